@@ -1,0 +1,1 @@
+//! cuBLAS, found and loaded at run time.

@@ -1,0 +1,262 @@
+//! What a driver call can answer instead of success.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+/// The result of a driver call.
+pub type Result<T, E = DriverError> = std::result::Result<T, E>;
+
+/// A `CUresult` that is not success, with the driver's own name and text for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CudaCode(pub u32);
+
+macro_rules! codes {
+    ($($konst:ident = $value:literal, $name:literal, $text:literal;)*) => {
+        impl CudaCode {
+            $(#[doc = concat!("`", $name, "`: ", $text, ".")] pub const $konst: CudaCode = CudaCode($value);)*
+
+            /// The name of the code in `cuda.h`, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self.0 { $($value => $name,)* _ => "CUDA_ERROR_UNKNOWN" }
+            }
+
+            /// The driver's text for the code, such as `out of memory`.
+            #[must_use]
+            pub fn text(self) -> &'static str {
+                match self.0 { $($value => $text,)* _ => "unknown error" }
+            }
+        }
+    };
+}
+
+codes! {
+    INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE", "invalid argument";
+    OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory";
+    NOT_INITIALIZED = 3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error";
+    DEINITIALIZED = 4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down";
+    STUB_LIBRARY = 34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library";
+    DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable";
+    NO_DEVICE = 100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected";
+    INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal";
+    INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid";
+    INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context";
+    MAP_FAILED = 205, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed";
+    ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered";
+    INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed";
+    UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain.";
+    INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle";
+    NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND", "named symbol not found";
+    NOT_READY = 600, "CUDA_ERROR_NOT_READY", "device not ready";
+    ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered";
+    LAUNCH_OUT_OF_RESOURCES = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch";
+    LAUNCH_TIMEOUT = 702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated";
+    PEER_ACCESS_ALREADY_ENABLED = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled";
+    PEER_ACCESS_NOT_ENABLED = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled";
+    CONTEXT_IS_DESTROYED = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed";
+    ASSERT = 710, "CUDA_ERROR_ASSERT", "device-side assert triggered";
+    HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped";
+    HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region";
+    HARDWARE_STACK_ERROR = 714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error";
+    ILLEGAL_INSTRUCTION = 715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered";
+    MISALIGNED_ADDRESS = 716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address";
+    INVALID_ADDRESS_SPACE = 717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on global/shared address space";
+    INVALID_PC = 718, "CUDA_ERROR_INVALID_PC", "invalid program counter";
+    LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure";
+    NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted";
+    NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported";
+    STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing";
+    STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture";
+    STREAM_CAPTURE_MERGE = 902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences";
+    STREAM_CAPTURE_UNMATCHED = 903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began";
+    STREAM_CAPTURE_UNJOINED = 904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work";
+    STREAM_CAPTURE_ISOLATION = 905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream";
+    STREAM_CAPTURE_IMPLICIT = 906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing blocking stream";
+    CAPTURED_EVENT = 907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream";
+    STREAM_CAPTURE_WRONG_THREAD = 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread";
+    UNKNOWN = 999, "CUDA_ERROR_UNKNOWN", "unknown error";
+}
+
+impl CudaCode {
+    /// Whether the code poisons the context: every later call on that device fails.
+    #[must_use]
+    pub fn is_sticky(self) -> bool {
+        matches!(
+            self,
+            Self::ECC_UNCORRECTABLE
+                | Self::ILLEGAL_ADDRESS
+                | Self::LAUNCH_TIMEOUT
+                | Self::CONTEXT_IS_DESTROYED
+                | Self::ASSERT
+                | Self::HARDWARE_STACK_ERROR
+                | Self::ILLEGAL_INSTRUCTION
+                | Self::MISALIGNED_ADDRESS
+                | Self::INVALID_ADDRESS_SPACE
+                | Self::INVALID_PC
+                | Self::LAUNCH_FAILED
+                | Self::DEVICE_UNAVAILABLE
+        )
+    }
+}
+
+impl fmt::Debug for CudaCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.0)
+    }
+}
+
+/// A driver call that failed: which call, with what code, on which device, asked for from where.
+#[derive(Clone, Debug)]
+pub struct CudaError {
+    /// The driver function, such as `cuMemAlloc_v2`.
+    pub call: &'static str,
+    /// The driver's code.
+    pub code: CudaCode,
+    /// The device the call was for, where it was for one.
+    pub device: Option<usize>,
+    /// What the caller was doing, where known: an op's name, a size, a symbol.
+    pub detail: Option<String>,
+    /// Where the call was asked for.
+    pub location: Option<&'static Location<'static>>,
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed", self.call)?;
+        if let Some(device) = self.device {
+            write!(f, " on cuda:{device}")?;
+        }
+        write!(f, " with {} ({}: {})", self.code.name(), self.code.0, self.code.text())?;
+        if let Some(detail) = &self.detail {
+            write!(f, ": {detail}")?;
+        }
+        if let Some(location) = self.location {
+            write!(f, ", asked for at {location}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a driver could not do what was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DriverError {
+    /// No CUDA library was found where it was looked for.
+    #[error(
+        "no {library} library was found (looked for {}): {reason}. Install it, or name its path in {variable}",
+        searched.join(", ")
+    )]
+    LibraryNotFound {
+        /// What was looked for, such as `CUDA driver`.
+        library: &'static str,
+        /// The names that were tried, in order.
+        searched: Vec<String>,
+        /// The loader's last complaint.
+        reason: String,
+        /// The environment variable that overrides the search.
+        variable: &'static str,
+    },
+    /// The library is there but too old to have a function that is needed.
+    #[error(
+        "the {library} library has no {symbol}: it is too old (version {version}); this needs {needs}"
+    )]
+    MissingSymbol {
+        /// The library, such as `CUDA driver`.
+        library: &'static str,
+        /// The function that is missing.
+        symbol: &'static str,
+        /// The version the library reports, as `major.minor`, or `unknown`.
+        version: String,
+        /// The first release that has the function.
+        needs: &'static str,
+    },
+    /// The driver works but sees no device.
+    #[error("no CUDA device is visible: {reason}")]
+    NoDevice {
+        /// What was found instead, and what to check.
+        reason: String,
+    },
+    /// The ordinal names no device.
+    #[error(
+        "invalid device ordinal: cuda:{device} was asked for, but {count} device(s) are visible"
+    )]
+    InvalidDevice {
+        /// The ordinal that was asked for.
+        device: usize,
+        /// How many devices there are.
+        count: usize,
+    },
+    /// An earlier error poisoned the device for good.
+    #[error(
+        "cuda:{device} is lost and cannot be used again in this process; the cause was: {cause}"
+    )]
+    DeviceLost {
+        /// The device.
+        device: usize,
+        /// The error that poisoned it.
+        cause: Arc<CudaError>,
+    },
+    /// The process was forked after CUDA was initialised in the parent.
+    #[error(
+        "{call} was called in a forked child of process {parent}: CUDA does not survive fork(); start the child with exec or spawn"
+    )]
+    ForkedChild {
+        /// The driver function.
+        call: &'static str,
+        /// The process that initialised CUDA.
+        parent: u32,
+    },
+    /// A value that no driver would accept, refused before any driver call.
+    #[error("{call}: {reason}")]
+    InvalidArgument {
+        /// The operation.
+        call: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Any other failure of a driver call.
+    #[error("{0}")]
+    Cuda(Box<CudaError>),
+}
+
+impl DriverError {
+    /// A plain failed call, without detail or location.
+    #[must_use]
+    pub fn cuda(call: &'static str, code: CudaCode, device: Option<usize>) -> Self {
+        Self::Cuda(Box::new(CudaError { call, code, device, detail: None, location: None }))
+    }
+
+    /// Names where the call was asked for, unless that is already known.
+    #[must_use]
+    pub fn at(mut self, location: &'static Location<'static>) -> Self {
+        if let Self::Cuda(error) = &mut self {
+            error.location.get_or_insert(location);
+        }
+        self
+    }
+
+    /// Says what the caller was doing, unless that is already known.
+    #[must_use]
+    pub fn with_detail(mut self, detail: impl FnOnce() -> String) -> Self {
+        if let Self::Cuda(error) = &mut self {
+            error.detail.get_or_insert_with(detail);
+        }
+        self
+    }
+
+    /// The CUDA code behind the error, if there is one.
+    #[must_use]
+    pub fn code(&self) -> Option<CudaCode> {
+        match self {
+            Self::Cuda(error) => Some(error.code),
+            Self::DeviceLost { cause, .. } => Some(cause.code),
+            _ => None,
+        }
+    }
+
+    /// Whether this is the driver's answer to an allocation it has no memory for.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Cuda(error) if error.code == CudaCode::OUT_OF_MEMORY)
+    }
+}

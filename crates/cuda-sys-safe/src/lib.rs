@@ -1,0 +1,25 @@
+//! A safe layer over the CUDA driver API, with two drivers behind one interface.
+//!
+//! [`Driver`] is the interface. The *real* driver ([`real::CudaDriver`]) finds `libcuda` at run
+//! time, so nothing of CUDA is needed to build. The *simulated* driver ([`sim::SimDriver`]) is a
+//! set of CUDA devices in host memory whose streams really are asynchronous. [`null::NullDriver`]
+//! does nothing and exists to measure what the layers above cost.
+//!
+//! [`Driver`]'s methods take raw handles and most are `unsafe`. The types in [`owned`] hold such
+//! a handle, keep the driver alive and release it on drop; everything above this crate that
+//! forbids `unsafe` works with those.
+
+pub mod blas;
+mod driver;
+mod error;
+mod launch;
+pub mod null;
+pub mod owned;
+pub mod real;
+pub mod sim;
+mod types;
+
+pub use driver::Driver;
+pub use error::{CudaCode, CudaError, DriverError, Result};
+pub use launch::{Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch};
+pub use types::*;

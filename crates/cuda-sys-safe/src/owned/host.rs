@@ -1,0 +1,128 @@
+//! Host memory, page-locked or not.
+
+use std::alloc::Layout;
+use std::panic::Location;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::{Driver, DriverError, HostFlags, Result};
+
+/// Alignment of pageable host memory: a cache line, and more than any vector load needs.
+const ALIGNMENT: usize = 64;
+
+#[derive(Debug)]
+enum Origin {
+    Pageable(Layout),
+    Pinned { driver: Arc<dyn Driver>, device: usize },
+    Registered { driver: Arc<dyn Driver>, device: usize, layout: Layout },
+}
+
+/// A host buffer, released on drop. Its bytes are always initialised.
+///
+/// It hands out a pointer, never a slice: who may touch the bytes when is for its owner to order.
+#[derive(Debug)]
+pub struct HostMemory {
+    ptr: NonNull<u8>,
+    bytes: usize,
+    origin: Origin,
+}
+
+// SAFETY: the buffer is plain bytes reached only through `as_ptr`, whose users order accesses.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// Ordinary zeroed memory, aligned to 64 bytes.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] when the size overflows or the system has no memory.
+    pub fn pageable(bytes: usize) -> Result<Self> {
+        let (ptr, layout) = zeroed(bytes)?;
+        Ok(Self { ptr, bytes, origin: Origin::Pageable(layout) })
+    }
+
+    /// Page-locked memory from the driver (`cuMemHostAlloc`).
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn pinned(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
+        let location = Location::caller();
+        let ptr = driver
+            .host_alloc(device, bytes.max(1), HostFlags::default())
+            .map_err(|e| e.at(location))?;
+        Ok(Self { ptr, bytes, origin: Origin::Pinned { driver: Arc::clone(driver), device } })
+    }
+
+    /// Page-locked memory made by registering ordinary memory (`cuMemHostRegister`).
+    ///
+    /// # Errors
+    /// As [`HostMemory::pageable`], and the driver's own.
+    #[track_caller]
+    pub fn registered(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
+        let location = Location::caller();
+        let (ptr, layout) = zeroed(bytes)?;
+        // SAFETY: the memory was just allocated with that many bytes and outlives the registration.
+        let registered =
+            unsafe { driver.host_register(device, ptr, layout.size(), HostFlags::default()) };
+        if let Err(error) = registered {
+            // SAFETY: allocated just above with this layout.
+            unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) };
+            return Err(error.at(location));
+        }
+        let driver = Arc::clone(driver);
+        Ok(Self { ptr, bytes, origin: Origin::Registered { driver, device, layout } })
+    }
+
+    /// Its first byte. Touching the bytes is the caller's `unsafe`, and so is its order.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it is page-locked.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        !matches!(self.origin, Origin::Pageable(_))
+    }
+}
+
+fn zeroed(bytes: usize) -> Result<(NonNull<u8>, Layout)> {
+    let refused = |reason: &str| DriverError::InvalidArgument {
+        call: "HostMemory",
+        reason: format!("cannot allocate {bytes} bytes of host memory: {reason}"),
+    };
+    let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT)
+        .map_err(|_| refused("the size overflows the address space"))?;
+    // SAFETY: the layout's size is not zero.
+    let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+    Ok((NonNull::new(ptr).ok_or_else(|| refused("the system is out of memory"))?, layout))
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        match &self.origin {
+            // SAFETY: allocated with this layout and not freed before.
+            Origin::Pageable(layout) => unsafe {
+                std::alloc::dealloc(self.ptr.as_ptr(), *layout);
+            },
+            // SAFETY: allocated by this driver and not freed before.
+            Origin::Pinned { driver, device } => unsafe {
+                let _ = driver.host_free(*device, self.ptr);
+            },
+            Origin::Registered { driver, device, layout } => {
+                // SAFETY: registered with this driver and not unregistered before.
+                let _ = unsafe { driver.host_unregister(*device, self.ptr) };
+                // SAFETY: allocated with this layout and not freed before.
+                unsafe { std::alloc::dealloc(self.ptr.as_ptr(), *layout) };
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Device memory straight from the driver.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::{DevicePtr, Driver, DriverError, Result};
+
+/// One `cuMemAlloc` allocation, freed on drop. Freeing waits for the device, as CUDA does.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    driver: Arc<dyn Driver>,
+    device: usize,
+    ptr: DevicePtr,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Allocates `bytes` bytes on `device`.
+    ///
+    /// # Errors
+    /// The driver's own, out of memory first among them.
+    #[track_caller]
+    pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
+        let location = Location::caller();
+        let ptr = driver.mem_alloc(device, bytes).map_err(|e| e.at(location))?;
+        Ok(Self { driver: Arc::clone(driver), device, ptr, bytes })
+    }
+
+    /// The device it is on.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address of `bytes` bytes at `offset`.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] when they do not lie inside.
+    pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(DriverError::InvalidArgument {
+                call: "DeviceMemory::range",
+                reason: format!(
+                    "{bytes} bytes at offset {offset} do not lie inside {} bytes",
+                    self.bytes
+                ),
+            });
+        }
+        // SAFETY: inside the allocation that `self` owns, as just checked.
+        Ok(unsafe { self.ptr.offset(offset as i64) })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: `ptr` is this driver's and was not freed before; `mem_free` waits for its users.
+        let _ = unsafe { self.driver.mem_free(self.device, self.ptr) };
+    }
+}

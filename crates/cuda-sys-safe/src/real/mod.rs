@@ -1,0 +1,1 @@
+//! The real driver: `libcuda`, found and loaded at run time.

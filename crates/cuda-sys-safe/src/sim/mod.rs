@@ -1,0 +1,1 @@
+//! The simulated driver: CUDA devices in host memory.
