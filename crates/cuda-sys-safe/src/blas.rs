@@ -1,1 +1,421 @@
 //! cuBLAS, found and loaded at run time.
+//!
+//! # Where the library is looked for
+//! A path in `WARPLINE_CUBLAS` is the only one tried; it names the library or the folder that
+//! holds it, such as the `lib` folder of a Python wheel. Without one: `libcublas.so.13`,
+//! `libcublas.so.12` and `libcublas.so` on the loader's path, then in `/usr/local/cuda/lib64`,
+//! `/usr/local/cuda-13/lib64`, `/usr/local/cuda-12/lib64`, `/usr/lib/x86_64-linux-gnu` and
+//! `/usr/lib64`. On Windows `cublas64_13.dll` and `cublas64_12.dll`. Major versions 12 and 13 will
+//! do. The `libcublasLt` that cuBLAS needs is taken from beside it.
+//!
+//! # Column-major
+//! cuBLAS counts matrices down their columns. A row-major matrix is its transpose, so a row-major
+//! `C = A · B` of `m × k` by `k × n` is asked for as `Cᵀ = Bᵀ · Aᵀ`: pass `B` as `a`, `A` as `b`,
+//! `n` as `m`, `m` as `n`, and row lengths as leading dimensions. Nothing here does that for you.
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_longlong, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cudarc::cublas::sys::{
+    cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasOperation_t, cudaDataType_t,
+    cudaStream_t,
+};
+use libloading::Library;
+
+use crate::dylib::{Search, Status, function_table};
+use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle};
+
+const SEARCH: Search = Search {
+    library: "cuBLAS",
+    variable: "WARPLINE_CUBLAS",
+    names: if cfg!(windows) {
+        &["cublas64_13.dll", "cublas64_12.dll"]
+    } else {
+        &["libcublas.so.13", "libcublas.so.12", "libcublas.so"]
+    },
+    folders: if cfg!(windows) {
+        &[]
+    } else {
+        &[
+            "/usr/local/cuda/lib64",
+            "/usr/local/cuda-13/lib64",
+            "/usr/local/cuda-12/lib64",
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib64",
+        ]
+    },
+};
+
+function_table! {
+    struct Api of "cuBLAS";
+    required "cuBLAS 12.0" {
+        cublasGetProperty(c_int, *mut c_int);
+        cublasGetStatusString(Status) -> *const c_char;
+        cublasCreate_v2(*mut cublasHandle_t);
+        cublasSetStream_v2(cublasHandle_t, cudaStream_t);
+        cublasSetWorkspace_v2(cublasHandle_t, *mut c_void, usize);
+        cublasGemmStridedBatchedEx(
+            cublasHandle_t,
+            cublasOperation_t,
+            cublasOperation_t,
+            c_int,
+            c_int,
+            c_int,
+            *const c_void,
+            *const c_void,
+            cudaDataType_t,
+            c_int,
+            c_longlong,
+            *const c_void,
+            cudaDataType_t,
+            c_int,
+            c_longlong,
+            *const c_void,
+            *mut c_void,
+            cudaDataType_t,
+            c_int,
+            c_longlong,
+            c_int,
+            cublasComputeType_t,
+            cublasGemmAlgo_t,
+        );
+    }
+    optional {}
+}
+
+/// The element type of a product's operands and result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlasType {
+    /// IEEE half, summed in `f32`.
+    F16,
+    /// bfloat16, summed in `f32`.
+    BF16,
+    /// Single precision, summed in `f32`. TF32 is not used (as PyTorch by default).
+    F32,
+    /// Double precision.
+    F64,
+}
+
+impl BlasType {
+    const fn raw(self) -> (cudaDataType_t, cublasComputeType_t) {
+        use cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F};
+        match self {
+            Self::F16 => (cudaDataType_t::CUDA_R_16F, CUBLAS_COMPUTE_32F),
+            Self::BF16 => (cudaDataType_t::CUDA_R_16BF, CUBLAS_COMPUTE_32F),
+            Self::F32 => (cudaDataType_t::CUDA_R_32F, CUBLAS_COMPUTE_32F),
+            Self::F64 => (cudaDataType_t::CUDA_R_64F, CUBLAS_COMPUTE_64F),
+        }
+    }
+}
+
+/// A batch of products `C[i] = alpha · op(A[i]) · op(B[i]) + beta · C[i]`, column-major: see the
+/// [module](self#column-major).
+#[derive(Clone, Copy, Debug)]
+pub struct GemmArgs {
+    /// The type of all three matrices.
+    pub dtype: BlasType,
+    /// Whether `op(A)` is `A` transposed.
+    pub transa: bool,
+    /// Whether `op(B)` is `B` transposed.
+    pub transb: bool,
+    /// Rows of `op(A)` and `C`.
+    pub m: usize,
+    /// Columns of `op(B)` and `C`.
+    pub n: usize,
+    /// Columns of `op(A)`, rows of `op(B)`.
+    pub k: usize,
+    /// Factor of the product; rounded to `f32` except for [`BlasType::F64`].
+    pub alpha: f64,
+    /// Factor of the old `C`; at 0 the old `C` is not read.
+    pub beta: f64,
+    /// First element of `A[0]`.
+    pub a: DevicePtr,
+    /// Elements from one column of `A` to the next.
+    pub lda: usize,
+    /// Elements from `A[i]` to `A[i + 1]`; 0 uses one `A` for all.
+    pub stride_a: i64,
+    /// First element of `B[0]`.
+    pub b: DevicePtr,
+    /// Elements from one column of `B` to the next.
+    pub ldb: usize,
+    /// Elements from `B[i]` to `B[i + 1]`; 0 uses one `B` for all.
+    pub stride_b: i64,
+    /// First element of `C[0]`.
+    pub c: DevicePtr,
+    /// Elements from one column of `C` to the next.
+    pub ldc: usize,
+    /// Elements from `C[i]` to `C[i + 1]`.
+    pub stride_c: i64,
+    /// How many products.
+    pub batch: usize,
+    /// Scratch memory on the stream's device, 256-byte aligned, and its bytes. No other stream may
+    /// use it meanwhile. Without it cuBLAS uses its own, which the handle allocates when made.
+    pub workspace: Option<(DevicePtr, usize)>,
+}
+
+/// The library, with one handle per device.
+#[derive(Debug)]
+pub struct Blas {
+    api: Api,
+    version: (u32, u32),
+    handles: Mutex<Vec<(usize, BlasHandle)>>,
+}
+
+impl Blas {
+    /// The process's cuBLAS. The first call looks for it as the
+    /// [module](self#where-the-library-is-looked-for) says; later ones answer the same.
+    ///
+    /// # Errors
+    /// [`DriverError::LibraryNotFound`] with every name tried; [`DriverError::MissingSymbol`] when
+    /// what was found is no cuBLAS 12 or newer.
+    pub fn load() -> Result<&'static Self> {
+        static BLAS: OnceLock<Result<Blas>> = OnceLock::new();
+        BLAS.get_or_init(|| Self::load_from(SEARCH.named_in_env().as_deref()))
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+
+    fn load_from(named: Option<&Path>) -> Result<Self> {
+        let candidates = SEARCH.candidates(named);
+        open_lt_beside(&candidates);
+        let library = SEARCH.open(&candidates)?;
+        // SAFETY: the signatures are those of cublas_api.h, which are the same in 12 and 13.
+        let api = unsafe { Api::resolve(library, |_| "unknown".to_owned()) }?;
+        let mut version = [0; 2];
+        for (property, value) in (0..).zip(&mut version) {
+            // SAFETY: the pointer is valid for writes; the call needs no handle.
+            let status = unsafe { (api.cublasGetProperty)(property, value) };
+            check(&api, "cublasGetProperty", status, String::new)?;
+        }
+        let version = (version[0] as u32, version[1] as u32);
+        if version.0 < 12 {
+            return Err(DriverError::MissingSymbol {
+                library: SEARCH.library,
+                symbol: "complete 12.x interface",
+                version: format!("{}.{}", version.0, version.1),
+                needs: "cuBLAS 12.0",
+            });
+        }
+        Ok(Self { api, version, handles: Mutex::new(Vec::new()) })
+    }
+
+    /// Major and minor version, such as `(12, 4)`.
+    #[must_use]
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// The device's handle, made on first need and kept for the life of the process. Making one
+    /// allocates device memory; it is allowed while a stream is captured.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] for a driver that is not the real one;
+    /// [`DriverError::LibraryCall`] with cuBLAS's own; the driver's own.
+    pub fn handle(&'static self, driver: &dyn Driver, device: usize) -> Result<BlasHandle> {
+        if driver.name() != "cuda" {
+            return Err(DriverError::InvalidArgument {
+                call: "Blas::handle",
+                reason: format!("cuBLAS cannot work with the {} driver", driver.name()),
+            });
+        }
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, handle)) = handles.iter().find(|(of, _)| *of == device) {
+            return Ok(handle.clone());
+        }
+        // cuBLAS works in the current context, which any call for the device makes current. This
+        // one also lets the handle allocate while a stream is captured.
+        let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
+        let mut raw: cublasHandle_t = ptr::null_mut();
+        // SAFETY: the pointer is valid for writes; the device's context is current.
+        let status = unsafe { (self.api.cublasCreate_v2)(&mut raw) };
+        let restored = driver.exchange_capture_mode(device, mode);
+        check(&self.api, "cublasCreate_v2", status, || format!("for cuda:{device}"))?;
+        let raw = Arc::new(Mutex::new(RawHandle(raw)));
+        let handle = BlasHandle { blas: self, device, raw };
+        handles.push((device, handle.clone()));
+        restored.map(|_| handle)
+    }
+}
+
+#[derive(Debug)]
+struct RawHandle(cublasHandle_t);
+
+// SAFETY: a handle may be used from any thread, one at a time, which the mutex around it sees to.
+unsafe impl Send for RawHandle {}
+
+/// A device's cuBLAS. Clones share it, from any thread.
+#[derive(Clone, Debug)]
+pub struct BlasHandle {
+    blas: &'static Blas,
+    device: usize,
+    /// Held from setting the stream to enqueuing the work: a handle has one stream at a time.
+    raw: Arc<Mutex<RawHandle>>,
+}
+
+impl BlasHandle {
+    /// The device it belongs to.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Enqueues a batch of matrix products. Call it from [`DeviceCode::Library`], so that the
+    /// driver has made the device's context current and lost devices are refused.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] for a stream of another device or an extent that does not
+    /// fit 32 bits; [`DriverError::LibraryCall`] with cuBLAS's own.
+    ///
+    /// # Safety
+    /// The stream is alive; the matrices and the workspace lie in memory of this device (or one it
+    /// can address) that stays valid until the work is done; the device's context is current.
+    ///
+    /// [`DeviceCode::Library`]: crate::DeviceCode::Library
+    pub unsafe fn gemm_strided_batched(&self, stream: StreamHandle, args: &GemmArgs) -> Result<()> {
+        const CALL: &str = "cublasGemmStridedBatchedEx";
+        if stream.device() != self.device {
+            let reason = format!(
+                "the stream is on cuda:{}, the handle on cuda:{}",
+                stream.device(),
+                self.device
+            );
+            return Err(DriverError::InvalidArgument { call: CALL, reason });
+        }
+        let [m, n, k] = [int("m", args.m)?, int("n", args.n)?, int("k", args.k)?];
+        let [lda, ldb, ldc] = [int("lda", args.lda)?, int("ldb", args.ldb)?, int("ldc", args.ldc)?];
+        let batch = int("batch", args.batch)?;
+        let (data, compute) = args.dtype.raw();
+        let (alpha32, beta32) = (args.alpha as f32, args.beta as f32);
+        let (alpha, beta): (*const c_void, *const c_void) = if args.dtype == BlasType::F64 {
+            ((&raw const args.alpha).cast(), (&raw const args.beta).cast())
+        } else {
+            ((&raw const alpha32).cast(), (&raw const beta32).cast())
+        };
+        let api = &self.blas.api;
+        let what = || format!("{args:?}");
+
+        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: handle and stream are alive.
+        let status =
+            unsafe { (api.cublasSetStream_v2)(raw.0, stream.raw() as usize as cudaStream_t) };
+        check(api, "cublasSetStream_v2", status, String::new)?;
+        // Setting the stream went back to the handle's own workspace.
+        if let Some((workspace, bytes)) = args.workspace {
+            // SAFETY: the caller vouches for the workspace.
+            let status = unsafe { (api.cublasSetWorkspace_v2)(raw.0, mutable(workspace), bytes) };
+            check(api, "cublasSetWorkspace_v2", status, what)?;
+        }
+        // SAFETY: the caller vouches for the matrices; the factors are live and of the type that
+        // the compute type asks for, and read before the call returns.
+        let status = unsafe {
+            (api.cublasGemmStridedBatchedEx)(
+                raw.0,
+                operation(args.transa),
+                operation(args.transb),
+                m,
+                n,
+                k,
+                alpha,
+                mutable(args.a).cast_const(),
+                data,
+                lda,
+                args.stride_a,
+                mutable(args.b).cast_const(),
+                data,
+                ldb,
+                args.stride_b,
+                beta,
+                mutable(args.c),
+                data,
+                ldc,
+                args.stride_c,
+                batch,
+                compute,
+                cublasGemmAlgo_t::CUBLAS_GEMM_DFALT,
+            )
+        };
+        check(api, CALL, status, what)
+    }
+}
+
+const fn operation(transposed: bool) -> cublasOperation_t {
+    if transposed { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N }
+}
+
+fn mutable(ptr: DevicePtr) -> *mut c_void {
+    ptr::without_provenance_mut(ptr.addr() as usize)
+}
+
+fn int(name: &str, value: usize) -> Result<c_int> {
+    c_int::try_from(value).map_err(|_| DriverError::InvalidArgument {
+        call: "cublasGemmStridedBatchedEx",
+        reason: format!("{name} is {value}, more than cuBLAS can count"),
+    })
+}
+
+fn check(
+    api: &Api,
+    call: &'static str,
+    status: Status,
+    detail: impl FnOnce() -> String,
+) -> Result<()> {
+    if status == 0 {
+        return Ok(());
+    }
+    // SAFETY: answers a static string for every status, unknown ones included.
+    let text = unsafe { (api.cublasGetStatusString)(status) };
+    let status = if text.is_null() {
+        format!("status {status}")
+    } else {
+        // SAFETY: a static NUL-terminated string, as above.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    };
+    Err(DriverError::LibraryCall { call, status, detail: detail() })
+}
+
+/// Opens the `libcublasLt` that lies beside the first candidate that exists: cuBLAS asks the
+/// loader for it by name, and the loader may not look there.
+fn open_lt_beside(candidates: &[PathBuf]) {
+    let Some(path) = candidates.iter().find(|path| path.is_absolute() && path.is_file()) else {
+        return;
+    };
+    let Some(name) = path.file_name().and_then(OsStr::to_str) else { return };
+    let lt = path.with_file_name(name.replacen("cublas", "cublasLt", 1));
+    // SAFETY: opening runs the initialisers of NVIDIA's library, which are sound. Without it, or
+    // where it does not open, opening cuBLAS says what is missing.
+    if let Ok(library) = unsafe { Library::new(lt) } {
+        std::mem::forget(library);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error() {
+        let error = Blas::load_from(Some(Path::new("/nonexistent/libcublas.so.12"))).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("/nonexistent/libcublas.so.12"), "{text}");
+        assert!(text.contains("WARPLINE_CUBLAS"), "{text}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn another_library_lacks_the_symbols() {
+        let error = Blas::load_from(Some(Path::new("libc.so.6"))).unwrap_err();
+        assert!(
+            matches!(error, DriverError::MissingSymbol { symbol: "cublasGetProperty", .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn extents_that_do_not_fit_are_refused() {
+        assert_eq!(int("m", i32::MAX as usize).unwrap(), i32::MAX);
+        let error = int("m", i32::MAX as usize + 1).unwrap_err();
+        assert!(error.to_string().contains("m is 2147483648"), "{error}");
+    }
+}

@@ -110,6 +110,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     unsafe fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
 
     /// `cuLaunchHostFunc`: runs `f` on a driver thread, in stream order. `f` must not call CUDA.
+    /// Refused on a stream that is captured, whose replays would run it more than once.
     unsafe fn launch_host_func(
         &self,
         stream: StreamHandle,

@@ -44,9 +44,11 @@ codes! {
     INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context";
     MAP_FAILED = 205, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed";
     ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered";
+    PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices";
     INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed";
     UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain.";
     INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle";
+    ILLEGAL_STATE = 401, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state";
     NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND", "named symbol not found";
     NOT_READY = 600, "CUDA_ERROR_NOT_READY", "device not ready";
     ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered";
@@ -213,6 +215,16 @@ pub enum DriverError {
         call: &'static str,
         /// What is wrong with it.
         reason: String,
+    },
+    /// A call of another CUDA library failed. Its statuses are not the driver's.
+    #[error("{call} failed: {status}{}{detail}", if detail.is_empty() { "" } else { ": " })]
+    LibraryCall {
+        /// The library function, such as `cublasGemmStridedBatchedEx`.
+        call: &'static str,
+        /// The library's own name or text for the status.
+        status: String,
+        /// What more is known, such as a compiler's log; may be empty.
+        detail: String,
     },
     /// Any other failure of a driver call.
     #[error("{0}")]

@@ -11,9 +11,11 @@
 
 pub mod blas;
 mod driver;
+mod dylib;
 mod error;
 mod launch;
 pub mod null;
+pub mod nvrtc;
 pub mod owned;
 pub mod real;
 pub mod sim;

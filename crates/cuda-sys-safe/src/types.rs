@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 /// It cannot be made from a number by safe code, so whoever holds one was given it by a driver.
 /// It does not keep the memory alive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)] // kernels' pointer arguments are passed by address
 pub struct DevicePtr(u64);
 
 impl DevicePtr {
@@ -24,7 +25,7 @@ impl DevicePtr {
         Self(address)
     }
 
-    /// The address as a number. As with [`pointer::addr`], only coming back is unsafe.
+    /// The address as a number. As with `pointer::addr`, only coming back is unsafe.
     #[must_use]
     pub const fn addr(self) -> u64 {
         self.0

@@ -3,8 +3,8 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::Stream;
-use crate::{Driver, EventFlags, EventHandle, Result};
+use super::{Stream, same_driver};
+use crate::{Driver, EventFlags, EventHandle, IpcEventHandle, Result};
 
 /// An event of one device, destroyed on drop.
 #[derive(Debug)]
@@ -23,6 +23,32 @@ impl Event {
         let location = Location::caller();
         let handle = driver.event_create(device, flags).map_err(|e| e.at(location))?;
         Ok(Self { driver: Arc::clone(driver), handle })
+    }
+
+    /// Opens an event of another process.
+    ///
+    /// # Errors
+    /// The driver's own: the event is gone, or was made by this very process.
+    #[track_caller]
+    pub fn open_ipc(
+        driver: &Arc<dyn Driver>,
+        device: usize,
+        handle: IpcEventHandle,
+    ) -> Result<Self> {
+        let location = Location::caller();
+        let handle = driver.ipc_open_event(device, handle).map_err(|e| e.at(location))?;
+        Ok(Self { driver: Arc::clone(driver), handle })
+    }
+
+    /// A handle with which another process opens it. Only of an `interprocess` event.
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn ipc_handle(&self) -> Result<IpcEventHandle> {
+        let location = Location::caller();
+        // SAFETY: the handle is alive.
+        unsafe { self.driver.ipc_event_handle(self.handle) }.map_err(|e| e.at(location))
     }
 
     /// The device it belongs to.
@@ -44,9 +70,16 @@ impl Event {
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         let location = Location::caller();
-        // SAFETY: both handles are alive.
+        same_driver("Event::record", &self.driver, stream.driver()).map_err(|e| e.at(location))?;
+        // SAFETY: both handles are alive and of this driver.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
             .map_err(|e| e.at(location))
+    }
+
+    /// The driver it belongs to.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
     }
 
     /// Whether the work of the latest record is done; true if never recorded.
@@ -78,7 +111,8 @@ impl Event {
     #[track_caller]
     pub fn elapsed(&self, end: &Event) -> Result<f32> {
         let location = Location::caller();
-        // SAFETY: both handles are alive.
+        same_driver("Event::elapsed", &self.driver, &end.driver).map_err(|e| e.at(location))?;
+        // SAFETY: both handles are alive and of this driver.
         unsafe { self.driver.event_elapsed(self.handle, end.handle) }.map_err(|e| e.at(location))
     }
 }

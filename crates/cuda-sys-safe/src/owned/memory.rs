@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{DevicePtr, Driver, DriverError, Result};
+use crate::{DevicePtr, Driver, DriverError, IpcMemHandle, Result};
 
 /// One `cuMemAlloc` allocation, freed on drop. Freeing waits for the device, as CUDA does.
 #[derive(Debug)]
@@ -60,6 +60,17 @@ impl DeviceMemory {
         }
         // SAFETY: inside the allocation that `self` owns, as just checked.
         Ok(unsafe { self.ptr.offset(offset as i64) })
+    }
+
+    /// A handle with which another process opens it ([`SharedMemory::open`](super::SharedMemory)).
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn ipc_handle(&self) -> Result<IpcMemHandle> {
+        let location = Location::caller();
+        // SAFETY: the start of an allocation that is alive.
+        unsafe { self.driver.ipc_mem_handle(self.device, self.ptr) }.map_err(|e| e.at(location))
     }
 }
 

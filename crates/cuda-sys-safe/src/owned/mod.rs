@@ -3,14 +3,38 @@
 //! They cannot be forged by safe code. A release that fails in `drop` is not reported: the driver
 //! has then already reported the same trouble to whoever used the object.
 
+use std::sync::Arc;
+
+use crate::{Driver, DriverError, Result};
+
 mod event;
+mod graph;
 mod host;
+mod ipc;
 mod memory;
 mod module;
+mod pool;
 mod stream;
+mod vmm;
 
 pub use event::Event;
+pub use graph::{Graph, GraphExec};
 pub use host::HostMemory;
+pub use ipc::SharedMemory;
 pub use memory::DeviceMemory;
 pub use module::{Function, Module};
+pub use pool::{MemPool, PoolMemory};
 pub use stream::Stream;
+pub use vmm::{Mapping, PhysicalMemory, Reservation};
+
+/// Refuses objects of two drivers in one call: a handle means nothing to any driver but its own.
+#[inline]
+fn same_driver(call: &'static str, a: &Arc<dyn Driver>, b: &Arc<dyn Driver>) -> Result<()> {
+    if Arc::ptr_eq(a, b) {
+        return Ok(());
+    }
+    Err(DriverError::InvalidArgument {
+        call,
+        reason: format!("one object belongs to the {} driver, the other to another", a.name()),
+    })
+}

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Event;
+use super::{Event, same_driver};
 use crate::{Driver, Result, StreamFlags, StreamHandle};
 
 /// A stream of one device. Clones share it; the last one destroys it, unless it is borrowed.
@@ -106,7 +106,9 @@ impl Stream {
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         let location = Location::caller();
-        // SAFETY: both handles are alive.
+        same_driver("Stream::wait_event", &self.0.driver, event.driver())
+            .map_err(|e| e.at(location))?;
+        // SAFETY: both handles are alive and of this driver.
         unsafe { self.0.driver.stream_wait_event(self.0.handle, event.handle()) }
             .map_err(|e| e.at(location))
     }

@@ -1,1 +1,141 @@
 //! The real driver: `libcuda`, found and loaded at run time.
+//!
+//! # Where the library is looked for
+//! A path in `WARPLINE_LIBCUDA` is the only one tried; it names the library or the folder that
+//! holds it. Without one: `libcuda.so.1`, then `libcuda.so`, on the loader's path (which
+//! `LD_LIBRARY_PATH` extends), then in `/usr/lib/x86_64-linux-gnu`, `/usr/lib/aarch64-linux-gnu`,
+//! `/usr/lib64`, `/usr/local/nvidia/lib64` and `/usr/lib/wsl/lib`. On Windows `nvcuda.dll`.
+//!
+//! # What the environment does
+//! `libcuda` itself obeys `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER`, `CUDA_LAUNCH_BLOCKING` and
+//! `CUDA_MODULE_LOADING`; this module reads only `WARPLINE_LIBCUDA`, and names
+//! `CUDA_VISIBLE_DEVICES` where no device is seen. Ordinals are those of the visible devices.
+//!
+//! # Contexts
+//! Each device's primary context is retained on first need and never released, so that objects
+//! may be dropped as late as they like. Every call makes the context current on its thread: that
+//! costs some 20 ns, and unlike remembering what was current it stays right when other CUDA users
+//! of the process change it.
+//!
+//! # Errors that last
+//! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)) the device answers
+//! [`DriverError::DeviceLost`] for good, without a driver call;
+//! releases of what it owned then succeed, also without one. An asynchronous error surfaces at
+//! whatever call comes next, so it is told apart by its code and charged to that call's device.
+
+mod api;
+mod calls;
+mod device;
+mod fork;
+mod launch;
+mod properties;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use self::api::Api;
+use self::device::Device;
+use self::fork::Birth;
+use crate::dylib::{Status, version_text};
+use crate::{CudaCode, Driver, DriverError, Result};
+
+/// The CUDA driver of this machine. [`load`] makes it.
+///
+/// ```no_run
+/// use warpline_cuda_sys_safe::{owned::DeviceMemory, real};
+///
+/// let driver = real::load()?;
+/// println!("{}", driver.properties(0)?.name);
+/// let memory = DeviceMemory::new(&driver, 0, 1 << 20)?;
+/// # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
+/// ```
+#[derive(Debug)]
+pub struct CudaDriver {
+    api: Api,
+    version: u32,
+    devices: Vec<Device>,
+    birth: Birth,
+}
+
+/// The process's CUDA driver. The first call looks for the library and initialises it; later ones
+/// answer the same, whether that was the driver or an error.
+///
+/// # Errors
+/// [`DriverError::LibraryNotFound`] with every name tried, [`DriverError::MissingSymbol`] when the
+/// library is too old, [`DriverError::NoDevice`], or what `cuInit` answered.
+pub fn load() -> Result<Arc<dyn Driver>> {
+    static DRIVER: OnceLock<Result<Arc<dyn Driver>>> = OnceLock::new();
+    DRIVER.get_or_init(|| load_from(&search_paths(api::SEARCH.named_in_env().as_deref()))).clone()
+}
+
+/// What [`load`] tries, in order: `named` alone where given, a library or its folder.
+#[must_use]
+pub fn search_paths(named: Option<&Path>) -> Vec<PathBuf> {
+    api::SEARCH.candidates(named)
+}
+
+/// Loads the first of `paths` that opens, and initialises it. For tests and unusual installations:
+/// each call makes a driver that knows of its own lost devices only, so a process wants one.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
+    // First, so that a fork at any time after cuInit is noticed.
+    let birth = Birth::here();
+    let api = api::open(paths)?;
+
+    // SAFETY: takes no pointer.
+    let status = unsafe { (api.cuInit)(0) };
+    let mut version = 0;
+    // SAFETY: the pointer is valid for writes.
+    let version_status = unsafe { (api.cuDriverGetVersion)(&mut version) };
+    let version = version as u32;
+    initialised("cuInit", status, version)?;
+    initialised("cuDriverGetVersion", version_status, version)?;
+
+    let mut count = 0;
+    // SAFETY: the pointer is valid for writes.
+    initialised("cuDeviceGetCount", unsafe { (api.cuDeviceGetCount)(&mut count) }, version)?;
+    if count < 1 {
+        return Err(no_device("cuDeviceGetCount answered 0"));
+    }
+    let mut devices = Vec::new();
+    for ordinal in 0..count {
+        let mut raw = 0;
+        // SAFETY: the pointer is valid for writes.
+        initialised("cuDeviceGet", unsafe { (api.cuDeviceGet)(&mut raw, ordinal) }, version)?;
+        devices.push(Device::new(raw));
+    }
+    Ok(Arc::new(CudaDriver { api, version, devices, birth }))
+}
+
+fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {
+    let code = CudaCode(status);
+    match code {
+        CudaCode(0) => Ok(()),
+        CudaCode::NO_DEVICE => Err(no_device(&format!("{call} answered {}", code.name()))),
+        CudaCode::STUB_LIBRARY => Err(DriverError::cuda(call, code, None).with_detail(|| {
+            format!(
+                "what was found is the stub that the CUDA toolkit links against, not a driver; \
+                 install one, or name its libcuda in {}",
+                api::SEARCH.variable
+            )
+        })),
+        _ => Err(DriverError::cuda(call, code, None)
+            .with_detail(|| format!("the driver supports CUDA {}", version_text(version)))),
+    }
+}
+
+fn no_device(what: &str) -> DriverError {
+    let mut reason = what.to_owned();
+    match std::env::var_os("CUDA_VISIBLE_DEVICES") {
+        Some(visible) => reason.push_str(&format!(
+            "; CUDA_VISIBLE_DEVICES is set to {visible:?}, which hides every device not in it"
+        )),
+        None => reason.push_str("; check that nvidia-smi lists one"),
+    }
+    DriverError::NoDevice { reason }
+}
+
+#[cfg(test)]
+mod tests;

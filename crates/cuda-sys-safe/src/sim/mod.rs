@@ -1,1 +1,136 @@
 //! The simulated driver: CUDA devices in host memory.
+//!
+//! [`SimConfig::build`] makes a [`SimDriver`]: a box of devices with streams that really are
+//! asynchronous, behind the same [`Driver`](crate::Driver) interface as real ones. It has no
+//! threads. Work runs only inside driver calls, one operation at a time, in an order that the
+//! stream rules allow and the [`Schedule`] picks. So a missing wait gives wrong data, the same in
+//! every run with the same seed, and never a data race. Kernels run through their CPU
+//! implementation.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use warpline_cuda_sys_safe::{Driver, MemsetValue, owned::*, sim::*};
+//!
+//! let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+//! let driver: Arc<dyn Driver> = sim.clone();
+//! let stream = Stream::new(&driver, 1, Default::default())?;
+//! let memory = DeviceMemory::new(&driver, 1, 1 << 30)?; // no host memory until it is touched
+//! // SAFETY: the memory outlives the work: freeing it waits.
+//! unsafe { driver.memset_async(memory.ptr(), MemsetValue::U8(1), 64, stream.handle()) }?;
+//! assert_eq!(sim.pending(), 1);
+//! stream.synchronize()?;
+//! assert_eq!(sim.pending(), 0);
+//! drop((memory, stream));
+//! assert!(sim.books().is_settled());
+//! # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
+//! ```
+//!
+//! # What it imitates
+//!
+//! **Streams.** In order within a stream. The legacy default stream waits for all earlier work of
+//! its device's blocking streams, and they for its; non-blocking streams take no part.
+//! Destroying a stream lets its work finish. Priorities are clamped to `0..=-5` and kept, but
+//! order nothing.
+//!
+//! **Events.** A wait is for the record that is latest when the wait is made; recording again
+//! does not move it. An event that was never recorded is done, and waiting for it does nothing.
+//! Recording on another device's stream is `INVALID_HANDLE`; waiting there is fine. Elapsed time
+//! is `INVALID_HANDLE` without timing, before a record or across devices, and `NOT_READY` before
+//! both records are done. Times come from a virtual clock, on which streams overlap.
+//!
+//! **Copies.** From pageable memory to a device, the source is read when the call is made
+//! (`cuMemcpy` also first waits for what is before it on the default stream). Into pageable
+//! memory, and between host memories where one is pageable, the call returns when the copy is
+//! done. Page-locked memory is touched when the copy runs. `cuMemcpy` with page-locked memory
+//! waits for the copy; between devices it does not. Copies reach every device's memory, linked
+//! or not. A copy of no bytes does nothing.
+//!
+//! **Memory.** Device addresses lie where host code faults on them; a host end that is one is
+//! `INVALID_VALUE`, and so is a device end that is not inside one live allocation or mapped
+//! range of the device it names. `cuMemFree` waits for its device and those that have peer access
+//! to it; `cuMemFreeHost` and `cuMemHostUnregister` wait for all. Zero bytes are `INVALID_VALUE`.
+//! Page-locked memory is addressable by kernels at its host address. Freed page-locked memory
+//! stays inaccessible. Allocations are counted in units of 512 bytes and addresses are never used
+//! twice.
+//!
+//! **Kernels.** A launch is refused, with nothing harmed, for an empty or too large grid or block,
+//! more shared memory than the function may have, or more than 4 KiB of parameters. When it runs,
+//! each operand must lie in live memory that its device may address (`ILLEGAL_ADDRESS`) and be
+//! aligned to its items up to 16 bytes (`MISALIGNED_ADDRESS`); a panic is `LAUNCH_FAILED`. A
+//! module is PTX text, read for its version, target and entry names, or a cubin, for its sections.
+//!
+//! **Errors.** Those above that strike when work runs lose the device: the first call that notices
+//! answers with the error, later ones with [`DeviceLost`](crate::DriverError::DeviceLost);
+//! what was queued is dropped; releases succeed. Other devices go on.
+//!
+//! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
+//!
+//! **Virtual memory.** Granularity of 2 MiB; mapping at several addresses; access per device and
+//! whole mappings; physical memory that lasts until it is both released and unmapped. Unmapping
+//! does not wait: work that then touches the range faults.
+//!
+//! **Pools.** Memory is valid from when its allocation runs until its free runs, in stream order.
+//! Unused bytes above the release threshold go back at host waits.
+//!
+//! **Capture.** Not of the default stream (`UNSUPPORTED`). Waiting for or asking about a stream or
+//! device that is captured, asking about a captured event, a copy of pageable memory, or using
+//! the default stream while a blocking stream is captured (`IMPLICIT`) fails and spoils the
+//! capture; so do allocation, frees and event queries, as the modes of capture and thread say.
+//! Waiting for a captured event takes a stream into the capture, two captures do not `MERGE`, an
+//! event from outside is `ISOLATION`, a stream that has not come back is `UNJOINED`, another
+//! stream cannot end it (`UNMATCHED`), nor another thread unless relaxed (`WRONG_THREAD`). Host
+//! functions cannot be captured. A graph runs as one operation, its nodes in any legal order.
+//!
+//! **The process.** A device's primary context appears with the first call that needs it. A forked
+//! child gets [`ForkedChild`](crate::DriverError::ForkedChild). A host function runs outside the
+//! lock and may not call the driver (`NOT_PERMITTED`). `CUDA_VISIBLE_DEVICES` and
+//! `CUDA_LAUNCH_BLOCKING` are given as [`SimConfig::visible`] and [`SimConfig::launch_blocking`];
+//! nothing here reads the environment.
+//!
+//! # What it checks besides
+//!
+//! Redzones around allocations (found when freed and by [`SimDriver::overruns`]); kernels'
+//! footprints ([`SimConfig::check_footprints`], [`SimDriver::violations`]); what is alive and how
+//! often each call was made ([`SimDriver::books`]); any failure on demand
+//! ([`SimDriver::inject`]).
+//!
+//! # What it does not imitate
+//!
+//! Nothing else runs while a host function does, so one must not wait for other work. Copies
+//! between devices on the default stream wait only for their own device; waiting for the
+//! default stream does not wait for blocking streams. Pools cannot be used in a capture or from a
+//! peer. IPC handles are made but never open. The check of footprints does not see that two
+//! addresses are mapped to the same memory.
+
+mod backing;
+mod books;
+mod calls;
+mod capture;
+mod config;
+mod copies;
+mod driver;
+mod events;
+mod exec;
+mod faults;
+mod footprint;
+mod host;
+mod ipc;
+mod launch;
+mod memory;
+mod modules;
+mod peers;
+mod pools;
+mod properties;
+mod session;
+mod state;
+mod streams;
+mod visible;
+mod vmm;
+
+pub use books::{Books, DeviceBooks, Overrun};
+pub use calls::CallKind;
+pub use config::{Schedule, SimConfig, SpecError};
+pub use faults::Fault;
+pub use footprint::{FootprintViolation, ViolationKind};
+pub use properties::{H200_TOTAL_MEMORY, h200};
+pub use session::SimDriver;

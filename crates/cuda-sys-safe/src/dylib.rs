@@ -1,0 +1,227 @@
+//! Finding shared libraries at run time, and tables of their functions.
+//!
+//! A library that was opened is never closed: its function pointers live in tables that may be
+//! reached from any thread until the process ends.
+
+use std::ffi::c_uint;
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+use crate::{DriverError, Result};
+
+/// Where a library is looked for.
+pub(crate) struct Search {
+    /// What it is, for people.
+    pub(crate) library: &'static str,
+    /// The environment variable that overrides the search.
+    pub(crate) variable: &'static str,
+    /// File names, best first.
+    pub(crate) names: &'static [&'static str],
+    /// Folders looked through after the loader's own path.
+    pub(crate) folders: &'static [&'static str],
+}
+
+impl Search {
+    /// The override from the environment, if it is set and not empty.
+    pub(crate) fn named_in_env(&self) -> Option<PathBuf> {
+        std::env::var_os(self.variable).filter(|v| !v.is_empty()).map(PathBuf::from)
+    }
+
+    /// What is tried, in order. A path that was named, file or folder, excludes everything else:
+    /// falling back from it would hide a typing error.
+    pub(crate) fn candidates(&self, named: Option<&Path>) -> Vec<PathBuf> {
+        let inside = |folder: &Path| -> Vec<PathBuf> {
+            self.names.iter().map(|name| folder.join(name)).collect()
+        };
+        match named {
+            Some(folder) if folder.is_dir() => inside(folder),
+            Some(file) => vec![file.to_owned()],
+            None => {
+                let mut all: Vec<PathBuf> = self.names.iter().map(PathBuf::from).collect();
+                all.extend(self.folders.iter().flat_map(|folder| inside(Path::new(folder))));
+                all
+            }
+        }
+    }
+
+    /// Opens the first candidate that opens.
+    pub(crate) fn open(&self, candidates: &[PathBuf]) -> Result<Library> {
+        let mut reason: Option<String> = None;
+        for path in candidates {
+            // SAFETY: opening runs the library's initialisers. The names are those of NVIDIA's
+            // libraries, whose initialisers are sound, or a path that the user vouches for.
+            match unsafe { Library::new(path) } {
+                Ok(library) => return Ok(library),
+                // A file that is there but does not open says more than one that is missing.
+                Err(error) => {
+                    if reason.is_none() || path.exists() {
+                        reason = Some(complaint(&error));
+                    }
+                }
+            }
+        }
+        Err(DriverError::LibraryNotFound {
+            library: self.library,
+            searched: candidates.iter().map(|path| path.display().to_string()).collect(),
+            reason: reason.unwrap_or_else(|| "nothing was tried".to_owned()),
+            variable: self.variable,
+        })
+    }
+}
+
+/// The loader's own words, which libloading keeps in the error's source.
+fn complaint(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
+}
+
+/// What `cuDriverGetVersion` and its kin answer.
+pub(crate) fn version_text(version: u32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// Status codes cross as plain integers: a newer library may answer one that our enums lack.
+pub(crate) type Status = c_uint;
+
+/// Declares a table of a library's functions.
+///
+/// `required` functions are fields, resolved when the table is made. `optional` ones are methods
+/// that answer the function or [`DriverError::MissingSymbol`]. Those without `->` return a status.
+macro_rules! function_table {
+    (@ret) => { $crate::dylib::Status };
+    (@ret $ret:ty) => { $ret };
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $table:ident of $library:literal;
+        required $needs:literal { $($name:ident($($arg:ty),* $(,)?) $(-> $ret:ty)?;)* }
+        optional { $($since:literal $opt:ident($($opt_arg:ty),* $(,)?);)* }
+    ) => {
+        $(#[$meta])*
+        #[allow(non_snake_case)]
+        #[derive(Clone)]
+        $vis struct $table {
+            $($vis $name: unsafe extern "C" fn($($arg),*) -> function_table!(@ret $($ret)?),)*
+            $($opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::Status>,)*
+            /// The library's version, for error messages.
+            #[allow(dead_code)] // only where something is optional
+            version: String,
+        }
+
+        #[allow(non_snake_case, dead_code)]
+        impl $table {
+            /// Resolves the table. `version` is asked only where a symbol is missing or optional.
+            ///
+            /// # Safety
+            /// Functions of these names in `library` must have these signatures.
+            $vis unsafe fn resolve(
+                library: libloading::Library,
+                version: impl Fn(&libloading::Library) -> String,
+            ) -> $crate::Result<Self> {
+                let table = Self {
+                    $($name: {
+                        // SAFETY: the caller vouches for the signature.
+                        match unsafe { library.get(concat!(stringify!($name), "\0")) } {
+                            Ok(symbol) => *symbol,
+                            Err(_) => return Err($crate::DriverError::MissingSymbol {
+                                library: $library,
+                                symbol: stringify!($name),
+                                version: version(&library),
+                                needs: $needs,
+                            }),
+                        }
+                    },)*
+                    $($opt: {
+                        // SAFETY: the caller vouches for the signature.
+                        unsafe { library.get(concat!(stringify!($opt), "\0")) }.ok().map(|s| *s)
+                    },)*
+                    version: version(&library),
+                };
+                // The table's pointers must stay good for the life of the process.
+                std::mem::forget(library);
+                Ok(table)
+            }
+
+            $(
+                $vis fn $opt(
+                    &self,
+                ) -> $crate::Result<unsafe extern "C" fn($($opt_arg),*) -> $crate::dylib::Status>
+                {
+                    self.$opt.ok_or_else(|| $crate::DriverError::MissingSymbol {
+                        library: $library,
+                        symbol: stringify!($opt),
+                        version: self.version.clone(),
+                        needs: $since,
+                    })
+                }
+            )*
+        }
+
+        impl std::fmt::Debug for $table {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($table)).field("version", &self.version).finish()
+            }
+        }
+    };
+}
+pub(crate) use function_table;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Search = Search {
+        library: "test",
+        variable: "WARPLINE_TEST_NO_SUCH_VARIABLE",
+        names: &["libwarpline-no-such.so.2", "libwarpline-no-such.so.1"],
+        folders: &["/nonexistent/a", "/nonexistent/b"],
+    };
+
+    #[test]
+    fn a_missing_library_lists_the_search_in_order() {
+        let candidates = NOTHING.candidates(None);
+        let error = NOTHING.open(&candidates).unwrap_err();
+        let DriverError::LibraryNotFound { searched, reason, variable, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(
+            searched,
+            &[
+                "libwarpline-no-such.so.2",
+                "libwarpline-no-such.so.1",
+                "/nonexistent/a/libwarpline-no-such.so.2",
+                "/nonexistent/a/libwarpline-no-such.so.1",
+                "/nonexistent/b/libwarpline-no-such.so.2",
+                "/nonexistent/b/libwarpline-no-such.so.1",
+            ]
+        );
+        assert!(reason.contains("libwarpline-no-such.so.2"), "{reason}");
+        assert_eq!(*variable, NOTHING.variable);
+    }
+
+    #[test]
+    fn a_named_path_excludes_the_search() {
+        let named = Path::new("/nonexistent/mine.so");
+        assert_eq!(NOTHING.candidates(Some(named)), [named]);
+        let folder = std::env::temp_dir();
+        assert_eq!(
+            NOTHING.candidates(Some(&folder)),
+            [folder.join("libwarpline-no-such.so.2"), folder.join("libwarpline-no-such.so.1")]
+        );
+    }
+
+    #[test]
+    fn a_file_that_does_not_open_outranks_missing_ones() {
+        let path = std::env::temp_dir().join(format!("warpline-{}.so", std::process::id()));
+        std::fs::write(&path, b"not a library").unwrap();
+        let error = NOTHING.open(&[NOTHING.names[0].into(), path.clone()]).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        let DriverError::LibraryNotFound { reason, .. } = &error else { panic!("{error}") };
+        assert!(reason.contains(path.file_name().unwrap().to_str().unwrap()), "{reason}");
+    }
+
+    #[test]
+    fn versions_read_as_major_and_minor() {
+        assert_eq!(version_text(12040), "12.4");
+        assert_eq!(version_text(13000), "13.0");
+    }
+}

@@ -1,0 +1,66 @@
+//! Memory of other processes.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::{DevicePtr, Driver, IpcMemHandle, Result};
+
+/// Device memory that another process allocated and shares, closed on drop.
+///
+/// The other process gets the handle from [`DeviceMemory::ipc_handle`](super::DeviceMemory) and
+/// keeps the allocation for as long as it is open here. Events cross in the same way, with
+/// [`Event::ipc_handle`](super::Event::ipc_handle) and
+/// [`Event::open_ipc`](super::Event::open_ipc).
+#[derive(Debug)]
+pub struct SharedMemory {
+    driver: Arc<dyn Driver>,
+    device: usize,
+    ptr: DevicePtr,
+    bytes: usize,
+}
+
+impl SharedMemory {
+    /// Opens another process's allocation.
+    ///
+    /// # Errors
+    /// The driver's own: the allocation is gone, or was made by this very process.
+    ///
+    /// # Safety
+    /// The allocation has at least `bytes` bytes, and its owner keeps it until this is dropped.
+    #[track_caller]
+    pub unsafe fn open(
+        driver: &Arc<dyn Driver>,
+        device: usize,
+        handle: IpcMemHandle,
+        bytes: usize,
+    ) -> Result<Self> {
+        let location = Location::caller();
+        let ptr = driver.ipc_open_mem(device, handle).map_err(|e| e.at(location))?;
+        Ok(Self { driver: Arc::clone(driver), device, ptr, bytes })
+    }
+
+    /// The device it is open on.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: opened by this driver and not closed before.
+        let _ = unsafe { self.driver.ipc_close_mem(self.device, self.ptr) };
+    }
+}

@@ -1,0 +1,129 @@
+//! The driver's own stream-ordered memory pools.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::Stream;
+use crate::{DevicePtr, Driver, DriverError, MemPoolHandle, Result};
+
+/// A pool of device memory (`cuMemPoolCreate`), destroyed with its last clone and allocation.
+#[derive(Clone, Debug)]
+pub struct MemPool(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    driver: Arc<dyn Driver>,
+    handle: MemPoolHandle,
+}
+
+impl MemPool {
+    /// A new pool that gives unused memory back at every synchronisation, until
+    /// [`MemPool::set_release_threshold`] says otherwise.
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn new(driver: &Arc<dyn Driver>, device: usize) -> Result<Self> {
+        let location = Location::caller();
+        let handle = driver.mempool_create(device).map_err(|e| e.at(location))?;
+        Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
+    }
+
+    /// The device its memory is on.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.0.handle.device()
+    }
+
+    /// Keeps up to `bytes` bytes of unused memory at synchronisations.
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
+        let location = Location::caller();
+        // SAFETY: the pool is alive.
+        unsafe { self.0.driver.mempool_release_threshold(self.0.handle, bytes) }
+            .map_err(|e| e.at(location))
+    }
+
+    /// Gives unused memory back until `keep_bytes` bytes are left.
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn trim(&self, keep_bytes: usize) -> Result<()> {
+        let location = Location::caller();
+        // SAFETY: the pool is alive.
+        unsafe { self.0.driver.mempool_trim(self.0.handle, keep_bytes) }.map_err(|e| e.at(location))
+    }
+
+    /// Allocates `bytes` bytes that work enqueued later on `stream` may use.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] for a stream of another driver or device; the driver's
+    /// own, out of memory first among them.
+    #[track_caller]
+    pub fn alloc(&self, bytes: usize, stream: &Stream) -> Result<PoolMemory> {
+        let location = Location::caller();
+        let driver = &self.0.driver;
+        if !Arc::ptr_eq(driver, stream.driver()) || self.device() != stream.device() {
+            return Err(DriverError::InvalidArgument {
+                call: "MemPool::alloc",
+                reason: format!(
+                    "the pool is on cuda:{}, the stream on cuda:{} or of another driver",
+                    self.device(),
+                    stream.device()
+                ),
+            });
+        }
+        // SAFETY: pool and stream are alive.
+        let ptr = unsafe { driver.mem_alloc_async(self.0.handle, bytes, stream.handle()) }
+            .map_err(|e| e.at(location))?;
+        Ok(PoolMemory { ptr, bytes, stream: stream.clone(), _pool: self.clone() })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: made by this driver and not destroyed before; allocations held an `Arc` of this.
+        let _ = unsafe { self.driver.mempool_destroy(self.handle) };
+    }
+}
+
+/// An allocation of a [`MemPool`]. Dropping it enqueues its release on its stream, after the work
+/// that is there by then; whoever uses it on another stream makes its stream wait for that first.
+#[derive(Debug)]
+pub struct PoolMemory {
+    ptr: DevicePtr,
+    bytes: usize,
+    stream: Stream,
+    _pool: MemPool,
+}
+
+impl PoolMemory {
+    /// Its first byte.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The stream that it was allocated on and will be released on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Drop for PoolMemory {
+    fn drop(&mut self) {
+        // SAFETY: this driver's and not freed before; the release runs in stream order.
+        let _ = unsafe { self.stream.driver().mem_free_async(self.ptr, self.stream.handle()) };
+    }
+}

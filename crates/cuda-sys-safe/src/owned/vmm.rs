@@ -1,0 +1,266 @@
+//! Virtual memory: address ranges, physical memory, and mappings of one in the other.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::{DevicePtr, Driver, DriverError, MemAccess, PhysicalHandle, Result};
+
+/// A range of device addresses without memory behind it, given back once neither it nor a mapping
+/// inside it is left. Clones share it.
+///
+/// ```no_run
+/// use warpline_cuda_sys_safe::owned::{PhysicalMemory, Reservation};
+/// use warpline_cuda_sys_safe::{MemAccess, real};
+///
+/// let driver = real::load()?;
+/// let page = driver.mem_granularity(0)?;
+/// let reservation = Reservation::new(&driver, 0, 16 * page)?;
+/// let memory = PhysicalMemory::new(&driver, 0, page)?;
+/// let mapping = reservation.map(0, &memory, 0, page)?;
+/// mapping.set_access(&[(0, MemAccess::ReadWrite)])?;
+/// # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Reservation(Arc<Range>);
+
+#[derive(Debug)]
+struct Range {
+    driver: Arc<dyn Driver>,
+    device: usize,
+    ptr: DevicePtr,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// Reserves `bytes` bytes of addresses, a multiple of [`Driver::mem_granularity`].
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
+        let location = Location::caller();
+        let ptr = driver.address_reserve(device, bytes).map_err(|e| e.at(location))?;
+        Ok(Self(Arc::new(Range { driver: Arc::clone(driver), device, ptr, bytes })))
+    }
+
+    /// The device it was reserved for.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.0.device
+    }
+
+    /// Its first address.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.0.ptr
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// The address of `bytes` bytes at `offset`, mapped or not.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] when they do not lie inside.
+    pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
+        inside("Reservation::range", offset, bytes, self.0.bytes)?;
+        // SAFETY: inside the reservation that `self` keeps, as just checked.
+        Ok(unsafe { self.0.ptr.offset(offset as i64) })
+    }
+
+    /// Maps `bytes` bytes of `memory`, from `memory_offset` on, at `offset`. All three are
+    /// multiples of [`Driver::mem_granularity`]. Nothing may use the mapping before
+    /// [`Mapping::set_access`].
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] when either range does not lie inside, or the memory is
+    /// another driver's; the driver's own, for addresses that are mapped already among others.
+    #[track_caller]
+    pub fn map(
+        &self,
+        offset: usize,
+        memory: &PhysicalMemory,
+        memory_offset: usize,
+        bytes: usize,
+    ) -> Result<Mapping> {
+        const CALL: &str = "Reservation::map";
+        let location = Location::caller();
+        let driver = &self.0.driver;
+        if !Arc::ptr_eq(driver, &memory.0.driver) {
+            let reason = "reservation and memory belong to different drivers".to_owned();
+            return Err(DriverError::InvalidArgument { call: CALL, reason });
+        }
+        inside(CALL, offset, bytes, self.0.bytes)?;
+        inside(CALL, memory_offset, bytes, memory.0.bytes)?;
+        // SAFETY: inside the reservation, as just checked.
+        let ptr = unsafe { self.0.ptr.offset(offset as i64) };
+        // SAFETY: both ranges lie inside, as just checked, and the result keeps both alive.
+        unsafe { driver.mem_map(ptr, bytes, memory_offset, memory.0.handle) }
+            .map_err(|e| e.at(location))?;
+        let (reservation, memory) = (self.clone(), memory.clone());
+        Ok(Mapping { reservation, memory, offset, memory_offset, ptr, bytes })
+    }
+}
+
+impl PartialEq for Reservation {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Reservation {}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: reserved by this driver and not freed before; every mapping held an `Arc` of
+        // this, so none is left.
+        let _ = unsafe { self.driver.address_free(self.device, self.ptr, self.bytes) };
+    }
+}
+
+/// Physical memory of one device, given back once neither it nor a mapping of it is left. Clones
+/// share it.
+#[derive(Clone, Debug)]
+pub struct PhysicalMemory(Arc<Physical>);
+
+#[derive(Debug)]
+struct Physical {
+    driver: Arc<dyn Driver>,
+    handle: PhysicalHandle,
+    bytes: usize,
+}
+
+impl PhysicalMemory {
+    /// Takes `bytes` bytes of the device's memory, a multiple of [`Driver::mem_granularity`].
+    ///
+    /// # Errors
+    /// The driver's own, out of memory first among them.
+    #[track_caller]
+    pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
+        let location = Location::caller();
+        let handle = driver.mem_create(device, bytes).map_err(|e| e.at(location))?;
+        Ok(Self(Arc::new(Physical { driver: Arc::clone(driver), handle, bytes })))
+    }
+
+    /// The device it is on.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.0.handle.device()
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+}
+
+impl PartialEq for PhysicalMemory {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for PhysicalMemory {}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: made by this driver and not released before.
+        let _ = unsafe { self.driver.mem_release(self.handle) };
+    }
+}
+
+/// Physical memory mapped at device addresses, unmapped on drop. It keeps both alive; the same
+/// memory may be mapped more than once.
+///
+/// Unmapping does not wait: whoever enqueued work that uses the addresses waits for it first.
+#[derive(Debug)]
+pub struct Mapping {
+    // Dropped in this order, after `drop` below has unmapped.
+    memory: PhysicalMemory,
+    reservation: Reservation,
+    offset: usize,
+    memory_offset: usize,
+    ptr: DevicePtr,
+    bytes: usize,
+}
+
+impl Mapping {
+    /// Where it begins in its reservation, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Where it begins in its memory, in bytes.
+    #[must_use]
+    pub fn memory_offset(&self) -> usize {
+        self.memory_offset
+    }
+
+    /// Its first address.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The addresses it lies in.
+    #[must_use]
+    pub fn reservation(&self) -> &Reservation {
+        &self.reservation
+    }
+
+    /// The memory behind it.
+    #[must_use]
+    pub fn memory(&self) -> &PhysicalMemory {
+        &self.memory
+    }
+
+    /// Says which devices may do what with it.
+    ///
+    /// # Errors
+    /// The driver's own: a device that cannot reach the memory.
+    #[track_caller]
+    pub fn set_access(&self, access: &[(usize, MemAccess)]) -> Result<()> {
+        let location = Location::caller();
+        let range = &self.reservation.0;
+        // SAFETY: the whole of a mapping that is alive.
+        unsafe { range.driver.mem_set_access(range.device, self.ptr, self.bytes, access) }
+            .map_err(|e| e.at(location))
+    }
+
+    /// The address of `bytes` bytes at `offset` from its own first.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] when they do not lie inside.
+    pub fn range(&self, offset: usize, bytes: usize) -> Result<DevicePtr> {
+        inside("Mapping::range", offset, bytes, self.bytes)?;
+        // SAFETY: inside the mapping, as just checked.
+        Ok(unsafe { self.ptr.offset(offset as i64) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let range = &self.reservation.0;
+        // SAFETY: mapped by this driver, as one piece, and not unmapped before.
+        let _ = unsafe { range.driver.mem_unmap(range.device, self.ptr, self.bytes) };
+    }
+}
+
+fn inside(call: &'static str, offset: usize, bytes: usize, whole: usize) -> Result<()> {
+    if offset.checked_add(bytes).is_some_and(|end| end <= whole) {
+        return Ok(());
+    }
+    let reason = format!("{bytes} bytes at offset {offset} do not lie inside {whole} bytes");
+    Err(DriverError::InvalidArgument { call, reason })
+}

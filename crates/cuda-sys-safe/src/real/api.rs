@@ -1,0 +1,194 @@
+//! The functions of `libcuda` that are used, and where the library is looked for.
+
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
+use std::path::PathBuf;
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUipcEventHandle,
+    CUipcMemHandle, CUjit_option, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute, CUmemPoolProps,
+    CUmemoryPool, CUmodule, CUpointer_attribute, CUstream, CUuuid,
+};
+use libloading::Library;
+
+use crate::Result;
+use crate::dylib::{Search, Status, function_table, version_text};
+
+pub(super) const SEARCH: Search = Search {
+    library: "CUDA driver",
+    variable: "WARPLINE_LIBCUDA",
+    names: if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] },
+    folders: if cfg!(windows) {
+        &[]
+    } else {
+        &[
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/local/nvidia/lib64",
+            "/usr/lib/wsl/lib",
+        ]
+    },
+};
+
+// Enums that the driver writes are declared as integers, since a newer driver may write a value
+// that the enum lacks. Names are those that libcuda exports: where cuda.h has a macro to a `_v2`,
+// the `_v2`.
+function_table! {
+    pub(super) struct Api of "CUDA driver";
+    required "CUDA 11.4 (driver 470)" {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
+        cuCtxSetCurrent(CUcontext);
+        cuCtxSynchronize();
+        cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
+        cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+
+        cuMemcpy(CUdeviceptr, CUdeviceptr, usize);
+        cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
+        cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
+        cuMemcpyDtoD_v2(CUdeviceptr, CUdeviceptr, usize);
+        cuMemcpyPeer(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize);
+        cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        cuMemsetD16Async(CUdeviceptr, c_ushort, usize, CUstream);
+        cuMemsetD32Async(CUdeviceptr, c_uint, usize, CUstream);
+
+        cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamQuery(CUstream);
+        cuStreamSynchronize(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuStreamGetPriority(CUstream, *mut c_int);
+        cuStreamIsCapturing(CUstream, *mut c_uint);
+        cuLaunchHostFunc(CUstream, CUhostFn, *mut c_void);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventDestroy_v2(CUevent);
+        cuEventRecord(CUevent, CUstream);
+        cuEventQuery(CUevent);
+        cuEventSynchronize(CUevent);
+        cuEventElapsedTime(*mut f32, CUevent, CUevent);
+
+        cuModuleLoadDataEx(
+            *mut CUmodule,
+            *const c_void,
+            c_uint,
+            *mut CUjit_option,
+            *mut *mut c_void,
+        );
+        cuModuleUnload(CUmodule);
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
+        cuLaunchKernel(
+            CUfunction,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            CUstream,
+            *mut *mut c_void,
+            *mut *mut c_void,
+        );
+
+        cuStreamBeginCapture_v2(CUstream, c_uint);
+        cuStreamEndCapture(CUstream, *mut CUgraph);
+        cuStreamGetCaptureInfo_v2(
+            CUstream,
+            *mut c_uint,
+            *mut u64,
+            *mut CUgraph,
+            *mut *const CUgraphNode,
+            *mut usize,
+        );
+        cuThreadExchangeStreamCaptureMode(*mut c_uint);
+        cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
+        cuGraphLaunch(CUgraphExec, CUstream);
+        cuGraphDestroy(CUgraph);
+        cuGraphExecDestroy(CUgraphExec);
+    }
+    optional {
+        "CUDA 4.0" cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        "CUDA 4.0" cuCtxEnablePeerAccess(CUcontext, c_uint);
+        "CUDA 4.0" cuCtxDisablePeerAccess(CUcontext);
+
+        "CUDA 10.2" cuMemGetAllocationGranularity(
+            *mut usize,
+            *const CUmemAllocationProp,
+            CUmemAllocationGranularity_flags,
+        );
+        "CUDA 10.2" cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+        "CUDA 10.2" cuMemAddressFree(CUdeviceptr, usize);
+        "CUDA 10.2" cuMemCreate(
+            *mut CUmemGenericAllocationHandle,
+            usize,
+            *const CUmemAllocationProp,
+            c_ulonglong,
+        );
+        "CUDA 10.2" cuMemRelease(CUmemGenericAllocationHandle);
+        "CUDA 10.2" cuMemMap(
+            CUdeviceptr,
+            usize,
+            usize,
+            CUmemGenericAllocationHandle,
+            c_ulonglong,
+        );
+        "CUDA 10.2" cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        "CUDA 10.2" cuMemUnmap(CUdeviceptr, usize);
+
+        "CUDA 11.2" cuMemPoolCreate(*mut CUmemoryPool, *const CUmemPoolProps);
+        "CUDA 11.2" cuMemPoolDestroy(CUmemoryPool);
+        "CUDA 11.2" cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+        "CUDA 11.2" cuMemPoolTrimTo(CUmemoryPool, usize);
+        "CUDA 11.2" cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
+        "CUDA 11.2" cuMemFreeAsync(CUdeviceptr, CUstream);
+
+        "CUDA 4.1" cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+        "CUDA 11.0" cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        "CUDA 4.1" cuIpcCloseMemHandle(CUdeviceptr);
+        "CUDA 4.1" cuIpcGetEventHandle(*mut CUipcEventHandle, CUevent);
+        "CUDA 4.1" cuIpcOpenEventHandle(*mut CUevent, CUipcEventHandle);
+    }
+}
+
+/// Opens the first candidate and resolves the table.
+pub(super) fn open(candidates: &[PathBuf]) -> Result<Api> {
+    let library = SEARCH.open(candidates)?;
+    // SAFETY: the signatures are those of cuda.h, where a name's signature never changes: a new
+    // one gets a new suffix.
+    unsafe { Api::resolve(library, version_of) }
+}
+
+fn version_of(library: &Library) -> String {
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> Status;
+    let mut version = 0;
+    // SAFETY: the signature is that of cuda.h.
+    match unsafe { library.get::<GetVersion>(c"cuDriverGetVersion") } {
+        // SAFETY: the pointer is valid for writes; the call needs no initialisation.
+        Ok(get) if unsafe { get(&mut version) } == 0 => version_text(version as u32),
+        _ => "unknown".to_owned(),
+    }
+}

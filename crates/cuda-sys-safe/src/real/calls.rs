@@ -1,0 +1,597 @@
+//! The driver interface, one driver call after another.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use cudarc::driver::sys::{
+    CUevent, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUipcEventHandle,
+    CUipcMemHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
+    CUpointer_attribute, CUstream,
+};
+use smallvec::SmallVec;
+
+use super::CudaDriver;
+use super::launch::{raw_event, raw_pool, raw_stream};
+use crate::*;
+
+/// One call for a device: its context is made current, and a failure names call and device.
+/// `?` after the name of an optional function resolves it.
+macro_rules! call {
+    ($self:ident, $device:expr, $name:ident?($($arg:expr),* $(,)?)) => {{
+        let device: usize = $device;
+        $self.enter(stringify!($name), device)?;
+        let function = $self.api.$name()?;
+        // SAFETY: handles and addresses are live as the trait's contract has it, out-pointers are
+        // to locals, and the device's context is current.
+        let status = unsafe { function($($arg),*) };
+        $self.check(stringify!($name), device, status)
+    }};
+    ($self:ident, $device:expr, $name:ident($($arg:expr),* $(,)?)) => {{
+        let device: usize = $device;
+        $self.enter(stringify!($name), device)?;
+        // SAFETY: as above.
+        let status = unsafe { ($self.api.$name)($($arg),*) };
+        $self.check(stringify!($name), device, status)
+    }};
+}
+
+/// A call that gives something back: nothing to do once the device is lost.
+macro_rules! release {
+    ($self:ident, $device:expr, $($rest:tt)*) => {
+        if $self.settled($device) { Ok(()) } else { call!($self, $device, $($rest)*) }
+    };
+}
+
+/// A query: not ready is an answer, not an error.
+fn ready(answer: Result<()>) -> Result<bool> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == Some(CudaCode::NOT_READY) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+const fn mode_number(mode: CaptureMode) -> u32 {
+    match mode {
+        CaptureMode::Global => 0,
+        CaptureMode::ThreadLocal => 1,
+        CaptureMode::Relaxed => 2,
+    }
+}
+
+fn on_device(device: usize) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device as c_int }
+}
+
+fn pinned_on(device: usize) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: on_device(device),
+        win32HandleMetaData: ptr::null_mut(),
+        // SAFETY: plain integers, for which zero is valid and means no wish.
+        allocFlags: unsafe { std::mem::zeroed() },
+    }
+}
+
+const PORTABLE: u32 = 1;
+const MAPPED: u32 = 2;
+
+fn host_flags(flags: HostFlags) -> u32 {
+    u32::from(flags.portable) * PORTABLE + u32::from(flags.mapped) * MAPPED
+}
+
+impl Driver for CudaDriver {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn version(&self) -> Result<u32> {
+        Ok(self.version)
+    }
+
+    fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
+    fn properties(&self, device: usize) -> Result<DeviceProperties> {
+        self.read_properties(device)
+    }
+
+    fn primary_context_active(&self, device: usize) -> Result<bool> {
+        let state = self.admit("cuDevicePrimaryCtxGetState", device)?;
+        self.context_active(state, device)
+    }
+
+    fn lost(&self, device: usize) -> Option<DriverError> {
+        self.devices.get(device)?.lost_error(device)
+    }
+
+    fn synchronize(&self, device: usize) -> Result<()> {
+        call!(self, device, cuCtxSynchronize())
+    }
+
+    fn mem_info(&self, device: usize) -> Result<MemInfo> {
+        let (mut free, mut total) = (0, 0);
+        call!(self, device, cuMemGetInfo_v2(&mut free, &mut total))?;
+        Ok(MemInfo { free, total })
+    }
+
+    // ---- memory -------------------------------------------------------------------------
+
+    fn mem_alloc(&self, device: usize, bytes: usize) -> Result<DevicePtr> {
+        let mut ptr = 0;
+        call!(self, device, cuMemAlloc_v2(&mut ptr, bytes))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
+        // SAFETY: just allocated by this driver.
+        Ok(unsafe { DevicePtr::from_raw(ptr) })
+    }
+
+    unsafe fn mem_free(&self, device: usize, ptr: DevicePtr) -> Result<()> {
+        release!(self, device, cuMemFree_v2(ptr.addr()))
+    }
+
+    fn host_alloc(&self, device: usize, bytes: usize, flags: HostFlags) -> Result<NonNull<u8>> {
+        let mut ptr = ptr::null_mut();
+        call!(self, device, cuMemHostAlloc(&mut ptr, bytes, host_flags(flags)))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
+        NonNull::new(ptr.cast()).ok_or_else(|| {
+            DriverError::cuda("cuMemHostAlloc", CudaCode::OUT_OF_MEMORY, Some(device))
+        })
+    }
+
+    unsafe fn host_free(&self, device: usize, ptr: NonNull<u8>) -> Result<()> {
+        release!(self, device, cuMemFreeHost(ptr.as_ptr().cast()))
+    }
+
+    unsafe fn host_register(
+        &self,
+        device: usize,
+        ptr: NonNull<u8>,
+        bytes: usize,
+        flags: HostFlags,
+    ) -> Result<()> {
+        let ptr = ptr.as_ptr().cast();
+        call!(self, device, cuMemHostRegister_v2(ptr, bytes, host_flags(flags)))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))
+    }
+
+    unsafe fn host_unregister(&self, device: usize, ptr: NonNull<u8>) -> Result<()> {
+        release!(self, device, cuMemHostUnregister(ptr.as_ptr().cast()))
+    }
+
+    fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
+        const CALL: &str = "cuPointerGetAttribute";
+        self.admit_process(CALL)?;
+        // The call wants a current context. Where no device has one nothing can be page-locked,
+        // and none is made for asking.
+        let mut lost = None;
+        let mut active = None;
+        for (device, state) in self.devices.iter().enumerate() {
+            if let Some(error) = state.lost_error(device) {
+                lost = Some(error);
+            } else if self.context_active(state, device)? {
+                active = Some(device);
+                break;
+            }
+        }
+        let Some(device) = active else {
+            return lost.map_or(Ok(PointerKind::Pageable), Err);
+        };
+        let ask = |attribute: CUpointer_attribute| -> Result<u32> {
+            let mut value = 0u32;
+            let data: *mut c_void = (&raw mut value).cast();
+            call!(self, device, cuPointerGetAttribute(data, attribute, address))?;
+            Ok(value)
+        };
+        match ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+            Ok(1) => Ok(PointerKind::Pinned),
+            Ok(2) => {
+                let owner = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+                Ok(PointerKind::Device(owner as usize))
+            }
+            Ok(_) => Ok(PointerKind::Pageable),
+            // The driver's way to say that it does not know the address.
+            Err(e) if e.code() == Some(CudaCode::INVALID_VALUE) => Ok(PointerKind::Pageable),
+            Err(e) => Err(e),
+        }
+    }
+
+    unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()> {
+        self.enter("cuMemcpyAsync", stream.device())?;
+        // SAFETY: the caller's contract is the same; the stream's device is entered.
+        unsafe { self.copy(stream.device(), copy, Some(raw_stream(stream))) }
+    }
+
+    unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()> {
+        self.enter("cuMemcpy", device)?;
+        // SAFETY: the caller's contract is the same; the device is entered.
+        unsafe { self.copy(device, copy, None) }
+    }
+
+    unsafe fn memset_async(
+        &self,
+        dst: DevicePtr,
+        value: MemsetValue,
+        count: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let (device, dst, raw) = (stream.device(), dst.addr(), raw_stream(stream));
+        match value {
+            MemsetValue::U8(value) => {
+                call!(self, device, cuMemsetD8Async(dst, value, count, raw))
+            }
+            MemsetValue::U16(value) => {
+                call!(self, device, cuMemsetD16Async(dst, value, count, raw))
+            }
+            MemsetValue::U32(value) => {
+                call!(self, device, cuMemsetD32Async(dst, value, count, raw))
+            }
+        }
+    }
+
+    // ---- streams and events -------------------------------------------------------------
+
+    fn stream_priority_range(&self, device: usize) -> Result<(i32, i32)> {
+        let (mut least, mut greatest) = (0, 0);
+        call!(self, device, cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
+        Ok((least, greatest))
+    }
+
+    fn stream_create(&self, device: usize, flags: StreamFlags) -> Result<StreamHandle> {
+        let mut stream: CUstream = ptr::null_mut();
+        let non_blocking = u32::from(flags.non_blocking);
+        call!(self, device, cuStreamCreateWithPriority(&mut stream, non_blocking, flags.priority))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { StreamHandle::from_raw(device, stream as usize as u64) })
+    }
+
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        release!(self, stream.device(), cuStreamDestroy_v2(raw_stream(stream)))
+    }
+
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        let query = || call!(self, stream.device(), cuStreamQuery(raw_stream(stream)));
+        ready(query())
+    }
+
+    unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        call!(self, stream.device(), cuStreamSynchronize(raw_stream(stream)))
+    }
+
+    unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        call!(self, stream.device(), cuStreamWaitEvent(raw_stream(stream), raw_event(event), 0))
+    }
+
+    unsafe fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
+        let mut priority = 0;
+        call!(self, stream.device(), cuStreamGetPriority(raw_stream(stream), &mut priority))?;
+        Ok(priority)
+    }
+
+    unsafe fn launch_host_func(
+        &self,
+        stream: StreamHandle,
+        f: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.enqueue_host(stream, f) }
+    }
+
+    fn event_create(&self, device: usize, flags: EventFlags) -> Result<EventHandle> {
+        const BLOCKING_SYNC: u32 = 1;
+        const DISABLE_TIMING: u32 = 2;
+        const INTERPROCESS: u32 = 4;
+        let bits = u32::from(flags.blocking) * BLOCKING_SYNC
+            + u32::from(!flags.timing) * DISABLE_TIMING
+            + u32::from(flags.interprocess) * INTERPROCESS;
+        let mut event: CUevent = ptr::null_mut();
+        call!(self, device, cuEventCreate(&mut event, bits))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { EventHandle::from_raw(device, event as usize as u64) })
+    }
+
+    unsafe fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        release!(self, event.device(), cuEventDestroy_v2(raw_event(event)))
+    }
+
+    unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        call!(self, stream.device(), cuEventRecord(raw_event(event), raw_stream(stream)))
+    }
+
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
+        let query = || call!(self, event.device(), cuEventQuery(raw_event(event)));
+        ready(query())
+    }
+
+    unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        call!(self, event.device(), cuEventSynchronize(raw_event(event)))
+    }
+
+    unsafe fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        let (from, to) = (raw_event(start), raw_event(end));
+        call!(self, start.device(), cuEventElapsedTime(&mut milliseconds, from, to))?;
+        Ok(milliseconds)
+    }
+
+    // ---- modules and launches -----------------------------------------------------------
+
+    fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
+        self.load_module(device, image)
+    }
+
+    unsafe fn module_unload(&self, module: ModuleHandle) -> Result<()> {
+        release!(self, module.device(), cuModuleUnload(module.raw() as usize as CUmodule))
+    }
+
+    unsafe fn module_function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
+        let mut function: CUfunction = ptr::null_mut();
+        let raw = module.raw() as usize as CUmodule;
+        call!(self, module.device(), cuModuleGetFunction(&mut function, raw, name.as_ptr()))?;
+        // SAFETY: just found by this driver.
+        Ok(unsafe { FunctionHandle::from_raw(module.device(), function as usize as u64) })
+    }
+
+    unsafe fn function_max_shared(&self, function: FunctionHandle, bytes: u32) -> Result<()> {
+        const SHARED: CUfunction_attribute =
+            CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let raw = function.raw() as usize as CUfunction;
+        call!(self, function.device(), cuFuncSetAttribute(raw, SHARED, bytes as c_int))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes of shared memory")))
+    }
+
+    unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.enqueue(stream, launch) }
+    }
+
+    // ---- peers --------------------------------------------------------------------------
+
+    fn can_access_peer(&self, device: usize, peer: usize) -> Result<bool> {
+        const CALL: &str = "cuDeviceCanAccessPeer";
+        let (from, to) = (self.admit(CALL, device)?.raw, self.admit(CALL, peer)?.raw);
+        let function = self.api.cuDeviceCanAccessPeer()?;
+        let mut can = 0;
+        // SAFETY: the pointer is valid for writes, and the devices exist.
+        let status = unsafe { function(&mut can, from, to) };
+        self.check(CALL, device, status)?;
+        Ok(can != 0)
+    }
+
+    fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
+        let context = self.context("cuCtxEnablePeerAccess", peer)?;
+        let enable = || call!(self, device, cuCtxEnablePeerAccess?(context, 0));
+        match enable() {
+            Err(e) if e.code() == Some(CudaCode::PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
+            answer => answer.map_err(|e| e.with_detail(|| format!("peer cuda:{peer}"))),
+        }
+    }
+
+    fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
+        let context = self.context("cuCtxDisablePeerAccess", peer)?;
+        call!(self, device, cuCtxDisablePeerAccess?(context))
+            .map_err(|e| e.with_detail(|| format!("peer cuda:{peer}")))
+    }
+
+    // ---- virtual memory -----------------------------------------------------------------
+
+    fn mem_granularity(&self, device: usize) -> Result<usize> {
+        const MINIMUM: CUmemAllocationGranularity_flags =
+            CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let (mut bytes, prop) = (0, pinned_on(device));
+        call!(self, device, cuMemGetAllocationGranularity?(&mut bytes, &prop, MINIMUM))?;
+        Ok(bytes)
+    }
+
+    fn address_reserve(&self, device: usize, bytes: usize) -> Result<DevicePtr> {
+        let mut ptr = 0;
+        call!(self, device, cuMemAddressReserve?(&mut ptr, bytes, 0, 0, 0))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
+        // SAFETY: just reserved by this driver.
+        Ok(unsafe { DevicePtr::from_raw(ptr) })
+    }
+
+    unsafe fn address_free(&self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()> {
+        release!(self, device, cuMemAddressFree?(ptr.addr(), bytes))
+    }
+
+    fn mem_create(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
+        let (mut handle, prop) = (0, pinned_on(device));
+        call!(self, device, cuMemCreate?(&mut handle, bytes, &prop, 0))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { PhysicalHandle::from_raw(device, handle) })
+    }
+
+    unsafe fn mem_release(&self, memory: PhysicalHandle) -> Result<()> {
+        release!(self, memory.device(), cuMemRelease?(memory.raw()))
+    }
+
+    unsafe fn mem_map(
+        &self,
+        ptr: DevicePtr,
+        bytes: usize,
+        offset: usize,
+        memory: PhysicalHandle,
+    ) -> Result<()> {
+        call!(self, memory.device(), cuMemMap?(ptr.addr(), bytes, offset, memory.raw(), 0))
+    }
+
+    unsafe fn mem_set_access(
+        &self,
+        device: usize,
+        ptr: DevicePtr,
+        bytes: usize,
+        access: &[(usize, MemAccess)],
+    ) -> Result<()> {
+        use CUmemAccess_flags::*;
+        let access: SmallVec<[CUmemAccessDesc; 8]> = access
+            .iter()
+            .map(|&(device, access)| CUmemAccessDesc {
+                location: on_device(device),
+                flags: match access {
+                    MemAccess::None => CU_MEM_ACCESS_FLAGS_PROT_NONE,
+                    MemAccess::Read => CU_MEM_ACCESS_FLAGS_PROT_READ,
+                    MemAccess::ReadWrite => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                },
+            })
+            .collect();
+        call!(self, device, cuMemSetAccess?(ptr.addr(), bytes, access.as_ptr(), access.len()))
+    }
+
+    unsafe fn mem_unmap(&self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()> {
+        release!(self, device, cuMemUnmap?(ptr.addr(), bytes))
+    }
+
+    // ---- stream-ordered pools -----------------------------------------------------------
+
+    fn mempool_create(&self, device: usize) -> Result<MemPoolHandle> {
+        // SAFETY: integers, enums with a zero variant and a pointer: zero is valid and means none.
+        let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+        props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        props.location = on_device(device);
+        let mut pool: CUmemoryPool = ptr::null_mut();
+        call!(self, device, cuMemPoolCreate?(&mut pool, &props))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { MemPoolHandle::from_raw(device, pool as usize as u64) })
+    }
+
+    unsafe fn mempool_destroy(&self, pool: MemPoolHandle) -> Result<()> {
+        release!(self, pool.device(), cuMemPoolDestroy?(raw_pool(pool)))
+    }
+
+    unsafe fn mempool_release_threshold(&self, pool: MemPoolHandle, bytes: u64) -> Result<()> {
+        const THRESHOLD: CUmemPool_attribute =
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let mut bytes = bytes;
+        let value: *mut c_void = (&raw mut bytes).cast();
+        call!(self, pool.device(), cuMemPoolSetAttribute?(raw_pool(pool), THRESHOLD, value))
+    }
+
+    unsafe fn mempool_trim(&self, pool: MemPoolHandle, keep_bytes: usize) -> Result<()> {
+        call!(self, pool.device(), cuMemPoolTrimTo?(raw_pool(pool), keep_bytes))
+    }
+
+    unsafe fn mem_alloc_async(
+        &self,
+        pool: MemPoolHandle,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<DevicePtr> {
+        let (mut ptr, raw) = (0, raw_stream(stream));
+        let device = stream.device();
+        call!(self, device, cuMemAllocFromPoolAsync?(&mut ptr, bytes, raw_pool(pool), raw))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
+        // SAFETY: just allocated by this driver.
+        Ok(unsafe { DevicePtr::from_raw(ptr) })
+    }
+
+    unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()> {
+        release!(self, stream.device(), cuMemFreeAsync?(ptr.addr(), raw_stream(stream)))
+    }
+
+    // ---- capture and graphs -------------------------------------------------------------
+
+    unsafe fn begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
+        let raw = raw_stream(stream);
+        call!(self, stream.device(), cuStreamBeginCapture_v2(raw, mode_number(mode)))
+    }
+
+    unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        let mut graph: CUgraph = ptr::null_mut();
+        call!(self, stream.device(), cuStreamEndCapture(raw_stream(stream), &mut graph))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { GraphHandle::from_raw(stream.device(), graph as usize as u64) })
+    }
+
+    unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
+        let (mut status, mut id) = (0, 0);
+        call!(
+            self,
+            stream.device(),
+            cuStreamGetCaptureInfo_v2(
+                raw_stream(stream),
+                &mut status,
+                &mut id,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        )?;
+        Ok(match status {
+            0 => CaptureStatus::None,
+            1 => CaptureStatus::Active(id),
+            _ => CaptureStatus::Invalidated,
+        })
+    }
+
+    fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut number = mode_number(mode);
+        call!(self, device, cuThreadExchangeStreamCaptureMode(&mut number))?;
+        Ok(match number {
+            0 => CaptureMode::Global,
+            1 => CaptureMode::ThreadLocal,
+            _ => CaptureMode::Relaxed,
+        })
+    }
+
+    unsafe fn graph_instantiate(&self, graph: GraphHandle) -> Result<GraphExecHandle> {
+        let mut exec: CUgraphExec = ptr::null_mut();
+        let raw = graph.raw() as usize as CUgraph;
+        call!(self, graph.device(), cuGraphInstantiateWithFlags(&mut exec, raw, 0))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { GraphExecHandle::from_raw(graph.device(), exec as usize as u64) })
+    }
+
+    unsafe fn graph_launch(&self, graph: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        let raw = graph.raw() as usize as CUgraphExec;
+        call!(self, stream.device(), cuGraphLaunch(raw, raw_stream(stream)))
+    }
+
+    unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+        release!(self, graph.device(), cuGraphDestroy(graph.raw() as usize as CUgraph))
+    }
+
+    unsafe fn graph_exec_destroy(&self, graph: GraphExecHandle) -> Result<()> {
+        release!(self, graph.device(), cuGraphExecDestroy(graph.raw() as usize as CUgraphExec))
+    }
+
+    // ---- other processes ----------------------------------------------------------------
+
+    unsafe fn ipc_mem_handle(&self, device: usize, ptr: DevicePtr) -> Result<IpcMemHandle> {
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        call!(self, device, cuIpcGetMemHandle?(&mut handle, ptr.addr()))?;
+        Ok(IpcMemHandle(handle.reserved.map(|byte| byte as u8)))
+    }
+
+    fn ipc_open_mem(&self, device: usize, handle: IpcMemHandle) -> Result<DevicePtr> {
+        // The only flag there is, and required: peers are enabled as needed.
+        const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+        let raw = CUipcMemHandle { reserved: handle.0.map(|byte| byte as _) };
+        let mut ptr = 0;
+        call!(self, device, cuIpcOpenMemHandle_v2?(&mut ptr, raw, LAZY_ENABLE_PEER_ACCESS))?;
+        // SAFETY: just mapped by this driver.
+        Ok(unsafe { DevicePtr::from_raw(ptr) })
+    }
+
+    unsafe fn ipc_close_mem(&self, device: usize, ptr: DevicePtr) -> Result<()> {
+        release!(self, device, cuIpcCloseMemHandle?(ptr.addr()))
+    }
+
+    unsafe fn ipc_event_handle(&self, event: EventHandle) -> Result<IpcEventHandle> {
+        let mut handle = CUipcEventHandle { reserved: [0; 64] };
+        call!(self, event.device(), cuIpcGetEventHandle?(&mut handle, raw_event(event)))?;
+        Ok(IpcEventHandle(handle.reserved.map(|byte| byte as u8)))
+    }
+
+    fn ipc_open_event(&self, device: usize, handle: IpcEventHandle) -> Result<EventHandle> {
+        let raw = CUipcEventHandle { reserved: handle.0.map(|byte| byte as _) };
+        let mut event: CUevent = ptr::null_mut();
+        call!(self, device, cuIpcOpenEventHandle?(&mut event, raw))?;
+        // SAFETY: just opened by this driver.
+        Ok(unsafe { EventHandle::from_raw(device, event as usize as u64) })
+    }
+}

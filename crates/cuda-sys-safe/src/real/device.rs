@@ -1,0 +1,146 @@
+//! What is known of each device, and what every call passes through.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::sys::{CUcontext, CUdevice};
+
+use super::CudaDriver;
+use crate::dylib::Status;
+use crate::{CudaCode, CudaError, DriverError, Result};
+
+/// A device that this process sees.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) raw: CUdevice,
+    context: OnceLock<Context>,
+    /// Held while the context is retained, so that it is retained once.
+    retaining: Mutex<()>,
+    lost: OnceLock<Arc<CudaError>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Context(CUcontext);
+
+// SAFETY: a context may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Device {
+    pub(super) fn new(raw: CUdevice) -> Self {
+        Self { raw, context: OnceLock::new(), retaining: Mutex::new(()), lost: OnceLock::new() }
+    }
+
+    /// The error that poisoned it.
+    pub(super) fn lost_error(&self, device: usize) -> Option<DriverError> {
+        let cause = Arc::clone(self.lost.get()?);
+        Some(DriverError::DeviceLost { device, cause })
+    }
+}
+
+impl CudaDriver {
+    /// Refuses forked children, unknown devices and lost ones.
+    #[inline]
+    pub(super) fn admit(&self, call: &'static str, device: usize) -> Result<&Device> {
+        self.admit_process(call)?;
+        let Some(state) = self.devices.get(device) else {
+            return Err(DriverError::InvalidDevice { device, count: self.devices.len() });
+        };
+        match state.lost_error(device) {
+            Some(lost) => Err(lost),
+            None => Ok(state),
+        }
+    }
+
+    /// Refuses forked children.
+    #[inline]
+    pub(super) fn admit_process(&self, call: &'static str) -> Result<()> {
+        if self.birth.is_here() {
+            Ok(())
+        } else {
+            Err(DriverError::ForkedChild { call, parent: self.birth.pid })
+        }
+    }
+
+    /// As [`Self::admit`], and makes the device's context current.
+    #[inline]
+    pub(super) fn enter(&self, call: &'static str, device: usize) -> Result<()> {
+        let state = self.admit(call, device)?;
+        let context = self.context_of(state, device)?;
+        // SAFETY: a retained primary context, which is never released.
+        let status = unsafe { (self.api.cuCtxSetCurrent)(context) };
+        self.check("cuCtxSetCurrent", device, status)
+    }
+
+    /// The device's primary context, retained on first need.
+    pub(super) fn context(&self, call: &'static str, device: usize) -> Result<CUcontext> {
+        let state = self.admit(call, device)?;
+        self.context_of(state, device)
+    }
+
+    #[inline]
+    fn context_of(&self, state: &Device, device: usize) -> Result<CUcontext> {
+        match state.context.get() {
+            Some(context) => Ok(context.0),
+            None => self.retain(state, device),
+        }
+    }
+
+    #[cold]
+    fn retain(&self, state: &Device, device: usize) -> Result<CUcontext> {
+        let _retaining = state.retaining.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = state.context.get() {
+            return Ok(context.0);
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for writes.
+        let status = unsafe { (self.api.cuDevicePrimaryCtxRetain)(&mut context, state.raw) };
+        if status != 0 {
+            // Not through `check`: a device that is busy now may be free later.
+            let code = CudaCode(status);
+            return Err(DriverError::cuda("cuDevicePrimaryCtxRetain", code, Some(device)));
+        }
+        Ok(state.context.get_or_init(|| Context(context)).0)
+    }
+
+    /// Whether the device has a primary context, ours or another library's.
+    pub(super) fn context_active(&self, state: &Device, device: usize) -> Result<bool> {
+        if state.context.get().is_some() {
+            return Ok(true);
+        }
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: both pointers are valid for writes.
+        let status =
+            unsafe { (self.api.cuDevicePrimaryCtxGetState)(state.raw, &mut flags, &mut active) };
+        self.check("cuDevicePrimaryCtxGetState", device, status)?;
+        Ok(active != 0)
+    }
+
+    /// Turns a status into an error; a sticky one poisons the device.
+    #[inline]
+    pub(super) fn check(&self, call: &'static str, device: usize, status: Status) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(self.failed(call, device, status)) }
+    }
+
+    #[cold]
+    fn failed(&self, call: &'static str, device: usize, status: Status) -> DriverError {
+        let error = CudaError {
+            call,
+            code: CudaCode(status),
+            device: Some(device),
+            detail: None,
+            location: None,
+        };
+        if error.code.is_sticky()
+            && let Some(state) = self.devices.get(device)
+        {
+            state.lost.get_or_init(|| Arc::new(error.clone()));
+        }
+        DriverError::Cuda(Box::new(error))
+    }
+
+    /// Whether a release has nothing left to do, since the device is lost.
+    pub(super) fn settled(&self, device: usize) -> bool {
+        self.devices.get(device).is_some_and(|state| state.lost.get().is_some())
+    }
+}

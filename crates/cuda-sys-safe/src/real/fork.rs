@@ -1,0 +1,63 @@
+//! Telling a forked child, in which CUDA does not work, without asking for the process id.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many forks lie between this process and its first ancestor that watched.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// The process that a driver was loaded in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Birth {
+    generation: u32,
+    pub(super) pid: u32,
+}
+
+impl Birth {
+    /// Remembers this process, and from now on notices forks.
+    pub(super) fn here() -> Self {
+        #[cfg(unix)]
+        {
+            extern "C" fn in_child() {
+                GENERATION.fetch_add(1, Ordering::Relaxed);
+            }
+            static WATCH: std::sync::Once = std::sync::Once::new();
+            WATCH.call_once(|| {
+                // SAFETY: the handler only changes an atomic, which is allowed after a fork. It
+                // fails only for want of memory; forks then go unnoticed and the driver's own
+                // CUDA_ERROR_NOT_INITIALIZED is what a child gets.
+                let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            });
+        }
+        Self { generation: GENERATION.load(Ordering::Relaxed), pid: std::process::id() }
+    }
+
+    /// Whether this is still that process.
+    #[inline]
+    pub(super) fn is_here(self) -> bool {
+        GENERATION.load(Ordering::Relaxed) == self.generation
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_knows_that_it_is_one() {
+        let birth = Birth::here();
+        assert!(birth.is_here());
+        // SAFETY: the child calls nothing but atomics and `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = if birth.is_here() { 1 } else { 0 };
+            // SAFETY: ends the child at once, running nothing of the parent's.
+            unsafe { libc::_exit(code) };
+        }
+        assert!(child > 0);
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+        assert!(birth.is_here());
+    }
+}

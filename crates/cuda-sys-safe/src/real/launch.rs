@@ -1,0 +1,254 @@
+//! Work with more to it than one driver call: copies, launches, host functions, modules.
+
+use std::ffi::c_void;
+use std::panic::AssertUnwindSafe;
+
+use cudarc::driver::sys::{
+    CUdeviceptr, CUevent, CUfunction, CUjit_option, CUmemoryPool, CUmodule, CUstream,
+};
+use smallvec::SmallVec;
+
+use super::CudaDriver;
+use crate::{
+    Copy, CopyEnd, CudaCode, DeviceCode, DevicePtr, DriverError, EventHandle, Launch,
+    MemPoolHandle, ModuleHandle, Result, StreamHandle,
+};
+
+/// Operands that fit a launch without a heap allocation.
+const INLINE: usize = 16;
+
+impl CudaDriver {
+    /// A copy on a stream, or without one the synchronous form on the current context.
+    ///
+    /// # Safety
+    /// As [`crate::Driver::memcpy_async`]. The stream's device has been entered.
+    pub(super) unsafe fn copy(
+        &self,
+        device: usize,
+        copy: &Copy,
+        stream: Option<CUstream>,
+    ) -> Result<()> {
+        let (api, bytes) = (&self.api, copy.bytes);
+        use CopyEnd::{Device, Host};
+        // SAFETY: the caller vouches for the ends and the stream; which function takes which kind
+        // of end is what the patterns say.
+        let (call, status) = unsafe {
+            match (copy.dst, copy.src, stream) {
+                (Device { ptr, .. }, Host(src), Some(stream)) => (
+                    "cuMemcpyHtoDAsync_v2",
+                    (api.cuMemcpyHtoDAsync_v2)(ptr.addr(), src.as_ptr().cast(), bytes, stream),
+                ),
+                (Device { ptr, .. }, Host(src), None) => (
+                    "cuMemcpyHtoD_v2",
+                    (api.cuMemcpyHtoD_v2)(ptr.addr(), src.as_ptr().cast(), bytes),
+                ),
+                (Host(dst), Device { ptr, .. }, Some(stream)) => (
+                    "cuMemcpyDtoHAsync_v2",
+                    (api.cuMemcpyDtoHAsync_v2)(dst.as_ptr().cast(), ptr.addr(), bytes, stream),
+                ),
+                (Host(dst), Device { ptr, .. }, None) => (
+                    "cuMemcpyDtoH_v2",
+                    (api.cuMemcpyDtoH_v2)(dst.as_ptr().cast(), ptr.addr(), bytes),
+                ),
+                (Device { device: to, ptr: dst }, Device { device: from, ptr: src }, _) => {
+                    return self.copy_between((to, dst), (from, src), bytes, device, stream);
+                }
+                // Under unified addressing the untyped copy takes host addresses as they are.
+                (Host(dst), Host(src), Some(stream)) => (
+                    "cuMemcpyAsync",
+                    (api.cuMemcpyAsync)(
+                        address(dst.as_ptr()),
+                        address(src.as_ptr()),
+                        bytes,
+                        stream,
+                    ),
+                ),
+                (Host(dst), Host(src), None) => (
+                    "cuMemcpy",
+                    (api.cuMemcpy)(address(dst.as_ptr()), address(src.as_ptr()), bytes),
+                ),
+            }
+        };
+        self.check(call, device, status).map_err(|e| e.with_detail(|| format!("{bytes} bytes")))
+    }
+
+    /// # Safety
+    /// As [`Self::copy`].
+    unsafe fn copy_between(
+        &self,
+        (to, dst): (usize, DevicePtr),
+        (from, src): (usize, DevicePtr),
+        bytes: usize,
+        device: usize,
+        stream: Option<CUstream>,
+    ) -> Result<()> {
+        let (api, dst, src) = (&self.api, dst.addr(), src.addr());
+        // SAFETY: the caller vouches for both ranges and the stream; contexts are retained.
+        let (call, status) = unsafe {
+            match (to == from, stream) {
+                (true, Some(stream)) => {
+                    ("cuMemcpyDtoDAsync_v2", (api.cuMemcpyDtoDAsync_v2)(dst, src, bytes, stream))
+                }
+                (true, None) => ("cuMemcpyDtoD_v2", (api.cuMemcpyDtoD_v2)(dst, src, bytes)),
+                (false, stream) => {
+                    let to = self.context("cuMemcpyPeerAsync", to)?;
+                    let from = self.context("cuMemcpyPeerAsync", from)?;
+                    match stream {
+                        Some(stream) => (
+                            "cuMemcpyPeerAsync",
+                            (api.cuMemcpyPeerAsync)(dst, to, src, from, bytes, stream),
+                        ),
+                        None => ("cuMemcpyPeer", (api.cuMemcpyPeer)(dst, to, src, from, bytes)),
+                    }
+                }
+            }
+        };
+        self.check(call, device, status)
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes from cuda:{from} to cuda:{to}")))
+    }
+
+    /// # Safety
+    /// As [`crate::Driver::launch`].
+    pub(super) unsafe fn enqueue(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
+        let device = stream.device();
+        self.enter("cuLaunchKernel", device)?;
+        let mut pointers: SmallVec<[DevicePtr; INLINE]> =
+            launch.footprints.iter().map(|footprint| footprint.ptr).collect();
+        match launch.code {
+            DeviceCode::Kernel { function, grid, block, shared_bytes } => {
+                // One address per argument; the driver copies the arguments before it returns,
+                // byte by byte, so that the parameter block needs no alignment.
+                let mut arguments: SmallVec<[*mut c_void; INLINE + 1]> =
+                    pointers.iter_mut().map(|pointer| (&raw mut *pointer).cast()).collect();
+                if !launch.params.is_empty() {
+                    arguments.push(launch.params.as_ptr().cast_mut().cast());
+                }
+                // SAFETY: the caller vouches for function and operands. Each argument points to a
+                // live value: `DevicePtr` is a 64-bit address, `params` the kernel's block.
+                let status = unsafe {
+                    (self.api.cuLaunchKernel)(
+                        function.raw() as usize as CUfunction,
+                        grid[0],
+                        grid[1],
+                        grid[2],
+                        block[0],
+                        block[1],
+                        block[2],
+                        shared_bytes,
+                        raw_stream(stream),
+                        arguments.as_mut_ptr(),
+                        std::ptr::null_mut(),
+                    )
+                };
+                self.check("cuLaunchKernel", device, status).map_err(|e| {
+                    let shape = || {
+                        format!(
+                            "{} with grid {grid:?}, block {block:?}, {shared_bytes} bytes of \
+                             shared memory",
+                            launch.op
+                        )
+                    };
+                    e.with_detail(shape).at(launch.location)
+                })
+            }
+            DeviceCode::Library(call) => call(stream, &pointers)
+                .map_err(|e| e.with_detail(|| launch.op.to_owned()).at(launch.location)),
+        }
+    }
+
+    /// # Safety
+    /// As [`crate::Driver::launch_host_func`].
+    pub(super) unsafe fn enqueue_host(
+        &self,
+        stream: StreamHandle,
+        f: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
+        const CALL: &str = "cuLaunchHostFunc";
+        let device = stream.device();
+        self.enter(CALL, device)?;
+        let mut capturing = 0;
+        // SAFETY: the stream is alive and the pointer valid for writes.
+        let status = unsafe { (self.api.cuStreamIsCapturing)(raw_stream(stream), &mut capturing) };
+        self.check("cuStreamIsCapturing", device, status)?;
+        if capturing != 0 {
+            // A graph would run it at every replay, and it can run but once.
+            let code = CudaCode::STREAM_CAPTURE_UNSUPPORTED;
+            return Err(DriverError::cuda(CALL, code, Some(device)));
+        }
+        let data = Box::into_raw(Box::new(f)).cast::<c_void>();
+        // SAFETY: the stream is alive; the function takes what `data` is, and runs at most once.
+        let status =
+            unsafe { (self.api.cuLaunchHostFunc)(raw_stream(stream), Some(run_boxed), data) };
+        self.check(CALL, device, status).inspect_err(|_| {
+            // SAFETY: refused, so nobody else has it.
+            drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
+        })
+    }
+
+    pub(super) fn load_module(&self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
+        const CALL: &str = "cuModuleLoadDataEx";
+        if image.is_empty() {
+            let reason = "the image is empty".to_owned();
+            return Err(DriverError::InvalidArgument { call: CALL, reason });
+        }
+        self.enter(CALL, device)?;
+        // A copy ends in the NUL that PTX text needs, and is aligned as cubins may need.
+        let mut text = Vec::with_capacity(image.len() + 1);
+        text.extend_from_slice(image);
+        text.push(0);
+
+        let mut log = vec![0u8; 8192];
+        let mut options = [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values: [*mut c_void; 2] =
+            [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(log.len())];
+        let mut module: CUmodule = std::ptr::null_mut();
+        // SAFETY: the image ends in NUL and outlives the call, as does the log buffer, whose size
+        // is passed with it.
+        let status = unsafe {
+            (self.api.cuModuleLoadDataEx)(
+                &mut module,
+                text.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        self.check(CALL, device, status).map_err(|e| {
+            let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+            let log = String::from_utf8_lossy(&log[..end]);
+            if log.trim().is_empty() { e } else { e.with_detail(|| log.trim().to_owned()) }
+        })?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { ModuleHandle::from_raw(device, module as usize as u64) })
+    }
+}
+
+/// What `cuLaunchHostFunc` calls, with a `Box<Box<dyn FnOnce() + Send>>`.
+extern "C" fn run_boxed(data: *mut c_void) {
+    // SAFETY: `enqueue_host` boxed it, and the driver calls this once.
+    let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+    // A panic must not unwind into the driver; the panic hook has reported it by now. Its payload
+    // is leaked, since dropping it could panic again.
+    if let Err(payload) = std::panic::catch_unwind(AssertUnwindSafe(*f)) {
+        std::mem::forget(payload);
+    }
+}
+
+pub(super) fn raw_stream(stream: StreamHandle) -> CUstream {
+    stream.raw() as usize as CUstream
+}
+
+fn address(ptr: *mut u8) -> CUdeviceptr {
+    ptr.expose_provenance() as CUdeviceptr
+}
+
+pub(super) fn raw_event(event: EventHandle) -> CUevent {
+    event.raw() as usize as CUevent
+}
+
+pub(super) fn raw_pool(pool: MemPoolHandle) -> CUmemoryPool {
+    pool.raw() as usize as CUmemoryPool
+}

@@ -1,0 +1,142 @@
+//! The kinds of driver call, by which calls are counted and faults injected.
+
+macro_rules! calls {
+    ($($kind:ident = $name:literal;)*) => {
+        /// A kind of driver call.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum CallKind {
+            $(#[doc = concat!("`", $name, "`.")] $kind,)*
+        }
+
+        impl CallKind {
+            /// Every kind.
+            pub const ALL: &'static [CallKind] = &[$(CallKind::$kind,)*];
+
+            /// The driver function, such as `cuMemAlloc_v2`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(CallKind::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+calls! {
+    Properties = "cuDeviceGetAttribute";
+    PrimaryContextActive = "cuDevicePrimaryCtxGetState";
+    Synchronize = "cuCtxSynchronize";
+    MemInfo = "cuMemGetInfo_v2";
+    MemAlloc = "cuMemAlloc_v2";
+    MemFree = "cuMemFree_v2";
+    HostAlloc = "cuMemHostAlloc";
+    HostFree = "cuMemFreeHost";
+    HostRegister = "cuMemHostRegister_v2";
+    HostUnregister = "cuMemHostUnregister";
+    MemcpyAsync = "cuMemcpyAsync";
+    Memcpy = "cuMemcpy";
+    MemsetAsync = "cuMemsetAsync";
+    StreamPriorityRange = "cuCtxGetStreamPriorityRange";
+    StreamCreate = "cuStreamCreateWithPriority";
+    StreamDestroy = "cuStreamDestroy_v2";
+    StreamQuery = "cuStreamQuery";
+    StreamSynchronize = "cuStreamSynchronize";
+    StreamWaitEvent = "cuStreamWaitEvent";
+    StreamPriority = "cuStreamGetPriority";
+    LaunchHostFunc = "cuLaunchHostFunc";
+    EventCreate = "cuEventCreate";
+    EventDestroy = "cuEventDestroy_v2";
+    EventRecord = "cuEventRecord";
+    EventQuery = "cuEventQuery";
+    EventSynchronize = "cuEventSynchronize";
+    EventElapsed = "cuEventElapsedTime";
+    ModuleLoad = "cuModuleLoadData";
+    ModuleUnload = "cuModuleUnload";
+    ModuleFunction = "cuModuleGetFunction";
+    FunctionMaxShared = "cuFuncSetAttribute";
+    Launch = "cuLaunchKernel";
+    CanAccessPeer = "cuDeviceCanAccessPeer";
+    EnablePeerAccess = "cuCtxEnablePeerAccess";
+    DisablePeerAccess = "cuCtxDisablePeerAccess";
+    MemGranularity = "cuMemGetAllocationGranularity";
+    AddressReserve = "cuMemAddressReserve";
+    AddressFree = "cuMemAddressFree";
+    MemCreate = "cuMemCreate";
+    MemRelease = "cuMemRelease";
+    MemMap = "cuMemMap";
+    MemSetAccess = "cuMemSetAccess";
+    MemUnmap = "cuMemUnmap";
+    MempoolCreate = "cuMemPoolCreate";
+    MempoolDestroy = "cuMemPoolDestroy";
+    MempoolReleaseThreshold = "cuMemPoolSetAttribute";
+    MempoolTrim = "cuMemPoolTrimTo";
+    MemAllocAsync = "cuMemAllocFromPoolAsync";
+    MemFreeAsync = "cuMemFreeAsync";
+    BeginCapture = "cuStreamBeginCapture_v2";
+    EndCapture = "cuStreamEndCapture";
+    CaptureStatus = "cuStreamGetCaptureInfo_v2";
+    ExchangeCaptureMode = "cuThreadExchangeStreamCaptureMode";
+    GraphInstantiate = "cuGraphInstantiateWithFlags";
+    GraphLaunch = "cuGraphLaunch";
+    GraphDestroy = "cuGraphDestroy";
+    GraphExecDestroy = "cuGraphExecDestroy";
+    IpcMemHandle = "cuIpcGetMemHandle";
+    IpcOpenMem = "cuIpcOpenMemHandle_v2";
+    IpcCloseMem = "cuIpcCloseMemHandle";
+    IpcEventHandle = "cuIpcGetEventHandle";
+    IpcOpenEvent = "cuIpcOpenEventHandle";
+}
+
+impl CallKind {
+    /// Whether it gives something back. On a lost device such calls succeed.
+    #[must_use]
+    pub const fn is_release(self) -> bool {
+        use CallKind::*;
+        matches!(
+            self,
+            MemFree
+                | HostFree
+                | HostUnregister
+                | StreamDestroy
+                | EventDestroy
+                | ModuleUnload
+                | AddressFree
+                | MemRelease
+                | MemUnmap
+                | MempoolDestroy
+                | MemFreeAsync
+                | GraphDestroy
+                | GraphExecDestroy
+                | IpcCloseMem
+        )
+    }
+
+    /// Whether it works without a context, and so on a lost device too.
+    pub(super) const fn needs_no_context(self) -> bool {
+        use CallKind::*;
+        matches!(
+            self,
+            Properties
+                | PrimaryContextActive
+                | CanAccessPeer
+                | MemGranularity
+                | ExchangeCaptureMode
+        )
+    }
+
+    /// Whether a capture forbids it to threads that are not in relaxed mode.
+    pub(super) const fn is_unsafe_in_capture(self) -> bool {
+        use CallKind::*;
+        matches!(
+            self,
+            MemAlloc
+                | MemFree
+                | HostAlloc
+                | HostFree
+                | HostRegister
+                | HostUnregister
+                | Memcpy
+                | EventQuery
+                | EventSynchronize
+        )
+    }
+}

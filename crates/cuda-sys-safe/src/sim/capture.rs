@@ -1,0 +1,370 @@
+//! Stream capture and graphs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::CallKind;
+use super::state::{Label, State, error, thread_number};
+use super::streams::{Key, OpKind, Point, Stream, Work};
+use crate::*;
+
+/// The nodes that the next captured work of a stream depends on.
+pub(super) type Frontier = BTreeSet<usize>;
+
+pub(super) struct Capture {
+    origin: Key,
+    pub(super) device: usize,
+    mode: CaptureMode,
+    thread: u64,
+    nodes: Vec<Node>,
+    frontiers: BTreeMap<Key, Frontier>,
+    invalid: bool,
+}
+
+pub(super) struct Graph {
+    pub(super) nodes: Vec<Node>,
+}
+
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) device: usize,
+    pub(super) label: Label,
+    pub(super) work: Work,
+    pub(super) after: Frontier,
+}
+
+impl State {
+    pub(super) fn begin_capture(&mut self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
+        let call = CallKind::BeginCapture;
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        if stream.raw() == 0 {
+            let why = "the legacy default stream cannot be captured";
+            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
+        }
+        if self.streams.get(&key).is_some_and(|s| s.capture.is_some()) {
+            return Err(error(call, CudaCode::ILLEGAL_STATE, device, "already being captured"));
+        }
+        let id = self.fresh();
+        let capture = Capture {
+            origin: key,
+            device,
+            mode,
+            thread: thread_number(),
+            nodes: Vec::new(),
+            frontiers: BTreeMap::from([(key, Frontier::new())]),
+            invalid: false,
+        };
+        self.captures.insert(id, capture);
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.capture = Some(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn end_capture(&mut self, stream: StreamHandle) -> Result<GraphHandle> {
+        let call = CallKind::EndCapture;
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        let refuse = |code| Err(error(call, code, device, ""));
+        let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else {
+            return refuse(CudaCode::ILLEGAL_STATE);
+        };
+        let Some(capture) = self.captures.get_mut(&id) else {
+            return refuse(CudaCode::ILLEGAL_STATE);
+        };
+        if capture.origin != key {
+            capture.invalid = true;
+            return refuse(CudaCode::STREAM_CAPTURE_UNMATCHED);
+        }
+        if capture.mode != CaptureMode::Relaxed && capture.thread != thread_number() {
+            return refuse(CudaCode::STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let Some(capture) = self.forget_capture(id) else {
+            return refuse(CudaCode::ILLEGAL_STATE);
+        };
+        if capture.invalid {
+            return refuse(CudaCode::STREAM_CAPTURE_INVALIDATED);
+        }
+        if !capture.joined() {
+            return refuse(CudaCode::STREAM_CAPTURE_UNJOINED);
+        }
+        let graph = self.fresh();
+        self.graphs.insert(graph, (device, Arc::new(Graph { nodes: capture.nodes })));
+        // SAFETY: just made.
+        Ok(unsafe { GraphHandle::from_raw(device, graph) })
+    }
+
+    /// Takes all streams out of a capture.
+    fn forget_capture(&mut self, id: u64) -> Option<Capture> {
+        for stream in self.streams.values_mut().filter(|s| s.capture == Some(id)) {
+            stream.capture = None;
+        }
+        self.captures.remove(&id)
+    }
+
+    /// Forgets the captures that nobody can end any more: those of a stream that is destroyed,
+    /// or of a device that is lost.
+    pub(super) fn forget_captures(&mut self, gone: impl Fn(Key, usize) -> bool) {
+        let captures = self.captures.iter().filter(|(_, c)| gone(c.origin, c.device));
+        let ids: Vec<u64> = captures.map(|(&id, _)| id).collect();
+        for id in ids {
+            self.forget_capture(id);
+        }
+    }
+
+    pub(super) fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
+        let call = CallKind::CaptureStatus;
+        let key = self.stream_key(call, stream)?;
+        if stream.raw() == 0 && self.blocking_capture(stream.device()).is_some() {
+            let device = stream.device();
+            return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
+        }
+        let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else {
+            return Ok(CaptureStatus::None);
+        };
+        match self.captures.get(&id) {
+            Some(capture) if capture.invalid => Ok(CaptureStatus::Invalidated),
+            _ => Ok(CaptureStatus::Active(id)),
+        }
+    }
+
+    pub(super) fn exchange_capture_mode(&mut self, mode: CaptureMode) -> CaptureMode {
+        self.capture_modes.insert(thread_number(), mode).unwrap_or(CaptureMode::Global)
+    }
+
+    /// Adds an operation to a capture instead of a queue.
+    pub(super) fn capture_op(
+        &mut self,
+        id: u64,
+        key: Key,
+        label: Label,
+        kind: OpKind,
+    ) -> Result<()> {
+        let device = self.streams.get(&key).map_or(0, |s| s.device);
+        let Some(capture) = self.captures.get_mut(&id) else { return Ok(()) };
+        if capture.invalid {
+            return Err(error(label.call, CudaCode::STREAM_CAPTURE_INVALIDATED, device, ""));
+        }
+        let before = capture.frontiers.entry(key).or_default().clone();
+        let after = match kind {
+            OpKind::Work(work) => {
+                capture.nodes.push(Node { device, label, work, after: before });
+                Frontier::from([capture.nodes.len() - 1])
+            }
+            OpKind::Graph(graph) => capture.splice(&graph, &before),
+            OpKind::Host(f) => {
+                self.trash.push(f);
+                let why = "a host function that runs once cannot be captured";
+                let code = CudaCode::STREAM_CAPTURE_UNSUPPORTED;
+                return Err(error(label.call, code, device, why));
+            }
+            OpKind::Record(_) | OpKind::Wait | OpKind::PoolAlloc(_) | OpKind::PoolFree(_) => before,
+        };
+        capture.frontiers.insert(key, after);
+        Ok(())
+    }
+
+    /// What an event stands for that is recorded in a capturing stream.
+    pub(super) fn capture_frontier(
+        &self,
+        call: CallKind,
+        key: Key,
+    ) -> Result<Option<(u64, Frontier)>> {
+        let Some(stream) = self.streams.get(&key) else { return Ok(None) };
+        let Some(id) = stream.capture else { return Ok(None) };
+        match self.captures.get(&id) {
+            Some(capture) if capture.invalid => {
+                Err(error(call, CudaCode::STREAM_CAPTURE_INVALIDATED, stream.device, ""))
+            }
+            capture => {
+                Ok(capture.map(|c| (id, c.frontiers.get(&key).cloned().unwrap_or_default())))
+            }
+        }
+    }
+
+    /// Makes a stream wait for an event of a capture, which takes the stream into the capture.
+    pub(super) fn capture_join(
+        &mut self,
+        call: CallKind,
+        key: Key,
+        id: u64,
+        frontier: &Frontier,
+    ) -> Result<()> {
+        let Some(stream) = self.streams.get_mut(&key) else { return Ok(()) };
+        let device = stream.device;
+        if stream.legacy {
+            self.invalidate(id);
+            return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
+        }
+        match stream.capture {
+            Some(own) if own != id => {
+                self.invalidate(own);
+                self.invalidate(id);
+                return Err(error(call, CudaCode::STREAM_CAPTURE_MERGE, device, ""));
+            }
+            _ => stream.capture = Some(id),
+        }
+        let Some(capture) = self.captures.get_mut(&id) else { return Ok(()) };
+        if capture.invalid {
+            return Err(error(call, CudaCode::STREAM_CAPTURE_INVALIDATED, device, ""));
+        }
+        capture.frontiers.entry(key).or_default().extend(frontier);
+        Ok(())
+    }
+
+    pub(super) fn invalidate(&mut self, id: u64) {
+        if let Some(capture) = self.captures.get_mut(&id) {
+            capture.invalid = true;
+        }
+    }
+
+    pub(super) fn invalidate_capture_of(&mut self, key: Key) {
+        if let Some(id) = self.streams.get(&key).and_then(|s| s.capture) {
+            self.invalidate(id);
+        }
+    }
+
+    /// A capture of one of the device's blocking streams.
+    fn blocking_capture(&self, device: usize) -> Option<u64> {
+        self.streams.values().filter(|s| s.device == device && s.blocking()).find_map(|s| s.capture)
+    }
+
+    /// Refuses what would make the legacy default stream depend on a capture.
+    pub(super) fn check_implicit(&mut self, key: Key, call: CallKind) -> Result<()> {
+        let Some(Stream { legacy: true, device, .. }) = self.streams.get(&key) else {
+            return Ok(());
+        };
+        let device = *device;
+        let Some(id) = self.blocking_capture(device) else { return Ok(()) };
+        self.invalidate(id);
+        Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""))
+    }
+
+    /// Refuses a call about a stream that is being captured, and spoils the capture.
+    pub(super) fn refuse_in_capture(&mut self, call: CallKind, key: Key) -> Result<()> {
+        let Some(stream) = self.streams.get(&key) else { return Ok(()) };
+        let device = stream.device;
+        if stream.capture.is_some() {
+            self.invalidate_capture_of(key);
+            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, ""));
+        }
+        self.check_implicit(key, call)
+    }
+
+    /// Refuses a device-wide wait while anything of the device is captured.
+    pub(super) fn refuse_while_capturing(&mut self, call: CallKind, device: usize) -> Result<()> {
+        self.spoil(call, device, |capture| capture.device == device)
+    }
+
+    /// Refuses a call that captures forbid to this thread, and spoils those captures.
+    pub(super) fn check_unsafe_call(&mut self, call: CallKind, device: usize) -> Result<()> {
+        if self.captures.is_empty() {
+            return Ok(());
+        }
+        let thread = thread_number();
+        let mode = self.capture_modes.get(&thread).copied().unwrap_or(CaptureMode::Global);
+        if mode == CaptureMode::Relaxed {
+            return Ok(());
+        }
+        self.spoil(call, device, |capture| {
+            if capture.thread == thread {
+                capture.mode != CaptureMode::Relaxed
+            } else {
+                mode == CaptureMode::Global && capture.mode == CaptureMode::Global
+            }
+        })
+    }
+
+    fn spoil(
+        &mut self,
+        call: CallKind,
+        device: usize,
+        which: impl Fn(&Capture) -> bool,
+    ) -> Result<()> {
+        let mut any = false;
+        for capture in self.captures.values_mut().filter(|c| which(c)) {
+            capture.invalid = true;
+            any = true;
+        }
+        if !any {
+            return Ok(());
+        }
+        let why = "a capture is under way; it is now invalid";
+        Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why))
+    }
+
+    pub(super) fn graph_instantiate(&mut self, handle: GraphHandle) -> Result<GraphExecHandle> {
+        let call = CallKind::GraphInstantiate;
+        let Some((device, graph)) = self.graphs.get(&handle.raw()).cloned() else {
+            return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
+        };
+        let id = self.fresh();
+        self.graph_execs.insert(id, (device, graph));
+        // SAFETY: just made.
+        Ok(unsafe { GraphExecHandle::from_raw(device, id) })
+    }
+
+    pub(super) fn graph_launch(
+        &mut self,
+        handle: GraphExecHandle,
+        stream: StreamHandle,
+    ) -> Result<Option<Point>> {
+        let call = CallKind::GraphLaunch;
+        let key = self.stream_key(call, stream)?;
+        let Some((_, graph)) = self.graph_execs.get(&handle.raw()).cloned() else {
+            return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
+        };
+        self.enqueue(key, Label::of(call), OpKind::Graph(graph), &[])
+    }
+
+    pub(super) fn graph_destroy(&mut self, handle: GraphHandle) -> Result<()> {
+        match self.graphs.remove(&handle.raw()) {
+            Some(_) => Ok(()),
+            None => {
+                let call = CallKind::GraphDestroy;
+                Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"))
+            }
+        }
+    }
+
+    pub(super) fn graph_exec_destroy(&mut self, handle: GraphExecHandle) -> Result<()> {
+        match self.graph_execs.remove(&handle.raw()) {
+            Some(_) => Ok(()),
+            None => {
+                let call = CallKind::GraphExecDestroy;
+                Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"))
+            }
+        }
+    }
+}
+
+impl Capture {
+    /// Whether the origin stream has come to depend on all that was captured.
+    fn joined(&self) -> bool {
+        let mut covered = vec![false; self.nodes.len()];
+        let mut open: Vec<usize> =
+            self.frontiers.get(&self.origin).into_iter().flatten().copied().collect();
+        while let Some(node) = open.pop() {
+            if !std::mem::replace(&mut covered[node], true) {
+                open.extend(&self.nodes[node].after);
+            }
+        }
+        covered.into_iter().all(|c| c)
+    }
+
+    /// Adds a whole graph after some nodes: its nodes that nothing in it follows.
+    fn splice(&mut self, graph: &Graph, before: &Frontier) -> Frontier {
+        let shift = self.nodes.len();
+        let mut ends: Frontier = (shift..shift + graph.nodes.len()).collect();
+        for node in &graph.nodes {
+            let mut after: Frontier = node.after.iter().map(|n| n + shift).collect();
+            ends = ends.difference(&after).copied().collect();
+            if after.is_empty() {
+                after.clone_from(before);
+            }
+            self.nodes.push(Node { after, ..node.clone() });
+        }
+        if graph.nodes.is_empty() { before.clone() } else { ends }
+    }
+}

@@ -1,0 +1,201 @@
+//! What kind of box to simulate.
+
+use std::sync::Arc;
+
+use super::{H200_TOTAL_MEMORY, SimDriver, h200};
+use crate::DeviceProperties;
+
+/// When enqueued work runs. Any legal order may be chosen; work never runs by itself, only
+/// inside driver calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// Everything that can run does so before the call that enqueued it returns.
+    Eager,
+    /// Nothing runs until a call must wait for it, and then only what that wait needs. A query
+    /// of something unfinished runs one operation.
+    Lazy,
+    /// Each call first runs a few operations of randomly picked streams.
+    Seeded(u64),
+}
+
+/// A simulated box, to be built into a [`SimDriver`].
+///
+/// ```
+/// use warpline_cuda_sys_safe::{Driver, sim::{Schedule, SimConfig}};
+/// let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(3) }.build();
+/// assert_eq!(sim.device_count(), 3);
+/// assert_eq!(SimConfig::from_spec("sim:3,lazy").unwrap().devices, 3);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimConfig {
+    /// Devices in the box; [`SimConfig::visible`] may hide some.
+    pub devices: usize,
+    /// Memory of each device, in bytes.
+    pub capacity: usize,
+    /// When work runs.
+    pub schedule: Schedule,
+    /// The text of `CUDA_VISIBLE_DEVICES`, where it is set.
+    pub visible: Option<String>,
+    /// `CUDA_LAUNCH_BLOCKING`: whether every launch, copy and memset waits until it is done.
+    pub launch_blocking: bool,
+    /// Pairs of devices without a peer link, in either order. All others are linked.
+    pub unlinked_peers: Vec<(usize, usize)>,
+    /// Whether each kernel's footprints are checked by running it on poisoned copies.
+    pub check_footprints: bool,
+    /// Whether allocations are surrounded by filled zones that are checked when they are freed.
+    pub redzones: bool,
+    /// What each device is, apart from its UUID, PCI address and memory.
+    pub properties: DeviceProperties,
+}
+
+impl SimConfig {
+    /// A box of H200s, all linked, under `Schedule::Seeded(0)`.
+    #[must_use]
+    pub fn new(devices: usize) -> Self {
+        Self {
+            devices,
+            capacity: H200_TOTAL_MEMORY,
+            schedule: Schedule::Seeded(0),
+            visible: None,
+            launch_blocking: false,
+            unlinked_peers: Vec::new(),
+            check_footprints: false,
+            redzones: true,
+            properties: h200(0),
+        }
+    }
+
+    /// Reads a text such as `sim`, `sim:3` or `sim:3,seed=7,memory=8GiB,check`.
+    ///
+    /// Options: `eager`, `lazy`, `seed=N`, `memory=BYTES` (with an optional `KiB`, `MiB` or
+    /// `GiB`), `blocking`, `check` (footprints).
+    ///
+    /// # Errors
+    /// A [`SpecError`] that names what was not understood.
+    pub fn from_spec(spec: &str) -> Result<Self, SpecError> {
+        let mut parts = spec.split(',').map(str::trim);
+        let head = parts.next().unwrap_or_default();
+        let devices = match head.split_once(':') {
+            None if head == "sim" => 1,
+            Some(("sim", n)) => number(spec, n)?,
+            _ => return Err(SpecError::NotSim { spec: spec.into() }),
+        };
+        if devices > MAX_DEVICES {
+            return Err(SpecError::TooManyDevices { devices });
+        }
+        let mut config = Self::new(devices);
+        for option in parts {
+            match option.split_once('=') {
+                None if option == "eager" => config.schedule = Schedule::Eager,
+                None if option == "lazy" => config.schedule = Schedule::Lazy,
+                None if option == "check" => config.check_footprints = true,
+                None if option == "blocking" => config.launch_blocking = true,
+                Some(("seed", n)) => config.schedule = Schedule::Seeded(number(spec, n)? as u64),
+                Some(("memory", n)) => config.capacity = bytes(spec, n)?,
+                _ => {
+                    return Err(SpecError::UnknownOption {
+                        spec: spec.into(),
+                        option: option.into(),
+                    });
+                }
+            }
+        }
+        Ok(config)
+    }
+
+    /// Builds the box. An `Arc<dyn Driver>` is a clone of the result away.
+    #[must_use]
+    pub fn build(self) -> Arc<SimDriver> {
+        Arc::new(SimDriver::new(self))
+    }
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        Self::new(1)
+    }
+}
+
+/// The most devices a box has: addresses of each take a 1 PiB range.
+pub(super) const MAX_DEVICES: usize = 64;
+
+/// Why a text describes no simulated box.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// It does not start with `sim` or `sim:N`.
+    #[error("`{spec}` does not name a simulated driver: write `sim` or `sim:3`")]
+    NotSim {
+        /// The whole text.
+        spec: String,
+    },
+    /// A number was expected.
+    #[error("`{text}` in `{spec}` is not a number that fits")]
+    NotANumber {
+        /// The whole text.
+        spec: String,
+        /// What should have been a number.
+        text: String,
+    },
+    /// More devices than can be simulated.
+    #[error("{devices} simulated devices were asked for; at most 64 are possible")]
+    TooManyDevices {
+        /// How many were asked for.
+        devices: usize,
+    },
+    /// An option that does not exist.
+    #[error(
+        "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check"
+    )]
+    UnknownOption {
+        /// The whole text.
+        spec: String,
+        /// The option.
+        option: String,
+    },
+}
+
+fn number(spec: &str, text: &str) -> Result<usize, SpecError> {
+    text.trim()
+        .parse()
+        .map_err(|_| SpecError::NotANumber { spec: spec.into(), text: text.trim().into() })
+}
+
+fn bytes(spec: &str, text: &str) -> Result<usize, SpecError> {
+    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+    for (unit, scale) in units {
+        if let Some(count) = text.strip_suffix(unit) {
+            let not = || SpecError::NotANumber { spec: spec.into(), text: text.into() };
+            return number(spec, count)?.checked_mul(scale).ok_or_else(not);
+        }
+    }
+    number(spec, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs() {
+        let read = SimConfig::from_spec;
+        assert_eq!(read("sim").unwrap(), SimConfig::new(1));
+        assert_eq!(read("sim:0").unwrap().devices, 0);
+        let config = read("sim:3, seed=7,memory=8GiB,check,blocking").unwrap();
+        assert_eq!(config.devices, 3);
+        assert_eq!(config.schedule, Schedule::Seeded(7));
+        assert_eq!(config.capacity, 8 << 30);
+        assert!(config.check_footprints && config.launch_blocking);
+        assert_eq!(read("sim:1,lazy").unwrap().schedule, Schedule::Lazy);
+        assert_eq!(read("sim:1,eager").unwrap().schedule, Schedule::Eager);
+        assert!(matches!(read("cuda"), Err(SpecError::NotSim { .. })));
+        assert!(matches!(read("simulated"), Err(SpecError::NotSim { .. })));
+        assert!(matches!(read("sim:x"), Err(SpecError::NotANumber { .. })));
+        assert!(matches!(read("sim:-1"), Err(SpecError::NotANumber { .. })));
+        assert!(matches!(read("sim:65"), Err(SpecError::TooManyDevices { devices: 65 })));
+        assert!(matches!(
+            read("sim:1,memory=99999999999999GiB"),
+            Err(SpecError::NotANumber { .. })
+        ));
+        assert!(matches!(read("sim:1,fast"), Err(SpecError::UnknownOption { .. })));
+    }
+}

@@ -1,0 +1,223 @@
+//! Copies and memsets: checked when called, staged as the driver stages, done when they run.
+
+use std::ptr::{copy, with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::Arc;
+
+use super::CallKind;
+use super::exec::{RunError, copy_time, kernel_time};
+use super::memory::{DEVICE_SPACE, HostOverlap, User};
+use super::state::{Label, State, error};
+use super::streams::{OpKind, Point, Work};
+use crate::*;
+
+/// One end of a copy, as it is when it runs.
+#[derive(Clone)]
+enum End {
+    /// Host memory, touched when the copy runs.
+    Host(usize),
+    /// What pageable host memory held when the copy was called.
+    Staged(Arc<[u8]>),
+    Device(usize, u64),
+}
+
+#[derive(Clone)]
+pub(super) struct CopyWork {
+    dst: End,
+    src: End,
+    pub(super) bytes: usize,
+}
+
+#[derive(Clone)]
+pub(super) struct MemsetWork {
+    dst: u64,
+    value: MemsetValue,
+    count: usize,
+}
+
+/// What kind of memory an end is, by the rules of host synchronisation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Pageable,
+    Pinned,
+    Device,
+}
+
+/// What the caller of a copy must wait for before it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostWait {
+    Nothing,
+    /// The copy itself.
+    Done(Point),
+    /// What was before it on its stream: then its source has been staged.
+    Before(Point),
+}
+
+impl CopyWork {
+    pub(super) fn on_one_device(&self) -> bool {
+        matches!((&self.dst, &self.src), (End::Device(a, _), End::Device(b, _)) if a == b)
+    }
+}
+
+impl State {
+    /// Enqueues a copy. `synchronous` is `cuMemcpy`, on the default stream.
+    ///
+    /// # Safety
+    /// As for [`Driver::memcpy_async`]: a host source is readable.
+    pub(super) unsafe fn memcpy(
+        &mut self,
+        call: CallKind,
+        request: &Copy,
+        stream: StreamHandle,
+        synchronous: bool,
+    ) -> Result<(Option<Point>, HostWait)> {
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        if request.bytes == 0 {
+            return Ok((None, HostWait::Nothing));
+        }
+        let (dst, to) = self.copy_end(call, device, request.dst, request.bytes)?;
+        let (src, from) = self.copy_end(call, device, request.src, request.bytes)?;
+        let pageable = to == Place::Pageable || from == Place::Pageable;
+        if pageable && self.streams.get(&key).is_some_and(|s| s.capture.is_some()) {
+            self.invalidate_capture_of(key);
+            let why = "a copy of pageable host memory cannot be captured";
+            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
+        }
+        let to_device = to == Place::Device;
+        let src = match (src, from) {
+            (End::Host(address), Place::Pageable) if to_device => {
+                let source = with_exposed_provenance::<u8>(address);
+                // SAFETY: the caller promises a readable source of that many bytes.
+                End::Staged(unsafe { std::slice::from_raw_parts(source, request.bytes) }.into())
+            }
+            (src, _) => src,
+        };
+        let work = Work::Copy(CopyWork { dst, src, bytes: request.bytes });
+        let Some(point) = self.enqueue(key, Label::of(call), OpKind::Work(work), &[])? else {
+            return Ok((None, HostWait::Nothing));
+        };
+        let wait = match (from, to) {
+            // Host to host is synchronous, and so is what ends in pageable memory.
+            (_, Place::Pageable) | (Place::Pageable, Place::Pinned) => HostWait::Done(point),
+            (Place::Pinned, Place::Pinned) if synchronous => HostWait::Done(point),
+            (Place::Pageable, Place::Device) if synchronous => HostWait::Before(point),
+            (Place::Pinned, Place::Device) | (Place::Device, Place::Pinned) if synchronous => {
+                HostWait::Done(point)
+            }
+            _ => HostWait::Nothing,
+        };
+        Ok((Some(point), wait))
+    }
+
+    fn copy_end(
+        &self,
+        call: CallKind,
+        device: usize,
+        end: CopyEnd,
+        bytes: usize,
+    ) -> Result<(End, Place)> {
+        let refuse = |why: String| Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+        let address = match end {
+            CopyEnd::Host(ptr) => {
+                let address = ptr.as_ptr().expose_provenance();
+                if address as u64 >= DEVICE_SPACE {
+                    return refuse(format!("{address:#x} is a device address, not host memory"));
+                }
+                address
+            }
+            CopyEnd::Device { device: owner, ptr } if ptr.addr() >= DEVICE_SPACE => {
+                return match self.owner(ptr.addr(), bytes) {
+                    Some(real) if real == owner => {
+                        Ok((End::Device(owner, ptr.addr()), Place::Device))
+                    }
+                    Some(real) => refuse(format!("{ptr:?} is of cuda:{real}, not cuda:{owner}")),
+                    None => refuse(format!("{bytes} bytes at {ptr:?} are not all allocated")),
+                };
+            }
+            CopyEnd::Device { ptr, .. } => ptr.addr() as usize,
+        };
+        match self.memory.host_range(address, bytes) {
+            HostOverlap::Inside => Ok((End::Host(address), Place::Pinned)),
+            HostOverlap::None if matches!(end, CopyEnd::Host(_)) => {
+                Ok((End::Host(address), Place::Pageable))
+            }
+            HostOverlap::None => refuse(format!("{address:#x} is not device memory")),
+            HostOverlap::Partly => {
+                refuse(format!("{bytes} bytes at {address:#x} are only partly page-locked"))
+            }
+            HostOverlap::Freed => refuse(format!("the host memory at {address:#x} was freed")),
+        }
+    }
+
+    pub(super) fn run_copy(&mut self, work: &CopyWork) -> Result<f64, RunError> {
+        let mut at = |end: &End, write: bool| match end {
+            End::Host(address) => match self.memory.host_range(*address, work.bytes) {
+                HostOverlap::Freed => Err(format!("the host memory at {address:#x} was freed")),
+                _ => Ok(*address),
+            },
+            End::Staged(bytes) => Ok(bytes.as_ptr().expose_provenance()),
+            End::Device(_, address) => self.locate(*address, work.bytes, User::Copy, write),
+        };
+        let dst = at(&work.dst, true).map_err(RunError::illegal)?;
+        let src = at(&work.src, false).map_err(RunError::illegal)?;
+        // SAFETY: device ends were just checked to lie in live backing memory, and only the
+        // executor touches that; host ends are valid until the copy is done, as its caller
+        // promised. The ends may overlap.
+        unsafe {
+            copy(
+                with_exposed_provenance::<u8>(src),
+                with_exposed_provenance_mut::<u8>(dst),
+                work.bytes,
+            );
+        }
+        Ok(copy_time(work))
+    }
+
+    pub(super) fn memset(
+        &mut self,
+        dst: DevicePtr,
+        value: MemsetValue,
+        count: usize,
+        stream: StreamHandle,
+    ) -> Result<Option<Point>> {
+        let call = CallKind::MemsetAsync;
+        let key = self.stream_key(call, stream)?;
+        let device = stream.device();
+        let refuse = |why: String| Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+        if count == 0 {
+            return Ok(None);
+        }
+        if !dst.addr().is_multiple_of(value.size() as u64) {
+            return refuse(format!("{dst:?} is not a multiple of {}", value.size()));
+        }
+        let known = count.checked_mul(value.size()).is_some_and(|bytes| {
+            self.owner(dst.addr(), bytes).is_some()
+                || self.memory.host_range(dst.addr() as usize, bytes) == HostOverlap::Inside
+        });
+        if !known {
+            return refuse(format!("{count} elements at {dst:?} are not all allocated"));
+        }
+        let work = Work::Memset(MemsetWork { dst: dst.addr(), value, count });
+        self.enqueue(key, Label::of(call), OpKind::Work(work), &[])
+    }
+
+    pub(super) fn run_memset(&mut self, work: &MemsetWork) -> Result<f64, RunError> {
+        let bytes = work.count * work.value.size();
+        let at = self.locate(work.dst, bytes, User::Copy, true).map_err(RunError::illegal)?;
+        // SAFETY: just checked to lie in live backing memory, which only the executor touches.
+        let memory =
+            unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
+        match work.value {
+            MemsetValue::U8(v) => memory.fill(v),
+            MemsetValue::U16(v) => repeat(memory, v.to_ne_bytes()),
+            MemsetValue::U32(v) => repeat(memory, v.to_ne_bytes()),
+        }
+        Ok(kernel_time(bytes))
+    }
+}
+
+fn repeat<const N: usize>(memory: &mut [u8], value: [u8; N]) {
+    for chunk in memory.chunks_exact_mut(N) {
+        chunk.copy_from_slice(&value);
+    }
+}

@@ -1,0 +1,145 @@
+//! Events: points of streams that can be recorded again.
+
+use super::CallKind;
+use super::capture::Frontier;
+use super::state::{Label, State, error};
+use super::streams::{Key, OpKind, Point};
+use crate::*;
+
+pub(super) struct Event {
+    pub(super) device: usize,
+    pub(super) flags: EventFlags,
+    /// Where it was last recorded. A re-record moves it; waits already made keep the old point.
+    pub(super) latest: Option<Point>,
+    /// When that record ran, in virtual microseconds.
+    pub(super) time: Option<f64>,
+    /// The capture in which it was last recorded, and what it stands for there.
+    pub(super) captured: Option<(u64, Frontier)>,
+}
+
+impl State {
+    pub(super) fn event_create(&mut self, device: usize, flags: EventFlags) -> Result<EventHandle> {
+        if flags.interprocess && flags.timing {
+            let why = "an interprocess event keeps no times";
+            return Err(error(CallKind::EventCreate, CudaCode::INVALID_VALUE, device, why));
+        }
+        let id = self.fresh();
+        let event = Event { device, flags, latest: None, time: None, captured: None };
+        self.events.insert(id, event);
+        // SAFETY: just made.
+        Ok(unsafe { EventHandle::from_raw(device, id) })
+    }
+
+    fn event(&self, call: CallKind, handle: EventHandle) -> Result<&Event> {
+        match self.events.get(&handle.raw()) {
+            Some(event) if event.device == handle.device() => Ok(event),
+            _ => Err(error(call, CudaCode::INVALID_HANDLE, handle.device(), "no such event")),
+        }
+    }
+
+    pub(super) fn event_destroy(&mut self, handle: EventHandle) -> Result<()> {
+        self.event(CallKind::EventDestroy, handle)?;
+        self.events.remove(&handle.raw());
+        Ok(())
+    }
+
+    pub(super) fn event_record(
+        &mut self,
+        handle: EventHandle,
+        stream: StreamHandle,
+    ) -> Result<Option<Point>> {
+        let call = CallKind::EventRecord;
+        self.event(call, handle)?;
+        let key = self.stream_key(call, stream)?;
+        if handle.device() != stream.device() {
+            let why = format!("the event is of cuda:{}", handle.device());
+            return Err(error(call, CudaCode::INVALID_HANDLE, stream.device(), &why));
+        }
+        if let Some(captured) = self.capture_frontier(call, key)? {
+            if let Some(event) = self.events.get_mut(&handle.raw()) {
+                event.captured = Some(captured);
+            }
+            return Ok(None);
+        }
+        let point = self.enqueue(key, Label::of(call), OpKind::Record(handle.raw()), &[])?;
+        if let Some(event) = self.events.get_mut(&handle.raw()) {
+            (event.latest, event.time, event.captured) = (point, None, None);
+        }
+        Ok(point)
+    }
+
+    /// Notes when a record ran, unless the event has been recorded again since.
+    pub(super) fn mark_recorded(&mut self, event: u64, stream: Key, time: f64) {
+        let position = self.streams.get(&stream).map_or(0, |s| s.done + 1);
+        if let Some(event) = self.events.get_mut(&event)
+            && event.latest == Some(Point { stream, position })
+        {
+            event.time = Some(time);
+        }
+    }
+
+    /// Makes the stream wait for the event's latest record as it is now.
+    pub(super) fn stream_wait_event(
+        &mut self,
+        stream: StreamHandle,
+        handle: EventHandle,
+    ) -> Result<Option<Point>> {
+        let call = CallKind::StreamWaitEvent;
+        let key = self.stream_key(call, stream)?;
+        let event = self.event(call, handle)?;
+        let latest = event.latest;
+        if let Some((capture, frontier)) = event.captured.clone() {
+            if self.captures.contains_key(&capture) {
+                self.capture_join(call, key, capture, &frontier)?;
+            }
+            return Ok(None);
+        }
+        let Some(point) = latest else { return Ok(None) };
+        if self.streams.get(&key).is_some_and(|s| s.capture.is_some()) {
+            self.invalidate_capture_of(key);
+            let why = "the event was recorded outside the capture";
+            return Err(error(call, CudaCode::STREAM_CAPTURE_ISOLATION, stream.device(), why));
+        }
+        if self.reached(point) {
+            return Ok(None);
+        }
+        self.enqueue(key, Label::of(call), OpKind::Wait, &[point])
+    }
+
+    /// The point an event stands for; none if it was never recorded.
+    pub(super) fn event_point(
+        &mut self,
+        call: CallKind,
+        handle: EventHandle,
+    ) -> Result<Option<Point>> {
+        let event = self.event(call, handle)?;
+        let latest = event.latest;
+        if let Some((id, _)) = event.captured
+            && self.captures.contains_key(&id)
+        {
+            self.invalidate(id);
+            return Err(error(call, CudaCode::CAPTURED_EVENT, handle.device(), ""));
+        }
+        Ok(latest)
+    }
+
+    pub(super) fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        let call = CallKind::EventElapsed;
+        let device = start.device();
+        let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
+        let (from, to) = (self.event(call, start)?, self.event(call, end)?);
+        if from.device != to.device {
+            return no("the events are of different devices");
+        }
+        if !from.flags.timing || !to.flags.timing {
+            return no("an event keeps no times");
+        }
+        if from.latest.is_none() || to.latest.is_none() {
+            return no("an event was never recorded");
+        }
+        match (from.time, to.time) {
+            (Some(from), Some(to)) => Ok(((to - from) / 1000.0) as f32),
+            _ => Err(error(call, CudaCode::NOT_READY, device, "an event is not done")),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The executor: which operation runs next, and running it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::backing::PAGE;
+use super::capture::Graph;
+use super::copies::CopyWork;
+use super::memory::Kind;
+use super::state::{HostFn, Label, State};
+use super::streams::{Key, OpKind, Point, Work};
+use crate::*;
+
+/// How to choose among what could run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pick {
+    /// What was enqueued first.
+    Oldest,
+    /// Any stream's next.
+    Random,
+    /// Only what a point needs.
+    Toward(Point),
+}
+
+/// Why an operation failed when it ran.
+pub(super) struct RunError {
+    pub(super) code: CudaCode,
+    pub(super) why: String,
+}
+
+impl RunError {
+    pub(super) fn illegal(why: String) -> Self {
+        Self { code: CudaCode::ILLEGAL_ADDRESS, why }
+    }
+}
+
+/// How many end times a stream remembers.
+const REMEMBERED: usize = 1024;
+
+impl State {
+    /// The stream whose next operation to run.
+    pub(super) fn pick(&mut self, pick: Pick) -> Option<Key> {
+        match pick {
+            Pick::Toward(point) => self.pick_toward(point),
+            Pick::Oldest => self.runnable().min_by_key(|&(_, sequence)| sequence).map(|(k, _)| k),
+            Pick::Random => {
+                let count = self.runnable().count();
+                if count == 0 {
+                    return None;
+                }
+                let index = self.random(count);
+                self.runnable().nth(index).map(|(key, _)| key)
+            }
+        }
+    }
+
+    fn runnable(&self) -> impl Iterator<Item = (Key, u64)> {
+        self.streams.iter().filter_map(|(&key, stream)| {
+            let op = stream.queue.front()?;
+            op.after.iter().all(|&p| self.reached(p)).then_some((key, op.sequence))
+        })
+    }
+
+    /// Waits name only earlier operations, so following them ends.
+    fn pick_toward(&self, point: Point) -> Option<Key> {
+        let mut point = point;
+        loop {
+            if self.reached(point) {
+                return None;
+            }
+            let op = self.streams.get(&point.stream)?.queue.front()?;
+            match op.after.iter().find(|&&p| !self.reached(p)) {
+                Some(&unmet) => point = unmet,
+                None => return Some(point.stream),
+            }
+        }
+    }
+
+    /// Runs the next operation of a stream. A host function is handed out instead, to be run
+    /// outside the lock and followed by [`State::ended`].
+    pub(super) fn run_next(&mut self, key: Key) -> Option<HostFn> {
+        let stream = self.streams.get_mut(&key)?;
+        let device = stream.device;
+        let op = stream.queue.pop_front()?;
+        let mut begin = stream.clock.max(op.issued);
+        for &point in &op.after {
+            begin = begin.max(self.ended_at(point));
+        }
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.clock = begin;
+        }
+        let label = op.label;
+        if let Some(code) = self.fault_at_run(label.call, device) {
+            if let OpKind::Host(f) = op.kind {
+                self.trash.push(f);
+            }
+            let fault = RunError { code, why: "injected fault".into() };
+            self.ended(key, label, begin, Err(fault));
+            return None;
+        }
+        let result = match op.kind {
+            OpKind::Host(f) => return Some(f),
+            OpKind::Work(work) => self.run_work(device, &work),
+            OpKind::Graph(graph) => self.run_graph(&graph),
+            OpKind::Wait => Ok(0.0),
+            OpKind::Record(event) => {
+                self.mark_recorded(event, key, begin + 0.5);
+                Ok(0.5)
+            }
+            OpKind::PoolAlloc(base) => {
+                if let Some(Kind::Pool { live, .. }) =
+                    self.memory.regions.get_mut(&base).map(|r| &mut r.kind)
+                {
+                    *live = true;
+                }
+                Ok(0.5)
+            }
+            OpKind::PoolFree(base) => self.run_pool_free(base).map(|()| 0.5),
+        };
+        self.ended(key, label, begin, result);
+        None
+    }
+
+    /// Notes that a stream's running operation has ended, well or not.
+    pub(super) fn ended(
+        &mut self,
+        key: Key,
+        label: Label,
+        begin: f64,
+        result: Result<f64, RunError>,
+    ) {
+        let Some(stream) = self.streams.get_mut(&key) else { return };
+        let device = stream.device;
+        // A lost device has already been marked as done with everything.
+        if stream.done < stream.enqueued {
+            stream.done += 1;
+        }
+        stream.clock = begin + *result.as_ref().unwrap_or(&0.0);
+        if stream.times.len() == REMEMBERED {
+            stream.times.pop_front();
+        }
+        stream.times.push_back(stream.clock);
+        if let Err(RunError { code, why }) = result {
+            let cause = CudaError {
+                call: label.call.name(),
+                code,
+                device: Some(device),
+                detail: Some(format!("`{}`: {why}", label.op)),
+                location: label.location,
+            };
+            self.lose(device, cause);
+        }
+        self.bury(key);
+    }
+
+    /// The virtual time at which a point was reached.
+    pub(super) fn ended_at(&self, point: Point) -> f64 {
+        let Some(stream) = self.streams.get(&point.stream) else { return 0.0 };
+        let back = (stream.done - point.position.min(stream.done)) as usize;
+        let newest = stream.times.len();
+        newest.checked_sub(back + 1).and_then(|i| stream.times.get(i)).copied().unwrap_or(0.0)
+    }
+
+    fn run_work(&mut self, device: usize, work: &Work) -> Result<f64, RunError> {
+        match work {
+            Work::Copy(copy) => self.run_copy(copy),
+            Work::Memset(memset) => self.run_memset(memset),
+            Work::Kernel(launch) => {
+                let ran = catch_unwind(AssertUnwindSafe(|| self.run_kernel(device, launch)));
+                ran.unwrap_or_else(|_| {
+                    Err(RunError {
+                        code: CudaCode::LAUNCH_FAILED,
+                        why: "its CPU implementation panicked".into(),
+                    })
+                })
+            }
+        }
+    }
+
+    /// Runs a graph's nodes in an order that their dependencies allow.
+    fn run_graph(&mut self, graph: &Graph) -> Result<f64, RunError> {
+        let mut left: Vec<usize> = (0..graph.nodes.len()).collect();
+        let mut done = vec![false; graph.nodes.len()];
+        let mut time = 2.0;
+        while !left.is_empty() {
+            let ready: Vec<usize> = (0..left.len())
+                .filter(|&i| graph.nodes[left[i]].after.iter().all(|&n| done[n]))
+                .collect();
+            let Some(&pick) = ready.get(self.random(ready.len().max(1))) else { break };
+            let node = left.remove(pick);
+            done[node] = true;
+            let graph_node = &graph.nodes[node];
+            if let Some(code) = self.fault_at_run(graph_node.label.call, graph_node.device) {
+                return Err(RunError { code, why: "injected fault in a graph".into() });
+            }
+            let spent = self.run_work(graph_node.device, &graph_node.work);
+            time += spent.map_err(|e| RunError {
+                why: format!("node `{}`: {}", graph_node.label.op, e.why),
+                ..e
+            })?;
+        }
+        Ok(time)
+    }
+}
+
+/// Runs a host function; whether it ended without a panic.
+pub(super) fn run_host(f: HostFn) -> bool {
+    catch_unwind(AssertUnwindSafe(f)).is_ok()
+}
+
+/// Microseconds that a copy takes: link or memory speed, and a start.
+pub(super) fn copy_time(copy: &CopyWork) -> f64 {
+    let per_microsecond = if copy.on_one_device() { 1_500_000.0 } else { 25_000.0 };
+    4.0 + copy.bytes as f64 / per_microsecond
+}
+
+/// Microseconds that a kernel or memset takes which touches so many bytes.
+pub(super) fn kernel_time(bytes: usize) -> f64 {
+    3.0 + bytes.max(PAGE) as f64 / 3_000_000.0
+}

@@ -1,0 +1,79 @@
+//! Page-locked host memory.
+
+use std::ptr::{NonNull, with_exposed_provenance_mut};
+
+use super::CallKind;
+use super::backing::Mapping;
+use super::memory::HostOverlap;
+use super::state::{State, error};
+use crate::*;
+
+/// Host memory that the driver knows.
+pub(super) struct HostRange {
+    pub(super) bytes: usize,
+    /// The driver's own; none where memory of the program was registered.
+    pub(super) owned: Option<Mapping>,
+}
+
+impl State {
+    pub(super) fn host_alloc(&mut self, device: usize, bytes: usize) -> Result<NonNull<u8>> {
+        let call = CallKind::HostAlloc;
+        if bytes == 0 {
+            return Err(error(call, CudaCode::INVALID_VALUE, device, "zero bytes"));
+        }
+        let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "");
+        let mapping = isize::try_from(bytes)
+            .ok()
+            .and_then(|_| Mapping::anonymous(bytes).ok())
+            .ok_or_else(full)?;
+        let ptr = NonNull::new(with_exposed_provenance_mut(mapping.base)).ok_or_else(full)?;
+        self.memory.host.insert(mapping.base, HostRange { bytes, owned: Some(mapping) });
+        Ok(ptr)
+    }
+
+    /// Checks that `ptr` was allocated (or registered) and is live.
+    pub(super) fn check_host(&self, call: CallKind, device: usize, ptr: NonNull<u8>) -> Result<()> {
+        let range = self.memory.host.get(&ptr.as_ptr().expose_provenance());
+        match (call, range) {
+            (CallKind::HostFree, Some(range)) if range.owned.is_some() => Ok(()),
+            (CallKind::HostUnregister, Some(range)) if range.owned.is_none() => Ok(()),
+            (CallKind::HostUnregister, _) => {
+                Err(error(call, CudaCode::HOST_MEMORY_NOT_REGISTERED, device, ""))
+            }
+            _ => {
+                let why = format!("{ptr:?} is not live page-locked memory of this driver");
+                Err(error(call, CudaCode::INVALID_VALUE, device, &why))
+            }
+        }
+    }
+
+    /// Frees or unregisters what `check_host` accepted, once the devices are idle.
+    pub(super) fn host_release(&mut self, ptr: NonNull<u8>) {
+        let base = ptr.as_ptr().expose_provenance();
+        if let Some(mapping) = self.memory.host.remove(&base).and_then(|range| range.owned) {
+            mapping.hide(0, mapping.bytes);
+            self.memory.freed_host.insert(base, mapping);
+        }
+    }
+
+    pub(super) fn host_register(
+        &mut self,
+        device: usize,
+        ptr: NonNull<u8>,
+        bytes: usize,
+    ) -> Result<()> {
+        let call = CallKind::HostRegister;
+        if bytes == 0 {
+            return Err(error(call, CudaCode::INVALID_VALUE, device, "zero bytes"));
+        }
+        let base = ptr.as_ptr().expose_provenance();
+        match self.memory.host_range(base, bytes) {
+            HostOverlap::None => {
+                self.memory.host.insert(base, HostRange { bytes, owned: None });
+                Ok(())
+            }
+            HostOverlap::Freed => Err(error(call, CudaCode::INVALID_VALUE, device, "freed memory")),
+            _ => Err(error(call, CudaCode::HOST_MEMORY_ALREADY_REGISTERED, device, "")),
+        }
+    }
+}

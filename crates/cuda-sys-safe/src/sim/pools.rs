@@ -1,0 +1,156 @@
+//! Stream-ordered memory pools.
+
+use super::CallKind;
+use super::exec::RunError;
+use super::memory::{Kind, Region, rounded};
+use super::state::{Label, State, error};
+use super::streams::{OpKind, Point};
+use crate::*;
+
+pub(super) struct Pool {
+    pub(super) device: usize,
+    /// What it keeps at synchronisations instead of giving it back.
+    threshold: u64,
+    /// Bytes taken from the device.
+    reserved: usize,
+    /// Bytes of them that are allocated.
+    used: usize,
+    destroyed: bool,
+}
+
+impl State {
+    pub(super) fn mempool_create(&mut self, device: usize) -> MemPoolHandle {
+        let id = self.fresh();
+        let pool = Pool { device, threshold: 0, reserved: 0, used: 0, destroyed: false };
+        self.pools.insert(id, pool);
+        // SAFETY: just made.
+        unsafe { MemPoolHandle::from_raw(device, id) }
+    }
+
+    fn pool(&mut self, call: CallKind, handle: MemPoolHandle) -> Result<&mut Pool> {
+        match self.pools.get_mut(&handle.raw()) {
+            Some(pool) if !pool.destroyed && pool.device == handle.device() => Ok(pool),
+            _ => Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such pool")),
+        }
+    }
+
+    /// Its allocations stay valid until they are freed.
+    pub(super) fn mempool_destroy(&mut self, handle: MemPoolHandle) -> Result<()> {
+        let pool = self.pool(CallKind::MempoolDestroy, handle)?;
+        pool.destroyed = true;
+        pool.threshold = 0;
+        self.pool_shrink(handle.raw(), 0);
+        Ok(())
+    }
+
+    pub(super) fn mempool_threshold(&mut self, handle: MemPoolHandle, bytes: u64) -> Result<()> {
+        self.pool(CallKind::MempoolReleaseThreshold, handle)?.threshold = bytes;
+        Ok(())
+    }
+
+    pub(super) fn mempool_trim(&mut self, handle: MemPoolHandle, keep: usize) -> Result<()> {
+        self.pool(CallKind::MempoolTrim, handle)?;
+        self.pool_shrink(handle.raw(), keep);
+        Ok(())
+    }
+
+    /// Gives back what is not allocated, down to `keep` bytes.
+    fn pool_shrink(&mut self, id: u64, keep: usize) {
+        let Some(pool) = self.pools.get_mut(&id) else { return };
+        let reserved = pool.reserved.min(pool.used.max(keep));
+        self.devices[pool.device].used -= pool.reserved - reserved;
+        pool.reserved = reserved;
+        if pool.destroyed && pool.reserved == 0 {
+            self.pools.remove(&id);
+        }
+    }
+
+    /// At a host synchronisation pools fall back to their release thresholds.
+    pub(super) fn pools_at_synchronisation(&mut self) {
+        let ids: Vec<_> = self.pools.iter().map(|(&id, p)| (id, p.threshold)).collect();
+        for (id, threshold) in ids {
+            self.pool_shrink(id, usize::try_from(threshold).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// Returns an allocation's bytes to its pool.
+    pub(super) fn pool_credit(&mut self, id: u64, bytes: usize) {
+        if let Some(pool) = self.pools.get_mut(&id) {
+            pool.used -= rounded(bytes).unwrap_or(0);
+            if pool.destroyed {
+                self.pool_shrink(id, 0);
+            }
+        }
+    }
+
+    pub(super) fn mem_alloc_async(
+        &mut self,
+        handle: MemPoolHandle,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(DevicePtr, Option<Point>)> {
+        let call = CallKind::MemAllocAsync;
+        let device = handle.device();
+        let key = self.stream_key(call, stream)?;
+        self.refuse_in_capture(call, key)?;
+        self.pool(call, handle)?;
+        if stream.device() != device {
+            let why = format!("the stream is of cuda:{}", stream.device());
+            return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+        }
+        if bytes == 0 {
+            return Err(error(call, CudaCode::INVALID_VALUE, device, "zero bytes"));
+        }
+        let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "");
+        let charged = rounded(bytes).ok_or_else(full)?;
+        let base = self.memory.fresh_range(device, bytes, 512).ok_or_else(full)?;
+        let pool = self.pool(call, handle)?;
+        let used = pool.used.checked_add(charged).ok_or_else(full)?;
+        let more = used.saturating_sub(pool.reserved);
+        self.charge(call, device, more)?;
+        let pool = self.pool(call, handle)?;
+        (pool.used, pool.reserved) = (used, pool.reserved + more);
+        let kind = Kind::Pool { pool: handle.raw(), live: false, freeing: false };
+        self.memory.insert(device, base, bytes, kind);
+        let point = self.enqueue(key, Label::of(call), OpKind::PoolAlloc(base), &[])?;
+        // SAFETY: just allocated.
+        Ok((unsafe { DevicePtr::from_raw(base) }, point))
+    }
+
+    pub(super) fn mem_free_async(
+        &mut self,
+        ptr: DevicePtr,
+        stream: StreamHandle,
+    ) -> Result<Option<Point>> {
+        let call = CallKind::MemFreeAsync;
+        let key = self.stream_key(call, stream)?;
+        self.refuse_in_capture(call, key)?;
+        let device = stream.device();
+        if self.devices[device].lost.is_some() {
+            if let Some(region) = self.memory.regions.remove(&ptr.addr())
+                && let Kind::Pool { pool, .. } = region.kind
+            {
+                self.pool_credit(pool, region.bytes);
+            }
+            return Ok(None);
+        }
+        let region = self.memory.regions.get_mut(&ptr.addr());
+        let Some(Region { kind: Kind::Pool { freeing: freeing @ false, .. }, .. }) = region else {
+            let why = format!("{ptr:?} is not the start of a live allocation from a pool");
+            return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+        };
+        *freeing = true;
+        self.enqueue(key, Label::of(call), OpKind::PoolFree(ptr.addr()), &[])
+    }
+
+    pub(super) fn run_pool_free(&mut self, base: u64) -> Result<(), RunError> {
+        let Some(region) = self.memory.regions.remove(&base) else { return Ok(()) };
+        if let Kind::Pool { pool, .. } = region.kind {
+            self.pool_credit(pool, region.bytes);
+        }
+        match self.report_overrun(&region, "found when it was freed") {
+            Ok(()) => Ok(()),
+            Err(e) => Err(RunError::illegal(e.to_string())),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `CUDA_VISIBLE_DEVICES`, by the real driver's rules.
+
+use crate::DeviceProperties;
+
+/// Which of `devices` a value of `CUDA_VISIBLE_DEVICES` lets a program see, in its order.
+///
+/// A list of indices or of UUID prefixes (`GPU-…`); the first entry decides which. An entry that
+/// names no device (or by its prefix several) ends the list; one that repeats an earlier one
+/// empties it. An index is read as C's `strtol` does, so `1abc` is 1.
+pub(super) fn visible(text: &str, devices: &[DeviceProperties]) -> Vec<usize> {
+    let by_uuid = text.trim_start().starts_with("GPU-");
+    let mut seen = Vec::new();
+    for entry in text.split(',').map(str::trim) {
+        let device = if by_uuid { by_prefix(entry, devices) } else { index(entry) };
+        match device {
+            Some(device) if seen.contains(&device) => return Vec::new(),
+            Some(device) if device < devices.len() => seen.push(device),
+            _ => break,
+        }
+    }
+    seen
+}
+
+fn index(entry: &str) -> Option<usize> {
+    let digits = entry.strip_prefix('+').unwrap_or(entry);
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok()
+}
+
+fn by_prefix(entry: &str, devices: &[DeviceProperties]) -> Option<usize> {
+    if !entry.starts_with("GPU-") {
+        return None;
+    }
+    let mut matching = (0..devices.len()).filter(|&d| {
+        uuid_text(&devices[d].uuid)
+            .get(..entry.len())
+            .is_some_and(|u| u.eq_ignore_ascii_case(entry))
+    });
+    let first = matching.next()?;
+    matching.next().is_none().then_some(first)
+}
+
+/// A UUID as the driver's tools print it.
+pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::h200;
+
+    #[test]
+    fn rules() {
+        let devices: Vec<_> = (0..3).map(h200).collect();
+        let see = |text: &str| visible(text, &devices);
+        assert_eq!(see("0,1,2"), [0, 1, 2]);
+        assert_eq!(see("2,0"), [2, 0]);
+        assert_eq!(see(" 1 , 2"), [1, 2]);
+        assert_eq!(see("1abc,+2"), [1, 2]);
+        assert_eq!(see(""), [0usize; 0]);
+        assert_eq!(see("-1"), [0usize; 0]);
+        assert_eq!(see("0,-1,1"), [0]);
+        assert_eq!(see("0,7,1"), [0]);
+        assert_eq!(see("0,,1"), [0]);
+        assert_eq!(see("NoDevFiles"), [0usize; 0]);
+        assert_eq!(see("0,1,0"), [0usize; 0]);
+        assert_eq!(see("99999999999999999999999"), [0usize; 0]);
+    }
+
+    #[test]
+    fn uuids() {
+        let devices: Vec<_> = (0..3).map(h200).collect();
+        let see = |text: &str| visible(text, &devices);
+        let text: Vec<_> = devices.iter().map(|d| uuid_text(&d.uuid)).collect();
+        assert_eq!(text[0].len(), 40);
+        assert_eq!(see(&text[1]), [1]);
+        assert_eq!(see(&format!("{},{}", &text[2][..9], text[0].to_uppercase())), [2, 0]);
+        assert_eq!(see("GPU-"), [0usize; 0], "ambiguous");
+        assert_eq!(see(&format!("{},1", text[2])), [2], "kinds do not mix");
+        assert_eq!(see(&format!("{},{}", text[2], text[2])), [0usize; 0]);
+        assert_eq!(see(&format!("{}ff", text[2])), [0usize; 0]);
+    }
+}

@@ -1,0 +1,184 @@
+//! A `libcuda` without a GPU, for `fake_driver.rs`, which compiles it: every function answers
+//! success, or what the test has told it to, and counts its calls.
+#![allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Mutex;
+
+#[derive(Default)]
+struct State {
+    answers: HashMap<String, u32>,
+    calls: HashMap<String, u32>,
+    order: Vec<String>,
+    arguments: Vec<u64>,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+    f(STATE.lock().unwrap().get_or_insert_default())
+}
+
+fn called(name: &str) -> u32 {
+    with(|state| {
+        *state.calls.entry(name.to_owned()).or_default() += 1;
+        state.order.push(name.to_owned());
+        state.answers.get(name).copied().unwrap_or(0)
+    })
+}
+
+/// From now on `name` answers `status`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_answer(name: *const c_char, status: u32) {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned();
+    with(|state| state.answers.insert(name, status));
+}
+
+/// How often `name` was called; all functions together for an empty name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_calls(name: *const c_char) -> u32 {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap();
+    with(|state| match name {
+        "" => state.calls.values().sum(),
+        name => state.calls.get(name).copied().unwrap_or(0),
+    })
+}
+
+/// The number of the latest call of `name` among all calls; the largest if there was none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_latest(name: *const c_char) -> u32 {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap();
+    with(|state| {
+        state.order.iter().rposition(|called| called == name).map_or(u32::MAX, |at| at as u32)
+    })
+}
+
+/// The `index`-th argument of the last kernel, read as 64 bits.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_argument(index: usize) -> u64 {
+    with(|state| state.arguments[index])
+}
+
+macro_rules! plain {
+    ($($name:ident)*) => {$(
+        // The arguments it is called with stay unread.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> u32 {
+            called(stringify!($name))
+        }
+    )*};
+}
+
+plain! {
+    cuInit cuDeviceGetName cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute
+    cuDevicePrimaryCtxGetState cuCtxSetCurrent cuCtxSynchronize cuCtxGetStreamPriorityRange
+    cuMemGetInfo_v2 cuMemFree_v2 cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2
+    cuMemHostUnregister cuPointerGetAttribute cuMemcpy cuMemcpyHtoD_v2 cuMemcpyDtoH_v2
+    cuMemcpyDtoD_v2 cuMemcpyPeer cuMemcpyAsync cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
+    cuMemcpyDtoDAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async
+    cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamQuery cuStreamSynchronize
+    cuStreamWaitEvent cuStreamGetPriority cuStreamIsCapturing cuEventCreate cuEventDestroy_v2
+    cuEventRecord cuEventQuery cuEventSynchronize cuEventElapsedTime cuModuleUnload
+    cuModuleGetFunction cuFuncSetAttribute cuStreamBeginCapture_v2 cuStreamEndCapture
+    cuStreamGetCaptureInfo_v2 cuThreadExchangeStreamCaptureMode cuGraphInstantiateWithFlags
+    cuGraphLaunch cuGraphDestroy cuGraphExecDestroy cuCtxEnablePeerAccess
+    cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease cuMemMap cuMemSetAccess cuMemUnmap
+    cuMemPoolCreate cuMemPoolDestroy cuMemAllocFromPoolAsync cuMemFreeAsync
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    unsafe { *version = 12040 };
+    called("cuDriverGetVersion")
+}
+
+/// Two devices, unless `count` was told something else.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
+    let told = with(|state| state.answers.get("count").copied());
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    unsafe { *count = told.unwrap_or(2) as c_int };
+    called("cuDeviceGetCount")
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> u32 {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    unsafe { *device = ordinal };
+    called("cuDeviceGet")
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> u32 {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    unsafe { *context = 0x1000 + device as usize };
+    called("cuDevicePrimaryCtxRetain")
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(ptr: *mut u64, _: usize) -> u32 {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    unsafe { *ptr = 0x7000_0000 };
+    called("cuMemAlloc_v2")
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchHostFunc(
+    _: *mut c_void,
+    f: extern "C" fn(*mut c_void),
+    data: *mut c_void,
+) -> u32 {
+    let status = called("cuLaunchHostFunc");
+    if status == 0 {
+        f(data);
+    }
+    status
+}
+
+/// Writes `bad line` to the error log when it fails.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadDataEx(
+    module: *mut usize,
+    image: *const c_char,
+    _: u32,
+    options: *const u32,
+    values: *const *mut u8,
+) -> u32 {
+    const ERROR_LOG_BUFFER: u32 = 5;
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    unsafe {
+        *module = CStr::from_ptr(image).count_bytes();
+        let status = called("cuModuleLoadDataEx");
+        if status != 0 && *options == ERROR_LOG_BUFFER {
+            let log = b"bad line\n";
+            std::ptr::copy_nonoverlapping(log.as_ptr(), *values, log.len());
+        }
+        status
+    }
+}
+
+/// Remembers two arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    _: *mut c_void,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: u32,
+    _: *mut c_void,
+    arguments: *const *const u64,
+    _: *const *const c_void,
+) -> u32 {
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    let read = |i| unsafe { (*arguments.add(i)).read_unaligned() };
+    with(|state| state.arguments = vec![read(0), read(1)]);
+    called("cuLaunchKernel")
+}

@@ -1,0 +1,164 @@
+//! What needs a process or threads of its own.
+
+use super::*;
+
+/// Runs `body` in a process of its own: this test once more, told so by the environment.
+pub(super) fn in_child(name: &str, body: impl FnOnce()) {
+    const INSIDE: &str = "WARPLINE_TEST_INSIDE";
+    if std::env::var(INSIDE).is_ok_and(|inside| inside == name) {
+        return body();
+    }
+    let _alone = alone();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--ignored", "--nocapture"])
+        .env(INSIDE, name)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_an_illegal_address_loses_the_device_for_good() {
+    in_child("gpu_an_illegal_address_loses_the_device_for_good", || {
+        let driver = real::load().unwrap();
+        let stream = stream(&driver);
+        let memory = DeviceMemory::new(&driver, 0, MIB).unwrap();
+        let pinned = HostMemory::pinned(&driver, 0, MIB).unwrap();
+        let event = Event::new(&driver, 0, EventFlags::default()).unwrap();
+        let add = kernel(&driver, 0, c"add");
+        // SAFETY: not upheld, which is the point.
+        let nowhere = unsafe { DevicePtr::from_raw(0x10) };
+        launch(&stream, &add, 32, &[nowhere], &add_params(32, 1.0)).unwrap();
+
+        let first = stream.synchronize().unwrap_err();
+        assert!(matches!(first, DriverError::Cuda(_)), "{first}");
+        assert_eq!(first.code(), Some(CudaCode::ILLEGAL_ADDRESS), "{first}");
+        let lost = |error: DriverError| {
+            assert!(matches!(error, DriverError::DeviceLost { device: 0, .. }), "{error}");
+            assert_eq!(error.code(), Some(CudaCode::ILLEGAL_ADDRESS));
+        };
+        lost(driver.lost(0).unwrap());
+        lost(stream.synchronize().unwrap_err());
+        lost(event.record(&stream).unwrap_err());
+        lost(DeviceMemory::new(&driver, 0, 1).unwrap_err());
+        lost(driver.properties(0).unwrap_err());
+        lost(launch(&stream, &add, 32, &[memory.ptr()], &add_params(0, 0.0)).unwrap_err());
+        // Releases have nothing left to do.
+        // SAFETY: freed once here, and the owner forgotten.
+        unsafe { driver.mem_free(0, memory.ptr()) }.unwrap();
+        std::mem::forget(memory);
+        drop((stream, pinned, event, add));
+    });
+}
+
+#[cfg(unix)]
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_forked_child_is_told_so() {
+    in_child("gpu_a_forked_child_is_told_so", || {
+        let driver = real::load().unwrap();
+        let memory = DeviceMemory::new(&driver, 0, MIB).unwrap();
+        // SAFETY: the child makes refused calls and ends without running anything of the parent's.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = matches!(driver.mem_info(0), Err(DriverError::ForkedChild { parent, .. })
+                if parent == std::os::unix::process::parent_id());
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+        driver.mem_info(0).unwrap();
+        drop(memory);
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_memory_and_events_cross_processes() {
+    const HANDLES: &str = "WARPLINE_TEST_HANDLES";
+    const NAME: &str = "gpu_memory_and_events_cross_processes";
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let unhex = |text: &str| -> [u8; 64] {
+        let byte = |i: usize| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap();
+        std::array::from_fn(byte)
+    };
+    if let Ok(handles) = std::env::var(HANDLES) {
+        let driver = real::load().unwrap();
+        let stream = stream(&driver);
+        let (memory, event) = handles.split_at(128);
+        let event = Event::open_ipc(&driver, 0, IpcEventHandle(unhex(event))).unwrap();
+        event.synchronize().unwrap();
+        // SAFETY: the parent holds an allocation of this size while it waits for this process.
+        let memory =
+            unsafe { SharedMemory::open(&driver, 0, IpcMemHandle(unhex(memory)), 4000) }.unwrap();
+        assert_eq!(download(&stream, memory.ptr(), 1000), ramp(1000));
+        upload(&stream, memory.ptr(), &[7.0; 10]);
+        return;
+    }
+    let (_one, driver) = gpu();
+    let stream = stream(&driver);
+    let memory = DeviceMemory::new(&driver, 0, 4000).unwrap();
+    upload(&stream, memory.ptr(), &ramp(1000));
+    let flags = EventFlags { interprocess: true, ..EventFlags::default() };
+    let event = Event::new(&driver, 0, flags).unwrap();
+    event.record(&stream).unwrap();
+    let handles = hex(&memory.ipc_handle().unwrap().0) + &hex(&event.ipc_handle().unwrap().0);
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([NAME, "--ignored", "--nocapture"])
+        .env(HANDLES, handles)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(download(&stream, memory.ptr(), 11)[9..], [7.0, 10.0]);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_threads_share_the_driver() {
+    let (_one, driver) = gpu();
+    let done = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for t in 0..8 {
+            let (driver, done) = (&driver, &done);
+            scope.spawn(move || {
+                let stream = stream(driver);
+                let x = DeviceMemory::new(driver, 0, 4096).unwrap();
+                upload(&stream, x.ptr(), &[t as f32; 1024]);
+                let add = kernel(driver, 0, c"add");
+                for _ in 0..100 {
+                    launch(&stream, &add, 1024, &[x.ptr()], &add_params(1024, 1.0)).unwrap();
+                }
+                assert_eq!(download(&stream, x.ptr(), 1024), [t as f32 + 100.0; 1024]);
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+    });
+    assert_eq!(done.into_inner(), 8);
+}
+
+/// Not a test of right or wrong beyond a generous bound; prints what a launch costs.
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_launch_costs_microseconds() {
+    let (_one, driver) = gpu();
+    let stream = stream(&driver);
+    let x = DeviceMemory::new(&driver, 0, 4096).unwrap();
+    let add = kernel(&driver, 0, c"add");
+    let params = add_params(0, 0.0);
+    launch(&stream, &add, 32, &[x.ptr()], &params).unwrap();
+    stream.synchronize().unwrap();
+    let start = Instant::now();
+    for _ in 0..500 {
+        launch(&stream, &add, 32, &[x.ptr()], &params).unwrap();
+    }
+    let each = start.elapsed() / 500;
+    stream.synchronize().unwrap();
+    println!("a launch costs {each:?} on the host");
+    assert!(each < Duration::from_micros(100), "{each:?}");
+}
