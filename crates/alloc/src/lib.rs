@@ -1,1 +1,87 @@
-//! Placeholder until its layer lands.
+//! A block-splitting caching allocator for GPU memory, with PyTorch's rules, over any backend.
+//!
+//! [`CachingAllocator`] serves one device; [`HostCache`] serves page-locked host memory. Both know
+//! streams: memory goes back to the stream it was allocated for at once, and to nobody before the
+//! other streams that were recorded as using it are done. What allocates below them is a
+//! [`Backend`]; with the feature `cuda` (on by default) there is one over the CUDA driver, in
+//! [`cuda`].
+//!
+//! A backend of one's own:
+//!
+//! ```
+//! use warpline_alloc::{AllocatorConfig, Backend, CachingAllocator, StreamBackend};
+//! use std::collections::TryReserveError;
+//!
+//! /// Host memory, with streams that do their work at once.
+//! struct Ram;
+//!
+//! impl StreamBackend for Ram {
+//!     type Stream = u64;
+//!     type Event = ();
+//!     type Error = TryReserveError;
+//!     fn stream_id(stream: &u64) -> u64 { *stream }
+//!     fn record(&self, _: &u64) -> Result<(), TryReserveError> { Ok(()) }
+//!     fn query(&self, _: &()) -> Result<bool, TryReserveError> { Ok(true) }
+//!     fn synchronize(&self, _: &()) -> Result<(), TryReserveError> { Ok(()) }
+//! }
+//!
+//! impl Backend for Ram {
+//!     type Memory = Vec<u8>;
+//!     fn alloc(&self, bytes: usize) -> Result<Vec<u8>, TryReserveError> {
+//!         let mut memory = Vec::new();
+//!         memory.try_reserve_exact(bytes)?;
+//!         Ok(memory)
+//!     }
+//!     fn address(memory: &Vec<u8>) -> u64 { memory.as_ptr() as u64 }
+//!     fn is_out_of_memory(&self, _: &TryReserveError) -> bool { true }
+//!     fn mem_info(&self) -> Result<(usize, usize), TryReserveError> { Ok((1 << 30, 1 << 30)) }
+//! }
+//!
+//! let allocator = CachingAllocator::new(Ram, AllocatorConfig::default());
+//! let block = allocator.malloc(1000, &0)?;
+//! assert_eq!((block.requested(), block.size()), (1000, 1024));
+//! assert_eq!(allocator.memory_reserved(), 2 << 20);
+//! let address = block.address();
+//! drop(block);
+//! assert_eq!(allocator.malloc(1000, &0)?.address(), address);
+//! allocator.empty_cache();
+//! assert_eq!(allocator.memory_reserved(), 0);
+//! # Ok::<(), warpline_alloc::AllocError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod allocator;
+mod backend;
+mod block;
+mod config;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod error;
+mod events;
+mod free_index;
+mod host;
+pub mod rules;
+mod snapshot;
+mod state;
+mod stats;
+mod summary;
+
+pub use allocator::CachingAllocator;
+pub use backend::{Backend, HostBackend, StreamBackend};
+pub use block::Block;
+pub use config::{AllocatorConfig, ConfigError};
+#[cfg(feature = "cuda")]
+pub use cuda::{
+    CudaAllocator, CudaBackend, CudaBlock, CudaHostBackend, CudaHostCache, CudaPinnedBlock,
+};
+pub use error::{AllocError, OutOfMemory};
+pub use host::{DurationStat, HostCache, HostMemoryStats, PinnedBlock};
+pub use rules::PoolKind;
+pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use stats::{MemoryStats, PoolStats, Stat};
+
+/// The README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

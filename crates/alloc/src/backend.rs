@@ -1,0 +1,96 @@
+//! What the allocator needs from a runtime.
+
+use std::error::Error;
+
+/// Streams and events: how the allocator learns that work which uses memory is done.
+///
+/// A runtime without asynchrony takes `()` as its event and answers `Ok(true)`.
+pub trait StreamBackend: Send + Sync {
+    /// A queue of work. Clones name the same queue.
+    type Stream: Clone + Send + Sync;
+    /// A mark in a stream.
+    type Event: Send;
+    /// What a call of the runtime can fail with.
+    type Error: Error + Send + Sync + 'static;
+
+    /// A number that no other live stream has.
+    fn stream_id(stream: &Self::Stream) -> u64;
+
+    /// Marks all work that the stream has been given so far.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn record(&self, stream: &Self::Stream) -> Result<Self::Event, Self::Error>;
+
+    /// As [`record`](Self::record), with an event whose work is done and that can be used again.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn record_again(
+        &self,
+        event: Self::Event,
+        stream: &Self::Stream,
+    ) -> Result<Self::Event, Self::Error> {
+        drop(event);
+        self.record(stream)
+    }
+
+    /// Whether the marked work is done.
+    ///
+    /// # Errors
+    /// The runtime's own. Unless [`is_lost`](Self::is_lost), the work counts as not done.
+    fn query(&self, event: &Self::Event) -> Result<bool, Self::Error>;
+
+    /// Waits until the marked work is done.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    fn synchronize(&self, event: &Self::Event) -> Result<(), Self::Error>;
+
+    /// Whether the error means that the device is gone for good, so that no work runs any more.
+    fn is_lost(&self, error: &Self::Error) -> bool {
+        let _ = error;
+        false
+    }
+}
+
+/// Device memory, for a [`CachingAllocator`](crate::CachingAllocator).
+pub trait Backend: StreamBackend {
+    /// One allocation of the runtime, given back on drop.
+    type Memory: Send;
+
+    /// Allocates `bytes` bytes, never zero.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn alloc(&self, bytes: usize) -> Result<Self::Memory, Self::Error>;
+
+    /// Where the memory starts. Blocks are multiples of 512 bytes from there.
+    fn address(memory: &Self::Memory) -> u64;
+
+    /// Whether the error means that there is no memory left.
+    fn is_out_of_memory(&self, error: &Self::Error) -> bool;
+
+    /// Free and total memory of the device, in bytes.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn mem_info(&self) -> Result<(usize, usize), Self::Error>;
+
+    /// The device's name in errors and reports, such as `cuda:0`.
+    fn device(&self) -> String {
+        String::from("the device")
+    }
+}
+
+/// Page-locked host memory, for a [`HostCache`](crate::HostCache).
+pub trait HostBackend: StreamBackend {
+    /// One allocation of the runtime, given back on drop.
+    type HostMemory: Send;
+
+    /// Allocates `bytes` bytes of page-locked memory, never zero.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn alloc_host(&self, bytes: usize) -> Result<Self::HostMemory, Self::Error>;
+}

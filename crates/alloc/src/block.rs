@@ -1,0 +1,98 @@
+//! A block in a caller's hands.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::Backend;
+use crate::allocator::Shared;
+use crate::state::{Granted, NONE, Request};
+
+/// Memory from a [`CachingAllocator`](crate::CachingAllocator), given back on drop.
+///
+/// It keeps its allocator alive. Dropping it never waits: if other streams use it (see
+/// [`record_stream`](Block::record_stream)) its memory is used again only once they are done.
+pub struct Block<B: Backend> {
+    shared: Arc<Shared<B>>,
+    address: u64,
+    size: usize,
+    requested: usize,
+    stream: u64,
+    index: u32,
+}
+
+impl<B: Backend> Block<B> {
+    #[inline]
+    pub(crate) fn new(shared: &Arc<Shared<B>>, granted: Granted, request: &Request) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            address: granted.address,
+            size: granted.size,
+            requested: request.requested,
+            stream: request.stream,
+            index: granted.block,
+        }
+    }
+
+    /// What a request of no bytes gets.
+    pub(crate) fn empty(shared: &Arc<Shared<B>>, stream: u64) -> Self {
+        let shared = Arc::clone(shared);
+        Self { shared, address: 0, size: 0, requested: 0, stream, index: NONE }
+    }
+
+    /// Where it starts; 0 if it is empty. At least 512-byte aligned if the backend's memory is.
+    #[inline]
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The bytes it occupies: what was asked for, rounded up.
+    #[inline]
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The bytes that were asked for.
+    #[inline]
+    #[must_use]
+    pub fn requested(&self) -> usize {
+        self.requested
+    }
+
+    /// The id of the stream it was allocated for.
+    #[inline]
+    #[must_use]
+    pub fn stream_id(&self) -> u64 {
+        self.stream
+    }
+
+    /// Says that work on `stream` uses this memory (`torch.Tensor.record_stream`). When it is
+    /// dropped it is used again only once all work that the stream was given until then is done.
+    /// Of no effect for the stream it was allocated for.
+    pub fn record_stream(&self, stream: &B::Stream) {
+        if self.index != NONE {
+            self.shared.state().record_stream(self.index, self.stream, stream);
+        }
+    }
+}
+
+impl<B: Backend> Drop for Block<B> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.index != NONE {
+            self.shared.free(self.index);
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Block<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("size", &self.size)
+            .field("requested", &self.requested)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,419 @@
+//! Options, in PyTorch's spelling.
+
+use crate::rules::{LARGE_BUFFER, MIB};
+
+/// Intervals with divisions of their own: 1 MB, 2 MB, … 32 GB and above.
+const INTERVALS: usize = 16;
+
+/// The variables that hold options, the first that is set wins.
+const VARIABLES: [&str; 3] =
+    ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+
+/// How an allocator behaves. The default is PyTorch's.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AllocatorConfig {
+    /// Blocks of this many bytes or more are never split (`max_split_size_mb`).
+    pub max_split_size: Option<usize>,
+    /// How much larger, in bytes, than the request a block of at least `max_split_size` may be
+    /// (`max_non_split_rounding_mb`).
+    pub max_non_split_rounding: usize,
+    /// Steps between powers of two that requests are rounded to; 0 and 1 mean none. Entry `i` is
+    /// for requests from 2^(20 + i) bytes, the first also for smaller and the last for larger
+    /// ones (`roundup_power2_divisions`).
+    pub roundup_power2_divisions: [usize; INTERVALS],
+    /// Share of the memory limit from which idle segments are given back
+    /// (`garbage_collection_threshold`). Has an effect only with a memory fraction under 1.
+    pub garbage_collection_threshold: Option<f64>,
+    /// Size in bytes of a segment for requests over 1 MiB and under 10 MiB
+    /// (`large_segment_size_mb`).
+    pub large_segment_size: usize,
+    /// Share of the device's memory that may be reserved (`per_process_memory_fraction`).
+    pub memory_fraction: Option<f64>,
+    /// Whether freed memory is kept. Without it every block is an exact allocation of the backend
+    /// and goes back to it when freed (`PYTORCH_NO_CUDA_MEMORY_CACHING`).
+    pub caching: bool,
+}
+
+impl Default for AllocatorConfig {
+    fn default() -> Self {
+        Self {
+            max_split_size: None,
+            max_non_split_rounding: LARGE_BUFFER,
+            roundup_power2_divisions: [0; INTERVALS],
+            garbage_collection_threshold: None,
+            large_segment_size: LARGE_BUFFER,
+            memory_fraction: None,
+            caching: true,
+        }
+    }
+}
+
+/// What is wrong with an option.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// There is no such option.
+    #[error("unknown allocator option `{key}`")]
+    UnknownOption {
+        /// The option.
+        key: String,
+    },
+    /// The option has no value.
+    #[error("allocator option `{key}` has no value; write `{key}:VALUE`")]
+    MissingValue {
+        /// The option.
+        key: String,
+    },
+    /// The value is not one the option can have.
+    #[error("allocator option `{key}` cannot be `{value}`: expected {expected}")]
+    InvalidValue {
+        /// The option.
+        key: String,
+        /// The value.
+        value: String,
+        /// What it should have been.
+        expected: String,
+    },
+    /// PyTorch knows the option and value, this allocator does not have it yet.
+    #[error("allocator option `{key}:{value}` is not supported yet")]
+    NotSupported {
+        /// The option.
+        key: String,
+        /// The value.
+        value: String,
+    },
+}
+
+fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {
+    ConfigError::InvalidValue { key: key.into(), value: value.into(), expected: expected.into() }
+}
+
+impl AllocatorConfig {
+    /// Reads PyTorch's option text, such as `max_split_size_mb:128,large_segment_size_mb:40`.
+    /// Spaces are ignored, and empty text is the default.
+    ///
+    /// ```
+    /// use warpline_alloc::AllocatorConfig;
+    /// let text = "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:8]";
+    /// assert_eq!(AllocatorConfig::parse(text)?.max_split_size, Some(128 << 20));
+    /// let error = AllocatorConfig::parse("max_split_sise_mb:128").unwrap_err();
+    /// assert_eq!(error.to_string(), "unknown allocator option `max_split_sise_mb`");
+    /// # Ok::<(), warpline_alloc::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError`], which names the option and the value.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+        let mut config = Self::default();
+        let options: Vec<(&str, &str)> = split_options(&text)
+            .map(|option| {
+                let (key, value) = option.split_once(':').unwrap_or((option, ""));
+                if value.is_empty() && KEYS.contains(&key) {
+                    return Err(ConfigError::MissingValue { key: key.into() });
+                }
+                Ok((key, value))
+            })
+            .collect::<Result<_, _>>()?;
+        // `max_split_size_mb` is checked against it, whichever comes first.
+        let is_segment_size = |option: &&(&str, &str)| option.0 == "large_segment_size_mb";
+        for (key, value) in options.iter().filter(is_segment_size) {
+            config.set(key, value)?;
+        }
+        for (key, value) in options.iter().filter(|o| !is_segment_size(o)) {
+            config.set(key, value)?;
+        }
+        Ok(config)
+    }
+
+    /// Reads the options from the environment as `variable` answers it:
+    /// `WARPLINE_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`; and
+    /// `PYTORCH_NO_CUDA_MEMORY_CACHING`, where anything but nothing or `0` turns caching off.
+    ///
+    /// ```
+    /// # use warpline_alloc::AllocatorConfig;
+    /// let config = AllocatorConfig::from_env_with(|name| std::env::var(name).ok())?;
+    /// # Ok::<(), warpline_alloc::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AllocatorConfig::parse`].
+    pub fn from_env_with(
+        mut variable: impl FnMut(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let text = VARIABLES.iter().find_map(|name| variable(name)).unwrap_or_default();
+        let mut config = Self::parse(&text)?;
+        config.caching = variable("PYTORCH_NO_CUDA_MEMORY_CACHING")
+            .is_none_or(|value| matches!(value.trim(), "" | "0"));
+        Ok(config)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
+        match key {
+            "max_split_size_mb" => {
+                self.max_split_size = Some(megabytes(key, value, self.large_segment_size / MIB)?);
+            }
+            "max_non_split_rounding_mb" => {
+                self.max_non_split_rounding = megabytes(key, value, LARGE_BUFFER / MIB)?;
+            }
+            "large_segment_size_mb" => {
+                let size = megabytes(key, value, 2)?;
+                if size % (2 * MIB) != 0 {
+                    return Err(invalid(key, value, "a multiple of 2"));
+                }
+                self.large_segment_size = size;
+            }
+            "roundup_power2_divisions" => self.roundup_power2_divisions = divisions(key, value)?,
+            "garbage_collection_threshold" => {
+                let threshold = number::<f64>(key, value, "a number over 0 and under 1")?;
+                if !(threshold > 0.0 && threshold < 1.0) {
+                    return Err(invalid(key, value, "a number over 0 and under 1"));
+                }
+                self.garbage_collection_threshold = Some(threshold);
+            }
+            "per_process_memory_fraction" => {
+                let fraction = number::<f64>(key, value, "a number from 0 to 1")?;
+                self.memory_fraction = Some(check_fraction(fraction)?);
+            }
+            // No call of the backend is ever made under the lock, so both values hold.
+            "release_lock_on_cudamalloc" => {
+                boolean(key, value)?;
+            }
+            "backend" => match value {
+                "native" => {}
+                "cudaMallocAsync" => return Err(not_supported(key, value)),
+                _ => return Err(invalid(key, value, "`native` or `cudaMallocAsync`")),
+            },
+            "expandable_segments"
+            | "graph_capture_record_stream_reuse"
+            | "pinned_use_cuda_host_register"
+            | "pinned_use_background_threads" => {
+                if boolean(key, value)? {
+                    return Err(not_supported(key, value));
+                }
+            }
+            "pinned_num_register_threads" => {
+                if number::<usize>(key, value, "a power of two")? != 1 {
+                    return Err(not_supported(key, value));
+                }
+            }
+            "pinned_reserve_segment_size_mb"
+            | "pinned_max_round_threshold_mb"
+            | "pinned_max_cached_size_mb" => return Err(not_supported(key, value)),
+            _ => return Err(ConfigError::UnknownOption { key: key.into() }),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn max_split(&self) -> usize {
+        self.max_split_size.unwrap_or(usize::MAX)
+    }
+
+    /// The divisions for a request of `bytes` bytes, which is not 0.
+    #[inline]
+    pub(crate) fn divisions_for(&self, bytes: usize) -> usize {
+        let interval = (bytes.ilog2() as usize).saturating_sub(20).min(INTERVALS - 1);
+        self.roundup_power2_divisions[interval]
+    }
+}
+
+const KEYS: [&str; 16] = [
+    "backend",
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "graph_capture_record_stream_reuse",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "per_process_memory_fraction",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "release_lock_on_cudamalloc",
+    "roundup_power2_divisions",
+];
+
+/// The parts between commas that are not inside brackets, empty ones left out.
+fn split_options(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0i32;
+    text.split(move |c: char| {
+        depth += i32::from(c == '[') - i32::from(c == ']');
+        c == ',' && depth <= 0
+    })
+    .filter(|option| !option.is_empty())
+}
+
+fn not_supported(key: &str, value: &str) -> ConfigError {
+    ConfigError::NotSupported { key: key.into(), value: value.into() }
+}
+
+fn number<T: std::str::FromStr>(key: &str, value: &str, expected: &str) -> Result<T, ConfigError> {
+    value.parse().map_err(|_| invalid(key, value, expected))
+}
+
+fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
+    match value {
+        "True" | "true" => Ok(true),
+        "False" | "false" => Ok(false),
+        _ => Err(invalid(key, value, "`True` or `False`")),
+    }
+}
+
+/// A size in MiB of at least `least`, in bytes; capped where it would overflow, as in PyTorch.
+fn megabytes(key: &str, value: &str, least: usize) -> Result<usize, ConfigError> {
+    let expected = format!("a whole number of at least {least}");
+    let size = number::<usize>(key, value, &expected)?;
+    if size < least {
+        return Err(invalid(key, value, expected));
+    }
+    Ok(size.min(usize::MAX / MIB) * MIB)
+}
+
+pub(crate) fn check_fraction(fraction: f64) -> Result<f64, ConfigError> {
+    if (0.0..=1.0).contains(&fraction) {
+        return Ok(fraction);
+    }
+    Err(invalid("per_process_memory_fraction", &fraction.to_string(), "a number from 0 to 1"))
+}
+
+/// One number for all sizes, or `[256:1,512:2,>:8]` with bounds in MB.
+fn divisions(key: &str, value: &str) -> Result<[usize; INTERVALS], ConfigError> {
+    let expected = "0 or a power of two";
+    let count = |text: &str| -> Result<usize, ConfigError> {
+        let count = number::<usize>(key, text, expected)?;
+        if count == 0 || count.is_power_of_two() {
+            return Ok(count);
+        }
+        Err(invalid(key, text, expected))
+    };
+    let Some(list) = value.strip_prefix('[') else {
+        return Ok([count(value)?; INTERVALS]);
+    };
+    let Some(list) = list.strip_suffix(']') else {
+        return Err(invalid(key, value, "a closing bracket"));
+    };
+    let mut divisions = [0; INTERVALS];
+    let mut next = 0;
+    for pair in list.split(',') {
+        let Some((bound, steps)) = pair.split_once(':') else {
+            return Err(invalid(key, pair, "`MB:DIVISIONS` or `>:DIVISIONS`"));
+        };
+        let steps = count(steps)?;
+        if bound == ">" {
+            divisions[next..].fill(steps);
+            continue;
+        }
+        let megabytes = number::<usize>(key, bound, "a power of two, or `>`")?;
+        if !megabytes.is_power_of_two() {
+            return Err(invalid(key, bound, "a power of two, or `>`"));
+        }
+        let interval = (megabytes.ilog2() as usize).min(INTERVALS - 1);
+        if next == 0 {
+            divisions[..interval].fill(steps);
+        }
+        divisions[interval] = steps;
+        next = interval + 1;
+    }
+    Ok(divisions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_is_read() {
+        let config = AllocatorConfig::parse(
+            "max_split_size_mb:128, max_non_split_rounding_mb:40, large_segment_size_mb:30,\
+             garbage_collection_threshold:0.8, per_process_memory_fraction:0.5, backend:native,\
+             release_lock_on_cudamalloc:True, expandable_segments:False,\
+             pinned_num_register_threads:1,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+        )
+        .unwrap();
+        assert_eq!(config.max_split_size, Some(128 * MIB));
+        assert_eq!(config.max_non_split_rounding, 40 * MIB);
+        assert_eq!(config.large_segment_size, 30 * MIB);
+        assert_eq!(config.garbage_collection_threshold, Some(0.8));
+        assert_eq!(config.memory_fraction, Some(0.5));
+        let mut divisions = [8; INTERVALS];
+        divisions[..=8].fill(1);
+        divisions[9..=10].copy_from_slice(&[2, 4]);
+        assert_eq!(config.roundup_power2_divisions, divisions);
+        assert_eq!(config.divisions_for(300 * MIB), 1);
+        assert_eq!(config.divisions_for(600 * MIB), 2);
+        assert_eq!(config.divisions_for(1 << 50), 8);
+        assert_eq!(AllocatorConfig::parse("").unwrap(), AllocatorConfig::default());
+    }
+
+    #[test]
+    fn a_bad_option_is_named() {
+        for (text, key) in [
+            ("max_split_sise_mb:128", "max_split_sise_mb"),
+            ("max_split_size_mb", "max_split_size_mb"),
+            ("max_split_size_mb:19", "`19`"),
+            ("max_split_size_mb:-1", "`-1`"),
+            ("large_segment_size_mb:100,max_split_size_mb:64", "at least 100"),
+            ("max_split_size_mb:64,large_segment_size_mb:100", "at least 100"),
+            ("max_non_split_rounding_mb:x", "`x`"),
+            ("large_segment_size_mb:3", "`3`"),
+            ("garbage_collection_threshold:1.2", "`1.2`"),
+            ("garbage_collection_threshold:0", "`0`"),
+            ("garbage_collection_threshold:NaN", "`NaN`"),
+            ("per_process_memory_fraction:1.5", "1.5"),
+            ("roundup_power2_divisions:3", "`3`"),
+            ("roundup_power2_divisions:[256:3]", "`3`"),
+            ("roundup_power2_divisions:[100:1]", "`100`"),
+            ("roundup_power2_divisions:[256:1", "bracket"),
+            ("roundup_power2_divisions:[256]", "`256`"),
+            ("release_lock_on_cudamalloc:maybe", "`maybe`"),
+            ("backend:other", "`other`"),
+            ("a:1,", "`a`"),
+        ] {
+            let error = AllocatorConfig::parse(text).unwrap_err().to_string();
+            assert!(error.contains(key), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_yet_is_refused() {
+        for text in [
+            "expandable_segments:True",
+            "backend:cudaMallocAsync",
+            "pinned_use_cuda_host_register:True",
+            "pinned_num_register_threads:8",
+            "pinned_max_cached_size_mb:64",
+        ] {
+            let error = AllocatorConfig::parse(text).unwrap_err();
+            assert!(matches!(error, ConfigError::NotSupported { .. }), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_first_variable_that_is_set_wins() {
+        let env = |set: &[(&'static str, &'static str)]| {
+            let set = set.to_vec();
+            AllocatorConfig::from_env_with(move |name| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string())
+            })
+        };
+        let config = env(&[
+            ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:30"),
+            ("PYTORCH_ALLOC_CONF", "max_split_size_mb:40"),
+        ]);
+        assert_eq!(config.unwrap().max_split_size, Some(40 * MIB));
+        let config = env(&[
+            ("PYTORCH_ALLOC_CONF", "max_split_size_mb:40"),
+            ("WARPLINE_ALLOC_CONF", "max_split_size_mb:50"),
+        ]);
+        assert_eq!(config.unwrap().max_split_size, Some(50 * MIB));
+        assert!(!env(&[("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")]).unwrap().caching);
+        assert!(env(&[("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")]).unwrap().caching);
+        assert!(env(&[("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:2")]).is_err());
+        assert_eq!(env(&[]).unwrap(), AllocatorConfig::default());
+    }
+}

@@ -1,0 +1,130 @@
+//! Backends over the CUDA driver layer.
+
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, HostMemory, Stream};
+use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags};
+
+use crate::{Backend, Block, CachingAllocator, HostBackend, HostCache, PinnedBlock, StreamBackend};
+
+/// One device of a driver, for its memory and for page-locked host memory.
+#[derive(Clone, Debug)]
+pub struct CudaBackend {
+    driver: Arc<dyn Driver>,
+    device: usize,
+}
+
+/// The same, as the backend of a [`CudaHostCache`].
+pub type CudaHostBackend = CudaBackend;
+/// A caching allocator for the memory of a CUDA device.
+pub type CudaAllocator = CachingAllocator<CudaBackend>;
+/// A block of a [`CudaAllocator`].
+pub type CudaBlock = Block<CudaBackend>;
+/// A cache of host memory that is page-locked for CUDA.
+pub type CudaHostCache = HostCache<CudaHostBackend>;
+/// A block of a [`CudaHostCache`].
+pub type CudaPinnedBlock = PinnedBlock<CudaHostBackend>;
+
+impl CudaBackend {
+    /// A backend for this device. Does not call the driver.
+    #[must_use]
+    pub fn new(driver: Arc<dyn Driver>, device: usize) -> Self {
+        Self { driver, device }
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The device's ordinal.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.device
+    }
+}
+
+impl StreamBackend for CudaBackend {
+    type Stream = Stream;
+    type Event = Event;
+    type Error = DriverError;
+
+    fn stream_id(stream: &Stream) -> u64 {
+        stream.id()
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, DriverError> {
+        // An event can be recorded only on streams of its own device.
+        let event = Event::new(&self.driver, stream.device(), EventFlags::default())?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    fn record_again(&self, event: Event, stream: &Stream) -> Result<Event, DriverError> {
+        if event.device() != stream.device() {
+            return self.record(stream);
+        }
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    fn query(&self, event: &Event) -> Result<bool, DriverError> {
+        event.query()
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<(), DriverError> {
+        event.synchronize()
+    }
+
+    fn is_lost(&self, error: &DriverError) -> bool {
+        matches!(error, DriverError::DeviceLost { .. } | DriverError::ForkedChild { .. })
+            || error.code().is_some_and(|code| code.is_sticky())
+    }
+}
+
+impl Backend for CudaBackend {
+    type Memory = DeviceMemory;
+
+    fn alloc(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
+        DeviceMemory::new(&self.driver, self.device, bytes)
+    }
+
+    fn address(memory: &DeviceMemory) -> u64 {
+        memory.ptr().addr()
+    }
+
+    fn is_out_of_memory(&self, error: &DriverError) -> bool {
+        error.is_out_of_memory()
+    }
+
+    fn mem_info(&self) -> Result<(usize, usize), DriverError> {
+        let info = self.driver.mem_info(self.device)?;
+        Ok((info.free, info.total))
+    }
+
+    fn device(&self) -> String {
+        format!("cuda:{}", self.device)
+    }
+}
+
+impl HostBackend for CudaBackend {
+    type HostMemory = HostMemory;
+
+    fn alloc_host(&self, bytes: usize) -> Result<HostMemory, DriverError> {
+        HostMemory::pinned(&self.driver, self.host_device(), bytes)
+    }
+}
+
+impl CudaBackend {
+    /// The device through which host memory is locked; every device can use it afterwards. A lost
+    /// one cannot lock any, and one that has no context should not get one for this.
+    fn host_device(&self) -> usize {
+        let usable = || {
+            let all = std::iter::once(self.device).chain(0..self.driver.device_count());
+            all.filter(|&d| self.driver.lost(d).is_none())
+        };
+        let active = |&d: &usize| self.driver.primary_context_active(d).unwrap_or(false);
+        usable().find(active).or_else(|| usable().next()).unwrap_or(self.device)
+    }
+}

@@ -1,0 +1,153 @@
+//! PyTorch's numbers: rounding, pools, segment sizes, when to split.
+
+use crate::{AllocError, AllocatorConfig};
+
+/// 1 MiB.
+pub(crate) const MIB: usize = 1 << 20;
+/// Every block is a multiple of this, in bytes.
+pub const MIN_BLOCK_SIZE: usize = 512;
+/// Requests up to this come from the small pool, in bytes.
+pub const SMALL_SIZE: usize = MIB;
+/// Size of a segment of the small pool, in bytes.
+pub const SMALL_BUFFER: usize = 2 * MIB;
+/// Size of a segment for requests under [`MIN_LARGE_ALLOC`], in bytes, unless configured.
+pub const LARGE_BUFFER: usize = 20 * MIB;
+/// Requests from here on get a segment of their own size, in bytes.
+pub const MIN_LARGE_ALLOC: usize = 10 * MIB;
+/// Large segments are a multiple of this, in bytes.
+pub const ROUND_LARGE: usize = 2 * MIB;
+/// Requests of this many bytes or more are refused outright: 1 EB.
+pub const MAX_REQUEST: usize = 1 << 60;
+
+/// Which pool a block belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PoolKind {
+    /// Requests up to 1 MiB.
+    Small,
+    /// All others.
+    Large,
+}
+
+impl PoolKind {
+    #[inline]
+    pub(crate) fn of(size: usize) -> Self {
+        if size <= SMALL_SIZE { Self::Small } else { Self::Large }
+    }
+}
+
+/// The block size a request of `bytes` bytes gets.
+#[inline]
+pub(crate) fn round_size(config: &AllocatorConfig, bytes: usize) -> Result<usize, AllocError> {
+    if bytes >= MAX_REQUEST {
+        return Err(AllocError::TooLarge { requested: bytes });
+    }
+    if bytes < MIN_BLOCK_SIZE {
+        return Ok(MIN_BLOCK_SIZE);
+    }
+    let divisions = config.divisions_for(bytes);
+    if divisions > 1 && bytes > MIN_BLOCK_SIZE.saturating_mul(divisions) {
+        Ok(next_power2_division(bytes, divisions))
+    } else {
+        Ok(bytes.next_multiple_of(MIN_BLOCK_SIZE))
+    }
+}
+
+/// `bytes` rounded up to the next of `divisions` equal steps between powers of two.
+/// `bytes` is under [`MAX_REQUEST`], so nothing here overflows.
+fn next_power2_division(bytes: usize, divisions: usize) -> usize {
+    if bytes.is_power_of_two() {
+        return bytes;
+    }
+    let floor = 1usize << bytes.ilog2();
+    match floor >> divisions.ilog2() {
+        0 => floor << 1,
+        step => bytes.next_multiple_of(step),
+    }
+}
+
+/// The segment asked of the backend for a block of `size` bytes.
+pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
+    if size <= SMALL_SIZE {
+        SMALL_BUFFER
+    } else if size < MIN_LARGE_ALLOC && size <= config.large_segment_size {
+        config.large_segment_size
+    } else {
+        size.next_multiple_of(ROUND_LARGE)
+    }
+}
+
+/// Whether a block with `remaining` bytes more than the `size` that is needed is split.
+#[inline]
+pub(crate) fn should_split(
+    config: &AllocatorConfig,
+    kind: PoolKind,
+    size: usize,
+    remaining: usize,
+) -> bool {
+    match kind {
+        PoolKind::Small => remaining >= MIN_BLOCK_SIZE,
+        PoolKind::Large => size < config.max_split() && remaining > SMALL_SIZE,
+    }
+}
+
+/// Whether a block of `found` bytes may serve a request of `size` bytes under `max_split_size`.
+#[inline]
+pub(crate) fn may_serve(config: &AllocatorConfig, size: usize, found: usize) -> bool {
+    let max_split = config.max_split();
+    if size < max_split {
+        found < max_split
+    } else {
+        found < size.saturating_add(config.max_non_split_rounding)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_round_to_512() {
+        let config = AllocatorConfig::default();
+        for (bytes, size) in [(1, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)] {
+            assert_eq!(round_size(&config, bytes).unwrap(), size);
+        }
+        assert!(matches!(round_size(&config, MAX_REQUEST), Err(AllocError::TooLarge { .. })));
+        assert!(round_size(&config, MAX_REQUEST - 1).is_ok());
+    }
+
+    #[test]
+    fn divisions_round_to_fractions_of_a_power_of_two() {
+        let config = AllocatorConfig::parse("roundup_power2_divisions:4").unwrap();
+        for (bytes, size) in [(1200, 1536), (2048, 2048), (2049, 2560), (5 * MIB + 1, 6 * MIB)] {
+            assert_eq!(round_size(&config, bytes).unwrap(), size, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn the_division_rule_starts_above_512_times_the_divisions() {
+        let config = AllocatorConfig::parse("roundup_power2_divisions:4").unwrap();
+        assert_eq!(round_size(&config, 2047).unwrap(), 2048);
+        assert_eq!(round_size(&config, 1025).unwrap(), 1536);
+        let config = AllocatorConfig::parse("roundup_power2_divisions:2").unwrap();
+        assert_eq!(round_size(&config, 1025).unwrap(), 1536);
+        assert_eq!(round_size(&config, 2049).unwrap(), 3072);
+    }
+
+    #[test]
+    fn segments_have_three_sizes() {
+        let config = AllocatorConfig::default();
+        for (size, segment) in [
+            (512, 2 * MIB),
+            (MIB, 2 * MIB),
+            (MIB + 512, 20 * MIB),
+            (10 * MIB - 512, 20 * MIB),
+            (10 * MIB, 10 * MIB),
+            (11 * MIB + 512, 12 * MIB),
+        ] {
+            assert_eq!(segment_size(&config, size), segment);
+        }
+        let config = AllocatorConfig::parse("large_segment_size_mb:4").unwrap();
+        assert_eq!(segment_size(&config, 3 * MIB), 4 * MIB);
+        assert_eq!(segment_size(&config, 5 * MIB), 6 * MIB);
+    }
+}

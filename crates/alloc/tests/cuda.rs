@@ -1,0 +1,81 @@
+//! The backend over the CUDA driver layer, on the driver that does nothing.
+#![cfg(feature = "cuda")]
+
+use std::sync::Arc;
+
+use warpline_alloc::{
+    AllocError, AllocatorConfig, CudaAllocator, CudaBackend, CudaHostBackend, CudaHostCache,
+};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_cuda_sys_safe::owned::Stream;
+use warpline_cuda_sys_safe::{Driver, DriverError, StreamFlags};
+
+fn driver(devices: usize) -> Arc<dyn Driver> {
+    Arc::new(NullDriver::new(devices))
+}
+
+#[test]
+fn device_memory_is_cached_by_stream() {
+    let driver = driver(1);
+    let allocator =
+        CudaAllocator::new(CudaBackend::new(driver.clone(), 0), AllocatorConfig::default());
+    let default = Stream::default_of(&driver, 0);
+    let other = Stream::new(&driver, 0, StreamFlags::default()).unwrap();
+    let block = allocator.malloc(1 << 20, &default).unwrap();
+    let address = block.address();
+    assert_ne!(address, 0);
+    drop(block);
+    let elsewhere = allocator.malloc(1 << 20, &other).unwrap();
+    assert_eq!(elsewhere.stream_id(), other.id());
+    assert_ne!(elsewhere.address(), address);
+    assert_eq!(allocator.malloc(1 << 20, &default).unwrap().address(), address);
+    assert!(allocator.memory_summary().contains("cuda:0"));
+    drop(elsewhere);
+    allocator.empty_cache();
+    assert_eq!(allocator.memory_reserved(), 0);
+}
+
+#[test]
+fn streams_of_a_peer_device_may_use_a_block() {
+    let driver = driver(2);
+    let allocator =
+        CudaAllocator::new(CudaBackend::new(driver.clone(), 0), AllocatorConfig::default());
+    let [own, peer] = [0, 1].map(|device| Stream::default_of(&driver, device));
+    let second = Stream::new(&driver, 0, StreamFlags::default()).unwrap();
+    // The events that are used again are now of one device, now of the other.
+    for stream in [&peer, &second, &peer, &second] {
+        let block = allocator.malloc(512, &own).unwrap();
+        block.record_stream(stream);
+        drop(block);
+        assert_eq!(allocator.memory_stats().active.all.current, 1);
+        drop(allocator.malloc(512, &own).unwrap());
+        assert_eq!(allocator.memory_stats().active.all.current, 0);
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_the_drivers_error() {
+    let driver = driver(1);
+    let allocator =
+        CudaAllocator::new(CudaBackend::new(driver.clone(), 3), AllocatorConfig::default());
+    let error = allocator.malloc(512, &Stream::default_of(&driver, 3)).unwrap_err();
+    assert!(matches!(error, AllocError::Backend { .. }), "{error}");
+    assert!(matches!(
+        error.backend::<DriverError>(),
+        Some(DriverError::InvalidDevice { device: 3, count: 1 })
+    ));
+}
+
+#[test]
+fn page_locked_memory_is_cached() {
+    let driver = driver(1);
+    let cache = CudaHostCache::new(CudaHostBackend::new(driver.clone(), 0));
+    let block = cache.alloc(1000).unwrap();
+    let pointer = block.memory().as_ptr();
+    assert!(block.memory().is_pinned());
+    assert_eq!(block.memory().bytes(), 1024);
+    block.record_use(&Stream::default_of(&driver, 0));
+    drop(block);
+    assert_eq!(cache.alloc(1024).unwrap().memory().as_ptr(), pointer);
+    assert_eq!(cache.stats().num_host_alloc, 1);
+}

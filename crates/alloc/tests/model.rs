@@ -1,0 +1,279 @@
+//! Random programs against a plain model: nobody gets memory that somebody may still use, and the
+//! books agree with what was done.
+
+mod common;
+
+use common::{Fake, FakeError, MIB, check_books, check_disjoint};
+use proptest::prelude::*;
+use warpline_alloc::{Block, PoolKind};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Malloc {
+        bytes: usize,
+        stream: u64,
+    },
+    Free(usize),
+    /// A stream uses a block: it is given work, and the allocator is told.
+    Use {
+        block: usize,
+        stream: u64,
+    },
+    Complete(u64),
+    EmptyCache,
+    Fault(Option<FakeError>),
+    RecordFault(bool),
+    Capacity(usize),
+}
+
+fn bytes() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        1 => Just(0usize),
+        8 => 1usize..8192,
+        4 => 8192usize..(2 * MIB),
+        4 => MIB..(12 * MIB),
+        2 => (10 * MIB)..(70 * MIB),
+        1 => Just((1usize << 60) - 1),
+        1 => Just(usize::MAX),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let fault = prop_oneof![Just(None), Just(Some(FakeError::Fault)), Just(None)];
+    prop_oneof![
+        12 => (bytes(), 0u64..3).prop_map(|(bytes, stream)| Step::Malloc { bytes, stream }),
+        10 => any::<prop::sample::Index>().prop_map(|i| Step::Free(i.index(1 << 20))),
+        5 => (any::<prop::sample::Index>(), 0u64..4)
+            .prop_map(|(i, stream)| Step::Use { block: i.index(1 << 20), stream }),
+        4 => (0u64..4).prop_map(Step::Complete),
+        1 => Just(Step::EmptyCache),
+        1 => fault.prop_map(Step::Fault),
+        1 => any::<bool>().prop_map(Step::RecordFault),
+        1 => (50usize..400).prop_map(|mib| Step::Capacity(mib * MIB)),
+    ]
+}
+
+fn options() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec![
+        "",
+        "max_split_size_mb:20",
+        "max_split_size_mb:32,max_non_split_rounding_mb:40",
+        "roundup_power2_divisions:4",
+        "garbage_collection_threshold:0.4,per_process_memory_fraction:0.7",
+        "large_segment_size_mb:32",
+    ])
+}
+
+/// What is known of one block: its range, and the work of other streams on it, as (stream, number).
+struct Live {
+    block: Block<Fake>,
+    uses: Vec<(u64, u64)>,
+}
+
+/// A freed range that some stream may still use.
+struct Busy {
+    range: (u64, u64),
+    uses: Vec<(u64, u64)>,
+}
+
+#[derive(Default)]
+struct Model {
+    live: Vec<Live>,
+    busy: Vec<Busy>,
+    submitted: [u64; 4],
+    completed: [u64; 4],
+    mallocs: i64,
+    peak_allocated: i64,
+}
+
+impl Model {
+    /// Forgets freed ranges whose streams are done.
+    fn settle(&mut self) {
+        let completed = self.completed;
+        let open = |(stream, at): &(u64, u64)| completed[*stream as usize] < *at;
+        self.busy.retain(|busy| busy.uses.iter().any(open));
+    }
+
+    /// A wait on the host completes work without the model's doing.
+    fn learn(&mut self, fake: &Fake) {
+        for stream in 0..4 {
+            self.completed[stream as usize] = fake.completed(stream);
+        }
+        self.settle();
+    }
+}
+
+fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let fake = Fake::new(300 * MIB);
+    let allocator = fake.allocator(options);
+    let mut model = Model::default();
+    for step in steps {
+        match step {
+            Step::Malloc { bytes, stream } => {
+                let before = allocator.memory_stats();
+                let got = allocator.malloc(bytes, &stream);
+                // The memory may have come free by a wait inside malloc.
+                model.learn(&fake);
+                match got {
+                    Ok(block) if bytes == 0 => prop_assert_eq!(block.address(), 0),
+                    Ok(block) => {
+                        prop_assert!(block.size() >= bytes);
+                        prop_assert_eq!(block.size() % 512, 0);
+                        prop_assert_eq!((block.requested(), block.stream_id()), (bytes, stream));
+                        let (from, to) = (block.address(), block.address() + block.size() as u64);
+                        for busy in &model.busy {
+                            prop_assert!(
+                                to <= busy.range.0 || busy.range.1 <= from,
+                                "{:x?} was given out while {:?} may use it",
+                                busy.range,
+                                busy.uses
+                            );
+                        }
+                        model.mallocs += 1;
+                        model.live.push(Live { block, uses: Vec::new() });
+                    }
+                    Err(error) => {
+                        let after = allocator.memory_stats();
+                        prop_assert_eq!(before.allocation, after.allocation, "{}", error);
+                        prop_assert_eq!(before.allocated_bytes, after.allocated_bytes);
+                    }
+                }
+            }
+            Step::Free(i) if !model.live.is_empty() => {
+                let live = model.live.swap_remove(i % model.live.len());
+                let range = (live.block.address(), live.block.address() + live.block.size() as u64);
+                drop(live.block);
+                // Work that was given to a stream after its last recorded use counts as well,
+                // since the event marks all of it.
+                let uses = live
+                    .uses
+                    .iter()
+                    .map(|(stream, _)| (*stream, model.submitted[*stream as usize]))
+                    .collect();
+                model.busy.push(Busy { range, uses });
+                model.settle();
+            }
+            Step::Use { block, stream } if !model.live.is_empty() => {
+                let at = block % model.live.len();
+                let live = &mut model.live[at];
+                fake.launch(stream);
+                model.submitted[stream as usize] += 1;
+                live.block.record_stream(&stream);
+                if live.block.stream_id() != stream {
+                    live.uses.push((stream, model.submitted[stream as usize]));
+                }
+            }
+            Step::Complete(stream) => {
+                fake.complete(stream);
+                model.learn(&fake);
+            }
+            Step::EmptyCache => {
+                allocator.empty_cache();
+                model.learn(&fake);
+            }
+            Step::Fault(error) => fake.world().fail_alloc = error,
+            Step::RecordFault(fails) => {
+                fake.world().fail_record = fails.then_some(FakeError::Fault);
+            }
+            Step::Capacity(bytes) => {
+                let mut world = fake.world();
+                world.capacity = bytes.max(world.used());
+            }
+            Step::Free(_) | Step::Use { .. } => {}
+        }
+        check_books(&allocator);
+        check_disjoint(model.live.iter().map(|live| &live.block));
+        let stats = allocator.memory_stats();
+        let sum = |kind: Option<PoolKind>| -> i64 {
+            let blocks = model.live.iter().map(|live| live.block.size());
+            let of = |size: &usize| match kind {
+                None => true,
+                // A large block is over 1 MiB even if it was merged from, or kept, a remainder.
+                Some(PoolKind::Small) => *size <= MIB,
+                Some(PoolKind::Large) => *size > MIB,
+            };
+            blocks.filter(of).sum::<usize>() as i64
+        };
+        let allocated = stats.allocated_bytes;
+        prop_assert_eq!(allocated.all.current, sum(None));
+        prop_assert_eq!(allocated.small_pool.current, sum(Some(PoolKind::Small)));
+        prop_assert_eq!(allocated.large_pool.current, sum(Some(PoolKind::Large)));
+        model.peak_allocated = model.peak_allocated.max(sum(None));
+        prop_assert_eq!(allocated.all.peak, model.peak_allocated);
+        prop_assert_eq!(allocated.all.allocated - allocated.all.freed, allocated.all.current);
+        prop_assert_eq!(stats.allocation.all.allocated, model.mallocs);
+        prop_assert_eq!(stats.allocation.all.current, model.live.len() as i64);
+        prop_assert_eq!(
+            stats.num_device_alloc - stats.num_device_free,
+            fake.world().live.len() as i64
+        );
+    }
+    // In the end everything goes back.
+    fake.world().fail_record = None;
+    model.live.clear();
+    allocator.empty_cache();
+    prop_assert_eq!(allocator.memory_stats().active.all.current, 0);
+    prop_assert_eq!(fake.world().used(), 0);
+    drop(allocator);
+    prop_assert_eq!(fake.world().events_live, 0);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #[test]
+    fn random_programs_agree_with_the_model(
+        options in options(),
+        steps in proptest::collection::vec(step(), 1..150),
+    ) {
+        run(options, steps)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// Programs long enough for blocks to be split and joined many times over.
+    #[test]
+    #[ignore = "takes a while: a soak test"]
+    fn soak_long_programs_agree_with_the_model(
+        options in options(),
+        steps in proptest::collection::vec(step(), 500..2000),
+    ) {
+        run(options, steps)?;
+    }
+}
+
+/// PyTorch's fuzz test: ten thousand operations, and what was written into a block stays there.
+#[test]
+fn contents_survive_ten_thousand_operations() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    // A plain memory in units of 512 bytes: who wrote each one last.
+    let mut memory = std::collections::HashMap::new();
+    let mut live: Vec<(Block<Fake>, u64)> = Vec::new();
+    let units = |block: &Block<Fake>| {
+        let from = block.address();
+        (0..block.size() as u64 / 512).map(move |i| from + i * 512)
+    };
+    let mut random = 1u64;
+    for step in 0..10_000u64 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let pick = (random >> 33) as usize;
+        if !live.is_empty() && (pick.is_multiple_of(2) || live.len() > 100) {
+            let (block, mark) = live.swap_remove(pick / 2 % live.len());
+            for unit in units(&block) {
+                assert_eq!(memory.get(&unit), Some(&mark));
+            }
+        } else {
+            let bytes = 1 + pick % [600, 5000, 3 << 18][pick % 3];
+            let block = allocator.malloc(bytes, &(pick as u64 / 7 % 3)).unwrap();
+            memory.extend(units(&block).map(|unit| (unit, step)));
+            live.push((block, step));
+        }
+        if step % 1000 == 999 {
+            allocator.empty_cache();
+            check_books(&allocator);
+        }
+    }
+}
