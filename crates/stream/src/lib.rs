@@ -1,1 +1,52 @@
-//! Placeholder until its layer lands.
+//! CUDA devices, streams, events and guards with PyTorch's semantics.
+//!
+//! [`Devices`] is one isolated world: the devices of one driver, with a current device and a
+//! current stream per device for each thread. [`Stream::submit`] enqueues work and numbers it;
+//! [`Stream::wait_for`] orders a stream after a numbered operation of another one, on the GPU,
+//! and does nothing where that order already holds.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use warpline_cuda_sys_safe::null::NullDriver;
+//! use warpline_stream::{Devices, StreamError};
+//!
+//! let devices = Devices::new(Arc::new(NullDriver::new(2)))?;
+//! let producer = devices.get(0)?.stream_from_pool(0)?;
+//! let consumer = devices.get(1)?.stream_from_pool(0)?;
+//!
+//! let ((), op) = producer.submit(|_handle| {
+//!     // Enqueue a kernel or a copy here.
+//!     Ok::<(), StreamError>(())
+//! })?;
+//! consumer.wait_for(&producer, op)?; // the consumer's later work comes after it
+//!
+//! devices.with_stream(&consumer, || {
+//!     assert_eq!(devices.current_device(), 1);
+//! })?;
+//! assert_eq!(devices.current_device(), 0);
+//! # Ok::<(), StreamError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod current;
+mod device;
+mod devices;
+mod error;
+mod event;
+mod event_pool;
+mod guard;
+mod order;
+mod stream;
+
+pub use device::{Device, STREAMS_PER_POOL};
+pub use devices::Devices;
+pub use error::{Result, StreamError};
+pub use event::Event;
+pub use guard::{DeviceGuard, StreamGuard};
+pub use stream::Stream;
+pub use warpline_cuda_sys_safe::EventFlags;
+
+/// The number of an operation on its stream: 1 for the first, one more for each later one.
+///
+/// Work entered by [`Stream::submit`] and waits are operations; records of events are not.
+pub type OpNumber = u64;

@@ -1,0 +1,215 @@
+//! A device and its streams.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use warpline_cuda_sys_safe::{DeviceProperties, Driver, StreamFlags, StreamHandle, owned};
+
+use crate::devices::World;
+use crate::event_pool::EventPool;
+use crate::stream::{Inner, Stream};
+use crate::{Result, StreamError};
+
+/// Streams in the pool of one priority of one device. Asking for one more gives the first again.
+pub const STREAMS_PER_POOL: usize = 32;
+
+/// The least (0) to the greatest priority that a pool is kept for, one step each.
+const PRIORITIES: usize = 4;
+
+/// What a device's streams and events need of it.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) index: usize,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) properties: DeviceProperties,
+    pub(crate) world: Arc<World>,
+    pub(crate) events: EventPool,
+    /// All its streams, for `synchronize`, which completes the work of each.
+    streams: Mutex<Vec<Weak<Inner>>>,
+}
+
+impl Core {
+    /// Enters a new stream.
+    pub(crate) fn register(&self, stream: Weak<Inner>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if streams.len() == streams.capacity() {
+            streams.retain(|s| s.strong_count() > 0);
+        }
+        streams.push(stream);
+    }
+}
+
+/// The pool of one priority.
+#[derive(Debug, Default)]
+struct Pool {
+    streams: Vec<Stream>,
+    next: usize,
+}
+
+/// One device. Clones share it.
+///
+/// Making one creates no context, nor does asking for its default stream; the first call that
+/// needs the GPU does.
+#[derive(Clone)]
+pub struct Device(Arc<DeviceInner>);
+
+struct DeviceInner {
+    core: Arc<Core>,
+    default: Stream,
+    pools: [Mutex<Pool>; PRIORITIES],
+}
+
+impl Device {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, index: usize, world: &Arc<World>) -> Result<Self> {
+        let core = Arc::new(Core {
+            index,
+            driver: Arc::clone(driver),
+            properties: driver.properties(index)?,
+            world: Arc::clone(world),
+            events: EventPool::default(),
+            streams: Mutex::default(),
+        });
+        let default = Stream::new(&core, owned::Stream::default_of(driver, index));
+        Ok(Self(Arc::new(DeviceInner { core, default, pools: Default::default() })))
+    }
+
+    /// Its index.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.0.core.index
+    }
+
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.0.core.driver
+    }
+
+    /// What it is and can do.
+    #[must_use]
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.0.core.properties
+    }
+
+    /// The legacy default stream (`torch.cuda.default_stream`).
+    #[must_use]
+    pub fn default_stream(&self) -> &Stream {
+        &self.0.default
+    }
+
+    /// A stream that ignores the legacy default stream, from a pool of [`STREAMS_PER_POOL`] per
+    /// priority that is handed out in turn (`torch.cuda.Stream`): the 33rd is the first again.
+    ///
+    /// `priority` goes from 0, the least, to -3; others are taken as the nearest of these.
+    ///
+    /// # Errors
+    /// The driver's own, when the stream has to be made.
+    #[track_caller]
+    pub fn stream_from_pool(&self, priority: i32) -> Result<Stream> {
+        let level = priority.clamp(1 - PRIORITIES as i32, 0).unsigned_abs() as usize;
+        let mut pool = self.0.pools[level].lock().unwrap_or_else(PoisonError::into_inner);
+        let next = pool.next;
+        let stream = match pool.streams.get(next) {
+            Some(stream) => stream.clone(),
+            None => {
+                let stream = self.exclusive_stream(-(level as i32))?;
+                pool.streams.push(stream.clone());
+                stream
+            }
+        };
+        pool.next = (next + 1) % STREAMS_PER_POOL;
+        Ok(stream)
+    }
+
+    /// A stream that ignores the legacy default stream and that nobody else is given. Dropping
+    /// the last clone releases it; work enqueued on it still runs.
+    ///
+    /// `priority` is lower for what is to run first; the driver clamps it to what it has.
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn exclusive_stream(&self, priority: i32) -> Result<Stream> {
+        let core = &self.0.core;
+        let flags = StreamFlags { non_blocking: true, priority };
+        Ok(Stream::new(core, owned::Stream::new(&core.driver, core.index, flags)?))
+    }
+
+    /// A stream made elsewhere (`torch.cuda.ExternalStream`).
+    ///
+    /// Work that others enqueue on it is not numbered: only [`Stream::wait_stream`], events and
+    /// `synchronize` take account of it.
+    ///
+    /// # Errors
+    /// [`StreamError::WrongDevice`], [`StreamError::OtherDevices`].
+    pub fn external_stream(&self, stream: owned::Stream) -> Result<Stream> {
+        let core = &self.0.core;
+        if !Arc::ptr_eq(stream.driver(), &core.driver) {
+            return Err(StreamError::OtherDevices { call: "external_stream" });
+        }
+        if stream.device() != core.index {
+            return Err(StreamError::WrongDevice {
+                call: "external_stream: the stream",
+                expected: core.index,
+                found: stream.device(),
+            });
+        }
+        if stream.handle() == StreamHandle::default_of(core.index) {
+            return Ok(self.0.default.clone());
+        }
+        Ok(Stream::new(core, stream))
+    }
+
+    /// Blocks the host until all work on the device is done (`torch.cuda.synchronize`).
+    ///
+    /// # Errors
+    /// The driver's own, those of earlier asynchronous work among them.
+    pub fn synchronize(&self) -> Result<()> {
+        let core = &self.0.core;
+        let streams = core.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let before: Vec<_> = streams
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|stream| {
+                let stream = Stream::from_inner(stream);
+                let op = stream.last_op();
+                (stream, op)
+            })
+            .collect();
+        core.driver.synchronize(core.index)?;
+        for (stream, op) in before {
+            stream.mark_done(op);
+        }
+        Ok(())
+    }
+
+    /// Whether work was enqueued on more than one stream, of any device of the same
+    /// [`crate::Devices`]. From then on every operation is followed by a checkpoint.
+    #[must_use]
+    pub fn uses_many_streams(&self) -> bool {
+        self.0.core.world.uses_many_streams()
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("index", &self.index())
+            .field("name", &self.properties().name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cuda:{}", self.index())
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}

@@ -1,0 +1,226 @@
+//! The devices of one driver, with each thread's current device and streams.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use warpline_cuda_sys_safe::Driver;
+
+use crate::current;
+use crate::{Device, DeviceGuard, Result, Stream, StreamError, StreamGuard};
+
+/// What all devices of one driver share.
+#[derive(Debug)]
+pub(crate) struct World {
+    id: u64,
+    /// Streams that work was ever enqueued on.
+    streams_used: AtomicUsize,
+}
+
+impl World {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, streams_used: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn count_stream(&self) {
+        self.streams_used.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A stale answer costs a less exact wait, never a missing one.
+    pub(crate) fn uses_many_streams(&self) -> bool {
+        self.streams_used.load(Ordering::Relaxed) > 1
+    }
+}
+
+/// The devices of one driver: one isolated world. Clones share it.
+///
+/// Every thread has its own current device, at first 0, and on each device its own current
+/// stream, at first the default one.
+#[derive(Clone)]
+pub struct Devices(Arc<Inner>);
+
+pub(crate) struct Inner {
+    world: Arc<World>,
+    driver: Arc<dyn Driver>,
+    devices: Vec<Device>,
+}
+
+impl Inner {
+    pub(crate) fn id(&self) -> u64 {
+        self.world.id
+    }
+}
+
+impl Devices {
+    /// Takes all devices of a driver. Creates no context.
+    ///
+    /// # Errors
+    /// The driver's own, when it cannot say what a device is.
+    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+        let world = Arc::new(World::new());
+        let devices = (0..driver.device_count())
+            .map(|index| Device::new(&driver, index, &world))
+            .collect::<Result<_>>()?;
+        Ok(Self(Arc::new(Inner { world, driver, devices })))
+    }
+
+    /// A number that no other `Devices` of the process has or will have; clones have the same.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.0.world.id
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.0.driver
+    }
+
+    /// How many devices there are (`torch.cuda.device_count`).
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.devices.len()
+    }
+
+    /// A device.
+    ///
+    /// # Errors
+    /// [`StreamError::NoSuchDevice`].
+    #[inline]
+    pub fn get(&self, index: usize) -> Result<&Device> {
+        self.0.devices.get(index).ok_or_else(|| self.no_such(index))
+    }
+
+    #[cold]
+    fn no_such(&self, index: usize) -> StreamError {
+        StreamError::NoSuchDevice { index, count: self.count() }
+    }
+
+    /// All devices, in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Device> {
+        self.0.devices.iter()
+    }
+
+    /// This thread's current device (`torch.cuda.current_device`).
+    #[must_use]
+    pub fn current_device(&self) -> usize {
+        current::device(self.id())
+    }
+
+    /// Makes a device this thread's current one and answers which was before
+    /// (`torch.cuda.set_device`). Creates no context.
+    ///
+    /// # Errors
+    /// [`StreamError::NoSuchDevice`].
+    pub fn set_device(&self, index: usize) -> Result<usize> {
+        self.get(index)?;
+        current::set_device(&self.0, index)
+    }
+
+    /// This thread's current stream of a device (`torch.cuda.current_stream`).
+    ///
+    /// # Errors
+    /// [`StreamError::NoSuchDevice`].
+    pub fn current_stream(&self, device: usize) -> Result<Stream> {
+        self.with_current_stream(device, Stream::clone)
+    }
+
+    /// Runs `f` with this thread's current stream of a device. The stream is not counted, so this
+    /// is what hot paths use. What `f` changes about the current stream holds from then on, but
+    /// `f` keeps the stream it was given.
+    ///
+    /// # Errors
+    /// [`StreamError::NoSuchDevice`].
+    pub fn with_current_stream<R>(&self, device: usize, f: impl FnOnce(&Stream) -> R) -> Result<R> {
+        let Some(of) = self.0.devices.get(device) else { return Err(self.no_such(device)) };
+        Ok(match current::stream(self.id(), device) {
+            Some(stream) => f(&stream),
+            None => f(of.default_stream()),
+        })
+    }
+
+    /// Makes a stream this thread's current one on its device. As `setCurrentCUDAStream` of
+    /// PyTorch's C++ interface, it leaves the current device alone; a [`StreamGuard`] switches it.
+    ///
+    /// # Errors
+    /// [`StreamError::OtherDevices`].
+    pub fn set_current_stream(&self, stream: &Stream) -> Result<()> {
+        self.check(stream, "set_current_stream")?;
+        current::set_stream(&self.0, stream)
+    }
+
+    fn check(&self, stream: &Stream, call: &'static str) -> Result<()> {
+        if stream.core().world.id() == self.id() {
+            return Ok(());
+        }
+        Err(StreamError::OtherDevices { call })
+    }
+
+    /// Makes a device this thread's current one until the guard is dropped
+    /// (`torch.cuda.device`).
+    ///
+    /// # Errors
+    /// [`StreamError::NoSuchDevice`].
+    pub fn device_guard(&self, index: usize) -> Result<DeviceGuard> {
+        Ok(DeviceGuard::new(self.id(), self.set_device(index)?))
+    }
+
+    /// Makes a stream this thread's current one on its device, and that device the current one,
+    /// until the guard is dropped (`torch.cuda.stream`).
+    ///
+    /// # Errors
+    /// [`StreamError::OtherDevices`].
+    pub fn stream_guard(&self, stream: &Stream) -> Result<StreamGuard> {
+        self.check(stream, "stream_guard")?;
+        let index = stream.device_index();
+        let previous = current::stream(self.id(), index);
+        let device = self.device_guard(index)?;
+        current::set_stream(&self.0, stream)?;
+        Ok(StreamGuard::new(device, index, previous))
+    }
+
+    /// Runs `f` with a device as this thread's current one, and restores the previous one, also
+    /// if `f` panics.
+    ///
+    /// # Errors
+    /// [`StreamError::NoSuchDevice`]; `f` is not run then.
+    pub fn with_device<R>(&self, index: usize, f: impl FnOnce() -> R) -> Result<R> {
+        let _guard = self.device_guard(index)?;
+        Ok(f())
+    }
+
+    /// Runs `f` with a stream as the current one of its device, and that device as the current
+    /// one, and restores both, also if `f` panics.
+    ///
+    /// # Errors
+    /// [`StreamError::OtherDevices`]; `f` is not run then.
+    pub fn with_stream<R>(&self, stream: &Stream, f: impl FnOnce() -> R) -> Result<R> {
+        let _guard = self.stream_guard(stream)?;
+        Ok(f())
+    }
+}
+
+impl<'a> IntoIterator for &'a Devices {
+    type Item = &'a Device;
+    type IntoIter = std::slice::Iter<'a, Device>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Devices")
+            .field("id", &self.id())
+            .field("driver", &self.0.driver)
+            .field("devices", &self.0.devices)
+            .finish()
+    }
+}

@@ -1,0 +1,67 @@
+//! What can go wrong with devices, streams and events.
+
+use warpline_cuda_sys_safe::DriverError;
+
+/// The result of an operation of this crate.
+pub type Result<T, E = StreamError> = std::result::Result<T, E>;
+
+/// Why a device, stream or event could not do what was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The driver's own error, those of earlier asynchronous work among them.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The index names no device.
+    #[error(
+        "invalid device ordinal: cuda:{index} was asked for, but {count} device(s) are visible"
+    )]
+    NoSuchDevice {
+        /// The index that was asked for.
+        index: usize,
+        /// How many devices there are.
+        count: usize,
+    },
+    /// An object of one device was given where another device's is needed.
+    #[error("{call}: it is on cuda:{found}, but one on cuda:{expected} is needed")]
+    WrongDevice {
+        /// The operation and the object, such as `record: the stream`.
+        call: &'static str,
+        /// The device that is needed.
+        expected: usize,
+        /// The device the object is on.
+        found: usize,
+    },
+    /// Two objects belong to different [`crate::Devices`].
+    #[error("{call}: the stream or event belongs to another driver's devices")]
+    OtherDevices {
+        /// The operation.
+        call: &'static str,
+    },
+    /// The event has never been recorded.
+    #[error("{call}: both events must have been recorded; record them with `record` first")]
+    EventNotRecorded {
+        /// The operation.
+        call: &'static str,
+    },
+    /// The event keeps no times.
+    #[error(
+        "{call}: both events must keep times; make them with `EventFlags {{ timing: true, .. }}`"
+    )]
+    NoTiming {
+        /// The operation.
+        call: &'static str,
+    },
+    /// The event's work is not done yet.
+    #[error("{call}: both events must have been completed; `synchronize` them first")]
+    EventNotFinished {
+        /// The operation.
+        call: &'static str,
+    },
+    /// The thread is ending and its current device and streams are gone.
+    #[error("{call}: this thread is ending; it has no current device or stream any more")]
+    ThreadEnding {
+        /// The operation.
+        call: &'static str,
+    },
+}

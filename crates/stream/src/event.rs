@@ -1,0 +1,194 @@
+//! Events.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::EventFlags;
+
+use crate::event_pool::PooledEvent;
+use crate::order::Progress;
+use crate::stream::{Inner, Point, Stream};
+use crate::{OpNumber, Result, StreamError};
+
+/// A mark in a stream (`torch.cuda.Event`). Clones share it.
+///
+/// Nothing is made on a device before the first [`Event::record`]; from then on the event belongs
+/// to that stream's device. Each record replaces the one before.
+#[derive(Clone, Debug, Default)]
+pub struct Event(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    flags: EventFlags,
+    /// Taken before any stream's lock, never after.
+    recorded: Mutex<Option<Recorded>>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    event: Arc<PooledEvent>,
+    /// The stream of the latest record, its progress, and its last operation then.
+    stream: Weak<Inner>,
+    progress: Arc<Progress>,
+    op: OpNumber,
+    device: usize,
+    /// How often it was recorded.
+    generation: u64,
+}
+
+impl Recorded {
+    /// Enters that the host has seen the record's work done.
+    fn mark_done(&self) {
+        match self.stream.upgrade() {
+            Some(stream) => stream.mark_done(self.op),
+            None => self.progress.mark_done(self.op),
+        }
+    }
+
+    fn point(&self) -> Point {
+        match self.stream.upgrade() {
+            Some(stream) => stream.point_at(self.op),
+            None => {
+                Point { progress: Arc::clone(&self.progress), op: self.op, before: SmallVec::new() }
+            }
+        }
+    }
+}
+
+impl Event {
+    /// An event that has not been recorded. By default it keeps no times.
+    #[must_use]
+    pub fn new(flags: EventFlags) -> Self {
+        Self(Arc::new(Shared { flags, recorded: Mutex::new(None) }))
+    }
+
+    /// How it is made.
+    #[must_use]
+    pub fn flags(&self) -> EventFlags {
+        self.0.flags
+    }
+
+    /// The index of its device; `None` before the first record.
+    #[must_use]
+    pub fn device_index(&self) -> Option<usize> {
+        self.lock().as_ref().map(|r| r.device)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Recorded>> {
+        self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records all work enqueued on the stream so far (`Event.record`).
+    ///
+    /// # Errors
+    /// [`StreamError::WrongDevice`] when it was first recorded on another device,
+    /// [`StreamError::OtherDevices`], or the driver's own.
+    #[track_caller]
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let mut recorded = self.lock();
+        let (event, generation) = match &*recorded {
+            Some(old) => {
+                stream.check_same_devices(old.event.core(), "record")?;
+                if old.device != stream.device_index() {
+                    return Err(StreamError::WrongDevice {
+                        call: "record: the stream",
+                        expected: old.device,
+                        found: stream.device_index(),
+                    });
+                }
+                (Arc::clone(&old.event), old.generation + 1)
+            }
+            None => (Arc::new(PooledEvent::take(stream.core(), self.0.flags)?), 1),
+        };
+        let op = stream.record_into(&event)?.op;
+        *recorded = Some(Recorded {
+            event,
+            stream: stream.downgrade(),
+            progress: Arc::clone(stream.progress()),
+            op,
+            device: stream.device_index(),
+            generation,
+        });
+        Ok(())
+    }
+
+    /// Makes later work on the stream wait, on the GPU, for the latest record (`Event.wait`).
+    /// Nothing if it was never recorded.
+    ///
+    /// # Errors
+    /// [`StreamError::OtherDevices`], or the driver's own.
+    #[track_caller]
+    pub fn wait(&self, stream: &Stream) -> Result<()> {
+        // Held throughout: a record in between would be what is waited for.
+        let recorded = self.lock();
+        let Some(recorded) = &*recorded else { return Ok(()) };
+        stream.check_same_devices(recorded.event.core(), "wait_event")?;
+        stream.enqueue_wait(&recorded.event, &recorded.point())
+    }
+
+    /// Whether the work of the latest record is done; true if never recorded (`Event.query`).
+    ///
+    /// # Errors
+    /// The driver's own, those of earlier asynchronous work among them.
+    #[track_caller]
+    pub fn query(&self) -> Result<bool> {
+        let recorded = self.lock();
+        let Some(recorded) = &*recorded else { return Ok(true) };
+        let done = recorded.event.query()?;
+        if done {
+            recorded.mark_done();
+        }
+        Ok(done)
+    }
+
+    /// Blocks the host until the work of the latest record is done (`Event.synchronize`). Nothing
+    /// if it was never recorded.
+    ///
+    /// # Errors
+    /// As [`Event::query`].
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<()> {
+        let Some((event, generation)) =
+            self.lock().as_ref().map(|r| (Arc::clone(&r.event), r.generation))
+        else {
+            return Ok(());
+        };
+        event.synchronize()?;
+        // If it was recorded anew meanwhile, which record was waited for is not known.
+        if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
+            recorded.mark_done();
+        }
+        Ok(())
+    }
+
+    /// Milliseconds from this event's latest record to `end`'s (`Event.elapsed_time`).
+    ///
+    /// # Errors
+    /// [`StreamError::NoTiming`], [`StreamError::EventNotRecorded`], [`StreamError::OtherDevices`],
+    /// [`StreamError::WrongDevice`] or [`StreamError::EventNotFinished`], or the driver's own.
+    #[track_caller]
+    pub fn elapsed_time(&self, end: &Event) -> Result<f32> {
+        const CALL: &str = "elapsed_time";
+        if !(self.0.flags.timing && end.0.flags.timing) {
+            return Err(StreamError::NoTiming { call: CALL });
+        }
+        let event_of = |event: &Event| event.lock().as_ref().map(|r| Arc::clone(&r.event));
+        let (Some(from), Some(to)) = (event_of(self), event_of(end)) else {
+            return Err(StreamError::EventNotRecorded { call: CALL });
+        };
+        if from.core().world.id() != to.core().world.id() {
+            return Err(StreamError::OtherDevices { call: CALL });
+        }
+        if from.device() != to.device() {
+            return Err(StreamError::WrongDevice {
+                call: "elapsed_time: the end event",
+                expected: from.device(),
+                found: to.device(),
+            });
+        }
+        if !(self.query()? && end.query()?) {
+            return Err(StreamError::EventNotFinished { call: CALL });
+        }
+        Ok(from.elapsed(&to)?)
+    }
+}

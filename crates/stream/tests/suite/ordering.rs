@@ -1,0 +1,241 @@
+//! Which driver calls ordering costs, and what a wait covers.
+
+use warpline_stream::{Event, StreamError};
+
+use crate::support::{Clock, counted, schedules, work};
+
+#[test]
+fn operations_are_numbered_from_one() {
+    let (_, devices) = counted(1, 0);
+    let stream = devices.get(0).unwrap().default_stream();
+    assert_eq!(stream.last_op(), 0);
+    assert_eq!(work(stream, || ()), 1);
+    assert_eq!(work(stream, || ()), 2);
+    let failed: Result<((), _), StreamError> =
+        stream.submit(|_| Err(StreamError::EventNotRecorded { call: "test" }));
+    assert!(failed.is_err());
+    assert_eq!(stream.last_op(), 2, "what was not enqueued has no number");
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        stream.submit(|_| -> Result<(), StreamError> { panic!("on purpose") })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(work(stream, || ()), 3, "a panic while enqueueing leaves the stream usable");
+}
+
+#[test]
+fn one_stream_records_nothing() {
+    let (driver, devices) = counted(2, 0);
+    let device = devices.get(0).unwrap();
+    let stream = device.stream_from_pool(0).unwrap();
+    for _ in 0..100 {
+        let op = work(&stream, || ());
+        stream.wait_for(&stream, op).unwrap();
+    }
+    assert!(!device.uses_many_streams());
+    assert_eq!(driver.calls("event_record") + driver.calls("stream_wait_event"), 0);
+    // The second stream with work, also of another device, brings checkpoints.
+    work(devices.get(1).unwrap().default_stream(), || ());
+    assert!(device.uses_many_streams());
+    let before = driver.calls("event_record");
+    work(&stream, || ());
+    assert_eq!(driver.calls("event_record"), before + 1);
+}
+
+#[test]
+fn a_wait_that_already_holds_costs_nothing() {
+    let (driver, devices) = counted(2, 0);
+    let from = devices.get(0).unwrap().stream_from_pool(0).unwrap();
+    let to = devices.get(1).unwrap().stream_from_pool(0).unwrap();
+    let early = work(&from, || ());
+    let late = work(&from, || ());
+    to.wait_for(&from, late).unwrap();
+    assert_eq!(driver.calls("stream_wait_event"), 1);
+    for op in [0, early, late] {
+        to.wait_for(&from, op).unwrap();
+    }
+    assert_eq!(driver.calls("stream_wait_event"), 1);
+    let next = work(&from, || ());
+    assert!(!to.is_ordered_after(&from, next).unwrap());
+    to.wait_for(&from, next).unwrap();
+    assert_eq!(driver.calls("stream_wait_event"), 2);
+    // Nor does one for work that the host has seen done.
+    let seen = work(&from, || ());
+    from.host_wait(seen).unwrap();
+    to.wait_for(&from, seen).unwrap();
+    assert_eq!(driver.calls("stream_wait_event"), 2);
+    let waits = driver.calls("event_synchronize");
+    from.host_wait(seen).unwrap();
+    from.host_wait(early).unwrap();
+    assert_eq!(driver.calls("event_synchronize"), waits);
+}
+
+#[test]
+fn known_order_is_the_users_doing_too() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let [a, b, c] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
+    let first = work(&a, || ());
+    let event = a.record_event(None).unwrap();
+    let later = work(&a, || ());
+    b.wait_event(&event).unwrap();
+    assert!(b.is_ordered_after(&a, first).unwrap());
+    assert!(!b.is_ordered_after(&a, later).unwrap());
+
+    // Through a third stream, but only from the wait on.
+    let unrelated = c.record_event(None).unwrap();
+    let before_wait = b.record_event(None).unwrap();
+    c.wait_event(&unrelated).unwrap();
+    c.wait_event(&before_wait).unwrap();
+    assert!(c.is_ordered_after(&a, first).unwrap(), "the chain a, b, c");
+    let [d, e] = [(); 2].map(|()| device.exclusive_stream(0).unwrap());
+    let early = d.record_event(None).unwrap();
+    let op = work(&a, || ());
+    d.wait_for(&a, op).unwrap();
+    e.wait_event(&early).unwrap();
+    assert!(!e.is_ordered_after(&a, op).unwrap(), "recorded before d waited");
+
+    // The host's seeing an event done orders everything after what the event covers.
+    let [seen, unseen] = [(); 2].map(|()| work(&c, || ()));
+    let event = c.record_event(None).unwrap();
+    let after = work(&c, || ());
+    event.synchronize().unwrap();
+    for op in [seen, unseen] {
+        assert!(e.is_ordered_after(&c, op).unwrap());
+    }
+    assert!(!e.is_ordered_after(&c, after).unwrap());
+    while !c.query().unwrap() {}
+    assert!(e.is_ordered_after(&c, after).unwrap());
+
+    // Synchronising a stream completes what it waited for.
+    d.synchronize().unwrap();
+    assert!(e.is_ordered_after(&a, op).unwrap());
+    let waits = driver.calls("stream_wait_event");
+    e.wait_for(&a, op).unwrap();
+    assert_eq!(driver.calls("stream_wait_event"), waits);
+}
+
+#[test]
+fn a_wait_does_not_cover_later_unrelated_work() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
+    let clock = Clock::default();
+    work(&to, || ()); // two streams with work: checkpoints from here on
+    let (used, op) = clock.mark(&from);
+    let used = (used, op);
+    let later: Vec<_> = (0..10).map(|_| clock.mark(&from).0).collect();
+    to.wait_for(&from, used.1).unwrap();
+    let consumer = clock.mark(&to).0;
+    // The producer runs its first operation and the checkpoint after it, and no more. Before its
+    // work come two items of its own: none here.
+    driver.drain(from.raw().handle(), 2 * later.len());
+    driver.run_alone(to.raw().handle());
+    assert!(used.0.ran_before(&consumer));
+    assert!(later.iter().all(|m| !m.ran()), "the streams overlap");
+}
+
+#[test]
+fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
+    for seed in 0..schedules() {
+        let (driver, devices) = counted(1, seed);
+        let device = devices.get(0).unwrap();
+        let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
+        work(&to, || ());
+        let clock = Clock::default();
+        let (old, op) = clock.mark(&from);
+        (0..500).for_each(|_| drop(clock.mark(&from)));
+        assert!(driver.calls("event_create") <= 64, "checkpoints are bounded");
+        to.wait_for(&from, op).unwrap();
+        let after = clock.mark(&to).0;
+        to.synchronize().unwrap();
+        assert!(old.ran_before(&after), "schedule {seed}");
+    }
+}
+
+#[test]
+fn checkpoints_of_a_dropped_stream_are_reused() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    work(device.default_stream(), || ());
+    for _ in 0..20 {
+        let stream = device.exclusive_stream(0).unwrap();
+        let op = work(&stream, || ());
+        device.default_stream().wait_for(&stream, op).unwrap();
+    }
+    assert_eq!(driver.calls("event_create"), 1);
+    assert_eq!(driver.calls("stream_destroy"), 20);
+}
+
+#[test]
+fn a_checkpoint_that_fails_is_made_up_for() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let (from, to) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
+    work(&to, || ());
+    driver.fail(Some("event_record"));
+    let op = work(&from, || ());
+    assert!(to.wait_for(&from, op).unwrap_err().to_string().contains("ordering.rs"));
+    assert!(!to.is_ordered_after(&from, op).unwrap());
+    driver.fail(None);
+    to.wait_for(&from, op).unwrap();
+    driver.fail(Some("stream_wait_event"));
+    let op = work(&from, || ());
+    assert!(to.wait_for(&from, op).is_err());
+    assert!(!to.is_ordered_after(&from, op).unwrap(), "a wait that failed orders nothing");
+    driver.fail(None);
+}
+
+#[test]
+fn a_lost_device_answers_so_and_drops_quietly() {
+    let (driver, devices) = counted(2, 0);
+    let (lost, well) = (devices.get(0).unwrap(), devices.get(1).unwrap());
+    let (one, two) = (lost.exclusive_stream(0).unwrap(), lost.exclusive_stream(0).unwrap());
+    let (op, _) = (work(&one, || ()), work(&two, || ()));
+    let event = one.record_event(None).unwrap();
+    let _guard = devices.stream_guard(&one).unwrap();
+    driver.lose(0);
+    let errors = [
+        one.synchronize().unwrap_err(),
+        one.query().unwrap_err(),
+        one.host_wait(op).unwrap_err(),
+        one.is_done(op).unwrap_err(),
+        two.wait_for(&one, op).unwrap_err(),
+        two.wait_stream(&one).unwrap_err(),
+        event.synchronize().unwrap_err(),
+        event.record(&one).unwrap_err(),
+        Event::default().record(&one).unwrap_err(),
+        lost.synchronize().unwrap_err(),
+        lost.exclusive_stream(0).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.to_string().contains("cuda:0 is lost"), "{error}");
+    }
+    let healthy = well.stream_from_pool(0).unwrap();
+    let op = work(&healthy, || ());
+    healthy.host_wait(op).unwrap();
+}
+
+#[test]
+fn a_dropped_world_lets_go_of_its_driver() {
+    let (driver, devices) = counted(2, 0);
+    let (from, to) = (devices.get(0).unwrap(), devices.get(1).unwrap());
+    let (from, to) = (from.stream_from_pool(0).unwrap(), to.exclusive_stream(0).unwrap());
+    devices.with_stream(&to, || ()).unwrap();
+    let op = work(&from, || ());
+    to.wait_for(&from, op).unwrap();
+    let event = to.record_event(None).unwrap();
+    drop((devices, from, to, event));
+    assert_eq!(std::sync::Arc::strong_count(&driver), 1);
+    assert_eq!(driver.calls("event_destroy"), driver.calls("event_create"));
+    assert_eq!(driver.calls("stream_destroy"), driver.calls("stream_create"));
+}
+
+#[test]
+fn a_current_stream_of_a_dropped_world_is_let_go_of_by_the_next() {
+    let (driver, devices) = counted(1, 0);
+    devices.set_current_stream(&devices.get(0).unwrap().stream_from_pool(0).unwrap()).unwrap();
+    drop(devices);
+    let (_, next) = counted(2, 0);
+    next.set_device(1).unwrap();
+    assert_eq!(std::sync::Arc::strong_count(&driver), 1);
+}

@@ -1,0 +1,226 @@
+//! S11: default, pool, exclusive and external streams; the current stream per thread and device.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use warpline_cuda_sys_safe::{StreamFlags, owned};
+use warpline_stream::{Devices, STREAMS_PER_POOL, StreamError};
+
+use crate::support::{Clock, counted, on_devices};
+
+on_devices! {
+    s11_default_streams, gpu_s11_default_streams, default_streams;
+    s11_pool_streams_alias_at_the_33rd, gpu_s11_pool_streams_alias_at_the_33rd, pool_aliases;
+    s11_priorities, gpu_s11_priorities, priorities;
+    s11_external_streams, gpu_s11_external_streams, external_streams;
+    s11_stream_guards_restore, gpu_s11_stream_guards_restore, stream_guards;
+    s11_the_current_stream_is_per_device, gpu_s11_the_current_stream_is_per_device, per_device;
+    s11_streams_are_equal_by_identity, gpu_s11_streams_are_equal_by_identity, equality;
+}
+
+/// PyTorch: streams, current_stream, default_stream.
+fn default_streams(devices: &Devices) {
+    for device in devices {
+        let stream = device.default_stream();
+        assert!(stream.is_default());
+        assert_eq!(stream.raw().handle().raw(), 0);
+        assert_eq!(stream.device_index(), device.index());
+        assert_eq!(devices.current_stream(device.index()).unwrap(), *stream);
+        assert!(stream.query().unwrap());
+        assert_eq!(stream.to_string(), format!("the default stream of cuda:{}", device.index()));
+    }
+}
+
+fn pool_aliases(devices: &Devices) {
+    for device in devices {
+        for priority in [0, -1] {
+            let take = || device.stream_from_pool(priority).unwrap();
+            let first: Vec<_> = (0..STREAMS_PER_POOL).map(|_| take()).collect();
+            let again: Vec<_> = (0..STREAMS_PER_POOL).map(|_| take()).collect();
+            assert_eq!(first, again);
+            let ids: HashSet<_> = first.iter().map(|s| s.id()).collect();
+            assert_eq!(ids.len(), STREAMS_PER_POOL);
+            // An exclusive stream is nobody else's.
+            let mine = device.exclusive_stream(priority).unwrap();
+            assert!(!first.contains(&mine));
+            assert!(!mine.is_default());
+        }
+    }
+}
+
+/// PyTorch: streams_priority.
+fn priorities(devices: &Devices) {
+    for device in devices {
+        for asked in -3..=0 {
+            assert_eq!(device.stream_from_pool(asked).unwrap().priority().unwrap(), asked);
+            assert_eq!(device.exclusive_stream(asked).unwrap().priority().unwrap(), asked);
+        }
+        assert_eq!(device.stream_from_pool(7).unwrap().priority().unwrap(), 0);
+        assert_eq!(device.stream_from_pool(i32::MIN).unwrap().priority().unwrap(), -3);
+    }
+}
+
+/// PyTorch: external_streams.
+fn external_streams(devices: &Devices) {
+    let clock = Clock::default();
+    for device in devices {
+        let flags = StreamFlags { non_blocking: true, priority: 0 };
+        let raw = owned::Stream::new(device.driver(), device.index(), flags).unwrap();
+        let stream = device.external_stream(raw.clone()).unwrap();
+        assert_eq!(stream.raw().handle(), raw.handle());
+        let inside = devices.with_stream(&stream, || {
+            devices.with_current_stream(device.index(), |s| s.raw().handle()).unwrap()
+        });
+        assert_eq!(inside.unwrap(), raw.handle());
+        let (mark, _) = clock.mark(&stream);
+        stream.synchronize().unwrap();
+        assert!(mark.ran());
+
+        let default = owned::Stream::default_of(device.driver(), device.index());
+        assert_eq!(device.external_stream(default).unwrap(), *device.default_stream());
+        let other = (device.index() + 1) % devices.count();
+        if other != device.index() {
+            let error = devices.get(other).unwrap().external_stream(raw).unwrap_err();
+            assert!(matches!(error, StreamError::WrongDevice { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn s11_an_external_stream_of_another_driver_is_refused() {
+    let (_, one) = counted(1, 0);
+    let (other, _) = counted(1, 0);
+    let raw = owned::Stream::default_of(&(other as _), 0);
+    let error = one.get(0).unwrap().external_stream(raw).unwrap_err();
+    assert!(matches!(error, StreamError::OtherDevices { .. }), "{error}");
+}
+
+/// PyTorch: nested and multi-device stream guards.
+fn stream_guards(devices: &Devices) {
+    let last = devices.count() - 1;
+    let first = devices.get(0).unwrap().stream_from_pool(0).unwrap();
+    let second = devices.get(last).unwrap().stream_from_pool(0).unwrap();
+    let state = || {
+        let streams: Vec<_> =
+            (0..devices.count()).map(|d| devices.current_stream(d).unwrap()).collect();
+        (devices.current_device(), streams)
+    };
+    let before = state();
+    {
+        let outer = devices.stream_guard(&first).unwrap();
+        assert_eq!(outer.previous_device(), 0);
+        let outside = state();
+        assert_eq!(devices.current_stream(0).unwrap(), first);
+        {
+            let _inner = devices.stream_guard(&second).unwrap();
+            assert_eq!(devices.current_device(), last);
+            assert_eq!(devices.current_stream(last).unwrap(), second);
+            // Back to the default stream inside.
+            let default = devices.get(last).unwrap().default_stream();
+            devices
+                .with_stream(default, || {
+                    assert_eq!(devices.current_stream(last).unwrap(), *default);
+                })
+                .unwrap();
+            assert_eq!(devices.current_stream(last).unwrap(), second);
+        }
+        assert_eq!(state(), outside);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            devices.with_stream(&second, || panic!("on purpose")).unwrap();
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(state(), outside);
+    }
+    assert_eq!(state(), before);
+}
+
+fn per_device(devices: &Devices) {
+    let streams: Vec<_> = devices.iter().map(|d| d.stream_from_pool(0).unwrap()).collect();
+    for stream in &streams {
+        devices.set_current_stream(stream).unwrap();
+        assert_eq!(devices.current_device(), 0, "setting a stream leaves the device alone");
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for device in devices {
+                let index = device.index();
+                assert_eq!(devices.current_stream(index).unwrap(), *device.default_stream());
+            }
+        });
+    });
+    for (index, stream) in streams.iter().enumerate() {
+        assert_eq!(devices.current_stream(index).unwrap(), *stream);
+    }
+    for device in devices {
+        devices.set_current_stream(device.default_stream()).unwrap();
+        assert!(devices.current_stream(device.index()).unwrap().is_default());
+    }
+}
+
+/// PyTorch: streams_multi_gpu_eq.
+fn equality(devices: &Devices) {
+    let defaults: HashSet<_> = devices.iter().map(|d| d.default_stream().id()).collect();
+    assert_eq!(defaults.len(), devices.count());
+    for device in devices {
+        let stream = device.stream_from_pool(0).unwrap();
+        assert_eq!(stream, stream.clone());
+        assert_ne!(stream, *device.default_stream());
+        assert_ne!(stream, device.stream_from_pool(0).unwrap());
+    }
+}
+
+#[test]
+fn s11_what_is_changed_inside_with_current_stream_holds_afterwards() {
+    let (_, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let (one, two) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
+    devices.set_current_stream(&one).unwrap();
+    devices
+        .with_current_stream(0, |stream| {
+            devices.set_current_stream(&two).unwrap();
+            assert_eq!(*stream, one);
+        })
+        .unwrap();
+    assert_eq!(devices.current_stream(0).unwrap(), two);
+}
+
+#[test]
+fn s11_pool_streams_are_made_when_asked_for() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    assert_eq!(driver.calls("stream_create"), 0);
+    device.stream_from_pool(0).unwrap();
+    assert_eq!(driver.calls("stream_create"), 1);
+    driver.fail(Some("stream_create"));
+    let error = device.stream_from_pool(0).unwrap_err();
+    assert!(error.to_string().contains("s11_streams.rs"), "names its caller: {error}");
+    driver.fail(None);
+    // A stream that could not be made is not counted as handed out.
+    for _ in 1..STREAMS_PER_POOL {
+        device.stream_from_pool(0).unwrap();
+    }
+    assert_eq!(driver.calls("stream_create"), STREAMS_PER_POOL + 1);
+    device.stream_from_pool(0).unwrap();
+    assert_eq!(driver.calls("stream_create"), STREAMS_PER_POOL + 1);
+}
+
+#[test]
+fn s11_a_thread_that_ends_lets_go_of_its_streams() {
+    let (driver, devices) = counted(1, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mine = devices.get(0).unwrap().exclusive_stream(0).unwrap();
+            devices.set_current_stream(&mine).unwrap();
+            drop(mine);
+            assert_eq!(driver.calls("stream_destroy"), 0);
+        });
+    });
+    // Thread-locals go when the thread is joined; a scope only waits for its closures.
+    for _ in 0..1000 {
+        if driver.calls("stream_destroy") == 1 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("the stream was kept");
+}

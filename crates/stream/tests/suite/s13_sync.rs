@@ -1,0 +1,228 @@
+//! S13: synchronize, wait_stream, wait_event, record_event, query, elapsed_time. S7: work is
+//! enqueued and runs later.
+
+use warpline_stream::{Devices, Event, EventFlags, StreamError};
+
+use crate::support::{Clock, counted, on_devices};
+
+const TIMING: EventFlags = EventFlags { timing: true, blocking: false, interprocess: false };
+
+on_devices! {
+    s07_work_is_done_once_waited_for, gpu_s07_work_is_done_once_waited_for, work_is_done;
+    s13_wait_stream, gpu_s13_wait_stream, wait_stream;
+    s13_wait_event, gpu_s13_wait_event, wait_event;
+    s13_wait_for, gpu_s13_wait_for, wait_for;
+    s13_query, gpu_s13_query, query;
+    s13_events_are_made_when_recorded, gpu_s13_events_are_made_when_recorded, lazily_made;
+    s13_elapsed_time, gpu_s13_elapsed_time, elapsed_time;
+    s13_elapsed_time_errors, gpu_s13_elapsed_time_errors, elapsed_time_errors;
+    s13_an_event_stays_on_its_device, gpu_s13_an_event_stays_on_its_device, event_device;
+}
+
+fn work_is_done(devices: &Devices) {
+    let clock = Clock::default();
+    for device in devices {
+        let stream = device.stream_from_pool(0).unwrap();
+        let (by_stream, _) = clock.mark(&stream);
+        stream.synchronize().unwrap();
+        assert!(by_stream.ran());
+
+        let (by_event, _) = clock.mark(&stream);
+        stream.record_event(None).unwrap().synchronize().unwrap();
+        assert!(by_event.ran());
+
+        let (by_op, op) = clock.mark(&stream);
+        stream.host_wait(op).unwrap();
+        assert!(by_op.ran() && stream.is_done(op).unwrap());
+
+        let other = device.exclusive_stream(0).unwrap();
+        let (a, b) = (clock.mark(&stream).0, clock.mark(&other).0);
+        device.synchronize().unwrap();
+        assert!(a.ran() && b.ran());
+        assert!(stream.is_done(stream.last_op()).unwrap());
+        assert!(other.is_ordered_after(&stream, stream.last_op()).unwrap());
+    }
+}
+
+fn wait_stream(devices: &Devices) {
+    let clock = Clock::default();
+    for producer in devices {
+        for consumer in devices {
+            let (from, to) =
+                (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(-1).unwrap());
+            let before = clock.mark(&from).0;
+            to.wait_stream(&from).unwrap();
+            let after = clock.mark(&to).0;
+            to.synchronize().unwrap();
+            assert!(before.ran_before(&after));
+        }
+    }
+}
+
+/// PyTorch: events_wait.
+fn wait_event(devices: &Devices) {
+    let clock = Clock::default();
+    for producer in devices {
+        for consumer in devices {
+            let (from, to) =
+                (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(0).unwrap());
+            let event = Event::default();
+            to.wait_event(&event).unwrap(); // nothing: it was never recorded
+            let first = clock.mark(&from).0;
+            event.record(&from).unwrap();
+            to.wait_event(&event).unwrap();
+            // A later record does not change a wait that is enqueued.
+            from.record_event(Some(&event)).unwrap();
+            let second = clock.mark(&to).0;
+            to.synchronize().unwrap();
+            assert!(first.ran_before(&second));
+            event.synchronize().unwrap();
+            assert!(event.query().unwrap());
+        }
+    }
+}
+
+fn wait_for(devices: &Devices) {
+    let clock = Clock::default();
+    for producer in devices {
+        for consumer in devices {
+            let (from, to) =
+                (producer.stream_from_pool(0).unwrap(), consumer.stream_from_pool(0).unwrap());
+            for _ in 0..3 {
+                let (before, op) = clock.mark(&from);
+                to.wait_for(&from, op).unwrap();
+                assert!(to.is_ordered_after(&from, op).unwrap());
+                let after = clock.mark(&to).0;
+                to.synchronize().unwrap();
+                assert!(before.ran_before(&after));
+            }
+        }
+    }
+}
+
+/// PyTorch: streams_multi_gpu_query, events_multi_gpu_query.
+fn query(devices: &Devices) {
+    let clock = Clock::default();
+    for device in devices {
+        let stream = device.stream_from_pool(0).unwrap();
+        assert!(stream.query().unwrap());
+        let (mark, op) = clock.mark(&stream);
+        let event = stream.record_event(None).unwrap();
+        // Polling comes to an end, and what it says is so.
+        while !event.query().unwrap() {
+            std::thread::yield_now();
+        }
+        assert!(mark.ran() && stream.is_done(op).unwrap());
+        let (mark, _) = clock.mark(&stream);
+        while !stream.query().unwrap() {
+            std::thread::yield_now();
+        }
+        assert!(mark.ran());
+        let (mark, op) = clock.mark(&stream);
+        while !stream.is_done(op).unwrap() {
+            std::thread::yield_now();
+        }
+        assert!(mark.ran());
+    }
+}
+
+/// PyTorch: events, stream_event_device.
+fn lazily_made(devices: &Devices) {
+    for device in devices {
+        let event = Event::new(TIMING);
+        assert!(event.query().unwrap(), "an unrecorded event is complete");
+        event.synchronize().unwrap();
+        assert_eq!(event.device_index(), None);
+        let clone = event.clone();
+        event.record(device.default_stream()).unwrap();
+        assert_eq!(clone.device_index(), Some(device.index()));
+        clone.synchronize().unwrap();
+    }
+}
+
+/// PyTorch: events, events_multi_gpu_elapsed_time.
+fn elapsed_time(devices: &Devices) {
+    let clock = Clock::default();
+    for device in devices {
+        let stream = device.stream_from_pool(0).unwrap();
+        let (start, end) = (Event::new(TIMING), Event::new(TIMING));
+        start.record(&stream).unwrap();
+        clock.mark(&stream);
+        end.record(&stream).unwrap();
+        end.synchronize().unwrap();
+        assert!(start.elapsed_time(&end).unwrap() > 0.0);
+        assert_eq!(start.elapsed_time(&start).unwrap(), 0.0);
+    }
+}
+
+/// PyTorch: events_elapsedtime.
+fn elapsed_time_errors(devices: &Devices) {
+    let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
+    let timed = || {
+        let event = Event::new(TIMING);
+        event.record(&stream).unwrap();
+        event.synchronize().unwrap();
+        event
+    };
+    let untimed = stream.record_event(None).unwrap();
+    let error = timed().elapsed_time(&untimed).unwrap_err();
+    assert!(matches!(error, StreamError::NoTiming { .. }), "{error}");
+    assert!(matches!(untimed.elapsed_time(&timed()), Err(StreamError::NoTiming { .. })));
+    let error = timed().elapsed_time(&Event::new(TIMING)).unwrap_err();
+    assert!(matches!(error, StreamError::EventNotRecorded { .. }), "{error}");
+    if devices.count() > 1 {
+        let elsewhere = Event::new(TIMING);
+        elsewhere.record(devices.get(1).unwrap().default_stream()).unwrap();
+        let error = timed().elapsed_time(&elsewhere).unwrap_err();
+        assert!(matches!(error, StreamError::WrongDevice { .. }), "{error}");
+    }
+}
+
+#[test]
+fn s13_elapsed_time_of_unfinished_work_is_an_error() {
+    // A poll lets a few operations run, never a hundred.
+    let (_, devices) = counted(1, 0);
+    let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
+    let (start, end) = (Event::new(TIMING), Event::new(TIMING));
+    start.record(&stream).unwrap();
+    let clock = Clock::default();
+    (0..100).for_each(|_| drop(clock.mark(&stream)));
+    end.record(&stream).unwrap();
+    let error = start.elapsed_time(&end).unwrap_err();
+    assert!(matches!(error, StreamError::EventNotFinished { .. }), "{error}");
+}
+
+fn event_device(devices: &Devices) {
+    let event = devices.get(0).unwrap().default_stream().record_event(None).unwrap();
+    for device in devices.iter().skip(1) {
+        let error = event.record(device.default_stream()).unwrap_err();
+        assert!(matches!(error, StreamError::WrongDevice { .. }), "{error}");
+        assert_eq!(event.device_index(), Some(0));
+    }
+    event.record(&devices.get(0).unwrap().stream_from_pool(0).unwrap()).unwrap();
+}
+
+#[test]
+fn s13_events_are_pooled() {
+    let (driver, devices) = counted(1, 0);
+    let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
+    for _ in 0..10 {
+        stream.record_event(None).unwrap();
+    }
+    assert_eq!(driver.calls("event_create"), 1);
+    // One that is still held is not given to anyone else.
+    let held = stream.record_event(None).unwrap();
+    stream.record_event(None).unwrap();
+    assert_eq!(driver.calls("event_create"), 2);
+    drop(held);
+    // Kinds are kept apart, and events for other processes are not kept.
+    let timed = Event::new(TIMING);
+    timed.record(&stream).unwrap();
+    assert_eq!(driver.calls("event_create"), 3);
+    drop(timed);
+    let shared = Event::new(EventFlags { interprocess: true, ..EventFlags::default() });
+    shared.record(&stream).unwrap();
+    assert_eq!(driver.calls("event_destroy"), 0);
+    drop(shared);
+    assert_eq!(driver.calls("event_destroy"), 1);
+}

@@ -1,0 +1,122 @@
+//! What the tests share: worlds to run in, and work to enqueue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use warpline_cuda_sys_safe::Driver;
+use warpline_stream::{Devices, OpNumber, Stream};
+
+pub(crate) use crate::fake::FakeDriver;
+
+/// How many schedules each test runs under.
+pub(crate) fn schedules() -> u64 {
+    std::env::var("WARPLINE_SCHEDULES").ok().and_then(|s| s.parse().ok()).unwrap_or(8)
+}
+
+/// Says which world a test failed in.
+struct Report(String);
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed on {}", self.0);
+        }
+    }
+}
+
+/// Runs a test with one, two and three devices under every schedule.
+pub(crate) fn on_simulated(test: impl Fn(&Devices)) {
+    for count in 1..=3 {
+        for seed in 0..schedules() {
+            let _report = Report(format!("{count} simulated device(s), schedule {seed}"));
+            let devices = Devices::new(simulated(count, seed)).expect("devices");
+            test(&devices);
+            devices.iter().for_each(|d| d.synchronize().expect("synchronize"));
+        }
+    }
+}
+
+/// Runs a test on all GPUs of the machine.
+pub(crate) fn on_gpus(test: impl Fn(&Devices)) {
+    let driver = warpline_cuda_sys_safe::real::load().expect("a CUDA driver");
+    let devices = Devices::new(driver).expect("devices");
+    assert!(devices.count() > 0, "no GPU");
+    test(&devices);
+}
+
+/// Tests with one body that runs on simulated devices and on GPUs.
+macro_rules! on_devices {
+    ($($(#[$meta:meta])* $name:ident, $gpu:ident, $body:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            $crate::support::on_simulated($body);
+        }
+
+        #[test]
+        #[ignore = "needs a GPU"]
+        fn $gpu() {
+            $crate::support::on_gpus($body);
+        }
+    )*};
+}
+pub(crate) use on_devices;
+
+/// A fake world whose driver's calls can be counted.
+pub(crate) fn counted(devices: usize, seed: u64) -> (Arc<FakeDriver>, Devices) {
+    let driver = FakeDriver::new(devices, seed);
+    let devices = Devices::new(driver.clone()).expect("devices");
+    (driver, devices)
+}
+
+/// Enqueues `f` as one operation.
+pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumber {
+    let driver = stream.raw().driver();
+    let ((), op) = stream
+        .submit(|handle| {
+            // SAFETY: the handle is the live stream's own.
+            unsafe { driver.launch_host_func(handle, Box::new(f)) }
+        })
+        .expect("launch_host_func");
+    op
+}
+
+/// Counts operations in the order in which they run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock(Arc<AtomicU64>);
+
+/// When an operation ran; 0 if it has not.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Mark(Arc<AtomicU64>);
+
+impl Clock {
+    /// Enqueues an operation that marks when it runs.
+    pub(crate) fn mark(&self, stream: &Stream) -> (Mark, OpNumber) {
+        let (clock, mark) = (self.0.clone(), Mark::default());
+        let cell = mark.0.clone();
+        let op = work(stream, move || {
+            // Slow enough that on a GPU a missing wait would show.
+            std::thread::yield_now();
+            cell.store(clock.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        });
+        (mark, op)
+    }
+}
+
+impl Mark {
+    pub(crate) fn time(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn ran(&self) -> bool {
+        self.time() > 0
+    }
+
+    pub(crate) fn ran_before(&self, other: &Mark) -> bool {
+        self.ran() && self.time() < other.time()
+    }
+}
+
+/// A simulated driver.
+pub(crate) fn simulated(devices: usize, seed: u64) -> Arc<dyn Driver> {
+    FakeDriver::new(devices, seed)
+}
