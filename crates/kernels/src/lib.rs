@@ -1,1 +1,33 @@
-//! Placeholder until its layer lands.
+//! Warpline's ops: storage, the one launch path, and a folder per family of kernels.
+//!
+//! Every op has a CUDA kernel with committed PTX, a CPU implementation, a shape and dtype rule and
+//! shared tests, all in one place. Ops take [`View`]s and a [`Target`]; the tensor façade above
+//! makes the results' memory and picks the target.
+
+pub mod copy;
+mod dispatch;
+mod dtype;
+pub mod elementwise;
+mod error;
+pub mod fill;
+mod host;
+pub mod launch;
+mod layout;
+pub mod matmul;
+mod overlap;
+pub mod random;
+pub mod reduce;
+mod runtime;
+pub mod softmax;
+mod storage;
+#[cfg(test)]
+mod testing;
+mod view;
+
+pub use dtype::{Category, DType, Element, Scalar};
+pub use error::{Error, Result};
+pub use launch::Target;
+pub use layout::{Layout, Sizes, Strides, broadcast, checked_numel, resolve_dim};
+pub use runtime::{CudaDevice, KernelSet, Module, Race, Runtime, RuntimeConfig, SyncPolicy};
+pub use storage::{Site, Storage};
+pub use view::{Operand, View};

@@ -1,0 +1,84 @@
+//! Cases for copies and casts, the same on every target.
+
+use super::*;
+use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored};
+use crate::{Error, Scalar};
+
+fn every_shape_and_pair(target: Target<'_>) {
+    for shape in shapes() {
+        for from in DType::ALL {
+            let n = shape.memory[0].iter().product();
+            let values: Vec<f64> = samples(from, n, 7).iter().map(|v| v * 20.0).collect();
+            let a = Tensor::new(target, from, shape.memory[0], &values).with(shape.views[0]);
+            let x = a.floats(target);
+            for to in DType::ALL {
+                let out = Tensor::garbage(target, to, shape.memory[2]).with(shape.views[2]);
+                copy(target, a.view(), out.view()).unwrap();
+                let expected: Vec<f64> = x.iter().map(|&x| stored(to, x)).collect();
+                let context = format!("{from} to {to}, {}", shape.name);
+                assert_close(to, &out.floats(target), &expected, &context);
+            }
+        }
+    }
+}
+
+fn conversions(target: Target<'_>) {
+    let cases: &[(DType, DType, &[f64], &[f64])] = &[
+        (DType::F32, DType::I32, &[2.7, -2.7, -0.5, 1e9], &[2.0, -2.0, 0.0, 1e9]),
+        (DType::F32, DType::U8, &[-1.0, 255.9, 256.0], &[255.0, 255.0, 0.0]),
+        (DType::F64, DType::I8, &[128.0, -129.5, 127.9], &[-128.0, 127.0, 127.0]),
+        (DType::I32, DType::U8, &[-1.0, 300.0], &[255.0, 44.0]),
+        (DType::I64, DType::I16, &[65_536.0, 32_768.0], &[0.0, -32_768.0]),
+        (DType::F32, DType::Bool, &[0.0, -0.0, 0.3, f64::NAN], &[0.0, 0.0, 1.0, 1.0]),
+        (DType::I16, DType::Bool, &[0.0, 256.0, -1.0], &[0.0, 1.0, 1.0]),
+        (DType::Bool, DType::F16, &[0.0, 1.0], &[0.0, 1.0]),
+        (DType::F32, DType::BF16, &[1.003_906_25, 1.011_718_75], &[1.0, 1.015_625]),
+        (DType::F64, DType::F16, &[65_519.0, 65_520.0], &[65_504.0, f64::INFINITY]),
+    ];
+    for &(from, to, values, expected) in cases {
+        let n = values.len();
+        let a = Tensor::new(target, from, &[n], values);
+        let out = Tensor::garbage(target, to, &[n]);
+        copy(target, a.view(), out.view()).unwrap();
+        assert_eq!(out.floats(target), expected, "{from} to {to}");
+    }
+    // Beyond the integers that a float holds.
+    let big = Tensor::garbage(target, DType::I64, &[1]);
+    crate::fill::fill(target, big.view(), Scalar::Int((1 << 60) + 1)).unwrap();
+    let out = Tensor::garbage(target, DType::I32, &[1]);
+    copy(target, big.view(), out.view()).unwrap();
+    assert_eq!(out.values(target), [Scalar::Int(1)]);
+}
+
+#[test]
+fn cpu_and_simulated() {
+    on_every_target(every_shape_and_pair);
+    on_every_target(conversions);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_copy() {
+    on_gpu(every_shape_and_pair);
+    on_gpu(conversions);
+}
+
+#[test]
+fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, DType::F32, &[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+        copy(target, a.view(), a.view()).unwrap();
+        assert_eq!(a.floats(target), [1.0, 2.0, 3.0, 4.0]);
+        let turned = a.with(|l| l.transpose(0, 1));
+        let error = copy(target, a.view(), turned.view());
+        assert!(matches!(error, Err(Error::OverlappingOperands { .. })));
+        let (top, bottom) = (a.with(|l| l.select(0, 0)), a.with(|l| l.select(0, 1)));
+        copy(target, top.view(), bottom.view()).unwrap();
+        assert_eq!(a.floats(target), [1.0, 2.0, 1.0, 2.0]);
+    });
+}
+
+#[test]
+fn the_module_has_every_kernel() {
+    crate::testing::assert_entries(&[&SET]);
+}

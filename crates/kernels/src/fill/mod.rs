@@ -1,0 +1,186 @@
+//! Tensors of one value, of evenly spaced ones, and the identity.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::dispatch::dispatch;
+use crate::elementwise::{BLOCK, Kernel, Op, grid, run, vector_width};
+use crate::launch::{Call, Code};
+use crate::runtime::module;
+use crate::{DType, Error, KernelSet, Layout, Result, Scalar, Target, View, launch};
+
+/// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
+static SET: KernelSet = KernelSet::new(module!("fill"), 8 + 9, |i| match i {
+    0 => "fill_1_byte_flat".into(),
+    1 => "fill_1_byte_strided".into(),
+    2..8 => format!("fill_{}_bytes_{}", 1 << (i / 2), if i % 2 == 0 { "flat" } else { "strided" }),
+    _ => format!("sequence_{}", DType::ALL[i - 7].suffix()),
+});
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Fill {
+    /// The element, in the low bytes.
+    bits: u64,
+}
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Sequence {
+    numel: u64,
+    stride: i64,
+    /// From here on values are counted back from `last`.
+    middle: u64,
+    /// Whether in integers, as `first_int + i * step_int`.
+    exact: u64,
+    first: f64,
+    last: f64,
+    step: f64,
+    first_int: i64,
+    step_int: i64,
+}
+
+/// Sets every element to `value`, converted to the dtype (`Tensor.fill_`).
+///
+/// # Errors
+/// [`Error::OverlappingWrite`], and what a launch can fail with.
+#[track_caller]
+pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
+    fill_at(target, "fill_", out, value, Location::caller())
+}
+
+fn fill_at(
+    target: Target<'_>,
+    name: &'static str,
+    out: View<'_>,
+    value: Scalar,
+    location: &'static Location<'static>,
+) -> Result<()> {
+    let size = out.dtype.size();
+    let first = 2 * size.ilog2() as usize;
+    let [flat, strided] = cpu::fill_kernels(size);
+    let op = Op {
+        name,
+        set: &SET,
+        flat: Kernel { index: first, host: flat },
+        strided: Kernel { index: first + 1, host: strided },
+        vector: vector_width(size),
+        location,
+    };
+    let bits = dispatch!(out.dtype, all T => cpu::bits::<T>(value));
+    // SAFETY: the kernels and CPU implementations are those of elements of this size.
+    unsafe { run(target, &op, [out], Fill { bits }) }
+}
+
+/// `start + i * step` for each element `i` of a tensor of one dimension (`torch.arange`): in
+/// integers if the dtype and both numbers are, otherwise in `f64`.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`Error::UnsupportedDType`] of bool, [`Error::OverlappingWrite`], and
+/// what a launch can fail with.
+#[track_caller]
+pub fn arange(target: Target<'_>, out: View<'_>, start: Scalar, step: Scalar) -> Result<()> {
+    let exact = !matches!(
+        (out.dtype.is_float(), start, step),
+        (true, ..) | (_, Scalar::Float(_), _) | (_, _, Scalar::Float(_))
+    );
+    let numel = out.numel() as u64;
+    let sequence = Sequence {
+        numel,
+        stride: 0,
+        middle: numel,
+        exact: exact.into(),
+        first: start.to_f64(),
+        last: 0.0,
+        step: step.to_f64(),
+        first_int: start.to_i64(),
+        step_int: step.to_i64(),
+    };
+    run_sequence(target, "arange", out, sequence, Location::caller())
+}
+
+/// As many values from `start` to `end`, both included, as a tensor of one dimension has elements
+/// (`torch.linspace`). The second half is counted back from `end`, so that it is met exactly.
+///
+/// # Errors
+/// As [`arange`].
+#[track_caller]
+pub fn linspace(target: Target<'_>, out: View<'_>, start: f64, end: f64) -> Result<()> {
+    let numel = out.numel() as u64;
+    let sequence = Sequence {
+        numel,
+        stride: 0,
+        middle: if numel == 1 { 1 } else { numel / 2 },
+        exact: 0,
+        first: start,
+        last: end,
+        step: (end - start) / (numel.max(2) - 1) as f64,
+        first_int: 0,
+        step_int: 0,
+    };
+    run_sequence(target, "linspace", out, sequence, Location::caller())
+}
+
+fn run_sequence(
+    target: Target<'_>,
+    name: &'static str,
+    out: View<'_>,
+    sequence: Sequence,
+    location: &'static Location<'static>,
+) -> Result<()> {
+    let dtype = out.dtype;
+    let &[stride] = out.strides() else {
+        let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
+        return Err(Error::ShapeMismatch { op: name, reason });
+    };
+    out.check_writable(name)?;
+    out.check_inside(name)?;
+    let host = dispatch!(
+        dtype,
+        number T => cpu::sequence::<T>,
+        _ => return Err(Error::UnsupportedDType { op: name, dtype })
+    );
+    let sequence = Sequence { stride: stride as i64, ..sequence };
+    let call = Call {
+        op: name,
+        operands: &[out.write()],
+        params: bytemuck::bytes_of(&sequence),
+        host,
+        code: Code::Kernel {
+            set: &SET,
+            index: 7 + dtype as usize,
+            grid: grid(target, out.numel()),
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: both write the declared elements only: `numel` of them at `stride`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// Ones on the diagonal of a matrix, zeros elsewhere (`torch.eye`).
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] where `out` is no matrix, [`Error::OverlappingWrite`], and what a
+/// launch can fail with.
+#[track_caller]
+pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    let (&[n, m], &[row, column]) = (out.sizes(), out.strides()) else {
+        let reason = format!("a result of two dimensions is needed, not {:?}", out.sizes());
+        return Err(Error::ShapeMismatch { op: "eye", reason });
+    };
+    fill_at(target, "eye", out, Scalar::Int(0), location)?;
+    let diagonal = Layout::from_parts(
+        [n.min(m)].into_iter().collect(),
+        [row + column].into_iter().collect(),
+        out.layout.offset(),
+    );
+    fill_at(target, "eye", View { layout: &diagonal, ..out }, Scalar::Int(1), location)
+}

@@ -1,0 +1,142 @@
+//! What CPU implementations share: parameters, threads, loops over strided views.
+
+mod element;
+mod strided;
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use bytemuck::AnyBitPattern;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use warpline_cuda_sys_safe::HostLaunch;
+
+pub(crate) use element::{Cast, CastAny, HostElement, Number, Truth};
+#[cfg(test)]
+pub(crate) use strided::rows;
+pub(crate) use strided::{GRAIN, map0, map1, map2};
+
+/// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
+/// could pick up another job of the program that needs a lock this thread holds.
+pub(crate) fn may_parallel() -> bool {
+    rayon::current_thread_index().is_none()
+}
+
+/// Runs `f`, which spreads over threads, on threads that do nothing but this.
+///
+/// The program's own jobs may wait for a lock that the caller holds. Were they on the same
+/// threads, all of these could be waiting for the caller while it waits for one of them.
+pub(crate) fn on_threads<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    static THREADS: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    let name = |i| format!("warpline-cpu-{i}");
+    match THREADS.get_or_init(|| ThreadPoolBuilder::new().thread_name(name).build().ok()) {
+        Some(threads) => threads.install(f),
+        None => f(),
+    }
+}
+
+/// The parameter block.
+///
+/// # Panics
+/// When the block is not a `P`: an op and its CPU implementation disagree.
+pub(crate) fn params<P: AnyBitPattern>(launch: &HostLaunch<'_>) -> P {
+    bytemuck::pod_read_unaligned(launch.params)
+}
+
+/// Runs `f` over `0..n` in ranges of about `grain`, on all cores where allowed and worth it.
+pub(crate) fn parallel_for(
+    parallel: bool,
+    n: usize,
+    grain: usize,
+    f: impl Fn(Range<usize>) + Sync,
+) {
+    spread(parallel, n, grain, &f);
+}
+
+/// Compiled once rather than for each loop body, of which there are thousands.
+fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+    let grain = grain.max(1);
+    if !parallel || n <= grain {
+        if n > 0 {
+            f(0..n);
+        }
+        return;
+    }
+    let pieces = n.div_ceil(grain).min(rayon::current_num_threads() * 4);
+    let size = n.div_ceil(pieces);
+    on_threads(|| {
+        (0..pieces).into_par_iter().for_each(|i| f(i * size..((i + 1) * size).min(n)));
+    });
+}
+
+/// A pointer that threads of one launch share; they touch disjoint elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared<T>(pub(crate) *mut T);
+
+// SAFETY: a launch's ranges are disjoint per thread, which is what its kernel promises.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T: Copy> Shared<T> {
+    /// The address `at` elements from index zero, which only an access has to have in bounds.
+    pub(crate) fn at(self, at: isize) -> *mut T {
+        self.0.wrapping_offset(at)
+    }
+
+    /// Operand `index` of a launch.
+    pub(crate) fn operand(launch: &HostLaunch<'_>, index: usize) -> Self {
+        Self(launch.pointers[index].cast())
+    }
+
+    /// Reads the element `at` elements from index zero.
+    ///
+    /// # Safety
+    /// It must be a declared element that nobody writes meanwhile.
+    pub(crate) unsafe fn read(self, at: isize) -> T {
+        // SAFETY: the caller's promise; elements are aligned because storages are.
+        unsafe { self.0.offset(at).read() }
+    }
+
+    /// Writes it.
+    ///
+    /// # Safety
+    /// It must be a declared, writable element that no other thread touches meanwhile.
+    pub(crate) unsafe fn write(self, at: isize, value: T) {
+        // SAFETY: the caller's promise; elements are aligned because storages are.
+        unsafe { self.0.offset(at).write(value) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, RwLock};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn jobs_of_the_program_that_wait_for_a_lock_do_not_stop_its_holder() {
+        let storage = Arc::new(RwLock::new(()));
+        let (began, begun) = channel();
+        let held = storage.write().unwrap();
+        for _ in 0..rayon::current_num_threads() {
+            let (storage, began) = (Arc::clone(&storage), began.clone());
+            rayon::spawn(move || {
+                began.send(()).unwrap();
+                drop(storage.write());
+            });
+        }
+        for _ in 0..rayon::current_num_threads() {
+            begun.recv().unwrap();
+        }
+        let (done, is_done) = channel();
+        std::thread::spawn(move || {
+            parallel_for(true, 1 << 20, 1 << 10, |_| ());
+            done.send(()).unwrap();
+        });
+        is_done.recv_timeout(Duration::from_secs(60)).unwrap();
+        drop(held);
+    }
+}

@@ -1,0 +1,140 @@
+//! Loops over strided operands: rows of the innermost dimension, and elementwise maps.
+
+use std::ops::Range;
+
+use super::{Shared, parallel_for};
+use crate::elementwise::Index;
+
+/// Elements below which a second thread does not pay.
+pub(crate) const GRAIN: usize = 32 * 1024;
+
+/// Calls `row(at, n)` for each run of the innermost dimension within `range` of the linear index:
+/// `at` is where its first element lies in each operand; the others follow at the operands'
+/// strides of dimension 0.
+#[inline]
+pub(crate) fn rows<const N: usize>(
+    index: &Index<N>,
+    range: Range<usize>,
+    mut row: impl FnMut([isize; N], usize),
+) {
+    let (mut i, end) = (range.start, range.end);
+    let inner = index.size(0);
+    while i < end {
+        let n = (inner - i % inner).min(end - i);
+        row(index.offsets(i), n);
+        i += n;
+    }
+}
+
+/// Elements handled together. All of a chunk is read before any of it is written, so that an
+/// operand may be the result in place, and the compiler may use vector instructions.
+const LANES: usize = 16;
+
+#[inline(always)]
+unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
+    match stride {
+        // SAFETY: the caller's promise that LANES elements at this stride are declared.
+        1 => unsafe { p.cast::<[T; LANES]>().read() },
+        // SAFETY: as above.
+        0 => [unsafe { p.read() }; LANES],
+        // SAFETY: as above.
+        _ => std::array::from_fn(|k| unsafe { p.offset(k as isize * stride).read() }),
+    }
+}
+
+#[inline(always)]
+unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
+    if stride == 1 {
+        // SAFETY: the caller's promise that LANES elements at this stride are declared.
+        unsafe { p.cast::<[T; LANES]>().write(values) };
+    } else {
+        for (k, v) in values.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { p.offset(k as isize * stride).write(v) };
+        }
+    }
+}
+
+/// `out = value()` for every element.
+///
+/// # Safety
+/// `out` is valid for writes at every offset of `index`, and nobody else touches it meanwhile.
+pub(crate) unsafe fn map0<O: Copy + Sync>(out: Shared<O>, index: &Index<1>, parallel: bool, v: O) {
+    let [s] = index.inner_strides();
+    parallel_for(parallel, index.numel(), GRAIN, |range| {
+        rows(index, range, |[o], n| {
+            for k in 0..n as isize {
+                // SAFETY: within the operand, as the caller promises.
+                unsafe { out.write(o + k * s, v) };
+            }
+        });
+    });
+}
+
+/// `out = f(a)` element by element; `out` may be `a` itself.
+///
+/// # Safety
+/// The pointers are valid at every offset of `index` for reads and writes respectively, and nobody
+/// else touches what they reach meanwhile.
+pub(crate) unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
+    a: Shared<A>,
+    out: Shared<O>,
+    index: &Index<2>,
+    parallel: bool,
+    f: impl Fn(A) -> O + Sync,
+) {
+    let [sa, so] = index.inner_strides();
+    parallel_for(parallel, index.numel(), GRAIN, |range| {
+        rows(index, range, |[ia, io], n| {
+            let (a, out) = (a.at(ia), out.at(io));
+            let whole = n - n % LANES;
+            for k in (0..whole as isize).step_by(LANES) {
+                // SAFETY: LANES elements of the row from `k` on, as the caller promises.
+                unsafe {
+                    let x = load(a.offset(k * sa), sa);
+                    store(out.offset(k * so), so, std::array::from_fn(|j| f(x[j])));
+                }
+            }
+            for k in whole as isize..n as isize {
+                // SAFETY: element `k` of the row.
+                unsafe { out.offset(k * so).write(f(a.offset(k * sa).read())) };
+            }
+        });
+    });
+}
+
+/// `out = f(a, b)` element by element; `out` may be `a` or `b` itself.
+///
+/// # Safety
+/// As [`map1`].
+pub(crate) unsafe fn map2<A: Copy + Sync, B: Copy + Sync, O: Copy + Sync>(
+    a: Shared<A>,
+    b: Shared<B>,
+    out: Shared<O>,
+    index: &Index<3>,
+    parallel: bool,
+    f: impl Fn(A, B) -> O + Sync,
+) {
+    let [sa, sb, so] = index.inner_strides();
+    parallel_for(parallel, index.numel(), GRAIN, |range| {
+        rows(index, range, |[ia, ib, io], n| {
+            let (a, b) = (a.at(ia), b.at(ib));
+            let out = out.at(io);
+            let whole = n - n % LANES;
+            for k in (0..whole as isize).step_by(LANES) {
+                // SAFETY: LANES elements of the row from `k` on, as the caller promises.
+                unsafe {
+                    let (x, y) = (load(a.offset(k * sa), sa), load(b.offset(k * sb), sb));
+                    store(out.offset(k * so), so, std::array::from_fn(|j| f(x[j], y[j])));
+                }
+            }
+            for k in whole as isize..n as isize {
+                // SAFETY: element `k` of the row.
+                unsafe {
+                    let value = f(a.offset(k * sa).read(), b.offset(k * sb).read());
+                    out.offset(k * so).write(value);
+                }
+            }
+        });
+    });
+}

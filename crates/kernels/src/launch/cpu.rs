@@ -1,0 +1,61 @@
+//! Runs an op on the host's cores.
+
+use std::sync::PoisonError;
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::HostLaunch;
+
+use super::{Call, distinct};
+use crate::storage::not_host;
+use crate::{Operand, Result, Storage, host};
+
+pub(super) fn run(call: &Call<'_>) -> Result<()> {
+    with_operands(call.op, call.operands, call.params, |launch| {
+        // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of
+        // `launch::run` vouches for declaration and parameters.
+        unsafe { (call.host)(launch) };
+    })
+}
+
+/// Runs host code on operands in host memory: device work that conflicts is waited for, and the
+/// host locks are held, until `f` returns.
+pub(crate) fn with_operands(
+    op: &'static str,
+    operands: &[Operand<'_>],
+    params: &[u8],
+    f: impl FnOnce(&HostLaunch<'_>),
+) -> Result<()> {
+    let mut pointers: SmallVec<[*mut u8; 4]> = SmallVec::new();
+    for operand in operands {
+        let view = operand.view;
+        let base = view.storage.host_ptr().ok_or_else(|| not_host(op))?;
+        // The element at index zero; inside the storage because the layout is.
+        pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));
+    }
+    with_host_locks(operands.iter().map(|o| (o.view.storage, o.access.writes())), || {
+        for operand in operands {
+            operand.view.storage.wait_for_host(operand.access.writes())?;
+        }
+        f(&HostLaunch { pointers: &pointers, params, parallel: host::may_parallel() });
+        Ok(())
+    })
+}
+
+/// Runs `f` while holding each storage's host lock, taken in address order.
+pub(crate) fn with_host_locks<'a, R>(
+    storages: impl Iterator<Item = (&'a Storage, bool)>,
+    f: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    let distinct = distinct(storages);
+    let mut reads: SmallVec<[_; 4]> = SmallVec::new();
+    let mut writes: SmallVec<[_; 2]> = SmallVec::new();
+    for &(storage, write) in &distinct {
+        let lock = storage.host_lock();
+        if write {
+            writes.push(lock.write().unwrap_or_else(PoisonError::into_inner));
+        } else {
+            reads.push(lock.read().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+    f()
+}

@@ -1,0 +1,44 @@
+//! Plain bytes into and out of host memory.
+
+use super::cpu::with_host_locks;
+use super::transfer::check_range;
+use crate::storage::not_host;
+use crate::{Result, Storage};
+
+/// Copies bytes of host memory from a byte offset on into `out`, once device work that writes
+/// them is done.
+///
+/// # Errors
+/// [`crate::Error::IndexOutOfRange`] when they do not lie inside; what that work failed with.
+pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
+    let (storage, offset) = src;
+    check_range("read_bytes", storage, offset, out.len())?;
+    let base = storage.host_ptr().ok_or_else(|| not_host("read_bytes"))?;
+    with_host_locks([(storage, false)].into_iter(), || {
+        storage.wait_for_host(false)?;
+        // SAFETY: the bytes lie inside the storage, always initialised; its read lock is held and
+        // device work that writes them is done. `out` is a borrow, so it cannot overlap them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(base.add(offset), out.as_mut_ptr(), out.len());
+        }
+        Ok(())
+    })
+}
+
+/// Copies `bytes` into host memory from a byte offset on, once device work that uses it is done.
+///
+/// # Errors
+/// As [`read_bytes`].
+pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
+    let (storage, offset) = dst;
+    check_range("write_bytes", storage, offset, bytes.len())?;
+    let base = storage.host_ptr().ok_or_else(|| not_host("write_bytes"))?;
+    with_host_locks([(storage, true)].into_iter(), || {
+        storage.wait_for_host(true)?;
+        // SAFETY: as in `read_bytes`, with the write lock and no device work left.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(offset), bytes.len());
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,77 @@
+//! Launches that must be ordered or refused.
+
+use std::panic::Location;
+
+use warpline_cuda_sys_safe::MemsetValue;
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+
+use super::*;
+use crate::{Error, RuntimeConfig, SyncPolicy};
+
+fn runtime(sync_policy: SyncPolicy) -> Runtime {
+    let driver = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    Runtime::new(driver, RuntimeConfig { sync_policy, ..RuntimeConfig::default() }).unwrap()
+}
+
+fn set(stream: &Stream, storage: &Storage, value: u8) {
+    let here = Location::caller();
+    memset(stream, (storage, 0), MemsetValue::U8(value), storage.bytes(), "fill_", here).unwrap();
+}
+
+#[test]
+fn host_memory_is_not_raced_even_where_the_program_orders_streams() {
+    let runtime = runtime(SyncPolicy::Manual);
+    let device = runtime.device(0).unwrap().device();
+    let (a, b) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
+    let host = Storage::pinned(&runtime, 64).unwrap();
+    write_bytes((&host, 0), &[0; 64]).unwrap();
+    let (x, y) = (Storage::device(&runtime, 64, &a).unwrap(), Storage::device(&runtime, 64, &b));
+    let y = y.unwrap();
+    set(&a, &x, 1);
+    set(&b, &y, 2);
+    let here = Location::caller();
+    // Two unordered copies into one buffer: the second takes the place of the first in the list
+    // of uses.
+    copy_bytes(&a, (&host, 0), (&x, 0), 64, true, here).unwrap();
+    copy_bytes(&b, (&host, 0), (&y, 0), 64, true, here).unwrap();
+    assert_eq!(runtime.take_races().len(), 1);
+    let mut bytes = [0; 64];
+    read_bytes((&host, 0), &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 64]);
+    assert!(a.query().unwrap(), "a copy into the buffer runs while the host reads it");
+    a.synchronize().unwrap();
+    read_bytes((&host, 0), &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 64]);
+}
+
+#[test]
+fn memory_of_another_runtime_is_refused() {
+    let (here, there) = (runtime(SyncPolicy::Auto), runtime(SyncPolicy::Auto));
+    let ours = here.device(0).unwrap().device().default_stream();
+    let theirs = there.device(0).unwrap().device().default_stream();
+    let x = Storage::device(&here, 64, ours).unwrap();
+    let y = Storage::device(&there, 64, theirs).unwrap();
+    let location = Location::caller();
+    let mixed = [
+        copy_bytes(ours, (&x, 0), (&y, 0), 64, true, location),
+        copy_bytes(theirs, (&x, 0), (&x, 32), 32, true, location),
+        memset(ours, (&y, 0), MemsetValue::U8(1), 64, "zero_", location),
+    ];
+    for answer in mixed {
+        assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_kernel_is_not_given_another_devices_memory() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+    let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
+    let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
+    let (here, there) = (first.device().default_stream(), second.device().default_stream());
+    let storage = Storage::device(&runtime, 64, there).unwrap();
+    let layout = crate::Layout::contiguous(&[16]).unwrap();
+    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
+    let answer = crate::fill::fill(Target::Cuda(&runtime, first, here), view, 1.0.into());
+    assert!(matches!(answer, Err(Error::DeviceMismatch { .. })), "{answer:?}");
+    crate::fill::fill(Target::Cuda(&runtime, second, there), view, 1.0.into()).unwrap();
+}

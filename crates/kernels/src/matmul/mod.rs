@@ -1,0 +1,176 @@
+//! Matrix products: cuBLAS where there is one, else a kernel of our own.
+
+mod blas;
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::blas::Blas;
+use warpline_cuda_sys_safe::{DevicePtr, HostKernel, StreamHandle};
+
+use crate::launch::{self, Call, Code};
+use crate::overlap::{self, Overlap};
+use crate::runtime::module;
+use crate::{DType, Error, KernelSet, Result, Target, View};
+use blas::Gemm;
+
+const OP: &str = "matmul";
+
+/// Rows and columns of a block's part of the result.
+const TILE: u64 = 64;
+
+static KERNELS: KernelSet = KernelSet::new(module!("matmul"), 9, |i| {
+    // All dtypes but bool, in their order.
+    format!("matmul_{}", DType::ALL[1 + i % 9].suffix())
+});
+
+/// Strides in elements: from matrix to matrix, row to row, column to column.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Steps {
+    batch: i64,
+    row: i64,
+    column: i64,
+}
+
+impl Steps {
+    fn of(view: &View<'_>) -> Self {
+        let at = |back: usize| match view.strides().len().checked_sub(back) {
+            Some(d) => view.strides()[d] as i64,
+            None => 0,
+        };
+        Self { batch: at(3), row: at(2), column: at(1) }
+    }
+
+    fn at(self, batch: i64, row: i64, column: i64) -> isize {
+        (batch * self.batch + row * self.row + column * self.column) as isize
+    }
+}
+
+/// Mirrors `matmul.cu`: `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    batch: u64,
+    m: u64,
+    n: u64,
+    k: u64,
+    a: Steps,
+    b: Steps,
+    c: Steps,
+}
+
+/// The product of two matrices (`torch.mm`: `m × k` by `k × n` into `m × n`) or of as many pairs
+/// of matrices (`torch.bmm`, with a first dimension that counts them). All of one dtype, any but
+/// bool; the halves are summed in `f32`. Operands may have any strides.
+///
+/// # Errors
+/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
+/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+#[track_caller]
+pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    let params = check(a, b, out)?;
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let (index, host) = kernel(a.dtype)?;
+    let gemm = match target {
+        Target::Cuda(runtime, device, _) if runtime.uses_cublas() => {
+            // Any other driver runs the CPU implementation, whatever it is asked for.
+            let available = || device.driver().name() != "cuda" || Blas::load().is_ok();
+            Gemm::new(a.dtype, &params).filter(|_| available()).map(|gemm| (gemm, device))
+        }
+        _ => None,
+    };
+    let library = |stream: StreamHandle, pointers: &[DevicePtr]| match &gemm {
+        Some((gemm, device)) => gemm.enqueue(&**device.driver(), device.index(), stream, pointers),
+        None => Ok(()),
+    };
+    let tiles = params.m.div_ceil(TILE) * params.n.div_ceil(TILE);
+    let code = if gemm.is_some() {
+        Code::Library(&library)
+    } else {
+        Code::Kernel {
+            set: &KERNELS,
+            index,
+            grid: [tiles as u32, 1, params.batch.min(65_535) as u32],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+        }
+    };
+    let call = Call {
+        op: OP,
+        operands: &[a.read(), b.read(), out.write()],
+        params: bytemuck::bytes_of(&params),
+        host,
+        code,
+        location,
+    };
+    // SAFETY: sizes and strides are those of the operands, of which all but the last are only
+    // read; the result shares no memory with them.
+    unsafe { launch::run(target, &call) }
+}
+
+/// Whether cuBLAS cannot take an operand as it lies, so that a contiguous copy of it, and then
+/// cuBLAS, may be faster than the kernel of our own.
+#[must_use]
+pub fn needs_contiguous(view: View<'_>) -> bool {
+    let [.., rows, columns] = *view.sizes() else { return false };
+    !blas::takes(rows as u64, columns as u64, Steps::of(&view))
+}
+
+fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Params> {
+    for other in [b, out] {
+        if other.dtype != a.dtype {
+            return Err(Error::DTypeMismatch { op: OP, expected: a.dtype, actual: other.dtype });
+        }
+    }
+    let mismatch = || Error::ShapeMismatch {
+        op: OP,
+        reason: format!("{:?} by {:?} does not give {:?}", a.sizes(), b.sizes(), out.sizes()),
+    };
+    let (batch, m, k, n) = match (a.sizes(), b.sizes(), out.sizes()) {
+        (&[m, k], &[k2, n], &[m2, n2]) if (k, m, n) == (k2, m2, n2) => (1, m, k, n),
+        (&[batch, m, k], &[b2, k2, n], &[b3, m2, n2])
+            if (batch, batch, k, m, n) == (b2, b3, k2, m2, n2) =>
+        {
+            (batch, m, k, n)
+        }
+        _ => return Err(mismatch()),
+    };
+    out.check_writable(OP)?;
+    for view in [a, b, out] {
+        view.check_inside(OP)?;
+    }
+    let item = a.dtype.size();
+    for input in [a, b] {
+        if input.storage.same_as(out.storage)
+            && overlap::between((input.layout, item), (out.layout, item)) != Overlap::None
+        {
+            return Err(Error::OverlappingOperands { op: OP });
+        }
+    }
+    let [batch, m, n, k] = [batch, m, n, k].map(|v| v as u64);
+    Ok(Params { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
+}
+
+/// The kernel's number and its CPU implementation.
+fn kernel(dtype: DType) -> Result<(usize, HostKernel)> {
+    let host: HostKernel = match dtype {
+        DType::Bool => return Err(Error::UnsupportedDType { op: OP, dtype }),
+        DType::U8 => cpu::integers::<u8>,
+        DType::I8 => cpu::integers::<i8>,
+        DType::I16 => cpu::integers::<i16>,
+        DType::I32 => cpu::integers::<i32>,
+        DType::I64 => cpu::integers::<i64>,
+        DType::F16 => cpu::halves::<half::f16>,
+        DType::BF16 => cpu::halves::<half::bf16>,
+        DType::F32 => cpu::floats::<f32>,
+        DType::F64 => cpu::floats::<f64>,
+    };
+    Ok((dtype as usize - 1, host))
+}

@@ -1,0 +1,154 @@
+//! Cases for matrix products, the same on every target.
+
+use super::*;
+use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
+
+/// Small integers: products are exact in every dtype that holds them, so any order of summing
+/// gives the same.
+fn values(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
+    samples(dtype, n, seed)
+        .iter()
+        .map(|v| if v.is_finite() { (v % 3.0).trunc() } else { 1.0 })
+        .collect()
+}
+
+fn reference(dtype: DType, [batch, m, n, k]: [usize; 4], a: &[f64], b: &[f64]) -> Vec<f64> {
+    let mut out = Vec::new();
+    for i in 0..batch {
+        for row in 0..m {
+            for column in 0..n {
+                let product = |d| a[(i * m + row) * k + d] * b[(i * k + d) * n + column];
+                let sum: f64 = (0..k).map(product).sum();
+                out.push(crate::testing::stored(dtype, sum));
+            }
+        }
+    }
+    out
+}
+
+/// A matrix of these sizes that lies in memory as `kind` tells.
+fn matrix(
+    target: Target<'_>,
+    dtype: DType,
+    [batch, rows, columns]: [usize; 3],
+    kind: usize,
+    seed: u64,
+) -> Tensor {
+    let make = |sizes: [usize; 3]| {
+        Tensor::new(target, dtype, &sizes, &values(dtype, sizes.iter().product(), seed))
+    };
+    match kind {
+        0 => make([batch, rows, columns]),
+        1 => make([batch, columns, rows]).with(|l| l.transpose(1, 2)),
+        2 => make([batch, rows, columns + 3]).with(|l| l.narrow(2, 2, columns)),
+        3 => make([rows, batch, columns]).with(|l| l.transpose(0, 1)),
+        4 => make([1, rows, columns]).with(|l| l.expand(&[batch, rows, columns])),
+        // Neither rows nor columns are dense.
+        _ => make([batch, rows, columns * 2]).with(|l| l.slice(2, 0, columns * 2, 2)),
+    }
+}
+
+#[track_caller]
+fn check(target: Target<'_>, a: &Tensor, b: &Tensor, out: &Tensor) {
+    let (&[batch, m, k], &[_, _, n]) = (a.view().sizes(), b.view().sizes()) else { panic!("3-D") };
+    let expected = reference(a.dtype, [batch, m, n, k], &a.floats(target), &b.floats(target));
+    matmul(target, a.view(), b.view(), out.view()).unwrap();
+    let context = format!(
+        "{}: {:?} {:?} by {:?} {:?} into {:?}",
+        a.dtype,
+        a.view().sizes(),
+        a.view().strides(),
+        b.view().sizes(),
+        b.view().strides(),
+        out.view().strides()
+    );
+    assert_close(a.dtype, &out.floats(target), &expected, &context);
+}
+
+fn every_dtype_and_lie(target: Target<'_>) {
+    for dtype in DType::ALL.into_iter().filter(|&d| d != DType::Bool) {
+        for [batch, m, n, k] in
+            [[1, 1, 1, 1], [2, 5, 3, 4], [2, 70, 65, 17], [1, 1, 9, 130], [2, 9, 1, 0]]
+        {
+            for kind in 0..6 {
+                for other in [0, 1, kind] {
+                    let a = matrix(target, dtype, [batch, m, k], kind, 1);
+                    let b = matrix(target, dtype, [batch, k, n], other, 2);
+                    let out = Tensor::garbage(target, dtype, &[batch, m, n]);
+                    check(target, &a, &b, &out);
+                    let out =
+                        Tensor::garbage(target, dtype, &[batch, n, m]).with(|l| l.transpose(1, 2));
+                    check(target, &a, &b, &out);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_dtype_however_it_lies() {
+    on_every_target(every_dtype_and_lie);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_every_dtype_however_it_lies() {
+    on_gpu(every_dtype_and_lie);
+}
+
+#[test]
+fn two_dimensions() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, DType::F32, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let b = Tensor::new(target, DType::F32, &[3, 1], &[1.0, 0.0, -1.0]);
+        let out = Tensor::garbage(target, DType::F32, &[2, 1]);
+        matmul(target, a.view(), b.view(), out.view()).unwrap();
+        assert_eq!(out.floats(target), [-2.0, -2.0]);
+    });
+}
+
+#[test]
+fn what_cublas_takes() {
+    on_every_target(|target| {
+        for (kind, expected) in
+            [(0, false), (1, false), (2, false), (3, false), (4, false), (5, true)]
+        {
+            let a = matrix(target, DType::F32, [2, 4, 5], kind, 1);
+            assert_eq!(needs_contiguous(a.view()), expected, "kind {kind}");
+            let b = Tensor::garbage(target, DType::F32, &[2, 5, 6]);
+            let out = Tensor::garbage(target, DType::F32, &[2, 4, 6]);
+            let params = super::check(a.view(), b.view(), out.view()).unwrap();
+            assert_eq!(Gemm::new(DType::F32, &params).is_none(), expected, "kind {kind}");
+            assert!(Gemm::new(DType::I32, &params).is_none());
+        }
+    });
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    on_every_target(|target| {
+        let of = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+        let run =
+            |a: &Tensor, b: &Tensor, out: &Tensor| matmul(target, a.view(), b.view(), out.view());
+        let (a, b) = (of(DType::F32, &[2, 3]), of(DType::F32, &[3, 2]));
+        assert!(matches!(run(&a, &a, &b), Err(Error::ShapeMismatch { .. })));
+        assert!(matches!(run(&a, &b, &b), Err(Error::ShapeMismatch { .. })));
+        let c = of(DType::F64, &[2, 2]);
+        assert!(matches!(run(&a, &b, &c), Err(Error::DTypeMismatch { .. })));
+        let square = of(DType::F32, &[2, 2]);
+        assert!(matches!(run(&square, &square, &square), Err(Error::OverlappingOperands { .. })));
+        let bools = [of(DType::Bool, &[2, 2]), of(DType::Bool, &[2, 2])];
+        assert!(matches!(
+            run(&bools[0], &bools[0], &bools[1]),
+            Err(Error::UnsupportedDType { .. })
+        ));
+    });
+}
+
+#[test]
+fn the_ptx_has_every_kernel() {
+    for name in KERNELS.names() {
+        assert!(KERNELS.ptx().contains(&format!(".visible .entry {name}(")), "{name}");
+    }
+    assert_eq!(KERNELS.ptx().matches(".visible .entry").count(), KERNELS.names().count());
+}

@@ -1,0 +1,271 @@
+//! The fills of CUDA tensors: PyTorch's launch geometry, and what a simulated GPU runs.
+
+use std::any::TypeId;
+use std::sync::PoisonError;
+
+use bytemuck::{Pod, Zeroable};
+use half::{bf16, f16};
+use warpline_cuda_sys_safe::{DeviceProperties, HostKernel, HostLaunch};
+
+use super::order::Order;
+use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
+use super::real::Real;
+use super::{Fill, FromInt, Kind};
+use crate::dispatch::dispatch;
+use crate::host::{self, Shared};
+use crate::launch::{self, Call, Code};
+use crate::runtime::module;
+use crate::{CudaDevice, DType, KernelSet, Result, Target, View};
+
+/// Threads per block.
+pub(super) const BLOCK: u64 = 256;
+
+pub(super) static KERNELS: KernelSet = KernelSet::new(module!("random"), 16, kernel_name);
+
+const REALS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+fn kernel_name(index: usize) -> String {
+    match index {
+        12 => "random_bernoulli_f32".into(),
+        13 => "random_bernoulli_f64".into(),
+        14 => "random_randint32".into(),
+        15 => "random_randint64".into(),
+        _ => format!(
+            "random_{}_{}",
+            ["uniform", "normal", "exponential"][index / 4 % 3],
+            REALS[index % 4].suffix()
+        ),
+    }
+}
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    numel: u64,
+    seed: u64,
+    offset: u64,
+    /// Threads in the grid; each has a sequence of its own.
+    threads: u64,
+    a: f64,
+    b: f64,
+    range: u64,
+    base: i64,
+    dtype: u64,
+    order: Order,
+}
+
+/// Blocks of a fill, and values that no thread takes more of: PyTorch's policy, on which the
+/// values depend. `lanes` is how many values four words make.
+pub(super) fn geometry(properties: &DeviceProperties, numel: usize, lanes: u64) -> (u64, u64) {
+    let blocks_per_sm = u64::from(properties.max_threads_per_multiprocessor) / BLOCK;
+    let numel = numel.max(1) as u64;
+    let full = u64::from(properties.multiprocessor_count) * blocks_per_sm;
+    let blocks = full.min(numel.div_ceil(BLOCK)).max(1);
+    (blocks, numel.div_ceil(BLOCK * blocks * lanes) * 4)
+}
+
+pub(super) fn fill(
+    target: Target<'_>,
+    device: &CudaDevice,
+    out: View<'_>,
+    fill: &Fill,
+) -> Result<()> {
+    let dtype = out.dtype;
+    let double = dtype == DType::F64;
+    let real = || REALS.iter().position(|&d| d == dtype).unwrap_or(0);
+    let wide = fill.range == 0 || fill.range >= super::WIDE_RANGE;
+    let (index, lanes, host): (usize, u64, HostKernel) = match fill.kind {
+        Kind::Uniform => (real(), if double { 2 } else { 4 }, real_host(dtype, fill.kind)),
+        Kind::Normal => (4 + real(), if double { 2 } else { 4 }, real_host(dtype, fill.kind)),
+        Kind::Exponential => (8 + real(), if double { 2 } else { 4 }, real_host(dtype, fill.kind)),
+        Kind::Bernoulli if double => (13, 2, dispatch!(dtype, all T => bernoulli::<T>)),
+        Kind::Bernoulli => (12, 4, dispatch!(dtype, all T => bernoulli::<T>)),
+        Kind::Randint if wide => (15, 2, dispatch!(dtype, all T => randint64::<T>)),
+        Kind::Randint => (14, 4, dispatch!(dtype, all T => randint32::<T>)),
+    };
+    let order = Order::new(fill.op, out.layout)?;
+    let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
+    // Held until the launch is enqueued: the order of draws is the order of launches.
+    let mut generator = device.generator().lock().unwrap_or_else(PoisonError::into_inner);
+    let (seed, offset) = generator.advance(values);
+    let params = Params {
+        numel: out.numel() as u64,
+        seed,
+        offset,
+        threads: blocks * BLOCK,
+        a: fill.a,
+        b: fill.b,
+        range: fill.range,
+        base: fill.base,
+        dtype: dtype as u64,
+        order,
+    };
+    let call = Call {
+        op: fill.op,
+        operands: &[out.write()],
+        params: bytemuck::bytes_of(&params),
+        host,
+        code: Code::Kernel {
+            set: &KERNELS,
+            index,
+            grid: [blocks as u32, 1, 1],
+            block: [BLOCK as u32, 1, 1],
+            shared_bytes: 0,
+        },
+        location: fill.location,
+    };
+    // SAFETY: kernel and host code write each element of `out` once, through its strides, and
+    // both take `Params`.
+    unsafe { launch::run(target, &call) }
+}
+
+fn real_host(dtype: DType, kind: Kind) -> HostKernel {
+    fn of<T: Lanes>(kind: Kind) -> HostKernel {
+        match kind {
+            Kind::Normal => normal::<T>,
+            Kind::Exponential => exponential::<T>,
+            _ => uniform::<T>,
+        }
+    }
+    dispatch!(dtype, float T => of::<T>(kind), _ => unreachable!("the dtype was checked"))
+}
+
+/// The CPU implementation of a fill: as the kernel, with threads for threads.
+///
+/// # Safety
+/// As [`HostKernel`], with elements of `T` and [`Params`].
+unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
+    launch: &HostLaunch<'_>,
+    lanes: usize,
+    values: impl Fn(&Params, [u32; 4]) -> I + Sync,
+) {
+    let p: Params = host::params(launch);
+    let out = Shared::<T>::operand(launch, 0);
+    let (numel, threads) = (p.numel as usize, p.threads as usize);
+    host::parallel_for(launch.parallel, threads.min(numel), 256, |range| {
+        for thread in range {
+            let firsts = (thread..numel).step_by(threads * lanes);
+            for (turn, first) in firsts.enumerate() {
+                let words = philox(p.seed, thread as u64, p.offset / 4 + turn as u64);
+                let indices = (first..numel).step_by(threads);
+                for (index, value) in indices.zip(values(&p, words)) {
+                    // SAFETY: an element of the operand; each index is one thread's.
+                    unsafe { out.write(p.order.offset(index), value) };
+                }
+            }
+        }
+    });
+}
+
+/// How a float type gets its values.
+trait Lanes: Real {
+    /// What it is computed in.
+    type Acc: Real;
+    const LANES: usize;
+    fn uniform(words: [u32; 4]) -> impl IntoIterator<Item = Self::Acc>;
+    fn normal(words: [u32; 4]) -> impl IntoIterator<Item = Self::Acc>;
+    fn narrow(value: Self::Acc) -> Self {
+        Self::from_f64(value.to_f64())
+    }
+    fn widen(self) -> Self::Acc {
+        Self::Acc::from_f64(self.to_f64())
+    }
+}
+
+macro_rules! lanes {
+    ($($ty:ty => $acc:ty, $lanes:expr, $uniform:ident, $normal:ident;)*) => {$(
+        impl Lanes for $ty {
+            type Acc = $acc;
+            const LANES: usize = $lanes;
+            fn uniform(words: [u32; 4]) -> impl IntoIterator<Item = $acc> {
+                $uniform(words)
+            }
+            fn normal(words: [u32; 4]) -> impl IntoIterator<Item = $acc> {
+                $normal(words)
+            }
+        }
+    )*};
+}
+
+lanes! {
+    f16 => f32, 4, uniform4, normal4;
+    bf16 => f32, 4, uniform4, normal4;
+    f32 => f32, 4, uniform4, normal4;
+    f64 => f64, 2, uniform2, normal2;
+}
+
+unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>) {
+    let value = |p: &Params, words| {
+        let (from, to) = (T::from_f64(p.a), T::from_f64(p.b));
+        let (range, base) = (to.sub(from).widen(), from.widen());
+        T::uniform(words).into_iter().map(move |u| {
+            let value = T::narrow(u.mul_add(range, base));
+            // Draws are in (0, 1]; the result is to be in [from, to).
+            if value == to { from } else { value }
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each(launch, T::LANES, value) }
+}
+
+unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>) {
+    let value = |p: &Params, words| {
+        let (mean, std) = (T::Acc::from_f64(p.a), T::Acc::from_f64(p.b));
+        T::normal(words).into_iter().map(move |z| T::narrow(z.mul_add(std, mean)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each(launch, T::LANES, value) }
+}
+
+unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>) {
+    let value = |p: &Params, words| {
+        // In the accumulation type, which holds both constants exactly.
+        let half_epsilon = 0.5f64.powi(T::Acc::DIGITS as i32);
+        let lambda = T::Acc::from_f64(p.a).to_f64();
+        let factor = T::Acc::from_f64(-1.0 / lambda);
+        T::uniform(words).into_iter().map(move |u| {
+            // Never zero, which the distribution excludes.
+            let near_one = u.to_f64() >= 1.0 - half_epsilon;
+            let ln = if near_one { T::Acc::from_f64(-half_epsilon) } else { u.ln() };
+            T::narrow(factor.mul(ln))
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each(launch, T::LANES, value) }
+}
+
+unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Probabilities are doubles only for doubles.
+        if TypeId::of::<T>() == TypeId::of::<f64>() {
+            each(launch, 2, |p, words| uniform2(words).map(|u| T::from_i64((u < p.a).into())));
+        } else {
+            let value = |p: &Params, words| {
+                let probability = p.a as f32;
+                uniform4(words).map(|u| T::from_i64((u < probability).into()))
+            };
+            each(launch, 4, value);
+        }
+    }
+}
+
+unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>) {
+    let value = |p: &Params, words: [u32; 4]| {
+        let (range, base) = (p.range as u32, p.base);
+        words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each(launch, 4, value) }
+}
+
+unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>) {
+    let value = |p: &Params, words| {
+        let (range, base) = (p.range, p.base);
+        // A range of 2^64 is written as 0.
+        pairs(words)
+            .map(|w| T::from_i64((w.checked_rem(range).unwrap_or(w) as i64).wrapping_add(base)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each(launch, 2, value) }
+}

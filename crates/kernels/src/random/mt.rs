@@ -1,0 +1,188 @@
+//! The fills of CPU tensors, from the MT19937 sequence.
+//!
+//! The draws themselves follow one another; what is computed from them uses all cores.
+
+use warpline_cuda_sys_safe::HostLaunch;
+
+use super::order::Order;
+use super::real::Real;
+use super::{CpuGenerator, FromInt};
+use crate::host::{self, Shared};
+
+/// The operand of a fill.
+pub(super) struct Out<'a> {
+    pub(super) launch: &'a HostLaunch<'a>,
+    pub(super) order: Order,
+    pub(super) numel: usize,
+    pub(super) contiguous: bool,
+}
+
+impl Out<'_> {
+    /// Writes one value after the other.
+    ///
+    /// # Safety
+    /// The operand's elements are `T`s.
+    unsafe fn fill<T: Copy>(&self, mut next: impl FnMut() -> T) {
+        let out = Shared::<T>::operand(self.launch, 0);
+        for i in 0..self.numel {
+            // SAFETY: `order` reaches the operand's elements, which a fill declares written.
+            unsafe { out.write(self.order.offset(i), next()) };
+        }
+    }
+}
+
+/// A draw in `[0, 1)` with as many bits as `T` has.
+fn unit<T: Real>(generator: &mut CpuGenerator) -> T {
+    let bits = if T::DIGITS > 32 { generator.random64() } else { generator.random().into() };
+    let mask = (1u64 << T::DIGITS) - 1;
+    T::from_f64((bits & mask) as f64 / (1u64 << T::DIGITS) as f64)
+}
+
+/// # Safety
+/// The operand's elements are `T`s.
+pub(super) unsafe fn uniform<T: Real>(
+    out: &Out<'_>,
+    generator: &mut CpuGenerator,
+    from: f64,
+    to: f64,
+) {
+    let (from, to) = (T::from_f64(from), T::from_f64(to));
+    let (range, base) = (to.sub(from).to_f64(), from.to_f64());
+    // SAFETY: the caller's promise.
+    unsafe {
+        out.fill(|| {
+            let x = unit::<T>(generator);
+            if T::DIGITS >= 24 {
+                return x.mul_add(to.sub(from), from);
+            }
+            // The halves are computed in single precision.
+            T::from_f64((x.to_f64() as f32).mul_add(range as f32, base as f32).into())
+        });
+    }
+}
+
+/// # Safety
+/// The operand's elements are `T`s.
+pub(super) unsafe fn normal<T: Real>(
+    out: &Out<'_>,
+    generator: &mut CpuGenerator,
+    mean: f64,
+    std: f64,
+) {
+    if out.numel < 16 || !out.contiguous {
+        // SAFETY: the caller's promise.
+        unsafe { out.fill(|| T::from_f64(one_normal(generator).mul_add(std, mean))) };
+        return;
+    }
+    let data = Shared::<T>::operand(out.launch, 0);
+    // SAFETY: the operand is contiguous, and its elements are `T`s; a fill declares it written.
+    // Nobody else holds it meanwhile.
+    let data = unsafe { std::slice::from_raw_parts_mut(data.0, out.numel) };
+    data.fill_with(|| unit(generator));
+    let (mean, std) = (T::from_f64(mean), T::from_f64(std));
+    let blocks = Shared(data.as_mut_ptr());
+    host::parallel_for(out.launch.parallel, data.len() / 16, 512, |range| {
+        for block in range {
+            // SAFETY: blocks of 16 do not overlap, and each belongs to one thread.
+            let block = unsafe { &mut *{ blocks }.0.add(block * 16).cast::<[T; 16]>() };
+            box_muller(block, mean, std);
+        }
+    });
+    if data.len() % 16 != 0
+        && let Some(last) = data.last_chunk_mut::<16>()
+    {
+        // The last 16 are drawn and computed anew, over some that were done already.
+        last.fill_with(|| unit(generator));
+        box_muller(last, mean, std);
+    }
+}
+
+/// Turns 16 uniform values into normal ones.
+fn box_muller<T: Real>(block: &mut [T; 16], mean: T, std: T) {
+    let (one, minus_two) = (T::from_f64(1.0), T::from_f64(-2.0));
+    for j in 0..8 {
+        // From [0, 1) to (0, 1], for the logarithm.
+        let u = one.sub(block[j]);
+        let radius = minus_two.mul(u.ln()).sqrt();
+        let (sin, cos) = block[j + 8].turns().sin_cos();
+        block[j] = radius.mul(cos).mul_add(std, mean);
+        block[j + 8] = radius.mul(sin).mul_add(std, mean);
+    }
+}
+
+/// One standard normal value; they come in pairs, of which the generator keeps the second.
+fn one_normal(generator: &mut CpuGenerator) -> f64 {
+    if let Some(value) = generator.next_normal.take() {
+        return value;
+    }
+    let (u, v) = (unit::<f64>(generator), unit::<f64>(generator));
+    let radius = (-2.0 * (-v).ln_1p()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * u).sin_cos();
+    generator.next_normal = Some(radius * sin);
+    radius * cos
+}
+
+/// # Safety
+/// The operand's elements are `T`s.
+pub(super) unsafe fn exponential<T: Real>(
+    out: &Out<'_>,
+    generator: &mut CpuGenerator,
+    lambda: f64,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { out.fill(|| T::from_f64(-1.0 / lambda * (-unit::<f64>(generator)).ln_1p())) };
+}
+
+/// # Safety
+/// The operand's elements are `T`s.
+pub(super) unsafe fn bernoulli<T: FromInt>(out: &Out<'_>, generator: &mut CpuGenerator, p: f64) {
+    // SAFETY: the caller's promise.
+    unsafe { out.fill(|| T::from_i64(i64::from(unit::<f64>(generator) < p))) };
+}
+
+/// # Safety
+/// The operand's elements are `T`s.
+pub(super) unsafe fn randint<T: FromInt>(
+    out: &Out<'_>,
+    generator: &mut CpuGenerator,
+    range: u64,
+    low: i64,
+) {
+    let wide = range >= super::WIDE_RANGE;
+    // SAFETY: the caller's promise.
+    unsafe {
+        out.fill(|| {
+            let bits = if wide { generator.random64() } else { generator.random().into() };
+            // A range of 2^64 is written as 0.
+            T::from_i64((bits.checked_rem(range).unwrap_or(bits) as i64).wrapping_add(low))
+        });
+    }
+}
+
+/// # Safety
+/// The operand's elements are `T`s.
+pub(super) unsafe fn randperm<T: FromInt>(out: &Out<'_>, generator: &mut CpuGenerator) {
+    let mut i = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        out.fill(|| {
+            let value = T::from_i64(i);
+            i += 1;
+            value
+        });
+    }
+    let data = Shared::<T>::operand(out.launch, 0);
+    let n = out.numel as u64;
+    let wide = n >= u64::from(u32::MAX / 20);
+    for i in 0..n.saturating_sub(1) {
+        let bits = if wide { generator.random64() } else { generator.random().into() };
+        let other = i + bits % (n - i);
+        let (a, b) = (out.order.offset(i as usize), out.order.offset(other as usize));
+        // SAFETY: both are elements of the operand, which `fill` has written.
+        unsafe {
+            let (x, y) = (data.read(a), data.read(b));
+            data.write(a, y);
+            data.write(b, x);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Random permutations.
+//!
+//! On CUDA indices are sorted by random keys with just so many bits that equal ones are rare,
+//! and what has equal keys is shuffled afterwards: PyTorch's way, and its values.
+
+use std::panic::Location;
+use std::sync::PoisonError;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_stream::Stream;
+
+use super::cuda::{BLOCK, geometry};
+use super::order::Order;
+use super::philox::{pairs as pairs_of, philox};
+use super::{FromInt, mt, on_cpu};
+use crate::dispatch::dispatch;
+use crate::host::{self, Shared};
+use crate::launch::{self, Call, Code};
+use crate::runtime::module;
+use crate::{
+    CudaDevice, DType, Error, KernelSet, Layout, Operand, Result, Runtime, Storage, Target, View,
+};
+
+const OP: &str = "randperm";
+
+/// Pairs that one block sorts by itself; half as many threads.
+const TILE: u64 = 2048;
+
+pub(super) static KERNELS: KernelSet = KernelSet::new(module!("permute"), 6, |i| {
+    format!("permute_{}", ["keys", "sort", "step", "merge", "ties", "write"][i % 6])
+});
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    n: u64,
+    pairs: u64,
+    seed: u64,
+    offset: u64,
+    threads: u64,
+    bits: u64,
+    size: u64,
+    distance: u64,
+    dtype: u64,
+    order: Order,
+}
+
+/// A key and the index it belongs to; the order of pairs is that of keys, then of indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
+#[repr(C)]
+struct Pair {
+    key: u64,
+    index: u64,
+}
+
+/// Writes a random permutation of `0..n` (`torch.randperm`) into `out`, which has one dimension
+/// of size `n`, in any dtype that holds its values but bool.
+///
+/// # Errors
+/// [`Error::UnsupportedDType`] for bool; [`Error::ShapeMismatch`]; [`Error::InvalidArgument`]
+/// when the dtype does not hold `n`; what allocating scratch memory and [`launch::run`] answer.
+#[track_caller]
+pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    if out.dtype == DType::Bool {
+        return Err(Error::UnsupportedDType { op: OP, dtype: out.dtype });
+    }
+    if out.sizes().len() != 1 {
+        return Err(Error::ShapeMismatch {
+            op: OP,
+            reason: format!("the result has one dimension, but {:?} was given", out.sizes()),
+        });
+    }
+    let largest = match out.dtype {
+        DType::U8 => u8::MAX.into(),
+        DType::I8 => i8::MAX as u64,
+        DType::I16 => i16::MAX as u64,
+        DType::I32 => i32::MAX as u64,
+        DType::F16 => (1 << 11) + 1,
+        DType::BF16 => (1 << 8) + 1,
+        DType::F32 => (1 << 24) + 1,
+        _ => (1 << 53) + 1,
+    };
+    let n = out.numel();
+    if n as u64 > largest {
+        return Err(Error::invalid(
+            OP,
+            format!("n is {n}, but {} holds at most {largest}", out.dtype),
+        ));
+    }
+    out.check_writable(OP)?;
+    out.check_inside(OP)?;
+    match target {
+        _ if n == 0 => Ok(()),
+        Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out, location),
+        Target::Cpu(_) => on_cpu(target, out, OP, |out, dtype, generator| {
+            // SAFETY: the operand's elements are of `dtype`.
+            unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
+        }),
+    }
+}
+
+fn on_cuda(
+    runtime: &Runtime,
+    device: &CudaDevice,
+    stream: &Stream,
+    out: View<'_>,
+    location: &'static Location<'static>,
+) -> Result<()> {
+    let n = out.numel();
+    let count = n.next_power_of_two().max(TILE as usize);
+    let storage = Storage::device(runtime, count * size_of::<Pair>(), stream)?;
+    let layout = Layout::contiguous(&[count * 2])?;
+    let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
+    let order = Order::new(OP, out.layout)?;
+
+    let mut generator = device.generator().lock().unwrap_or_else(PoisonError::into_inner);
+    let (blocks, values) = geometry(device.properties(), n, 2);
+    let (seed, offset) = generator.advance(values);
+    let count = count as u64;
+    let mut params = Params {
+        n: n as u64,
+        pairs: count,
+        seed,
+        offset,
+        threads: blocks * BLOCK,
+        bits: key_bits(n as f64),
+        size: 0,
+        distance: 0,
+        dtype: out.dtype as u64,
+        order,
+    };
+    let run =
+        |index: usize, operands: &[Operand<'_>], params: &Params, host, blocks: u64, block: u64| {
+            let call = Call {
+                op: OP,
+                operands,
+                params: bytemuck::bytes_of(params),
+                host,
+                code: Code::Kernel {
+                    set: &KERNELS,
+                    index,
+                    grid: [blocks as u32, 1, 1],
+                    block: [block as u32, 1, 1],
+                    shared_bytes: 0,
+                },
+                location,
+            };
+            // SAFETY: kernels and host code stay within the `pairs` there are and within `out`, which
+            // has `n` elements, and take `Params`.
+            unsafe { launch::run(Target::Cuda(runtime, device, stream), &call) }
+        };
+    run(0, &[pairs.write()], &params, keys, blocks, BLOCK)?;
+    let both = [pairs.read_write()];
+    run(1, &both, &params, sort_tiles, count / TILE, TILE / 2)?;
+    let mut size = TILE * 2;
+    while size <= count {
+        params.size = size;
+        params.distance = size / 2;
+        while params.distance >= TILE {
+            run(2, &both, &params, step, count / 2 / BLOCK, BLOCK)?;
+            params.distance /= 2;
+        }
+        run(3, &both, &params, merge, count / TILE, TILE / 2)?;
+        size *= 2;
+    }
+    (params.seed, params.offset) = generator.advance(n as u64);
+    run(4, &both, &params, ties, (n as u64).div_ceil(BLOCK), BLOCK)?;
+    let host: HostKernel = dispatch!(out.dtype, all T => write::<T>);
+    run(5, &[pairs.read(), out.write()], &params, host, (n as u64).div_ceil(BLOCK), BLOCK)
+}
+
+/// Bits with which all of `n` keys differ with a probability of at least 0.9.
+fn key_bits(n: f64) -> u64 {
+    let bits = (n - (6.0 * n * n + 1.0) / (12.0 * 0.9f64.ln())).log2().ceil();
+    (bits as u64).min(64)
+}
+
+/// # Safety
+/// As [`HostKernel`]: one operand of pairs, and [`Params`].
+unsafe fn keys(launch: &HostLaunch<'_>) {
+    let p: Params = host::params(launch);
+    let out = Shared::<Pair>::operand(launch, 0);
+    let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
+    let modulus = if p.bits <= 32 { u32::MAX.into() } else { u64::MAX };
+    let threads = p.threads as usize;
+    host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
+        for index in range {
+            let (thread, turn) = (index % threads, index / threads);
+            let words = philox(p.seed, thread as u64, p.offset / 4 + turn as u64 / 2);
+            let key = (pairs_of(words)[turn % 2] % modulus) & mask;
+            // SAFETY: there are at least `n` pairs.
+            unsafe { out.write(index as isize, Pair { key, index: index as u64 }) };
+        }
+    });
+    for index in p.n..p.pairs {
+        // SAFETY: there are `pairs` pairs.
+        unsafe { out.write(index as isize, Pair { key: u64::MAX, index: u64::MAX }) };
+    }
+}
+
+/// # Safety
+/// As [`keys`].
+unsafe fn sort_tiles(launch: &HostLaunch<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { tiles(launch, TILE) }
+}
+
+/// # Safety
+/// As [`keys`].
+unsafe fn merge(launch: &HostLaunch<'_>) {
+    let p: Params = host::params(launch);
+    // SAFETY: the caller's promise.
+    unsafe { tiles(launch, p.size) }
+}
+
+/// Sorts each tile, upwards where `size` is not in its position.
+unsafe fn tiles(launch: &HostLaunch<'_>, size: u64) {
+    let p: Params = host::params(launch);
+    let data = Shared::<Pair>::operand(launch, 0);
+    host::parallel_for(launch.parallel, (p.pairs / TILE) as usize, 4, |range| {
+        for tile in range {
+            let first = tile * TILE as usize;
+            // SAFETY: `pairs` is a multiple of a tile, and each tile is one thread's.
+            let tile =
+                unsafe { std::slice::from_raw_parts_mut({ data }.0.add(first), TILE as usize) };
+            tile.sort_unstable();
+            if first as u64 & size != 0 {
+                tile.reverse();
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`keys`].
+unsafe fn step(launch: &HostLaunch<'_>) {
+    let p: Params = host::params(launch);
+    let data = Shared::<Pair>::operand(launch, 0);
+    host::parallel_for(launch.parallel, (p.pairs / 2) as usize, 1 << 14, |range| {
+        for thread in range {
+            let low = 2 * thread as u64 - (thread as u64 & (p.distance - 1));
+            let (i, j) = (low as isize, (low + p.distance) as isize);
+            // SAFETY: both are below `pairs`, and each pair of places is one thread's.
+            unsafe {
+                let (a, b) = (data.read(i), data.read(j));
+                if (b < a) == (low & p.size == 0) {
+                    data.write(i, b);
+                    data.write(j, a);
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`keys`].
+unsafe fn ties(launch: &HostLaunch<'_>) {
+    let p: Params = host::params(launch);
+    let data = Shared::<Pair>::operand(launch, 0);
+    // SAFETY: there are at least `n` pairs, and nobody else touches them meanwhile.
+    let pairs = unsafe { std::slice::from_raw_parts_mut(data.0, p.n as usize) };
+    let mut first = 0;
+    for run in pairs.chunk_by_mut(|a, b| a.key == b.key) {
+        for (drawn, i) in (1..run.len()).rev().enumerate() {
+            let words = philox(p.seed, first, p.offset / 4 + drawn as u64 / 4);
+            let other = words[drawn % 4] % (i as u32 + 1);
+            run.swap(i, other as usize);
+        }
+        first += run.len() as u64;
+    }
+}
+
+/// # Safety
+/// As [`HostKernel`]: pairs, elements of `T`, and [`Params`].
+unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>) {
+    let p: Params = host::params(launch);
+    let (pairs, out) = (Shared::<Pair>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
+        for i in range {
+            // SAFETY: there are at least `n` pairs, and `out` has `n` elements.
+            unsafe {
+                out.write(p.order.offset(i), T::from_i64(pairs.read(i as isize).index as i64))
+            };
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_grow_with_the_number_of_indices() {
+        assert_eq!([1.0, 5.0, 17.0, 1000.0].map(key_bits), [3, 7, 11, 23]);
+        assert_eq!(key_bits(f64::from(1u32 << 31)), 64);
+    }
+}

@@ -1,0 +1,121 @@
+// Philox4x32-10, and what PyTorch makes of its words.
+#pragma once
+
+#include "element.cuh"
+
+struct Words {
+    u32 w[4];
+};
+
+// The words of `counter` in the thread `subsequence` of the sequence of `seed`.
+__device__ __forceinline__ Words philox(u64 seed, u64 subsequence, u64 counter) {
+    u32 c0 = (u32)counter, c1 = (u32)(counter >> 32);
+    u32 c2 = (u32)subsequence, c3 = (u32)(subsequence >> 32);
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u32 lo0 = 0xD2511F53u * c0, hi0 = __umulhi(0xD2511F53u, c0);
+        u32 lo1 = 0xCD9E8D57u * c2, hi1 = __umulhi(0xCD9E8D57u, c2);
+        c0 = hi1 ^ c1 ^ k0;
+        c1 = lo1;
+        c2 = hi0 ^ c3 ^ k1;
+        c3 = lo0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+__device__ __forceinline__ u64 wide(u32 high, u32 low) { return (u64)high << 32 | low; }
+
+// In (0, 1].
+__device__ __forceinline__ float unit_float(u32 word) {
+    return fmaf((float)word, 0x1p-32f, 0x1p-33f);
+}
+
+// In (0, 1].
+__device__ __forceinline__ double unit_double(u32 low, u32 high) {
+    return fma((double)((u64)low ^ (u64)high << 21), 0x1p-53, 0x1p-54);
+}
+
+__device__ __forceinline__ void normal_floats(u32 a, u32 b, float *out) {
+    const float turn = 0x1p-32f * 6.2831855f;
+    float radius = sqrtf(-2.0f * logf(unit_float(a)));
+    float sine, cosine;
+    __sincosf(fmaf((float)b, turn, turn / 2), &sine, &cosine);
+    out[0] = sine * radius;
+    out[1] = cosine * radius;
+}
+
+__device__ __forceinline__ void normal_doubles(Words x, double *out) {
+    double radius = sqrt(-2.0 * log(unit_double(x.w[0], x.w[1])));
+    u64 z = (u64)x.w[2] ^ (u64)x.w[3] << 21;
+    double sine, cosine;
+    sincospi(fma((double)z, 0x1p-52, 0x1p-53), &sine, &cosine);
+    out[0] = sine * radius;
+    out[1] = cosine * radius;
+}
+
+// Values a thread gets from four words: four floats or two doubles.
+template <typename A>
+struct Lanes;
+
+template <>
+struct Lanes<float> {
+    static const int count = 4;
+    static __device__ __forceinline__ void uniform(Words x, float *out) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[i] = unit_float(x.w[i]);
+    }
+    static __device__ __forceinline__ void normal(Words x, float *out) {
+        normal_floats(x.w[0], x.w[1], out);
+        normal_floats(x.w[2], x.w[3], out + 2);
+    }
+};
+
+template <>
+struct Lanes<double> {
+    static const int count = 2;
+    static __device__ __forceinline__ void uniform(Words x, double *out) {
+        out[0] = unit_double(x.w[0], x.w[1]);
+        out[1] = unit_double(x.w[2], x.w[3]);
+    }
+    static __device__ __forceinline__ void normal(Words x, double *out) { normal_doubles(x, out); }
+};
+
+// A tensor's elements in the order in which they are filled; innermost dimension first.
+struct Order {
+    u64 ndim;
+    u64 sizes[8];
+    i64 strides[8];
+
+    __device__ __forceinline__ i64 offset(u64 index) const {
+        return ndim == 1 ? (i64)index * strides[0] : walk(index);
+    }
+
+    // Out of line: its divisions would dominate every kernel's code.
+    __device__ __noinline__ i64 walk(u64 index) const {
+        i64 offset = 0;
+        for (u64 d = 0; d < ndim; d++) {
+            offset += (i64)(index % sizes[d]) * strides[d];
+            index /= sizes[d];
+        }
+        return offset;
+    }
+};
+
+// Writes an integer as an element of any dtype, numbered as in Rust.
+__device__ __noinline__ void store_integer(void *out, u64 dtype, i64 at, i64 value) {
+    switch (dtype) {
+    case 0: ((bool *)out)[at] = value != 0; break;
+    case 1:
+    case 2: ((char *)out)[at] = (char)value; break;
+    case 3: ((i16 *)out)[at] = (short)value; break;
+    case 4: ((i32 *)out)[at] = (int)value; break;
+    case 5: ((i64 *)out)[at] = value; break;
+    case 6: store(((f16 *)out)[at], (f32)value); break;
+    case 7: store(((bf16 *)out)[at], (f32)value); break;
+    case 8: ((f32 *)out)[at] = (f32)value; break;
+    case 9: ((f64 *)out)[at] = (f64)value; break;
+    }
+}

@@ -1,0 +1,98 @@
+//! Float types as the random fills compute with them.
+
+use half::{bf16, f16};
+
+/// A float element type. Conversions from wider floats of the halves go through `f32`, as
+/// PyTorch's do.
+pub(super) trait Real: Copy + Send + Sync + PartialEq + 'static {
+    /// Bits of precision, and so of a uniform draw.
+    const DIGITS: u32;
+    fn from_f64(value: f64) -> Self;
+    fn to_f64(self) -> f64;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    /// `self * b + c`, rounded once where PyTorch's build fuses it.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    fn ln(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn sin_cos(self) -> (Self, Self);
+    /// `x * 2π`.
+    fn turns(self) -> Self;
+}
+
+macro_rules! native {
+    ($ty:ty, $digits:expr, $tau:expr) => {
+        impl Real for $ty {
+            const DIGITS: u32 = $digits;
+            fn from_f64(value: f64) -> Self {
+                value as $ty
+            }
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            fn sub(self, other: Self) -> Self {
+                self - other
+            }
+            fn mul(self, other: Self) -> Self {
+                self * other
+            }
+            fn mul_add(self, b: Self, c: Self) -> Self {
+                <$ty>::mul_add(self, b, c)
+            }
+            fn ln(self) -> Self {
+                <$ty>::ln(self)
+            }
+            fn sqrt(self) -> Self {
+                <$ty>::sqrt(self)
+            }
+            fn sin_cos(self) -> (Self, Self) {
+                <$ty>::sin_cos(self)
+            }
+            fn turns(self) -> Self {
+                self * $tau
+            }
+        }
+    };
+}
+
+native!(f32, 24, std::f32::consts::TAU);
+native!(f64, 53, std::f64::consts::TAU);
+
+macro_rules! narrow {
+    ($ty:ty, $digits:expr) => {
+        impl Real for $ty {
+            const DIGITS: u32 = $digits;
+            fn from_f64(value: f64) -> Self {
+                <$ty>::from_f32(value as f32)
+            }
+            fn to_f64(self) -> f64 {
+                <$ty>::to_f64(self)
+            }
+            fn sub(self, other: Self) -> Self {
+                self - other
+            }
+            fn mul(self, other: Self) -> Self {
+                self * other
+            }
+            fn mul_add(self, b: Self, c: Self) -> Self {
+                self * b + c
+            }
+            fn ln(self) -> Self {
+                <$ty>::from_f32(self.to_f32().ln())
+            }
+            fn sqrt(self) -> Self {
+                <$ty>::from_f32(self.to_f32().sqrt())
+            }
+            fn sin_cos(self) -> (Self, Self) {
+                let (sin, cos) = self.to_f32().sin_cos();
+                (<$ty>::from_f32(sin), <$ty>::from_f32(cos))
+            }
+            fn turns(self) -> Self {
+                <Self as Real>::from_f64(<$ty>::to_f64(self) * std::f64::consts::TAU)
+            }
+        }
+    };
+}
+
+narrow!(f16, 11);
+narrow!(bf16, 8);

@@ -1,0 +1,4 @@
+// Sums, and means.
+#include "reduce.cuh"
+
+REDUCE_NUMBERS(sum, Sum)

@@ -1,0 +1,230 @@
+//! Cases for reductions, the same on every target.
+
+use super::*;
+use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
+
+const OPS: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Mean,
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::ArgMax,
+    ReduceOp::ArgMin,
+    ReduceOp::Any,
+    ReduceOp::All,
+];
+
+/// One result in exact arithmetic; integers wrap when it is stored.
+fn reference(op: ReduceOp, values: &[f64]) -> f64 {
+    let nan = values.iter().position(|v| v.is_nan());
+    let extreme = |max: bool| {
+        let best = |best: usize, i: usize| {
+            let (a, b) = (values[best], values[i]);
+            if if max { b > a } else { b < a } { i } else { best }
+        };
+        nan.unwrap_or_else(|| (0..values.len()).reduce(best).unwrap())
+    };
+    match op {
+        ReduceOp::Sum => values.iter().sum(),
+        ReduceOp::Prod => values.iter().product(),
+        ReduceOp::Mean => values.iter().sum::<f64>() / values.len() as f64,
+        ReduceOp::Max => values[extreme(true)],
+        ReduceOp::Min => values[extreme(false)],
+        ReduceOp::ArgMax => extreme(true) as f64,
+        ReduceOp::ArgMin => extreme(false) as f64,
+        ReduceOp::Any => f64::from(u8::from(values.iter().any(|&v| v != 0.0))),
+        ReduceOp::All => f64::from(u8::from(values.iter().all(|&v| v != 0.0))),
+    }
+}
+
+/// The values that go into each result, given all in row-major order.
+fn groups(sizes: &[usize], dims: &[usize], values: &[f64]) -> Vec<Vec<f64>> {
+    let reduced = |d: &usize| dims.is_empty() || dims.contains(d);
+    let outputs = (0..sizes.len()).filter(|d| !reduced(d)).map(|d| sizes[d]).product();
+    let mut groups = vec![Vec::new(); outputs];
+    for (i, &v) in values.iter().enumerate() {
+        let (mut rest, mut output, mut step) = (i, 0, 1);
+        for d in (0..sizes.len()).rev() {
+            if !reduced(&d) {
+                output += rest % sizes[d] * step;
+                step *= sizes[d];
+            }
+            rest /= sizes[d];
+        }
+        groups[output].push(v);
+    }
+    groups
+}
+
+fn result_sizes(sizes: &[usize], dims: &[usize], keepdim: bool) -> Vec<usize> {
+    let reduced = |d: usize| dims.is_empty() || dims.contains(&d);
+    (0..sizes.len())
+        .filter(|&d| keepdim || !reduced(d))
+        .map(|d| if reduced(d) { 1 } else { sizes[d] })
+        .collect()
+}
+
+#[track_caller]
+fn check(target: Target<'_>, op: ReduceOp, a: &Tensor, dims: &[usize], keepdim: bool) {
+    let Ok(dtype) = op.result_dtype(a.dtype) else { return };
+    let sizes = a.view().sizes();
+    let expected: Vec<f64> =
+        groups(sizes, dims, &a.floats(target)).iter().map(|g| reference(op, g)).collect();
+    let out = Tensor::garbage(target, dtype, &result_sizes(sizes, dims, keepdim));
+    reduce(target, op, a.view(), dims, out.view()).unwrap();
+    let context = format!("{} of {} {sizes:?} over {dims:?}", op.name(), a.dtype);
+    assert_close(dtype, &out.floats(target), &expected, &context);
+}
+
+/// Values of which sums are exact enough to compare, with a NaN where asked for.
+fn moderate(dtype: DType, n: usize, nan: bool) -> Vec<f64> {
+    let mut values: Vec<f64> = samples(dtype, n, 5)
+        .into_iter()
+        .map(|v| {
+            if v.is_finite() {
+                (v % 4.0).clamp(-4.0, 4.0).round() / if dtype.is_float() { 4.0 } else { 1.0 }
+            } else {
+                0.5
+            }
+        })
+        .collect();
+    if nan && dtype.is_float() && n > 3 {
+        values[n / 2] = f64::NAN;
+    }
+    values
+}
+
+fn every_op_dtype_and_view(target: Target<'_>) {
+    for dtype in DType::ALL {
+        for nan in [false, true] {
+            let base = Tensor::new(target, dtype, &[4, 3, 7], &moderate(dtype, 84, nan));
+            let views = [
+                base.clone(),
+                base.with(|l| l.transpose(0, 2)),
+                base.with(|l| l.narrow(2, 1, 4)?.permute(&[1, 0, 2])),
+                base.with(|l| l.select(1, 1)?.unsqueeze(1)?.expand(&[4, 5, 7])),
+            ];
+            for a in &views {
+                for op in OPS {
+                    for dims in [&[][..], &[0], &[1], &[2]] {
+                        check(target, op, a, dims, false);
+                    }
+                    if !matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+                        check(target, op, a, &[0, 2], true);
+                        check(target, op, a, &[1, 2], false);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_op_over_every_dtype_and_view() {
+    on_every_target(every_op_dtype_and_view);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_every_op_over_every_dtype_and_view() {
+    on_gpu(every_op_dtype_and_view);
+}
+
+fn large(target: Target<'_>) {
+    for dtype in [DType::F32, DType::BF16, DType::I32] {
+        for sizes in [&[70_001][..], &[3, 20_000], &[9_000, 3], &[2, 300, 130]] {
+            let n = sizes.iter().product();
+            let a = Tensor::new(target, dtype, sizes, &moderate(dtype, n, false));
+            for op in
+                [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::ArgMin, ReduceOp::All]
+            {
+                check(target, op, &a, &[], false);
+                check(target, op, &a, &[0], false);
+                check(target, op, &a, &[sizes.len() - 1], true);
+            }
+        }
+    }
+}
+
+#[test]
+fn large_tensors_are_shared_out() {
+    on_every_target(large);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_large_tensors_are_shared_out() {
+    on_gpu(large);
+}
+
+#[test]
+fn a_whole_reduction_uses_the_whole_gpu() {
+    on_every_target(|target| {
+        let a = Tensor::garbage(target, DType::F32, &[1 << 20]);
+        let out = Tensor::garbage(target, DType::F32, &[]);
+        let mut plan = Plan::new("sum", a.view(), &[], out.view(), false).unwrap();
+        plan.share_out(132 * 8);
+        assert!(plan.splits >= 200, "{} blocks", plan.splits);
+        assert_eq!((0..plan.splits as usize).map(|s| plan.split(s).len()).sum::<usize>(), 1 << 20);
+    });
+}
+
+#[test]
+fn nothing_reduces_to_the_identity() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, DType::F32, &[0, 2], &[]);
+        for (op, expected) in [
+            (ReduceOp::Sum, 0.0),
+            (ReduceOp::Prod, 1.0),
+            (ReduceOp::Mean, f64::NAN),
+            (ReduceOp::Any, 0.0),
+            (ReduceOp::All, 1.0),
+        ] {
+            let out = Tensor::garbage(target, op.result_dtype(DType::F32).unwrap(), &[2]);
+            reduce(target, op, a.view(), &[0], out.view()).unwrap();
+            assert_close(out.dtype, &out.floats(target), &[expected; 2], op.name());
+        }
+        let out = Tensor::garbage(target, DType::F32, &[2]);
+        let error = reduce(target, ReduceOp::Max, a.view(), &[0], out.view()).unwrap_err();
+        assert!(error.to_string().contains("at least one element"), "{error}");
+        let none = Tensor::new(target, DType::F32, &[0], &[]);
+        reduce(target, ReduceOp::Max, a.view(), &[1], none.view()).unwrap();
+    });
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    on_every_target(|target| {
+        let a = Tensor::garbage(target, DType::I32, &[2, 3, 4]);
+        let out = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+        let run = |op, dims: &[usize], out: Tensor| reduce(target, op, a.view(), dims, out.view());
+        assert!(matches!(
+            run(ReduceOp::Mean, &[0], out(DType::F32, &[3, 4])),
+            Err(Error::UnsupportedDType { .. })
+        ));
+        assert!(matches!(
+            run(ReduceOp::Sum, &[0], out(DType::I32, &[3, 4])),
+            Err(Error::DTypeMismatch { .. })
+        ));
+        assert!(matches!(
+            run(ReduceOp::Sum, &[0], out(DType::I64, &[2, 4])),
+            Err(Error::ShapeMismatch { .. })
+        ));
+        assert!(matches!(
+            run(ReduceOp::Sum, &[3], out(DType::I64, &[2, 3, 4])),
+            Err(Error::DimOutOfRange { .. })
+        ));
+        assert!(run(ReduceOp::ArgMax, &[0, 1], out(DType::I64, &[4])).is_err());
+    });
+}
+
+#[test]
+fn the_ptx_has_every_kernel() {
+    for set in [&SUM, &EXTREME, &ARG, &OTHER] {
+        for name in set.names() {
+            assert!(set.ptx().contains(&format!(".visible .entry {name}(")), "{name}");
+        }
+        assert_eq!(set.ptx().matches(".visible .entry").count(), set.names().count());
+    }
+}

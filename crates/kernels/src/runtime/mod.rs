@@ -1,0 +1,228 @@
+//! A runtime: one driver, its devices, their caches, and how they are to be used.
+
+mod device;
+mod kernel_cache;
+mod race;
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use warpline_alloc::AllocatorConfig;
+use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
+use warpline_cuda_sys_safe::{Driver, DriverError};
+use warpline_stream::Devices;
+
+use crate::random::CpuGenerator;
+use crate::{Error, Result};
+
+pub use device::CudaDevice;
+pub(crate) use kernel_cache::module;
+pub use kernel_cache::{KernelSet, Module};
+pub use race::Race;
+
+/// Races kept for a program that does not ask for them.
+const MAX_RACES: usize = 1024;
+
+/// Who orders work on different streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncPolicy {
+    /// Warpline does: a stream that meets a tensor waits, on the GPU, for its last use.
+    #[default]
+    Auto,
+    /// The program does, as in PyTorch; what nothing orders is reported as a race.
+    Manual,
+}
+
+/// How a runtime is made.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimeConfig {
+    /// Who orders streams.
+    pub sync_policy: SyncPolicy,
+    /// Whether each launch is waited for, so that it reports its own failure
+    /// (`CUDA_LAUNCH_BLOCKING=1`).
+    pub launch_blocking: bool,
+    /// Whether a race is an error of the op that completes it, rather than only noted.
+    pub race_is_error: bool,
+    /// Whether matrix products run on Warpline's own kernel even where there is a cuBLAS.
+    pub no_cublas: bool,
+    /// The caching allocators' options.
+    pub allocator: AllocatorConfig,
+}
+
+/// One driver with its devices and caches: an isolated world. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Runtime(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    devices: Result<Devices, DriverError>,
+    gpus: Vec<CudaDevice>,
+    pinned: OnceLock<CudaHostCache>,
+    cpu_generator: Mutex<CpuGenerator>,
+    policy: AtomicU8,
+    launch_blocking: bool,
+    race_is_error: bool,
+    no_cublas: bool,
+    races: Mutex<Vec<Race>>,
+}
+
+impl Runtime {
+    /// A runtime over a driver. Creates no context.
+    ///
+    /// # Errors
+    /// The driver's own, when it cannot say what its devices are.
+    pub fn new(driver: Arc<dyn Driver>, config: RuntimeConfig) -> Result<Self> {
+        let devices = Devices::new(driver)?;
+        let gpus =
+            devices.iter().map(|d| CudaDevice::new(d.clone(), config.allocator.clone())).collect();
+        Ok(Self::build(Ok(devices), gpus, &config))
+    }
+
+    /// A runtime without CUDA: CPU tensors work, and `cuda` is an error that gives `reason`.
+    #[must_use]
+    pub fn without_cuda(reason: DriverError, config: &RuntimeConfig) -> Self {
+        Self::build(Err(reason), Vec::new(), config)
+    }
+
+    fn build(
+        devices: Result<Devices, DriverError>,
+        gpus: Vec<CudaDevice>,
+        config: &RuntimeConfig,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            devices,
+            gpus,
+            pinned: OnceLock::new(),
+            cpu_generator: Mutex::default(),
+            policy: AtomicU8::new(config.sync_policy as u8),
+            launch_blocking: config.launch_blocking,
+            race_is_error: config.race_is_error,
+            no_cublas: config.no_cublas,
+            races: Mutex::default(),
+        }))
+    }
+
+    /// Whether two are the same world.
+    #[must_use]
+    pub fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// A number that no other runtime alive has.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// How many devices there are.
+    #[must_use]
+    pub fn device_count(&self) -> usize {
+        self.0.gpus.len()
+    }
+
+    /// A device.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`] or [`Error::NoSuchDevice`].
+    pub fn device(&self, index: usize) -> Result<&CudaDevice> {
+        if let Some(gpu) = self.0.gpus.get(index) {
+            return Ok(gpu);
+        }
+        self.devices()?;
+        Err(Error::NoSuchDevice { index, count: self.0.gpus.len() })
+    }
+
+    /// The devices with their current-device and current-stream state.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`] when there is no driver or no device.
+    pub fn devices(&self) -> Result<&Devices> {
+        const HINT: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device \
+                            'cpu', or ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
+        match &self.0.devices {
+            Ok(devices) if !self.0.gpus.is_empty() => Ok(devices),
+            Ok(_) => {
+                Err(Error::CudaUnavailable { reason: "no device is visible".into(), hint: HINT })
+            }
+            Err(reason) => Err(Error::CudaUnavailable { reason: reason.to_string(), hint: HINT }),
+        }
+    }
+
+    /// The driver.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`].
+    pub fn driver(&self) -> Result<&Arc<dyn Driver>> {
+        Ok(self.devices()?.driver())
+    }
+
+    /// The cache of page-locked host memory.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`].
+    pub fn pinned_cache(&self) -> Result<&CudaHostCache> {
+        let driver = self.driver()?;
+        Ok(self
+            .0
+            .pinned
+            .get_or_init(|| CudaHostCache::new(CudaHostBackend::new(Arc::clone(driver), 0))))
+    }
+
+    /// The generator of CPU tensors (MT19937).
+    #[must_use]
+    pub fn cpu_generator(&self) -> &Mutex<CpuGenerator> {
+        &self.0.cpu_generator
+    }
+
+    /// Seeds every generator (`torch.manual_seed`).
+    pub fn manual_seed(&self, seed: u64) {
+        self.0.cpu_generator.lock().unwrap_or_else(PoisonError::into_inner).manual_seed(seed);
+        for gpu in &self.0.gpus {
+            gpu.manual_seed(seed);
+        }
+    }
+
+    /// Who orders streams.
+    #[must_use]
+    pub fn sync_policy(&self) -> SyncPolicy {
+        if self.0.policy.load(Ordering::Relaxed) == SyncPolicy::Manual as u8 {
+            SyncPolicy::Manual
+        } else {
+            SyncPolicy::Auto
+        }
+    }
+
+    /// Changes who orders streams, for work enqueued from now on.
+    pub fn set_sync_policy(&self, policy: SyncPolicy) {
+        self.0.policy.store(policy as u8, Ordering::Relaxed);
+    }
+
+    /// Whether each launch is waited for.
+    #[must_use]
+    pub fn launch_blocking(&self) -> bool {
+        self.0.launch_blocking
+    }
+
+    /// Whether matrix products run on cuBLAS where there is one.
+    #[must_use]
+    pub fn uses_cublas(&self) -> bool {
+        !self.0.no_cublas
+    }
+
+    /// The races noted since the last call, oldest first. At most 1024 are kept.
+    #[must_use]
+    pub fn take_races(&self) -> Vec<Race> {
+        std::mem::take(&mut *self.0.races.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn report_race(&self, race: Race) -> Result<()> {
+        if self.0.race_is_error {
+            return Err(Error::Race(Box::new(race)));
+        }
+        let mut races = self.0.races.lock().unwrap_or_else(PoisonError::into_inner);
+        if races.len() < MAX_RACES {
+            races.push(race);
+        }
+        Ok(())
+    }
+}

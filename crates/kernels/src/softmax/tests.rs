@@ -1,0 +1,133 @@
+//! Cases for softmax, the same on every target.
+
+use super::*;
+use crate::DType::{BF16, F16, F32, F64, I64};
+use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
+
+/// Softmax of each row of `size` values `step` apart, in `f64`.
+fn reference(values: &[f64], size: usize, step: usize, log: bool) -> Vec<f64> {
+    let mut out = values.to_vec();
+    for first in (0..values.len()).filter(|i| (i / step).is_multiple_of(size)) {
+        let row: Vec<f64> = (0..size).map(|i| values[first + i * step]).collect();
+        let largest =
+            row.iter().fold(f64::NEG_INFINITY, |a, &b| if a.is_nan() || a > b { a } else { b });
+        let sum: f64 = row.iter().map(|v| (v - largest).exp()).sum();
+        for (i, v) in row.iter().enumerate() {
+            let v = v - largest;
+            out[first + i * step] = if log { v - sum.ln() } else { v.exp() / sum };
+        }
+    }
+    out
+}
+
+fn check(target: Target<'_>, a: &Tensor, dim: usize, log: bool) {
+    let sizes = a.view().sizes();
+    let step = sizes[dim + 1..].iter().product();
+    let expected = reference(&a.floats(target), sizes[dim], step, log);
+    let out = Tensor::garbage(target, a.dtype, sizes);
+    softmax(target, a.view(), dim, out.view(), log).unwrap();
+    let context = format!("{} {sizes:?} over {dim}, log {log}", a.dtype);
+    assert_close(a.dtype, &out.floats(target), &expected, &context);
+}
+
+fn every_dtype_and_view(target: Target<'_>) {
+    for dtype in [F16, BF16, F32, F64] {
+        for sizes in [[3, 4, 5], [2, 300, 7], [1, 2, 1025]] {
+            let n = sizes.iter().product();
+            let mut values: Vec<f64> = samples(dtype, n, 3)
+                .iter()
+                .map(|v| if v.is_finite() { v % 20.0 } else { -1.0 })
+                .collect();
+            values[1] = f64::NEG_INFINITY;
+            let base = Tensor::new(target, dtype, &sizes, &values);
+            let views = [
+                base.clone(),
+                base.with(|l| l.transpose(0, 2)),
+                base.with(|l| l.narrow(2, 0, sizes[2] - sizes[2] / 2)?.permute(&[1, 2, 0])),
+            ];
+            for a in &views {
+                for dim in 0..3 {
+                    check(target, a, dim, false);
+                    check(target, a, dim, true);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_float_and_view() {
+    on_every_target(every_dtype_and_view);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_every_float_and_view() {
+    on_gpu(every_dtype_and_view);
+}
+
+#[test]
+fn large_values_do_not_overflow() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, F32, &[2, 2], &[1e30, 1e30, -1e30, 3e38]);
+        let out = Tensor::garbage(target, F32, &[2, 2]);
+        softmax(target, a.view(), 1, out.view(), false).unwrap();
+        assert_eq!(out.floats(target), [0.5, 0.5, 0.0, 1.0]);
+    });
+}
+
+#[test]
+fn nan_spreads_over_its_row_only() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, F32, &[2, 2], &[1.0, f64::NAN, 2.0, 2.0]);
+        let out = Tensor::garbage(target, F32, &[2, 2]);
+        softmax(target, a.view(), 1, out.view(), false).unwrap();
+        assert_close(F32, &out.floats(target), &[f64::NAN, f64::NAN, 0.5, 0.5], "NaN");
+    });
+}
+
+#[test]
+fn in_place_but_not_shifted() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, F32, &[4], &[0.0; 4]);
+        softmax(target, a.view(), 0, a.view(), false).unwrap();
+        assert_eq!(a.floats(target), [0.25; 4]);
+        let (first, second) = (a.with(|l| l.narrow(0, 0, 3)), a.with(|l| l.narrow(0, 1, 3)));
+        assert!(matches!(
+            softmax(target, first.view(), 0, second.view(), false),
+            Err(Error::OverlappingOperands { .. })
+        ));
+    });
+}
+
+#[test]
+fn a_scalar_and_nothing_and_bad_arguments() {
+    on_every_target(|target| {
+        let scalar = Tensor::new(target, F32, &[], &[3.0]);
+        softmax(target, scalar.view(), 0, scalar.view(), false).unwrap();
+        assert_eq!(scalar.floats(target), [1.0]);
+        let none = Tensor::new(target, F32, &[0, 3], &[]);
+        softmax(target, none.view(), 0, none.view(), false).unwrap();
+        let integers = Tensor::garbage(target, I64, &[2]);
+        assert!(matches!(
+            softmax(target, integers.view(), 0, integers.view(), false),
+            Err(Error::UnsupportedDType { .. })
+        ));
+        let (a, b) = (Tensor::garbage(target, F32, &[2]), Tensor::garbage(target, F32, &[3]));
+        assert!(matches!(
+            softmax(target, a.view(), 0, b.view(), false),
+            Err(Error::ShapeMismatch { .. })
+        ));
+        assert!(matches!(
+            softmax(target, a.view(), 1, a.view(), false),
+            Err(Error::DimOutOfRange { .. })
+        ));
+    });
+}
+
+#[test]
+fn the_ptx_has_every_kernel() {
+    for name in KERNELS.names() {
+        assert!(KERNELS.ptx().contains(&format!(".visible .entry {name}(")), "{name}");
+    }
+}

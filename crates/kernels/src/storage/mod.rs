@@ -1,0 +1,223 @@
+//! Memory that tensors share, and the record of who used it last.
+
+mod uses;
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use warpline_alloc::cuda::{CudaBlock, CudaPinnedBlock};
+use warpline_cuda_sys_safe::owned::HostMemory;
+use warpline_cuda_sys_safe::{DevicePtr, DriverError};
+use warpline_stream::Stream;
+
+use crate::{CudaDevice, Error, Result, Runtime};
+
+pub(crate) use uses::{Use, Uses};
+
+/// The bytes behind one or more tensors. Clones share them; the last one frees them.
+#[derive(Clone, Debug)]
+pub struct Storage(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    // Dropped before `runtime`, whose caches the block goes back to.
+    memory: Memory,
+    bytes: usize,
+    runtime: Runtime,
+    /// Device work that used the bytes and that later work may have to wait for.
+    uses: Mutex<Uses>,
+    /// Guards host bytes against host code. Device memory does not need it.
+    host: RwLock<()>,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Pageable(HostMemory),
+    Pinned(CudaPinnedBlock),
+    Device(usize, CudaBlock),
+}
+
+impl Storage {
+    /// Zeroed pageable host memory.
+    ///
+    /// # Errors
+    /// When the system has no memory for it.
+    pub fn pageable(runtime: &Runtime, bytes: usize) -> Result<Self> {
+        let memory = HostMemory::pageable(bytes).map_err(|e| Error::driver("empty", e))?;
+        Ok(Self::new(runtime, Memory::Pageable(memory), bytes))
+    }
+
+    /// Page-locked host memory from the runtime's cache; its contents are left over from its
+    /// last user.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`], or the driver's own.
+    pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
+        let block = runtime.pinned_cache()?.alloc(bytes)?;
+        Ok(Self::new(runtime, Memory::Pinned(block), bytes))
+    }
+
+    /// Memory of a device from its caching allocator, to be used first on `stream`; its contents
+    /// are left over from its last user.
+    ///
+    /// # Errors
+    /// The allocator's own, out of memory first among them.
+    #[track_caller]
+    pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
+        let index = stream.device_index();
+        let block = runtime.device(index)?.allocator().malloc(bytes, stream.raw())?;
+        Ok(Self::new(runtime, Memory::Device(index, block), bytes))
+    }
+
+    fn new(runtime: &Runtime, memory: Memory, bytes: usize) -> Self {
+        Self(Arc::new(Inner {
+            memory,
+            bytes,
+            runtime: runtime.clone(),
+            uses: Mutex::default(),
+            host: RwLock::new(()),
+        }))
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// The runtime it belongs to.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.0.runtime
+    }
+
+    /// The device it is on; `None` for host memory.
+    #[must_use]
+    pub fn cuda_device(&self) -> Option<&CudaDevice> {
+        match &self.0.memory {
+            Memory::Device(index, _) => self.0.runtime.device(*index).ok(),
+            _ => None,
+        }
+    }
+
+    /// Whether it is page-locked host memory.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.0.memory, Memory::Pinned(_))
+    }
+
+    /// Whether two storages are the same memory.
+    #[must_use]
+    pub fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Its address, of the device or of the host.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        match &self.0.memory {
+            Memory::Device(_, block) => block.address(),
+            Memory::Pinned(block) => block.memory().as_ptr().addr().get() as u64,
+            Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
+        }
+    }
+
+    /// Tells the allocator that the memory is in use on `stream`, so that it is not given to
+    /// anyone else before the work enqueued there by the time of the free is done
+    /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] every launch does this itself.
+    pub fn record_stream(&self, stream: &Stream) {
+        match &self.0.memory {
+            Memory::Device(_, block) => block.record_stream(stream.raw()),
+            Memory::Pinned(block) => block.record_use(stream.raw()),
+            Memory::Pageable(_) => {}
+        }
+    }
+
+    /// Blocks the host until device work that a host access conflicts with is done.
+    ///
+    /// # Errors
+    /// What that work failed with.
+    pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
+        if matches!(self.0.memory, Memory::Pageable(_)) {
+            // Copies from and to pageable memory are waited for by whoever enqueues them.
+            return Ok(());
+        }
+        let pending = self.uses().conflicts(write);
+        for used in pending {
+            match used.stream.host_wait(used.op) {
+                Err(_) if used.is_moot() => {}
+                waited => waited?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.0.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn host_lock(&self) -> &RwLock<()> {
+        &self.0.host
+    }
+
+    /// The host bytes' address, `None` for device memory.
+    pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
+        match &self.0.memory {
+            Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
+            Memory::Pinned(block) => Some(block.memory().as_ptr().as_ptr()),
+            Memory::Device(..) => None,
+        }
+    }
+
+    /// The device address, `None` for host memory.
+    pub(crate) fn device_ptr(&self) -> Option<DevicePtr> {
+        match &self.0.memory {
+            // SAFETY: the block is alive as long as `self`, and launches that use it keep their
+            // storages alive until the work is enqueued and tell the allocator of the stream.
+            Memory::Device(_, block) => Some(unsafe { DevicePtr::from_raw(block.address()) }),
+            _ => None,
+        }
+    }
+
+    /// A number to lock several storages in a fixed order by.
+    pub(crate) fn key(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// Registers a use of the allocator's memory by a stream it was not allocated on.
+    pub(crate) fn note_stream(&self, uses: &mut Uses, stream: &Stream) {
+        match &self.0.memory {
+            Memory::Device(_, block) => {
+                if block.stream_id() != stream.id() && uses.first_on(stream.id()) {
+                    block.record_stream(stream.raw());
+                }
+            }
+            Memory::Pinned(block) => {
+                if uses.first_on(stream.id()) {
+                    block.record_use(stream.raw());
+                }
+            }
+            Memory::Pageable(_) => {}
+        }
+    }
+}
+
+/// A use as reported to the programmer.
+#[derive(Clone, Copy, Debug)]
+pub struct Site {
+    /// The op.
+    pub op: &'static str,
+    /// Where it was called.
+    pub location: &'static Location<'static>,
+}
+
+/// Refuses an operation on host memory that is really a device's.
+pub(crate) fn not_host(op: &'static str) -> Error {
+    Error::driver(
+        op,
+        DriverError::InvalidArgument {
+            call: "host access",
+            reason: "the storage is device memory; copy it to the host first".into(),
+        },
+    )
+}

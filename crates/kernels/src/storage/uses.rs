@@ -1,0 +1,78 @@
+//! Which device work used a storage last.
+
+use smallvec::SmallVec;
+use warpline_stream::{OpNumber, Stream};
+
+use super::Site;
+
+/// One use: the stream, the number of the operation there, and what it was.
+#[derive(Clone, Debug)]
+pub(crate) struct Use {
+    pub(crate) stream: Stream,
+    pub(crate) op: OpNumber,
+    pub(crate) site: Site,
+    writes: bool,
+}
+
+impl Use {
+    /// Whether nobody need wait for it although waiting fails: a lost device reads no more. What
+    /// it was to write stays unknown.
+    pub(crate) fn is_moot(&self) -> bool {
+        !self.writes && self.stream.raw().driver().lost(self.stream.device_index()).is_some()
+    }
+}
+
+/// The last write, and per stream the last read since.
+///
+/// Whoever enqueues work holds the lock on this from before it looks at the uses until its own is
+/// entered, so that no other thread can miss it.
+#[derive(Debug, Default)]
+pub(crate) struct Uses {
+    write: Option<Use>,
+    reads: SmallVec<[Use; 1]>,
+    /// Streams that the allocator has been told of.
+    told: SmallVec<[u64; 2]>,
+}
+
+impl Uses {
+    /// Uses that an access must come after: the last write, and for a write the reads too.
+    pub(crate) fn conflicting(&self, write: bool) -> impl Iterator<Item = &Use> {
+        let reads = if write { self.reads.as_slice() } else { &[] };
+        self.write.iter().chain(reads)
+    }
+
+    /// [`Uses::conflicting`], owned, for waiting without the lock.
+    pub(crate) fn conflicts(&self, write: bool) -> SmallVec<[Use; 2]> {
+        self.conflicting(write).cloned().collect()
+    }
+
+    /// Enters an access.
+    pub(crate) fn enter(&mut self, stream: &Stream, op: OpNumber, write: bool, site: Site) {
+        let slot = if write {
+            self.reads.clear();
+            self.write.as_mut()
+        } else {
+            self.reads.iter_mut().find(|r| r.stream == *stream)
+        };
+        if let Some(slot) = slot {
+            // The common case: the same stream again. Its handle need not be counted anew.
+            if slot.stream != *stream {
+                slot.stream = stream.clone();
+            }
+            slot.op = op;
+            slot.site = site;
+            return;
+        }
+        let entry = Use { stream: stream.clone(), op, site, writes: write };
+        if write { self.write = Some(entry) } else { self.reads.push(entry) }
+    }
+
+    /// Whether this is the first the allocator hears of the stream.
+    pub(crate) fn first_on(&mut self, stream: u64) -> bool {
+        let new = !self.told.contains(&stream);
+        if new {
+            self.told.push(stream);
+        }
+        new
+    }
+}
