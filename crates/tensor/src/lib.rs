@@ -1,1 +1,47 @@
-//! Placeholder until its layer lands.
+//! PyTorch's CUDA semantics, native in Rust: devices, streams, caching allocation, and a thin
+//! tensor.
+//!
+//! ```
+//! use warpline::{DType, tensor, zeros};
+//!
+//! let a = tensor(&[[1f32, 2.0], [3.0, 4.0]], ())?;
+//! let b = (&a + 1.0)?.matmul(&a.t()?)?;
+//! assert_eq!(b.to_vec::<f32>()?, [8.0, 18.0, 14.0, 32.0]);
+//! println!("{b}");
+//! assert_eq!(zeros(&[2], (DType::I64, "cpu"))?.to_string(), "tensor([0, 0])");
+//! # Ok::<(), warpline::Error>(())
+//! ```
+//!
+//! Everything that can fail returns a [`Result`], operators included. With `"cuda"` as the device
+//! the same program runs on a GPU; with `WARPLINE_DRIVER=sim:3` in the environment, on three
+//! simulated ones. Functions named after PyTorch's own do what those do.
+
+#![forbid(unsafe_code)]
+
+mod ambient;
+pub mod cuda;
+pub mod data;
+mod device;
+mod exec;
+pub mod nn;
+mod options;
+mod tensor;
+
+pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
+pub use device::{Device, IntoDevice};
+pub use options::TensorOptions;
+pub use tensor::{
+    Index, IntoDims, IntoIndices, Tensor, TensorData, TensorOrScalar, arange, arange_start,
+    arange_start_step, cat, empty, eye, full, linspace, ones, promote_types, rand, randint, randn,
+    randperm, result_type, stack, tensor, zeros,
+};
+pub use warpline_kernels::{
+    Category, DType, Element, Error, Race, Result, Runtime, RuntimeConfig, Scalar, Site, SyncPolicy,
+};
+
+pub(crate) use tensor::index;
+
+/// The README's program compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

@@ -1,0 +1,27 @@
+//! What an op costs above the driver: with one that does nothing, `add` of two small tensors into
+//! a new one. The goal is under 500 ns.
+
+use std::sync::Arc;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use warpline::{Runtime, RuntimeConfig, empty, with_runtime};
+use warpline_cuda_sys_safe::null::NullDriver;
+
+fn dispatch(c: &mut Criterion) {
+    let runtime =
+        Runtime::new(Arc::new(NullDriver::new(1)), RuntimeConfig::default()).expect("a runtime");
+    with_runtime(&runtime, || {
+        let (a, b) = (empty(&[4], "cuda").expect("a"), empty(&[4], "cuda").expect("b"));
+        c.bench_function("dispatch/add", |bench| bench.iter(|| (&a + &b).expect("a sum")));
+        c.bench_function("dispatch/add_scalar", |bench| bench.iter(|| (&a + 1.0).expect("a sum")));
+        c.bench_function("dispatch/add_", |bench| {
+            bench.iter(|| a.add_(&b).map(|_| ()).expect("in place"));
+        });
+        c.bench_function("dispatch/empty", |bench| {
+            bench.iter(|| empty(&[4], "cuda").expect("a tensor"));
+        });
+    });
+}
+
+criterion_group!(benches, dispatch);
+criterion_main!(benches);

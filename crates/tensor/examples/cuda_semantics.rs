@@ -1,0 +1,65 @@
+//! Every rule of the note, one after the other: on real GPUs where there are enough, otherwise on
+//! a simulated box of three. Exits with a failure if a rule does not hold.
+
+#![allow(clippy::duplicate_mod)] // each example has its own copy of what they share
+
+use std::process::ExitCode;
+
+#[path = "data_loader.rs"]
+mod data_loader;
+#[path = "device_agnostic.rs"]
+mod device_agnostic;
+#[path = "device_guard.rs"]
+mod device_guard;
+#[path = "device_selection.rs"]
+mod device_selection;
+#[path = "memory.rs"]
+mod memory;
+#[path = "new_and_like.rs"]
+mod new_and_like;
+#[path = "pinned_memory.rs"]
+mod pinned_memory;
+#[path = "recurrent.rs"]
+mod recurrent;
+#[path = "streams.rs"]
+mod streams;
+#[path = "visible_devices.rs"]
+mod visible_devices;
+
+/// Runs one example and adds up its outcome.
+macro_rules! section {
+    ($held:ident, $failed:ident, $example:ident, $title:literal) => {{
+        println!("\n{}", $title);
+        let mut report = $example::support::Report::default();
+        if let Err(error) = $example::run(&mut report) {
+            report.check($title, false, error);
+        }
+        $held += report.held();
+        $failed.extend_from_slice(report.failed());
+    }};
+}
+
+fn main() -> ExitCode {
+    let mut held = 0;
+    let mut failed: Vec<String> = Vec::new();
+    match warpline::cuda::device_count() {
+        0 => println!("No CUDA device here: everything runs on simulated ones."),
+        n => println!("{n} CUDA device(s) here."),
+    }
+    section!(held, failed, device_selection, "Device selection");
+    section!(held, failed, device_guard, "Device guards");
+    section!(held, failed, streams, "Streams");
+    section!(held, failed, memory, "Memory management");
+    section!(held, failed, device_agnostic, "Device-agnostic code");
+    section!(held, failed, visible_devices, "CUDA_VISIBLE_DEVICES");
+    section!(held, failed, new_and_like, "new_* and *_like");
+    section!(held, failed, pinned_memory, "Pinned memory");
+    section!(held, failed, data_loader, "Data loading");
+    section!(held, failed, recurrent, "A recurrent network");
+    println!();
+    for failure in &failed {
+        println!("FAILED: {failure}");
+    }
+    println!("{held} rules held, {} failed", failed.len());
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,51 @@
+//! One program for every machine: `cargo run --example device_agnostic -- --disable-cuda`.
+
+#[path = "support/mod.rs"]
+pub(crate) mod support;
+
+use clap::Parser;
+use support::Report;
+use warpline::nn::{Linear, Module};
+use warpline::{Device, Result, cuda};
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// Run on the CPU even where there is a GPU.
+    #[arg(long)]
+    disable_cuda: bool,
+}
+
+/// The program, which does not care where it runs.
+fn network(device: Device) -> Result<warpline::Tensor> {
+    warpline::manual_seed(1);
+    let x = warpline::ones(&[8, 42], device)?;
+    let mut net = Linear::new(42, 2, ())?;
+    net.to(device)?;
+    net.forward(&x)?.softmax(-1)?.sum(())
+}
+
+fn device(disable_cuda: bool) -> Device {
+    if !disable_cuda && cuda::is_available() { Device::Cuda(None) } else { Device::Cpu }
+}
+
+/// Runs it with and without CUDA.
+#[allow(dead_code)] // for `cuda_semantics`
+pub(crate) fn run(report: &mut Report) -> Result<()> {
+    let cpu = network(device(true))?;
+    report.check("S19 with --disable-cuda it runs on the CPU", cpu.device() == Device::Cpu, &cpu);
+    support::on_devices(1, || {
+        let gpu = network(device(false))?;
+        let same =
+            gpu.device() != Device::Cpu && (gpu.item::<f32>()? - cpu.item::<f32>()?).abs() < 1e-4;
+        report.check("S19 without, on CUDA, with the same result", same, &gpu);
+        report.check("S31 a module moves with `to`", same, gpu.device());
+        Ok(())
+    })
+}
+
+#[allow(dead_code)]
+fn main() -> Result<()> {
+    let args = Args::parse();
+    println!("{}", network(device(args.disable_cuda))?);
+    Ok(())
+}

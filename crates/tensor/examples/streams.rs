@@ -1,0 +1,61 @@
+//! The note's stream example, which is incorrect in PyTorch: `sum` may begin before `normal_` is
+//! done. Here the second stream waits by itself; in manual mode the mistake is reported.
+
+#[path = "support/mod.rs"]
+pub(crate) mod support;
+
+use support::Report;
+use warpline::{Result, RuntimeConfig, SyncPolicy, cuda};
+
+/// Runs on one device, in both policies.
+pub(crate) fn run(report: &mut Report) -> Result<()> {
+    let expected = support::with_config(1, &RuntimeConfig::default(), |_| {
+        warpline::manual_seed(0);
+        let a = warpline::empty(&[100, 100], "cuda")?;
+        a.normal_(0.0, 1.0)?;
+        let expected = a.sum(())?.item::<f32>()?; // one stream: in order by itself
+
+        warpline::manual_seed(0);
+        let s = cuda::stream_from_pool((), 0)?; // a new stream
+        let a = warpline::empty(&[100, 100], "cuda")?;
+        a.normal_(0.0, 1.0)?;
+        let b = cuda::with_stream(&s, || a.sum(()))??; // in PyTorch, this may start too early
+        let sum = b.item::<f32>()?;
+        report.check("S12 right by default", sum == expected, format!("{sum} = {expected}"));
+        Ok(expected)
+    })?;
+
+    let manual = RuntimeConfig { sync_policy: SyncPolicy::Manual, ..RuntimeConfig::default() };
+    support::with_config(1, &manual, |runtime| {
+        warpline::manual_seed(0);
+        let s = cuda::stream_from_pool((), 0)?;
+        let a = warpline::empty(&[100, 100], "cuda")?;
+        a.normal_(0.0, 1.0)?;
+        let b = cuda::with_stream(&s, || a.sum(()))??;
+        let races = runtime.take_races();
+        let outcome = races.first().map_or("no race was reported".into(), ToString::to_string);
+        let reported = races.len() == 1 && outcome.contains("normal_") && outcome.contains("sum");
+        report.check("S12 reported in manual mode", reported, outcome);
+        cuda::synchronize(())?;
+        drop((a, b));
+
+        // The note's remedy.
+        warpline::manual_seed(0);
+        let a = warpline::empty(&[100, 100], "cuda")?;
+        a.normal_(0.0, 1.0)?;
+        s.wait_stream(&cuda::current_stream(())?)?;
+        let b = cuda::with_stream(&s, || a.sum(()))??;
+        a.record_stream(&s);
+        cuda::current_stream(())?.wait_stream(&s)?;
+        let sum = b.item::<f32>()?;
+        let races = runtime.take_races();
+        let mended = sum == expected && races.is_empty();
+        report.check("S13 wait_stream mends it", mended, format!("{sum}, {} race(s)", races.len()));
+        Ok(())
+    })
+}
+
+#[allow(dead_code)]
+fn main() -> std::process::ExitCode {
+    support::main_of("streams", run)
+}

@@ -1,0 +1,82 @@
+//! What the examples share: where they run, and how they report.
+#![allow(dead_code)] // each example uses its part
+
+use warpline::{Result, Runtime, simulated, with_runtime};
+
+/// Collects what was done and what came out, and prints it as it comes.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    held: usize,
+    failed: Vec<String>,
+}
+
+impl Report {
+    /// Says what is being done.
+    pub(crate) fn note(&mut self, text: impl AsRef<str>) {
+        println!("    {}", text.as_ref());
+    }
+
+    /// Notes whether a rule held.
+    pub(crate) fn check(&mut self, rule: &str, held: bool, outcome: impl std::fmt::Display) {
+        println!("    {} {rule}: {outcome}", if held { "ok  " } else { "FAIL" });
+        if held {
+            self.held += 1;
+        } else {
+            self.failed.push(format!("{rule}: {outcome}"));
+        }
+    }
+
+    /// How many rules held.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// The rules that did not, with what came out.
+    pub(crate) fn failed(&self) -> &[String] {
+        &self.failed
+    }
+
+    /// Prints the summary line; whether every rule held.
+    pub(crate) fn finish(&self) -> bool {
+        for failure in &self.failed {
+            println!("FAILED: {failure}");
+        }
+        println!("{} rules held, {} failed", self.held, self.failed.len());
+        self.failed.is_empty()
+    }
+}
+
+/// Runs `f` on the machine's GPUs where there are `devices` of them, otherwise on a simulated box
+/// of three.
+pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    let found = warpline::cuda::device_count();
+    if found >= devices {
+        return f();
+    }
+    println!("    ({found} CUDA device(s) here, {devices} needed: running on 3 simulated ones)");
+    with_runtime(&simulated(3)?, f)
+}
+
+/// A runtime with the same devices but other settings, for what must be chosen at the start.
+pub(crate) fn with_config<R>(
+    devices: usize,
+    config: &warpline::RuntimeConfig,
+    f: impl FnOnce(&Runtime) -> Result<R>,
+) -> Result<R> {
+    let runtime = if warpline::cuda::device_count() >= devices {
+        warpline::open("cuda", config)?
+    } else {
+        warpline::open("sim:3", config)?
+    };
+    with_runtime(&runtime, || f(&runtime))
+}
+
+/// The `main` of an example that is one part of the note.
+pub(crate) fn main_of(name: &str, run: fn(&mut Report) -> Result<()>) -> std::process::ExitCode {
+    let mut report = Report::default();
+    println!("{name}");
+    if let Err(error) = run(&mut report) {
+        report.check(name, false, error);
+    }
+    if report.finish() { std::process::ExitCode::SUCCESS } else { std::process::ExitCode::FAILURE }
+}

@@ -1,0 +1,212 @@
+//! Devices, streams and memory, under PyTorch's names (`torch.cuda`).
+//!
+//! Everything here is of the [ambient runtime](crate::runtime). A device argument is anything
+//! [`CudaDeviceArg`]: an index, a name, a [`Device`], or `()` for the current one.
+//!
+//! ```no_run
+//! use warpline::{cuda, zeros};
+//!
+//! if cuda::is_available() {
+//!     let _on_1 = cuda::device(1)?;
+//!     let t = zeros(&[2], "cuda")?;
+//!     assert_eq!(t.device(), warpline::Device::cuda(1));
+//!     println!("{} bytes", cuda::memory_allocated(1)?);
+//! }
+//! # Ok::<(), warpline::Error>(())
+//! ```
+
+mod memory;
+mod stream;
+
+use warpline_cuda_sys_safe::DeviceProperties;
+
+use crate::{Device, Error, IntoDevice, Race, Result, Runtime, SyncPolicy, runtime};
+
+pub use memory::{
+    caching_allocator_config, empty_cache, max_memory_allocated, max_memory_cached,
+    max_memory_reserved, mem_get_info, memory_allocated, memory_cached, memory_reserved,
+    memory_stats, memory_summary, reset_accumulated_memory_stats, reset_max_memory_allocated,
+    reset_max_memory_cached, reset_peak_memory_stats, set_per_process_memory_fraction,
+};
+pub use stream::{
+    current_stream, default_stream, exclusive_stream, external_stream, set_stream, stream,
+    stream_from_pool, with_stream,
+};
+pub use warpline_alloc::{AllocatorConfig, MemoryStats};
+pub use warpline_cuda_sys_safe::MemInfo;
+pub use warpline_stream::{DeviceGuard, Event, EventFlags, Stream, StreamGuard};
+
+/// What names a GPU to functions of this module.
+pub trait CudaDeviceArg {
+    /// Its index in a runtime.
+    ///
+    /// # Errors
+    /// [`Error::InvalidDeviceString`], [`Error::InvalidArgument`] for the CPU,
+    /// [`Error::NoSuchDevice`], [`Error::CudaUnavailable`].
+    fn index_in(self, runtime: &Runtime) -> Result<usize>;
+}
+
+/// The current device.
+impl CudaDeviceArg for () {
+    fn index_in(self, runtime: &Runtime) -> Result<usize> {
+        Ok(runtime.devices()?.current_device())
+    }
+}
+
+macro_rules! device_args {
+    ($($ty:ty),*) => {$(
+        impl CudaDeviceArg for $ty {
+            fn index_in(self, runtime: &Runtime) -> Result<usize> {
+                index_of(runtime, self.into_device()?)
+            }
+        }
+    )*};
+}
+
+device_args!(usize, Device, &Device, &str, &String, String);
+
+fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
+    match device {
+        Device::Cpu => {
+            Err(Error::invalid("cuda", "expected a CUDA device, but 'cpu' was given".into()))
+        }
+        Device::Cuda(None) => ().index_in(runtime),
+        Device::Cuda(Some(index)) => Ok(runtime.device(index)?.index()),
+    }
+}
+
+/// Whether there is a GPU that can be used. Makes no context, never fails.
+#[must_use]
+pub fn is_available() -> bool {
+    device_count() > 0
+}
+
+/// How many GPUs are visible. Makes no context, never fails.
+#[must_use]
+pub fn device_count() -> usize {
+    runtime().device_count()
+}
+
+/// This thread's current device.
+///
+/// # Errors
+/// [`Error::CudaUnavailable`].
+pub fn current_device() -> Result<usize> {
+    ().index_in(&runtime())
+}
+
+/// Makes a device this thread's current one. [`device`] and [`with_device`] also put the former
+/// one back.
+///
+/// # Errors
+/// As [`CudaDeviceArg::index_in`].
+pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
+    let runtime = runtime();
+    let index = device.index_in(&runtime)?;
+    runtime.devices()?.set_device(index)?;
+    Ok(())
+}
+
+/// Makes a device this thread's current one until the guard is dropped (`torch.cuda.device`).
+///
+/// # Errors
+/// As [`CudaDeviceArg::index_in`].
+pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
+    let runtime = runtime();
+    let index = device.index_in(&runtime)?;
+    Ok(runtime.devices()?.device_guard(index)?)
+}
+
+/// Runs `f` with a device as this thread's current one; the former one is back afterwards, after
+/// a panic too.
+///
+/// # Errors
+/// As [`CudaDeviceArg::index_in`]; `f` is not run then.
+pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> R) -> Result<R> {
+    let _guard = self::device(device)?;
+    Ok(f())
+}
+
+/// Blocks the host until all work on a device is done.
+///
+/// # Errors
+/// What that work failed with; as [`CudaDeviceArg::index_in`].
+pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
+    let runtime = runtime();
+    let index = device.index_in(&runtime)?;
+    Ok(runtime.device(index)?.device().synchronize()?)
+}
+
+/// A device's name.
+///
+/// # Errors
+/// As [`CudaDeviceArg::index_in`].
+pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
+    Ok(get_device_properties(device)?.name)
+}
+
+/// What a device is and can do.
+///
+/// # Errors
+/// As [`CudaDeviceArg::index_in`].
+pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DeviceProperties> {
+    let runtime = runtime();
+    let index = device.index_in(&runtime)?;
+    Ok(runtime.device(index)?.properties().clone())
+}
+
+/// A device's compute capability, major and minor.
+///
+/// # Errors
+/// As [`CudaDeviceArg::index_in`].
+pub fn get_device_capability(device: impl CudaDeviceArg) -> Result<(u32, u32)> {
+    Ok(get_device_properties(device)?.compute_capability)
+}
+
+/// Whether a device can address a peer's memory.
+///
+/// # Errors
+/// The driver's own; as [`CudaDeviceArg::index_in`].
+pub fn can_device_access_peer(
+    device: impl CudaDeviceArg,
+    peer: impl CudaDeviceArg,
+) -> Result<bool> {
+    let runtime = runtime();
+    let (device, peer) = (device.index_in(&runtime)?, peer.index_in(&runtime)?);
+    runtime
+        .driver()?
+        .can_access_peer(device, peer)
+        .map_err(|e| Error::driver("can_device_access_peer", e))
+}
+
+/// Seeds the generator of the current device.
+///
+/// # Errors
+/// [`Error::CudaUnavailable`].
+pub fn manual_seed(seed: u64) -> Result<()> {
+    let runtime = runtime();
+    let index = ().index_in(&runtime)?;
+    runtime.device(index)?.manual_seed(seed);
+    Ok(())
+}
+
+/// Seeds the generators of all devices. Nothing where there are none.
+pub fn manual_seed_all(seed: u64) {
+    let runtime = runtime();
+    for index in 0..runtime.device_count() {
+        if let Ok(gpu) = runtime.device(index) {
+            gpu.manual_seed(seed);
+        }
+    }
+}
+
+/// Changes who orders work on different streams, from now on.
+pub fn set_sync_policy(policy: SyncPolicy) {
+    runtime().set_sync_policy(policy);
+}
+
+/// The races noted under [`SyncPolicy::Manual`] since the last call, oldest first.
+#[must_use]
+pub fn take_races() -> Vec<Race> {
+    runtime().take_races()
+}

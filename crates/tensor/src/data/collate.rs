@@ -1,0 +1,82 @@
+//! How samples become a batch.
+
+use crate::{Result, Tensor};
+
+/// A sample that can be put together with others of its kind (`default_collate`).
+pub trait Collate: Send + Sized + 'static {
+    /// What many of them make.
+    type Batch: PinMemory + Send + 'static;
+
+    /// Puts samples together along a new first dimension.
+    ///
+    /// # Errors
+    /// When their shapes, dtypes or devices differ.
+    fn collate(samples: Vec<Self>) -> Result<Self::Batch>;
+}
+
+/// A batch whose tensors can be moved to page-locked memory.
+pub trait PinMemory: Sized {
+    /// A copy in page-locked memory; what is there already stays.
+    ///
+    /// # Errors
+    /// [`crate::Error::CudaUnavailable`], or when there is no memory to lock.
+    fn pin_memory(self) -> Result<Self>;
+}
+
+impl Collate for Tensor {
+    type Batch = Tensor;
+
+    fn collate(samples: Vec<Self>) -> Result<Tensor> {
+        Tensor::stack(&samples, 0)
+    }
+}
+
+impl PinMemory for Tensor {
+    fn pin_memory(self) -> Result<Self> {
+        Tensor::pin_memory(&self)
+    }
+}
+
+macro_rules! collate_numbers {
+    ($($ty:ty)*) => {$(
+        impl Collate for $ty {
+            type Batch = Tensor;
+
+            fn collate(samples: Vec<Self>) -> Result<Tensor> {
+                crate::tensor(samples, ())
+            }
+        }
+    )*};
+}
+
+collate_numbers!(bool u8 i8 i16 i32 i64 f32 f64);
+
+macro_rules! collate_tuples {
+    ($($name:ident $samples:ident),+) => {
+        impl<$($name: Collate),+> Collate for ($($name,)+) {
+            type Batch = ($($name::Batch,)+);
+
+            #[allow(non_snake_case)]
+            fn collate(samples: Vec<Self>) -> Result<Self::Batch> {
+                $(let mut $samples = Vec::with_capacity(samples.len());)+
+                for ($($name,)+) in samples {
+                    $($samples.push($name);)+
+                }
+                Ok(($($name::collate($samples)?,)+))
+            }
+        }
+
+        impl<$($name: PinMemory),+> PinMemory for ($($name,)+) {
+            #[allow(non_snake_case)]
+            fn pin_memory(self) -> Result<Self> {
+                let ($($name,)+) = self;
+                Ok(($($name.pin_memory()?,)+))
+            }
+        }
+    };
+}
+
+collate_tuples!(A a);
+collate_tuples!(A a, B b);
+collate_tuples!(A a, B b, C c);
+collate_tuples!(A a, B b, C c, D d);

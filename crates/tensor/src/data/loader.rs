@@ -1,0 +1,267 @@
+//! The loader: order, batches, worker threads, page-locked memory.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use warpline_kernels::Runtime;
+
+use super::{Collate, Dataset, PinMemory};
+use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
+
+/// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
+///
+/// Workers are threads. Batches come in order whatever the workers' speed, and at most
+/// `prefetch_factor` per worker wait to be taken.
+///
+/// ```
+/// use warpline::data::{DataLoader, TensorDataset};
+///
+/// # fn main() -> warpline::Result<()> {
+/// let inputs = warpline::arange(10, ())?.reshape(&[10, 1])?;
+/// let targets = warpline::zeros(&[10], ())?;
+/// let loader = DataLoader::new(TensorDataset::new(inputs, targets)?).batch_size(4)?;
+/// let sizes: Vec<usize> = loader.iter()?.map(|b| Ok(b?.0.size()[0])).collect::<warpline::Result<_>>()?;
+/// assert_eq!(sizes, [4, 4, 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct DataLoader<D> {
+    dataset: Arc<D>,
+    batch_size: usize,
+    shuffle: bool,
+    drop_last: bool,
+    num_workers: usize,
+    prefetch_factor: usize,
+    pin_memory: bool,
+}
+
+impl<D: Dataset> DataLoader<D> {
+    /// Batches of one sample, in order, loaded by the iterating thread.
+    pub fn new(dataset: D) -> Self {
+        Self {
+            dataset: Arc::new(dataset),
+            batch_size: 1,
+            shuffle: false,
+            drop_last: false,
+            num_workers: 0,
+            prefetch_factor: 2,
+            pin_memory: false,
+        }
+    }
+
+    /// Samples per batch.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when zero.
+    pub fn batch_size(mut self, batch_size: usize) -> Result<Self> {
+        if batch_size == 0 {
+            return Err(Error::invalid("DataLoader", "batch_size must be greater than 0".into()));
+        }
+        self.batch_size = batch_size;
+        Ok(self)
+    }
+
+    /// Whether each iteration takes the samples in a new random order, from the CPU generator.
+    #[must_use]
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.shuffle = shuffle;
+        self
+    }
+
+    /// Whether a last batch that is not full is left out.
+    #[must_use]
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.drop_last = drop_last;
+        self
+    }
+
+    /// Threads that load; 0 loads in the iterating thread.
+    #[must_use]
+    pub fn num_workers(mut self, num_workers: usize) -> Self {
+        self.num_workers = num_workers;
+        self
+    }
+
+    /// Batches that each worker loads ahead, at least 1.
+    #[must_use]
+    pub fn prefetch_factor(mut self, prefetch_factor: usize) -> Self {
+        self.prefetch_factor = prefetch_factor.max(1);
+        self
+    }
+
+    /// Whether batches are returned in page-locked memory, from which `to` with `non_blocking`
+    /// is asynchronous.
+    #[must_use]
+    pub fn pin_memory(mut self, pin_memory: bool) -> Self {
+        self.pin_memory = pin_memory;
+        self
+    }
+
+    /// Batches in one iteration.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let n = self.dataset.len();
+        if self.drop_last { n / self.batch_size } else { n.div_ceil(self.batch_size) }
+    }
+
+    /// Whether an iteration has no batch.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Starts an iteration.
+    ///
+    /// # Errors
+    /// When the random order cannot be made or a thread not started.
+    pub fn iter(&self) -> Result<Batches<D>> {
+        let n = self.dataset.len();
+        let order = if self.shuffle {
+            Some(randperm(n, TensorOptions::new().device(crate::Device::Cpu))?.to_vec()?)
+        } else {
+            None
+        };
+        let job = Arc::new(Job {
+            dataset: Arc::clone(&self.dataset),
+            order,
+            samples: n,
+            batch_size: self.batch_size,
+            batches: self.len(),
+            pin_memory: self.pin_memory,
+            runtime: runtime(),
+        });
+        let ahead = self.prefetch_factor.min(job.batches);
+        let mut workers = Vec::new();
+        for first in 0..self.num_workers.min(job.batches) {
+            workers.push(Worker::start(&job, first, self.num_workers, ahead)?);
+        }
+        Ok(Batches { job, workers, next: 0 })
+    }
+}
+
+#[derive(Debug)]
+struct Job<D> {
+    dataset: Arc<D>,
+    /// Where they are not taken in the dataset's own order.
+    order: Option<Vec<i64>>,
+    samples: usize,
+    batch_size: usize,
+    batches: usize,
+    pin_memory: bool,
+    runtime: Runtime,
+}
+
+type Batch<D> = <<D as Dataset>::Sample as Collate>::Batch;
+
+impl<D: Dataset> Job<D> {
+    fn load(&self, batch: usize) -> Result<Batch<D>> {
+        let start = batch * self.batch_size;
+        let end = start.saturating_add(self.batch_size).min(self.samples);
+        let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i] as usize);
+        let samples =
+            (start..end).map(|i| self.dataset.get(index(i))).collect::<Result<Vec<_>>>()?;
+        let batch = Collate::collate(samples)?;
+        if self.pin_memory { batch.pin_memory() } else { Ok(batch) }
+    }
+}
+
+/// One thread, which loads every `step`-th batch from `first` on.
+#[derive(Debug)]
+struct Worker<B> {
+    batches: Option<Receiver<Result<B>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<B: Send + 'static> Worker<B> {
+    fn start<D>(job: &Arc<Job<D>>, first: usize, step: usize, ahead: usize) -> Result<Self>
+    where
+        D: Dataset,
+        D::Sample: Collate<Batch = B>,
+    {
+        // One more waits in the worker's hand.
+        let (sender, receiver) = sync_channel(ahead.saturating_sub(1));
+        let job = Arc::clone(job);
+        let thread = std::thread::Builder::new()
+            .name(format!("loader-{first}"))
+            .spawn(move || {
+                with_runtime(&job.runtime, || {
+                    for batch in (first..job.batches).step_by(step) {
+                        // The iterator is gone: nobody wants the rest.
+                        if sender.send(job.load(batch)).is_err() {
+                            return;
+                        }
+                    }
+                });
+            })
+            .map_err(|e| Error::invalid("DataLoader", format!("cannot start a worker: {e}")))?;
+        Ok(Self { batches: Some(receiver), thread: Some(thread) })
+    }
+}
+
+impl<B> Worker<B> {
+    /// What a worker that has gone said last.
+    fn panic_message(&mut self) -> String {
+        let panic = self.thread.take().and_then(|t| t.join().err());
+        let text = panic.as_ref().and_then(|p| {
+            p.downcast_ref::<String>().map(String::as_str).or_else(|| p.downcast_ref().copied())
+        });
+        text.unwrap_or("it said nothing").to_owned()
+    }
+}
+
+impl<B> Drop for Worker<B> {
+    fn drop(&mut self) {
+        // Closing the channel first lets a worker that waits to send come to its end.
+        self.batches = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One iteration over a [`DataLoader`].
+pub struct Batches<D: Dataset> {
+    job: Arc<Job<D>>,
+    workers: Vec<Worker<Batch<D>>>,
+    next: usize,
+}
+
+impl<D: Dataset> fmt::Debug for Batches<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batches").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+impl<D: Dataset> Iterator for Batches<D> {
+    type Item = Result<Batch<D>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next >= self.job.batches {
+            return None;
+        }
+        let batch = self.next;
+        self.next += 1;
+        if self.workers.is_empty() {
+            return Some(with_runtime(&self.job.runtime, || self.job.load(batch)));
+        }
+        let workers = self.workers.len();
+        let worker = &mut self.workers[batch % workers];
+        let received = worker.batches.as_ref().and_then(|b| b.recv().ok());
+        Some(received.unwrap_or_else(|| {
+            self.next = self.job.batches;
+            let why = worker.panic_message();
+            Err(Error::invalid(
+                "DataLoader",
+                format!("the worker of batch {batch} panicked: {why}"),
+            ))
+        }))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.job.batches - self.next;
+        (left, Some(left))
+    }
+}

@@ -1,0 +1,105 @@
+//! Where an op runs and its result is made: one look-up per op, shared by all of them.
+
+use warpline_kernels::{CudaDevice, Layout, Target};
+use warpline_stream::Stream;
+
+use warpline_kernels::Storage;
+
+use crate::{DType, Device, Error, Result, Runtime, Tensor, TensorOptions};
+
+/// The host, or a device with this thread's current stream on it.
+#[derive(Debug)]
+pub(crate) enum Exec<'a> {
+    Cpu(&'a Runtime),
+    Cuda(&'a Runtime, &'a CudaDevice, Stream),
+}
+
+impl<'a> Exec<'a> {
+    /// Where ops on tensors in `storage` run, whatever device is current.
+    pub(crate) fn of(storage: &'a Storage) -> Result<Self> {
+        match storage.cuda_device() {
+            None => Ok(Self::Cpu(storage.runtime())),
+            Some(gpu) => Self::cuda(storage.runtime(), gpu),
+        }
+    }
+
+    /// Where tensors made on `device` go; `cuda` is the current device.
+    pub(crate) fn on(runtime: &'a Runtime, device: Device) -> Result<Self> {
+        match device {
+            Device::Cpu => Ok(Self::Cpu(runtime)),
+            Device::Cuda(index) => {
+                let index = match index {
+                    Some(index) => index,
+                    None => runtime.devices()?.current_device(),
+                };
+                Self::cuda(runtime, runtime.device(index)?)
+            }
+        }
+    }
+
+    fn cuda(runtime: &'a Runtime, gpu: &'a CudaDevice) -> Result<Self> {
+        Ok(Self::Cuda(runtime, gpu, runtime.devices()?.current_stream(gpu.index())?))
+    }
+
+    /// As ops take it. Ops are called outside closures, so that they see their caller's location.
+    pub(crate) fn target(&self) -> Target<'_> {
+        match self {
+            Self::Cpu(runtime) => Target::Cpu(runtime),
+            Self::Cuda(runtime, gpu, stream) => Target::Cuda(runtime, gpu, stream),
+        }
+    }
+
+    /// A new row-major tensor here, its elements not set.
+    #[track_caller]
+    pub(crate) fn empty(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
+        let layout = Layout::contiguous(sizes)?;
+        let bytes = byte_size(&layout, dtype)?;
+        let storage = match self {
+            Self::Cpu(runtime) => Storage::pageable(runtime, bytes)?,
+            Self::Cuda(runtime, _, stream) => Storage::device(runtime, bytes, stream)?,
+        };
+        Ok(Tensor::from_parts(storage, layout, dtype))
+    }
+}
+
+/// A new tensor as options ask for it, with `dtype` where they leave that open.
+#[track_caller]
+pub(crate) fn empty(
+    runtime: &Runtime,
+    sizes: &[usize],
+    options: &TensorOptions,
+    dtype: DType,
+) -> Result<Tensor> {
+    let dtype = options.requested_dtype().unwrap_or(dtype);
+    let device = options.requested_device()?.unwrap_or_default();
+    if !options.pins_memory() {
+        return Exec::on(runtime, device)?.empty(sizes, dtype);
+    }
+    if device.is_cuda() {
+        return Err(Error::CannotPin { device: device.to_string() });
+    }
+    let layout = Layout::contiguous(sizes)?;
+    let storage = Storage::pinned(runtime, byte_size(&layout, dtype)?)?;
+    Ok(Tensor::from_parts(storage, layout, dtype))
+}
+
+fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
+    let bytes = layout.numel().checked_mul(dtype.size()).filter(|b| *b <= isize::MAX as usize);
+    bytes.ok_or_else(|| Error::SizeOverflow { sizes: layout.sizes().into() })
+}
+
+/// Refuses tensors that cannot meet in one op.
+pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
+    if !a.storage().runtime().same_as(b.storage().runtime()) {
+        return Err(Error::RuntimeMismatch { op });
+    }
+    let (first, second) = (a.device(), b.device());
+    if first != second {
+        return Err(Error::DeviceMismatch {
+            op,
+            first: first.to_string(),
+            second: second.to_string(),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! Modules: parameters that move together (`torch.nn`).
+
+mod linear;
+mod rnn;
+
+pub use linear::Linear;
+pub use rnn::RnnCell;
+
+use crate::device::IntoDevice;
+use crate::{Result, Tensor};
+
+/// Something with parameters (`torch.nn.Module`).
+pub trait Module {
+    /// Visits every parameter with its name, in a fixed order.
+    ///
+    /// # Errors
+    /// The first that `visit` answers with.
+    fn visit_parameters(
+        &mut self,
+        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
+    ) -> Result<()>;
+
+    /// Moves every parameter to a device. What is there already stays. When one cannot be moved,
+    /// none is.
+    ///
+    /// # Errors
+    /// As [`Tensor::to`].
+    fn to(&mut self, device: impl IntoDevice) -> Result<()>
+    where
+        Self: Sized,
+    {
+        let device = device.into_device()?;
+        let mut moved = Vec::new();
+        self.visit_parameters(&mut |_, parameter| {
+            moved.push(parameter.to(device)?);
+            Ok(())
+        })?;
+        let mut moved = moved.into_iter();
+        self.visit_parameters(&mut |_, parameter| {
+            if let Some(new) = moved.next() {
+                *parameter = new;
+            }
+            Ok(())
+        })
+    }
+
+    /// Every parameter, in the order of [`Module::visit_parameters`].
+    fn parameters(&mut self) -> Vec<Tensor> {
+        let mut all = Vec::new();
+        // Collecting cannot fail.
+        let _ = self.visit_parameters(&mut |_, parameter| {
+            all.push(parameter.clone());
+            Ok(())
+        });
+        all
+    }
+}

@@ -1,0 +1,118 @@
+//! What a tensor can be made from: numbers, arrays, slices and vectors, nested.
+
+use warpline_kernels::Sizes;
+
+use crate::{Element, Error, Result};
+
+/// Numbers with a shape. The tensor's dtype is the numbers' own: `1f32` is `float32`, and Rust's
+/// plain `1.0` is an `f64`, so name the type or ask for a dtype.
+pub trait TensorData {
+    /// The numbers' type.
+    type Elem: Element;
+
+    /// The shape.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] where rows differ in shape.
+    fn sizes(&self) -> Result<Sizes>;
+
+    /// Appends the numbers, row-major.
+    fn append_to(&self, out: &mut Vec<Self::Elem>);
+
+    /// Appends those of several; numbers do it at once.
+    fn append_all(items: &[Self], out: &mut Vec<Self::Elem>)
+    where
+        Self: Sized,
+    {
+        for item in items {
+            item.append_to(out);
+        }
+    }
+}
+
+macro_rules! scalars {
+    ($($ty:ty),*) => {$(
+        impl TensorData for $ty {
+            type Elem = $ty;
+            fn sizes(&self) -> Result<Sizes> {
+                Ok(Sizes::new())
+            }
+            fn append_to(&self, out: &mut Vec<$ty>) {
+                out.push(*self);
+            }
+            fn append_all(items: &[$ty], out: &mut Vec<$ty>) {
+                out.extend_from_slice(items);
+            }
+        }
+    )*};
+}
+
+scalars!(bool, u8, i8, i16, i32, i64, half::f16, half::bf16, f32, f64);
+
+impl<T: TensorData> TensorData for [T] {
+    type Elem = T::Elem;
+
+    fn sizes(&self) -> Result<Sizes> {
+        let mut sizes = Sizes::new();
+        sizes.push(self.len());
+        let Some((first, rest)) = self.split_first() else { return Ok(sizes) };
+        let inner = first.sizes()?;
+        // Numbers have no shape to compare; asking each would be slow.
+        if !inner.is_empty() {
+            for (i, row) in rest.iter().enumerate() {
+                let other = row.sizes()?;
+                if other != inner {
+                    return Err(Error::ShapeMismatch {
+                        op: "tensor",
+                        reason: format!(
+                            "row {} has shape {other:?}, but the first has {inner:?}",
+                            i + 1
+                        ),
+                    });
+                }
+            }
+        }
+        sizes.extend(inner);
+        Ok(sizes)
+    }
+
+    fn append_to(&self, out: &mut Vec<T::Elem>) {
+        T::append_all(self, out);
+    }
+}
+
+impl<T: TensorData, const N: usize> TensorData for [T; N] {
+    type Elem = T::Elem;
+
+    fn sizes(&self) -> Result<Sizes> {
+        self.as_slice().sizes()
+    }
+
+    fn append_to(&self, out: &mut Vec<T::Elem>) {
+        self.as_slice().append_to(out);
+    }
+}
+
+impl<T: TensorData> TensorData for Vec<T> {
+    type Elem = T::Elem;
+
+    fn sizes(&self) -> Result<Sizes> {
+        self.as_slice().sizes()
+    }
+
+    fn append_to(&self, out: &mut Vec<T::Elem>) {
+        self.as_slice().append_to(out);
+    }
+}
+
+impl<T: TensorData + ?Sized> TensorData for &T {
+    type Elem = T::Elem;
+
+    fn sizes(&self) -> Result<Sizes> {
+        (**self).sizes()
+    }
+
+    fn append_to(&self, out: &mut Vec<T::Elem>) {
+        (**self).append_to(out);
+    }
+}

@@ -1,0 +1,283 @@
+//! Functions that make tensors.
+
+use warpline_kernels::{fill, launch, random};
+
+use super::data::TensorData;
+use crate::exec::empty as empty_in;
+use crate::{
+    DType, Device, Element, Error, Result, Runtime, Scalar, Tensor, TensorOptions, runtime,
+};
+
+/// A tensor whose elements are not set; `float32` on the CPU unless asked otherwise.
+///
+/// # Errors
+/// [`Error::SizeOverflow`], what the allocator answers, and what is wrong with the options.
+#[track_caller]
+pub fn empty(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
+    empty_in(&runtime(), sizes, &options.into(), DType::F32)
+}
+
+/// Zeros; `float32` unless asked otherwise.
+///
+/// # Errors
+/// As [`empty()`].
+#[track_caller]
+pub fn zeros(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
+    filled(sizes, Scalar::Int(0), &options.into(), DType::F32)
+}
+
+/// Ones; `float32` unless asked otherwise.
+///
+/// # Errors
+/// As [`empty()`].
+#[track_caller]
+pub fn ones(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
+    filled(sizes, Scalar::Int(1), &options.into(), DType::F32)
+}
+
+/// One value everywhere; its dtype is the value's `bool`, `int64` or `float32` unless asked
+/// otherwise.
+///
+/// ```
+/// # use warpline::full;
+/// assert_eq!(full(&[2], 7, ())?.to_string(), "tensor([7, 7])");
+/// assert_eq!(full(&[2], 0.5, ())?.to_string(), "tensor([0.5000, 0.5000])");
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`empty()`].
+#[track_caller]
+pub fn full(
+    sizes: &[usize],
+    value: impl Into<Scalar>,
+    options: impl Into<TensorOptions>,
+) -> Result<Tensor> {
+    let value = value.into();
+    filled(sizes, value, &options.into(), value.default_dtype())
+}
+
+#[track_caller]
+fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType) -> Result<Tensor> {
+    let out = empty_in(&runtime(), sizes, options, dtype)?;
+    out.fill_(value)?;
+    Ok(out)
+}
+
+/// The given numbers: a scalar, or nested arrays, slices or vectors. Always a copy. The dtype is
+/// the numbers' own unless asked otherwise.
+///
+/// ```
+/// # use warpline::{DType, tensor};
+/// let t = tensor(&[[1f32, 2.0], [3.0, 4.0]], ())?;
+/// assert_eq!((t.size(), t.dtype()), (&[2, 2][..], DType::F32));
+/// assert_eq!(tensor(7i64, ())?.dim(), 0);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] where rows differ in length; as [`empty()`].
+#[track_caller]
+pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    tensor_in(&runtime(), data, &options.into())
+}
+
+/// [`tensor()`] in a given runtime.
+#[track_caller]
+pub(super) fn tensor_in<D: TensorData>(
+    runtime: &Runtime,
+    data: D,
+    options: &TensorOptions,
+) -> Result<Tensor> {
+    let sizes = data.sizes()?;
+    let mut elements = Vec::new();
+    data.append_to(&mut elements);
+    let own = <D::Elem as Element>::DTYPE;
+    // Host memory of the elements' own dtype first: page-locked at once if that is all asked for.
+    let pin = options.pins_memory() && options.requested_dtype().is_none_or(|d| d == own);
+    let host = TensorOptions::new().pin_memory(pin);
+    let source = empty_in(runtime, &sizes, &host, own)?;
+    launch::write_bytes((source.storage(), 0), bytemuck::cast_slice(&elements))?;
+    let dtype = options.requested_dtype().unwrap_or(own);
+    let device = options.requested_device()?.unwrap_or_default();
+    if device == Device::Cpu && dtype == own && pin == options.pins_memory() {
+        return Ok(source);
+    }
+    let out = empty_in(runtime, &sizes, options, dtype)?;
+    out.copy_(&source, false)?;
+    Ok(out)
+}
+
+/// `0, 1, …` below `end`; `int64` for an integer, `float32` for a float unless asked otherwise.
+///
+/// # Errors
+/// As [`arange_start_step`].
+#[track_caller]
+pub fn arange(end: impl Into<Scalar>, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    arange_start_step(0, end, 1, options)
+}
+
+/// `start, start + 1, …` below `end`.
+///
+/// # Errors
+/// As [`arange_start_step`].
+#[track_caller]
+pub fn arange_start(
+    start: impl Into<Scalar>,
+    end: impl Into<Scalar>,
+    options: impl Into<TensorOptions>,
+) -> Result<Tensor> {
+    arange_start_step(start, end, 1, options)
+}
+
+/// `start, start + step, …` up to but without `end`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when `step` is zero or leads away from `end`, or an argument is not
+/// finite; as [`empty()`].
+#[track_caller]
+pub fn arange_start_step(
+    start: impl Into<Scalar>,
+    end: impl Into<Scalar>,
+    step: impl Into<Scalar>,
+    options: impl Into<TensorOptions>,
+) -> Result<Tensor> {
+    let (start, end, step) = (start.into(), end.into(), step.into());
+    let options = options.into();
+    let floats = [start, end, step].iter().any(|s| matches!(s, Scalar::Float(_)));
+    let dtype = if floats { DType::F32 } else { DType::I64 };
+    let length = range_length(start, end, step, floats)?;
+    let out = empty_in(&runtime(), &[length], &options, dtype)?;
+    let exec = out.exec()?;
+    fill::arange(exec.target(), out.as_view(), start, step)?;
+    Ok(out)
+}
+
+fn range_length(start: Scalar, end: Scalar, step: Scalar, floats: bool) -> Result<usize> {
+    let invalid = |reason: &str| {
+        let shown = |s: Scalar| match s {
+            Scalar::Bool(v) => i64::from(v).to_string(),
+            Scalar::Int(v) => v.to_string(),
+            Scalar::Float(v) => v.to_string(),
+        };
+        let (start, end, step) = (shown(start), shown(end), shown(step));
+        Error::invalid("arange", format!("{reason} (start {start}, end {end}, step {step})"))
+    };
+    if step.to_f64() == 0.0 {
+        return Err(invalid("the step must not be zero"));
+    }
+    if floats {
+        let (start, end, step) = (start.to_f64(), end.to_f64(), step.to_f64());
+        if !(start.is_finite() && end.is_finite() && step.is_finite()) {
+            return Err(invalid("the bounds and the step must be finite"));
+        }
+        let length = ((end - start) / step).ceil();
+        if (end - start) * step.signum() < 0.0 {
+            return Err(invalid("the step leads away from the end"));
+        }
+        if length >= isize::MAX as f64 || length.is_nan() {
+            return Err(invalid("the range has too many elements"));
+        }
+        return Ok(length as usize);
+    }
+    let wide = |s: Scalar| i128::from(s.to_i64());
+    let (start, end, step) = (wide(start), wide(end), wide(step));
+    if (end - start) * step.signum() < 0 {
+        return Err(invalid("the step leads away from the end"));
+    }
+    let length = ((end - start) * step.signum() + step.abs() - 1) / step.abs();
+    usize::try_from(length).map_err(|_| invalid("the range has too many elements"))
+}
+
+/// `steps` values from `start` to `end`, evenly spaced, both included; `float32` unless asked
+/// otherwise.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when a bound is not finite; as [`empty()`].
+#[track_caller]
+pub fn linspace(
+    start: impl Into<Scalar>,
+    end: impl Into<Scalar>,
+    steps: usize,
+    options: impl Into<TensorOptions>,
+) -> Result<Tensor> {
+    let (start, end) = (start.into(), end.into());
+    if !(start.to_f64().is_finite() && end.to_f64().is_finite()) {
+        return Err(Error::invalid(
+            "linspace",
+            format!("the bounds must be finite, but are {} and {}", start.to_f64(), end.to_f64()),
+        ));
+    }
+    let out = empty_in(&runtime(), &[steps], &options.into(), DType::F32)?;
+    let exec = out.exec()?;
+    fill::linspace(exec.target(), out.as_view(), start.to_f64(), end.to_f64())?;
+    Ok(out)
+}
+
+/// A matrix of `n` rows and `m` columns (`n` if `None`) with ones on its diagonal; `float32`
+/// unless asked otherwise.
+///
+/// # Errors
+/// As [`empty()`].
+#[track_caller]
+pub fn eye(
+    n: usize,
+    m: impl Into<Option<usize>>,
+    options: impl Into<TensorOptions>,
+) -> Result<Tensor> {
+    let out = empty_in(&runtime(), &[n, m.into().unwrap_or(n)], &options.into(), DType::F32)?;
+    let exec = out.exec()?;
+    fill::eye(exec.target(), out.as_view())?;
+    Ok(out)
+}
+
+/// Uniform in `[0, 1)`; `float32` unless asked otherwise.
+///
+/// # Errors
+/// As [`empty()`]; [`Error::UnsupportedDType`] for anything but floats.
+#[track_caller]
+pub fn rand(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
+    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32)?;
+    out.uniform_(0.0, 1.0)?;
+    Ok(out)
+}
+
+/// Standard normal; `float32` unless asked otherwise.
+///
+/// # Errors
+/// As [`rand`].
+#[track_caller]
+pub fn randn(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
+    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32)?;
+    out.normal_(0.0, 1.0)?;
+    Ok(out)
+}
+
+/// Integers from `low` up to but without `high`; `int64` unless asked otherwise.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when there is no integer between the bounds, or the dtype cannot
+/// hold them; as [`empty()`].
+#[track_caller]
+pub fn randint(
+    low: i64,
+    high: i64,
+    sizes: &[usize],
+    options: impl Into<TensorOptions>,
+) -> Result<Tensor> {
+    let out = empty_in(&runtime(), sizes, &options.into(), DType::I64)?;
+    out.random_(low, high)?;
+    Ok(out)
+}
+
+/// `0..n` in random order; `int64` unless asked otherwise.
+///
+/// # Errors
+/// As [`empty()`].
+#[track_caller]
+pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    let out = empty_in(&runtime(), &[n], &options.into(), DType::I64)?;
+    let exec = out.exec()?;
+    random::randperm(exec.target(), out.as_view())?;
+    Ok(out)
+}

@@ -1,0 +1,133 @@
+//! Fills in place. All take `&self`: tensors share memory, and so does the change.
+
+use warpline_kernels::{fill, random};
+
+use super::ops::check_fits;
+use crate::{DType, Error, Result, Scalar, Tensor};
+
+impl Tensor {
+    /// Sets every element.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the dtype cannot hold the value;
+    /// [`Error::OverlappingWrite`].
+    #[track_caller]
+    pub fn fill_(&self, value: impl Into<Scalar>) -> Result<&Self> {
+        let value = value.into();
+        check_fits("fill_", value, self.dtype())?;
+        check_float_fits("fill_", value, self.dtype())?;
+        let exec = self.exec()?;
+        fill::fill(exec.target(), self.as_view(), value)?;
+        Ok(self)
+    }
+
+    /// Sets every element to zero.
+    ///
+    /// # Errors
+    /// [`Error::OverlappingWrite`].
+    #[track_caller]
+    pub fn zero_(&self) -> Result<&Self> {
+        self.fill_(0)
+    }
+
+    /// Draws every element from the normal distribution.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `std` is negative or an argument is not finite;
+    /// [`Error::UnsupportedDType`] for anything but floats.
+    #[track_caller]
+    pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
+        check_finite("normal_", &[("mean", mean), ("std", std)])?;
+        let exec = self.exec()?;
+        random::normal(exec.target(), self.as_view(), mean, std)?;
+        Ok(self)
+    }
+
+    /// Draws every element uniformly from `[from, to)`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `from` is above `to` or a bound is not finite;
+    /// [`Error::UnsupportedDType`] for anything but floats.
+    #[track_caller]
+    pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
+        check_finite("uniform_", &[("from", from), ("to", to)])?;
+        let exec = self.exec()?;
+        random::uniform(exec.target(), self.as_view(), from, to)?;
+        Ok(self)
+    }
+
+    /// Draws every element from the integers from `low` up to but without `high`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there are none, or the dtype cannot hold them.
+    #[track_caller]
+    pub fn random_(&self, low: i64, high: i64) -> Result<&Self> {
+        let exec = self.exec()?;
+        random::randint(exec.target(), self.as_view(), low, high)?;
+        Ok(self)
+    }
+
+    /// Sets every element to 1 with probability `p`, else to 0.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `p` is outside 0 to 1.
+    #[track_caller]
+    pub fn bernoulli_(&self, p: f64) -> Result<&Self> {
+        let exec = self.exec()?;
+        random::bernoulli(exec.target(), self.as_view(), p)?;
+        Ok(self)
+    }
+
+    /// Draws every element from the exponential distribution of rate `lambda`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `lambda` is not above 0 and finite;
+    /// [`Error::UnsupportedDType`] for anything but floats.
+    #[track_caller]
+    pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
+        check_finite("exponential_", &[("lambda", lambda)])?;
+        let exec = self.exec()?;
+        random::exponential(exec.target(), self.as_view(), lambda)?;
+        Ok(self)
+    }
+}
+
+fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
+    match arguments.iter().find(|(_, v)| !v.is_finite()) {
+        None => Ok(()),
+        Some((name, v)) => Err(Error::invalid(op, format!("{name} must be finite, but is {v}"))),
+    }
+}
+
+/// Refuses a finite float that a dtype cannot hold; infinities and NaN are floats' own.
+fn check_float_fits(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
+    let v = match value {
+        Scalar::Float(v) => v,
+        // The only dtype of floats with a smaller range than the integers'.
+        Scalar::Int(v) if dtype == DType::F16 => v as f64,
+        _ => return Ok(()),
+    };
+    const TWO_63: f64 = 9_223_372_036_854_775_808.0;
+    let most = match dtype {
+        DType::F16 => 65504.0,
+        DType::BF16 => f64::from(half::bf16::MAX),
+        DType::F32 => f64::from(f32::MAX),
+        DType::F64 | DType::Bool => return Ok(()),
+        DType::I64 if v.is_finite() && (-TWO_63..TWO_63).contains(&v) => {
+            return Ok(());
+        }
+        DType::I64 => 0.0,
+        _ if v.is_finite() => {
+            let whole = Scalar::Int(v.trunc().clamp(-1e18, 1e18) as i64);
+            return check_fits(op, whole, dtype);
+        }
+        _ => 0.0,
+    };
+    if v.abs() <= most || (dtype.is_float() && !v.is_finite()) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        op,
+        format!("the value {v} cannot be converted to {dtype} without overflow"),
+    ))
+}

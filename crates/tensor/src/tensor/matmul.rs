@@ -1,0 +1,87 @@
+//! Matrix products, with PyTorch's rules for ranks.
+
+use smallvec::SmallVec;
+use warpline_kernels::{Sizes, broadcast, checked_numel, matmul as kernel};
+
+use crate::exec::check_together;
+use crate::{Error, Result, Tensor};
+
+impl Tensor {
+    /// The matrix product (`torch.matmul`): of two vectors their dot product, of a matrix and a
+    /// vector the map, of more dimensions a product per batch, whose dimensions broadcast.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`], [`Error::BroadcastMismatch`], [`Error::DTypeMismatch`],
+    /// [`Error::DeviceMismatch`], and what the launch fails with.
+    #[track_caller]
+    pub fn matmul(&self, other: &Tensor) -> Result<Self> {
+        check_together("matmul", self, other)?;
+        if self.dtype() != other.dtype() {
+            return Err(Error::DTypeMismatch {
+                op: "matmul",
+                expected: self.dtype(),
+                actual: other.dtype(),
+            });
+        }
+        if self.dim() == 0 || other.dim() == 0 {
+            return Err(Error::ShapeMismatch {
+                op: "matmul",
+                reason: format!(
+                    "both arguments need at least 1 dimension, but they have {} and {}",
+                    self.dim(),
+                    other.dim()
+                ),
+            });
+        }
+        // A vector is a row on the left and a column on the right; the result loses it again.
+        let (row, column) = (self.dim() == 1, other.dim() == 1);
+        let a = if row { self.unsqueeze(0)? } else { self.clone() };
+        let b = if column { other.unsqueeze(1)? } else { other.clone() };
+        let (batch_a, [m, k]) = split(a.size());
+        let (batch_b, [k2, n]) = split(b.size());
+        if k != k2 {
+            return Err(Error::ShapeMismatch {
+                op: "matmul",
+                reason: format!("mat1 and mat2 shapes cannot be multiplied ({m}x{k} and {k2}x{n})"),
+            });
+        }
+        let batch = broadcast(batch_a, batch_b)?;
+        let count = checked_numel(&batch)?;
+        let shape = |parts: &[usize]| -> SmallVec<[isize; 6]> {
+            parts.iter().map(|&n| n as isize).collect()
+        };
+        // The result's sizes, without those that only a vector's place asked for.
+        let mut sizes: Sizes = batch.clone();
+        sizes.extend((!row).then_some(m));
+        sizes.extend((!column).then_some(n));
+        let out = if batch.is_empty() {
+            product(&a, &b, &[m, n])?
+        } else if batch_b.is_empty() && a.is_contiguous() {
+            // All rows of all batches meet the same matrix: one product.
+            let rows = checked_numel(&[count, m])?;
+            product(&a.reshape(&shape(&[rows, k]))?, &b, &[rows, n])?
+        } else {
+            let flat = |t: &Tensor, x: usize, y: usize| {
+                let all: Sizes = batch.iter().copied().chain([x, y]).collect();
+                t.with_layout(t.layout().expand(&all)?).reshape(&shape(&[count, x, y]))
+            };
+            product(&flat(&a, m, k)?, &flat(&b, k, n)?, &[count, m, n])?
+        };
+        if out.size() == &sizes[..] { Ok(out) } else { out.view(&shape(&sizes)) }
+    }
+}
+
+/// The product of two matrices, or of as many pairs.
+#[track_caller]
+fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+    let exec = a.exec()?;
+    let out = exec.empty(sizes, a.dtype())?;
+    kernel::matmul(exec.target(), a.as_view(), b.as_view(), out.as_view())?;
+    Ok(out)
+}
+
+/// Batch sizes, then rows and columns. There are at least two dimensions.
+fn split(sizes: &[usize]) -> (&[usize], [usize; 2]) {
+    let at = sizes.len() - 2;
+    (&sizes[..at], [sizes[at], sizes[at + 1]])
+}

@@ -1,0 +1,162 @@
+//! The tensor: shared memory, a layout over it, a dtype.
+
+mod data;
+mod factories;
+pub(crate) mod index;
+mod inplace;
+mod matmul;
+mod new_like;
+mod ops;
+mod print;
+mod promote;
+mod reduce;
+mod transfer;
+mod unary;
+mod views;
+
+use warpline_kernels::{Layout, Storage, View};
+
+use crate::exec::Exec;
+use crate::{DType, Device, Result};
+
+pub use data::TensorData;
+pub use factories::{
+    arange, arange_start, arange_start_step, empty, eye, full, linspace, ones, rand, randint,
+    randn, randperm, tensor, zeros,
+};
+pub use index::{Index, IntoIndices};
+pub use ops::TensorOrScalar;
+pub use promote::{promote_types, result_type};
+pub use reduce::IntoDims;
+pub use views::{cat, stack};
+
+/// A tensor: elements of one dtype under sizes and strides, on the CPU or a GPU.
+///
+/// A clone, and every view, shares the memory: an in-place op through one is seen by all, as in
+/// PyTorch. Ops on GPU tensors are enqueued on the current stream of the tensors' device and
+/// return before they run; reading a result waits for it.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Storage,
+    layout: Layout,
+    dtype: DType,
+}
+
+impl Tensor {
+    pub(crate) fn from_parts(storage: Storage, layout: Layout, dtype: DType) -> Self {
+        Self { storage, layout, dtype }
+    }
+
+    /// The same memory under another layout.
+    pub(crate) fn with_layout(&self, layout: Layout) -> Self {
+        Self { storage: self.storage.clone(), layout, dtype: self.dtype }
+    }
+
+    pub(crate) fn as_view(&self) -> View<'_> {
+        View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Where ops on this tensor run.
+    pub(crate) fn exec(&self) -> Result<Exec<'_>> {
+        Exec::of(&self.storage)
+    }
+
+    /// The memory behind it (`untyped_storage`).
+    #[must_use]
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// Sizes per dimension.
+    #[must_use]
+    pub fn size(&self) -> &[usize] {
+        self.layout.sizes()
+    }
+
+    /// Sizes per dimension; the same as [`Tensor::size`].
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        self.layout.sizes()
+    }
+
+    /// Elements from one index to the next, per dimension.
+    #[must_use]
+    pub fn stride(&self) -> &[isize] {
+        self.layout.strides()
+    }
+
+    /// The first element's place in the storage, in elements.
+    #[must_use]
+    pub fn storage_offset(&self) -> usize {
+        self.layout.offset()
+    }
+
+    /// Number of dimensions.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.layout.ndim()
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.layout.numel()
+    }
+
+    /// What its elements are.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Bytes per element.
+    #[must_use]
+    pub fn element_size(&self) -> usize {
+        self.dtype.size()
+    }
+
+    /// Where it is; a GPU with its index.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        match self.storage.cuda_device() {
+            None => Device::Cpu,
+            Some(gpu) => Device::Cuda(Some(gpu.index())),
+        }
+    }
+
+    /// Whether it is on a GPU.
+    #[must_use]
+    pub fn is_cuda(&self) -> bool {
+        self.device().is_cuda()
+    }
+
+    /// The address of its first element, in its device's memory or the host's.
+    #[must_use]
+    pub fn data_ptr(&self) -> u64 {
+        self.storage.address() + (self.layout.offset() * self.dtype.size()) as u64
+    }
+
+    /// Whether its elements follow each other without gaps, row-major.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// Whether it is in page-locked host memory.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.storage.is_pinned()
+    }
+
+    /// Tells the allocator that the tensor is in use on `stream`: its memory goes to nobody else
+    /// before the work enqueued there by the time of the free is done. Needed only under
+    /// [`crate::SyncPolicy::Manual`]; otherwise every op does this itself. No effect on pageable
+    /// host memory.
+    pub fn record_stream(&self, stream: &crate::cuda::Stream) {
+        self.storage.record_stream(stream);
+    }
+}

@@ -1,0 +1,371 @@
+//! Arithmetic and comparisons, with operators.
+
+use warpline_kernels::elementwise::binary::{BinaryOp, binary, binary_scalar, scalar_binary};
+use warpline_kernels::{View, broadcast};
+
+use super::promote::{result_type, result_type_scalar};
+use crate::exec::check_together;
+use crate::{Category, DType, Error, Result, Scalar, Tensor};
+
+/// The other operand of a binary op: a tensor or a number.
+#[derive(Clone, Copy, Debug)]
+pub enum TensorOrScalar<'a> {
+    /// A tensor.
+    Tensor(&'a Tensor),
+    /// A number, which changes the tensor's dtype only if its category is higher.
+    Scalar(Scalar),
+}
+
+impl<'a> From<&'a Tensor> for TensorOrScalar<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
+    fn from(number: S) -> Self {
+        Self::Scalar(number.into())
+    }
+}
+
+/// `a op b` of two tensors, into a new one.
+#[track_caller]
+fn tensors(op: BinaryOp, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let common = result_type(a, b);
+    check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
+    if a.is_cuda() != b.is_cuda() && a.storage().runtime().same_as(b.storage().runtime()) {
+        // As in PyTorch, a CPU tensor without dimensions counts as a number beside a GPU's tensor.
+        if !b.is_cuda() && b.dim() == 0 {
+            return with_scalar(op, a, number_of(b, op, common)?, common, false);
+        }
+        if !a.is_cuda() && a.dim() == 0 {
+            return with_scalar(op, b, number_of(a, op, common)?, common, true);
+        }
+    }
+    check_together(op.name(), a, b)?;
+    let (compute, result) = op.dtypes(common)?;
+    let (converted_a, converted_b);
+    let (mut a, mut b) = (a, b);
+    if a.dtype() != compute {
+        converted_a = a.converted(compute)?;
+        a = &converted_a;
+    }
+    if b.dtype() != compute {
+        converted_b = b.converted(compute)?;
+        b = &converted_b;
+    }
+    let exec = a.exec()?;
+    if a.size() == b.size() {
+        let out = exec.empty(a.size(), result)?;
+        binary(exec.target(), op, a.as_view(), b.as_view(), out.as_view())?;
+        return Ok(out);
+    }
+    let sizes = broadcast(a.size(), b.size())?;
+    let (layout_a, layout_b) = (a.layout().expand(&sizes)?, b.layout().expand(&sizes)?);
+    let out = exec.empty(&sizes, result)?;
+    let a = View { layout: &layout_a, ..a.as_view() };
+    let b = View { layout: &layout_b, ..b.as_view() };
+    binary(exec.target(), op, a, b, out.as_view())?;
+    Ok(out)
+}
+
+/// The element of a CPU tensor without dimensions. It counts as a number, but wraps in a smaller
+/// integer dtype as other tensors do, where a number would be refused.
+#[track_caller]
+fn number_of(tensor: &Tensor, op: BinaryOp, common: DType) -> Result<Scalar> {
+    let (compute, _) = op.dtypes(common)?;
+    if compute.category() == Category::Int {
+        return tensor.in_dtype(compute)?.to_scalar();
+    }
+    tensor.to_scalar()
+}
+
+/// `a op number`, or `number op a` if `reversed`, of operands that meet in `common`.
+#[track_caller]
+fn with_scalar(
+    op: BinaryOp,
+    a: &Tensor,
+    number: Scalar,
+    common: DType,
+    reversed: bool,
+) -> Result<Tensor> {
+    let (compute, result) = op.dtypes(common)?;
+    check_fits(op.name(), number, compute)?;
+    let converted;
+    let mut a = a;
+    if a.dtype() != compute {
+        converted = a.converted(compute)?;
+        a = &converted;
+    }
+    let exec = a.exec()?;
+    let out = exec.empty(a.size(), result)?;
+    let (target, view) = (exec.target(), a.as_view());
+    if reversed {
+        scalar_binary(target, op, number, view, out.as_view())?;
+    } else {
+        binary_scalar(target, op, view, number, out.as_view())?;
+    }
+    Ok(out)
+}
+
+#[track_caller]
+fn apply(op: BinaryOp, a: &Tensor, b: TensorOrScalar<'_>) -> Result<Tensor> {
+    match b {
+        TensorOrScalar::Tensor(b) => tensors(op, a, b),
+        TensorOrScalar::Scalar(b) => scalar_op(op, a, b, false),
+    }
+}
+
+#[track_caller]
+fn scalar_op(op: BinaryOp, a: &Tensor, b: Scalar, reversed: bool) -> Result<Tensor> {
+    let is_bool = a.dtype() == DType::Bool || b.category() == Category::Bool;
+    check_bool_sub(op, is_bool)?;
+    with_scalar(op, a, b, result_type_scalar(a, b), reversed)
+}
+
+fn check_bool_sub(op: BinaryOp, is_bool: bool) -> Result<()> {
+    if op == BinaryOp::Sub && is_bool {
+        return Err(Error::UnsupportedDType { op: "sub", dtype: DType::Bool });
+    }
+    Ok(())
+}
+
+/// Refuses an integer that an integer dtype cannot hold. Negative ones wrap in unsigned dtypes
+/// down to the largest value's negative, as in PyTorch.
+pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Result<()> {
+    let Scalar::Int(v) = number else { return Ok(()) };
+    let range = match dtype {
+        DType::U8 => -255..=255,
+        DType::I8 => i64::from(i8::MIN)..=i8::MAX.into(),
+        DType::I16 => i64::from(i16::MIN)..=i16::MAX.into(),
+        DType::I32 => i64::from(i32::MIN)..=i32::MAX.into(),
+        _ => return Ok(()),
+    };
+    if range.contains(&v) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        op,
+        format!("the value {v} cannot be converted to {dtype} without overflow"),
+    ))
+}
+
+/// `a op= b`.
+#[track_caller]
+fn in_place(op: BinaryOp, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
+    let common = match b {
+        TensorOrScalar::Tensor(b) => result_type(a, b),
+        TensorOrScalar::Scalar(b) => result_type_scalar(a, b),
+    };
+    let (compute, result) = op.dtypes(common)?;
+    if result.category() > a.dtype().category() {
+        return Err(Error::CannotCast { op: name, from: result, to: a.dtype() });
+    }
+    a.as_view().check_writable(name)?;
+    if let TensorOrScalar::Tensor(b) = b
+        && b.is_cuda()
+    {
+        // The CPU tensor that counts as a number beside a GPU's cannot be the one written to.
+        check_together(name, a, b)?;
+    }
+    if compute == a.dtype() {
+        match b {
+            TensorOrScalar::Scalar(number) => {
+                check_bool_sub(op, number.category() == Category::Bool)?;
+                check_fits(name, number, compute)?;
+                let exec = a.exec()?;
+                return binary_scalar(exec.target(), op, a.as_view(), number, a.as_view());
+            }
+            TensorOrScalar::Tensor(b) => {
+                // Elements in step may be overwritten; any other overlap goes through a copy.
+                let in_step = !a.storage().same_as(b.storage()) || a.layout() == b.layout();
+                if b.dtype() == compute && in_step && a.device() == b.device() {
+                    check_together(name, a, b)?;
+                    let layout = b.layout().expand(a.size()).map_err(|_| broadcast_error(a, b))?;
+                    let exec = a.exec()?;
+                    let b = View { layout: &layout, ..b.as_view() };
+                    return binary(exec.target(), op, a.as_view(), b, a.as_view());
+                }
+            }
+        }
+    }
+    if let TensorOrScalar::Tensor(b) = b {
+        broadcast(a.size(), b.size()).and_then(|sizes| {
+            if sizes[..] == *a.size() { Ok(()) } else { Err(broadcast_error(a, b)) }
+        })?;
+    }
+    let result = apply(op, a, b)?;
+    a.copy_(&result, false)?;
+    Ok(())
+}
+
+fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
+    match broadcast(a.size(), b.size()) {
+        Err(error) => error,
+        Ok(sizes) => Error::ShapeMismatch {
+            op: "in-place",
+            reason: format!(
+                "output with shape {:?} doesn't match the broadcast shape {:?}",
+                a.size(),
+                &sizes[..]
+            ),
+        },
+    }
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// [`Error::BroadcastMismatch`], [`Error::DeviceMismatch`], and what the launch fails
+            /// with.
+            #[track_caller]
+            pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+                apply(BinaryOp::$op, self, other.into())
+            }
+        )*}
+    };
+}
+
+methods! {
+    /// `self + other`.
+    add Add;
+    /// `self - other`; not for bools.
+    sub Sub;
+    /// `self * other`.
+    mul Mul;
+    /// `self / other`, a float for integers too.
+    div Div;
+    /// The larger of each two elements; NaN if either is.
+    maximum Maximum;
+    /// The smaller of each two elements; NaN if either is.
+    minimum Minimum;
+    /// Where `self == other`, as bools.
+    eq Eq;
+    /// Where `self != other`, as bools.
+    ne Ne;
+    /// Where `self < other`, as bools.
+    lt Lt;
+    /// Where `self <= other`, as bools.
+    le Le;
+    /// Where `self > other`, as bools.
+    gt Gt;
+    /// Where `self >= other`, as bools.
+    ge Ge;
+}
+
+macro_rules! in_place_methods {
+    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// [`Error::CannotCast`] when the result's category is above this tensor's, otherwise
+            /// as without the underscore.
+            #[track_caller]
+            pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
+                in_place(BinaryOp::$op, stringify!($name), self, other.into())?;
+                Ok(self)
+            }
+        )*}
+    };
+}
+
+in_place_methods! {
+    /// Adds `other` to each element.
+    add_ Add;
+    /// Subtracts `other` from each element; not for bools.
+    sub_ Sub;
+    /// Multiplies each element by `other`.
+    mul_ Mul;
+    /// Divides each element by `other`.
+    div_ Div;
+}
+
+impl Tensor {
+    /// `self + alpha * other` (`torch.add` with `alpha`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`]; [`Error::InvalidArgument`] for a float `alpha` and integer tensors.
+    #[track_caller]
+    pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {
+        let alpha = alpha.into();
+        let common = result_type(self, other);
+        if alpha.category() > common.category() {
+            return Err(Error::invalid(
+                "add",
+                format!("for a result of {common}, alpha must not be a float"),
+            ));
+        }
+        self.add(&other.in_dtype(common)?.mul(alpha)?)
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident;)*) => {$(
+        impl std::ops::$trait<&Tensor> for &Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, other: &Tensor) -> Result<Tensor> {
+                tensors(BinaryOp::$trait, self, other)
+            }
+        }
+        impl std::ops::$trait<&Tensor> for Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, other: &Tensor) -> Result<Tensor> {
+                tensors(BinaryOp::$trait, &self, other)
+            }
+        }
+        impl std::ops::$trait<Tensor> for &Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Result<Tensor> {
+                tensors(BinaryOp::$trait, self, &other)
+            }
+        }
+        impl std::ops::$trait<Tensor> for Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Result<Tensor> {
+                tensors(BinaryOp::$trait, &self, &other)
+            }
+        }
+        // One implementation for all numbers, so that a literal needs no suffix.
+        impl<S: Into<Scalar>> std::ops::$trait<S> for &Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, number: S) -> Result<Tensor> {
+                scalar_op(BinaryOp::$trait, self, number.into(), false)
+            }
+        }
+        impl<S: Into<Scalar>> std::ops::$trait<S> for Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, number: S) -> Result<Tensor> {
+                scalar_op(BinaryOp::$trait, &self, number.into(), false)
+            }
+        }
+        operators!(@left f64 $trait $method);
+        operators!(@left i64 $trait $method);
+    )*};
+    // On the left only these two, so that a literal is one of them.
+    (@left $ty:ident $trait:ident $method:ident) => {
+        impl std::ops::$trait<&Tensor> for $ty {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, tensor: &Tensor) -> Result<Tensor> {
+                scalar_op(BinaryOp::$trait, tensor, self.into(), true)
+            }
+        }
+    };
+}
+
+operators! {
+    Add add;
+    Sub sub;
+    Mul mul;
+    Div div;
+}

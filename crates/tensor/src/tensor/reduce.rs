@@ -1,0 +1,206 @@
+//! Reductions over dimensions, and softmax.
+
+use smallvec::SmallVec;
+use warpline_kernels::Sizes;
+use warpline_kernels::reduce::{ReduceOp, reduce};
+use warpline_kernels::softmax::softmax;
+
+use crate::{Error, Result, Tensor};
+
+/// Which dimensions a reduction takes together: `()` for all, one, or several. Negative ones
+/// count from the end.
+pub trait IntoDims {
+    /// The dimensions; none stands for all.
+    fn into_dims(self) -> SmallVec<[isize; 6]>;
+}
+
+impl IntoDims for () {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        SmallVec::new()
+    }
+}
+
+impl IntoDims for isize {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        SmallVec::from_iter([self])
+    }
+}
+
+impl IntoDims for &[isize] {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        self.into()
+    }
+}
+
+impl<const N: usize> IntoDims for [isize; N] {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        self.as_slice().into()
+    }
+}
+
+impl<const N: usize> IntoDims for &[isize; N] {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        self.as_slice().into()
+    }
+}
+
+#[track_caller]
+fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    let result = op.result_dtype(a.dtype())?;
+    let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), a.dim());
+    for &dim in dims {
+        let d = a.layout().dim(dim)?;
+        // A scalar has a dimension to name, but none to reduce.
+        if let Some(slot) = reduced.get_mut(d)
+            && std::mem::replace(slot, true)
+        {
+            return Err(Error::invalid(
+                op.name(),
+                format!("dim {d} appears several times in {dims:?}"),
+            ));
+        }
+    }
+    let which: SmallVec<[usize; 6]> = (0..a.dim()).filter(|&d| reduced[d]).collect();
+    let sizes: Sizes =
+        a.size().iter().zip(&reduced).map(|(&n, &r)| if r { 1 } else { n }).collect();
+    let exec = a.exec()?;
+    let out = exec.empty(&sizes, result)?;
+    reduce(exec.target(), op, a.as_view(), &which, out.as_view())?;
+    if keepdim {
+        return Ok(out);
+    }
+    let kept: SmallVec<[isize; 6]> =
+        (0..a.dim()).filter(|&d| !reduced[d]).map(|d| a.size()[d] as isize).collect();
+    out.view(&kept)
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident $keep:ident $op:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`], and what the launch fails
+            /// with.
+            #[track_caller]
+            pub fn $name(&self, dims: impl IntoDims) -> Result<Self> {
+                apply(ReduceOp::$op, self, &dims.into_dims(), false)
+            }
+
+            #[doc = concat!(
+                "[`Tensor::", stringify!($name), "`] that keeps the dimensions, with size 1."
+            )]
+            ///
+            /// # Errors
+            /// As without.
+            #[track_caller]
+            pub fn $keep(&self, dims: impl IntoDims) -> Result<Self> {
+                apply(ReduceOp::$op, self, &dims.into_dims(), true)
+            }
+        )*}
+    };
+}
+
+methods! {
+    /// The sum over dimensions; of integers and bools as `int64`.
+    sum sum_keepdim Sum;
+    /// The product over dimensions; of integers and bools as `int64`.
+    prod prod_keepdim Prod;
+    /// The mean over dimensions; floats only.
+    mean mean_keepdim Mean;
+    /// The largest element over dimensions; NaN if there is one.
+    amax amax_keepdim Max;
+    /// The smallest element over dimensions; NaN if there is one.
+    amin amin_keepdim Min;
+    /// Whether any element over dimensions is not zero.
+    any any_keepdim Any;
+    /// Whether all elements over dimensions are not zero.
+    all all_keepdim All;
+}
+
+impl Tensor {
+    /// The index of the largest element, the first of equals, along a dimension, or with `None` in
+    /// the flattened tensor; a NaN is the largest. `int64`.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] where there is no element.
+    #[track_caller]
+    pub fn argmax(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
+        apply(ReduceOp::ArgMax, self, dim.into().as_slice(), false)
+    }
+
+    /// [`Tensor::argmax`] along a dimension, which stays with size 1.
+    ///
+    /// # Errors
+    /// As without.
+    #[track_caller]
+    pub fn argmax_keepdim(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
+        apply(ReduceOp::ArgMax, self, dim.into().as_slice(), true)
+    }
+
+    /// The index of the smallest element; otherwise as [`Tensor::argmax`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn argmin(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
+        apply(ReduceOp::ArgMin, self, dim.into().as_slice(), false)
+    }
+
+    /// [`Tensor::argmin`] along a dimension, which stays with size 1.
+    ///
+    /// # Errors
+    /// As without.
+    #[track_caller]
+    pub fn argmin_keepdim(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
+        apply(ReduceOp::ArgMin, self, dim.into().as_slice(), true)
+    }
+
+    /// The largest elements along a dimension, and their indices (`torch.max` with `dim`).
+    ///
+    /// # Errors
+    /// As [`Tensor::argmax`].
+    #[track_caller]
+    pub fn max(&self, dim: isize) -> Result<(Self, Self)> {
+        Ok((self.amax(dim)?, self.argmax(dim)?))
+    }
+
+    /// The smallest elements along a dimension, and their indices (`torch.min` with `dim`).
+    ///
+    /// # Errors
+    /// As [`Tensor::argmax`].
+    #[track_caller]
+    pub fn min(&self, dim: isize) -> Result<(Self, Self)> {
+        Ok((self.amin(dim)?, self.argmin(dim)?))
+    }
+
+    /// `exp(self)` divided by its sum along a dimension. Floats only.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`].
+    #[track_caller]
+    pub fn softmax(&self, dim: isize) -> Result<Self> {
+        self.softmax_or_log(dim, false)
+    }
+
+    /// The logarithm of [`Tensor::softmax`], more exact than taking it afterwards.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn log_softmax(&self, dim: isize) -> Result<Self> {
+        self.softmax_or_log(dim, true)
+    }
+
+    #[track_caller]
+    fn softmax_or_log(&self, dim: isize, log: bool) -> Result<Self> {
+        let d = self.layout().dim(dim)?;
+        if self.dim() == 0 {
+            return self.unsqueeze(0)?.softmax_or_log(0, log)?.squeeze(0);
+        }
+        let exec = self.exec()?;
+        let out = exec.empty(self.size(), self.dtype())?;
+        softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
+        Ok(out)
+    }
+}

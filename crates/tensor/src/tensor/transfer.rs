@@ -1,0 +1,271 @@
+//! Copies between devices, dtypes and layouts, and values into Rust.
+
+use std::panic::Location;
+
+use bytemuck::checked;
+use half::{bf16, f16};
+use warpline_kernels::{copy, launch};
+
+use crate::exec::{Exec, empty as empty_in};
+use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
+
+impl Tensor {
+    /// A copy of the elements in memory of its own, contiguous (torch's `clone`). Rust's `clone`
+    /// shares the memory.
+    ///
+    /// # Errors
+    /// What making it fails with.
+    #[track_caller]
+    pub fn copy(&self) -> Result<Self> {
+        self.duplicate()
+    }
+
+    #[track_caller]
+    pub(crate) fn duplicate(&self) -> Result<Self> {
+        self.converted(self.dtype())
+    }
+
+    /// A contiguous copy of another dtype on the same device.
+    #[track_caller]
+    pub(crate) fn converted(&self, dtype: DType) -> Result<Self> {
+        let exec = self.exec()?;
+        let out = exec.empty(self.size(), dtype)?;
+        copy::copy(exec.target(), self.as_view(), out.as_view())?;
+        Ok(out)
+    }
+
+    /// This tensor, or a contiguous copy if its dtype is another.
+    #[track_caller]
+    pub(crate) fn in_dtype(&self, dtype: DType) -> Result<Self> {
+        if self.dtype() == dtype { Ok(self.clone()) } else { self.converted(dtype) }
+    }
+
+    /// On another device, of another dtype, or both; the tensor itself where nothing changes.
+    ///
+    /// ```
+    /// # use warpline::{DType, ones};
+    /// let t = ones(&[2], ())?.to(DType::F64)?.to("cpu")?;
+    /// assert_eq!(t.dtype(), DType::F64);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What is wrong with the options; what making the copy fails with.
+    #[track_caller]
+    pub fn to(&self, options: impl Into<TensorOptions>) -> Result<Self> {
+        self.transfer(options.into(), false)
+    }
+
+    /// [`Tensor::to`] that does not wait for the copy where one end is page-locked memory and the
+    /// other a GPU's; otherwise it is as correct, and blocks. A result on the host is page-locked;
+    /// ops on it wait for the copy by themselves.
+    ///
+    /// # Errors
+    /// As [`Tensor::to`].
+    #[track_caller]
+    pub fn to_non_blocking(&self, options: impl Into<TensorOptions>) -> Result<Self> {
+        self.transfer(options.into(), true)
+    }
+
+    /// On the current GPU.
+    ///
+    /// # Errors
+    /// As [`Tensor::to`].
+    #[track_caller]
+    pub fn cuda(&self) -> Result<Self> {
+        self.to(Device::Cuda(None))
+    }
+
+    /// On the host.
+    ///
+    /// # Errors
+    /// As [`Tensor::to`].
+    #[track_caller]
+    pub fn cpu(&self) -> Result<Self> {
+        self.to(Device::Cpu)
+    }
+
+    #[track_caller]
+    fn transfer(&self, options: TensorOptions, non_blocking: bool) -> Result<Self> {
+        let runtime = self.storage().runtime();
+        let device = match options.requested_device()? {
+            None => self.device(),
+            Some(Device::Cuda(None)) => Device::cuda(runtime.devices()?.current_device()),
+            Some(device) => device,
+        };
+        let dtype = options.requested_dtype().unwrap_or(self.dtype());
+        let pin = options.pins_memory();
+        if device == self.device() && dtype == self.dtype() && (!pin || self.is_pinned()) {
+            return Ok(self.clone());
+        }
+        // Only into page-locked memory can a copy from a device be asynchronous.
+        let pin = pin || (non_blocking && device.is_cpu() && self.is_cuda());
+        let options = TensorOptions::new().dtype(dtype).device(device).pin_memory(pin);
+        let out = empty_in(runtime, self.size(), &options, dtype)?;
+        out.copy_(self, non_blocking)?;
+        Ok(out)
+    }
+
+    /// A copy in page-locked host memory; the tensor itself if it is there already.
+    ///
+    /// # Errors
+    /// [`Error::CannotPin`] on a GPU; [`Error::CudaUnavailable`] without one to lock it for.
+    #[track_caller]
+    pub fn pin_memory(&self) -> Result<Self> {
+        if self.is_cuda() {
+            return Err(Error::CannotPin { device: self.device().to_string() });
+        }
+        self.to(TensorOptions::new().pin_memory(true))
+    }
+
+    /// Copies the elements of `src` here, broadcast to this tensor's sizes and converted to its
+    /// dtype, across devices where they differ. With `non_blocking`, a copy between a GPU and
+    /// page-locked memory is not waited for.
+    ///
+    /// A copy between GPUs comes after all work on both their current streams, and later work on
+    /// these comes after it.
+    ///
+    /// # Errors
+    /// [`Error::ExpandMismatch`], [`Error::OverlappingWrite`], [`Error::RuntimeMismatch`], and
+    /// what the copy fails with.
+    #[track_caller]
+    pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
+        if !self.storage().runtime().same_as(src.storage().runtime()) {
+            return Err(Error::RuntimeMismatch { op: "copy_" });
+        }
+        let expanded;
+        let mut src = src;
+        if src.size() != self.size() {
+            expanded = src.with_layout(src.layout().expand(self.size())?);
+            src = &expanded;
+        }
+        self.as_view().check_writable("copy_")?;
+        if self.numel() == 0 {
+            return Ok(self);
+        }
+        if self.device() != src.device() {
+            self.copy_across(src, non_blocking)?;
+            return Ok(self);
+        }
+        let apart;
+        if self.storage().same_as(src.storage()) {
+            if self.layout() == src.layout() && self.dtype() == src.dtype() {
+                return Ok(self);
+            }
+            // The source may overlap what is written.
+            apart = src.duplicate()?;
+            src = &apart;
+        }
+        let exec = self.exec()?;
+        copy::copy(exec.target(), src.as_view(), self.as_view())?;
+        Ok(self)
+    }
+
+    /// Between two devices: bytes go over once both ends are contiguous and of one dtype, for
+    /// which the source's device converts and the destination's scatters.
+    #[track_caller]
+    fn copy_across(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
+        let location = Location::caller();
+        let ready = if src.is_contiguous() {
+            src.in_dtype(self.dtype())
+        } else {
+            src.converted(self.dtype())
+        };
+        let src = &ready?;
+        let exec = self.exec()?;
+        let staged =
+            if self.is_contiguous() { None } else { Some(exec.empty(self.size(), self.dtype())?) };
+        let dst = staged.as_ref().unwrap_or(self);
+        let from = src.exec()?;
+        let bytes = self.numel() * self.element_size();
+        let ends = ((dst.storage(), dst.byte_offset()), (src.storage(), src.byte_offset()));
+        match (&from, &exec) {
+            (Exec::Cuda(_, _, stream), Exec::Cuda(_, _, other)) => {
+                stream.wait_stream(other)?;
+                launch::copy_bytes(stream, ends.0, ends.1, bytes, non_blocking, location)?;
+                other.wait_stream(stream)?;
+            }
+            (Exec::Cuda(_, _, stream), _) | (_, Exec::Cuda(_, _, stream)) => {
+                launch::copy_bytes(stream, ends.0, ends.1, bytes, non_blocking, location)?;
+            }
+            // Two host tensors never come here.
+            (Exec::Cpu(_), Exec::Cpu(_)) => {}
+        }
+        if let Some(staged) = staged {
+            copy::copy(exec.target(), staged.as_view(), self.as_view())?;
+        }
+        Ok(())
+    }
+
+    fn byte_offset(&self) -> usize {
+        self.storage_offset() * self.element_size()
+    }
+
+    /// All elements, row-major. Waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`] when `T` is not the tensor's dtype; what earlier work on the
+    /// device failed with.
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.dtype() != T::DTYPE {
+            return Err(Error::DTypeMismatch {
+                op: "to_vec",
+                expected: T::DTYPE,
+                actual: self.dtype(),
+            });
+        }
+        let host = self.cpu()?.contiguous()?;
+        // Aligned for every dtype.
+        let bytes = host.numel() * host.element_size();
+        let mut words = vec![0u64; bytes.div_ceil(8)];
+        let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
+        launch::read_bytes((host.storage(), host.byte_offset()), out)?;
+        checked::try_cast_slice::<u8, T>(out).map(<[T]>::to_vec).map_err(|e| {
+            Error::invalid("to_vec", format!("the memory holds no valid {}: {e}", self.dtype()))
+        })
+    }
+
+    /// All elements as numbers, row-major. Waits for the device.
+    ///
+    /// # Errors
+    /// What earlier work on the device failed with.
+    #[track_caller]
+    pub fn to_scalars(&self) -> Result<Vec<Scalar>> {
+        macro_rules! by_dtype {
+            ($($dtype:ident => $ty:ty),*) => {
+                match self.dtype() {
+                    $(DType::$dtype => {
+                        self.to_vec::<$ty>()?.into_iter().map(Element::to_scalar).collect()
+                    })*
+                }
+            };
+        }
+        Ok(by_dtype!(
+            Bool => bool, U8 => u8, I8 => i8, I16 => i16, I32 => i32, I64 => i64,
+            F16 => f16, BF16 => bf16, F32 => f32, F64 => f64
+        ))
+    }
+
+    /// The one element, as a number. Waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::NotAScalar`]; what earlier work on the device failed with.
+    #[track_caller]
+    pub fn to_scalar(&self) -> Result<Scalar> {
+        let not_one = || Error::NotAScalar { numel: self.numel() };
+        if self.numel() != 1 {
+            return Err(not_one());
+        }
+        self.to_scalars()?.first().copied().ok_or_else(not_one)
+    }
+
+    /// The one element, converted to `T` as `as` converts. Waits for the device.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_scalar`].
+    #[track_caller]
+    pub fn item<T: Element>(&self) -> Result<T> {
+        Ok(T::from_scalar(self.to_scalar()?))
+    }
+}

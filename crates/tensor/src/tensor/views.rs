@@ -1,0 +1,354 @@
+//! Views, which share memory, and the functions that join tensors.
+
+use std::borrow::Borrow;
+
+use smallvec::SmallVec;
+use warpline_kernels::{Layout, Sizes, checked_numel, resolve_dim};
+
+use crate::exec::check_together;
+use crate::{Error, Result, Tensor};
+
+impl Tensor {
+    /// The same elements under other sizes: a view where the strides allow it, else a copy. One
+    /// size may be −1 and follows from the others.
+    ///
+    /// # Errors
+    /// [`Error::InvalidReshape`].
+    #[track_caller]
+    pub fn reshape(&self, shape: &[isize]) -> Result<Self> {
+        let sizes = self.infer_sizes(shape)?;
+        match self.layout().view(&sizes) {
+            Some(layout) => Ok(self.with_layout(layout)),
+            None => {
+                let dense = self.contiguous()?;
+                let layout = Layout::contiguous(&sizes)?;
+                Ok(dense.with_layout(layout))
+            }
+        }
+    }
+
+    /// The same elements under other sizes, sharing memory. One size may be −1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidReshape`]; [`Error::ViewNeedsCopy`] where only a copy could have those
+    /// sizes.
+    pub fn view(&self, shape: &[isize]) -> Result<Self> {
+        let sizes = self.infer_sizes(shape)?;
+        let layout = self.layout().view(&sizes).ok_or_else(|| Error::ViewNeedsCopy {
+            from: self.size().into(),
+            strides: self.stride().into(),
+            to: sizes.to_vec(),
+        })?;
+        Ok(self.with_layout(layout))
+    }
+
+    /// Replaces the one −1 in a shape.
+    fn infer_sizes(&self, shape: &[isize]) -> Result<Sizes> {
+        let numel = self.numel();
+        let invalid = || Error::InvalidReshape { shape: shape.to_vec(), numel };
+        let mut sizes = Sizes::new();
+        let mut open = None;
+        for (d, &size) in shape.iter().enumerate() {
+            if size == -1 && open.replace(d).is_some() {
+                return Err(invalid());
+            }
+            sizes.push(if size == -1 {
+                1
+            } else {
+                usize::try_from(size).map_err(|_| invalid())?
+            });
+        }
+        let known = checked_numel(&sizes)?;
+        if let Some(d) = open {
+            if known == 0 || !numel.is_multiple_of(known) {
+                return Err(invalid());
+            }
+            sizes[d] = numel / known;
+        } else if known != numel {
+            return Err(invalid());
+        }
+        Ok(sizes)
+    }
+
+    /// Swaps two dimensions.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`].
+    pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
+        if self.dim() == 0 {
+            resolve_dim(dim0, 0)?;
+            resolve_dim(dim1, 0)?;
+            return Ok(self.clone());
+        }
+        Ok(self.with_layout(self.layout().transpose(dim0, dim1)?))
+    }
+
+    /// The transpose of a matrix; a vector or scalar stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] for more than two dimensions.
+    pub fn t(&self) -> Result<Self> {
+        match self.dim() {
+            0 | 1 => Ok(self.clone()),
+            2 => self.transpose(0, 1),
+            n => Err(Error::ShapeMismatch {
+                op: "t",
+                reason: format!("expects at most 2 dimensions, but the tensor has {n}"),
+            }),
+        }
+    }
+
+    /// Reorders all dimensions.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
+    pub fn permute(&self, dims: &[isize]) -> Result<Self> {
+        Ok(self.with_layout(self.layout().permute(dims)?))
+    }
+
+    /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
+    ///
+    /// # Errors
+    /// [`Error::ExpandMismatch`]; [`Error::InvalidArgument`] for other negative sizes.
+    pub fn expand(&self, sizes: &[isize]) -> Result<Self> {
+        let mut to = Sizes::new();
+        for (d, &size) in sizes.iter().enumerate() {
+            let own = (d + self.dim()).checked_sub(sizes.len()).map(|own| self.size()[own]);
+            to.push(match (usize::try_from(size), own) {
+                (Ok(size), _) => size,
+                (Err(_), Some(own)) if size == -1 => own,
+                _ => {
+                    return Err(Error::invalid(
+                        "expand",
+                        format!("the size {size} is not allowed for dimension {d} of {sizes:?}"),
+                    ));
+                }
+            });
+        }
+        Ok(self.with_layout(self.layout().expand(&to)?))
+    }
+
+    /// `length` indices of a dimension from `start` on, which may count from the end.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
+        self.check_has_dims("narrow")?;
+        Ok(self.with_layout(self.layout().narrow(dim, start, length)?))
+    }
+
+    /// One index of a dimension, which goes away.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
+        self.check_has_dims("select")?;
+        Ok(self.with_layout(self.layout().select(dim, index)?))
+    }
+
+    /// Every `step`-th index of a dimension in `start..end`.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], [`Error::IndexOutOfRange`], or [`Error::InvalidArgument`] when
+    /// `step` is zero.
+    pub fn slice(&self, dim: isize, start: usize, end: usize, step: usize) -> Result<Self> {
+        self.check_has_dims("slice")?;
+        Ok(self.with_layout(self.layout().slice(dim, start, end, step)?))
+    }
+
+    fn check_has_dims(&self, op: &'static str) -> Result<()> {
+        if self.dim() == 0 {
+            return Err(Error::ShapeMismatch {
+                op,
+                reason: "cannot be applied to a 0-dim tensor".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Without a dimension of size 1; `None` is all of them. A dimension of another size stays.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`].
+    pub fn squeeze(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
+        Ok(self.with_layout(match dim.into() {
+            None => self.layout().squeeze_all(),
+            Some(dim) => self.layout().squeeze(dim)?,
+        }))
+    }
+
+    /// With a new dimension of size 1 before `dim`, which may be one past the last.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`].
+    pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
+        Ok(self.with_layout(self.layout().unsqueeze(dim)?))
+    }
+
+    /// The dimensions from `start` to `end`, both included, as one; a view where possible.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `start` comes after `end`.
+    #[track_caller]
+    pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
+        let (first, last) = (self.layout().dim(start)?, self.layout().dim(end)?);
+        if first > last {
+            return Err(Error::invalid(
+                "flatten",
+                format!("the first dimension, {start}, comes after the last, {end}"),
+            ));
+        }
+        if self.dim() == 0 {
+            return self.reshape(&[1]);
+        }
+        let as_shape = |sizes: &[usize]| sizes.iter().map(|&n| n as isize).collect::<Vec<_>>();
+        let mut shape = as_shape(&self.size()[..first]);
+        shape.push(self.size()[first..=last].iter().product::<usize>() as isize);
+        shape.extend(as_shape(&self.size()[last + 1..]));
+        self.reshape(&shape)
+    }
+
+    /// Views of `size` indices of a dimension each, the last of what is left.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `size` is zero but the dimension
+    /// is not.
+    pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Self>> {
+        self.check_has_dims("split")?;
+        let total = self.size()[self.layout().dim(dim)?];
+        if total == 0 {
+            return Ok(vec![self.clone()]);
+        }
+        if size == 0 {
+            return Err(Error::invalid("split", "the size must be greater than zero".into()));
+        }
+        (0..total.div_ceil(size))
+            .map(|i| self.narrow(dim, (i * size) as isize, size.min(total - i * size)))
+            .collect()
+    }
+
+    /// At most `chunks` views of equal size along a dimension, the last perhaps smaller.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `chunks` is zero.
+    pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Self>> {
+        self.check_has_dims("chunk")?;
+        if chunks == 0 {
+            return Err(Error::invalid("chunk", "the number of chunks must be over zero".into()));
+        }
+        let total = self.size()[self.layout().dim(dim)?];
+        if total == 0 {
+            let mut all = Vec::new();
+            all.try_reserve_exact(chunks).map_err(|e| {
+                Error::invalid("chunk", format!("cannot make {chunks} chunks: {e}"))
+            })?;
+            all.resize(chunks, self.clone());
+            return Ok(all);
+        }
+        self.split(total.div_ceil(chunks), dim)
+    }
+
+    /// [`crate::cat`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn cat<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
+        cat(tensors, dim)
+    }
+
+    /// [`crate::stack`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn stack<T: Borrow<Self>>(tensors: &[T], dim: isize) -> Result<Self> {
+        stack(tensors, dim)
+    }
+
+    /// This tensor if it is contiguous, else a copy that is.
+    ///
+    /// # Errors
+    /// What making the copy fails with.
+    #[track_caller]
+    pub fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() { Ok(self.clone()) } else { self.duplicate() }
+    }
+}
+
+/// Joins tensors along a dimension they have (`torch.cat`). Dtypes are promoted, and empty
+/// one-dimensional tensors skipped, as in PyTorch.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] without tensors; [`Error::ShapeMismatch`] where other dimensions
+/// differ; [`Error::DeviceMismatch`].
+#[track_caller]
+pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
+    let tensors: SmallVec<[&Tensor; 8]> = tensors.iter().map(Borrow::borrow).collect();
+    let Some(&head) = tensors.first() else {
+        return Err(Error::invalid("cat", "expected at least one tensor".into()));
+    };
+    let mut dtype = head.dtype();
+    for tensor in &tensors {
+        check_together("cat", head, tensor)?;
+        dtype = dtype.promote(tensor.dtype());
+        if tensor.dim() == 0 {
+            return Err(Error::ShapeMismatch {
+                op: "cat",
+                reason: "a 0-dim tensor cannot be concatenated".into(),
+            });
+        }
+    }
+    let skipped = |t: &Tensor| t.size() == [0];
+    let model = tensors.iter().copied().find(|t| !skipped(t)).unwrap_or(head);
+    let d = model.layout().dim(dim)?;
+    let mut sizes: Sizes = model.size().into();
+    sizes[d] = 0;
+    for tensor in tensors.iter().filter(|t| !skipped(t)) {
+        let fits = tensor.dim() == model.dim()
+            && (0..model.dim()).all(|i| i == d || tensor.size()[i] == model.size()[i]);
+        if !fits {
+            return Err(Error::ShapeMismatch {
+                op: "cat",
+                reason: format!(
+                    "sizes must match except in dimension {d}, but {:?} and {:?} were given",
+                    model.size(),
+                    tensor.size()
+                ),
+            });
+        }
+        sizes[d] = sizes[d].saturating_add(tensor.size()[d]);
+    }
+    let out = head.exec()?.empty(&sizes, dtype)?;
+    let mut at = 0;
+    for tensor in tensors.iter().filter(|t| !skipped(t)) {
+        let length = tensor.size()[d];
+        out.narrow(d as isize, at as isize, length)?.copy_(tensor, false)?;
+        at += length;
+    }
+    Ok(out)
+}
+
+/// Joins tensors of one shape along a new dimension (`torch.stack`).
+///
+/// # Errors
+/// As [`cat`].
+#[track_caller]
+pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
+    let Some(head) = tensors.first().map(Borrow::borrow) else {
+        return Err(Error::invalid("stack", "expected at least one tensor".into()));
+    };
+    if let Some(other) = tensors.iter().map(Borrow::borrow).find(|t| t.size() != head.size()) {
+        return Err(Error::ShapeMismatch {
+            op: "stack",
+            reason: format!(
+                "all tensors must have one size, but {:?} and {:?} were given",
+                head.size(),
+                other.size()
+            ),
+        });
+    }
+    let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
+    let d = resolve_dim(dim, head.dim() + 1)?;
+    cat(&rows, d as isize)
+}

@@ -1,0 +1,156 @@
+//! The worlds that tests run in, and where the goldens lie.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::path::PathBuf;
+
+use warpline::{Device, Result, Runtime, RuntimeConfig, SyncPolicy, with_runtime};
+
+/// A runtime of its own, with how it came about.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) runtime: Runtime,
+    pub(crate) devices: usize,
+    pub(crate) name: String,
+    /// Whether its GPUs are real.
+    pub(crate) real: bool,
+}
+
+impl World {
+    fn open(spec: &str, config: &RuntimeConfig) -> Self {
+        let runtime = warpline::open(spec, config).unwrap_or_else(|e| panic!("{spec}: {e}"));
+        let devices = runtime.device_count();
+        Self { runtime, devices, name: spec.into(), real: spec == "cuda" }
+    }
+
+    /// Every place for tensors in it.
+    pub(crate) fn places(&self) -> Vec<Device> {
+        let gpus = (0..self.devices).map(Device::cuda);
+        std::iter::once(Device::Cpu).chain(gpus).collect()
+    }
+
+    fn enter(&self, body: &dyn Fn(&World) -> Result<()>) {
+        /// Names the world, its seed with it, where a test fails.
+        struct OnPanic<'a>(&'a str);
+        impl Drop for OnPanic<'_> {
+            fn drop(&mut self) {
+                if std::thread::panicking() {
+                    eprintln!("failed in WARPLINE_DRIVER={}", self.0);
+                }
+            }
+        }
+        let _named = OnPanic(&self.name);
+        with_runtime(&self.runtime, || body(self)).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+    }
+}
+
+fn number(name: &str, default: usize) -> usize {
+    match std::env::var(name) {
+        Ok(text) => text.trim().parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
+        Err(_) => default,
+    }
+}
+
+/// The numbers of simulated devices to test with, at least `needs`. `WARPLINE_SIM_DEVICES`
+/// restricts them to one.
+fn device_counts(needs: usize) -> Vec<usize> {
+    let only = number("WARPLINE_SIM_DEVICES", 0);
+    (needs.max(1)..=3).filter(|n| only == 0 || *n == only).collect()
+}
+
+/// Runs a test on simulated boxes of `needs` to three devices.
+pub(crate) fn worlds(needs: usize, body: impl Fn(&World) -> Result<()>) {
+    worlds_with(needs, &RuntimeConfig::default(), body);
+}
+
+/// [`worlds`] with settings of their own.
+pub(crate) fn worlds_with(
+    needs: usize,
+    config: &RuntimeConfig,
+    body: impl Fn(&World) -> Result<()>,
+) {
+    for devices in device_counts(needs) {
+        World::open(&format!("sim:{devices}"), config).enter(&body);
+    }
+}
+
+/// Runs a test under many schedules: the laziest, and `WARPLINE_SCHEDULES` (8) seeded ones.
+pub(crate) fn schedules(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
+    let config = RuntimeConfig { sync_policy: policy, ..RuntimeConfig::default() };
+    for devices in device_counts(needs) {
+        World::open(&format!("sim:{devices},lazy"), &config).enter(&body);
+        for seed in 0..number("WARPLINE_SCHEDULES", 8) {
+            World::open(&format!("sim:{devices},seed={seed}"), &config).enter(&body);
+        }
+    }
+}
+
+/// Runs a test on the machine's GPUs, or on the simulated ones that `WARPLINE_DRIVER` asks for,
+/// with the allocator that the environment asks for.
+pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
+    let variable = |name: &str| std::env::var(name).ok();
+    let allocator = warpline_alloc::AllocatorConfig::from_env_with(variable).expect("options");
+    let config = RuntimeConfig { sync_policy: policy, allocator, ..RuntimeConfig::default() };
+    let spec = variable("WARPLINE_DRIVER").unwrap_or_else(|| "cuda".into());
+    let world = World::open(&spec, &config);
+    assert!(world.devices >= needs, "{needs} GPUs are needed, {} found", world.devices);
+    world.enter(&body);
+}
+
+/// Runs a test where there is no CUDA at all.
+pub(crate) fn cpu(body: impl Fn(&World) -> Result<()>) {
+    let reason =
+        warpline_cuda_sys_safe::DriverError::NoDevice { reason: "hidden by a test".into() };
+    let runtime = Runtime::without_cuda(reason, &RuntimeConfig::default());
+    World { runtime, devices: 0, name: "cpu".into(), real: false }.enter(&body);
+}
+
+/// Declares tests of a row: one on the simulator and its twin on real GPUs.
+#[macro_export]
+macro_rules! rows {
+    ($($runner:ident($needs:expr) $sim:ident $gpu:ident => $body:expr;)*) => {$(
+        #[test]
+        fn $sim() {
+            $crate::rows!(@ $runner $needs, $body);
+        }
+
+        #[test]
+        #[ignore = "needs a GPU"]
+        fn $gpu() {
+            $crate::rows!(@gpu $runner $needs, $body);
+        }
+    )*};
+    (@ worlds $needs:expr, $body:expr) => { $crate::common::worlds($needs, $body) };
+    (@ schedules $needs:expr, $body:expr) => {
+        $crate::common::schedules($needs, warpline::SyncPolicy::Auto, $body)
+    };
+    (@ manual $needs:expr, $body:expr) => {
+        $crate::common::schedules($needs, warpline::SyncPolicy::Manual, $body)
+    };
+    (@gpu manual $needs:expr, $body:expr) => {
+        $crate::common::gpu($needs, warpline::SyncPolicy::Manual, $body)
+    };
+    (@gpu $runner:ident $needs:expr, $body:expr) => {
+        $crate::common::gpu($needs, warpline::SyncPolicy::Auto, $body)
+    };
+}
+
+/// The folder of goldens: `WARPLINE_GOLDENS`, by default the copy beside the tests.
+pub(crate) fn goldens() -> PathBuf {
+    if let Some(path) = std::env::var_os("WARPLINE_GOLDENS") {
+        return path.into();
+    }
+    let root = std::env::var_os("CARGO_MANIFEST_DIR");
+    let root = root.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    root.join("tests/goldens")
+}
+
+/// A golden file of JSON; `None` where a folder of one's own does not have it.
+pub(crate) fn golden_json(name: &str) -> Option<serde_json::Value> {
+    let path = goldens().join(name);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(_) if std::env::var_os("WARPLINE_GOLDENS").is_some() => return None,
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    Some(serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+}

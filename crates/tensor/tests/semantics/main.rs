@@ -1,0 +1,16 @@
+//! The rows of the semantics, each by its number, on simulated boxes of one to three devices; the
+//! twins named `gpu_…` run on real ones, those named `gpu2_…` on two.
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bad_input;
+mod copies;
+mod devices;
+mod factories;
+mod memory;
+mod pinned;
+mod random;
+mod streams;
+mod visible;

@@ -1,0 +1,141 @@
+//! S14–S18: what the caching allocator holds.
+
+use warpline::{Result, SyncPolicy, cuda, empty, ones, rand};
+
+use crate::common::{self, World};
+
+const MIB: usize = 1 << 20;
+
+rows! {
+    worlds(1) s15_allocated_and_its_peak gpu_s15_allocated_and_its_peak => allocated;
+    worlds(1) s16_cached_memory_counts_as_used gpu_s16_cached_memory_counts_as_used => cached;
+    worlds(1) s17_figures_of_the_note gpu_s17_figures_of_the_note => figures;
+    worlds(1) s18_empty_cache gpu_s18_empty_cache => empties;
+}
+
+fn allocated(world: &World) -> Result<()> {
+    for i in 0..world.devices {
+        let start = cuda::memory_allocated(i)?;
+        assert_eq!(start, 0);
+        let a = empty(&[1000], i)?; // 4000 bytes, rounded to 4096
+        assert_eq!(cuda::memory_allocated(i)?, 4096);
+        let view = a.narrow(0, 10, 10)?;
+        drop(a);
+        assert_eq!(cuda::memory_allocated(i)?, 4096, "a view keeps the storage");
+        let b = empty(&[1], i)?;
+        drop(view);
+        assert_eq!(cuda::memory_allocated(i)?, 512);
+        assert_eq!(cuda::max_memory_allocated(i)?, 4608);
+        cuda::reset_peak_memory_stats(i)?;
+        assert_eq!(cuda::max_memory_allocated(i)?, 512);
+        let c = empty(&[256], i)?;
+        cuda::reset_max_memory_allocated(i)?;
+        assert_eq!(cuda::max_memory_allocated(i)?, 1536);
+        drop((b, c));
+        assert_eq!(cuda::memory_allocated(i)?, start);
+        // The other devices saw nothing of it.
+        for j in i + 1..world.devices {
+            assert_eq!(cuda::max_memory_allocated(j)?, 0);
+        }
+        let stats = cuda::memory_stats(i)?.as_map();
+        assert_eq!(stats["allocated_bytes.all.current"], 0);
+        assert_eq!(stats["allocation.all.allocated"], 3);
+        assert!(cuda::memory_summary(i)?.contains("Allocated memory"));
+    }
+    Ok(())
+}
+
+fn cached(world: &World) -> Result<()> {
+    for i in 0..world.devices {
+        // The context's own share is taken before the first measurement.
+        drop(empty(&[1], i)?);
+        cuda::synchronize(i)?;
+        cuda::empty_cache();
+        let before = cuda::mem_get_info(i)?;
+        let a = empty(&[8 << 20], i)?; // 32 MiB
+        drop(a);
+        assert_eq!(cuda::memory_allocated(i)?, 0);
+        assert_eq!(cuda::memory_reserved(i)?, 32 * MIB);
+        assert_eq!(cuda::memory_cached(i)?, 32 * MIB);
+        assert_eq!(cuda::max_memory_cached(i)?, cuda::max_memory_reserved(i)?);
+        if !world.real {
+            // A real GPU may be shared with others, whose use is not ours to count.
+            let after = cuda::mem_get_info(i)?;
+            assert_eq!((before.free - after.free, before.total), (32 * MIB, after.total));
+        }
+        cuda::empty_cache();
+        assert_eq!(cuda::memory_reserved(i)?, 0);
+        assert_eq!(cuda::max_memory_reserved(i)?, 32 * MIB);
+        cuda::reset_max_memory_cached(i)?;
+        assert_eq!(cuda::max_memory_reserved(i)?, 0);
+    }
+    Ok(())
+}
+
+fn figures(world: &World) -> Result<()> {
+    let last = world.devices - 1;
+    let t = rand(&[300, 300, 300], last)?;
+    assert_eq!(cuda::max_memory_allocated(last)?, 108_000_256);
+    assert_eq!(cuda::memory_reserved(last)?, 109_051_904);
+    drop(t);
+    assert_eq!(cuda::memory_allocated(last)?, 0);
+    assert_eq!(cuda::memory_reserved(last)?, 109_051_904);
+    Ok(())
+}
+
+fn empties(world: &World) -> Result<()> {
+    for i in 0..world.devices {
+        let kept = ones(&[1000], i)?;
+        let gone = ones(&[8 << 20], i)?;
+        drop(gone);
+        assert_eq!(cuda::memory_reserved(i)?, 34 * MIB);
+        cuda::empty_cache();
+        assert_eq!(cuda::memory_reserved(i)?, 2 * MIB);
+        assert_eq!(kept.to_vec::<f32>()?, vec![1.0; 1000]);
+    }
+    Ok(())
+}
+
+/// A tensor used on a second stream is not given away before that stream is done with it.
+fn second_stream(record: bool) -> impl Fn(&World) -> Result<()> {
+    move |_| {
+        let s = cuda::stream_from_pool((), 0)?;
+        let expected: f32 = 4096.0;
+        for _ in 0..4 {
+            let a = ones(&[4096], "cuda")?;
+            s.wait_stream(&cuda::current_stream(())?)?;
+            let sum = cuda::with_stream(&s, || a.sum(()))??;
+            if record {
+                a.record_stream(&s);
+            }
+            drop(a);
+            let b = ones(&[4096], "cuda")?; // must not be the same memory yet, or come after
+            b.fill_(-7.0)?;
+            s.synchronize()?;
+            assert_eq!(sum.item::<f32>()?, expected);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn s14_record_stream_defers_reuse() {
+    common::schedules(1, SyncPolicy::Manual, second_stream(true));
+}
+
+#[test]
+fn s14_reuse_is_deferred_by_default() {
+    common::schedules(1, SyncPolicy::Auto, second_stream(false));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_s14_record_stream_defers_reuse() {
+    common::gpu(1, SyncPolicy::Manual, second_stream(true));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_s14_reuse_is_deferred_by_default() {
+    common::gpu(1, SyncPolicy::Auto, second_stream(false));
+}

@@ -1,0 +1,97 @@
+//! S8: with `launch_blocking`, every launch is waited for and reports its own failure at its call
+//! site; without, the failure comes up at the next synchronisation and names the launch.
+
+use warpline::{Error, Result, RuntimeConfig, cuda, ones};
+use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
+
+use crate::boxes::{SimBox, schedules};
+
+fn boxed(schedule: Schedule, launch_blocking: bool) -> SimBox {
+    let config = RuntimeConfig { launch_blocking, ..RuntimeConfig::default() };
+    SimBox::new(SimConfig { schedule, ..SimConfig::new(2) }, &config)
+}
+
+fn illegal_address() -> Fault {
+    Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run()
+}
+
+/// Whether an error names the op, the code and the place of the call.
+fn assert_names(error: &Error, op: &str, line: u32) {
+    let text = error.to_string();
+    let site = format!("{}:{line}:", file!());
+    for fact in [op, "CUDA_ERROR_ILLEGAL_ADDRESS", &site] {
+        assert!(text.contains(fact), "no `{fact}` in: {text}");
+    }
+}
+
+#[test]
+fn s08_a_blocking_launch_reports_its_own_failure() {
+    for schedule in schedules() {
+        let world = boxed(schedule, true);
+        world.enter(|| {
+            for device in [1, 0] {
+                let (a, b) = (ones(&[8], device)?, ones(&[8], device)?);
+                assert_eq!((&a + &b)?.to_vec::<f32>()?, [2.0; 8]);
+                world.sim.inject(illegal_address().on(device));
+                let (line, result) = (line!(), a.add(&b));
+                let error = result.expect_err("a failed launch");
+                assert!(matches!(error, Error::Driver { op: "add", .. }), "{error:?}");
+                assert_names(&error, "add", line);
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn s08_without_it_the_next_synchronisation_reports_it() {
+    let world = boxed(Schedule::Lazy, false);
+    world.enter(|| {
+        let (a, b) = (ones(&[8], "cuda")?, ones(&[8], "cuda")?);
+        let healthy = ones(&[8], "cuda:1")?;
+        world.sim.inject(illegal_address().on(0).after(2)); // the fills come first
+        let (line, sum) = (line!(), a.mul(&b)?);
+        let later = (&sum + 1.0)?;
+        let error = cuda::synchronize(0).expect_err("the failed launch");
+        assert_names(&error, "mul", line);
+        assert!(later.to_vec::<f32>().is_err());
+        assert_eq!(healthy.to_vec::<f32>()?, [1.0; 8]);
+        Ok(())
+    });
+}
+
+/// Whatever it waits for is done when an op returns.
+fn nothing_is_left() -> Result<()> {
+    let stream = cuda::current_stream(())?;
+    let a = ones(&[64, 64], "cuda")?;
+    assert!(stream.query()?);
+    for _ in 0..5 {
+        a.matmul(&a)?.add_(1.0)?;
+        assert!(stream.query()?, "a blocking launch returned before it had run");
+    }
+    Ok(())
+}
+
+#[test]
+fn s08_each_launch_is_waited_for() {
+    for schedule in schedules() {
+        let world = boxed(schedule, true);
+        world.enter(|| {
+            let a = ones(&[4], "cuda")?;
+            for _ in 0..5 {
+                a.add_(1.0)?;
+                assert_eq!(world.sim.pending(), 0);
+            }
+            nothing_is_left()
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_s08_each_launch_is_waited_for() {
+    let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
+    let runtime = warpline::open("cuda", &config).expect("a GPU");
+    warpline::with_runtime(&runtime, nothing_is_left).expect("no failure");
+}

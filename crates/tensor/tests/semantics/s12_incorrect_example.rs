@@ -1,0 +1,197 @@
+//! S12: the note's incorrect example. `normal_` runs on the default stream and `sum` on another,
+//! with nothing to order them: right by default, reported as a race under `SyncPolicy::Manual`.
+
+use warpline::{Device, Race, Result, SyncPolicy, Tensor, cuda, empty, manual_seed};
+use warpline_cuda_sys_safe::sim::Schedule;
+
+use crate::boxes::SimBox;
+use crate::common::World;
+
+crate::rows! {
+    schedules(1) s12_right_by_default gpu_s12_right_by_default => right_by_default;
+    schedules(2) s12_right_across_devices gpu2_s12_right_across_devices => right_across_devices;
+    manual(1) s12_reported_in_manual_mode gpu_s12_reported_in_manual_mode => reported;
+    manual(1) s12_wait_stream_mends_it gpu_s12_wait_stream_mends_it => mended;
+    manual(1) s12_a_write_after_a_read_is_a_race gpu_s12_a_write_after_a_read_is_a_race
+        => write_after_read;
+    manual(1) s12_two_reads_are_no_race gpu_s12_two_reads_are_no_race => two_reads;
+    manual(1) s12_views_share_their_races gpu_s12_views_share_their_races => views;
+}
+
+fn filled(device: usize) -> Result<Tensor> {
+    manual_seed(7);
+    let a = empty(&[100, 100], device)?;
+    a.normal_(0.0, 1.0)?;
+    Ok(a)
+}
+
+/// The sum as one stream computes it.
+fn expected(device: usize) -> Result<f32> {
+    filled(device)?.sum(())?.item()
+}
+
+fn right_by_default(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let expected = expected(device)?;
+        let s = cuda::stream_from_pool(device, 0)?;
+        let a = filled(device)?;
+        let b = cuda::with_stream(&s, || a.sum(()))??;
+        assert_eq!(b.item::<f32>()?, expected);
+        // Back on the default stream, written while `s` may still read.
+        let c = cuda::with_stream(&s, || a.add(1.0))??;
+        a.zero_()?;
+        let again = (&c - 1.0)?.sum(())?.item::<f32>()?;
+        assert!((again - expected).abs() < 0.1, "{again} instead of {expected}");
+        assert_eq!(a.sum(())?.item::<f32>()?, 0.0);
+    }
+    assert!(world.runtime.take_races().is_empty());
+    Ok(())
+}
+
+/// A tensor made on one device's pool stream, moved and used on another's.
+fn right_across_devices(world: &World) -> Result<()> {
+    let expected = expected(0)?;
+    for device in 1..world.devices {
+        let (s, t) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(device, 0)?);
+        let a = filled(0)?;
+        let moved = cuda::with_stream(&s, || a.to(Device::cuda(device)))??;
+        a.zero_()?;
+        let b = cuda::with_stream(&t, || moved.sum(()))??;
+        assert_eq!(b.item::<f32>()?, expected);
+    }
+    Ok(())
+}
+
+/// That there is a race between two calls in this file, and nothing else.
+fn assert_race(races: &[Race], first: (&str, u32), second: (&str, u32)) {
+    assert!(!races.is_empty(), "no race was reported");
+    for race in races {
+        let text = race.to_string();
+        for (site, (op, line)) in [(race.first, first), (race.second, second)] {
+            assert_eq!((site.op, site.location.line()), (op, line), "{text}");
+            assert_eq!(site.location.file(), file!());
+            assert!(text.contains(&format!("`{op}` at {}:{line}", file!())), "{text}");
+        }
+        assert_ne!(race.first_stream, race.second_stream);
+        assert!(text.contains("wait_stream"), "says what to do: {text}");
+    }
+}
+
+fn reported(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let s = cuda::stream_from_pool(device, 0)?;
+        let a = empty(&[100, 100], device)?;
+        let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
+        let _on_s = cuda::stream(&s)?;
+        let (read, b) = (line!(), a.sum(())?);
+        assert_race(&world.runtime.take_races(), ("normal_", write), ("sum", read));
+        // As PyTorch asks: memory that another stream uses is told of it.
+        a.record_stream(&s);
+        drop(b);
+        cuda::synchronize(device)?;
+    }
+    Ok(())
+}
+
+fn mended(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let expected = expected(device)?;
+        let s = cuda::stream_from_pool(device, 0)?;
+        let a = filled(device)?;
+        s.wait_stream(&cuda::current_stream(device)?)?;
+        let b = cuda::with_stream(&s, || a.sum(()))??;
+        a.record_stream(&s);
+        cuda::current_stream(device)?.wait_stream(&s)?;
+        assert_eq!(b.item::<f32>()?, expected);
+        assert!(world.runtime.take_races().is_empty());
+    }
+    Ok(())
+}
+
+fn write_after_read(world: &World) -> Result<()> {
+    let s = cuda::stream_from_pool(0, 0)?;
+    let a = filled(0)?;
+    s.wait_stream(&cuda::default_stream(0)?)?;
+    let on_s = cuda::stream(&s)?;
+    let (read, b) = (line!(), a.exp()?);
+    drop(on_s);
+    a.record_stream(&s);
+    assert!(world.runtime.take_races().is_empty());
+    let (write, _) = (line!(), a.zero_()?);
+    let races = world.runtime.take_races();
+    assert!(races.iter().all(|r| r.second_writes));
+    assert_race(&races, ("exp", read), (races[0].second.op, write));
+    cuda::synchronize(0)?;
+    drop(b);
+    Ok(())
+}
+
+fn two_reads(world: &World) -> Result<()> {
+    let a = filled(0)?;
+    cuda::synchronize(0)?;
+    let s = cuda::stream_from_pool(0, 0)?;
+    let b = a.exp()?;
+    let c = cuda::with_stream(&s, || a.exp())??;
+    a.record_stream(&s);
+    assert!(world.runtime.take_races().is_empty(), "reads do not conflict");
+    cuda::synchronize(0)?;
+    assert_eq!(b.to_vec::<f32>()?, cuda::with_stream(&s, || c.to_vec::<f32>())??);
+    assert!(world.runtime.take_races().is_empty(), "what the host has seen done is ordered");
+    Ok(())
+}
+
+/// A view is the same memory, whatever its address.
+fn views(world: &World) -> Result<()> {
+    let s = cuda::stream_from_pool(0, 0)?;
+    let a = empty(&[100, 100], 0)?;
+    let rows = a.narrow(0, 10, 20)?;
+    let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
+    let on_s = cuda::stream(&s)?;
+    let (read, b) = (line!(), rows.t()?.sum(())?);
+    drop(on_s);
+    assert_race(&world.runtime.take_races(), ("normal_", write), ("sum", read));
+    a.record_stream(&s);
+    cuda::synchronize(0)?;
+    drop(b);
+    Ok(())
+}
+
+/// That the simulator shows the mistake: the laziest schedule reads what is not written yet.
+#[test]
+fn s12_without_a_wait_the_data_is_wrong() {
+    let run = |policy| {
+        let world = SimBox::with(1, Schedule::Lazy, policy);
+        let mut sum = f32::NAN;
+        world.enter(|| {
+            let s = cuda::stream_from_pool(0, 0)?;
+            let a = filled(0)?;
+            sum = cuda::with_stream(&s, || a.sum(())?.item::<f32>())??;
+            a.record_stream(&s);
+            Ok(())
+        });
+        sum
+    };
+    let right = run(SyncPolicy::Auto);
+    assert!(right != 0.0 && right.is_finite());
+    assert_ne!(run(SyncPolicy::Manual), right);
+}
+
+#[test]
+fn s12_a_race_can_be_an_error() {
+    let config = warpline::RuntimeConfig {
+        sync_policy: SyncPolicy::Manual,
+        race_is_error: true,
+        ..warpline::RuntimeConfig::default()
+    };
+    crate::common::worlds_with(1, &config, |_| {
+        let s = cuda::stream_from_pool(0, 0)?;
+        let a = filled(0)?;
+        let error = cuda::with_stream(&s, || a.sum(()))?.expect_err("a race");
+        assert!(matches!(&error, warpline::Error::Race(race) if race.first.op == "normal_"));
+        // The op was not enqueued; ordered, it is.
+        s.wait_stream(&cuda::default_stream(0)?)?;
+        cuda::with_stream(&s, || a.sum(()))??;
+        a.record_stream(&s);
+        cuda::synchronize(0)
+    });
+}

@@ -1,0 +1,130 @@
+//! S21: `CUDA_VISIBLE_DEVICES`: indices, UUIDs, order, empty, invalid tail.
+
+use std::process::Command;
+
+use warpline::{Device, Error, cuda, ones, simulated_with, with_runtime};
+
+/// The UUIDs of the devices that a box of three shows, in order.
+fn visible(text: Option<&str>) -> Vec<[u8; 16]> {
+    let runtime = simulated_with(3, text).expect("a runtime");
+    with_runtime(&runtime, || {
+        (0..cuda::device_count())
+            .map(|d| cuda::get_device_properties(d).expect("properties").uuid)
+            .collect()
+    })
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+#[test]
+fn s21_which_devices_and_in_which_order() {
+    let all = visible(None);
+    assert_eq!(all.len(), 3);
+    let names: Vec<String> = all.iter().map(uuid_text).collect();
+    let cases: &[(String, &[usize])] = &[
+        ("0,1,2".into(), &[0, 1, 2]),
+        ("2,0".into(), &[2, 0]),
+        ("1".into(), &[1]),
+        (" 2 , 1 ".into(), &[2, 1]),
+        (String::new(), &[]),
+        ("-1".into(), &[]),
+        ("0,-1,2".into(), &[0]),
+        ("1,7,0".into(), &[1]),
+        ("none".into(), &[]),
+        ("0,0".into(), &[]),
+        (names[1].clone(), &[1]),
+        (format!("{},{}", names[2], names[0]), &[2, 0]),
+        (names[2][..12].into(), &[2]),
+        (format!("{},GPU-ffffffff-0000,{}", names[2], names[0]), &[2]),
+    ];
+    for (text, expected) in cases {
+        let expected: Vec<_> = expected.iter().map(|&d| all[d]).collect();
+        assert_eq!(visible(Some(text)), expected, "CUDA_VISIBLE_DEVICES={text}");
+    }
+}
+
+#[test]
+fn s21_hidden_devices_are_not_there() {
+    let runtime = simulated_with(3, Some("2,0")).expect("a runtime");
+    with_runtime(&runtime, || {
+        assert_eq!(ones(&[2], "cuda:1")?.device(), Device::cuda(1));
+        let error = ones(&[2], "cuda:2").expect_err("hidden");
+        assert!(matches!(error, Error::NoSuchDevice { index: 2, count: 2 }), "{error:?}");
+        Ok::<_, Error>(())
+    })
+    .expect("no failure");
+    let runtime = simulated_with(3, Some("")).expect("a runtime");
+    with_runtime(&runtime, || {
+        assert!(!cuda::is_available());
+        let error = ones(&[2], "cuda").expect_err("all hidden");
+        assert!(matches!(error, Error::CudaUnavailable { .. }), "{error:?}");
+    });
+}
+
+/// What the process's own runtime found in its environment. Run by the tests below, in a process
+/// of its own each.
+#[test]
+#[ignore = "other tests run it in processes of their own"]
+fn what_the_environment_gives() {
+    let runtime = warpline::runtime();
+    println!("devices={}", cuda::device_count());
+    println!("blocking={}", runtime.launch_blocking());
+    match ones(&[2], "cuda") {
+        Ok(t) => println!("ones={:?}", t.to_vec::<f32>().expect("values")),
+        Err(error) => println!("error={error}"),
+    }
+}
+
+fn child(variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    let name = concat!(module_path!(), "::what_the_environment_gives");
+    let name = name.split_once("::").map_or(name, |(_, name)| name);
+    command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
+    for name in ["WARPLINE_DRIVER", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"] {
+        command.env_remove(name);
+    }
+    let output = command.envs(variables.iter().copied()).output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("devices="), "the test was not run: {text}");
+    text
+}
+
+#[test]
+fn s21_the_environment_is_obeyed() {
+    let text = child(&[("WARPLINE_DRIVER", "sim:3")]);
+    assert!(text.contains("devices=3\nblocking=false\nones=[1.0, 1.0]"), "{text}");
+    let text = child(&[("WARPLINE_DRIVER", "sim:3"), ("CUDA_VISIBLE_DEVICES", "2,1")]);
+    assert!(text.contains("devices=2\n"), "{text}");
+    let text = child(&[("WARPLINE_DRIVER", "sim:3"), ("CUDA_VISIBLE_DEVICES", "")]);
+    assert!(text.contains("devices=0\n") && text.contains("no device is visible"), "{text}");
+}
+
+#[test]
+fn s08_the_environment_is_obeyed() {
+    let text = child(&[("WARPLINE_DRIVER", "sim:1"), ("CUDA_LAUNCH_BLOCKING", "1")]);
+    assert!(text.contains("blocking=true\nones=[1.0, 1.0]"), "{text}");
+    let text = child(&[("WARPLINE_DRIVER", "sim:1"), ("CUDA_LAUNCH_BLOCKING", "0")]);
+    assert!(text.contains("blocking=false"), "{text}");
+}
+
+#[test]
+fn s19_a_driver_that_means_nothing_is_named() {
+    let text = child(&[("WARPLINE_DRIVER", "vulkan")]);
+    assert!(text.contains("devices=0") && text.contains("'vulkan'"), "{text}");
+    let text = child(&[("WARPLINE_DRIVER", "sim:x")]);
+    assert!(text.contains("devices=0") && text.contains("error="), "{text}");
+}
+
+/// Nothing asked for: the machine's driver where there is one, otherwise the reason; no panic, and
+/// never a simulated device.
+#[test]
+fn s19_nothing_is_simulated_unasked() {
+    let text = child(&[]);
+    let there = text.contains("ones=[1.0, 1.0]") && !text.contains("devices=0");
+    let absent = text.contains("devices=0") && text.contains("error=CUDA is not available");
+    assert!(there != absent, "{text}");
+}

@@ -1,0 +1,297 @@
+//! S27: the `DataLoader`, with workers and page-locked batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use warpline::data::{DataLoader, Dataset, TensorDataset};
+use warpline::{DType, Error, Result, Tensor, arange, manual_seed, tensor, zeros};
+
+use crate::boxes::within_a_minute;
+use crate::common::{World, cpu};
+
+crate::rows! {
+    schedules(1) s27_batches_are_page_locked gpu_s27_batches_are_page_locked => pinned;
+}
+
+fn pinned(_: &World) -> Result<()> {
+    let data = || TensorDataset::new(arange(12, DType::F32)?.reshape(&[6, 2])?, arange(6, ())?);
+    for workers in [0, 3] {
+        let loader = DataLoader::new(data()?).batch_size(4)?.num_workers(workers);
+        for batch in loader.pin_memory(true).iter()? {
+            let (input, target) = batch?;
+            assert!(input.is_pinned() && target.is_pinned());
+            let doubled = (&input.to_non_blocking("cuda")? * 2.0)?;
+            assert_eq!(doubled.cpu()?.to_vec::<f32>()?, (&input * 2.0)?.to_vec::<f32>()?);
+        }
+        for batch in DataLoader::new(data()?).num_workers(workers).iter()? {
+            assert!(!batch?.0.is_pinned());
+        }
+    }
+    Ok(())
+}
+
+/// The numbers from 0 on, as `int64`, with something wrong at one of them.
+#[derive(Debug, Default)]
+struct Numbers {
+    len: usize,
+    error_at: Option<usize>,
+    panic_at: Option<usize>,
+    /// Later samples come sooner.
+    slow: bool,
+    loaded: Arc<AtomicUsize>,
+}
+
+impl Dataset for Numbers {
+    type Sample = (Tensor, i64);
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&self, index: usize) -> Result<Self::Sample> {
+        assert_ne!(Some(index), self.panic_at, "on purpose");
+        if Some(index) == self.error_at {
+            return Err(Error::invalid("get", format!("sample {index} is broken")));
+        }
+        if self.slow {
+            std::thread::sleep(Duration::from_micros(50 * (self.len - index) as u64));
+        }
+        self.loaded.fetch_add(1, Ordering::SeqCst);
+        Ok((tensor([index as f32, -(index as f32)], ())?, index as i64))
+    }
+}
+
+fn numbers(loader: &DataLoader<Numbers>) -> Result<Vec<Vec<i64>>> {
+    loader.iter()?.map(|b| b?.1.to_vec::<i64>()).collect()
+}
+
+#[test]
+fn s27_batches_come_in_order() {
+    cpu(|_| {
+        for workers in [0, 1, 2, 5, 20] {
+            for prefetch in [1, 3] {
+                let data = Numbers { len: 11, slow: true, ..Numbers::default() };
+                let loader = DataLoader::new(data)
+                    .batch_size(3)?
+                    .num_workers(workers)
+                    .prefetch_factor(prefetch);
+                assert_eq!(loader.len(), 4);
+                let expected = [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]];
+                assert_eq!(numbers(&loader)?, expected);
+                // Again: a loader can be iterated more than once.
+                let (x, _) = loader.iter()?.nth(1).expect("a second batch")?;
+                assert_eq!(x.to_vec::<f32>()?, [3.0, -3.0, 4.0, -4.0, 5.0, -5.0]);
+                assert_eq!(loader.iter()?.size_hint(), (4, Some(4)));
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn s27_shuffle_is_a_permutation_of_the_cpu_generator() {
+    cpu(|_| {
+        let loader = |workers| {
+            let data = Numbers { len: 50, ..Numbers::default() };
+            DataLoader::new(data).batch_size(7)?.shuffle(true).num_workers(workers).pass()
+        };
+        manual_seed(3);
+        let once = numbers(&loader(0)?)?.concat();
+        let twice = numbers(&loader(0)?)?.concat();
+        manual_seed(3);
+        let again = numbers(&loader(3)?)?.concat();
+        assert_eq!(once, again, "the same seed gives the same order, workers or not");
+        assert_ne!(once, twice, "every iteration has an order of its own");
+        manual_seed(3);
+        assert_eq!(once, warpline::randperm(50, ())?.to_vec::<i64>()?);
+        for mut order in [once, twice] {
+            assert!(!order.is_sorted());
+            order.sort_unstable();
+            assert_eq!(order, (0..50).collect::<Vec<i64>>());
+        }
+        Ok(())
+    });
+}
+
+trait Pass: Sized {
+    fn pass(self) -> Result<Self> {
+        Ok(self)
+    }
+}
+impl Pass for DataLoader<Numbers> {}
+
+#[test]
+fn s27_drop_last() {
+    cpu(|_| {
+        let loader = |len, drop_last| -> Result<_> {
+            let data = Numbers { len, ..Numbers::default() };
+            Ok(DataLoader::new(data).batch_size(4)?.drop_last(drop_last).num_workers(2))
+        };
+        assert_eq!(numbers(&loader(10, true)?)?, [vec![0, 1, 2, 3], vec![4, 5, 6, 7]]);
+        assert_eq!(loader(10, true)?.len(), 2);
+        assert_eq!(loader(8, true)?.len(), 2);
+        assert_eq!(numbers(&loader(9, false)?)?.last(), Some(&vec![8]));
+        assert!(loader(3, true)?.is_empty());
+        assert!(numbers(&loader(3, true)?)?.is_empty());
+        assert!(numbers(&loader(0, false)?)?.is_empty());
+        Ok(())
+    });
+}
+
+#[test]
+fn s27_a_batch_size_of_zero_is_refused() {
+    let error = DataLoader::new(Numbers::default()).batch_size(0).expect_err("no batches");
+    assert!(
+        matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("batch_size")
+    );
+}
+
+#[test]
+fn s27_errors_reach_the_iterator() {
+    cpu(|_| {
+        for workers in [0, 2] {
+            let data = Numbers { len: 9, error_at: Some(4), ..Numbers::default() };
+            let loader = DataLoader::new(data).batch_size(3)?.num_workers(workers);
+            let results: Vec<_> = loader.iter()?.collect();
+            assert_eq!(results.len(), 3);
+            assert!(results[0].is_ok() && results[2].is_ok(), "only its own batch fails");
+            let error = results[1].as_ref().expect_err("a broken sample").to_string();
+            assert!(error.contains("sample 4 is broken"), "{error}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn s27_samples_that_do_not_fit_are_an_error() {
+    struct Ragged;
+    impl Dataset for Ragged {
+        type Sample = Tensor;
+        fn len(&self) -> usize {
+            4
+        }
+        fn get(&self, index: usize) -> Result<Tensor> {
+            zeros(&[1 + index % 2], ())
+        }
+    }
+    cpu(|_| {
+        let error = DataLoader::new(Ragged).batch_size(2)?.iter()?.next().expect("a batch");
+        assert!(matches!(error, Err(Error::ShapeMismatch { .. })), "{error:?}");
+        Ok(())
+    });
+    let (inputs, targets) = (zeros(&[3, 2], "cpu").unwrap(), zeros(&[4], "cpu").unwrap());
+    assert!(matches!(TensorDataset::new(inputs, targets), Err(Error::ShapeMismatch { .. })));
+}
+
+#[test]
+fn s27_a_dataset_that_panics_does_not_hang() {
+    within_a_minute(|| {
+        cpu(|_| {
+            for at in [0, 4, 8] {
+                let data = Numbers { len: 9, panic_at: Some(at), ..Numbers::default() };
+                let loader = DataLoader::new(data).batch_size(3)?.num_workers(2);
+                let results: Vec<_> = loader.iter()?.collect();
+                let (last, before) = results.split_last().expect("results");
+                assert_eq!(before.len(), at / 3);
+                assert!(before.iter().all(Result::is_ok));
+                let error = last.as_ref().expect_err("a panic").to_string();
+                assert!(error.contains("panicked") && error.contains("on purpose"), "{error}");
+            }
+            Ok(())
+        });
+    });
+}
+
+#[test]
+fn s27_dropping_the_iterator_early_joins_the_workers() {
+    /// Says when the last worker has let go of it.
+    struct Watched(Arc<AtomicBool>);
+    impl Drop for Watched {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    impl Dataset for Watched {
+        type Sample = f32;
+        fn len(&self) -> usize {
+            1000
+        }
+        fn get(&self, index: usize) -> Result<f32> {
+            std::thread::sleep(Duration::from_micros(100));
+            Ok(index as f32)
+        }
+    }
+    within_a_minute(|| {
+        cpu(|_| {
+            let gone = Arc::new(AtomicBool::new(false));
+            let loader = DataLoader::new(Watched(Arc::clone(&gone))).num_workers(4);
+            let mut batches = loader.iter()?;
+            assert_eq!(batches.next().expect("a batch")?.to_vec::<f32>()?, [0.0]);
+            drop(loader);
+            assert!(!gone.load(Ordering::SeqCst), "the iteration keeps the dataset");
+            drop(batches);
+            assert!(gone.load(Ordering::SeqCst), "a worker is still there");
+            Ok(())
+        });
+    });
+}
+
+#[test]
+fn s27_workers_load_only_so_far_ahead() {
+    cpu(|_| {
+        let loaded = Arc::new(AtomicUsize::new(0));
+        let data = Numbers { len: 100, loaded: Arc::clone(&loaded), ..Numbers::default() };
+        let loader = DataLoader::new(data).batch_size(2)?.num_workers(2).prefetch_factor(3);
+        let batches = loader.iter()?;
+        let most = 2 * 2 * 3;
+        let start = Instant::now();
+        while loaded.load(Ordering::SeqCst) < most && start.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        assert_eq!(loaded.load(Ordering::SeqCst), most);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(loaded.load(Ordering::SeqCst), most, "loaded further ahead than asked for");
+        assert_eq!(batches.count(), 50);
+        assert_eq!(loaded.load(Ordering::SeqCst), 100);
+        Ok(())
+    });
+}
+
+#[test]
+fn s27_tuples_and_numbers_are_put_together() {
+    struct Mixed;
+    impl Dataset for Mixed {
+        type Sample = (Tensor, i64, (bool, f32));
+        fn len(&self) -> usize {
+            3
+        }
+        fn get(&self, index: usize) -> Result<Self::Sample> {
+            Ok((zeros(&[2, 2], DType::F16)?, index as i64, (index == 1, 0.5)))
+        }
+    }
+    cpu(|_| {
+        let mut batches = DataLoader::new(Mixed).batch_size(3)?.iter()?;
+        let (x, index, (flag, weight)) = batches.next().expect("a batch")?;
+        assert!(batches.next().is_none());
+        assert_eq!((x.size(), x.dtype()), (&[3, 2, 2][..], DType::F16));
+        assert_eq!(index.to_vec::<i64>()?, [0, 1, 2]);
+        assert_eq!(flag.to_vec::<bool>()?, [false, true, false]);
+        assert_eq!(weight.to_vec::<f32>()?, [0.5; 3]);
+        Ok(())
+    });
+}
+
+#[test]
+fn s27_page_locked_batches_need_cuda() {
+    cpu(|_| {
+        let data = Numbers { len: 2, ..Numbers::default() };
+        for workers in [0, 1] {
+            let data = Numbers { len: data.len, ..Numbers::default() };
+            let loader = DataLoader::new(data).num_workers(workers).pin_memory(true);
+            let error = loader.iter()?.next().expect("a batch").expect_err("no CUDA");
+            assert!(matches!(error, Error::CudaUnavailable { .. }), "{error:?}");
+        }
+        Ok(())
+    });
+}

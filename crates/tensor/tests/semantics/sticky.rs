@@ -1,0 +1,283 @@
+//! After an illegal address or a lost device, that device answers `DeviceLost` with its cause for
+//! good; CPU tensors and other devices go on; dropping everything settles the books. Nothing
+//! panics, nothing hangs.
+
+use warpline::{Error, Result, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros};
+use warpline_alloc::AllocError;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault};
+use warpline_cuda_sys_safe::{CudaCode, DriverError};
+
+use crate::boxes::{SimBox, schedules, within_a_minute};
+
+/// How a device goes.
+#[derive(Clone, Copy, Debug)]
+enum Blow {
+    Kernel,
+    Copy,
+    Gone,
+}
+
+impl Blow {
+    fn code(self) -> CudaCode {
+        match self {
+            Self::Kernel | Self::Copy => CudaCode::ILLEGAL_ADDRESS,
+            Self::Gone => CudaCode::DEVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Strikes cuda:0; the work it fails is enqueued, not run.
+    fn strike(self, world: &SimBox, a: &Tensor) {
+        let fault = |call| Fault::new(call, self.code()).at_run().on(0);
+        match self {
+            Self::Kernel => {
+                world.sim.inject(fault(CallKind::Launch));
+                // An eager schedule may already say so here.
+                let _ = a.mul_(2.0);
+            }
+            Self::Copy => {
+                world.sim.inject(fault(CallKind::MemcpyAsync));
+                let _ =
+                    tensor(vec![1f32; a.numel()], ()).and_then(|t| a.copy_(&t, false).map(drop));
+            }
+            Self::Gone => world.sim.lose_device(0, self.code()),
+        }
+    }
+}
+
+/// The driver's error behind any of ours.
+fn driver_error(error: &Error) -> &DriverError {
+    match error {
+        Error::Alloc(source) => match &**source {
+            AllocError::Backend { .. } => source.backend().expect("a driver's error"),
+            other => panic!("{other}"),
+        },
+        other => other.driver_error().unwrap_or_else(|| panic!("not the driver's: {other}")),
+    }
+}
+
+fn assert_lost<T>(result: Result<T>, what: &str, blow: Blow) {
+    let Err(error) = result else { panic!("{what} succeeded on a lost device") };
+    match driver_error(&error) {
+        DriverError::DeviceLost { device: 0, cause } => {
+            assert_eq!(cause.code, blow.code(), "{what}")
+        }
+        other => panic!("{what}: {other:?}"),
+    }
+    let text = error.to_string();
+    for fact in ["cuda:0 is lost", blow.code().name()] {
+        assert!(text.contains(fact), "{what}: no `{fact}` in: {text}");
+    }
+}
+
+fn each(test: fn(&SimBox, Blow) -> Result<()>) {
+    within_a_minute(move || {
+        for blow in [Blow::Kernel, Blow::Copy, Blow::Gone] {
+            for schedule in schedules() {
+                let world = SimBox::with(2, schedule, SyncPolicy::Auto);
+                let sim = world.sim.clone();
+                world.enter(|| test(&world, blow));
+                drop(world);
+                let books = sim.books();
+                assert!(books.is_settled(), "{blow:?}, {schedule:?}: {books:#?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn sticky_the_device_answers_with_its_cause_for_good() {
+    each(|world, blow| {
+        let s = cuda::stream_from_pool(0, 0)?;
+        let event = cuda::Event::default();
+        let a = ones(&[1000], 0)?;
+        let pinned = ones(&[1000], ())?.pin_memory()?;
+        let b = cuda::with_stream(&s, || a.add(1.0))??;
+        event.record(&s)?;
+        cuda::synchronize(0)?;
+        blow.strike(world, &a);
+        let first = cuda::synchronize(0).expect_err("the device is lost");
+        assert_eq!(driver_error(&first).code(), Some(blow.code()), "{first}");
+        for _ in 0..2 {
+            assert_lost(cuda::synchronize(0), "synchronize", blow);
+            assert_lost(a.to_vec::<f32>(), "to_vec", blow);
+            assert_lost(&a + &b, "add", blow);
+            assert_lost(a.zero_(), "zero_", blow);
+            assert_lost(a.sum(()), "sum", blow);
+            assert_lost(b.cpu(), "cpu", blow);
+            assert_lost(b.to("cuda:1"), "to a peer", blow);
+            assert_lost(pinned.to_non_blocking("cuda:0"), "to", blow);
+            assert_lost(zeros(&[50 << 20], 0), "an allocation", blow);
+            assert_lost(s.synchronize().map_err(Error::from), "stream.synchronize", blow);
+            assert_lost(s.query().map_err(Error::from), "stream.query", blow);
+            assert_lost(event.record(&s).map_err(Error::from), "event.record", blow);
+            assert_lost(s.record_event(None).map_err(Error::from), "record_event", blow);
+            assert_lost(cuda::exclusive_stream(0, 0), "a new stream", blow);
+        }
+        // What asks no device still answers.
+        assert!(cuda::is_available());
+        assert_eq!(cuda::current_device()?, 0);
+        assert!(cuda::memory_allocated(0)? > 0);
+        assert_eq!(a.size(), [1000]);
+        cuda::empty_cache();
+        Ok(())
+    });
+}
+
+#[test]
+fn sticky_everything_else_goes_on() {
+    each(|world, blow| {
+        let host = ones(&[10], ())?;
+        let pinned = ones(&[10], ())?.pin_memory()?;
+        let other = ones(&[10], 1)?;
+        let lost = ones(&[10], 0)?;
+        cuda::synchronize(0)?;
+        blow.strike(world, &lost);
+        assert!(cuda::synchronize(0).is_err());
+        for _ in 0..3 {
+            assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
+            assert_eq!((&other + &pinned.to(1)?)?.sum(())?.item::<f32>()?, 20.0);
+            let s = cuda::stream_from_pool(1, 0)?;
+            let sum = cuda::with_stream(&s, || other.add(1.0)?.sum(()))??;
+            assert_eq!(sum.item::<f32>()?, 20.0);
+            assert!(lost.sum(()).is_err());
+        }
+        assert_eq!(zeros(&[2], "cuda:1")?.to_non_blocking("cpu")?.to_vec::<f32>()?, [0.0; 2]);
+        // Page-locked memory of before is used again.
+        drop(pinned);
+        assert_eq!(host.pin_memory()?.to_non_blocking(1)?.to_vec::<f32>()?, [1.0; 10]);
+        cuda::synchronize(1)?;
+        drop((lost, other));
+        assert_eq!((cuda::memory_allocated(0)?, cuda::memory_allocated(1)?), (0, 0));
+        cuda::empty_cache();
+        assert_eq!(cuda::memory_reserved(1)?, 0);
+        Ok(())
+    });
+}
+
+/// Memory that a lost device's stream used, and threads that wait for it.
+#[test]
+fn sticky_nobody_waits_for_a_lost_device() {
+    each(|world, blow| {
+        let s = cuda::stream_from_pool(0, 0)?;
+        let a = ones(&[1000], 0)?;
+        let b = cuda::with_stream(&s, || a.add(1.0))??;
+        blow.strike(world, &a);
+        let runtime = &world.runtime;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    warpline::with_runtime(runtime, || {
+                        // Fails or not, it comes back.
+                        let _ = cuda::synchronize(0);
+                        let _ = s.synchronize();
+                        let _ = a.to_vec::<f32>();
+                        while !s.query().unwrap_or(true) {}
+                        drop(ones(&[1000], 0));
+                    });
+                });
+            }
+        });
+        drop((a, b)); // pending uses by `s` must not hold the memory for ever
+        assert_eq!(cuda::memory_allocated(0)?, 0);
+        Ok(())
+    });
+}
+
+/// Page-locked memory that copies of the lost device were still to use: what it only read is the
+/// host's again, what it was to write is never taken for written.
+#[test]
+fn sticky_page_locked_memory_is_the_hosts_again() {
+    each(|world, blow| {
+        let source = ones(&[10], ())?.pin_memory()?;
+        let (there, a) = (source.to_non_blocking(0)?, ones(&[10], 0)?);
+        let back = a.to_non_blocking("cpu")?;
+        let moved = a.to(1)?;
+        blow.strike(world, &a);
+        // Another device's wait for the lost one ends; that says nothing of the lost one's work.
+        cuda::synchronize(1)?;
+        assert!(cuda::synchronize(0).is_err());
+        assert_eq!(source.to_vec::<f32>()?, [1.0; 10]);
+        source.fill_(2.0)?;
+        source.copy_(&full(&[10], 3.0, 1)?, true)?;
+        assert_eq!(source.to_vec::<f32>()?, [3.0; 10]);
+        match back.to_vec::<f32>() {
+            Ok(values) => assert_eq!(values, [1.0; 10], "{blow:?}"),
+            Err(error) => assert_lost::<()>(Err(error), "a copy's result", blow),
+        }
+        drop((there, a, back, moved));
+        assert!(source.pin_memory()?.is_pinned());
+        Ok(())
+    });
+}
+
+/// The same between devices: another may overwrite what the lost one was to read.
+#[test]
+fn sticky_another_device_may_overwrite_what_was_read() {
+    each(|world, blow| {
+        let pinned = ones(&[10], ())?.pin_memory()?;
+        let (there, a) = (pinned.to_non_blocking(0)?, ones(&[10], 0)?);
+        let other = full(&[10], 3.0, 1)?;
+        blow.strike(world, &a);
+        pinned.copy_(&other, true)?;
+        assert_eq!(pinned.to_vec::<f32>()?, [3.0; 10]);
+        assert!(cuda::synchronize(0).is_err());
+        drop(there);
+        Ok(())
+    });
+}
+
+/// A tensor may outlive everything else of its runtime.
+#[test]
+fn sticky_a_tensor_may_be_the_last_to_go() {
+    within_a_minute(|| {
+        for lose in [false, true] {
+            for schedule in schedules() {
+                let world = SimBox::with(1, schedule, SyncPolicy::Auto);
+                let sim = world.sim.clone();
+                let mut kept = None;
+                world.enter(|| {
+                    let t = ones(&[1000], 0)?;
+                    kept = Some((t.add(1.0)?, t.cpu()?.pin_memory()?));
+                    Ok(())
+                });
+                drop(world);
+                assert!(!sim.books().is_settled());
+                if lose {
+                    sim.lose_device(0, CudaCode::DEVICE_UNAVAILABLE);
+                } else {
+                    let (t, pinned) = kept.as_ref().expect("tensors");
+                    assert_eq!(t.sum(()).and_then(|s| s.item::<f32>()).expect("a sum"), 2000.0);
+                    assert_eq!(pinned.to_vec::<f32>().expect("values"), [1.0; 1000]);
+                }
+                drop(kept);
+                let books = sim.books();
+                assert!(books.is_settled(), "lose {lose}, {schedule:?}: {books:#?}");
+            }
+        }
+    });
+}
+
+/// A healthy world settles its books as well.
+#[test]
+fn the_books_are_settled_when_all_is_dropped() {
+    for schedule in schedules() {
+        let world = SimBox::with(3, schedule, SyncPolicy::Auto);
+        let sim = world.sim.clone();
+        world.enter(|| {
+            for device in 0..3 {
+                let s = cuda::stream_from_pool(device, 0)?;
+                let a = warpline::randn(&[100, 100], device)?;
+                let b = cuda::with_stream(&s, || a.matmul(&a)?.softmax(-1))??;
+                let pinned = b.to_non_blocking("cpu")?;
+                assert!(pinned.is_pinned());
+                let moved = b.to((device + 1) % 3)?;
+                assert!(moved.sum(())?.item::<f32>()?.is_finite());
+            }
+            Ok(())
+        });
+        drop(world);
+        let books = sim.books();
+        assert!(books.is_settled(), "{schedule:?}: {books:#?}");
+        assert!(sim.overruns().is_empty(), "{:?}", sim.overruns());
+    }
+}
