@@ -1,1 +1,58 @@
-fn main() {}
+//! Warpline's chores: `cargo xtask ptx | tidy | gpu-test | ci`.
+
+#![forbid(unsafe_code)]
+
+mod ci;
+mod gpu_test;
+mod ptx;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Warpline's chores")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compile the CUDA sources to the PTX committed beside them, or check that they agree
+    Ptx(ptx::Args),
+    /// Check layering, file headers, file lengths and the use of unsafe
+    Tidy,
+    /// Run the GPU tests of every layer, here or from an archive
+    GpuTest(gpu_test::Args),
+    /// Run what continuous integration runs
+    Ci(ci::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Ptx(args) => ptx::run(&args),
+        Command::Tidy => tidy::run(),
+        Command::GpuTest(args) => gpu_test::run(&args),
+        Command::Ci(args) => ci::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

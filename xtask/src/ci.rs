@@ -1,0 +1,127 @@
+//! `cargo xtask ci`: what continuous integration runs, in one command.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use xshell::{Shell, cmd};
+
+use crate::workspace;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Everything: 64 schedules on one, two and three devices, soak tests, the PTX rebuilt
+    #[arg(long)]
+    full: bool,
+    /// Leave the tests out; the caller runs `cargo test --workspace` itself
+    #[arg(long, conflicts_with = "full")]
+    no_test: bool,
+    /// Print the steps and run none
+    #[arg(long)]
+    list: bool,
+}
+
+/// A command with the variables it runs under.
+#[derive(Debug, PartialEq, Eq)]
+struct Step {
+    name: String,
+    args: Vec<&'static str>,
+    env: Vec<(&'static str, &'static str)>,
+}
+
+fn step(
+    name: impl Into<String>,
+    args: &[&'static str],
+    env: &[(&'static str, &'static str)],
+) -> Step {
+    Step { name: name.into(), args: args.to_vec(), env: env.to_vec() }
+}
+
+/// The steps, the quick ones first.
+fn steps(full: bool, test: bool) -> Vec<Step> {
+    let mut steps = vec![
+        step("format", &["fmt", "--all", "--check"], &[]),
+        step("tidy", &["xtask", "tidy"], &[]),
+        step("ptx", &["xtask", "ptx", "--check"], &[]),
+        step("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[]),
+        step("docs", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")]),
+    ];
+    let all = ["test", "--workspace"];
+    if full {
+        for devices in ["1", "2", "3"] {
+            steps.push(step(
+                format!("tests, {devices} simulated devices, 64 schedules"),
+                &all,
+                &[("WARPLINE_SCHEDULES", "64"), ("WARPLINE_SIM_DEVICES", devices)],
+            ));
+        }
+        let soak = [&all[..], &["--", "--ignored", "soak_"]].concat();
+        steps.push(step("soak tests", &soak, &[]));
+        steps.push(step("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
+    } else if test {
+        steps.push(step("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));
+    }
+    steps
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let steps = steps(args.full, !args.no_test);
+    if args.list {
+        for step in &steps {
+            let env: String = step.env.iter().map(|(n, v)| format!("{n}='{v}' ")).collect();
+            println!("{:<40} {env}cargo {}", step.name, step.args.join(" "));
+        }
+        return Ok(());
+    }
+    let sh = Shell::new()?;
+    sh.change_dir(workspace::root()?);
+    let start = Instant::now();
+    let mut done: Vec<(&str, Duration, bool)> = Vec::new();
+    for step in &steps {
+        println!("\n== {}", step.name);
+        let begun = Instant::now();
+        let (cargo, args) = (workspace::cargo(), &step.args);
+        let passed = cmd!(sh, "{cargo} {args...}").envs(step.env.iter().copied()).run();
+        if let Err(error) = &passed {
+            eprintln!("{error}");
+        }
+        done.push((&step.name, begun.elapsed(), passed.is_ok()));
+    }
+    println!();
+    for (name, time, passed) in &done {
+        let mark = if *passed { "ok" } else { "FAILED" };
+        println!("{name:<40} {mark:<6} {:>7.1} s", time.as_secs_f64());
+    }
+    println!("{:<40} {:<6} {:>7.1} s", "total", "", start.elapsed().as_secs_f64());
+    let failed: Vec<&str> = done.iter().filter(|d| !d.2).map(|d| d.0).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named<'a>(steps: &'a [Step], part: &str) -> Vec<&'a Step> {
+        steps.iter().filter(|s| s.name.contains(part)).collect()
+    }
+
+    #[test]
+    fn the_usual_run_has_eight_schedules_and_no_rebuild() {
+        let steps = steps(false, true);
+        let names: Vec<_> = steps.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["format", "tidy", "ptx", "clippy", "docs", "tests"]);
+        assert_eq!(named(&steps, "tests")[0].env, [("WARPLINE_SCHEDULES", "8")]);
+        assert_eq!(named(&super::steps(false, false), "tests").len(), 0);
+    }
+
+    #[test]
+    fn the_full_run_has_three_device_counts_soak_tests_and_a_rebuild() {
+        let steps = steps(true, true);
+        let devices: Vec<_> = named(&steps, "64 schedules").iter().map(|s| s.env[1]).collect();
+        assert_eq!(devices, ["1", "2", "3"].map(|n| ("WARPLINE_SIM_DEVICES", n)));
+        assert_eq!(named(&steps, "soak").len(), 1);
+        assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
+    }
+}

@@ -1,0 +1,247 @@
+//! The tests in one file, for a host with neither cargo nor a network.
+//!
+//! The archive holds `xtask` (first, so that `tar xf FILE xtask` is quick), `manifest.json`,
+//! `tests/`, `examples/`, `benches/`, and the test data of every crate below `crates/`.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use serde::{Deserialize, Serialize};
+
+use super::build::{self, ARCHIVE_PROFILE, Binary};
+use crate::workspace::{self, Crate};
+
+/// What an archive holds. Its paths are below the folder it is unpacked into.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    /// The commit it was made from.
+    pub(super) commit: String,
+    /// The kind of machine it runs on.
+    pub(super) host: String,
+    pub(super) tests: Vec<Binary>,
+    pub(super) examples: Vec<Binary>,
+    pub(super) benches: Vec<Binary>,
+}
+
+/// A file and its name in the archive.
+type Entry = (PathBuf, String);
+
+const MANIFEST: &str = "manifest.json";
+
+pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
+    let layers = build::layers(root)?;
+    let xtask: Vec<Crate> = workspace::crates(root)?;
+    let xtask: Vec<Crate> = xtask.into_iter().filter(|c| c.name == "xtask").collect();
+    let programs = build::targets(root, ARCHIVE_PROFILE, "bin", &xtask)?;
+    let program = programs.first().context("cargo built no xtask")?;
+    let built = Manifest {
+        commit: commit(root),
+        host: host(),
+        tests: build::tests(root, ARCHIVE_PROFILE)?,
+        examples: build::targets(root, ARCHIVE_PROFILE, "example", &layers)?,
+        benches: build::targets(root, ARCHIVE_PROFILE, "bench", &layers)?,
+    };
+    let data = test_data(root, &layers)?;
+    pack(root, file, &program.path, &built, &data)?;
+    let size = fs::metadata(file)?.len() as f64 / f64::from(1 << 20);
+    println!(
+        "{}: {} test binaries, {} examples, {} benches, {} data files, {size:.1} MiB",
+        file.display(),
+        built.tests.len(),
+        built.examples.len(),
+        built.benches.len(),
+        data.len(),
+    );
+    println!("on the GPU host: tar xf FILE xtask && ./xtask gpu-test --from FILE");
+    Ok(())
+}
+
+fn commit(root: &Path) -> String {
+    let mut git = Command::new("git");
+    let output = git.args(["describe", "--always", "--dirty"]).current_dir(root).output();
+    let output = output.ok().filter(|o| o.status.success());
+    output.map_or("unknown".to_owned(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+}
+
+fn host() -> String {
+    format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)
+}
+
+/// All files below the crates' `tests` that are no source.
+fn test_data(root: &Path, layers: &[Crate]) -> Result<Vec<Entry>> {
+    let mut data = Vec::new();
+    for layer in layers {
+        for path in workspace::files(&layer.dir().join("tests"), &[])? {
+            if path.extension().is_none_or(|e| e != "rs") {
+                data.push((path.clone(), workspace::relative(root, &path)));
+            }
+        }
+    }
+    Ok(data)
+}
+
+/// Writes the archive with its files in their places.
+fn pack(root: &Path, file: &Path, xtask: &Path, built: &Manifest, data: &[Entry]) -> Result<()> {
+    let mut entries: Vec<Entry> = vec![(xtask.to_owned(), "xtask".to_owned())];
+    let mut place = |folder: &str, binaries: &[Binary]| -> Vec<Binary> {
+        let placed = binaries.iter().map(|binary| {
+            let path = match folder {
+                "examples" => format!("{folder}/{}", binary.name),
+                _ => format!("{folder}/{}/{}", binary.package, binary.name),
+            };
+            entries.push((binary.path.clone(), path.clone()));
+            let dir = workspace::relative(root, &binary.dir).into();
+            Binary { path: path.into(), dir, ..binary.clone() }
+        });
+        placed.collect()
+    };
+    let manifest = Manifest {
+        commit: built.commit.clone(),
+        host: built.host.clone(),
+        tests: place("tests", &built.tests),
+        examples: place("examples", &built.examples),
+        benches: place("benches", &built.benches),
+    };
+    entries.extend_from_slice(data);
+    let mut names = BTreeSet::new();
+    if let Some((_, twice)) = entries.iter().find(|(_, name)| !names.insert(name)) {
+        bail!("two files would be {twice} in the archive: rename a target");
+    }
+
+    let target = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+    let gzip = GzEncoder::new(BufWriter::new(target), Compression::default());
+    let mut tar = tar::Builder::new(gzip);
+    for (path, name) in &entries[..1] {
+        tar.append_path_with_name(path, name)?;
+    }
+    let manifest = serde_json::to_vec_pretty(&manifest)?;
+    let mut header = tar::Header::new_gnu();
+    header.set_size(manifest.len() as u64);
+    header.set_mode(0o644);
+    tar.append_data(&mut header, MANIFEST, manifest.as_slice())?;
+    for (path, name) in &entries[1..] {
+        tar.append_path_with_name(path, name)
+            .with_context(|| format!("cannot add {}", path.display()))?;
+    }
+    tar.into_inner()?.finish()?;
+    Ok(())
+}
+
+/// Unpacks into `dir` and makes the manifest's paths absolute.
+pub(super) fn unpack(file: &Path, dir: &Path) -> Result<Manifest> {
+    fs::create_dir_all(dir)?;
+    let dir = dir.canonicalize()?;
+    let reader = GzDecoder::new(BufReader::new(File::open(file)?));
+    tar::Archive::new(reader).unpack(&dir)?;
+    let text = fs::read(dir.join(MANIFEST)).context("it is no archive of gpu-test")?;
+    let mut manifest: Manifest = serde_json::from_slice(&text)?;
+    ensure!(manifest.host == host(), "it was made for {}, and this is {}", manifest.host, host());
+    let Manifest { tests, examples, benches, .. } = &mut manifest;
+    for binary in tests.iter_mut().chain(examples).chain(benches) {
+        binary.path = dir.join(&binary.path);
+        binary.dir = dir.join(&binary.dir);
+        // A crate without test data has no folder yet, and its tests run in it.
+        fs::create_dir_all(&binary.dir)?;
+    }
+    Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn temp() -> xshell::TempDir {
+        xshell::Shell::new().unwrap().create_temp_dir().unwrap()
+    }
+
+    fn put(path: PathBuf, text: &str) -> PathBuf {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn binary(root: &Path, name: &str) -> Binary {
+        Binary {
+            package: "warpline".to_owned(),
+            name: name.to_owned(),
+            path: put(root.join("target").join(name), name),
+            dir: root.join("crates/tensor"),
+        }
+    }
+
+    #[test]
+    fn what_was_packed_comes_out_in_its_place() {
+        let (from, to) = (temp(), temp());
+        let root = from.path();
+        let built = Manifest {
+            commit: "abc".to_owned(),
+            host: host(),
+            tests: vec![binary(root, "ops")],
+            examples: vec![binary(root, "streams")],
+            benches: vec![binary(root, "dispatch")],
+        };
+        let data = put(root.join("crates/tensor/tests/goldens/a.json"), "{}");
+        let data = vec![(data, "crates/tensor/tests/goldens/a.json".to_owned())];
+        let xtask = put(root.join("target/xtask"), "program");
+        let file = root.join("tests.tar.gz");
+        pack(root, &file, &xtask, &built, &data).unwrap();
+
+        let manifest = unpack(&file, &to.path().join("new")).unwrap();
+        let dir = to.path().join("new").canonicalize().unwrap();
+        assert_eq!(manifest.commit, "abc");
+        assert_eq!(manifest.tests[0].path, dir.join("tests/warpline/ops"));
+        assert_eq!(fs::read_to_string(&manifest.tests[0].path).unwrap(), "ops");
+        assert_eq!(manifest.examples[0].path, dir.join("examples/streams"));
+        assert_eq!(fs::read_to_string(&manifest.benches[0].path).unwrap(), "dispatch");
+        assert_eq!(manifest.tests[0].dir, dir.join("crates/tensor"));
+        let data = manifest.tests[0].dir.join("tests/goldens/a.json");
+        assert_eq!(fs::read_to_string(data).unwrap(), "{}");
+        assert_eq!(fs::read_to_string(dir.join("xtask")).unwrap(), "program");
+    }
+
+    #[test]
+    fn targets_of_one_name_are_refused() {
+        let from = temp();
+        let root = from.path();
+        let tests = vec![binary(root, "warpline"), binary(root, "warpline")];
+        let built = Manifest { tests, ..Manifest::default() };
+        let xtask = put(root.join("target/xtask"), "program");
+        let error = pack(root, &root.join("tests.tar.gz"), &xtask, &built, &[]).unwrap_err();
+        assert!(error.to_string().contains("tests/warpline/warpline"), "{error}");
+    }
+
+    #[test]
+    fn an_archive_for_another_machine_is_refused() {
+        let (from, to) = (temp(), temp());
+        let xtask = put(from.path().join("xtask"), "program");
+        let file = from.path().join("tests.tar.gz");
+        let built = Manifest { host: "vax-vms".to_owned(), ..Manifest::default() };
+        pack(from.path(), &file, &xtask, &built, &[]).unwrap();
+        let error = unpack(&file, to.path()).unwrap_err().to_string();
+        assert!(error.contains("vax-vms"), "{error}");
+    }
+
+    #[test]
+    fn test_data_is_what_is_no_source() {
+        let dir = temp();
+        let layer = Crate {
+            name: "warpline".to_owned(),
+            manifest_path: dir.path().join("crates/tensor/Cargo.toml"),
+            dependencies: Vec::new(),
+            targets: Vec::new(),
+        };
+        for name in ["tests/ops.rs", "tests/common/mod.rs", "tests/data/b.bin", "tests/a.json"] {
+            put(dir.path().join("crates/tensor").join(name), "");
+        }
+        let data = test_data(dir.path(), &[layer]).unwrap();
+        let names: Vec<_> = data.iter().map(|(_, name)| name.as_str()).collect();
+        assert_eq!(names, ["crates/tensor/tests/a.json", "crates/tensor/tests/data/b.bin"]);
+    }
+}

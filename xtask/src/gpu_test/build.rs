@@ -1,0 +1,192 @@
+//! Building the tests and listing what was built.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::workspace::{self, Crate};
+
+/// The profile in the root `Cargo.toml` for binaries that travel.
+pub(super) const ARCHIVE_PROFILE: &str = "gpu";
+
+/// A program that cargo built.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Binary {
+    /// The crate it belongs to.
+    pub(super) package: String,
+    /// The target's name: the library's, or the test's.
+    pub(super) name: String,
+    /// Where the program is.
+    pub(super) path: PathBuf,
+    /// The crate's folder.
+    pub(super) dir: PathBuf,
+}
+
+/// The crates that have GPU tests, from the bottom layer up.
+pub(super) fn layers(root: &Path) -> Result<Vec<Crate>> {
+    let mut crates = workspace::crates(root)?;
+    crates.retain(|c| c.name != "xtask");
+    Ok(crates)
+}
+
+/// Builds the unit tests and the integration tests of every layer.
+pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<Binary>> {
+    let layers = layers(root)?;
+    let mut args = strings(&["test", "--no-run", "--lib"]);
+    if layers.iter().any(|c| c.has("test")) {
+        args.push("--tests".to_owned());
+    }
+    for layer in &layers {
+        args.extend(["--package".to_owned(), layer.name.clone()]);
+    }
+    let built = cargo(root, profile, &args)?;
+    Ok(in_order(built, &layers, |artifact| artifact.profile.test))
+}
+
+/// Builds the targets of this kind (`example`, `bench`, `bin`) of these crates.
+pub(super) fn targets(
+    root: &Path,
+    profile: &str,
+    kind: &str,
+    crates: &[Crate],
+) -> Result<Vec<Binary>> {
+    let crates: Vec<Crate> = crates.iter().filter(|c| c.has(kind)).cloned().collect();
+    if crates.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut args = vec!["build".to_owned(), format!("--{kind}"), "*".to_owned()];
+    for member in &crates {
+        args.extend(["--package".to_owned(), member.name.clone()]);
+    }
+    let built = cargo(root, profile, &args)?;
+    Ok(in_order(built, &crates, |artifact| artifact.target.kind.iter().any(|k| k == kind)))
+}
+
+fn strings(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|&text| text.to_owned()).collect()
+}
+
+/// One line of cargo's messages, as far as it concerns us.
+#[derive(Debug, Deserialize)]
+struct Artifact {
+    manifest_path: PathBuf,
+    target: ArtifactTarget,
+    profile: ArtifactProfile,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ArtifactTarget {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ArtifactProfile {
+    test: bool,
+}
+
+fn cargo(root: &Path, profile: &str, args: &[String]) -> Result<Vec<Artifact>> {
+    let output = Command::new(workspace::cargo())
+        .args(args)
+        .args(["--profile", profile, "--message-format=json-render-diagnostics"])
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!("cargo {} failed", args.join(" "));
+    }
+    artifacts(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// The programs in cargo's JSON messages.
+fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
+    #[derive(Deserialize)]
+    struct Message {
+        reason: String,
+    }
+    let mut found = Vec::new();
+    for line in messages.lines().filter(|line| line.starts_with('{')) {
+        let message: Message = serde_json::from_str(line).context("cargo's message")?;
+        if message.reason == "compiler-artifact" {
+            let artifact: Artifact = serde_json::from_str(line).context("cargo's artifact")?;
+            if artifact.executable.is_some() {
+                found.push(artifact);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The chosen programs in the crates' order, then by name.
+fn in_order(
+    built: Vec<Artifact>,
+    crates: &[Crate],
+    choose: impl Fn(&Artifact) -> bool,
+) -> Vec<Binary> {
+    let mut binaries = Vec::new();
+    for member in crates {
+        let mut own: Vec<Binary> = built
+            .iter()
+            .filter(|a| a.manifest_path == member.manifest_path && choose(a))
+            .filter_map(|a| {
+                Some(Binary {
+                    package: member.name.clone(),
+                    name: a.target.name.clone(),
+                    path: a.executable.clone()?,
+                    dir: member.dir().to_owned(),
+                })
+            })
+            .collect();
+        own.sort_by(|a, b| a.name.cmp(&b.name));
+        binaries.extend(own);
+    }
+    binaries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(dir: &str, name: &str, kind: &str, test: bool, executable: &str) -> String {
+        format!(
+            r#"{{"reason":"compiler-artifact","manifest_path":"/w/{dir}/Cargo.toml","target":{{"name":"{name}","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+        )
+    }
+
+    #[test]
+    fn programs_are_found_in_cargos_messages() {
+        let messages = [
+            message("b", "two", "test", true, "\"/t/two\""),
+            "   Compiling something".to_owned(),
+            message("b", "one", "test", true, "\"/t/one\""),
+            message("b", "b", "lib", false, "null"),
+            message("b", "run", "example", false, "\"/t/run\""),
+            message("a", "a", "lib", true, "\"/t/a\""),
+            r#"{"reason":"build-finished","success":true}"#.to_owned(),
+        ];
+        let member = |name: &str| Crate {
+            name: name.to_owned(),
+            manifest_path: format!("/w/{name}/Cargo.toml").into(),
+            dependencies: Vec::new(),
+            targets: Vec::new(),
+        };
+        let crates = [member("a"), member("b")];
+        let names = |choose: fn(&Artifact) -> bool| -> Vec<String> {
+            let built = artifacts(&messages.join("\n")).unwrap();
+            in_order(built, &crates, choose).into_iter().map(|b| b.name).collect()
+        };
+        assert_eq!(names(|a| a.profile.test), ["a", "one", "two"]);
+        assert_eq!(names(|a| a.target.kind[0] == "example"), ["run"]);
+    }
+
+    #[test]
+    fn xtask_is_no_layer() {
+        let layers = layers(&workspace::root().unwrap()).unwrap();
+        assert!(layers.iter().any(|c| c.name == "warpline"));
+        assert!(layers.iter().all(|c| c.name != "xtask"));
+    }
+}

@@ -1,0 +1,197 @@
+//! `cargo xtask ptx`: compiles every CUDA source to the PTX and machine code committed beside it.
+//!
+//! Each `NAME.cu` below one of [`SOURCES`] is one module. It becomes `NAME.ptx`, for `compute_75`,
+//! and `NAME.sm90.cubin`, which spares the driver of a Hopper device the compilation at first use.
+//! The header of a `.ptx` holds a hash over everything that went into it and one over the machine
+//! code, so that a check needs no compiler.
+
+mod nvrtc;
+mod source;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use self::nvrtc::Compiler;
+use self::source::Module;
+use crate::workspace;
+
+/// Where CUDA sources are. Headers are beside them or in a folder `cuda` below the same one of these.
+const SOURCES: &[&str] = &["crates/kernels/src", "crates/cuda-sys-safe/tests"];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only the sources with this name, or below a folder of this name
+    #[arg(long, value_name = "NAME")]
+    family: Option<String>,
+    /// Write nothing; fail when a source and its PTX do not agree, by their hashes
+    #[arg(long)]
+    check: bool,
+    /// With --check: compile again and compare the text
+    #[arg(long, requires = "check")]
+    rebuild: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = workspace::root()?;
+    let modules = modules(&root, args.family.as_deref())?;
+    if args.check {
+        let compiler = if args.rebuild { Some(Compiler::find(&root)?) } else { None };
+        return check(&root, &modules, args.family.is_none(), compiler.as_ref());
+    }
+    let compiler = Compiler::find(&root)?;
+    for module in &modules {
+        let (text, cubin) = compile(&compiler, module)?;
+        write(&root, &module.ptx_path(), text.as_bytes())?;
+        write(&root, &module.cubin_path(), &cubin)?;
+    }
+    println!("{} CUDA sources compiled", modules.len());
+    Ok(())
+}
+
+/// The modules of the workspace, all of them or one family's.
+fn modules(root: &Path, family: Option<&str>) -> Result<Vec<Module>> {
+    let mut modules = Vec::new();
+    for sources in SOURCES.iter().map(|sources| root.join(sources)) {
+        for path in workspace::files(&sources, &["cu"])? {
+            let name = workspace::relative(&sources, &path);
+            let name = name.trim_end_matches(".cu");
+            if family.is_none_or(|family| name.split('/').any(|part| part == family)) {
+                modules.push(Module::read(&sources, &path)?);
+            }
+        }
+    }
+    if let Some(family) = family
+        && modules.is_empty()
+    {
+        bail!("no CUDA source belongs to a family {family:?}");
+    }
+    Ok(modules)
+}
+
+fn write(root: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
+    let same = fs::read(path).is_ok_and(|old| old == bytes);
+    let name = workspace::relative(root, path);
+    println!("{:<9} {name}", if same { "unchanged" } else { "wrote" });
+    Ok(fs::write(path, bytes)?)
+}
+
+/// The text and the machine code to be committed.
+fn compile(compiler: &Compiler, module: &Module) -> Result<(String, Vec<u8>)> {
+    let (ptx, cubin) = compiler.compile(module)?;
+    Ok((source::with_header(module, &ptx, &cubin), cubin))
+}
+
+/// What is wrong with a module's committed files, if something is.
+fn fault(module: &Module, compiler: Option<&Compiler>) -> Result<Option<&'static str>> {
+    let (Ok(text), Ok(cubin)) =
+        (workspace::read(&module.ptx_path()), fs::read(module.cubin_path()))
+    else {
+        return Ok(Some("missing"));
+    };
+    if source::hash_in(&text) != Some(&module.hash()) {
+        return Ok(Some("made from another source or with other options"));
+    }
+    if source::cubin_hash_in(&text) != Some(&source::cubin_hash(&cubin)) {
+        return Ok(Some("machine code that was not made with it"));
+    }
+    if let Some(compiler) = compiler
+        && compile(compiler, module)? != (text, cubin)
+    {
+        return Ok(Some("not what compiling its source gives"));
+    }
+    Ok(None)
+}
+
+/// Compares every module with its committed PTX; `all` says that `modules` are all there are.
+fn check(root: &Path, modules: &[Module], all: bool, compiler: Option<&Compiler>) -> Result<()> {
+    let mut wrong = Vec::new();
+    let mut expected: Vec<PathBuf> = Vec::new();
+    for module in modules {
+        if let Some(fault) = fault(module, compiler)? {
+            wrong.push(format!("{}: {fault}", workspace::relative(root, &module.ptx_path())));
+        }
+        expected.extend([module.ptx_path(), module.cubin_path()]);
+    }
+    if all {
+        for sources in SOURCES {
+            for path in workspace::files(&root.join(sources), &["ptx", "cubin"])? {
+                let by_hand =
+                    || fs::read(&path).is_ok_and(|text| text.starts_with(b"// Written by hand"));
+                if !expected.contains(&path) && !by_hand() {
+                    wrong.push(format!("{}: no source for it", workspace::relative(root, &path)));
+                }
+            }
+        }
+    }
+    if wrong.is_empty() {
+        println!("{} modules agree with their sources", modules.len());
+        return Ok(());
+    }
+    for line in &wrong {
+        eprintln!("{line}");
+    }
+    bail!("{} PTX files are wrong; run `cargo xtask ptx`", wrong.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A workspace with one source and its header, and PTX of the right hash.
+    fn scene() -> (xshell::TempDir, PathBuf) {
+        let dir = xshell::Shell::new().unwrap().create_temp_dir().unwrap();
+        let sources = dir.path().join(SOURCES[0]);
+        fs::create_dir_all(sources.join("unary")).unwrap();
+        fs::write(sources.join("unary/common.cuh"), "#define ONE 1\n").unwrap();
+        fs::write(sources.join("unary/neg.cu"), "#include \"common.cuh\"\n").unwrap();
+        for module in modules(dir.path(), None).unwrap() {
+            let text = source::with_header(&module, ".version 8.0\n", b"code");
+            fs::write(module.ptx_path(), text).unwrap();
+            fs::write(module.cubin_path(), b"code").unwrap();
+        }
+        (dir, sources)
+    }
+
+    fn checks(root: &Path) -> bool {
+        check(root, &modules(root, None).unwrap(), true, None).is_ok()
+    }
+
+    #[test]
+    fn a_module_agrees_with_what_was_made_from_it() {
+        let (dir, sources) = scene();
+        assert!(checks(dir.path()));
+        assert!(sources.join("unary/neg.ptx").exists());
+        assert!(sources.join("unary/neg.sm90.cubin").exists());
+        fs::write(sources.join("unary/neg.sm90.cubin"), b"other").unwrap();
+        assert!(!checks(dir.path()), "the machine code is not the one it was made with");
+    }
+
+    #[test]
+    fn a_changed_header_file_fails_the_check() {
+        let (dir, sources) = scene();
+        fs::write(sources.join("unary/common.cuh"), "#define ONE 2\n").unwrap();
+        assert!(!checks(dir.path()));
+    }
+
+    #[test]
+    fn missing_and_orphaned_ptx_fail_the_check() {
+        let (dir, sources) = scene();
+        fs::rename(sources.join("unary/neg.ptx"), sources.join("unary/old.ptx")).unwrap();
+        assert!(!checks(dir.path()));
+        fs::copy(sources.join("unary/old.ptx"), sources.join("unary/neg.ptx")).unwrap();
+        assert!(!checks(dir.path()), "old.ptx has no source");
+        fs::remove_file(sources.join("unary/old.ptx")).unwrap();
+        assert!(checks(dir.path()));
+    }
+
+    #[test]
+    fn a_family_is_a_file_or_a_folder() {
+        let (dir, _) = scene();
+        assert_eq!(modules(dir.path(), Some("unary")).unwrap().len(), 1);
+        assert_eq!(modules(dir.path(), Some("neg")).unwrap().len(), 1);
+        let error = modules(dir.path(), Some("binary")).unwrap_err().to_string();
+        assert!(error.contains("binary"), "{error}");
+    }
+}

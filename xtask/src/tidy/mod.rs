@@ -1,0 +1,123 @@
+//! `cargo xtask tidy`: what the compiler does not check about the workspace.
+
+mod layers;
+mod lexer;
+mod rules;
+mod unsafety;
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+
+use self::lexer::Line;
+use crate::workspace;
+
+/// One thing that is wrong, and where.
+#[derive(Debug, PartialEq, Eq)]
+struct Complaint {
+    path: String,
+    line: usize,
+    rule: &'static str,
+    text: String,
+    /// Said, but no failure.
+    warning: bool,
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.warning { "warning" } else { "error" };
+        write!(f, "{}:{}: {kind} [{}] {}", self.path, self.line, self.rule, self.text)
+    }
+}
+
+/// A source file taken apart.
+#[derive(Debug)]
+struct Source {
+    /// Below the workspace root, with forward slashes.
+    path: String,
+    lines: Vec<Line>,
+    /// For each line: whether it is test code.
+    test: Vec<bool>,
+}
+
+impl Source {
+    fn new(path: &str, text: &str) -> Self {
+        let lines = lexer::lines(text);
+        let all_test = ["/tests/", "/benches/", "/tests.rs"].iter().any(|part| path.contains(part));
+        let test = if all_test { vec![true; lines.len()] } else { lexer::test_lines(&lines) };
+        Self { path: path.to_owned(), lines, test }
+    }
+
+    /// Whether it belongs to a crate's product: its library or program.
+    fn in_src(&self) -> bool {
+        self.path.contains("/src/")
+    }
+
+    fn complaint(&self, line: usize, rule: &'static str, text: impl Into<String>) -> Complaint {
+        let (path, text) = (self.path.clone(), text.into());
+        Complaint { path, line, rule, text, warning: false }
+    }
+}
+
+pub(crate) fn run() -> Result<()> {
+    let root = workspace::root()?;
+    let crates = workspace::crates(&root)?;
+    let mut complaints = Vec::new();
+    for member in &crates {
+        let manifest = workspace::relative(&root, &member.manifest_path);
+        let text = workspace::read(&member.manifest_path)?;
+        let members: Vec<&str> = crates.iter().map(|c| c.name.as_str()).collect();
+        complaints.extend(layers::check(member, &members, &manifest, &text));
+    }
+    let mut files = 0;
+    let mut unsafe_files = Vec::new();
+    for member in &crates {
+        for path in workspace::files(member.dir(), &["rs", "cu", "cuh"])? {
+            let (name, text) = (workspace::relative(&root, &path), workspace::read(&path)?);
+            complaints.extend(rules::length(&name, &text));
+            files += 1;
+            if name.ends_with(".rs") {
+                let source = Source::new(&name, &text);
+                complaints.extend(rules::check(&source, &text));
+                complaints.extend(unsafety::check(&source));
+                if unsafety::has_unsafe(&source) {
+                    unsafe_files.push(name);
+                }
+            }
+        }
+    }
+    complaints.extend(unsafety::stale(&unsafe_files));
+
+    complaints.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+    for complaint in &complaints {
+        eprintln!("{complaint}");
+    }
+    let errors = complaints.iter().filter(|c| !c.warning).count();
+    if errors > 0 {
+        bail!("tidy: {errors} complaints about {files} files");
+    }
+    println!("tidy: {} crates and {files} files in order", crates.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_complaint_names_place_and_rule() {
+        let source = Source::new("crates/a/src/b.rs", "fn f() {}\n");
+        let text = source.complaint(3, "header", "no header").to_string();
+        assert_eq!(text, "crates/a/src/b.rs:3: error [header] no header");
+    }
+
+    #[test]
+    fn tests_and_benches_are_test_code() {
+        let is_test = |path| Source::new(path, "fn f() {}\n").test[0];
+        assert!(is_test("crates/a/tests/b.rs"));
+        assert!(is_test("crates/a/benches/b.rs"));
+        assert!(is_test("crates/a/src/b/tests.rs"));
+        assert!(!is_test("crates/a/src/b.rs"));
+        assert!(!is_test("crates/a/examples/b.rs"));
+    }
+}

@@ -1,0 +1,159 @@
+//! Where `unsafe` may stand, and what must stand above it.
+
+use super::lexer::Line;
+use super::{Complaint, Source};
+
+/// The only places below a crate's `src` where `unsafe` may stand, each with its reason.
+pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
+    ("crates/cuda-sys-safe/src/", "the layer that calls CUDA"),
+    ("crates/kernels/src/launch/", "the launch edge: raw addresses meet kernels"),
+    ("crates/kernels/src/host/", "host views of storages, under their locks"),
+    ("crates/kernels/src/storage/", "shares what the locks guard between threads"),
+    ("crates/kernels/src/testing.rs", "reads and writes tensors' bytes"),
+    // A family's launch edge and its CPU implementations over raw operands.
+    ("crates/kernels/src/copy/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/elementwise/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/fill/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/matmul/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/random/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/reduce/", "a family's launches and CPU implementations"),
+    ("crates/kernels/src/softmax/", "a family's launches and CPU implementations"),
+];
+
+/// Libraries that must forbid it.
+const FORBIDS: &[&str] = &[
+    "crates/alloc/src/lib.rs",
+    "crates/stream/src/lib.rs",
+    "crates/tensor/src/lib.rs",
+    "crates/parallel/src/lib.rs",
+    "xtask/src/main.rs",
+];
+
+pub(super) fn check(source: &Source) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    let forbids = |line: &Line| line.code.contains("#![forbid(unsafe_code)]");
+    if FORBIDS.contains(&source.path.as_str()) && !source.lines.iter().any(forbids) {
+        let text = "the crate must carry `#![forbid(unsafe_code)]`";
+        complaints.push(source.complaint(1, "forbid-unsafe", text));
+    }
+    let allowed = !source.in_src() || allowance(&source.path).is_some();
+    for (at, line) in source.lines.iter().enumerate() {
+        if !allowed && line.has_word("unsafe") {
+            let text = "`unsafe` outside the places in UNSAFE_ALLOWED";
+            complaints.push(source.complaint(at + 1, "unsafe", text));
+        }
+        let needs_reason = line.words("unsafe").any(|rest| {
+            let rest = rest.trim_start();
+            rest.starts_with('{') || rest.starts_with("impl")
+        });
+        if needs_reason && !explained(&source.lines, at) {
+            let text = "no `// SAFETY:` comment directly above";
+            complaints.push(source.complaint(at + 1, "safety", text));
+        }
+    }
+    complaints
+}
+
+pub(super) fn has_unsafe(source: &Source) -> bool {
+    source.lines.iter().any(|line| line.has_word("unsafe"))
+}
+
+/// Complains about allowances that no file makes use of.
+pub(super) fn stale(files_with_unsafe: &[String]) -> Vec<Complaint> {
+    let unused = |prefix: &str| !files_with_unsafe.iter().any(|file| file.starts_with(prefix));
+    UNSAFE_ALLOWED
+        .iter()
+        .filter(|(prefix, _)| unused(prefix))
+        .map(|(prefix, _)| Complaint {
+            path: (*prefix).to_owned(),
+            line: 1,
+            rule: "unsafe",
+            text: "nothing here is unsafe: take it off UNSAFE_ALLOWED".to_owned(),
+            warning: false,
+        })
+        .collect()
+}
+
+/// Why `unsafe` may stand in this file.
+fn allowance(path: &str) -> Option<&'static str> {
+    UNSAFE_ALLOWED.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, why)| *why)
+}
+
+/// Whether the statement around line `at` has a comment with `SAFETY:` directly above it, or on a
+/// line of its own.
+fn explained(lines: &[Line], at: usize) -> bool {
+    if lines[at].comment.contains("SAFETY:") {
+        return true;
+    }
+    for line in lines[..at].iter().rev() {
+        let code = line.code.trim();
+        if line.comment.contains("SAFETY:") {
+            return true;
+        }
+        let comment = code.is_empty() && !line.comment.is_empty();
+        let attribute = code.starts_with("#[");
+        let ends_here = code.is_empty() || code.ends_with([';', '{', '}', ',']);
+        if !comment && !attribute && ends_here {
+            return false;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(path: &str, text: &str) -> Vec<(usize, &'static str)> {
+        check(&Source::new(path, text)).iter().map(|c| (c.line, c.rule)).collect()
+    }
+
+    const DRIVER: &str = "crates/cuda-sys-safe/src/a.rs";
+
+    #[test]
+    fn the_safe_crates_forbid_unsafe() {
+        let found = rules("crates/tensor/src/lib.rs", "//! `#![forbid(unsafe_code)]`\n");
+        assert_eq!(found, [(1, "forbid-unsafe")], "a comment does not count");
+        assert_eq!(rules("crates/tensor/src/lib.rs", "#![forbid(unsafe_code)]\n"), []);
+        assert_eq!(rules("crates/kernels/src/lib.rs", "\n"), []);
+    }
+
+    #[test]
+    fn unsafe_stays_in_its_places() {
+        let text = "unsafe fn f() {}\n";
+        assert_eq!(rules("crates/kernels/src/unary/neg.rs", text), [(1, "unsafe")]);
+        assert_eq!(rules("crates/alloc/src/a.rs", text), [(1, "unsafe")]);
+        assert_eq!(rules("crates/kernels/src/launch/cuda.rs", text), []);
+        assert_eq!(rules(DRIVER, text), []);
+        assert_eq!(rules("crates/alloc/tests/counting.rs", text), []);
+        assert_eq!(rules("crates/alloc/src/a.rs", "// unsafe\nlet a = \"unsafe\";\n"), []);
+    }
+
+    #[test]
+    fn blocks_and_impls_say_why() {
+        assert_eq!(rules(DRIVER, "fn f() {\n    unsafe { g() }\n}\n"), [(2, "safety")]);
+        assert_eq!(rules(DRIVER, "unsafe impl Send for A {}\n"), [(1, "safety")]);
+        assert_eq!(rules(DRIVER, "// SAFETY: a\nunsafe impl Send for A {}\n"), []);
+        assert_eq!(rules(DRIVER, "// SAFETY: two\n// lines\n#[x]\nunsafe { g() }\n"), []);
+        assert_eq!(rules(DRIVER, "unsafe fn f(g: unsafe fn()) {}\n"), []);
+        assert_eq!(rules("crates/alloc/tests/a.rs", "unsafe { g() }\n"), [(1, "safety")]);
+    }
+
+    #[test]
+    fn the_comment_belongs_to_the_statement() {
+        let text = "// SAFETY: a\nlet x =\n    unsafe { g() };\n";
+        assert_eq!(rules(DRIVER, text), []);
+        let text = "// SAFETY: a\nlet y = 1;\nunsafe { g() };\n";
+        assert_eq!(rules(DRIVER, text), [(3, "safety")]);
+        let text = "// SAFETY: a\nunsafe { g() };\nunsafe { g() };\n";
+        assert_eq!(rules(DRIVER, text), [(3, "safety")]);
+        assert_eq!(rules(DRIVER, "// SAFETY: a\n\nunsafe { g() };\n"), [(3, "safety")]);
+    }
+
+    #[test]
+    fn unused_allowances_are_named() {
+        let all: Vec<String> = UNSAFE_ALLOWED.iter().map(|(p, _)| format!("{p}a.rs")).collect();
+        assert!(stale(&all).is_empty());
+        assert_eq!(stale(&all[1..])[0].path, UNSAFE_ALLOWED[0].0);
+    }
+}

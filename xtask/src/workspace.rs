@@ -1,0 +1,182 @@
+//! The workspace: its root, its crates, its files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// Every crate, from the bottom up, with the workspace crates it may depend on.
+///
+/// `alloc` and `stream` do not know each other. `xtask` is not a layer: it may use any.
+pub(crate) const LAYERS: &[(&str, &[&str])] = &[
+    ("warpline-cuda-sys-safe", &[]),
+    ("warpline-alloc", &["warpline-cuda-sys-safe"]),
+    ("warpline-stream", &["warpline-cuda-sys-safe"]),
+    ("warpline-kernels", &["warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream"]),
+    (
+        "warpline",
+        &["warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream", "warpline-kernels"],
+    ),
+    (
+        "warpline-parallel",
+        &[
+            "warpline-cuda-sys-safe",
+            "warpline-alloc",
+            "warpline-stream",
+            "warpline-kernels",
+            "warpline",
+        ],
+    ),
+];
+
+/// A crate of the workspace.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Crate {
+    pub(crate) name: String,
+    pub(crate) manifest_path: PathBuf,
+    pub(crate) dependencies: Vec<Dependency>,
+    pub(crate) targets: Vec<Target>,
+}
+
+/// One line of a crate's dependencies, of any kind.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Dependency {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) optional: bool,
+}
+
+/// What a crate builds: its library, a test, an example.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Target {
+    pub(crate) kind: Vec<String>,
+}
+
+impl Crate {
+    pub(crate) fn dir(&self) -> &Path {
+        self.manifest_path.parent().unwrap_or(Path::new("."))
+    }
+
+    pub(crate) fn has(&self, kind: &str) -> bool {
+        self.targets.iter().any(|t| t.kind.iter().any(|k| k == kind))
+    }
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Crate>,
+}
+
+/// The folder of the workspace around the current one.
+pub(crate) fn root() -> Result<PathBuf> {
+    let here = std::env::current_dir().context("no current directory")?;
+    here.ancestors()
+        .find(|dir| {
+            fs::read_to_string(dir.join("Cargo.toml"))
+                .is_ok_and(|text| text.lines().any(|line| line.trim() == "[workspace]"))
+        })
+        .map(Path::to_path_buf)
+        .with_context(|| format!("no Cargo workspace at or above {}", here.display()))
+}
+
+/// The crates of the workspace, as cargo sees them, from the bottom layer up.
+pub(crate) fn crates(root: &Path) -> Result<Vec<Crate>> {
+    let output = Command::new(cargo())
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root)
+        .output()
+        .context("cannot run cargo metadata")?;
+    ensure!(
+        output.status.success(),
+        "cargo metadata failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+    let mut crates = metadata.packages;
+    let height = |name: &str| LAYERS.iter().position(|(layer, _)| *layer == name);
+    crates.sort_by_key(|c| (height(&c.name).unwrap_or(LAYERS.len()), c.name.clone()));
+    Ok(crates)
+}
+
+/// The cargo that runs us, or the one on the path.
+pub(crate) fn cargo() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
+}
+
+/// The files below `dir` with one of these extensions (all files when there are none), sorted.
+/// Hidden folders and `target` are left out; a folder that is not there has no files.
+pub(crate) fn files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    collect(dir, extensions, &mut found)?;
+    found.sort();
+    Ok(found)
+}
+
+fn collect(dir: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) -> Result<()> {
+    if !dir.is_dir() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with('.') || name == "target" {
+            continue;
+        }
+        let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            collect(&path, extensions, found)?;
+        } else if extensions.is_empty() || extensions.contains(&extension.as_str()) {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// `path` below `root`, with forward slashes.
+pub(crate) fn relative(root: &Path, path: &Path) -> String {
+    path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/")
+}
+
+/// `text` as a file holds it on Linux, so that hashes do not depend on a checkout's line ends.
+pub(crate) fn read(path: &Path) -> Result<String> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(text.replace("\r\n", "\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_lists_its_crates_from_the_bottom_up() {
+        let root = root().unwrap();
+        let crates = crates(&root).unwrap();
+        let names: Vec<_> = crates.iter().map(|c| c.name.as_str()).collect();
+        assert_eq!(names[0], "warpline-cuda-sys-safe");
+        let at = |name| names.iter().position(|n| *n == name).unwrap();
+        assert!(at("warpline-alloc") < at("warpline-kernels"));
+        assert!(at("warpline-kernels") < at("warpline"));
+        assert!(at("warpline") < at("xtask"));
+        assert_eq!(relative(&root, crates[at("xtask")].dir()), "xtask");
+    }
+
+    #[test]
+    fn files_are_sorted_and_chosen_by_extension() {
+        let dir = xshell::Shell::new().unwrap().create_temp_dir().unwrap();
+        for name in ["b.rs", "a/c.rs", "a/d.cu", "target/e.rs", ".git/f.rs"] {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let names = |extensions: &[&str]| -> Vec<String> {
+            let found = files(dir.path(), extensions).unwrap();
+            found.iter().map(|path| relative(dir.path(), path)).collect()
+        };
+        assert_eq!(names(&["rs"]), ["a/c.rs", "b.rs"]);
+        assert_eq!(names(&[]), ["a/c.rs", "a/d.cu", "b.rs"]);
+        assert!(files(&dir.path().join("missing"), &[]).unwrap().is_empty());
+    }
+}
