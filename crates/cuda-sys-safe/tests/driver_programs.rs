@@ -94,6 +94,9 @@ fn real(program: Program, expected: &[&str]) {
     // Captures and waits of one program would spoil those of another.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let driver = real::load().unwrap_or_else(|error| panic!("{error}"));
+    let driver: Arc<dyn Driver> = match std::env::var("WARPLINE_DRIVER") {
+        Ok(spec) if spec.starts_with("sim") => sim::SimConfig::from_spec(&spec).unwrap().build(),
+        _ => real::load().unwrap_or_else(|error| panic!("{error}")),
+    };
     check(&driver, program, expected, "the GPU");
 }
