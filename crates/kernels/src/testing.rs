@@ -22,14 +22,20 @@ pub(crate) fn on_every_target(body: impl Fn(Target<'_>)) {
 
 /// Runs a body on a real device, or on the simulated one that `WARPLINE_DRIVER` asks for.
 pub(crate) fn on_gpu(body: impl Fn(Target<'_>)) {
-    let driver = match std::env::var("WARPLINE_DRIVER") {
-        Ok(spec) if spec.starts_with("sim") => SimConfig::from_spec(&spec).unwrap().build(),
-        _ => warpline_cuda_sys_safe::real::load().unwrap(),
-    };
+    let driver = warpline_cuda_sys_safe::open(driver_spec().as_deref(), None).unwrap();
     // So that a memory checker can have every block be an allocation of the driver's.
     let allocator = AllocatorConfig::from_env_with(|name| std::env::var(name).ok()).unwrap();
     let config = RuntimeConfig { allocator, ..RuntimeConfig::default() };
     on_driver(Runtime::new(driver, config).unwrap(), body);
+}
+
+fn driver_spec() -> Option<String> {
+    std::env::var("WARPLINE_DRIVER").ok()
+}
+
+/// Whether [`on_gpu`] runs on a simulated device.
+pub(crate) fn gpu_is_simulated() -> bool {
+    driver_spec().is_some_and(|spec| spec.trim().starts_with("sim"))
 }
 
 fn on_driver(runtime: Runtime, body: impl Fn(Target<'_>)) {

@@ -9,10 +9,10 @@
 //! | `PYTORCH_CUDA_ALLOC_CONF` and others | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 
 use std::cell::RefCell;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use warpline_alloc::AllocatorConfig;
-use warpline_cuda_sys_safe::{Driver, DriverError, real, sim};
+use warpline_cuda_sys_safe::DriverError;
 
 use crate::{Error, Result, Runtime, RuntimeConfig};
 
@@ -68,7 +68,7 @@ pub fn simulated(devices: usize) -> Result<Runtime> {
 /// # Errors
 /// As [`simulated`].
 pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> {
-    let driver = simulator(&format!("sim:{devices}"), visible.map(str::to_owned));
+    let driver = warpline_cuda_sys_safe::open(Some(&format!("sim:{devices}")), visible);
     Runtime::new(driver.map_err(|e| Error::driver("simulated", e))?, RuntimeConfig::default())
 }
 
@@ -78,7 +78,8 @@ pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> 
 /// # Errors
 /// [`Error::Driver`] when the driver cannot be had, or `spec` means nothing.
 pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
-    let driver = driver(Some(spec), None).map_err(|e| Error::driver("open", e))?;
+    let driver = warpline_cuda_sys_safe::open(Some(spec), None);
+    let driver = driver.map_err(|e| Error::driver("open", e))?;
     Runtime::new(driver, config.clone())
 }
 
@@ -93,7 +94,8 @@ fn from_environment() -> Runtime {
         .and_then(|allocator| {
             config.allocator = allocator;
             let visible = variable("CUDA_VISIBLE_DEVICES");
-            driver(variable("WARPLINE_DRIVER").as_deref(), visible)
+            let spec = variable("WARPLINE_DRIVER");
+            warpline_cuda_sys_safe::open(spec.as_deref(), visible.as_deref())
         });
     match made {
         Err(reason) => Runtime::without_cuda(reason, &config),
@@ -103,25 +105,6 @@ fn from_environment() -> Runtime {
             Runtime::without_cuda(reason, &config)
         }),
     }
-}
-
-/// The driver that a `WARPLINE_DRIVER` asks for. A real one reads `CUDA_VISIBLE_DEVICES` itself.
-fn driver(spec: Option<&str>, visible: Option<String>) -> Result<Arc<dyn Driver>, DriverError> {
-    match spec.map(str::trim) {
-        None | Some("" | "cuda") => real::load(),
-        Some(spec) if spec == "sim" || spec.starts_with("sim:") => simulator(spec, visible),
-        Some(spec) => Err(refused(
-            "WARPLINE_DRIVER",
-            format!("'{spec}' is neither 'cuda' nor 'sim:N', such as 'sim:3'"),
-        )),
-    }
-}
-
-fn simulator(spec: &str, visible: Option<String>) -> Result<Arc<dyn Driver>, DriverError> {
-    let config = sim::SimConfig::from_spec(spec);
-    let mut config = config.map_err(|e| refused("WARPLINE_DRIVER", e.to_string()))?;
-    config.visible = visible;
-    Ok(config.build())
 }
 
 fn refused(call: &'static str, reason: String) -> DriverError {

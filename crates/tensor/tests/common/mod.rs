@@ -84,14 +84,17 @@ pub(crate) fn schedules(needs: usize, policy: SyncPolicy, body: impl Fn(&World) 
     }
 }
 
-/// Runs a test on the machine's GPUs, or on the simulated ones that `WARPLINE_DRIVER` asks for,
-/// with the allocator that the environment asks for.
+/// What [`gpu`] opens: the machine's GPUs, or the simulated ones that `WARPLINE_DRIVER` asks for.
+pub(crate) fn gpu_spec() -> String {
+    std::env::var("WARPLINE_DRIVER").unwrap_or_else(|_| "cuda".into())
+}
+
+/// Runs a test on [`gpu_spec`]'s devices, with the allocator that the environment asks for.
 pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let variable = |name: &str| std::env::var(name).ok();
     let allocator = warpline_alloc::AllocatorConfig::from_env_with(variable).expect("options");
     let config = RuntimeConfig { sync_policy: policy, allocator, ..RuntimeConfig::default() };
-    let spec = variable("WARPLINE_DRIVER").unwrap_or_else(|| "cuda".into());
-    let world = World::open(&spec, &config);
+    let world = World::open(&gpu_spec(), &config);
     assert!(world.devices >= needs, "{needs} GPUs are needed, {} found", world.devices);
     world.enter(&body);
 }

@@ -92,6 +92,6 @@ fn s08_each_launch_is_waited_for() {
 #[ignore = "needs a GPU"]
 fn gpu_s08_each_launch_is_waited_for() {
     let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
-    let runtime = warpline::open("cuda", &config).expect("a GPU");
+    let runtime = warpline::open(&crate::common::gpu_spec(), &config).expect("a GPU");
     warpline::with_runtime(&runtime, nothing_is_left).expect("no failure");
 }

@@ -1,0 +1,56 @@
+//! The driver that a text asks for.
+
+use std::sync::Arc;
+
+use crate::sim::SimConfig;
+use crate::{Driver, DriverError, Result, real};
+
+/// The machine's driver for `None`, nothing or `cuda`; simulated devices for `sim`, `sim:3` and
+/// the like ([`SimConfig::from_spec`]). This is what `WARPLINE_DRIVER` holds.
+///
+/// `visible` is `CUDA_VISIBLE_DEVICES` for simulated devices; the machine's driver reads its own.
+///
+/// ```
+/// let driver = warpline_cuda_sys_safe::open(Some("sim:3"), Some("2,0"))?;
+/// assert_eq!(driver.device_count(), 2);
+/// # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
+/// ```
+///
+/// # Errors
+/// [`DriverError::InvalidArgument`] when the text names no driver; those of [`real::load`].
+pub fn open(spec: Option<&str>, visible: Option<&str>) -> Result<Arc<dyn Driver>> {
+    let spec = spec.map_or("", str::trim);
+    if matches!(spec, "" | "cuda") {
+        return real::load();
+    }
+    let refused = |reason| DriverError::InvalidArgument { call: "WARPLINE_DRIVER", reason };
+    if spec != "sim" && !spec.starts_with("sim:") && !spec.starts_with("sim,") {
+        return Err(refused(format!("`{spec}` is neither `cuda` nor `sim:N`, such as `sim:3`")));
+    }
+    let mut config = SimConfig::from_spec(spec).map_err(|error| refused(error.to_string()))?;
+    config.visible = visible.map(str::to_owned);
+    Ok(config.build())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_names_simulated_devices_and_what_is_seen_of_them() {
+        let count = |spec, visible| open(Some(spec), visible).map(|driver| driver.device_count());
+        assert_eq!(count("sim", None).unwrap(), 1);
+        assert_eq!(count(" sim:3,lazy ", None).unwrap(), 3);
+        assert_eq!(count("sim:3", Some("1,7,0")).unwrap(), 1);
+        assert_eq!(count("sim,seed=4", None).unwrap(), 1);
+    }
+
+    #[test]
+    fn what_names_no_driver_is_refused() {
+        for spec in ["simulated", "cpu", "sim:x", "sim:1,fast", "CUDA:0"] {
+            let error = open(Some(spec), None).unwrap_err();
+            assert!(matches!(error, DriverError::InvalidArgument { .. }), "{spec}: {error}");
+            assert!(error.to_string().contains(spec), "{error}");
+        }
+    }
+}
