@@ -9,7 +9,21 @@ const INTERVALS: usize = 16;
 const VARIABLES: [&str; 3] =
     ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 
-/// How an allocator behaves. The default is PyTorch's.
+/// How an allocator gets more memory, and makes use of what is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Pages of 2 MiB that are free anywhere are mapped behind new addresses, so that little is
+    /// ever reserved that is not allocated. As [`Policy::Torch`] where the device has no virtual
+    /// memory management.
+    #[default]
+    Default,
+    /// PyTorch's rules, to the byte: segments, or with
+    /// [`expandable_segments`](AllocatorConfig::expandable_segments) its ranges that grow.
+    Torch,
+}
+
+/// How an allocator behaves.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AllocatorConfig {
@@ -30,6 +44,12 @@ pub struct AllocatorConfig {
     pub large_segment_size: usize,
     /// Share of the device's memory that may be reserved (`per_process_memory_fraction`).
     pub memory_fraction: Option<f64>,
+    /// How it gets more memory (`policy:default` or `policy:torch`; options that only PyTorch's
+    /// segments have choose the latter).
+    pub policy: Policy,
+    /// Whether [`Policy::Torch`] has ranges that grow in place of segments
+    /// (`expandable_segments`).
+    pub expandable_segments: bool,
     /// Whether freed memory is kept. Without it every block is an exact allocation of the backend
     /// and goes back to it when freed (`PYTORCH_NO_CUDA_MEMORY_CACHING`).
     pub caching: bool,
@@ -44,6 +64,8 @@ impl Default for AllocatorConfig {
             garbage_collection_threshold: None,
             large_segment_size: LARGE_BUFFER,
             memory_fraction: None,
+            policy: Policy::Default,
+            expandable_segments: false,
             caching: true,
         }
     }
@@ -124,6 +146,10 @@ impl AllocatorConfig {
         for (key, value) in options.iter().filter(|o| !is_segment_size(o)) {
             config.set(key, value)?;
         }
+        let only_torch = |option: &(&str, &str)| TORCH_KEYS.contains(&option.0);
+        if !options.iter().any(|option| option.0 == "policy") && options.iter().any(only_torch) {
+            config.policy = Policy::Torch;
+        }
         Ok(config)
     }
 
@@ -185,8 +211,15 @@ impl AllocatorConfig {
                 "cudaMallocAsync" => return Err(not_supported(key, value)),
                 _ => return Err(invalid(key, value, "`native` or `cudaMallocAsync`")),
             },
-            "expandable_segments"
-            | "graph_capture_record_stream_reuse"
+            "expandable_segments" => self.expandable_segments = boolean(key, value)?,
+            "policy" => {
+                self.policy = match value {
+                    "default" => Policy::Default,
+                    "torch" => Policy::Torch,
+                    _ => return Err(invalid(key, value, "`default` or `torch`")),
+                }
+            }
+            "graph_capture_record_stream_reuse"
             | "pinned_use_cuda_host_register"
             | "pinned_use_background_threads" => {
                 if boolean(key, value)? {
@@ -211,6 +244,12 @@ impl AllocatorConfig {
         self.max_split_size.unwrap_or(usize::MAX)
     }
 
+    /// Whether segments are ranges that grow, as PyTorch's are with the option.
+    #[inline]
+    pub(crate) fn expandable(&self) -> bool {
+        self.expandable_segments && self.policy == Policy::Torch
+    }
+
     /// The divisions for a request of `bytes` bytes, which is not 0.
     #[inline]
     pub(crate) fn divisions_for(&self, bytes: usize) -> usize {
@@ -219,7 +258,15 @@ impl AllocatorConfig {
     }
 }
 
-const KEYS: [&str; 16] = [
+/// Options that have a meaning only for PyTorch's segments.
+const TORCH_KEYS: [&str; 4] = [
+    "expandable_segments",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+];
+
+const KEYS: [&str; 17] = [
     "backend",
     "expandable_segments",
     "garbage_collection_threshold",
@@ -228,6 +275,7 @@ const KEYS: [&str; 16] = [
     "max_non_split_rounding_mb",
     "max_split_size_mb",
     "per_process_memory_fraction",
+    "policy",
     "pinned_max_cached_size_mb",
     "pinned_max_round_threshold_mb",
     "pinned_num_register_threads",
@@ -382,7 +430,6 @@ mod tests {
     #[test]
     fn what_is_not_there_yet_is_refused() {
         for text in [
-            "expandable_segments:True",
             "backend:cudaMallocAsync",
             "pinned_use_cuda_host_register:True",
             "pinned_num_register_threads:8",

@@ -55,22 +55,27 @@ mod allocator;
 mod backend;
 mod block;
 mod config;
+mod core;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
 mod events;
 mod free_index;
 mod host;
+mod miss;
+mod pages;
 pub mod rules;
+mod shard;
 mod snapshot;
 mod state;
 mod stats;
 mod summary;
+mod table;
 
 pub use allocator::CachingAllocator;
-pub use backend::{Backend, HostBackend, StreamBackend};
+pub use backend::{Backend, Handle, HostBackend, StreamBackend, VirtualMemory};
 pub use block::Block;
-pub use config::{AllocatorConfig, ConfigError};
+pub use config::{AllocatorConfig, ConfigError, Policy};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     CudaAllocator, CudaBackend, CudaBlock, CudaHostBackend, CudaHostCache, CudaPinnedBlock,

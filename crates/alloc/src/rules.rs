@@ -76,15 +76,18 @@ pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
     }
 }
 
-/// Whether a block with `remaining` bytes more than the `size` that is needed is split.
+/// Whether a block with `remaining` bytes more than the `size` that is needed is split. In an
+/// arena even little is kept.
 #[inline]
 pub(crate) fn should_split(
     config: &AllocatorConfig,
     kind: PoolKind,
+    arena: bool,
     size: usize,
     remaining: usize,
 ) -> bool {
     match kind {
+        _ if arena => remaining >= MIN_BLOCK_SIZE,
         PoolKind::Small => remaining >= MIN_BLOCK_SIZE,
         PoolKind::Large => size < config.max_split() && remaining > SMALL_SIZE,
     }

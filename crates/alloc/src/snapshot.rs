@@ -19,6 +19,8 @@ pub struct SegmentInfo {
     pub stream: u64,
     /// The pool it belongs to.
     pub segment_type: PoolKind,
+    /// Whether it is a mapped stretch of a range whose pages come and go.
+    pub is_expandable: bool,
     /// Its blocks, by address; they cover it.
     pub blocks: Vec<BlockInfo>,
 }

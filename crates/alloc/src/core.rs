@@ -1,0 +1,108 @@
+//! What all shards of an allocator share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::pages::Arenas;
+use crate::shard::{Shard, lock};
+use crate::state::Released;
+use crate::stats::{Counters, Global};
+use crate::{AllocatorConfig, Backend};
+
+pub(crate) struct Core<B: Backend> {
+    pub(crate) backend: B,
+    /// Held while the backend is asked for memory or given it back. Taken before `shards`, never
+    /// while callers' code runs.
+    pub(crate) slow: Mutex<Slow>,
+    /// All shards, in the order in which their locks are taken. Held while more than one is.
+    pub(crate) shards: Mutex<Vec<Weak<Shard<B>>>>,
+    /// Taken last.
+    pub(crate) global: Mutex<Global>,
+    /// Searches of large pools, while garbage is collected.
+    pub(crate) clock: Arc<AtomicU64>,
+}
+
+/// What only one thread at a time deals with.
+pub(crate) struct Slow {
+    pub(crate) limit: Limit,
+    pub(crate) arenas: Arenas,
+}
+
+/// How much may be reserved.
+pub(crate) struct Limit {
+    pub(crate) fraction: Option<f64>,
+    /// The fraction in bytes, once it was needed.
+    pub(crate) bytes: Option<usize>,
+}
+
+impl Limit {
+    pub(crate) fn new(fraction: Option<f64>) -> Self {
+        // A fraction of 1 is no limit.
+        Self { fraction: fraction.filter(|fraction| *fraction < 1.0), bytes: None }
+    }
+}
+
+impl<B: Backend> Core<B> {
+    pub(crate) fn new(backend: B, config: &AllocatorConfig) -> Self {
+        let limit = Limit::new(config.memory_fraction);
+        Self {
+            backend,
+            slow: Mutex::new(Slow { limit, arenas: Arenas::default() }),
+            shards: Mutex::default(),
+            global: Mutex::default(),
+            clock: Arc::default(),
+        }
+    }
+
+    /// All shards that are alive, first to be locked first.
+    pub(crate) fn all_shards(&self) -> Vec<Arc<Shard<B>>> {
+        lock(&self.shards).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Raises the peaks to what the shards are at together.
+    #[cold]
+    pub(crate) fn raise_peaks(&self) {
+        self.with_all(|global, shards| global.raise_peaks(shards));
+    }
+
+    /// Calls `f` with all counters at one moment.
+    pub(crate) fn with_all<R>(&self, f: impl FnOnce(&mut Global, &mut [&mut Counters]) -> R) -> R {
+        let registry = lock(&self.shards);
+        let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
+        let result = {
+            let mut states: Vec<_> = shards.iter().map(|shard| shard.lock()).collect();
+            let mut counters: Vec<_> = states.iter_mut().map(|s| &mut s.counters).collect();
+            f(&mut lock(&self.global), &mut counters)
+        };
+        drop(registry);
+        // The last owner of a shard drops it here, without a lock.
+        drop(shards);
+        result
+    }
+
+    /// Counts segments out and gives them back to the backend. Called without a shard's lock.
+    pub(crate) fn gone(&self, released: Vec<Released<B::Memory>>) {
+        if released.is_empty() {
+            return;
+        }
+        let mut global = lock(&self.global);
+        for segment in &released {
+            global.segment.decrease(segment.kind, 1);
+            global.reserved_bytes.decrease(segment.kind, segment.size as i64);
+            global.oversize_segments.decrease(i64::from(segment.oversize));
+            global.num_device_free += 1;
+        }
+        drop(global);
+        drop(released);
+    }
+
+    /// Waits for all work of a stream; false if that fails and the device is not lost.
+    pub(crate) fn wait_for(&self, stream: &B::Stream) -> bool {
+        let waited = self.backend.record(stream).and_then(|event| self.backend.synchronize(&event));
+        waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
+    }
+
+    pub(crate) fn searches(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+}
