@@ -104,8 +104,9 @@ impl<B: Backend> CachingAllocator<B> {
         let mut slow = lock(&self.shared.core.slow);
         slow.limit = Limit::new(config.memory_fraction);
         *lock(&self.shared.config) = config.clone();
+        let in_force = self.shared.core.in_force(config);
         for shard in self.shared.core.all_shards() {
-            shard.lock().set_config(config.clone());
+            shard.lock().set_config(in_force.clone());
         }
     }
 
@@ -209,7 +210,7 @@ impl<B: Backend> Shared<B> {
         let rounded = round_size(&state.config, bytes)?;
         let caching = state.config.caching;
         let size = if caching { rounded } else { bytes };
-        let request = Request { kind: PoolKind::of(size), requested: bytes, size };
+        let request = Request { kind: PoolKind::of(&state.config, size), requested: bytes, size };
         if !state.pending.is_empty() {
             state.poll_events(&self.core.backend);
         }
@@ -235,7 +236,7 @@ impl<B: Backend> Shared<B> {
     #[cold]
     fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
         let id = B::stream_id(stream);
-        let config = lock(&self.config).clone();
+        let config = self.core.in_force(lock(&self.config).clone());
         let mut registry = lock(&self.core.shards);
         let mut others = lock(&self.others);
         let known =

@@ -1,6 +1,6 @@
 //! Options, in PyTorch's spelling.
 
-use crate::rules::{LARGE_BUFFER, MIB};
+use crate::rules::{LARGE_BUFFER, MIB, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
 
 /// Intervals with divisions of their own: 1 MB, 2 MB, … 32 GB and above.
 const INTERVALS: usize = 16;
@@ -248,6 +248,15 @@ impl AllocatorConfig {
     #[inline]
     pub(crate) fn expandable(&self) -> bool {
         self.expandable_segments && self.policy == Policy::Torch
+    }
+
+    /// Requests up to this come from the small pool.
+    #[inline]
+    pub(crate) fn small_size(&self) -> usize {
+        match self.policy {
+            Policy::Default => SMALL_SIZE_IN_PAGES,
+            Policy::Torch => SMALL_SIZE,
+        }
     }
 
     /// The divisions for a request of `bytes` bytes, which is not 0.

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::pages::Arenas;
 use crate::shard::{Shard, lock};
 use crate::state::Released;
-use crate::stats::{Counters, Global};
-use crate::{AllocatorConfig, Backend};
+use crate::stats::{Counters, Global, Quantity};
+use crate::{AllocatorConfig, Backend, Policy};
 
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
     /// Held while the backend is asked for memory or given it back. Taken before `shards`, never
     /// while callers' code runs.
-    pub(crate) slow: Mutex<Slow>,
+    pub(crate) slow: Mutex<Slow<B>>,
     /// All shards, in the order in which their locks are taken. Held while more than one is.
     pub(crate) shards: Mutex<Vec<Weak<Shard<B>>>>,
     /// Taken last.
@@ -23,9 +23,9 @@ pub(crate) struct Core<B: Backend> {
 }
 
 /// What only one thread at a time deals with.
-pub(crate) struct Slow {
+pub(crate) struct Slow<B: Backend> {
     pub(crate) limit: Limit,
-    pub(crate) arenas: Arenas,
+    pub(crate) arenas: Arenas<B>,
 }
 
 /// How much may be reserved.
@@ -100,6 +100,24 @@ impl<B: Backend> Core<B> {
     pub(crate) fn wait_for(&self, stream: &B::Stream) -> bool {
         let waited = self.backend.record(stream).and_then(|event| self.backend.synchronize(&event));
         waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
+    }
+
+    /// What can be had of the options: without virtual memory there are only segments.
+    pub(crate) fn in_force(&self, mut config: AllocatorConfig) -> AllocatorConfig {
+        if self.backend.virtual_memory().is_none() {
+            config.policy = Policy::Torch;
+            config.expandable_segments = false;
+        }
+        config
+    }
+
+    /// The most bytes ever asked for and held at once, if `bytes` more are.
+    pub(crate) fn peak_requested_with(&self, bytes: usize) -> usize {
+        self.with_all(|global, shards| {
+            let at = Quantity::RequestedBytes as usize;
+            let now: i64 = shards.iter().map(|shard| shard.now()[2][at]).sum();
+            global.peak(Quantity::RequestedBytes).max(now + bytes as i64) as usize
+        })
     }
 
     pub(crate) fn searches(&self) -> u64 {

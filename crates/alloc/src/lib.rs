@@ -64,6 +64,7 @@ mod free_index;
 mod host;
 mod miss;
 mod pages;
+mod remap;
 pub mod rules;
 mod shard;
 mod snapshot;

@@ -66,16 +66,22 @@ impl<B: Backend> Shared<B> {
     /// Asks the backend for memory. `None` if it, or the limit, says that there is none.
     fn grow(
         &self,
-        slow: &mut Slow,
+        slow: &mut Slow<B>,
         shard: &Arc<Shard<B>>,
         request: &Request,
         limit: Option<usize>,
     ) -> Result<Option<Granted>, AllocError> {
         let config = shard.lock().config.clone();
-        let in_arenas = config.caching && (config.policy == Policy::Default || config.expandable());
-        if in_arenas && let Some(memory) = self.core.backend.virtual_memory() {
+        if config.caching
+            && let Some(memory) = self.core.backend.virtual_memory()
+        {
             let page_size = page_size(&config, request.kind);
-            return self.expand(slow, memory, shard, request, page_size, limit);
+            if config.policy == Policy::Default {
+                return self.remap(slow, memory, shard, request, page_size, limit);
+            }
+            if config.expandable() {
+                return self.expand(slow, memory, shard, request, page_size, limit);
+            }
         }
         let bytes = if config.caching { segment_size(&config, request.size) } else { request.size };
         if !self.may_reserve(bytes, limit)? {
@@ -101,7 +107,7 @@ impl<B: Backend> Shared<B> {
     /// Maps pages behind addresses of an arena.
     fn expand(
         &self,
-        slow: &mut Slow,
+        slow: &mut Slow<B>,
         memory: &dyn VirtualMemory<B::Error>,
         shard: &Arc<Shard<B>>,
         request: &Request,
@@ -120,7 +126,7 @@ impl<B: Backend> Shared<B> {
         };
         for (done, &pages) in growth.missing.iter().enumerate() {
             let mapped = match self.may_reserve(pages.size, limit) {
-                Ok(true) => slow.arenas.map(memory, pages).map_err(|error| {
+                Ok(true) => slow.arenas.create(memory, pages).map_err(|error| {
                     let out = self.core.backend.is_out_of_memory(&error);
                     (!out).then(|| AllocError::from_backend(pages.size, error))
                 }),
@@ -141,9 +147,9 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Reserves addresses for a pool of the shard.
-    fn reserve(
+    pub(crate) fn reserve(
         &self,
-        slow: &mut Slow,
+        slow: &mut Slow<B>,
         memory: &dyn VirtualMemory<B::Error>,
         shard: &Arc<Shard<B>>,
         request: &Request,
@@ -159,7 +165,11 @@ impl<B: Backend> Shared<B> {
         Ok(())
     }
 
-    fn may_reserve(&self, bytes: usize, limit: Option<usize>) -> Result<bool, AllocError> {
+    pub(crate) fn may_reserve(
+        &self,
+        bytes: usize,
+        limit: Option<usize>,
+    ) -> Result<bool, AllocError> {
         let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
         let overflow = AllocError::SizeOverflow { what: "reserved memory", bytes };
         let reserved = reserved.checked_add(bytes).ok_or(overflow)?;
@@ -167,7 +177,7 @@ impl<B: Backend> Shared<B> {
     }
 
     /// The memory fraction in bytes.
-    fn limit(&self, slow: &mut Slow) -> Result<Option<usize>, AllocError> {
+    fn limit(&self, slow: &mut Slow<B>) -> Result<Option<usize>, AllocError> {
         let limit = &mut slow.limit;
         if let Some(fraction) = limit.fraction
             && limit.bytes.is_none()
@@ -224,29 +234,30 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Gives everything back that is wholly free.
-    pub(crate) fn release_cached(&self, slow: &mut Slow) {
+    pub(crate) fn release_cached(&self, slow: &mut Slow<B>) {
+        let mut with_arenas = Vec::new();
         for shard in self.core.all_shards() {
-            let (released, stream) = {
-                let mut state = shard.lock();
-                let has_arenas = state.has_arenas();
-                (state.take_cached(), has_arenas.then(|| state.stream.clone()))
-            };
+            let mut state = shard.lock();
+            let released = state.take_cached();
+            let stream = state.has_arenas().then(|| state.stream.clone());
+            drop(state);
             self.core.gone(released);
-            // Unmapping does not wait for the work that uses the pages.
-            if let Some(stream) = stream
-                && self.core.wait_for(&stream)
-            {
-                self.release_pages(slow, &shard);
-            }
+            with_arenas.extend(stream.map(|stream| (shard, stream)));
+        }
+        // Unmapping does not wait for the work that uses the pages, lent ones wherever they are.
+        let idle = with_arenas.iter().filter(|(_, stream)| self.core.wait_for(stream)).count();
+        if idle == with_arenas.len() {
+            slow.arenas.forget_lent();
+            with_arenas.iter().for_each(|(shard, _)| self.release_pages(slow, shard));
         }
     }
 
-    fn release_pages(&self, slow: &mut Slow, shard: &Arc<Shard<B>>) {
+    fn release_pages(&self, slow: &mut Slow<B>, shard: &Arc<Shard<B>>) {
         use crate::PoolKind::{Large, Small};
         for kind in [Large, Small] {
             let pages = shard.lock().take_free_pages(kind, |arena| slow.arenas.page_size(arena));
             for pages in pages {
-                slow.arenas.unmap(pages);
+                slow.arenas.release(pages);
                 let mut global = lock(&self.core.global);
                 global.mapping_time += std::mem::take(&mut slow.arenas.spent);
                 global.reserved_bytes.decrease(kind, pages.size as i64);

@@ -26,6 +26,22 @@ pub(crate) struct Growth {
     pub(crate) missing: Vec<Pages>,
 }
 
+impl Growth {
+    /// Lists what is missing page by page.
+    pub(crate) fn split_missing(&mut self, page_size: usize) {
+        let missing = std::mem::take(&mut self.missing);
+        self.missing = missing.into_iter().flat_map(|pages| pages.each(page_size)).collect();
+    }
+}
+
+impl Pages {
+    /// Each page alone.
+    pub(crate) fn each(self, page_size: usize) -> impl Iterator<Item = Pages> {
+        let starts = (self.start..self.start + self.size as u64).step_by(page_size);
+        starts.map(move |start| Pages { start, size: page_size, ..self })
+    }
+}
+
 impl<B: Backend> State<B> {
     /// Adds a reserved range, with nothing mapped.
     pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: u32, base: u64, bytes: usize) {
@@ -63,15 +79,11 @@ impl<B: Backend> State<B> {
     /// `page_size` bytes, as PyTorch's expandable segments choose them. `None` if no arena has
     /// them.
     pub(crate) fn plan_expansion(&mut self, request: &Request, page_size: usize) -> Option<Growth> {
-        let is = |block: u32, held: Held| {
-            self.records.get(block as usize).is_some_and(|record| record.held == held)
-        };
-        let usable = |block: u32| is(block, Held::Free) || is(block, Held::Unmapped);
         let first = self.unmapped[request.kind as usize].values().find_map(|&unmapped| {
             let prev = self.records[unmapped as usize].prev;
-            let first = if usable(prev) { prev } else { unmapped };
+            let first = if self.is_usable(prev) { prev } else { unmapped };
             let (mut bytes, mut block) = (0, first);
-            while bytes < request.size && usable(block) {
+            while bytes < request.size && self.is_usable(block) {
                 bytes += self.records[block as usize].size;
                 block = self.records[block as usize].next;
             }
@@ -80,31 +92,32 @@ impl<B: Backend> State<B> {
         Some(self.take_run(first, request.size, page_size))
     }
 
+    /// Whether a record is free or unmapped.
+    pub(super) fn is_usable(&self, block: u32) -> bool {
+        let record = self.records.get(block as usize);
+        record.is_some_and(|record| matches!(record.held, Held::Free | Held::Unmapped))
+    }
+
     /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
     /// are `size` bytes with what is mapped rounded up to whole pages.
-    pub(crate) fn take_run(&mut self, first: u32, size: usize, page_size: usize) -> Growth {
+    pub(super) fn take_run(&mut self, first: u32, size: usize, page_size: usize) -> Growth {
         let (arena, _) = self.arena_of(first);
         let (mut free, mut missing) = (Vec::new(), Vec::new());
         let (mut bytes, mut block) = (0, first);
         loop {
             let record = self.records[block as usize];
-            match record.held {
-                Held::Free => {
-                    self.pools[record.kind as usize].remove(record.size, record.address);
-                    free.push((record.address, record.size));
-                    bytes += record.size;
+            self.unlist(&record);
+            if record.held == Held::Free {
+                free.push((record.address, record.size));
+                bytes += record.size;
+            } else {
+                let wanted = (size - bytes).next_multiple_of(page_size).min(record.size);
+                if wanted < record.size {
+                    let rest = self.split_off(block, wanted, Held::Unmapped);
+                    self.list(rest);
                 }
-                _ => {
-                    let wanted = (size - bytes).next_multiple_of(page_size).min(record.size);
-                    self.unmapped[record.kind as usize].remove(&record.address);
-                    if wanted < record.size {
-                        let rest = self.split_off(block, wanted, Held::Unmapped);
-                        let address = self.records[rest as usize].address;
-                        self.unmapped[record.kind as usize].insert(address, rest);
-                    }
-                    missing.push(Pages { arena, start: record.address, size: wanted });
-                    bytes += wanted;
-                }
+                missing.push(Pages { arena, start: record.address, size: wanted });
+                bytes += wanted;
             }
             if block != first {
                 self.absorb_next(first);
@@ -114,6 +127,25 @@ impl<B: Backend> State<B> {
             if bytes >= size {
                 return Growth { block: first, free, missing };
             }
+        }
+    }
+
+    /// Takes a free or unmapped record out of its pool.
+    pub(super) fn unlist(&mut self, record: &Record) {
+        if record.held == Held::Free {
+            self.pools[record.kind as usize].remove(record.size, record.address);
+        } else {
+            self.unmapped[record.kind as usize].remove(&record.address);
+        }
+    }
+
+    /// Puts a free or unmapped record into its pool, as it is.
+    pub(super) fn list(&mut self, block: u32) {
+        let record = self.records[block as usize];
+        if record.held == Held::Free {
+            self.pools[record.kind as usize].insert(record.free(block));
+        } else {
+            self.unmapped[record.kind as usize].insert(record.address, block);
         }
     }
 
@@ -154,21 +186,40 @@ impl<B: Backend> State<B> {
     pub(crate) fn carve(&mut self, block: u32, start: u64, size: usize) -> Pages {
         let record = self.records[block as usize];
         let (arena, _) = self.arena_of(block);
-        self.pools[record.kind as usize].remove(record.size, record.address);
+        self.unlist(&record);
         let before = (start - record.address) as usize;
         let after = record.size - before - size;
         let middle = if before == 0 { block } else { self.split_off(block, before, Held::Growing) };
         if after > 0 {
             let rest = self.split_off(middle, size, Held::Free);
-            let free = self.records[rest as usize].free(rest);
-            self.pools[record.kind as usize].insert(free);
+            self.list(rest);
         }
         if before > 0 {
-            let free = self.records[block as usize].free(block);
-            self.pools[record.kind as usize].insert(free);
+            self.list(block);
         }
         self.join_unmapped(middle);
         Pages { arena, start, size }
+    }
+
+    /// Puts pages back that were carved out and are still mapped.
+    pub(crate) fn uncarve(&mut self, kind: PoolKind, pages: Pages) {
+        let unmapped = self.unmapped[kind as usize].range(..=pages.start).next_back();
+        let Some((&start, &block)) = unmapped else { return };
+        let record = self.records[block as usize];
+        let ahead = (pages.start - start) as usize;
+        if ahead + pages.size > record.size {
+            return;
+        }
+        self.unlist(&record);
+        let middle = if ahead == 0 { block } else { self.split_off(block, ahead, Held::Growing) };
+        if self.records[middle as usize].size > pages.size {
+            let rest = self.split_off(middle, pages.size, Held::Unmapped);
+            self.list(rest);
+        }
+        if ahead > 0 {
+            self.list(block);
+        }
+        self.join_pool(middle);
     }
 
     /// Merges a record with unmapped neighbours and lists it as one of them.
@@ -201,7 +252,7 @@ impl<B: Backend> State<B> {
     }
 
     /// The arena's number and address.
-    fn arena_of(&self, block: u32) -> (u32, u64) {
+    pub(super) fn arena_of(&self, block: u32) -> (u32, u64) {
         let segment = self.records[block as usize].segment as usize;
         match self.segments[segment].as_ref().map(|segment| &segment.holding) {
             Some(Holding::Arena(arena, base)) => (*arena, *base),
@@ -215,16 +266,49 @@ impl<B: Backend> State<B> {
         kind: PoolKind,
         page_size: impl Fn(u32) -> usize,
     ) -> Vec<Pages> {
-        let free = self.pools[kind as usize].iter();
-        let free: Vec<Free> =
-            free.filter(|free| self.records[free.block as usize].arena).copied().collect();
-        free.iter()
-            .filter_map(|free| {
-                let (arena, _) = self.arena_of(free.block);
-                let (start, size) = self.whole_pages(free, page_size(arena))?;
-                Some(self.carve(free.block, start, size))
+        let free = self.free_pages(kind, page_size);
+        free.into_iter().map(|(block, pages)| self.carve(block, pages.start, pages.size)).collect()
+    }
+
+    /// Takes up to `count` whole free pages out of the arenas of both pools, those at the highest
+    /// addresses first. Answers them and their pools.
+    pub(crate) fn take_some_pages(
+        &mut self,
+        count: usize,
+        page_size: usize,
+    ) -> Vec<(PoolKind, Pages)> {
+        let mut taken = Vec::new();
+        let kinds = [PoolKind::Large, PoolKind::Small].into_iter();
+        let mut free: Vec<_> = kinds
+            .flat_map(|kind| {
+                let free = self.free_pages(kind, |_| page_size);
+                free.into_iter().map(move |(block, pages)| (pages.start, kind, block, pages))
             })
-            .collect()
+            .collect();
+        free.sort_unstable_by_key(|&(start, ..)| std::cmp::Reverse(start));
+        let mut left = count * page_size;
+        for (_, kind, block, pages) in free {
+            if left == 0 {
+                break;
+            }
+            let size = pages.size.min(left);
+            let start = pages.start + (pages.size - size) as u64;
+            taken.push((kind, self.carve(block, start, size)));
+            left -= size;
+        }
+        taken
+    }
+
+    /// The free blocks of the arenas that contain whole pages, and those.
+    fn free_pages(&self, kind: PoolKind, page_size: impl Fn(u32) -> usize) -> Vec<(u32, Pages)> {
+        let free = self.pools[kind as usize].iter();
+        let free = free.filter(|free| self.records[free.block as usize].arena);
+        free.filter_map(|free| {
+            let (arena, _) = self.arena_of(free.block);
+            let (start, size) = self.whole_pages(free, page_size(arena))?;
+            Some((free.block, Pages { arena, start, size }))
+        })
+        .collect()
     }
 
     /// Takes the arenas off the books in which nothing is mapped; answers their numbers.

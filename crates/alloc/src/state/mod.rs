@@ -4,13 +4,15 @@
 mod arena;
 mod release;
 mod report;
+mod window;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use arena::Pages;
+pub(crate) use arena::{Growth, Pages};
 pub(crate) use release::{Idle, Released};
+pub(crate) use window::Cost;
 
 use crate::events::PendingEvents;
 use crate::free_index::{Free, FreeIndex};

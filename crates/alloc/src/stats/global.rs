@@ -65,6 +65,14 @@ impl PoolCount {
         self.pools[kind as usize].decrease(by);
     }
 
+    /// Counts something in the other pool from now on.
+    pub(crate) fn transfer(&mut self, from: PoolKind, to: PoolKind, by: i64) {
+        if from != to {
+            self.decrease(from, by);
+            self.increase(to, by);
+        }
+    }
+
     pub(crate) fn current(&self) -> i64 {
         self.pools[0].current + self.pools[1].current
     }
@@ -137,6 +145,11 @@ impl Global {
                 }
             }
         }
+    }
+
+    /// The peak over both pools.
+    pub(crate) fn peak(&self, quantity: Quantity) -> i64 {
+        self.peaks[2][quantity as usize]
     }
 
     pub(crate) fn reset_peak(&mut self, shards: &mut [&mut Counters]) {

@@ -305,9 +305,11 @@ impl Drop for Page {
     }
 }
 
+/// A mapping keeps its page alive.
 struct Mapping {
     address: u64,
     world: Fake,
+    _page: Arc<Page>,
 }
 
 impl Drop for Mapping {
@@ -345,12 +347,12 @@ impl VirtualMemory<FakeError> for Fake {
         world.next_address += 2 * MIB as u64;
         world.pages.insert(number, bytes);
         world.asked.push(bytes);
-        Ok(Box::new(Page { number, world: self.clone() }))
+        Ok(Box::new(Arc::new(Page { number, world: self.clone() })))
     }
 
     fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, FakeError> {
         let range = range.downcast_ref::<Range>().unwrap();
-        let page = memory.downcast_ref::<Page>().unwrap();
+        let page = memory.downcast_ref::<Arc<Page>>().unwrap();
         let mut world = self.world();
         if let Some(error) = world.fail_map {
             return Err(error);
@@ -362,7 +364,7 @@ impl VirtualMemory<FakeError> for Fake {
         assert!(before.is_none_or(|(at, (size, _))| at + *size as u64 <= address), "mapped twice");
         world.mappings.insert(address, (size, page.number));
         world.maps += 1;
-        Ok(Box::new(Mapping { address, world: self.clone() }))
+        Ok(Box::new(Mapping { address, world: self.clone(), _page: Arc::clone(page) }))
     }
 }
 
