@@ -157,8 +157,11 @@ impl<B: Backend> Shared<B> {
     ) -> Result<(), AllocError> {
         let backend_error = |error| AllocError::from_backend(request.requested, error);
         let (_, total) = self.core.backend.mem_info().map_err(backend_error)?;
-        // A little more than there is: what is left unmapped between blocks takes addresses too.
-        let bytes = (total + total / 8).max(request.size).next_multiple_of(page_size);
+        // More than there is: what is left unmapped between blocks takes addresses too.
+        let bytes = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
+        if request.size > bytes {
+            return Ok(());
+        }
         let reserved = slow.arenas.reserve(memory, bytes, page_size);
         let (arena, base) = reserved.map_err(backend_error)?;
         shard.lock().add_arena(request.kind, arena, base, bytes);
