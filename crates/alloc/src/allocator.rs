@@ -217,19 +217,17 @@ impl<B: Backend> Shared<B> {
         let granted = if caching { state.take_fit(&request) } else { None };
         let over = state.counters.over;
         drop(state);
-        let granted = match granted {
-            Some(granted) if !over => granted,
-            Some(granted) => {
-                self.core.raise_peaks();
-                granted
-            }
+        let block = match granted {
+            Some(granted) => Block::new(Arc::clone(shard), granted, bytes, stream),
             None => {
-                let granted = self.miss(shard, &request)?;
-                self.core.raise_peaks();
-                granted
+                let (shard, granted) = self.miss(shard, &request)?;
+                Block::new(shard, granted, bytes, stream)
             }
         };
-        Ok(Some(Block::new(shard, granted, bytes, stream)))
+        if over || granted.is_none() {
+            self.core.raise_peaks();
+        }
+        Ok(Some(block))
     }
 
     /// The shard that serves a stream, a new one if need be.

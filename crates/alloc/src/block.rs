@@ -24,13 +24,13 @@ pub struct Block<B: Backend> {
 impl<B: Backend> Block<B> {
     #[inline]
     pub(crate) fn new(
-        shard: &Arc<Shard<B>>,
+        shard: Arc<Shard<B>>,
         granted: Granted,
         requested: usize,
         stream: u64,
     ) -> Self {
         Self {
-            shard: Some(Arc::clone(shard)),
+            shard: Some(shard),
             address: granted.address,
             size: granted.size,
             requested,

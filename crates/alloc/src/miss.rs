@@ -16,35 +16,38 @@ impl<B: Backend> Shared<B> {
         &self,
         shard: &Arc<Shard<B>>,
         request: &Request,
-    ) -> Result<Granted, AllocError> {
+    ) -> Result<(Arc<Shard<B>>, Granted), AllocError> {
         if self.run_callbacks()
             && let Some(granted) = search(shard, State::take_fit, request)
         {
-            return Ok(granted);
+            return Ok((Arc::clone(shard), granted));
         }
         let mut slow = lock(&self.core.slow);
         // Another thread may have brought memory while this one waited.
         if let Some(granted) = search(shard, State::take_fit_again, request) {
-            return Ok(granted);
+            return Ok((Arc::clone(shard), granted));
         }
         let limit = self.limit(&mut slow)?;
         self.collect_garbage(limit);
         if let Some(granted) = self.grow(&mut slow, shard, request, limit)? {
-            return Ok(granted);
+            return Ok((Arc::clone(shard), granted));
         }
         if self.release_oversize(shard, request)
             && let Some(granted) = self.grow(&mut slow, shard, request, limit)?
         {
-            return Ok(granted);
+            return Ok((Arc::clone(shard), granted));
         }
         self.synchronize_events();
         if let Some(granted) = search(shard, State::take_fit_again, request) {
-            return Ok(granted);
+            return Ok((Arc::clone(shard), granted));
         }
         self.release_cached(&mut slow);
         lock(&self.core.global).num_alloc_retries += 1;
         if let Some(granted) = self.grow(&mut slow, shard, request, limit)? {
-            return Ok(granted);
+            return Ok((Arc::clone(shard), granted));
+        }
+        if let Some(lent) = self.lend(shard, request) {
+            return Ok(lent);
         }
         let facts = self.out_of_memory(shard, request, limit);
         drop(slow);
@@ -53,6 +56,37 @@ impl<B: Backend> Shared<B> {
             observer(&facts);
         }
         Err(AllocError::OutOfMemory(Box::new(facts)))
+    }
+
+    /// The last resort: memory that is idle on another stream, or in the other pool. Work on the
+    /// request's stream waits, on the device, for what the other stream was given until now; and
+    /// when the block is freed, the other one waits in turn.
+    fn lend(&self, shard: &Arc<Shard<B>>, request: &Request) -> Option<(Arc<Shard<B>>, Granted)> {
+        let backend = &self.core.backend;
+        let stream = shard.lock().stream.clone();
+        for lender in self.core.all_shards() {
+            for kind in [request.kind, request.kind.other()] {
+                let request = Request { kind, ..*request };
+                let mut state = lender.lock();
+                if !state.config.caching || !state.has_fit(&request) {
+                    continue;
+                }
+                let own = Arc::ptr_eq(&lender, shard);
+                let event = (!own).then(|| backend.record(&state.stream)).transpose();
+                let waits = event.and_then(|event| match event {
+                    Some(event) => backend.wait(&stream, &event),
+                    None => Ok(()),
+                });
+                if waits.is_ok()
+                    && let Some(granted) = state.take_fit_again(&request)
+                {
+                    state.record_stream(granted.block, &stream);
+                    drop(state);
+                    return Some((lender, granted));
+                }
+            }
+        }
+        None
     }
 
     fn run_callbacks(&self) -> bool {

@@ -11,6 +11,9 @@ use crate::{AllocError, Backend, PoolKind, VirtualMemory};
 /// New pages are created, rather than free ones taken from where they are, while all pages are
 /// at most one part in so many more than what was asked for at the peak.
 const SLACK: usize = 64;
+/// And while they are at most so many bytes more: so that the streams of a small program do not
+/// take one page from each other all the time.
+const MIN_SLACK: usize = 8 << 20;
 
 /// A free page that is to be mapped elsewhere.
 struct Loan {
@@ -78,7 +81,8 @@ impl<B: Backend> Shared<B> {
         let missing = growth.missing.len();
         let peak = self.core.peak_requested_with(need.request.requested);
         let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
-        let room = (peak + peak / SLACK).saturating_sub(reserved) / need.page_size;
+        let allowed = peak + (peak / SLACK).max(MIN_SLACK);
+        let room = allowed.saturating_sub(reserved) / need.page_size;
         let shards = self.lenders(need.shard);
         // What is not to be had anywhere has to be new.
         let mut loans = self.borrow(slow, &shards, missing.saturating_sub(room), need.page_size);

@@ -32,6 +32,13 @@ pub enum PoolKind {
 }
 
 impl PoolKind {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Small => Self::Large,
+            Self::Large => Self::Small,
+        }
+    }
+
     #[inline]
     pub(crate) fn of(config: &AllocatorConfig, size: usize) -> Self {
         if size <= config.small_size() { Self::Small } else { Self::Large }

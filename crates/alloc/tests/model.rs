@@ -107,10 +107,12 @@ struct Busy {
     uses: Vec<(u64, u64)>,
 }
 
-/// Memory that was freed in the order of a stream, when so many waits had been made.
+/// Memory that was freed in the order of a stream, when that had been given so much work and so
+/// many waits had been made.
 struct Freed {
     memory: Physical,
     stream: u64,
+    work: u64,
     at: usize,
 }
 
@@ -186,6 +188,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                         for freed in &model.freed {
                             prop_assert!(
                                 !overlap(&memory, &freed.memory)
+                                    || model.completed[freed.stream as usize] >= freed.work
                                     || comes_after(&waits, stream, freed.stream, freed.at),
                                 "{:x?} went from stream {} to {stream} without a wait",
                                 freed.memory,
@@ -211,7 +214,8 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let Live { memory, .. } = &live;
                 let (memory, stream) = (memory.clone(), live.block.stream_id());
                 let at = fake.world().waits.len();
-                model.freed.push(Freed { memory: memory.clone(), stream, at });
+                let work = model.submitted[stream as usize];
+                model.freed.push(Freed { memory: memory.clone(), stream, work, at });
                 drop(live.block);
                 // Work that was given to a stream after its last recorded use counts as well,
                 // since the event marks all of it.
@@ -266,8 +270,11 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         };
         let allocated = stats.allocated_bytes;
         prop_assert_eq!(allocated.all.current, sum(None));
-        prop_assert_eq!(allocated.small_pool.current, sum(Some(PoolKind::Small)));
-        prop_assert_eq!(allocated.large_pool.current, sum(Some(PoolKind::Large)));
+        // When memory runs short, one pool's requests are served from the other.
+        if stats.num_alloc_retries == 0 {
+            prop_assert_eq!(allocated.small_pool.current, sum(Some(PoolKind::Small)));
+            prop_assert_eq!(allocated.large_pool.current, sum(Some(PoolKind::Large)));
+        }
         model.peak_allocated = model.peak_allocated.max(sum(None));
         prop_assert_eq!(allocated.all.peak, model.peak_allocated);
         prop_assert_eq!(allocated.all.allocated - allocated.all.freed, allocated.all.current);

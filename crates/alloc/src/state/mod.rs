@@ -189,6 +189,12 @@ impl<B: Backend> State<B> {
         Some(self.hand_out(free.block, request))
     }
 
+    /// Whether a free block may serve the request.
+    pub(crate) fn has_fit(&self, request: &Request) -> bool {
+        let found = self.pools[request.kind as usize].best_fit(request.size);
+        found.is_some_and(|(_, free)| may_serve(&self.config, request.size, free.size))
+    }
+
     /// Takes over what the backend allocated and hands its beginning out.
     pub(crate) fn add_segment(
         &mut self,
