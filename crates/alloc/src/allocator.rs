@@ -1,10 +1,12 @@
 //! The allocator that callers hold.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::config::check_fraction;
 use crate::core::{Core, Limit};
+use crate::mem_pool::{Pool, Routes};
 use crate::rules::{PoolKind, round_size};
 use crate::shard::{Shard, lock};
 use crate::state::{Request, State};
@@ -36,6 +38,10 @@ pub(crate) struct Shared<B: Backend> {
     /// Shards for which the table has no room.
     others: Mutex<Vec<Arc<Shard<B>>>>,
     config: Mutex<AllocatorConfig>,
+    /// Private pools that may still be alive.
+    pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
+    pub(crate) next_pool: AtomicU64,
+    pub(crate) routes: Routes<B>,
     pub(crate) observers: Mutex<Vec<Observer>>,
     pub(crate) callbacks: Mutex<Vec<Callback>>,
 }
@@ -48,6 +54,9 @@ impl<B: Backend> CachingAllocator<B> {
             table: Table::new(),
             others: Mutex::default(),
             config: Mutex::new(config),
+            pools: Mutex::default(),
+            next_pool: AtomicU64::new(0),
+            routes: Routes::default(),
             observers: Mutex::default(),
             callbacks: Mutex::default(),
         };
@@ -65,6 +74,14 @@ impl<B: Backend> CachingAllocator<B> {
         let id = B::stream_id(stream);
         if bytes == 0 {
             return Ok(Block::empty(id));
+        }
+        if shared.routes.exist()
+            && let Some(pool) = shared.routes.find(id)
+        {
+            let shard = pool.shard(&shared.core, &self.config(), stream);
+            if let Some(block) = shared.malloc_in(&shard, bytes, id)? {
+                return Ok(block);
+            }
         }
         if let Some(shard) = shared.table.find(id)
             && let Some(block) = shared.malloc_in(shard, bytes, id)?
@@ -194,6 +211,12 @@ impl<B: Backend> CachingAllocator<B> {
     }
 }
 
+impl<B: Backend> CachingAllocator<B> {
+    pub(crate) fn shared(&self) -> &Arc<Shared<B>> {
+        &self.shared
+    }
+}
+
 impl<B: Backend> Shared<B> {
     /// `None` if the shard serves another stream by now.
     #[inline]
@@ -211,7 +234,7 @@ impl<B: Backend> Shared<B> {
         let caching = state.config.caching;
         let size = if caching { rounded } else { bytes };
         let request = Request { kind: PoolKind::of(&state.config, size), requested: bytes, size };
-        if !state.pending.is_empty() {
+        if !state.pending.is_empty() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
         let granted = if caching { state.take_fit(&request) } else { None };
@@ -235,7 +258,6 @@ impl<B: Backend> Shared<B> {
     fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
         let id = B::stream_id(stream);
         let config = self.core.in_force(lock(&self.config).clone());
-        let mut registry = lock(&self.core.shards);
         let mut others = lock(&self.others);
         let known =
             self.table.find(id).or_else(|| others.iter().find(|s| s.lock().stream_id == id));
@@ -252,8 +274,7 @@ impl<B: Backend> Shared<B> {
         }
         let mut state = State::new(stream.clone(), Arc::clone(&self.core.clock));
         state.set_config(config);
-        let shard = Arc::new(Shard::new(&self.core, state));
-        registry.push(Arc::downgrade(&shard));
+        let shard = self.core.register(Shard::new(&self.core, state, 0));
         if !self.table.insert(id, &shard) {
             others.push(Arc::clone(&shard));
         }

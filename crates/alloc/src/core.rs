@@ -1,6 +1,6 @@
 //! What all shards of an allocator share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::pages::Arenas;
@@ -18,6 +18,10 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) shards: Mutex<Vec<Weak<Shard<B>>>>,
     /// Taken last.
     pub(crate) global: Mutex<Global>,
+    /// Captures under way, during which the backend takes neither memory nor events.
+    pub(crate) captures: AtomicUsize,
+    /// What was to go back to the backend during one.
+    deferred: Mutex<Vec<Released<B::Memory>>>,
     /// Searches of large pools, while garbage is collected.
     pub(crate) clock: Arc<AtomicU64>,
 }
@@ -50,6 +54,8 @@ impl<B: Backend> Core<B> {
             slow: Mutex::new(Slow { limit, arenas: Arenas::default() }),
             shards: Mutex::default(),
             global: Mutex::default(),
+            captures: AtomicUsize::new(0),
+            deferred: Mutex::default(),
             clock: Arc::default(),
         }
     }
@@ -57,6 +63,13 @@ impl<B: Backend> Core<B> {
     /// All shards that are alive, first to be locked first.
     pub(crate) fn all_shards(&self) -> Vec<Arc<Shard<B>>> {
         lock(&self.shards).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Those of no private pool.
+    pub(crate) fn shared_shards(&self) -> Vec<Arc<Shard<B>>> {
+        let mut shards = self.all_shards();
+        shards.retain(|shard| shard.pool == 0);
+        shards
     }
 
     /// Raises the peaks to what the shards are at together.
@@ -93,7 +106,32 @@ impl<B: Backend> Core<B> {
             global.num_device_free += 1;
         }
         drop(global);
-        drop(released);
+        if self.is_capturing() {
+            lock(&self.deferred).extend(released);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Ordering::Relaxed) > 0
+    }
+
+    /// Does what had to wait for the last capture's end.
+    pub(crate) fn capture_ended(&self) {
+        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        drop(deferred);
+        for shard in self.all_shards() {
+            shard.lock().await_deferred(&self.backend);
+        }
+    }
+
+    /// Enters a shard among those that are counted and given back.
+    pub(crate) fn register(&self, shard: Shard<B>) -> Arc<Shard<B>> {
+        let shard = Arc::new(shard);
+        let mut shards = lock(&self.shards);
+        shards.retain(|shard| shard.strong_count() > 0);
+        shards.push(Arc::downgrade(&shard));
+        shard
     }
 
     /// Waits for all work of a stream; false if that fails and the device is not lost.

@@ -62,6 +62,7 @@ mod error;
 mod events;
 mod free_index;
 mod host;
+mod mem_pool;
 mod miss;
 mod pages;
 mod remap;
@@ -83,6 +84,7 @@ pub use cuda::{
 };
 pub use error::{AllocError, OutOfMemory};
 pub use host::{DurationStat, HostCache, HostMemoryStats, PinnedBlock};
+pub use mem_pool::{MemPool, PoolOptions, PoolRoute};
 pub use rules::PoolKind;
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
 pub use stats::{MemoryStats, PoolStats, Stat};

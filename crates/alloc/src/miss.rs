@@ -1,6 +1,6 @@
 //! What a request does that nothing cached fits: from callbacks to the last resort.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, Weak};
 
 use crate::allocator::Shared;
 use crate::core::Slow;
@@ -32,6 +32,13 @@ impl<B: Backend> Shared<B> {
         if let Some(granted) = self.grow(&mut slow, shard, request, limit)? {
             return Ok((Arc::clone(shard), granted));
         }
+        if let Some(granted) = self.take_from_pools(shard, request) {
+            return Ok(granted);
+        }
+        if self.core.is_capturing() {
+            // Nothing can be given back, or waited for.
+            return Err(self.fail(slow, shard, request, limit));
+        }
         if self.release_oversize(shard, request)
             && let Some(granted) = self.grow(&mut slow, shard, request, limit)?
         {
@@ -49,13 +56,39 @@ impl<B: Backend> Shared<B> {
         if let Some(lent) = self.lend(shard, request) {
             return Ok(lent);
         }
+        Err(self.fail(slow, shard, request, limit))
+    }
+
+    fn fail(
+        &self,
+        slow: MutexGuard<'_, Slow<B>>,
+        shard: &Arc<Shard<B>>,
+        request: &Request,
+        limit: Option<usize>,
+    ) -> AllocError {
         let facts = self.out_of_memory(shard, request, limit);
         drop(slow);
         let observers = lock(&self.observers).clone();
         for observer in observers {
             observer(&facts);
         }
-        Err(AllocError::OutOfMemory(Box::new(facts)))
+        AllocError::OutOfMemory(Box::new(facts))
+    }
+
+    /// Free memory of the private pools that lend theirs.
+    fn take_from_pools(
+        &self,
+        shard: &Arc<Shard<B>>,
+        request: &Request,
+    ) -> Option<(Arc<Shard<B>>, Granted)> {
+        let stream = shard.lock().stream_id;
+        let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
+        let lenders = pools.iter().filter(|pool| pool.options.use_on_oom);
+        let mut shards = lenders.filter_map(|pool| pool.known_shard(stream));
+        shards.find_map(|shard| {
+            let granted = search(&shard, State::take_fit_again, request)?;
+            Some((shard, granted))
+        })
     }
 
     /// The last resort: memory that is idle on another stream, or in the other pool. Work on the
@@ -64,7 +97,7 @@ impl<B: Backend> Shared<B> {
     fn lend(&self, shard: &Arc<Shard<B>>, request: &Request) -> Option<(Arc<Shard<B>>, Granted)> {
         let backend = &self.core.backend;
         let stream = shard.lock().stream.clone();
-        for lender in self.core.all_shards() {
+        for lender in self.core.shared_shards() {
             for kind in [request.kind, request.kind.other()] {
                 let request = Request { kind, ..*request };
                 let mut state = lender.lock();
@@ -121,7 +154,10 @@ impl<B: Backend> Shared<B> {
         if !self.may_reserve(bytes, limit)? {
             return Ok(None);
         }
-        match self.core.backend.alloc(bytes) {
+        let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
+        let pool = pools.iter().find(|pool| pool.id == shard.pool);
+        let backend = pool.and_then(|pool| pool.backend.as_ref()).unwrap_or(&self.core.backend);
+        match backend.alloc(bytes) {
             Ok(memory) => {
                 let oversize = bytes >= config.max_split();
                 let mut global = lock(&self.core.global);
@@ -133,7 +169,7 @@ impl<B: Backend> Shared<B> {
                 let address = B::address(&memory);
                 Ok(Some(shard.lock().add_segment(memory, address, bytes, request)))
             }
-            Err(error) if self.core.backend.is_out_of_memory(&error) => Ok(None),
+            Err(error) if backend.is_out_of_memory(&error) => Ok(None),
             Err(error) => Err(AllocError::from_backend(bytes, error)),
         }
     }
@@ -272,10 +308,17 @@ impl<B: Backend> Shared<B> {
 
     /// Gives everything back that is wholly free.
     pub(crate) fn release_cached(&self, slow: &mut Slow<B>) {
+        if self.core.is_capturing() {
+            return;
+        }
         let mut with_arenas = Vec::new();
         for shard in self.core.all_shards() {
             let mut state = shard.lock();
-            let released = state.take_cached();
+            // A private pool keeps its memory as long as it is in use.
+            let released = match shard.pool {
+                0 => state.take_cached(),
+                _ => Vec::new(),
+            };
             let stream = state.has_arenas().then(|| state.stream.clone());
             drop(state);
             self.core.gone(released);

@@ -140,7 +140,7 @@ impl<B: Backend> Shared<B> {
 
     /// All shards, this one first: its own free pages need no wait.
     fn lenders(&self, shard: &Arc<Shard<B>>) -> Vec<Arc<Shard<B>>> {
-        let mut shards = self.core.all_shards();
+        let mut shards = self.core.shared_shards();
         shards.sort_by_key(|other| !Arc::ptr_eq(other, shard));
         shards
     }

@@ -15,12 +15,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[repr(align(128))]
 pub(crate) struct Shard<B: Backend> {
     state: Mutex<State<B>>,
+    /// The private pool it belongs to; 0 if none.
+    pub(crate) pool: u64,
     pub(crate) core: Arc<Core<B>>,
 }
 
 impl<B: Backend> Shard<B> {
-    pub(crate) fn new(core: &Arc<Core<B>>, state: State<B>) -> Self {
-        Self { state: Mutex::new(state), core: Arc::clone(core) }
+    pub(crate) fn new(core: &Arc<Core<B>>, state: State<B>, pool: u64) -> Self {
+        Self { state: Mutex::new(state), pool, core: Arc::clone(core) }
     }
 
     #[inline]
@@ -32,9 +34,14 @@ impl<B: Backend> Shard<B> {
     #[inline]
     pub(crate) fn free(&self, block: u32) {
         let mut state = self.lock();
-        state.free(&self.core.backend, block);
-        if state.counters.over || !state.config.caching {
-            let released = if state.config.caching { Vec::new() } else { state.take_cached() };
+        if self.core.is_capturing() {
+            state.free_in_capture(block);
+        } else {
+            state.free(&self.core.backend, block);
+        }
+        let keeps = state.config.caching && !state.retired;
+        if state.counters.over || !keeps {
+            let released = if keeps { Vec::new() } else { state.take_cached() };
             drop(state);
             self.core.gone(released);
             self.core.raise_peaks();
@@ -57,9 +64,14 @@ impl<B: Backend> Drop for Shard<B> {
     fn drop(&mut self) {
         // No block is left, but streams may still use freed ones, and unmapping does not wait.
         self.synchronize_events();
-        let has_arenas = self.lock().has_arenas();
-        if has_arenas {
-            self.core.wait_for(&self.lock().stream);
+        let mut state = self.lock();
+        if state.has_arenas() {
+            self.core.wait_for(&state.stream);
         }
+        let released = state.take_cached();
+        let counters = state.counters.clone();
+        drop(state);
+        self.core.gone(released);
+        lock(&self.core.global).retired.add(&counters);
     }
 }

@@ -111,6 +111,12 @@ pub(crate) struct State<B: Backend> {
     /// Whether garbage is collected, so that ages matter.
     pub(crate) collects: bool,
     pub(crate) pending: PendingEvents<B>,
+    /// Whether blocks are handed out whole.
+    pub(crate) no_split: bool,
+    /// Whether it takes no more requests: what comes free goes back to the backend.
+    pub(crate) retired: bool,
+    /// Blocks that were freed during a capture while other streams used them.
+    deferred: Vec<u32>,
     /// Searches of large pools, the clock by which what is idle ages.
     clock: Arc<AtomicU64>,
     records: Vec<Record>,
@@ -134,6 +140,9 @@ impl<B: Backend> State<B> {
             counters: Counters::default(),
             collects: false,
             pending: PendingEvents::new(),
+            no_split: false,
+            retired: false,
+            deferred: Vec::new(),
             clock,
             records: Vec::new(),
             uses: Vec::new(),
@@ -160,7 +169,9 @@ impl<B: Backend> State<B> {
 
     /// Whether it holds nothing, so that it may serve another stream.
     pub(crate) fn is_vacant(&self) -> bool {
-        self.segments.len() == self.unused_segments.len() && self.pending.is_empty()
+        self.segments.len() == self.unused_segments.len()
+            && self.pending.is_empty()
+            && self.deferred.is_empty()
     }
 
     // ---- allocation ---------------------------------------------------------------------
@@ -258,8 +269,9 @@ impl<B: Backend> State<B> {
         let (address, whole, arena) = (record.address, record.size, record.arena);
         let was_split = record.is_split();
         let remaining = whole - request.size;
-        let split =
-            self.config.caching && should_split(&self.config, kind, arena, request.size, remaining);
+        let split = self.config.caching
+            && !self.no_split
+            && should_split(&self.config, kind, arena, request.size, remaining);
         let size = if split { request.size } else { whole };
         if split {
             let rest = self.split_off(block, size, Held::Free);
@@ -350,6 +362,33 @@ impl<B: Backend> State<B> {
     /// Takes a block back from its caller.
     #[inline]
     pub(crate) fn free(&mut self, backend: &B, block: u32) {
+        if self.count_freed(block) {
+            self.await_streams(backend, block);
+        } else {
+            self.make_free(block);
+        }
+    }
+
+    /// As [`State::free`], while no event may be recorded.
+    pub(crate) fn free_in_capture(&mut self, block: u32) {
+        if self.count_freed(block) {
+            self.records[block as usize].held = Held::AwaitingFree;
+            self.deferred.push(block);
+        } else {
+            self.make_free(block);
+        }
+    }
+
+    /// Records the events that could not be during a capture.
+    pub(crate) fn await_deferred(&mut self, backend: &B) {
+        for block in std::mem::take(&mut self.deferred) {
+            self.await_streams(backend, block);
+        }
+    }
+
+    /// Counts a block as freed; answers whether other streams use it.
+    #[inline]
+    fn count_freed(&mut self, block: u32) -> bool {
         let record = &mut self.records[block as usize];
         let (kind, size, used) = (record.kind, record.size as i64, record.used);
         self.counters.decrease(kind, Quantity::Allocation, 1);
@@ -357,11 +396,7 @@ impl<B: Backend> State<B> {
         if record.oversize {
             self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
         }
-        if used {
-            self.await_streams(backend, block);
-        } else {
-            self.make_free(block);
-        }
+        used
     }
 
     #[cold]
