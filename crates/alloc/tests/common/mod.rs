@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use warpline_alloc::{
-    AllocatorConfig, Backend, Block, CachingAllocator, HostBackend, StreamBackend,
+    AllocatorConfig, Backend, Block, CachingAllocator, HostBackend, HostConfig, StreamBackend,
 };
 
 pub const MIB: usize = 1 << 20;
@@ -235,7 +235,7 @@ impl Backend for Fake {
 impl HostBackend for Fake {
     type HostMemory = Memory;
 
-    fn alloc_host(&self, bytes: usize) -> Result<Memory, FakeError> {
+    fn alloc_host(&self, bytes: usize, _: &HostConfig) -> Result<Memory, FakeError> {
         self.allocate(bytes)
     }
 }
