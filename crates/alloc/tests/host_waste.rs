@@ -85,6 +85,10 @@ impl Program {
     }
 
     fn check(self, what: &str) {
+        self.check_at(what, 1.10);
+    }
+
+    fn check_at(self, what: &str, most: f64) {
         let ratio = self.peak_reserved as f64 / self.peak_requested as f64;
         let rounded = self.peak_rounded as f64 / self.peak_requested as f64;
         let pinned: usize = self.fake.world().asked.iter().sum();
@@ -94,8 +98,8 @@ impl Program {
             self.peak_requested / MIB,
             100.0 * (1.0 - pinned as f64 / self.total as f64),
         );
-        assert!(rounded > 1.2, "{what} would not show waste");
-        assert!(ratio <= 1.10, "{what}: reserved / requested is {ratio}");
+        assert!(rounded > 1.1, "{what} would not show waste");
+        assert!(ratio <= most, "{what}: reserved / requested is {ratio}");
     }
 }
 
@@ -232,5 +236,27 @@ fn batches_of_varying_size_come_from_the_cache() {
         let pinned: usize = p.fake.world().asked.iter().sum();
         println!("batches: {pinned} of {}", p.total);
         assert!(pinned < p.total / 20, "{pinned} of {} bytes were pinned anew", p.total);
+    }
+}
+
+/// Small blocks share segments, where holes cannot be given back.
+#[test]
+fn among_small_blocks() {
+    for (least, most, live) in [
+        (4 * KIB, MIB, 2000),
+        (4 * KIB, 16 * MIB, 200),
+        (512, 64 * KIB, 20_000),
+        (MIB, 64 * MIB, 100),
+    ] {
+        for seed in 0..3 {
+            let mut p = Program::new(seed);
+            for _ in 0..live * 5 {
+                if p.live.len() == live {
+                    p.free_any();
+                }
+                p.alloc(least, most);
+            }
+            p.check_at(&format!("{least} to {most}"), 1.2);
+        }
     }
 }

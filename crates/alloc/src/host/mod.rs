@@ -22,7 +22,7 @@ pub use stats::{DurationStat, HostMemoryStats};
 ///
 /// Requests up to 16 MiB are cut out of segments that they share; larger ones get a segment of
 /// their own, of their size in whole pages. Nothing is rounded to a power of two. A segment that
-/// nobody uses is kept for later requests, as long as all segments together stay within 1/14 (and
+/// nobody uses is kept for later requests, as long as all segments together stay within 1/12 (and
 /// at least 32 MiB) of the most that was ever in use at once; beyond that, those that were idle
 /// for longest go back to the backend before a new one is made.
 ///

@@ -16,10 +16,10 @@ const PAGE: usize = 4096;
 /// Requests up to this share segments.
 const SHARED_MAX: usize = 16 * MIB;
 /// Sizes of the segments they share: at least, at most, and as a share of what there is of them.
-const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 32 * MIB, 8);
+const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 32 * MIB, 16);
 /// Memory that may be held beyond the most that was ever in use at once: a share of that, and
 /// where it is little this many bytes.
-const SLACK_SHARE: usize = 14;
+const SLACK_SHARE: usize = 12;
 const LEAST_SLACK: usize = 32 * MIB;
 
 /// A block's bytes.
