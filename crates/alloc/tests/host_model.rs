@@ -30,7 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
         0..4096usize,
         4096..MIB,
         MIB..20 * MIB,
-        16 * MIB - 1024..16 * MIB + 1024,
+        2 * MIB - 1024..2 * MIB + 1024,
         20 * MIB..600 * MIB,
     ];
     prop_oneof![

@@ -20,7 +20,7 @@ pub use stats::{DurationStat, HostMemoryStats};
 
 /// A cache of page-locked host memory, which is dear to allocate. Clones share it.
 ///
-/// Requests up to 16 MiB are cut out of segments that they share; larger ones get a segment of
+/// Requests up to 2 MiB are cut out of segments that they share; larger ones get a segment of
 /// their own, of their size in whole pages. Nothing is rounded to a power of two. A segment that
 /// nobody uses is kept for later requests, as long as all segments together stay within 1/12 (and
 /// at least 32 MiB) of the most that was ever in use at once; beyond that, those that were idle

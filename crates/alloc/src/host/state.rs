@@ -14,9 +14,9 @@ const UNIT: usize = 512;
 /// Allocations of the backend are multiples of this.
 const PAGE: usize = 4096;
 /// Requests up to this share segments.
-const SHARED_MAX: usize = 16 * MIB;
+const SHARED_MAX: usize = 2 * MIB;
 /// Sizes of the segments they share: at least, at most, and as a share of what there is of them.
-const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 32 * MIB, 16);
+const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
 /// Memory that may be held beyond the most that was ever in use at once: a share of that, and
 /// where it is little this many bytes.
 const SLACK_SHARE: usize = 12;

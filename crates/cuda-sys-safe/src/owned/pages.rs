@@ -127,3 +127,43 @@ impl Drop for Pages {
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of the pages are in memory.
+    fn resident(pages: &Pages) -> usize {
+        let mut state = vec![0u8; pages.bytes() / SMALL];
+        // SAFETY: our own mapping, and a byte for each of its pages.
+        let asked = unsafe {
+            libc::mincore(pages.start().as_ptr().cast(), pages.bytes(), state.as_mut_ptr())
+        };
+        assert_eq!(asked, 0);
+        state.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn all_pages_are_provided_by_any_number_of_threads() {
+        for bytes in [1, SMALL, SMALL + 1, HUGE - 1, HUGE, 5 * HUGE + 12_345] {
+            for threads in [0, 1, 2, 3, 8, 100] {
+                let mut pages = Pages::map(bytes).unwrap();
+                assert_eq!(pages.bytes(), bytes.next_multiple_of(SMALL));
+                assert!(bytes < HUGE || pages.start().addr().get() % HUGE == 0);
+                pages.populate(threads).unwrap();
+                assert_eq!(resident(&pages), pages.bytes() / SMALL, "{bytes} by {threads}");
+                // SAFETY: the pages are ours alone.
+                let all =
+                    unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.bytes()) };
+                assert!(all.iter().all(|&byte| byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        for bytes in [usize::MAX, usize::MAX - HUGE, 1 << 60] {
+            assert!(Pages::map(bytes).is_err(), "{bytes}");
+        }
+    }
+}
