@@ -149,7 +149,7 @@ mod tests {
             for threads in [0, 1, 2, 3, 8, 100] {
                 let mut pages = Pages::map(bytes).unwrap();
                 assert_eq!(pages.bytes(), bytes.next_multiple_of(SMALL));
-                assert!(bytes < HUGE || pages.start().addr().get() % HUGE == 0);
+                assert!(bytes < HUGE || pages.start().addr().get().is_multiple_of(HUGE));
                 pages.populate(threads).unwrap();
                 assert_eq!(resident(&pages), pages.bytes() / SMALL, "{bytes} by {threads}");
                 // SAFETY: the pages are ours alone.
