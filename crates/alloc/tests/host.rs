@@ -93,11 +93,18 @@ fn not_while_a_stream_uses_it() {
 fn a_stream_that_is_never_done_keeps_its_own_blocks_only() {
     let fake = Fake::new(1 << 40);
     let cache = HostCache::new(fake.clone());
+    // Streams that were there before the stuck one, and streams that come after.
+    let before = cache.alloc(20 * MIB).unwrap();
+    let free_again = place(&before);
+    before.record_use(&3);
+    fake.launch(3);
     let stuck = cache.alloc(20 * MIB).unwrap();
     let address = place(&stuck);
     stuck.record_use(&1);
     fake.launch(1);
-    drop(stuck);
+    drop((before, stuck));
+    fake.complete(3);
+    assert_eq!(place(&cache.alloc(20 * MIB).unwrap()), free_again);
     for _ in 0..50 {
         let block = cache.alloc(20 * MIB).unwrap();
         assert_ne!(place(&block), address);

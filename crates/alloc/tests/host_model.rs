@@ -61,6 +61,8 @@ struct Model {
     pending: Vec<Held>,
     launched: BTreeMap<u64, u64>,
     cap: Option<usize>,
+    /// Whether every event could be recorded and asked, so that what is done is known.
+    clean: bool,
 }
 
 fn held(block: &PinnedBlock<Fake>) -> Held {
@@ -76,10 +78,12 @@ impl Model {
         let cap = config.max_cached_size;
         let cache = HostCache::with_config(fake.clone(), config);
         let (live, pending, launched) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Self { fake, cache, live, pending, launched, cap }
+        Self { fake, cache, live, pending, launched, cap, clean: true }
     }
 
     fn run(&mut self, step: Step) {
+        let polls = matches!(step, Step::Alloc(_) | Step::Empty);
+        self.clean &= !matches!(step, Step::FailRecord(true) | Step::FailQuery(true));
         match step {
             Step::Alloc(bytes) => {
                 let block = self.cache.alloc(bytes);
@@ -117,7 +121,7 @@ impl Model {
             _ => {}
         }
         self.forget_done();
-        self.check();
+        self.check(polls);
     }
 
     fn forget_done(&mut self) {
@@ -141,7 +145,7 @@ impl Model {
         }
     }
 
-    fn check(&mut self) {
+    fn check(&self, polled: bool) {
         let stats = self.cache.stats();
         let world = self.fake.world();
         assert_eq!(stats.allocated_bytes.current, world.used() as i64, "reserved");
@@ -163,6 +167,9 @@ impl Model {
         let waiting = of(&mut self.pending.iter().map(|h| (h.end - h.start, h.requested)));
         assert!(now.0 >= live.0 + waiting.0 && now.1 >= live.1 + waiting.1);
         assert!(now.2 >= live.2 + waiting.2);
+        if polled && self.clean {
+            assert_eq!(now.1, live.1 + waiting.1, "what is done is free");
+        }
         if let Some(cap) = self.cap {
             let busy: BTreeSet<u64> =
                 self.live.iter().map(|(block, _)| block.memory().address).collect();
