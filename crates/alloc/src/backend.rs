@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::error::Error;
 
+use crate::HostConfig;
+
 /// Streams and events: how the allocator learns that work which uses memory is done.
 ///
 /// A runtime without asynchrony takes `()` as its event and answers `Ok(true)`.
@@ -131,12 +133,17 @@ pub trait VirtualMemory<E>: Send + Sync {
 
 /// Page-locked host memory, for a [`HostCache`](crate::HostCache).
 pub trait HostBackend: StreamBackend {
-    /// One allocation of the runtime, given back on drop.
-    type HostMemory: Send;
+    /// One allocation of the runtime, given back on drop. Several blocks may share it.
+    type HostMemory: Send + Sync;
 
-    /// Allocates `bytes` bytes of page-locked memory, never zero.
+    /// Allocates `bytes` bytes of page-locked memory, never zero and a multiple of 4 KiB. The
+    /// options say how; a runtime with one way to do it need not look at them.
     ///
     /// # Errors
     /// The runtime's own.
-    fn alloc_host(&self, bytes: usize) -> Result<Self::HostMemory, Self::Error>;
+    fn alloc_host(
+        &self,
+        bytes: usize,
+        config: &HostConfig,
+    ) -> Result<Self::HostMemory, Self::Error>;
 }

@@ -1,5 +1,6 @@
 //! Options, in PyTorch's spelling.
 
+use crate::HostConfig;
 use crate::rules::{LARGE_BUFFER, MIB, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
 
 /// Intervals with divisions of their own: 1 MB, 2 MB, … 32 GB and above.
@@ -53,6 +54,8 @@ pub struct AllocatorConfig {
     /// Whether freed memory is kept. Without it every block is an exact allocation of the backend
     /// and goes back to it when freed (`PYTORCH_NO_CUDA_MEMORY_CACHING`).
     pub caching: bool,
+    /// Options of page-locked host memory, for a [`HostCache`](crate::HostCache) (`pinned_…`).
+    pub host: HostConfig,
 }
 
 impl Default for AllocatorConfig {
@@ -67,6 +70,7 @@ impl Default for AllocatorConfig {
             policy: Policy::Default,
             expandable_segments: false,
             caching: true,
+            host: HostConfig::default(),
         }
     }
 }
@@ -107,7 +111,7 @@ pub enum ConfigError {
     },
 }
 
-fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {
+pub(crate) fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {
     ConfigError::InvalidValue { key: key.into(), value: value.into(), expected: expected.into() }
 }
 
@@ -219,21 +223,12 @@ impl AllocatorConfig {
                     _ => return Err(invalid(key, value, "`default` or `torch`")),
                 }
             }
-            "graph_capture_record_stream_reuse"
-            | "pinned_use_cuda_host_register"
-            | "pinned_use_background_threads" => {
+            "graph_capture_record_stream_reuse" => {
                 if boolean(key, value)? {
                     return Err(not_supported(key, value));
                 }
             }
-            "pinned_num_register_threads" => {
-                if number::<usize>(key, value, "a power of two")? != 1 {
-                    return Err(not_supported(key, value));
-                }
-            }
-            "pinned_reserve_segment_size_mb"
-            | "pinned_max_round_threshold_mb"
-            | "pinned_max_cached_size_mb" => return Err(not_supported(key, value)),
+            _ if key.starts_with("pinned_") => self.host.set(key, value)?,
             _ => return Err(ConfigError::UnknownOption { key: key.into() }),
         }
         Ok(())
@@ -309,11 +304,15 @@ fn not_supported(key: &str, value: &str) -> ConfigError {
     ConfigError::NotSupported { key: key.into(), value: value.into() }
 }
 
-fn number<T: std::str::FromStr>(key: &str, value: &str, expected: &str) -> Result<T, ConfigError> {
+pub(crate) fn number<T: std::str::FromStr>(
+    key: &str,
+    value: &str,
+    expected: &str,
+) -> Result<T, ConfigError> {
     value.parse().map_err(|_| invalid(key, value, expected))
 }
 
-fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
+pub(crate) fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
     match value {
         "True" | "true" => Ok(true),
         "False" | "false" => Ok(false),
@@ -322,7 +321,7 @@ fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
 }
 
 /// A size in MiB of at least `least`, in bytes; capped where it would overflow, as in PyTorch.
-fn megabytes(key: &str, value: &str, least: usize) -> Result<usize, ConfigError> {
+pub(crate) fn megabytes(key: &str, value: &str, least: usize) -> Result<usize, ConfigError> {
     let expected = format!("a whole number of at least {least}");
     let size = number::<usize>(key, value, &expected)?;
     if size < least {
@@ -438,12 +437,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_yet_is_refused() {
-        for text in [
-            "backend:cudaMallocAsync",
-            "pinned_use_cuda_host_register:True",
-            "pinned_num_register_threads:8",
-            "pinned_max_cached_size_mb:64",
-        ] {
+        for text in ["backend:cudaMallocAsync", "graph_capture_record_stream_reuse:True"] {
             let error = AllocatorConfig::parse(text).unwrap_err();
             assert!(matches!(error, ConfigError::NotSupported { .. }), "{text}: {error}");
         }

@@ -1,5 +1,6 @@
 //! Backends over the CUDA driver layer.
 
+use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use warpline_cuda_sys_safe::owned::{
@@ -8,8 +9,8 @@ use warpline_cuda_sys_safe::owned::{
 use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, MemAccess};
 
 use crate::{
-    Backend, Block, CachingAllocator, Handle, HostBackend, HostCache, PinnedBlock, StreamBackend,
-    VirtualMemory,
+    Backend, Block, CachingAllocator, Handle, HostBackend, HostCache, HostConfig, PinnedBlock,
+    StreamBackend, VirtualMemory,
 };
 
 /// One device of a driver, for its memory and for page-locked host memory.
@@ -167,8 +168,26 @@ impl VirtualMemory<DriverError> for CudaBackend {
 impl HostBackend for CudaBackend {
     type HostMemory = HostMemory;
 
-    fn alloc_host(&self, bytes: usize) -> Result<HostMemory, DriverError> {
-        HostMemory::pinned(&self.driver, self.host_device(), bytes)
+    fn alloc_host(&self, bytes: usize, config: &HostConfig) -> Result<HostMemory, DriverError> {
+        let device = self.host_device();
+        if config.registers(bytes) {
+            let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+            let threads = config.threads_for(bytes, cores);
+            match HostMemory::registered_by(&self.driver, device, bytes, threads) {
+                // Some systems forbid registering; the driver may still be able to allocate.
+                Err(_) if config.use_host_register.is_none() => {}
+                registered => return registered,
+            }
+        }
+        HostMemory::pinned(&self.driver, device, bytes)
+    }
+}
+
+impl PinnedBlock<CudaBackend> {
+    /// Its first byte. Touching the bytes is the caller's `unsafe`, and so is its order.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.memory().ptr_at(self.offset()).expect("a block lies in its allocation")
     }
 }
 

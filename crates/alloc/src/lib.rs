@@ -83,7 +83,7 @@ pub use cuda::{
     CudaAllocator, CudaBackend, CudaBlock, CudaHostBackend, CudaHostCache, CudaPinnedBlock,
 };
 pub use error::{AllocError, OutOfMemory};
-pub use host::{DurationStat, HostCache, HostMemoryStats, PinnedBlock};
+pub use host::{DurationStat, HostCache, HostConfig, HostMemoryStats, PinnedBlock};
 pub use mem_pool::{MemPool, PoolOptions, PoolRoute};
 pub use rules::PoolKind;
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo};

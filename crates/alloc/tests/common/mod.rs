@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use warpline_alloc::{
-    AllocatorConfig, Backend, Block, CachingAllocator, Handle, HostBackend, StreamBackend,
-    VirtualMemory,
+    AllocatorConfig, Backend, Block, CachingAllocator, Handle, HostBackend, HostConfig,
+    StreamBackend, VirtualMemory,
 };
 
 pub const MIB: usize = 1 << 20;
@@ -371,7 +371,7 @@ impl VirtualMemory<FakeError> for Fake {
 impl HostBackend for Fake {
     type HostMemory = Memory;
 
-    fn alloc_host(&self, bytes: usize) -> Result<Memory, FakeError> {
+    fn alloc_host(&self, bytes: usize, _: &HostConfig) -> Result<Memory, FakeError> {
         self.allocate(bytes)
     }
 }
