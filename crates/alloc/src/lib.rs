@@ -66,6 +66,7 @@ mod snapshot;
 mod state;
 mod stats;
 mod summary;
+mod trace;
 
 pub use allocator::CachingAllocator;
 pub use backend::{Backend, HostBackend, StreamBackend};
@@ -78,8 +79,9 @@ pub use cuda::{
 pub use error::{AllocError, OutOfMemory};
 pub use host::{DurationStat, HostCache, HostMemoryStats, PinnedBlock};
 pub use rules::PoolKind;
-pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use snapshot::{Annotation, BlockInfo, BlockState, Frame, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, PoolStats, Stat};
+pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
 
 /// The README's example.
 #[cfg(doctest)]

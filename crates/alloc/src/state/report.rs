@@ -27,7 +27,7 @@ impl<B: Backend> State<B> {
             requested_size: 0,
             stream: self.streams[record.stream as usize].as_ref().map_or(0, |stream| stream.id),
             segment_type: record.kind,
-            blocks: Vec::new(),
+            ..SegmentInfo::default()
         };
         let mut block = first;
         while block != NONE {
@@ -45,6 +45,7 @@ impl<B: Backend> State<B> {
                 size: record.size,
                 requested_size: record.requested,
                 state: record.state,
+                ..BlockInfo::default()
             });
             block = record.next;
         }
