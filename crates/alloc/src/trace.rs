@@ -91,7 +91,7 @@ impl TraceEntry {
 
 fn frames(site: Option<&Location<'_>>, backtrace: Option<&Backtrace>) -> Vec<Frame> {
     match backtrace {
-        Some(backtrace) => Frame::of_backtrace(backtrace),
+        Some(backtrace) => Frame::of_backtrace(backtrace, site),
         None => site.map(Frame::from).into_iter().collect(),
     }
 }

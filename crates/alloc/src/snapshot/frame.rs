@@ -24,20 +24,28 @@ impl From<&Location<'_>> for Frame {
 }
 
 impl Frame {
-    /// The frames of a captured backtrace, the innermost first, without this crate's own. The
-    /// first call resolves symbols, which takes long.
-    pub(crate) fn of_backtrace(backtrace: &Backtrace) -> Vec<Self> {
+    /// The frames of a captured backtrace from the program's call at `site` on, the innermost
+    /// first. The first time, symbols are resolved, which takes long.
+    pub(crate) fn of_backtrace(backtrace: &Backtrace, site: Option<&Location<'_>>) -> Vec<Self> {
         let mut frames = parse(&backtrace.to_string());
-        let own = frames.iter().take_while(|frame| is_own(&frame.name)).count();
-        frames.drain(..own);
+        let first = site
+            .and_then(|site| frames.iter().position(|frame| frame.is_at(site)))
+            .or_else(|| frames.iter().position(|frame| !frame.is_own()));
+        frames.drain(..first.unwrap_or(0));
         frames
     }
-}
 
-/// Frames that only say that a backtrace was taken.
-fn is_own(name: &str) -> bool {
-    let name = name.trim_start_matches('<');
-    ["std::backtrace", "warpline_alloc::"].iter().any(|own| name.starts_with(own))
+    /// The two name the file from different folders.
+    fn is_at(&self, site: &Location<'_>) -> bool {
+        let name = |path: &str| path.rsplit(['/', '\\']).next().map(String::from);
+        self.line == site.line() && name(&self.filename) == name(site.file())
+    }
+
+    /// Whether it only says that a backtrace was taken. Without line numbers, names are whole.
+    fn is_own(&self) -> bool {
+        let name = self.name.trim_start_matches('<');
+        ["std::backtrace", "warpline_alloc::"].iter().any(|own| name.starts_with(own))
+    }
 }
 
 /// Reads the text form of a backtrace, which is all that is stable of one: `3: name`, and on the
@@ -95,11 +103,23 @@ mod tests {
     }
 
     #[test]
-    fn a_real_backtrace_has_names() {
-        let frames = Frame::of_backtrace(&Backtrace::force_capture());
-        assert!(!frames.is_empty());
-        assert!(frames.iter().all(|frame| !frame.name.is_empty()), "{frames:?}");
-        assert!(!is_own(&frames[0].name), "{frames:?}");
+    fn a_real_backtrace_begins_at_the_site() {
+        #[track_caller]
+        fn deeper() -> (&'static Location<'static>, Backtrace) {
+            (Location::caller(), Backtrace::force_capture())
+        }
+        let (site, backtrace) = deeper();
+        let frames = Frame::of_backtrace(&backtrace, Some(site));
+        assert!(frames.len() > 1 && frames.iter().all(|frame| !frame.name.is_empty()));
+        assert_eq!(frames[0].line, site.line(), "{frames:#?}");
+    }
+
+    #[test]
+    fn own_frames_are_left_out_where_lines_are_not_known() {
+        let own = |name: &str| frame(name, "??", 0).is_own();
+        assert!(own("std::backtrace::Backtrace::create"));
+        assert!(own("<warpline_alloc::trace::TraceRing>::push"));
+        assert!(!own("std::rt::lang_start") && !own("main"));
     }
 
     #[test]

@@ -148,12 +148,4 @@ impl<B: Backend> CachingAllocator<B> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_devices_name_gives_its_ordinal() {
-        let ordinals = ["cuda:3", "the device", "a:b:12", "cuda:-1", "x:99999999999"].map(ordinal);
-        assert_eq!(ordinals, [3, 0, 12, 0, 0]);
-    }
-}
+mod tests;
