@@ -371,6 +371,7 @@ impl<B: Backend> Shared<B> {
             limit,
             allocated: state.counters.allocated_bytes.current() as usize,
             reserved: state.reserved,
+            ..OutOfMemory::default()
         }
     }
 }

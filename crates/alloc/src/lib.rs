@@ -61,6 +61,7 @@ mod error;
 mod events;
 mod free_index;
 mod host;
+mod out_of_memory;
 pub mod rules;
 mod snapshot;
 mod state;
@@ -76,8 +77,9 @@ pub use config::{AllocatorConfig, ConfigError};
 pub use cuda::{
     CudaAllocator, CudaBackend, CudaBlock, CudaHostBackend, CudaHostCache, CudaPinnedBlock,
 };
-pub use error::{AllocError, OutOfMemory};
+pub use error::AllocError;
 pub use host::{DurationStat, HostCache, HostMemoryStats, PinnedBlock};
+pub use out_of_memory::OutOfMemory;
 pub use rules::PoolKind;
 pub use snapshot::{Annotation, BlockInfo, BlockState, Frame, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, PoolStats, Stat};
