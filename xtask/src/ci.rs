@@ -97,11 +97,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             eprintln!("{error}");
         }
         let time = begun.elapsed();
-        let slow = step.limit.is_some_and(|limit| time > limit);
-        if let (true, Some(limit)) = (slow, step.limit) {
+        let over = step.limit.filter(|limit| time > *limit);
+        if let Some(limit) = over {
             eprintln!("it took {time:.1?}, more than {limit:?}");
         }
-        done.push((&step.name, time, passed.is_ok() && !slow));
+        done.push((&step.name, time, passed.is_ok() && over.is_none()));
     }
     println!();
     for (name, time, passed) in &done {

@@ -1,5 +1,5 @@
 //! What the allocator did, one entry per step, in a ring.
-#![cfg_attr(not(test), allow(dead_code))]
+#![cfg_attr(not(test), expect(dead_code, reason = "no allocator holds a tracer yet"))]
 
 use std::backtrace::Backtrace;
 use std::collections::{HashMap, VecDeque};
