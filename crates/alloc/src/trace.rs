@@ -132,14 +132,14 @@ impl Default for TraceConfig {
 }
 
 /// Who asked for something that lives.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Origin {
     site: Option<&'static Location<'static>>,
     backtrace: Option<Arc<Backtrace>>,
 }
 
 /// The last entries, and the origin of all that lives.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct TraceRing {
     config: TraceConfig,
     entries: VecDeque<TraceEntry>,
@@ -213,8 +213,8 @@ impl TraceRing {
     }
 
     /// The entries, the oldest first.
-    pub(crate) fn entries(&self) -> Vec<TraceEntry> {
-        self.entries.iter().cloned().collect()
+    pub(crate) fn into_entries(self) -> Vec<TraceEntry> {
+        self.entries.into()
     }
 
     /// Says of segments and active blocks who asked for them, where that was seen.
@@ -277,6 +277,12 @@ impl Tracer {
     #[cold]
     fn record_on(&self, step: Step) {
         self.ring().record(step);
+    }
+
+    /// What is recorded by now. To read it takes long when it has backtraces, and is done on this
+    /// copy, so that nobody waits.
+    pub(crate) fn copy(&self) -> TraceRing {
+        self.ring().clone()
     }
 
     pub(crate) fn ring(&self) -> MutexGuard<'_, TraceRing> {

@@ -10,6 +10,7 @@ use std::io;
 pub use frame::Frame;
 pub use segment::{BlockInfo, BlockState, SegmentInfo};
 
+use crate::trace::TraceRing;
 use crate::{AllocatorConfig, Backend, CachingAllocator, TraceAction, TraceEntry};
 use write::{AsJson, AsPickle};
 
@@ -53,17 +54,20 @@ pub struct Annotation {
 }
 
 impl Snapshot {
-    /// The snapshot of one device: its segments and its trace.
+    /// The snapshot of one device. Viewers reckon back from the segments along the trace, so the
+    /// two must be of one moment.
     pub(crate) fn of_device(
         device: &str,
         mut segments: Vec<SegmentInfo>,
-        trace: Vec<TraceEntry>,
+        trace: TraceRing,
         allocator_settings: AllocatorConfig,
     ) -> Self {
         let device = ordinal(device);
         for segment in &mut segments {
             segment.device = device;
         }
+        trace.name_origins(&mut segments);
+        let trace = trace.into_entries();
         let external_annotations = trace
             .iter()
             .filter(|entry| entry.action == TraceAction::Annotate)
@@ -143,7 +147,7 @@ impl<B: Backend> CachingAllocator<B> {
     #[must_use]
     pub fn full_snapshot(&self) -> Snapshot {
         let device = self.backend().device();
-        Snapshot::of_device(&device, self.snapshot(), Vec::new(), self.config())
+        Snapshot::of_device(&device, self.snapshot(), TraceRing::default(), self.config())
     }
 }
 

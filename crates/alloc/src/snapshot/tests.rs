@@ -65,9 +65,7 @@ fn full(backtraces: Backtraces) -> Snapshot {
     (grown.allocated_size, grown.active_size, grown.requested_size) = (0, 0, 0);
     grown.blocks.clear();
     grown.push(block(60 * MIB, 20 * MIB, 0, BlockState::Free));
-    let mut segments = vec![fixed, grown];
-    ring.name_origins(&mut segments);
-    Snapshot::of_device("cuda:1", segments, ring.entries(), AllocatorConfig::default())
+    Snapshot::of_device("cuda:1", vec![fixed, grown], ring, AllocatorConfig::default())
 }
 
 fn to_value(snapshot: &Snapshot) -> Value {
@@ -126,7 +124,8 @@ fn a_trace_is_written_as_pytorch_writes_it() {
 
 #[test]
 fn traces_of_devices_merge_by_ordinal() {
-    let mut all = Snapshot::of_device("cuda:0", Vec::new(), Vec::new(), AllocatorConfig::default());
+    let mut all =
+        Snapshot::of_device("cuda:0", Vec::new(), TraceRing::default(), AllocatorConfig::default());
     all.merge(full(Backtraces::Off));
     all.merge(full(Backtraces::Off));
     let lengths: Vec<usize> = all.device_traces.iter().map(Vec::len).collect();

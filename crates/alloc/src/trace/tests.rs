@@ -13,7 +13,7 @@ fn ring(max_entries: usize, backtraces: Backtraces) -> TraceRing {
 }
 
 fn addresses(ring: &TraceRing) -> Vec<u64> {
-    ring.entries().iter().map(|entry| entry.address).collect()
+    ring.entries.iter().map(|entry| entry.address).collect()
 }
 
 /// A segment at 0 with a block at each address.
@@ -37,7 +37,7 @@ fn the_oldest_entries_go_first() {
         ring.record(step(TraceAction::Alloc, address));
     }
     assert_eq!(addresses(&ring), [5, 6, 7]);
-    let times: Vec<u64> = ring.entries().iter().map(|entry| entry.time_us).collect();
+    let times: Vec<u64> = ring.entries.iter().map(|entry| entry.time_us).collect();
     assert!(times.is_sorted() && times[0] > 1_600_000_000_000_000, "{times:?}");
 }
 
@@ -46,9 +46,9 @@ fn an_entry_names_the_line_that_asked() {
     let mut ring = ring(9, Backtraces::Off);
     let line = line!() + 1;
     ring.record(step(TraceAction::Alloc, 0));
-    let [frame] = &ring.entries()[0].frames()[..] else { panic!("{:?}", ring.entries()) };
+    let [frame] = &ring.entries[0].frames()[..] else { panic!("{:?}", ring.entries) };
     assert_eq!((frame.filename.as_str(), frame.line), (file!(), line));
-    assert!(ring.entries()[0].backtrace.is_none());
+    assert!(ring.entries[0].backtrace.is_none());
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn backtraces_are_captured_only_where_asked_for() {
         for action in [TraceAction::Alloc, TraceAction::SegmentMap, TraceAction::FreeRequested] {
             ring.record(step(action, 0));
         }
-        ring.entries().iter().map(|entry| entry.backtrace.is_some()).collect::<Vec<_>>()
+        ring.entries.iter().map(|entry| entry.backtrace.is_some()).collect::<Vec<_>>()
     };
     assert_eq!(captured(Backtraces::Off), [false; 3]);
     assert_eq!(captured(Backtraces::Alloc), [true, true, false]);
@@ -76,7 +76,7 @@ fn live_blocks_keep_their_origin_when_the_ring_has_wrapped() {
         ring.record(step(TraceAction::Alloc, 1024));
         ring.record(step(TraceAction::FreeRequested, 1024));
         ring.record(step(TraceAction::FreeCompleted, 1024));
-        assert_eq!(ring.entries().len(), max_entries);
+        assert_eq!(ring.entries.len(), max_entries);
         let mut segments = segment(&[
             (0, BlockState::Allocated),
             (512, BlockState::AwaitingFree),
@@ -108,7 +108,7 @@ fn marks_and_metadata_are_kept() {
     ring.record(step(TraceAction::Alloc, 2));
     ring.annotate("forward", Location::caller());
     ring.record(step(TraceAction::Alloc, 3));
-    let entries = ring.entries();
+    let entries = ring.entries;
     let texts: Vec<&str> = entries.iter().map(|entry| &*entry.user_metadata).collect();
     assert_eq!(texts, ["", "step 7", "forward", "step 7"]);
     assert_eq!(entries[2].action, TraceAction::Annotate);
@@ -125,6 +125,17 @@ fn a_tracer_records_only_while_it_is_on() {
     assert_eq!(addresses(&tracer.ring()), [1]);
     tracer.start(TraceConfig::default());
     assert_eq!(addresses(&tracer.ring()).len(), 0);
+}
+
+#[test]
+fn a_copy_stays_as_it_was() {
+    let tracer = Tracer::default();
+    tracer.start(TraceConfig::default());
+    tracer.record(|| step(TraceAction::Alloc, 1));
+    let copy = tracer.copy();
+    tracer.record(|| step(TraceAction::FreeCompleted, 1));
+    assert_eq!((addresses(&copy), copy.blocks.len()), (vec![1], 1));
+    assert_eq!(copy.into_entries().len(), 1);
 }
 
 #[test]
