@@ -112,22 +112,24 @@ pub enum Backtraces {
 ///
 /// ```
 /// use warpline_alloc::{Backtraces, TraceConfig};
-/// let config = TraceConfig { max_entries: 10_000, backtraces: Backtraces::Alloc };
+/// let config = TraceConfig { backtraces: Backtraces::Alloc, ..TraceConfig::default() };
 /// assert_ne!(config, TraceConfig::default());
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceConfig {
     /// How many entries are kept; the oldest go first. With 0 (`enabled="state"`) only live
     /// blocks and segments know who asked for them.
     pub max_entries: usize,
     /// Which entries get a backtrace.
     pub backtraces: Backtraces,
+    /// Steps that are not kept as entries.
+    pub skip_actions: Vec<TraceAction>,
 }
 
 impl Default for TraceConfig {
     /// The last 100 000 entries, without backtraces. PyTorch keeps all.
     fn default() -> Self {
-        Self { max_entries: 100_000, backtraces: Backtraces::Off }
+        Self { max_entries: 100_000, backtraces: Backtraces::Off, skip_actions: Vec::new() }
     }
 }
 
@@ -200,7 +202,7 @@ impl TraceRing {
             }
             _ => {}
         }
-        if self.config.max_entries == 0 {
+        if self.config.max_entries == 0 || self.config.skip_actions.contains(&action) {
             return;
         }
         if self.entries.len() >= self.config.max_entries {

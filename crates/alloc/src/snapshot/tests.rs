@@ -21,7 +21,7 @@ const MIB: usize = 1 << 20;
 
 /// A device on which everything has happened once.
 fn full(backtraces: Backtraces) -> Snapshot {
-    let mut ring = TraceRing::new(TraceConfig { max_entries: 100, backtraces });
+    let mut ring = TraceRing::new(TraceConfig { backtraces, ..TraceConfig::default() });
     let mut record = |action, offset: usize, size, stream| {
         let address = SEGMENT + offset as u64;
         let site = Some(Location::caller());

@@ -9,7 +9,7 @@ fn step(action: TraceAction, address: u64) -> Step {
 }
 
 fn ring(max_entries: usize, backtraces: Backtraces) -> TraceRing {
-    TraceRing::new(TraceConfig { max_entries, backtraces })
+    TraceRing::new(TraceConfig { max_entries, backtraces, ..TraceConfig::default() })
 }
 
 fn addresses(ring: &TraceRing) -> Vec<u64> {
@@ -88,6 +88,19 @@ fn live_blocks_keep_their_origin_when_the_ring_has_wrapped() {
         assert_eq!(named, [1, 1, 0, 0]);
         assert_eq!(segments[0].frames.len(), 1);
     }
+}
+
+#[test]
+fn skipped_actions_leave_no_entry_but_their_origin() {
+    let skip_actions = vec![TraceAction::Alloc, TraceAction::FreeCompleted];
+    let mut ring = TraceRing::new(TraceConfig { skip_actions, ..TraceConfig::default() });
+    for action in [TraceAction::Alloc, TraceAction::FreeRequested, TraceAction::FreeCompleted] {
+        ring.record(step(action, 0));
+        ring.record(step(TraceAction::Alloc, 512));
+    }
+    let actions: Vec<TraceAction> = ring.entries.iter().map(|entry| entry.action).collect();
+    assert_eq!(actions, [TraceAction::FreeRequested]);
+    assert_eq!(ring.blocks.keys().collect::<Vec<_>>(), [&512]);
 }
 
 #[test]
