@@ -1,6 +1,7 @@
 //! The allocator that callers hold.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -12,9 +13,10 @@ use crate::shard::{Shard, lock};
 use crate::state::{Request, State};
 use crate::stats::{Counters, Quantity};
 use crate::table::Table;
+use crate::trace::Step;
 use crate::{
     AllocError, AllocatorConfig, Backend, Block, ConfigError, MemoryStats, OutOfMemory,
-    SegmentInfo, summary,
+    SegmentInfo, Snapshot, TraceAction, TraceConfig, summary,
 };
 
 /// A caching allocator for the memory of one device. Clones share it.
@@ -69,9 +71,10 @@ impl<B: Backend> CachingAllocator<B> {
     /// # Errors
     /// [`AllocError`]. Whatever it is, blocks that live and later requests are not affected.
     #[inline]
+    #[track_caller]
     pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
         let shared = &self.shared;
-        let id = B::stream_id(stream);
+        let (id, site) = (B::stream_id(stream), Location::caller());
         if bytes == 0 {
             return Ok(Block::empty(id));
         }
@@ -79,18 +82,18 @@ impl<B: Backend> CachingAllocator<B> {
             && let Some(pool) = shared.routes.find(id)
         {
             let shard = pool.shard(&shared.core, &self.config(), stream);
-            if let Some(block) = shared.malloc_in(&shard, bytes, id)? {
+            if let Some(block) = shared.malloc_in(&shard, bytes, id, site)? {
                 return Ok(block);
             }
         }
         if let Some(shard) = shared.table.find(id)
-            && let Some(block) = shared.malloc_in(shard, bytes, id)?
+            && let Some(block) = shared.malloc_in(shard, bytes, id, site)?
         {
             return Ok(block);
         }
         loop {
             let shard = shared.shard_for(stream);
-            if let Some(block) = shared.malloc_in(&shard, bytes, id)? {
+            if let Some(block) = shared.malloc_in(&shard, bytes, id, site)? {
                 return Ok(block);
             }
         }
@@ -199,15 +202,58 @@ impl<B: Backend> CachingAllocator<B> {
 
     /// All segments and their blocks, by address (`torch.cuda.memory_snapshot`).
     #[must_use]
-    pub fn snapshot(&self) -> Vec<SegmentInfo> {
-        // So that nothing is being mapped.
-        let _slow = lock(&self.shared.core.slow);
-        let mut segments = Vec::new();
-        for shard in self.shared.core.all_shards() {
-            shard.lock().snapshot(&mut segments);
+    pub fn segments(&self) -> Vec<SegmentInfo> {
+        self.shared.core.report().0
+    }
+
+    /// All segments, what happened, and the options, to look at or to write as a file
+    /// (`torch.cuda.memory._snapshot`).
+    #[must_use]
+    #[track_caller]
+    pub fn snapshot(&self) -> Snapshot {
+        let core = &self.shared.core;
+        let action = TraceAction::Snapshot;
+        let site = Some(Location::caller());
+        core.tracer.record(|| Step { action, address: 0, size: 0, stream: 0, site });
+        let (segments, trace) = core.report();
+        Snapshot::of_device(&core.backend.device(), segments, trace, self.config())
+    }
+
+    /// Records from now on what happens, or no longer with `None`: what was recorded stays until
+    /// it is started again (`torch.cuda.memory._record_memory_history`).
+    ///
+    /// ```
+    /// # use warpline_alloc::{AllocatorConfig, TraceConfig, cuda::{CudaAllocator, CudaBackend}};
+    /// # use warpline_cuda_sys_safe::{owned::Stream, sim::SimConfig, Driver};
+    /// # let driver: std::sync::Arc<dyn Driver> = SimConfig::new(1).build();
+    /// # let stream = Stream::default_of(&driver, 0);
+    /// # let allocator = CudaAllocator::new(CudaBackend::new(driver, 0), AllocatorConfig::default());
+    /// allocator.record_memory_history(Some(TraceConfig::default()));
+    /// drop(allocator.malloc(4000, &stream)?);
+    /// let steps: Vec<_> = allocator.snapshot().device_traces[0].iter().map(|e| e.action.name()).collect();
+    /// assert_eq!(steps, ["segment_map", "alloc", "free_requested", "free_completed", "snapshot"]);
+    /// # Ok::<(), warpline_alloc::AllocError>(())
+    /// ```
+    pub fn record_memory_history(&self, config: Option<TraceConfig>) {
+        match config {
+            Some(config) => self.shared.core.tracer.start(config),
+            None => self.shared.core.tracer.stop(),
         }
-        segments.sort_by_key(|segment| segment.address);
-        segments
+    }
+
+    /// Sets a mark in what is recorded.
+    #[track_caller]
+    pub fn annotate(&self, text: &str) {
+        let tracer = &self.shared.core.tracer;
+        if tracer.is_on() {
+            tracer.ring().annotate(text, Location::caller());
+        }
+    }
+
+    /// Attaches a text to all that is recorded from now on
+    /// (`torch.cuda.memory._set_memory_metadata`).
+    pub fn set_memory_metadata(&self, text: &str) {
+        self.shared.core.tracer.ring().set_metadata(text);
     }
 }
 
@@ -225,6 +271,7 @@ impl<B: Backend> Shared<B> {
         shard: &Arc<Shard<B>>,
         bytes: usize,
         stream: u64,
+        site: &'static Location<'static>,
     ) -> Result<Option<Block<B>>, AllocError> {
         let mut state = shard.lock();
         if state.stream_id != stream {
@@ -233,7 +280,8 @@ impl<B: Backend> Shared<B> {
         let rounded = round_size(&state.config, bytes)?;
         let caching = state.config.caching;
         let size = if caching { rounded } else { bytes };
-        let request = Request { kind: PoolKind::of(&state.config, size), requested: bytes, size };
+        let kind = PoolKind::of(&state.config, size);
+        let request = Request { kind, requested: bytes, size, site };
         if !state.pending.is_empty() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
@@ -272,7 +320,8 @@ impl<B: Backend> Shared<B> {
                 return Arc::clone(shard);
             }
         }
-        let mut state = State::new(stream.clone(), Arc::clone(&self.core.clock));
+        let mut state =
+            State::new(stream.clone(), Arc::clone(&self.core.clock), Arc::clone(&self.core.tracer));
         state.set_config(config);
         let shard = self.core.register(Shard::new(&self.core, state, 0));
         if !self.table.insert(id, &shard) {

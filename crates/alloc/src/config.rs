@@ -24,6 +24,17 @@ pub enum Policy {
     Torch,
 }
 
+impl Policy {
+    /// What it is called in options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Torch => "torch",
+        }
+    }
+}
+
 /// How an allocator behaves.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

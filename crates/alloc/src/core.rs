@@ -7,7 +7,8 @@ use crate::pages::Arenas;
 use crate::shard::{Shard, lock};
 use crate::state::Released;
 use crate::stats::{Counters, Global, Quantity};
-use crate::{AllocatorConfig, Backend, Policy};
+use crate::trace::{TraceRing, Tracer};
+use crate::{AllocatorConfig, Backend, Policy, SegmentInfo};
 
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
@@ -24,6 +25,7 @@ pub(crate) struct Core<B: Backend> {
     deferred: Mutex<Vec<Released<B::Memory>>>,
     /// Searches of large pools, while garbage is collected.
     pub(crate) clock: Arc<AtomicU64>,
+    pub(crate) tracer: Arc<Tracer>,
 }
 
 /// What only one thread at a time deals with.
@@ -57,6 +59,7 @@ impl<B: Backend> Core<B> {
             captures: AtomicUsize::new(0),
             deferred: Mutex::default(),
             clock: Arc::default(),
+            tracer: Arc::default(),
         }
     }
 
@@ -91,6 +94,27 @@ impl<B: Backend> Core<B> {
         // The last owner of a shard drops it here, without a lock.
         drop(shards);
         result
+    }
+
+    /// All segments, by address, and what happened until that moment.
+    pub(crate) fn report(&self) -> (Vec<SegmentInfo>, TraceRing) {
+        // So that nothing is being mapped.
+        let slow = lock(&self.slow);
+        let registry = lock(&self.shards);
+        let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
+        let mut segments = Vec::new();
+        let trace = {
+            let states: Vec<_> = shards.iter().map(|shard| shard.lock()).collect();
+            for (shard, state) in shards.iter().zip(&states) {
+                state.report(shard.pool, &mut segments);
+            }
+            self.tracer.copy()
+        };
+        drop(registry);
+        drop(slow);
+        drop(shards);
+        segments.sort_by_key(|segment| segment.address);
+        (segments, trace)
     }
 
     /// Counts segments out and gives them back to the backend. Called without a shard's lock.

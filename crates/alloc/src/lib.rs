@@ -64,6 +64,7 @@ mod free_index;
 mod host;
 mod mem_pool;
 mod miss;
+mod out_of_memory;
 mod pages;
 mod remap;
 pub mod rules;
@@ -73,6 +74,7 @@ mod state;
 mod stats;
 mod summary;
 mod table;
+mod trace;
 
 pub use allocator::CachingAllocator;
 pub use backend::{Backend, Handle, HostBackend, StreamBackend, VirtualMemory};
@@ -82,12 +84,14 @@ pub use config::{AllocatorConfig, ConfigError, Policy};
 pub use cuda::{
     CudaAllocator, CudaBackend, CudaBlock, CudaHostBackend, CudaHostCache, CudaPinnedBlock,
 };
-pub use error::{AllocError, OutOfMemory};
+pub use error::AllocError;
 pub use host::{DurationStat, HostCache, HostConfig, HostMemoryStats, PinnedBlock};
 pub use mem_pool::{MemPool, PoolOptions, PoolRoute};
+pub use out_of_memory::OutOfMemory;
 pub use rules::PoolKind;
-pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use snapshot::{Annotation, BlockInfo, BlockState, Frame, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, PoolStats, Stat};
+pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
 
 /// The README's example.
 #[cfg(doctest)]

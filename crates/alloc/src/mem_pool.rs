@@ -97,7 +97,8 @@ impl<B: Backend> Pool<B> {
     ) -> Arc<Shard<B>> {
         let mut shards = lock(&self.shards);
         let shard = shards.entry(B::stream_id(stream)).or_insert_with(|| {
-            let mut state = State::new(stream.clone(), Arc::clone(&core.clock));
+            let mut state =
+                State::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
             let mut config = config.clone();
             config.policy = Policy::Torch;
             config.expandable_segments = false;

@@ -8,6 +8,7 @@ use crate::pages::page_size;
 use crate::rules::segment_size;
 use crate::shard::{Shard, lock};
 use crate::state::{Granted, Idle, Request, State};
+use crate::trace::{Step, TraceAction};
 use crate::{AllocError, Backend, OutOfMemory, Policy, VirtualMemory};
 
 impl<B: Backend> Shared<B> {
@@ -364,6 +365,17 @@ impl<B: Backend> Shared<B> {
         let memory = backend.mem_info().ok();
         let config = shard.lock().config.clone();
         lock(&self.core.global).num_ooms += 1;
+        let step = |stream| Step {
+            action: TraceAction::Oom,
+            address: memory.map_or(0, |(free, _)| free as u64),
+            size: request.size,
+            stream,
+            site: Some(request.site),
+        };
+        let stream = shard.lock().stream_id;
+        self.core.tracer.record(|| step(stream));
+        let shards = self.core.all_shards();
+        let private = shards.iter().filter(|shard| shard.pool > 0);
         OutOfMemory {
             device: backend.device(),
             requested: request.requested,
@@ -374,9 +386,13 @@ impl<B: Backend> Shared<B> {
             },
             free: memory.map(|(free, _)| free),
             total: memory.map(|(_, total)| total),
+            process: None,
             limit,
             allocated: self.allocated(),
             reserved: lock(&self.core.global).reserved_bytes.current() as usize,
+            private_pools: private.map(|shard| shard.lock().reserved()).sum(),
+            largest_free: shards.iter().map(|shard| shard.lock().largest_free()).max(),
+            remaps: config.policy == Policy::Default || config.expandable(),
         }
     }
 }

@@ -1,8 +1,11 @@
 //! Segments whose pages come and go: reserved addresses, of which a part has memory.
 
+use std::panic::Location;
+
 use super::{Held, Holding, NONE, Record, Request, Segment, State};
 use crate::free_index::{Free, Position};
 use crate::state::Granted;
+use crate::trace::TraceAction;
 use crate::{Backend, PoolKind};
 
 /// Whole pages of an arena, by address.
@@ -151,6 +154,7 @@ impl<B: Backend> State<B> {
 
     /// All of a growth is mapped: hands its beginning out.
     pub(crate) fn finish(&mut self, growth: &Growth, request: &Request) -> Granted {
+        self.trace_maps(&growth.missing, Some(request.site));
         self.join_pool(growth.block);
         let record = &self.records[growth.block as usize];
         self.pools[record.kind as usize].remove(record.size, record.address);
@@ -159,6 +163,7 @@ impl<B: Backend> State<B> {
 
     /// Of a growth's missing pages, only the first `mapped` ranges are: puts everything back.
     pub(crate) fn undo(&mut self, growth: &Growth, mapped: usize) {
+        self.trace_maps(&growth.missing[..mapped], None);
         let missing = growth.missing.iter().enumerate();
         let mut pieces: Vec<(u64, usize, bool)> = missing
             .map(|(at, pages)| (pages.start, pages.size, at < mapped))
@@ -198,7 +203,15 @@ impl<B: Backend> State<B> {
             self.list(block);
         }
         self.join_unmapped(middle);
+        self.trace(TraceAction::SegmentUnmap, start, size, None);
         Pages { arena, start, size }
+    }
+
+    fn trace_maps(&self, mapped: &[Pages], site: Option<&'static Location<'static>>) {
+        for adjacent in mapped.chunk_by(|a, b| a.start + a.size as u64 == b.start) {
+            let size = adjacent.iter().map(|pages| pages.size).sum();
+            self.trace(TraceAction::SegmentMap, adjacent[0].start, size, site);
+        }
     }
 
     /// Puts pages back that were carved out and are still mapped.
@@ -220,6 +233,7 @@ impl<B: Backend> State<B> {
             self.list(block);
         }
         self.join_pool(middle);
+        self.trace(TraceAction::SegmentMap, pages.start, pages.size, None);
     }
 
     /// Merges a record with unmapped neighbours and lists it as one of them.

@@ -7,6 +7,7 @@ mod report;
 mod window;
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,6 +19,7 @@ use crate::events::PendingEvents;
 use crate::free_index::{Free, FreeIndex};
 use crate::rules::{may_serve, should_split};
 use crate::stats::{Counters, Quantity};
+use crate::trace::{Step, TraceAction, Tracer};
 use crate::{AllocatorConfig, Backend, PoolKind};
 
 /// No block.
@@ -31,6 +33,8 @@ pub(crate) struct Request {
     pub(crate) requested: usize,
     /// The size of the block it gets.
     pub(crate) size: usize,
+    /// The caller's call.
+    pub(crate) site: &'static Location<'static>,
 }
 
 /// A block in a caller's hands.
@@ -119,6 +123,7 @@ pub(crate) struct State<B: Backend> {
     deferred: Vec<u32>,
     /// Searches of large pools, the clock by which what is idle ages.
     clock: Arc<AtomicU64>,
+    tracer: Arc<Tracer>,
     records: Vec<Record>,
     /// For each record, the streams other than its own that use it.
     uses: Vec<Vec<B::Stream>>,
@@ -132,7 +137,7 @@ pub(crate) struct State<B: Backend> {
 }
 
 impl<B: Backend> State<B> {
-    pub(crate) fn new(stream: B::Stream, clock: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(stream: B::Stream, clock: Arc<AtomicU64>, tracer: Arc<Tracer>) -> Self {
         Self {
             config: AllocatorConfig::default(),
             stream_id: B::stream_id(&stream),
@@ -144,6 +149,7 @@ impl<B: Backend> State<B> {
             retired: false,
             deferred: Vec::new(),
             clock,
+            tracer,
             records: Vec::new(),
             uses: Vec::new(),
             unused: Vec::new(),
@@ -217,6 +223,7 @@ impl<B: Backend> State<B> {
         let oversize = size >= self.config.max_split();
         let segment = Segment { holding: Holding::Whole(memory), first: NONE, oversize };
         let block = self.add_chain(segment, request.kind, address, size, Held::Free);
+        self.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
         self.hand_out(block, request)
     }
 
@@ -307,7 +314,20 @@ impl<B: Backend> State<B> {
         if oversize {
             counters.increase(kind, Quantity::OversizeAllocations, 1);
         }
+        self.trace(TraceAction::Alloc, address, request.requested, Some(request.site));
         Granted { block, address, size }
+    }
+
+    #[inline]
+    fn trace(
+        &self,
+        action: TraceAction,
+        address: u64,
+        size: usize,
+        site: Option<&'static Location<'static>>,
+    ) {
+        let stream = self.stream_id;
+        self.tracer.record(|| Step { action, address, size, stream, site });
     }
 
     /// Cuts a record after `size` bytes; answers the new one behind it, which is in no pool.
@@ -391,11 +411,13 @@ impl<B: Backend> State<B> {
     fn count_freed(&mut self, block: u32) -> bool {
         let record = &mut self.records[block as usize];
         let (kind, size, used) = (record.kind, record.size as i64, record.used);
+        let (address, requested) = (record.address, record.requested);
         self.counters.decrease(kind, Quantity::Allocation, 1);
         self.counters.decrease(kind, Quantity::AllocatedBytes, size);
         if record.oversize {
             self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
         }
+        self.trace(TraceAction::FreeRequested, address, requested, None);
         used
     }
 
@@ -438,6 +460,7 @@ impl<B: Backend> State<B> {
         let record = &self.records[block as usize];
         let (kind, arena) = (record.kind, record.arena);
         let (size, requested) = (record.size as i64, record.requested as i64);
+        self.trace(TraceAction::FreeCompleted, record.address, record.requested, None);
         let (blocks, bytes) = self.join_pool(block);
         let counters = &mut self.counters;
         if !arena {

@@ -1,15 +1,15 @@
 //! Giving memory back to the backend.
 
 use super::{Held, Holding, Request, State};
+use crate::trace::TraceAction;
 use crate::{Backend, PoolKind};
 
 /// A segment that is off the books; the caller drops it without the lock.
 pub(crate) struct Released<M> {
-    pub(crate) memory: M,
     pub(crate) kind: PoolKind,
     pub(crate) size: usize,
     pub(crate) oversize: bool,
-    pub(crate) address: u64,
+    pub(crate) _memory: M,
 }
 
 /// A large segment that is wholly free.
@@ -17,7 +17,6 @@ pub(crate) struct Idle {
     pub(crate) block: u32,
     /// Searches since it was freed.
     pub(crate) age: u64,
-    pub(crate) size: usize,
 }
 
 impl<B: Backend> State<B> {
@@ -43,7 +42,7 @@ impl<B: Backend> State<B> {
         whole
             .map(|block| {
                 let record = &self.records[block as usize];
-                Idle { block, age: now.saturating_sub(record.idle_since), size: record.size }
+                Idle { block, age: now.saturating_sub(record.idle_since) }
             })
             .collect()
     }
@@ -88,12 +87,8 @@ impl<B: Backend> State<B> {
         self.unused_segments.push(at as u32);
         self.unused.push(block);
         self.pools[record.kind as usize].remove(record.size, record.address);
-        Some(Released {
-            memory,
-            kind: record.kind,
-            size: record.size,
-            oversize: segment.oversize,
-            address: record.address,
-        })
+        self.trace(TraceAction::SegmentFree, record.address, record.size, None);
+        let (kind, size, oversize) = (record.kind, record.size, segment.oversize);
+        Some(Released { kind, size, oversize, _memory: memory })
     }
 }

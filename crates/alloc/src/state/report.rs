@@ -5,54 +5,44 @@ use crate::Backend;
 use crate::snapshot::{BlockInfo, BlockState, SegmentInfo};
 
 impl<B: Backend> State<B> {
-    /// All segments; of an arena each mapped stretch.
-    pub(crate) fn snapshot(&self, segments: &mut Vec<SegmentInfo>) {
+    /// Adds all segments of a pool; of an arena each mapped stretch.
+    pub(crate) fn report(&self, pool: u64, segments: &mut Vec<SegmentInfo>) {
         for segment in self.segments.iter().flatten() {
             let mut block = segment.first;
-            let mut open = false;
+            let mut stretch: Option<SegmentInfo> = None;
             while block != NONE {
                 let record = &self.records[block as usize];
-                if let Some(info) = block_info(record) {
-                    if !open {
-                        segments.push(self.segment_info(record));
-                    }
-                    if let Some(segment) = segments.last_mut() {
-                        add(segment, info);
-                    }
-                    open = true;
-                } else {
-                    open = false;
+                match block_info(record) {
+                    Some(info) => stretch
+                        .get_or_insert_with(|| SegmentInfo {
+                            address: record.address,
+                            stream: self.stream_id,
+                            segment_type: record.kind,
+                            segment_pool_id: (0, pool),
+                            is_expandable: record.arena,
+                            ..SegmentInfo::default()
+                        })
+                        .push(info),
+                    None => segments.extend(stretch.take()),
                 }
                 block = record.next;
             }
+            segments.extend(stretch);
         }
     }
 
-    fn segment_info(&self, first: &Record) -> SegmentInfo {
-        SegmentInfo {
-            address: first.address,
-            total_size: 0,
-            allocated_size: 0,
-            active_size: 0,
-            requested_size: 0,
-            stream: self.stream_id,
-            segment_type: first.kind,
-            is_expandable: first.arena,
-            blocks: Vec::new(),
-        }
+    /// The largest free block, in bytes.
+    pub(crate) fn largest_free(&self) -> usize {
+        let largest = self.pools.iter().filter_map(|pool| pool.largest());
+        largest.map(|free| free.size).max().unwrap_or(0)
     }
-}
 
-fn add(segment: &mut SegmentInfo, block: BlockInfo) {
-    segment.total_size += block.size;
-    if block.state != BlockState::Free {
-        segment.active_size += block.size;
-        segment.requested_size += block.requested_size;
+    /// Bytes of all segments; of arenas those that are mapped.
+    pub(crate) fn reserved(&self) -> usize {
+        let mut segments = Vec::new();
+        self.report(0, &mut segments);
+        segments.iter().map(|segment| segment.total_size).sum()
     }
-    if block.state == BlockState::Allocated {
-        segment.allocated_size += block.size;
-    }
-    segment.blocks.push(block);
 }
 
 /// `None` for addresses without memory.
@@ -64,5 +54,5 @@ fn block_info(record: &Record) -> Option<BlockInfo> {
         Held::Unmapped | Held::Growing => return None,
     };
     let Record { address, size, requested: requested_size, .. } = *record;
-    Some(BlockInfo { address, size, requested_size, state })
+    Some(BlockInfo { address, size, requested_size, state, ..BlockInfo::default() })
 }

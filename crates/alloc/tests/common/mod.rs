@@ -380,7 +380,7 @@ impl HostBackend for Fake {
 pub fn check_books(allocator: &CachingAllocator<Fake>) {
     use warpline_alloc::{BlockState, PoolKind};
     let stats = allocator.memory_stats();
-    let snapshot = allocator.snapshot();
+    let snapshot = allocator.segments();
     let world = allocator.backend().world();
     let (arenas, whole): (Vec<_>, Vec<_>) = snapshot.iter().partition(|s| s.is_expandable);
     let held: BTreeMap<u64, usize> =
