@@ -259,3 +259,24 @@ fn kernels_reach_mapped_host_memory() {
     // SAFETY: the kernel is done.
     assert_eq!(unsafe { word.as_ptr().as_ptr().read() }, 1);
 }
+
+#[test]
+fn an_overrun_of_pool_memory_surfaces_as_itself_first() {
+    let world = world(1, false);
+    let pool = world.driver.mempool_create(0).unwrap();
+    let source = world.memory(0, 4);
+    let stream = world.stream.handle();
+    // SAFETY: live handles.
+    let ptr = unsafe { world.driver.mem_alloc_async(pool, 4, stream) }.unwrap();
+    let four = [4];
+    let operands =
+        [bytes(0, ptr, &four, Access::Write), bytes(0, source.ptr(), &four, Access::Read)];
+    world.launch(increment_too_far, &operands).unwrap();
+    // SAFETY: as above.
+    unsafe { world.driver.mem_free_async(ptr, stream) }.unwrap();
+    let error = world.stream.synchronize().unwrap_err();
+    assert!(matches!(error, DriverError::Cuda(_)), "{error}");
+    assert_eq!(error.code(), Some(CudaCode::ILLEGAL_ADDRESS));
+    let later = world.stream.synchronize().unwrap_err();
+    assert!(matches!(later, DriverError::DeviceLost { .. }), "{later}");
+}
