@@ -75,3 +75,32 @@ fn a_kernel_is_not_given_another_devices_memory() {
     assert!(matches!(answer, Err(Error::DeviceMismatch { .. })), "{answer:?}");
     crate::fill::fill(Target::Cuda(&runtime, second, there), view, 1.0.into()).unwrap();
 }
+
+#[test]
+fn layouts_that_mean_nothing_are_refused() {
+    use smallvec::smallvec;
+
+    use crate::{DType, Layout, View};
+
+    let config = RuntimeConfig::default();
+    let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };
+    let runtime = Runtime::without_cuda(reason, &config);
+    let storage = Storage::pageable(&runtime, 64).unwrap();
+    let other = Storage::pageable(&runtime, 64).unwrap();
+    for layout in [
+        // More elements than can be counted, all of them the first.
+        Layout::from_parts(smallvec![usize::MAX, 2], smallvec![0, 0], 0),
+        Layout::from_parts(smallvec![4], smallvec![1], isize::MAX as usize),
+        Layout::from_parts(smallvec![0], smallvec![1], isize::MAX as usize),
+        Layout::from_parts(smallvec![2], smallvec![isize::MIN], 0),
+    ] {
+        let view = View { storage: &storage, layout: &layout, dtype: DType::F64 };
+        let target = Target::Cpu(&runtime);
+        let error = crate::copy::copy(target, view, View { storage: &other, ..view });
+        assert!(error.is_err(), "{layout:?}");
+        let same = Layout::contiguous(&[1]).unwrap();
+        let plain = View { storage: &storage, layout: &same, dtype: DType::F64 };
+        assert!(crate::copy::copy(target, plain, view).is_err(), "{layout:?}");
+        assert!(view.check_inside("test").is_err(), "{layout:?}");
+    }
+}
