@@ -226,6 +226,18 @@ fn misaligned_operands_and_panics_are_sticky() {
 }
 
 #[test]
+fn a_footprint_beyond_all_addresses_has_a_hull() {
+    let hull = |sizes: &[usize], strides: &[isize]| {
+        let ptr = DevicePtr::NULL;
+        Footprint { ptr, device: 0, item_size: 8, sizes, strides, access: Access::Read }.hull()
+    };
+    assert_eq!(hull(&[3, 2], &[2, -5]), (-40, 40));
+    assert_eq!(hull(&[usize::MAX], &[isize::MAX]), (0, i64::MAX));
+    assert_eq!(hull(&[usize::MAX; 2], &[isize::MIN; 2]), (i64::MIN, 8));
+    assert_eq!(hull(&[usize::MAX, 0], &[isize::MAX; 2]), (0, 0));
+}
+
+#[test]
 fn bad_footprints_are_refused_when_called() {
     let world = world(2, false);
     let memory = world.memory(0, 8);
