@@ -171,6 +171,22 @@ fn a_whole_reduction_uses_the_whole_gpu() {
 }
 
 #[test]
+fn a_grid_holds_a_block_for_every_result() {
+    on_every_target(|target| {
+        let a = Tensor::garbage(target, DType::U8, &[2, 256]);
+        let out = Tensor::garbage(target, DType::U8, &[2]);
+        let plan = Plan::new("any", a.view(), &[1], out.view(), false).unwrap();
+        // As of a tensor of one column that was expanded.
+        for outputs in [2, (1 << 31) - 1, 1 << 31, (1 << 32) + 5, 1 << 38] {
+            let mut plan = plan;
+            plan.outputs = outputs;
+            plan.share_out(132 * 8);
+            assert!(i32::try_from(plan.blocks()).is_ok(), "{} blocks", plan.blocks());
+        }
+    });
+}
+
+#[test]
 fn nothing_reduces_to_the_identity() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[0, 2], &[]);
