@@ -60,6 +60,11 @@ fn memory_of_another_runtime_is_refused() {
     for answer in mixed {
         assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
     }
+    let (x, y) = (Storage::pageable(&here, 64).unwrap(), Storage::pageable(&there, 64).unwrap());
+    let layout = crate::Layout::contiguous(&[16]).unwrap();
+    let view = crate::View { storage: &x, layout: &layout, dtype: crate::DType::F32 };
+    let answer = crate::copy::copy(Target::Cpu(&here), crate::View { storage: &y, ..view }, view);
+    assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
 }
 
 #[test]
