@@ -109,3 +109,35 @@ fn layouts_that_mean_nothing_are_refused() {
         assert!(view.check_inside("test").is_err(), "{layout:?}");
     }
 }
+
+#[test]
+fn a_target_is_one_device_of_one_runtime() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+    let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+    let elsewhere = self::runtime(SyncPolicy::Auto);
+    let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
+    let here = first.device().stream_from_pool(0).unwrap();
+    let there = second.device().stream_from_pool(0).unwrap();
+    let foreign = elsewhere.device(0).unwrap();
+    let storage = Storage::device(&runtime, 64, &here).unwrap();
+    let layout = crate::Layout::contiguous(&[4, 4]).unwrap();
+    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
+    let product = Storage::device(&runtime, 64, &here).unwrap();
+    let product = crate::View { storage: &product, ..view };
+    crate::fill::fill(Target::Cuda(&runtime, first, &here), view, 1.0.into()).unwrap();
+    for target in [
+        Target::Cuda(&runtime, foreign, &here),
+        Target::Cuda(&runtime, first, &there),
+        Target::Cuda(&elsewhere, foreign, &here),
+    ] {
+        let filled = crate::fill::fill(target, view, 2.0.into());
+        let multiplied = crate::matmul::matmul(target, view, view, product);
+        for answer in [filled, multiplied] {
+            let refused =
+                matches!(answer, Err(Error::RuntimeMismatch { .. } | Error::DeviceMismatch { .. }));
+            assert!(refused, "{answer:?}");
+        }
+    }
+    here.synchronize().unwrap();
+    there.synchronize().unwrap();
+}
