@@ -36,10 +36,11 @@ impl Layout {
         Ok(Self { sizes: sizes.into(), strides, offset: 0 })
     }
 
-    /// A layout from its parts. The caller sees to it that it stays inside its storage.
+    /// A layout from its parts. The caller sees to it that it stays inside its storage. Strides
+    /// that are missing are 0.
     #[must_use]
-    pub fn from_parts(sizes: Sizes, strides: Strides, offset: usize) -> Self {
-        debug_assert_eq!(sizes.len(), strides.len());
+    pub fn from_parts(sizes: Sizes, mut strides: Strides, offset: usize) -> Self {
+        strides.resize(sizes.len(), 0);
         Self { sizes, strides, offset }
     }
 

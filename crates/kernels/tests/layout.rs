@@ -137,6 +137,15 @@ fn a_scalar_has_no_dimension_to_take_apart() -> Result<(), Error> {
 }
 
 #[test]
+fn every_dimension_has_a_stride() {
+    let parts = |sizes: &[usize], strides: &[isize]| {
+        Layout::from_parts(sizes.into(), strides.into(), 0).strides().to_vec()
+    };
+    assert_eq!(parts(&[2, 3], &[1]), [1, 0]);
+    assert_eq!(parts(&[2], &[1, 7]), [1]);
+}
+
+#[test]
 fn sizes_whose_product_overflows_are_no_view() {
     let layout = contiguous(&[4]);
     assert_eq!(layout.view(&[usize::MAX, 2]), None);
