@@ -114,7 +114,7 @@ fn s08_the_environment_is_obeyed() {
 #[test]
 fn s19_a_driver_that_means_nothing_is_named() {
     let text = child(&[("WARPLINE_DRIVER", "vulkan")]);
-    assert!(text.contains("devices=0") && text.contains("'vulkan'"), "{text}");
+    assert!(text.contains("devices=0") && text.contains("`vulkan`"), "{text}");
     let text = child(&[("WARPLINE_DRIVER", "sim:x")]);
     assert!(text.contains("devices=0") && text.contains("error="), "{text}");
 }
