@@ -133,7 +133,7 @@ impl CudaBackend {
     fn granularity(&self) -> Option<usize> {
         *self.granularity.get_or_init(|| {
             let granularity = self.driver.mem_granularity(self.device).ok()?;
-            (granularity > 0 && PAGE % granularity == 0).then_some(granularity)
+            (granularity > 0 && PAGE.is_multiple_of(granularity)).then_some(granularity)
         })
     }
 }
