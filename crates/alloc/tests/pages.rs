@@ -1,0 +1,154 @@
+//! Policies under which pages come and go.
+
+mod common;
+
+use common::{Fake, FakeError, MIB, check_books};
+use warpline_alloc::AllocError;
+
+const EXPANDABLE: &str = "expandable_segments:True";
+
+/// Leaves `count` free pages in the middle of live blocks of stream 0, with a peak that leaves no
+/// room for new pages.
+fn fragmented(
+    fake: &Fake,
+    count: usize,
+) -> (warpline_alloc::CachingAllocator<Fake>, Vec<warpline_alloc::Block<Fake>>) {
+    let allocator = fake.allocator("policy:default");
+    let mut blocks: Vec<_> =
+        (0..2 * count + 8).map(|_| allocator.malloc(2 * MIB, &0).unwrap()).collect();
+    let mut kept = 0;
+    blocks.retain(|_| {
+        kept += 1;
+        kept % 2 == 0 || kept > 2 * count
+    });
+    (allocator, blocks)
+}
+
+#[test]
+fn free_pages_are_mapped_where_they_are_needed() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, blocks) = fragmented(&fake, 20);
+    let reserved = allocator.memory_reserved();
+    let pages = fake.world().pages.len();
+    // No free block is over 2 MiB, yet no page is created but for the slack.
+    let block = allocator.malloc(40 * MIB, &0).unwrap();
+    assert!(allocator.memory_reserved() <= reserved + 8 * MIB);
+    let stats = allocator.memory_stats();
+    assert_eq!(stats.num_remaps as usize, 20 - (fake.world().pages.len() - pages));
+    assert!(fake.world().waits.is_empty(), "a stream need not wait for itself");
+    check_books(&allocator);
+    drop((block, blocks));
+    allocator.empty_cache();
+    assert_eq!(allocator.memory_reserved(), 0);
+    assert!(fake.world().mappings.is_empty(), "former addresses are unmapped too");
+}
+
+#[test]
+fn another_streams_pages_come_with_a_wait_on_the_device() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, _blocks) = fragmented(&fake, 20);
+    fake.launch(0);
+    let _block = allocator.malloc(40 * MIB, &7).unwrap();
+    assert_eq!(fake.world().waits, [(7, 0)]);
+    assert_eq!((fake.world().syncs, allocator.memory_stats().num_sync_all_streams), (0, 0));
+    check_books(&allocator);
+}
+
+#[test]
+fn addresses_that_work_may_still_use_stay_mapped() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, _blocks) = fragmented(&fake, 20);
+    fake.launch(0);
+    let unmaps = fake.world().unmaps;
+    let large = allocator.malloc(40 * MIB, &0).unwrap();
+    drop(large);
+    // The holes that were left are long enough, but what is mapped there may be in use.
+    for _ in 0..20 {
+        let _again = allocator.malloc(3 * MIB, &0).unwrap();
+    }
+    assert_eq!(fake.world().unmaps, unmaps);
+}
+
+#[test]
+fn without_virtual_memory_there_are_segments() {
+    let fake = Fake::new(1 << 40);
+    for options in ["policy:default", EXPANDABLE] {
+        let allocator = fake.allocator(options);
+        drop(allocator.malloc(3 * MIB, &0).unwrap());
+        assert_eq!(allocator.memory_reserved(), 20 * MIB, "{options}");
+        assert!(!allocator.segments()[0].is_expandable);
+    }
+}
+
+#[test]
+fn a_mapping_that_fails_leaves_everything_usable() {
+    for options in ["policy:default", EXPANDABLE] {
+        let fake = Fake::with_pages(1 << 40);
+        let allocator = fake.allocator(options);
+        let kept = allocator.malloc(5 * MIB, &0).unwrap();
+        fake.world().fail_map = Some(FakeError::Fault);
+        let error = allocator.malloc(50 * MIB, &0).unwrap_err();
+        assert!(matches!(error, AllocError::Backend { .. }), "{error}");
+        check_books(&allocator);
+        fake.world().fail_map = None;
+        drop(allocator.malloc(50 * MIB, &0).unwrap());
+        drop(kept);
+        check_books(&allocator);
+        allocator.empty_cache();
+        assert_eq!(fake.world().used(), 0);
+    }
+}
+
+#[test]
+fn all_free_pages_count_when_memory_is_short() {
+    // PyTorch fails here: enough is free, but in pieces.
+    let fake = Fake::with_pages(100 * MIB);
+    let allocator = fake.allocator("policy:default");
+    let mut blocks: Vec<_> = (0..50).map(|_| allocator.malloc(2 * MIB, &0).unwrap()).collect();
+    let mut kept = 0;
+    blocks.retain(|_| {
+        kept += 1;
+        kept % 2 == 0
+    });
+    assert_eq!(allocator.malloc(50 * MIB, &1).unwrap().size(), 50 * MIB);
+    check_books(&allocator);
+}
+
+#[test]
+fn a_request_larger_than_the_device_is_out_of_memory() {
+    for options in ["policy:default", EXPANDABLE] {
+        let fake = Fake::with_pages(100 * MIB);
+        let allocator = fake.allocator(options);
+        let error = allocator.malloc(1 << 50, &0).unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        check_books(&allocator);
+    }
+}
+
+#[test]
+fn the_memory_fraction_holds_for_pages() {
+    for options in ["policy:default", EXPANDABLE] {
+        let fake = Fake::with_pages(400 * MIB);
+        let allocator = fake.allocator(&format!("{options},per_process_memory_fraction:0.25"));
+        let kept = allocator.malloc(60 * MIB, &0).unwrap();
+        let error = allocator.malloc(60 * MIB, &0).unwrap_err();
+        assert!(error.to_string().contains("memory fraction"), "{error}");
+        assert!(allocator.memory_reserved() <= 100 * MIB);
+        drop(kept);
+        assert!(allocator.malloc(90 * MIB, &0).is_ok(), "{options}");
+    }
+}
+
+#[test]
+fn streams_that_are_gone_leave_no_addresses_behind() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    for stream in 0..1000 {
+        drop(allocator.malloc(5 * MIB, &stream).unwrap());
+        if stream % 10 == 9 {
+            allocator.empty_cache();
+        }
+    }
+    assert!(fake.world().ranges.is_empty());
+    assert_eq!(allocator.memory_reserved(), 0);
+}
