@@ -46,7 +46,9 @@ impl<B: Backend> Shared<B> {
         page_size: usize,
         limit: Option<usize>,
     ) -> Result<Option<Granted>, AllocError> {
-        slow.arenas.poll(&self.core.backend);
+        if !self.core.is_capturing() {
+            slow.arenas.poll(&self.core.backend);
+        }
         let planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas);
         let mut growth = match planned {
             Some(growth) => growth,
@@ -155,6 +157,8 @@ impl<B: Backend> Shared<B> {
         page_size: usize,
     ) -> Vec<Loan> {
         let mut loans = Vec::new();
+        // A capture allows no events, by which the streams would be ordered.
+        let shards = if self.core.is_capturing() { &[] } else { shards };
         for (owner, shard) in shards.iter().enumerate() {
             if loans.len() == count {
                 break;

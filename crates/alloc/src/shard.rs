@@ -1,9 +1,10 @@
 //! What serves one stream: its books, behind a lock of their own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::core::Core;
 use crate::state::State;
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Backend, events};
 
 /// Takes a lock whose data is consistent between any two calls that could panic.
@@ -32,7 +33,7 @@ impl<B: Backend> Shard<B> {
 
     /// Takes a block back from its caller.
     #[inline]
-    pub(crate) fn free(&self, block: u32) {
+    pub(crate) fn free(self: &Arc<Self>, block: u32) {
         let mut state = self.lock();
         if self.core.is_capturing() {
             state.free_in_capture(block);
@@ -43,7 +44,10 @@ impl<B: Backend> Shard<B> {
         if state.counters.over || !keeps {
             let released = if keeps { Vec::new() } else { state.take_cached() };
             drop(state);
-            self.core.gone(released);
+            if !keeps {
+                self.core.gone(released);
+                self.core.keep_while_capturing(self);
+            }
             self.core.raise_peaks();
         }
     }
