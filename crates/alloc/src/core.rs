@@ -22,18 +22,20 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) global: Mutex<Global>,
     /// Captures under way, during which the backend takes neither memory nor events.
     pub(crate) captures: AtomicUsize,
-    deferred: Mutex<Deferred<B>>,
+    /// Held while memory goes or is waited for, other than under `slow`, so that no capture
+    /// begins meanwhile.
+    pub(crate) deferred: Mutex<Deferred<B>>,
     /// Searches of large pools, while garbage is collected.
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
 }
 
 /// What waits for the end of all captures.
-struct Deferred<B: Backend> {
+pub(crate) struct Deferred<B: Backend> {
     /// What is to go back to the backend.
     released: Vec<Released<B::Memory>>,
-    /// What has events to wait for before it can go.
-    shards: Vec<Arc<Shard<B>>>,
+    /// What nobody has any more, but streams may still use.
+    pub(crate) shards: Vec<Arc<Shard<B>>>,
 }
 
 /// What only one thread at a time deals with.
@@ -138,20 +140,11 @@ impl<B: Backend> Core<B> {
             global.num_device_free += 1;
         }
         drop(global);
-        // The lock is held while memory goes, so that no capture begins meanwhile.
         let mut deferred = lock(&self.deferred);
         if self.is_capturing() {
             deferred.released.extend(released);
         } else {
             drop(released);
-        }
-    }
-
-    /// Keeps a shard that its owners may drop until no capture is under way.
-    pub(crate) fn keep_while_capturing(&self, shard: &Arc<Shard<B>>) {
-        let mut deferred = lock(&self.deferred);
-        if self.is_capturing() && !deferred.shards.iter().any(|kept| Arc::ptr_eq(kept, shard)) {
-            deferred.shards.push(Arc::clone(shard));
         }
     }
 
@@ -190,7 +183,8 @@ impl<B: Backend> Core<B> {
                 state.await_deferred(&self.backend);
             }
         }
-        kept.iter().for_each(|shard| self.keep_while_capturing(shard));
+        // They wait for what they have left.
+        drop(kept);
     }
 
     /// Enters a shard among those that are counted and given back.

@@ -124,7 +124,6 @@ impl<B: Backend> Drop for Pool<B> {
                 state.take_cached()
             };
             shard.core.gone(released);
-            shard.core.keep_while_capturing(shard);
         }
     }
 }

@@ -395,6 +395,8 @@ impl<B: Backend> Shared<B> {
         self.core.tracer.record(|| step(stream));
         let shards = self.core.all_shards();
         let private = shards.iter().filter(|shard| shard.pool > 0);
+        // Its lock is taken after those of shards, so it must not be held below.
+        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
         OutOfMemory {
             device: backend.device(),
             requested: request.requested,
@@ -408,7 +410,7 @@ impl<B: Backend> Shared<B> {
             process: None,
             limit,
             allocated: self.allocated(),
-            reserved: lock(&self.core.global).reserved_bytes.current() as usize,
+            reserved,
             private_pools: private.map(|shard| shard.lock().reserved()).sum(),
             largest_free: shards.iter().map(|shard| shard.lock().largest_free()).max(),
             remaps: config.policy == Policy::Default || config.expandable(),

@@ -33,7 +33,7 @@ impl<B: Backend> Shard<B> {
 
     /// Takes a block back from its caller.
     #[inline]
-    pub(crate) fn free(self: &Arc<Self>, block: u32) {
+    pub(crate) fn free(&self, block: u32) {
         let mut state = self.lock();
         if self.core.is_capturing() {
             state.free_in_capture(block);
@@ -44,10 +44,7 @@ impl<B: Backend> Shard<B> {
         if state.counters.over || !keeps {
             let released = if keeps { Vec::new() } else { state.take_cached() };
             drop(state);
-            if !keeps {
-                self.core.gone(released);
-                self.core.keep_while_capturing(self);
-            }
+            self.core.gone(released);
             self.core.raise_peaks();
         }
     }
@@ -66,12 +63,26 @@ impl<B: Backend> Shard<B> {
 
 impl<B: Backend> Drop for Shard<B> {
     fn drop(&mut self) {
+        let core = &self.core;
+        let mut state = self.lock();
+        let mut deferred = lock(&core.deferred);
+        if core.is_capturing() && !state.is_vacant() {
+            let (clock, tracer) = (Arc::clone(&core.clock), Arc::clone(&core.tracer));
+            let empty = State::new(state.stream.clone(), clock, tracer);
+            let left = Shard::new(core, std::mem::replace(&mut *state, empty), self.pool);
+            deferred.shards.push(core.register(left));
+            return;
+        }
         // No block is left, but streams may still use freed ones, and unmapping does not wait.
+        state.await_deferred(&core.backend);
+        let has_arenas = state.has_arenas();
+        drop(state);
         self.synchronize_events();
         let mut state = self.lock();
-        if state.has_arenas() {
-            self.core.wait_for(&state.stream);
+        if has_arenas {
+            core.wait_for(&state.stream);
         }
+        drop(deferred);
         let released = state.take_cached();
         let counters = state.counters.clone();
         drop(state);
