@@ -330,7 +330,10 @@ struct Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let mut world = self.world.world();
-        world.assert_no_capture("a page went");
+        // What cannot be mapped goes at once.
+        if world.fail_map.is_none() {
+            world.assert_no_capture("a page went");
+        }
         assert!(world.pages.remove(&self.number).is_some());
         world.frees += 1;
         let mapped = world.mappings.values().any(|&(_, page)| page == self.number);
@@ -485,5 +488,72 @@ pub fn check_disjoint<'a>(blocks: impl IntoIterator<Item = &'a Block<Fake>>) {
     ranges.sort_unstable();
     for pair in ranges.windows(2) {
         assert!(pair[0].1 <= pair[1].0, "blocks overlap: {pair:x?}");
+    }
+}
+
+/// Memory itself, wherever it is mapped: page (0 for what is not in one), first and last byte.
+pub type Physical = Vec<(u64, u64, u64)>;
+
+pub fn physical(fake: &Fake, address: u64, size: usize) -> Physical {
+    const PAGE: u64 = 2 * MIB as u64;
+    let world = fake.world();
+    let (mut at, end) = (address, address + size as u64);
+    if world.page_at(at).is_none() {
+        return vec![(0, at, end)];
+    }
+    let mut pieces = Vec::new();
+    while at < end {
+        let next = ((at / PAGE + 1) * PAGE).min(end);
+        let (page, offset) = world.page_at(at).expect("a block lies in mapped pages");
+        pieces.push((page, offset, offset + next - at));
+        at = next;
+    }
+    pieces
+}
+
+/// Memory in somebody's hands, of whatever thread: the end by page and beginning.
+#[derive(Clone, Default)]
+pub struct Owned(Arc<Mutex<BTreeMap<(u64, u64), u64>>>);
+
+impl Owned {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody else may have it.
+    pub fn take(&self, fake: &Fake, block: &Block<Fake>) {
+        let memory = physical(fake, block.address(), block.size());
+        let mut owned = self.lock();
+        for (page, start, end) in memory {
+            let before = owned.range(..(page, end)).next_back();
+            let apart = before.is_none_or(|(&(other, _), &last)| other != page || last <= start);
+            assert!(apart, "{start:#x} of page {page:#x} is in two hands");
+            owned.insert((page, start), end);
+        }
+    }
+
+    /// Drops the block.
+    pub fn free(&self, fake: &Fake, block: Block<Fake>) {
+        for (page, start, _) in physical(fake, block.address(), block.size()) {
+            self.lock().remove(&(page, start));
+        }
+        drop(block);
+    }
+}
+
+/// A plain generator of random numbers.
+pub struct Random(pub u64);
+
+impl Random {
+    /// One below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) as usize % bound
+    }
+
+    /// Mostly small, at times many MiB.
+    pub fn bytes(&mut self) -> usize {
+        let most = [4 << 10, 4 << 10, 64 << 10, MIB, 3 * MIB, 24 * MIB][self.below(6)];
+        1 + self.below(most)
     }
 }
