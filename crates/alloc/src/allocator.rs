@@ -273,7 +273,7 @@ impl<B: Backend> Shared<B> {
         stream: u64,
         site: &'static Location<'static>,
     ) -> Result<Option<Block<B>>, AllocError> {
-        let mut state = shard.lock();
+        let mut state = shard.lock_parked();
         if state.stream_id != stream {
             return Ok(None);
         }
