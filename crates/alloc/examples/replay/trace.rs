@@ -125,26 +125,25 @@ impl Trace {
     }
 
     fn read_lines(&mut self, input: impl Read, line: &mut usize) -> Result<(), String> {
+        *line = 1;
         let mut input = BufReader::new(input);
-        let magic = input.fill_buf().map_err(|e| e.to_string())?.starts_with(&[0x1f, 0x8b]);
-        let zipped = magic || self.name.ends_with(".gz");
-        let mut lines: Box<dyn BufRead> = if zipped {
-            Box::new(BufReader::new(MultiGzDecoder::new(input)))
-        } else {
-            Box::new(input)
+        let zipped = input.fill_buf().map_err(|e| e.to_string())?.starts_with(&[0x1f, 0x8b]);
+        if !zipped && self.name.ends_with(".gz") {
+            return Err(String::from("not a gzip stream"));
+        }
+        let mut lines: Box<dyn BufRead> = match zipped {
+            true => Box::new(BufReader::new(MultiGzDecoder::new(input))),
+            false => Box::new(input),
         };
         let mut books = Books::default();
         let mut text = String::new();
-        loop {
-            *line += 1;
+        while lines.read_line(&mut text).map_err(|e| read_error(&e, zipped))? > 0 {
+            let record = text.trim_end_matches(['\n', '\r']);
+            if !record.is_empty() {
+                self.read_line(record, *line, &mut books)?;
+            }
             text.clear();
-            if lines.read_line(&mut text).map_err(|e| read_error(&e, zipped))? == 0 {
-                break;
-            }
-            let text = text.trim_end_matches(['\n', '\r']);
-            if !text.is_empty() {
-                self.read_line(text, *line, &mut books)?;
-            }
+            *line += 1;
         }
         // What is still in use at the end stays so.
         let until = self.ops.len();
@@ -231,7 +230,7 @@ fn number(text: &str, what: &str) -> Result<u64, String> {
 fn read_error(error: &io::Error, zipped: bool) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof if zipped => String::from("the gzip stream is cut short"),
-        io::ErrorKind::InvalidInput if zipped => format!("not a gzip stream: {error}"),
+        io::ErrorKind::InvalidInput if zipped => format!("damaged gzip stream: {error}"),
         io::ErrorKind::InvalidData => format!("not text: {error}"),
         _ => error.to_string(),
     }
