@@ -26,6 +26,8 @@ struct Step {
     name: String,
     args: Vec<&'static str>,
     env: Vec<(&'static str, &'static str)>,
+    /// What it may take at most.
+    limit: Option<Duration>,
 }
 
 fn step(
@@ -33,7 +35,14 @@ fn step(
     args: &[&'static str],
     env: &[(&'static str, &'static str)],
 ) -> Step {
-    Step { name: name.into(), args: args.to_vec(), env: env.to_vec() }
+    Step { name: name.into(), args: args.to_vec(), env: env.to_vec(), limit: None }
+}
+
+/// A project of its own that depends on the allocator alone: it must build within a minute.
+fn alloc_alone() -> Step {
+    let manifest = "crates/alloc/tests/outside/Cargo.toml";
+    let args = ["test", "--manifest-path", manifest, "--target-dir", "target/outside"];
+    Step { limit: Some(Duration::from_secs(60)), ..step("alloc alone", &args, &[]) }
 }
 
 /// The steps, the quick ones first.
@@ -45,6 +54,9 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
         step("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[]),
         step("docs", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")]),
     ];
+    if full || test {
+        steps.push(alloc_alone());
+    }
     let all = ["test", "--workspace"];
     if full {
         for devices in ["1", "2", "3"] {
@@ -84,7 +96,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         if let Err(error) = &passed {
             eprintln!("{error}");
         }
-        done.push((&step.name, begun.elapsed(), passed.is_ok()));
+        let time = begun.elapsed();
+        let over = step.limit.filter(|limit| time > *limit);
+        if let Some(limit) = over {
+            eprintln!("it took {time:.1?}, more than {limit:?}");
+        }
+        done.push((&step.name, time, passed.is_ok() && over.is_none()));
     }
     println!();
     for (name, time, passed) in &done {
@@ -111,9 +128,11 @@ mod tests {
     fn the_usual_run_has_eight_schedules_and_no_rebuild() {
         let steps = steps(false, true);
         let names: Vec<_> = steps.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["format", "tidy", "ptx", "clippy", "docs", "tests"]);
+        assert_eq!(names, ["format", "tidy", "ptx", "clippy", "docs", "alloc alone", "tests"]);
         assert_eq!(named(&steps, "tests")[0].env, [("WARPLINE_SCHEDULES", "8")]);
-        assert_eq!(named(&super::steps(false, false), "tests").len(), 0);
+        assert_eq!(named(&steps, "alone")[0].limit, Some(Duration::from_secs(60)));
+        let untested = super::steps(false, false);
+        assert_eq!((named(&untested, "tests").len(), named(&untested, "alone").len()), (0, 0));
     }
 
     #[test]

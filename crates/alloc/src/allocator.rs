@@ -1,24 +1,32 @@
-//! The allocator: what a request does, from the cache to the last resort.
+//! The allocator that callers hold.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::panic::Location;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::config::check_fraction;
-use crate::rules::{PoolKind, round_size, segment_size};
-use crate::state::{Granted, Request, State};
+use crate::core::{Core, Limit};
+use crate::mem_pool::{Pool, Routes};
+use crate::rules::{PoolKind, round_size};
+use crate::shard::{Shard, lock};
+use crate::state::{Request, State};
+use crate::stats::{Counters, Quantity};
+use crate::table::Table;
+use crate::trace::Step;
 use crate::{
     AllocError, AllocatorConfig, Backend, Block, ConfigError, MemoryStats, OutOfMemory,
-    SegmentInfo, events, summary,
+    SegmentInfo, Snapshot, TraceAction, TraceConfig, summary,
 };
 
-/// A caching allocator for the memory of one device, with the rules of PyTorch's. Clones share it.
+/// A caching allocator for the memory of one device. Clones share it.
 ///
 /// Freed memory is kept and used again at once by the stream it was allocated for; only a request
 /// that nothing cached fits reaches the backend. Work on that stream may use a block until the
 /// block is dropped, other streams' too if [`Block::record_stream`] was told.
 ///
-/// Calls of the backend that can take long (allocate, free, wait) are made without the lock that
-/// allocation from the cache takes. Only one thread at a time makes them.
+/// Each stream has books and a lock of its own. Calls of the backend that can take long (allocate,
+/// map, free, wait) are made without those locks. Only one thread at a time makes them.
 pub struct CachingAllocator<B: Backend> {
     shared: Arc<Shared<B>>,
 }
@@ -27,39 +35,33 @@ type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 type Callback = Arc<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) struct Shared<B: Backend> {
-    backend: B,
-    /// Held while the backend is asked for memory or given it back. Taken before `state`, never
-    /// while callers' code runs.
-    slow: Mutex<Limit>,
-    state: Mutex<State<B>>,
-    observers: Mutex<Vec<Observer>>,
-    callbacks: Mutex<Vec<Callback>>,
-}
-
-/// How much may be reserved.
-struct Limit {
-    fraction: Option<f64>,
-    /// The fraction in bytes, once it was needed.
-    bytes: Option<usize>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The books are consistent between any two calls that could panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) core: Arc<Core<B>>,
+    table: Table<B>,
+    /// Shards for which the table has no room.
+    others: Mutex<Vec<Arc<Shard<B>>>>,
+    config: Mutex<AllocatorConfig>,
+    /// Private pools that may still be alive.
+    pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
+    pub(crate) next_pool: AtomicU64,
+    pub(crate) routes: Routes<B>,
+    pub(crate) observers: Mutex<Vec<Observer>>,
+    pub(crate) callbacks: Mutex<Vec<Callback>>,
 }
 
 impl<B: Backend> CachingAllocator<B> {
     /// An allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
-        let limit = Limit { fraction: effective(config.memory_fraction), bytes: None };
         let shared = Shared {
-            backend,
-            state: Mutex::new(State::new(config)),
-            slow: Mutex::new(limit),
+            core: Arc::new(Core::new(backend, &config)),
+            table: Table::new(),
+            others: Mutex::default(),
+            config: Mutex::new(config),
+            pools: Mutex::default(),
+            next_pool: AtomicU64::new(0),
+            routes: Routes::default(),
             observers: Mutex::default(),
             callbacks: Mutex::default(),
         };
-        shared.update_collects(&lock(&shared.slow));
         Self { shared: Arc::new(shared) }
     }
 
@@ -69,56 +71,63 @@ impl<B: Backend> CachingAllocator<B> {
     /// # Errors
     /// [`AllocError`]. Whatever it is, blocks that live and later requests are not affected.
     #[inline]
+    #[track_caller]
     pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
         let shared = &self.shared;
-        let stream = B::stream_id(stream);
+        let (id, site) = (B::stream_id(stream), Location::caller());
         if bytes == 0 {
-            return Ok(Block::empty(shared, stream));
+            return Ok(Block::empty(id));
         }
-        let mut state = shared.state();
-        let rounded = round_size(&state.config, bytes)?;
-        let size = if state.config.caching { rounded } else { bytes };
-        let request = Request { stream, kind: PoolKind::of(size), requested: bytes, size };
-        if !state.pending.is_empty() {
-            state.poll_events(&shared.backend);
-        }
-        if state.config.caching
-            && let Some(granted) = state.take_fit(&request)
+        if shared.routes.exist()
+            && let Some(pool) = shared.routes.find(id)
         {
-            drop(state);
-            return Ok(Block::new(shared, granted, &request));
+            let shard = pool.shard(&shared.core, &self.config(), stream);
+            if let Some(block) = shared.malloc_in(&shard, bytes, id, site)? {
+                return Ok(block);
+            }
         }
-        drop(state);
-        let granted = shared.miss(&request)?;
-        Ok(Block::new(shared, granted, &request))
+        if let Some(shard) = shared.table.find(id)
+            && let Some(block) = shared.malloc_in(shard, bytes, id, site)?
+        {
+            return Ok(block);
+        }
+        loop {
+            let shard = shared.shard_for(stream);
+            if let Some(block) = shared.malloc_in(&shard, bytes, id, site)? {
+                return Ok(block);
+            }
+        }
     }
 
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
     /// that still use freed blocks (`torch.cuda.empty_cache`).
     pub fn empty_cache(&self) {
-        let _slow = lock(&self.shared.slow);
+        let mut slow = lock(&self.shared.core.slow);
         self.shared.synchronize_events();
-        self.shared.release_cached();
+        self.shared.release_cached(&mut slow);
     }
 
     /// The backend.
     #[must_use]
     pub fn backend(&self) -> &B {
-        &self.shared.backend
+        &self.shared.core.backend
     }
 
     /// The options in use.
     #[must_use]
     pub fn config(&self) -> AllocatorConfig {
-        self.shared.state().config.clone()
+        lock(&self.shared.config).clone()
     }
 
     /// Changes the options for later requests; what is cached stays.
     pub fn set_config(&self, config: AllocatorConfig) {
-        let mut slow = lock(&self.shared.slow);
-        *slow = Limit { fraction: effective(config.memory_fraction), bytes: None };
-        self.shared.state().config = config;
-        self.shared.update_collects(&slow);
+        let mut slow = lock(&self.shared.core.slow);
+        slow.limit = Limit::new(config.memory_fraction);
+        *lock(&self.shared.config) = config.clone();
+        let in_force = self.shared.core.in_force(config);
+        for shard in self.shared.core.all_shards() {
+            shard.lock().set_config(in_force.clone());
+        }
     }
 
     /// Lets at most this share of the device's memory be reserved
@@ -127,11 +136,8 @@ impl<B: Backend> CachingAllocator<B> {
     /// # Errors
     /// [`ConfigError::InvalidValue`] unless it is between 0 and 1.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), ConfigError> {
-        let fraction = Some(check_fraction(fraction)?);
-        let mut slow = lock(&self.shared.slow);
-        *slow = Limit { fraction: effective(fraction), bytes: None };
-        self.shared.state().config.memory_fraction = fraction;
-        self.shared.update_collects(&slow);
+        let memory_fraction = Some(check_fraction(fraction)?);
+        self.set_config(AllocatorConfig { memory_fraction, ..self.config() });
         Ok(())
     }
 
@@ -149,236 +155,185 @@ impl<B: Backend> CachingAllocator<B> {
 
     // ---- statistics ---------------------------------------------------------------------
 
-    /// All statistics (`torch.cuda.memory_stats`).
+    /// All statistics (`torch.cuda.memory_stats`), at one moment.
     #[must_use]
     pub fn memory_stats(&self) -> MemoryStats {
-        let state = self.shared.state();
-        state.counters.stats(state.config.max_split_size)
+        let max_split_size = self.config().max_split_size;
+        self.shared.core.with_all(|global, shards| {
+            if shards.iter().any(|shard| shard.over) {
+                global.raise_peaks(shards);
+            }
+            let mut sum = global.retired.clone();
+            shards.iter().for_each(|shard| sum.add(shard));
+            global.stats(&sum, max_split_size)
+        })
     }
 
     /// Bytes in callers' hands (`torch.cuda.memory_allocated`).
     #[must_use]
     pub fn memory_allocated(&self) -> usize {
-        self.shared.state().counters.allocated_bytes.current() as usize
+        self.shared.allocated()
     }
 
     /// Bytes held of the backend (`torch.cuda.memory_reserved`).
     #[must_use]
     pub fn memory_reserved(&self) -> usize {
-        self.shared.state().counters.reserved_bytes.current() as usize
+        lock(&self.shared.core.global).reserved_bytes.current() as usize
     }
 
     /// Starts all peaks anew from what is current (`torch.cuda.reset_peak_memory_stats`).
     pub fn reset_peak_stats(&self) {
-        self.shared.state().counters.reset_peak();
+        self.shared.core.with_all(|global, shards| global.reset_peak(shards));
     }
 
     /// Starts all sums and counts anew from 0 (`torch.cuda.reset_accumulated_memory_stats`).
     pub fn reset_accumulated_stats(&self) {
-        self.shared.state().counters.reset_accumulated();
+        self.shared.core.with_all(|global, shards| {
+            global.reset_accumulated();
+            shards.iter_mut().for_each(|shard| shard.reset_accumulated());
+        });
     }
 
     /// The statistics as a table (`torch.cuda.memory_summary`).
     #[must_use]
     pub fn memory_summary(&self) -> String {
-        summary::table(&self.shared.backend.device(), &self.memory_stats())
+        summary::table(&self.backend().device(), &self.memory_stats())
     }
 
     /// All segments and their blocks, by address (`torch.cuda.memory_snapshot`).
     #[must_use]
-    pub fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.shared.state().snapshot()
+    pub fn segments(&self) -> Vec<SegmentInfo> {
+        self.shared.core.report().0
+    }
+
+    /// All segments, what happened, and the options, to look at or to write as a file
+    /// (`torch.cuda.memory._snapshot`).
+    #[must_use]
+    #[track_caller]
+    pub fn snapshot(&self) -> Snapshot {
+        let core = &self.shared.core;
+        let action = TraceAction::Snapshot;
+        let site = Some(Location::caller());
+        core.tracer.record(|| Step { action, address: 0, size: 0, stream: 0, site });
+        let (segments, trace) = core.report();
+        Snapshot::of_device(&core.backend.device(), segments, trace, self.config())
+    }
+
+    /// Records from now on what happens, or no longer with `None`: what was recorded stays until
+    /// it is started again (`torch.cuda.memory._record_memory_history`).
+    ///
+    /// ```
+    /// # use warpline_alloc::{AllocatorConfig, TraceConfig, cuda::{CudaAllocator, CudaBackend}};
+    /// # use warpline_cuda_sys_safe::{owned::Stream, sim::SimConfig, Driver};
+    /// # let driver: std::sync::Arc<dyn Driver> = SimConfig::new(1).build();
+    /// # let stream = Stream::default_of(&driver, 0);
+    /// # let allocator = CudaAllocator::new(CudaBackend::new(driver, 0), AllocatorConfig::default());
+    /// allocator.record_memory_history(Some(TraceConfig::default()));
+    /// drop(allocator.malloc(4000, &stream)?);
+    /// let steps: Vec<_> = allocator.snapshot().device_traces[0].iter().map(|e| e.action.name()).collect();
+    /// assert_eq!(steps, ["segment_map", "alloc", "free_requested", "free_completed", "snapshot"]);
+    /// # Ok::<(), warpline_alloc::AllocError>(())
+    /// ```
+    pub fn record_memory_history(&self, config: Option<TraceConfig>) {
+        match config {
+            Some(config) => self.shared.core.tracer.start(config),
+            None => self.shared.core.tracer.stop(),
+        }
+    }
+
+    /// Sets a mark in what is recorded.
+    #[track_caller]
+    pub fn annotate(&self, text: &str) {
+        let tracer = &self.shared.core.tracer;
+        if tracer.is_on() {
+            tracer.ring().annotate(text, Location::caller());
+        }
+    }
+
+    /// Attaches a text to all that is recorded from now on
+    /// (`torch.cuda.memory._set_memory_metadata`).
+    pub fn set_memory_metadata(&self, text: &str) {
+        self.shared.core.tracer.ring().set_metadata(text);
     }
 }
 
-/// A fraction of 1 is no limit.
-fn effective(fraction: Option<f64>) -> Option<f64> {
-    fraction.filter(|fraction| *fraction < 1.0)
+impl<B: Backend> CachingAllocator<B> {
+    pub(crate) fn shared(&self) -> &Arc<Shared<B>> {
+        &self.shared
+    }
 }
 
 impl<B: Backend> Shared<B> {
+    /// `None` if the shard serves another stream by now.
     #[inline]
-    pub(crate) fn state(&self) -> MutexGuard<'_, State<B>> {
-        lock(&self.state)
-    }
-
-    #[inline]
-    pub(crate) fn free(&self, block: u32) {
-        let mut state = self.state();
-        state.free(&self.backend, block);
-        if !state.config.caching {
-            let released = state.take_cached();
-            drop(state);
-            drop(released);
-        }
-    }
-
-    /// What a request does that nothing cached fits.
-    #[cold]
-    fn miss(&self, request: &Request) -> Result<Granted, AllocError> {
-        if self.run_callbacks()
-            && let Some(granted) = self.search(State::take_fit, request)
-        {
-            return Ok(granted);
-        }
-        let mut slow = lock(&self.slow);
-        // Another thread may have brought memory while this one waited.
-        if let Some(granted) = self.search(State::take_fit_again, request) {
-            return Ok(granted);
-        }
-        let limit = self.limit(&mut slow)?;
-        self.collect_garbage(limit);
-        if let Some(granted) = self.grow(request, limit)? {
-            return Ok(granted);
-        }
-        if self.release_oversize(request)
-            && let Some(granted) = self.grow(request, limit)?
-        {
-            return Ok(granted);
-        }
-        self.synchronize_events();
-        if let Some(granted) = self.search(State::take_fit_again, request) {
-            return Ok(granted);
-        }
-        self.release_cached();
-        self.state().counters.num_alloc_retries += 1;
-        if let Some(granted) = self.grow(request, limit)? {
-            return Ok(granted);
-        }
-        let facts = self.out_of_memory(request, limit);
-        drop(slow);
-        let observers = lock(&self.observers).clone();
-        for observer in observers {
-            observer(&facts);
-        }
-        Err(AllocError::OutOfMemory(Box::new(facts)))
-    }
-
-    fn search(
+    fn malloc_in(
         &self,
-        how: impl Fn(&mut State<B>, &Request) -> Option<Granted>,
-        request: &Request,
-    ) -> Option<Granted> {
-        let mut state = self.state();
-        if state.config.caching { how(&mut state, request) } else { None }
-    }
-
-    /// Asks the backend for a segment. `None` if it, or the limit, says that there is no memory.
-    fn grow(&self, request: &Request, limit: Option<usize>) -> Result<Option<Granted>, AllocError> {
-        let bytes = {
-            let mut state = self.state();
-            let bytes = if state.config.caching {
-                segment_size(&state.config, request.size)
-            } else {
-                request.size
-            };
-            let overflow = AllocError::SizeOverflow { what: "reserved memory", bytes };
-            let reserved = state.reserved.checked_add(bytes).ok_or(overflow)?;
-            if limit.is_some_and(|limit| reserved > limit) {
-                return Ok(None);
+        shard: &Arc<Shard<B>>,
+        bytes: usize,
+        stream: u64,
+        site: &'static Location<'static>,
+    ) -> Result<Option<Block<B>>, AllocError> {
+        let mut state = shard.lock();
+        if state.stream_id != stream {
+            return Ok(None);
+        }
+        let rounded = round_size(&state.config, bytes)?;
+        let caching = state.config.caching;
+        let size = if caching { rounded } else { bytes };
+        let kind = PoolKind::of(&state.config, size);
+        let request = Request { kind, requested: bytes, size, site };
+        if !state.pending.is_empty() && !self.core.is_capturing() {
+            state.poll_events(&self.core.backend);
+        }
+        let granted = if caching { state.take_fit(&request) } else { None };
+        let over = state.counters.over;
+        drop(state);
+        let block = match granted {
+            Some(granted) => Block::new(Arc::clone(shard), granted, bytes, stream),
+            None => {
+                let (shard, granted) = self.miss(shard, &request)?;
+                Block::new(shard, granted, bytes, stream)
             }
-            state.reserved = reserved;
-            bytes
         };
-        match self.backend.alloc(bytes) {
-            Ok(memory) => {
-                let address = B::address(&memory);
-                Ok(Some(self.state().add_segment(memory, address, bytes, request)))
+        if over || granted.is_none() {
+            self.core.raise_peaks();
+        }
+        Ok(Some(block))
+    }
+
+    /// The shard that serves a stream, a new one if need be.
+    #[cold]
+    fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
+        let id = B::stream_id(stream);
+        let config = self.core.in_force(lock(&self.config).clone());
+        let mut others = lock(&self.others);
+        let known =
+            self.table.find(id).or_else(|| others.iter().find(|s| s.lock().stream_id == id));
+        if let Some(shard) = known.filter(|shard| shard.lock().stream_id == id) {
+            return Arc::clone(shard);
+        }
+        for shard in self.table.iter() {
+            let mut state = shard.lock();
+            if state.is_vacant() {
+                state.serve(stream.clone());
+                self.table.rename(shard, id);
+                return Arc::clone(shard);
             }
-            Err(error) => {
-                self.state().reserved -= bytes;
-                if self.backend.is_out_of_memory(&error) {
-                    return Ok(None);
-                }
-                Err(AllocError::from_backend(bytes, error))
-            }
         }
-    }
-
-    fn run_callbacks(&self) -> bool {
-        let callbacks = lock(&self.callbacks).clone();
-        // Each of them is called, whatever the others answer.
-        callbacks.iter().filter(|callback| callback()).count() > 0
-    }
-
-    /// The memory fraction in bytes.
-    fn limit(&self, slow: &mut Limit) -> Result<Option<usize>, AllocError> {
-        if let Some(fraction) = slow.fraction
-            && slow.bytes.is_none()
-        {
-            let (_, total) =
-                self.backend.mem_info().map_err(|error| AllocError::from_backend(0, error))?;
-            slow.bytes = Some((fraction * total as f64) as usize);
+        let mut state =
+            State::new(stream.clone(), Arc::clone(&self.core.clock), Arc::clone(&self.core.tracer));
+        state.set_config(config);
+        let shard = self.core.register(Shard::new(&self.core, state, 0));
+        if !self.table.insert(id, &shard) {
+            others.push(Arc::clone(&shard));
         }
-        Ok(slow.bytes)
+        shard
     }
 
-    fn update_collects(&self, slow: &Limit) {
-        let mut state = self.state();
-        state.collects =
-            slow.fraction.is_some() && state.config.garbage_collection_threshold.is_some();
-    }
-
-    fn collect_garbage(&self, limit: Option<usize>) {
-        let mut state = self.state();
-        if let (Some(limit), Some(share)) = (limit, state.config.garbage_collection_threshold) {
-            let garbage = state.take_garbage((share * limit as f64) as usize);
-            drop(state);
-            drop(garbage);
-        }
-    }
-
-    fn release_oversize(&self, request: &Request) -> bool {
-        let mut released = Vec::new();
-        self.state().take_oversize(request, &mut released)
-        // `released` goes back to the backend here, after the lock.
-    }
-
-    fn release_cached(&self) {
-        let released = self.state().take_cached();
-        drop(released);
-    }
-
-    /// Waits for all pending events without the lock, then frees what waited for them.
-    fn synchronize_events(&self) {
-        let mut done = Vec::new();
-        let mut queues = {
-            let mut state = self.state();
-            state.counters.num_sync_all_streams += 1;
-            state.pending.take(&self.backend, &mut done)
-        };
-        events::wait(&self.backend, &mut queues, &mut done);
-        let mut state = self.state();
-        state.events_came(&mut done);
-        state.pending.put_back(queues);
-    }
-
-    fn out_of_memory(&self, request: &Request, limit: Option<usize>) -> OutOfMemory {
-        let memory = self.backend.mem_info().ok();
-        let device = self.backend.device();
-        let mut state = self.state();
-        state.counters.num_ooms += 1;
-        OutOfMemory {
-            device,
-            requested: request.requested,
-            segment: if state.config.caching {
-                segment_size(&state.config, request.size)
-            } else {
-                request.size
-            },
-            free: memory.map(|(free, _)| free),
-            total: memory.map(|(_, total)| total),
-            limit,
-            allocated: state.counters.allocated_bytes.current() as usize,
-            reserved: state.reserved,
-        }
-    }
-}
-
-impl<B: Backend> Drop for Shared<B> {
-    fn drop(&mut self) {
-        // No block is left, but other streams may still use freed ones.
-        self.synchronize_events();
+    pub(crate) fn allocated(&self) -> usize {
+        let at = Quantity::AllocatedBytes as usize;
+        let of = |shard: &Counters| shard.current[0][at] + shard.current[1][at];
+        self.core.with_all(|_, shards| shards.iter().map(|s| of(s)).sum::<i64>()) as usize
     }
 }
 
@@ -391,7 +346,7 @@ impl<B: Backend> Clone for CachingAllocator<B> {
 impl<B: Backend> fmt::Debug for CachingAllocator<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CachingAllocator")
-            .field("device", &self.shared.backend.device())
+            .field("device", &self.backend().device())
             .field("reserved", &self.memory_reserved())
             .field("allocated", &self.memory_allocated())
             .finish_non_exhaustive()

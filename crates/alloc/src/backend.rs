@@ -1,6 +1,9 @@
 //! What the allocator needs from a runtime.
 
+use std::any::Any;
 use std::error::Error;
+
+use crate::HostConfig;
 
 /// Streams and events: how the allocator learns that work which uses memory is done.
 ///
@@ -47,6 +50,16 @@ pub trait StreamBackend: Send + Sync {
     /// As [`query`](Self::query).
     fn synchronize(&self, event: &Self::Event) -> Result<(), Self::Error>;
 
+    /// Makes work that the stream is given from now on wait, on the device, for the marked work.
+    /// Unless it is overridden the host waits.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), Self::Error> {
+        let _ = stream;
+        self.synchronize(event)
+    }
+
     /// Whether the error means that the device is gone for good, so that no work runs any more.
     fn is_lost(&self, error: &Self::Error) -> bool {
         let _ = error;
@@ -77,20 +90,60 @@ pub trait Backend: StreamBackend {
     /// The runtime's own.
     fn mem_info(&self) -> Result<(usize, usize), Self::Error>;
 
+    /// Addresses apart from the memory behind them, if the runtime has that.
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory<Self::Error>> {
+        None
+    }
+
     /// The device's name in errors and reports, such as `cuda:0`.
     fn device(&self) -> String {
         String::from("the device")
     }
 }
 
-/// Page-locked host memory, for a [`HostCache`](crate::HostCache).
-pub trait HostBackend: StreamBackend {
-    /// One allocation of the runtime, given back on drop.
-    type HostMemory: Send;
+/// Something of the runtime's, given back on drop.
+pub type Handle = Box<dyn Any + Send + Sync>;
 
-    /// Allocates `bytes` bytes of page-locked memory, never zero.
+/// Addresses apart from the memory behind them, and mappings of one in the other.
+///
+/// Unmapping and giving back never wait for work: the allocator does so first.
+pub trait VirtualMemory<E>: Send + Sync {
+    /// What sizes and offsets must be a multiple of, in bytes. A divisor of 2 MiB.
+    fn granularity(&self) -> usize;
+
+    /// Reserves this many bytes of addresses; answers the first one, a multiple of 2 MiB, too.
     ///
     /// # Errors
     /// The runtime's own.
-    fn alloc_host(&self, bytes: usize) -> Result<Self::HostMemory, Self::Error>;
+    fn reserve(&self, bytes: usize) -> Result<(u64, Handle), E>;
+
+    /// Takes this many bytes of the device's memory.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn create(&self, bytes: usize) -> Result<Handle, E>;
+
+    /// Maps the whole of `memory` at `offset` of `range`, for reading and writing. Memory may be
+    /// mapped more than once; the mapping keeps both alive and is undone on drop.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, E>;
+}
+
+/// Page-locked host memory, for a [`HostCache`](crate::HostCache).
+pub trait HostBackend: StreamBackend {
+    /// One allocation of the runtime, given back on drop. Several blocks may share it.
+    type HostMemory: Send + Sync;
+
+    /// Allocates `bytes` bytes of page-locked memory, never zero and a multiple of 4 KiB. The
+    /// options say how; a runtime with one way to do it need not look at them.
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn alloc_host(
+        &self,
+        bytes: usize,
+        config: &HostConfig,
+    ) -> Result<Self::HostMemory, Self::Error>;
 }

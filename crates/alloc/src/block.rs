@@ -4,15 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::Backend;
-use crate::allocator::Shared;
-use crate::state::{Granted, NONE, Request};
+use crate::shard::Shard;
+use crate::state::{Granted, NONE};
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), given back on drop.
 ///
-/// It keeps its allocator alive. Dropping it never waits: if other streams use it (see
+/// It keeps the allocator's books and backend alive. Dropping it never waits: if other streams use it (see
 /// [`record_stream`](Block::record_stream)) its memory is used again only once they are done.
 pub struct Block<B: Backend> {
-    shared: Arc<Shared<B>>,
+    /// `None` if it is empty.
+    shard: Option<Arc<Shard<B>>>,
     address: u64,
     size: usize,
     requested: usize,
@@ -22,21 +23,25 @@ pub struct Block<B: Backend> {
 
 impl<B: Backend> Block<B> {
     #[inline]
-    pub(crate) fn new(shared: &Arc<Shared<B>>, granted: Granted, request: &Request) -> Self {
+    pub(crate) fn new(
+        shard: Arc<Shard<B>>,
+        granted: Granted,
+        requested: usize,
+        stream: u64,
+    ) -> Self {
         Self {
-            shared: Arc::clone(shared),
+            shard: Some(shard),
             address: granted.address,
             size: granted.size,
-            requested: request.requested,
-            stream: request.stream,
+            requested,
+            stream,
             index: granted.block,
         }
     }
 
     /// What a request of no bytes gets.
-    pub(crate) fn empty(shared: &Arc<Shared<B>>, stream: u64) -> Self {
-        let shared = Arc::clone(shared);
-        Self { shared, address: 0, size: 0, requested: 0, stream, index: NONE }
+    pub(crate) fn empty(stream: u64) -> Self {
+        Self { shard: None, address: 0, size: 0, requested: 0, stream, index: NONE }
     }
 
     /// Where it starts; 0 if it is empty. At least 512-byte aligned if the backend's memory is.
@@ -71,8 +76,8 @@ impl<B: Backend> Block<B> {
     /// dropped it is used again only once all work that the stream was given until then is done.
     /// Of no effect for the stream it was allocated for.
     pub fn record_stream(&self, stream: &B::Stream) {
-        if self.index != NONE {
-            self.shared.state().record_stream(self.index, self.stream, stream);
+        if let Some(shard) = &self.shard {
+            shard.lock().record_stream(self.index, stream);
         }
     }
 }
@@ -80,8 +85,8 @@ impl<B: Backend> Block<B> {
 impl<B: Backend> Drop for Block<B> {
     #[inline]
     fn drop(&mut self) {
-        if self.index != NONE {
-            self.shared.free(self.index);
+        if let Some(shard) = &self.shard {
+            shard.free(self.index);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Options, in PyTorch's spelling.
 
-use crate::rules::{LARGE_BUFFER, MIB};
+use crate::HostConfig;
+use crate::rules::{LARGE_BUFFER, MIB, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
 
 /// Intervals with divisions of their own: 1 MB, 2 MB, … 32 GB and above.
 const INTERVALS: usize = 16;
@@ -9,7 +10,32 @@ const INTERVALS: usize = 16;
 const VARIABLES: [&str; 3] =
     ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 
-/// How an allocator behaves. The default is PyTorch's.
+/// How an allocator gets more memory, and makes use of what is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Pages of 2 MiB that are free anywhere are mapped behind new addresses, so that little is
+    /// ever reserved that is not allocated. As [`Policy::Torch`] where the device has no virtual
+    /// memory management.
+    #[default]
+    Default,
+    /// PyTorch's rules, to the byte: segments, or with
+    /// [`expandable_segments`](AllocatorConfig::expandable_segments) its ranges that grow.
+    Torch,
+}
+
+impl Policy {
+    /// What it is called in options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Torch => "torch",
+        }
+    }
+}
+
+/// How an allocator behaves.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AllocatorConfig {
@@ -30,9 +56,17 @@ pub struct AllocatorConfig {
     pub large_segment_size: usize,
     /// Share of the device's memory that may be reserved (`per_process_memory_fraction`).
     pub memory_fraction: Option<f64>,
+    /// How it gets more memory (`policy:default` or `policy:torch`; options that only PyTorch's
+    /// segments have choose the latter).
+    pub policy: Policy,
+    /// Whether [`Policy::Torch`] has ranges that grow in place of segments
+    /// (`expandable_segments`).
+    pub expandable_segments: bool,
     /// Whether freed memory is kept. Without it every block is an exact allocation of the backend
     /// and goes back to it when freed (`PYTORCH_NO_CUDA_MEMORY_CACHING`).
     pub caching: bool,
+    /// Options of page-locked host memory, for a [`HostCache`](crate::HostCache) (`pinned_…`).
+    pub host: HostConfig,
 }
 
 impl Default for AllocatorConfig {
@@ -44,7 +78,10 @@ impl Default for AllocatorConfig {
             garbage_collection_threshold: None,
             large_segment_size: LARGE_BUFFER,
             memory_fraction: None,
+            policy: Policy::Default,
+            expandable_segments: false,
             caching: true,
+            host: HostConfig::default(),
         }
     }
 }
@@ -85,7 +122,7 @@ pub enum ConfigError {
     },
 }
 
-fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {
+pub(crate) fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {
     ConfigError::InvalidValue { key: key.into(), value: value.into(), expected: expected.into() }
 }
 
@@ -123,6 +160,10 @@ impl AllocatorConfig {
         }
         for (key, value) in options.iter().filter(|o| !is_segment_size(o)) {
             config.set(key, value)?;
+        }
+        let only_torch = |option: &(&str, &str)| TORCH_KEYS.contains(&option.0);
+        if !options.iter().any(|option| option.0 == "policy") && options.iter().any(only_torch) {
+            config.policy = Policy::Torch;
         }
         Ok(config)
     }
@@ -185,22 +226,20 @@ impl AllocatorConfig {
                 "cudaMallocAsync" => return Err(not_supported(key, value)),
                 _ => return Err(invalid(key, value, "`native` or `cudaMallocAsync`")),
             },
-            "expandable_segments"
-            | "graph_capture_record_stream_reuse"
-            | "pinned_use_cuda_host_register"
-            | "pinned_use_background_threads" => {
+            "expandable_segments" => self.expandable_segments = boolean(key, value)?,
+            "policy" => {
+                self.policy = match value {
+                    "default" => Policy::Default,
+                    "torch" => Policy::Torch,
+                    _ => return Err(invalid(key, value, "`default` or `torch`")),
+                }
+            }
+            "graph_capture_record_stream_reuse" => {
                 if boolean(key, value)? {
                     return Err(not_supported(key, value));
                 }
             }
-            "pinned_num_register_threads" => {
-                if number::<usize>(key, value, "a power of two")? != 1 {
-                    return Err(not_supported(key, value));
-                }
-            }
-            "pinned_reserve_segment_size_mb"
-            | "pinned_max_round_threshold_mb"
-            | "pinned_max_cached_size_mb" => return Err(not_supported(key, value)),
+            _ if key.starts_with("pinned_") => self.host.set(key, value)?,
             _ => return Err(ConfigError::UnknownOption { key: key.into() }),
         }
         Ok(())
@@ -211,6 +250,21 @@ impl AllocatorConfig {
         self.max_split_size.unwrap_or(usize::MAX)
     }
 
+    /// Whether segments are ranges that grow, as PyTorch's are with the option.
+    #[inline]
+    pub(crate) fn expandable(&self) -> bool {
+        self.expandable_segments && self.policy == Policy::Torch
+    }
+
+    /// Requests up to this come from the small pool.
+    #[inline]
+    pub(crate) fn small_size(&self) -> usize {
+        match self.policy {
+            Policy::Default => SMALL_SIZE_IN_PAGES,
+            Policy::Torch => SMALL_SIZE,
+        }
+    }
+
     /// The divisions for a request of `bytes` bytes, which is not 0.
     #[inline]
     pub(crate) fn divisions_for(&self, bytes: usize) -> usize {
@@ -219,7 +273,15 @@ impl AllocatorConfig {
     }
 }
 
-const KEYS: [&str; 16] = [
+/// Options that have a meaning only for PyTorch's segments.
+const TORCH_KEYS: [&str; 4] = [
+    "expandable_segments",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+];
+
+const KEYS: [&str; 17] = [
     "backend",
     "expandable_segments",
     "garbage_collection_threshold",
@@ -228,6 +290,7 @@ const KEYS: [&str; 16] = [
     "max_non_split_rounding_mb",
     "max_split_size_mb",
     "per_process_memory_fraction",
+    "policy",
     "pinned_max_cached_size_mb",
     "pinned_max_round_threshold_mb",
     "pinned_num_register_threads",
@@ -252,11 +315,15 @@ fn not_supported(key: &str, value: &str) -> ConfigError {
     ConfigError::NotSupported { key: key.into(), value: value.into() }
 }
 
-fn number<T: std::str::FromStr>(key: &str, value: &str, expected: &str) -> Result<T, ConfigError> {
+pub(crate) fn number<T: std::str::FromStr>(
+    key: &str,
+    value: &str,
+    expected: &str,
+) -> Result<T, ConfigError> {
     value.parse().map_err(|_| invalid(key, value, expected))
 }
 
-fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
+pub(crate) fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
     match value {
         "True" | "true" => Ok(true),
         "False" | "false" => Ok(false),
@@ -265,7 +332,7 @@ fn boolean(key: &str, value: &str) -> Result<bool, ConfigError> {
 }
 
 /// A size in MiB of at least `least`, in bytes; capped where it would overflow, as in PyTorch.
-fn megabytes(key: &str, value: &str, least: usize) -> Result<usize, ConfigError> {
+pub(crate) fn megabytes(key: &str, value: &str, least: usize) -> Result<usize, ConfigError> {
     let expected = format!("a whole number of at least {least}");
     let size = number::<usize>(key, value, &expected)?;
     if size < least {
@@ -381,13 +448,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_yet_is_refused() {
-        for text in [
-            "expandable_segments:True",
-            "backend:cudaMallocAsync",
-            "pinned_use_cuda_host_register:True",
-            "pinned_num_register_threads:8",
-            "pinned_max_cached_size_mb:64",
-        ] {
+        for text in ["backend:cudaMallocAsync", "graph_capture_record_stream_reuse:True"] {
             let error = AllocatorConfig::parse(text).unwrap_err();
             assert!(matches!(error, ConfigError::NotSupported { .. }), "{text}: {error}");
         }

@@ -1,17 +1,25 @@
 //! Backends over the CUDA driver layer.
 
-use std::sync::Arc;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
 
-use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, HostMemory, Stream};
-use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags};
+use warpline_cuda_sys_safe::owned::{
+    DeviceMemory, Event, HostMemory, PhysicalMemory, Reservation, Stream,
+};
+use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, MemAccess};
 
-use crate::{Backend, Block, CachingAllocator, HostBackend, HostCache, PinnedBlock, StreamBackend};
+use crate::{
+    Backend, Block, CachingAllocator, Handle, HostBackend, HostCache, HostConfig, PinnedBlock,
+    StreamBackend, VirtualMemory,
+};
 
 /// One device of a driver, for its memory and for page-locked host memory.
 #[derive(Clone, Debug)]
 pub struct CudaBackend {
     driver: Arc<dyn Driver>,
     device: usize,
+    /// What the driver said of it, once it was asked.
+    granularity: Arc<OnceLock<Option<usize>>>,
 }
 
 /// The same, as the backend of a [`CudaHostCache`].
@@ -29,7 +37,7 @@ impl CudaBackend {
     /// A backend for this device. Does not call the driver.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>, device: usize) -> Self {
-        Self { driver, device }
+        Self { driver, device, granularity: Arc::default() }
     }
 
     /// The driver.
@@ -77,6 +85,10 @@ impl StreamBackend for CudaBackend {
         event.synchronize()
     }
 
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), DriverError> {
+        stream.wait_event(event)
+    }
+
     fn is_lost(&self, error: &DriverError) -> bool {
         matches!(error, DriverError::DeviceLost { .. } | DriverError::ForkedChild { .. })
             || error.code().is_some_and(|code| code.is_sticky())
@@ -103,16 +115,79 @@ impl Backend for CudaBackend {
         Ok((info.free, info.total))
     }
 
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory<DriverError>> {
+        self.granularity().map(|_| self as &dyn VirtualMemory<DriverError>)
+    }
+
     fn device(&self) -> String {
         format!("cuda:{}", self.device)
+    }
+}
+
+/// Sizes and alignments that arenas have.
+const PAGE: usize = 2 << 20;
+
+impl CudaBackend {
+    /// What mappings are multiples of, where the device can map, and not only in larger pieces
+    /// than arenas do.
+    fn granularity(&self) -> Option<usize> {
+        *self.granularity.get_or_init(|| {
+            let granularity = self.driver.mem_granularity(self.device).ok()?;
+            (granularity > 0 && PAGE % granularity == 0).then_some(granularity)
+        })
+    }
+}
+
+impl VirtualMemory<DriverError> for CudaBackend {
+    fn granularity(&self) -> usize {
+        CudaBackend::granularity(self).unwrap_or(PAGE)
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<(u64, Handle), DriverError> {
+        let range = Reservation::new(&self.driver, self.device, bytes)?;
+        Ok((range.ptr().addr(), Box::new(range)))
+    }
+
+    fn create(&self, bytes: usize) -> Result<Handle, DriverError> {
+        Ok(Box::new(PhysicalMemory::new(&self.driver, self.device, bytes)?))
+    }
+
+    fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, DriverError> {
+        let foreign = || DriverError::InvalidArgument {
+            call: "VirtualMemory::map",
+            reason: "the range or the memory is another backend's".into(),
+        };
+        let range = range.downcast_ref::<Reservation>().ok_or_else(foreign)?;
+        let memory = memory.downcast_ref::<PhysicalMemory>().ok_or_else(foreign)?;
+        let mapping = range.map(offset, memory, 0, memory.bytes())?;
+        mapping.set_access(&[(self.device, MemAccess::ReadWrite)])?;
+        Ok(Box::new(mapping))
     }
 }
 
 impl HostBackend for CudaBackend {
     type HostMemory = HostMemory;
 
-    fn alloc_host(&self, bytes: usize) -> Result<HostMemory, DriverError> {
-        HostMemory::pinned(&self.driver, self.host_device(), bytes)
+    fn alloc_host(&self, bytes: usize, config: &HostConfig) -> Result<HostMemory, DriverError> {
+        let device = self.host_device();
+        if config.registers(bytes) {
+            let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+            let threads = config.threads_for(bytes, cores);
+            match HostMemory::registered_by(&self.driver, device, bytes, threads) {
+                // Some systems forbid registering; the driver may still be able to allocate.
+                Err(_) if config.use_host_register.is_none() => {}
+                registered => return registered,
+            }
+        }
+        HostMemory::pinned(&self.driver, device, bytes)
+    }
+}
+
+impl PinnedBlock<CudaBackend> {
+    /// Its first byte. Touching the bytes is the caller's `unsafe`, and so is its order.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.memory().ptr_at(self.offset()).expect("a block lies in its allocation")
     }
 }
 

@@ -1,10 +1,9 @@
 //! What an allocation can fail with.
 
 use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 
-use crate::summary::size_text;
+use crate::OutOfMemory;
 
 /// Why an allocation failed. The allocator and everything it holds stay usable.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -58,59 +57,5 @@ impl AllocError {
         source: impl Error + Send + Sync + 'static,
     ) -> Self {
         Self::Backend { requested, source: Arc::new(source) }
-    }
-}
-
-/// The facts of an allocation that ran out of memory. Sizes in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct OutOfMemory {
-    /// The device.
-    pub device: String,
-    /// What the caller asked for.
-    pub requested: usize,
-    /// What was asked of the backend for it: `requested` rounded to a segment.
-    pub segment: usize,
-    /// Free memory of the device, where known.
-    pub free: Option<usize>,
-    /// Total memory of the device, where known.
-    pub total: Option<usize>,
-    /// What may be reserved under the memory fraction, if one is set.
-    pub limit: Option<usize>,
-    /// What live blocks occupy.
-    pub allocated: usize,
-    /// What the allocator holds of the backend.
-    pub reserved: usize,
-}
-
-impl fmt::Display for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, .. } = self;
-        write!(f, "{device} out of memory. Tried to allocate {}.", size_text(self.requested))?;
-        if let (Some(free), Some(total)) = (self.free, self.total) {
-            write!(
-                f,
-                " {device} has a total capacity of {} of which {} is free.",
-                size_text(total),
-                size_text(free)
-            )?;
-        }
-        if let Some(limit) = self.limit {
-            write!(f, " {} allowed by the memory fraction.", size_text(limit))?;
-        }
-        let idle = self.reserved.saturating_sub(self.allocated);
-        write!(
-            f,
-            " {} is allocated, and {} is reserved but unallocated.",
-            size_text(self.allocated),
-            size_text(idle)
-        )?;
-        if idle > self.reserved / 4 {
-            f.write_str(
-                " Much is reserved but unallocated: max_split_size_mb or \
-                 garbage_collection_threshold in WARPLINE_ALLOC_CONF can avoid fragmentation.",
-            )?;
-        }
-        Ok(())
     }
 }

@@ -74,6 +74,16 @@ impl FreeIndex {
         Some((Position { bin, at: 0 }, *self.bins[bin].first()?))
     }
 
+    /// The entry behind this one.
+    pub(crate) fn after(&self, position: Position) -> Option<(Position, Free)> {
+        let at = position.at + 1;
+        if let Some(free) = self.bins[position.bin].get(at) {
+            return Some((Position { at, ..position }, *free));
+        }
+        let bin = self.next_occupied(position.bin + 1)?;
+        Some((Position { bin, at: 0 }, *self.bins[bin].first()?))
+    }
+
     #[inline]
     pub(crate) fn remove_at(&mut self, position: Position) {
         let entries = &mut self.bins[position.bin];

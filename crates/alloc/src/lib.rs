@@ -55,31 +55,43 @@ mod allocator;
 mod backend;
 mod block;
 mod config;
+mod core;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
 mod events;
 mod free_index;
 mod host;
+mod mem_pool;
+mod miss;
+mod out_of_memory;
+mod pages;
+mod remap;
 pub mod rules;
+mod shard;
 mod snapshot;
 mod state;
 mod stats;
 mod summary;
+mod table;
+mod trace;
 
 pub use allocator::CachingAllocator;
-pub use backend::{Backend, HostBackend, StreamBackend};
+pub use backend::{Backend, Handle, HostBackend, StreamBackend, VirtualMemory};
 pub use block::Block;
-pub use config::{AllocatorConfig, ConfigError};
+pub use config::{AllocatorConfig, ConfigError, Policy};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     CudaAllocator, CudaBackend, CudaBlock, CudaHostBackend, CudaHostCache, CudaPinnedBlock,
 };
-pub use error::{AllocError, OutOfMemory};
-pub use host::{DurationStat, HostCache, HostMemoryStats, PinnedBlock};
+pub use error::AllocError;
+pub use host::{DurationStat, HostCache, HostConfig, HostMemoryStats, PinnedBlock};
+pub use mem_pool::{MemPool, PoolOptions, PoolRoute};
+pub use out_of_memory::OutOfMemory;
 pub use rules::PoolKind;
-pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use snapshot::{Annotation, BlockInfo, BlockState, Frame, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, PoolStats, Stat};
+pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
 
 /// The README's example.
 #[cfg(doctest)]

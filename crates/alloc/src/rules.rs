@@ -8,6 +8,9 @@ pub(crate) const MIB: usize = 1 << 20;
 pub const MIN_BLOCK_SIZE: usize = 512;
 /// Requests up to this come from the small pool, in bytes.
 pub const SMALL_SIZE: usize = MIB;
+/// The same under [`Policy::Default`](crate::Policy::Default), where small blocks need not fill
+/// up segments of their own: so that blocks which come and go do not part the pages of larger ones.
+pub const SMALL_SIZE_IN_PAGES: usize = MIB / 2;
 /// Size of a segment of the small pool, in bytes.
 pub const SMALL_BUFFER: usize = 2 * MIB;
 /// Size of a segment for requests under [`MIN_LARGE_ALLOC`], in bytes, unless configured.
@@ -29,9 +32,16 @@ pub enum PoolKind {
 }
 
 impl PoolKind {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Small => Self::Large,
+            Self::Large => Self::Small,
+        }
+    }
+
     #[inline]
-    pub(crate) fn of(size: usize) -> Self {
-        if size <= SMALL_SIZE { Self::Small } else { Self::Large }
+    pub(crate) fn of(config: &AllocatorConfig, size: usize) -> Self {
+        if size <= config.small_size() { Self::Small } else { Self::Large }
     }
 }
 
@@ -76,15 +86,18 @@ pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
     }
 }
 
-/// Whether a block with `remaining` bytes more than the `size` that is needed is split.
+/// Whether a block with `remaining` bytes more than the `size` that is needed is split. In an
+/// arena even little is kept.
 #[inline]
 pub(crate) fn should_split(
     config: &AllocatorConfig,
     kind: PoolKind,
+    arena: bool,
     size: usize,
     remaining: usize,
 ) -> bool {
     match kind {
+        _ if arena => remaining >= MIN_BLOCK_SIZE,
         PoolKind::Small => remaining >= MIN_BLOCK_SIZE,
         PoolKind::Large => size < config.max_split() && remaining > SMALL_SIZE,
     }

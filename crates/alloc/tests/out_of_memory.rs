@@ -195,7 +195,7 @@ fn garbage_collection_frees_what_has_been_idle_longest() {
     assert_eq!(allocator.memory_stats().num_device_free, 0, "370 MiB were reserved before");
     let b = allocator.malloc(100 * MIB, &2).unwrap();
     // 470 MiB reserved: 70 MiB too many. The block of 150 MiB is the oldest and enough.
-    let sizes: Vec<_> = allocator.snapshot().iter().map(|s| s.total_size / MIB).collect();
+    let sizes: Vec<_> = allocator.segments().iter().map(|s| s.total_size / MIB).collect();
     assert_eq!(sizes, [200, 20, 100, 100]);
     drop((a, b));
     check_books(&allocator);

@@ -87,7 +87,7 @@ fn freed_neighbours_merge_whatever_the_order() {
             blocks[at] = None;
             check_books(&allocator);
         }
-        let snapshot = allocator.snapshot();
+        let snapshot = allocator.segments();
         assert_eq!(snapshot.len(), 1);
         assert_eq!((snapshot[0].blocks.len(), snapshot[0].address), (1, start));
     }
@@ -104,7 +104,7 @@ fn streams_and_pools_do_not_share() {
     // 2 MiB free in the small pool do not serve a large request.
     let large = allocator.malloc(MIB + 1, &1).unwrap();
     assert_eq!(asked(&fake), [2 * MIB, 2 * MIB, 20 * MIB]);
-    let kinds = allocator.snapshot().iter().map(|s| s.segment_type).collect::<Vec<_>>();
+    let kinds = allocator.segments().iter().map(|s| s.segment_type).collect::<Vec<_>>();
     assert_eq!(kinds, [PoolKind::Small, PoolKind::Small, PoolKind::Large]);
     drop((other, large));
     check_books(&allocator);
@@ -194,7 +194,7 @@ fn record_stream_defers_reuse_until_the_stream_is_done() {
     assert_eq!(fake.world().events_made, 1, "one event per stream");
     assert_eq!(allocator.memory_allocated(), 0);
     assert_eq!(allocator.memory_stats().active_bytes.all.current, 512);
-    assert_eq!(allocator.snapshot()[0].blocks[0].state, BlockState::AwaitingFree);
+    assert_eq!(allocator.segments()[0].blocks[0].state, BlockState::AwaitingFree);
     check_books(&allocator);
 
     let other = allocator.malloc(512, &0).unwrap();

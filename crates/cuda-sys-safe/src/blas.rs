@@ -372,7 +372,7 @@ fn check(
         // SAFETY: a static NUL-terminated string, as above.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
-    Err(DriverError::LibraryCall { call, status, detail: detail() })
+    Err(DriverError::LibraryCall { call, status, detail: detail(), location: None })
 }
 
 /// Opens the `libcublasLt` that lies beside the first candidate that exists: cuBLAS asks the

@@ -16,16 +16,17 @@ macro_rules! codes {
         impl CudaCode {
             $(#[doc = concat!("`", $name, "`: ", $text, ".")] pub const $konst: CudaCode = CudaCode($value);)*
 
-            /// The name of the code in `cuda.h`, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+            /// The name of the code in `cuda.h`, such as `CUDA_ERROR_OUT_OF_MEMORY`. A code that a
+            /// newer driver may answer has none.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self.0 { $($value => $name,)* _ => "CUDA_ERROR_UNKNOWN" }
+                match self.0 { $($value => $name,)* _ => "a CUDA error without a name here" }
             }
 
             /// The driver's text for the code, such as `out of memory`.
             #[must_use]
             pub fn text(self) -> &'static str {
-                match self.0 { $($value => $text,)* _ => "unknown error" }
+                match self.0 { $($value => $text,)* _ => "see cuda.h" }
             }
         }
     };
@@ -40,13 +41,27 @@ codes! {
     DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable";
     NO_DEVICE = 100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal";
+    DEVICE_NOT_LICENSED = 102, "CUDA_ERROR_DEVICE_NOT_LICENSED", "device doesn't have valid Grid license";
     INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid";
     INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context";
     MAP_FAILED = 205, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed";
+    UNMAP_FAILED = 206, "CUDA_ERROR_UNMAP_FAILED", "unmapping of buffer object failed";
+    ALREADY_MAPPED = 208, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped";
+    NO_BINARY_FOR_GPU = 209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device";
+    NOT_MAPPED = 211, "CUDA_ERROR_NOT_MAPPED", "resource not mapped";
     ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered";
     PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices";
     INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed";
+    NVLINK_UNCORRECTABLE = 220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "uncorrectable NVLink error detected during the execution";
+    JIT_COMPILER_NOT_FOUND = 221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found";
     UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain.";
+    JIT_COMPILATION_DISABLED = 223, "CUDA_ERROR_JIT_COMPILATION_DISABLED", "PTX JIT compilation was disabled";
+    CONTAINED = 226, "CUDA_ERROR_CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error";
+    INVALID_SOURCE = 300, "CUDA_ERROR_INVALID_SOURCE", "device kernel image is invalid";
+    FILE_NOT_FOUND = 301, "CUDA_ERROR_FILE_NOT_FOUND", "file not found";
+    SHARED_OBJECT_SYMBOL_NOT_FOUND = 302, "CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", "shared object symbol not found";
+    SHARED_OBJECT_INIT_FAILED = 303, "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", "shared object initialization failed";
+    OPERATING_SYSTEM = 304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS";
     INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle";
     ILLEGAL_STATE = 401, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state";
     NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND", "named symbol not found";
@@ -56,8 +71,10 @@ codes! {
     LAUNCH_TIMEOUT = 702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated";
     PEER_ACCESS_ALREADY_ENABLED = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled";
     PEER_ACCESS_NOT_ENABLED = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled";
+    PRIMARY_CONTEXT_ACTIVE = 708, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", "cannot set while device is active in this process";
     CONTEXT_IS_DESTROYED = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed";
     ASSERT = 710, "CUDA_ERROR_ASSERT", "device-side assert triggered";
+    TOO_MANY_PEERS = 711, "CUDA_ERROR_TOO_MANY_PEERS", "peer mapping resources exhausted";
     HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped";
     HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region";
     HARDWARE_STACK_ERROR = 714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error";
@@ -66,8 +83,16 @@ codes! {
     INVALID_ADDRESS_SPACE = 717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on global/shared address space";
     INVALID_PC = 718, "CUDA_ERROR_INVALID_PC", "invalid program counter";
     LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure";
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch";
     NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted";
     NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported";
+    SYSTEM_NOT_READY = 802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized";
+    SYSTEM_DRIVER_MISMATCH = 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination";
+    COMPAT_NOT_SUPPORTED_ON_DEVICE = 804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW";
+    MPS_CONNECTION_FAILED = 805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect to the MPS control daemon or the MPS server";
+    MPS_RPC_FAILURE = 806, "CUDA_ERROR_MPS_RPC_FAILURE", "MPS server failed to communicate with the MPS control daemon";
+    MPS_SERVER_NOT_READY = 807, "CUDA_ERROR_MPS_SERVER_NOT_READY", "MPS server is not ready to accept new MPS client requests";
+    MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "MPS client has been terminated by the server";
     STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing";
     STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture";
     STREAM_CAPTURE_MERGE = 902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences";
@@ -77,6 +102,9 @@ codes! {
     STREAM_CAPTURE_IMPLICIT = 906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing blocking stream";
     CAPTURED_EVENT = 907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream";
     STREAM_CAPTURE_WRONG_THREAD = 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread";
+    TIMEOUT = 909, "CUDA_ERROR_TIMEOUT", "wait operation timed out";
+    GRAPH_EXEC_UPDATE_FAILURE = 910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update";
+    EXTERNAL_DEVICE = 911, "CUDA_ERROR_EXTERNAL_DEVICE", "an async error has occurred in external entity outside of CUDA";
     UNKNOWN = 999, "CUDA_ERROR_UNKNOWN", "unknown error";
 }
 
@@ -87,6 +115,8 @@ impl CudaCode {
         matches!(
             self,
             Self::ECC_UNCORRECTABLE
+                | Self::NVLINK_UNCORRECTABLE
+                | Self::CONTAINED
                 | Self::ILLEGAL_ADDRESS
                 | Self::LAUNCH_TIMEOUT
                 | Self::CONTEXT_IS_DESTROYED
@@ -98,6 +128,8 @@ impl CudaCode {
                 | Self::INVALID_PC
                 | Self::LAUNCH_FAILED
                 | Self::DEVICE_UNAVAILABLE
+                | Self::MPS_CLIENT_TERMINATED
+                | Self::EXTERNAL_DEVICE
         )
     }
 }
@@ -217,7 +249,11 @@ pub enum DriverError {
         reason: String,
     },
     /// A call of another CUDA library failed. Its statuses are not the driver's.
-    #[error("{call} failed: {status}{}{detail}", if detail.is_empty() { "" } else { ": " })]
+    #[error(
+        "{call} failed: {status}{}{detail}{}",
+        if detail.is_empty() { "" } else { ": " },
+        location.map_or_else(String::new, |location| format!(", asked for at {location}"))
+    )]
     LibraryCall {
         /// The library function, such as `cublasGemmStridedBatchedEx`.
         call: &'static str,
@@ -225,6 +261,8 @@ pub enum DriverError {
         status: String,
         /// What more is known, such as a compiler's log; may be empty.
         detail: String,
+        /// Where the call was asked for.
+        location: Option<&'static Location<'static>>,
     },
     /// Any other failure of a driver call.
     #[error("{0}")]
@@ -241,9 +279,12 @@ impl DriverError {
     /// Names where the call was asked for, unless that is already known.
     #[must_use]
     pub fn at(mut self, location: &'static Location<'static>) -> Self {
-        if let Self::Cuda(error) = &mut self {
-            error.location.get_or_insert(location);
-        }
+        let place = match &mut self {
+            Self::Cuda(error) => &mut error.location,
+            Self::LibraryCall { location, .. } => location,
+            _ => return self,
+        };
+        place.get_or_insert(location);
         self
     }
 
@@ -270,5 +311,68 @@ impl DriverError {
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Cuda(error) if error.code == CudaCode::OUT_OF_MEMORY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys::CUresult::{self, *};
+
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_the_header() {
+        let listed: [CUresult; 32] = [
+            CUDA_ERROR_INVALID_VALUE,
+            CUDA_ERROR_OUT_OF_MEMORY,
+            CUDA_ERROR_STUB_LIBRARY,
+            CUDA_ERROR_DEVICE_NOT_LICENSED,
+            CUDA_ERROR_UNMAP_FAILED,
+            CUDA_ERROR_ALREADY_MAPPED,
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUDA_ERROR_NOT_MAPPED,
+            CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            CUDA_ERROR_JIT_COMPILATION_DISABLED,
+            CUDA_ERROR_INVALID_SOURCE,
+            CUDA_ERROR_FILE_NOT_FOUND,
+            CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND,
+            CUDA_ERROR_SHARED_OBJECT_INIT_FAILED,
+            CUDA_ERROR_OPERATING_SYSTEM,
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE,
+            CUDA_ERROR_TOO_MANY_PEERS,
+            CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            CUDA_ERROR_SYSTEM_NOT_READY,
+            CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+            CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
+            CUDA_ERROR_MPS_CONNECTION_FAILED,
+            CUDA_ERROR_MPS_RPC_FAILURE,
+            CUDA_ERROR_MPS_SERVER_NOT_READY,
+            CUDA_ERROR_MPS_CLIENT_TERMINATED,
+            CUDA_ERROR_CAPTURED_EVENT,
+            CUDA_ERROR_TIMEOUT,
+            CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
+            CUDA_ERROR_EXTERNAL_DEVICE,
+        ];
+        for result in listed {
+            assert_eq!(CudaCode(result as u32).name(), format!("{result:?}"));
+        }
+        let newer = DriverError::cuda("cuInit", CudaCode(4321), None).to_string();
+        assert!(newer.contains("4321") && !newer.contains("CUDA_ERROR_UNKNOWN"), "{newer}");
+    }
+
+    #[test]
+    fn a_failed_library_call_says_where_it_was_asked_for() {
+        let here = Location::caller();
+        let failed = DriverError::LibraryCall {
+            call: "cublasGemmStridedBatchedEx",
+            status: "CUBLAS_STATUS_EXECUTION_FAILED".into(),
+            detail: String::new(),
+            location: None,
+        };
+        let text = failed.at(here).to_string();
+        assert!(text.ends_with(&format!("asked for at {here}")), "{text}");
     }
 }

@@ -55,7 +55,8 @@ impl Footprint<'_> {
         self.sizes.contains(&0)
     }
 
-    /// The first byte and the byte after the last, as offsets from `ptr`; equal when empty.
+    /// The first byte and the byte after the last, as offsets from `ptr`; equal when empty. Where
+    /// these are beyond all addresses, as far as they go.
     #[must_use]
     pub fn hull(&self) -> (i64, i64) {
         if self.is_empty() {
@@ -63,11 +64,13 @@ impl Footprint<'_> {
         }
         let (mut low, mut high) = (0i64, 0i64);
         for (&size, &stride) in self.sizes.iter().zip(self.strides) {
-            let reach = (size as i64 - 1) * stride as i64;
-            if reach < 0 { low += reach } else { high += reach }
+            let last = i64::try_from(size - 1).unwrap_or(i64::MAX);
+            let reach = last.saturating_mul(stride as i64);
+            let end = if reach < 0 { &mut low } else { &mut high };
+            *end = end.saturating_add(reach);
         }
-        let item = self.item_size as i64;
-        (low * item, (high + 1) * item)
+        let item = i64::try_from(self.item_size).unwrap_or(i64::MAX);
+        (low.saturating_mul(item), high.saturating_add(1).saturating_mul(item))
     }
 }
 

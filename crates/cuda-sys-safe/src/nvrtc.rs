@@ -183,7 +183,7 @@ impl Nvrtc {
             // SAFETY: a static NUL-terminated string, as above.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
-        DriverError::LibraryCall { call, status: text, detail }
+        DriverError::LibraryCall { call, status: text, detail, location: None }
     }
 }
 

@@ -483,3 +483,19 @@ fn objects_of_two_drivers_do_not_mix() {
         assert!(matches!(answer, Err(DriverError::InvalidArgument { .. })), "{answer:?}");
     }
 }
+
+#[test]
+fn replays_of_one_executable_run_one_after_another() {
+    let (sim, driver) = sim(1, Schedule::Lazy);
+    let (a, b) = (non_blocking(&driver, 0), non_blocking(&driver, 0));
+    let memory = DeviceMemory::new(&driver, 0, 4).unwrap();
+    // SAFETY: the memory outlives every replay.
+    unsafe { a.begin_capture(CaptureMode::Relaxed) }.unwrap();
+    set(&a, &memory, 1);
+    let exec = a.end_capture().unwrap().instantiate().unwrap();
+    exec.launch(&a).unwrap();
+    exec.launch(&b).unwrap();
+    assert_eq!(sim.pending(), 2);
+    b.synchronize().unwrap();
+    assert_eq!(sim.pending(), 0, "the second replay ran before the first");
+}

@@ -226,6 +226,18 @@ fn misaligned_operands_and_panics_are_sticky() {
 }
 
 #[test]
+fn a_footprint_beyond_all_addresses_has_a_hull() {
+    let hull = |sizes: &[usize], strides: &[isize]| {
+        let ptr = DevicePtr::NULL;
+        Footprint { ptr, device: 0, item_size: 8, sizes, strides, access: Access::Read }.hull()
+    };
+    assert_eq!(hull(&[3, 2], &[2, -5]), (-40, 40));
+    assert_eq!(hull(&[usize::MAX], &[isize::MAX]), (0, i64::MAX));
+    assert_eq!(hull(&[usize::MAX; 2], &[isize::MIN; 2]), (i64::MIN, 8));
+    assert_eq!(hull(&[usize::MAX, 0], &[isize::MAX; 2]), (0, 0));
+}
+
+#[test]
 fn bad_footprints_are_refused_when_called() {
     let world = world(2, false);
     let memory = world.memory(0, 8);
@@ -258,4 +270,25 @@ fn kernels_reach_mapped_host_memory() {
     world.launch(increment, &operands).unwrap();
     // SAFETY: the kernel is done.
     assert_eq!(unsafe { word.as_ptr().as_ptr().read() }, 1);
+}
+
+#[test]
+fn an_overrun_of_pool_memory_surfaces_as_itself_first() {
+    let world = world(1, false);
+    let pool = world.driver.mempool_create(0).unwrap();
+    let source = world.memory(0, 4);
+    let stream = world.stream.handle();
+    // SAFETY: live handles.
+    let ptr = unsafe { world.driver.mem_alloc_async(pool, 4, stream) }.unwrap();
+    let four = [4];
+    let operands =
+        [bytes(0, ptr, &four, Access::Write), bytes(0, source.ptr(), &four, Access::Read)];
+    world.launch(increment_too_far, &operands).unwrap();
+    // SAFETY: as above.
+    unsafe { world.driver.mem_free_async(ptr, stream) }.unwrap();
+    let error = world.stream.synchronize().unwrap_err();
+    assert!(matches!(error, DriverError::Cuda(_)), "{error}");
+    assert_eq!(error.code(), Some(CudaCode::ILLEGAL_ADDRESS));
+    let later = world.stream.synchronize().unwrap_err();
+    assert!(matches!(later, DriverError::DeviceLost { .. }), "{later}");
 }

@@ -36,10 +36,11 @@ impl Layout {
         Ok(Self { sizes: sizes.into(), strides, offset: 0 })
     }
 
-    /// A layout from its parts. The caller sees to it that it stays inside its storage.
+    /// A layout from its parts. The caller sees to it that it stays inside its storage. Strides
+    /// that are missing are 0.
     #[must_use]
-    pub fn from_parts(sizes: Sizes, strides: Strides, offset: usize) -> Self {
-        debug_assert_eq!(sizes.len(), strides.len());
+    pub fn from_parts(sizes: Sizes, mut strides: Strides, offset: usize) -> Self {
+        strides.resize(sizes.len(), 0);
         Self { sizes, strides, offset }
     }
 
@@ -67,10 +68,10 @@ impl Layout {
         self.sizes.len()
     }
 
-    /// Number of elements.
+    /// Number of elements; `usize::MAX` where that is more than can be counted.
     #[must_use]
     pub fn numel(&self) -> usize {
-        self.sizes.iter().product()
+        self.sizes.iter().fold(1, |n, &size| n.saturating_mul(size))
     }
 
     /// Whether elements follow each other without gaps, row-major.
@@ -99,15 +100,22 @@ impl Layout {
         resolve_dim(dim, self.ndim())
     }
 
-    /// Swaps two dimensions.
+    /// [`Layout::dim`], of which a scalar has none.
+    fn own_dim(&self, dim: isize) -> Result<usize> {
+        if self.ndim() == 0 { Err(Error::DimOutOfRange { dim, ndim: 0 }) } else { self.dim(dim) }
+    }
+
+    /// Swaps two dimensions. The one that a scalar may name is no dimension to swap.
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
         let (a, b) = (self.dim(dim0)?, self.dim(dim1)?);
         let mut out = self.clone();
-        out.sizes.swap(a, b);
-        out.strides.swap(a, b);
+        if a != b {
+            out.sizes.swap(a, b);
+            out.strides.swap(a, b);
+        }
         Ok(out)
     }
 
@@ -119,7 +127,7 @@ impl Layout {
         let mut seen: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.ndim());
         let (mut sizes, mut strides) = (Sizes::new(), Strides::new());
         for &dim in dims {
-            let d = self.dim(dim)?;
+            let d = self.own_dim(dim)?;
             if std::mem::replace(&mut seen[d], true) {
                 return Err(Error::invalid(
                     "permute",
@@ -143,7 +151,7 @@ impl Layout {
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
-        let d = self.dim(dim)?;
+        let d = self.own_dim(dim)?;
         let size = self.sizes[d];
         let first = if start < 0 { start + size as isize } else { start };
         if first < 0 || first as usize > size || length > size - first as usize {
@@ -188,7 +196,7 @@ impl Layout {
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
-        let d = self.dim(dim)?;
+        let d = self.own_dim(dim)?;
         let size = self.sizes[d];
         let i = if index < 0 { index + size as isize } else { index };
         if i < 0 || i as usize >= size {
@@ -263,7 +271,7 @@ impl Layout {
     /// the strides do not allow that. `sizes` must have the same number of elements.
     #[must_use]
     pub fn view(&self, sizes: &[usize]) -> Option<Self> {
-        if self.numel() != sizes.iter().product::<usize>() {
+        if self.numel() != checked_numel(sizes).ok()? {
             return None;
         }
         if self.numel() == 0 {

@@ -4,6 +4,8 @@
 //! shared tests, all in one place. Ops take [`View`]s and a [`Target`]; the tensor façade above
 //! makes the results' memory and picks the target.
 
+#[cfg(test)]
+mod any_view_tests;
 pub mod copy;
 mod dispatch;
 mod dtype;

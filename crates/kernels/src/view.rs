@@ -3,7 +3,7 @@
 use warpline_cuda_sys_safe::Access;
 
 use crate::overlap::{self, Overlap};
-use crate::{DType, Error, Layout, Result, Storage};
+use crate::{DType, Error, Layout, Result, Storage, checked_numel};
 
 /// A borrowed tensor: what every op takes.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +73,9 @@ impl<'a> View<'a> {
     /// Bytes from the storage's start to the view's end; `None` if it starts before that.
     fn bytes_end(&self) -> Option<usize> {
         let offset = isize::try_from(self.layout.offset()).ok()?;
-        if self.numel() == 0 {
-            return Some(0);
+        if checked_numel(self.sizes()).ok()? == 0 {
+            // Its address is still computed.
+            return self.layout.offset().checked_mul(self.dtype.size()).map(|_| 0);
         }
         let (mut low, mut high) = (offset, offset);
         for (&size, &stride) in self.sizes().iter().zip(self.strides()) {

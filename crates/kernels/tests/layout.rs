@@ -121,3 +121,35 @@ fn bad_dimensions_indices_and_sizes_are_errors() {
     assert!(layout.narrow(0, isize::MAX, 1).is_err());
     assert!(layout.narrow(0, 0, usize::MAX).is_err());
 }
+
+#[test]
+fn a_scalar_has_no_dimension_to_take_apart() -> Result<(), Error> {
+    let scalar = contiguous(&[]);
+    assert_eq!(scalar.transpose(0, -1)?, scalar);
+    assert!(scalar.transpose(0, 1).is_err());
+    assert_eq!(scalar.permute(&[])?, scalar);
+    assert!(scalar.permute(&[0]).is_err());
+    assert!(matches!(scalar.narrow(0, 0, 1), Err(Error::DimOutOfRange { ndim: 0, .. })));
+    assert!(matches!(scalar.select(0, 0), Err(Error::DimOutOfRange { ndim: 0, .. })));
+    assert!(scalar.slice(0, 0, 1, 1).is_err());
+    assert_eq!(scalar.squeeze(0)?, scalar);
+    Ok(())
+}
+
+#[test]
+fn every_dimension_has_a_stride() {
+    let parts = |sizes: &[usize], strides: &[isize]| {
+        Layout::from_parts(sizes.into(), strides.into(), 0).strides().to_vec()
+    };
+    assert_eq!(parts(&[2, 3], &[1]), [1, 0]);
+    assert_eq!(parts(&[2], &[1, 7]), [1]);
+}
+
+#[test]
+fn sizes_whose_product_overflows_are_no_view() {
+    let layout = contiguous(&[4]);
+    assert_eq!(layout.view(&[usize::MAX, 2]), None);
+    // The product is 4 again in 64 bits.
+    assert_eq!(layout.view(&[(1 << 62) + 1, 4]), None);
+    assert_eq!(contiguous(&[0]).view(&[1 << 62, 4]), None);
+}

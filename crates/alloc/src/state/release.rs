@@ -1,71 +1,63 @@
 //! Giving memory back to the backend.
 
-use super::{Request, State};
-use crate::snapshot::BlockState;
+use super::{Held, Holding, Request, State};
+use crate::trace::TraceAction;
 use crate::{Backend, PoolKind};
 
+/// A segment that is off the books; the caller drops it without the lock.
+pub(crate) struct Released<M> {
+    pub(crate) kind: PoolKind,
+    pub(crate) size: usize,
+    pub(crate) oversize: bool,
+    pub(crate) _memory: M,
+}
+
+/// A large segment that is wholly free.
+pub(crate) struct Idle {
+    pub(crate) block: u32,
+    /// Searches since it was freed.
+    pub(crate) age: u64,
+}
+
 impl<B: Backend> State<B> {
-    /// All segments that are wholly free. The caller drops them without the lock.
-    pub(crate) fn take_cached(&mut self) -> Vec<B::Memory> {
+    /// All segments that are wholly free.
+    pub(crate) fn take_cached(&mut self) -> Vec<Released<B::Memory>> {
         let mut whole = self.whole_free(PoolKind::Large);
         whole.append(&mut self.whole_free(PoolKind::Small));
         whole.into_iter().filter_map(|block| self.release(block)).collect()
     }
 
     fn whole_free(&self, kind: PoolKind) -> Vec<u32> {
-        let streams = self.streams.iter().flatten();
-        let free = streams.flat_map(|stream| stream.pools[kind as usize].iter());
-        let whole = free.filter(|free| !self.records[free.block as usize].is_split());
+        let free = self.pools[kind as usize].iter();
+        let whole = free.filter(|free| {
+            let record = &self.records[free.block as usize];
+            !record.is_split() && !record.arena
+        });
         whole.map(|free| free.block).collect()
     }
 
-    /// Large segments that have been idle longer than the mean, until no more than `threshold`
-    /// bytes are reserved.
-    pub(crate) fn take_garbage(&mut self, threshold: usize) -> Vec<B::Memory> {
-        let mut garbage = Vec::new();
-        let Some(target) = self.reserved.checked_sub(threshold).filter(|target| *target > 0) else {
-            return garbage;
-        };
-        let mut idle: Vec<(u32, u64, usize)> = self
-            .whole_free(PoolKind::Large)
-            .into_iter()
+    /// The large segments that garbage collection may take.
+    pub(crate) fn idle_segments(&self, now: u64) -> Vec<Idle> {
+        let whole = self.whole_free(PoolKind::Large).into_iter();
+        whole
             .map(|block| {
                 let record = &self.records[block as usize];
-                (block, self.searches - record.idle_since, record.size)
+                Idle { block, age: now.saturating_sub(record.idle_since) }
             })
-            .collect();
-        let mut reclaimed = 0;
-        while reclaimed < target && !idle.is_empty() {
-            let total: u64 = idle.iter().map(|(_, age, _)| age).sum();
-            let mean = total as f64 / idle.len() as f64;
-            // The oldest is never under the mean, so this ends.
-            idle.retain(|&(block, age, size)| {
-                let old = age as f64 >= mean;
-                if old {
-                    reclaimed += size;
-                    garbage.extend(self.release(block));
-                }
-                !old
-            });
-        }
-        garbage
+            .collect()
     }
 
-    /// With `max_split_size`: one free segment of the stream that is large enough, else as many
-    /// oversize ones, largest first, as are together. Takes them into `released`; false if they are not
-    /// enough.
+    /// With `max_split_size`: one free segment that is large enough, else as many oversize ones,
+    /// largest first, as are together. Takes them into `released`; false if they are not enough.
     pub(crate) fn take_oversize(
         &mut self,
         request: &Request,
-        released: &mut Vec<B::Memory>,
+        released: &mut Vec<Released<B::Memory>>,
     ) -> bool {
         let Some(max_split) = self.config.max_split_size else { return false };
-        let Some(slot) = self.stream_slot(request.stream) else { return false };
         let wanted = request.size.max(max_split);
         let kind = request.kind as usize;
-        let pool = |state: &Self| state.streams[slot].as_ref().map(|s| s.pools[kind].largest());
-        let fit = self.streams[slot].as_ref().and_then(|s| s.pools[kind].best_fit(wanted));
-        if let Some((_, free)) = fit
+        if let Some((_, free)) = self.pools[kind].best_fit(wanted)
             && let Some(memory) = self.release(free.block)
         {
             released.push(memory);
@@ -73,7 +65,7 @@ impl<B: Backend> State<B> {
         }
         let mut total = 0;
         while total < wanted
-            && let Some(Some(free)) = pool(self)
+            && let Some(free) = self.pools[kind].largest()
             && free.size >= max_split
             && let Some(memory) = self.release(free.block)
         {
@@ -84,28 +76,19 @@ impl<B: Backend> State<B> {
     }
 
     /// Takes a wholly free segment off the books. `None` if the block is only a part of one.
-    fn release(&mut self, block: u32) -> Option<B::Memory> {
-        let record = &self.records[block as usize];
-        if record.is_split() || record.state != BlockState::Free {
+    pub(crate) fn release(&mut self, block: u32) -> Option<Released<B::Memory>> {
+        let record = self.records[block as usize];
+        if record.is_split() || record.held != Held::Free || record.arena {
             return None;
         }
-        let (kind, size, address) = (record.kind, record.size, record.address);
-        let (slot, at) = (record.stream as usize, record.segment as usize);
+        let at = record.segment as usize;
         let segment = self.segments.get_mut(at)?.take()?;
+        let Holding::Whole(memory) = segment.holding else { return None };
         self.unused_segments.push(at as u32);
         self.unused.push(block);
-        if let Some(stream) = &mut self.streams[slot] {
-            stream.pools[kind as usize].remove(size, address);
-            stream.segments -= 1;
-            if stream.segments == 0 {
-                self.streams[slot] = None;
-            }
-        }
-        self.reserved -= size;
-        self.counters.segment.decrease(kind, 1);
-        self.counters.reserved_bytes.decrease(kind, size as i64);
-        self.counters.oversize_segments.decrease(i64::from(segment.oversize));
-        self.counters.num_device_free += 1;
-        Some(segment.memory)
+        self.pools[record.kind as usize].remove(record.size, record.address);
+        self.trace(TraceAction::SegmentFree, record.address, record.size, None);
+        let (kind, size, oversize) = (record.kind, record.size, segment.oversize);
+        Some(Released { kind, size, oversize, _memory: memory })
     }
 }

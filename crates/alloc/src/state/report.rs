@@ -1,53 +1,58 @@
 //! What is held, as plain values.
 
-use super::{NONE, State};
+use super::{Held, NONE, Record, State};
 use crate::Backend;
 use crate::snapshot::{BlockInfo, BlockState, SegmentInfo};
 
 impl<B: Backend> State<B> {
-    /// All segments, by address.
-    pub(crate) fn snapshot(&self) -> Vec<SegmentInfo> {
-        let mut segments: Vec<SegmentInfo> = self
-            .segments
-            .iter()
-            .flatten()
-            .map(|segment| self.segment_info(segment.first))
-            .collect();
-        segments.sort_by_key(|segment| segment.address);
-        segments
+    /// Adds all segments of a pool; of an arena each mapped stretch.
+    pub(crate) fn report(&self, pool: u64, segments: &mut Vec<SegmentInfo>) {
+        for segment in self.segments.iter().flatten() {
+            let mut block = segment.first;
+            let mut stretch: Option<SegmentInfo> = None;
+            while block != NONE {
+                let record = &self.records[block as usize];
+                match block_info(record) {
+                    Some(info) => stretch
+                        .get_or_insert_with(|| SegmentInfo {
+                            address: record.address,
+                            stream: self.stream_id,
+                            segment_type: record.kind,
+                            segment_pool_id: (0, pool),
+                            is_expandable: record.arena,
+                            ..SegmentInfo::default()
+                        })
+                        .push(info),
+                    None => segments.extend(stretch.take()),
+                }
+                block = record.next;
+            }
+            segments.extend(stretch);
+        }
     }
 
-    fn segment_info(&self, first: u32) -> SegmentInfo {
-        let record = &self.records[first as usize];
-        let mut info = SegmentInfo {
-            address: record.address,
-            total_size: 0,
-            allocated_size: 0,
-            active_size: 0,
-            requested_size: 0,
-            stream: self.streams[record.stream as usize].as_ref().map_or(0, |stream| stream.id),
-            segment_type: record.kind,
-            blocks: Vec::new(),
-        };
-        let mut block = first;
-        while block != NONE {
-            let record = &self.records[block as usize];
-            info.total_size += record.size;
-            if record.state != BlockState::Free {
-                info.active_size += record.size;
-                info.requested_size += record.requested;
-            }
-            if record.state == BlockState::Allocated {
-                info.allocated_size += record.size;
-            }
-            info.blocks.push(BlockInfo {
-                address: record.address,
-                size: record.size,
-                requested_size: record.requested,
-                state: record.state,
-            });
-            block = record.next;
-        }
-        info
+    /// The largest free block, in bytes.
+    pub(crate) fn largest_free(&self) -> usize {
+        let largest = self.pools.iter().filter_map(|pool| pool.largest());
+        largest.map(|free| free.size).max().unwrap_or(0)
     }
+
+    /// Bytes of all segments; of arenas those that are mapped.
+    pub(crate) fn reserved(&self) -> usize {
+        let mut segments = Vec::new();
+        self.report(0, &mut segments);
+        segments.iter().map(|segment| segment.total_size).sum()
+    }
+}
+
+/// `None` for addresses without memory.
+fn block_info(record: &Record) -> Option<BlockInfo> {
+    let state = match record.held {
+        Held::Allocated => BlockState::Allocated,
+        Held::AwaitingFree => BlockState::AwaitingFree,
+        Held::Free => BlockState::Free,
+        Held::Unmapped | Held::Growing => return None,
+    };
+    let Record { address, size, requested: requested_size, .. } = *record;
+    Some(BlockInfo { address, size, requested_size, state, ..BlockInfo::default() })
 }

@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use warpline_alloc::{
-    AllocatorConfig, Backend, Block, CachingAllocator, HostBackend, StreamBackend,
+    AllocatorConfig, Backend, Block, CachingAllocator, Handle, HostBackend, HostConfig,
+    StreamBackend, VirtualMemory,
 };
 
 pub const MIB: usize = 1 << 20;
@@ -45,11 +46,30 @@ pub struct World {
     pub fail_alloc: Option<FakeError>,
     pub fail_record: Option<FakeError>,
     pub fail_query: Option<FakeError>,
+    pub fail_map: Option<FakeError>,
+    /// Whether there is virtual memory.
+    pub has_pages: bool,
+    /// Sizes of pages in existence, by number.
+    pub pages: BTreeMap<u64, usize>,
+    /// Reserved ranges: size by address.
+    pub ranges: BTreeMap<u64, usize>,
+    /// Mapped addresses: size and page.
+    pub mappings: BTreeMap<u64, (usize, u64)>,
+    pub maps: usize,
+    pub unmaps: usize,
+    /// Waits put into a stream, for another.
+    pub waits: Vec<(u64, u64)>,
 }
 
 impl World {
     pub fn used(&self) -> usize {
-        self.live.values().sum()
+        self.live.values().sum::<usize>() + self.pages.values().sum::<usize>()
+    }
+
+    /// The page behind an address, and the offset in it.
+    pub fn page_at(&self, address: u64) -> Option<(u64, u64)> {
+        let (&start, &(size, page)) = self.mappings.range(..=address).next_back()?;
+        (address < start + size as u64).then_some((page, address - start))
     }
 }
 
@@ -74,7 +94,22 @@ impl Fake {
             fail_alloc: None,
             fail_record: None,
             fail_query: None,
+            fail_map: None,
+            has_pages: false,
+            pages: BTreeMap::new(),
+            ranges: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            maps: 0,
+            unmaps: 0,
+            waits: Vec::new(),
         })))
+    }
+
+    /// One with virtual memory.
+    pub fn with_pages(capacity: usize) -> Self {
+        let fake = Self::new(capacity);
+        fake.world().has_pages = true;
+        fake
     }
 
     pub fn world(&self) -> MutexGuard<'_, World> {
@@ -202,6 +237,11 @@ impl StreamBackend for Fake {
         Ok(())
     }
 
+    fn wait(&self, stream: &u64, event: &Event) -> Result<(), FakeError> {
+        self.world().waits.push((*stream, event.stream));
+        Ok(())
+    }
+
     fn is_lost(&self, error: &FakeError) -> bool {
         *error == FakeError::Lost
     }
@@ -227,15 +267,111 @@ impl Backend for Fake {
         Ok((world.capacity - world.used(), world.capacity))
     }
 
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory<FakeError>> {
+        self.world().has_pages.then_some(self as &dyn VirtualMemory<FakeError>)
+    }
+
     fn device(&self) -> String {
         String::from("fake:0")
+    }
+}
+
+struct Range {
+    address: u64,
+    world: Fake,
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        let mut world = self.world.world();
+        let size = world.ranges.remove(&self.address).unwrap() as u64;
+        let inside = world.mappings.range(self.address..self.address + size).next();
+        assert!(inside.is_none(), "addresses went while something was mapped there");
+    }
+}
+
+struct Page {
+    number: u64,
+    world: Fake,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let mut world = self.world.world();
+        assert!(world.pages.remove(&self.number).is_some());
+        world.frees += 1;
+        let mapped = world.mappings.values().any(|&(_, page)| page == self.number);
+        assert!(!mapped, "a page went while it was mapped");
+    }
+}
+
+/// A mapping keeps its page alive.
+struct Mapping {
+    address: u64,
+    world: Fake,
+    _page: Arc<Page>,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let mut world = self.world.world();
+        assert!(world.mappings.remove(&self.address).is_some());
+        world.unmaps += 1;
+    }
+}
+
+impl VirtualMemory<FakeError> for Fake {
+    fn granularity(&self) -> usize {
+        2 * MIB
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<(u64, Handle), FakeError> {
+        assert!(bytes > 0 && bytes.is_multiple_of(2 * MIB));
+        let mut world = self.world();
+        let address = world.next_address;
+        world.next_address += bytes as u64 + 2 * MIB as u64;
+        world.ranges.insert(address, bytes);
+        Ok((address, Box::new(Range { address, world: self.clone() })))
+    }
+
+    fn create(&self, bytes: usize) -> Result<Handle, FakeError> {
+        assert!(bytes > 0 && bytes.is_multiple_of(2 * MIB));
+        let mut world = self.world();
+        if let Some(error) = world.fail_alloc {
+            return Err(error);
+        }
+        if world.used().checked_add(bytes).is_none_or(|used| used > world.capacity) {
+            return Err(FakeError::OutOfMemory);
+        }
+        let number = world.next_address;
+        world.next_address += 2 * MIB as u64;
+        world.pages.insert(number, bytes);
+        world.asked.push(bytes);
+        Ok(Box::new(Arc::new(Page { number, world: self.clone() })))
+    }
+
+    fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, FakeError> {
+        let range = range.downcast_ref::<Range>().unwrap();
+        let page = memory.downcast_ref::<Arc<Page>>().unwrap();
+        let mut world = self.world();
+        if let Some(error) = world.fail_map {
+            return Err(error);
+        }
+        let size = world.pages[&page.number];
+        assert!(offset + size <= world.ranges[&range.address], "a mapping lies in its range");
+        let address = range.address + offset as u64;
+        let before = world.mappings.range(..address + size as u64).next_back();
+        assert!(before.is_none_or(|(at, (size, _))| at + *size as u64 <= address), "mapped twice");
+        world.mappings.insert(address, (size, page.number));
+        world.maps += 1;
+        Ok(Box::new(Mapping { address, world: self.clone(), _page: Arc::clone(page) }))
     }
 }
 
 impl HostBackend for Fake {
     type HostMemory = Memory;
 
-    fn alloc_host(&self, bytes: usize) -> Result<Memory, FakeError> {
+    fn alloc_host(&self, bytes: usize, _: &HostConfig) -> Result<Memory, FakeError> {
         self.allocate(bytes)
     }
 }
@@ -244,15 +380,27 @@ impl HostBackend for Fake {
 pub fn check_books(allocator: &CachingAllocator<Fake>) {
     use warpline_alloc::{BlockState, PoolKind};
     let stats = allocator.memory_stats();
-    let snapshot = allocator.snapshot();
+    let snapshot = allocator.segments();
     let world = allocator.backend().world();
+    let (arenas, whole): (Vec<_>, Vec<_>) = snapshot.iter().partition(|s| s.is_expandable);
     let held: BTreeMap<u64, usize> =
-        snapshot.iter().map(|segment| (segment.address, segment.total_size)).collect();
+        whole.iter().map(|segment| (segment.address, segment.total_size)).collect();
     assert_eq!(held, world.live, "segments are what the backend gave");
+    let mut owned = std::collections::BTreeSet::new();
+    for segment in &arenas {
+        let mut at = segment.address;
+        while at < segment.address + segment.total_size as u64 {
+            let (page, offset) = world.page_at(at).expect("what is not mapped is in no block");
+            assert!(owned.insert((page, offset)), "a page serves two addresses at once");
+            at += 2 * MIB as u64;
+        }
+    }
+    let reserved: usize = arenas.iter().map(|segment| segment.total_size).sum();
+    assert_eq!(reserved, world.pages.values().sum::<usize>(), "all pages are somewhere");
     for (kind, pick) in [(PoolKind::Small, 0), (PoolKind::Large, 1)] {
         let mut sums = [0i64; 9];
         for segment in snapshot.iter().filter(|segment| segment.segment_type == kind) {
-            sums[0] += 1;
+            sums[0] += i64::from(!segment.is_expandable);
             sums[1] += segment.total_size as i64;
             sums[2] += segment.allocated_size as i64;
             sums[3] += segment.active_size as i64;
@@ -265,7 +413,7 @@ pub fn check_books(allocator: &CachingAllocator<Fake>) {
                 let free = block.state == BlockState::Free;
                 assert!(!(free && last_free), "free neighbours are merged");
                 last_free = free;
-                if free && segment.blocks.len() > 1 {
+                if free && segment.blocks.len() > 1 && !segment.is_expandable {
                     sums[7] += 1;
                     sums[8] += block.size as i64;
                 }

@@ -5,6 +5,7 @@ use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::pages::Pages;
 use crate::{Driver, DriverError, HostFlags, Result};
 
 /// Alignment of pageable host memory: a cache line, and more than any vector load needs.
@@ -14,7 +15,7 @@ const ALIGNMENT: usize = 64;
 enum Origin {
     Pageable(Layout),
     Pinned { driver: Arc<dyn Driver>, device: usize },
-    Registered { driver: Arc<dyn Driver>, device: usize, layout: Layout },
+    Registered { driver: Arc<dyn Driver>, device: usize, _pages: Pages },
 }
 
 /// A host buffer, released on drop. Its bytes are always initialised.
@@ -55,30 +56,49 @@ impl HostMemory {
         Ok(Self { ptr, bytes, origin: Origin::Pinned { driver: Arc::clone(driver), device } })
     }
 
-    /// Page-locked memory made by registering ordinary memory (`cuMemHostRegister`).
+    /// Zeroed page-locked memory made by registering ordinary memory (`cuMemHostRegister`).
     ///
     /// # Errors
     /// As [`HostMemory::pageable`], and the driver's own.
     #[track_caller]
     pub fn registered(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
+        Self::registered_by(driver, device, bytes, 1)
+    }
+
+    /// As [`registered`](Self::registered), where so many threads first have the system provide
+    /// the pages, in huge pages where it can. Page-locking takes long mostly for want of that.
+    ///
+    /// # Errors
+    /// As [`registered`](Self::registered).
+    #[track_caller]
+    pub fn registered_by(
+        driver: &Arc<dyn Driver>,
+        device: usize,
+        bytes: usize,
+        threads: usize,
+    ) -> Result<Self> {
         let location = Location::caller();
-        let (ptr, layout) = zeroed(bytes)?;
-        // SAFETY: the memory was just allocated with that many bytes and outlives the registration.
-        let registered =
-            unsafe { driver.host_register(device, ptr, layout.size(), HostFlags::default()) };
-        if let Err(error) = registered {
-            // SAFETY: allocated just above with this layout.
-            unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) };
-            return Err(error.at(location));
-        }
-        let driver = Arc::clone(driver);
-        Ok(Self { ptr, bytes, origin: Origin::Registered { driver, device, layout } })
+        let pages = Pages::map(bytes)
+            .and_then(|mut pages| pages.populate(threads).map(|()| pages))
+            .map_err(|error| refused(bytes, &error.to_string()))?;
+        // SAFETY: the pages were just mapped and outlive the registration.
+        unsafe { driver.host_register(device, pages.start(), pages.bytes(), HostFlags::default()) }
+            .map_err(|e| e.at(location))?;
+        let (driver, ptr) = (Arc::clone(driver), pages.start());
+        Ok(Self { ptr, bytes, origin: Origin::Registered { driver, device, _pages: pages } })
     }
 
     /// Its first byte. Touching the bytes is the caller's `unsafe`, and so is its order.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.ptr
+    }
+
+    /// The byte at an offset, or `None` if that is past the end. The end itself has an address.
+    #[must_use]
+    pub fn ptr_at(&self, offset: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the offset stays within the allocation.
+        (offset <= self.bytes).then(|| unsafe { self.ptr.add(offset) })
     }
 
     /// Its size in bytes.
@@ -94,16 +114,19 @@ impl HostMemory {
     }
 }
 
-fn zeroed(bytes: usize) -> Result<(NonNull<u8>, Layout)> {
-    let refused = |reason: &str| DriverError::InvalidArgument {
+fn refused(bytes: usize, reason: &str) -> DriverError {
+    DriverError::InvalidArgument {
         call: "HostMemory",
         reason: format!("cannot allocate {bytes} bytes of host memory: {reason}"),
-    };
+    }
+}
+
+fn zeroed(bytes: usize) -> Result<(NonNull<u8>, Layout)> {
     let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT)
-        .map_err(|_| refused("the size overflows the address space"))?;
+        .map_err(|_| refused(bytes, "the size overflows the address space"))?;
     // SAFETY: the layout's size is not zero.
     let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
-    Ok((NonNull::new(ptr).ok_or_else(|| refused("the system is out of memory"))?, layout))
+    Ok((NonNull::new(ptr).ok_or_else(|| refused(bytes, "the system is out of memory"))?, layout))
 }
 
 impl Drop for HostMemory {
@@ -117,11 +140,9 @@ impl Drop for HostMemory {
             Origin::Pinned { driver, device } => unsafe {
                 let _ = driver.host_free(*device, self.ptr);
             },
-            Origin::Registered { driver, device, layout } => {
+            Origin::Registered { driver, device, .. } => {
                 // SAFETY: registered with this driver and not unregistered before.
                 let _ = unsafe { driver.host_unregister(*device, self.ptr) };
-                // SAFETY: allocated with this layout and not freed before.
-                unsafe { std::alloc::dealloc(self.ptr.as_ptr(), *layout) };
             }
         }
     }

@@ -13,6 +13,7 @@ mod host;
 mod ipc;
 mod memory;
 mod module;
+mod pages;
 mod pool;
 mod stream;
 mod vmm;

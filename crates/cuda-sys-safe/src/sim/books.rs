@@ -129,8 +129,8 @@ impl SimDriver {
         state.modules.values().for_each(|m| devices[m.device].modules += 1);
         state.physical.values().for_each(|p| devices[p.device].physical += 1);
         state.pools.values().for_each(|p| devices[p.device].pools += 1);
-        let graphs = state.graphs.values().chain(state.graph_execs.values());
-        graphs.for_each(|(device, _)| devices[*device].graphs += 1);
+        state.graphs.values().for_each(|(device, _)| devices[*device].graphs += 1);
+        state.graph_execs.values().for_each(|e| devices[e.device].graphs += 1);
         let (owned, registered): (Vec<_>, Vec<_>) =
             state.memory.host.values().partition(|range| range.owned.is_some());
         Books {

@@ -25,6 +25,13 @@ pub(super) struct Graph {
     pub(super) nodes: Vec<Node>,
 }
 
+pub(super) struct GraphExec {
+    pub(super) device: usize,
+    graph: Arc<Graph>,
+    /// The end of its latest replay: the next one, on whatever stream, comes after it.
+    latest: Option<Point>,
+}
+
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) device: usize,
@@ -300,7 +307,7 @@ impl State {
             return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
         };
         let id = self.fresh();
-        self.graph_execs.insert(id, (device, graph));
+        self.graph_execs.insert(id, GraphExec { device, graph, latest: None });
         // SAFETY: just made.
         Ok(unsafe { GraphExecHandle::from_raw(device, id) })
     }
@@ -312,10 +319,15 @@ impl State {
     ) -> Result<Option<Point>> {
         let call = CallKind::GraphLaunch;
         let key = self.stream_key(call, stream)?;
-        let Some((_, graph)) = self.graph_execs.get(&handle.raw()).cloned() else {
+        let Some(exec) = self.graph_execs.get(&handle.raw()) else {
             return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
         };
-        self.enqueue(key, Label::of(call), OpKind::Graph(graph), &[])
+        let (graph, latest) = (OpKind::Graph(Arc::clone(&exec.graph)), exec.latest);
+        let point = self.enqueue(key, Label::of(call), graph, latest.as_slice())?;
+        if let Some(exec) = self.graph_execs.get_mut(&handle.raw()).filter(|_| point.is_some()) {
+            exec.latest = point;
+        }
+        Ok(point)
     }
 
     pub(super) fn graph_destroy(&mut self, handle: GraphHandle) -> Result<()> {

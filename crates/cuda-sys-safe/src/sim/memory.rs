@@ -207,11 +207,7 @@ impl State {
 
     /// Turns a spoiled redzone into a sticky error.
     pub(super) fn report_overrun(&mut self, region: &Region, when: &str) -> Result<()> {
-        let Some(overrun) = self.memory.redzones.then(|| region.overrun()).flatten() else {
-            return Ok(());
-        };
-        let why = format!("{overrun}, {when}");
-        self.overruns.push(overrun);
+        let Some(why) = self.note_overrun(region, when) else { return Ok(()) };
         if self.devices[region.device].lost.is_some() {
             return Ok(());
         }
@@ -226,6 +222,13 @@ impl State {
             },
         );
         self.surface(CallKind::MemFree, region.device)
+    }
+
+    /// Looks for a spoiled redzone, and says what was found.
+    pub(super) fn note_overrun(&mut self, region: &Region, when: &str) -> Option<String> {
+        let overrun = self.memory.redzones.then(|| region.overrun()).flatten()?;
+        self.overruns.push(overrun);
+        Some(format!("{overrun}, {when}"))
     }
 
     /// The device that owns a range, if all of it is allocated or mapped.

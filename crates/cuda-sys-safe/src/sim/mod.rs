@@ -79,7 +79,8 @@
 //! Waiting for a captured event takes a stream into the capture, two captures do not `MERGE`, an
 //! event from outside is `ISOLATION`, a stream that has not come back is `UNJOINED`, another
 //! stream cannot end it (`UNMATCHED`), nor another thread unless relaxed (`WRONG_THREAD`). Host
-//! functions cannot be captured. A graph runs as one operation, its nodes in any legal order.
+//! functions cannot be captured. A graph runs as one operation, its nodes in any legal order, and
+//! replays of one executable run one after another, on whatever streams.
 //!
 //! **The process.** A device's primary context appears with the first call that needs it. A forked
 //! child gets [`ForkedChild`](crate::DriverError::ForkedChild). A host function runs outside the

@@ -148,9 +148,9 @@ impl State {
         if let Kind::Pool { pool, .. } = region.kind {
             self.pool_credit(pool, region.bytes);
         }
-        match self.report_overrun(&region, "found when it was freed") {
-            Ok(()) => Ok(()),
-            Err(e) => Err(RunError::illegal(e.to_string())),
+        match self.note_overrun(&region, "found when it was freed") {
+            None => Ok(()),
+            Some(why) => Err(RunError::illegal(why)),
         }
     }
 }

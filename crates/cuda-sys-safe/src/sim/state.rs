@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use super::books::Overrun;
-use super::capture::{Capture, Graph};
+use super::capture::{Capture, Graph, GraphExec};
 use super::events::Event;
 use super::faults::Armed;
 use super::footprint::FootprintViolation;
@@ -34,7 +34,7 @@ pub(super) struct State {
     pub(super) captures: BTreeMap<u64, Capture>,
     pub(super) capture_modes: BTreeMap<u64, CaptureMode>,
     pub(super) graphs: BTreeMap<u64, (usize, Arc<Graph>)>,
-    pub(super) graph_execs: BTreeMap<u64, (usize, Arc<Graph>)>,
+    pub(super) graph_execs: BTreeMap<u64, GraphExec>,
     pub(super) faults: Vec<Armed>,
     pub(super) calls: BTreeMap<CallKind, u64>,
     pub(super) host_waits: u64,

@@ -60,11 +60,14 @@ static SET: KernelSet = KernelSet::new(module!("copy"), 2 * (4 + 14 + 1), |i| {
 ///
 /// # Errors
 /// [`crate::Error::ShapeMismatch`], [`crate::Error::OverlappingWrite`],
-/// [`crate::Error::OverlappingOperands`], and what a launch can fail with.
+/// [`crate::Error::OverlappingOperands`], [`crate::Error::OutOfStorage`], and what a launch can fail with.
 #[track_caller]
 pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     const NAME: &str = "copy_";
     let location = Location::caller();
+    for view in [src, dst] {
+        view.check_inside(NAME)?;
+    }
     if src.storage.same_as(dst.storage)
         && src.dtype == dst.dtype
         && overlap::between((src.layout, src.dtype.size()), (dst.layout, dst.dtype.size()))

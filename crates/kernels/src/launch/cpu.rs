@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Call, distinct};
 use crate::storage::not_host;
-use crate::{Operand, Result, Storage, host};
+use crate::{Error, Operand, Result, Storage, host};
 
 pub(super) fn run(call: &Call<'_>) -> Result<()> {
     with_operands(call.op, call.operands, call.params, |launch| {
@@ -28,6 +28,9 @@ pub(crate) fn with_operands(
     let mut pointers: SmallVec<[*mut u8; 4]> = SmallVec::new();
     for operand in operands {
         let view = operand.view;
+        if !view.storage.runtime().same_as(operands[0].view.storage.runtime()) {
+            return Err(Error::RuntimeMismatch { op });
+        }
         let base = view.storage.host_ptr().ok_or_else(|| not_host(op))?;
         // The element at index zero; inside the storage because the layout is.
         pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));

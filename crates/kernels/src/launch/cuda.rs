@@ -11,6 +11,13 @@ use crate::storage::{Site, Uses};
 use crate::{CudaDevice, Error, Operand, Race, Result, Storage, SyncPolicy};
 
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
+    // A handle means nothing to another driver, and a kernel nothing to another device's stream.
+    if !Arc::ptr_eq(device.driver(), stream.raw().driver()) {
+        return Err(Error::RuntimeMismatch { op: call.op });
+    }
+    if stream.device_index() != device.index() {
+        return Err(other_device(call.op, device.index(), stream.device_index()));
+    }
     let code = match call.code {
         Code::Kernel { set, index, grid, block, shared_bytes } => {
             DeviceCode::Kernel { function: device.function(set, index)?, grid, block, shared_bytes }
@@ -31,7 +38,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     };
     let site = Site { op: call.op, location: call.location };
     enqueue(stream, call.operands.iter().map(|o| (o.view.storage, o.access.writes())), site, |h| {
-        // SAFETY: the handle is the stream's own; the footprints lie in live storages, whose
+        // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.
         unsafe { device.driver().launch(h, &launch) }
@@ -52,8 +59,7 @@ pub(super) fn footprint<'a>(
     };
     // A kernel that follows another device's address without peer access loses its own device.
     if owner.index() != device {
-        let name = |index| format!("cuda:{index}");
-        return Err(Error::DeviceMismatch { op, first: name(device), second: name(owner.index()) });
+        return Err(other_device(op, device, owner.index()));
     }
     let item_size = view.dtype.size();
     // SAFETY: a layout lies inside its storage, so its first element does.
@@ -66,6 +72,12 @@ pub(super) fn footprint<'a>(
         strides: view.strides(),
         access: operand.access,
     })
+}
+
+#[cold]
+fn other_device(op: &'static str, first: usize, second: usize) -> Error {
+    let name = |index| format!("cuda:{index}");
+    Error::DeviceMismatch { op, first: name(first), second: name(second) }
 }
 
 /// Enqueues work that uses `storages` (each with whether it is written), in order with their

@@ -89,8 +89,8 @@ pub struct Call<'a> {
 /// Runs an op.
 ///
 /// # Errors
-/// [`crate::Error::Driver`] where the driver refuses the launch; on a CUDA target also what an
-/// operand's earlier work failed with.
+/// [`crate::Error::RuntimeMismatch`]; [`crate::Error::Driver`] where the driver refuses the launch;
+/// on a CUDA target also what an operand's earlier work failed with.
 ///
 /// # Safety
 /// `call.host` and the GPU code must do to each operand no more than declared, given `params`.

@@ -60,6 +60,11 @@ fn memory_of_another_runtime_is_refused() {
     for answer in mixed {
         assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
     }
+    let (x, y) = (Storage::pageable(&here, 64).unwrap(), Storage::pageable(&there, 64).unwrap());
+    let layout = crate::Layout::contiguous(&[16]).unwrap();
+    let view = crate::View { storage: &x, layout: &layout, dtype: crate::DType::F32 };
+    let answer = crate::copy::copy(Target::Cpu(&here), crate::View { storage: &y, ..view }, view);
+    assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
 }
 
 #[test]
@@ -74,4 +79,65 @@ fn a_kernel_is_not_given_another_devices_memory() {
     let answer = crate::fill::fill(Target::Cuda(&runtime, first, here), view, 1.0.into());
     assert!(matches!(answer, Err(Error::DeviceMismatch { .. })), "{answer:?}");
     crate::fill::fill(Target::Cuda(&runtime, second, there), view, 1.0.into()).unwrap();
+}
+
+#[test]
+fn layouts_that_mean_nothing_are_refused() {
+    use smallvec::smallvec;
+
+    use crate::{DType, Layout, View};
+
+    let config = RuntimeConfig::default();
+    let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };
+    let runtime = Runtime::without_cuda(reason, &config);
+    let storage = Storage::pageable(&runtime, 64).unwrap();
+    let other = Storage::pageable(&runtime, 64).unwrap();
+    for layout in [
+        // More elements than can be counted, all of them the first.
+        Layout::from_parts(smallvec![usize::MAX, 2], smallvec![0, 0], 0),
+        Layout::from_parts(smallvec![4], smallvec![1], isize::MAX as usize),
+        Layout::from_parts(smallvec![0], smallvec![1], isize::MAX as usize),
+        Layout::from_parts(smallvec![2], smallvec![isize::MIN], 0),
+    ] {
+        let view = View { storage: &storage, layout: &layout, dtype: DType::F64 };
+        let target = Target::Cpu(&runtime);
+        let error = crate::copy::copy(target, view, View { storage: &other, ..view });
+        assert!(error.is_err(), "{layout:?}");
+        let same = Layout::contiguous(&[1]).unwrap();
+        let plain = View { storage: &storage, layout: &same, dtype: DType::F64 };
+        assert!(crate::copy::copy(target, plain, view).is_err(), "{layout:?}");
+        assert!(view.check_inside("test").is_err(), "{layout:?}");
+    }
+}
+
+#[test]
+fn a_target_is_one_device_of_one_runtime() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+    let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+    let elsewhere = self::runtime(SyncPolicy::Auto);
+    let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
+    let here = first.device().stream_from_pool(0).unwrap();
+    let there = second.device().stream_from_pool(0).unwrap();
+    let foreign = elsewhere.device(0).unwrap();
+    let storage = Storage::device(&runtime, 64, &here).unwrap();
+    let layout = crate::Layout::contiguous(&[4, 4]).unwrap();
+    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
+    let product = Storage::device(&runtime, 64, &here).unwrap();
+    let product = crate::View { storage: &product, ..view };
+    crate::fill::fill(Target::Cuda(&runtime, first, &here), view, 1.0.into()).unwrap();
+    for target in [
+        Target::Cuda(&runtime, foreign, &here),
+        Target::Cuda(&runtime, first, &there),
+        Target::Cuda(&elsewhere, foreign, &here),
+    ] {
+        let filled = crate::fill::fill(target, view, 2.0.into());
+        let multiplied = crate::matmul::matmul(target, view, view, product);
+        for answer in [filled, multiplied] {
+            let refused =
+                matches!(answer, Err(Error::RuntimeMismatch { .. } | Error::DeviceMismatch { .. }));
+            assert!(refused, "{answer:?}");
+        }
+    }
+    here.synchronize().unwrap();
+    there.synchronize().unwrap();
 }

@@ -1,7 +1,9 @@
 //! Cases for matrix products, the same on every target.
 
 use super::*;
+use crate::Layout;
 use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
+use smallvec::smallvec;
 
 /// Small integers: products are exact in every dtype that holds them, so any order of summing
 /// gives the same.
@@ -151,4 +153,35 @@ fn the_ptx_has_every_kernel() {
         assert!(KERNELS.ptx().contains(&format!(".visible .entry {name}(")), "{name}");
     }
     assert_eq!(KERNELS.ptx().matches(".visible .entry").count(), KERNELS.names().count());
+}
+
+#[test]
+fn a_product_over_nothing_is_zero() {
+    on_every_target(|target| {
+        for dtype in DType::ALL.into_iter().filter(|&d| d != DType::Bool) {
+            let a = Tensor::new(target, dtype, &[2, 3, 0], &[]);
+            let b = Tensor::new(target, dtype, &[2, 0, 5], &[]);
+            let out = Tensor::garbage(target, dtype, &[2, 6, 5]);
+            let rows = out.with(|l| l.slice(1, 0, 6, 2));
+            matmul(target, a.view(), b.view(), rows.view()).unwrap();
+            assert_eq!(rows.floats(target), [0.0; 30], "{dtype}");
+            let between = out.with(|l| l.slice(1, 1, 6, 2)).floats(target);
+            assert_eq!(between, [77.0; 30], "{dtype}");
+        }
+    });
+}
+
+#[test]
+fn operands_may_repeat_or_run_backwards() {
+    on_every_target(|target| {
+        for dtype in [DType::F16, DType::F32, DType::F64, DType::I32] {
+            let row = Tensor::new(target, dtype, &[1, 4], &[1.0, 2.0, 3.0, 4.0]);
+            let a = row.with(|l| l.expand(&[3, 4]));
+            let backwards = Layout::from_parts(smallvec![4, 2], smallvec![-1, 0], 3);
+            let b = Tensor { layout: backwards, ..row.clone() };
+            let out = Tensor::garbage(target, dtype, &[2, 3]).with(|l| l.transpose(0, 1));
+            matmul(target, a.view(), b.view(), out.view()).unwrap();
+            assert_eq!(out.floats(target), [20.0; 6], "{dtype}");
+        }
+    });
 }

@@ -83,9 +83,9 @@ impl CudaGenerator {
     }
 
     /// Moves to another place of the sequence (`Generator.set_offset`). Rounded up to a multiple
-    /// of 4, since a draw makes four values.
+    /// of 4, since a draw makes four values; the sequence of a thread begins anew after 2^64.
     pub fn set_offset(&mut self, offset: u64) {
-        self.offset = offset.next_multiple_of(4);
+        self.offset = offset.checked_next_multiple_of(4).unwrap_or(0);
     }
 
     /// The seed and place for a kernel of which no thread takes more than `values` values.

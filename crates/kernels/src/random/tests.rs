@@ -276,3 +276,12 @@ fn a_view_beyond_its_storage_is_refused() {
         }
     });
 }
+
+#[test]
+fn any_place_of_the_sequence_can_be_asked_for() {
+    let mut generator = CudaGenerator::default();
+    for (asked, place) in [(0, 0), (5, 8), (u64::MAX - 4, u64::MAX - 3), (u64::MAX, 0)] {
+        generator.set_offset(asked);
+        assert_eq!(generator.offset(), place);
+    }
+}

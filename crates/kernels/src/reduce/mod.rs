@@ -154,8 +154,9 @@ fn kernels(op: ReduceOp, dtype: DType) -> (&'static KernelSet, Kernel, Kernel) {
 ///
 /// # Errors
 /// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
-/// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for an extreme of no elements, and for
-/// indices over several but not all dimensions; otherwise as [`launch::run`].
+/// [`Error::DimOutOfRange`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`];
+/// [`Error::InvalidArgument`] for an extreme of no elements, and for indices over several but not
+/// all dimensions; otherwise as [`launch::run`].
 #[track_caller]
 pub fn reduce(
     target: Target<'_>,
@@ -181,10 +182,9 @@ pub fn reduce(
     for view in [a, out] {
         view.check_inside(name)?;
     }
+    // Another thread may still read what one writes.
+    a.check_no_partial_overlap(&out, name)?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
-    if plan.outputs == 0 {
-        return Ok(());
-    }
     if plan.extent == 0 && op.needs_elements() {
         return Err(Error::invalid(
             name,
@@ -193,6 +193,9 @@ pub fn reduce(
                 a.sizes()
             ),
         ));
+    }
+    if plan.outputs == 0 {
+        return Ok(());
     }
     if op == ReduceOp::Mean {
         plan.divisor = plan.extent as f64;

@@ -175,6 +175,10 @@ impl Plan {
         } else {
             lanes.min(BLOCK)
         };
+        // A grid has fewer than 2³¹ blocks in x.
+        while self.lanes > 1 && self.outputs.div_ceil(BLOCK / self.lanes) > i32::MAX as u64 {
+            self.lanes /= 2;
+        }
         self.outs = BLOCK / self.lanes;
         self.outs_first = outs_first.into();
         let wanted = resident / self.blocks().max(1);

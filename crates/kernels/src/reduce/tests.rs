@@ -171,6 +171,22 @@ fn a_whole_reduction_uses_the_whole_gpu() {
 }
 
 #[test]
+fn a_grid_holds_a_block_for_every_result() {
+    on_every_target(|target| {
+        let a = Tensor::garbage(target, DType::U8, &[2, 256]);
+        let out = Tensor::garbage(target, DType::U8, &[2]);
+        let plan = Plan::new("any", a.view(), &[1], out.view(), false).unwrap();
+        // As of a tensor of one column that was expanded.
+        for outputs in [2, (1 << 31) - 1, 1 << 31, (1 << 32) + 5, 1 << 38] {
+            let mut plan = plan;
+            plan.outputs = outputs;
+            plan.share_out(132 * 8);
+            assert!(i32::try_from(plan.blocks()).is_ok(), "{} blocks", plan.blocks());
+        }
+    });
+}
+
+#[test]
 fn nothing_reduces_to_the_identity() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[0, 2], &[]);
@@ -227,4 +243,32 @@ fn the_ptx_has_every_kernel() {
         }
         assert_eq!(set.ptx().matches(".visible .entry").count(), set.names().count());
     }
+}
+
+#[test]
+fn a_result_inside_the_input_is_refused() {
+    on_every_target(|target| {
+        let a = Tensor::garbage(target, DType::F32, &[64, 64]);
+        let row = a.with(|l| l.select(0, 3));
+        let error = reduce(target, ReduceOp::Sum, a.view(), &[1], row.view());
+        assert!(matches!(error, Err(Error::OverlappingOperands { .. })), "{error:?}");
+        // Apart, or where each element is its own result, nothing is in the way.
+        let (left, right) = (a.with(|l| l.narrow(1, 0, 32)), a.with(|l| l.select(1, 40)));
+        reduce(target, ReduceOp::Max, left.view(), &[1], right.view()).unwrap();
+        let column = a.with(|l| l.narrow(1, 1, 1));
+        reduce(target, ReduceOp::Max, column.view(), &[1], column.view()).unwrap();
+    });
+}
+
+#[test]
+fn an_extreme_of_no_elements_is_refused_even_where_nothing_asks_for_it() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, DType::F32, &[0, 0], &[]);
+        for op in [ReduceOp::Max, ReduceOp::Min, ReduceOp::ArgMax, ReduceOp::ArgMin] {
+            let dtype = op.result_dtype(DType::F32).unwrap();
+            let out = Tensor::new(target, dtype, &[0], &[]);
+            let error = reduce(target, op, a.view(), &[1], out.view()).unwrap_err();
+            assert!(error.to_string().contains("at least one element"), "{error}");
+        }
+    });
 }

@@ -7,8 +7,8 @@ mod race;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use warpline_alloc::AllocatorConfig;
 use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
+use warpline_alloc::{AllocatorConfig, HostConfig};
 use warpline_cuda_sys_safe::{Driver, DriverError};
 use warpline_stream::Devices;
 
@@ -58,6 +58,7 @@ struct Inner {
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
     pinned: OnceLock<CudaHostCache>,
+    pinned_config: HostConfig,
     cpu_generator: Mutex<CpuGenerator>,
     policy: AtomicU8,
     launch_blocking: bool,
@@ -93,6 +94,7 @@ impl Runtime {
             devices,
             gpus,
             pinned: OnceLock::new(),
+            pinned_config: config.allocator.host.clone(),
             cpu_generator: Mutex::default(),
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
@@ -162,10 +164,10 @@ impl Runtime {
     /// [`Error::CudaUnavailable`].
     pub fn pinned_cache(&self) -> Result<&CudaHostCache> {
         let driver = self.driver()?;
-        Ok(self
-            .0
-            .pinned
-            .get_or_init(|| CudaHostCache::new(CudaHostBackend::new(Arc::clone(driver), 0))))
+        Ok(self.0.pinned.get_or_init(|| {
+            let backend = CudaHostBackend::new(Arc::clone(driver), 0);
+            CudaHostCache::with_config(backend, self.0.pinned_config.clone())
+        }))
     }
 
     /// The generator of CPU tensors (MT19937).

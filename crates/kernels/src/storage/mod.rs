@@ -117,7 +117,7 @@ impl Storage {
     pub fn address(&self) -> u64 {
         match &self.0.memory {
             Memory::Device(_, block) => block.address(),
-            Memory::Pinned(block) => block.memory().as_ptr().addr().get() as u64,
+            Memory::Pinned(block) => block.as_ptr().addr().get() as u64,
             Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
         }
     }
@@ -164,7 +164,7 @@ impl Storage {
     pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
             Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
-            Memory::Pinned(block) => Some(block.memory().as_ptr().as_ptr()),
+            Memory::Pinned(block) => Some(block.as_ptr().as_ptr()),
             Memory::Device(..) => None,
         }
     }

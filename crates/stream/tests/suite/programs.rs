@@ -85,10 +85,12 @@ fn s12_random_programs_agree_with_one_stream() {
         .run(&program(), |program| {
             for count in 1..=3 {
                 for seed in 0..schedules() {
-                    let devices = Devices::new(simulated(count, seed)).unwrap();
-                    if run(&devices, &program, true) != expected(&program) {
-                        let at = format!("{count} device(s), schedule {seed}");
-                        return Err(TestCaseError::fail(at));
+                    for driver in simulated(count, seed) {
+                        let at = format!("{count} device(s) of {}, schedule {seed}", driver.name());
+                        let devices = Devices::new(driver).unwrap();
+                        if run(&devices, &program, true) != expected(&program) {
+                            return Err(TestCaseError::fail(at));
+                        }
                     }
                 }
             }

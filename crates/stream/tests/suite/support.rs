@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_cuda_sys_safe::Driver;
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_stream::{Devices, OpNumber, Stream};
 
 pub(crate) use crate::fake::FakeDriver;
@@ -24,14 +25,18 @@ impl Drop for Report {
     }
 }
 
-/// Runs a test with one, two and three devices under every schedule.
+/// Runs a test with one, two and three devices under every schedule, of the simulated driver and of
+/// the fake one, which shares no code with it.
 pub(crate) fn on_simulated(test: impl Fn(&Devices)) {
     for count in 1..=3 {
         for seed in 0..schedules() {
-            let _report = Report(format!("{count} simulated device(s), schedule {seed}"));
-            let devices = Devices::new(simulated(count, seed)).expect("devices");
-            test(&devices);
-            devices.iter().for_each(|d| d.synchronize().expect("synchronize"));
+            for driver in simulated(count, seed) {
+                let name = driver.name();
+                let _report = Report(format!("{count} device(s) of {name}, schedule {seed}"));
+                let devices = Devices::new(driver).expect("devices");
+                test(&devices);
+                devices.iter().for_each(|d| d.synchronize().expect("synchronize"));
+            }
         }
     }
 }
@@ -117,7 +122,9 @@ impl Mark {
     }
 }
 
-/// A simulated driver.
-pub(crate) fn simulated(devices: usize, seed: u64) -> Arc<dyn Driver> {
-    FakeDriver::new(devices, seed)
+/// The drivers that a schedule is tried on. The first schedule of the simulated one is the laziest.
+pub(crate) fn simulated(devices: usize, seed: u64) -> [Arc<dyn Driver>; 2] {
+    let schedule = if seed == 0 { Schedule::Lazy } else { Schedule::Seeded(seed) };
+    let sim = SimConfig { schedule, ..SimConfig::new(devices) };
+    [FakeDriver::new(devices, seed), sim.build()]
 }

@@ -1,0 +1,188 @@
+//! What all shards of an allocator share.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::pages::Arenas;
+use crate::shard::{Shard, lock};
+use crate::state::Released;
+use crate::stats::{Counters, Global, Quantity};
+use crate::trace::{TraceRing, Tracer};
+use crate::{AllocatorConfig, Backend, Policy, SegmentInfo};
+
+pub(crate) struct Core<B: Backend> {
+    pub(crate) backend: B,
+    /// Held while the backend is asked for memory or given it back. Taken before `shards`, never
+    /// while callers' code runs.
+    pub(crate) slow: Mutex<Slow<B>>,
+    /// All shards, in the order in which their locks are taken. Held while more than one is.
+    pub(crate) shards: Mutex<Vec<Weak<Shard<B>>>>,
+    /// Taken last.
+    pub(crate) global: Mutex<Global>,
+    /// Captures under way, during which the backend takes neither memory nor events.
+    pub(crate) captures: AtomicUsize,
+    /// What was to go back to the backend during one.
+    deferred: Mutex<Vec<Released<B::Memory>>>,
+    /// Searches of large pools, while garbage is collected.
+    pub(crate) clock: Arc<AtomicU64>,
+    pub(crate) tracer: Arc<Tracer>,
+}
+
+/// What only one thread at a time deals with.
+pub(crate) struct Slow<B: Backend> {
+    pub(crate) limit: Limit,
+    pub(crate) arenas: Arenas<B>,
+}
+
+/// How much may be reserved.
+pub(crate) struct Limit {
+    pub(crate) fraction: Option<f64>,
+    /// The fraction in bytes, once it was needed.
+    pub(crate) bytes: Option<usize>,
+}
+
+impl Limit {
+    pub(crate) fn new(fraction: Option<f64>) -> Self {
+        // A fraction of 1 is no limit.
+        Self { fraction: fraction.filter(|fraction| *fraction < 1.0), bytes: None }
+    }
+}
+
+impl<B: Backend> Core<B> {
+    pub(crate) fn new(backend: B, config: &AllocatorConfig) -> Self {
+        let limit = Limit::new(config.memory_fraction);
+        Self {
+            backend,
+            slow: Mutex::new(Slow { limit, arenas: Arenas::default() }),
+            shards: Mutex::default(),
+            global: Mutex::default(),
+            captures: AtomicUsize::new(0),
+            deferred: Mutex::default(),
+            clock: Arc::default(),
+            tracer: Arc::default(),
+        }
+    }
+
+    /// All shards that are alive, first to be locked first.
+    pub(crate) fn all_shards(&self) -> Vec<Arc<Shard<B>>> {
+        lock(&self.shards).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Those of no private pool.
+    pub(crate) fn shared_shards(&self) -> Vec<Arc<Shard<B>>> {
+        let mut shards = self.all_shards();
+        shards.retain(|shard| shard.pool == 0);
+        shards
+    }
+
+    /// Raises the peaks to what the shards are at together.
+    #[cold]
+    pub(crate) fn raise_peaks(&self) {
+        self.with_all(|global, shards| global.raise_peaks(shards));
+    }
+
+    /// Calls `f` with all counters at one moment.
+    pub(crate) fn with_all<R>(&self, f: impl FnOnce(&mut Global, &mut [&mut Counters]) -> R) -> R {
+        let registry = lock(&self.shards);
+        let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
+        let result = {
+            let mut states: Vec<_> = shards.iter().map(|shard| shard.lock()).collect();
+            let mut counters: Vec<_> = states.iter_mut().map(|s| &mut s.counters).collect();
+            f(&mut lock(&self.global), &mut counters)
+        };
+        drop(registry);
+        // The last owner of a shard drops it here, without a lock.
+        drop(shards);
+        result
+    }
+
+    /// All segments, by address, and what happened until that moment.
+    pub(crate) fn report(&self) -> (Vec<SegmentInfo>, TraceRing) {
+        // So that nothing is being mapped.
+        let slow = lock(&self.slow);
+        let registry = lock(&self.shards);
+        let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
+        let mut segments = Vec::new();
+        let trace = {
+            let states: Vec<_> = shards.iter().map(|shard| shard.lock()).collect();
+            for (shard, state) in shards.iter().zip(&states) {
+                state.report(shard.pool, &mut segments);
+            }
+            self.tracer.copy()
+        };
+        drop(registry);
+        drop(slow);
+        drop(shards);
+        segments.sort_by_key(|segment| segment.address);
+        (segments, trace)
+    }
+
+    /// Counts segments out and gives them back to the backend. Called without a shard's lock.
+    pub(crate) fn gone(&self, released: Vec<Released<B::Memory>>) {
+        if released.is_empty() {
+            return;
+        }
+        let mut global = lock(&self.global);
+        for segment in &released {
+            global.segment.decrease(segment.kind, 1);
+            global.reserved_bytes.decrease(segment.kind, segment.size as i64);
+            global.oversize_segments.decrease(i64::from(segment.oversize));
+            global.num_device_free += 1;
+        }
+        drop(global);
+        if self.is_capturing() {
+            lock(&self.deferred).extend(released);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Ordering::Relaxed) > 0
+    }
+
+    /// Does what had to wait for the last capture's end.
+    pub(crate) fn capture_ended(&self) {
+        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        drop(deferred);
+        for shard in self.all_shards() {
+            shard.lock().await_deferred(&self.backend);
+        }
+    }
+
+    /// Enters a shard among those that are counted and given back.
+    pub(crate) fn register(&self, shard: Shard<B>) -> Arc<Shard<B>> {
+        let shard = Arc::new(shard);
+        let mut shards = lock(&self.shards);
+        shards.retain(|shard| shard.strong_count() > 0);
+        shards.push(Arc::downgrade(&shard));
+        shard
+    }
+
+    /// Waits for all work of a stream; false if that fails and the device is not lost.
+    pub(crate) fn wait_for(&self, stream: &B::Stream) -> bool {
+        let waited = self.backend.record(stream).and_then(|event| self.backend.synchronize(&event));
+        waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
+    }
+
+    /// What can be had of the options: without virtual memory there are only segments.
+    pub(crate) fn in_force(&self, mut config: AllocatorConfig) -> AllocatorConfig {
+        if self.backend.virtual_memory().is_none() {
+            config.policy = Policy::Torch;
+            config.expandable_segments = false;
+        }
+        config
+    }
+
+    /// The most bytes ever asked for and held at once, if `bytes` more are.
+    pub(crate) fn peak_requested_with(&self, bytes: usize) -> usize {
+        self.with_all(|global, shards| {
+            let at = Quantity::RequestedBytes as usize;
+            let now: i64 = shards.iter().map(|shard| shard.now()[2][at]).sum();
+            global.peak(Quantity::RequestedBytes).max(now + bytes as i64) as usize
+        })
+    }
+
+    pub(crate) fn searches(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,286 @@
+//! The cache of page-locked host memory.
+
+mod config;
+mod pending;
+mod segments;
+mod state;
+mod stats;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use crate::{AllocError, HostBackend};
+use state::{NewSegment, Piece, Request, State};
+
+pub use config::HostConfig;
+pub use stats::{DurationStat, HostMemoryStats};
+
+/// A cache of page-locked host memory, which is dear to allocate. Clones share it.
+///
+/// Requests up to 2 MiB are cut out of segments that they share; larger ones get a segment of
+/// their own, of their size in whole pages. Nothing is rounded to a power of two. A segment that
+/// nobody uses is kept for later requests, as long as all segments together stay within 1/12 (and
+/// at least 32 MiB) of the most that was ever in use at once; beyond that, those that were idle
+/// for longest go back to the backend before a new one is made.
+///
+/// A block is used again only once all streams that were [recorded](PinnedBlock::record_use) as
+/// using it are done. A stream that is never done keeps the blocks it uses, and no others. Streams
+/// are waited for only when the backend has no memory left, and when the cache is dropped.
+pub struct HostCache<H: HostBackend> {
+    shared: Arc<Shared<H>>,
+}
+
+struct Shared<H: HostBackend> {
+    backend: H,
+    config: HostConfig,
+    state: Mutex<State<H>>,
+}
+
+impl<H: HostBackend> HostCache<H> {
+    /// An empty cache with the default options. Does not call the backend.
+    pub fn new(backend: H) -> Self {
+        Self::with_config(backend, HostConfig::default())
+    }
+
+    /// An empty cache. Does not call the backend.
+    pub fn with_config(backend: H, config: HostConfig) -> Self {
+        Self { shared: Arc::new(Shared { backend, config, state: Mutex::new(State::new()) }) }
+    }
+
+    /// Page-locked memory of `bytes` bytes, whose contents are left over from its last user.
+    ///
+    /// # Errors
+    /// [`AllocError::SizeOverflow`], and [`AllocError::Backend`] if the backend fails even after
+    /// the cache was emptied and streams that use freed blocks were waited for.
+    pub fn alloc(&self, bytes: usize) -> Result<PinnedBlock<H>, AllocError> {
+        let overflow = AllocError::SizeOverflow { what: "rounding to whole pages", bytes };
+        let request = Request::new(bytes).ok_or(overflow)?;
+        let Shared { backend, config, .. } = &*self.shared;
+        let found = self.shared.with(|state| {
+            state.poll(backend, config);
+            state.take(request).ok_or_else(|| state.plan(request, config))
+        });
+        match found {
+            Ok((piece, memory)) => Ok(self.block(piece, memory)),
+            Err(new) => self
+                .grow(request, new)
+                .or_else(|error| self.alloc_under_pressure(request, error))
+                .map_err(|error| AllocError::from_backend(request.size, error)),
+        }
+    }
+
+    /// Gives all memory that nobody uses back to the backend, but for a reserve segment
+    /// (`torch._C._host_emptyCache`).
+    pub fn empty_cache(&self) {
+        let Shared { backend, config, .. } = &*self.shared;
+        self.shared.with(|state| {
+            state.poll(backend, config);
+            state.let_all_go();
+            state.forget_peak();
+        });
+    }
+
+    /// The statistics.
+    #[must_use]
+    pub fn stats(&self) -> HostMemoryStats {
+        self.shared.with(|state| state.counters.stats())
+    }
+
+    /// Starts all peaks anew from what is current.
+    pub fn reset_peak_stats(&self) {
+        self.shared.with(|state| state.counters.reset_peak());
+    }
+
+    /// Starts all sums, counts and times anew from 0.
+    pub fn reset_accumulated_stats(&self) {
+        self.shared.with(|state| state.counters.reset_accumulated());
+    }
+
+    /// The backend.
+    #[must_use]
+    pub fn backend(&self) -> &H {
+        &self.shared.backend
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn config(&self) -> &HostConfig {
+        &self.shared.config
+    }
+
+    /// Serves a request from a new segment, which the state has counted already.
+    fn grow(&self, request: Request, new: NewSegment) -> Result<PinnedBlock<H>, H::Error> {
+        let start = Instant::now();
+        let memory = self.shared.backend.alloc_host(new.bytes, &self.shared.config);
+        let time = start.elapsed();
+        let (piece, memory) = self.shared.with(|state| match memory {
+            Ok(memory) => Ok(state.add(memory, new, time, request)),
+            Err(error) => {
+                state.refused(new);
+                Err(error)
+            }
+        })?;
+        Ok(self.block(piece, memory))
+    }
+
+    /// Tries again with as little as will do, giving back what is idle, and waiting for one stream
+    /// after the other to make more of it so.
+    fn alloc_under_pressure(
+        &self,
+        request: Request,
+        mut error: H::Error,
+    ) -> Result<PinnedBlock<H>, H::Error> {
+        let Shared { backend, config, .. } = &*self.shared;
+        let mut waited = Vec::new();
+        while !backend.is_lost(&error) {
+            let found = self.shared.with(|state| {
+                state.poll(backend, config);
+                let found = state.take(request);
+                if found.is_none() {
+                    state.let_all_go();
+                    state.reserve(request.least());
+                }
+                found
+            });
+            if let Some((piece, memory)) = found {
+                return Ok(self.block(piece, memory));
+            }
+            match self.grow(request, request.least()) {
+                Ok(block) => return Ok(block),
+                Err(again) => error = again,
+            }
+            if !self.shared.wait_for_a_stream(&mut waited) {
+                break;
+            }
+        }
+        Err(error)
+    }
+
+    fn block(&self, piece: Piece, memory: Arc<H::HostMemory>) -> PinnedBlock<H> {
+        let shared = Arc::clone(&self.shared);
+        PinnedBlock { shared, memory: Some(memory), piece, uses: Mutex::default() }
+    }
+}
+
+impl<H: HostBackend> Shared<H> {
+    /// Runs `f` under the lock, and then, without it, gives back what `f` let go.
+    fn with<R>(&self, f: impl FnOnce(&mut State<H>) -> R) -> R {
+        let lock = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock();
+        let result = f(&mut state);
+        let leaving = std::mem::take(&mut state.leaving);
+        drop(state);
+        for (memory, bytes) in leaving {
+            let start = Instant::now();
+            drop(memory);
+            let time = start.elapsed();
+            lock().counters.released(bytes, time);
+        }
+        result
+    }
+
+    /// Waits for the freed blocks of one stream that is not among `waited`, and enters it there.
+    /// False if there is none.
+    fn wait_for_a_stream(&self, waited: &mut Vec<u64>) -> bool {
+        let Some(mut queue) = self.with(|state| state.pending.take_youngest(waited)) else {
+            return false;
+        };
+        waited.push(queue.stream);
+        let done = queue.wait(&self.backend);
+        self.with(|state| {
+            state.pending.put_back(queue);
+            state.events_came(done, &self.config);
+        });
+        true
+    }
+}
+
+impl<H: HostBackend> Drop for Shared<H> {
+    fn drop(&mut self) {
+        self.with(|state| state.poll(&self.backend, &self.config));
+        let mut waited = Vec::new();
+        while self.wait_for_a_stream(&mut waited) {}
+    }
+}
+
+/// Page-locked memory from a [`HostCache`], given back on drop.
+pub struct PinnedBlock<H: HostBackend> {
+    shared: Arc<Shared<H>>,
+    /// `None` only while it is dropped.
+    memory: Option<Arc<H::HostMemory>>,
+    piece: Piece,
+    uses: Mutex<SmallVec<[H::Stream; 2]>>,
+}
+
+impl<H: HostBackend> PinnedBlock<H> {
+    /// The allocation of the backend that the block is part of: [`size`](Self::size) bytes from
+    /// [`offset`](Self::offset) on. The rest belongs to others.
+    #[must_use]
+    pub fn memory(&self) -> &H::HostMemory {
+        self.memory.as_ref().expect("memory is there until the drop")
+    }
+
+    /// Where in [`memory`](Self::memory) it starts, in bytes: a multiple of 512.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.piece.span.offset
+    }
+
+    /// The bytes it occupies: what was asked for, rounded up to a multiple of 512 and at least
+    /// that.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.piece.size
+    }
+
+    /// The bytes that were asked for.
+    #[must_use]
+    pub fn requested(&self) -> usize {
+        self.piece.requested
+    }
+
+    /// Says that work on `stream` uses this memory. When it is dropped it is used again only once
+    /// all work that the stream was given until then is done.
+    pub fn record_use(&self, stream: &H::Stream) {
+        let id = H::stream_id(stream);
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if !uses.iter().any(|used| H::stream_id(used) == id) {
+            uses.push(stream.clone());
+        }
+    }
+}
+
+impl<H: HostBackend> Drop for PinnedBlock<H> {
+    fn drop(&mut self) {
+        // Whoever lets the segment go is to be the one that frees it.
+        drop(self.memory.take());
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Shared { backend, config, .. } = &*self.shared;
+        self.shared.with(|state| state.free(backend, config, self.piece, uses));
+    }
+}
+
+impl<H: HostBackend> Clone for HostCache<H> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<H: HostBackend> fmt::Debug for HostCache<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostCache").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+impl<H: HostBackend> fmt::Debug for PinnedBlock<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedBlock")
+            .field("offset", &self.offset())
+            .field("size", &self.size())
+            .field("requested", &self.requested())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,142 @@
+//! Blocks that streams still use: events recorded at the free, in a queue per stream.
+
+use std::collections::VecDeque;
+
+use crate::StreamBackend;
+
+/// Events kept for use again.
+const MAX_SPARE: usize = 64;
+
+/// Events that stand between a freed block and its reuse. A token names the block; it has as many
+/// events here as streams use it.
+pub(super) struct Pending<S: StreamBackend> {
+    queues: Vec<Queue<S>>,
+    /// Uses whose event could not be recorded yet.
+    unrecorded: Vec<(S::Stream, u32)>,
+    spare: Vec<S::Event>,
+    clock: u64,
+}
+
+/// The events of one stream, oldest first.
+pub(super) struct Queue<S: StreamBackend> {
+    pub(super) stream: u64,
+    events: VecDeque<Mark<S>>,
+}
+
+struct Mark<S: StreamBackend> {
+    event: S::Event,
+    token: u32,
+    recorded: u64,
+}
+
+impl<S: StreamBackend> Pending<S> {
+    pub(super) fn new() -> Self {
+        Self { queues: Vec::new(), unrecorded: Vec::new(), spare: Vec::new(), clock: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.is_empty() && self.unrecorded.is_empty()
+    }
+
+    /// Marks what the stream has been given so far as using the block. False if there is nothing
+    /// to wait for, because the device is lost.
+    pub(super) fn record(&mut self, backend: &S, stream: &S::Stream, token: u32) -> bool {
+        let event = match self.spare.pop() {
+            Some(event) => backend.record_again(event, stream),
+            None => backend.record(stream),
+        };
+        match event {
+            Ok(event) => {
+                self.clock += 1;
+                let mark = Mark { event, token, recorded: self.clock };
+                self.queue_of(S::stream_id(stream)).push_back(mark);
+            }
+            Err(error) if backend.is_lost(&error) => return false,
+            Err(_) => self.unrecorded.push((stream.clone(), token)),
+        }
+        true
+    }
+
+    fn queue_of(&mut self, stream: u64) -> &mut VecDeque<Mark<S>> {
+        let at = self.queues.iter().position(|queue| queue.stream == stream);
+        let at = at.unwrap_or_else(|| {
+            self.queues.push(Queue { stream, events: VecDeque::new() });
+            self.queues.len() - 1
+        });
+        &mut self.queues[at].events
+    }
+
+    /// Adds to `done` the token of each event that has come. A stream's events come in order, so
+    /// the first that has not come ends its queue; one that cannot be asked is passed over.
+    pub(super) fn poll(&mut self, backend: &S, done: &mut Vec<u32>) {
+        for (stream, token) in std::mem::take(&mut self.unrecorded) {
+            if !self.record(backend, &stream, token) {
+                done.push(token);
+            }
+        }
+        for at in (0..self.queues.len()).rev() {
+            let events = &mut self.queues[at].events;
+            let mut next = 0;
+            while let Some(mark) = events.get(next) {
+                let usable = match backend.query(&mark.event) {
+                    Ok(true) => true,
+                    Ok(false) => break,
+                    Err(error) if backend.is_lost(&error) => false,
+                    Err(_) => {
+                        next += 1;
+                        continue;
+                    }
+                };
+                if let Some(mark) = events.remove(next) {
+                    done.push(mark.token);
+                    if usable && self.spare.len() < MAX_SPARE {
+                        self.spare.push(mark.event);
+                    }
+                }
+            }
+            if events.is_empty() {
+                self.queues.swap_remove(at);
+            }
+        }
+    }
+
+    /// Takes out a queue, to be waited for without a lock: of those not yet waited for, the one
+    /// whose oldest event is the youngest. What will never come is older than what just takes its
+    /// time.
+    pub(super) fn take_youngest(&mut self, waited: &[u64]) -> Option<Queue<S>> {
+        let queues = self.queues.iter().enumerate();
+        let (at, _) = queues
+            .filter(|(_, queue)| !waited.contains(&queue.stream))
+            .max_by_key(|(_, queue)| queue.events.front().map(|mark| mark.recorded))?;
+        Some(self.queues.swap_remove(at))
+    }
+
+    /// Puts back what a wait left over.
+    pub(super) fn put_back(&mut self, queue: Queue<S>) {
+        if queue.events.is_empty() {
+            return;
+        }
+        let events = self.queue_of(queue.stream);
+        for mark in queue.events.into_iter().rev() {
+            events.push_front(mark);
+        }
+    }
+}
+
+impl<S: StreamBackend> Queue<S> {
+    /// Waits for all events and returns their tokens; what cannot be waited for stays.
+    pub(super) fn wait(&mut self, backend: &S) -> Vec<u32> {
+        let mut done = Vec::new();
+        self.events.retain(|mark| {
+            let come = match backend.synchronize(&mark.event) {
+                Ok(()) => true,
+                Err(error) => backend.is_lost(&error),
+            };
+            if come {
+                done.push(mark.token);
+            }
+            !come
+        });
+        done
+    }
+}

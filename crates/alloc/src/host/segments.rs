@@ -1,0 +1,164 @@
+//! The backend's allocations and the free memory in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// How an allocation of the backend is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It is cut into blocks.
+    Shared,
+    /// It serves one block at a time, so that no small block can keep a large allocation alive.
+    Whole,
+}
+
+/// Part of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    segment: u32,
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+}
+
+pub(super) struct Segments<M> {
+    slots: Vec<Option<Segment<M>>>,
+    vacant: Vec<u32>,
+    /// Free memory of each [`Kind`]: size, segment, offset.
+    free: [BTreeSet<(usize, u32, usize)>; 2],
+    /// Segments that may go back to the backend, by when they became idle.
+    idle: BTreeMap<u64, u32>,
+    idle_bytes: usize,
+    clock: u64,
+}
+
+struct Segment<M> {
+    memory: Arc<M>,
+    bytes: usize,
+    kind: Kind,
+    /// Whether it stays when it is idle.
+    kept: bool,
+    used: usize,
+    /// Sizes by offset; neighbours are merged.
+    free: BTreeMap<usize, usize>,
+    idle_since: u64,
+}
+
+impl<M> Segments<M> {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            free: [BTreeSet::new(), BTreeSet::new()],
+            idle: BTreeMap::new(),
+            idle_bytes: 0,
+            clock: 0,
+        }
+    }
+
+    /// Bytes of the segments that may go back.
+    pub(super) fn idle_bytes(&self) -> usize {
+        self.idle_bytes
+    }
+
+    /// Adds an allocation and takes its first `size` bytes, or all of it.
+    pub(super) fn add(
+        &mut self,
+        memory: M,
+        bytes: usize,
+        kind: Kind,
+        kept: bool,
+        size: usize,
+    ) -> (Span, Arc<M>) {
+        let segment = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            (self.slots.len() - 1) as u32
+        });
+        let memory = Arc::new(memory);
+        let mut new = Segment {
+            memory: Arc::clone(&memory),
+            bytes,
+            kind,
+            kept,
+            used: 0,
+            free: BTreeMap::new(),
+            idle_since: 0,
+        };
+        let span = match kind {
+            Kind::Shared => Span { segment, offset: 0, bytes: size },
+            Kind::Whole => Span { segment, offset: 0, bytes },
+        };
+        new.used = span.bytes;
+        if span.bytes < bytes {
+            new.free.insert(span.bytes, bytes - span.bytes);
+            self.free[kind as usize].insert((bytes - span.bytes, segment, span.bytes));
+        }
+        self.slots[segment as usize] = Some(new);
+        (span, memory)
+    }
+
+    /// The size of the free memory that fits best.
+    pub(super) fn best_fit(&self, kind: Kind, size: usize) -> Option<usize> {
+        Some(self.free[kind as usize].range((size, 0, 0)..).next()?.0)
+    }
+
+    /// Takes the free memory that fits best: its low end, or all of it.
+    pub(super) fn take(&mut self, kind: Kind, size: usize) -> Option<(Span, Arc<M>)> {
+        let &(bytes, segment, offset) = self.free[kind as usize].range((size, 0, 0)..).next()?;
+        let at = self.slots.get_mut(segment as usize)?.as_mut()?;
+        self.free[kind as usize].remove(&(bytes, segment, offset));
+        at.free.remove(&offset);
+        if at.used == 0 && self.idle.remove(&at.idle_since).is_some() {
+            self.idle_bytes -= at.bytes;
+        }
+        let span = match kind {
+            Kind::Shared => Span { segment, offset, bytes: size },
+            Kind::Whole => Span { segment, offset, bytes },
+        };
+        if span.bytes < bytes {
+            let rest = (offset + span.bytes, bytes - span.bytes);
+            at.free.insert(rest.0, rest.1);
+            self.free[kind as usize].insert((rest.1, segment, rest.0));
+        }
+        at.used += span.bytes;
+        Some((span, Arc::clone(&at.memory)))
+    }
+
+    /// Takes a span back and merges it with its free neighbours.
+    pub(super) fn put(&mut self, span: Span) {
+        let Span { segment, mut offset, mut bytes } = span;
+        let Some(at) = self.slots.get_mut(segment as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let free = &mut self.free[at.kind as usize];
+        at.used -= bytes;
+        if let Some(next) = at.free.remove(&(offset + bytes)) {
+            free.remove(&(next, segment, offset + bytes));
+            bytes += next;
+        }
+        let before = at.free.range(..offset).next_back().map(|(&o, &b)| (o, b));
+        if let Some((start, before)) = before.filter(|(start, before)| start + before == offset) {
+            free.remove(&(before, segment, start));
+            (offset, bytes) = (start, bytes + before);
+        }
+        at.free.insert(offset, bytes);
+        free.insert((bytes, segment, offset));
+        if at.used == 0 && !at.kept {
+            self.clock += 1;
+            at.idle_since = self.clock;
+            self.idle.insert(self.clock, segment);
+            self.idle_bytes += at.bytes;
+        }
+    }
+
+    /// Takes out the segment that has been idle for longest.
+    pub(super) fn take_oldest_idle(&mut self) -> Option<(Arc<M>, usize, Kind)> {
+        let (_, segment) = self.idle.pop_first()?;
+        let gone = self.slots.get_mut(segment as usize)?.take()?;
+        self.vacant.push(segment);
+        self.idle_bytes -= gone.bytes;
+        for (&offset, &bytes) in &gone.free {
+            self.free[gone.kind as usize].remove(&(bytes, segment, offset));
+        }
+        Some((gone.memory, gone.bytes, gone.kind))
+    }
+}

@@ -1,0 +1,283 @@
+//! What is behind a cache's lock: where a block comes from, and what goes back when.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pending::Pending;
+use super::segments::{Kind, Segments, Span};
+use super::stats::Counters;
+use crate::rules::MIB;
+use crate::{HostBackend, HostConfig};
+
+/// Blocks are multiples of this.
+const UNIT: usize = 512;
+/// Allocations of the backend are multiples of this.
+const PAGE: usize = 4096;
+/// Requests up to this share segments.
+const SHARED_MAX: usize = 2 * MIB;
+/// Sizes of the segments they share: at least, at most, and as a share of what there is of them.
+const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
+/// Memory that may be held beyond the most that was ever in use at once: a share of that, and
+/// where it is little this many bytes.
+const SLACK_SHARE: usize = 12;
+const LEAST_SLACK: usize = 32 * MIB;
+
+/// A block's bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) span: Span,
+    /// What was asked for.
+    pub(super) requested: usize,
+    /// The same, rounded up to [`UNIT`].
+    pub(super) size: usize,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) bytes: usize,
+    pub(super) size: usize,
+    kind: Kind,
+}
+
+/// What to ask of the backend.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewSegment {
+    pub(super) bytes: usize,
+    kind: Kind,
+    kept: bool,
+}
+
+impl Request {
+    /// `None` if rounding overflows.
+    pub(super) fn new(bytes: usize) -> Option<Self> {
+        let size = bytes.max(1).checked_next_multiple_of(UNIT)?;
+        size.checked_next_multiple_of(PAGE)?;
+        let kind = if size <= SHARED_MAX { Kind::Shared } else { Kind::Whole };
+        Some(Self { bytes, size, kind })
+    }
+
+    /// The smallest segment that serves it.
+    pub(super) fn least(self) -> NewSegment {
+        NewSegment { bytes: self.size.next_multiple_of(PAGE), kind: self.kind, kept: false }
+    }
+}
+
+pub(super) struct State<H: HostBackend> {
+    segments: Segments<H::HostMemory>,
+    pub(super) pending: Pending<H>,
+    /// Blocks that streams still use; a token is an index.
+    waiting: Vec<Option<Waiting>>,
+    vacant: Vec<u32>,
+    pub(super) counters: Counters,
+    /// The most that callers had in use at once, in bytes asked for.
+    peak: usize,
+    /// Bytes of segments, those being allocated included and those that are kept not.
+    reserved: usize,
+    /// The same, of those that are cut into blocks.
+    shared: usize,
+    /// Bytes of whole segments beyond the blocks in them.
+    unused: usize,
+    has_reserve: bool,
+    /// Segments on their way back to the backend, once the lock is dropped.
+    pub(super) leaving: Vec<(Arc<H::HostMemory>, usize)>,
+}
+
+struct Waiting {
+    piece: Piece,
+    events: usize,
+}
+
+impl<H: HostBackend> State<H> {
+    pub(super) fn new() -> Self {
+        Self {
+            segments: Segments::new(),
+            pending: Pending::new(),
+            waiting: Vec::new(),
+            vacant: Vec::new(),
+            counters: Counters::default(),
+            peak: 0,
+            reserved: 0,
+            shared: 0,
+            unused: 0,
+            has_reserve: false,
+            leaving: Vec::new(),
+        }
+    }
+
+    /// What may be held, or lie unused in whole segments, beyond what is in use.
+    fn slack(peak: usize) -> usize {
+        (peak / SLACK_SHARE).max(LEAST_SLACK)
+    }
+
+    fn peak_with(&self, request: Request) -> usize {
+        self.peak.max(self.counters.requested().saturating_add(request.bytes))
+    }
+
+    /// Serves a request from memory that is there.
+    pub(super) fn take(&mut self, request: Request) -> Option<(Piece, Arc<H::HostMemory>)> {
+        // Large blocks are in shared segments only where there is a reserve.
+        let shared = (request.kind == Kind::Shared || self.has_reserve)
+            .then(|| self.segments.take(Kind::Shared, request.size))
+            .flatten();
+        let (span, memory) = match shared {
+            Some(found) => found,
+            None => {
+                if request.kind == Kind::Shared {
+                    return None;
+                }
+                // Half empty at worst, and all of them together within the slack.
+                let unused = self.segments.best_fit(Kind::Whole, request.size)? - request.size;
+                let slack = Self::slack(self.peak_with(request));
+                if unused > request.size || self.unused + unused > slack {
+                    return None;
+                }
+                self.segments.take(Kind::Whole, request.size)?
+            }
+        };
+        Some((self.hand_out(request, span), memory))
+    }
+
+    fn hand_out(&mut self, request: Request, span: Span) -> Piece {
+        let Request { bytes: requested, size, .. } = request;
+        self.peak = self.peak_with(request);
+        self.counters.handed_out(size, requested);
+        self.unused += span.bytes - size;
+        Piece { span, requested, size }
+    }
+
+    /// Says what to ask of the backend for a request that nothing serves, and lets idle segments
+    /// go so that what is held stays within bounds.
+    pub(super) fn plan(&mut self, request: Request, config: &HostConfig) -> NewSegment {
+        let reserve = config.reserve_segment_size;
+        if !self.has_reserve && request.size <= reserve {
+            self.has_reserve = true;
+            return NewSegment { bytes: reserve, kind: Kind::Shared, kept: true };
+        }
+        let mut new = request.least();
+        if request.kind == Kind::Shared {
+            let (least, most, share) = SHARED_SEGMENT;
+            let usual = (self.shared / share).clamp(least, most).next_multiple_of(PAGE);
+            new.bytes = new.bytes.max(usual);
+        }
+        let peak = self.peak_with(request);
+        let limit = peak.saturating_add(Self::slack(peak));
+        while self.reserved.saturating_add(new.bytes) > limit && self.let_go() {}
+        self.reserve(new);
+        new
+    }
+
+    /// Counts a segment that is about to be allocated.
+    pub(super) fn reserve(&mut self, new: NewSegment) {
+        if !new.kept {
+            self.reserved = self.reserved.saturating_add(new.bytes);
+        }
+    }
+
+    /// The backend refused the segment.
+    pub(super) fn refused(&mut self, new: NewSegment) {
+        if new.kept {
+            self.has_reserve = false;
+        } else {
+            self.reserved -= new.bytes;
+        }
+    }
+
+    /// Enters a segment and serves the request from it.
+    pub(super) fn add(
+        &mut self,
+        memory: H::HostMemory,
+        new: NewSegment,
+        time: Duration,
+        request: Request,
+    ) -> (Piece, Arc<H::HostMemory>) {
+        self.counters.allocated(new.bytes, time);
+        if new.kind == Kind::Shared && !new.kept {
+            self.shared += new.bytes;
+        }
+        let NewSegment { bytes, kind, kept } = new;
+        let (span, memory) = self.segments.add(memory, bytes, kind, kept, request.size);
+        (self.hand_out(request, span), memory)
+    }
+
+    /// Lets the segment go that has been idle for longest. False if there is none.
+    fn let_go(&mut self) -> bool {
+        let Some((memory, bytes, kind)) = self.segments.take_oldest_idle() else {
+            return false;
+        };
+        self.reserved -= bytes;
+        if kind == Kind::Shared {
+            self.shared -= bytes;
+        }
+        self.leaving.push((memory, bytes));
+        true
+    }
+
+    /// Lets all idle segments go.
+    pub(super) fn let_all_go(&mut self) {
+        while self.let_go() {}
+    }
+
+    /// Forgets how much was in use, so that less is kept from now on.
+    pub(super) fn forget_peak(&mut self) {
+        self.peak = self.counters.requested();
+    }
+
+    fn make_free(&mut self, piece: Piece, config: &HostConfig) {
+        self.counters.came_back(piece.size, piece.requested);
+        self.unused -= piece.span.bytes - piece.size;
+        self.segments.put(piece.span);
+        if let Some(most) = config.max_cached_size {
+            while self.segments.idle_bytes() > most && self.let_go() {}
+        }
+    }
+
+    /// Makes the blocks free whose events have come.
+    pub(super) fn poll(&mut self, backend: &H, config: &HostConfig) {
+        if !self.pending.is_empty() {
+            let mut done = Vec::new();
+            self.pending.poll(backend, &mut done);
+            self.events_came(done, config);
+        }
+    }
+
+    pub(super) fn events_came(&mut self, done: Vec<u32>, config: &HostConfig) {
+        for token in done {
+            let slot = &mut self.waiting[token as usize];
+            if let Some(waiting) = slot {
+                waiting.events -= 1;
+                if waiting.events > 0 {
+                    continue;
+                }
+                let piece = waiting.piece;
+                *slot = None;
+                self.vacant.push(token);
+                self.make_free(piece, config);
+            }
+        }
+    }
+
+    /// Takes a block back from its caller.
+    pub(super) fn free(
+        &mut self,
+        backend: &H,
+        config: &HostConfig,
+        piece: Piece,
+        uses: &[H::Stream],
+    ) {
+        if uses.is_empty() {
+            return self.make_free(piece, config);
+        }
+        let token = self.vacant.pop().unwrap_or_else(|| {
+            self.waiting.push(None);
+            (self.waiting.len() - 1) as u32
+        });
+        let events = uses.iter().filter(|s| self.pending.record(backend, s, token)).count();
+        if events == 0 {
+            self.vacant.push(token);
+            self.make_free(piece, config);
+        } else {
+            self.waiting[token as usize] = Some(Waiting { piece, events });
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Statistics of page-locked memory, under PyTorch's names.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::Stat;
+use crate::stats::Count;
+
+/// How long a kind of call took, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DurationStat {
+    /// All calls together.
+    pub total: u64,
+    /// The longest.
+    pub max: u64,
+    /// The shortest.
+    pub min: u64,
+    /// How many there were.
+    pub count: u64,
+}
+
+impl DurationStat {
+    /// The mean.
+    #[must_use]
+    pub fn avg(&self) -> u64 {
+        self.total.checked_div(self.count).unwrap_or(0)
+    }
+
+    fn add(&mut self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.min = if self.count == 0 { micros } else { self.min.min(micros) };
+        self.max = self.max.max(micros);
+        self.total = self.total.saturating_add(micros);
+        self.count += 1;
+    }
+}
+
+/// What [`HostCache::stats`](crate::HostCache::stats) answers (`torch.cuda.host_memory_stats`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostMemoryStats {
+    /// Allocations held of the backend, free ones included.
+    pub allocations: Stat,
+    /// Their bytes.
+    pub allocated_bytes: Stat,
+    /// Blocks in callers' hands or still used by a stream.
+    pub active_requests: Stat,
+    /// Their bytes, each rounded up to 512.
+    pub active_bytes: Stat,
+    /// What callers asked for, of the same blocks. PyTorch does not count it.
+    pub requested_bytes: Stat,
+    /// Allocations made by the backend.
+    pub num_host_alloc: u64,
+    /// Allocations given back to it.
+    pub num_host_free: u64,
+    /// How long the former took.
+    pub host_alloc_time: DurationStat,
+    /// How long the latter took.
+    pub host_free_time: DurationStat,
+}
+
+impl HostMemoryStats {
+    /// The same under the keys of PyTorch's `torch.cuda.host_memory_stats`, such as
+    /// `allocated_bytes.peak` and `host_alloc_time.avg`.
+    #[must_use]
+    pub fn as_map(&self) -> BTreeMap<String, i64> {
+        let mut map = BTreeMap::new();
+        for (name, stat) in [
+            ("allocations", self.allocations),
+            ("allocated_bytes", self.allocated_bytes),
+            ("active_requests", self.active_requests),
+            ("active_bytes", self.active_bytes),
+        ] {
+            map.insert(format!("{name}.current"), stat.current);
+            map.insert(format!("{name}.peak"), stat.peak);
+            map.insert(format!("{name}.allocated"), stat.allocated);
+            map.insert(format!("{name}.freed"), stat.freed);
+        }
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        for (name, time) in
+            [("host_alloc_time", self.host_alloc_time), ("host_free_time", self.host_free_time)]
+        {
+            map.insert(format!("{name}.total"), signed(time.total));
+            map.insert(format!("{name}.max"), signed(time.max));
+            map.insert(format!("{name}.min"), signed(time.min));
+            map.insert(format!("{name}.count"), signed(time.count));
+            map.insert(format!("{name}.avg"), signed(time.avg()));
+        }
+        map.insert("num_host_alloc".into(), signed(self.num_host_alloc));
+        map.insert("num_host_free".into(), signed(self.num_host_free));
+        map
+    }
+}
+
+/// Everything that is counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    allocations: Count,
+    allocated_bytes: Count,
+    active_requests: Count,
+    active_bytes: Count,
+    requested_bytes: Count,
+    alloc_time: DurationStat,
+    free_time: DurationStat,
+}
+
+impl Counters {
+    pub(super) fn allocated(&mut self, bytes: usize, time: Duration) {
+        self.allocations.increase(1);
+        self.allocated_bytes.increase(bytes as i64);
+        self.alloc_time.add(time);
+    }
+
+    pub(super) fn released(&mut self, bytes: usize, time: Duration) {
+        self.allocations.decrease(1);
+        self.allocated_bytes.decrease(bytes as i64);
+        self.free_time.add(time);
+    }
+
+    pub(super) fn handed_out(&mut self, size: usize, requested: usize) {
+        self.active_requests.increase(1);
+        self.active_bytes.increase(size as i64);
+        self.requested_bytes.increase(requested as i64);
+    }
+
+    pub(super) fn came_back(&mut self, size: usize, requested: usize) {
+        self.active_requests.decrease(1);
+        self.active_bytes.decrease(size as i64);
+        self.requested_bytes.decrease(requested as i64);
+    }
+
+    /// What callers asked for, of the blocks that are not free.
+    pub(super) fn requested(&self) -> usize {
+        self.requested_bytes.current as usize
+    }
+
+    fn counts(&mut self) -> [&mut Count; 5] {
+        [
+            &mut self.allocations,
+            &mut self.allocated_bytes,
+            &mut self.active_requests,
+            &mut self.active_bytes,
+            &mut self.requested_bytes,
+        ]
+    }
+
+    pub(super) fn reset_peak(&mut self) {
+        self.counts().into_iter().for_each(Count::reset_peak);
+    }
+
+    pub(super) fn reset_accumulated(&mut self) {
+        self.counts().into_iter().for_each(Count::reset_accumulated);
+        self.alloc_time = DurationStat::default();
+        self.free_time = DurationStat::default();
+    }
+
+    pub(super) fn stats(&self) -> HostMemoryStats {
+        HostMemoryStats {
+            allocations: self.allocations.stat(),
+            allocated_bytes: self.allocated_bytes.stat(),
+            active_requests: self.active_requests.stat(),
+            active_bytes: self.active_bytes.stat(),
+            requested_bytes: self.requested_bytes.stat(),
+            num_host_alloc: self.alloc_time.count,
+            num_host_free: self.free_time.count,
+            host_alloc_time: self.alloc_time,
+            host_free_time: self.free_time,
+        }
+    }
+}

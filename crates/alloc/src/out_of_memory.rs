@@ -1,0 +1,236 @@
+//! What is known when memory runs out, and what would help.
+
+use std::fmt;
+
+use crate::summary::size_text;
+
+/// The facts of an allocation that ran out of memory. Sizes in bytes.
+///
+/// Its text follows PyTorch's and ends with what would help.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutOfMemory {
+    /// The device.
+    pub device: String,
+    /// What the caller asked for.
+    pub requested: usize,
+    /// What was asked of the backend for it: `requested` rounded to a segment.
+    pub segment: usize,
+    /// Free memory of the device, where known.
+    pub free: Option<usize>,
+    /// Total memory of the device, where known.
+    pub total: Option<usize>,
+    /// What this process uses of the device, where known; else `reserved` is a part of it.
+    pub process: Option<usize>,
+    /// What may be reserved under the memory fraction, if one is set.
+    pub limit: Option<usize>,
+    /// What live blocks occupy.
+    pub allocated: usize,
+    /// What the allocator holds of the backend.
+    pub reserved: usize,
+    /// What it holds of that in private pools.
+    pub private_pools: usize,
+    /// The largest free block, where known.
+    pub largest_free: Option<usize>,
+    /// Whether free pages can be moved to where they are needed: under the default policy and
+    /// with `expandable_segments`.
+    pub remaps: bool,
+}
+
+impl OutOfMemory {
+    /// What is reserved but in nobody's hands: fragmentation.
+    #[must_use]
+    pub fn unallocated(&self) -> usize {
+        self.reserved.saturating_sub(self.allocated)
+    }
+
+    /// What others than this allocator use of the device, where known: other processes, the
+    /// driver, and what this process allocates by other ways.
+    #[must_use]
+    pub fn others(&self) -> Option<usize> {
+        let used = self.total?.saturating_sub(self.free?);
+        Some(used.saturating_sub(self.reserved))
+    }
+
+    /// What would help, the likeliest first; a sentence each.
+    #[must_use]
+    pub fn hints(&self) -> Vec<&'static str> {
+        let mut hints = Vec::new();
+        let over_limit =
+            self.limit.is_some_and(|limit| limit < self.reserved.saturating_add(self.segment));
+        if self.total.is_some_and(|total| total < self.segment) {
+            // Nothing else can help.
+            return vec!["The request is larger than the device: split it."];
+        }
+        if over_limit {
+            hints.push("The memory fraction is used up: raise it with set_memory_fraction.");
+        }
+        let idle = self.unallocated();
+        if !self.remaps && (idle >= self.requested || idle > self.reserved / 4) {
+            hints.push(
+                "Much is reserved but unallocated, in pieces that are too small: the default \
+                 policy, or expandable_segments:True in WARPLINE_ALLOC_CONF, puts pieces together.",
+            );
+        }
+        let missing = self.free.map(|free| self.segment.saturating_sub(free));
+        let would_do =
+            |bytes: usize| missing.is_some_and(|missing| missing > 0 && bytes >= missing);
+        if would_do(self.private_pools) {
+            hints.push("Private pools hold enough: drop those, and graphs, that are not needed.");
+        }
+        if !over_limit && self.others().is_some_and(would_do) {
+            hints.push("Others use enough of the device: end them, or take another device.");
+        }
+        if hints.is_empty() {
+            hints.push("Live blocks take up the memory: drop some, or take smaller batches.");
+        }
+        hints
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, .. } = self;
+        let size = size_text;
+        write!(f, "{device} out of memory. Tried to allocate {}.", size(self.requested))?;
+        if let (Some(free), Some(total)) = (self.free, self.total) {
+            let (free, total) = (size(free), size(total));
+            write!(f, " {device} has a total capacity of {total} of which {free} is free.")?;
+        }
+        match (self.process, self.others()) {
+            (Some(process), _) => {
+                let used = self.total.zip(self.free).map(|(total, free)| total - free.min(total));
+                write!(f, " Including other memory, this process has {} in use", size(process))?;
+                if let Some(used) = used {
+                    let others = size(used.saturating_sub(process));
+                    write!(f, " and other processes {others}")?;
+                }
+                f.write_str(".")?;
+            }
+            (None, Some(others)) => write!(
+                f,
+                " This process has at least {} in use, others at most {}.",
+                size(self.reserved),
+                size(others)
+            )?,
+            (None, None) => {}
+        }
+        if let Some(limit) = self.limit {
+            write!(f, " {} allowed by the memory fraction.", size(limit))?;
+        }
+        let allocated = size(self.allocated);
+        write!(f, " Of the reserved {}, {allocated} is allocated", size(self.reserved))?;
+        if self.private_pools > 0 {
+            write!(f, " (private pools hold {})", size(self.private_pools))?;
+        }
+        write!(f, ", and {} is reserved but unallocated", size(self.unallocated()))?;
+        if let Some(largest) = self.largest_free {
+            write!(f, ", its largest piece {}", size(largest))?;
+        }
+        write!(f, ". {}", self.hints().join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// 100 MiB, of which 60 are reserved by us, 10 used by others, 30 free; all of ours is live.
+    fn facts() -> OutOfMemory {
+        OutOfMemory {
+            device: "cuda:0".into(),
+            requested: 40 * MIB,
+            segment: 40 * MIB,
+            free: Some(30 * MIB),
+            total: Some(100 * MIB),
+            allocated: 60 * MIB,
+            reserved: 60 * MIB,
+            ..OutOfMemory::default()
+        }
+    }
+
+    #[test]
+    fn the_text_states_every_fact_once() {
+        let facts = OutOfMemory {
+            allocated: 50 * MIB,
+            private_pools: 4 * MIB,
+            largest_free: Some(3 * MIB),
+            limit: Some(90 * MIB),
+            remaps: true,
+            segment: 30 * MIB + 1,
+            ..facts()
+        };
+        assert_eq!(
+            facts.to_string(),
+            "cuda:0 out of memory. Tried to allocate 40.00 MiB. cuda:0 has a total capacity of \
+             100.00 MiB of which 30.00 MiB is free. This process has at least 60.00 MiB in use, \
+             others at most 10.00 MiB. 90.00 MiB allowed by the memory fraction. Of the reserved \
+             60.00 MiB, 50.00 MiB is allocated (private pools hold 4.00 MiB), and 10.00 MiB is \
+             reserved but unallocated, its largest piece 3.00 MiB. The memory fraction is used \
+             up: raise it with set_memory_fraction. Private pools hold enough: drop those, and \
+             graphs, that are not needed."
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_said() {
+        let facts = OutOfMemory { free: None, total: None, ..facts() };
+        assert_eq!(
+            facts.to_string(),
+            "cuda:0 out of memory. Tried to allocate 40.00 MiB. Of the reserved 60.00 MiB, 60.00 \
+             MiB is allocated, and 0 bytes is reserved but unallocated. Live blocks take up the \
+             memory: drop some, or take smaller batches."
+        );
+        assert_eq!(facts.others(), None);
+    }
+
+    #[test]
+    fn a_known_process_is_told_from_others() {
+        let facts = OutOfMemory { process: Some(65 * MIB), ..facts() };
+        let text = facts.to_string();
+        assert!(
+            text.contains("this process has 65.00 MiB in use and other processes 5.00 MiB."),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_would_help_follows_from_the_facts() {
+        let first = |facts: OutOfMemory| {
+            let hint = facts.hints()[0];
+            hint.split(':').next().unwrap_or_default().to_owned()
+        };
+        let live = "Live blocks take up the memory";
+        let others = "Others use enough of the device";
+        let pieces = "Much is reserved but unallocated, in pieces that are too small";
+        assert_eq!(first(facts()), others, "10 MiB are missing and others use 10 MiB");
+        assert_eq!(first(OutOfMemory { segment: 42 * MIB, ..facts() }), live);
+        let split = OutOfMemory { allocated: 20 * MIB, ..facts() };
+        assert_eq!(first(split.clone()), pieces);
+        assert_eq!(first(OutOfMemory { remaps: true, ..split }), others);
+        let limited = OutOfMemory { limit: Some(60 * MIB), ..facts() };
+        assert_eq!(limited.hints().len(), 1, "others' memory does not help under a limit");
+        assert_eq!(first(limited), "The memory fraction is used up");
+        let pools = OutOfMemory { private_pools: 20 * MIB, ..facts() };
+        assert_eq!(first(pools), "Private pools hold enough");
+        let huge = OutOfMemory { segment: 101 * MIB, allocated: 0, ..facts() };
+        assert_eq!(huge.hints(), ["The request is larger than the device: split it."]);
+    }
+
+    #[test]
+    fn odd_facts_do_not_overflow() {
+        let facts = OutOfMemory {
+            free: Some(usize::MAX),
+            total: Some(1),
+            limit: Some(1),
+            allocated: 2,
+            segment: usize::MAX,
+            process: Some(usize::MAX),
+            ..facts()
+        };
+        assert!(!facts.to_string().is_empty());
+        assert_eq!(OutOfMemory { reserved: 1, ..facts }.unallocated(), 0);
+    }
+}

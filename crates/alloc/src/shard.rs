@@ -1,0 +1,77 @@
+//! What serves one stream: its books, behind a lock of their own.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::core::Core;
+use crate::state::State;
+use crate::{Backend, events};
+
+/// Takes a lock whose data is consistent between any two calls that could panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One stream's memory. Threads that work on streams of their own share no cache line of it.
+#[repr(align(128))]
+pub(crate) struct Shard<B: Backend> {
+    state: Mutex<State<B>>,
+    /// The private pool it belongs to; 0 if none.
+    pub(crate) pool: u64,
+    pub(crate) core: Arc<Core<B>>,
+}
+
+impl<B: Backend> Shard<B> {
+    pub(crate) fn new(core: &Arc<Core<B>>, state: State<B>, pool: u64) -> Self {
+        Self { state: Mutex::new(state), pool, core: Arc::clone(core) }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State<B>> {
+        lock(&self.state)
+    }
+
+    /// Takes a block back from its caller.
+    #[inline]
+    pub(crate) fn free(&self, block: u32) {
+        let mut state = self.lock();
+        if self.core.is_capturing() {
+            state.free_in_capture(block);
+        } else {
+            state.free(&self.core.backend, block);
+        }
+        let keeps = state.config.caching && !state.retired;
+        if state.counters.over || !keeps {
+            let released = if keeps { Vec::new() } else { state.take_cached() };
+            drop(state);
+            self.core.gone(released);
+            self.core.raise_peaks();
+        }
+    }
+
+    /// Waits for all pending events without the lock, then frees what waited for them.
+    pub(crate) fn synchronize_events(&self) {
+        let mut done = Vec::new();
+        let backend = &self.core.backend;
+        let mut queues = self.lock().pending.take(backend, &mut done);
+        events::wait(backend, &mut queues, &mut done);
+        let mut state = self.lock();
+        state.events_came(&mut done);
+        state.pending.put_back(queues);
+    }
+}
+
+impl<B: Backend> Drop for Shard<B> {
+    fn drop(&mut self) {
+        // No block is left, but streams may still use freed ones, and unmapping does not wait.
+        self.synchronize_events();
+        let mut state = self.lock();
+        if state.has_arenas() {
+            self.core.wait_for(&state.stream);
+        }
+        let released = state.take_cached();
+        let counters = state.counters.clone();
+        drop(state);
+        self.core.gone(released);
+        lock(&self.core.global).retired.add(&counters);
+    }
+}

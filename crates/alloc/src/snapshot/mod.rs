@@ -1,0 +1,145 @@
+//! What the allocator holds and what it did, as plain values and as files.
+
+mod frame;
+mod segment;
+mod settings;
+mod write;
+
+use std::io;
+
+pub use frame::Frame;
+pub use segment::{BlockInfo, BlockState, SegmentInfo};
+
+use crate::trace::TraceRing;
+use crate::{AllocatorConfig, TraceAction, TraceEntry};
+use write::{AsJson, AsPickle};
+
+/// Everything that is known of the memory of one device or more: what is held, and, if a trace
+/// was on, what happened (`torch.cuda.memory._snapshot`).
+///
+/// ```
+/// # use warpline_alloc::Snapshot;
+/// # fn save(snapshot: &Snapshot) -> std::io::Result<()> {
+/// // For `python -m torch.cuda._memory_viz trace_plot snapshot.pickle`, or to drop onto
+/// // https://pytorch.org/memory_viz.
+/// snapshot.write_pickle(std::fs::File::create("snapshot.pickle")?)
+/// # }
+/// let json = Snapshot::default().to_json()?;
+/// assert!(json.starts_with(r#"{"segments":[],"device_traces":[],"#));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// All segments, by device and address.
+    pub segments: Vec<SegmentInfo>,
+    /// What happened, the oldest first; entry `i` is of the device with the ordinal `i`.
+    pub device_traces: Vec<Vec<TraceEntry>>,
+    /// The options in use.
+    pub allocator_settings: AllocatorConfig,
+    /// Marks that the program set.
+    pub external_annotations: Vec<Annotation>,
+}
+
+/// A mark that a program set in a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Annotation {
+    /// The device's ordinal.
+    pub device: usize,
+    /// When, in microseconds since 1970.
+    pub time_us: u64,
+    /// What the program said.
+    pub name: String,
+}
+
+impl Snapshot {
+    /// The snapshot of one device. Viewers reckon back from the segments along the trace, so the
+    /// two must be of one moment.
+    pub(crate) fn of_device(
+        device: &str,
+        mut segments: Vec<SegmentInfo>,
+        trace: TraceRing,
+        allocator_settings: AllocatorConfig,
+    ) -> Self {
+        let device = ordinal(device);
+        for segment in &mut segments {
+            segment.device = device;
+        }
+        trace.name_origins(&mut segments);
+        let trace = trace.into_entries();
+        let external_annotations = trace
+            .iter()
+            .filter(|entry| entry.action == TraceAction::Annotate)
+            .map(|entry| Annotation {
+                device,
+                time_us: entry.time_us,
+                name: entry.user_metadata.to_string(),
+            })
+            .collect();
+        let mut device_traces = vec![Vec::new(); device + 1];
+        device_traces[device] = trace;
+        Self { segments, device_traces, allocator_settings, external_annotations }
+    }
+
+    /// Adds the snapshot of another device, so that one file shows both. The options stay.
+    pub fn merge(&mut self, other: Self) {
+        self.segments.extend(other.segments);
+        self.segments.sort_by_key(|segment| (segment.device, segment.address));
+        self.external_annotations.extend(other.external_annotations);
+        self.external_annotations.sort_by_key(|annotation| annotation.time_us);
+        if self.device_traces.len() < other.device_traces.len() {
+            self.device_traces.resize_with(other.device_traces.len(), Vec::new);
+        }
+        for (mine, theirs) in self.device_traces.iter_mut().zip(other.device_traces) {
+            mine.extend(theirs);
+            mine.sort_by_key(|entry| entry.time_us);
+        }
+    }
+
+    /// As JSON, with PyTorch's keys.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn to_json(&self) -> io::Result<String> {
+        Ok(serde_json::to_string(&AsJson(self))?)
+    }
+
+    /// Writes [`to_json`](Self::to_json)'s text.
+    ///
+    /// # Errors
+    /// The writer's.
+    pub fn write_json(&self, writer: impl io::Write) -> io::Result<()> {
+        let mut writer = io::BufWriter::new(writer);
+        serde_json::to_writer(&mut writer, &AsJson(self))?;
+        io::Write::flush(&mut writer)
+    }
+
+    /// Writes the file that `torch.cuda.memory._dump_snapshot` writes: a Python pickle, which
+    /// `torch/cuda/_memory_viz.py` and the page at <https://pytorch.org/memory_viz> open. Blocks
+    /// that await other streams are `active_pending_free` there, as in PyTorch's own files, which
+    /// differ from its documentation.
+    ///
+    /// # Errors
+    /// The writer's.
+    pub fn write_pickle(&self, writer: impl io::Write) -> io::Result<()> {
+        let mut writer = io::BufWriter::new(writer);
+        let options = serde_pickle::SerOptions::new().proto_v2();
+        serde_pickle::to_writer(&mut writer, &AsPickle(self), options).map_err(
+            |error| match error {
+                serde_pickle::Error::Io(error) => error,
+                other => io::Error::other(other),
+            },
+        )?;
+        io::Write::flush(&mut writer)
+    }
+}
+
+/// The number in a device's name, such as 1 of `cuda:1`; 0 where there is none.
+fn ordinal(device: &str) -> usize {
+    let number = device.rsplit(':').next().and_then(|number| number.parse::<u8>().ok());
+    number.unwrap_or(0).into()
+}
+
+#[cfg(test)]
+mod tests;

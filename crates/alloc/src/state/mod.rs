@@ -1,0 +1,544 @@
+//! The books of one shard: which block is where, who holds it. Everything here happens under the
+//! shard's lock, and nothing here calls the backend but for events.
+
+mod arena;
+mod release;
+mod report;
+mod window;
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) use arena::{Growth, Pages};
+pub(crate) use release::{Idle, Released};
+pub(crate) use window::Cost;
+
+use crate::events::PendingEvents;
+use crate::free_index::{Free, FreeIndex};
+use crate::rules::{may_serve, should_split};
+use crate::stats::{Counters, Quantity};
+use crate::trace::{Step, TraceAction, Tracer};
+use crate::{AllocatorConfig, Backend, PoolKind};
+
+/// No block.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A request after rounding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) kind: PoolKind,
+    /// What the caller asked for.
+    pub(crate) requested: usize,
+    /// The size of the block it gets.
+    pub(crate) size: usize,
+    /// The caller's call.
+    pub(crate) site: &'static Location<'static>,
+}
+
+/// A block in a caller's hands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    pub(crate) block: u32,
+    pub(crate) address: u64,
+    pub(crate) size: usize,
+}
+
+/// What a record stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// A block in a caller's hands.
+    Allocated,
+    /// A block that other streams still use.
+    AwaitingFree,
+    /// A block that nobody uses; it is in its pool.
+    Free,
+    /// Addresses of an arena without memory of their own.
+    Unmapped,
+    /// Addresses of an arena that are being mapped.
+    Growing,
+}
+
+/// A block, in one cache line. Neighbours in the segment are linked by `prev` and `next`.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    address: u64,
+    size: usize,
+    requested: usize,
+    /// The clock of searches when it was last freed.
+    idle_since: u64,
+    prev: u32,
+    next: u32,
+    segment: u32,
+    /// Events that have not come.
+    pending: u32,
+    kind: PoolKind,
+    held: Held,
+    /// Counted as oversize.
+    oversize: bool,
+    /// Whether other streams use it: its entry in `State::uses` is not empty.
+    used: bool,
+    /// Whether it lies in an arena.
+    arena: bool,
+}
+
+impl Record {
+    fn is_split(&self) -> bool {
+        self.prev != NONE || self.next != NONE
+    }
+
+    fn free(&self, block: u32) -> Free {
+        Free { size: self.size, address: self.address, block }
+    }
+}
+
+/// Adjacent addresses, covered by a chain of records.
+struct Segment<M> {
+    holding: Holding<M>,
+    first: u32,
+    oversize: bool,
+}
+
+enum Holding<M> {
+    /// One allocation of the backend.
+    Whole(M),
+    /// A reserved range whose pages come and go: its number among all arenas, and its address.
+    Arena(u32, u64),
+}
+
+pub(crate) struct State<B: Backend> {
+    pub(crate) config: AllocatorConfig,
+    pub(crate) stream: B::Stream,
+    pub(crate) stream_id: u64,
+    pub(crate) counters: Counters,
+    /// Whether garbage is collected, so that ages matter.
+    pub(crate) collects: bool,
+    pub(crate) pending: PendingEvents<B>,
+    /// Whether blocks are handed out whole.
+    pub(crate) no_split: bool,
+    /// Whether it takes no more requests: what comes free goes back to the backend.
+    pub(crate) retired: bool,
+    /// Blocks that were freed during a capture while other streams used them.
+    deferred: Vec<u32>,
+    /// Searches of large pools, the clock by which what is idle ages.
+    clock: Arc<AtomicU64>,
+    tracer: Arc<Tracer>,
+    records: Vec<Record>,
+    /// For each record, the streams other than its own that use it.
+    uses: Vec<Vec<B::Stream>>,
+    unused: Vec<u32>,
+    segments: Vec<Option<Segment<B::Memory>>>,
+    unused_segments: Vec<u32>,
+    pools: [FreeIndex; 2],
+    /// Records of arenas without memory, by address.
+    unmapped: [BTreeMap<u64, u32>; 2],
+    done: Vec<u32>,
+}
+
+impl<B: Backend> State<B> {
+    pub(crate) fn new(stream: B::Stream, clock: Arc<AtomicU64>, tracer: Arc<Tracer>) -> Self {
+        Self {
+            config: AllocatorConfig::default(),
+            stream_id: B::stream_id(&stream),
+            stream,
+            counters: Counters::default(),
+            collects: false,
+            pending: PendingEvents::new(),
+            no_split: false,
+            retired: false,
+            deferred: Vec::new(),
+            clock,
+            tracer,
+            records: Vec::new(),
+            uses: Vec::new(),
+            unused: Vec::new(),
+            segments: Vec::new(),
+            unused_segments: Vec::new(),
+            pools: Default::default(),
+            unmapped: Default::default(),
+            done: Vec::new(),
+        }
+    }
+
+    pub(crate) fn set_config(&mut self, config: AllocatorConfig) {
+        self.collects = config.garbage_collection_threshold.is_some()
+            && config.memory_fraction.is_some_and(|fraction| fraction < 1.0);
+        self.config = config;
+    }
+
+    /// Serves another stream from now on. It must be vacant.
+    pub(crate) fn serve(&mut self, stream: B::Stream) {
+        self.stream_id = B::stream_id(&stream);
+        self.stream = stream;
+    }
+
+    /// Whether it holds nothing, so that it may serve another stream.
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.segments.len() == self.unused_segments.len()
+            && self.pending.is_empty()
+            && self.deferred.is_empty()
+    }
+
+    // ---- allocation ---------------------------------------------------------------------
+
+    /// The best fitting free block, taken out of its pool and handed out.
+    #[inline]
+    pub(crate) fn take_fit(&mut self, request: &Request) -> Option<Granted> {
+        if self.collects && request.kind == PoolKind::Large {
+            self.clock.fetch_add(1, Ordering::Relaxed);
+        }
+        self.take_fit_again(request)
+    }
+
+    /// As [`State::take_fit`], without ageing what is idle.
+    #[inline]
+    pub(crate) fn take_fit_again(&mut self, request: &Request) -> Option<Granted> {
+        let pool = &mut self.pools[request.kind as usize];
+        let (mut position, mut free) = pool.best_fit(request.size)?;
+        if self.config.expandable() && self.records[free.block as usize].arena {
+            (position, free) = self.least_expandable(request.kind, position, free);
+        }
+        if !may_serve(&self.config, request.size, free.size) {
+            return None;
+        }
+        self.pools[request.kind as usize].remove_at(position);
+        Some(self.hand_out(free.block, request))
+    }
+
+    /// Whether a free block may serve the request.
+    pub(crate) fn has_fit(&self, request: &Request) -> bool {
+        let found = self.pools[request.kind as usize].best_fit(request.size);
+        found.is_some_and(|(_, free)| may_serve(&self.config, request.size, free.size))
+    }
+
+    /// Takes over what the backend allocated and hands its beginning out.
+    pub(crate) fn add_segment(
+        &mut self,
+        memory: B::Memory,
+        address: u64,
+        size: usize,
+        request: &Request,
+    ) -> Granted {
+        let oversize = size >= self.config.max_split();
+        let segment = Segment { holding: Holding::Whole(memory), first: NONE, oversize };
+        let block = self.add_chain(segment, request.kind, address, size, Held::Free);
+        self.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
+        self.hand_out(block, request)
+    }
+
+    /// A segment of one record, which is in no pool.
+    fn add_chain(
+        &mut self,
+        segment: Segment<B::Memory>,
+        kind: PoolKind,
+        address: u64,
+        size: usize,
+        held: Held,
+    ) -> u32 {
+        let arena = matches!(segment.holding, Holding::Arena(..));
+        let segment = match self.unused_segments.pop() {
+            Some(at) => {
+                self.segments[at as usize] = Some(segment);
+                at
+            }
+            None => {
+                self.segments.push(Some(segment));
+                (self.segments.len() - 1) as u32
+            }
+        };
+        let block = self.add_record(Record {
+            address,
+            size,
+            requested: 0,
+            idle_since: 0,
+            prev: NONE,
+            next: NONE,
+            segment,
+            pending: 0,
+            kind,
+            held,
+            oversize: false,
+            used: false,
+            arena,
+        });
+        if let Some(segment) = &mut self.segments[segment as usize] {
+            segment.first = block;
+        }
+        block
+    }
+
+    /// Gives a block that is in no pool to the caller, splitting off what is too much.
+    #[inline]
+    fn hand_out(&mut self, block: u32, request: &Request) -> Granted {
+        let kind = request.kind;
+        let record = &self.records[block as usize];
+        let (address, whole, arena) = (record.address, record.size, record.arena);
+        let was_split = record.is_split();
+        let remaining = whole - request.size;
+        let split = self.config.caching
+            && !self.no_split
+            && should_split(&self.config, kind, arena, request.size, remaining);
+        let size = if split { request.size } else { whole };
+        if split {
+            let rest = self.split_off(block, size, Held::Free);
+            let free = self.records[rest as usize].free(rest);
+            if self.collects {
+                self.records[rest as usize].idle_since = self.clock.load(Ordering::Relaxed);
+            }
+            self.pools[kind as usize].insert(free);
+        }
+        // Whole free pages of an arena can always be given back.
+        if !arena {
+            let counters = &mut self.counters;
+            if split && !was_split {
+                counters.increase(kind, Quantity::InactiveSplitBytes, remaining as i64);
+                counters.increase(kind, Quantity::InactiveSplit, 1);
+            } else if was_split {
+                counters.decrease(kind, Quantity::InactiveSplitBytes, size as i64);
+                counters.decrease(kind, Quantity::InactiveSplit, i64::from(!split));
+            }
+        }
+        let oversize = size >= self.config.max_split();
+        let record = &mut self.records[block as usize];
+        record.size = size;
+        record.requested = request.requested;
+        record.held = Held::Allocated;
+        record.oversize = oversize;
+        let counters = &mut self.counters;
+        counters.increase(kind, Quantity::Allocation, 1);
+        counters.increase(kind, Quantity::AllocatedBytes, size as i64);
+        counters.increase(kind, Quantity::Active, 1);
+        counters.increase(kind, Quantity::ActiveBytes, size as i64);
+        counters.increase(kind, Quantity::RequestedBytes, request.requested as i64);
+        if oversize {
+            counters.increase(kind, Quantity::OversizeAllocations, 1);
+        }
+        self.trace(TraceAction::Alloc, address, request.requested, Some(request.site));
+        Granted { block, address, size }
+    }
+
+    #[inline]
+    fn trace(
+        &self,
+        action: TraceAction,
+        address: u64,
+        size: usize,
+        site: Option<&'static Location<'static>>,
+    ) {
+        let stream = self.stream_id;
+        self.tracer.record(|| Step { action, address, size, stream, site });
+    }
+
+    /// Cuts a record after `size` bytes; answers the new one behind it, which is in no pool.
+    #[inline]
+    fn split_off(&mut self, block: u32, size: usize, held: Held) -> u32 {
+        let record = self.records[block as usize];
+        let rest = self.add_record(Record {
+            address: record.address + size as u64,
+            size: record.size - size,
+            requested: 0,
+            prev: block,
+            held,
+            oversize: false,
+            used: false,
+            pending: 0,
+            ..record
+        });
+        if record.next != NONE {
+            self.records[record.next as usize].prev = rest;
+        }
+        let record = &mut self.records[block as usize];
+        record.next = rest;
+        record.size = size;
+        rest
+    }
+
+    /// Joins a record with the one behind it, which is in no pool.
+    fn absorb_next(&mut self, block: u32) {
+        let gone = self.records[block as usize].next;
+        let (size, next) = (self.records[gone as usize].size, self.records[gone as usize].next);
+        self.unused.push(gone);
+        let record = &mut self.records[block as usize];
+        record.size += size;
+        record.next = next;
+        if next != NONE {
+            self.records[next as usize].prev = block;
+        }
+    }
+
+    // ---- freeing ------------------------------------------------------------------------
+
+    /// Adds a stream to those that must be done with the block before it is used again.
+    pub(crate) fn record_stream(&mut self, block: u32, stream: &B::Stream) {
+        let id = B::stream_id(stream);
+        let uses = &mut self.uses[block as usize];
+        if id != self.stream_id && !uses.iter().any(|used| B::stream_id(used) == id) {
+            uses.push(stream.clone());
+            self.records[block as usize].used = true;
+        }
+    }
+
+    /// Takes a block back from its caller.
+    #[inline]
+    pub(crate) fn free(&mut self, backend: &B, block: u32) {
+        if self.count_freed(block) {
+            self.await_streams(backend, block);
+        } else {
+            self.make_free(block);
+        }
+    }
+
+    /// As [`State::free`], while no event may be recorded.
+    pub(crate) fn free_in_capture(&mut self, block: u32) {
+        if self.count_freed(block) {
+            self.records[block as usize].held = Held::AwaitingFree;
+            self.deferred.push(block);
+        } else {
+            self.make_free(block);
+        }
+    }
+
+    /// Records the events that could not be during a capture.
+    pub(crate) fn await_deferred(&mut self, backend: &B) {
+        for block in std::mem::take(&mut self.deferred) {
+            self.await_streams(backend, block);
+        }
+    }
+
+    /// Counts a block as freed; answers whether other streams use it.
+    #[inline]
+    fn count_freed(&mut self, block: u32) -> bool {
+        let record = &mut self.records[block as usize];
+        let (kind, size, used) = (record.kind, record.size as i64, record.used);
+        let (address, requested) = (record.address, record.requested);
+        self.counters.decrease(kind, Quantity::Allocation, 1);
+        self.counters.decrease(kind, Quantity::AllocatedBytes, size);
+        if record.oversize {
+            self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
+        }
+        self.trace(TraceAction::FreeRequested, address, requested, None);
+        used
+    }
+
+    #[cold]
+    fn await_streams(&mut self, backend: &B, block: u32) {
+        let record = &mut self.records[block as usize];
+        record.held = Held::AwaitingFree;
+        record.used = false;
+        // The list keeps its capacity for the next block here.
+        let uses = self.uses[block as usize].drain(..);
+        record.pending = uses.filter(|s| self.pending.record(backend, s, block)).count() as u32;
+        if record.pending == 0 {
+            self.make_free(block);
+        }
+    }
+
+    /// Frees the blocks whose events have come.
+    #[cold]
+    pub(crate) fn poll_events(&mut self, backend: &B) {
+        let mut done = std::mem::take(&mut self.done);
+        self.pending.poll(backend, &mut done);
+        self.events_came(&mut done);
+        self.done = done;
+    }
+
+    /// One event per entry has come; empties `done`.
+    pub(crate) fn events_came(&mut self, done: &mut Vec<u32>) {
+        for block in done.drain(..) {
+            let record = &mut self.records[block as usize];
+            record.pending -= 1;
+            if record.pending == 0 {
+                self.make_free(block);
+            }
+        }
+    }
+
+    /// Puts a block into its pool, merged with its free neighbours.
+    #[inline]
+    fn make_free(&mut self, block: u32) {
+        let record = &self.records[block as usize];
+        let (kind, arena) = (record.kind, record.arena);
+        let (size, requested) = (record.size as i64, record.requested as i64);
+        self.trace(TraceAction::FreeCompleted, record.address, record.requested, None);
+        let (blocks, bytes) = self.join_pool(block);
+        let counters = &mut self.counters;
+        if !arena {
+            counters.change(kind, Quantity::InactiveSplit, blocks);
+            counters.change(kind, Quantity::InactiveSplitBytes, bytes);
+        }
+        counters.decrease(kind, Quantity::Active, 1);
+        counters.decrease(kind, Quantity::ActiveBytes, size);
+        counters.decrease(kind, Quantity::RequestedBytes, requested);
+    }
+
+    /// Merges a record with its free neighbours and puts it into its pool. Answers the change in
+    /// free blocks that are parts of a segment, and in their bytes.
+    #[inline]
+    fn join_pool(&mut self, block: u32) -> (i64, i64) {
+        let record = &self.records[block as usize];
+        let (kind, segment) = (record.kind as usize, record.segment);
+        let (prev, next) = (record.prev, record.next);
+        let (mut blocks, mut bytes) = (0, 0);
+        let (mut address, mut size) = (record.address, record.size);
+        let (mut prev_of_merged, mut next_of_merged) = (prev, next);
+        if prev != NONE && self.records[prev as usize].held == Held::Free {
+            let other = &self.records[prev as usize];
+            let (merged_size, merged_address) = (other.size, other.address);
+            prev_of_merged = other.prev;
+            self.pools[kind].remove(merged_size, merged_address);
+            self.unused.push(prev);
+            address = merged_address;
+            size += merged_size;
+            blocks -= 1;
+            bytes -= merged_size as i64;
+            if prev_of_merged != NONE {
+                self.records[prev_of_merged as usize].next = block;
+            }
+        }
+        if next != NONE && self.records[next as usize].held == Held::Free {
+            let other = &self.records[next as usize];
+            let (merged_size, merged_address) = (other.size, other.address);
+            next_of_merged = other.next;
+            self.pools[kind].remove(merged_size, merged_address);
+            self.unused.push(next);
+            size += merged_size;
+            blocks -= 1;
+            bytes -= merged_size as i64;
+            if next_of_merged != NONE {
+                self.records[next_of_merged as usize].prev = block;
+            }
+        }
+        let idle_since = if self.collects { self.clock.load(Ordering::Relaxed) } else { 0 };
+        let record = &mut self.records[block as usize];
+        record.address = address;
+        record.size = size;
+        record.prev = prev_of_merged;
+        record.next = next_of_merged;
+        record.held = Held::Free;
+        record.idle_since = idle_since;
+        let (is_split, free) = (record.is_split(), record.free(block));
+        if prev_of_merged == NONE
+            && let Some(segment) = &mut self.segments[segment as usize]
+        {
+            segment.first = block;
+        }
+        self.pools[kind].insert(free);
+        if is_split {
+            blocks += 1;
+            bytes += size as i64;
+        }
+        (blocks, bytes)
+    }
+
+    #[inline]
+    fn add_record(&mut self, record: Record) -> u32 {
+        if let Some(block) = self.unused.pop() {
+            self.records[block as usize] = record;
+            return block;
+        }
+        self.records.push(record);
+        self.uses.push(Vec::new());
+        (self.records.len() - 1) as u32
+    }
+}

@@ -1,0 +1,220 @@
+//! What all shards share of the statistics.
+
+use std::time::Duration;
+
+use super::counters::{QUANTITIES, Values};
+use super::{Counters, MemoryStats, PoolStats, Quantity, Stat};
+use crate::PoolKind;
+
+/// Counts one quantity. `freed` is not kept but follows from the others, so that a decrease is
+/// one subtraction.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Count {
+    pub(crate) current: i64,
+    peak: i64,
+    allocated: i64,
+    /// `current` when `allocated` was last reset.
+    base: i64,
+}
+
+impl Count {
+    #[inline]
+    pub(crate) fn increase(&mut self, by: i64) {
+        self.current += by;
+        self.allocated += by;
+        self.peak = self.peak.max(self.current);
+    }
+
+    #[inline]
+    pub(crate) fn decrease(&mut self, by: i64) {
+        self.current -= by;
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.allocated = 0;
+        self.base = self.current;
+    }
+
+    pub(crate) fn stat(&self) -> Stat {
+        stat(self.current, self.peak, self.allocated, self.base)
+    }
+}
+
+fn stat(current: i64, peak: i64, allocated: i64, base: i64) -> Stat {
+    Stat { current, peak, allocated, freed: allocated + base - current }
+}
+
+/// Counts one quantity in both pools. The sum of the pools is not kept but for its peak.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PoolCount {
+    pools: [Count; 2],
+    peak: i64,
+}
+
+impl PoolCount {
+    pub(crate) fn increase(&mut self, kind: PoolKind, by: i64) {
+        self.pools[kind as usize].increase(by);
+        self.peak = self.peak.max(self.current());
+    }
+
+    pub(crate) fn decrease(&mut self, kind: PoolKind, by: i64) {
+        self.pools[kind as usize].decrease(by);
+    }
+
+    /// Counts something in the other pool from now on.
+    pub(crate) fn transfer(&mut self, from: PoolKind, to: PoolKind, by: i64) {
+        if from != to {
+            self.decrease(from, by);
+            self.increase(to, by);
+        }
+    }
+
+    pub(crate) fn current(&self) -> i64 {
+        self.pools[0].current + self.pools[1].current
+    }
+
+    fn reset_peak(&mut self) {
+        self.pools.iter_mut().for_each(Count::reset_peak);
+        self.peak = self.current();
+    }
+
+    fn stats(&self) -> PoolStats {
+        let [small_pool, large_pool] = self.pools.map(|pool| pool.stat());
+        let all = Stat {
+            current: small_pool.current + large_pool.current,
+            peak: self.peak,
+            allocated: small_pool.allocated + large_pool.allocated,
+            freed: small_pool.freed + large_pool.freed,
+        };
+        PoolStats { all, small_pool, large_pool }
+    }
+}
+
+/// What is counted when the backend is called, and the peaks of what shards count.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Global {
+    pub(crate) segment: PoolCount,
+    pub(crate) reserved_bytes: PoolCount,
+    pub(crate) oversize_segments: Count,
+    pub(crate) num_alloc_retries: i64,
+    pub(crate) num_ooms: i64,
+    pub(crate) num_sync_all_streams: i64,
+    pub(crate) num_device_alloc: i64,
+    pub(crate) num_device_free: i64,
+    pub(crate) num_remaps: i64,
+    pub(crate) mapping_time: Duration,
+    /// By pool, and of both together.
+    peaks: [Values; 3],
+    /// Counts of shards that are no more.
+    pub(crate) retired: Counters,
+}
+
+impl Global {
+    /// Raises the peaks to what the shards are at, all of which are locked, and shares what is
+    /// below the peaks out among them.
+    pub(crate) fn raise_peaks(&mut self, shards: &mut [&mut Counters]) {
+        let count = shards.len().max(1) as i64;
+        let now: Vec<[Values; 3]> = shards.iter().map(|shard| shard.now()).collect();
+        for (shard, now) in shards.iter_mut().zip(&now) {
+            for (seen, now) in shard.seen.iter_mut().flatten().zip(now.iter().flatten()) {
+                *seen = (*seen).max(*now);
+            }
+            shard.over = false;
+        }
+        for pool in 0..3 {
+            for at in 0..QUANTITIES {
+                let sum = now.iter().map(|now| now[pool][at]).sum::<i64>();
+                let peak = &mut self.peaks[pool][at];
+                *peak = (*peak).max(sum);
+                let slack = *peak - sum;
+                let wanted = |shard: &Counters, now: &[Values; 3]| {
+                    i128::from(shard.seen[pool][at] - now[pool][at])
+                };
+                let all: i128 = shards.iter().zip(&now).map(|(s, n)| wanted(s, n)).sum();
+                for (shard, now) in shards.iter_mut().zip(&now) {
+                    // In proportion to what each was at before.
+                    let share = match all {
+                        0 => slack / count,
+                        _ => (i128::from(slack) * wanted(shard, now) / all) as i64,
+                    };
+                    shard.limit[pool][at] = now[pool][at] + share;
+                }
+            }
+        }
+    }
+
+    /// The peak over both pools.
+    pub(crate) fn peak(&self, quantity: Quantity) -> i64 {
+        self.peaks[2][quantity as usize]
+    }
+
+    pub(crate) fn reset_peak(&mut self, shards: &mut [&mut Counters]) {
+        self.segment.reset_peak();
+        self.reserved_bytes.reset_peak();
+        self.oversize_segments.reset_peak();
+        self.peaks = [[0; QUANTITIES]; 3];
+        for shard in &mut *shards {
+            shard.seen = shard.now();
+        }
+        self.raise_peaks(shards);
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        for count in [&mut self.segment, &mut self.reserved_bytes] {
+            count.pools.iter_mut().for_each(Count::reset_accumulated);
+        }
+        self.oversize_segments.reset_accumulated();
+        self.retired.reset_accumulated();
+        self.num_alloc_retries = 0;
+        self.num_ooms = 0;
+        self.num_sync_all_streams = 0;
+        self.num_device_alloc = 0;
+        self.num_device_free = 0;
+        self.num_remaps = 0;
+        self.mapping_time = Duration::ZERO;
+    }
+
+    /// All statistics, given the sum of what the shards count.
+    pub(crate) fn stats(&self, sum: &Counters, max_split_size: Option<usize>) -> MemoryStats {
+        let pool = |quantity: Quantity| {
+            let at = quantity as usize;
+            let of = |kind: usize| {
+                let peak = self.peaks[kind][at];
+                stat(sum.current[kind][at], peak, sum.increased[kind][at], sum.base[kind][at])
+            };
+            let (small_pool, large_pool) = (of(0), of(1));
+            let all = Stat {
+                current: small_pool.current + large_pool.current,
+                peak: self.peaks[2][at],
+                allocated: small_pool.allocated + large_pool.allocated,
+                freed: small_pool.freed + large_pool.freed,
+            };
+            PoolStats { all, small_pool, large_pool }
+        };
+        MemoryStats {
+            allocation: pool(Quantity::Allocation),
+            segment: self.segment.stats(),
+            active: pool(Quantity::Active),
+            inactive_split: pool(Quantity::InactiveSplit),
+            allocated_bytes: pool(Quantity::AllocatedBytes),
+            reserved_bytes: self.reserved_bytes.stats(),
+            active_bytes: pool(Quantity::ActiveBytes),
+            inactive_split_bytes: pool(Quantity::InactiveSplitBytes),
+            requested_bytes: pool(Quantity::RequestedBytes),
+            oversize_allocations: pool(Quantity::OversizeAllocations).all,
+            oversize_segments: self.oversize_segments.stat(),
+            max_split_size: max_split_size.map_or(-1, |size| size as i64),
+            num_alloc_retries: self.num_alloc_retries,
+            num_ooms: self.num_ooms,
+            num_sync_all_streams: self.num_sync_all_streams,
+            num_device_alloc: self.num_device_alloc,
+            num_device_free: self.num_device_free,
+            num_remaps: self.num_remaps,
+            mapping_time: self.mapping_time,
+        }
+    }
+}

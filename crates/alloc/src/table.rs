@@ -1,0 +1,59 @@
+//! Finding a stream's shard without a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::Backend;
+use crate::shard::Shard;
+
+/// More streams than this share a lock when they are looked up.
+const SLOTS: usize = 128;
+
+/// Shards by stream. A slot keeps its shard for good; the stream that it serves may change while
+/// the shard holds nothing, so whoever found one checks the stream again under its lock.
+pub(crate) struct Table<B: Backend> {
+    streams: [AtomicU64; SLOTS],
+    shards: [OnceLock<Arc<Shard<B>>>; SLOTS],
+}
+
+impl<B: Backend> Table<B> {
+    pub(crate) fn new() -> Self {
+        Self {
+            streams: [const { AtomicU64::new(0) }; SLOTS],
+            shards: [const { OnceLock::new() }; SLOTS],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, stream: u64) -> Option<&Arc<Shard<B>>> {
+        let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
+        // Streams are few: the first slot it may be in is the one, but for collisions.
+        (0..SLOTS).map(|step| (first + step) % SLOTS).find_map(|at| {
+            if self.streams[at].load(Ordering::Relaxed) != stream {
+                return None;
+            }
+            self.shards[at].get()
+        })
+    }
+
+    /// Lets a vacant shard serve another stream. The caller changes the shard under its lock.
+    pub(crate) fn rename(&self, shard: &Arc<Shard<B>>, stream: u64) {
+        let at = self.shards.iter().position(|s| s.get().is_some_and(|s| Arc::ptr_eq(s, shard)));
+        if let Some(at) = at {
+            self.streams[at].store(stream, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds a shard; false if there is no room. Calls must not overlap.
+    pub(crate) fn insert(&self, stream: u64, shard: &Arc<Shard<B>>) -> bool {
+        let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
+        let mut slots = (0..SLOTS).map(|step| (first + step) % SLOTS);
+        let Some(at) = slots.find(|&at| self.shards[at].get().is_none()) else { return false };
+        self.streams[at].store(stream, Ordering::Relaxed);
+        self.shards[at].set(Arc::clone(shard)).is_ok()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Shard<B>>> {
+        self.shards.iter().filter_map(OnceLock::get)
+    }
+}

@@ -1,0 +1,159 @@
+//! The cache of page-locked host memory over the CUDA driver layer.
+//!
+//! On a machine with a GPU: `cargo test --release -p warpline-alloc --test host_cuda -- --ignored
+//! --nocapture gpu_`.
+#![cfg(feature = "cuda")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use warpline_alloc::{AllocatorConfig, CudaHostBackend, CudaHostCache};
+use warpline_cuda_sys_safe::owned::{DeviceMemory, HostMemory, Stream};
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
+use warpline_cuda_sys_safe::{CudaCode, Driver, DriverError, MemsetValue, PointerKind, real};
+
+const MIB: usize = 1 << 20;
+
+fn cache(driver: &Arc<dyn Driver>, options: &str) -> CudaHostCache {
+    let config = AllocatorConfig::parse(options).unwrap().host;
+    CudaHostCache::with_config(CudaHostBackend::new(Arc::clone(driver), 0), config)
+}
+
+fn sim(devices: usize) -> (Arc<SimDriver>, Arc<dyn Driver>) {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(devices) }.build();
+    (Arc::clone(&sim), sim)
+}
+
+#[test]
+fn blocks_are_apart_and_page_locked() {
+    let (sim, driver) = sim(1);
+    let cache = cache(&driver, "");
+    let blocks = [1000, 4096, 1 << 20, 9 << 20].map(|bytes| cache.alloc(bytes).unwrap());
+    let mut ranges = blocks.each_ref().map(|block| {
+        let start = block.as_ptr().addr().get();
+        assert!(block.memory().is_pinned());
+        for at in [start, start + block.size() - 1] {
+            assert_eq!(driver.pointer_kind(at as u64).unwrap(), PointerKind::Pinned);
+        }
+        assert_eq!(start % 512, 0);
+        (start, start + block.size())
+    });
+    ranges.sort_unstable();
+    assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:x?}");
+    let books = sim.books();
+    assert_eq!((books.count(CallKind::HostAlloc), books.count(CallKind::HostRegister)), (1, 1));
+    drop((blocks, cache));
+    assert!(sim.books().is_settled());
+}
+
+#[test]
+fn whether_to_register_is_an_option() {
+    let (sim, driver) = sim(1);
+    let always = cache(&driver, "pinned_use_cuda_host_register:True,pinned_num_register_threads:4");
+    drop(always.alloc(100).unwrap());
+    drop(always.alloc(20 * MIB).unwrap());
+    assert_eq!(sim.books().count(CallKind::HostAlloc), 0);
+    assert_eq!(sim.books().count(CallKind::HostRegister), 2);
+    let never = cache(&driver, "pinned_use_cuda_host_register:False");
+    drop(never.alloc(20 * MIB).unwrap());
+    assert_eq!(sim.books().count(CallKind::HostAlloc), 1);
+    assert_eq!(sim.books().count(CallKind::HostRegister), 2);
+}
+
+#[test]
+fn what_cannot_be_registered_is_allocated() {
+    let (sim, driver) = sim(1);
+    let forbidden = || Fault::new(CallKind::HostRegister, CudaCode::NOT_PERMITTED).times(2);
+    sim.inject(forbidden());
+    let auto = cache(&driver, "");
+    assert!(auto.alloc(20 * MIB).unwrap().memory().is_pinned());
+    assert_eq!(sim.books().count(CallKind::HostAlloc), 1);
+    sim.clear_faults();
+    sim.inject(forbidden());
+    // Whoever asks for it is told.
+    let error = cache(&driver, "pinned_use_cuda_host_register:True").alloc(20 * MIB).unwrap_err();
+    assert_eq!(error.backend::<DriverError>().unwrap().code(), Some(CudaCode::NOT_PERMITTED));
+}
+
+#[test]
+fn asking_whether_memory_is_pinned_makes_no_context() {
+    let (sim, driver) = sim(2);
+    let word = 7u64;
+    let address = (&raw const word).addr() as u64;
+    assert_eq!(driver.pointer_kind(address).unwrap(), PointerKind::Pageable);
+    let cache = cache(&driver, "");
+    assert_eq!(cache.stats().num_host_alloc, 0);
+    assert!((0..2).all(|device| !sim.primary_context_active(device).unwrap()));
+}
+
+#[test]
+fn a_block_is_not_used_again_before_its_stream_is_done() {
+    let (sim, driver) = sim(1);
+    let cache = cache(&driver, "");
+    let stream = Stream::new(&driver, 0, Default::default()).unwrap();
+    let block = cache.alloc(4096).unwrap();
+    block.record_use(&stream);
+    let start = block.as_ptr();
+    let there = DeviceMemory::new(&driver, 0, 4096).unwrap();
+    // SAFETY: the memory outlives the work.
+    unsafe { driver.memset_async(there.ptr(), MemsetValue::U8(1), 4096, stream.handle()) }.unwrap();
+    drop(block);
+    assert_eq!(sim.pending(), 2, "the work and the event after it");
+    assert_ne!(cache.alloc(4096).unwrap().as_ptr(), start);
+    stream.synchronize().unwrap();
+    assert_eq!(cache.alloc(4096).unwrap().as_ptr(), start);
+}
+
+/// The first pin of 1 GiB against `cuMemHostAlloc`'s, and one from the cache.
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_pin_one_gib() {
+    const GIB: usize = 1 << 30;
+    let driver = real::load().expect("this test needs a GPU");
+    // The context is not to be part of what is measured.
+    drop(HostMemory::pinned(&driver, 0, 4096).unwrap());
+    let timed = |f: &mut dyn FnMut()| {
+        let start = Instant::now();
+        f();
+        start.elapsed()
+    };
+    let (mut theirs, mut ours, mut cached) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let mut memory = None;
+        theirs.push(timed(&mut || memory = Some(HostMemory::pinned(&driver, 0, GIB).unwrap())));
+        drop(memory);
+        let cache = cache(&driver, "");
+        let mut block = None;
+        ours.push(timed(&mut || block = Some(cache.alloc(GIB).unwrap())));
+        let start = block.as_ref().unwrap().as_ptr();
+        let kind = driver.pointer_kind((start.addr().get() + GIB - 1) as u64).unwrap();
+        assert_eq!(kind, PointerKind::Pinned);
+        drop(block.take());
+        cached.push(timed(&mut || block = Some(cache.alloc(GIB).unwrap())));
+        assert_eq!(block.unwrap().as_ptr(), start);
+    }
+    let median = |times: &mut Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2].as_secs_f64()
+    };
+    let [theirs, ours, cached] = [&mut theirs, &mut ours, &mut cached].map(median);
+    println!(
+        "1 GiB: cuMemHostAlloc {theirs:.3} s, first pin {ours:.3} s ({:.2} of it), cached {cached:.6} s",
+        ours / theirs
+    );
+    for threads in [1, 2, 4, 8, 16, 32] {
+        let mut times: Vec<_> = (0..3)
+            .map(|_| {
+                let mut memory = None;
+                let time = timed(&mut || {
+                    memory = Some(HostMemory::registered_by(&driver, 0, GIB, threads).unwrap());
+                });
+                drop(memory);
+                time
+            })
+            .collect();
+        println!("  {threads} threads: {:.3} s", median(&mut times));
+    }
+    assert!(ours <= 0.55 * theirs, "{ours} s against {theirs} s");
+    assert!(cached <= 0.030, "{cached} s from the cache");
+}
