@@ -22,17 +22,10 @@ impl Policy {
     /// # Errors
     /// The policy is not one that the allocator has.
     pub fn config(self) -> Result<AllocatorConfig, ConfigError> {
-        let text = match self {
+        AllocatorConfig::parse(match self {
             Self::Torch => "policy:torch",
             Self::TorchExpandable => "policy:torch,expandable_segments:True",
             Self::Default => "policy:default",
-        };
-        match AllocatorConfig::parse(text) {
-            // An allocator that knows only one policy knows PyTorch's.
-            Err(ConfigError::UnknownOption { key }) if key == "policy" && self == Self::Torch => {
-                AllocatorConfig::parse("")
-            }
-            config => config,
-        }
+        })
     }
 }

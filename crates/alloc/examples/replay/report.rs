@@ -50,7 +50,7 @@ impl Report {
         let stats = &cold.end;
         let per_event =
             |outcome: &Outcome| outcome.time.as_nanos() as f64 / trace.ops.len().max(1) as f64;
-        let (remaps, map_ms) = mapping(stats);
+        let map_ms = |stats: &MemoryStats| stats.mapping_time.as_secs_f64() * 1e3;
         let peak_requested = stats.requested_bytes.all.peak;
         let peak_reserved = stats.reserved_bytes.all.peak;
         Self {
@@ -64,19 +64,12 @@ impl Report {
             device_free: stats.num_device_free,
             cold_ns_per_event: per_event(cold),
             warm_ns_per_event: median(warm.iter().map(per_event).collect()),
-            remaps,
-            map_ms,
-            map_ms_late: map_ms - mapping(&cold.quarter).1,
+            remaps: stats.num_remaps,
+            map_ms: map_ms(stats),
+            map_ms_late: map_ms(stats) - map_ms(&cold.quarter),
             reserved_per_requested: peak_reserved as f64 / peak_requested.max(1) as f64,
         }
     }
-}
-
-/// Pages mapped again, and milliseconds in mapping calls, where the allocator counts them.
-fn mapping(stats: &MemoryStats) -> (i64, f64) {
-    let stats = stats.as_map();
-    let count = |key| stats.get(key).copied().unwrap_or(0);
-    (count("num_remaps"), count("mapping_time_ns") as f64 / 1e6)
 }
 
 /// The middle one; the mean of both if there are two, 0 if there is none.
