@@ -1,6 +1,6 @@
 //! What is measured. `torch_alloc.cpp` does the same to PyTorch's allocator.
 
-use std::hint::{black_box, spin_loop};
+use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,7 @@ pub fn threads<B: Backend>(
         // Also after an error, for the others wait.
         ready.fetch_add(1, Ordering::AcqRel);
         while ready.load(Ordering::Acquire) < streams.len() {
-            spin_loop();
+            std::thread::yield_now();
         }
         warm?;
         let start = Instant::now();
