@@ -22,10 +22,11 @@ mod timeline;
 mod trace;
 
 use std::io::Write;
+use std::time::Duration;
 
 use bytes::Bytes;
 use check::Check;
-use completion::Completions;
+use completion::{Completions, PATIENCE};
 use device::{Device, DriverKind};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -156,8 +157,9 @@ fn memory_comes_back_where_its_completion_stands() {
     let trace = read(LATE);
     let plain = replayed(&trace, Schedule::Eager, |_| Ok(())).unwrap();
     assert_eq!(plain.end.num_device_alloc, 1);
-    let honoured =
-        replayed(&trace, Schedule::Lazy, |device| Completions::new(&device.driver, &trace));
+    let honoured = replayed(&trace, Schedule::Lazy, |device| {
+        Completions::new(&device.driver, &trace, PATIENCE)
+    });
     // The third finds neither of the first two; the fourth finds all.
     assert_eq!(honoured.unwrap().end.num_device_alloc, 3);
 }
@@ -166,8 +168,9 @@ fn memory_comes_back_where_its_completion_stands() {
 fn completions_that_cannot_be_honoured_are_refused() {
     let refused = |text: &str| {
         let trace = read(text);
-        let run =
-            replayed(&trace, Schedule::Lazy, |device| Completions::new(&device.driver, &trace));
+        let run = replayed(&trace, Schedule::Lazy, |device| {
+            Completions::new(&device.driver, &trace, PATIENCE)
+        });
         run.unwrap_err()
     };
     assert_eq!(refused("a,0,8,0\nf,0,,\n"), "t.csv: has no `c` lines that could be honoured");
@@ -177,6 +180,17 @@ fn completions_that_cannot_be_honoured_are_refused() {
         "t.csv: id 0 of line 3 completes after id 1 of line 4: completions cannot be honoured \
          unless they are in the order of the frees"
     );
+}
+
+#[test]
+fn a_wait_for_a_completion_that_comes_later_is_an_error() {
+    // Of 1 GiB, the second block can only be had from the first.
+    let trace = read("a,0,700000000,0\nf,0,,\na,1,700000000,0\nc,0,,\nf,1,,\nc,1,,\n");
+    let error = replayed(&trace, Schedule::Lazy, |device| {
+        Completions::new(&device.driver, &trace, Duration::from_millis(20))
+    });
+    let error = error.unwrap_err();
+    assert!(error.starts_with("t.csv: line 3: id 1: the allocator waited for memory"), "{error}");
 }
 
 #[test]
@@ -250,7 +264,7 @@ fn a_report_holds_the_first_replay_and_the_median_of_the_others() {
     let trace = read("a,0,100,0\nf,0,,\na,1,16777216,0\nf,1,,\n");
     let mut outcome = replayed(&trace, Schedule::Eager, |_| Ok(())).unwrap();
     let mut after = |nanoseconds| {
-        outcome.time = std::time::Duration::from_nanos(nanoseconds);
+        outcome.time = Duration::from_nanos(nanoseconds);
         outcome
     };
     let report = Report::new(&trace, Policy::Torch, &after(4000), &[400, 800, 1200].map(after));

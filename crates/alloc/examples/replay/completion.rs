@@ -22,14 +22,16 @@ use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, StreamFlags};
 use crate::run::{Watch, failure};
 use crate::trace::{Late, Trace};
 
-/// How long a use lasts at most. Only a call that waits for it makes it last.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a use lasts at most, where nothing says otherwise. Only a call that waits for it makes
+/// it last.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Holds back completions during one replay.
 #[derive(Debug)]
 pub struct Completions<'a> {
     driver: Arc<dyn Driver>,
     trace: &'a Trace,
+    patience: Duration,
     side: Stream,
     /// Frees still to come.
     late: &'a [Late],
@@ -60,11 +62,15 @@ struct Waiter {
 }
 
 impl<'a> Completions<'a> {
-    /// For one replay.
+    /// For one replay, in which uses last `patience` at most.
     ///
     /// # Errors
     /// The trace has no completions, or not in an order that one stream can have; the driver's.
-    pub fn new(driver: &Arc<dyn Driver>, trace: &'a Trace) -> Result<Self, String> {
+    pub fn new(
+        driver: &Arc<dyn Driver>,
+        trace: &'a Trace,
+        patience: Duration,
+    ) -> Result<Self, String> {
         if !trace.completions {
             return Err(format!("{}: has no `c` lines that could be honoured", trace.name));
         }
@@ -90,6 +96,7 @@ impl<'a> Completions<'a> {
         Ok(Self {
             driver: Arc::clone(driver),
             trace,
+            patience,
             side,
             late: &trace.late,
             pending: VecDeque::new(),
@@ -103,10 +110,10 @@ impl<'a> Completions<'a> {
     fn begin(&mut self, until: usize) -> Result<(), DriverError> {
         let (open, ended) = channel();
         let (begin, began) = channel();
-        let waited = Arc::clone(&self.waited);
+        let (waited, patience) = (Arc::clone(&self.waited), self.patience);
         let gate = Box::new(move || {
             let _ = begin.send(());
-            if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
                 waited.store(true, Ordering::Relaxed);
             }
         });
@@ -116,7 +123,7 @@ impl<'a> Completions<'a> {
         self.pending.push_back(Pending { until, open, began });
         if let [only] = self.pending.make_contiguous() {
             // Nothing else may run it: the next call that would, must find it running.
-            let _ = only.began.recv_timeout(PATIENCE);
+            let _ = only.began.recv_timeout(self.patience);
         }
         Ok(())
     }
@@ -142,7 +149,7 @@ impl<'a> Completions<'a> {
             }
         }
         if let Some(next) = self.pending.front() {
-            let _ = next.began.recv_timeout(PATIENCE);
+            let _ = next.began.recv_timeout(self.patience);
         }
         Ok(())
     }

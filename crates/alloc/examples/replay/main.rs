@@ -26,7 +26,7 @@ use warpline_alloc::CudaBackend;
 use warpline_cuda_sys_safe::sim::Schedule;
 
 use crate::check::Check;
-use crate::completion::Completions;
+use crate::completion::{Completions, PATIENCE};
 use crate::device::{Device, DriverKind};
 use crate::policy::Policy;
 use crate::report::Report;
@@ -107,7 +107,9 @@ fn measure(options: &Options, path: &Path) -> Result<Report, String> {
 
     let schedule = if options.honour_completion { Schedule::Lazy } else { Schedule::Eager };
     let outcomes = if options.honour_completion {
-        world.replays(schedule, replays, |device| Completions::new(&device.driver, &trace))?
+        world.replays(schedule, replays, |device| {
+            Completions::new(&device.driver, &trace, PATIENCE)
+        })?
     } else {
         world.replays(schedule, replays, |_| Ok(()))?
     };
@@ -122,7 +124,7 @@ fn measure(options: &Options, path: &Path) -> Result<Report, String> {
         };
         if options.honour_completion {
             world.replays(schedule, 1, |device| {
-                Ok((Completions::new(&device.driver, &trace)?, timeline()?))
+                Ok((Completions::new(&device.driver, &trace, PATIENCE)?, timeline()?))
             })?;
         } else {
             world.replays(schedule, 1, |_| timeline())?;
@@ -150,9 +152,7 @@ impl World<'_> {
     ) -> Result<Vec<Outcome>, String> {
         let Options { policy, driver, capacity, .. } = *self.options;
         let named = |error: String| format!("{}: {error}", self.trace.name);
-        let config = policy.config().map_err(|error| {
-            format!("the allocator does not have the policy {policy:?}: {error}")
-        })?;
+        let config = policy.config().map_err(|error| error.to_string())?;
         let device = Device::open(driver, capacity, schedule, self.trace)
             .map_err(|error| named(error.to_string()))?;
         let allocator = device.allocator(config);
