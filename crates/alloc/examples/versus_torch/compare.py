@@ -37,7 +37,8 @@ def build(folder):
     command += [os.path.join(HERE, "torch_alloc.cpp"), "-o", program]
     command += ["-isystem", os.path.join(root, "include"), "-isystem", headers[0]]
     # What libc10_cuda needs in turn is found when it runs.
-    command += ["-L" + lib, "-lc10_cuda", "-lc10", "-Wl,--allow-shlib-undefined"]
+    command += ["-L" + lib, "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-ltorch_cuda"]
+    command += ["-lc10_cuda", "-lc10", "-Wl,--allow-shlib-undefined"]
     command += ["-Wl,-rpath," + lib]
     subprocess.run(command, check=True)
 

@@ -3,6 +3,7 @@
 //
 //   torch_alloc ROUNDS TIMES [TRACE.csv ...]
 
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -260,6 +261,8 @@ int main(int count, char** arguments) {
   }
   Options options{std::atoi(arguments[1]), static_cast<size_t>(std::atoll(arguments[2]))};
   try {
+    // Registers what c10 asks PyTorch of devices, and makes the allocator.
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     run(options, std::vector<std::string>(arguments + 3, arguments + count));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
