@@ -10,6 +10,7 @@ use crate::core::{Core, Limit};
 use crate::mem_pool::{Pool, Routes};
 use crate::rules::{PoolKind, round_size};
 use crate::shard::{Shard, lock};
+use crate::snapshot::ordinal;
 use crate::state::{Request, State};
 use crate::stats::{Counters, Quantity};
 use crate::table::Table;
@@ -124,9 +125,9 @@ impl<B: Backend> CachingAllocator<B> {
         let mut slow = lock(&self.shared.core.slow);
         slow.limit = Limit::new(config.memory_fraction);
         *lock(&self.shared.config) = config.clone();
-        let in_force = self.shared.core.in_force(config);
         for shard in self.shared.core.all_shards() {
-            shard.lock().set_config(in_force.clone());
+            let in_force = self.shared.core.in_force(shard.pool, config.clone());
+            shard.lock().set_config(in_force);
         }
     }
 
@@ -203,7 +204,10 @@ impl<B: Backend> CachingAllocator<B> {
     /// All segments and their blocks, by address (`torch.cuda.memory_snapshot`).
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentInfo> {
-        self.shared.core.report().0
+        let mut segments = self.shared.core.report().0;
+        let device = ordinal(&self.backend().device());
+        segments.iter_mut().for_each(|segment| segment.device = device);
+        segments
     }
 
     /// All segments, what happened, and the options, to look at or to write as a file
@@ -305,7 +309,7 @@ impl<B: Backend> Shared<B> {
     #[cold]
     fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
         let id = B::stream_id(stream);
-        let config = self.core.in_force(lock(&self.config).clone());
+        let config = self.core.in_force(0, lock(&self.config).clone());
         let mut others = lock(&self.others);
         let known =
             self.table.find(id).or_else(|| others.iter().find(|s| s.lock().stream_id == id));

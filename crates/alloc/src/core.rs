@@ -164,9 +164,10 @@ impl<B: Backend> Core<B> {
         waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
     }
 
-    /// What can be had of the options: without virtual memory there are only segments.
-    pub(crate) fn in_force(&self, mut config: AllocatorConfig) -> AllocatorConfig {
-        if self.backend.virtual_memory().is_none() {
+    /// What a pool has of the options: without virtual memory, and in private pools, there are
+    /// only segments.
+    pub(crate) fn in_force(&self, pool: u64, mut config: AllocatorConfig) -> AllocatorConfig {
+        if pool != 0 || self.backend.virtual_memory().is_none() {
             config.policy = Policy::Torch;
             config.expandable_segments = false;
         }

@@ -10,7 +10,7 @@ use crate::allocator::Shared;
 use crate::core::Core;
 use crate::shard::{Shard, lock};
 use crate::state::State;
-use crate::{AllocatorConfig, Backend, CachingAllocator, Policy};
+use crate::{AllocatorConfig, Backend, CachingAllocator};
 
 /// How a [`MemPool`] behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct PoolOptions {
 /// it. Once neither a clone nor a route is left it takes no more requests, and each of its segments
 /// goes back to the backend with its last block.
 ///
-/// It has segments under every [`Policy`]: nothing is ever mapped elsewhere, so that addresses
+/// It has segments under every [`Policy`](crate::Policy): nothing is ever mapped elsewhere, so that addresses
 /// stay what they are, as a captured graph needs.
 pub struct MemPool<B: Backend> {
     pub(crate) inner: Arc<Pool<B>>,
@@ -99,10 +99,7 @@ impl<B: Backend> Pool<B> {
         let shard = shards.entry(B::stream_id(stream)).or_insert_with(|| {
             let mut state =
                 State::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
-            let mut config = config.clone();
-            config.policy = Policy::Torch;
-            config.expandable_segments = false;
-            state.set_config(config);
+            state.set_config(core.in_force(self.id, config.clone()));
             state.no_split = self.options.no_split;
             core.register(Shard::new(core, state, self.id))
         });
