@@ -2,8 +2,7 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::config::check_fraction;
 use crate::core::{Core, Limit};
@@ -13,6 +12,8 @@ use crate::shard::{Shard, lock};
 use crate::snapshot::ordinal;
 use crate::state::{Request, State};
 use crate::stats::{Counters, Quantity};
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicU64;
 use crate::table::Table;
 use crate::trace::Step;
 use crate::{
@@ -82,7 +83,7 @@ impl<B: Backend> CachingAllocator<B> {
         if shared.routes.exist()
             && let Some(pool) = shared.routes.find(id)
         {
-            let shard = pool.shard(&shared.core, &self.config(), stream);
+            let shard = pool.shard(&shared.core, &shared.config, stream);
             if let Some(block) = shared.malloc_in(&shard, bytes, id, site)? {
                 return Ok(block);
             }
@@ -122,13 +123,17 @@ impl<B: Backend> CachingAllocator<B> {
 
     /// Changes the options for later requests; what is cached stays.
     pub fn set_config(&self, config: AllocatorConfig) {
-        let mut slow = lock(&self.shared.core.slow);
+        let core = &self.shared.core;
+        let mut slow = lock(&core.slow);
         slow.limit = Limit::new(config.memory_fraction);
-        *lock(&self.shared.config) = config.clone();
-        for shard in self.shared.core.all_shards() {
-            let in_force = self.shared.core.in_force(shard.pool, config.clone());
-            shard.lock().set_config(in_force);
+        // Held to the end, so that no new shard starts with the old options.
+        let mut current = lock(&self.shared.config);
+        *current = config;
+        let shards = core.all_shards();
+        for shard in &shards {
+            shard.lock().set_config(core.in_force(&current, shard.pool));
         }
+        drop((current, slow));
     }
 
     /// Lets at most this share of the device's memory be reserved
@@ -291,11 +296,18 @@ impl<B: Backend> Shared<B> {
         }
         let granted = if caching { state.take_fit(&request) } else { None };
         let over = state.counters.over;
-        drop(state);
         let block = match granted {
-            Some(granted) => Block::new(Arc::clone(shard), granted, bytes, stream),
+            Some(granted) => {
+                drop(state);
+                Block::new(Arc::clone(shard), granted, bytes, stream)
+            }
             None => {
-                let (shard, granted) = self.miss(shard, &request)?;
+                // Meanwhile the shard must not serve another stream.
+                state.misses += 1;
+                drop(state);
+                let found = self.miss(shard, &request);
+                shard.lock().misses -= 1;
+                let (shard, granted) = found?;
                 Block::new(shard, granted, bytes, stream)
             }
         };
@@ -309,7 +321,6 @@ impl<B: Backend> Shared<B> {
     #[cold]
     fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
         let id = B::stream_id(stream);
-        let config = self.core.in_force(0, lock(&self.config).clone());
         let mut others = lock(&self.others);
         let known =
             self.table.find(id).or_else(|| others.iter().find(|s| s.lock().stream_id == id));
@@ -326,8 +337,10 @@ impl<B: Backend> Shared<B> {
         }
         let mut state =
             State::new(stream.clone(), Arc::clone(&self.core.clock), Arc::clone(&self.core.tracer));
-        state.set_config(config);
+        let config = lock(&self.config);
+        state.set_config(self.core.in_force(&config, 0));
         let shard = self.core.register(Shard::new(&self.core, state, 0));
+        drop(config);
         if !self.table.insert(id, &shard) {
             others.push(Arc::clone(&shard));
         }

@@ -1,12 +1,13 @@
 //! What all shards of an allocator share.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::pages::Arenas;
 use crate::shard::{Shard, lock};
 use crate::state::Released;
 use crate::stats::{Counters, Global, Quantity};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::trace::{TraceRing, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, SegmentInfo};
 
@@ -21,11 +22,20 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) global: Mutex<Global>,
     /// Captures under way, during which the backend takes neither memory nor events.
     pub(crate) captures: AtomicUsize,
-    /// What was to go back to the backend during one.
-    deferred: Mutex<Vec<Released<B::Memory>>>,
+    /// Held while memory goes or is waited for, other than under `slow`, so that no capture
+    /// begins meanwhile.
+    pub(crate) deferred: Mutex<Deferred<B>>,
     /// Searches of large pools, while garbage is collected.
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
+}
+
+/// What waits for the end of all captures.
+pub(crate) struct Deferred<B: Backend> {
+    /// What is to go back to the backend.
+    released: Vec<Released<B::Memory>>,
+    /// What nobody has any more, but streams may still use.
+    pub(crate) shards: Vec<Arc<Shard<B>>>,
 }
 
 /// What only one thread at a time deals with.
@@ -57,7 +67,7 @@ impl<B: Backend> Core<B> {
             shards: Mutex::default(),
             global: Mutex::default(),
             captures: AtomicUsize::new(0),
-            deferred: Mutex::default(),
+            deferred: Mutex::new(Deferred { released: Vec::new(), shards: Vec::new() }),
             clock: Arc::default(),
             tracer: Arc::default(),
         }
@@ -130,9 +140,22 @@ impl<B: Backend> Core<B> {
             global.num_device_free += 1;
         }
         drop(global);
+        let mut deferred = lock(&self.deferred);
         if self.is_capturing() {
-            lock(&self.deferred).extend(released);
+            deferred.released.extend(released);
+        } else {
+            drop(released);
         }
+    }
+
+    /// From when it returns until as many ends, no thread calls the backend as none may during a
+    /// capture.
+    pub(crate) fn begin_capture(&self) {
+        self.captures.fetch_add(1, Ordering::SeqCst);
+        // Whoever saw no capture before holds one of these locks until it is done.
+        drop(lock(&self.slow));
+        drop(lock(&self.deferred));
+        self.all_shards().iter().for_each(|shard| drop(shard.lock()));
     }
 
     #[inline]
@@ -140,13 +163,28 @@ impl<B: Backend> Core<B> {
         self.captures.load(Ordering::Relaxed) > 0
     }
 
-    /// Does what had to wait for the last capture's end.
-    pub(crate) fn capture_ended(&self) {
-        let deferred = std::mem::take(&mut *lock(&self.deferred));
-        drop(deferred);
-        for shard in self.all_shards() {
-            shard.lock().await_deferred(&self.backend);
+    /// Ends a capture; does what had to wait for the last one's end.
+    pub(crate) fn end_capture(&self) {
+        if self.captures.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return;
         }
+        let kept = {
+            let mut deferred = lock(&self.deferred);
+            if self.is_capturing() {
+                return;
+            }
+            deferred.released.clear();
+            std::mem::take(&mut deferred.shards)
+        };
+        for shard in self.all_shards() {
+            let mut state = shard.lock();
+            // Another capture may have begun, whose end will do it.
+            if !self.is_capturing() {
+                state.await_deferred(&self.backend);
+            }
+        }
+        // They wait for what they have left.
+        drop(kept);
     }
 
     /// Enters a shard among those that are counted and given back.
@@ -164,10 +202,11 @@ impl<B: Backend> Core<B> {
         waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
     }
 
-    /// What a pool has of the options: without virtual memory, and in private pools, there are
-    /// only segments.
-    pub(crate) fn in_force(&self, pool: u64, mut config: AllocatorConfig) -> AllocatorConfig {
-        if pool != 0 || self.backend.virtual_memory().is_none() {
+    /// What can be had of the options in a pool: without virtual memory, and in private ones,
+    /// there are only segments.
+    pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
+        let mut config = config.clone();
+        if pool > 0 || self.backend.virtual_memory().is_none() {
             config.policy = Policy::Torch;
             config.expandable_segments = false;
         }

@@ -73,6 +73,7 @@ mod snapshot;
 mod state;
 mod stats;
 mod summary;
+mod sync;
 mod table;
 mod trace;
 

@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::ThreadId;
+use std::sync::Arc;
 
 use crate::allocator::Shared;
 use crate::core::Core;
 use crate::shard::{Shard, lock};
 use crate::state::State;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::thread::{self, ThreadId};
 use crate::{AllocatorConfig, Backend, CachingAllocator};
 
 /// How a [`MemPool`] behaves.
@@ -92,14 +93,15 @@ impl<B: Backend> Pool<B> {
     pub(crate) fn shard(
         &self,
         core: &Arc<Core<B>>,
-        config: &AllocatorConfig,
+        config: &Mutex<AllocatorConfig>,
         stream: &B::Stream,
     ) -> Arc<Shard<B>> {
         let mut shards = lock(&self.shards);
         let shard = shards.entry(B::stream_id(stream)).or_insert_with(|| {
+            let config = lock(config);
             let mut state =
                 State::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
-            state.set_config(core.in_force(self.id, config.clone()));
+            state.set_config(core.in_force(&config, self.id));
             state.no_split = self.options.no_split;
             core.register(Shard::new(core, state, self.id))
         });
@@ -142,7 +144,7 @@ impl<B: Backend> Routes<B> {
     pub(crate) fn find(&self, stream: u64) -> Option<Arc<Pool<B>>> {
         let routes = lock(&self.routes);
         let leads = |route: &&Route<B>| match route.filter {
-            Filter::Thread(thread) => thread == std::thread::current().id(),
+            Filter::Thread(id) => id == thread::current().id(),
             Filter::Stream(id) => id == stream,
         };
         routes.iter().rev().find(leads).map(|route| Arc::clone(&route.pool))
@@ -183,7 +185,7 @@ impl<B: Backend> CachingAllocator<B> {
     /// ```
     #[must_use = "the route ends when this is dropped"]
     pub fn use_pool(&self, pool: &MemPool<B>) -> PoolRoute<B> {
-        self.shared().add_route(pool, Filter::Thread(std::thread::current().id()), false)
+        self.shared().add_route(pool, Filter::Thread(thread::current().id()), false)
     }
 
     /// Serves all requests for a stream from the pool until the result is dropped.
@@ -197,7 +199,7 @@ impl<B: Backend> CachingAllocator<B> {
     /// or recorded, and what several streams used stays unused.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture_to(&self, pool: &MemPool<B>, stream: &B::Stream) -> PoolRoute<B> {
-        self.shared().core.captures.fetch_add(1, Ordering::SeqCst);
+        self.shared().core.begin_capture();
         self.shared().add_route(pool, Filter::Stream(B::stream_id(stream)), true)
     }
 }
@@ -206,7 +208,10 @@ impl<B: Backend> Shared<B> {
     fn add_pool(&self, options: PoolOptions, backend: Option<B>) -> MemPool<B> {
         let id = self.next_pool.fetch_add(1, Ordering::Relaxed) + 1;
         let pool = MemPool::new(id, options, backend);
-        lock(&self.pools).push(Arc::downgrade(&pool.inner));
+        let mut pools = lock(&self.pools);
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(&pool.inner));
+        drop(pools);
         pool
     }
 
@@ -235,8 +240,8 @@ impl<B: Backend> Drop for PoolRoute<B> {
         routes.count.fetch_sub(1, Ordering::SeqCst);
         // The pool may go with it, which takes locks.
         drop(route);
-        if self.capture && self.shared.core.captures.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.shared.core.capture_ended();
+        if self.capture {
+            self.shared.core.end_capture();
         }
     }
 }

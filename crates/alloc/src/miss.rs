@@ -1,15 +1,16 @@
 //! What a request does that nothing cached fits: from callbacks to the last resort.
 
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::allocator::Shared;
 use crate::core::Slow;
 use crate::pages::page_size;
 use crate::rules::segment_size;
 use crate::shard::{Shard, lock};
-use crate::state::{Granted, Idle, Request, State};
+use crate::state::{Granted, Idle, Pages, Request, State};
+use crate::sync::MutexGuard;
 use crate::trace::{Step, TraceAction};
-use crate::{AllocError, Backend, OutOfMemory, Policy, VirtualMemory};
+use crate::{AllocError, Backend, OutOfMemory, Policy, PoolKind, VirtualMemory};
 
 impl<B: Backend> Shared<B> {
     #[cold]
@@ -323,41 +324,59 @@ impl<B: Backend> Shared<B> {
         for shard in self.core.all_shards() {
             let mut state = shard.lock();
             // A private pool keeps its memory as long as it is in use.
-            let released = match shard.pool {
-                0 => state.take_cached(),
-                _ => Vec::new(),
-            };
+            let keeps = shard.pool > 0 && !state.retired;
+            let released = if keeps { Vec::new() } else { state.take_cached() };
+            let page_size = |arena| slow.arenas.page_size(arena);
+            let pages = [PoolKind::Large, PoolKind::Small]
+                .map(|kind| (kind, state.take_free_pages(kind, page_size)));
             let stream = state.has_arenas().then(|| state.stream.clone());
             drop(state);
             self.core.gone(released);
-            with_arenas.extend(stream.map(|stream| (shard, stream)));
+            with_arenas.extend(stream.map(|stream| (shard, stream, pages)));
         }
         // Unmapping does not wait for the work that uses the pages, lent ones wherever they are.
-        let idle = with_arenas.iter().filter(|(_, stream)| self.core.wait_for(stream)).count();
-        if idle == with_arenas.len() {
+        // All of it was given before they were taken off the books.
+        let idle = with_arenas.iter().filter(|(_, stream, _)| self.core.wait_for(stream)).count();
+        let all_idle = idle == with_arenas.len();
+        if all_idle {
             slow.arenas.forget_lent();
-            with_arenas.iter().for_each(|(shard, _)| self.release_pages(slow, shard));
+        }
+        for (shard, _, pages) in with_arenas {
+            for (kind, pages) in pages {
+                if all_idle {
+                    self.release_pages(slow, kind, pages);
+                } else {
+                    let mut state = shard.lock();
+                    pages.into_iter().for_each(|pages| state.uncarve(kind, pages));
+                }
+            }
+            if all_idle {
+                self.release_arenas(slow, &shard);
+            }
         }
     }
 
-    fn release_pages(&self, slow: &mut Slow<B>, shard: &Arc<Shard<B>>) {
-        use crate::PoolKind::{Large, Small};
-        for kind in [Large, Small] {
-            let pages = shard.lock().take_free_pages(kind, |arena| slow.arenas.page_size(arena));
-            for pages in pages {
-                slow.arenas.release(pages);
-                let mut global = lock(&self.core.global);
-                global.mapping_time += std::mem::take(&mut slow.arenas.spent);
-                global.reserved_bytes.decrease(kind, pages.size as i64);
-                global.num_device_free += 1;
-            }
+    fn release_pages(&self, slow: &mut Slow<B>, kind: PoolKind, pages: Vec<Pages>) {
+        for pages in pages {
+            slow.arenas.release(pages);
+            let mut global = lock(&self.core.global);
+            global.mapping_time += std::mem::take(&mut slow.arenas.spent);
+            global.reserved_bytes.decrease(kind, pages.size as i64);
+            global.num_device_free += 1;
         }
+    }
+
+    /// Gives addresses back behind which nothing is.
+    fn release_arenas(&self, slow: &mut Slow<B>, shard: &Arc<Shard<B>>) {
         let empty = shard.lock().take_empty_arenas();
         empty.into_iter().for_each(|arena| slow.arenas.remove(arena));
     }
 
     /// Waits for all pending events without a lock, then frees what waited for them.
     pub(crate) fn synchronize_events(&self) {
+        if self.core.is_capturing() {
+            return;
+        }
         lock(&self.core.global).num_sync_all_streams += 1;
         self.core.all_shards().iter().for_each(|shard| shard.synchronize_events());
     }
@@ -383,6 +402,8 @@ impl<B: Backend> Shared<B> {
         self.core.tracer.record(|| step(stream));
         let shards = self.core.all_shards();
         let private = shards.iter().filter(|shard| shard.pool > 0);
+        // Its lock is taken after those of shards, so it must not be held below.
+        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
         OutOfMemory {
             device: backend.device(),
             requested: request.requested,
@@ -396,7 +417,7 @@ impl<B: Backend> Shared<B> {
             process: None,
             limit,
             allocated: self.allocated(),
-            reserved: lock(&self.core.global).reserved_bytes.current() as usize,
+            reserved,
             private_pools: private.map(|shard| shard.lock().reserved()).sum(),
             largest_free: shards.iter().map(|shard| shard.lock().largest_free()).max(),
             remaps: config.policy == Policy::Default || config.expandable(),

@@ -48,7 +48,9 @@ impl<B: Backend> Shared<B> {
         page_size: usize,
         limit: Option<usize>,
     ) -> Result<Option<Granted>, AllocError> {
-        slow.arenas.poll(&self.core.backend);
+        if !self.core.is_capturing() {
+            slow.arenas.poll(&self.core.backend);
+        }
         let shards = self.lenders(shard);
         let free = shards.iter().flat_map(|shard| shard.lock().list_free_pages(page_size));
         let free = FreePages::new(free.collect());
@@ -179,8 +181,12 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// All shards, this one first: its own free pages need no wait.
+    /// All shards, this one first: its own free pages need no wait. During a capture it is alone,
+    /// since the others' streams may be the ones that are captured.
     fn lenders(&self, shard: &Arc<Shard<B>>) -> Vec<Arc<Shard<B>>> {
+        if self.core.is_capturing() {
+            return vec![Arc::clone(shard)];
+        }
         let mut shards = self.core.shared_shards();
         shards.sort_by_key(|other| !Arc::ptr_eq(other, shard));
         shards
@@ -196,6 +202,8 @@ impl<B: Backend> Shared<B> {
         page_size: usize,
     ) -> Vec<Loan> {
         let mut loans = Vec::new();
+        // A capture allows no events, by which the streams would be ordered.
+        let shards = if self.core.is_capturing() { &[] } else { shards };
         for (owner, shard) in shards.iter().enumerate() {
             if loans.len() == count {
                 break;

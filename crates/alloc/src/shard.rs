@@ -1,9 +1,10 @@
 //! What serves one stream: its books, behind a lock of their own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::core::Core;
 use crate::state::State;
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Backend, events};
 
 /// Takes a lock whose data is consistent between any two calls that could panic.
@@ -70,12 +71,26 @@ impl<B: Backend> Shard<B> {
 
 impl<B: Backend> Drop for Shard<B> {
     fn drop(&mut self) {
+        let core = &self.core;
+        let mut state = self.lock();
+        let mut deferred = lock(&core.deferred);
+        if core.is_capturing() && !state.is_vacant() {
+            let (clock, tracer) = (Arc::clone(&core.clock), Arc::clone(&core.tracer));
+            let empty = State::new(state.stream.clone(), clock, tracer);
+            let left = Shard::new(core, std::mem::replace(&mut *state, empty), self.pool);
+            deferred.shards.push(core.register(left));
+            return;
+        }
         // No block is left, but streams may still use freed ones, and unmapping does not wait.
+        state.await_deferred(&core.backend);
+        let has_arenas = state.has_arenas();
+        drop(state);
         self.synchronize_events();
         let mut state = self.lock();
-        if state.has_arenas() {
-            self.core.wait_for(&state.stream);
+        if has_arenas {
+            core.wait_for(&state.stream);
         }
+        drop(deferred);
         let released = state.take_cached();
         let counters = state.counters.clone();
         drop(state);

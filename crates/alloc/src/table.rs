@@ -1,10 +1,10 @@
 //! Finding a stream's shard without a lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::Backend;
 use crate::shard::Shard;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// More streams than this share a lock when they are looked up.
 const SLOTS: usize = 128;

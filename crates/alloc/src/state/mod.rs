@@ -9,7 +9,6 @@ mod window;
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use arena::{Growth, Pages};
 pub(crate) use release::{Idle, Released};
@@ -19,6 +18,7 @@ use crate::events::PendingEvents;
 use crate::free_index::{Free, FreeIndex};
 use crate::rules::{may_serve, should_split};
 use crate::stats::{Counters, Quantity};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::trace::{Step, TraceAction, Tracer};
 use crate::{AllocatorConfig, Backend, PoolKind};
 
@@ -119,6 +119,8 @@ pub(crate) struct State<B: Backend> {
     pub(crate) no_split: bool,
     /// Whether it takes no more requests: what comes free goes back to the backend.
     pub(crate) retired: bool,
+    /// Requests that nothing cached fitted and that are not answered yet.
+    pub(crate) misses: usize,
     /// Blocks that were freed during a capture while other streams used them.
     deferred: Vec<u32>,
     /// Searches of large pools, the clock by which what is idle ages.
@@ -152,6 +154,7 @@ impl<B: Backend> State<B> {
             pending: PendingEvents::new(),
             no_split: false,
             retired: false,
+            misses: 0,
             deferred: Vec::new(),
             clock,
             last: NONE,
@@ -181,11 +184,12 @@ impl<B: Backend> State<B> {
         self.stream = stream;
     }
 
-    /// Whether it holds nothing, so that it may serve another stream.
+    /// Whether it holds nothing and nothing is under way, so that it may serve another stream.
     pub(crate) fn is_vacant(&self) -> bool {
         self.segments.len() == self.unused_segments.len()
             && self.pending.is_empty()
             && self.deferred.is_empty()
+            && self.misses == 0
     }
 
     // ---- allocation ---------------------------------------------------------------------

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warpline_alloc::{
     AllocatorConfig, Backend, Block, CachingAllocator, Handle, HostBackend, HostConfig,
@@ -59,6 +59,10 @@ pub struct World {
     pub unmaps: usize,
     /// Waits put into a stream, for another.
     pub waits: Vec<(u64, u64)>,
+    /// Whether a stream is being captured, so that no event may be touched and nothing freed.
+    pub capturing: bool,
+    /// What work uses that may not be done: stream, number, first and last address.
+    used: Vec<(u64, u64, u64, u64)>,
 }
 
 impl World {
@@ -70,6 +74,14 @@ impl World {
     pub fn page_at(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &(size, page)) = self.mappings.range(..=address).next_back()?;
         (address < start + size as u64).then_some((page, address - start))
+    }
+
+    fn assert_no_capture(&self, what: &str) {
+        assert!(!self.capturing, "{what} during a capture");
+    }
+
+    fn is_done(&self, stream: u64, at: u64) -> bool {
+        self.completed.get(&stream).copied().unwrap_or(0) >= at
     }
 }
 
@@ -102,6 +114,8 @@ impl Fake {
             maps: 0,
             unmaps: 0,
             waits: Vec::new(),
+            capturing: false,
+            used: Vec::new(),
         })))
     }
 
@@ -113,12 +127,25 @@ impl Fake {
     }
 
     pub fn world(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the stream work that is done only at [`Fake::complete`].
     pub fn launch(&self, stream: u64) {
         *self.world().submitted.entry(stream).or_default() += 1;
+    }
+
+    /// As [`Fake::launch`], with work that uses a block until it is done.
+    pub fn launch_on(&self, stream: u64, block: &Block<Fake>) {
+        self.launch(stream);
+        let mut world = self.world();
+        let at = world.submitted[&stream];
+        let open: Vec<_> = std::mem::take(&mut world.used)
+            .into_iter()
+            .filter(|&(stream, at, ..)| !world.is_done(stream, at))
+            .collect();
+        world.used = open;
+        world.used.push((stream, at, block.address(), block.address() + block.size() as u64));
     }
 
     /// Does all work the stream was given.
@@ -165,6 +192,7 @@ pub struct Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let mut world = self.world.world();
+        world.assert_no_capture("memory went");
         assert_eq!(world.live.remove(&self.address), Some(self.bytes));
         world.frees += 1;
     }
@@ -194,6 +222,7 @@ impl StreamBackend for Fake {
 
     fn record(&self, stream: &u64) -> Result<Event, FakeError> {
         let mut world = self.world();
+        world.assert_no_capture("an event was recorded");
         if let Some(error) = world.fail_record {
             return Err(error);
         }
@@ -208,6 +237,7 @@ impl StreamBackend for Fake {
             let world = self.world();
             let done = world.completed.get(&event.stream).copied().unwrap_or(0);
             assert!(done >= event.at, "an event was used again before its work was done");
+            world.assert_no_capture("an event was recorded");
         }
         if let Some(error) = self.world().fail_record {
             return Err(error);
@@ -219,6 +249,7 @@ impl StreamBackend for Fake {
 
     fn query(&self, event: &Event) -> Result<bool, FakeError> {
         let mut world = self.world();
+        world.assert_no_capture("an event was queried");
         world.queries += 1;
         match world.fail_query {
             Some(error) => Err(error),
@@ -228,6 +259,7 @@ impl StreamBackend for Fake {
 
     fn synchronize(&self, event: &Event) -> Result<(), FakeError> {
         let mut world = self.world();
+        world.assert_no_capture("an event was waited for");
         world.syncs += 1;
         if let Some(error) = world.fail_query {
             return Err(error);
@@ -298,6 +330,7 @@ struct Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let mut world = self.world.world();
+        world.assert_no_capture("a page went");
         assert!(world.pages.remove(&self.number).is_some());
         world.frees += 1;
         let mapped = world.mappings.values().any(|&(_, page)| page == self.number);
@@ -315,7 +348,11 @@ struct Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let mut world = self.world.world();
-        assert!(world.mappings.remove(&self.address).is_some());
+        let (size, _) = world.mappings.remove(&self.address).unwrap();
+        let end = self.address + size as u64;
+        let mut uses = world.used.iter().filter(|used| used.2 < end && self.address < used.3);
+        let open = uses.find(|used| !world.is_done(used.0, used.1));
+        assert!(open.is_none(), "unmapped while work uses it: {open:x?}");
         world.unmaps += 1;
     }
 }

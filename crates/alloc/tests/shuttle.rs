@@ -1,0 +1,292 @@
+//! Concurrent paths under many schedules. A deadlock fails the test.
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use common::{Fake, MIB, check_books};
+use shuttle::sync::Barrier;
+use shuttle::thread;
+use warpline_alloc::{Block, CachingAllocator, PoolOptions};
+
+type Allocator = CachingAllocator<Fake>;
+
+/// Runs it under random schedules, and under some with few preemptions.
+fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(test.clone(), 1000);
+    shuttle::check_pct(test, 500, 3);
+}
+
+/// Runs it on each kind of backend and policy.
+fn check_policies(test: impl Fn(Allocator) + Send + Sync + Clone + 'static) {
+    for options in ["policy:torch", "expandable_segments:True", "policy:default"] {
+        let test = test.clone();
+        check(move || {
+            let fake = Fake::with_pages(1 << 30);
+            test(fake.allocator(options));
+            assert_eq!(fake.world().used(), 0);
+            assert_eq!(fake.world().events_live, 0);
+        });
+    }
+}
+
+/// Starts a thread with an allocator of its own.
+fn spawn(
+    allocator: &Allocator,
+    run: impl FnOnce(Allocator) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let allocator = allocator.clone();
+    thread::spawn(move || run(allocator))
+}
+
+/// The stream of the segment in which an address lies.
+fn stream_at(allocator: &Allocator, address: u64) -> Option<u64> {
+    let segments = allocator.segments();
+    let holds = |s: &&warpline_alloc::SegmentInfo| {
+        (s.address..s.address + s.total_size as u64).contains(&address)
+    };
+    segments.iter().find(holds).map(|segment| segment.stream)
+}
+
+/// Memory in somebody's hands: page and number of the 512 bytes in it.
+#[derive(Clone, Default)]
+struct Owned(Arc<Mutex<HashSet<(u64, u64)>>>);
+
+impl Owned {
+    fn units(allocator: &Allocator, block: &Block<Fake>) -> Vec<(u64, u64)> {
+        let world = allocator.backend().world();
+        let units = (block.address()..block.address() + block.size() as u64).step_by(64 << 10);
+        units.map(|at| world.page_at(at).unwrap_or((0, at))).collect()
+    }
+
+    fn take(&self, allocator: &Allocator, block: &Block<Fake>) {
+        let mut owned = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for unit in Self::units(allocator, block) {
+            assert!(owned.insert(unit), "{unit:x?} is in two hands");
+        }
+    }
+
+    fn free(&self, allocator: &Allocator, block: Block<Fake>) {
+        {
+            let mut owned = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Self::units(allocator, &block).iter().for_each(|unit| drop(owned.remove(unit)));
+        }
+        drop(block);
+    }
+}
+
+#[test]
+fn a_shard_never_serves_two_streams() {
+    check_policies(|allocator| {
+        // A vacant shard, which whoever comes first gets.
+        drop(allocator.malloc(512, &9).unwrap());
+        allocator.empty_cache();
+        let threads = [1, 2].map(|stream| {
+            spawn(&allocator, move |allocator| {
+                for _ in 0..2 {
+                    let block = allocator.malloc(512, &stream).unwrap();
+                    assert_eq!(stream_at(&allocator, block.address()), Some(stream));
+                    drop(block);
+                    allocator.empty_cache();
+                }
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(allocator.memory_reserved(), 0);
+    });
+}
+
+#[test]
+fn two_threads_share_a_stream() {
+    check_policies(|allocator| {
+        let owned = Owned::default();
+        let threads = [600, 3 * MIB].map(|bytes| {
+            let owned = owned.clone();
+            spawn(&allocator, move |allocator| {
+                for _ in 0..3 {
+                    let block = allocator.malloc(bytes, &1).unwrap();
+                    owned.take(&allocator, &block);
+                    let other = allocator.malloc(2 * bytes, &1).unwrap();
+                    owned.take(&allocator, &other);
+                    owned.free(&allocator, block);
+                    owned.free(&allocator, other);
+                }
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        check_books(&allocator);
+        allocator.empty_cache();
+    });
+}
+
+#[test]
+fn readers_see_one_moment_while_streams_allocate() {
+    check_policies(|allocator| {
+        let mut threads: Vec<_> = [1, 2]
+            .map(|stream| {
+                spawn(&allocator, move |allocator| {
+                    for bytes in [1000, 3 * MIB] {
+                        let block = allocator.malloc(bytes, &stream).unwrap();
+                        block.record_stream(&(3 - stream));
+                        allocator.backend().launch_on(3 - stream, &block);
+                        drop(block);
+                    }
+                })
+            })
+            .into();
+        threads.push(spawn(&allocator, |allocator| {
+            allocator.empty_cache();
+            let stats = allocator.memory_stats();
+            let active = stats.active_bytes.all;
+            assert!(0 <= stats.allocated_bytes.all.current);
+            assert!(stats.allocated_bytes.all.current <= active.current);
+            assert!(stats.requested_bytes.all.current <= active.current);
+            assert!(stats.allocated_bytes.all.current <= stats.allocated_bytes.all.peak);
+            for segment in allocator.snapshot().segments {
+                let blocks = segment.blocks.iter().map(|block| block.size);
+                assert_eq!(blocks.sum::<usize>(), segment.total_size);
+            }
+        }));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        allocator.empty_cache();
+        check_books(&allocator);
+    });
+}
+
+#[test]
+fn pages_change_streams_while_these_allocate() {
+    check(|| {
+        // Room for two such blocks but not for a third: they have to be taken from each other.
+        let fake = Fake::with_pages(26 * MIB);
+        let allocator = fake.allocator("policy:default");
+        let owned = Owned::default();
+        let threads = [1, 2].map(|stream| {
+            let owned = owned.clone();
+            spawn(&allocator, move |allocator| {
+                for bytes in [6 * MIB, 12 * MIB] {
+                    let block = allocator.malloc(bytes, &stream).unwrap();
+                    owned.take(&allocator, &block);
+                    allocator.backend().launch_on(stream, &block);
+                    owned.free(&allocator, block);
+                }
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        check_books(&allocator);
+        allocator.empty_cache();
+        assert_eq!(fake.world().used(), 0);
+    });
+}
+
+#[test]
+fn nothing_is_unmapped_before_the_work_that_uses_it_is_done() {
+    check_policies(|allocator| {
+        let work = spawn(&allocator, |allocator| {
+            for _ in 0..3 {
+                let block = allocator.malloc(3 * MIB, &1).unwrap();
+                allocator.backend().launch_on(1, &block);
+            }
+        });
+        allocator.empty_cache();
+        work.join().unwrap();
+        allocator.empty_cache();
+    });
+}
+
+#[test]
+fn a_pool_goes_while_its_blocks_do() {
+    check_policies(|allocator| {
+        let pool = allocator.new_pool(PoolOptions { use_on_oom: true, ..PoolOptions::default() });
+        let blocks: Vec<_> = {
+            let _route = allocator.use_pool(&pool);
+            [512, 3 * MIB, 30 * MIB].map(|bytes| allocator.malloc(bytes, &1).unwrap()).into()
+        };
+        blocks[1].record_stream(&2);
+        allocator.backend().launch_on(2, &blocks[1]);
+        let drops = thread::spawn(move || drop(blocks));
+        let asks = spawn(&allocator, |allocator| {
+            // Nothing fits, so that the pool is asked, too.
+            assert!(allocator.malloc(2 << 30, &1).is_err());
+        });
+        drop(pool);
+        drops.join().unwrap();
+        asks.join().unwrap();
+        allocator.empty_cache();
+        assert_eq!(allocator.memory_reserved(), 0);
+        assert_eq!(allocator.memory_stats().active.all.current, 0);
+    });
+}
+
+#[test]
+fn a_capture_ends_while_blocks_are_freed() {
+    check_policies(|allocator| {
+        let pool = allocator.new_pool(PoolOptions::default());
+        let before = allocator.malloc(3 * MIB, &2).unwrap();
+        before.record_stream(&1);
+        let thread = spawn(&allocator, move |allocator| {
+            drop(before);
+            let other = allocator.new_pool(PoolOptions::default());
+            let block = {
+                let _route = allocator.use_pool(&other);
+                allocator.malloc(5 * MIB, &2).unwrap()
+            };
+            block.record_stream(&3);
+            drop(other);
+            drop(block);
+            allocator.empty_cache();
+            drop(allocator.malloc(512, &2).unwrap());
+        });
+        let route = allocator.capture_to(&pool, &1);
+        allocator.backend().world().capturing = true;
+        let blocks = [(); 2].map(|()| allocator.malloc(3 * MIB, &1).unwrap());
+        blocks[0].record_stream(&2);
+        drop(blocks);
+        drop(pool);
+        allocator.backend().world().capturing = false;
+        drop(route);
+        thread.join().unwrap();
+        allocator.empty_cache();
+        assert_eq!(allocator.memory_reserved(), 0);
+        assert_eq!(allocator.backend().world().used(), 0);
+        assert_eq!(allocator.memory_stats().active.all.current, 0);
+    });
+}
+
+#[test]
+fn peaks_are_those_of_an_order_in_which_it_can_have_happened() {
+    check_policies(|allocator| {
+        let barrier = Arc::new(Barrier::new(3));
+        let threads = [1u64, 2, 3].map(|stream| {
+            let (allocator, barrier) = (allocator.clone(), Arc::clone(&barrier));
+            thread::spawn(move || {
+                let bytes = stream as usize * 100_000;
+                let held = allocator.malloc(bytes, &stream).unwrap();
+                // All threads hold their first block.
+                barrier.wait();
+                let now = allocator.memory_stats().allocated_bytes.all;
+                barrier.wait();
+                let more = allocator.malloc(2 * bytes, &stream).unwrap();
+                let most = held.size() + more.size();
+                drop(more);
+                let size = held.size();
+                drop(held);
+                (now, size as i64, most as i64)
+            })
+        });
+        let seen = threads.map(|thread| thread.join().unwrap());
+        let together: i64 = seen.iter().map(|(_, size, _)| size).sum();
+        for (now, ..) in &seen {
+            assert_eq!((now.current, now.peak), (together, together));
+        }
+        let stats = allocator.memory_stats().allocated_bytes.all;
+        assert_eq!(stats.current, 0);
+        // No order leads to less than the most that one thread had beside what it cannot have
+        // missed, nor to more than all at their most.
+        let most: i64 = seen.iter().map(|(_, _, most)| most).sum();
+        assert!((together..=most).contains(&stats.peak), "{stats:?}");
+        let alone = seen.iter().map(|(_, _, most)| *most).max();
+        assert!(alone.is_some_and(|alone| alone <= stats.peak));
+        allocator.empty_cache();
+    });
+}
