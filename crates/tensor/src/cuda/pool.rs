@@ -36,7 +36,9 @@ pub struct MemPool {
 /// Serves this thread's requests from a [`MemPool`] until it is dropped.
 #[derive(Debug)]
 #[must_use = "the pool is in use until this is dropped"]
-pub struct MemPoolGuard(#[allow(dead_code)] PoolRoute<CudaBackend>);
+pub struct MemPoolGuard {
+    _route: PoolRoute<CudaBackend>,
+}
 
 impl MemPool {
     /// An empty pool of a device.
@@ -81,7 +83,7 @@ impl MemPool {
 /// Serves what this thread asks the pool's device for from the pool, until the guard is dropped
 /// (`torch.cuda.use_mem_pool`). Where guards are nested, the last one counts.
 pub fn use_mem_pool(pool: &MemPool) -> MemPoolGuard {
-    MemPoolGuard(pool.allocator.use_pool(&pool.pool))
+    MemPoolGuard { _route: pool.allocator.use_pool(&pool.pool) }
 }
 
 /// Runs `f` with [`use_mem_pool`]; the former pool is back afterwards, after a panic too.
