@@ -1,87 +1,112 @@
-//! What an allocation that the cache serves costs, with a backend that does nothing.
+//! What allocations that the cache serves cost, with a backend that does nothing: the time per
+//! malloc and free, and with several threads that of all of them together.
+#![allow(dead_code, unreachable_pub)] // modules that are shared with the examples
 
-use std::convert::Infallible;
-use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
+mod common;
+#[path = "../examples/replay/run.rs"]
+mod run;
+#[path = "../examples/replay/trace.rs"]
+mod trace;
+#[path = "../examples/versus_torch/work.rs"]
+mod work;
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use warpline_alloc::{AllocatorConfig, Backend, CachingAllocator, StreamBackend};
+use std::path::Path;
+use std::time::Duration;
 
-#[derive(Default)]
-struct Null {
-    next: AtomicU64,
-}
+use common::Null;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use trace::Trace;
+use work::{LIVE, Mixed, SIZES, THREADS, cached, threads};
 
-impl StreamBackend for Null {
-    type Stream = u64;
-    type Event = ();
-    type Error = Infallible;
+const POLICIES: [(&str, &str); 2] = [("default", "policy:default"), ("torch", "policy:torch")];
 
-    fn stream_id(stream: &u64) -> u64 {
-        *stream
-    }
+/// Steps of a run over mixed sizes.
+const STEPS: usize = 10_000;
 
-    fn record(&self, _: &u64) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn query(&self, (): &()) -> Result<bool, Infallible> {
-        Ok(true)
-    }
-
-    fn synchronize(&self, (): &()) -> Result<(), Infallible> {
-        Ok(())
+fn size_name(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
     }
 }
 
-impl Backend for Null {
-    type Memory = u64;
-
-    fn alloc(&self, bytes: usize) -> Result<u64, Infallible> {
-        Ok(self.next.fetch_add(bytes as u64, Ordering::Relaxed) + (1 << 40))
-    }
-
-    fn address(memory: &u64) -> u64 {
-        *memory
-    }
-
-    fn is_out_of_memory(&self, _: &Infallible) -> bool {
-        false
-    }
-
-    fn mem_info(&self) -> Result<(usize, usize), Infallible> {
-        Ok((usize::MAX, usize::MAX))
+/// One block, allocated and freed.
+fn one_block(c: &mut Criterion) {
+    for (policy, options) in POLICIES {
+        let mut group = c.benchmark_group(format!("cached, {policy}"));
+        for bytes in SIZES.into_iter().chain([1 << 10, 16 << 20]) {
+            let allocator = Null::allocator(options);
+            group.bench_function(size_name(bytes), |b| {
+                b.iter_custom(|times| cached(&allocator, &0, bytes, times as usize).unwrap());
+            });
+        }
+        group.finish();
     }
 }
 
-fn alloc_hit(c: &mut Criterion) {
-    let mut group = c.benchmark_group("alloc_hit");
-    for (name, bytes) in [("split 1 KiB", 1 << 10), ("whole 16 MiB", 16 << 20)] {
-        let allocator = CachingAllocator::new(Null::default(), AllocatorConfig::default());
-        drop(allocator.malloc(bytes, &0));
-        group.bench_function(name, |b| b.iter(|| drop(allocator.malloc(black_box(bytes), &0))));
+/// The same in several threads, each on its stream.
+fn several_threads(c: &mut Criterion) {
+    for (policy, options) in POLICIES {
+        let mut group = c.benchmark_group(format!("threads, {policy}"));
+        for count in THREADS {
+            let allocator = Null::allocator(options);
+            let streams: Vec<u64> = (1..=count as u64).collect();
+            group.bench_function(BenchmarkId::from_parameter(count), |b| {
+                b.iter_custom(|times| {
+                    // Enough that starting the threads does not count.
+                    let each = (times as usize).div_ceil(count).max(20_000);
+                    let all = threads(&allocator, &streams, 4 << 10, each).unwrap();
+                    all.mul_f64(times as f64 / (each * count) as f64)
+                });
+            });
+        }
+        group.finish();
     }
-
-    // Sizes of every magnitude, a thousand of them live: each step frees one and allocates one.
-    let allocator = CachingAllocator::new(Null::default(), AllocatorConfig::default());
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
-    let mut size = move || 1usize << (9 + next() % 16) | (next() % 512) as usize;
-    let mut live: Vec<_> = (0..1000).map(|_| allocator.malloc(size(), &0)).collect();
-    let mut at = 0;
-    group.bench_function("mixed sizes, 1000 live", |b| {
-        b.iter(|| {
-            at = (at * 7 + 1) % live.len();
-            live[at] = allocator.malloc(size(), &0);
-        })
-    });
-    group.finish();
 }
 
-criterion_group!(benches, alloc_hit);
+/// Sizes of every magnitude: each step frees one block and allocates one.
+fn mixed_sizes(c: &mut Criterion) {
+    for (policy, options) in POLICIES {
+        let mut group = c.benchmark_group(format!("mixed sizes, {policy}"));
+        group.throughput(Throughput::Elements(STEPS as u64)).sample_size(20);
+        for live in LIVE {
+            let allocator = Null::allocator(options);
+            let mut mixed = Mixed::new(&allocator, &0, live, STEPS).unwrap();
+            mixed.run(&allocator, &0).unwrap();
+            group.bench_function(format!("{live} live"), |b| {
+                b.iter_custom(|times| {
+                    (0..times).map(|_| mixed.run(&allocator, &0).unwrap()).sum::<Duration>()
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
+/// Replays of recorded traces that find the cache as an earlier replay left it.
+fn warm_replays(c: &mut Criterion) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
+    let files =
+        ["gpt2_var", "llama_lora_ckpt", "multistream_prefetch", "resnet50", "unet_multires"];
+    let traces = files.map(|name| Trace::open(&folder.join(format!("{name}.csv.gz"))).unwrap());
+    for (policy, options) in POLICIES {
+        let mut group = c.benchmark_group(format!("warm replay, {policy}"));
+        group.sample_size(10);
+        for trace in &traces {
+            let allocator = Null::allocator(options);
+            let replay = || {
+                run::replay(&allocator, trace, &trace.streams, &mut (), &mut |_| {}).unwrap().time
+            };
+            replay();
+            group.throughput(Throughput::Elements(trace.ops.len() as u64));
+            group.bench_function(&trace.name, |b| {
+                b.iter_custom(|times| (0..times).map(|_| replay()).sum::<Duration>());
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, one_block, several_threads, mixed_sizes, warm_replays);
 criterion_main!(benches);

@@ -9,6 +9,7 @@ use crate::core::{Core, Limit};
 use crate::mem_pool::{Pool, Routes};
 use crate::rules::{PoolKind, round_size};
 use crate::shard::{Shard, lock};
+use crate::snapshot::ordinal;
 use crate::state::{Request, State};
 use crate::stats::{Counters, Quantity};
 use crate::sync::Mutex;
@@ -208,7 +209,10 @@ impl<B: Backend> CachingAllocator<B> {
     /// All segments and their blocks, by address (`torch.cuda.memory_snapshot`).
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentInfo> {
-        self.shared.core.report().0
+        let mut segments = self.shared.core.report().0;
+        let device = ordinal(&self.backend().device());
+        segments.iter_mut().for_each(|segment| segment.device = device);
+        segments
     }
 
     /// All segments, what happened, and the options, to look at or to write as a file
@@ -278,7 +282,7 @@ impl<B: Backend> Shared<B> {
         stream: u64,
         site: &'static Location<'static>,
     ) -> Result<Option<Block<B>>, AllocError> {
-        let mut state = shard.lock();
+        let mut state = shard.lock_parked();
         if state.stream_id != stream {
             return Ok(None);
         }

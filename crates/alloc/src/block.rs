@@ -77,7 +77,7 @@ impl<B: Backend> Block<B> {
     /// Of no effect for the stream it was allocated for.
     pub fn record_stream(&self, stream: &B::Stream) {
         if let Some(shard) = &self.shard {
-            shard.lock().record_stream(self.index, stream);
+            shard.lock_parked().record_stream(self.index, stream);
         }
     }
 }

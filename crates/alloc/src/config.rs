@@ -1,5 +1,7 @@
 //! Options, in PyTorch's spelling.
 
+use std::env::VarError;
+
 use crate::HostConfig;
 use crate::rules::{LARGE_BUFFER, MIB, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
 
@@ -120,6 +122,17 @@ pub enum ConfigError {
         /// The value.
         value: String,
     },
+    /// The options are no text.
+    #[error("the value is not UTF-8")]
+    NotUnicode,
+    /// A variable of the environment is wrong.
+    #[error("in the environment variable {variable}: {reason}")]
+    Variable {
+        /// The variable that was read.
+        variable: &'static str,
+        /// What is wrong with it.
+        reason: Box<ConfigError>,
+    },
 }
 
 pub(crate) fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {
@@ -168,25 +181,31 @@ impl AllocatorConfig {
         Ok(config)
     }
 
-    /// Reads the options from the environment as `variable` answers it:
-    /// `WARPLINE_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`; and
+    /// Reads the options from the environment as `read` answers it (which is
+    /// [`std::env::var`] where a program does not know better): `WARPLINE_ALLOC_CONF`, else
+    /// `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`; and
     /// `PYTORCH_NO_CUDA_MEMORY_CACHING`, where anything but nothing or `0` turns caching off.
     ///
     /// ```
     /// # use warpline_alloc::AllocatorConfig;
-    /// let config = AllocatorConfig::from_env_with(|name| std::env::var(name).ok())?;
+    /// let config = AllocatorConfig::from_env_with(|name| std::env::var(name))?;
     /// # Ok::<(), warpline_alloc::ConfigError>(())
     /// ```
     ///
     /// # Errors
-    /// As [`AllocatorConfig::parse`].
+    /// [`ConfigError::Variable`], which names the variable that was read.
     pub fn from_env_with(
-        mut variable: impl FnMut(&str) -> Option<String>,
+        mut read: impl FnMut(&str) -> Result<String, VarError>,
     ) -> Result<Self, ConfigError> {
-        let text = VARIABLES.iter().find_map(|name| variable(name)).unwrap_or_default();
-        let mut config = Self::parse(&text)?;
-        config.caching = variable("PYTORCH_NO_CUDA_MEMORY_CACHING")
-            .is_none_or(|value| matches!(value.trim(), "" | "0"));
+        let mut config = Self::default();
+        for name in VARIABLES {
+            if let Some(text) = value_of(name, &mut read)? {
+                config = Self::parse(&text).map_err(|error| in_variable(name, error))?;
+                break;
+            }
+        }
+        let no_caching = value_of("PYTORCH_NO_CUDA_MEMORY_CACHING", &mut read)?;
+        config.caching = no_caching.is_none_or(|value| matches!(value.trim(), "" | "0"));
         Ok(config)
     }
 
@@ -300,6 +319,22 @@ const KEYS: [&str; 17] = [
     "release_lock_on_cudamalloc",
     "roundup_power2_divisions",
 ];
+
+fn in_variable(variable: &'static str, reason: ConfigError) -> ConfigError {
+    ConfigError::Variable { variable, reason: Box::new(reason) }
+}
+
+/// `None` where the variable is not set.
+fn value_of(
+    name: &'static str,
+    mut read: impl FnMut(&str) -> Result<String, VarError>,
+) -> Result<Option<String>, ConfigError> {
+    match read(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => Err(in_variable(name, ConfigError::NotUnicode)),
+    }
+}
 
 /// The parts between commas that are not inside brackets, empty ones left out.
 fn split_options(text: &str) -> impl Iterator<Item = &str> {
@@ -459,7 +494,8 @@ mod tests {
         let env = |set: &[(&'static str, &'static str)]| {
             let set = set.to_vec();
             AllocatorConfig::from_env_with(move |name| {
-                set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string())
+                let found = set.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_string()).ok_or(VarError::NotPresent)
             })
         };
         let config = env(&[
@@ -474,7 +510,23 @@ mod tests {
         assert_eq!(config.unwrap().max_split_size, Some(50 * MIB));
         assert!(!env(&[("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")]).unwrap().caching);
         assert!(env(&[("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")]).unwrap().caching);
-        assert!(env(&[("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:2")]).is_err());
         assert_eq!(env(&[]).unwrap(), AllocatorConfig::default());
+        for name in VARIABLES {
+            let error = env(&[(name, "per_process_memory_fraction:2")]).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(name) && text.contains("per_process_memory_fraction"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_is_no_text_is_an_error_that_names_it() {
+        for name in VARIABLES.into_iter().chain(["PYTORCH_NO_CUDA_MEMORY_CACHING"]) {
+            let error = AllocatorConfig::from_env_with(|asked| match asked == name {
+                true => Err(VarError::NotUnicode("\u{fffd}".into())),
+                false => Err(VarError::NotPresent),
+            });
+            let reason = Box::new(ConfigError::NotUnicode);
+            assert_eq!(error, Err(ConfigError::Variable { variable: name, reason }));
+        }
     }
 }

@@ -27,7 +27,7 @@ pub struct PoolOptions {
 /// it. Once neither a clone nor a route is left it takes no more requests, and each of its segments
 /// goes back to the backend with its last block.
 ///
-/// It has segments under every [`Policy`]: nothing is ever mapped elsewhere, so that addresses
+/// It has segments under every [`Policy`](crate::Policy): nothing is ever mapped elsewhere, so that addresses
 /// stay what they are, as a captured graph needs.
 pub struct MemPool<B: Backend> {
     pub(crate) inner: Arc<Pool<B>>,

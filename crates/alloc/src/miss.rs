@@ -78,12 +78,16 @@ impl<B: Backend> Shared<B> {
         AllocError::OutOfMemory(Box::new(facts))
     }
 
-    /// Free memory of the private pools that lend theirs.
+    /// Free memory of the private pools that lend theirs. Who asks for a private pool gets no
+    /// other memory, which may be of another kind.
     fn take_from_pools(
         &self,
         shard: &Arc<Shard<B>>,
         request: &Request,
     ) -> Option<(Arc<Shard<B>>, Granted)> {
+        if shard.pool != 0 {
+            return None;
+        }
         let stream = shard.lock().stream_id;
         let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         let lenders = pools.iter().filter(|pool| pool.options.use_on_oom);
@@ -98,6 +102,9 @@ impl<B: Backend> Shared<B> {
     /// request's stream waits, on the device, for what the other stream was given until now; and
     /// when the block is freed, the other one waits in turn.
     fn lend(&self, shard: &Arc<Shard<B>>, request: &Request) -> Option<(Arc<Shard<B>>, Granted)> {
+        if shard.pool != 0 {
+            return None;
+        }
         let backend = &self.core.backend;
         let stream = shard.lock().stream.clone();
         for lender in self.core.shared_shards() {

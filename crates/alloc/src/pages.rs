@@ -20,6 +20,9 @@ pub(crate) struct Arenas<B: Backend> {
     lendings: VecDeque<B::Event>,
     /// How many are no longer in `lendings`.
     settled: u64,
+    /// Where each page is, by its number; vacant numbers too.
+    owners: Vec<(u32, usize)>,
+    vacant: Vec<u32>,
     /// Pages in existence.
     pages: usize,
     /// Places at which one is or was mapped.
@@ -42,12 +45,36 @@ enum Slot {
     Mapped {
         mapping: Handle,
         page: Handle,
+        number: u32,
     },
     /// The page serves another address now; work that was given before may still use this one.
     Lent {
-        _mapping: Handle,
+        mapping: Handle,
+        number: u32,
         lending: u64,
     },
+}
+
+impl Arena {
+    fn start(&self, slot: usize) -> u64 {
+        self.base + (slot * self.page_size) as u64
+    }
+}
+
+/// Whole pages that no block uses, by arena and address.
+pub(crate) struct FreePages(Vec<Pages>);
+
+impl FreePages {
+    pub(crate) fn new(mut pages: Vec<Pages>) -> Self {
+        pages.sort_unstable_by_key(|pages| (pages.arena, pages.start));
+        Self(pages)
+    }
+
+    fn contains(&self, arena: u32, start: u64) -> bool {
+        let behind = self.0.partition_point(|pages| (pages.arena, pages.start) <= (arena, start));
+        let found = behind.checked_sub(1).map(|at| self.0[at]);
+        found.is_some_and(|p| p.arena == arena && start < p.start + p.size as u64)
+    }
 }
 
 /// Bytes in a page of a pool's arena.
@@ -64,6 +91,8 @@ impl<B: Backend> Default for Arenas<B> {
             arenas: Vec::new(),
             lendings: VecDeque::new(),
             settled: 0,
+            owners: Vec::new(),
+            vacant: Vec::new(),
             pages: 0,
             mapped: 0,
             spent: Duration::ZERO,
@@ -121,10 +150,15 @@ impl<B: Backend> Arenas<B> {
         let numbers = self.numbers(pages);
         for number in numbers.clone() {
             let page = memory.create(self.page_size(pages.arena));
+            let name = self.vacant.pop().unwrap_or(self.owners.len() as u32);
+            if name as usize == self.owners.len() {
+                self.owners.push((pages.arena, number));
+            }
             let mapped = page.and_then(|page| {
-                self.put(memory, pages.arena, number, page).map_err(|(error, _page)| error)
+                self.put(memory, pages.arena, number, page, name).map_err(|(error, _page)| error)
             });
             if let Err(error) = mapped {
+                self.vacant.push(name);
                 let size = (number - numbers.start) * self.page_size(pages.arena);
                 self.release(Pages { size, ..pages });
                 result = Err(error);
@@ -148,21 +182,55 @@ impl<B: Backend> Arenas<B> {
         let start = Instant::now();
         let old = self.numbers(from).start;
         let Some(arena) = self.arenas[from.arena as usize].as_mut() else { return Ok(()) };
-        let Slot::Mapped { mapping, page } =
+        let Slot::Mapped { mapping, page, number: name } =
             std::mem::replace(&mut arena.slots[old], Slot::Unmapped)
         else {
             return Ok(());
         };
         let number = self.numbers(to).start;
-        let (slot, result) = match self.put(memory, to.arena, number, page) {
-            Ok(()) => (Slot::Lent { _mapping: mapping, lending }, Ok(())),
-            Err((error, page)) => (Slot::Mapped { mapping, page }, Err(error)),
+        let (slot, result) = match self.put(memory, to.arena, number, page, name) {
+            Ok(()) => (Slot::Lent { mapping, number: name, lending }, Ok(())),
+            Err((error, page)) => (Slot::Mapped { mapping, page, number: name }, Err(error)),
         };
         if let Some(arena) = self.arenas[from.arena as usize].as_mut() {
             arena.slots[old] = slot;
         }
         self.spent += start.elapsed();
         result
+    }
+
+    /// Where the page is now that was lent from this address.
+    pub(crate) fn borrower(&self, page: Pages) -> Option<Pages> {
+        let arena = self.arenas.get(page.arena as usize)?.as_ref()?;
+        let Slot::Lent { number, .. } = arena.slots.get(self.numbers(page).start)? else {
+            return None;
+        };
+        let (arena, slot) = self.owners[*number as usize];
+        let start = self.arenas.get(arena as usize)?.as_ref()?.start(slot);
+        Some(Pages { arena, start, size: page.size })
+    }
+
+    /// Takes the page back that was lent from this address, where it is still mapped; the
+    /// borrower's is now its former one.
+    pub(crate) fn take_back(&mut self, page: Pages, lending: u64) {
+        let (to, at) = (page.arena, self.numbers(page).start);
+        let Some(slot) = self.slot(to, at) else { return };
+        let Slot::Lent { mapping, number, .. } = std::mem::replace(slot, Slot::Unmapped) else {
+            return;
+        };
+        let (from, old) = std::mem::replace(&mut self.owners[number as usize], (to, at));
+        let Some(slot) = self.slot(from, old) else { return };
+        if let Slot::Mapped { mapping: former, page, .. } = std::mem::replace(slot, Slot::Unmapped)
+        {
+            *slot = Slot::Lent { mapping: former, number, lending };
+            if let Some(slot) = self.slot(to, at) {
+                *slot = Slot::Mapped { mapping, page, number };
+            }
+        }
+    }
+
+    fn slot(&mut self, arena: u32, number: usize) -> Option<&mut Slot> {
+        self.arenas.get_mut(arena as usize)?.as_mut()?.slots.get_mut(number)
     }
 
     /// Unmaps these pages and gives them back. Nothing may use them any more.
@@ -172,7 +240,11 @@ impl<B: Backend> Arenas<B> {
         self.pages -= numbers.len();
         self.mapped -= numbers.len();
         if let Some(arena) = &mut self.arenas[pages.arena as usize] {
-            arena.slots[numbers].fill_with(|| Slot::Unmapped);
+            for slot in &mut arena.slots[numbers] {
+                if let Slot::Mapped { number, .. } = std::mem::replace(slot, Slot::Unmapped) {
+                    self.vacant.push(number);
+                }
+            }
         }
         self.spent += start.elapsed();
     }
@@ -209,8 +281,9 @@ impl<B: Backend> Arenas<B> {
         }
     }
 
-    /// What it takes to map pages at these addresses, at which none is.
-    pub(crate) fn cost(&self, pages: Pages) -> Cost {
+    /// What it takes to map pages at these addresses, at which none is, while those in `free` are
+    /// free where they are.
+    pub(crate) fn cost(&self, pages: Pages, free: &FreePages) -> Cost {
         let numbers = self.numbers(pages);
         // Two calls for each page; four where the spread is used up, so that an old place is
         // cheaper, at three.
@@ -219,6 +292,7 @@ impl<B: Backend> Arenas<B> {
         let Some(arena) = &self.arenas[pages.arena as usize] else { return Cost::Busy };
         for number in numbers {
             calls += match arena.slots.get(number) {
+                Some(Slot::Lent { number, .. }) if self.is_free(*number, free) => 0,
                 Some(Slot::Lent { lending, .. }) if *lending >= self.settled => return Cost::Busy,
                 Some(Slot::Lent { .. }) => 3,
                 _ => fresh,
@@ -227,13 +301,21 @@ impl<B: Backend> Arenas<B> {
         Cost::Calls(calls)
     }
 
+    fn is_free(&self, page: u32, free: &FreePages) -> bool {
+        let (arena, slot) = self.owners[page as usize];
+        let found = self.arenas.get(arena as usize).and_then(Option::as_ref);
+        found.is_some_and(|found| free.contains(arena, found.start(slot)))
+    }
+
     fn put(
         &mut self,
         memory: &dyn VirtualMemory<B::Error>,
         arena: u32,
         number: usize,
         page: Handle,
+        name: u32,
     ) -> Result<(), (B::Error, Handle)> {
+        let to = arena;
         let Some(arena) = &mut self.arenas[arena as usize] else { return Ok(()) };
         if arena.slots.len() <= number {
             arena.slots.resize_with(number + 1, || Slot::Unmapped);
@@ -244,7 +326,8 @@ impl<B: Backend> Arenas<B> {
         arena.slots[number] = Slot::Unmapped;
         match memory.map(&arena.range, number * arena.page_size, &page) {
             Ok(mapping) => {
-                arena.slots[number] = Slot::Mapped { mapping, page };
+                arena.slots[number] = Slot::Mapped { mapping, page, number: name };
+                self.owners[name as usize] = (to, number);
                 Ok(())
             }
             Err(error) => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::allocator::Shared;
 use crate::core::Slow;
+use crate::pages::FreePages;
 use crate::shard::{Shard, lock};
 use crate::state::{Granted, Growth, Pages, Request};
 use crate::{AllocError, Backend, PoolKind, VirtualMemory};
@@ -28,7 +29,8 @@ struct Loan {
 /// What a growth is for.
 struct Need<'a, B: Backend> {
     memory: &'a dyn VirtualMemory<B::Error>,
-    shard: &'a Arc<Shard<B>>,
+    /// All that have pages; the first is the one that grows.
+    shards: &'a [Arc<Shard<B>>],
     request: &'a Request,
     page_size: usize,
     /// How many bytes may be reserved.
@@ -49,19 +51,23 @@ impl<B: Backend> Shared<B> {
         if !self.core.is_capturing() {
             slow.arenas.poll(&self.core.backend);
         }
-        let planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas);
+        let shards = self.lenders(shard);
+        let free = shards.iter().flat_map(|shard| shard.lock().list_free_pages(page_size));
+        let free = FreePages::new(free.collect());
+        let planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, &free);
         let mut growth = match planned {
             Some(growth) => growth,
             None => {
                 self.reserve(slow, memory, shard, request, page_size)?;
-                let planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas);
+                let planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, &free);
                 let Some(growth) = planned else { return Ok(None) };
                 growth
             }
         };
         growth.split_missing(page_size);
-        let need = Need { memory, shard, request, page_size, limit };
-        let filled = self.fill(slow, &need, &growth);
+        let need = Need { memory, shards: &shards, request, page_size, limit };
+        let taken_back = self.take_back(slow, &need, &mut growth);
+        let filled = self.fill(slow, &need, &growth, taken_back);
         lock(&self.core.global).mapping_time += std::mem::take(&mut slow.arenas.spent);
         match filled {
             Ok(()) => Ok(Some(shard.lock().finish(&growth, request))),
@@ -72,23 +78,58 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// Maps a page at each missing address of a growth. An error says how many are mapped, and
+    /// Takes pages back that were lent from the missing addresses and are free: that takes no
+    /// call. Answers how many there are; they are first among the missing from now on.
+    fn take_back(&self, slow: &mut Slow<B>, need: &Need<'_, B>, growth: &mut Growth) -> usize {
+        let lent = growth.missing.iter();
+        let mut wanted: Vec<(Pages, Pages)> =
+            lent.filter_map(|&at| Some((slow.arenas.borrower(at)?, at))).collect();
+        wanted.sort_unstable_by_key(|(borrower, _)| borrower.start);
+        wanted.dedup_by_key(|(borrower, _)| borrower.start);
+        let borrowers: Vec<Pages> = wanted.iter().map(|&(borrower, _)| borrower).collect();
+        let mut back = Vec::new();
+        for owner in 0..need.shards.len() {
+            if borrowers.is_empty() {
+                break;
+            }
+            let taken = need.shards[owner].lock().take_these_pages(&borrowers, need.page_size);
+            for loan in self.lend_out(slow, need.shards, owner, taken) {
+                let find = wanted.binary_search_by_key(&loan.page.start, |(from, _)| from.start);
+                if let Ok(found) = find {
+                    slow.arenas.take_back(wanted[found].1, loan.lending);
+                    back.push(wanted[found].1.start);
+                    let mut global = lock(&self.core.global);
+                    let (to, bytes) = (need.request.kind, need.page_size as i64);
+                    global.reserved_bytes.transfer(loan.kind, to, bytes);
+                }
+            }
+        }
+        growth.missing.sort_by_key(|page| !back.contains(&page.start));
+        back.len()
+    }
+
+    /// Maps a page at each missing address of a growth but the first ones. An error says how many are mapped, and
     /// is `None` where there is no memory.
     fn fill(
         &self,
         slow: &mut Slow<B>,
         need: &Need<'_, B>,
         growth: &Growth,
+        mapped: usize,
     ) -> Result<(), (usize, Option<AllocError>)> {
         let missing = growth.missing.len();
+        if mapped == missing {
+            return Ok(());
+        }
         let peak = self.core.peak_requested_with(need.request.requested);
         let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
         let allowed = peak + (peak / SLACK).max(MIN_SLACK);
         let room = allowed.saturating_sub(reserved) / need.page_size;
-        let shards = self.lenders(need.shard);
+        let shards = need.shards;
         // What is not to be had anywhere has to be new.
-        let mut loans = self.borrow(slow, &shards, missing.saturating_sub(room), need.page_size);
-        for (mapped, &to) in growth.missing.iter().enumerate() {
+        let mut loans =
+            self.borrow(slow, shards, (missing - mapped).saturating_sub(room), need.page_size);
+        for (mapped, &to) in growth.missing.iter().enumerate().skip(mapped) {
             let failed = |error| (mapped, Some(AllocError::from_backend(need.page_size, error)));
             if loans.is_empty() {
                 match self.create(slow, need, to) {
@@ -96,9 +137,9 @@ impl<B: Backend> Shared<B> {
                     Ok(false) => {
                         // Memory is short: only what is free somewhere is left.
                         let left = missing - mapped;
-                        loans = self.borrow(slow, &shards, left, need.page_size);
+                        loans = self.borrow(slow, shards, left, need.page_size);
                         if loans.len() < left {
-                            self.give_back(&shards, loans);
+                            self.give_back(shards, loans);
                             return Err((mapped, None));
                         }
                     }
@@ -108,7 +149,7 @@ impl<B: Backend> Shared<B> {
             let Some(loan) = loans.pop() else { return Err((mapped, None)) };
             if let Err(error) = slow.arenas.lend(need.memory, loan.page, to, loan.lending) {
                 loans.push(loan);
-                self.give_back(&shards, loans);
+                self.give_back(shards, loans);
                 return Err(failed(error));
             }
             let mut global = lock(&self.core.global);
@@ -140,8 +181,12 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// All shards, this one first: its own free pages need no wait.
+    /// All shards, this one first: its own free pages need no wait. During a capture it is alone,
+    /// since the others' streams may be the ones that are captured.
     fn lenders(&self, shard: &Arc<Shard<B>>) -> Vec<Arc<Shard<B>>> {
+        if self.core.is_capturing() {
+            return vec![Arc::clone(shard)];
+        }
         let mut shards = self.core.shared_shards();
         shards.sort_by_key(|other| !Arc::ptr_eq(other, shard));
         shards
@@ -163,35 +208,45 @@ impl<B: Backend> Shared<B> {
             if loans.len() == count {
                 break;
             }
-            let (taken, stream) = {
-                let mut state = shard.lock();
-                (state.take_some_pages(count - loans.len(), page_size), state.stream.clone())
-            };
-            if taken.is_empty() {
-                continue;
-            }
-            let backend = &self.core.backend;
-            let event = backend.record(&stream).and_then(|event| {
-                if owner > 0 {
-                    let own = shards[0].lock().stream.clone();
-                    backend.wait(&own, &event)?;
-                }
-                Ok(event)
-            });
-            let Ok(event) = event else {
-                // Nobody knows when these are out of use.
-                let mut state = shard.lock();
-                taken.into_iter().for_each(|(kind, pages)| state.uncarve(kind, pages));
-                continue;
-            };
-            let lending = slow.arenas.add_lending(event);
-            let pages = taken.into_iter().flat_map(|(kind, pages)| {
-                pages.each(page_size).map(move |page| Loan { page, kind, lending, owner })
-            });
-            loans.extend(pages);
+            let taken = shard.lock().take_some_pages(count - loans.len(), page_size);
+            loans.extend(self.lend_out(slow, shards, owner, taken));
         }
         loans.reverse();
         loans
+    }
+
+    /// Makes loans of free pages that were taken out of a shard.
+    fn lend_out(
+        &self,
+        slow: &mut Slow<B>,
+        shards: &[Arc<Shard<B>>],
+        owner: usize,
+        taken: Vec<(PoolKind, Pages)>,
+    ) -> Vec<Loan> {
+        if taken.is_empty() {
+            return Vec::new();
+        }
+        let backend = &self.core.backend;
+        let stream = shards[owner].lock().stream.clone();
+        let event = backend.record(&stream).and_then(|event| {
+            if owner > 0 {
+                let own = shards[0].lock().stream.clone();
+                backend.wait(&own, &event)?;
+            }
+            Ok(event)
+        });
+        let Ok(event) = event else {
+            // Nobody knows when these are out of use.
+            let mut state = shards[owner].lock();
+            taken.into_iter().for_each(|(kind, pages)| state.uncarve(kind, pages));
+            return Vec::new();
+        };
+        let lending = slow.arenas.add_lending(event);
+        let page_size = |pages: Pages| slow.arenas.page_size(pages.arena);
+        let loans = taken.into_iter().flat_map(|(kind, pages)| {
+            pages.each(page_size(pages)).map(move |page| Loan { page, kind, lending, owner })
+        });
+        loans.collect()
     }
 
     fn give_back(&self, shards: &[Arc<Shard<B>>], loans: Vec<Loan>) {

@@ -27,15 +27,22 @@ impl<B: Backend> Shard<B> {
         Self { state: Mutex::new(state), pool, core: Arc::clone(core) }
     }
 
-    #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, State<B>> {
+        let mut state = self.lock_parked();
+        state.unpark();
+        state
+    }
+
+    /// For a hit and a free, which may leave a block parked.
+    #[inline]
+    pub(crate) fn lock_parked(&self) -> MutexGuard<'_, State<B>> {
         lock(&self.state)
     }
 
     /// Takes a block back from its caller.
     #[inline]
     pub(crate) fn free(&self, block: u32) {
-        let mut state = self.lock();
+        let mut state = self.lock_parked();
         if self.core.is_capturing() {
             state.free_in_capture(block);
         } else {
@@ -43,6 +50,7 @@ impl<B: Backend> Shard<B> {
         }
         let keeps = state.config.caching && !state.retired;
         if state.counters.over || !keeps {
+            state.unpark();
             let released = if keeps { Vec::new() } else { state.take_cached() };
             drop(state);
             self.core.gone(released);

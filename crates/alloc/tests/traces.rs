@@ -1,73 +1,132 @@
 //! Recorded workloads, against what PyTorch's own allocator did with them.
+#![cfg(feature = "cuda")]
+#![allow(dead_code, unreachable_pub)] // the replay tool's modules, in part
 
-mod common;
+#[path = "../examples/replay/bytes.rs"]
+mod bytes;
+#[path = "../examples/replay/check.rs"]
+mod check;
+#[path = "../examples/replay/device.rs"]
+mod device;
+#[path = "../examples/replay/policy.rs"]
+mod policy;
+#[path = "../examples/replay/run.rs"]
+mod run;
+#[path = "../examples/replay/trace.rs"]
+mod trace;
 
-use std::collections::HashMap;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use common::{Fake, check_books};
-use flate2::read::GzDecoder;
+use check::Check;
+use device::{Device, DriverKind};
+use policy::Policy;
+use run::{Watch, replay};
+use serde_json::Value;
+use trace::Trace;
+use warpline_alloc::{CudaBackend, MemoryStats};
+use warpline_cuda_sys_safe::sim::Schedule;
 
-/// Replays a trace (`a,ID,BYTES,STREAM` and `f,ID,,` lines); answers events, peak requested,
-/// allocated and reserved bytes, and the number of driver allocations.
-fn replay(name: &str) -> [i64; 5] {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(name);
-    let file = std::fs::File::open(path).unwrap();
-    let fake = Fake::new(usize::MAX / 2);
-    let allocator = fake.allocator("");
-    let mut live = HashMap::new();
-    let mut events = 0;
-    for line in BufReader::new(GzDecoder::new(file)).lines() {
-        let line = line.unwrap();
-        let fields: Vec<&str> = line.split(',').collect();
-        let id: u64 = fields[1].parse().unwrap();
-        match fields[0] {
-            "a" => {
-                let (bytes, stream) = (fields[2].parse().unwrap(), fields[3].parse().unwrap());
-                live.insert(id, allocator.malloc(bytes, &stream).unwrap());
-                events += 1;
-            }
-            "f" => {
-                assert!(live.remove(&id).is_some());
-                events += 1;
-            }
-            _ => {}
+const CAPACITY: usize = 141 << 30;
+
+/// The traces' folder.
+fn traces() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces"))
+}
+
+/// Each trace, and what PyTorch did with it in one of its modes.
+fn workloads(mode: &str) -> Vec<(Trace, Value)> {
+    let text = std::fs::read_to_string(traces().join("reference.json")).unwrap();
+    let reference: Value = serde_json::from_str(&text).unwrap();
+    let workload = |(name, modes): (&String, &Value)| {
+        let trace = Trace::open(&traces().join(format!("{name}.csv.gz"))).unwrap();
+        (trace, modes[mode].clone())
+    };
+    let all: Vec<_> = reference["traces"].as_object().unwrap().iter().map(workload).collect();
+    assert!(!all.is_empty());
+    all
+}
+
+/// Replays on a new simulated device.
+fn replayed<W: Watch<CudaBackend>>(
+    trace: &Trace,
+    policy: Policy,
+    schedule: Schedule,
+    watch: impl Fn(&Device) -> W,
+    times: usize,
+) -> MemoryStats {
+    let device = Device::open(DriverKind::Sim, CAPACITY, schedule, trace).unwrap();
+    let allocator = device.allocator(policy.config().unwrap());
+    for _ in 0..times {
+        replay(&allocator, trace, &device.streams, &mut watch(&device), &mut |_| {}).unwrap();
+    }
+    allocator.memory_stats()
+}
+
+/// Holds the statistics of each trace against PyTorch's in a mode of it.
+fn compare(policy: Policy, mode: &str, compare: impl Fn(&str, &MemoryStats, &Value)) {
+    for (trace, reference) in workloads(mode) {
+        let stats = replayed(&trace, policy, Schedule::Eager, |_| (), 1);
+        let name = &trace.name;
+        assert_eq!(trace.ops.len(), reference["events"], "{name}: events");
+        let requested = stats.requested_bytes.all.peak;
+        assert_eq!(requested, reference["peak_requested"], "{name}: peak requested");
+        compare(name, &stats, &reference);
+    }
+}
+
+#[test]
+fn torch_is_pytorch() {
+    compare(Policy::Torch, "default", |name, stats, reference| {
+        let reserved = stats.reserved_bytes.all.peak;
+        assert_eq!(reserved, reference["peak_reserved"], "{name}: peak reserved");
+        assert_eq!(stats.num_device_alloc, reference["device_alloc"], "{name}: allocations");
+        // Ties between equal blocks fall by the addresses that the driver chose.
+        let allocated = stats.allocated_bytes.all.peak as f64;
+        let off = allocated / reference["peak_allocated"].as_f64().unwrap() - 1.0;
+        assert!(off.abs() < 0.001, "{name}: peak allocated is off by {off}");
+    });
+}
+
+#[test]
+fn torch_expandable_is_pytorch() {
+    compare(Policy::TorchExpandable, "expandable", |name, stats, reference| {
+        let reserved = stats.reserved_bytes.all.peak;
+        assert_eq!(reserved, reference["peak_reserved"], "{name}: peak reserved");
+        let allocated = stats.allocated_bytes.all.peak;
+        assert_eq!(allocated, reference["peak_allocated"], "{name}: peak allocated");
+    });
+}
+
+#[test]
+fn default_wastes_little() {
+    compare(Policy::Default, "default", |name, stats, _| {
+        let [reserved, requested] =
+            [stats.reserved_bytes, stats.requested_bytes].map(|stat| stat.all.peak as f64);
+        assert!(reserved / requested <= 1.02, "{name}: {}", reserved / requested);
+    });
+}
+
+/// Fills and verifies all blocks of the shorter traces, from an empty cache and from a full one.
+fn keeps_bytes(policy: Policy) {
+    for (trace, _) in workloads("default") {
+        if trace.ops.len() < 30_000 {
+            let check = |device: &Device| Check::new(device, &trace).unwrap();
+            replayed(&trace, policy, Schedule::Seeded(0), check, 2);
         }
     }
-    check_books(&allocator);
-    let stats = allocator.memory_stats();
-    [
-        events,
-        stats.requested_bytes.all.peak,
-        stats.allocated_bytes.all.peak,
-        stats.reserved_bytes.all.peak,
-        stats.num_device_alloc,
-    ]
-}
-
-fn check(name: &str, [events, requested, allocated, reserved, device_alloc]: [i64; 5]) {
-    let found = replay(name);
-    assert_eq!(found[0], events, "{name}: events");
-    assert_eq!(found[1], requested, "{name}: peak requested");
-    assert_eq!(found[3], reserved, "{name}: peak reserved");
-    assert_eq!(found[4], device_alloc, "{name}: driver allocations");
-    // Ties between equal blocks fall by the addresses that the driver chose.
-    let off = (found[2] - allocated).abs() as f64 / allocated as f64;
-    assert!(off < 0.001, "{name}: peak allocated {} instead of {allocated}", found[2]);
 }
 
 #[test]
-fn multistream_prefetch_is_as_in_pytorch() {
-    check("multistream_prefetch.csv.gz", [7936, 2_146_885_640, 2_161_566_720, 4_263_510_016, 76]);
+fn blocks_keep_their_bytes_under_torch() {
+    keeps_bytes(Policy::Torch);
 }
 
 #[test]
-fn resnet50_is_as_in_pytorch() {
-    check("resnet50.csv.gz", [20_894, 4_352_746_976, 4_372_188_672, 5_513_412_608, 104]);
+fn blocks_keep_their_bytes_under_torch_expandable() {
+    keeps_bytes(Policy::TorchExpandable);
 }
 
 #[test]
-fn unet_multires_is_as_in_pytorch() {
-    check("unet_multires.csv.gz", [25_874, 5_524_830_120, 5_533_408_768, 7_491_026_944, 74]);
+fn blocks_keep_their_bytes_under_default() {
+    keeps_bytes(Policy::Default);
 }

@@ -24,7 +24,7 @@ pub(crate) fn on_every_target(body: impl Fn(Target<'_>)) {
 pub(crate) fn on_gpu(body: impl Fn(Target<'_>)) {
     let driver = warpline_cuda_sys_safe::open(driver_spec().as_deref(), None).unwrap();
     // So that a memory checker can have every block be an allocation of the driver's.
-    let allocator = AllocatorConfig::from_env_with(|name| std::env::var(name).ok()).unwrap();
+    let allocator = AllocatorConfig::from_env_with(|name| std::env::var(name)).unwrap();
     let config = RuntimeConfig { allocator, ..RuntimeConfig::default() };
     on_driver(Runtime::new(driver, config).unwrap(), body);
 }

@@ -6,12 +6,15 @@
 //! | `WARPLINE_DRIVER` | `cuda` (or unset): the machine's driver; `sim:N` and options: N simulated GPUs |
 //! | `CUDA_VISIBLE_DEVICES` | which devices there are, and their order |
 //! | `CUDA_LAUNCH_BLOCKING` | `1`: each launch is waited for and reports its own failure |
-//! | `PYTORCH_CUDA_ALLOC_CONF` and others | [`warpline_alloc::AllocatorConfig::from_env_with`] |
+//! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
+//!
+//! One that cannot be used leaves a runtime without CUDA, whose errors name it.
 
 use std::cell::RefCell;
+use std::env::VarError;
 use std::sync::OnceLock;
 
-use warpline_alloc::AllocatorConfig;
+use warpline_alloc::{AllocatorConfig, ConfigError};
 use warpline_cuda_sys_safe::DriverError;
 
 use crate::{Error, Result, Runtime, RuntimeConfig};
@@ -29,7 +32,9 @@ thread_local! {
 pub fn runtime() -> Runtime {
     // Where the thread is being torn down there is no override any more.
     let own = OVERRIDE.try_with(|own| own.borrow().clone()).ok().flatten();
-    own.unwrap_or_else(|| PROCESS.get_or_init(from_environment).clone())
+    own.unwrap_or_else(|| {
+        PROCESS.get_or_init(|| from_environment(|name| std::env::var(name))).clone()
+    })
 }
 
 /// Runs `f` with another runtime in this thread: an isolated world of devices and caches.
@@ -83,30 +88,90 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     Runtime::new(driver, config.clone())
 }
 
-fn from_environment() -> Runtime {
-    let variable = |name: &str| std::env::var(name).ok();
-    let mut config = RuntimeConfig {
-        launch_blocking: variable("CUDA_LAUNCH_BLOCKING").is_some_and(|v| v.trim() == "1"),
-        ..RuntimeConfig::default()
+fn from_environment(read: impl Fn(&str) -> Result<String, VarError>) -> Runtime {
+    let mut config = RuntimeConfig::default();
+    let opened = open_from_environment(read, &mut config);
+    opened.unwrap_or_else(|reason| Runtime::without_cuda(reason, &config))
+}
+
+fn open_from_environment(
+    read: impl Fn(&str) -> Result<String, VarError>,
+    config: &mut RuntimeConfig,
+) -> Result<Runtime, DriverError> {
+    let value = |name: &'static str| match read(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => Err(refused(name, "the value is not UTF-8".into())),
     };
-    let made = AllocatorConfig::from_env_with(variable)
-        .map_err(|e| refused("PYTORCH_CUDA_ALLOC_CONF", e.to_string()))
-        .and_then(|allocator| {
-            config.allocator = allocator;
-            let visible = variable("CUDA_VISIBLE_DEVICES");
-            let spec = variable("WARPLINE_DRIVER");
-            warpline_cuda_sys_safe::open(spec.as_deref(), visible.as_deref())
-        });
-    match made {
-        Err(reason) => Runtime::without_cuda(reason, &config),
-        Ok(driver) => Runtime::new(driver, config.clone()).unwrap_or_else(|error| {
-            let reason = error.driver_error().cloned();
-            let reason = reason.unwrap_or_else(|| refused("WARPLINE_DRIVER", error.to_string()));
-            Runtime::without_cuda(reason, &config)
-        }),
-    }
+    config.launch_blocking = value("CUDA_LAUNCH_BLOCKING")?.is_some_and(|v| v.trim() == "1");
+    config.allocator = AllocatorConfig::from_env_with(&read).map_err(|error| match error {
+        ConfigError::Variable { variable, reason } => refused(variable, reason.to_string()),
+        other => refused("allocator options", other.to_string()),
+    })?;
+    let (spec, visible) = (value("WARPLINE_DRIVER")?, value("CUDA_VISIBLE_DEVICES")?);
+    let driver = warpline_cuda_sys_safe::open(spec.as_deref(), visible.as_deref())?;
+    Runtime::new(driver, config.clone()).map_err(|error| {
+        let reason = error.driver_error().cloned();
+        reason.unwrap_or_else(|| refused("WARPLINE_DRIVER", error.to_string()))
+    })
 }
 
 fn refused(call: &'static str, reason: String) -> DriverError {
     DriverError::InvalidArgument { call, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(variables: &[(&str, &str)]) -> Runtime {
+        from_environment(|name| {
+            let found = variables.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_string()).ok_or(VarError::NotPresent)
+        })
+    }
+
+    /// Why there is no CUDA.
+    fn reason(runtime: &Runtime) -> String {
+        runtime.devices().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn variables_are_heeded() {
+        let conf = ("PYTORCH_ALLOC_CONF", "policy:torch,max_split_size_mb:40");
+        let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), conf, ("CUDA_LAUNCH_BLOCKING", "1")]);
+        assert_eq!(runtime.device_count(), 2);
+        assert!(runtime.launch_blocking());
+        let config = runtime.device(1).unwrap().allocator().config();
+        assert_eq!(config.max_split_size, Some(40 << 20));
+    }
+
+    #[test]
+    fn a_bad_option_is_blamed_on_the_variable_that_was_read() {
+        for variable in ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
+            let reason = reason(&with(&[("WARPLINE_DRIVER", "sim:1"), (variable, "polisy:torch")]));
+            assert!(reason.contains(variable) && reason.contains("`polisy`"), "{reason}");
+            let named = reason.matches("ALLOC_CONF").count();
+            assert_eq!(named, 1, "no other is blamed: {reason}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_no_text_is_an_error_that_names_its_variable() {
+        for variable in [
+            "CUDA_LAUNCH_BLOCKING",
+            "CUDA_VISIBLE_DEVICES",
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "PYTORCH_NO_CUDA_MEMORY_CACHING",
+            "WARPLINE_DRIVER",
+        ] {
+            let runtime = from_environment(|name| match name {
+                _ if name == variable => Err(VarError::NotUnicode("\u{fffd}".into())),
+                "WARPLINE_DRIVER" => Ok("sim:1".into()),
+                _ => Err(VarError::NotPresent),
+            });
+            let reason = reason(&runtime);
+            assert!(reason.contains(variable) && reason.contains("UTF-8"), "{reason}");
+        }
+    }
 }

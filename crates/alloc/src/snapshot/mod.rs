@@ -136,7 +136,7 @@ impl Snapshot {
 }
 
 /// The number in a device's name, such as 1 of `cuda:1`; 0 where there is none.
-fn ordinal(device: &str) -> usize {
+pub(crate) fn ordinal(device: &str) -> usize {
     let number = device.rsplit(':').next().and_then(|number| number.parse::<u8>().ok());
     number.unwrap_or(0).into()
 }

@@ -313,6 +313,35 @@ impl<B: Backend> State<B> {
         taken
     }
 
+    /// The whole free pages of the arenas of both pools.
+    pub(crate) fn list_free_pages(&self, page_size: usize) -> Vec<Pages> {
+        let kinds = [PoolKind::Large, PoolKind::Small].into_iter();
+        let free = kinds.flat_map(|kind| self.free_pages(kind, |_| page_size));
+        free.map(|(_, pages)| pages).collect()
+    }
+
+    /// Takes those of the wanted pages, which are sorted by address, out of the arenas that are
+    /// free. Answers them with their pools.
+    pub(crate) fn take_these_pages(
+        &mut self,
+        wanted: &[Pages],
+        page_size: usize,
+    ) -> Vec<(PoolKind, Pages)> {
+        let mut taken = Vec::new();
+        for kind in [PoolKind::Large, PoolKind::Small] {
+            for (block, free) in self.free_pages(kind, |_| page_size) {
+                let end = free.start + free.size as u64;
+                let from = wanted.partition_point(|page| page.start < free.start);
+                let to = wanted.partition_point(|page| page.start < end);
+                // From behind, so that the block keeps its number.
+                for page in wanted[from..to].iter().rev().filter(|page| page.arena == free.arena) {
+                    taken.push((kind, self.carve(block, page.start, page_size)));
+                }
+            }
+        }
+        taken
+    }
+
     /// The free blocks of the arenas that contain whole pages, and those.
     fn free_pages(&self, kind: PoolKind, page_size: impl Fn(u32) -> usize) -> Vec<(u32, Pages)> {
         let free = self.pools[kind as usize].iter();

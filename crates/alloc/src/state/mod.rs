@@ -125,6 +125,11 @@ pub(crate) struct State<B: Backend> {
     deferred: Vec<u32>,
     /// Searches of large pools, the clock by which what is idle ages.
     clock: Arc<AtomicU64>,
+    /// The block that was handed out last, if nothing has changed since, and for what size. Freed
+    /// again it is only parked: the same request would find, split and get it once more.
+    last: u32,
+    last_size: usize,
+    parked: bool,
     tracer: Arc<Tracer>,
     records: Vec<Record>,
     /// For each record, the streams other than its own that use it.
@@ -152,6 +157,9 @@ impl<B: Backend> State<B> {
             misses: 0,
             deferred: Vec::new(),
             clock,
+            last: NONE,
+            last_size: 0,
+            parked: false,
             tracer,
             records: Vec::new(),
             uses: Vec::new(),
@@ -193,6 +201,16 @@ impl<B: Backend> State<B> {
     /// The best fitting free block, taken out of its pool and handed out.
     #[inline]
     pub(crate) fn take_fit(&mut self, request: &Request) -> Option<Granted> {
+        if self.parked {
+            let record = &self.records[self.last as usize];
+            if self.last_size == request.size && record.kind == request.kind {
+                self.parked = false;
+                let (block, address, size) = (self.last, record.address, record.size);
+                self.grant(block, address, size, request);
+                return Some(Granted { block, address, size });
+            }
+            self.unpark();
+        }
         if self.collects && request.kind == PoolKind::Large {
             self.clock.fetch_add(1, Ordering::Relaxed);
         }
@@ -307,6 +325,16 @@ impl<B: Backend> State<B> {
                 counters.decrease(kind, Quantity::InactiveSplit, i64::from(!split));
             }
         }
+        self.last = block;
+        self.last_size = request.size;
+        self.grant(block, address, size, request);
+        Granted { block, address, size }
+    }
+
+    /// Enters a block as the caller's.
+    #[inline]
+    fn grant(&mut self, block: u32, address: u64, size: usize, request: &Request) {
+        let kind = request.kind;
         let oversize = size >= self.config.max_split();
         let record = &mut self.records[block as usize];
         record.size = size;
@@ -323,7 +351,16 @@ impl<B: Backend> State<B> {
             counters.increase(kind, Quantity::OversizeAllocations, 1);
         }
         self.trace(TraceAction::Alloc, address, request.requested, Some(request.site));
-        Granted { block, address, size }
+    }
+
+    /// Puts the parked block into its pool after all. Whatever looks at the books or changes them
+    /// does this first.
+    #[inline]
+    pub(crate) fn unpark(&mut self) {
+        let block = std::mem::replace(&mut self.last, NONE);
+        if std::mem::replace(&mut self.parked, false) {
+            self.merge(block);
+        }
     }
 
     #[inline]
@@ -392,6 +429,9 @@ impl<B: Backend> State<B> {
     pub(crate) fn free(&mut self, backend: &B, block: u32) {
         if self.count_freed(block) {
             self.await_streams(backend, block);
+        } else if block == self.last && !self.collects {
+            self.parked = true;
+            self.count_free(block);
         } else {
             self.make_free(block);
         }
@@ -445,6 +485,7 @@ impl<B: Backend> State<B> {
     /// Frees the blocks whose events have come.
     #[cold]
     pub(crate) fn poll_events(&mut self, backend: &B) {
+        self.unpark();
         let mut done = std::mem::take(&mut self.done);
         self.pending.poll(backend, &mut done);
         self.events_came(&mut done);
@@ -465,16 +506,30 @@ impl<B: Backend> State<B> {
     /// Puts a block into its pool, merged with its free neighbours.
     #[inline]
     fn make_free(&mut self, block: u32) {
+        self.unpark();
+        self.count_free(block);
+        self.merge(block);
+    }
+
+    /// Puts a block into its pool and counts what that makes of parts of segments.
+    fn merge(&mut self, block: u32) {
         let record = &self.records[block as usize];
         let (kind, arena) = (record.kind, record.arena);
+        let (blocks, bytes) = self.join_pool(block);
+        if !arena {
+            self.counters.change(kind, Quantity::InactiveSplit, blocks);
+            self.counters.change(kind, Quantity::InactiveSplitBytes, bytes);
+        }
+    }
+
+    /// Counts a block as used by nobody any more.
+    #[inline]
+    fn count_free(&mut self, block: u32) {
+        let record = &self.records[block as usize];
+        let kind = record.kind;
         let (size, requested) = (record.size as i64, record.requested as i64);
         self.trace(TraceAction::FreeCompleted, record.address, record.requested, None);
-        let (blocks, bytes) = self.join_pool(block);
         let counters = &mut self.counters;
-        if !arena {
-            counters.change(kind, Quantity::InactiveSplit, blocks);
-            counters.change(kind, Quantity::InactiveSplitBytes, bytes);
-        }
         counters.decrease(kind, Quantity::Active, 1);
         counters.decrease(kind, Quantity::ActiveBytes, size);
         counters.decrease(kind, Quantity::RequestedBytes, requested);

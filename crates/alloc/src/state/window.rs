@@ -4,7 +4,7 @@
 use super::arena::Growth;
 use super::{Held, NONE, Pages, Request, State};
 use crate::Backend;
-use crate::pages::Arenas;
+use crate::pages::{Arenas, FreePages};
 
 /// Stretches of free and unmapped addresses that are looked at, the shortest first.
 const MAX_RUNS: usize = 16;
@@ -44,6 +44,7 @@ impl<B: Backend> State<B> {
         request: &Request,
         page_size: usize,
         arenas: &Arenas<B>,
+        free: &FreePages,
     ) -> Option<Growth> {
         let mut runs = self.runs(request);
         runs.sort_unstable_by_key(|run| run.end - run.start);
@@ -56,7 +57,9 @@ impl<B: Backend> State<B> {
             for (block, start) in self.positions(run, request.size, page_size, arenas) {
                 let limit = best.map_or(u32::MAX, |best| best.cost);
                 let window = (start, start + request.size as u64);
-                if let Some(cost) = self.window_cost(block, window, page_size, limit, arenas) {
+                if let Some(cost) =
+                    self.window_cost(block, window, page_size, limit, (arenas, free))
+                {
                     let window = Window { cost, run: run.end - run.start, start, block };
                     best = Some(best.map_or(window, |best| best.min(window)));
                 }
@@ -144,7 +147,7 @@ impl<B: Backend> State<B> {
         (start, end): (u64, u64),
         page_size: usize,
         limit: u32,
-        arenas: &Arenas<B>,
+        (arenas, free): (&Arenas<B>, &FreePages),
     ) -> Option<u32> {
         let (arena, _) = self.arena_of(block);
         let mut sum = 0;
@@ -157,7 +160,7 @@ impl<B: Backend> State<B> {
                 let from = record.address.max(start);
                 let bytes = (end.min(record.address + record.size as u64) - from) as usize;
                 let size = bytes.next_multiple_of(page_size);
-                match arenas.cost(Pages { arena, start: from, size }) {
+                match arenas.cost(Pages { arena, start: from, size }, free) {
                     Cost::Calls(calls) => sum += calls,
                     Cost::Busy => return None,
                 }

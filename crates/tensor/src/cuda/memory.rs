@@ -1,4 +1,4 @@
-//! What the caching allocators hold, and their caches.
+//! What the caching allocators hold, and their caches (`torch.cuda.memory`).
 //!
 //! Sizes are in bytes. *Allocated* is what tensors hold, rounded as the allocator rounds it;
 //! *reserved* is what the allocator holds of the driver, which other processes cannot have.
@@ -8,6 +8,10 @@ use warpline_cuda_sys_safe::MemInfo;
 
 use super::CudaDeviceArg;
 use crate::{Error, Result, runtime};
+
+pub use super::history::{
+    annotate, dump_snapshot, memory_snapshot, record_memory_history, set_memory_metadata, snapshot,
+};
 
 /// Asks a device's allocator.
 fn ask<R>(
@@ -151,4 +155,12 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.set_memory_fraction(fraction))?
         .map_err(|e| Error::invalid("set_per_process_memory_fraction", e.to_string()))
+}
+
+/// The share of the device's memory that the allocator may reserve; 1 is no limit.
+///
+/// # Errors
+/// As [`CudaDeviceArg::index_in`].
+pub fn get_per_process_memory_fraction(device: impl CudaDeviceArg) -> Result<f64> {
+    ask(device, |a| a.config().memory_fraction.unwrap_or(1.0))
 }

@@ -15,24 +15,35 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
-mod memory;
+mod history;
+mod host_memory;
+pub mod memory;
+mod pool;
 mod stream;
 
 use warpline_cuda_sys_safe::DeviceProperties;
 
 use crate::{Device, Error, IntoDevice, Race, Result, Runtime, SyncPolicy, runtime};
 
-pub use memory::{
-    caching_allocator_config, empty_cache, max_memory_allocated, max_memory_cached,
-    max_memory_reserved, mem_get_info, memory_allocated, memory_cached, memory_reserved,
-    memory_stats, memory_summary, reset_accumulated_memory_stats, reset_max_memory_allocated,
-    reset_max_memory_cached, reset_peak_memory_stats, set_per_process_memory_fraction,
+pub use host_memory::{
+    host_memory_stats, reset_accumulated_host_memory_stats, reset_peak_host_memory_stats,
 };
+pub use memory::{
+    caching_allocator_config, empty_cache, get_per_process_memory_fraction, max_memory_allocated,
+    max_memory_cached, max_memory_reserved, mem_get_info, memory_allocated, memory_cached,
+    memory_reserved, memory_snapshot, memory_stats, memory_summary, reset_accumulated_memory_stats,
+    reset_max_memory_allocated, reset_max_memory_cached, reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+};
+pub use pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
 pub use stream::{
     current_stream, default_stream, exclusive_stream, external_stream, set_stream, stream,
     stream_from_pool, with_stream,
 };
-pub use warpline_alloc::{AllocatorConfig, MemoryStats};
+pub use warpline_alloc::{
+    AllocatorConfig, Backtraces, BlockState, HostMemoryStats, MemoryStats, PoolOptions,
+    SegmentInfo, Snapshot, TraceAction, TraceConfig,
+};
 pub use warpline_cuda_sys_safe::MemInfo;
 pub use warpline_stream::{DeviceGuard, Event, EventFlags, Stream, StreamGuard};
 

@@ -91,8 +91,8 @@ pub(crate) fn gpu_spec() -> String {
 
 /// Runs a test on [`gpu_spec`]'s devices, with the allocator that the environment asks for.
 pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
-    let variable = |name: &str| std::env::var(name).ok();
-    let allocator = warpline_alloc::AllocatorConfig::from_env_with(variable).expect("options");
+    let read = |name: &str| std::env::var(name);
+    let allocator = warpline_alloc::AllocatorConfig::from_env_with(read).expect("options");
     let config = RuntimeConfig { sync_policy: policy, allocator, ..RuntimeConfig::default() };
     let world = World::open(&gpu_spec(), &config);
     assert!(world.devices >= needs, "{needs} GPUs are needed, {} found", world.devices);

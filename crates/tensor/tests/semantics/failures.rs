@@ -3,8 +3,8 @@
 //! the counters return to their start.
 
 use warpline::{
-    DType, Error, Result, Tensor, TensorOptions, cuda, empty, full, linspace, ones, rand, tensor,
-    with_runtime, zeros,
+    DType, Error, Result, RuntimeConfig, Tensor, TensorOptions, cuda, empty, full, linspace, ones,
+    rand, tensor, with_runtime, zeros,
 };
 use warpline_alloc::AllocError;
 use warpline_cuda_sys_safe::CudaCode;
@@ -192,29 +192,31 @@ fn a_failed_allocation_states_the_facts() {
 
 #[test]
 fn an_injected_failure_of_an_allocation_is_harmless() {
-    let world = SimBox::lazy(1);
-    world.enter(|| {
-        harmless(0, |kept| {
-            // Neither the first attempt nor the one after the cache was emptied succeeds.
-            world.sim.inject(Fault::new(CallKind::MemAlloc, CudaCode::OUT_OF_MEMORY).times(5));
-            refused!(empty(&[50 << 20], 0), Error::Alloc(_), "out of memory");
-            world.sim.clear_faults();
-            world.sim.inject(Fault::new(CallKind::MemAlloc, CudaCode::NOT_PERMITTED).times(5));
-            refused!(
-                empty(&[50 << 20], 0),
-                Error::Alloc(_),
-                "CUDA_ERROR_NOT_PERMITTED",
-                "cuMemAlloc"
-            );
-            world.sim.clear_faults();
-            world.sim.inject(Fault::new(CallKind::HostAlloc, CudaCode::OUT_OF_MEMORY).times(5));
-            refused!(ones(&[1 << 20], "cpu")?.pin_memory(), Error::Alloc(_), "memory");
-            world.sim.clear_faults();
-            assert!(empty(&[50 << 20], 0)?.numel() == 50 << 20);
-            assert!(kept.cpu()?.pin_memory()?.is_pinned());
-            Ok(())
-        })
-    });
+    for (policy, call, name) in [
+        ("policy:torch", CallKind::MemAlloc, "cuMemAlloc"),
+        ("policy:default", CallKind::MemCreate, "cuMemCreate"),
+    ] {
+        let allocator = warpline::cuda::AllocatorConfig::parse(policy).expect("options");
+        let config = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) };
+        let world = SimBox::new(config, &RuntimeConfig { allocator, ..RuntimeConfig::default() });
+        world.enter(|| {
+            harmless(0, |kept| {
+                // Neither the first attempt nor the one after the cache was emptied succeeds.
+                world.sim.inject(Fault::new(call, CudaCode::OUT_OF_MEMORY).times(5));
+                refused!(empty(&[50 << 20], 0), Error::Alloc(_), "out of memory");
+                world.sim.clear_faults();
+                world.sim.inject(Fault::new(call, CudaCode::NOT_PERMITTED).times(5));
+                refused!(empty(&[50 << 20], 0), Error::Alloc(_), "CUDA_ERROR_NOT_PERMITTED", name);
+                world.sim.clear_faults();
+                world.sim.inject(Fault::new(CallKind::HostAlloc, CudaCode::OUT_OF_MEMORY).times(5));
+                refused!(ones(&[1 << 20], "cpu")?.pin_memory(), Error::Alloc(_), "memory");
+                world.sim.clear_faults();
+                assert!(empty(&[50 << 20], 0)?.numel() == 50 << 20);
+                assert!(kept.cpu()?.pin_memory()?.is_pinned());
+                Ok(())
+            })
+        });
+    }
 }
 
 #[test]

@@ -10,6 +10,8 @@ mod copies;
 mod devices;
 mod factories;
 mod memory;
+mod memory_history;
+mod memory_pools;
 mod pinned;
 mod random;
 mod streams;

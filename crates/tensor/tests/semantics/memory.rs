@@ -1,6 +1,6 @@
 //! S14–S18: what the caching allocator holds.
 
-use warpline::{Result, SyncPolicy, cuda, empty, ones, rand};
+use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, ones, rand};
 
 use crate::common::{self, World};
 
@@ -11,6 +11,16 @@ rows! {
     worlds(1) s16_cached_memory_counts_as_used gpu_s16_cached_memory_counts_as_used => cached;
     worlds(1) s17_figures_of_the_note gpu_s17_figures_of_the_note => figures;
     worlds(1) s18_empty_cache gpu_s18_empty_cache => empties;
+}
+
+/// The rows hold under PyTorch's own policy as well.
+#[test]
+fn s15_to_s18_with_segments() {
+    let allocator = cuda::AllocatorConfig::parse("policy:torch").expect("options");
+    let config = RuntimeConfig { allocator, ..RuntimeConfig::default() };
+    for row in [allocated, cached, figures, empties] {
+        common::worlds_with(1, &config, row);
+    }
 }
 
 fn allocated(world: &World) -> Result<()> {

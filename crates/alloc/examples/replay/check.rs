@@ -1,0 +1,160 @@
+//! Whether each block keeps what is written to it until it is freed.
+//!
+//! A block is filled on its stream once it is allocated. Before it is freed, samples of it are
+//! copied out on the same stream, and compared with the pattern later: the host does not wait, so
+//! that memory which is given on too early, to whatever stream, is caught.
+
+use warpline_alloc::{Block, CudaBackend};
+use warpline_cuda_sys_safe::owned::Stream;
+
+use crate::bytes::Bytes;
+use crate::device::Device;
+use crate::run::{Watch, failure};
+use crate::trace::{Op, Trace};
+
+/// Pieces of a block start where pages do, so that two that are mapped to one page differ.
+const PAGE: usize = 2 << 20;
+/// Pieces up to this size are read as a whole.
+const WHOLE: usize = 64 << 10;
+/// What is read at either end of a larger piece.
+const EDGE: usize = 256;
+/// What is filled at either end of a larger piece on a simulated device, which spends host memory
+/// on all that is ever touched.
+const SIM_EDGE: usize = 4 << 10;
+/// Host memory for samples that have not been compared.
+const STAGING: usize = 16 << 20;
+
+/// Fills, reads and compares.
+#[derive(Debug)]
+pub struct Check<'a> {
+    trace: &'a Trace,
+    streams: Vec<Stream>,
+    bytes: Bytes,
+    /// Which event put what is in each slot there, and on which stream.
+    filled: Vec<(usize, u32)>,
+    /// Copies under way, in the order of their places in the staging memory.
+    samples: Vec<Sample>,
+    used: usize,
+    edge: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    /// The event that allocated the block.
+    at: usize,
+    /// Where in the block.
+    offset: usize,
+    bytes: usize,
+    word: u32,
+}
+
+impl<'a> Check<'a> {
+    /// For replays on this device.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn new(device: &Device, trace: &'a Trace) -> Result<Self, String> {
+        let bytes = Bytes::new(&device.driver, STAGING).map_err(|error| error.to_string())?;
+        let filled = vec![(0, 0); trace.slots];
+        let edge = if device.driver.name() == "sim" { SIM_EDGE } else { PAGE };
+        let streams = device.streams.clone();
+        Ok(Self { trace, streams, bytes, filled, samples: Vec::new(), used: 0, edge })
+    }
+
+    /// Waits for all copies and compares what they brought.
+    fn compare(&mut self) -> Result<(), String> {
+        for stream in &self.streams {
+            stream.synchronize().map_err(|error| format!("{}: {error}", self.trace.name))?;
+        }
+        let mut place = 0;
+        for sample in self.samples.drain(..) {
+            let found = self.bytes.staged(place, sample.bytes);
+            place += sample.bytes;
+            let word = sample.word.to_ne_bytes();
+            if let Some(wrong) = found.iter().zip(word.iter().cycle()).position(|(a, b)| a != b) {
+                let offset = sample.offset + wrong;
+                let reason = format!(
+                    "byte {offset} of its block holds {:#04x} instead of {:#04x} when it is freed",
+                    found[wrong],
+                    word[wrong % word.len()]
+                );
+                return Err(failure(self.trace, sample.at, reason));
+            }
+        }
+        self.used = 0;
+        Ok(())
+    }
+
+    fn word(&self, at: usize, piece: usize) -> u32 {
+        pattern(self.trace.origins[at].id, piece)
+    }
+}
+
+impl Watch<CudaBackend> for Check<'_> {
+    fn allocated(
+        &mut self,
+        at: usize,
+        slot: u32,
+        block: &Block<CudaBackend>,
+    ) -> Result<(), String> {
+        let Op::Malloc { stream, .. } = self.trace.ops[at] else { return Ok(()) };
+        self.filled[slot as usize] = (at, stream);
+        for (piece, (offset, bytes)) in pieces(block.address(), block.size()).enumerate() {
+            let word = self.word(at, piece);
+            for (skip, bytes) in ends(bytes, self.edge) {
+                self.bytes
+                    .fill(block, offset + skip, bytes, word, &self.streams[stream as usize])
+                    .map_err(|error| failure(self.trace, at, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn freeing(&mut self, _: usize, slot: u32, block: &Block<CudaBackend>) -> Result<(), String> {
+        let (at, stream) = self.filled[slot as usize];
+        for (piece, (offset, bytes)) in pieces(block.address(), block.size()).enumerate() {
+            for (skip, bytes) in ends(bytes, EDGE) {
+                if self.used + bytes > STAGING {
+                    self.compare()?;
+                }
+                let offset = offset + skip;
+                self.bytes
+                    .stage(block, offset, bytes, self.used, &self.streams[stream as usize])
+                    .map_err(|error| failure(self.trace, at, error))?;
+                self.used += bytes;
+                let word = self.word(at, piece);
+                self.samples.push(Sample { at, offset, bytes, word });
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), String> {
+        self.compare()
+    }
+}
+
+/// The parts of a block between page boundaries: offset and size.
+fn pieces(address: u64, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    let first = PAGE - address as usize % PAGE;
+    let starts = std::iter::once(0).chain((first..size).step_by(PAGE));
+    starts.map(move |start| {
+        let next = if start == 0 { first } else { start + PAGE };
+        (start, next.min(size) - start)
+    })
+}
+
+/// A piece as a whole, or both of its ends: offset in it and size.
+fn ends(bytes: usize, edge: usize) -> impl Iterator<Item = (usize, usize)> {
+    let whole = bytes <= WHOLE.max(2 * edge);
+    let parts = if whole { [(0, bytes), (0, 0)] } else { [(0, edge), (bytes - edge, edge)] };
+    parts.into_iter().filter(|&(_, bytes)| bytes > 0)
+}
+
+/// Four bytes that differ between blocks and between the pieces of one (splitmix64).
+fn pattern(id: u64, piece: usize) -> u32 {
+    let mut x = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (piece as u64).rotate_left(32);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)) as u32
+}

@@ -1,0 +1,67 @@
+//! The devices that a trace can be replayed on.
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use warpline_alloc::{AllocatorConfig, CudaAllocator, CudaBackend};
+use warpline_cuda_sys_safe::owned::Stream;
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+use warpline_cuda_sys_safe::{Driver, DriverError, StreamFlags, real};
+
+use crate::trace::Trace;
+
+/// Where to replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DriverKind {
+    /// A simulated device.
+    Sim,
+    /// The machine's first GPU.
+    Cuda,
+}
+
+/// A device, and a stream for each of a trace's.
+#[derive(Debug)]
+pub struct Device {
+    /// Its driver.
+    pub driver: Arc<dyn Driver>,
+    /// In the order of [`Trace::streams`].
+    pub streams: Vec<Stream>,
+    /// Share of its memory that may be used.
+    fraction: Option<f64>,
+}
+
+impl Device {
+    /// Opens a device for a trace. A simulated one has `capacity` bytes, a real one may use that
+    /// much of its own; its work runs as `schedule` says.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn open(
+        kind: DriverKind,
+        capacity: usize,
+        schedule: Schedule,
+        trace: &Trace,
+    ) -> Result<Self, DriverError> {
+        let driver: Arc<dyn Driver> = match kind {
+            DriverKind::Sim => SimConfig { capacity, schedule, ..SimConfig::new(1) }.build(),
+            DriverKind::Cuda => real::load()?,
+        };
+        // The context is made here and not in the first allocation.
+        driver.synchronize(0)?;
+        let total = driver.mem_info(0)?.total;
+        let fraction = (capacity < total).then(|| capacity as f64 / total as f64);
+        let stream = |&number: &u64| match number {
+            0 => Ok(Stream::default_of(&driver, 0)),
+            _ => Stream::new(&driver, 0, StreamFlags { non_blocking: true, priority: 0 }),
+        };
+        let streams = trace.streams.iter().map(stream).collect::<Result<_, _>>()?;
+        Ok(Self { driver, streams, fraction })
+    }
+
+    /// A new allocator for it.
+    #[must_use]
+    pub fn allocator(&self, mut config: AllocatorConfig) -> CudaAllocator {
+        config.memory_fraction = self.fraction.or(config.memory_fraction);
+        CudaAllocator::new(CudaBackend::new(Arc::clone(&self.driver), 0), config)
+    }
+}

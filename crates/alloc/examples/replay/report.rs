@@ -1,0 +1,114 @@
+//! What is printed about a trace.
+
+use std::fmt;
+
+use serde::Serialize;
+use warpline_alloc::MemoryStats;
+
+use crate::policy::Policy;
+use crate::run::Outcome;
+use crate::trace::Trace;
+
+/// A trace's replays. Sizes in bytes; all but `warm_ns_per_event` are the first replay's, which
+/// starts with an empty cache.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The file's name.
+    pub trace: String,
+    /// How memory was got and reused.
+    pub policy: Policy,
+    /// `a` and `f` lines.
+    pub events: usize,
+    /// The most that live blocks were asked for.
+    pub peak_requested: i64,
+    /// The most that live blocks occupied.
+    pub peak_allocated: i64,
+    /// The most that was held of the driver.
+    pub peak_reserved: i64,
+    /// Allocations by the driver.
+    pub device_alloc: i64,
+    /// Allocations given back to it.
+    pub device_free: i64,
+    /// Nanoseconds per event.
+    pub cold_ns_per_event: f64,
+    /// The same for later replays, which find the cache full; their median.
+    pub warm_ns_per_event: f64,
+    /// Pages that were mapped again elsewhere.
+    pub remaps: i64,
+    /// Milliseconds in mapping calls.
+    pub map_ms: f64,
+    /// The same without the first quarter of the events.
+    pub map_ms_late: f64,
+    /// `peak_reserved` ÷ `peak_requested`.
+    pub reserved_per_requested: f64,
+}
+
+impl Report {
+    /// Puts a first replay and its followers together.
+    #[must_use]
+    pub fn new(trace: &Trace, policy: Policy, cold: &Outcome, warm: &[Outcome]) -> Self {
+        let stats = &cold.end;
+        let per_event =
+            |outcome: &Outcome| outcome.time.as_nanos() as f64 / trace.ops.len().max(1) as f64;
+        let map_ms = |stats: &MemoryStats| stats.mapping_time.as_secs_f64() * 1e3;
+        let peak_requested = stats.requested_bytes.all.peak;
+        let peak_reserved = stats.reserved_bytes.all.peak;
+        Self {
+            trace: trace.name.clone(),
+            policy,
+            events: trace.ops.len(),
+            peak_requested,
+            peak_allocated: stats.allocated_bytes.all.peak,
+            peak_reserved,
+            device_alloc: stats.num_device_alloc,
+            device_free: stats.num_device_free,
+            cold_ns_per_event: per_event(cold),
+            warm_ns_per_event: median(warm.iter().map(per_event).collect()),
+            remaps: stats.num_remaps,
+            map_ms: map_ms(stats),
+            map_ms_late: map_ms(stats) - map_ms(&cold.quarter),
+            reserved_per_requested: peak_reserved as f64 / peak_requested.max(1) as f64,
+        }
+    }
+}
+
+/// The middle one; the mean of both if there are two, 0 if there is none.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: i64| format!("{:.1} MiB ({bytes} bytes)", bytes as f64 / 1_048_576.0);
+        writeln!(f, "{}", self.trace)?;
+        for (name, value) in [
+            ("events", self.events.to_string()),
+            ("peak requested", mib(self.peak_requested)),
+            ("peak allocated", mib(self.peak_allocated)),
+            ("peak reserved", mib(self.peak_reserved)),
+            ("reserved ÷ requested", format!("{:.4}", self.reserved_per_requested)),
+            ("driver allocations", self.device_alloc.to_string()),
+            ("driver frees", self.device_free.to_string()),
+            ("remaps", self.remaps.to_string()),
+            (
+                "mapping time",
+                format!(
+                    "{:.3} ms, {:.3} ms after the first quarter",
+                    self.map_ms, self.map_ms_late
+                ),
+            ),
+            ("per event, cold", format!("{:.1} ns", self.cold_ns_per_event)),
+            ("per event, warm", format!("{:.1} ns", self.warm_ns_per_event)),
+        ] {
+            writeln!(f, "  {name:<22}{value}")?;
+        }
+        Ok(())
+    }
+}

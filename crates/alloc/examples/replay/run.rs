@@ -1,0 +1,180 @@
+//! Walks an allocator through a trace.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use warpline_alloc::{Backend, Block, CachingAllocator, MemoryStats};
+
+use crate::trace::{Op, Origin, Trace};
+
+/// Looks on while a trace is replayed. `at` is an index into [`Trace::ops`], or their number for
+/// blocks that outlive the trace.
+pub trait Watch<B: Backend> {
+    /// An event is about to happen.
+    ///
+    /// # Errors
+    /// Where and why the replay must end.
+    fn before(&mut self, at: usize) -> Result<(), String> {
+        let _ = at;
+        Ok(())
+    }
+
+    /// A slot has a new block.
+    ///
+    /// # Errors
+    /// Where and why the replay must end.
+    fn allocated(&mut self, at: usize, slot: u32, block: &Block<B>) -> Result<(), String> {
+        let _ = (at, slot, block);
+        Ok(())
+    }
+
+    /// A slot's block is about to be freed.
+    ///
+    /// # Errors
+    /// Where and why the replay must end.
+    fn freeing(&mut self, at: usize, slot: u32, block: &Block<B>) -> Result<(), String> {
+        let _ = (at, slot, block);
+        Ok(())
+    }
+
+    /// An event has happened.
+    ///
+    /// # Errors
+    /// Where and why the replay must end.
+    fn after(&mut self, at: usize, allocator: &CachingAllocator<B>) -> Result<(), String> {
+        let _ = (at, allocator);
+        Ok(())
+    }
+
+    /// All blocks are freed.
+    ///
+    /// # Errors
+    /// Where and why the replay has failed.
+    fn finish(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Nobody looks.
+impl<B: Backend> Watch<B> for () {}
+
+/// Both look, the first one first.
+impl<B: Backend, V: Watch<B>, W: Watch<B>> Watch<B> for (V, W) {
+    fn before(&mut self, at: usize) -> Result<(), String> {
+        self.0.before(at)?;
+        self.1.before(at)
+    }
+
+    fn allocated(&mut self, at: usize, slot: u32, block: &Block<B>) -> Result<(), String> {
+        self.0.allocated(at, slot, block)?;
+        self.1.allocated(at, slot, block)
+    }
+
+    fn freeing(&mut self, at: usize, slot: u32, block: &Block<B>) -> Result<(), String> {
+        self.0.freeing(at, slot, block)?;
+        self.1.freeing(at, slot, block)
+    }
+
+    fn after(&mut self, at: usize, allocator: &CachingAllocator<B>) -> Result<(), String> {
+        self.0.after(at, allocator)?;
+        self.1.after(at, allocator)
+    }
+
+    fn finish(&mut self) -> Result<(), String> {
+        self.0.finish()?;
+        self.1.finish()
+    }
+}
+
+/// What a replay did and took.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// In the loop over the events.
+    pub time: Duration,
+    /// After a quarter of the events.
+    pub quarter: MemoryStats,
+    /// After the last event, before the blocks that it left are freed.
+    pub end: MemoryStats,
+}
+
+/// Events between two reports of progress.
+const CHUNK: usize = 1 << 16;
+
+/// Replays a trace once. `streams` has one for each of [`Trace::streams`]; `progress` is told of
+/// events done, outside the time that is taken.
+///
+/// # Errors
+/// What failed at which line.
+pub fn replay<B: Backend>(
+    allocator: &CachingAllocator<B>,
+    trace: &Trace,
+    streams: &[B::Stream],
+    watch: &mut impl Watch<B>,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Outcome, String> {
+    let mut live: Vec<Option<Block<B>>> = Vec::new();
+    live.resize_with(trace.slots, || None);
+    let (mut time, mut at) = (Duration::ZERO, 0);
+    let mut quarter = allocator.memory_stats();
+    for part in [trace.ops.len() / 4, trace.ops.len()] {
+        while at < part {
+            let end = part.min(at + CHUNK);
+            let start = Instant::now();
+            walk(allocator, trace, at..end, streams, &mut live, watch)?;
+            time += start.elapsed();
+            progress(end - at);
+            at = end;
+        }
+        if part < trace.ops.len() {
+            quarter = allocator.memory_stats();
+        }
+    }
+    let end = allocator.memory_stats();
+    for (slot, block) in live.into_iter().enumerate() {
+        if let Some(block) = block {
+            watch.freeing(at, slot as u32, &block)?;
+        }
+    }
+    watch.finish()?;
+    Ok(Outcome { time, quarter, end })
+}
+
+/// The loop that is timed.
+fn walk<B: Backend>(
+    allocator: &CachingAllocator<B>,
+    trace: &Trace,
+    part: Range<usize>,
+    streams: &[B::Stream],
+    live: &mut [Option<Block<B>>],
+    watch: &mut impl Watch<B>,
+) -> Result<(), String> {
+    for (at, &op) in part.clone().zip(&trace.ops[part]) {
+        watch.before(at)?;
+        match op {
+            Op::Malloc { slot, stream, bytes } => {
+                let block = allocator
+                    .malloc(bytes, &streams[stream as usize])
+                    .map_err(|error| failure(trace, at, error))?;
+                watch.allocated(at, slot, &block)?;
+                live[slot as usize] = Some(block);
+            }
+            Op::Free { slot } => {
+                if let Some(block) = live[slot as usize].take() {
+                    watch.freeing(at, slot, &block)?;
+                }
+            }
+        }
+        watch.after(at, allocator)?;
+    }
+    Ok(())
+}
+
+/// Names the place in a trace where something failed.
+pub fn failure(trace: &Trace, at: usize, reason: impl Display) -> String {
+    let name = &trace.name;
+    match trace.origins.get(at) {
+        Some(Origin { line, id }) => format!("{name}: line {line}: id {id}: {reason}"),
+        None => format!("{name}: at its end: {reason}"),
+    }
+}

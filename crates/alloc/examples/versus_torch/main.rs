@@ -1,0 +1,166 @@
+//! What the allocator's calls cost, as JSON lines; `compare.py` puts PyTorch's beside them.
+
+#![allow(dead_code, unreachable_pub)] // the modules are shared
+
+#[path = "../replay/policy.rs"]
+mod policy;
+#[path = "../replay/run.rs"]
+mod run;
+#[path = "../replay/trace.rs"]
+mod trace;
+mod work;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use serde_json::{Value, json};
+use warpline_alloc::{CudaAllocator, CudaBackend};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_cuda_sys_safe::owned::Stream;
+use warpline_cuda_sys_safe::{Driver, StreamFlags, open};
+
+use crate::policy::Policy;
+use crate::trace::Trace;
+use crate::work::{LIVE, Mixed, SIZES, THREADS, cached, threads};
+
+/// Measures the allocator as `torch_alloc.cpp` measures PyTorch's.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Traces whose warm replay is measured.
+    traces: Vec<PathBuf>,
+    /// How memory is got and reused.
+    #[arg(long, value_enum, default_value = "default")]
+    policy: Policy,
+    /// What gives the memory.
+    #[arg(long, value_enum, default_value = "cuda")]
+    driver: DriverKind,
+    /// Measurements of each, after one that does not count; their median is printed.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Allocations in each measurement and thread.
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
+    times: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DriverKind {
+    /// The machine's first GPU.
+    Cuda,
+    /// A simulated one.
+    Sim,
+    /// A driver that does nothing.
+    Null,
+}
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let driver: Arc<dyn Driver> = match options.driver {
+        DriverKind::Cuda => open(Some("cuda"), None)?,
+        DriverKind::Sim => open(Some("sim"), None)?,
+        DriverKind::Null => Arc::new(NullDriver::new(1)),
+    };
+    let bench = Bench { options, driver };
+    bench.cached()?;
+    bench.threads()?;
+    bench.mixed()?;
+    bench.traces()
+}
+
+struct Bench {
+    options: Options,
+    driver: Arc<dyn Driver>,
+}
+
+impl Bench {
+    /// An allocator with an empty cache.
+    fn allocator(&self) -> Result<CudaAllocator> {
+        let backend = CudaBackend::new(Arc::clone(&self.driver), 0);
+        Ok(CudaAllocator::new(backend, self.options.policy.config()?))
+    }
+
+    fn streams(&self, count: usize) -> Result<Vec<Stream>> {
+        let flags = StreamFlags { non_blocking: true, priority: 0 };
+        Ok((0..count)
+            .map(|_| Stream::new(&self.driver, 0, flags))
+            .collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// The median of some measurements, in nanoseconds per operation.
+    fn measure(&self, operations: usize, mut run: impl FnMut() -> Result<Duration>) -> Result<f64> {
+        run()?;
+        let mut times = Vec::new();
+        for _ in 0..self.options.rounds.max(1) {
+            times.push(run()?.as_nanos() as f64 / operations.max(1) as f64);
+        }
+        times.sort_unstable_by(f64::total_cmp);
+        Ok((times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0)
+    }
+
+    fn times(&self) -> usize {
+        self.options.times as usize
+    }
+
+    fn cached(&self) -> Result<()> {
+        let stream = Stream::default_of(&self.driver, 0);
+        for bytes in SIZES {
+            let allocator = self.allocator()?;
+            let ns = self
+                .measure(self.times(), || Ok(cached(&allocator, &stream, bytes, self.times())?))?;
+            print(json!({"bench": "cached", "bytes": bytes, "ns_per_op": ns}));
+        }
+        Ok(())
+    }
+
+    fn threads(&self) -> Result<()> {
+        for bytes in SIZES {
+            for count in THREADS {
+                let (allocator, streams) = (self.allocator()?, self.streams(count)?);
+                let ns = self.measure(self.times() * count, || {
+                    Ok(threads(&allocator, &streams, bytes, self.times())?)
+                })?;
+                print(json!({
+                    "bench": "threads", "bytes": bytes, "threads": count,
+                    "ns_per_op": ns, "ns_per_op_of_a_thread": ns * count as f64,
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    fn mixed(&self) -> Result<()> {
+        let stream = Stream::default_of(&self.driver, 0);
+        for live in LIVE {
+            let allocator = self.allocator()?;
+            let mut mixed = Mixed::new(&allocator, &stream, live, self.times())?;
+            let ns = self.measure(self.times(), || Ok(mixed.run(&allocator, &stream)?))?;
+            print(json!({"bench": "mixed", "live": live, "ns_per_op": ns}));
+        }
+        Ok(())
+    }
+
+    fn traces(&self) -> Result<()> {
+        for path in &self.options.traces {
+            let trace = Trace::open(path)?;
+            let others = self.streams(trace.streams.len())?;
+            let default = Stream::default_of(&self.driver, 0);
+            let own = |(&number, stream)| if number == 0 { default.clone() } else { stream };
+            let streams: Vec<_> = trace.streams.iter().zip(others).map(own).collect();
+            let allocator = self.allocator()?;
+            let ns = self.measure(trace.ops.len(), || {
+                Ok(run::replay(&allocator, &trace, &streams, &mut (), &mut |_| {})?.time)
+            })?;
+            let name = trace.name.split('.').next();
+            print(json!({"bench": "trace", "trace": name, "ns_per_op": ns}));
+        }
+        Ok(())
+    }
+}
+
+fn print(line: Value) {
+    println!("{line}");
+}

@@ -1,0 +1,133 @@
+//! What the caching allocators hold block by block, and what they did.
+
+use std::fs::File;
+use std::path::Path;
+
+use warpline_alloc::cuda::CudaAllocator;
+use warpline_alloc::{SegmentInfo, Snapshot, TraceConfig};
+
+use crate::{Error, Result, runtime};
+
+/// Asks the allocators of all devices, in order.
+fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
+    let runtime = runtime();
+    let devices = 0..runtime.devices()?.count();
+    devices.map(|index| Ok(f(runtime.device(index)?.allocator()))).collect()
+}
+
+/// All segments of all devices with their blocks, by device and address
+/// (`torch.cuda.memory_snapshot`). [`SegmentInfo::device`] tells the devices apart, and
+/// [`SegmentInfo::segment_pool_id`] private pools, as does [`MemPool::snapshot`](super::MemPool::snapshot).
+///
+/// ```
+/// use warpline::{DType, cuda, simulated, with_runtime, zeros};
+///
+/// with_runtime(&simulated(2)?, || {
+///     let t = zeros(&[1000], (DType::F32, "cuda:1"))?;
+///     let segments = cuda::memory_snapshot()?;
+///     assert_eq!((segments.len(), segments[0].device), (1, 1));
+///     assert_eq!(segments[0].blocks[0].address, t.data_ptr());
+///     assert_eq!(segments[0].allocated_size, cuda::memory_allocated(1)?);
+///     Ok::<_, warpline::Error>(())
+/// })?;
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::CudaUnavailable`].
+pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
+    Ok(ask_all(CudaAllocator::segments)?.concat())
+}
+
+/// Records from now on what the allocators of all devices do, or no longer with `None`; what was
+/// recorded stays until it is started again (`torch.cuda.memory._record_memory_history`).
+///
+/// PyTorch's `enabled="state"` is `max_entries: 0`, its `stacks` are
+/// [`Backtraces`](super::Backtraces); without those, entries name the place that asked.
+///
+/// # Errors
+/// [`Error::CudaUnavailable`].
+pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
+    let config = config.into();
+    ask_all(|a| a.record_memory_history(config.clone())).map(drop)
+}
+
+/// What all devices hold and what was recorded (`torch.cuda.memory._snapshot`).
+///
+/// ```
+/// use warpline::cuda::{TraceAction, TraceConfig, memory};
+/// use warpline::{simulated, with_runtime, zeros};
+///
+/// with_runtime(&simulated(2)?, || {
+///     memory::record_memory_history(TraceConfig::default())?;
+///     drop(zeros(&[1000], "cuda:1")?);
+///     memory::record_memory_history(None)?;
+///     let snapshot = memory::snapshot()?;
+///     let [first, second] = &snapshot.device_traces[..] else { panic!("two devices") };
+///     assert!(first.is_empty());
+///     assert!(second.iter().any(|e| e.action == TraceAction::Alloc && e.size == 4000));
+///     Ok::<_, warpline::Error>(())
+/// })?;
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::CudaUnavailable`].
+#[track_caller]
+pub fn snapshot() -> Result<Snapshot> {
+    let runtime = runtime();
+    let mut all = Snapshot::default();
+    for index in 0..runtime.devices()?.count() {
+        let device = runtime.device(index)?.allocator().snapshot();
+        match index {
+            0 => all = device,
+            _ => all.merge(device),
+        }
+    }
+    Ok(all)
+}
+
+/// Writes [`snapshot`] as the file that PyTorch's own is (`torch.cuda.memory._dump_snapshot`):
+/// `torch/cuda/_memory_viz.py` and the page at <https://pytorch.org/memory_viz> open it.
+///
+/// ```
+/// use warpline::{cuda, simulated, with_runtime};
+///
+/// let path = std::env::temp_dir().join(format!("snapshot-{}.pickle", std::process::id()));
+/// with_runtime(&simulated(1)?, || cuda::memory::dump_snapshot(&path))?;
+/// assert!(std::fs::metadata(&path)?.len() > 0);
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::CudaUnavailable`]; [`Error::InvalidArgument`] with the path and the reason where the
+/// file cannot be written.
+#[track_caller]
+pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
+    let (path, snapshot) = (path.as_ref(), snapshot()?);
+    let written = File::create(path).and_then(|file| snapshot.write_pickle(file));
+    written.map_err(|e| Error::invalid("dump_snapshot", format!("{}: {e}", path.display())))
+}
+
+/// Sets a mark in what is recorded of all devices.
+///
+/// # Errors
+/// [`Error::CudaUnavailable`].
+#[track_caller]
+pub fn annotate(text: &str) -> Result<()> {
+    let runtime = runtime();
+    for index in 0..runtime.devices()?.count() {
+        runtime.device(index)?.allocator().annotate(text);
+    }
+    Ok(())
+}
+
+/// Attaches a text to all that is recorded from now on, of all devices
+/// (`torch.cuda.memory._set_memory_metadata`).
+///
+/// # Errors
+/// [`Error::CudaUnavailable`].
+pub fn set_memory_metadata(text: &str) -> Result<()> {
+    ask_all(|a| a.set_memory_metadata(text)).map(drop)
+}

@@ -1,0 +1,51 @@
+//! What the cache of page-locked host memory holds. All devices share it.
+
+use warpline_alloc::HostMemoryStats;
+
+use crate::{Result, runtime};
+
+/// All statistics of page-locked memory (`torch.cuda.host_memory_stats`);
+/// [`HostMemoryStats::as_map`] has them under PyTorch's keys.
+///
+/// ```
+/// use warpline::{cuda, ones, simulated, with_runtime};
+///
+/// with_runtime(&simulated(1)?, || {
+///     let pinned = ones(&[1000], ())?.pin_memory()?;
+///     let stats = cuda::host_memory_stats()?;
+///     assert_eq!((stats.requested_bytes.current, stats.active_bytes.current), (4000, 4096));
+///     drop(pinned);
+///     assert_eq!(cuda::host_memory_stats()?.active_requests.current, 0);
+///     assert_eq!(cuda::host_memory_stats()?.active_requests.peak, 1);
+///     cuda::reset_peak_host_memory_stats()?;
+///     assert_eq!(cuda::host_memory_stats()?.active_requests.peak, 0);
+///     Ok::<_, warpline::Error>(())
+/// })?;
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`crate::Error::CudaUnavailable`].
+pub fn host_memory_stats() -> Result<HostMemoryStats> {
+    Ok(runtime().pinned_cache()?.stats())
+}
+
+/// Starts every peak of page-locked memory anew from what is current
+/// (`torch.cuda.reset_peak_host_memory_stats`).
+///
+/// # Errors
+/// [`crate::Error::CudaUnavailable`].
+pub fn reset_peak_host_memory_stats() -> Result<()> {
+    runtime().pinned_cache()?.reset_peak_stats();
+    Ok(())
+}
+
+/// Starts every sum, count and time of page-locked memory anew from zero
+/// (`torch.cuda.reset_accumulated_host_memory_stats`).
+///
+/// # Errors
+/// [`crate::Error::CudaUnavailable`].
+pub fn reset_accumulated_host_memory_stats() -> Result<()> {
+    runtime().pinned_cache()?.reset_accumulated_stats();
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! Private pools, through tensors.
+
+use warpline::cuda::{MemPool, PoolOptions};
+use warpline::{Error, Result, cuda, ones};
+
+use crate::common::World;
+
+rows! {
+    worlds(1) mem_pools_serve_what_is_made_in_them gpu_mem_pools_serve_what_is_made_in_them => serve;
+    worlds(1) mem_pools_are_left_on_panic gpu_mem_pools_are_left_on_panic => panics;
+    worlds(2) mem_pools_are_of_one_device gpu2_mem_pools_are_of_one_device => one_device;
+}
+
+/// Whether a pool holds this tensor.
+fn holds(pool: &MemPool, tensor: &warpline::Tensor) -> bool {
+    let address = tensor.data_ptr();
+    let segments = pool.snapshot();
+    segments.iter().any(|s| (s.address..s.address + s.total_size as u64).contains(&address))
+}
+
+fn serve(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let (first, second) = (pool(device)?, pool(device)?);
+        assert_eq!((first.device(), first.use_count()), (device, 1));
+        assert_ne!(first.id(), second.id());
+        let a = {
+            let _guard = cuda::use_mem_pool(&first);
+            assert_eq!(first.use_count(), 2);
+            let nested = cuda::with_mem_pool(&second, || ones(&[1000], device))?;
+            assert!(holds(&second, &nested) && !holds(&first, &nested));
+            ones(&[1000], device)?
+        };
+        let outside = (&a + 1.0)?;
+        assert!(holds(&first, &a));
+        assert!(!holds(&first, &outside) && !holds(&second, &outside));
+        assert_eq!(outside.to_vec::<f32>()?, vec![2.0; 1000]);
+        // It outlives its pool.
+        drop((first, second));
+        let pools = |s: &cuda::SegmentInfo| s.device == device && s.segment_pool_id.1 != 0;
+        assert_eq!(cuda::memory_snapshot()?.iter().filter(|s| pools(s)).count(), 1);
+        assert_eq!(a.to_vec::<f32>()?, vec![1.0; 1000]);
+        drop(a);
+        assert_eq!(cuda::memory_snapshot()?.iter().filter(|s| pools(s)).count(), 0);
+    }
+    Ok(())
+}
+
+fn pool(device: usize) -> Result<MemPool> {
+    MemPool::new(device, PoolOptions::default())
+}
+
+fn panics(_: &World) -> Result<()> {
+    let pool = pool(0)?;
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        cuda::with_mem_pool(&pool, || panic!("as a program may"))
+    }));
+    assert!(result.is_err());
+    assert_eq!(pool.use_count(), 1);
+    assert!(!holds(&pool, &ones(&[10], 0)?));
+    Ok(())
+}
+
+fn one_device(_: &World) -> Result<()> {
+    let pool = pool(1)?;
+    let _guard = cuda::use_mem_pool(&pool);
+    assert!(!holds(&pool, &ones(&[10], 0)?));
+    assert!(holds(&pool, &ones(&[10], 1)?));
+    Ok(())
+}
+
+#[test]
+fn a_pool_of_no_device_is_an_error() {
+    crate::common::worlds(1, |world| {
+        let options = PoolOptions::default();
+        let error = MemPool::new(world.devices, options).expect_err("no such device");
+        assert!(matches!(error, Error::NoSuchDevice { .. }), "{error}");
+        let error = MemPool::new("cpu", options).expect_err("no GPU");
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        Ok(())
+    });
+}
