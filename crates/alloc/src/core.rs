@@ -188,6 +188,7 @@ impl<B: Backend> Core<B> {
         for shard in &left {
             let mut state = shard.lock();
             if !self.is_capturing() {
+                state.await_deferred(&self.backend);
                 state.poll_events(&self.backend);
             }
         }

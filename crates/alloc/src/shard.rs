@@ -62,7 +62,11 @@ impl<B: Backend> Shard<B> {
     pub(crate) fn synchronize_events(&self) {
         let mut done = Vec::new();
         let backend = &self.core.backend;
-        let mut queues = self.lock().pending.take(backend, &mut done);
+        let mut queues = {
+            let mut state = self.lock();
+            state.await_deferred(backend);
+            state.pending.take(backend, &mut done)
+        };
         events::wait(backend, &mut queues, &mut done);
         let mut state = self.lock();
         state.events_came(&mut done);

@@ -210,12 +210,12 @@ fn a_capture_ends_while_blocks_are_freed() {
             drop(allocator.malloc(512, &2).unwrap());
         });
         let route = allocator.capture_to(&pool, &1);
-        allocator.backend().world().capturing = true;
+        allocator.backend().world().capturing = Some(1);
         let blocks = [(); 2].map(|()| allocator.malloc(3 * MIB, &1).unwrap());
         blocks[0].record_stream(&2);
         drop(blocks);
         drop(pool);
-        allocator.backend().world().capturing = false;
+        allocator.backend().world().capturing = None;
         drop(route);
         thread.join().unwrap();
         allocator.empty_cache();

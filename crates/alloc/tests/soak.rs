@@ -122,12 +122,12 @@ impl Soak {
         let stream = self.stream();
         match (self.capture.take(), self.pools.front()) {
             (Some(capture), _) => {
-                self.fake.world().capturing = false;
+                self.fake.world().capturing = None;
                 drop(capture);
             }
             (None, Some(pool)) => {
                 self.capture = Some(self.allocator.capture_to(pool, &stream));
-                self.fake.world().capturing = true;
+                self.fake.world().capturing = Some(stream);
             }
             (None, None) => {}
         }
@@ -166,7 +166,7 @@ fn soak(options: &str, operations: usize, seed: u64) {
         let mut world = fake.world();
         (world.fail_alloc, world.fail_map) = (None, None);
         (world.fail_record, world.fail_query) = (None, None);
-        world.capturing = false;
+        world.capturing = None;
     }
     let Soak { allocator, live, pools, routes, capture, .. } = soak;
     drop((live, capture, routes, pools));
