@@ -5,7 +5,7 @@ mod common;
 
 use common::{Fake, FakeError, MIB, Physical, check_books, check_disjoint, physical};
 use proptest::prelude::*;
-use warpline_alloc::{Block, Policy, PoolKind};
+use warpline_alloc::{Block, BlockState, CachingAllocator, Policy, PoolKind, PoolOptions};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -23,7 +23,20 @@ enum Step {
     EmptyCache,
     Fault(Option<FakeError>),
     RecordFault(bool),
+    QueryFault(bool),
+    MapFault(bool),
     Capacity(usize),
+    NewPool {
+        use_on_oom: bool,
+        no_split: bool,
+    },
+    DropPool,
+    /// Leads a stream's requests, or this thread's, to the newest pool.
+    Route(Option<u64>),
+    DropRoute,
+    Capture(u64),
+    EndCapture,
+    Snapshot,
 }
 
 fn bytes() -> impl Strategy<Value = usize> {
@@ -49,6 +62,16 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::EmptyCache),
         1 => fault.prop_map(Step::Fault),
         1 => any::<bool>().prop_map(Step::RecordFault),
+        1 => any::<bool>().prop_map(Step::QueryFault),
+        1 => any::<bool>().prop_map(Step::MapFault),
+        1 => any::<(bool, bool)>()
+            .prop_map(|(use_on_oom, no_split)| Step::NewPool { use_on_oom, no_split }),
+        1 => Just(Step::DropPool),
+        1 => proptest::option::of(0u64..3).prop_map(Step::Route),
+        2 => Just(Step::DropRoute),
+        1 => (0u64..3).prop_map(Step::Capture),
+        2 => Just(Step::EndCapture),
+        1 => Just(Step::Snapshot),
         1 => (50usize..400).prop_map(|mib| Step::Capacity(mib * MIB)),
     ]
 }
@@ -135,6 +158,24 @@ impl Model {
     }
 }
 
+/// Exactly the live blocks are allocated in the snapshot, and its segments are what is reserved.
+fn check_snapshot(allocator: &CachingAllocator<Fake>, live: &[Live]) {
+    let snapshot = allocator.snapshot();
+    let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
+    let allocated = blocks.filter(|block| block.state == BlockState::Allocated);
+    let mut found: Vec<_> =
+        allocated.map(|block| (block.address, block.size, block.requested_size)).collect();
+    let live = live.iter().map(|live| &live.block).filter(|block| block.size() > 0);
+    let mut wanted: Vec<_> =
+        live.map(|block| (block.address(), block.size(), block.requested())).collect();
+    found.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+    let stats = allocator.memory_stats();
+    let total: usize = snapshot.segments.iter().map(|segment| segment.total_size).sum();
+    assert_eq!(total as i64, stats.reserved_bytes.all.current);
+}
+
 fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
     let fake = Fake::with_pages(300 * MIB);
     let allocator = fake.allocator(options);
@@ -142,6 +183,10 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
     let remaps = config.policy == Policy::Default;
     let small = if remaps { MIB / 2 } else { MIB };
     let mut model = Model::default();
+    let mut pools = Vec::new();
+    let mut routes = Vec::new();
+    let mut capture = None;
+    let mut had_pools = false;
     for step in steps {
         match step {
             Step::Malloc { bytes, stream } => {
@@ -229,13 +274,41 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::RecordFault(fails) => {
                 fake.world().fail_record = fails.then_some(FakeError::Fault);
             }
+            Step::QueryFault(fails) => fake.world().fail_query = fails.then_some(FakeError::Fault),
+            Step::MapFault(fails) => fake.world().fail_map = fails.then_some(FakeError::Fault),
+            Step::NewPool { use_on_oom, no_split } => {
+                had_pools = true;
+                pools.push(allocator.new_pool(PoolOptions { use_on_oom, no_split }));
+            }
+            Step::DropPool => drop(pools.pop()),
+            Step::Route(stream) => {
+                let pool = pools.last();
+                routes.extend(pool.map(|pool| match stream {
+                    Some(stream) => allocator.use_pool_for(pool, &stream),
+                    None => allocator.use_pool(pool),
+                }));
+            }
+            Step::DropRoute => drop(routes.pop()),
+            Step::Capture(stream) if capture.is_none() && !pools.is_empty() => {
+                capture = pools.last().map(|pool| allocator.capture_to(pool, &stream));
+                fake.world().capturing = Some(stream);
+            }
+            Step::EndCapture => {
+                fake.world().capturing = None;
+                capture = None;
+            }
+            Step::Snapshot => check_snapshot(&allocator, &model.live),
             Step::Capacity(bytes) => {
                 let mut world = fake.world();
                 world.capacity = bytes.max(world.used());
             }
-            Step::Free(_) | Step::Use { .. } => {}
+            Step::Free(_) | Step::Use { .. } | Step::Capture(_) => {}
         }
-        check_books(&allocator);
+        // During a capture the backend still has what was given back.
+        if capture.is_none() {
+            check_books(&allocator);
+            prop_assert_eq!(allocator.memory_reserved(), fake.world().used());
+        }
         check_disjoint(model.live.iter().map(|live| &live.block));
         let stats = allocator.memory_stats();
         let sum = |kind: Option<PoolKind>| -> i64 {
@@ -250,8 +323,9 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         };
         let allocated = stats.allocated_bytes;
         prop_assert_eq!(allocated.all.current, sum(None));
-        // When memory runs short, one pool's requests are served from the other.
-        if stats.num_alloc_retries == 0 {
+        // When memory runs short, one pool's requests are served from the other; and private pools
+        // have limits and sizes of their own.
+        if stats.num_alloc_retries == 0 && !had_pools {
             prop_assert_eq!(allocated.small_pool.current, sum(Some(PoolKind::Small)));
             prop_assert_eq!(allocated.large_pool.current, sum(Some(PoolKind::Large)));
         }
@@ -260,14 +334,18 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         prop_assert_eq!(allocated.all.allocated - allocated.all.freed, allocated.all.current);
         prop_assert_eq!(stats.allocation.all.allocated, model.mallocs);
         prop_assert_eq!(stats.allocation.all.current, model.live.len() as i64);
-        if !remaps && !config.expandable_segments {
+        if !remaps && !config.expandable_segments && capture.is_none() {
             let live = fake.world().live.len() as i64;
             prop_assert_eq!(stats.num_device_alloc - stats.num_device_free, live);
         }
     }
     // In the end everything goes back.
-    fake.world().fail_record = None;
+    {
+        let mut world = fake.world();
+        (world.fail_record, world.fail_query, world.capturing) = (None, None, None);
+    }
     model.live.clear();
+    drop((capture, routes, pools));
     allocator.empty_cache();
     prop_assert_eq!(allocator.memory_stats().active.all.current, 0);
     prop_assert_eq!(fake.world().used(), 0);
@@ -278,7 +356,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
     #[test]
     fn random_programs_agree_with_the_model(
         options in options(),
