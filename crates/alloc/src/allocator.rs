@@ -13,7 +13,7 @@ use crate::snapshot::ordinal;
 use crate::state::{Granted, Request, State};
 use crate::stats::{Counters, Quantity};
 use crate::sync::Mutex;
-use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::Table;
 use crate::trace::Step;
 use crate::{
@@ -393,6 +393,15 @@ impl<B: Backend> Shared<B> {
         let at = Quantity::AllocatedBytes as usize;
         let of = |shard: &Counters| shard.current[0][at] + shard.current[1][at];
         self.core.with_all(|_, shards| shards.iter().map(|s| of(s)).sum::<i64>()) as usize
+    }
+}
+
+impl<B: Backend> Drop for Shared<B> {
+    fn drop(&mut self) {
+        self.core.closed.store(true, Ordering::SeqCst);
+        // They keep the core alive.
+        let left = std::mem::take(&mut *lock(&self.core.left));
+        drop(left);
     }
 }
 

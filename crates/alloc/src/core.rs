@@ -7,7 +7,7 @@ use crate::shard::{Shard, lock};
 use crate::state::Released;
 use crate::stats::{Counters, Global, Quantity};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::trace::{TraceRing, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, SegmentInfo};
 
@@ -22,20 +22,16 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) global: Mutex<Global>,
     /// Captures under way, during which the backend takes neither memory nor events.
     pub(crate) captures: AtomicUsize,
-    /// Held while memory goes or is waited for, other than under `slow`, so that no capture
-    /// begins meanwhile.
-    pub(crate) deferred: Mutex<Deferred<B>>,
+    /// What was to go back to the backend during one. Held while memory goes, so that none begins
+    /// meanwhile.
+    deferred: Mutex<Vec<Released<B::Memory>>>,
+    /// Shards that nobody has any more, but whose memory streams still use.
+    pub(crate) left: Mutex<Vec<Arc<Shard<B>>>>,
+    /// Whether the allocator is no more, so that there is nobody to leave shards to.
+    pub(crate) closed: AtomicBool,
     /// Searches of large pools, while garbage is collected.
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
-}
-
-/// What waits for the end of all captures.
-pub(crate) struct Deferred<B: Backend> {
-    /// What is to go back to the backend.
-    released: Vec<Released<B::Memory>>,
-    /// What nobody has any more, but streams may still use.
-    pub(crate) shards: Vec<Arc<Shard<B>>>,
 }
 
 /// What only one thread at a time deals with.
@@ -67,7 +63,9 @@ impl<B: Backend> Core<B> {
             shards: Mutex::default(),
             global: Mutex::default(),
             captures: AtomicUsize::new(0),
-            deferred: Mutex::new(Deferred { released: Vec::new(), shards: Vec::new() }),
+            deferred: Mutex::default(),
+            left: Mutex::default(),
+            closed: AtomicBool::new(false),
             clock: Arc::default(),
             tracer: Arc::default(),
         }
@@ -142,7 +140,7 @@ impl<B: Backend> Core<B> {
         drop(global);
         let mut deferred = lock(&self.deferred);
         if self.is_capturing() {
-            deferred.released.extend(released);
+            deferred.extend(released);
         } else {
             drop(released);
         }
@@ -168,14 +166,13 @@ impl<B: Backend> Core<B> {
         if self.captures.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
-        let kept = {
+        {
             let mut deferred = lock(&self.deferred);
             if self.is_capturing() {
                 return;
             }
-            deferred.released.clear();
-            std::mem::take(&mut deferred.shards)
-        };
+            deferred.clear();
+        }
         for shard in self.all_shards() {
             let mut state = shard.lock();
             // Another capture may have begun, whose end will do it.
@@ -183,8 +180,20 @@ impl<B: Backend> Core<B> {
                 state.await_deferred(&self.backend);
             }
         }
-        // They wait for what they have left.
-        drop(kept);
+    }
+
+    /// Releases the shards that were left over and that no stream uses any more.
+    pub(crate) fn release_left(&self) {
+        let left = std::mem::take(&mut *lock(&self.left));
+        for shard in &left {
+            let mut state = shard.lock();
+            if !self.is_capturing() {
+                state.await_deferred(&self.backend);
+                state.poll_events(&self.backend);
+            }
+        }
+        // Those still in use come back.
+        drop(left);
     }
 
     /// Enters a shard among those that are counted and given back.

@@ -195,8 +195,8 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Serves all requests for a stream that is being captured from the pool, until the result is
-    /// dropped after the capture. Until then nothing goes back to the backend, no event is queried
-    /// or recorded, and what several streams used stays unused.
+    /// dropped after the capture. Until then nothing goes back to the backend, no event is queried,
+    /// none is recorded in a stream that is captured, and what several streams used stays unused.
     #[must_use = "the capture ends when this is dropped"]
     pub fn capture_to(&self, pool: &MemPool<B>, stream: &B::Stream) -> PoolRoute<B> {
         self.shared().core.begin_capture();

@@ -29,6 +29,7 @@ impl<B: Backend> Shared<B> {
         if let Some(granted) = search(shard, State::take_fit_again, request) {
             return Ok((Arc::clone(shard), granted));
         }
+        self.core.release_left();
         let limit = self.limit(&mut slow)?;
         self.collect_garbage(limit);
         if let Some(granted) = self.grow(&mut slow, shard, request, limit)? {
@@ -379,6 +380,7 @@ impl<B: Backend> Shared<B> {
         }
         lock(&self.core.global).num_sync_all_streams += 1;
         self.core.all_shards().iter().for_each(|shard| shard.synchronize_events());
+        self.core.release_left();
     }
 
     fn out_of_memory(

@@ -301,6 +301,11 @@ impl<B: Backend> Arenas<B> {
         Cost::Calls(calls)
     }
 
+    /// Whether work may still use what was mapped there.
+    pub(crate) fn is_busy(&self, pages: Pages) -> bool {
+        self.cost(pages, &FreePages(Vec::new())) == Cost::Busy
+    }
+
     fn is_free(&self, page: u32, free: &FreePages) -> bool {
         let (arena, slot) = self.owners[page as usize];
         let found = self.arenas.get(arena as usize).and_then(Option::as_ref);

@@ -54,19 +54,16 @@ impl<B: Backend> Shared<B> {
         let shards = self.lenders(shard);
         let free = shards.iter().flat_map(|shard| shard.lock().list_free_pages(page_size));
         let free = FreePages::new(free.collect());
-        let planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, &free);
-        let mut growth = match planned {
-            Some(growth) => growth,
-            None => {
-                self.reserve(slow, memory, shard, request, page_size)?;
-                let planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, &free);
-                let Some(growth) = planned else { return Ok(None) };
-                growth
-            }
-        };
-        growth.split_missing(page_size);
         let need = Need { memory, shards: &shards, request, page_size, limit };
-        let taken_back = self.take_back(slow, &need, &mut growth);
+        let Some(mut growth) = self.plan(slow, &need, shard, &free)? else { return Ok(None) };
+        let mut taken_back = self.take_back(slow, &need, &mut growth);
+        if growth.missing[taken_back..].iter().any(|&pages| slow.arenas.is_busy(pages)) {
+            // Not every page that was to come back did, and work may still use where it was.
+            shard.lock().undo(&growth, taken_back);
+            let none = FreePages::new(Vec::new());
+            let Some(other) = self.plan(slow, &need, shard, &none)? else { return Ok(None) };
+            (growth, taken_back) = (other, 0);
+        }
         let filled = self.fill(slow, &need, &growth, taken_back);
         lock(&self.core.global).mapping_time += std::mem::take(&mut slow.arenas.spent);
         match filled {
@@ -76,6 +73,26 @@ impl<B: Backend> Shared<B> {
                 error.map_or(Ok(None), Err)
             }
         }
+    }
+
+    /// Chooses addresses, new ones if need be, and lists what is missing page by page.
+    fn plan(
+        &self,
+        slow: &mut Slow<B>,
+        need: &Need<'_, B>,
+        shard: &Arc<Shard<B>>,
+        free: &FreePages,
+    ) -> Result<Option<Growth>, AllocError> {
+        let (request, page_size) = (need.request, need.page_size);
+        let mut planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, free);
+        if planned.is_none() {
+            self.reserve(slow, need.memory, shard, request, page_size)?;
+            planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, free);
+        }
+        if let Some(growth) = &mut planned {
+            growth.split_missing(page_size);
+        }
+        Ok(planned)
     }
 
     /// Takes pages back that were lent from the missing addresses and are free: that takes no
@@ -202,8 +219,6 @@ impl<B: Backend> Shared<B> {
         page_size: usize,
     ) -> Vec<Loan> {
         let mut loans = Vec::new();
-        // A capture allows no events, by which the streams would be ordered.
-        let shards = if self.core.is_capturing() { &[] } else { shards };
         for (owner, shard) in shards.iter().enumerate() {
             if loans.len() == count {
                 break;

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use crate::core::Core;
 use crate::state::State;
+use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard, ShardGuard, ShardLock, lock_shard};
 use crate::{Backend, events};
 
@@ -61,7 +62,11 @@ impl<B: Backend> Shard<B> {
     pub(crate) fn synchronize_events(&self) {
         let mut done = Vec::new();
         let backend = &self.core.backend;
-        let mut queues = self.lock().pending.take(backend, &mut done);
+        let mut queues = {
+            let mut state = self.lock();
+            state.await_deferred(backend);
+            state.pending.take(backend, &mut done)
+        };
         events::wait(backend, &mut queues, &mut done);
         let mut state = self.lock();
         state.events_came(&mut done);
@@ -73,28 +78,26 @@ impl<B: Backend> Drop for Shard<B> {
     fn drop(&mut self) {
         let core = &self.core;
         let mut state = self.lock();
-        let mut deferred = lock(&core.deferred);
-        if core.is_capturing() && !state.is_vacant() {
+        if state.awaits_streams() && !core.closed.load(Ordering::SeqCst) {
+            // No block is left, but streams still use freed ones. Nobody waits for them here.
             let (clock, tracer) = (Arc::clone(&core.clock), Arc::clone(&core.tracer));
             let empty = State::new(state.stream.clone(), clock, tracer);
             let left = Shard::new(core, std::mem::replace(&mut *state, empty), self.pool);
-            deferred.shards.push(core.register(left));
+            lock(&core.left).push(core.register(left));
             return;
         }
-        // No block is left, but streams may still use freed ones, and unmapping does not wait.
-        state.await_deferred(&core.backend);
         let has_arenas = state.has_arenas();
         drop(state);
         self.synchronize_events();
         let mut state = self.lock();
         if has_arenas {
+            // Unmapping does not wait.
             core.wait_for(&state.stream);
         }
-        drop(deferred);
         let released = state.take_cached();
         let counters = state.counters.clone();
         drop(state);
-        self.core.gone(released);
-        lock(&self.core.global).retired.add(&counters);
+        core.gone(released);
+        lock(&core.global).retired.add(&counters);
     }
 }

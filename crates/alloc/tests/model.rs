@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Fake, FakeError, MIB, check_books, check_disjoint};
+use common::{Fake, FakeError, MIB, Physical, check_books, check_disjoint, physical};
 use proptest::prelude::*;
 use warpline_alloc::{Block, Policy, PoolKind};
 
@@ -67,26 +67,6 @@ fn options() -> impl Strategy<Value = &'static str> {
         "policy:default,roundup_power2_divisions:4",
         "policy:default,per_process_memory_fraction:0.5",
     ])
-}
-
-/// Memory itself, wherever it is mapped: page (0 for what is not in one), first and last byte.
-type Physical = Vec<(u64, u64, u64)>;
-
-fn physical(fake: &Fake, address: u64, size: usize) -> Physical {
-    const PAGE: u64 = 2 * MIB as u64;
-    let world = fake.world();
-    let (mut at, end) = (address, address + size as u64);
-    if world.page_at(at).is_none() {
-        return vec![(0, at, end)];
-    }
-    let mut pieces = Vec::new();
-    while at < end {
-        let next = ((at / PAGE + 1) * PAGE).min(end);
-        let (page, offset) = world.page_at(at).expect("a block lies in mapped pages");
-        pieces.push((page, offset, offset + next - at));
-        at = next;
-    }
-    pieces
 }
 
 fn overlap(a: &Physical, b: &Physical) -> bool {

@@ -2,20 +2,19 @@
 
 mod common;
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use common::{Fake, MIB, check_books};
+use common::{Fake, MIB, Owned, check_books};
 use shuttle::sync::Barrier;
 use shuttle::thread;
-use warpline_alloc::{Block, CachingAllocator, PoolOptions};
+use warpline_alloc::{CachingAllocator, PoolOptions};
 
 type Allocator = CachingAllocator<Fake>;
 
 /// Runs it under random schedules, and under some with few preemptions.
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
-    shuttle::check_random(test.clone(), 1000);
-    shuttle::check_pct(test, 500, 3);
+    shuttle::check_random(test.clone(), 3000);
+    shuttle::check_pct(test, 1500, 3);
 }
 
 /// Runs it on each kind of backend and policy.
@@ -49,33 +48,6 @@ fn stream_at(allocator: &Allocator, address: u64) -> Option<u64> {
     segments.iter().find(holds).map(|segment| segment.stream)
 }
 
-/// Memory in somebody's hands: page and number of the 512 bytes in it.
-#[derive(Clone, Default)]
-struct Owned(Arc<Mutex<HashSet<(u64, u64)>>>);
-
-impl Owned {
-    fn units(allocator: &Allocator, block: &Block<Fake>) -> Vec<(u64, u64)> {
-        let world = allocator.backend().world();
-        let units = (block.address()..block.address() + block.size() as u64).step_by(64 << 10);
-        units.map(|at| world.page_at(at).unwrap_or((0, at))).collect()
-    }
-
-    fn take(&self, allocator: &Allocator, block: &Block<Fake>) {
-        let mut owned = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for unit in Self::units(allocator, block) {
-            assert!(owned.insert(unit), "{unit:x?} is in two hands");
-        }
-    }
-
-    fn free(&self, allocator: &Allocator, block: Block<Fake>) {
-        {
-            let mut owned = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            Self::units(allocator, &block).iter().for_each(|unit| drop(owned.remove(unit)));
-        }
-        drop(block);
-    }
-}
-
 #[test]
 fn a_shard_never_serves_two_streams() {
     check_policies(|allocator| {
@@ -106,11 +78,11 @@ fn two_threads_share_a_stream() {
             spawn(&allocator, move |allocator| {
                 for _ in 0..3 {
                     let block = allocator.malloc(bytes, &1).unwrap();
-                    owned.take(&allocator, &block);
+                    owned.take(allocator.backend(), &block);
                     let other = allocator.malloc(2 * bytes, &1).unwrap();
-                    owned.take(&allocator, &other);
-                    owned.free(&allocator, block);
-                    owned.free(&allocator, other);
+                    owned.take(allocator.backend(), &other);
+                    owned.free(allocator.backend(), block);
+                    owned.free(allocator.backend(), other);
                 }
             })
         });
@@ -166,9 +138,9 @@ fn pages_change_streams_while_these_allocate() {
             spawn(&allocator, move |allocator| {
                 for bytes in [6 * MIB, 12 * MIB] {
                     let block = allocator.malloc(bytes, &stream).unwrap();
-                    owned.take(&allocator, &block);
+                    owned.take(allocator.backend(), &block);
                     allocator.backend().launch_on(stream, &block);
-                    owned.free(&allocator, block);
+                    owned.free(allocator.backend(), block);
                 }
             })
         });
@@ -238,12 +210,12 @@ fn a_capture_ends_while_blocks_are_freed() {
             drop(allocator.malloc(512, &2).unwrap());
         });
         let route = allocator.capture_to(&pool, &1);
-        allocator.backend().world().capturing = true;
+        allocator.backend().world().capturing = Some(1);
         let blocks = [(); 2].map(|()| allocator.malloc(3 * MIB, &1).unwrap());
         blocks[0].record_stream(&2);
         drop(blocks);
         drop(pool);
-        allocator.backend().world().capturing = false;
+        allocator.backend().world().capturing = None;
         drop(route);
         thread.join().unwrap();
         allocator.empty_cache();

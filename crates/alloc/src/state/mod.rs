@@ -187,9 +187,13 @@ impl<B: Backend> State<B> {
     /// Whether it holds nothing and nothing is under way, so that it may serve another stream.
     pub(crate) fn is_vacant(&self) -> bool {
         self.segments.len() == self.unused_segments.len()
-            && self.pending.is_empty()
-            && self.deferred.is_empty()
+            && !self.awaits_streams()
             && self.misses == 0
+    }
+
+    /// Whether freed blocks wait for streams.
+    pub(crate) fn awaits_streams(&self) -> bool {
+        !self.pending.is_empty() || !self.deferred.is_empty()
     }
 
     // ---- allocation ---------------------------------------------------------------------

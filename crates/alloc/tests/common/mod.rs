@@ -59,8 +59,9 @@ pub struct World {
     pub unmaps: usize,
     /// Waits put into a stream, for another.
     pub waits: Vec<(u64, u64)>,
-    /// Whether a stream is being captured, so that no event may be touched and nothing freed.
-    pub capturing: bool,
+    /// The stream that is being captured: no event may be recorded there, and none be queried and
+    /// nothing freed anywhere.
+    pub capturing: Option<u64>,
     /// What work uses that may not be done: stream, number, first and last address.
     used: Vec<(u64, u64, u64, u64)>,
 }
@@ -77,7 +78,7 @@ impl World {
     }
 
     fn assert_no_capture(&self, what: &str) {
-        assert!(!self.capturing, "{what} during a capture");
+        assert!(self.capturing.is_none(), "{what} during a capture");
     }
 
     fn is_done(&self, stream: u64, at: u64) -> bool {
@@ -114,7 +115,7 @@ impl Fake {
             maps: 0,
             unmaps: 0,
             waits: Vec::new(),
-            capturing: false,
+            capturing: None,
             used: Vec::new(),
         })))
     }
@@ -222,7 +223,7 @@ impl StreamBackend for Fake {
 
     fn record(&self, stream: &u64) -> Result<Event, FakeError> {
         let mut world = self.world();
-        world.assert_no_capture("an event was recorded");
+        assert_ne!(world.capturing, Some(*stream), "an event was recorded during its capture");
         if let Some(error) = world.fail_record {
             return Err(error);
         }
@@ -237,7 +238,7 @@ impl StreamBackend for Fake {
             let world = self.world();
             let done = world.completed.get(&event.stream).copied().unwrap_or(0);
             assert!(done >= event.at, "an event was used again before its work was done");
-            world.assert_no_capture("an event was recorded");
+            assert_ne!(world.capturing, Some(*stream), "recorded during its capture");
         }
         if let Some(error) = self.world().fail_record {
             return Err(error);
@@ -330,7 +331,6 @@ struct Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let mut world = self.world.world();
-        world.assert_no_capture("a page went");
         assert!(world.pages.remove(&self.number).is_some());
         world.frees += 1;
         let mapped = world.mappings.values().any(|&(_, page)| page == self.number);
@@ -485,5 +485,72 @@ pub fn check_disjoint<'a>(blocks: impl IntoIterator<Item = &'a Block<Fake>>) {
     ranges.sort_unstable();
     for pair in ranges.windows(2) {
         assert!(pair[0].1 <= pair[1].0, "blocks overlap: {pair:x?}");
+    }
+}
+
+/// Memory itself, wherever it is mapped: page (0 for what is not in one), first and last byte.
+pub type Physical = Vec<(u64, u64, u64)>;
+
+pub fn physical(fake: &Fake, address: u64, size: usize) -> Physical {
+    const PAGE: u64 = 2 * MIB as u64;
+    let world = fake.world();
+    let (mut at, end) = (address, address + size as u64);
+    if world.page_at(at).is_none() {
+        return vec![(0, at, end)];
+    }
+    let mut pieces = Vec::new();
+    while at < end {
+        let next = ((at / PAGE + 1) * PAGE).min(end);
+        let (page, offset) = world.page_at(at).expect("a block lies in mapped pages");
+        pieces.push((page, offset, offset + next - at));
+        at = next;
+    }
+    pieces
+}
+
+/// Memory in somebody's hands, of whatever thread: the end by page and beginning.
+#[derive(Clone, Default)]
+pub struct Owned(Arc<Mutex<BTreeMap<(u64, u64), u64>>>);
+
+impl Owned {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody else may have it.
+    pub fn take(&self, fake: &Fake, block: &Block<Fake>) {
+        let memory = physical(fake, block.address(), block.size());
+        let mut owned = self.lock();
+        for (page, start, end) in memory {
+            let before = owned.range(..(page, end)).next_back();
+            let apart = before.is_none_or(|(&(other, _), &last)| other != page || last <= start);
+            assert!(apart, "{start:#x} of page {page:#x} is in two hands");
+            owned.insert((page, start), end);
+        }
+    }
+
+    /// Drops the block.
+    pub fn free(&self, fake: &Fake, block: Block<Fake>) {
+        for (page, start, _) in physical(fake, block.address(), block.size()) {
+            self.lock().remove(&(page, start));
+        }
+        drop(block);
+    }
+}
+
+/// A plain generator of random numbers.
+pub struct Random(pub u64);
+
+impl Random {
+    /// One below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) as usize % bound
+    }
+
+    /// Mostly small, at times many MiB.
+    pub fn bytes(&mut self) -> usize {
+        let most = [4 << 10, 4 << 10, 64 << 10, MIB, 3 * MIB, 24 * MIB][self.below(6)];
+        1 + self.below(most)
     }
 }
