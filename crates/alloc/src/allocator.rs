@@ -10,7 +10,7 @@ use crate::mem_pool::{Pool, Routes};
 use crate::rules::{PoolKind, round_size};
 use crate::shard::{Shard, lock};
 use crate::snapshot::ordinal;
-use crate::state::{Request, State};
+use crate::state::{Granted, Request, State};
 use crate::stats::{Counters, Quantity};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -77,28 +77,13 @@ impl<B: Backend> CachingAllocator<B> {
     pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
         let shared = &self.shared;
         let (id, site) = (B::stream_id(stream), Location::caller());
-        if bytes == 0 {
-            return Ok(Block::empty(id));
-        }
-        if shared.routes.exist()
-            && let Some(pool) = shared.routes.find(id)
+        if !shared.routes.exist()
+            && let Some(shard) = shared.table.find(id)
+            && let Some(granted) = shared.hit(shard, bytes, id, site)
         {
-            let shard = pool.shard(&shared.core, &shared.config, stream);
-            if let Some(block) = shared.malloc_in(&shard, bytes, id, site)? {
-                return Ok(block);
-            }
+            return Ok(Block::new(Arc::clone(shard), granted, bytes, id));
         }
-        if let Some(shard) = shared.table.find(id)
-            && let Some(block) = shared.malloc_in(shard, bytes, id, site)?
-        {
-            return Ok(block);
-        }
-        loop {
-            let shard = shared.shard_for(stream);
-            if let Some(block) = shared.malloc_in(&shard, bytes, id, site)? {
-                return Ok(block);
-            }
-        }
+        shared.malloc(bytes, stream, site)
     }
 
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
@@ -273,8 +258,60 @@ impl<B: Backend> CachingAllocator<B> {
 }
 
 impl<B: Backend> Shared<B> {
-    /// `None` if the shard serves another stream by now.
+    /// What a request gets that the stream's cache serves; `None` if it does not, or something
+    /// else stands against it.
     #[inline]
+    fn hit(
+        &self,
+        shard: &Arc<Shard<B>>,
+        bytes: usize,
+        stream: u64,
+        site: &'static Location<'static>,
+    ) -> Option<Granted> {
+        let mut state = shard.lock_parked();
+        if bytes == 0 || state.stream_id != stream || !state.config.caching {
+            return None;
+        }
+        let size = round_size(&state.config, bytes).ok()?;
+        let kind = PoolKind::of(&state.config, size);
+        if !state.pending.is_empty() && !self.core.is_capturing() {
+            state.poll_events(&self.core.backend);
+        }
+        let granted = state.take_fit(&Request { kind, requested: bytes, size, site })?;
+        if state.counters.over {
+            drop(state);
+            self.core.raise_peaks();
+        }
+        Some(granted)
+    }
+
+    /// What a request does that is no hit.
+    #[cold]
+    fn malloc(
+        &self,
+        bytes: usize,
+        stream: &B::Stream,
+        site: &'static Location<'static>,
+    ) -> Result<Block<B>, AllocError> {
+        let id = B::stream_id(stream);
+        if bytes == 0 {
+            return Ok(Block::empty(id));
+        }
+        if let Some(pool) = self.routes.find(id) {
+            let shard = pool.shard(&self.core, &self.config, stream);
+            if let Some(block) = self.malloc_in(&shard, bytes, id, site)? {
+                return Ok(block);
+            }
+        }
+        loop {
+            let shard = self.shard_for(stream);
+            if let Some(block) = self.malloc_in(&shard, bytes, id, site)? {
+                return Ok(block);
+            }
+        }
+    }
+
+    /// `None` if the shard serves another stream by now.
     fn malloc_in(
         &self,
         shard: &Arc<Shard<B>>,
@@ -282,7 +319,7 @@ impl<B: Backend> Shared<B> {
         stream: u64,
         site: &'static Location<'static>,
     ) -> Result<Option<Block<B>>, AllocError> {
-        let mut state = shard.lock_parked();
+        let mut state = shard.lock();
         if state.stream_id != stream {
             return Ok(None);
         }
@@ -294,7 +331,12 @@ impl<B: Backend> Shared<B> {
         if !state.pending.is_empty() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let granted = if caching { state.take_fit(&request) } else { None };
+        let granted = match caching {
+            // Who came here by a route was not looked for yet.
+            true if self.routes.exist() => state.take_fit(&request),
+            true => state.take_fit_again(&request),
+            false => None,
+        };
         let over = state.counters.over;
         let block = match granted {
             Some(granted) => {

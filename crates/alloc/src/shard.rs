@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use crate::core::Core;
 use crate::state::State;
 use crate::sync::atomic::Ordering;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, ShardGuard, ShardLock, lock_shard};
 use crate::{Backend, events};
 
 /// Takes a lock whose data is consistent between any two calls that could panic.
@@ -16,7 +16,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// One stream's memory. Threads that work on streams of their own share no cache line of it.
 #[repr(align(128))]
 pub(crate) struct Shard<B: Backend> {
-    state: Mutex<State<B>>,
+    state: ShardLock<State<B>>,
     /// The private pool it belongs to; 0 if none.
     pub(crate) pool: u64,
     pub(crate) core: Arc<Core<B>>,
@@ -24,10 +24,10 @@ pub(crate) struct Shard<B: Backend> {
 
 impl<B: Backend> Shard<B> {
     pub(crate) fn new(core: &Arc<Core<B>>, state: State<B>, pool: u64) -> Self {
-        Self { state: Mutex::new(state), pool, core: Arc::clone(core) }
+        Self { state: ShardLock::new(state), pool, core: Arc::clone(core) }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State<B>> {
+    pub(crate) fn lock(&self) -> ShardGuard<'_, State<B>> {
         let mut state = self.lock_parked();
         state.unpark();
         state
@@ -35,8 +35,8 @@ impl<B: Backend> Shard<B> {
 
     /// For a hit and a free, which may leave a block parked.
     #[inline]
-    pub(crate) fn lock_parked(&self) -> MutexGuard<'_, State<B>> {
-        lock(&self.state)
+    pub(crate) fn lock_parked(&self) -> ShardGuard<'_, State<B>> {
+        lock_shard(&self.state)
     }
 
     /// Takes a block back from its caller.

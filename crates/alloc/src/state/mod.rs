@@ -341,15 +341,7 @@ impl<B: Backend> State<B> {
         record.requested = request.requested;
         record.held = Held::Allocated;
         record.oversize = oversize;
-        let counters = &mut self.counters;
-        counters.increase(kind, Quantity::Allocation, 1);
-        counters.increase(kind, Quantity::AllocatedBytes, size as i64);
-        counters.increase(kind, Quantity::Active, 1);
-        counters.increase(kind, Quantity::ActiveBytes, size as i64);
-        counters.increase(kind, Quantity::RequestedBytes, request.requested as i64);
-        if oversize {
-            counters.increase(kind, Quantity::OversizeAllocations, 1);
-        }
+        self.counters.allocate(kind, size, request.requested, oversize);
         self.trace(TraceAction::Alloc, address, request.requested, Some(request.site));
     }
 
