@@ -104,10 +104,11 @@ struct Live {
     uses: Vec<(u64, u64)>,
 }
 
-/// Freed memory that some stream may still use.
+/// Freed memory that some stream may still use, and how many waits had been made by then.
 struct Busy {
     memory: Physical,
     uses: Vec<(u64, u64)>,
+    at: usize,
 }
 
 /// Memory that was freed in the order of a stream, when that had been given so much work and so
@@ -201,15 +202,21 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                         prop_assert_eq!(block.size() % 512, 0);
                         prop_assert_eq!((block.requested(), block.stream_id()), (bytes, stream));
                         let memory = physical(&fake, block.address(), block.size());
+                        let waits = fake.world().waits.clone();
                         for busy in &model.busy {
+                            // Memory that was lent to another stream and used by its own again
+                            // is in order for that one.
+                            let ordered = |(user, work): &(u64, u64)| {
+                                model.completed[*user as usize] >= *work
+                                    || comes_after(&waits, stream, *user, busy.at)
+                            };
                             prop_assert!(
-                                !overlap(&memory, &busy.memory),
-                                "{:x?} was given out while {:?} may use it",
+                                !overlap(&memory, &busy.memory) || busy.uses.iter().all(ordered),
+                                "{:x?} was given to {stream} while {:?} may use it",
                                 busy.memory,
                                 busy.uses
                             );
                         }
-                        let waits = fake.world().waits.clone();
                         for freed in &model.freed {
                             prop_assert!(
                                 !overlap(&memory, &freed.memory)
@@ -249,7 +256,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                     .iter()
                     .map(|(stream, _)| (*stream, model.submitted[*stream as usize]))
                     .collect();
-                model.busy.push(Busy { memory, uses });
+                model.busy.push(Busy { memory, uses, at });
                 model.settle();
             }
             Step::Use { block, stream } if !model.live.is_empty() => {
