@@ -7,7 +7,7 @@ use crate::core::Slow;
 use crate::pages::page_size;
 use crate::rules::segment_size;
 use crate::shard::{Shard, lock};
-use crate::state::{Granted, Idle, Pages, Request, State};
+use crate::state::{ArenaRange, Granted, Idle, Pages, Request, State};
 use crate::sync::MutexGuard;
 use crate::trace::{Step, TraceAction};
 use crate::{AllocError, Backend, OutOfMemory, Policy, PoolKind, VirtualMemory};
@@ -243,8 +243,8 @@ impl<B: Backend> Shared<B> {
             return Ok(());
         }
         let reserved = slow.arenas.reserve(memory, bytes, page_size);
-        let (arena, base) = reserved.map_err(backend_error)?;
-        shard.lock().add_arena(request.kind, arena, base, bytes);
+        let (number, base) = reserved.map_err(backend_error)?;
+        shard.lock().add_arena(request.kind, ArenaRange { number, base, page_size }, bytes);
         Ok(())
     }
 
@@ -327,9 +327,8 @@ impl<B: Backend> Shared<B> {
             // A private pool keeps its memory as long as it is in use.
             let keeps = shard.pool > 0 && !state.retired;
             let released = if keeps { Vec::new() } else { state.take_cached() };
-            let page_size = |arena| slow.arenas.page_size(arena);
-            let pages = [PoolKind::Large, PoolKind::Small]
-                .map(|kind| (kind, state.take_free_pages(kind, page_size)));
+            let pages =
+                [PoolKind::Large, PoolKind::Small].map(|kind| (kind, state.take_free_pages(kind)));
             let stream = state.has_arenas().then(|| state.stream.clone());
             drop(state);
             self.core.gone(released);

@@ -5,7 +5,9 @@ mod common;
 
 use common::{Fake, FakeError, MIB, Physical, check_books, check_disjoint, physical};
 use proptest::prelude::*;
-use warpline_alloc::{Block, BlockState, CachingAllocator, Policy, PoolKind, PoolOptions};
+use warpline_alloc::{
+    AllocatorConfig, Block, BlockState, CachingAllocator, Policy, PoolKind, PoolOptions,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -37,6 +39,7 @@ enum Step {
     Capture(u64),
     EndCapture,
     Snapshot,
+    Config(&'static str),
 }
 
 fn bytes() -> impl Strategy<Value = usize> {
@@ -72,6 +75,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u64..3).prop_map(Step::Capture),
         2 => Just(Step::EndCapture),
         1 => Just(Step::Snapshot),
+        1 => options().prop_map(Step::Config),
         1 => (50usize..400).prop_map(|mib| Step::Capacity(mib * MIB)),
     ]
 }
@@ -89,6 +93,9 @@ fn options() -> impl Strategy<Value = &'static str> {
         "policy:default",
         "policy:default,roundup_power2_divisions:4",
         "policy:default,per_process_memory_fraction:0.5",
+        "policy:default,max_split_size_mb:20",
+        "expandable_segments:True,max_split_size_mb:20",
+        "policy:default,garbage_collection_threshold:0.4,per_process_memory_fraction:0.7",
     ])
 }
 
@@ -183,6 +190,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
     let config = allocator.config();
     let remaps = config.policy == Policy::Default;
     let small = if remaps { MIB / 2 } else { MIB };
+    let mut reconfigured = false;
     let mut model = Model::default();
     let mut pools = Vec::new();
     let mut routes = Vec::new();
@@ -304,6 +312,10 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 fake.world().capturing = None;
                 capture = None;
             }
+            Step::Config(options) => {
+                reconfigured = true;
+                allocator.set_config(AllocatorConfig::parse(options).unwrap());
+            }
             Step::Snapshot => check_snapshot(&allocator, &model.live),
             Step::Capacity(bytes) => {
                 let mut world = fake.world();
@@ -332,7 +344,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         prop_assert_eq!(allocated.all.current, sum(None));
         // When memory runs short, one pool's requests are served from the other; and private pools
         // have limits and sizes of their own.
-        if stats.num_alloc_retries == 0 && !had_pools {
+        if stats.num_alloc_retries == 0 && !had_pools && !reconfigured {
             prop_assert_eq!(allocated.small_pool.current, sum(Some(PoolKind::Small)));
             prop_assert_eq!(allocated.large_pool.current, sum(Some(PoolKind::Large)));
         }
@@ -341,7 +353,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         prop_assert_eq!(allocated.all.allocated - allocated.all.freed, allocated.all.current);
         prop_assert_eq!(stats.allocation.all.allocated, model.mallocs);
         prop_assert_eq!(stats.allocation.all.current, model.live.len() as i64);
-        if !remaps && !config.expandable_segments && capture.is_none() {
+        if !remaps && !config.expandable_segments && !reconfigured && capture.is_none() {
             let live = fake.world().live.len() as i64;
             prop_assert_eq!(stats.num_device_alloc - stats.num_device_free, live);
         }

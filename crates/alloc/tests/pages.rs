@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Fake, FakeError, MIB, check_books};
-use warpline_alloc::AllocError;
+use warpline_alloc::{AllocError, AllocatorConfig};
 
 const EXPANDABLE: &str = "expandable_segments:True";
 
@@ -151,4 +151,21 @@ fn streams_that_are_gone_leave_no_addresses_behind() {
     }
     assert!(fake.world().ranges.is_empty());
     assert_eq!(allocator.memory_reserved(), 0);
+}
+
+#[test]
+fn pages_of_another_size_are_left_alone_when_the_options_change() {
+    let options = ["expandable_segments:True", "policy:default"];
+    for [first, then] in [options, [options[1], options[0]]] {
+        let fake = Fake::with_pages(1 << 30);
+        let allocator = fake.allocator(first);
+        let kept = allocator.malloc(30 * MIB, &0).unwrap();
+        drop(allocator.malloc(30 * MIB, &0).unwrap());
+        allocator.set_config(AllocatorConfig::parse(then).unwrap());
+        let block = allocator.malloc(70 * MIB, &0).unwrap();
+        check_books(&allocator);
+        drop((kept, block));
+        allocator.empty_cache();
+        assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
+    }
 }

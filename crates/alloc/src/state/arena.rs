@@ -2,8 +2,9 @@
 
 use std::panic::Location;
 
-use super::{Held, Holding, NONE, Record, Request, Segment, State};
+use super::{ArenaRange, Held, Holding, NONE, Record, Request, Segment, State};
 use crate::free_index::{Free, Position};
+use crate::rules::SMALL_BUFFER;
 use crate::state::Granted;
 use crate::trace::TraceAction;
 use crate::{Backend, PoolKind};
@@ -47,11 +48,10 @@ impl Pages {
 
 impl<B: Backend> State<B> {
     /// Adds a reserved range, with nothing mapped.
-    pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: u32, base: u64, bytes: usize) {
-        let segment =
-            Segment { holding: Holding::Arena(arena, base), first: NONE, oversize: false };
-        let block = self.add_chain(segment, kind, base, bytes, Held::Unmapped);
-        self.unmapped[kind as usize].insert(base, block);
+    pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange, bytes: usize) {
+        let segment = Segment { holding: Holding::Arena(arena), first: NONE, oversize: false };
+        let block = self.add_chain(segment, kind, arena.base, bytes, Held::Unmapped);
+        self.unmapped[kind as usize].insert(arena.base, block);
     }
 
     /// PyTorch's choice with expandable segments: a block counts as long as itself and the
@@ -82,7 +82,10 @@ impl<B: Backend> State<B> {
     /// `page_size` bytes, as PyTorch's expandable segments choose them. `None` if no arena has
     /// them.
     pub(crate) fn plan_expansion(&mut self, request: &Request, page_size: usize) -> Option<Growth> {
-        let first = self.unmapped[request.kind as usize].values().find_map(|&unmapped| {
+        let unmapped = self.unmapped[request.kind as usize].values();
+        // Under other options there may have been pages of another size.
+        let mut unmapped = unmapped.filter(|&&at| self.has_pages_of(page_size, at));
+        let first = unmapped.find_map(|&unmapped| {
             let prev = self.records[unmapped as usize].prev;
             let first = if self.is_usable(prev) { prev } else { unmapped };
             let (mut bytes, mut block) = (0, first);
@@ -104,7 +107,7 @@ impl<B: Backend> State<B> {
     /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
     /// are `size` bytes with what is mapped rounded up to whole pages.
     pub(super) fn take_run(&mut self, first: u32, size: usize, page_size: usize) -> Growth {
-        let (arena, _) = self.arena_of(first);
+        let arena = self.arena_of(first).number;
         let (mut free, mut missing) = (Vec::new(), Vec::new());
         let (mut bytes, mut block) = (0, first);
         loop {
@@ -190,7 +193,7 @@ impl<B: Backend> State<B> {
     /// without memory.
     pub(crate) fn carve(&mut self, block: u32, start: u64, size: usize) -> Pages {
         let record = self.records[block as usize];
-        let (arena, _) = self.arena_of(block);
+        let arena = self.arena_of(block).number;
         self.unlist(&record);
         let before = (start - record.address) as usize;
         let after = record.size - before - size;
@@ -257,30 +260,31 @@ impl<B: Backend> State<B> {
     }
 
     /// The whole pages inside a free block of an arena.
-    fn whole_pages(&self, free: &Free, page_size: usize) -> Option<(u64, usize)> {
-        let (_, base) = self.arena_of(free.block);
+    fn whole_pages(&self, free: &Free) -> Option<Pages> {
+        let ArenaRange { number: arena, base, page_size } = self.arena_of(free.block);
         let page = page_size as u64;
         let start = base + (free.address - base).next_multiple_of(page);
         let end = base + (free.address + free.size as u64 - base) / page * page;
-        (start < end).then(|| (start, (end - start) as usize))
+        (start < end).then(|| Pages { arena, start, size: (end - start) as usize })
     }
 
-    /// The arena's number and address.
-    pub(super) fn arena_of(&self, block: u32) -> (u32, u64) {
+    /// The arena in which a record lies.
+    pub(super) fn arena_of(&self, block: u32) -> ArenaRange {
         let segment = self.records[block as usize].segment as usize;
         match self.segments[segment].as_ref().map(|segment| &segment.holding) {
-            Some(Holding::Arena(arena, base)) => (*arena, *base),
-            _ => (NONE, 0),
+            Some(Holding::Arena(arena)) => *arena,
+            _ => ArenaRange { number: NONE, base: 0, page_size: SMALL_BUFFER },
         }
     }
 
-    /// Takes all whole free pages out of the arenas, whose pages have this size.
-    pub(crate) fn take_free_pages(
-        &mut self,
-        kind: PoolKind,
-        page_size: impl Fn(u32) -> usize,
-    ) -> Vec<Pages> {
-        let free = self.free_pages(kind, page_size);
+    /// Whether a record lies in an arena with pages of this size.
+    pub(super) fn has_pages_of(&self, page_size: usize, block: u32) -> bool {
+        self.arena_of(block).page_size == page_size
+    }
+
+    /// Takes all whole free pages out of the arenas.
+    pub(crate) fn take_free_pages(&mut self, kind: PoolKind) -> Vec<Pages> {
+        let free = self.free_pages(kind);
         free.into_iter().map(|(block, pages)| self.carve(block, pages.start, pages.size)).collect()
     }
 
@@ -295,7 +299,7 @@ impl<B: Backend> State<B> {
         let kinds = [PoolKind::Large, PoolKind::Small].into_iter();
         let mut free: Vec<_> = kinds
             .flat_map(|kind| {
-                let free = self.free_pages(kind, |_| page_size);
+                let free = self.free_pages_of(kind, page_size);
                 free.into_iter().map(move |(block, pages)| (pages.start, kind, block, pages))
             })
             .collect();
@@ -316,7 +320,7 @@ impl<B: Backend> State<B> {
     /// The whole free pages of the arenas of both pools.
     pub(crate) fn list_free_pages(&self, page_size: usize) -> Vec<Pages> {
         let kinds = [PoolKind::Large, PoolKind::Small].into_iter();
-        let free = kinds.flat_map(|kind| self.free_pages(kind, |_| page_size));
+        let free = kinds.flat_map(|kind| self.free_pages_of(kind, page_size));
         free.map(|(_, pages)| pages).collect()
     }
 
@@ -329,7 +333,7 @@ impl<B: Backend> State<B> {
     ) -> Vec<(PoolKind, Pages)> {
         let mut taken = Vec::new();
         for kind in [PoolKind::Large, PoolKind::Small] {
-            for (block, free) in self.free_pages(kind, |_| page_size) {
+            for (block, free) in self.free_pages_of(kind, page_size) {
                 let end = free.start + free.size as u64;
                 let from = wanted.partition_point(|page| page.start < free.start);
                 let to = wanted.partition_point(|page| page.start < end);
@@ -343,29 +347,30 @@ impl<B: Backend> State<B> {
     }
 
     /// The free blocks of the arenas that contain whole pages, and those.
-    fn free_pages(&self, kind: PoolKind, page_size: impl Fn(u32) -> usize) -> Vec<(u32, Pages)> {
+    fn free_pages(&self, kind: PoolKind) -> Vec<(u32, Pages)> {
         let free = self.pools[kind as usize].iter();
         let free = free.filter(|free| self.records[free.block as usize].arena);
-        free.filter_map(|free| {
-            let (arena, _) = self.arena_of(free.block);
-            let (start, size) = self.whole_pages(free, page_size(arena))?;
-            Some((free.block, Pages { arena, start, size }))
-        })
-        .collect()
+        free.filter_map(|free| Some((free.block, self.whole_pages(free)?))).collect()
+    }
+
+    /// The same where pages have this size.
+    fn free_pages_of(&self, kind: PoolKind, page_size: usize) -> Vec<(u32, Pages)> {
+        let mut free = self.free_pages(kind);
+        free.retain(|&(block, _)| self.has_pages_of(page_size, block));
+        free
     }
 
     /// Takes the arenas off the books in which nothing is mapped; answers their numbers.
     pub(crate) fn take_empty_arenas(&mut self) -> Vec<u32> {
         let mut empty = Vec::new();
         for at in 0..self.segments.len() {
-            if let Some(Segment { holding: Holding::Arena(arena, base), first, .. }) =
-                &self.segments[at]
+            if let Some(Segment { holding: Holding::Arena(arena), first, .. }) = &self.segments[at]
                 && self.records[*first as usize].held == Held::Unmapped
                 && self.records[*first as usize].next == NONE
             {
-                empty.push(*arena);
+                empty.push(arena.number);
                 let kind = self.records[*first as usize].kind as usize;
-                self.unmapped[kind].remove(base);
+                self.unmapped[kind].remove(&arena.base);
                 self.unused.push(*first);
                 self.segments[at] = None;
                 self.unused_segments.push(at as u32);

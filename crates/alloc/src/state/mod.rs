@@ -103,8 +103,16 @@ struct Segment<M> {
 enum Holding<M> {
     /// One allocation of the backend.
     Whole(M),
-    /// A reserved range whose pages come and go: its number among all arenas, and its address.
-    Arena(u32, u64),
+    /// A reserved range whose pages come and go.
+    Arena(ArenaRange),
+}
+
+/// An arena: its number among all, its address, and the bytes in each of its pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArenaRange {
+    pub(crate) number: u32,
+    pub(crate) base: u64,
+    pub(crate) page_size: usize,
 }
 
 pub(crate) struct State<B: Backend> {

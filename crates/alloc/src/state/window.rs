@@ -46,7 +46,7 @@ impl<B: Backend> State<B> {
         arenas: &Arenas<B>,
         free: &FreePages,
     ) -> Option<Growth> {
-        let mut runs = self.runs(request);
+        let mut runs = self.runs(request, page_size);
         runs.sort_unstable_by_key(|run| run.end - run.start);
         // The last one is an endless tail, which has room for certain.
         let tail = (runs.len() > MAX_RUNS).then(|| runs.len() - 1);
@@ -79,14 +79,14 @@ impl<B: Backend> State<B> {
         Some(self.take_run(first, request.size, page_size))
     }
 
-    /// The runs that have room for the request.
-    fn runs(&self, request: &Request) -> Vec<Run> {
+    /// The runs that have room for the request, where pages have this size.
+    fn runs(&self, request: &Request, page_size: usize) -> Vec<Run> {
         let kind = request.kind as usize;
         let free = self.pools[kind].iter().map(|free| free.block);
         let usable = free.chain(self.unmapped[kind].values().copied());
         let firsts = usable.filter(|&block| {
             let record = &self.records[block as usize];
-            record.arena && !self.is_usable(record.prev)
+            record.arena && !self.is_usable(record.prev) && self.has_pages_of(page_size, block)
         });
         firsts
             .filter_map(|first| {
@@ -110,7 +110,7 @@ impl<B: Backend> State<B> {
         page_size: usize,
         arenas: &Arenas<B>,
     ) -> Vec<(u32, u64)> {
-        let (arena, _) = self.arena_of(run.first);
+        let arena = self.arena_of(run.first).number;
         let last = run.end - size as u64;
         let mut positions = Vec::new();
         let mut block = run.first;
@@ -149,7 +149,7 @@ impl<B: Backend> State<B> {
         limit: u32,
         (arenas, free): (&Arenas<B>, &FreePages),
     ) -> Option<u32> {
-        let (arena, _) = self.arena_of(block);
+        let arena = self.arena_of(block).number;
         let mut sum = 0;
         while block != NONE {
             let record = &self.records[block as usize];
