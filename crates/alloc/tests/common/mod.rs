@@ -62,6 +62,9 @@ pub struct World {
     /// The stream that is being captured: no event may be recorded there, and none be queried and
     /// nothing freed anywhere.
     pub capturing: Option<u64>,
+    /// Calls that can fail, so far; which of them do, and how. A lost device stays so.
+    pub calls: usize,
+    pub fail_calls: Option<(std::ops::Range<usize>, FakeError)>,
     /// What work uses that may not be done: stream, number, first and last address.
     used: Vec<(u64, u64, u64, u64)>,
 }
@@ -81,8 +84,23 @@ impl World {
         assert!(self.capturing.is_none(), "{what} during a capture");
     }
 
+    fn call(&mut self) -> Result<(), FakeError> {
+        let at = self.calls;
+        self.calls += 1;
+        match &self.fail_calls {
+            Some((calls, error)) if calls.contains(&at) => Err(*error),
+            _ if self.is_lost() => Err(FakeError::Lost),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn is_lost(&self) -> bool {
+        let lost = self.fail_calls.as_ref().filter(|(_, error)| *error == FakeError::Lost);
+        lost.is_some_and(|(calls, _)| self.calls > calls.start)
+    }
+
     fn is_done(&self, stream: u64, at: u64) -> bool {
-        self.completed.get(&stream).copied().unwrap_or(0) >= at
+        self.is_lost() || self.completed.get(&stream).copied().unwrap_or(0) >= at
     }
 }
 
@@ -116,6 +134,8 @@ impl Fake {
             unmaps: 0,
             waits: Vec::new(),
             capturing: None,
+            calls: 0,
+            fail_calls: None,
             used: Vec::new(),
         })))
     }
@@ -168,6 +188,7 @@ impl Fake {
     fn allocate(&self, bytes: usize) -> Result<Memory, FakeError> {
         let mut world = self.world();
         assert!(bytes > 0, "a request of no bytes reached the backend");
+        world.call()?;
         if let Some(error) = world.fail_alloc {
             return Err(error);
         }
@@ -224,6 +245,7 @@ impl StreamBackend for Fake {
     fn record(&self, stream: &u64) -> Result<Event, FakeError> {
         let mut world = self.world();
         assert_ne!(world.capturing, Some(*stream), "an event was recorded during its capture");
+        world.call()?;
         if let Some(error) = world.fail_record {
             return Err(error);
         }
@@ -240,6 +262,7 @@ impl StreamBackend for Fake {
             assert!(done >= event.at, "an event was used again before its work was done");
             assert_ne!(world.capturing, Some(*stream), "recorded during its capture");
         }
+        self.world().call()?;
         if let Some(error) = self.world().fail_record {
             return Err(error);
         }
@@ -251,6 +274,7 @@ impl StreamBackend for Fake {
     fn query(&self, event: &Event) -> Result<bool, FakeError> {
         let mut world = self.world();
         world.assert_no_capture("an event was queried");
+        world.call()?;
         world.queries += 1;
         match world.fail_query {
             Some(error) => Err(error),
@@ -261,6 +285,7 @@ impl StreamBackend for Fake {
     fn synchronize(&self, event: &Event) -> Result<(), FakeError> {
         let mut world = self.world();
         world.assert_no_capture("an event was waited for");
+        world.call()?;
         world.syncs += 1;
         if let Some(error) = world.fail_query {
             return Err(error);
@@ -271,7 +296,9 @@ impl StreamBackend for Fake {
     }
 
     fn wait(&self, stream: &u64, event: &Event) -> Result<(), FakeError> {
-        self.world().waits.push((*stream, event.stream));
+        let mut world = self.world();
+        world.call()?;
+        world.waits.push((*stream, event.stream));
         Ok(())
     }
 
@@ -296,7 +323,8 @@ impl Backend for Fake {
     }
 
     fn mem_info(&self) -> Result<(usize, usize), FakeError> {
-        let world = self.world();
+        let mut world = self.world();
+        world.call()?;
         Ok((world.capacity - world.used(), world.capacity))
     }
 
@@ -365,6 +393,7 @@ impl VirtualMemory<FakeError> for Fake {
     fn reserve(&self, bytes: usize) -> Result<(u64, Handle), FakeError> {
         assert!(bytes > 0 && bytes.is_multiple_of(2 * MIB));
         let mut world = self.world();
+        world.call()?;
         let address = world.next_address;
         world.next_address += bytes as u64 + 2 * MIB as u64;
         world.ranges.insert(address, bytes);
@@ -374,6 +403,7 @@ impl VirtualMemory<FakeError> for Fake {
     fn create(&self, bytes: usize) -> Result<Handle, FakeError> {
         assert!(bytes > 0 && bytes.is_multiple_of(2 * MIB));
         let mut world = self.world();
+        world.call()?;
         if let Some(error) = world.fail_alloc {
             return Err(error);
         }
@@ -391,6 +421,7 @@ impl VirtualMemory<FakeError> for Fake {
         let range = range.downcast_ref::<Range>().unwrap();
         let page = memory.downcast_ref::<Arc<Page>>().unwrap();
         let mut world = self.world();
+        world.call()?;
         if let Some(error) = world.fail_map {
             return Err(error);
         }
