@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use crate::config::check_fraction;
 use crate::core::{Core, Limit};
+use crate::hooks::Hooks;
 use crate::mem_pool::{Pool, Routes};
 use crate::rules::{PoolKind, round_size};
 use crate::shard::{Shard, lock};
@@ -33,9 +34,6 @@ pub struct CachingAllocator<B: Backend> {
     shared: Arc<Shared<B>>,
 }
 
-type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
-type Callback = Arc<dyn Fn() -> bool + Send + Sync>;
-
 pub(crate) struct Shared<B: Backend> {
     pub(crate) core: Arc<Core<B>>,
     table: Table<B>,
@@ -46,8 +44,7 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
     pub(crate) next_pool: AtomicU64,
     pub(crate) routes: Routes<B>,
-    pub(crate) observers: Mutex<Vec<Observer>>,
-    pub(crate) callbacks: Mutex<Vec<Callback>>,
+    pub(crate) hooks: Hooks,
 }
 
 impl<B: Backend> CachingAllocator<B> {
@@ -61,8 +58,7 @@ impl<B: Backend> CachingAllocator<B> {
             pools: Mutex::default(),
             next_pool: AtomicU64::new(0),
             routes: Routes::default(),
-            observers: Mutex::default(),
-            callbacks: Mutex::default(),
+            hooks: Hooks::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -133,15 +129,17 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Calls `observer` whenever a request fails for want of memory, before the request returns
-    /// and without any lock, so that it may use the allocator.
+    /// and without any lock, so that it may use the allocator; it is not told of its own requests.
+    /// It is kept as long as the allocator, so one that owns a clone keeps that alive for good.
     pub fn on_out_of_memory(&self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
-        lock(&self.shared.observers).push(Arc::new(observer));
+        self.shared.hooks.add_observer(Arc::new(observer));
     }
 
     /// Calls `callback` when nothing cached fits a request, before the backend is asked. It may
-    /// drop blocks, and answers whether it did. No lock is held.
+    /// drop blocks, and answers whether it did. No lock is held. It is not called for its own
+    /// requests.
     pub fn on_cache_miss(&self, callback: impl Fn() -> bool + Send + Sync + 'static) {
-        lock(&self.shared.callbacks).push(Arc::new(callback));
+        self.shared.hooks.add_callback(Arc::new(callback));
     }
 
     // ---- statistics ---------------------------------------------------------------------

@@ -61,6 +61,7 @@ pub mod cuda;
 mod error;
 mod events;
 mod free_index;
+mod hooks;
 mod host;
 mod mem_pool;
 mod miss;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::allocator::Shared;
 use crate::core::Core;
@@ -38,6 +38,8 @@ pub(crate) struct Pool<B: Backend> {
     pub(crate) options: PoolOptions,
     /// Where its memory comes from, if not from the allocator's own.
     pub(crate) backend: Option<B>,
+    /// What its allocator's shards share.
+    core: Weak<Core<B>>,
     shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
 }
 
@@ -70,9 +72,14 @@ pub struct PoolRoute<B: Backend> {
 }
 
 impl<B: Backend> MemPool<B> {
-    pub(crate) fn new(id: u64, options: PoolOptions, backend: Option<B>) -> Self {
-        let shards = Mutex::default();
-        Self { inner: Arc::new(Pool { id, options, backend, shards }) }
+    pub(crate) fn new(
+        core: &Arc<Core<B>>,
+        id: u64,
+        options: PoolOptions,
+        backend: Option<B>,
+    ) -> Self {
+        let (core, shards) = (Arc::downgrade(core), Mutex::default());
+        Self { inner: Arc::new(Pool { id, options, backend, core, shards }) }
     }
 
     /// Its number, which no other pool of the allocator has; never 0.
@@ -165,7 +172,7 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Serves this thread's requests from the pool until the result is dropped
-    /// (`torch.cuda.use_mem_pool`).
+    /// (`torch.cuda.use_mem_pool`). Nothing is ever led to another allocator's pool.
     ///
     /// ```
     /// # use warpline_alloc::{AllocatorConfig, cuda::{CudaAllocator, CudaBackend}, PoolOptions};
@@ -207,7 +214,7 @@ impl<B: Backend> CachingAllocator<B> {
 impl<B: Backend> Shared<B> {
     fn add_pool(&self, options: PoolOptions, backend: Option<B>) -> MemPool<B> {
         let id = self.next_pool.fetch_add(1, Ordering::Relaxed) + 1;
-        let pool = MemPool::new(id, options, backend);
+        let pool = MemPool::new(&self.core, id, options, backend);
         let mut pools = lock(&self.pools);
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(Arc::downgrade(&pool.inner));
@@ -223,8 +230,11 @@ impl<B: Backend> Shared<B> {
     ) -> PoolRoute<B> {
         let number = self.routes.next.fetch_add(1, Ordering::Relaxed);
         let pool = Arc::clone(&pool.inner);
-        lock(&self.routes.routes).push(Route { number, filter, pool });
-        self.routes.count.fetch_add(1, Ordering::SeqCst);
+        // Another allocator's shards are not to be filled from here.
+        if std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core)) {
+            lock(&self.routes.routes).push(Route { number, filter, pool });
+            self.routes.count.fetch_add(1, Ordering::SeqCst);
+        }
         PoolRoute { shared: Arc::clone(self), number, capture }
     }
 }
@@ -237,7 +247,7 @@ impl<B: Backend> Drop for PoolRoute<B> {
             let at = routes.iter().position(|route| route.number == self.number);
             at.map(|at| routes.remove(at))
         };
-        routes.count.fetch_sub(1, Ordering::SeqCst);
+        routes.count.fetch_sub(usize::from(route.is_some()), Ordering::SeqCst);
         // The pool may go with it, which takes locks.
         drop(route);
         if self.capture {

@@ -19,7 +19,7 @@ impl<B: Backend> Shared<B> {
         shard: &Arc<Shard<B>>,
         request: &Request,
     ) -> Result<(Arc<Shard<B>>, Granted), AllocError> {
-        if self.run_callbacks()
+        if self.hooks.ask()
             && let Some(granted) = search(shard, State::take_fit, request)
         {
             return Ok((Arc::clone(shard), granted));
@@ -30,7 +30,7 @@ impl<B: Backend> Shared<B> {
             return Ok((Arc::clone(shard), granted));
         }
         self.core.release_left();
-        let limit = self.limit(&mut slow)?;
+        let limit = self.limit(&mut slow, request.requested)?;
         self.collect_garbage(limit);
         if let Some(granted) = self.grow(&mut slow, shard, request, limit)? {
             return Ok((Arc::clone(shard), granted));
@@ -71,10 +71,7 @@ impl<B: Backend> Shared<B> {
     ) -> AllocError {
         let facts = self.out_of_memory(shard, request, limit);
         drop(slow);
-        let observers = lock(&self.observers).clone();
-        for observer in observers {
-            observer(&facts);
-        }
+        self.hooks.tell(&facts);
         AllocError::OutOfMemory(Box::new(facts))
     }
 
@@ -110,32 +107,27 @@ impl<B: Backend> Shared<B> {
         for lender in self.core.shared_shards() {
             for kind in [request.kind, request.kind.other()] {
                 let request = Request { kind, ..*request };
+                let (block, other) = {
+                    let mut state = lender.lock();
+                    let block = state.config.caching.then(|| state.set_aside(&request)).flatten();
+                    let Some(block) = block else { continue };
+                    (block, state.stream.clone())
+                };
+                // A wait may block the host, so no lock is held.
+                let ordered = Arc::ptr_eq(&lender, shard)
+                    || backend.record(&other).and_then(|e| backend.wait(&stream, &e)).is_ok();
                 let mut state = lender.lock();
-                if !state.config.caching || !state.has_fit(&request) {
+                if !ordered {
+                    state.put_back(block);
                     continue;
                 }
-                let own = Arc::ptr_eq(&lender, shard);
-                let event = (!own).then(|| backend.record(&state.stream)).transpose();
-                let waits = event.and_then(|event| match event {
-                    Some(event) => backend.wait(&stream, &event),
-                    None => Ok(()),
-                });
-                if waits.is_ok()
-                    && let Some(granted) = state.take_fit_again(&request)
-                {
-                    state.record_stream(granted.block, &stream);
-                    drop(state);
-                    return Some((lender, granted));
-                }
+                let granted = state.hand_out(block, &request);
+                state.record_stream(granted.block, &stream);
+                drop(state);
+                return Some((lender, granted));
             }
         }
         None
-    }
-
-    fn run_callbacks(&self) -> bool {
-        let callbacks = lock(&self.callbacks).clone();
-        // Each of them is called, whatever the others answer.
-        callbacks.iter().filter(|callback| callback()).count() > 0
     }
 
     // ---- growing ------------------------------------------------------------------------
@@ -226,7 +218,7 @@ impl<B: Backend> Shared<B> {
         Ok(Some(shard.lock().finish(&growth, request)))
     }
 
-    /// Reserves addresses for a pool of the shard.
+    /// Reserves addresses for a pool of the shard, if there are enough.
     pub(crate) fn reserve(
         &self,
         slow: &mut Slow<B>,
@@ -243,7 +235,12 @@ impl<B: Backend> Shared<B> {
             return Ok(());
         }
         let reserved = slow.arenas.reserve(memory, bytes, page_size);
-        let (number, base) = reserved.map_err(backend_error)?;
+        let (number, base) = match reserved {
+            Ok(range) => range,
+            // Those that nothing uses go back before the request fails.
+            Err(error) if self.core.backend.is_out_of_memory(&error) => return Ok(()),
+            Err(error) => return Err(backend_error(error)),
+        };
         shard.lock().add_arena(request.kind, ArenaRange { number, base, page_size }, bytes);
         Ok(())
     }
@@ -260,13 +257,13 @@ impl<B: Backend> Shared<B> {
     }
 
     /// The memory fraction in bytes.
-    fn limit(&self, slow: &mut Slow<B>) -> Result<Option<usize>, AllocError> {
+    fn limit(&self, slow: &mut Slow<B>, requested: usize) -> Result<Option<usize>, AllocError> {
         let limit = &mut slow.limit;
         if let Some(fraction) = limit.fraction
             && limit.bytes.is_none()
         {
             let info = self.core.backend.mem_info();
-            let (_, total) = info.map_err(|error| AllocError::from_backend(0, error))?;
+            let (_, total) = info.map_err(|error| AllocError::from_backend(requested, error))?;
             limit.bytes = Some((fraction * total as f64) as usize);
         }
         Ok(limit.bytes)

@@ -147,7 +147,6 @@ impl<B: Backend> Shared<B> {
         let mut loans =
             self.borrow(slow, shards, (missing - mapped).saturating_sub(room), need.page_size);
         for (mapped, &to) in growth.missing.iter().enumerate().skip(mapped) {
-            let failed = |error| (mapped, Some(AllocError::from_backend(need.page_size, error)));
             if loans.is_empty() {
                 match self.create(slow, need, to) {
                     Ok(true) => continue,
@@ -167,7 +166,9 @@ impl<B: Backend> Shared<B> {
             if let Err(error) = slow.arenas.lend(need.memory, loan.page, to, loan.lending) {
                 loans.push(loan);
                 self.give_back(shards, loans);
-                return Err(failed(error));
+                let none = self.core.backend.is_out_of_memory(&error);
+                let failed = || AllocError::from_backend(need.page_size, error);
+                return Err((mapped, (!none).then(failed)));
             }
             let mut global = lock(&self.core.global);
             global.reserved_bytes.transfer(loan.kind, need.request.kind, need.page_size as i64);

@@ -248,7 +248,7 @@ fn failures_are_typed_and_harmless() {
     let error = cache.alloc(1).unwrap_err();
     assert_eq!(error.backend::<FakeError>(), Some(&FakeError::OutOfMemory));
     let error = cache.alloc(usize::MAX).unwrap_err();
-    assert!(matches!(error, AllocError::SizeOverflow { bytes: usize::MAX, .. }), "{error}");
+    assert!(matches!(error, AllocError::TooLarge { requested: usize::MAX }), "{error}");
     drop(held);
     assert_eq!(cache.alloc(0).unwrap().requested(), 0);
     assert_eq!(cache.stats().active_requests.current, 0);

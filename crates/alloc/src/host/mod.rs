@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use crate::rules::MAX_REQUEST;
 use crate::{AllocError, HostBackend};
 use state::{NewSegment, Piece, Request, State};
 
@@ -53,11 +54,13 @@ impl<H: HostBackend> HostCache<H> {
     /// Page-locked memory of `bytes` bytes, whose contents are left over from its last user.
     ///
     /// # Errors
-    /// [`AllocError::SizeOverflow`], and [`AllocError::Backend`] if the backend fails even after
+    /// [`AllocError::TooLarge`] from 1 EB on, and [`AllocError::Backend`] if the backend fails even after
     /// the cache was emptied and streams that use freed blocks were waited for.
     pub fn alloc(&self, bytes: usize) -> Result<PinnedBlock<H>, AllocError> {
-        let overflow = AllocError::SizeOverflow { what: "rounding to whole pages", bytes };
-        let request = Request::new(bytes).ok_or(overflow)?;
+        if bytes >= MAX_REQUEST {
+            return Err(AllocError::TooLarge { requested: bytes });
+        }
+        let request = Request::new(bytes);
         let Shared { backend, config, .. } = &*self.shared;
         let found = self.shared.with(|state| {
             state.poll(backend, config);

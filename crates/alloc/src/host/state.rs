@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::pending::Pending;
 use super::segments::{Kind, Segments, Span};
 use super::stats::Counters;
-use crate::rules::MIB;
+use crate::rules::{MAX_REQUEST, MIB};
 use crate::{HostBackend, HostConfig};
 
 /// Blocks are multiples of this.
@@ -49,12 +49,11 @@ pub(super) struct NewSegment {
 }
 
 impl Request {
-    /// `None` if rounding overflows.
-    pub(super) fn new(bytes: usize) -> Option<Self> {
-        let size = bytes.max(1).checked_next_multiple_of(UNIT)?;
-        size.checked_next_multiple_of(PAGE)?;
+    /// Of less than [`MAX_REQUEST`] bytes.
+    pub(super) fn new(bytes: usize) -> Self {
+        let size = bytes.max(1).next_multiple_of(UNIT);
         let kind = if size <= SHARED_MAX { Kind::Shared } else { Kind::Whole };
-        Some(Self { bytes, size, kind })
+        Self { bytes, size, kind }
     }
 
     /// The smallest segment that serves it.
@@ -149,7 +148,7 @@ impl<H: HostBackend> State<H> {
     /// Says what to ask of the backend for a request that nothing serves, and lets idle segments
     /// go so that what is held stays within bounds.
     pub(super) fn plan(&mut self, request: Request, config: &HostConfig) -> NewSegment {
-        let reserve = config.reserve_segment_size;
+        let reserve = config.reserve_segment_size.min(MAX_REQUEST).next_multiple_of(PAGE);
         if !self.has_reserve && request.size <= reserve {
             self.has_reserve = true;
             return NewSegment { bytes: reserve, kind: Kind::Shared, kept: true };

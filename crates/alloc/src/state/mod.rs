@@ -228,6 +228,13 @@ impl<B: Backend> State<B> {
     /// As [`State::take_fit`], without ageing what is idle.
     #[inline]
     pub(crate) fn take_fit_again(&mut self, request: &Request) -> Option<Granted> {
+        let block = self.take_out(request)?;
+        Some(self.hand_out(block, request))
+    }
+
+    /// The best fitting free block, taken out of its pool.
+    #[inline]
+    fn take_out(&mut self, request: &Request) -> Option<u32> {
         let pool = &mut self.pools[request.kind as usize];
         let (mut position, mut free) = pool.best_fit(request.size)?;
         if self.config.expandable() && self.records[free.block as usize].arena {
@@ -237,13 +244,26 @@ impl<B: Backend> State<B> {
             return None;
         }
         self.pools[request.kind as usize].remove_at(position);
-        Some(self.hand_out(free.block, request))
+        Some(free.block)
     }
 
-    /// Whether a free block may serve the request.
-    pub(crate) fn has_fit(&self, request: &Request) -> bool {
-        let found = self.pools[request.kind as usize].best_fit(request.size);
-        found.is_some_and(|(_, free)| may_serve(&self.config, request.size, free.size))
+    /// The best fitting free block, out of everybody's reach until it is handed out or put back.
+    pub(crate) fn set_aside(&mut self, request: &Request) -> Option<u32> {
+        let block = self.take_out(request)?;
+        self.records[block as usize].held = Held::Growing;
+        Some(block)
+    }
+
+    /// Makes a block free again that was set aside.
+    pub(crate) fn put_back(&mut self, block: u32) {
+        let Record { kind, size, arena, .. } = self.records[block as usize];
+        // It is still counted as a free part of its segment, if it is one.
+        let part = i64::from(self.records[block as usize].is_split());
+        let (blocks, bytes) = self.join_pool(block);
+        if !arena {
+            self.counters.change(kind, Quantity::InactiveSplit, blocks - part);
+            self.counters.change(kind, Quantity::InactiveSplitBytes, bytes - part * size as i64);
+        }
     }
 
     /// Takes over what the backend allocated and hands its beginning out.
@@ -304,7 +324,7 @@ impl<B: Backend> State<B> {
 
     /// Gives a block that is in no pool to the caller, splitting off what is too much.
     #[inline]
-    fn hand_out(&mut self, block: u32, request: &Request) -> Granted {
+    pub(crate) fn hand_out(&mut self, block: u32, request: &Request) -> Granted {
         let kind = request.kind;
         let record = &self.records[block as usize];
         let (address, whole, arena) = (record.address, record.size, record.arena);

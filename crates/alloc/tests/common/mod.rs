@@ -47,6 +47,8 @@ pub struct World {
     pub fail_record: Option<FakeError>,
     pub fail_query: Option<FakeError>,
     pub fail_map: Option<FakeError>,
+    /// How many ranges of addresses can be reserved.
+    pub max_ranges: usize,
     /// Whether there is virtual memory.
     pub has_pages: bool,
     /// Sizes of pages in existence, by number.
@@ -126,6 +128,7 @@ impl Fake {
             fail_record: None,
             fail_query: None,
             fail_map: None,
+            max_ranges: usize::MAX,
             has_pages: false,
             pages: BTreeMap::new(),
             ranges: BTreeMap::new(),
@@ -394,6 +397,9 @@ impl VirtualMemory<FakeError> for Fake {
         assert!(bytes > 0 && bytes.is_multiple_of(2 * MIB));
         let mut world = self.world();
         world.call()?;
+        if world.ranges.len() >= world.max_ranges {
+            return Err(FakeError::OutOfMemory);
+        }
         let address = world.next_address;
         world.next_address += bytes as u64 + 2 * MIB as u64;
         world.ranges.insert(address, bytes);
@@ -440,6 +446,7 @@ impl HostBackend for Fake {
     type HostMemory = Memory;
 
     fn alloc_host(&self, bytes: usize, _: &HostConfig) -> Result<Memory, FakeError> {
+        assert!(bytes.is_multiple_of(4096), "host memory of {bytes} bytes");
         self.allocate(bytes)
     }
 }

@@ -1,0 +1,64 @@
+//! What callers are told of, or asked for, when memory runs short.
+
+use std::sync::Arc;
+
+use crate::OutOfMemory;
+use crate::shard::lock;
+use crate::sync::Mutex;
+use crate::sync::thread::{self, ThreadId};
+
+type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
+type Callback = Arc<dyn Fn() -> bool + Send + Sync>;
+
+#[derive(Default)]
+pub(crate) struct Hooks {
+    observers: Mutex<Vec<Observer>>,
+    callbacks: Mutex<Vec<Callback>>,
+    /// The threads that run some of them, which are not told of what these do themselves.
+    inside: Mutex<Vec<ThreadId>>,
+}
+
+/// A thread's entry, taken out even after a panic.
+struct Inside<'a>(&'a Hooks, ThreadId);
+
+impl Hooks {
+    pub(crate) fn add_observer(&self, observer: Observer) {
+        lock(&self.observers).push(observer);
+    }
+
+    pub(crate) fn add_callback(&self, callback: Callback) {
+        lock(&self.callbacks).push(callback);
+    }
+
+    /// Tells the observers.
+    pub(crate) fn tell(&self, facts: &OutOfMemory) {
+        let observers = lock(&self.observers).clone();
+        if let Some(_inside) = self.enter(observers.is_empty()) {
+            observers.iter().for_each(|observer| observer(facts));
+        }
+    }
+
+    /// Asks the callbacks; answers whether any says that it freed something.
+    pub(crate) fn ask(&self) -> bool {
+        let callbacks = lock(&self.callbacks).clone();
+        let Some(_inside) = self.enter(callbacks.is_empty()) else { return false };
+        // Each of them is called, whatever the others answer.
+        callbacks.iter().filter(|callback| callback()).count() > 0
+    }
+
+    fn enter(&self, nobody: bool) -> Option<Inside<'_>> {
+        let id = thread::current().id();
+        let mut inside = lock(&self.inside);
+        if nobody || inside.contains(&id) {
+            return None;
+        }
+        inside.push(id);
+        Some(Inside(self, id))
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.inside).retain(|id| *id != self.1);
+    }
+}
