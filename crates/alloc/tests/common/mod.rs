@@ -327,7 +327,11 @@ impl Backend for Fake {
 
     fn mem_info(&self) -> Result<(usize, usize), FakeError> {
         let mut world = self.world();
-        world.call()?;
+        // It takes no memory.
+        world.call().or_else(|error| match error {
+            FakeError::OutOfMemory => Ok(()),
+            error => Err(error),
+        })?;
         Ok((world.capacity - world.used(), world.capacity))
     }
 
