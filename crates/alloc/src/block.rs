@@ -9,8 +9,10 @@ use crate::state::{Granted, NONE};
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), given back on drop.
 ///
-/// It keeps the allocator's books and backend alive. Dropping it never waits: if other streams use it (see
-/// [`record_stream`](Block::record_stream)) its memory is used again only once they are done.
+/// It keeps the allocator's books and backend alive. Dropping it never waits while there is an
+/// allocator: if other streams use it (see [`record_stream`](Block::record_stream)) its memory is
+/// used again only once they are done. What outlives the allocator waits for them, as its memory
+/// goes back to the backend.
 pub struct Block<B: Backend> {
     /// `None` if it is empty.
     shard: Option<Arc<Shard<B>>>,

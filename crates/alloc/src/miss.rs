@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::allocator::Shared;
 use crate::core::Slow;
 use crate::pages::page_size;
-use crate::rules::segment_size;
+use crate::rules::{MAX_REQUEST, segment_size};
 use crate::shard::{Shard, lock};
 use crate::state::{ArenaRange, Granted, Idle, Pages, Request, State};
 use crate::sync::MutexGuard;
@@ -230,6 +230,7 @@ impl<B: Backend> Shared<B> {
         let backend_error = |error| AllocError::from_backend(request.requested, error);
         let (_, total) = self.core.backend.mem_info().map_err(backend_error)?;
         // More than there is: what is left unmapped between blocks takes addresses too.
+        let total = total.min(MAX_REQUEST);
         let bytes = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
         if request.size > bytes {
             return Ok(());

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use common::{Event, Fake, FakeError, MIB, Memory, check_books};
+use common::{Event, Fake, FakeError, MIB, Memory, check_books, check_disjoint};
 use warpline_alloc::{
     AllocError, AllocatorConfig, Backend, CachingAllocator, HostCache, PoolOptions, StreamBackend,
     VirtualMemory,
@@ -254,7 +254,7 @@ fn odd_options_are_harmless() {
         for _ in 0..3 {
             let blocks: Vec<_> =
                 sizes.iter().filter_map(|&bytes| allocator.malloc(bytes, &0).ok()).collect();
-            common::check_disjoint(&blocks);
+            check_disjoint(&blocks);
             check_books(&allocator);
         }
         allocator.empty_cache();
@@ -267,5 +267,18 @@ fn odd_options_are_harmless() {
         assert!(fake.world().asked.iter().all(|bytes| bytes.is_multiple_of(512)), "{config:?}");
         drop(host);
         assert_eq!(fake.world().used(), 0, "{config:?}");
+    }
+}
+
+/// A device of unknown size says that there is no end of it.
+#[test]
+fn a_device_without_end_overflows_nothing() {
+    for options in ["policy:default", "expandable_segments:True", "policy:torch"] {
+        let fake = Fake::with_pages(usize::MAX);
+        for options in [options.to_owned(), format!("{options},per_process_memory_fraction:0.5")] {
+            let allocator = fake.allocator(&options);
+            let block = allocator.malloc(30 * MIB, &0).unwrap();
+            check_disjoint([&block]);
+        }
     }
 }
