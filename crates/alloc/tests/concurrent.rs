@@ -7,10 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Fake, MIB, Owned, Random, check_books};
-use warpline_alloc::{Block, CachingAllocator, PoolOptions};
+use warpline_alloc::{AllocatorConfig, Block, CachingAllocator, PoolOptions};
 
 const THREADS: u64 = 8;
 const POLICIES: [&str; 3] = ["policy:torch", "expandable_segments:True", "policy:default"];
+const EACH: [&[&str]; 3] = [&[POLICIES[0]], &[POLICIES[1]], &[POLICIES[2]]];
 
 /// What one thread does; blocks go through `shared` to be freed by others.
 fn work(
@@ -19,6 +20,7 @@ fn work(
     shared: &Mutex<Vec<Block<Fake>>>,
     number: u64,
     streams: u64,
+    options: &[&str],
 ) {
     let fake = allocator.backend();
     let mut random = Random(number);
@@ -50,6 +52,10 @@ fn work(
             }
             29 => fake.complete(other),
             30 if random.below(50) == 0 => allocator.empty_cache(),
+            30 if options.len() > 1 && random.below(50) == 0 => {
+                let options = options[random.below(options.len())];
+                allocator.set_config(AllocatorConfig::parse(options).unwrap());
+            }
             31 if random.below(20) == 0 => {
                 let stats = allocator.memory_stats();
                 let allocated = stats.allocated_bytes.all;
@@ -82,16 +88,17 @@ fn within_minutes(run: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn stress(streams: u64, capacity: usize) {
-    for options in POLICIES {
+/// Each of the lists of options in turn; those in one list, by turns.
+fn stress(streams: u64, capacity: usize, lists: &[&'static [&'static str]]) {
+    for &options in lists {
         within_minutes(move || {
             let fake = Fake::with_pages(capacity);
-            let allocator = fake.allocator(options);
+            let allocator = fake.allocator(options[0]);
             let (owned, shared) = (Owned::default(), Mutex::default());
             thread::scope(|scope| {
                 for number in 0..THREADS {
                     let (allocator, owned, shared) = (&allocator, &owned, &shared);
-                    scope.spawn(move || work(allocator, owned, shared, number, streams));
+                    scope.spawn(move || work(allocator, owned, shared, number, streams, options));
                 }
             });
             check_books(&allocator);
@@ -112,17 +119,23 @@ fn stress(streams: u64, capacity: usize) {
 
 #[test]
 fn eight_threads_on_their_own_streams() {
-    stress(THREADS, 4096 * MIB);
+    stress(THREADS, 4096 * MIB, &EACH);
 }
 
 #[test]
 fn eight_threads_on_shared_streams() {
-    stress(3, 4096 * MIB);
+    stress(3, 4096 * MIB, &EACH);
 }
 
 #[test]
 fn eight_threads_on_a_device_that_is_short_of_memory() {
-    stress(5, 400 * MIB);
+    stress(5, 400 * MIB, &EACH);
+}
+
+#[test]
+fn the_options_change_while_eight_threads_work() {
+    stress(5, 400 * MIB, &[&POLICIES]);
+    stress(5, 4096 * MIB, &[&["policy:default", "policy:default,max_split_size_mb:20"]]);
 }
 
 #[test]
