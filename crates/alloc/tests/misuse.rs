@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Event, Fake, FakeError, MIB, Memory, check_books, check_disjoint};
+use proptest::prelude::*;
 use warpline_alloc::{
     AllocError, AllocatorConfig, Backend, CachingAllocator, HostCache, PoolOptions, StreamBackend,
     VirtualMemory,
@@ -279,6 +280,39 @@ fn a_device_without_end_overflows_nothing() {
             let allocator = fake.allocator(&options);
             let block = allocator.malloc(30 * MIB, &0).unwrap();
             check_disjoint([&block]);
+        }
+    }
+}
+
+proptest! {
+    /// Any text is options that can be used, or an error that quotes a part of it.
+    #[test]
+    fn any_text_is_options_or_a_named_error(
+        parts in proptest::collection::vec(proptest::sample::select(vec![
+            "max_split_size_mb", "roundup_power2_divisions", "pinned_reserve_segment_size_mb",
+            "garbage_collection_threshold", "per_process_memory_fraction", "policy", "backend",
+            "large_segment_size_mb", "max_non_split_rounding_mb", "expandable_segments", ":", ":",
+            ":", ",", ",", "[", "]", ">", "1", "2", "0", "0.5", "20", "256", "512", "-", "True",
+            "18446744073709551615", "torch", "default", "native", "é", " ", "\0", "NaN", "1e400",
+        ]), 0..14),
+    ) {
+        let text = parts.concat();
+        match AllocatorConfig::parse(&text) {
+            Ok(config) => {
+                let fake = Fake::with_pages(300 * MIB);
+                let allocator = CachingAllocator::new(fake.clone(), config);
+                let blocks = [1, 3000, 3 * MIB, 30 * MIB].map(|bytes| allocator.malloc(bytes, &0));
+                check_books(&allocator);
+                drop(blocks);
+                allocator.empty_cache();
+                prop_assert_eq!(fake.world().used(), 0);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                let quoted = error.split('`').nth(1).unwrap_or_default();
+                let plain: String = text.split_whitespace().collect();
+                prop_assert!(plain.contains(quoted) && error.contains("option"), "{}", error);
+            }
         }
     }
 }
