@@ -70,6 +70,11 @@ impl FreePages {
         Self(pages)
     }
 
+    /// How many there are.
+    pub(crate) fn pages(&self, page_size: usize) -> usize {
+        self.0.iter().map(|pages| pages.size / page_size).sum()
+    }
+
     fn contains(&self, arena: u32, start: u64) -> bool {
         let behind = self.0.partition_point(|pages| (pages.arena, pages.start) <= (arena, start));
         let found = behind.checked_sub(1).map(|at| self.0[at]);

@@ -16,6 +16,10 @@ const SLACK: usize = 64;
 /// take one page from each other all the time.
 const MIN_SLACK: usize = 8 << 20;
 
+/// From so many new pages on, it is asked first whether there is memory for all of them: making
+/// them takes longer than that, and a request that fails leaves them to be given back.
+const MANY: usize = 128;
+
 /// A free page that is to be mapped elsewhere.
 struct Loan {
     page: Pages,
@@ -64,7 +68,13 @@ impl<B: Backend> Shared<B> {
             let Some(other) = self.plan(slow, &need, shard, &none)? else { return Ok(None) };
             (growth, taken_back) = (other, 0);
         }
-        let filled = self.fill(slow, &need, &growth, taken_back);
+        let left = free.pages(page_size).saturating_sub(taken_back);
+        let new = (growth.missing.len() - taken_back).saturating_sub(left);
+        let filled = match self.has_room(new, &need) {
+            Ok(true) => self.fill(slow, &need, &growth, taken_back),
+            Ok(false) => Err((taken_back, None)),
+            Err(error) => Err((taken_back, Some(error))),
+        };
         lock(&self.core.global).mapping_time += std::mem::take(&mut slow.arenas.spent);
         match filled {
             Ok(()) => Ok(Some(shard.lock().finish(&growth, request))),
@@ -73,6 +83,13 @@ impl<B: Backend> Shared<B> {
                 error.map_or(Ok(None), Err)
             }
         }
+    }
+
+    /// Whether there is memory for so many new pages, as far as it is known.
+    fn has_room(&self, pages: usize, need: &Need<'_, B>) -> Result<bool, AllocError> {
+        let bytes = pages.saturating_mul(need.page_size);
+        let free = || self.core.backend.mem_info().map_or(usize::MAX, |(free, _)| free);
+        Ok(pages < MANY || (self.may_reserve(bytes, need.limit)? && bytes <= free()))
     }
 
     /// Chooses addresses, new ones if need be, and lists what is missing page by page.

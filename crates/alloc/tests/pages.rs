@@ -169,3 +169,20 @@ fn pages_of_another_size_are_left_alone_when_the_options_change() {
         assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
     }
 }
+
+#[test]
+fn a_request_for_which_there_is_no_memory_makes_no_pages() {
+    for options in ["policy:default", "policy:default,per_process_memory_fraction:0.75"] {
+        let fake = Fake::with_pages(2048 * MIB);
+        let allocator = fake.allocator(options);
+        let block = allocator.malloc(1024 * MIB, &0).unwrap();
+        let pages = fake.world().asked.len();
+        assert!(allocator.malloc(1100 * MIB, &0).unwrap_err().is_out_of_memory());
+        assert_eq!(fake.world().asked.len(), pages);
+        // What is free somewhere counts.
+        let held = [300, 200].map(|mib| allocator.malloc(mib * MIB, &1).unwrap());
+        drop(block);
+        assert!(allocator.malloc(1030 * MIB, &0).is_ok());
+        drop(held);
+    }
+}
