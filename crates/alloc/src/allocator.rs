@@ -47,6 +47,9 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) hooks: Hooks,
 }
 
+/// Whether the cache was searched for a request that is no hit.
+struct Searched(bool);
+
 impl<B: Backend> CachingAllocator<B> {
     /// An allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
@@ -73,13 +76,16 @@ impl<B: Backend> CachingAllocator<B> {
     pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
         let shared = &self.shared;
         let (id, site) = (B::stream_id(stream), Location::caller());
+        let mut searched = false;
         if !shared.routes.exist()
             && let Some(shard) = shared.table.find(id)
-            && let Some(granted) = shared.hit(shard, bytes, id, site)
         {
-            return Ok(Block::new(Arc::clone(shard), granted, bytes, id));
+            match shared.hit(shard, bytes, id, site) {
+                Ok(granted) => return Ok(Block::new(Arc::clone(shard), granted, bytes, id)),
+                Err(Searched(yes)) => searched = yes,
+            }
         }
-        shared.malloc(bytes, stream, site)
+        shared.malloc(bytes, stream, site, searched)
     }
 
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
@@ -256,7 +262,7 @@ impl<B: Backend> CachingAllocator<B> {
 }
 
 impl<B: Backend> Shared<B> {
-    /// What a request gets that the stream's cache serves; `None` if it does not, or something
+    /// What a request gets that the stream's cache serves; an error if it does not, or something
     /// else stands against it.
     #[inline]
     fn hit(
@@ -265,22 +271,23 @@ impl<B: Backend> Shared<B> {
         bytes: usize,
         stream: u64,
         site: &'static Location<'static>,
-    ) -> Option<Granted> {
+    ) -> Result<Granted, Searched> {
         let mut state = shard.lock_parked();
         if bytes == 0 || state.stream_id != stream || !state.config.caching {
-            return None;
+            return Err(Searched(false));
         }
-        let size = round_size(&state.config, bytes).ok()?;
+        let size = round_size(&state.config, bytes).map_err(|_| Searched(false))?;
         let kind = PoolKind::of(&state.config, size);
         if !state.pending.is_empty() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let granted = state.take_fit(&Request { kind, requested: bytes, size, site })?;
+        let request = Request { kind, requested: bytes, size, site };
+        let granted = state.take_fit(&request).ok_or(Searched(true))?;
         if state.counters.over {
             drop(state);
             self.core.raise_peaks();
         }
-        Some(granted)
+        Ok(granted)
     }
 
     /// What a request does that is no hit.
@@ -290,6 +297,7 @@ impl<B: Backend> Shared<B> {
         bytes: usize,
         stream: &B::Stream,
         site: &'static Location<'static>,
+        searched: bool,
     ) -> Result<Block<B>, AllocError> {
         let id = B::stream_id(stream);
         if bytes == 0 {
@@ -297,13 +305,13 @@ impl<B: Backend> Shared<B> {
         }
         if let Some(pool) = self.routes.find(id) {
             let shard = pool.shard(&self.core, &self.config, stream);
-            if let Some(block) = self.malloc_in(&shard, bytes, id, site)? {
+            if let Some(block) = self.malloc_in(&shard, bytes, id, site, false)? {
                 return Ok(block);
             }
         }
         loop {
             let shard = self.shard_for(stream);
-            if let Some(block) = self.malloc_in(&shard, bytes, id, site)? {
+            if let Some(block) = self.malloc_in(&shard, bytes, id, site, searched)? {
                 return Ok(block);
             }
         }
@@ -316,6 +324,7 @@ impl<B: Backend> Shared<B> {
         bytes: usize,
         stream: u64,
         site: &'static Location<'static>,
+        searched: bool,
     ) -> Result<Option<Block<B>>, AllocError> {
         let mut state = shard.lock();
         if state.stream_id != stream {
@@ -330,9 +339,8 @@ impl<B: Backend> Shared<B> {
             state.poll_events(&self.core.backend);
         }
         let granted = match caching {
-            // Who came here by a route was not looked for yet.
-            true if self.routes.exist() => state.take_fit(&request),
-            true => state.take_fit_again(&request),
+            true if searched => state.take_fit_again(&request),
+            true => state.take_fit(&request),
             false => None,
         };
         let over = state.counters.over;

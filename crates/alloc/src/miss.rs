@@ -30,6 +30,7 @@ impl<B: Backend> Shared<B> {
             return Ok((Arc::clone(shard), granted));
         }
         self.core.release_left();
+        self.poll_events();
         let limit = self.limit(&mut slow, request.requested)?;
         self.collect_garbage(limit);
         if let Some(granted) = self.grow(&mut slow, shard, request, limit)? {
@@ -368,6 +369,16 @@ impl<B: Backend> Shared<B> {
     fn release_arenas(&self, slow: &mut Slow<B>, shard: &Arc<Shard<B>>) {
         let empty = shard.lock().take_empty_arenas();
         empty.into_iter().for_each(|arena| slow.arenas.remove(arena));
+    }
+
+    /// Frees what streams are done with by now, of those too that ask for nothing any more.
+    fn poll_events(&self) {
+        for shard in self.core.all_shards() {
+            let mut state = shard.lock();
+            if !state.pending.is_empty() && !self.core.is_capturing() {
+                state.poll_events(&self.core.backend);
+            }
+        }
     }
 
     /// Waits for all pending events without a lock, then frees what waited for them.

@@ -186,3 +186,17 @@ fn a_request_for_which_there_is_no_memory_makes_no_pages() {
         drop(held);
     }
 }
+
+#[test]
+fn pages_of_a_stream_that_asks_for_nothing_any_more_serve_others() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let block = allocator.malloc(400 * MIB, &1).unwrap();
+    block.record_stream(&0);
+    fake.launch_on(0, &block);
+    drop(block);
+    fake.complete(0);
+    // What stream 0 used is done, and stream 1 never polls.
+    let _block = allocator.malloc(400 * MIB, &0).unwrap();
+    assert!(allocator.memory_reserved() <= 410 * MIB, "{}", allocator.memory_reserved());
+}
