@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{Fake, MIB};
 use serde_json::{Value, json};
-use warpline_alloc::{BlockState, CachingAllocator, Snapshot};
+use warpline_alloc::{BlockState, CachingAllocator, Snapshot, TraceConfig};
 
 /// A small segment with a live block, a large one in three parts: live, awaiting stream 1, free.
 fn used(fake: &Fake) -> (CachingAllocator<Fake>, [warpline_alloc::Block<Fake>; 2]) {
@@ -177,4 +177,25 @@ print(total, type(s['segments'][0]['segment_pool_id']).__name__, s['segments'][1
     assert!(output.status.success());
     let expected = format!("{} tuple -1\n", 22 * MIB);
     assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+}
+
+#[test]
+fn odd_texts_are_written_as_they_are() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    allocator.record_memory_history(Some(TraceConfig::default()));
+    let text = "\0\"\\\n\u{7f}\u{2028}😀'";
+    allocator.annotate(text);
+    allocator.set_memory_metadata(text);
+    drop(allocator.malloc(512, &7).unwrap());
+    let snapshot = allocator.snapshot();
+    let mut json = Vec::new();
+    snapshot.write_json(&mut json).unwrap();
+    let value: Value = serde_json::from_slice(&json).unwrap();
+    let entries = value["device_traces"][0].as_array().unwrap();
+    assert!(entries.iter().any(|entry| entry["user_metadata"] == text), "{entries:?}");
+    let mut pickle = Vec::new();
+    snapshot.write_pickle(&mut pickle).unwrap();
+    let read: Value = serde_pickle::from_slice(&pickle, Default::default()).unwrap();
+    assert_eq!(read["device_traces"], value["device_traces"]);
 }
