@@ -316,3 +316,42 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn whatever_is_dropped_in_whatever_order_everything_goes_back() {
+    for options in ["policy:torch", "expandable_segments:True", "policy:default"] {
+        for order in 0..120 {
+            let fake = Fake::with_pages(1 << 30);
+            let allocator = fake.allocator(options);
+            let pool = allocator.new_pool(PoolOptions { use_on_oom: true, no_split: false });
+            let used = |allocator: &CachingAllocator<Fake>| {
+                let block = allocator.malloc(5 * MIB, &0).unwrap();
+                block.record_stream(&1);
+                fake.launch_on(1, &block);
+                block
+            };
+            let outside = used(&allocator);
+            let route = if order % 2 == 0 {
+                allocator.use_pool(&pool)
+            } else {
+                allocator.capture_to(&pool, &0)
+            };
+            let inside = used(&allocator);
+            let mut all: Vec<Box<dyn std::any::Any>> = vec![
+                Box::new(allocator),
+                Box::new(pool),
+                Box::new(route),
+                Box::new(outside),
+                Box::new(inside),
+            ];
+            let mut order = order;
+            while !all.is_empty() {
+                drop(all.remove(order % all.len()));
+                order /= all.len() + 1;
+            }
+            let world = fake.world();
+            assert_eq!((world.used(), world.events_live), (0, 0), "{options}");
+            assert!(world.ranges.is_empty() && world.mappings.is_empty(), "{options}");
+        }
+    }
+}
