@@ -46,6 +46,7 @@ fn cpu_math(c: &mut Criterion) {
     let layout = Layout::contiguous(&SIZES).expect("a layout");
     let storage = || Storage::pageable(&runtime, NUMEL * size_of::<f32>()).expect("memory");
     let (input, output) = (storage(), storage());
+    let flat = Layout::contiguous(&[NUMEL]).expect("a layout");
     let view = |storage| View { storage, layout: &layout, dtype: DType::F32 };
 
     // The logarithm of what is negative is no work.
@@ -56,7 +57,7 @@ fn cpu_math(c: &mut Criterion) {
     let mut out = vec![0.0; NUMEL];
     for (op, name, library) in OPS {
         let [from, to] = range(op);
-        linspace(target, view(&input), from, to).expect("values");
+        linspace(target, View { layout: &flat, ..view(&input) }, from, to).expect("values");
         c.bench_function(&format!("cpu_math/{name}"), |bench| {
             bench.iter(|| unary(target, op, view(&input), view(&output)).expect("a result"));
         });
@@ -70,7 +71,7 @@ fn cpu_math(c: &mut Criterion) {
             });
         });
     }
-    linspace(target, view(&input), -8.0, 8.0).expect("values");
+    linspace(target, View { layout: &flat, ..view(&input) }, -8.0, 8.0).expect("values");
     c.bench_function("cpu_math/softmax", |bench| {
         bench.iter(|| softmax(target, view(&input), 1, view(&output), false).expect("a result"));
     });

@@ -47,11 +47,7 @@ struct Each<'a, F>(&'a mut [f32], F);
 impl<F: Fn(f64) -> f64> Loop for Each<'_, F> {
     #[inline(always)]
     fn run(self) {
-        let (chunks, rest) = self.0.as_chunks_mut::<LANES>();
-        for chunk in chunks {
-            *chunk = chunk.map(|x| (self.1)(x.into()) as f32);
-        }
-        for x in rest {
+        for x in self.0 {
             *x = (self.1)((*x).into()) as f32;
         }
     }
