@@ -1,6 +1,7 @@
 //! What CPU implementations share: parameters, threads, loops over strided views.
 
 mod element;
+pub(crate) mod math;
 mod strided;
 
 use std::ops::Range;
@@ -14,7 +15,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 pub(crate) use element::{Cast, CastAny, HostElement, Number, Truth};
 #[cfg(test)]
 pub(crate) use strided::rows;
-pub(crate) use strided::{GRAIN, map0, map1, map2};
+pub(crate) use strided::{GRAIN, map_slices, map0, map1, map2};
 
 /// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
 /// could pick up another job of the program that needs a lock this thread holds.

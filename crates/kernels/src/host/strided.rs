@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Shared, parallel_for};
+use super::math::LANES;
+use super::{HostElement, Number, Shared, parallel_for};
 use crate::elementwise::Index;
 
 /// Elements below which a second thread does not pay.
@@ -26,9 +27,8 @@ pub(crate) fn rows<const N: usize>(
     }
 }
 
-/// Elements handled together. All of a chunk is read before any of it is written, so that an
-/// operand may be the result in place, and the compiler may use vector instructions.
-const LANES: usize = 16;
+// LANES elements are handled together. All of them are read before any is written, so that an
+// operand may be the result in place, and the compiler may use vector instructions.
 
 #[inline(always)]
 unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
@@ -101,6 +101,68 @@ pub(crate) unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
             }
         });
     });
+}
+
+/// Elements that [`map_slices`] makes a slice of: enough that a call is nothing, few enough that
+/// they stay in the nearest cache.
+const SLICE: usize = 32 * LANES;
+
+/// `out = a` with `f` applied to slices of it; `out` may be `a` itself. A slice's length is a
+/// multiple of [`LANES`]; what is beyond a row's end is anything.
+///
+/// # Safety
+/// As [`map1`].
+pub(crate) unsafe fn map_slices<T: HostElement>(
+    a: Shared<T>,
+    out: Shared<T>,
+    index: &Index<2>,
+    parallel: bool,
+    f: fn(&mut [T::Compute]),
+) {
+    let [sa, so] = index.inner_strides();
+    parallel_for(parallel, index.numel(), GRAIN, |range| {
+        let mut slice = [T::Compute::from_parts(0.0, 0); SLICE];
+        rows(index, range, |[ia, io], n| {
+            for first in (0..n).step_by(SLICE) {
+                let n = SLICE.min(n - first);
+                let (a, out) = (a.at(ia + first as isize * sa), out.at(io + first as isize * so));
+                let slice = &mut slice[..n.next_multiple_of(LANES)];
+                // SAFETY: n elements of the row from `first` on, as the caller promises.
+                unsafe {
+                    read(a, sa, n, slice);
+                    f(slice);
+                    write(out, so, n, slice);
+                }
+            }
+        });
+    });
+}
+
+/// Reads the first `n` of a slice.
+unsafe fn read<T: HostElement>(a: *const T, stride: isize, n: usize, slice: &mut [T::Compute]) {
+    let (chunks, rest) = slice[..n].as_chunks_mut::<LANES>();
+    for (k, chunk) in chunks.iter_mut().enumerate() {
+        // SAFETY: the caller's promise that n elements at this stride are declared.
+        *chunk = unsafe { load(a.offset((k * LANES) as isize * stride), stride) }.map(T::get);
+    }
+    for (x, k) in rest.iter_mut().zip(n - n % LANES..) {
+        // SAFETY: as above.
+        *x = unsafe { a.offset(k as isize * stride).read() }.get();
+    }
+}
+
+/// Writes the first `n` of a slice.
+unsafe fn write<T: HostElement>(out: *mut T, stride: isize, n: usize, slice: &[T::Compute]) {
+    let (chunks, rest) = slice[..n].as_chunks::<LANES>();
+    for (k, chunk) in chunks.iter().enumerate() {
+        let values = chunk.map(T::put);
+        // SAFETY: the caller's promise that n elements at this stride are declared.
+        unsafe { store(out.offset((k * LANES) as isize * stride), stride, values) };
+    }
+    for (&x, k) in rest.iter().zip(n - n % LANES..) {
+        // SAFETY: as above.
+        unsafe { out.offset(k as isize * stride).write(T::put(x)) };
+    }
 }
 
 /// `out = f(a, b)` element by element; `out` may be `a` or `b` itself.

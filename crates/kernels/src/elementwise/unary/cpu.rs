@@ -1,10 +1,12 @@
 //! The CPU implementation.
 
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::{Args, UnaryOp};
 use crate::elementwise::{Flat, Index, Params, Space};
-use crate::host::{HostElement, Number, Shared, map1, params};
+use crate::host::{HostElement, Number, Shared, map_slices, map1, math, params};
 
 /// Of integers and bool: flat and strided.
 pub(super) fn int_kernels<T: HostElement<Compute: Simple>>() -> [HostKernel; 2] {
@@ -29,20 +31,10 @@ pub(super) trait Simple: Number {
 
 /// The others.
 pub(super) trait Float: Simple {
-    fn exp(self) -> Self;
-    fn expm1(self) -> Self;
-    fn log(self) -> Self;
-    fn log1p(self) -> Self;
     fn sqrt(self) -> Self;
-    fn sin(self) -> Self;
-    fn cos(self) -> Self;
-    fn tanh(self) -> Self;
-    fn erf(self) -> Self;
     fn reciprocal(self) -> Self;
-    fn sigmoid(self) -> Self;
-    fn silu(self) -> Self;
-    fn gelu(self) -> Self;
-    fn gelu_tanh(self) -> Self;
+    /// The transcendental ops, over slices.
+    fn function(op: UnaryOp) -> Option<fn(&mut [Self])>;
 }
 
 macro_rules! integers {
@@ -76,7 +68,7 @@ integers! {
 }
 
 macro_rules! floats {
-    ($($ty:ident, $erf:path;)*) => {$(
+    ($($ty:ident: $($op:ident => $function:expr),*;)*) => {$(
         impl Simple for $ty {
             #[inline(always)]
             fn neg(self) -> Self { -self }
@@ -97,48 +89,56 @@ macro_rules! floats {
 
         impl Float for $ty {
             #[inline(always)]
-            fn exp(self) -> Self { <$ty>::exp(self) }
-            #[inline(always)]
-            fn expm1(self) -> Self { self.exp_m1() }
-            #[inline(always)]
-            fn log(self) -> Self { self.ln() }
-            #[inline(always)]
-            fn log1p(self) -> Self { self.ln_1p() }
-            #[inline(always)]
             fn sqrt(self) -> Self { <$ty>::sqrt(self) }
             #[inline(always)]
-            fn sin(self) -> Self { <$ty>::sin(self) }
-            #[inline(always)]
-            fn cos(self) -> Self { <$ty>::cos(self) }
-            #[inline(always)]
-            fn tanh(self) -> Self { <$ty>::tanh(self) }
-            #[inline(always)]
-            fn erf(self) -> Self { $erf(self) }
-            #[inline(always)]
             fn reciprocal(self) -> Self { 1.0 / self }
-            #[inline(always)]
-            fn sigmoid(self) -> Self { 1.0 / (1.0 + <$ty>::exp(-self)) }
-            #[inline(always)]
-            fn silu(self) -> Self { self / (1.0 + <$ty>::exp(-self)) }
-            #[inline(always)]
-            fn gelu(self) -> Self {
-                // The last term is nothing but for infinities: PyTorch's CPU library makes NaN of
-                // both, not of the negative one alone.
-                self * 0.5 * (1.0 + $erf(self * std::$ty::consts::FRAC_1_SQRT_2)) + 0.0 * self
-            }
-            #[inline(always)]
-            fn gelu_tanh(self) -> Self {
-                let sqrt_2_over_pi = std::$ty::consts::FRAC_2_SQRT_PI * std::$ty::consts::FRAC_1_SQRT_2;
-                let inner = sqrt_2_over_pi * (self + 0.044715 * self * self * self);
-                0.5 * self * (1.0 + <$ty>::tanh(inner))
+            fn function(op: UnaryOp) -> Option<fn(&mut [Self])> {
+                Some(match op {
+                    $(UnaryOp::$op => $function,)*
+                    _ => return None,
+                })
             }
         }
     )*};
 }
 
 floats! {
-    f32, libm::erff;
-    f64, libm::erf;
+    f32:
+        Exp => math::exp,
+        Expm1 => math::expm1,
+        Log => math::log,
+        Log1p => math::log1p,
+        Sin => |x| each(x, f32::sin),
+        Cos => |x| each(x, f32::cos),
+        Tanh => math::tanh,
+        Erf => math::erf,
+        Sigmoid => math::sigmoid,
+        Silu => math::silu,
+        Gelu => math::gelu,
+        GeluTanh => math::gelu_tanh;
+    f64:
+        Exp => |x| each(x, f64::exp),
+        Expm1 => |x| each(x, f64::exp_m1),
+        Log => |x| each(x, f64::ln),
+        Log1p => |x| each(x, f64::ln_1p),
+        Sin => |x| each(x, f64::sin),
+        Cos => |x| each(x, f64::cos),
+        Tanh => |x| each(x, f64::tanh),
+        Erf => |x| each(x, libm::erf),
+        Sigmoid => |x| each(x, |x| 1.0 / (1.0 + (-x).exp())),
+        Silu => |x| each(x, |x| x / (1.0 + (-x).exp())),
+        // The last term as in `math::functions::gelu`.
+        Gelu => |x| each(x, |x| x * 0.5 * (1.0 + libm::erf(x * FRAC_1_SQRT_2)) + 0.0 * x),
+        GeluTanh => |x| each(x, |x| {
+            let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        });
+}
+
+fn each<C: Copy>(values: &mut [C], f: impl Fn(C) -> C) {
+    for x in values {
+        *x = f(*x);
+    }
 }
 
 /// Which ops a compute type has.
@@ -147,9 +147,10 @@ trait Ops<C> {
     fn choose(op: UnaryOp, run: impl Run<C>);
 }
 
-/// Something done with a function of one element.
+/// Something done with a function of one element, or of slices.
 trait Run<C> {
     fn with(self, f: impl Fn(C) -> C + Sync);
+    fn with_slices(self, f: fn(&mut [C]));
 }
 
 struct Simply;
@@ -173,22 +174,13 @@ impl<C: Simple> Ops<C> for Simply {
 
 impl<C: Float> Ops<C> for AsFloat {
     fn choose(op: UnaryOp, run: impl Run<C>) {
+        if let Some(function) = C::function(op) {
+            return run.with_slices(function);
+        }
         match op {
-            UnaryOp::Exp => run.with(C::exp),
-            UnaryOp::Expm1 => run.with(C::expm1),
-            UnaryOp::Log => run.with(C::log),
-            UnaryOp::Log1p => run.with(C::log1p),
             UnaryOp::Sqrt => run.with(C::sqrt),
             UnaryOp::Rsqrt => run.with(|x| x.sqrt().reciprocal()),
             UnaryOp::Reciprocal => run.with(C::reciprocal),
-            UnaryOp::Sin => run.with(C::sin),
-            UnaryOp::Cos => run.with(C::cos),
-            UnaryOp::Tanh => run.with(C::tanh),
-            UnaryOp::Erf => run.with(C::erf),
-            UnaryOp::Sigmoid => run.with(C::sigmoid),
-            UnaryOp::Silu => run.with(C::silu),
-            UnaryOp::Gelu => run.with(C::gelu),
-            UnaryOp::GeluTanh => run.with(C::gelu_tanh),
             _ => Simply::choose(op, run),
         }
     }
@@ -207,6 +199,12 @@ impl<T: HostElement> Run<T::Compute> for Map<'_, '_, T> {
         unsafe {
             map1(a, out, &self.index, self.launch.parallel, |x: T| T::put(f(x.get())));
         }
+    }
+
+    fn with_slices(self, f: fn(&mut [T::Compute])) {
+        let [a, out] = self.operands;
+        // SAFETY: as above.
+        unsafe { map_slices(a, out, &self.index, self.launch.parallel, f) };
     }
 }
 
