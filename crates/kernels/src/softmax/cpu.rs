@@ -74,7 +74,6 @@ pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch
     let size = p.size as usize;
     let grain = (GRAIN / 8 / size).max(1);
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
-        // What is beyond the row's end stays as it is until the row is done.
         let mut chunks = vec![[lowest::<T::Compute>(); LANES]; size.div_ceil(LANES)];
         for index in rows {
             let (from, to) = p.row(index);
