@@ -61,24 +61,17 @@ impl Arena {
     }
 }
 
-/// Whole pages that no block uses, by arena and address.
-pub(crate) struct FreePages(Vec<Pages>);
+/// Which pages no block uses, by their number.
+#[derive(Default)]
+pub(crate) struct FreePages {
+    free: Vec<bool>,
+    /// How many there are.
+    pub(crate) count: usize,
+}
 
 impl FreePages {
-    pub(crate) fn new(mut pages: Vec<Pages>) -> Self {
-        pages.sort_unstable_by_key(|pages| (pages.arena, pages.start));
-        Self(pages)
-    }
-
-    /// How many there are.
-    pub(crate) fn pages(&self, page_size: usize) -> usize {
-        self.0.iter().map(|pages| pages.size / page_size).sum()
-    }
-
-    fn contains(&self, arena: u32, start: u64) -> bool {
-        let behind = self.0.partition_point(|pages| (pages.arena, pages.start) <= (arena, start));
-        let found = behind.checked_sub(1).map(|at| self.0[at]);
-        found.is_some_and(|p| p.arena == arena && start < p.start + p.size as u64)
+    fn contains(&self, number: u32) -> bool {
+        self.free.get(number as usize).is_some_and(|free| *free)
     }
 }
 
@@ -286,35 +279,39 @@ impl<B: Backend> Arenas<B> {
         }
     }
 
-    /// What it takes to map pages at these addresses, at which none is, while those in `free` are
-    /// free where they are.
-    pub(crate) fn cost(&self, pages: Pages, free: &FreePages) -> Cost {
-        let numbers = self.numbers(pages);
+    /// The pages at these addresses, as the ones that are free.
+    pub(crate) fn free_pages(&self, at: &[Pages]) -> FreePages {
+        let mut pages = FreePages { free: vec![false; self.owners.len()], count: 0 };
+        for at in at {
+            let Some(arena) = &self.arenas[at.arena as usize] else { continue };
+            for slot in &arena.slots[self.numbers(*at)] {
+                if let Slot::Mapped { number, .. } = slot {
+                    pages.free[*number as usize] = true;
+                    pages.count += 1;
+                }
+            }
+        }
+        pages
+    }
+
+    /// What it takes to map a page at each of these addresses, at which none is, while those in
+    /// `free` are free where they are.
+    pub(crate) fn costs(&self, pages: Pages, free: &FreePages) -> impl Iterator<Item = Cost> {
         // Two calls for each page; four where the spread is used up, so that an old place is
         // cheaper, at three.
         let fresh = if self.mapped <= SPREAD * (self.pages + 32) { 2 } else { 4 };
-        let mut calls = 0;
-        let Some(arena) = &self.arenas[pages.arena as usize] else { return Cost::Busy };
-        for number in numbers {
-            calls += match arena.slots.get(number) {
-                Some(Slot::Lent { number, .. }) if self.is_free(*number, free) => 0,
-                Some(Slot::Lent { lending, .. }) if *lending >= self.settled => return Cost::Busy,
-                Some(Slot::Lent { .. }) => 3,
-                _ => fresh,
-            };
-        }
-        Cost::Calls(calls)
+        let arena = self.arenas[pages.arena as usize].as_ref();
+        self.numbers(pages).map(move |number| match arena.and_then(|it| it.slots.get(number)) {
+            Some(Slot::Lent { number, .. }) if free.contains(*number) => Cost::Calls(0),
+            Some(Slot::Lent { lending, .. }) if *lending >= self.settled => Cost::Busy,
+            Some(Slot::Lent { .. }) => Cost::Calls(3),
+            _ => Cost::Calls(fresh),
+        })
     }
 
     /// Whether work may still use what was mapped there.
     pub(crate) fn is_busy(&self, pages: Pages) -> bool {
-        self.cost(pages, &FreePages(Vec::new())) == Cost::Busy
-    }
-
-    fn is_free(&self, page: u32, free: &FreePages) -> bool {
-        let (arena, slot) = self.owners[page as usize];
-        let found = self.arenas.get(arena as usize).and_then(Option::as_ref);
-        found.is_some_and(|found| free.contains(arena, found.start(slot)))
+        self.costs(pages, &FreePages::default()).any(|cost| cost == Cost::Busy)
     }
 
     fn put(

@@ -57,18 +57,18 @@ impl<B: Backend> Shared<B> {
         }
         let shards = self.lenders(shard);
         let free = shards.iter().flat_map(|shard| shard.lock().list_free_pages(page_size));
-        let free = FreePages::new(free.collect());
+        let free = slow.arenas.free_pages(&free.collect::<Vec<_>>());
         let need = Need { memory, shards: &shards, request, page_size, limit };
         let Some(mut growth) = self.plan(slow, &need, shard, &free)? else { return Ok(None) };
         let mut taken_back = self.take_back(slow, &need, &mut growth);
         if growth.missing[taken_back..].iter().any(|&pages| slow.arenas.is_busy(pages)) {
             // Not every page that was to come back did, and work may still use where it was.
             shard.lock().undo(&growth, taken_back);
-            let none = FreePages::new(Vec::new());
+            let none = FreePages::default();
             let Some(other) = self.plan(slow, &need, shard, &none)? else { return Ok(None) };
             (growth, taken_back) = (other, 0);
         }
-        let left = free.pages(page_size).saturating_sub(taken_back);
+        let left = free.count.saturating_sub(taken_back);
         let new = (growth.missing.len() - taken_back).saturating_sub(left);
         let filled = match self.has_room(new, &need) {
             Ok(true) => self.fill(slow, &need, &growth, taken_back),

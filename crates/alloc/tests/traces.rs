@@ -130,3 +130,15 @@ fn blocks_keep_their_bytes_under_torch_expandable() {
 fn blocks_keep_their_bytes_under_default() {
     keeps_bytes(Policy::Default);
 }
+
+/// Where addresses still have the pages that they need, using them again takes no call.
+#[test]
+fn a_workload_that_recurs_settles() {
+    let trace = Trace::open(&traces().join("multistream_prefetch.csv.gz")).unwrap();
+    let calls = |times| {
+        let stats = replayed(&trace, Policy::Default, Schedule::Eager, |_| (), times);
+        stats.num_remaps + stats.num_device_alloc
+    };
+    assert!(calls(1) > 0);
+    assert_eq!(calls(4), calls(7));
+}

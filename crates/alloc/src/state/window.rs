@@ -2,16 +2,11 @@
 //! takes the fewest calls.
 
 use super::arena::Growth;
-use super::{Held, NONE, Pages, Request, State};
+use super::{ArenaRange, Held, NONE, Pages, Record, Request, State};
 use crate::Backend;
 use crate::pages::{Arenas, FreePages};
 
-/// Stretches of free and unmapped addresses that are looked at, the shortest first.
-const MAX_RUNS: usize = 16;
-/// Positions in each, half of them from its beginning and half from its end.
-const MAX_POSITIONS: usize = 8;
-
-/// What mapping pages at these addresses takes.
+/// What mapping a page at an address takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cost {
     /// In units of which mapping one page behind new addresses takes two, and unmapping what was
@@ -31,7 +26,7 @@ struct Run {
 /// A place for a request: the record in which it begins, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Window {
-    cost: u32,
+    cost: u64,
     run: u64,
     start: u64,
     block: u32,
@@ -46,23 +41,18 @@ impl<B: Backend> State<B> {
         arenas: &Arenas<B>,
         free: &FreePages,
     ) -> Option<Growth> {
-        let mut runs = self.runs(request, page_size);
+        let mut runs = self.runs(request, page_size, arenas);
         runs.sort_unstable_by_key(|run| run.end - run.start);
-        // The last one is an endless tail, which has room for certain.
-        let tail = (runs.len() > MAX_RUNS).then(|| runs.len() - 1);
-        let kept = runs.len().min(MAX_RUNS);
-        let candidates = runs[..kept].iter().chain(tail.map(|at| &runs[at]));
         let mut best: Option<Window> = None;
-        for run in candidates {
-            for (block, start) in self.positions(run, request.size, page_size, arenas) {
-                let limit = best.map_or(u32::MAX, |best| best.cost);
-                let window = (start, start + request.size as u64);
-                if let Some(cost) =
-                    self.window_cost(block, window, page_size, limit, (arenas, free))
-                {
-                    let window = Window { cost, run: run.end - run.start, start, block };
-                    best = Some(best.map_or(window, |best| best.min(window)));
-                }
+        for run in &runs {
+            let costs = self.costs(run, page_size, arenas, free);
+            let windows = self.starts(run, request.size, page_size).filter_map(|(block, start)| {
+                let cost = costs.between(start, start + request.size as u64)?;
+                Some(Window { cost, run: run.end - run.start, start, block })
+            });
+            best = best.into_iter().chain(windows).min();
+            if best.is_some_and(|best| best.cost == 0) {
+                break;
             }
         }
         let best = best?;
@@ -79,8 +69,9 @@ impl<B: Backend> State<B> {
         Some(self.take_run(first, request.size, page_size))
     }
 
-    /// The runs that have room for the request, where pages have this size.
-    fn runs(&self, request: &Request, page_size: usize) -> Vec<Run> {
+    /// The runs that have room for the request, where pages have this size. An arena's endless
+    /// tail counts as long as is needed of it.
+    fn runs(&self, request: &Request, page_size: usize, arenas: &Arenas<B>) -> Vec<Run> {
         let kind = request.kind as usize;
         let free = self.pools[kind].iter().map(|free| free.block);
         let usable = free.chain(self.unmapped[kind].values().copied());
@@ -88,88 +79,95 @@ impl<B: Backend> State<B> {
             let record = &self.records[block as usize];
             record.arena && !self.is_usable(record.prev) && self.has_pages_of(page_size, block)
         });
+        let size = request.size as u64;
         firsts
             .filter_map(|first| {
                 let start = self.records[first as usize].address;
-                let (mut end, mut block) = (start, first);
-                while self.is_usable(block) {
-                    let record = &self.records[block as usize];
-                    end = record.address + record.size as u64;
-                    block = record.next;
+                let last = self.run(first).last()?;
+                let mut end = last.address + last.size as u64;
+                if last.next == NONE {
+                    let fresh = arenas.fresh(self.arena_of(first).number).max(start);
+                    end = end.min(fresh + size.next_multiple_of(page_size as u64));
                 }
-                (end - start >= request.size as u64).then_some(Run { first, start, end })
+                (end - start >= size).then_some(Run { first, start, end })
             })
             .collect()
     }
 
-    /// Where in a run a window may begin: at records, and so that it ends where the run does.
-    fn positions(
-        &self,
-        run: &Run,
-        size: usize,
-        page_size: usize,
-        arenas: &Arenas<B>,
-    ) -> Vec<(u32, u64)> {
-        let arena = self.arena_of(run.first).number;
-        let last = run.end - size as u64;
-        let mut positions = Vec::new();
-        let mut block = run.first;
-        while block != NONE {
-            let record = &self.records[block as usize];
-            if record.address > last {
-                break;
-            }
-            positions.push((block, record.address));
-            let end = record.address + record.size as u64;
-            // Unmapped addresses are mapped by the page.
-            let at = match record.held {
-                Held::Unmapped => last - (last - record.address) % page_size as u64,
-                _ => last,
-            };
-            // The endless tail ends nowhere; what was never mapped lies at its own end.
-            let at = if record.next == NONE { arenas.fresh(arena).min(at) } else { at };
-            if last < end && at > record.address {
-                positions.push((block, at));
-            }
-            block = if end < run.end { record.next } else { NONE };
-        }
-        if positions.len() > MAX_POSITIONS {
-            let half = MAX_POSITIONS / 2;
-            positions.drain(half..positions.len() - half);
-        }
-        positions
+    /// The adjacent free and unmapped records from one on.
+    fn run(&self, first: u32) -> impl Iterator<Item = &Record> {
+        let record = move |block: u32| self.is_usable(block).then(|| &self.records[block as usize]);
+        std::iter::successors(record(first), move |last| record(last.next))
     }
 
-    /// What it takes to map all of a window; `None` if that cannot be, or is more than `limit`.
-    fn window_cost(
-        &self,
-        mut block: u32,
-        (start, end): (u64, u64),
-        page_size: usize,
-        limit: u32,
-        (arenas, free): (&Arenas<B>, &FreePages),
-    ) -> Option<u32> {
-        let arena = self.arena_of(block).number;
+    /// What it takes to map each page of a run.
+    fn costs(&self, run: &Run, page_size: usize, arenas: &Arenas<B>, free: &FreePages) -> Costs {
+        let ArenaRange { number: arena, base, .. } = self.arena_of(run.first);
+        let page_size = page_size as u64;
+        let base = base + (run.start - base) / page_size * page_size;
+        let mut costs = Costs { base, page_size, sums: vec![0] };
         let mut sum = 0;
-        while block != NONE {
-            let record = &self.records[block as usize];
+        for record in self.run(run.first) {
+            let end = (record.address + record.size as u64).min(run.end);
             if record.address >= end {
                 break;
             }
             if record.held == Held::Unmapped {
-                let from = record.address.max(start);
-                let bytes = (end.min(record.address + record.size as u64) - from) as usize;
-                let size = bytes.next_multiple_of(page_size);
-                match arenas.cost(Pages { arena, start: from, size }, free) {
-                    Cost::Calls(calls) => sum += calls,
-                    Cost::Busy => return None,
-                }
-                if sum > limit {
-                    return None;
-                }
+                let size = (end - record.address).next_multiple_of(page_size) as usize;
+                let pages = Pages { arena, start: record.address, size };
+                costs.sums.extend(arenas.costs(pages, free).map(|cost| {
+                    sum += match cost {
+                        Cost::Calls(calls) => u64::from(calls),
+                        Cost::Busy => BUSY,
+                    };
+                    sum
+                }));
+            } else {
+                // Pages of which a part is free are mapped.
+                costs.sums.resize(1 + ((end - base).div_ceil(page_size)) as usize, sum);
             }
-            block = record.next;
         }
-        Some(sum)
+        costs
+    }
+
+    /// Where in a run a window may begin: at records, at pages that are not mapped, and so that
+    /// it ends where the run does.
+    fn starts(&self, run: &Run, size: usize, page_size: usize) -> impl Iterator<Item = (u32, u64)> {
+        let last = run.end - size as u64;
+        let mut block = run.first;
+        let records = self
+            .run(run.first)
+            .map(move |record| (std::mem::replace(&mut block, record.next), record));
+        let records = records.take_while(move |(_, record)| record.address <= last);
+        records.flat_map(move |(block, record)| {
+            let end = (record.address + record.size as u64).min(last + 1);
+            let (step, at_end) = match record.held {
+                Held::Unmapped => (page_size, None),
+                _ => (usize::MAX, (last < end && last > record.address).then_some(last)),
+            };
+            let starts = (record.address..end).step_by(step).chain(at_end);
+            starts.map(move |start| (block, start))
+        })
+    }
+}
+
+/// Counts for more than all pages there can be.
+const BUSY: u64 = 1 << 40;
+
+/// What it takes to map the pages of a run, summed up.
+struct Costs {
+    /// Where the first page begins.
+    base: u64,
+    page_size: u64,
+    /// Of all pages before each, and of all.
+    sums: Vec<u64>,
+}
+
+impl Costs {
+    /// For the pages in which these addresses lie; `None` where they are busy.
+    fn between(&self, start: u64, end: u64) -> Option<u64> {
+        let before = *self.sums.get(((start - self.base) / self.page_size) as usize)?;
+        let behind = *self.sums.get((end - self.base).div_ceil(self.page_size) as usize)?;
+        Some(behind - before).filter(|cost| *cost < BUSY)
     }
 }
