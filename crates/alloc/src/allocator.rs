@@ -282,7 +282,8 @@ impl<B: Backend> Shared<B> {
             state.poll_events(&self.core.backend);
         }
         let request = Request { kind, requested: bytes, size, site };
-        let granted = state.take_fit(&request).ok_or(Searched(true))?;
+        let block = state.take_fit(&request).ok_or(Searched(true))?;
+        let granted = state.granted(block);
         if state.counters.over {
             drop(state);
             self.core.raise_peaks();
@@ -342,7 +343,8 @@ impl<B: Backend> Shared<B> {
             true if searched => state.take_fit_again(&request),
             true => state.take_fit(&request),
             false => None,
-        };
+        }
+        .map(|block| state.granted(block));
         let over = state.counters.over;
         let block = match granted {
             Some(granted) => {

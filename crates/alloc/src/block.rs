@@ -17,8 +17,8 @@ pub struct Block<B: Backend> {
     /// `None` if it is empty.
     shard: Option<Arc<Shard<B>>>,
     address: u64,
-    size: usize,
     requested: usize,
+    size: usize,
     stream: u64,
     index: u32,
 }

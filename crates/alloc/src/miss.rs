@@ -122,8 +122,9 @@ impl<B: Backend> Shared<B> {
                     state.put_back(block);
                     continue;
                 }
-                let granted = state.hand_out(block, &request);
-                state.record_stream(granted.block, &stream);
+                state.hand_out(block, &request);
+                state.record_stream(block, &stream);
+                let granted = state.granted(block);
                 drop(state);
                 return Some((lender, granted));
             }
@@ -437,9 +438,10 @@ impl<B: Backend> Shared<B> {
 
 fn search<B: Backend>(
     shard: &Shard<B>,
-    how: impl Fn(&mut State<B>, &Request) -> Option<Granted>,
+    how: impl Fn(&mut State<B>, &Request) -> Option<u32>,
     request: &Request,
 ) -> Option<Granted> {
     let mut state = shard.lock();
-    if state.config.caching { how(&mut state, request) } else { None }
+    let block = if state.config.caching { how(&mut state, request) } else { None };
+    block.map(|block| state.granted(block))
 }

@@ -161,7 +161,8 @@ impl<B: Backend> State<B> {
         self.join_pool(growth.block);
         let record = &self.records[growth.block as usize];
         self.pools[record.kind as usize].remove(record.size, record.address);
-        self.hand_out(growth.block, request)
+        self.hand_out(growth.block, request);
+        self.granted(growth.block)
     }
 
     /// Of a growth's missing pages, only the first `mapped` ranges are: puts everything back.

@@ -207,14 +207,14 @@ impl<B: Backend> State<B> {
 
     /// The best fitting free block, taken out of its pool and handed out.
     #[inline]
-    pub(crate) fn take_fit(&mut self, request: &Request) -> Option<Granted> {
+    pub(crate) fn take_fit(&mut self, request: &Request) -> Option<u32> {
         if self.parked {
             let record = &self.records[self.last as usize];
             if self.last_size == request.size && record.kind == request.kind {
                 self.parked = false;
                 let (block, address, size) = (self.last, record.address, record.size);
                 self.grant(block, address, size, request);
-                return Some(Granted { block, address, size });
+                return Some(block);
             }
             self.unpark();
         }
@@ -226,9 +226,10 @@ impl<B: Backend> State<B> {
 
     /// As [`State::take_fit`], without ageing what is idle.
     #[inline]
-    pub(crate) fn take_fit_again(&mut self, request: &Request) -> Option<Granted> {
+    pub(crate) fn take_fit_again(&mut self, request: &Request) -> Option<u32> {
         let block = self.take_out(request)?;
-        Some(self.hand_out(block, request))
+        self.hand_out(block, request);
+        Some(block)
     }
 
     /// The best fitting free block, taken out of its pool.
@@ -277,7 +278,8 @@ impl<B: Backend> State<B> {
         let segment = Segment { holding: Holding::Whole(memory), first: NONE, oversize };
         let block = self.add_chain(segment, request.kind, address, size, Held::Free);
         self.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
-        self.hand_out(block, request)
+        self.hand_out(block, request);
+        self.granted(block)
     }
 
     /// A segment of one record, which is in no pool.
@@ -323,7 +325,7 @@ impl<B: Backend> State<B> {
 
     /// Gives a block that is in no pool to the caller, splitting off what is too much.
     #[inline]
-    pub(crate) fn hand_out(&mut self, block: u32, request: &Request) -> Granted {
+    pub(crate) fn hand_out(&mut self, block: u32, request: &Request) {
         let kind = request.kind;
         let record = &self.records[block as usize];
         let (address, whole, arena) = (record.address, record.size, record.arena);
@@ -355,6 +357,12 @@ impl<B: Backend> State<B> {
         self.last = block;
         self.last_size = request.size;
         self.grant(block, address, size, request);
+    }
+
+    /// What the caller is told of a block that was handed out.
+    #[inline]
+    pub(crate) fn granted(&self, block: u32) -> Granted {
+        let Record { address, size, .. } = self.records[block as usize];
         Granted { block, address, size }
     }
 
@@ -364,7 +372,6 @@ impl<B: Backend> State<B> {
         let kind = request.kind;
         let oversize = size >= self.config.max_split();
         let record = &mut self.records[block as usize];
-        record.size = size;
         record.requested = request.requested;
         record.held = Held::Allocated;
         record.oversize = oversize;
