@@ -13,8 +13,10 @@ use warpline_kernels::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, V
 const SIZES: [usize; 2] = [1024, 1024];
 const NUMEL: usize = SIZES[0] * SIZES[1];
 
-/// What each op is compared with.
-const OPS: [(UnaryOp, &str, fn(f32) -> f32); 6] = [
+/// An op, its name, and what it is compared with.
+type Op = (UnaryOp, &'static str, fn(f32) -> f32);
+
+const OPS: [Op; 6] = [
     (UnaryOp::Exp, "exp", f32::exp),
     (UnaryOp::Log, "log", f32::ln),
     (UnaryOp::Tanh, "tanh", f32::tanh),
