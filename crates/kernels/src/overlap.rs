@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::Layout;
+use crate::race::Span;
 
 /// How two layouts share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +27,6 @@ pub(crate) fn between(a: (&Layout, usize), b: (&Layout, usize)) -> Overlap {
     if a.1 == b.1 && same(a.0, b.0) {
         return Overlap::Same;
     }
-    // Is there a byte reached by both? offset_a + Σ i·stride_a + x = offset_b + Σ j·stride_b + y,
-    // solved as Σ coefficient · unknown = target with each unknown in 0..=its bound.
     let mut terms: Terms = SmallVec::new();
     let mut target = (b.0.offset() * b.1) as i128 - (a.0.offset() * a.1) as i128;
     for ((layout, item), sign) in [(a, 1i128), (b, -1)] {
@@ -37,6 +36,35 @@ pub(crate) fn between(a: (&Layout, usize), b: (&Layout, usize)) -> Overlap {
         }
         add_term(&mut terms, &mut target, sign, item as i128 - 1);
     }
+    match solve(terms, target) {
+        Some(false) => Overlap::None,
+        Some(true) | None => Overlap::Some,
+    }
+}
+
+/// Whether two spans have a byte in common; `None` where that takes too long to tell.
+pub(crate) fn share_a_byte(a: &Span, b: &Span) -> Option<bool> {
+    let (first, second) = (a.hull(), b.hull());
+    if first.start >= second.end || second.start >= first.end {
+        return Some(false);
+    }
+    if a.dims.is_empty() && b.dims.is_empty() || a == b {
+        return Some(true);
+    }
+    let mut terms: Terms = SmallVec::new();
+    let mut target = i128::from(b.start) - i128::from(a.start);
+    for (span, sign) in [(a, 1i128), (b, -1)] {
+        for &(count, step) in &span.dims {
+            add_term(&mut terms, &mut target, sign * i128::from(step), i128::from(count) - 1);
+        }
+        add_term(&mut terms, &mut target, sign, i128::from(span.run) - 1);
+    }
+    solve(terms, target)
+}
+
+/// Is there a byte reached by both? offset_a + Σ i·stride_a + x = offset_b + Σ j·stride_b + y,
+/// solved as Σ coefficient · unknown = target with each unknown in 0..=its bound.
+fn solve(mut terms: Terms, target: i128) -> Option<bool> {
     terms.sort_unstable_by_key(|t| std::cmp::Reverse(t.coefficient));
     let mut reach = 0;
     for term in terms.iter_mut().rev() {
@@ -44,10 +72,7 @@ pub(crate) fn between(a: (&Layout, usize), b: (&Layout, usize)) -> Overlap {
         term.reach = reach;
     }
     let mut steps = MAX_STEPS;
-    match solvable(&terms, target, &mut steps) {
-        Some(false) => Overlap::None,
-        Some(true) | None => Overlap::Some,
-    }
+    solvable(&terms, target, &mut steps)
 }
 
 /// Whether two indices of a layout may be the same element. It is never wrong when false: each

@@ -167,18 +167,11 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;
         let streams = core.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let before: Vec<_> = streams
-            .iter()
-            .filter_map(Weak::upgrade)
-            .map(|stream| {
-                let stream = Stream::from_inner(stream);
-                let op = stream.last_op();
-                (stream, op)
-            })
-            .collect();
+        let before: Vec<_> =
+            streams.iter().filter_map(Weak::upgrade).map(|stream| stream.now()).collect();
         core.driver.synchronize(core.index)?;
-        for (stream, op) in before {
-            stream.mark_done(op);
+        for point in before {
+            point.mark_done(core);
         }
         Ok(())
     }

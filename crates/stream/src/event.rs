@@ -1,14 +1,13 @@
 //! Events.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smallvec::SmallVec;
 use warpline_cuda_sys_safe::EventFlags;
 
+use crate::clock::Point;
 use crate::event_pool::PooledEvent;
-use crate::order::Progress;
-use crate::stream::{Inner, Point, Stream};
-use crate::{OpNumber, Result, StreamError};
+use crate::stream::Stream;
+use crate::{Result, StreamError};
 
 /// A mark in a stream (`torch.cuda.Event`). Clones share it.
 ///
@@ -27,10 +26,8 @@ struct Shared {
 #[derive(Debug)]
 struct Recorded {
     event: Arc<PooledEvent>,
-    /// The stream of the latest record, its progress, and its last operation then.
-    stream: Weak<Inner>,
-    progress: Arc<Progress>,
-    op: OpNumber,
+    /// Where its stream was at the latest record.
+    point: Point,
     device: usize,
     /// How often it was recorded.
     generation: u64,
@@ -39,19 +36,7 @@ struct Recorded {
 impl Recorded {
     /// Enters that the host has seen the record's work done.
     fn mark_done(&self) {
-        match self.stream.upgrade() {
-            Some(stream) => stream.mark_done(self.op),
-            None => self.progress.mark_done(self.op),
-        }
-    }
-
-    fn point(&self) -> Point {
-        match self.stream.upgrade() {
-            Some(stream) => stream.point_at(self.op),
-            None => {
-                Point { progress: Arc::clone(&self.progress), op: self.op, before: SmallVec::new() }
-            }
-        }
+        self.point.mark_done(self.event.core());
     }
 }
 
@@ -100,15 +85,8 @@ impl Event {
             }
             None => (Arc::new(PooledEvent::take(stream.core(), self.0.flags)?), 1),
         };
-        let op = stream.record_into(&event)?.op;
-        *recorded = Some(Recorded {
-            event,
-            stream: stream.downgrade(),
-            progress: Arc::clone(stream.progress()),
-            op,
-            device: stream.device_index(),
-            generation,
-        });
+        let point = stream.record_into(&event)?;
+        *recorded = Some(Recorded { event, point, device: stream.device_index(), generation });
         Ok(())
     }
 
@@ -123,7 +101,7 @@ impl Event {
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(()) };
         stream.check_same_devices(recorded.event.core(), "wait_event")?;
-        stream.enqueue_wait(&recorded.event, &recorded.point())
+        stream.enqueue_wait(&recorded.event, &recorded.point)
     }
 
     /// Whether the work of the latest record is done; true if never recorded (`Event.query`).

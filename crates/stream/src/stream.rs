@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{StreamHandle, owned};
 
+use crate::clock::{Before, Clock, Point};
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
-use crate::order::{After, Checkpoints, Progress, Synced};
+use crate::order::{Checkpoint, Checkpoints, Progress};
 use crate::{Event, OpNumber, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
@@ -29,16 +29,7 @@ pub(crate) struct Inner {
 #[derive(Debug, Default)]
 struct State {
     checkpoints: Checkpoints,
-    synced: Synced,
-}
-
-/// A record of a stream's work, and what is known to come before it.
-pub(crate) struct Point {
-    pub(crate) progress: Arc<Progress>,
-    /// The last operation that the record covers.
-    pub(crate) op: OpNumber,
-    /// Operations of other streams that come before `op`.
-    pub(crate) before: SmallVec<[After; 4]>,
+    clock: Clock,
 }
 
 impl Inner {
@@ -56,42 +47,34 @@ impl Inner {
         op
     }
 
-    fn point(&self, state: &State, op: OpNumber) -> Point {
-        let before = state.synced.known_at(op).cloned().collect();
-        Point { progress: Arc::clone(&self.progress), op, before }
+    /// Where the stream is, its lock being held.
+    fn point(&self, state: &State) -> Point {
+        let (progress, op) = (Arc::clone(&self.progress), self.progress.last());
+        Point { progress, op, before: state.clock.clone() }
     }
 
     /// The earliest checkpoint at or after `op`, recorded now if there is none.
     #[track_caller]
-    fn checkpoint(&self, state: &mut State, op: OpNumber) -> Result<(OpNumber, Arc<PooledEvent>)> {
+    fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
+        let mut state = self.lock();
         let last = self.progress.last();
         let op = op.min(last);
-        if state.checkpoints.at_or_after(op).is_none() {
-            state.checkpoints.record(&self.core, &self.raw, last)?;
+        let State { checkpoints, clock } = &mut *state;
+        if checkpoints.at_or_after(op).is_none() {
+            checkpoints.record(&self.core, &self.raw, last, clock)?;
         }
-        match state.checkpoints.at_or_after(op) {
-            Some((at, event)) => Ok((*at, Arc::clone(event))),
+        match checkpoints.at_or_after(op).cloned() {
+            Some(Checkpoint { op, before, event }) => {
+                Ok((event, Point { progress: Arc::clone(&self.progress), op, before }))
+            }
             // Not reached: one was recorded at `last`, which is not before `op`.
             None => Err(StreamError::EventNotRecorded { call: "wait_for" }),
         }
     }
 
-    /// What a record of the stream at its operation `op` says of this and other streams.
-    pub(crate) fn point_at(&self, op: OpNumber) -> Point {
-        self.point(&self.lock(), op)
-    }
-
-    /// Enters that the host has seen operation `op` done, and with it all that came before it.
-    pub(crate) fn mark_done(&self, op: OpNumber) {
-        self.progress.mark_done(op);
-        for after in self.lock().synced.known_at(op) {
-            // Waits for a lost device end although its work was not done.
-            if after.other.device == self.core.index
-                || self.core.driver.lost(after.other.device).is_none()
-            {
-                after.other.mark_done(after.op);
-            }
-        }
+    /// Where the stream is.
+    pub(crate) fn now(&self) -> Point {
+        self.point(&self.lock())
     }
 }
 
@@ -104,24 +87,12 @@ impl Stream {
         Self(inner)
     }
 
-    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
-        Self(inner)
-    }
-
-    pub(crate) fn downgrade(&self) -> Weak<Inner> {
-        Arc::downgrade(&self.0)
-    }
-
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0.core
     }
 
-    pub(crate) fn progress(&self) -> &Arc<Progress> {
-        &self.0.progress
-    }
-
-    pub(crate) fn mark_done(&self, op: OpNumber) {
-        self.0.mark_done(op);
+    pub(crate) fn now(&self) -> Point {
+        self.0.now()
     }
 
     /// The index of its device.
@@ -176,7 +147,8 @@ impl Stream {
         if inner.core.world.uses_many_streams() {
             // The operation is enqueued whether or not this works. Whoever waits for it finds no
             // checkpoint, records one, and gets the error.
-            let _ = state.checkpoints.record(&inner.core, &inner.raw, op);
+            let State { checkpoints, clock } = &mut *state;
+            let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
         }
         Ok((result, op))
     }
@@ -187,18 +159,27 @@ impl Stream {
         self.0.progress.last()
     }
 
-    /// Whether all later work on this stream is known to come after operation `op` of `other`:
-    /// by stream order, by waits, or because the host has seen it done.
-    ///
-    /// It is never wrong when true. It may be false for an order that came about through a third
-    /// stream.
+    /// What comes before its next operation.
+    #[must_use]
+    pub fn before(&self) -> Before {
+        Before(self.now())
+    }
+
+    /// Whether the host has seen operation `op` done. Asks nobody; [`Stream::is_done`] does.
+    #[must_use]
+    pub fn is_known_done(&self, op: OpNumber) -> bool {
+        self.0.progress.is_known_done(op)
+    }
+
+    /// Whether all later work on this stream comes after operation `op` of `other`: by stream
+    /// order, by waits, through however many streams, or because the host has seen it done.
     ///
     /// # Errors
     /// None at present.
     pub fn is_ordered_after(&self, other: &Stream, op: OpNumber) -> Result<bool> {
         Ok(self == other
             || other.0.progress.is_known_done(op)
-            || self.0.lock().synced.covers(other.id(), op))
+            || self.0.lock().clock.covers(other.id(), op))
     }
 
     /// Makes later work on this stream wait, on the GPU, for operation `op` of `other`. Work that
@@ -214,12 +195,26 @@ impl Stream {
             return Ok(());
         }
         self.check_same_devices(other.core(), "wait_for")?;
-        let (event, point) = {
-            let mut state = other.0.lock();
-            let (at, event) = other.0.checkpoint(&mut state, op)?;
-            (event, other.0.point(&state, at))
-        };
+        let (event, point) = other.0.checkpoint(op)?;
         self.enqueue_wait(&event, &point)
+    }
+
+    /// [`Stream::wait_for`] that counts as no order: later work does wait, but what asks whether
+    /// the program has ordered its streams gets the answer that it had before.
+    ///
+    /// # Errors
+    /// As [`Stream::wait_for`].
+    #[track_caller]
+    pub fn wait_for_silently(&self, other: &Stream, op: OpNumber) -> Result<()> {
+        if self.is_ordered_after(other, op)? {
+            return Ok(());
+        }
+        self.check_same_devices(other.core(), "wait_for")?;
+        let (event, _) = other.0.checkpoint(op)?;
+        let mut state = self.0.lock();
+        self.0.raw.wait_event(&event)?;
+        self.0.advance(&mut state);
+        Ok(())
     }
 
     /// Makes later work on this stream wait, on the GPU, for all work on `other` so far
@@ -266,7 +261,7 @@ impl Stream {
     pub(crate) fn record_into(&self, event: &owned::Event) -> Result<Point> {
         let state = self.0.lock();
         event.record(&self.0.raw)?;
-        Ok(self.0.point(&state, self.last_op()))
+        Ok(self.0.point(&state))
     }
 
     /// Enqueues a wait for an event that was recorded at a point.
@@ -275,13 +270,8 @@ impl Stream {
         let mut state = self.0.lock();
         self.0.raw.wait_event(event)?;
         // The wait is an operation of its own, so that later records are known to include it.
-        let since = self.0.advance(&mut state);
-        state.synced.raise(&point.progress, point.op, since);
-        for after in &point.before {
-            if after.other.stream != self.id() {
-                state.synced.raise(&after.other, after.op, since);
-            }
-        }
+        self.0.advance(&mut state);
+        state.clock.join(&self.0.progress, point);
         Ok(())
     }
 
@@ -298,10 +288,10 @@ impl Stream {
     /// The driver's own, those of earlier asynchronous work among them.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
-        let op = self.last_op();
+        let now = self.now();
         let done = self.0.raw.query()?;
         if done {
-            self.mark_done(op);
+            now.mark_done(self.core());
         }
         Ok(done)
     }
@@ -312,9 +302,9 @@ impl Stream {
     /// As [`Stream::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        let op = self.last_op();
+        let now = self.now();
         self.0.raw.synchronize()?;
-        self.mark_done(op);
+        now.mark_done(self.core());
         Ok(())
     }
 
@@ -328,11 +318,23 @@ impl Stream {
         if self.0.progress.is_known_done(op) {
             return Ok(());
         }
-        // The lock is given back before blocking: others may go on enqueueing.
-        let (at, event) = self.0.checkpoint(&mut self.0.lock(), op)?;
+        let (event, point) = self.0.checkpoint(op)?;
         event.synchronize()?;
-        self.mark_done(at);
+        point.mark_done(self.core());
         Ok(())
+    }
+
+    /// [`Stream::host_wait`] that counts as no order, as [`Stream::wait_for_silently`].
+    ///
+    /// # Errors
+    /// As [`Stream::query`].
+    #[track_caller]
+    pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
+        if self.0.progress.is_known_done(op) {
+            return Ok(());
+        }
+        let (event, _) = self.0.checkpoint(op)?;
+        Ok(event.synchronize()?)
     }
 
     /// Whether operation `op` is done. False for a while longer where it has no checkpoint of
@@ -345,10 +347,10 @@ impl Stream {
         if self.0.progress.is_known_done(op) {
             return Ok(true);
         }
-        let (at, event) = self.0.checkpoint(&mut self.0.lock(), op)?;
+        let (event, point) = self.0.checkpoint(op)?;
         let done = event.query()?;
         if done {
-            self.mark_done(at);
+            point.mark_done(self.core());
         }
         Ok(done)
     }

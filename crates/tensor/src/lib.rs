@@ -36,7 +36,8 @@ pub use tensor::{
     randperm, result_type, stack, tensor, zeros,
 };
 pub use warpline_kernels::{
-    Category, DType, Element, Error, Race, Result, Runtime, RuntimeConfig, Scalar, Site, SyncPolicy,
+    Access, Category, DType, Element, Error, Race, RaceReport, RacingUse, Result, Runtime,
+    RuntimeConfig, Scalar, Site, SyncPolicy,
 };
 
 pub(crate) use tensor::index;

@@ -6,11 +6,13 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Call, distinct};
-use crate::storage::not_host;
+use crate::race::{Touch, check_host};
+use crate::storage::{Site, not_host};
 use crate::{Error, Operand, Result, Storage, host};
 
 pub(super) fn run(call: &Call<'_>) -> Result<()> {
-    with_operands(call.op, call.operands, call.params, |launch| {
+    let site = Site { op: call.op, location: call.location };
+    with_operands(site, call.operands, call.params, |launch| {
         // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of
         // `launch::run` vouches for declaration and parameters.
         unsafe { (call.host)(launch) };
@@ -20,11 +22,12 @@ pub(super) fn run(call: &Call<'_>) -> Result<()> {
 /// Runs host code on operands in host memory: device work that conflicts is waited for, and the
 /// host locks are held, until `f` returns.
 pub(crate) fn with_operands(
-    op: &'static str,
+    site: Site,
     operands: &[Operand<'_>],
     params: &[u8],
     f: impl FnOnce(&HostLaunch<'_>),
 ) -> Result<()> {
+    let op = site.op;
     let mut pointers: SmallVec<[*mut u8; 4]> = SmallVec::new();
     for operand in operands {
         let view = operand.view;
@@ -36,6 +39,9 @@ pub(crate) fn with_operands(
         pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));
     }
     with_host_locks(operands.iter().map(|o| (o.view.storage, o.access.writes())), || {
+        for (argument, operand) in operands.iter().enumerate() {
+            check_host(&Touch::from(*operand), argument, site)?;
+        }
         for operand in operands {
             operand.view.storage.wait_for_host(operand.access.writes())?;
         }

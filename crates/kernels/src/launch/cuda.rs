@@ -7,8 +7,9 @@ use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch};
 use warpline_stream::{OpNumber, Stream, StreamError};
 
 use super::{Call, Code, distinct};
+use crate::race::{Touch, Watch};
 use crate::storage::{Site, Uses};
-use crate::{CudaDevice, Error, Operand, Race, Result, Storage, SyncPolicy};
+use crate::{CudaDevice, Error, Operand, Result, SyncPolicy};
 
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
     // A handle means nothing to another driver, and a kernel nothing to another device's stream.
@@ -37,7 +38,7 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         location: call.location,
     };
     let site = Site { op: call.op, location: call.location };
-    enqueue(stream, call.operands.iter().map(|o| (o.view.storage, o.access.writes())), site, |h| {
+    enqueue(stream, call.operands.iter().copied(), site, |h| {
         // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.
@@ -80,18 +81,19 @@ fn other_device(op: &'static str, first: usize, second: usize) -> Error {
     Error::DeviceMismatch { op, first: name(first), second: name(second) }
 }
 
-/// Enqueues work that uses `storages` (each with whether it is written), in order with their
-/// other uses. Answers the operation's number.
+/// Enqueues work that touches `arguments`, in order with other uses of their storages. Answers the
+/// operation's number.
 pub(super) fn enqueue<'a, F>(
     stream: &Stream,
-    storages: impl Iterator<Item = (&'a Storage, bool)>,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
     site: Site,
     f: F,
 ) -> Result<OpNumber>
 where
     F: FnOnce(warpline_cuda_sys_safe::StreamHandle) -> Result<(), DriverError>,
 {
-    let distinct = distinct(storages);
+    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
+    let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
     // Held until the new uses are entered: another thread that shares a storage sees them.
     let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
         distinct.iter().map(|(s, _)| s.uses()).collect();
@@ -108,6 +110,11 @@ where
     if !Arc::ptr_eq(first.runtime().driver()?, stream.raw().driver()) {
         return Err(Error::RuntimeMismatch { op: site.op });
     }
+    let watch = if first.runtime().detects_races() {
+        Some(Watch::new(stream, site, &touches, &distinct, &uses)?)
+    } else {
+        None
+    };
     for ((storage, write), uses) in distinct.iter().zip(&mut uses) {
         for used in uses.conflicting(*write) {
             if used.stream == *stream {
@@ -118,17 +125,12 @@ where
                     Err(_) if used.is_moot() => {}
                     waited => waited?,
                 },
-                SyncPolicy::Manual => {
-                    if !stream.is_ordered_after(&used.stream, used.op)? {
-                        let race = Race::new(used, stream, site, *write);
-                        storage.runtime().report_race(race)?;
-                        // A write takes the place of the uses before it, and host code waits for
-                        // what is left: in host memory, later uses come after earlier ones.
-                        if storage.is_pinned() {
-                            stream.wait_for(&used.stream, used.op)?;
-                        }
-                    }
+                // A write takes the place of the uses before it, and host code waits for what is
+                // left: in host memory, later uses come after earlier ones.
+                SyncPolicy::Manual if storage.is_pinned() => {
+                    stream.wait_for_silently(&used.stream, used.op)?;
                 }
+                SyncPolicy::Manual => {}
             }
         }
         // The page-locked cache is told under either policy: what it reuses, host code writes.
@@ -139,6 +141,9 @@ where
     let ((), op) = stream.submit(|handle| f(handle).map_err(StreamError::from))?;
     for ((_, write), uses) in distinct.iter().zip(&mut uses) {
         uses.enter(stream, op, *write, site);
+    }
+    if let Some(watch) = watch {
+        watch.enter(stream, op, &mut uses);
     }
     drop(uses);
     if first.runtime().launch_blocking() {

@@ -1,8 +1,13 @@
 //! Plain bytes into and out of host memory.
 
+use std::panic::Location;
+
+use warpline_cuda_sys_safe::Access;
+
 use super::cpu::with_host_locks;
 use super::transfer::check_range;
-use crate::storage::not_host;
+use crate::race::{Touch, check_host};
+use crate::storage::{Site, not_host};
 use crate::{Result, Storage};
 
 /// Copies bytes of host memory from a byte offset on into `out`, once device work that writes
@@ -10,11 +15,14 @@ use crate::{Result, Storage};
 ///
 /// # Errors
 /// [`crate::Error::IndexOutOfRange`] when they do not lie inside; what that work failed with.
+#[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
+    let site = Site { op: "read_bytes", location: Location::caller() };
     let (storage, offset) = src;
     check_range("read_bytes", storage, offset, out.len())?;
     let base = storage.host_ptr().ok_or_else(|| not_host("read_bytes"))?;
     with_host_locks([(storage, false)].into_iter(), || {
+        check_host(&Touch::range(storage, offset, out.len(), Access::Read), 0, site)?;
         storage.wait_for_host(false)?;
         // SAFETY: the bytes lie inside the storage, always initialised; its read lock is held and
         // device work that writes them is done. `out` is a borrow, so it cannot overlap them.
@@ -29,11 +37,14 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
 ///
 /// # Errors
 /// As [`read_bytes`].
+#[track_caller]
 pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
+    let site = Site { op: "write_bytes", location: Location::caller() };
     let (storage, offset) = dst;
     check_range("write_bytes", storage, offset, bytes.len())?;
     let base = storage.host_ptr().ok_or_else(|| not_host("write_bytes"))?;
     with_host_locks([(storage, true)].into_iter(), || {
+        check_host(&Touch::range(storage, offset, bytes.len(), Access::Write), 0, site)?;
         storage.wait_for_host(true)?;
         // SAFETY: as in `read_bytes`, with the write lock and no device work left.
         unsafe {

@@ -3,11 +3,12 @@
 use std::panic::Location;
 use std::ptr::NonNull;
 
-use warpline_cuda_sys_safe::{Copy, CopyEnd, MemsetValue};
+use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, MemsetValue};
 use warpline_stream::Stream;
 
 use super::cpu::with_host_locks;
 use super::cuda::enqueue;
+use crate::race::Touch;
 use crate::storage::{Site, not_host};
 use crate::{Error, Result, Storage};
 
@@ -37,7 +38,11 @@ pub fn copy_bytes(
     let driver = stream.raw().driver();
     let site = Site { op: "copy_", location };
     let submit = || {
-        enqueue(stream, [(dst.0, true), (src.0, false)].into_iter(), site, |handle| {
+        let touches = [
+            Touch::range(dst.0, dst.1, bytes, Access::Write),
+            Touch::range(src.0, src.1, bytes, Access::Read),
+        ];
+        enqueue(stream, touches.into_iter(), site, |handle| {
             // SAFETY: both ends lie inside live storages, as checked above; device blocks know of
             // the stream, page-locked ones are kept from reuse by their recorded use, pageable
             // ones are waited for below while their host lock is held.
@@ -120,7 +125,8 @@ pub fn memset(
     // SAFETY: inside the storage, as checked above.
     let ptr = unsafe { base.offset(dst.1 as i64) };
     let driver = stream.raw().driver();
-    enqueue(stream, [(dst.0, true)].into_iter(), Site { op, location }, |handle| {
+    let touch = Touch::range(dst.0, dst.1, count * value.size(), Access::Write);
+    enqueue(stream, [touch].into_iter(), Site { op, location }, |handle| {
         // SAFETY: the range lies inside a live storage whose allocator knows of the stream.
         unsafe { driver.memset_async(ptr, value, count, handle) }
     })?;

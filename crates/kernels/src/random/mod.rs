@@ -22,7 +22,7 @@ use half::{bf16, f16};
 use crate::dispatch::dispatch;
 use crate::host::{Cast, HostElement};
 use crate::launch;
-use crate::{DType, Error, Result, Target, View};
+use crate::{DType, Error, Result, Site, Target, View};
 use mt::Out;
 use order::Order;
 
@@ -220,7 +220,8 @@ fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
     if let Target::Cuda(_, device, _) = target {
         return cuda::fill(target, device, out, fill);
     }
-    on_cpu(target, out, fill.op, |out, dtype, generator| {
+    let site = Site { op: fill.op, location: fill.location };
+    on_cpu(target, out, site, |out, dtype, generator| {
         let Fill { a, b, range, base, .. } = *fill;
         // SAFETY: the operand's elements are of `dtype`, and each arm's type is that of its dtype.
         unsafe {
@@ -243,14 +244,14 @@ fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
 fn on_cpu(
     target: Target<'_>,
     out: View<'_>,
-    op: &'static str,
+    site: Site,
     f: impl FnOnce(&Out<'_>, DType, &mut CpuGenerator),
 ) -> Result<()> {
-    let order = Order::new(op, out.layout)?;
+    let order = Order::new(site.op, out.layout)?;
     let runtime = target.runtime();
     // Taken before the storage's lock, always: two fills of one tensor wait for one another here.
     let mut generator = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);
-    launch::with_operands(op, &[out.write()], &[], |launch| {
+    launch::with_operands(site, &[out.write()], &[], |launch| {
         let (numel, contiguous) = (out.numel(), out.layout.is_contiguous());
         f(&Out { launch, order, numel, contiguous }, out.dtype, &mut generator);
     })

@@ -94,10 +94,12 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     match target {
         _ if n == 0 => Ok(()),
         Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out, location),
-        Target::Cpu(_) => on_cpu(target, out, OP, |out, dtype, generator| {
-            // SAFETY: the operand's elements are of `dtype`.
-            unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
-        }),
+        Target::Cpu(_) => {
+            on_cpu(target, out, crate::Site { op: OP, location }, |out, dtype, generator| {
+                // SAFETY: the operand's elements are of `dtype`.
+                unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
+            })
+        }
     }
 }
 

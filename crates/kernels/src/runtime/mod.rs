@@ -2,7 +2,6 @@
 
 mod device;
 mod kernel_cache;
-mod race;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -12,16 +11,13 @@ use warpline_alloc::{AllocatorConfig, HostConfig};
 use warpline_cuda_sys_safe::{Driver, DriverError};
 use warpline_stream::Devices;
 
+use crate::race::Detector;
 use crate::random::CpuGenerator;
-use crate::{Error, Result};
+use crate::{Error, Race, RaceReport, Result};
 
 pub use device::CudaDevice;
 pub(crate) use kernel_cache::module;
 pub use kernel_cache::{KernelSet, Module};
-pub use race::Race;
-
-/// Races kept for a program that does not ask for them.
-const MAX_RACES: usize = 1024;
 
 /// Who orders work on different streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,8 +37,8 @@ pub struct RuntimeConfig {
     /// Whether each launch is waited for, so that it reports its own failure
     /// (`CUDA_LAUNCH_BLOCKING=1`).
     pub launch_blocking: bool,
-    /// Whether a race is an error of the op that completes it, rather than only noted.
-    pub race_is_error: bool,
+    /// What is done with races, under [`SyncPolicy::Manual`].
+    pub race_report: RaceReport,
     /// Whether matrix products run on Warpline's own kernel even where there is a cuBLAS.
     pub no_cublas: bool,
     /// The caching allocators' options.
@@ -62,9 +58,8 @@ struct Inner {
     cpu_generator: Mutex<CpuGenerator>,
     policy: AtomicU8,
     launch_blocking: bool,
-    race_is_error: bool,
     no_cublas: bool,
-    races: Mutex<Vec<Race>>,
+    detector: Detector,
 }
 
 impl Runtime {
@@ -98,9 +93,8 @@ impl Runtime {
             cpu_generator: Mutex::default(),
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
-            race_is_error: config.race_is_error,
             no_cublas: config.no_cublas,
-            races: Mutex::default(),
+            detector: Detector::new(config.race_report),
         }))
     }
 
@@ -214,17 +208,35 @@ impl Runtime {
     /// The races noted since the last call, oldest first. At most 1024 are kept.
     #[must_use]
     pub fn take_races(&self) -> Vec<Race> {
-        std::mem::take(&mut *self.0.races.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.detector.take(true)
     }
 
-    pub(crate) fn report_race(&self, race: Race) -> Result<()> {
-        if self.0.race_is_error {
-            return Err(Error::Race(Box::new(race)));
-        }
-        let mut races = self.0.races.lock().unwrap_or_else(PoisonError::into_inner);
-        if races.len() < MAX_RACES {
-            races.push(race);
-        }
-        Ok(())
+    /// The possible races noted since the last call ([`Race::certain`]), oldest first. At most
+    /// 1024 are kept.
+    #[must_use]
+    pub fn take_possible_races(&self) -> Vec<Race> {
+        self.0.detector.take(false)
+    }
+
+    /// Changes what is done with races. Memory and work from before are not looked at where they
+    /// were [`RaceReport::Off`], or under [`SyncPolicy::Auto`].
+    pub fn set_race_report(&self, report: RaceReport) {
+        self.0.detector.set_report(report);
+    }
+
+    /// What is done with races.
+    #[must_use]
+    pub fn race_report(&self) -> RaceReport {
+        self.0.detector.report()
+    }
+
+    /// Whether races are looked for.
+    #[inline]
+    pub(crate) fn detects_races(&self) -> bool {
+        self.sync_policy() == SyncPolicy::Manual && self.race_report() != RaceReport::Off
+    }
+
+    pub(crate) fn detector(&self) -> &Detector {
+        &self.0.detector
     }
 }

@@ -10,9 +10,9 @@ use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError};
 use warpline_stream::Stream;
 
-use crate::{CudaDevice, Error, Result, Runtime};
+use crate::{CudaDevice, Error, Result, Runtime, race};
 
-pub(crate) use uses::{Use, Uses};
+pub(crate) use uses::Uses;
 
 /// The bytes behind one or more tensors. Clones share them; the last one frees them.
 #[derive(Clone, Debug)]
@@ -28,6 +28,20 @@ struct Inner {
     uses: Mutex<Uses>,
     /// Guards host bytes against host code. Device memory does not need it.
     host: RwLock<()>,
+    /// Where it was allocated.
+    allocated: &'static Location<'static>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if uses.history.is_some()
+            && let Memory::Device(index, block) = &self.memory
+        {
+            let range = block.address()..block.address() + self.bytes as u64;
+            race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -42,6 +56,7 @@ impl Storage {
     ///
     /// # Errors
     /// When the system has no memory for it.
+    #[track_caller]
     pub fn pageable(runtime: &Runtime, bytes: usize) -> Result<Self> {
         let memory = HostMemory::pageable(bytes).map_err(|e| Error::driver("empty", e))?;
         Ok(Self::new(runtime, Memory::Pageable(memory), bytes))
@@ -52,6 +67,7 @@ impl Storage {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`], or the driver's own.
+    #[track_caller]
     pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
         let block = runtime.pinned_cache()?.alloc(bytes)?;
         Ok(Self::new(runtime, Memory::Pinned(block), bytes))
@@ -66,9 +82,12 @@ impl Storage {
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         let index = stream.device_index();
         let block = runtime.device(index)?.allocator().malloc(bytes, stream.raw())?;
-        Ok(Self::new(runtime, Memory::Device(index, block), bytes))
+        let storage = Self::new(runtime, Memory::Device(index, block), bytes);
+        storage.exhume(index, stream);
+        Ok(storage)
     }
 
+    #[track_caller]
     fn new(runtime: &Runtime, memory: Memory, bytes: usize) -> Self {
         Self(Arc::new(Inner {
             memory,
@@ -76,6 +95,7 @@ impl Storage {
             runtime: runtime.clone(),
             uses: Mutex::default(),
             host: RwLock::new(()),
+            allocated: Location::caller(),
         }))
     }
 
@@ -106,6 +126,11 @@ impl Storage {
         matches!(self.0.memory, Memory::Pinned(_))
     }
 
+    /// Where it was allocated.
+    pub(crate) fn allocated(&self) -> &'static Location<'static> {
+        self.0.allocated
+    }
+
     /// Whether two storages are the same memory.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
@@ -126,6 +151,7 @@ impl Storage {
     /// anyone else before the work enqueued there by the time of the free is done
     /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] every launch does this itself.
     pub fn record_stream(&self, stream: &Stream) {
+        self.uses().first_on(stream);
         match &self.0.memory {
             Memory::Device(_, block) => block.record_stream(stream.raw()),
             Memory::Pinned(block) => block.record_use(stream.raw()),
@@ -143,8 +169,15 @@ impl Storage {
             return Ok(());
         }
         let pending = self.uses().conflicts(write);
+        // Where the program is to order its streams, this keeps it sound and not right.
+        let silently = self.0.runtime.detects_races();
         for used in pending {
-            match used.stream.host_wait(used.op) {
+            let waited = if silently {
+                used.stream.host_wait_silently(used.op)
+            } else {
+                used.stream.host_wait(used.op)
+            };
+            match waited {
                 Err(_) if used.is_moot() => {}
                 waited => waited?,
             }
@@ -188,12 +221,12 @@ impl Storage {
     pub(crate) fn note_stream(&self, uses: &mut Uses, stream: &Stream) {
         match &self.0.memory {
             Memory::Device(_, block) => {
-                if block.stream_id() != stream.id() && uses.first_on(stream.id()) {
+                if block.stream_id() != stream.id() && uses.first_on(stream) {
                     block.record_stream(stream.raw());
                 }
             }
             Memory::Pinned(block) => {
-                if uses.first_on(stream.id()) {
+                if uses.first_on(stream) {
                     block.record_use(stream.raw());
                 }
             }

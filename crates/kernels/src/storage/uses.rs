@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 
 use super::Site;
+use crate::race::History;
 
 /// One use: the stream, the number of the operation there, and what it was.
 #[derive(Clone, Debug)]
@@ -31,7 +32,9 @@ pub(crate) struct Uses {
     write: Option<Use>,
     reads: SmallVec<[Use; 1]>,
     /// Streams that the allocator has been told of.
-    told: SmallVec<[u64; 2]>,
+    told: SmallVec<[Stream; 2]>,
+    /// What the race detector knows.
+    pub(crate) history: Option<Box<History>>,
 }
 
 impl Uses {
@@ -68,11 +71,16 @@ impl Uses {
     }
 
     /// Whether this is the first the allocator hears of the stream.
-    pub(crate) fn first_on(&mut self, stream: u64) -> bool {
-        let new = !self.told.contains(&stream);
+    pub(crate) fn first_on(&mut self, stream: &Stream) -> bool {
+        let new = !self.told.contains(stream);
         if new {
-            self.told.push(stream);
+            self.told.push(stream.clone());
         }
         new
+    }
+
+    /// Streams that the allocator has been told of.
+    pub(crate) fn told(&self) -> &[Stream] {
+        &self.told
     }
 }

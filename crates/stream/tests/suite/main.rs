@@ -5,6 +5,7 @@
 
 mod fake;
 mod guards;
+mod happens_before;
 mod ordering;
 mod programs;
 mod s01_devices;

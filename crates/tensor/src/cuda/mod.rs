@@ -23,7 +23,7 @@ mod stream;
 
 use warpline_cuda_sys_safe::DeviceProperties;
 
-use crate::{Device, Error, IntoDevice, Race, Result, Runtime, SyncPolicy, runtime};
+use crate::{Device, Error, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime};
 
 pub use host_memory::{
     host_memory_stats, reset_accumulated_host_memory_stats, reset_peak_host_memory_stats,
@@ -216,8 +216,20 @@ pub fn set_sync_policy(policy: SyncPolicy) {
     runtime().set_sync_policy(policy);
 }
 
+/// Changes what is done with races under [`SyncPolicy::Manual`].
+pub fn set_race_report(report: RaceReport) {
+    runtime().set_race_report(report);
+}
+
 /// The races noted under [`SyncPolicy::Manual`] since the last call, oldest first.
 #[must_use]
 pub fn take_races() -> Vec<Race> {
     runtime().take_races()
+}
+
+/// The possible races noted under [`SyncPolicy::Manual`] since the last call, oldest first: of
+/// strided views that interleave in a way that takes too long to tell ([`Race::certain`]).
+#[must_use]
+pub fn take_possible_races() -> Vec<Race> {
+    runtime().take_possible_races()
 }

@@ -93,8 +93,8 @@ fn simple_error(world: &World) -> Result<()> {
         assert!(case.write(&a)?.is_empty());
         let races = case.read(&b)?;
         assert_eq!(races.len(), 1);
-        assert_eq!((&races[0].first_stream, &races[0].second_stream), (&a, &b));
-        assert!(!races[0].second_writes);
+        assert_eq!((&races[0].first.stream, &races[0].second.stream), (&Some(a), &Some(b)));
+        assert!(!races[0].second.access.writes());
         Ok(())
     })
 }
@@ -121,7 +121,7 @@ fn branch_sync(world: &World) -> Result<()> {
         assert!(case.read(&c)?.is_empty());
         let races = case.write(&c)?;
         assert_eq!(races.len(), 1);
-        assert_eq!((&races[0].first_stream, races[0].second_writes), (&b, true));
+        assert_eq!((&races[0].first.stream, races[0].second.access.writes()), (&Some(b), true));
         Ok(())
     })
 }
@@ -171,7 +171,7 @@ fn all_reads_checked(world: &World) -> Result<()> {
         wait(&c, &b)?;
         let races = case.write(&c)?;
         assert_eq!(races.len(), 1);
-        assert_eq!(races[0].first_stream, a);
+        assert_eq!(races[0].first.stream, Some(a));
         Ok(())
     })
 }

@@ -67,12 +67,12 @@ fn assert_race(races: &[Race], first: (&str, u32), second: (&str, u32)) {
     assert!(!races.is_empty(), "no race was reported");
     for race in races {
         let text = race.to_string();
-        for (site, (op, line)) in [(race.first, first), (race.second, second)] {
+        for (site, (op, line)) in [(&race.first, first), (&race.second, second)] {
             assert_eq!((site.op, site.location.line()), (op, line), "{text}");
             assert_eq!(site.location.file(), file!());
             assert!(text.contains(&format!("`{op}` at {}:{line}", file!())), "{text}");
         }
-        assert_ne!(race.first_stream, race.second_stream);
+        assert_ne!(race.first.stream, race.second.stream);
         assert!(text.contains("wait_stream"), "says what to do: {text}");
     }
 }
@@ -119,7 +119,7 @@ fn write_after_read(world: &World) -> Result<()> {
     assert!(world.runtime.take_races().is_empty());
     let (write, _) = (line!(), a.zero_()?);
     let races = world.runtime.take_races();
-    assert!(races.iter().all(|r| r.second_writes));
+    assert!(races.iter().all(|r| r.second.access.writes()));
     assert_race(&races, ("exp", read), (races[0].second.op, write));
     cuda::synchronize(0)?;
     drop(b);
@@ -180,7 +180,7 @@ fn s12_without_a_wait_the_data_is_wrong() {
 fn s12_a_race_can_be_an_error() {
     let config = warpline::RuntimeConfig {
         sync_policy: SyncPolicy::Manual,
-        race_is_error: true,
+        race_report: warpline::RaceReport::Error,
         ..warpline::RuntimeConfig::default()
     };
     crate::common::worlds_with(1, &config, |_| {

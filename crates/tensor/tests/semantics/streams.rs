@@ -109,7 +109,7 @@ fn reported(_: &World) -> Result<()> {
     let b = cuda::with_stream(&s, || a.sum(()))??;
     let races = cuda::take_races();
     assert_eq!(races.len(), 1, "{races:?}");
-    let (first, second) = (races[0].first, races[0].second);
+    let (first, second) = (&races[0].first, &races[0].second);
     assert_eq!((first.op, second.op), ("normal_", "sum"));
     for site in [first, second] {
         assert!(site.location.file().ends_with("streams.rs"), "{}", site.location);

@@ -1,0 +1,124 @@
+//! Comparing what is about to run with what ran.
+
+use std::ops::Range;
+use std::panic::Location;
+use std::sync::MutexGuard;
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::Access;
+use warpline_stream::{Before, OpNumber, Stream};
+
+use super::history::Entry;
+use super::{History, Race, RacingUse, Span, Touch};
+use crate::storage::{Site, Uses};
+use crate::{Result, Runtime, Storage};
+
+/// Work that was found in order and is about to be enqueued.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    before: Before,
+    /// Per argument that touches anything: which of the locked storages, its bytes, its use.
+    touches: SmallVec<[(usize, Span, RacingUse); 4]>,
+}
+
+impl Watch {
+    /// Compares an op's accesses with the histories of its storages, in whose order `uses` are.
+    ///
+    /// # Errors
+    /// [`crate::Error::Race`], where races are to be errors.
+    pub(crate) fn new(
+        stream: &Stream,
+        site: Site,
+        touches: &[Touch<'_>],
+        storages: &[(&Storage, bool)],
+        uses: &[MutexGuard<'_, Uses>],
+    ) -> Result<Self> {
+        let before = stream.before();
+        let mut watched = SmallVec::new();
+        let mut races: SmallVec<[Race; 1]> = SmallVec::new();
+        for (argument, touch) in touches.iter().enumerate() {
+            let at = storages.iter().position(|(s, _)| s.same_as(touch.storage));
+            let (Some(at), Some(span)) = (at, touch.span()) else { continue };
+            let user = RacingUse::new(site, argument, touch.access, Some(stream));
+            if let Some(history) = uses.get(at).and_then(|u| u.history.as_deref()) {
+                let comes_before = |other: &Stream, op| before.covers(other, op);
+                let new = (&span, touch.access.writes());
+                history.conflicts(new, comes_before, |entry, certain| {
+                    races.push(Race::new(entry, user.clone(), &span, certain, touch.storage));
+                });
+            }
+            watched.push((at, span, user));
+        }
+        if let Some((storage, _)) = storages.first().filter(|_| !races.is_empty()) {
+            storage.runtime().detector().note(races)?;
+        }
+        Ok(Self { before, touches: watched })
+    }
+
+    /// Enters the accesses of work that was enqueued as operation `op`.
+    pub(crate) fn enter(self, stream: &Stream, op: OpNumber, uses: &mut [MutexGuard<'_, Uses>]) {
+        for (at, span, user) in self.touches {
+            let Some(uses) = uses.get_mut(at) else { continue };
+            let history = uses.history.get_or_insert_default();
+            let entry = Entry { span, stream: stream.clone(), op, user, freed: None };
+            history.enter(entry, &self.before);
+        }
+    }
+}
+
+impl RacingUse {
+    fn new(site: Site, argument: usize, access: Access, stream: Option<&Stream>) -> Self {
+        let Site { op, location } = site;
+        Self { op, location, argument, access, stream: stream.cloned() }
+    }
+}
+
+/// Compares an access of the host's own code with device work that uses page-locked memory.
+///
+/// # Errors
+/// As [`Watch::new`].
+pub(crate) fn check_host(touch: &Touch<'_>, argument: usize, site: Site) -> Result<()> {
+    let runtime = touch.storage.runtime();
+    if !(touch.storage.is_pinned() && runtime.detects_races()) {
+        return Ok(());
+    }
+    let Some(span) = touch.span() else { return Ok(()) };
+    let user = RacingUse::new(site, argument, touch.access, None);
+    let mut races: SmallVec<[Race; 1]> = SmallVec::new();
+    if let Some(history) = touch.storage.uses().history.as_deref() {
+        let comes_before = |stream: &Stream, op| stream.is_known_done(op);
+        history.conflicts((&span, touch.access.writes()), comes_before, |entry, certain| {
+            races.push(Race::new(entry, user.clone(), &span, certain, touch.storage));
+        });
+    }
+    runtime.detector().note(races)
+}
+
+impl Storage {
+    /// Gives new device memory what is known of its addresses.
+    pub(crate) fn exhume(&self, device: usize, home: &Stream) {
+        if !self.runtime().detects_races() || self.bytes() == 0 {
+            return;
+        }
+        let range = self.address()..self.address() + self.bytes() as u64;
+        let entries = self.runtime().detector().graves().exhume(device, &range, home);
+        self.uses().history = Some(Box::new(History::new(Some(home.clone()), entries)));
+    }
+}
+
+/// Keeps the history of device memory that is about to be freed.
+pub(crate) fn bury(
+    runtime: &Runtime,
+    (device, range, home): (usize, Range<u64>, u64),
+    allocated: &'static Location<'static>,
+    uses: &mut Uses,
+) {
+    let Some(history) = uses.history.take() else { return };
+    if history.entries.is_empty() {
+        return;
+    }
+    let History { entries, home: stream, .. } = *history;
+    let home = (home, stream.as_ref());
+    let mut graves = runtime.detector().graves();
+    graves.bury((device, range), home, allocated, uses.told(), entries);
+}

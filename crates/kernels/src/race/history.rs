@@ -1,0 +1,109 @@
+//! Who touched the bytes of one storage, as far as later accesses may race with it.
+
+use std::panic::Location;
+
+use warpline_stream::{Before, OpNumber, Stream};
+
+use super::span::Span;
+use super::{Race, RacingUse};
+use crate::overlap;
+
+/// Entries from which on those that the host has seen done are looked for.
+const PRUNE_AT: usize = 16;
+
+/// One access of device work.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) span: Span,
+    pub(crate) stream: Stream,
+    pub(crate) op: OpNumber,
+    pub(crate) user: RacingUse,
+    /// Where the memory was allocated, if it has been freed since, and for which stream.
+    pub(crate) freed: Option<(&'static Location<'static>, Option<Stream>)>,
+}
+
+/// The accesses to a storage, and to what was at its addresses before.
+///
+/// An access that comes before another one, which touches all its bytes and conflicts with all
+/// that it conflicts with, is left out: whatever races with it races with the other one too.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub(crate) entries: Vec<Entry>,
+    prune_at: usize,
+    /// The stream that the memory was allocated for, where that was noted.
+    pub(crate) home: Option<Stream>,
+}
+
+impl History {
+    pub(crate) fn new(home: Option<Stream>, entries: Vec<Entry>) -> Self {
+        Self { entries, prune_at: PRUNE_AT, home }
+    }
+
+    /// Calls `found` for each access that conflicts with a new one and that `comes_before` says
+    /// nothing of, with whether it is certain that both touch a byte.
+    pub(crate) fn conflicts(
+        &self,
+        (span, writes): (&Span, bool),
+        comes_before: impl Fn(&Stream, OpNumber) -> bool,
+        mut found: impl FnMut(&Entry, bool),
+    ) {
+        let hull = span.hull();
+        for entry in &self.entries {
+            if !(writes || entry.user.access.writes()) {
+                continue;
+            }
+            let other = entry.span.hull();
+            if other.start >= hull.end
+                || hull.start >= other.end
+                || comes_before(&entry.stream, entry.op)
+            {
+                continue;
+            }
+            match overlap::share_a_byte(&entry.span, span) {
+                Some(false) => {}
+                certain => found(entry, certain.is_some()),
+            }
+        }
+    }
+
+    /// Enters an access, before which comes what `before` says.
+    pub(crate) fn enter(&mut self, new: Entry, before: &Before) {
+        let writes = new.user.access.writes();
+        self.entries.retain(|old| {
+            let stands_in = (writes || !old.user.access.writes()) && new.span.contains(&old.span);
+            !(stands_in && before.covers(&old.stream, old.op))
+        });
+        if self.entries.len() >= self.prune_at.max(PRUNE_AT) {
+            prune(&mut self.entries);
+            self.prune_at = 2 * self.entries.len();
+        }
+        self.entries.push(new);
+    }
+}
+
+/// Leaves out what comes before everything that will be enqueued.
+pub(crate) fn prune(entries: &mut Vec<Entry>) {
+    entries.retain(|entry| !entry.stream.is_known_done(entry.op));
+}
+
+impl Race {
+    pub(super) fn new(
+        first: &Entry,
+        second: RacingUse,
+        span: &Span,
+        certain: bool,
+        storage: &crate::Storage,
+    ) -> Self {
+        let (a, b, base) = (first.span.hull(), span.hull(), storage.address());
+        let bytes = a.start.max(b.start).saturating_sub(base)..a.end.min(b.end) - base;
+        Self {
+            first: first.user.clone(),
+            second,
+            bytes,
+            certain,
+            allocated: storage.allocated(),
+            storage_bytes: storage.bytes(),
+            freed: first.freed.clone(),
+        }
+    }
+}

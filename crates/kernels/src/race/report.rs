@@ -1,0 +1,107 @@
+//! Races as text.
+
+use std::fmt;
+
+use warpline_stream::Stream;
+
+use super::{Race, RacingUse};
+
+impl RacingUse {
+    fn kind(&self) -> &'static str {
+        match (self.access.reads(), self.access.writes()) {
+            (true, true) => "input and output",
+            (false, true) => "output",
+            _ => "input",
+        }
+    }
+
+    fn place(&self) -> String {
+        self.stream.as_ref().map_or_else(|| "the host".into(), Stream::to_string)
+    }
+}
+
+impl fmt::Display for RacingUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, location, argument, .. } = self;
+        write!(f, "`{op}` at {location} (argument {argument}, {}) on {}", self.kind(), self.place())
+    }
+}
+
+impl Race {
+    /// Whether the memory was freed, and given out again, between the two.
+    #[must_use]
+    pub fn is_reuse(&self) -> bool {
+        self.freed.is_some()
+    }
+
+    /// The wait or call that would order the two, and where it belongs.
+    #[must_use]
+    pub fn mend(&self) -> String {
+        let (first, second) = (&self.first, &self.second);
+        let Some(late) = &first.stream else {
+            return format!("call `{}` after `{}`", second.op, first.op);
+        };
+        let Some(stream) = &second.stream else {
+            return format!(
+                "synchronise {late}, or an event recorded on it after `{}`, before `{}`",
+                first.op, second.op
+            );
+        };
+        match &self.freed {
+            // The allocator knows of the stream it was asked for, and of no other.
+            Some((allocated, home)) if home.as_ref() != Some(late) => format!(
+                "call `record_stream` for {late} on the tensor that was allocated at {allocated}, \
+                 before it is dropped"
+            ),
+            _ => format!(
+                "let {stream} wait for {late} (`wait_stream`, or `wait_event` for an event \
+                 recorded after `{}`) before `{}`",
+                first.op, second.op
+            ),
+        }
+    }
+
+    /// The two streams side by side, time going right.
+    #[must_use]
+    pub fn picture(&self) -> String {
+        let (above, below) = (self.first.place(), self.second.place());
+        let width = above.chars().count().max(below.chars().count());
+        let (first, second) = (format!("[{}]", self.first.op), format!("[{}]", self.second.op));
+        let gap = first.chars().count() + 2;
+        let line = |n: usize| "─".repeat(n);
+        let (tail, lead) = (line(second.chars().count() + 2), line(gap + 2));
+        format!(
+            "{above:width$}  ──{first}──{tail}▶\n\
+             {:width$}  {:gap$}╳ nothing orders them\n\
+             {below:width$}  {lead}{second}──▶",
+            "", ""
+        )
+    }
+}
+
+impl fmt::Display for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = if self.second.access.writes() { "writes" } else { "reads" };
+        let kind = if self.certain { "race" } else { "possible race" };
+        let may = if self.certain { "memory" } else { "memory of a view that may overlap what" };
+        let that = if self.certain { "that " } else { "" };
+        write!(
+            f,
+            "{kind}: {} {verb} {may} {that}{} may still be using; ",
+            self.second, self.first
+        )?;
+        write!(
+            f,
+            "bytes {} to {} of the {} allocated at {}",
+            self.bytes.start, self.bytes.end, self.storage_bytes, self.allocated
+        )?;
+        if let Some((before, _)) = &self.freed {
+            write!(f, ", given out again too early since those allocated at {before} were freed")?;
+        }
+        write!(f, ". To order them, {}", self.mend())?;
+        if f.alternate() {
+            write!(f, "\n{}", self.picture())?;
+        }
+        Ok(())
+    }
+}

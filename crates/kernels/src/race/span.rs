@@ -1,0 +1,182 @@
+//! The bytes that an access touches, in one form for all ways of saying so.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::{Layout, Operand, Storage};
+use warpline_cuda_sys_safe::Access;
+
+/// What an op does with one of its arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Touch<'a> {
+    pub(crate) storage: &'a Storage,
+    pub(crate) access: Access,
+    bytes: Bytes<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Bytes<'a> {
+    Range(usize, usize),
+    View(&'a Layout, usize),
+}
+
+impl<'a> Touch<'a> {
+    /// So many bytes of a storage from an offset on.
+    pub(crate) fn range(storage: &'a Storage, offset: usize, len: usize, access: Access) -> Self {
+        Self { storage, access, bytes: Bytes::Range(offset, len) }
+    }
+
+    /// Which bytes, by their addresses; `None` for none.
+    pub(crate) fn span(&self) -> Option<Span> {
+        let base = self.storage.address();
+        match self.bytes {
+            Bytes::Range(_, 0) => None,
+            Bytes::Range(offset, len) => {
+                let start = base.wrapping_add(offset as u64);
+                Some(Span { start, run: len as u64, dims: SmallVec::new() })
+            }
+            Bytes::View(layout, item) => Span::of(base, layout, item),
+        }
+    }
+}
+
+impl<'a> From<Operand<'a>> for Touch<'a> {
+    fn from(operand: Operand<'a>) -> Self {
+        let Operand { view, access } = operand;
+        Self { storage: view.storage, access, bytes: Bytes::View(view.layout, view.dtype.size()) }
+    }
+}
+
+/// A storage with whether it is written: all its bytes.
+impl<'a> From<(&'a Storage, bool)> for Touch<'a> {
+    fn from((storage, write): (&'a Storage, bool)) -> Self {
+        let access = if write { Access::Write } else { Access::Read };
+        Self::range(storage, 0, storage.bytes(), access)
+    }
+}
+
+/// `run` bytes at each of `start + Σ index · step`, with every index below its count.
+///
+/// In normal form: steps ascend and are longer than all that smaller ones reach, where that can
+/// be had by joining runs that touch. Dense memory is a run and no dimensions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) start: u64,
+    pub(crate) run: u64,
+    /// Counts, at least 2, and steps in bytes.
+    pub(crate) dims: SmallVec<[(u64, u64); 2]>,
+}
+
+impl Span {
+    /// The bytes of a layout that lies inside its storage.
+    fn of(base: u64, layout: &Layout, item: usize) -> Option<Self> {
+        let item = item as u64;
+        let mut start = base.wrapping_add((layout.offset() as u64).wrapping_mul(item));
+        let mut run = item;
+        let mut dims: SmallVec<[(u64, u64); 6]> = SmallVec::new();
+        for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
+            let (size, step) = (size as u64, (stride.unsigned_abs() as u64).wrapping_mul(item));
+            match (size, step) {
+                (0, _) => return None,
+                (1, _) | (_, 0) => continue,
+                _ => {}
+            }
+            if stride < 0 {
+                start = start.wrapping_sub((size - 1).wrapping_mul(step));
+            }
+            dims.push((size, step));
+        }
+        dims.sort_unstable_by_key(|dim| dim.1);
+        let mut joined: SmallVec<[(u64, u64); 2]> = SmallVec::new();
+        for (count, step) in dims {
+            match joined.last_mut() {
+                None if step <= run => run += (count - 1) * step,
+                Some((inner, inner_step)) if *inner * *inner_step == step => *inner *= count,
+                _ => joined.push((count, step)),
+            }
+        }
+        Some(Self { start, run, dims: joined })
+    }
+
+    /// From the first byte to the one after the last.
+    pub(crate) fn hull(&self) -> Range<u64> {
+        let reach: u64 = self.dims.iter().map(|(count, step)| (count - 1) * step).sum();
+        self.start..self.start + reach + self.run
+    }
+
+    /// Whether it has all bytes of another. It may be wrong when false.
+    pub(crate) fn contains(&self, other: &Self) -> bool {
+        if self == other {
+            return true;
+        }
+        let (hull, inner) = (self.hull(), other.hull());
+        self.dims.is_empty() && hull.start <= inner.start && inner.end <= hull.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::overlap;
+
+    fn listed(span: &Span) -> HashSet<u64> {
+        let mut starts = vec![span.start];
+        for &(count, step) in &span.dims {
+            starts = starts.iter().flat_map(|at| (0..count).map(move |i| at + i * step)).collect();
+        }
+        starts.iter().flat_map(|at| *at..at + span.run).collect()
+    }
+
+    fn of_layout(layout: &Layout, item: usize) -> HashSet<u64> {
+        let mut starts = vec![layout.offset() as isize];
+        for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
+            let steps = 0..size as isize;
+            starts =
+                starts.iter().flat_map(|at| steps.clone().map(move |i| at + i * stride)).collect();
+        }
+        let bytes = |at: isize| at * item as isize..(at + 1) * item as isize;
+        starts.into_iter().flat_map(bytes).map(|at| 1000 + at as u64).collect()
+    }
+
+    fn layout() -> impl Strategy<Value = Layout> {
+        (prop::collection::vec((0usize..4, -6isize..12), 0..4), 20usize..60).prop_map(
+            |(dims, offset)| {
+                let (sizes, strides) = dims.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
+                Layout::from_parts(sizes.into(), strides.into(), offset)
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_span_has_the_bytes_of_its_layout(
+            layouts in (layout(), layout()),
+            items in (prop::sample::select(vec![1usize, 2, 4]), 1usize..5),
+        ) {
+            let spans = (Span::of(1000, &layouts.0, items.0), Span::of(1000, &layouts.1, items.1));
+            let bytes = (of_layout(&layouts.0, items.0), of_layout(&layouts.1, items.1));
+            prop_assert_eq!(spans.0.as_ref().map(listed).unwrap_or_default(), bytes.0.clone());
+            let (Some(a), Some(b)) = spans else { return Ok(()) };
+            prop_assert_eq!(overlap::share_a_byte(&a, &b), Some(!bytes.0.is_disjoint(&bytes.1)));
+            prop_assert!(!a.contains(&b) || bytes.0.is_superset(&bytes.1));
+            let ends = (bytes.0.iter().min().copied(), bytes.0.iter().max().map(|m| m + 1));
+            prop_assert_eq!((Some(a.hull().start), Some(a.hull().end)), ends);
+        }
+    }
+
+    #[test]
+    fn dense_views_are_one_run() {
+        let whole = Layout::contiguous(&[4, 6, 5]).unwrap();
+        for view in [whole.clone(), whole.transpose(0, 2).unwrap(), whole.select(0, 2).unwrap()] {
+            assert!(Span::of(0, &view, 4).unwrap().dims.is_empty(), "{view:?}");
+        }
+        let rows = whole.narrow(2, 1, 2).unwrap();
+        let span = Span::of(0, &rows, 4).unwrap();
+        assert_eq!((span.run, &span.dims[..]), (8, &[(24, 20)][..]));
+    }
+}

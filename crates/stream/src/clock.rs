@@ -1,0 +1,138 @@
+//! Vector clocks: which operations of which streams come before a stream's work.
+//!
+//! A stream's clock is raised by its waits. A record of an event keeps the clock as it was then,
+//! and a wait for it takes the maximum. What the host has seen done comes before everything that
+//! is enqueued later, on any stream; each stream's [`Progress`] says how far that goes.
+
+use std::sync::Arc;
+
+use crate::device::Core;
+use crate::order::Progress;
+use crate::{OpNumber, Stream};
+
+/// All of a stream's work up to operation `op`.
+#[derive(Clone, Debug)]
+struct Reach {
+    stream: Arc<Progress>,
+    op: OpNumber,
+}
+
+/// For each other stream, the last operation that comes before. Clones share until one changes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock(Option<Arc<Vec<Reach>>>);
+
+impl Clock {
+    fn iter(&self) -> impl Iterator<Item = &Reach> {
+        self.0.iter().flat_map(|reaches| reaches.iter())
+    }
+
+    /// Whether operation `op` of a stream comes before.
+    pub(crate) fn covers(&self, stream: u64, op: OpNumber) -> bool {
+        self.iter().any(|reach| reach.stream.stream == stream && reach.op >= op)
+    }
+
+    fn raise(&mut self, stream: &Arc<Progress>, op: OpNumber) {
+        if stream.is_known_done(op) || self.covers(stream.stream, op) {
+            return;
+        }
+        let reaches = Arc::make_mut(self.0.get_or_insert_default());
+        if let Some(reach) = reaches.iter_mut().find(|r| r.stream.stream == stream.stream) {
+            reach.op = op;
+            return;
+        }
+        // Lines about work that the host knows to be done say nothing any more.
+        reaches.retain(|r| !r.stream.is_known_done(r.op));
+        reaches.push(Reach { stream: Arc::clone(stream), op });
+    }
+
+    /// Enters that all work from now on, which is that of `own`, comes after a point.
+    pub(crate) fn join(&mut self, own: &Progress, point: &Point) {
+        let before = point.before.iter().map(|reach| (&reach.stream, reach.op));
+        for (stream, op) in before.chain([(&point.progress, point.op)]) {
+            if stream.stream != own.stream {
+                self.raise(stream, op);
+            }
+        }
+    }
+}
+
+/// A place in a stream, and what comes before it.
+#[derive(Clone, Debug)]
+pub(crate) struct Point {
+    pub(crate) progress: Arc<Progress>,
+    /// The last operation of the stream that it covers.
+    pub(crate) op: OpNumber,
+    pub(crate) before: Clock,
+}
+
+impl Point {
+    /// Enters that the host has seen it done, and with it all that came before it.
+    pub(crate) fn mark_done(&self, core: &Core) {
+        self.progress.mark_done(self.op);
+        for reach in self.before.iter() {
+            // Waits for a lost device end although its work was not done.
+            let device = reach.stream.device;
+            if device == self.progress.device || core.driver.lost(device).is_none() {
+                reach.stream.mark_done(reach.op);
+            }
+        }
+    }
+}
+
+/// What comes before a stream's next operation, as far as was known when it was asked for.
+#[derive(Clone, Debug)]
+pub struct Before(pub(crate) Point);
+
+impl Before {
+    /// Whether operation `op` of a stream comes before: by stream order, by waits, through however
+    /// many streams, or because the host has seen it done.
+    #[must_use]
+    pub fn covers(&self, stream: &Stream, op: OpNumber) -> bool {
+        let own = self.0.progress.stream == stream.id() && op <= self.0.op;
+        own || stream.is_known_done(op) || self.0.before.covers(stream.id(), op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streams(n: u64) -> Vec<Arc<Progress>> {
+        (0..n).map(|id| Arc::new(Progress::new(id, 0))).collect()
+    }
+
+    fn point(progress: &Arc<Progress>, op: OpNumber) -> Point {
+        Point { progress: Arc::clone(progress), op, before: Clock::default() }
+    }
+
+    #[test]
+    fn a_clock_forgets_what_the_host_has_seen_done() {
+        let mut clock = Clock::default();
+        let streams = streams(100);
+        for other in &streams[1..] {
+            clock.join(&streams[0], &point(other, 7));
+            assert!(clock.covers(other.stream, 7));
+            other.mark_done(if other.stream == 50 { 6 } else { 7 });
+        }
+        assert!(clock.covers(50, 7), "not done, not forgotten");
+        assert_eq!(clock.iter().count(), 2);
+    }
+
+    #[test]
+    fn a_clock_never_goes_back_and_a_snapshot_never_changes() {
+        let mut clock = Clock::default();
+        let streams = streams(3);
+        clock.join(&streams[0], &point(&streams[1], 7));
+        let snapshot = clock.clone();
+        clock.join(&streams[0], &point(&streams[1], 5));
+        assert!(clock.covers(1, 7) && !clock.covers(1, 8));
+        let third = Point { before: clock.clone(), ..point(&streams[2], 3) };
+        clock.join(&streams[0], &point(&streams[1], 9));
+        assert!(clock.covers(1, 9) && snapshot.covers(1, 7) && !snapshot.covers(1, 8));
+        let mut other = Clock::default();
+        other.join(&streams[0], &third);
+        assert!(other.covers(2, 3) && other.covers(1, 7) && !other.covers(1, 8));
+        clock.join(&streams[1], &point(&streams[1], 99));
+        assert!(!clock.covers(1, 99), "of its own work a stream need not be told");
+    }
+}

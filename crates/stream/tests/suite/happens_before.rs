@@ -1,0 +1,159 @@
+//! Which operations come before which: random programs against paths in a graph.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_stream::{Devices, Event, OpNumber, Stream, StreamError};
+
+const STREAMS: usize = 5;
+const EVENTS: usize = 3;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Work(usize),
+    Record(usize, usize),
+    Wait(usize, usize),
+    WaitStream(usize, usize),
+    Renew(usize),
+    SyncStream(usize),
+    QueryStream(usize),
+    SyncEvent(usize),
+    QueryEvent(usize),
+    SyncDevice(usize),
+    /// Another stream takes this one's place.
+    Replace(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (s, e) = (0..STREAMS, 0..EVENTS);
+    prop_oneof![
+        8 => s.clone().prop_map(Step::Work),
+        4 => (e.clone(), s.clone()).prop_map(|(e, s)| Step::Record(e, s)),
+        4 => (s.clone(), e.clone()).prop_map(|(s, e)| Step::Wait(s, e)),
+        2 => (s.clone(), s.clone()).prop_map(|(s, t)| Step::WaitStream(s, t)),
+        1 => e.clone().prop_map(Step::Renew),
+        1 => s.clone().prop_map(Step::SyncStream),
+        1 => s.clone().prop_map(Step::QueryStream),
+        1 => e.clone().prop_map(Step::SyncEvent),
+        1 => e.prop_map(Step::QueryEvent),
+        1 => (0..2usize).prop_map(Step::SyncDevice),
+        1 => s.prop_map(Step::Replace),
+    ]
+}
+
+/// The nodes that lie directly before each node.
+#[derive(Debug, Default)]
+struct Graph {
+    before: Vec<Vec<usize>>,
+    /// Nodes that the host has seen done.
+    host: Vec<usize>,
+}
+
+impl Graph {
+    fn node(&mut self, before: impl IntoIterator<Item = usize>) -> usize {
+        self.before.push(before.into_iter().chain(self.host.iter().copied()).collect());
+        self.before.len() - 1
+    }
+
+    /// Whether a path leads from a node to one of some others.
+    fn reaches(&self, from: usize, to: impl IntoIterator<Item = usize>) -> bool {
+        let mut open: Vec<usize> = to.into_iter().collect();
+        let mut seen = vec![false; self.before.len()];
+        while let Some(node) = open.pop() {
+            if node == from {
+                return true;
+            }
+            if !std::mem::replace(&mut seen[node], true) {
+                open.extend(&self.before[node]);
+            }
+        }
+        false
+    }
+}
+
+fn work(stream: &Stream) -> OpNumber {
+    stream.submit(|_| Ok::<(), StreamError>(())).unwrap().1
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn order_is_exact(steps in prop::collection::vec(step(), 1..60)) {
+        let devices = Devices::new(Arc::new(NullDriver::new(2))).unwrap();
+        // The last stream is of another device.
+        let device_of = |s: usize| usize::from(s == STREAMS - 1);
+        let fresh = |s| devices.get(device_of(s)).unwrap().exclusive_stream(0).unwrap();
+        let mut streams: Vec<Stream> = (0..STREAMS).map(fresh).collect();
+        let mut events: Vec<Event> = (0..EVENTS).map(|_| Event::default()).collect();
+        let mut graph = Graph::default();
+        let mut last: Vec<Option<usize>> = vec![None; STREAMS];
+        let mut recorded: Vec<Option<usize>> = vec![None; EVENTS];
+        let mut ops: Vec<(Stream, OpNumber, usize)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Work(s) => {
+                    let op = work(&streams[s]);
+                    last[s] = Some(graph.node(last[s]));
+                    ops.push((streams[s].clone(), op, last[s].unwrap()));
+                }
+                Step::Record(e, s) => {
+                    // An event stays on the device of its first record.
+                    if events[e].record(&streams[s]).is_ok() {
+                        recorded[e] = Some(graph.node(last[s]));
+                    }
+                }
+                Step::Wait(s, e) => {
+                    events[e].wait(&streams[s]).unwrap();
+                    last[s] = Some(graph.node(last[s].into_iter().chain(recorded[e])));
+                }
+                Step::WaitStream(s, t) => {
+                    streams[s].wait_stream(&streams[t]).unwrap();
+                    last[s] = Some(graph.node(last[s].into_iter().chain(last[t])));
+                }
+                Step::Renew(e) => {
+                    events[e] = Event::default();
+                    recorded[e] = None;
+                }
+                Step::SyncStream(s) => {
+                    streams[s].synchronize().unwrap();
+                    graph.host.extend(last[s]);
+                }
+                Step::QueryStream(s) => {
+                    prop_assert!(streams[s].query().unwrap());
+                    graph.host.extend(last[s]);
+                }
+                Step::SyncEvent(e) => {
+                    events[e].synchronize().unwrap();
+                    graph.host.extend(recorded[e]);
+                }
+                Step::QueryEvent(e) => {
+                    prop_assert!(events[e].query().unwrap());
+                    graph.host.extend(recorded[e]);
+                }
+                Step::SyncDevice(d) => {
+                    devices.get(d).unwrap().synchronize().unwrap();
+                    // Streams that are no longer used too: `ops` keeps them.
+                    let gone = ops.iter().filter(|(o, ..)| o.device_index() == d).map(|o| o.2);
+                    graph.host.extend(gone);
+                    let all = (0..STREAMS).filter(|&s| device_of(s) == d);
+                    graph.host.extend(all.filter_map(|s| last[s]));
+                }
+                Step::Replace(s) => {
+                    last[s] = None;
+                    streams[s] = fresh(s);
+                }
+            }
+            for (s, stream) in streams.iter().enumerate() {
+                let before = stream.before();
+                for (other, op, node) in &ops {
+                    let found = stream.is_ordered_after(other, *op).unwrap();
+                    prop_assert_eq!(before.covers(other, *op), found);
+                    let known = last[s].into_iter().chain(graph.host.iter().copied());
+                    let expected = graph.reaches(*node, known);
+                    prop_assert_eq!(found, expected, "{} after operation {} of {}", stream, op, other);
+                }
+            }
+        }
+    }
+}
