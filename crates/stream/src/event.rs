@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::EventFlags;
 
+use crate::capture::Capture;
 use crate::event_pool::PooledEvent;
 use crate::order::Progress;
 use crate::stream::{Inner, Point, Stream};
@@ -34,6 +35,8 @@ struct Recorded {
     device: usize,
     /// How often it was recorded.
     generation: u64,
+    /// The capture it was recorded in: it stands for nothing outside.
+    capture: Option<Weak<Capture>>,
 }
 
 impl Recorded {
@@ -49,9 +52,15 @@ impl Recorded {
         match self.stream.upgrade() {
             Some(stream) => stream.point_at(self.op),
             None => {
-                Point { progress: Arc::clone(&self.progress), op: self.op, before: SmallVec::new() }
+                let (progress, capture) = (Arc::clone(&self.progress), self.capture.clone());
+                Point { progress, op: self.op, before: SmallVec::new(), capture }
             }
         }
+    }
+
+    /// Refuses to wait on the host for captured work, which does not run.
+    fn refuse_captured(&self, call: &'static str) -> Result<()> {
+        if self.capture.is_some() { Err(StreamError::CapturedEvent { call }) } else { Ok(()) }
     }
 }
 
@@ -85,6 +94,7 @@ impl Event {
     /// [`StreamError::OtherDevices`], or the driver's own.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        let stream = &stream.acting();
         let mut recorded = self.lock();
         let (event, generation) = match &*recorded {
             Some(old) => {
@@ -108,6 +118,7 @@ impl Event {
             op,
             device: stream.device_index(),
             generation,
+            capture: stream.twin_in().cloned(),
         });
         Ok(())
     }
@@ -123,7 +134,7 @@ impl Event {
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(()) };
         stream.check_same_devices(recorded.event.core(), "wait_event")?;
-        stream.enqueue_wait(&recorded.event, &recorded.point())
+        stream.enqueue_wait("wait_event", &recorded.event, &recorded.point())
     }
 
     /// Whether the work of the latest record is done; true if never recorded (`Event.query`).
@@ -134,6 +145,7 @@ impl Event {
     pub fn query(&self) -> Result<bool> {
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(true) };
+        recorded.refuse_captured("query")?;
         let done = recorded.event.query()?;
         if done {
             recorded.mark_done();
@@ -148,10 +160,12 @@ impl Event {
     /// As [`Event::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        let Some((event, generation)) =
-            self.lock().as_ref().map(|r| (Arc::clone(&r.event), r.generation))
-        else {
-            return Ok(());
+        let (event, generation) = match &*self.lock() {
+            Some(recorded) => {
+                recorded.refuse_captured("synchronize")?;
+                (Arc::clone(&recorded.event), recorded.generation)
+            }
+            None => return Ok(()),
         };
         event.synchronize()?;
         // If it was recorded anew meanwhile, which record was waited for is not known.

@@ -28,6 +28,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod capture;
 mod current;
 mod device;
 mod devices;
@@ -38,6 +39,7 @@ mod guard;
 mod order;
 mod stream;
 
+pub use capture::{CaptureLog, Captured};
 pub use device::{Device, STREAMS_PER_POOL};
 pub use devices::Devices;
 pub use error::{Result, StreamError};

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{StreamHandle, owned};
 
+use crate::capture::{Capture, Captured};
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::order::{After, Checkpoints, Progress, Synced};
@@ -24,6 +26,11 @@ pub(crate) struct Inner {
     /// Held while work is enqueued, so that its number is its place in the stream. No second
     /// stream's lock is ever taken under it.
     state: Mutex<State>,
+    /// Whether `captured` is there. Changed under the lock on `state` only.
+    capturing: AtomicBool,
+    captured: Mutex<Option<Captured>>,
+    /// The capture in which this is a stream's twin.
+    twin_in: Option<Weak<Capture>>,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +46,8 @@ pub(crate) struct Point {
     pub(crate) op: OpNumber,
     /// Operations of other streams that come before `op`.
     pub(crate) before: SmallVec<[After; 4]>,
+    /// The capture it was recorded in.
+    pub(crate) capture: Option<Weak<Capture>>,
 }
 
 impl Inner {
@@ -50,7 +59,7 @@ impl Inner {
     #[inline]
     fn advance(&self, _held: &mut State) -> OpNumber {
         let op = self.progress.advance();
-        if op == 1 {
+        if op == 1 && self.twin_in.is_none() {
             self.core.world.count_stream();
         }
         op
@@ -58,7 +67,8 @@ impl Inner {
 
     fn point(&self, state: &State, op: OpNumber) -> Point {
         let before = state.synced.known_at(op).cloned().collect();
-        Point { progress: Arc::clone(&self.progress), op, before }
+        let capture = self.twin_in.clone();
+        Point { progress: Arc::clone(&self.progress), op, before, capture }
     }
 
     /// The earliest checkpoint at or after `op`, recorded now if there is none.
@@ -67,6 +77,9 @@ impl Inner {
         let last = self.progress.last();
         let op = op.min(last);
         if state.checkpoints.at_or_after(op).is_none() {
+            if self.capturing.load(Ordering::Relaxed) {
+                return Err(StreamError::Capturing { call: "wait_for" });
+            }
             state.checkpoints.record(&self.core, &self.raw, last)?;
         }
         match state.checkpoints.at_or_after(op) {
@@ -97,11 +110,90 @@ impl Inner {
 
 impl Stream {
     pub(crate) fn new(core: &Arc<Core>, raw: owned::Stream) -> Self {
-        let progress = Arc::new(Progress::new(raw.id(), core.index));
-        let core = Arc::clone(core);
-        let inner = Arc::new(Inner { raw, core, progress, state: Mutex::default() });
-        inner.core.register(Arc::downgrade(&inner));
-        Self(inner)
+        let stream = Self::build(core, raw, None);
+        core.register(Arc::downgrade(&stream.0));
+        stream
+    }
+
+    fn build(core: &Arc<Core>, raw: owned::Stream, twin_in: Option<Weak<Capture>>) -> Self {
+        Self(Arc::new(Inner {
+            progress: Arc::new(Progress::new(raw.id(), core.index)),
+            raw,
+            core: Arc::clone(core),
+            state: Mutex::default(),
+            capturing: AtomicBool::new(false),
+            captured: Mutex::default(),
+            twin_in,
+        }))
+    }
+
+    /// What stands for a stream in a capture.
+    pub(crate) fn twin(of: &Stream, capture: Weak<Capture>) -> Self {
+        Self::build(&of.0.core, of.0.raw.clone(), Some(capture))
+    }
+
+    /// Enters what stands for this stream from now on, if `begin` succeeds.
+    #[track_caller]
+    pub(crate) fn start_capture(
+        &self,
+        captured: Captured,
+        begin: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let inner = &*self.0;
+        let mut state = inner.lock();
+        if inner.twin_in.is_some() || inner.capturing.load(Ordering::Relaxed) {
+            return Err(StreamError::CannotCapture { reason: "it is being captured already" });
+        }
+        // Others can wait for earlier work without touching the stream.
+        if inner.progress.last() > 0 {
+            inner.checkpoint(&mut state, inner.progress.last())?;
+        }
+        begin()?;
+        *inner.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(captured);
+        inner.capturing.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn leave_capture(&self) {
+        let _state = self.0.lock();
+        self.0.capturing.store(false, Ordering::Release);
+        *self.0.captured.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether what it is given is captured (`torch.cuda.is_current_stream_capturing`).
+    #[inline]
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        self.0.capturing.load(Ordering::Acquire) || self.0.twin_in.is_some()
+    }
+
+    /// This stream as part of the capture under way, if it takes part in one.
+    #[inline]
+    #[must_use]
+    pub fn captured(&self) -> Option<Captured> {
+        if !self.0.capturing.load(Ordering::Acquire) {
+            return None;
+        }
+        self.0.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the driver's stream is numbered by now: its twin while it is captured.
+    pub(crate) fn acting(&self) -> Stream {
+        self.captured().map_or_else(|| self.clone(), |captured| captured.twin().clone())
+    }
+
+    pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
+        self.0.twin_in.as_ref()
+    }
+
+    /// Refuses to wait on the host for captured work, which does not run.
+    fn refuse_twin(&self, call: &'static str) -> Result<()> {
+        if self.0.twin_in.is_some() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+    }
+
+    /// Refuses to ask about a stream, or wait for it, while it is captured.
+    fn refuse_capturing(&self, call: &'static str) -> Result<()> {
+        if self.is_capturing() { Err(StreamError::Capturing { call }) } else { Ok(()) }
     }
 
     pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
@@ -158,7 +250,8 @@ impl Stream {
     }
 
     /// Runs `f`, which enqueues one operation, with the exclusive right to enqueue on this
-    /// stream, and numbers the operation. If `f` fails, nothing is numbered.
+    /// stream, and numbers the operation. If `f` fails, nothing is numbered. While the stream is
+    /// captured the number is its [twin](Captured::twin)'s.
     ///
     /// `f` must use this stream only through the handle it is given, and no [`Event`]: it would
     /// wait for itself.
@@ -171,9 +264,13 @@ impl Stream {
     ) -> std::result::Result<(R, OpNumber), E> {
         let inner = &*self.0;
         let mut state = inner.lock();
+        if let Some(captured) = self.captured() {
+            drop(state);
+            return captured.twin().submit(f);
+        }
         let result = f(inner.raw.handle())?;
         let op = inner.advance(&mut state);
-        if inner.core.world.uses_many_streams() {
+        if inner.core.world.uses_many_streams() || inner.twin_in.is_some() {
             // The operation is enqueued whether or not this works. Whoever waits for it finds no
             // checkpoint, records one, and gets the error.
             let _ = state.checkpoints.record(&inner.core, &inner.raw, op);
@@ -219,7 +316,7 @@ impl Stream {
             let (at, event) = other.0.checkpoint(&mut state, op)?;
             (event, other.0.point(&state, at))
         };
-        self.enqueue_wait(&event, &point)
+        self.enqueue_wait("wait_for", &event, &point)
     }
 
     /// Makes later work on this stream wait, on the GPU, for all work on `other` so far
@@ -235,8 +332,8 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_stream")?;
         // Always recorded anew: `other` may have work that was not numbered.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
-        let point = other.record_into(&event)?;
-        self.enqueue_wait(&event, &point)
+        let point = other.acting().record_into(&event)?;
+        self.enqueue_wait("wait_stream", &event, &point)
     }
 
     /// Makes later work on this stream wait, on the GPU, for the event's latest record
@@ -271,7 +368,25 @@ impl Stream {
 
     /// Enqueues a wait for an event that was recorded at a point.
     #[track_caller]
-    pub(crate) fn enqueue_wait(&self, event: &owned::Event, point: &Point) -> Result<()> {
+    pub(crate) fn enqueue_wait(
+        &self,
+        call: &'static str,
+        event: &owned::Event,
+        point: &Point,
+    ) -> Result<()> {
+        let acting = self.acting();
+        match (acting.twin_in(), &point.capture) {
+            (None, None) => self.wait_at(event, point),
+            (Some(own), Some(other)) if own.ptr_eq(other) => acting.wait_at(event, point),
+            (Some(_), _) => Err(StreamError::OutsideCapture { call }),
+            (None, Some(capture)) => {
+                self.join_capture(capture, call, |twin| twin.wait_at(event, point))
+            }
+        }
+    }
+
+    #[track_caller]
+    fn wait_at(&self, event: &owned::Event, point: &Point) -> Result<()> {
         let mut state = self.0.lock();
         self.0.raw.wait_event(event)?;
         // The wait is an operation of its own, so that later records are known to include it.
@@ -298,6 +413,7 @@ impl Stream {
     /// The driver's own, those of earlier asynchronous work among them.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
+        self.refuse_capturing("query")?;
         let op = self.last_op();
         let done = self.0.raw.query()?;
         if done {
@@ -312,6 +428,7 @@ impl Stream {
     /// As [`Stream::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        self.refuse_capturing("synchronize")?;
         let op = self.last_op();
         self.0.raw.synchronize()?;
         self.mark_done(op);
@@ -328,6 +445,7 @@ impl Stream {
         if self.0.progress.is_known_done(op) {
             return Ok(());
         }
+        self.refuse_twin("host_wait")?;
         // The lock is given back before blocking: others may go on enqueueing.
         let (at, event) = self.0.checkpoint(&mut self.0.lock(), op)?;
         event.synchronize()?;
@@ -345,6 +463,7 @@ impl Stream {
         if self.0.progress.is_known_done(op) {
             return Ok(true);
         }
+        self.refuse_twin("is_done")?;
         let (at, event) = self.0.checkpoint(&mut self.0.lock(), op)?;
         let done = event.query()?;
         if done {
