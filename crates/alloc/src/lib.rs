@@ -87,7 +87,7 @@ pub use cuda::{
     CudaAllocator, CudaBackend, CudaBlock, CudaHostBackend, CudaHostCache, CudaPinnedBlock,
 };
 pub use error::AllocError;
-pub use host::{DurationStat, HostCache, HostConfig, HostMemoryStats, PinnedBlock};
+pub use host::{DurationStat, HostCache, HostCapture, HostConfig, HostMemoryStats, PinnedBlock};
 pub use mem_pool::{MemPool, PoolOptions, PoolRoute};
 pub use out_of_memory::OutOfMemory;
 pub use rules::PoolKind;

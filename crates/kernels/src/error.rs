@@ -238,6 +238,23 @@ pub enum Error {
     /// Under [`crate::SyncPolicy::Manual`]: two uses that nothing orders.
     #[error("{0}")]
     Race(Box<Race>),
+    /// Something that cannot be part of a graph, on a stream that is captured. The capture goes on
+    /// without it.
+    #[error("{op}: operation not permitted when stream is capturing: {reason}")]
+    Capture {
+        /// The op.
+        op: &'static str,
+        /// Why not, and what to do instead.
+        reason: String,
+    },
+    /// A tensor that was made in a capture whose graph was not replayed since.
+    #[error(
+        "{op}: the tensor was made while a graph was captured and holds nothing yet; replay the graph first"
+    )]
+    NotReplayed {
+        /// The op.
+        op: &'static str,
+    },
     /// Any other argument an op cannot accept.
     #[error("{op}: {reason}")]
     InvalidArgument {
@@ -253,6 +270,12 @@ impl Error {
     #[must_use]
     pub fn invalid(op: &'static str, reason: String) -> Self {
         Self::InvalidArgument { op, reason }
+    }
+
+    /// Something that a capture cannot hold.
+    #[must_use]
+    pub fn capture(op: &'static str, reason: String) -> Self {
+        Self::Capture { op, reason }
     }
 
     /// A failed driver call of an op.

@@ -12,6 +12,7 @@ mod dtype;
 pub mod elementwise;
 mod error;
 pub mod fill;
+pub mod graph;
 mod host;
 pub mod launch;
 mod layout;

@@ -4,8 +4,9 @@
 //! and a wait for it takes the maximum. What the host has seen done comes before everything that
 //! is enqueued later, on any stream; each stream's [`Progress`] says how far that goes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use crate::capture::Capture;
 use crate::device::Core;
 use crate::order::Progress;
 use crate::{OpNumber, Stream};
@@ -63,6 +64,8 @@ pub(crate) struct Point {
     /// The last operation of the stream that it covers.
     pub(crate) op: OpNumber,
     pub(crate) before: Clock,
+    /// The capture it lies in: it stands for nothing outside.
+    pub(crate) capture: Option<Weak<Capture>>,
 }
 
 impl Point {
@@ -102,7 +105,7 @@ mod tests {
     }
 
     fn point(progress: &Arc<Progress>, op: OpNumber) -> Point {
-        Point { progress: Arc::clone(progress), op, before: Clock::default() }
+        Point { progress: Arc::clone(progress), op, before: Clock::default(), capture: None }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A device and its streams.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, StreamFlags, StreamHandle, owned};
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) events: EventPool,
     /// All its streams, for `synchronize`, which completes the work of each.
     streams: Mutex<Vec<Weak<Inner>>>,
+    /// Captures under way.
+    pub(crate) captures: AtomicUsize,
 }
 
 impl Core {
@@ -68,6 +71,7 @@ impl Device {
             world: Arc::clone(world),
             events: EventPool::default(),
             streams: Mutex::default(),
+            captures: AtomicUsize::new(0),
         });
         let default = Stream::new(&core, owned::Stream::default_of(driver, index));
         Ok(Self(Arc::new(DeviceInner { core, default, pools: Default::default() })))
@@ -163,9 +167,13 @@ impl Device {
     /// Blocks the host until all work on the device is done (`torch.cuda.synchronize`).
     ///
     /// # Errors
-    /// The driver's own, those of earlier asynchronous work among them.
+    /// [`StreamError::Capturing`] while one of its streams is captured; the driver's own, those of
+    /// earlier asynchronous work among them.
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;
+        if core.captures.load(Ordering::SeqCst) > 0 {
+            return Err(StreamError::Capturing { call: "synchronize" });
+        }
         let streams = core.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let before: Vec<_> =
             streams.iter().filter_map(Weak::upgrade).map(|stream| stream.now()).collect();

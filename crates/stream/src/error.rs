@@ -64,4 +64,38 @@ pub enum StreamError {
         /// The operation.
         call: &'static str,
     },
+    /// The stream cannot be captured.
+    #[error("begin_capture: the stream cannot be captured: {reason}")]
+    CannotCapture {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// No capture began on the stream.
+    #[error("{call}: no capture that is still under way began on this stream")]
+    NotCapturing {
+        /// The operation.
+        call: &'static str,
+    },
+    /// Captured work does not run, so that the host cannot wait for it.
+    #[error(
+        "{call}: operation not permitted when stream is capturing; do it before the capture or after it"
+    )]
+    Capturing {
+        /// The operation.
+        call: &'static str,
+    },
+    /// A captured stream was to wait for work that is not part of its capture.
+    #[error(
+        "{call}: the stream is being captured and cannot depend on work outside its capture; wait for that before the capture begins"
+    )]
+    OutsideCapture {
+        /// The operation.
+        call: &'static str,
+    },
+    /// The event was last recorded in a capture, and stands for nothing outside it.
+    #[error("{call}: the event was last recorded in a capture; record it anew outside")]
+    CapturedEvent {
+        /// The operation.
+        call: &'static str,
+    },
 }

@@ -38,6 +38,11 @@ impl Recorded {
     fn mark_done(&self) {
         self.point.mark_done(self.event.core());
     }
+
+    /// Refuses to wait on the host for captured work, which does not run.
+    fn refuse_captured(&self, call: &'static str) -> Result<()> {
+        if self.point.capture.is_some() { Err(StreamError::CapturedEvent { call }) } else { Ok(()) }
+    }
 }
 
 impl Event {
@@ -70,6 +75,7 @@ impl Event {
     /// [`StreamError::OtherDevices`], or the driver's own.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        let stream = &stream.acting();
         let mut recorded = self.lock();
         let (event, generation) = match &*recorded {
             Some(old) => {
@@ -101,7 +107,7 @@ impl Event {
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(()) };
         stream.check_same_devices(recorded.event.core(), "wait_event")?;
-        stream.enqueue_wait(&recorded.event, &recorded.point)
+        stream.enqueue_wait("wait_event", &recorded.event, &recorded.point)
     }
 
     /// Whether the work of the latest record is done; true if never recorded (`Event.query`).
@@ -112,6 +118,7 @@ impl Event {
     pub fn query(&self) -> Result<bool> {
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(true) };
+        recorded.refuse_captured("query")?;
         let done = recorded.event.query()?;
         if done {
             recorded.mark_done();
@@ -126,10 +133,12 @@ impl Event {
     /// As [`Event::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        let Some((event, generation)) =
-            self.lock().as_ref().map(|r| (Arc::clone(&r.event), r.generation))
-        else {
-            return Ok(());
+        let (event, generation) = match &*self.lock() {
+            Some(recorded) => {
+                recorded.refuse_captured("synchronize")?;
+                (Arc::clone(&recorded.event), recorded.generation)
+            }
+            None => return Ok(()),
         };
         event.synchronize()?;
         // If it was recorded anew meanwhile, which record was waited for is not known.

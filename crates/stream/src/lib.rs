@@ -28,6 +28,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod capture;
 mod clock;
 mod current;
 mod device;
@@ -39,6 +40,7 @@ mod guard;
 mod order;
 mod stream;
 
+pub use capture::{CaptureLog, Captured};
 pub use clock::Before;
 pub use device::{Device, STREAMS_PER_POOL};
 pub use devices::Devices;

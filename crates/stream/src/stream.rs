@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{StreamHandle, owned};
 
+use crate::capture::{Capture, Captured};
 use crate::clock::{Before, Clock, Point};
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
@@ -24,6 +26,11 @@ pub(crate) struct Inner {
     /// Held while work is enqueued, so that its number is its place in the stream. No second
     /// stream's lock is ever taken under it.
     state: Mutex<State>,
+    /// Whether `captured` is there. Changed under the lock on `state` only.
+    capturing: AtomicBool,
+    captured: Mutex<Option<Captured>>,
+    /// The capture in which this is a stream's twin.
+    twin_in: Option<Weak<Capture>>,
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +48,7 @@ impl Inner {
     #[inline]
     fn advance(&self, _held: &mut State) -> OpNumber {
         let op = self.progress.advance();
-        if op == 1 {
+        if op == 1 && self.twin_in.is_none() {
             self.core.world.count_stream();
         }
         op
@@ -49,24 +56,33 @@ impl Inner {
 
     /// Where the stream is, its lock being held.
     fn point(&self, state: &State) -> Point {
-        let (progress, op) = (Arc::clone(&self.progress), self.progress.last());
-        Point { progress, op, before: state.clock.clone() }
+        self.point_at(self.progress.last(), state.clock.clone())
+    }
+
+    fn point_at(&self, op: OpNumber, before: Clock) -> Point {
+        let (progress, capture) = (Arc::clone(&self.progress), self.twin_in.clone());
+        Point { progress, op, before, capture }
     }
 
     /// The earliest checkpoint at or after `op`, recorded now if there is none.
     #[track_caller]
     fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
-        let mut state = self.lock();
+        self.checkpoint_in(&mut self.lock(), op)
+    }
+
+    #[track_caller]
+    fn checkpoint_in(&self, state: &mut State, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
         let last = self.progress.last();
         let op = op.min(last);
-        let State { checkpoints, clock } = &mut *state;
+        let State { checkpoints, clock } = state;
         if checkpoints.at_or_after(op).is_none() {
+            if self.capturing.load(Ordering::Relaxed) {
+                return Err(StreamError::Capturing { call: "wait_for" });
+            }
             checkpoints.record(&self.core, &self.raw, last, clock)?;
         }
         match checkpoints.at_or_after(op).cloned() {
-            Some(Checkpoint { op, before, event }) => {
-                Ok((event, Point { progress: Arc::clone(&self.progress), op, before }))
-            }
+            Some(Checkpoint { op, before, event }) => Ok((event, self.point_at(op, before))),
             // Not reached: one was recorded at `last`, which is not before `op`.
             None => Err(StreamError::EventNotRecorded { call: "wait_for" }),
         }
@@ -80,11 +96,90 @@ impl Inner {
 
 impl Stream {
     pub(crate) fn new(core: &Arc<Core>, raw: owned::Stream) -> Self {
-        let progress = Arc::new(Progress::new(raw.id(), core.index));
-        let core = Arc::clone(core);
-        let inner = Arc::new(Inner { raw, core, progress, state: Mutex::default() });
-        inner.core.register(Arc::downgrade(&inner));
-        Self(inner)
+        let stream = Self::build(core, raw, None);
+        core.register(Arc::downgrade(&stream.0));
+        stream
+    }
+
+    fn build(core: &Arc<Core>, raw: owned::Stream, twin_in: Option<Weak<Capture>>) -> Self {
+        Self(Arc::new(Inner {
+            progress: Arc::new(Progress::new(raw.id(), core.index)),
+            raw,
+            core: Arc::clone(core),
+            state: Mutex::default(),
+            capturing: AtomicBool::new(false),
+            captured: Mutex::default(),
+            twin_in,
+        }))
+    }
+
+    /// What stands for a stream in a capture.
+    pub(crate) fn twin(of: &Stream, capture: Weak<Capture>) -> Self {
+        Self::build(&of.0.core, of.0.raw.clone(), Some(capture))
+    }
+
+    /// Enters what stands for this stream from now on, if `begin` succeeds.
+    #[track_caller]
+    pub(crate) fn start_capture(
+        &self,
+        captured: Captured,
+        begin: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let inner = &*self.0;
+        let mut state = inner.lock();
+        if inner.twin_in.is_some() || inner.capturing.load(Ordering::Relaxed) {
+            return Err(StreamError::CannotCapture { reason: "it is being captured already" });
+        }
+        // Others can wait for earlier work without touching the stream.
+        if inner.progress.last() > 0 {
+            inner.checkpoint_in(&mut state, inner.progress.last())?;
+        }
+        begin()?;
+        *inner.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(captured);
+        inner.capturing.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn leave_capture(&self) {
+        let _state = self.0.lock();
+        self.0.capturing.store(false, Ordering::Release);
+        *self.0.captured.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether what it is given is captured (`torch.cuda.is_current_stream_capturing`).
+    #[inline]
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        self.0.capturing.load(Ordering::Acquire) || self.0.twin_in.is_some()
+    }
+
+    /// This stream as part of the capture under way, if it takes part in one.
+    #[inline]
+    #[must_use]
+    pub fn captured(&self) -> Option<Captured> {
+        if !self.0.capturing.load(Ordering::Acquire) {
+            return None;
+        }
+        self.0.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the driver's stream is numbered by now: its twin while it is captured.
+    pub(crate) fn acting(&self) -> Stream {
+        self.captured().map_or_else(|| self.clone(), |captured| captured.twin().clone())
+    }
+
+    pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
+        self.0.twin_in.as_ref()
+    }
+
+    /// Refuses to wait on the host for captured work, which does not run.
+    fn refuse_twin(&self, call: &'static str) -> Result<()> {
+        if self.0.twin_in.is_some() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+    }
+
+    /// Refuses to ask about a stream, or wait for it, while it is captured.
+    fn refuse_capturing(&self, call: &'static str) -> Result<()> {
+        if self.is_capturing() { Err(StreamError::Capturing { call }) } else { Ok(()) }
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -129,7 +224,8 @@ impl Stream {
     }
 
     /// Runs `f`, which enqueues one operation, with the exclusive right to enqueue on this
-    /// stream, and numbers the operation. If `f` fails, nothing is numbered.
+    /// stream, and numbers the operation. If `f` fails, nothing is numbered. While the stream is
+    /// captured the number is its [twin](Captured::twin)'s.
     ///
     /// `f` must use this stream only through the handle it is given, and no [`Event`]: it would
     /// wait for itself.
@@ -142,9 +238,13 @@ impl Stream {
     ) -> std::result::Result<(R, OpNumber), E> {
         let inner = &*self.0;
         let mut state = inner.lock();
+        if let Some(captured) = self.captured() {
+            drop(state);
+            return captured.twin().submit(f);
+        }
         let result = f(inner.raw.handle())?;
         let op = inner.advance(&mut state);
-        if inner.core.world.uses_many_streams() {
+        if inner.core.world.uses_many_streams() || inner.twin_in.is_some() {
             // The operation is enqueued whether or not this works. Whoever waits for it finds no
             // checkpoint, records one, and gets the error.
             let State { checkpoints, clock } = &mut *state;
@@ -196,7 +296,7 @@ impl Stream {
         }
         self.check_same_devices(other.core(), "wait_for")?;
         let (event, point) = other.0.checkpoint(op)?;
-        self.enqueue_wait(&event, &point)
+        self.enqueue_wait("wait_for", &event, &point)
     }
 
     /// [`Stream::wait_for`] that counts as no order: later work does wait, but what asks whether
@@ -230,8 +330,8 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_stream")?;
         // Always recorded anew: `other` may have work that was not numbered.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
-        let point = other.record_into(&event)?;
-        self.enqueue_wait(&event, &point)
+        let point = other.acting().record_into(&event)?;
+        self.enqueue_wait("wait_stream", &event, &point)
     }
 
     /// Makes later work on this stream wait, on the GPU, for the event's latest record
@@ -266,7 +366,25 @@ impl Stream {
 
     /// Enqueues a wait for an event that was recorded at a point.
     #[track_caller]
-    pub(crate) fn enqueue_wait(&self, event: &owned::Event, point: &Point) -> Result<()> {
+    pub(crate) fn enqueue_wait(
+        &self,
+        call: &'static str,
+        event: &owned::Event,
+        point: &Point,
+    ) -> Result<()> {
+        let acting = self.acting();
+        match (acting.twin_in(), &point.capture) {
+            (None, None) => self.wait_at(event, point),
+            (Some(own), Some(other)) if own.ptr_eq(other) => acting.wait_at(event, point),
+            (Some(_), _) => Err(StreamError::OutsideCapture { call }),
+            (None, Some(capture)) => {
+                self.join_capture(capture, call, |twin| twin.wait_at(event, point))
+            }
+        }
+    }
+
+    #[track_caller]
+    fn wait_at(&self, event: &owned::Event, point: &Point) -> Result<()> {
         let mut state = self.0.lock();
         self.0.raw.wait_event(event)?;
         // The wait is an operation of its own, so that later records are known to include it.
@@ -288,6 +406,7 @@ impl Stream {
     /// The driver's own, those of earlier asynchronous work among them.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
+        self.refuse_capturing("query")?;
         let now = self.now();
         let done = self.0.raw.query()?;
         if done {
@@ -302,6 +421,7 @@ impl Stream {
     /// As [`Stream::query`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        self.refuse_capturing("synchronize")?;
         let now = self.now();
         self.0.raw.synchronize()?;
         now.mark_done(self.core());
@@ -318,6 +438,7 @@ impl Stream {
         if self.0.progress.is_known_done(op) {
             return Ok(());
         }
+        self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
         event.synchronize()?;
         point.mark_done(self.core());
@@ -347,6 +468,7 @@ impl Stream {
         if self.0.progress.is_known_done(op) {
             return Ok(true);
         }
+        self.refuse_twin("is_done")?;
         let (event, point) = self.0.checkpoint(op)?;
         let done = event.query()?;
         if done {

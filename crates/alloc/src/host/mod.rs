@@ -86,6 +86,14 @@ impl<H: HostBackend> HostCache<H> {
         });
     }
 
+    /// Until the result is dropped, which is to be after the capture of a stream, no event is
+    /// recorded or queried: what streams used and nobody has any more stays unused.
+    #[must_use = "the capture ends when this is dropped"]
+    pub fn capture(&self) -> HostCapture<H> {
+        self.shared.with(|state| state.pending.captures += 1);
+        HostCapture { cache: self.clone() }
+    }
+
     /// The statistics.
     #[must_use]
     pub fn stats(&self) -> HostMemoryStats {
@@ -253,6 +261,18 @@ impl<H: HostBackend> PinnedBlock<H> {
         if !uses.iter().any(|used| H::stream_id(used) == id) {
             uses.push(stream.clone());
         }
+    }
+}
+
+/// Keeps a [`HostCache`] from touching events until it is dropped.
+#[derive(Debug)]
+pub struct HostCapture<H: HostBackend> {
+    cache: HostCache<H>,
+}
+
+impl<H: HostBackend> Drop for HostCapture<H> {
+    fn drop(&mut self) {
+        self.cache.shared.with(|state| state.pending.captures -= 1);
     }
 }
 

@@ -15,6 +15,8 @@ pub(super) struct Pending<S: StreamBackend> {
     unrecorded: Vec<(S::Stream, u32)>,
     spare: Vec<S::Event>,
     clock: u64,
+    /// Captures under way, during which events are neither recorded nor queried.
+    pub(super) captures: usize,
 }
 
 /// The events of one stream, oldest first.
@@ -31,7 +33,13 @@ struct Mark<S: StreamBackend> {
 
 impl<S: StreamBackend> Pending<S> {
     pub(super) fn new() -> Self {
-        Self { queues: Vec::new(), unrecorded: Vec::new(), spare: Vec::new(), clock: 0 }
+        Self {
+            queues: Vec::new(),
+            unrecorded: Vec::new(),
+            spare: Vec::new(),
+            clock: 0,
+            captures: 0,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -41,6 +49,10 @@ impl<S: StreamBackend> Pending<S> {
     /// Marks what the stream has been given so far as using the block. False if there is nothing
     /// to wait for, because the device is lost.
     pub(super) fn record(&mut self, backend: &S, stream: &S::Stream, token: u32) -> bool {
+        if self.captures > 0 {
+            self.unrecorded.push((stream.clone(), token));
+            return true;
+        }
         let event = match self.spare.pop() {
             Some(event) => backend.record_again(event, stream),
             None => backend.record(stream),
@@ -69,6 +81,9 @@ impl<S: StreamBackend> Pending<S> {
     /// Adds to `done` the token of each event that has come. A stream's events come in order, so
     /// the first that has not come ends its queue; one that cannot be asked is passed over.
     pub(super) fn poll(&mut self, backend: &S, done: &mut Vec<u32>) {
+        if self.captures > 0 {
+            return;
+        }
         for (stream, token) in std::mem::take(&mut self.unrecorded) {
             if !self.record(backend, &stream, token) {
                 done.push(token);

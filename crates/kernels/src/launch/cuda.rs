@@ -7,9 +7,10 @@ use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch};
 use warpline_stream::{OpNumber, Stream, StreamError};
 
 use super::{Call, Code, distinct};
+use crate::graph::Log;
 use crate::race::{Touch, Watch};
 use crate::storage::{Site, Uses};
-use crate::{CudaDevice, Error, Operand, Result, SyncPolicy};
+use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy};
 
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
     // A handle means nothing to another driver, and a kernel nothing to another device's stream.
@@ -94,6 +95,23 @@ where
 {
     let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
     let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
+    for (storage, _) in &distinct {
+        storage.check_replayed(stream, site.op)?;
+    }
+    enqueue_distinct(stream, &distinct, &touches, site, f)
+}
+
+/// [`enqueue`] for storages of which each is there once, in the order in which locks are taken.
+pub(super) fn enqueue_distinct<F>(
+    stream: &Stream,
+    distinct: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    site: Site,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce(warpline_cuda_sys_safe::StreamHandle) -> Result<(), DriverError>,
+{
     // Held until the new uses are entered: another thread that shares a storage sees them.
     let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
         distinct.iter().map(|(s, _)| s.uses()).collect();
@@ -101,7 +119,7 @@ where
         return Ok(stream.last_op());
     };
     let policy = first.runtime().sync_policy();
-    for (storage, _) in &distinct {
+    for (storage, _) in distinct {
         // A driver can make nothing of another one's addresses.
         if !storage.runtime().same_as(first.runtime()) {
             return Err(Error::RuntimeMismatch { op: site.op });
@@ -110,8 +128,12 @@ where
     if !Arc::ptr_eq(first.runtime().driver()?, stream.raw().driver()) {
         return Err(Error::RuntimeMismatch { op: site.op });
     }
+    if let Some(captured) = stream.captured() {
+        drop(uses);
+        return Log::enqueue(&captured, distinct, touches, site, f);
+    }
     let watch = if first.runtime().detects_races() {
-        Some(Watch::new(stream, site, &touches, &distinct, &uses)?)
+        Some(Watch::new(stream, site, touches, distinct, &uses)?)
     } else {
         None
     };
@@ -138,7 +160,13 @@ where
             storage.note_stream(uses, stream);
         }
     }
-    let ((), op) = stream.submit(|handle| f(handle).map_err(StreamError::from))?;
+    let ((), op) = stream.submit(|handle| {
+        // Another thread may have begun to capture the stream since it was asked.
+        if stream.is_capturing() {
+            return Err(StreamError::Capturing { call: site.op });
+        }
+        f(handle).map_err(StreamError::from)
+    })?;
     for ((_, write), uses) in distinct.iter().zip(&mut uses) {
         uses.enter(stream, op, *write, site);
     }

@@ -5,6 +5,7 @@
 //! the kernel's pointer arguments, the waits between streams, what the allocator is told, what a
 //! simulated GPU runs, and what an error or a race report says.
 
+mod capture;
 mod cpu;
 mod cuda;
 mod host_bytes;
@@ -20,6 +21,7 @@ use warpline_stream::Stream;
 
 use crate::{CudaDevice, KernelSet, Operand, Result, Runtime, Storage};
 
+pub(crate) use capture::{begin_capture, replay};
 pub(crate) use cpu::with_operands;
 pub use host_bytes::{read_bytes, write_bytes};
 pub use transfer::{copy_bytes, memset};

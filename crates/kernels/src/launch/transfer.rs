@@ -56,6 +56,9 @@ pub fn copy_bytes(
     let host_end = |s: &&Storage| s.cuda_device().is_none();
     let pageable = [dst.0, src.0].iter().any(|s| host_end(s) && !s.is_pinned());
     let host_ends = [(dst.0, true), (src.0, false)];
+    if stream.is_capturing() && host_ends.iter().any(|(s, _)| host_end(s)) {
+        refuse_waiting_copy(pageable, non_blocking)?;
+    }
     if !host_ends.iter().any(|(s, _)| host_end(s)) {
         submit()?;
         return Ok(());
@@ -72,6 +75,16 @@ pub fn copy_bytes(
         }
         Ok(())
     })
+}
+
+/// Refuses what a capture cannot hold: a copy that the host waits for.
+fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
+    let reason = match (pageable, non_blocking) {
+        (true, _) => "one end is pageable host memory; pin it (`pin_memory`)",
+        (_, false) => "the host would wait for it; make it non-blocking",
+        _ => return Ok(()),
+    };
+    Err(Error::capture("copy_", reason.into()))
 }
 
 fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {

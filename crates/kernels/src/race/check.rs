@@ -1,8 +1,7 @@
 //! Comparing what is about to run with what ran.
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::panic::Location;
-use std::sync::MutexGuard;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::Access;
@@ -31,7 +30,7 @@ impl Watch {
         site: Site,
         touches: &[Touch<'_>],
         storages: &[(&Storage, bool)],
-        uses: &[MutexGuard<'_, Uses>],
+        uses: &[impl Deref<Target = Uses>],
     ) -> Result<Self> {
         let before = stream.before();
         let mut watched = SmallVec::new();
@@ -56,7 +55,12 @@ impl Watch {
     }
 
     /// Enters the accesses of work that was enqueued as operation `op`.
-    pub(crate) fn enter(self, stream: &Stream, op: OpNumber, uses: &mut [MutexGuard<'_, Uses>]) {
+    pub(crate) fn enter(
+        self,
+        stream: &Stream,
+        op: OpNumber,
+        uses: &mut [impl DerefMut<Target = Uses>],
+    ) {
         for (at, span, user) in self.touches {
             let Some(uses) = uses.get_mut(at) else { continue };
             let history = uses.history.get_or_insert_default();

@@ -1,7 +1,6 @@
 //! The fills of CUDA tensors: PyTorch's launch geometry, and what a simulated GPU runs.
 
 use std::any::TypeId;
-use std::sync::PoisonError;
 
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
@@ -10,6 +9,7 @@ use warpline_cuda_sys_safe::{DeviceProperties, HostKernel, HostLaunch};
 use super::order::Order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::real::Real;
+use super::state::{Place, Sequence};
 use super::{Fill, FromInt, Kind};
 use crate::dispatch::dispatch;
 use crate::host::{self, Shared};
@@ -20,7 +20,7 @@ use crate::{CudaDevice, DType, KernelSet, Result, Target, View};
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
 
-pub(super) static KERNELS: KernelSet = KernelSet::new(module!("random"), 16, kernel_name);
+pub(super) static KERNELS: KernelSet = KernelSet::new(module!("random"), 17, kernel_name);
 
 const REALS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -30,6 +30,7 @@ fn kernel_name(index: usize) -> String {
         13 => "random_bernoulli_f64".into(),
         14 => "random_randint32".into(),
         15 => "random_randint64".into(),
+        super::state::SET_STATE => "random_set_state".into(),
         _ => format!(
             "random_{}_{}",
             ["uniform", "normal", "exponential"][index / 4 % 3],
@@ -42,8 +43,7 @@ fn kernel_name(index: usize) -> String {
 #[repr(C)]
 struct Params {
     numel: u64,
-    seed: u64,
-    offset: u64,
+    place: Place,
     /// Threads in the grid; each has a sequence of its own.
     threads: u64,
     a: f64,
@@ -86,12 +86,10 @@ pub(super) fn fill(
     let order = Order::new(fill.op, out.layout)?;
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
     // Held until the launch is enqueued: the order of draws is the order of launches.
-    let mut generator = device.generator().lock().unwrap_or_else(PoisonError::into_inner);
-    let (seed, offset) = generator.advance(values);
+    let mut sequence = Sequence::of(target, device);
     let params = Params {
         numel: out.numel() as u64,
-        seed,
-        offset,
+        place: sequence.advance(values),
         threads: blocks * BLOCK,
         a: fill.a,
         b: fill.b,
@@ -100,9 +98,10 @@ pub(super) fn fill(
         dtype: dtype as u64,
         order,
     };
+    let layout = sequence.state_layout()?;
     let call = Call {
         op: fill.op,
-        operands: &[out.write()],
+        operands: &[out.write(), sequence.state(&layout, out.storage)],
         params: bytemuck::bytes_of(&params),
         host,
         code: Code::Kernel {
@@ -114,8 +113,8 @@ pub(super) fn fill(
         },
         location: fill.location,
     };
-    // SAFETY: kernel and host code write each element of `out` once, through its strides, and
-    // both take `Params`.
+    // SAFETY: kernel and host code write each element of `out` once, through its strides, read
+    // the state if `Params` says that it is there, and both take `Params`.
     unsafe { launch::run(target, &call) }
 }
 
@@ -141,12 +140,14 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
 ) {
     let p: Params = host::params(launch);
     let out = Shared::<T>::operand(launch, 0);
+    // SAFETY: the second operand is the state that `Params` speaks of.
+    let (seed, offset) = unsafe { p.place.get(launch, 1) };
     let (numel, threads) = (p.numel as usize, p.threads as usize);
     host::parallel_for(launch.parallel, threads.min(numel), 256, |range| {
         for thread in range {
             let firsts = (thread..numel).step_by(threads * lanes);
             for (turn, first) in firsts.enumerate() {
-                let words = philox(p.seed, thread as u64, p.offset / 4 + turn as u64);
+                let words = philox(seed, thread as u64, offset / 4 + turn as u64);
                 let indices = (first..numel).step_by(threads);
                 for (index, value) in indices.zip(values(&p, words)) {
                     // SAFETY: an element of the operand; each index is one thread's.

@@ -11,6 +11,7 @@ mod order;
 mod permute;
 mod philox;
 mod real;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ use order::Order;
 
 pub use generator::{CpuGenerator, CudaGenerator, DEFAULT_SEED};
 pub use permute::randperm;
+pub(crate) use state::set_state;
 
 /// Integer ranges from here on are drawn from 64 bits: the remainder of 32 would be skewed.
 const WIDE_RANGE: u64 = 1 << 28;

@@ -7,7 +7,8 @@
 struct Params {
     // Indices to permute, and pairs there are: a power of two, and at least a tile.
     u64 n, pairs;
-    u64 seed, offset, threads;
+    Place place;
+    u64 threads;
     // Key bits that count.
     u64 bits;
     // The bitonic stage.
@@ -34,12 +35,13 @@ __device__ __forceinline__ void exchange(Pair &a, Pair &b, bool ascending) {
 
 // Keys as PyTorch draws them: over all but the last value of 32 or 64 bits, of which the lowest
 // `bits` count. It makes them signed and sorts them as signed, which cancels out.
-extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, Params p) {
+extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, const u64 *state, Params p) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 mask = p.bits == 64 ? ~0ull : (1ull << p.bits) - 1;
-    u64 counter = p.offset / 4;
+    Place place = p.place.resolve(state);
+    u64 counter = place.offset / 4;
     for (u64 first = thread; first < p.n; first += p.threads * 2) {
-        Words x = philox(p.seed, thread, counter++);
+        Words x = philox(place.seed, thread, counter++);
         for (int i = 0; i < 2; i++) {
             u64 index = first + p.threads * i;
             if (index >= p.n) continue;
@@ -89,7 +91,7 @@ extern "C" __global__ __launch_bounds__(1024) void permute_merge(Pair *pairs, Pa
 }
 
 // Shuffles what has equal keys, which sorting leaves in order. The first of each such run does it.
-extern "C" __global__ __launch_bounds__(256) void permute_ties(Pair *pairs, Params p) {
+extern "C" __global__ __launch_bounds__(256) void permute_ties(Pair *pairs, const u64 *state, Params p) {
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at + 1 >= p.n) return;
     u64 key = pairs[at].key;
@@ -97,10 +99,11 @@ extern "C" __global__ __launch_bounds__(256) void permute_ties(Pair *pairs, Para
     u64 count = 2;
     while (at + count < p.n && pairs[at + count].key == key) count++;
     Pair *run = pairs + at;
+    Place place = p.place.resolve(state);
     Words words;
     u32 drawn = 0;
     for (u64 i = count - 1; i > 0; i--, drawn++) {
-        if (drawn % 4 == 0) words = philox(p.seed, at, p.offset / 4 + drawn / 4);
+        if (drawn % 4 == 0) words = philox(place.seed, at, place.offset / 4 + drawn / 4);
         u64 other = words.w[drawn % 4] % (u32)(i + 1);
         u64 index = run[i].index;
         run[i].index = run[other].index;

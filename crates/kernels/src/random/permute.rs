@@ -4,7 +4,6 @@
 //! and what has equal keys is shuffled afterwards: PyTorch's way, and its values.
 
 use std::panic::Location;
-use std::sync::PoisonError;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
@@ -13,6 +12,7 @@ use warpline_stream::Stream;
 use super::cuda::{BLOCK, geometry};
 use super::order::Order;
 use super::philox::{pairs as pairs_of, philox};
+use super::state::{Place, Sequence};
 use super::{FromInt, mt, on_cpu};
 use crate::dispatch::dispatch;
 use crate::host::{self, Shared};
@@ -36,8 +36,7 @@ pub(super) static KERNELS: KernelSet = KernelSet::new(module!("permute"), 6, |i|
 struct Params {
     n: u64,
     pairs: u64,
-    seed: u64,
-    offset: u64,
+    place: Place,
     threads: u64,
     bits: u64,
     size: u64,
@@ -117,15 +116,15 @@ fn on_cuda(
     let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
     let order = Order::new(OP, out.layout)?;
 
-    let mut generator = device.generator().lock().unwrap_or_else(PoisonError::into_inner);
     let (blocks, values) = geometry(device.properties(), n, 2);
-    let (seed, offset) = generator.advance(values);
+    // Held until all is enqueued: the order of draws is the order of launches.
+    let target = Target::Cuda(runtime, device, stream);
+    let mut sequence = Sequence::of(target, device);
     let count = count as u64;
     let mut params = Params {
         n: n as u64,
         pairs: count,
-        seed,
-        offset,
+        place: sequence.advance(values),
         threads: blocks * BLOCK,
         bits: key_bits(n as f64),
         size: 0,
@@ -150,10 +149,18 @@ fn on_cuda(
                 location,
             };
             // SAFETY: kernels and host code stay within the `pairs` there are and within `out`, which
-            // has `n` elements, and take `Params`.
-            unsafe { launch::run(Target::Cuda(runtime, device, stream), &call) }
+            // has `n` elements, read the state if `Params` says that it is there, and take `Params`.
+            unsafe { launch::run(target, &call) }
         };
-    run(0, &[pairs.write()], &params, keys, blocks, BLOCK)?;
+    let state_layout = sequence.state_layout()?;
+    run(
+        0,
+        &[pairs.write(), sequence.state(&state_layout, &storage)],
+        &params,
+        keys,
+        blocks,
+        BLOCK,
+    )?;
     let both = [pairs.read_write()];
     run(1, &both, &params, sort_tiles, count / TILE, TILE / 2)?;
     let mut size = TILE * 2;
@@ -167,8 +174,9 @@ fn on_cuda(
         run(3, &both, &params, merge, count / TILE, TILE / 2)?;
         size *= 2;
     }
-    (params.seed, params.offset) = generator.advance(n as u64);
-    run(4, &both, &params, ties, (n as u64).div_ceil(BLOCK), BLOCK)?;
+    params.place = sequence.advance(n as u64);
+    let with_state = [pairs.read_write(), sequence.state(&state_layout, &storage)];
+    run(4, &with_state, &params, ties, (n as u64).div_ceil(BLOCK), BLOCK)?;
     let host: HostKernel = dispatch!(out.dtype, all T => write::<T>);
     run(5, &[pairs.read(), out.write()], &params, host, (n as u64).div_ceil(BLOCK), BLOCK)
 }
@@ -180,17 +188,19 @@ fn key_bits(n: f64) -> u64 {
 }
 
 /// # Safety
-/// As [`HostKernel`]: one operand of pairs, and [`Params`].
+/// As [`HostKernel`]: an operand of pairs, for keys and ties one of state, and [`Params`].
 unsafe fn keys(launch: &HostLaunch<'_>) {
     let p: Params = host::params(launch);
     let out = Shared::<Pair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
+    // SAFETY: the second operand is the state that `Params` speaks of.
+    let (seed, offset) = unsafe { p.place.get(launch, 1) };
     let modulus = if p.bits <= 32 { u32::MAX.into() } else { u64::MAX };
     let threads = p.threads as usize;
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
         for index in range {
             let (thread, turn) = (index % threads, index / threads);
-            let words = philox(p.seed, thread as u64, p.offset / 4 + turn as u64 / 2);
+            let words = philox(seed, thread as u64, offset / 4 + turn as u64 / 2);
             let key = (pairs_of(words)[turn % 2] % modulus) & mask;
             // SAFETY: there are at least `n` pairs.
             unsafe { out.write(index as isize, Pair { key, index: index as u64 }) };
@@ -261,12 +271,14 @@ unsafe fn step(launch: &HostLaunch<'_>) {
 unsafe fn ties(launch: &HostLaunch<'_>) {
     let p: Params = host::params(launch);
     let data = Shared::<Pair>::operand(launch, 0);
+    // SAFETY: the second operand is the state that `Params` speaks of.
+    let (seed, offset) = unsafe { p.place.get(launch, 1) };
     // SAFETY: there are at least `n` pairs, and nobody else touches them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(data.0, p.n as usize) };
     let mut first = 0;
     for run in pairs.chunk_by_mut(|a, b| a.key == b.key) {
         for (drawn, i) in (1..run.len()).rev().enumerate() {
-            let words = philox(p.seed, first, p.offset / 4 + drawn as u64 / 4);
+            let words = philox(seed, first, offset / 4 + drawn as u64 / 4);
             let other = words[drawn % 4] % (i as u32 + 1);
             run.swap(i, other as usize);
         }

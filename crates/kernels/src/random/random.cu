@@ -2,7 +2,9 @@
 #include "random.cuh"
 
 struct Params {
-    u64 numel, seed, offset, threads;
+    u64 numel;
+    Place place;
+    u64 threads;
     double a, b;
     u64 range;
     i64 base;
@@ -18,12 +20,13 @@ __device__ __forceinline__ void write(void *out, const Params &p, i64 at, i64 v)
 
 // Calls `f(words, lane values)` for each four words, and writes what it leaves.
 template <typename T, int lanes, typename P, typename F>
-__device__ __forceinline__ void fill(P *out, const Params &p, F f) {
+__device__ __forceinline__ void fill(P *out, const u64 *state, const Params &p, F f) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    u64 counter = p.offset / 4;
+    Place place = p.place.resolve(state);
+    u64 counter = place.offset / 4;
     for (u64 first = thread; first < p.numel; first += p.threads * lanes) {
         T values[lanes];
-        f(philox(p.seed, thread, counter++), values);
+        f(philox(place.seed, thread, counter++), values);
 #pragma unroll
         for (int i = 0; i < lanes; i++) {
             u64 index = first + p.threads * i;
@@ -33,13 +36,13 @@ __device__ __forceinline__ void fill(P *out, const Params &p, F f) {
 }
 
 template <typename T>
-__device__ __forceinline__ void uniform(T *out, const Params &p) {
+__device__ __forceinline__ void uniform(T *out, const u64 *state, const Params &p) {
     typedef Element<T> E;
     typedef compute_t<T> A;
     const int lanes = Lanes<A>::count;
     T from = E::store((A)p.a), to = E::store((A)p.b);
     A base = E::load(from), end = E::load(to), range = E::load(E::store(end - base));
-    fill<T, lanes>(out, p, [=](Words x, T *values) {
+    fill<T, lanes>(out, state, p, [=](Words x, T *values) {
         A u[lanes];
         Lanes<A>::uniform(x, u);
 #pragma unroll
@@ -52,12 +55,12 @@ __device__ __forceinline__ void uniform(T *out, const Params &p) {
 }
 
 template <typename T>
-__device__ __forceinline__ void normal(T *out, const Params &p) {
+__device__ __forceinline__ void normal(T *out, const u64 *state, const Params &p) {
     typedef Element<T> E;
     typedef compute_t<T> A;
     const int lanes = Lanes<A>::count;
     A mean = (A)p.a, std = (A)p.b;
-    fill<T, lanes>(out, p, [=](Words x, T *values) {
+    fill<T, lanes>(out, state, p, [=](Words x, T *values) {
         A z[lanes];
         Lanes<A>::normal(x, z);
 #pragma unroll
@@ -80,12 +83,12 @@ struct HalfEpsilon<double> {
 };
 
 template <typename T>
-__device__ __forceinline__ void exponential(T *out, const Params &p) {
+__device__ __forceinline__ void exponential(T *out, const u64 *state, const Params &p) {
     typedef Element<T> E;
     typedef compute_t<T> A;
     const int lanes = Lanes<A>::count;
     A factor = (A)-1.0 / (A)p.a;
-    fill<T, lanes>(out, p, [=](Words x, T *values) {
+    fill<T, lanes>(out, state, p, [=](Words x, T *values) {
         A u[lanes];
         Lanes<A>::uniform(x, u);
 #pragma unroll
@@ -98,10 +101,10 @@ __device__ __forceinline__ void exponential(T *out, const Params &p) {
 }
 
 template <typename A>
-__device__ __forceinline__ void bernoulli(void *out, const Params &p) {
+__device__ __forceinline__ void bernoulli(void *out, const u64 *state, const Params &p) {
     const int lanes = Lanes<A>::count;
     A probability = (A)p.a;
-    fill<i64, lanes>(out, p, [=](Words x, i64 *values) {
+    fill<i64, lanes>(out, state, p, [=](Words x, i64 *values) {
         A u[lanes];
         Lanes<A>::uniform(x, u);
 #pragma unroll
@@ -109,19 +112,19 @@ __device__ __forceinline__ void bernoulli(void *out, const Params &p) {
     });
 }
 
-__device__ __forceinline__ void randint32(void *out, const Params &p) {
+__device__ __forceinline__ void randint32(void *out, const u64 *state, const Params &p) {
     u32 range = (u32)p.range;
     i64 base = p.base;
-    fill<i64, 4>(out, p, [=](Words x, i64 *values) {
+    fill<i64, 4>(out, state, p, [=](Words x, i64 *values) {
 #pragma unroll
         for (int i = 0; i < 4; i++) values[i] = (i64)(x.w[i] % range) + base;
     });
 }
 
-__device__ __forceinline__ void randint64(void *out, const Params &p) {
+__device__ __forceinline__ void randint64(void *out, const u64 *state, const Params &p) {
     u64 range = p.range;
     i64 base = p.base;
-    fill<i64, 2>(out, p, [=](Words x, i64 *values) {
+    fill<i64, 2>(out, state, p, [=](Words x, i64 *values) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             u64 bits = wide(x.w[2 * i], x.w[2 * i + 1]);
@@ -131,8 +134,9 @@ __device__ __forceinline__ void randint64(void *out, const Params &p) {
     });
 }
 
-#define KERNEL(NAME, T, BODY)                                                                  \
-    extern "C" __global__ __launch_bounds__(256, 4) void NAME(T *out, Params p) { BODY(out, p); }
+#define KERNEL(NAME, T, BODY)                                             \
+    extern "C" __global__ __launch_bounds__(256, 4) void NAME(            \
+        T *out, const u64 *state, Params p) { BODY(out, state, p); }
 
 #define REAL(S, T)                                 \
     KERNEL(random_uniform_##S, T, uniform<T>)      \
@@ -147,3 +151,9 @@ KERNEL(random_bernoulli_f32, void, bernoulli<float>)
 KERNEL(random_bernoulli_f64, void, bernoulli<double>)
 KERNEL(random_randint32, void, randint32)
 KERNEL(random_randint64, void, randint64)
+
+// Where a replay's random ops start.
+extern "C" __global__ void random_set_state(u64 *state, Place place) {
+    state[0] = place.seed;
+    state[1] = place.offset;
+}

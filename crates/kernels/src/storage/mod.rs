@@ -3,13 +3,14 @@
 mod uses;
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use warpline_alloc::cuda::{CudaBlock, CudaPinnedBlock};
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError};
 use warpline_stream::Stream;
 
+use crate::graph::{Log, Member};
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
 pub(crate) use uses::Uses;
@@ -30,6 +31,18 @@ struct Inner {
     host: RwLock<()>,
     /// Where it was allocated.
     allocated: &'static Location<'static>,
+    /// There if it was made in a capture.
+    member: Option<Member>,
+}
+
+/// A storage that somebody else may keep.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakStorage(Weak<Inner>);
+
+impl WeakStorage {
+    pub(crate) fn upgrade(&self) -> Option<Storage> {
+        self.0.upgrade().map(Storage)
+    }
 }
 
 impl Drop for Inner {
@@ -40,6 +53,9 @@ impl Drop for Inner {
         {
             let range = block.address()..block.address() + self.bytes as u64;
             race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
+        }
+        if let Some(member) = &self.member {
+            member.leave(uses);
         }
     }
 }
@@ -81,14 +97,25 @@ impl Storage {
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         let index = stream.device_index();
-        let block = runtime.device(index)?.allocator().malloc(bytes, stream.raw())?;
-        let storage = Self::new(runtime, Memory::Device(index, block), bytes);
+        let device = runtime.device(index)?;
+        let log = Log::of(stream);
+        let member = log.as_ref().map(|log| log.member(device, stream));
+        let block = device.allocator().malloc(bytes, stream.raw())?;
+        let storage = Self::build(runtime, Memory::Device(index, block), bytes, member);
         storage.exhume(index, stream);
+        if let Some(log) = log {
+            log.enter_made(&storage);
+        }
         Ok(storage)
     }
 
     #[track_caller]
     fn new(runtime: &Runtime, memory: Memory, bytes: usize) -> Self {
+        Self::build(runtime, memory, bytes, None)
+    }
+
+    #[track_caller]
+    fn build(runtime: &Runtime, memory: Memory, bytes: usize, member: Option<Member>) -> Self {
         Self(Arc::new(Inner {
             memory,
             bytes,
@@ -96,6 +123,7 @@ impl Storage {
             uses: Mutex::default(),
             host: RwLock::new(()),
             allocated: Location::caller(),
+            member,
         }))
     }
 
@@ -183,6 +211,26 @@ impl Storage {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakStorage {
+        WeakStorage(Arc::downgrade(&self.0))
+    }
+
+    /// There if it was made in a capture.
+    pub(crate) fn member(&self) -> Option<&Member> {
+        self.0.member.as_ref()
+    }
+
+    /// Refuses to use, outside a capture, what was made in one and holds nothing yet.
+    #[inline]
+    pub(crate) fn check_replayed(&self, stream: &Stream, op: &'static str) -> Result<()> {
+        match &self.0.member {
+            Some(member) if !member.was_replayed() && !stream.is_capturing() => {
+                Err(Error::NotReplayed { op })
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn uses(&self) -> MutexGuard<'_, Uses> {

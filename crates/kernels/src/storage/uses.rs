@@ -70,6 +70,17 @@ impl Uses {
         if write { self.write = Some(entry) } else { self.reads.push(entry) }
     }
 
+    /// Adds the uses of memory that is gone, as reads: a write comes after them all.
+    pub(crate) fn absorb(&mut self, gone: &Uses) {
+        for used in gone.conflicting(true) {
+            match self.reads.iter_mut().find(|read| read.stream == used.stream) {
+                Some(read) if read.op >= used.op => {}
+                Some(read) => (read.op, read.site) = (used.op, used.site),
+                None => self.reads.push(Use { writes: false, ..used.clone() }),
+            }
+        }
+    }
+
     /// Whether this is the first the allocator hears of the stream.
     pub(crate) fn first_on(&mut self, stream: &Stream) -> bool {
         let new = !self.told.contains(stream);

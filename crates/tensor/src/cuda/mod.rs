@@ -15,6 +15,7 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+mod graph;
 mod history;
 mod host_memory;
 pub mod memory;
@@ -25,6 +26,7 @@ use warpline_cuda_sys_safe::DeviceProperties;
 
 use crate::{Device, Error, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime};
 
+pub use graph::{CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing};
 pub use host_memory::{
     host_memory_stats, reset_accumulated_host_memory_stats, reset_peak_host_memory_stats,
 };

@@ -1,0 +1,186 @@
+//! What a capture notes while it is under way: the storages that its work uses, and in what order.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+use warpline_alloc::PoolRoute;
+use warpline_alloc::cuda::CudaBackend;
+use warpline_cuda_sys_safe::{DriverError, StreamHandle};
+use warpline_stream::{Captured, OpNumber, Stream, StreamError};
+
+use super::pool::{GraphPool, Member};
+use crate::race::{Touch, Watch};
+use crate::storage::{Site, Uses, WeakStorage};
+use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
+
+/// One capture's notes.
+pub(crate) struct Log {
+    pub(super) pool: GraphPool,
+    pub(super) state: Storage,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    /// By the storages' keys, which nobody else gets as long as they are held here.
+    entries: HashMap<usize, Entry>,
+    made: Vec<WeakStorage>,
+    /// Where the allocator takes memory for streams that joined.
+    routes: Vec<(u64, PoolRoute<CudaBackend>)>,
+    /// Values by which random ops advanced.
+    draws: u64,
+}
+
+struct Entry {
+    storage: Held,
+    writes: bool,
+    /// Its uses in the capture, on the streams' twins.
+    uses: Box<Uses>,
+}
+
+/// How a graph holds on to a storage.
+pub(super) enum Held {
+    /// It came from outside: replays use it, so it stays.
+    Kept(Storage),
+    /// It is of the graph's pool, whose memory stays; nobody need have it.
+    OfPool(WeakStorage),
+}
+
+/// What a capture leaves to its graph.
+pub(super) struct Notes {
+    pub(super) storages: Vec<(Held, bool)>,
+    pub(super) made: Vec<WeakStorage>,
+    pub(super) draws: u64,
+}
+
+impl Log {
+    pub(super) fn new(pool: GraphPool, state: Storage) -> Self {
+        Self { pool, state, noted: Mutex::default() }
+    }
+
+    /// The notes of the capture that a stream takes part in.
+    #[inline]
+    pub(crate) fn of(stream: &Stream) -> Option<Arc<Self>> {
+        Self::of_captured(&stream.captured()?)
+    }
+
+    fn of_captured(captured: &Captured) -> Option<Arc<Self>> {
+        Arc::clone(captured.log()).downcast().ok()
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees to it that the stream's memory comes from the pool, and says what is made there.
+    pub(crate) fn member(&self, device: &CudaDevice, stream: &Stream) -> Member {
+        let mut noted = self.noted();
+        if !noted.routes.iter().any(|(id, _)| *id == stream.id()) {
+            let route = device.allocator().use_pool_for(self.pool.memory(), stream.raw());
+            noted.routes.push((stream.id(), route));
+        }
+        Member::new(&self.pool)
+    }
+
+    /// Enters a storage that was made in the capture.
+    pub(crate) fn enter_made(&self, storage: &Storage) {
+        self.noted().made.push(storage.downgrade());
+        self.pool.enter(storage);
+    }
+
+    /// The place, counted from the replay's, of a random op of which no thread takes more than
+    /// `values` values.
+    pub(crate) fn draw(&self, values: u64) -> u64 {
+        let mut noted = self.noted();
+        let offset = noted.draws;
+        noted.draws = offset.wrapping_add(values.next_multiple_of(4));
+        offset
+    }
+
+    /// Where kernels find the replay's seed and place.
+    pub(crate) fn state(&self) -> &Storage {
+        &self.state
+    }
+
+    /// Enqueues work on a captured stream, in order with the other captured uses of `storages`.
+    /// What uses them outside is for the replay to wait for.
+    pub(crate) fn enqueue(
+        captured: &Captured,
+        storages: &[(&Storage, bool)],
+        touches: &[Touch<'_>],
+        site: Site,
+        f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
+    ) -> Result<OpNumber> {
+        let twin = captured.twin();
+        let Some(log) = Self::of_captured(captured) else {
+            return Err(Error::capture(site.op, "the capture is not a graph's".into()));
+        };
+        let mut noted = log.noted();
+        let mut uses: SmallVec<[Box<Uses>; 4]> = SmallVec::new();
+        for (storage, _) in storages {
+            let entry = noted.entries.entry(storage.key()).or_insert_with(|| {
+                let of_pool = storage.member().is_some_and(|member| member.is_of(&log.pool));
+                let storage = if of_pool {
+                    Held::OfPool(storage.downgrade())
+                } else {
+                    Held::Kept((*storage).clone())
+                };
+                Entry { storage, writes: false, uses: Box::default() }
+            });
+            if storage.runtime().sync_policy() == SyncPolicy::Auto
+                && matches!(entry.storage, Held::OfPool(_))
+            {
+                storage.note_stream(&mut entry.uses, twin);
+            }
+            uses.push(std::mem::take(&mut entry.uses));
+        }
+        let op = in_order(twin, storages, touches, &mut uses, site, f);
+        for ((storage, write), uses) in storages.iter().zip(uses) {
+            if let Some(entry) = noted.entries.get_mut(&storage.key()) {
+                entry.uses = uses;
+                entry.writes |= write & op.is_ok();
+            }
+        }
+        op
+    }
+
+    /// Takes everything out, at the end of the capture.
+    pub(super) fn take(&self) -> Notes {
+        let Noted { entries, made, routes, draws } = std::mem::take(&mut *self.noted());
+        drop(routes);
+        let storages = entries.into_values().map(|entry| (entry.storage, entry.writes)).collect();
+        Notes { storages, made, draws }
+    }
+}
+
+/// Enqueues captured work after the uses that it conflicts with, and enters it as one.
+fn in_order(
+    twin: &Stream,
+    storages: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    uses: &mut [Box<Uses>],
+    site: Site,
+    f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
+) -> Result<OpNumber> {
+    let mut watch = None;
+    if let Some((first, _)) = storages.first() {
+        if first.runtime().sync_policy() == SyncPolicy::Auto {
+            for ((_, write), uses) in storages.iter().zip(uses.iter()) {
+                for used in uses.conflicting(*write).filter(|used| used.stream != *twin) {
+                    twin.wait_for(&used.stream, used.op)?;
+                }
+            }
+        } else if first.runtime().detects_races() {
+            watch = Some(Watch::new(twin, site, touches, storages, uses)?);
+        }
+    }
+    let ((), op) = twin.submit(|handle| f(handle).map_err(StreamError::from))?;
+    for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
+        uses.enter(twin, op, *write, site);
+    }
+    if let Some(watch) = watch {
+        watch.enter(twin, op, uses);
+    }
+    Ok(op)
+}

@@ -1,0 +1,139 @@
+//! The memory that graphs are captured in.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use warpline_alloc::cuda::CudaBackend;
+use warpline_alloc::{MemPool, PoolOptions};
+use warpline_stream::Stream;
+
+use crate::storage::{Uses, WeakStorage};
+use crate::{CudaDevice, Result, Runtime, Storage};
+
+/// Memory that one or more graphs share (`torch.cuda.graph_pool_handle`). Clones share it. What is
+/// made in a capture lies there, and what is dropped in it is used again in it and in later
+/// captures into the same pool: replay such graphs in the order in which they were captured, as in
+/// PyTorch. Their replays run one after another, whatever streams they are on.
+#[derive(Clone, Debug)]
+pub struct GraphPool(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    memory: MemPool<CudaBackend>,
+    device: usize,
+    /// The seed and place that random ops of a replay start from. Each replay writes it, so that
+    /// its uses are those of the whole pool.
+    state: OnceLock<Storage>,
+    /// Where captures run that have no stream of their own. One for all, since the allocator
+    /// keeps memory by stream.
+    stream: OnceLock<Stream>,
+    /// What was made in captures.
+    members: Mutex<Vec<WeakStorage>>,
+}
+
+impl GraphPool {
+    /// An empty pool of a device.
+    #[must_use]
+    pub fn new(device: &CudaDevice) -> Self {
+        let memory = device.allocator().new_pool(PoolOptions::default());
+        Self(Arc::new(Inner {
+            memory,
+            device: device.index(),
+            state: OnceLock::new(),
+            stream: OnceLock::new(),
+            members: Mutex::default(),
+        }))
+    }
+
+    /// Its number, which no other pool of the device has; never 0.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.0.memory.id()
+    }
+
+    /// The index of its device.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.0.device
+    }
+
+    /// The stream for captures that have none of their own, which is always the same one.
+    ///
+    /// # Errors
+    /// The driver's own, when it has to be made.
+    pub fn stream(&self, device: &CudaDevice) -> Result<&Stream> {
+        if let Some(stream) = self.0.stream.get() {
+            return Ok(stream);
+        }
+        let stream = device.device().stream_from_pool(0)?;
+        Ok(self.0.stream.get_or_init(|| stream))
+    }
+
+    pub(super) fn memory(&self) -> &MemPool<CudaBackend> {
+        &self.0.memory
+    }
+
+    /// Where random ops find their state, made now if need be: outside any capture.
+    pub(super) fn state(&self, runtime: &Runtime, stream: &Stream) -> Result<&Storage> {
+        if let Some(state) = self.0.state.get() {
+            return Ok(state);
+        }
+        let state = Storage::device(runtime, 2 * size_of::<u64>(), stream)?;
+        Ok(self.0.state.get_or_init(|| state))
+    }
+
+    fn members(&self) -> MutexGuard<'_, Vec<WeakStorage>> {
+        self.0.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn enter(&self, storage: &Storage) {
+        self.members().push(storage.downgrade());
+    }
+
+    /// What was made in captures and is still there.
+    pub(super) fn alive(&self) -> Vec<Storage> {
+        let mut alive = Vec::new();
+        self.members().retain(|member| {
+            let storage = member.upgrade();
+            let keeps = storage.is_some();
+            alive.extend(storage);
+            keeps
+        });
+        alive
+    }
+
+    fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// What a storage that was made in a capture knows of that.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pool: std::sync::Weak<Inner>,
+    replayed: std::sync::atomic::AtomicBool,
+}
+
+impl Member {
+    pub(super) fn new(pool: &GraphPool) -> Self {
+        Self { pool: Arc::downgrade(&pool.0), replayed: false.into() }
+    }
+
+    pub(super) fn is_of(&self, pool: &GraphPool) -> bool {
+        self.pool.upgrade().is_some_and(|own| GraphPool(own).same_as(pool))
+    }
+
+    pub(crate) fn was_replayed(&self) -> bool {
+        self.replayed.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    pub(super) fn set_replayed(&self) {
+        self.replayed.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Leaves the uses of a storage that is dropped to the pool: later replays write its memory.
+    pub(crate) fn leave(&self, uses: &Uses) {
+        if let Some(state) = self.pool.upgrade().as_ref().and_then(|pool| pool.state.get()) {
+            state.uses().absorb(uses);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Where captures begin and replays are enqueued.
+
+use warpline_cuda_sys_safe::CaptureMode;
+use warpline_cuda_sys_safe::owned::GraphExec;
+use warpline_stream::{CaptureLog, Stream};
+
+use super::cpu::with_host_locks;
+use super::cuda::enqueue_distinct;
+use crate::race::Touch;
+use crate::storage::Site;
+use crate::{Error, Result, Storage};
+
+/// Begins to capture a stream.
+#[track_caller]
+pub(crate) fn begin_capture(stream: &Stream, log: CaptureLog) -> Result<()> {
+    stream.begin_capture(log, |raw| {
+        // SAFETY: all work that this crate enqueues on a captured stream goes through `Log`,
+        // which keeps the storages it uses, or the pool they lie in, for as long as the graph
+        // can be replayed; replays are declared as uses of them, so that their memory goes to
+        // nobody else before a replay is done.
+        unsafe { raw.begin_capture(CaptureMode::Relaxed) }
+    })?;
+    Ok(())
+}
+
+/// Enqueues a replay, which uses `storages` (each once, with whether it is written).
+pub(crate) fn replay(
+    exec: &GraphExec,
+    stream: &Stream,
+    storages: &mut [(&Storage, bool)],
+    site: Site,
+) -> Result<()> {
+    storages.sort_unstable_by_key(|(storage, _)| storage.key());
+    let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
+    let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
+    with_host_locks(pinned, || {
+        enqueue_distinct(stream, storages, &touches, site, |_| exec.launch(stream.raw()))
+    })
+    .map_err(|e| match e.driver_error() {
+        Some(source) => Error::driver(site.op, source.clone().at(site.location)),
+        None => e,
+    })?;
+    Ok(())
+}
