@@ -84,7 +84,7 @@ fn other_device(op: &'static str, first: usize, second: usize) -> Error {
 
 /// Enqueues work that touches `arguments`, in order with other uses of their storages. Answers the
 /// operation's number.
-pub(super) fn enqueue<'a, F>(
+pub(crate) fn enqueue<'a, F>(
     stream: &Stream,
     arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
     site: Site,

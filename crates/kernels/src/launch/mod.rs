@@ -23,6 +23,8 @@ use crate::{CudaDevice, KernelSet, Operand, Result, Runtime, Storage};
 
 pub(crate) use capture::{begin_capture, replay};
 pub(crate) use cpu::with_operands;
+#[cfg(test)]
+pub(crate) use cuda::enqueue;
 pub use host_bytes::{read_bytes, write_bytes};
 pub use transfer::{copy_bytes, memset};
 

@@ -87,6 +87,11 @@ impl Graves {
         found
     }
 
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Cuts a range of addresses out.
     fn take(&mut self, device: usize, range: &Range<u64>) -> Vec<Grave> {
         let below = self.blocks.range((device, 0)..(device, range.end)).rev();

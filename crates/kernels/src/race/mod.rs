@@ -10,6 +10,8 @@ mod graves;
 mod history;
 mod report;
 mod span;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::panic::Location;

@@ -1,0 +1,59 @@
+//! What the race detector costs a launch, with a driver that does nothing. The goal is at most
+//! 2 µs more with it than without.
+
+use std::sync::Arc;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_kernels::elementwise::binary::{BinaryOp, binary};
+use warpline_kernels::{
+    DType, Layout, RaceReport, Runtime, RuntimeConfig, Storage, SyncPolicy, Target, View,
+};
+
+fn launches(c: &mut Criterion) {
+    for (name, sync_policy, race_report) in [
+        ("auto", SyncPolicy::Auto, RaceReport::Collect),
+        ("off", SyncPolicy::Manual, RaceReport::Off),
+        ("on", SyncPolicy::Manual, RaceReport::Collect),
+    ] {
+        let config = RuntimeConfig { sync_policy, race_report, ..RuntimeConfig::default() };
+        let runtime = Runtime::new(Arc::new(NullDriver::new(1)), config).expect("a runtime");
+        let device = runtime.device(0).expect("a device");
+        let [s, t] = [(); 2].map(|()| device.device().exclusive_stream(0).expect("a stream"));
+        let target = Target::Cuda(&runtime, device, &s);
+        let layout = Layout::contiguous(&[64, 64]).expect("a layout");
+        let storages =
+            [(); 3].map(|()| Storage::device(&runtime, 16384, &s).expect("device memory"));
+        let [a, b, out] =
+            storages.each_ref().map(|storage| View { storage, layout: &layout, dtype: DType::F32 });
+        let add = |target| binary(target, BinaryOp::Add, a, b, out).expect("a sum");
+        c.bench_function(&format!("race/{name}/one_stream"), |bench| bench.iter(|| add(target)));
+
+        // Sixteen blocks of columns in turn, which interleave.
+        let views: Vec<Layout> =
+            (0..16).map(|i| layout.narrow(1, 4 * i, 4).expect("a view")).collect();
+        let mut next = views.iter().cycle();
+        c.bench_function(&format!("race/{name}/interleaved_views"), |bench| {
+            bench.iter(|| {
+                let layout = next.next().expect("a view");
+                let of = |view| View { layout, ..view };
+                binary(target, BinaryOp::Add, of(a), of(b), of(out)).expect("a sum")
+            });
+        });
+
+        // Two streams that take turns, in order.
+        let other = Target::Cuda(&runtime, device, &t);
+        c.bench_function(&format!("race/{name}/two_streams_and_two_waits"), |bench| {
+            bench.iter(|| {
+                add(target);
+                t.wait_stream(&s).expect("a wait");
+                add(other);
+                s.wait_stream(&t).expect("a wait");
+            });
+        });
+        assert!(runtime.take_races().is_empty());
+    }
+}
+
+criterion_group!(benches, launches);
+criterion_main!(benches);

@@ -1,0 +1,4 @@
+//! Races of all kinds, and random programs against a model.
+
+mod cases;
+mod model;

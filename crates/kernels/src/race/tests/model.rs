@@ -1,0 +1,413 @@
+//! Random programs over streams, events, views, copies, frees and host code, against paths in a
+//! graph and sets of bytes.
+
+use std::collections::{BTreeMap, HashSet};
+use std::panic::Location;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+use smallvec::smallvec;
+use warpline_cuda_sys_safe::Access;
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_stream::{Event, Stream};
+
+use crate::launch::enqueue;
+use crate::race::{Touch, check_host};
+use crate::{DType, Layout, Operand, Runtime, RuntimeConfig, Site, Storage, SyncPolicy, View};
+
+/// The last is of device 1.
+const STREAMS: usize = 4;
+const EVENTS: usize = 2;
+/// The first three are of device 0, the next of device 1; the last is page-locked.
+const SLOTS: usize = 5;
+const PINNED: usize = SLOTS - 1;
+const BYTES: usize = 64;
+
+#[derive(Clone, Copy, Debug)]
+struct Arg {
+    slot: usize,
+    layout: usize,
+    access: Access,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Op(usize, Vec<Arg>),
+    /// Host code on part of the page-locked slot.
+    Host(usize, Access),
+    Record(usize, usize),
+    Wait(usize, usize),
+    WaitStream(usize, usize),
+    Renew(usize),
+    SyncStream(usize),
+    SyncEvent(usize),
+    QueryEvent(usize),
+    SyncDevice(usize),
+    RecordStream(usize, usize),
+    /// Frees a slot's memory and allocates it anew, for a stream of its device.
+    Realloc(usize, usize),
+}
+
+/// Views of sixteen `f32`.
+fn layouts() -> Vec<Layout> {
+    vec![
+        Layout::contiguous(&[4, 4]).unwrap(),
+        Layout::from_parts(smallvec![8], smallvec![2], 0),
+        Layout::from_parts(smallvec![8], smallvec![2], 1),
+        Layout::from_parts(smallvec![8], smallvec![1], 8),
+        Layout::from_parts(smallvec![4, 2], smallvec![4, 1], 1),
+        Layout::from_parts(smallvec![4], smallvec![-4], 15),
+        Layout::from_parts(smallvec![3], smallvec![0], 5),
+        Layout::from_parts(smallvec![0], smallvec![1], 0),
+    ]
+}
+
+fn access() -> impl Strategy<Value = Access> {
+    prop::sample::select(vec![Access::Read, Access::Read, Access::Write, Access::ReadWrite])
+}
+
+fn op() -> impl Strategy<Value = (usize, Vec<Arg>)> {
+    let arg = (0..SLOTS, 0..layouts().len(), access());
+    let arg = arg.prop_map(|(slot, layout, access)| Arg { slot, layout, access });
+    (0..STREAMS, prop::collection::vec(arg, 1..4))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (s, e) = (0..STREAMS, 0..EVENTS);
+    prop_oneof![
+        10 => op().prop_map(|(s, args)| Step::Op(s, args)),
+        2 => (0..layouts().len(), access()).prop_map(|(l, a)| Step::Host(l, a)),
+        4 => (e.clone(), s.clone()).prop_map(|(e, s)| Step::Record(e, s)),
+        4 => (s.clone(), e.clone()).prop_map(|(s, e)| Step::Wait(s, e)),
+        2 => (s.clone(), s.clone()).prop_map(|(s, t)| Step::WaitStream(s, t)),
+        1 => e.clone().prop_map(Step::Renew),
+        1 => s.clone().prop_map(Step::SyncStream),
+        1 => e.clone().prop_map(Step::SyncEvent),
+        1 => e.prop_map(Step::QueryEvent),
+        1 => (0..2usize).prop_map(Step::SyncDevice),
+        2 => (0..PINNED, s.clone()).prop_map(|(i, s)| Step::RecordStream(i, s)),
+        3 => (0..PINNED, s).prop_map(|(i, s)| Step::Realloc(i, s)),
+    ]
+}
+
+/// One argument of one op, as the model sees it.
+#[derive(Debug)]
+struct Accessed {
+    op: &'static str,
+    argument: usize,
+    node: usize,
+    stream: usize,
+    bytes: HashSet<u64>,
+    writes: bool,
+}
+
+/// A freed block: what then came before it on the stream that it was allocated for.
+type Freed = (usize, Vec<usize>);
+
+struct Model {
+    runtime: Runtime,
+    streams: Vec<Stream>,
+    events: Vec<Event>,
+    slots: Vec<(Storage, usize)>,
+    told: Vec<Vec<usize>>,
+    /// The nodes that lie directly before each node.
+    before: Vec<Vec<usize>>,
+    host: Vec<usize>,
+    last: Vec<Option<usize>>,
+    recorded: Vec<Option<usize>>,
+    accessed: Vec<Accessed>,
+    freed: BTreeMap<u64, Freed>,
+    ops: usize,
+    races: usize,
+    pairs: usize,
+}
+
+fn device_of(stream: usize) -> usize {
+    usize::from(stream == STREAMS - 1)
+}
+
+fn home_of(slot: usize, stream: usize) -> usize {
+    if slot == 3 { STREAMS - 1 } else { stream.min(STREAMS - 2) }
+}
+
+impl Model {
+    fn new() -> Self {
+        let config = RuntimeConfig { sync_policy: SyncPolicy::Manual, ..RuntimeConfig::default() };
+        let runtime = Runtime::new(Arc::new(NullDriver::new(2)), config).unwrap();
+        let stream =
+            |s| runtime.device(device_of(s)).unwrap().device().exclusive_stream(0).unwrap();
+        let streams: Vec<Stream> = (0..STREAMS).map(stream).collect();
+        let slots = (0..SLOTS).map(|slot| {
+            if slot == PINNED {
+                return (Storage::pinned(&runtime, BYTES).unwrap(), 0);
+            }
+            let home = home_of(slot, slot);
+            (Storage::device(&runtime, BYTES, &streams[home]).unwrap(), home)
+        });
+        Self {
+            slots: slots.collect(),
+            runtime,
+            streams,
+            events: (0..EVENTS).map(|_| Event::default()).collect(),
+            told: vec![Vec::new(); SLOTS],
+            before: Vec::new(),
+            host: Vec::new(),
+            last: vec![None; STREAMS],
+            recorded: vec![None; EVENTS],
+            accessed: Vec::new(),
+            freed: BTreeMap::new(),
+            ops: 0,
+            races: 0,
+            pairs: 0,
+        }
+    }
+
+    fn node(&mut self, before: impl IntoIterator<Item = usize>) -> usize {
+        self.before.push(before.into_iter().chain(self.host.iter().copied()).collect());
+        self.before.len() - 1
+    }
+
+    fn reaches(&self, from: usize, to: impl IntoIterator<Item = usize>) -> bool {
+        let mut open: Vec<usize> = to.into_iter().collect();
+        let mut seen = vec![false; self.before.len()];
+        while let Some(node) = open.pop() {
+            if node == from {
+                return true;
+            }
+            if !std::mem::replace(&mut seen[node], true) {
+                open.extend(&self.before[node]);
+            }
+        }
+        false
+    }
+
+    fn bytes(&self, arg: Arg) -> HashSet<u64> {
+        let layout = &layouts()[arg.layout];
+        let mut starts = vec![layout.offset() as isize];
+        for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
+            let steps = 0..size as isize;
+            starts =
+                starts.iter().flat_map(|at| steps.clone().map(move |i| at + i * stride)).collect();
+        }
+        let base = self.slots[arg.slot].0.address();
+        starts.into_iter().flat_map(|at| base + 4 * at as u64..base + 4 * (at as u64 + 1)).collect()
+    }
+
+    /// Earlier accesses that race with these, were they made now after these nodes.
+    fn racing(&self, args: &[Arg], after: &[usize]) -> Vec<(usize, usize)> {
+        let mut pairs = Vec::new();
+        for (argument, arg) in args.iter().enumerate() {
+            let bytes = self.bytes(*arg);
+            for (index, old) in self.accessed.iter().enumerate() {
+                if (old.writes || arg.access.writes())
+                    && !old.bytes.is_disjoint(&bytes)
+                    && !self.reaches(old.node, after.iter().chain(&self.host).copied())
+                {
+                    pairs.push((index, argument));
+                }
+            }
+        }
+        pairs
+    }
+
+    /// Compares what was reported with the pairs of the model: no pair that is none, and of those
+    /// that are, each one or one that stands in for it.
+    fn compare(&mut self, pairs: &[(usize, usize)], op: &str) -> Result<(), TestCaseError> {
+        let races = self.runtime.take_races();
+        prop_assert!(self.runtime.take_possible_races().is_empty());
+        self.races += races.len();
+        self.pairs += pairs.len();
+        let mut reported = Vec::new();
+        for race in &races {
+            prop_assert_eq!(race.second.op, op);
+            let first = (race.first.op, race.first.argument);
+            let index = self.accessed.iter().position(|a| (a.op, a.argument) == first);
+            let pair = (index.expect("an access"), race.second.argument);
+            prop_assert!(pairs.contains(&pair), "a false alarm: {:#}", race);
+            reported.push(pair);
+        }
+        for &(index, argument) in pairs {
+            let old = &self.accessed[index];
+            let stood_in_for = reported.iter().any(|&(other, a)| {
+                let other = &self.accessed[other];
+                a == argument
+                    && self.reaches(old.node, [other.node])
+                    && (other.op == old.op || other.bytes.is_superset(&old.bytes))
+            });
+            prop_assert!(stood_in_for, "missed: {:?} and argument {} of {}", old, argument, op);
+        }
+        Ok(())
+    }
+
+    fn site(&mut self) -> Site {
+        self.ops += 1;
+        let op = format!("op{}", self.ops).leak();
+        Site { op, location: Location::caller() }
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match *step {
+            Step::Op(s, ref args) => {
+                let site = self.site();
+                let after: Vec<usize> = self.last[s].into_iter().collect();
+                let pairs = self.racing(args, &after);
+                let layouts = layouts();
+                let operands: Vec<Operand<'_>> = args
+                    .iter()
+                    .map(|arg| {
+                        let storage = &self.slots[arg.slot].0;
+                        let layout = &layouts[arg.layout];
+                        let view = View { storage, layout, dtype: DType::F32 };
+                        Operand { view, access: arg.access }
+                    })
+                    .collect();
+                enqueue(&self.streams[s], operands.into_iter(), site, |_| Ok(())).unwrap();
+                self.compare(&pairs, site.op)?;
+                let node = self.node(after);
+                self.last[s] = Some(node);
+                for (argument, arg) in args.iter().enumerate() {
+                    let (bytes, writes) = (self.bytes(*arg), arg.access.writes());
+                    let op = site.op;
+                    self.accessed.push(Accessed { op, argument, node, stream: s, bytes, writes });
+                }
+            }
+            Step::Host(layout, access) => {
+                let site = self.site();
+                let pairs = self.racing(&[Arg { slot: PINNED, layout, access }], &[]);
+                let storage = &self.slots[PINNED].0;
+                let view = View { storage, layout: &layouts()[layout], dtype: DType::F32 };
+                check_host(&Touch::from(Operand { view, access }), 0, site).unwrap();
+                // That it waits is no order of the program's.
+                storage.wait_for_host(access.writes()).unwrap();
+                self.compare(&pairs, site.op)?;
+            }
+            Step::Record(e, s) => {
+                if self.events[e].record(&self.streams[s]).is_ok() {
+                    self.recorded[e] = Some(self.node(self.last[s]));
+                }
+            }
+            Step::Wait(s, e) => {
+                self.events[e].wait(&self.streams[s]).unwrap();
+                let node = self.node(self.last[s].into_iter().chain(self.recorded[e]));
+                self.last[s] = Some(node);
+            }
+            Step::WaitStream(s, t) => {
+                self.streams[s].wait_stream(&self.streams[t]).unwrap();
+                let node = self.node(self.last[s].into_iter().chain(self.last[t]));
+                self.last[s] = Some(node);
+            }
+            Step::Renew(e) => {
+                self.events[e] = Event::default();
+                self.recorded[e] = None;
+            }
+            Step::SyncStream(s) => {
+                self.streams[s].synchronize().unwrap();
+                self.host.extend(self.last[s]);
+            }
+            Step::SyncEvent(e) => {
+                self.events[e].synchronize().unwrap();
+                self.host.extend(self.recorded[e]);
+            }
+            Step::QueryEvent(e) => {
+                prop_assert!(self.events[e].query().unwrap());
+                self.host.extend(self.recorded[e]);
+            }
+            Step::SyncDevice(d) => {
+                self.runtime.device(d).unwrap().device().synchronize().unwrap();
+                let of_it = (0..STREAMS).filter(|&s| device_of(s) == d);
+                self.host.extend(of_it.filter_map(|s| self.last[s]));
+            }
+            Step::RecordStream(slot, s) => {
+                self.slots[slot].0.record_stream(&self.streams[s]);
+                self.told[slot].push(s);
+            }
+            Step::Realloc(slot, s) => self.realloc(slot, home_of(slot, s)),
+        }
+        Ok(())
+    }
+
+    fn realloc(&mut self, slot: usize, home: usize) {
+        let (old, old_home) = (&self.slots[slot].0, self.slots[slot].1);
+        let range = |base: u64| base..base + BYTES as u64;
+        // The memory goes to nobody before what streams that the allocator knows of were given is
+        // done.
+        let told = std::mem::take(&mut self.told[slot]);
+        let tails = told.into_iter().filter(|&s| s != old_home).filter_map(|s| self.last[s]);
+        let tails: Vec<usize> = tails.chain(self.host.iter().copied()).collect();
+        let address = old.address();
+        self.forget(range(address), &tails);
+        self.freed.insert(address, (old_home, self.last[old_home].into_iter().collect()));
+        let parked = Storage::pageable(&self.runtime, 1).unwrap();
+        drop(std::mem::replace(&mut self.slots[slot], (parked, home)));
+        let new = Storage::device(&self.runtime, BYTES, &self.streams[home]).unwrap();
+        if let Some((freed_on, tail)) = self.freed.remove(&new.address())
+            && freed_on != home
+        {
+            self.forget(range(new.address()), &tail);
+        }
+        self.slots[slot] = (new, home);
+    }
+
+    /// Takes from the accesses that come before these nodes the bytes in a range.
+    fn forget(&mut self, range: std::ops::Range<u64>, tails: &[usize]) {
+        for index in 0..self.accessed.len() {
+            if self.reaches(self.accessed[index].node, tails.iter().copied()) {
+                self.accessed[index].bytes.retain(|byte| !range.contains(byte));
+            }
+        }
+    }
+}
+
+/// Runs a program and answers how many races were reported, and how many pairs there are.
+fn run(steps: &[Step]) -> Result<(usize, usize), TestCaseError> {
+    let mut model = Model::new();
+    for step in steps {
+        model.step(step)?;
+    }
+    Ok((model.races, model.pairs))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_race_is_missed_and_none_is_made_up(
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        run(&steps)?;
+    }
+
+    /// Programs with the waits they need, and each of these left out in turn.
+    #[test]
+    fn a_program_is_right_with_its_waits_and_caught_without_any_one(
+        ops in prop::collection::vec(op(), 2..16),
+    ) {
+        let mut model = Model::new();
+        let mut steps = Vec::new();
+        let mut waits = Vec::new();
+        for (s, args) in ops {
+            loop {
+                let after: Vec<usize> = model.last[s].into_iter().collect();
+                let Some(&(first, _)) = model.racing(&args, &after).first() else { break };
+                let wait = Step::WaitStream(s, model.accessed[first].stream);
+                model.step(&wait)?;
+                waits.push(steps.len());
+                steps.push(wait);
+            }
+            let op = Step::Op(s, args);
+            model.step(&op)?;
+            steps.push(op);
+        }
+        prop_assert_eq!(run(&steps)?, (0, 0));
+        for wait in waits {
+            let mut without = steps.clone();
+            without.remove(wait);
+            let (races, pairs) = run(&without)?;
+            // Of several before one op, the last may order what an earlier one was for.
+            let needed = matches!(steps[wait + 1], Step::Op(..));
+            prop_assert!(!needed || pairs > 0, "{:?} was not needed", steps[wait]);
+            prop_assert_eq!(races > 0, pairs > 0, "without {:?}", steps[wait]);
+        }
+    }
+}
