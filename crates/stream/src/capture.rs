@@ -5,7 +5,7 @@
 //! stream was given before keeps its numbers and can be waited for by others all the while.
 
 use std::any::Any;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{DriverError, owned};
@@ -63,7 +63,74 @@ impl Capture {
     }
 }
 
+/// What a stream knows of captures.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    /// Whether `captured` is there.
+    capturing: AtomicBool,
+    captured: Mutex<Option<Captured>>,
+    /// The capture in which this is a stream's twin.
+    twin_in: Option<Weak<Capture>>,
+}
+
+impl Slot {
+    pub(crate) fn new(twin_in: Option<Weak<Capture>>) -> Self {
+        Self { twin_in, ..Self::default() }
+    }
+
+    pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
+        self.twin_in.as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn captured(&self) -> Option<Captured> {
+        if !self.capturing.load(Ordering::Acquire) {
+            return None;
+        }
+        self.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, captured: Option<Captured>) {
+        let there = captured.is_some();
+        *self.captured.lock().unwrap_or_else(PoisonError::into_inner) = captured;
+        self.capturing.store(there, Ordering::Release);
+    }
+}
+
 impl Stream {
+    /// Whether what it is given is captured (`torch.cuda.is_current_stream_capturing`).
+    #[inline]
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        self.slot().capturing.load(Ordering::Acquire) || self.twin_in().is_some()
+    }
+
+    /// This stream as part of the capture under way, if it takes part in one.
+    #[inline]
+    #[must_use]
+    pub fn captured(&self) -> Option<Captured> {
+        self.slot().captured()
+    }
+
+    /// What the driver's stream is numbered by now: its twin while it is captured.
+    pub(crate) fn acting(&self) -> Stream {
+        self.captured().map_or_else(|| self.clone(), |captured| captured.twin)
+    }
+
+    pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
+        self.slot().twin_in()
+    }
+
+    /// Refuses to wait on the host for captured work, which does not run.
+    pub(crate) fn refuse_twin(&self, call: &'static str) -> Result<()> {
+        if self.twin_in().is_some() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+    }
+
+    /// Refuses to ask about a stream, or wait for it, while it is captured.
+    pub(crate) fn refuse_capturing(&self, call: &'static str) -> Result<()> {
+        if self.is_capturing() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+    }
+
     /// Captures what this stream is given from now on, instead of running it, until
     /// [`Stream::end_capture`]. `begin` asks the driver for it. Another stream joins the capture by
     /// waiting for an event that was recorded in it, or for a stream that takes part.
@@ -109,7 +176,10 @@ impl Stream {
         }
         let graph = self.raw().end_capture();
         for (stream, _) in &streams {
-            stream.leave_capture();
+            let _ = stream.change_capture(|slot| {
+                slot.set(None);
+                Ok(())
+            });
         }
         self.core().captures.fetch_sub(1, Ordering::SeqCst);
         joined?;
@@ -153,8 +223,14 @@ impl Stream {
             return Err(StreamError::CannotCapture { reason });
         }
         let twin = Stream::twin(self, Arc::downgrade(capture));
-        self.start_capture(Captured { capture: Arc::clone(capture), twin: twin.clone() }, || {
-            enter(&twin)
+        self.change_capture(|slot| {
+            if self.is_capturing() {
+                let reason = "it is being captured already";
+                return Err(StreamError::CannotCapture { reason });
+            }
+            enter(&twin)?;
+            slot.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
+            Ok(())
         })?;
         if let Some(streams) = &mut *capture.lock() {
             streams.push((self.clone(), twin));

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{StreamHandle, owned};
 
-use crate::capture::{Capture, Captured};
+use crate::capture::{Capture, Slot};
 use crate::clock::{Before, Clock, Point};
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
@@ -26,11 +25,8 @@ pub(crate) struct Inner {
     /// Held while work is enqueued, so that its number is its place in the stream. No second
     /// stream's lock is ever taken under it.
     state: Mutex<State>,
-    /// Whether `captured` is there. Changed under the lock on `state` only.
-    capturing: AtomicBool,
-    captured: Mutex<Option<Captured>>,
-    /// The capture in which this is a stream's twin.
-    twin_in: Option<Weak<Capture>>,
+    /// Changed under the lock on `state` only.
+    capture: Slot,
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +44,7 @@ impl Inner {
     #[inline]
     fn advance(&self, _held: &mut State) -> OpNumber {
         let op = self.progress.advance();
-        if op == 1 && self.twin_in.is_none() {
+        if op == 1 && self.capture.twin_in().is_none() {
             self.core.world.count_stream();
         }
         op
@@ -60,7 +56,7 @@ impl Inner {
     }
 
     fn point_at(&self, op: OpNumber, before: Clock) -> Point {
-        let (progress, capture) = (Arc::clone(&self.progress), self.twin_in.clone());
+        let (progress, capture) = (Arc::clone(&self.progress), self.capture.twin_in().cloned());
         Point { progress, op, before, capture }
     }
 
@@ -76,7 +72,7 @@ impl Inner {
         let op = op.min(last);
         let State { checkpoints, clock } = state;
         if checkpoints.at_or_after(op).is_none() {
-            if self.capturing.load(Ordering::Relaxed) {
+            if self.capture.captured().is_some() {
                 return Err(StreamError::Capturing { call: "wait_for" });
             }
             checkpoints.record(&self.core, &self.raw, last, clock)?;
@@ -107,9 +103,7 @@ impl Stream {
             raw,
             core: Arc::clone(core),
             state: Mutex::default(),
-            capturing: AtomicBool::new(false),
-            captured: Mutex::default(),
-            twin_in,
+            capture: Slot::new(twin_in),
         }))
     }
 
@@ -118,68 +112,20 @@ impl Stream {
         Self::build(&of.0.core, of.0.raw.clone(), Some(capture))
     }
 
-    /// Enters what stands for this stream from now on, if `begin` succeeds.
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.0.capture
+    }
+
+    /// Runs `f`, which begins or ends a capture of this stream, while nobody enqueues on it.
     #[track_caller]
-    pub(crate) fn start_capture(
-        &self,
-        captured: Captured,
-        begin: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn change_capture<R>(&self, f: impl FnOnce(&Slot) -> Result<R>) -> Result<R> {
         let inner = &*self.0;
         let mut state = inner.lock();
-        if inner.twin_in.is_some() || inner.capturing.load(Ordering::Relaxed) {
-            return Err(StreamError::CannotCapture { reason: "it is being captured already" });
-        }
         // Others can wait for earlier work without touching the stream.
-        if inner.progress.last() > 0 {
+        if inner.progress.last() > 0 && !self.is_capturing() {
             inner.checkpoint_in(&mut state, inner.progress.last())?;
         }
-        begin()?;
-        *inner.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(captured);
-        inner.capturing.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    pub(crate) fn leave_capture(&self) {
-        let _state = self.0.lock();
-        self.0.capturing.store(false, Ordering::Release);
-        *self.0.captured.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Whether what it is given is captured (`torch.cuda.is_current_stream_capturing`).
-    #[inline]
-    #[must_use]
-    pub fn is_capturing(&self) -> bool {
-        self.0.capturing.load(Ordering::Acquire) || self.0.twin_in.is_some()
-    }
-
-    /// This stream as part of the capture under way, if it takes part in one.
-    #[inline]
-    #[must_use]
-    pub fn captured(&self) -> Option<Captured> {
-        if !self.0.capturing.load(Ordering::Acquire) {
-            return None;
-        }
-        self.0.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// What the driver's stream is numbered by now: its twin while it is captured.
-    pub(crate) fn acting(&self) -> Stream {
-        self.captured().map_or_else(|| self.clone(), |captured| captured.twin().clone())
-    }
-
-    pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
-        self.0.twin_in.as_ref()
-    }
-
-    /// Refuses to wait on the host for captured work, which does not run.
-    fn refuse_twin(&self, call: &'static str) -> Result<()> {
-        if self.0.twin_in.is_some() { Err(StreamError::Capturing { call }) } else { Ok(()) }
-    }
-
-    /// Refuses to ask about a stream, or wait for it, while it is captured.
-    fn refuse_capturing(&self, call: &'static str) -> Result<()> {
-        if self.is_capturing() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+        f(&inner.capture)
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -244,7 +190,7 @@ impl Stream {
         }
         let result = f(inner.raw.handle())?;
         let op = inner.advance(&mut state);
-        if inner.core.world.uses_many_streams() || inner.twin_in.is_some() {
+        if inner.core.world.uses_many_streams() || inner.capture.twin_in().is_some() {
             // The operation is enqueued whether or not this works. Whoever waits for it finds no
             // checkpoint, records one, and gets the error.
             let State { checkpoints, clock } = &mut *state;

@@ -156,7 +156,9 @@ where
             }
         }
         // The page-locked cache is told under either policy: what it reuses, host code writes.
-        if policy == SyncPolicy::Auto || storage.is_pinned() {
+        // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
+        let told = policy == SyncPolicy::Auto && storage.member().is_none();
+        if told || storage.is_pinned() {
             storage.note_stream(uses, stream);
         }
     }

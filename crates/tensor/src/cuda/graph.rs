@@ -104,7 +104,7 @@ impl CudaGraph {
         self.reset();
         let runtime = runtime();
         let mut stream = super::current_stream(())?;
-        if stream.is_default() {
+        if stream.is_default() && pool.device() == stream.device_index() {
             stream = pool.stream(runtime.device(pool.device())?)?.clone();
         }
         let capturing = Capturing::begin(&runtime, &stream, pool)?;

@@ -215,6 +215,7 @@ impl Tensor {
                 actual: self.dtype(),
             });
         }
+        self.check_readable("to_vec")?;
         let host = self.cpu()?.contiguous()?;
         // Aligned for every dtype.
         let bytes = host.numel() * host.element_size();
@@ -266,6 +267,18 @@ impl Tensor {
     /// As [`Tensor::to_scalar`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
+        self.check_readable("item")?;
         Ok(T::from_scalar(self.to_scalar()?))
+    }
+
+    /// Refuses to wait for elements on a stream that is captured, where they do not come.
+    fn check_readable(&self, op: &'static str) -> Result<()> {
+        match self.exec()? {
+            Exec::Cuda(_, _, stream) if stream.is_capturing() => {
+                let reason = "the host would wait for the values; read them after a replay";
+                Err(Error::capture(op, reason.into()))
+            }
+            _ => Ok(()),
+        }
     }
 }

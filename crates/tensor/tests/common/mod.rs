@@ -76,12 +76,27 @@ pub(crate) fn worlds_with(
 /// Runs a test under many schedules: the laziest, and `WARPLINE_SCHEDULES` (8) seeded ones.
 pub(crate) fn schedules(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Result<()>) {
     let config = RuntimeConfig { sync_policy: policy, ..RuntimeConfig::default() };
+    schedules_with(needs, &config, body);
+}
+
+/// [`schedules`] with settings of their own.
+pub(crate) fn schedules_with(
+    needs: usize,
+    config: &RuntimeConfig,
+    body: impl Fn(&World) -> Result<()>,
+) {
     for devices in device_counts(needs) {
-        World::open(&format!("sim:{devices},lazy"), &config).enter(&body);
+        World::open(&format!("sim:{devices},lazy"), config).enter(&body);
         for seed in 0..number("WARPLINE_SCHEDULES", 8) {
-            World::open(&format!("sim:{devices},seed={seed}"), &config).enter(&body);
+            World::open(&format!("sim:{devices},seed={seed}"), config).enter(&body);
         }
     }
+}
+
+/// Settings with which the allocator is PyTorch's, to the byte.
+pub(crate) fn torch_config() -> RuntimeConfig {
+    let allocator = warpline_alloc::AllocatorConfig::parse("policy:torch").expect("options");
+    RuntimeConfig { allocator, ..RuntimeConfig::default() }
 }
 
 /// What [`gpu`] opens: the machine's GPUs, or the simulated ones that `WARPLINE_DRIVER` asks for.
@@ -94,7 +109,12 @@ pub(crate) fn gpu(needs: usize, policy: SyncPolicy, body: impl Fn(&World) -> Res
     let read = |name: &str| std::env::var(name);
     let allocator = warpline_alloc::AllocatorConfig::from_env_with(read).expect("options");
     let config = RuntimeConfig { sync_policy: policy, allocator, ..RuntimeConfig::default() };
-    let world = World::open(&gpu_spec(), &config);
+    gpu_with(needs, &config, body);
+}
+
+/// [`gpu`] with settings of their own.
+pub(crate) fn gpu_with(needs: usize, config: &RuntimeConfig, body: impl Fn(&World) -> Result<()>) {
+    let world = World::open(&gpu_spec(), config);
     assert!(world.devices >= needs, "{needs} GPUs are needed, {} found", world.devices);
     world.enter(&body);
 }
@@ -128,6 +148,12 @@ macro_rules! rows {
     };
     (@ manual $needs:expr, $body:expr) => {
         $crate::common::schedules($needs, warpline::SyncPolicy::Manual, $body)
+    };
+    (@ torch $needs:expr, $body:expr) => {
+        $crate::common::schedules_with($needs, &$crate::common::torch_config(), $body)
+    };
+    (@gpu torch $needs:expr, $body:expr) => {
+        $crate::common::gpu_with($needs, &$crate::common::torch_config(), $body)
     };
     (@gpu manual $needs:expr, $body:expr) => {
         $crate::common::gpu($needs, warpline::SyncPolicy::Manual, $body)

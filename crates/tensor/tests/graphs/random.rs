@@ -1,0 +1,82 @@
+//! Random ops in graphs: the device's sequence goes on, replay by replay.
+
+use warpline::cuda;
+use warpline::{DType, Result, Tensor, empty, manual_seed, rand, randint, randn, randperm};
+
+use super::values;
+use crate::common::World;
+
+rows! {
+    schedules(1) graphs_random_ops_go_on_as_eager_ones gpu_graphs_random_ops_go_on_as_eager_ones => go_on;
+    schedules(1) graphs_random_ops_follow_the_seed gpu_graphs_random_ops_follow_the_seed => seeds;
+}
+
+/// Every kind of random op there is.
+fn draws(device: usize) -> Result<Vec<Tensor>> {
+    let fill = empty(&[300], (DType::F64, device))?;
+    fill.normal_(1.0, 2.0)?;
+    let coins = empty(&[77], device)?;
+    coins.bernoulli_(0.5)?;
+    let waits = empty(&[50], (DType::F64, device))?;
+    waits.exponential_(2.0)?;
+    let drawn = [
+        rand(&[1000], device)?,
+        randn(&[33, 5], device)?,
+        randint(0, 1 << 40, &[100], device)?.to(DType::F64)?,
+        randperm(3000, device)?.to(DType::F64)?,
+        fill,
+        coins,
+        waits,
+    ];
+    // So that all can be compared.
+    drawn.iter().map(|t| t.to(DType::F32)).collect()
+}
+
+fn read(drawn: &[Tensor]) -> Result<Vec<Vec<f32>>> {
+    drawn.iter().map(values).collect()
+}
+
+fn go_on(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let _on = cuda::device(device)?;
+        manual_seed(7);
+        let mut eager = Vec::new();
+        for _ in 0..3 {
+            eager.push(read(&draws(device)?)?);
+            eager.push(vec![values(&rand(&[10], device)?)?]);
+        }
+        manual_seed(7);
+        // A capture draws nothing.
+        let (graph, drawn) = cuda::graph(|| draws(device))?;
+        for round in 0..3 {
+            graph.replay()?;
+            assert_eq!(read(&drawn)?, eager[2 * round], "replay {round} on cuda:{device}");
+            let between = values(&rand(&[10], device)?)?;
+            assert_eq!(vec![between], eager[2 * round + 1], "after replay {round}");
+        }
+    }
+    Ok(())
+}
+
+fn seeds(_: &World) -> Result<()> {
+    let (graph, drawn) = cuda::graph(|| rand(&[100], 0))?;
+    let mut of = Vec::new();
+    for seed in [1, 2, 1] {
+        manual_seed(seed);
+        graph.replay()?;
+        of.push(values(&drawn)?);
+    }
+    assert_eq!(of[0], of[2]);
+    assert_ne!(of[0], of[1]);
+    // One graph after the other over one pool, each with its part of the sequence.
+    let mut second = cuda::CudaGraph::new();
+    let other = second.capture_with(&graph.pool()?, || rand(&[100], 0))?;
+    manual_seed(1);
+    graph.replay()?;
+    second.replay()?;
+    assert_eq!(values(&drawn)?, of[0]);
+    manual_seed(1);
+    let eager = [values(&rand(&[100], 0)?)?, values(&rand(&[100], 0)?)?];
+    assert_eq!(eager, [values(&drawn)?, values(&other)?]);
+    Ok(())
+}
