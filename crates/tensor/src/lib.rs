@@ -46,3 +46,8 @@ pub(crate) use tensor::index;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 pub struct Readme;
+
+/// The programs of `docs/streams.md` compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/streams.md")]
+pub struct Streams;

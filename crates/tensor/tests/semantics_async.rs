@@ -36,5 +36,7 @@ mod failures;
 mod hazards;
 #[path = "semantics/ported.rs"]
 mod ported;
+#[path = "semantics/races.rs"]
+mod races;
 #[path = "semantics/sticky.rs"]
 mod sticky;

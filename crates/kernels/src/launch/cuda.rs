@@ -172,12 +172,16 @@ where
     for ((_, write), uses) in distinct.iter().zip(&mut uses) {
         uses.enter(stream, op, *write, site);
     }
+    let watched = watch.is_some();
     if let Some(watch) = watch {
         watch.enter(stream, op, &mut uses);
     }
     drop(uses);
-    if first.runtime().launch_blocking() {
-        stream.host_wait(op)?;
+    match first.runtime().launch_blocking() {
+        // A race stays one where each launch is waited for to find another mistake.
+        true if watched => stream.host_wait_silently(op)?,
+        true => stream.host_wait(op)?,
+        false => {}
     }
     Ok(op)
 }

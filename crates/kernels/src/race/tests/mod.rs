@@ -1,4 +1,6 @@
 //! Races of all kinds, and random programs against a model.
 
 mod cases;
+mod logged;
 mod model;
+mod program;
