@@ -45,8 +45,11 @@ impl WeakStorage {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(member) = &self.member {
-            member.leave(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let key = std::ptr::from_ref(self).addr();
+        let Some(member) = &self.member else { return };
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Gone) {
+            member.leave(key, uses, block);
         }
     }
 }
@@ -56,6 +59,8 @@ enum Memory {
     Pageable(HostMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
+    /// While it is dropped.
+    Gone,
 }
 
 impl Storage {
@@ -152,6 +157,7 @@ impl Storage {
             Memory::Device(_, block) => block.address(),
             Memory::Pinned(block) => block.as_ptr().addr().get() as u64,
             Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
+            Memory::Gone => 0,
         }
     }
 
@@ -160,9 +166,11 @@ impl Storage {
     /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] every launch does this itself.
     pub fn record_stream(&self, stream: &Stream) {
         match &self.0.memory {
+            // The capture knows its uses, and there is no work to wait for.
+            Memory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             Memory::Device(_, block) => block.record_stream(stream.raw()),
             Memory::Pinned(block) => block.record_use(stream.raw()),
-            Memory::Pageable(_) => {}
+            Memory::Pageable(_) | Memory::Gone => {}
         }
     }
 
@@ -218,7 +226,7 @@ impl Storage {
         match &self.0.memory {
             Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
             Memory::Pinned(block) => Some(block.as_ptr().as_ptr()),
-            Memory::Device(..) => None,
+            Memory::Device(..) | Memory::Gone => None,
         }
     }
 
@@ -250,7 +258,7 @@ impl Storage {
                     block.record_use(stream.raw());
                 }
             }
-            Memory::Pageable(_) => {}
+            Memory::Pageable(_) | Memory::Gone => {}
         }
     }
 }
