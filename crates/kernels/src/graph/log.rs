@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 use warpline_alloc::PoolRoute;
-use warpline_alloc::cuda::CudaBackend;
+use warpline_alloc::cuda::{CudaBackend, CudaBlock};
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{Captured, OpNumber, Stream, StreamError};
 
@@ -26,8 +26,10 @@ struct Noted {
     /// By the storages' keys, which nobody else gets as long as they are held here.
     entries: HashMap<usize, Entry>,
     made: Vec<WeakStorage>,
-    /// Where the allocator takes memory for streams that joined.
-    routes: Vec<(u64, PoolRoute<CudaBackend>)>,
+    /// Where the allocator takes memory for the streams that take part, by these streams' twins.
+    routes: Vec<(Stream, PoolRoute<CudaBackend>)>,
+    /// Memory that was dropped while other streams that take part use it.
+    parked: Vec<(CudaBlock, Uses)>,
     /// Values by which random ops advanced.
     draws: u64,
 }
@@ -54,6 +56,21 @@ pub(super) struct Notes {
     pub(super) draws: u64,
 }
 
+impl Noted {
+    /// Gives back memory whose stream comes after all its uses by now.
+    fn reclaim(&mut self) {
+        let routes = &self.routes;
+        self.parked.retain(|(block, uses)| {
+            let owner = routes.iter().find(|(twin, _)| twin.id() == block.stream_id());
+            let comes_after = |(twin, _): &(Stream, _)| {
+                let mut all = uses.conflicting(true);
+                all.all(|used| twin.is_ordered_after(&used.stream, used.op).unwrap_or(false))
+            };
+            !owner.is_some_and(comes_after)
+        });
+    }
+}
+
 impl Log {
     pub(super) fn new(pool: GraphPool, state: Storage) -> Self {
         Self { pool, state, noted: Mutex::default() }
@@ -76,11 +93,23 @@ impl Log {
     /// Sees to it that the stream's memory comes from the pool, and says what is made there.
     pub(crate) fn member(&self, device: &CudaDevice, stream: &Stream) -> Member {
         let mut noted = self.noted();
-        if !noted.routes.iter().any(|(id, _)| *id == stream.id()) {
+        if !noted.routes.iter().any(|(twin, _)| twin == stream) {
             let route = device.allocator().use_pool_for(self.pool.memory(), stream.raw());
-            noted.routes.push((stream.id(), route));
+            let twin = stream.captured().map_or_else(|| stream.clone(), |c| c.twin().clone());
+            noted.routes.push((twin, route));
         }
+        noted.reclaim();
         Member::new(&self.pool)
+    }
+
+    /// Takes the memory of a storage that is dropped, if the capture uses it: it can be used again
+    /// in the capture once its own stream comes after all these uses. Otherwise gives it back.
+    pub(super) fn park(&self, key: usize, block: CudaBlock) -> Option<CudaBlock> {
+        let mut noted = self.noted();
+        let Some(entry) = noted.entries.get_mut(&key) else { return Some(block) };
+        let uses = std::mem::take(&mut entry.uses);
+        noted.parked.push((block, uses));
+        None
     }
 
     /// Enters a storage that was made in the capture.
@@ -128,11 +157,6 @@ impl Log {
                 };
                 Entry { storage, writes: false, uses: Box::default() }
             });
-            if storage.runtime().sync_policy() == SyncPolicy::Auto
-                && matches!(entry.storage, Held::OfPool(_))
-            {
-                storage.note_stream(&mut entry.uses, twin);
-            }
             uses.push(std::mem::take(&mut entry.uses));
         }
         let op = in_order(twin, storages, touches, &mut uses, site, f);
@@ -147,8 +171,9 @@ impl Log {
 
     /// Takes everything out, at the end of the capture.
     pub(super) fn take(&self) -> Notes {
-        let Noted { entries, made, routes, draws } = std::mem::take(&mut *self.noted());
-        drop(routes);
+        let noted = std::mem::take(&mut *self.noted());
+        let Noted { entries, made, routes, parked, draws } = noted;
+        drop((routes, parked));
         let storages = entries.into_values().map(|entry| (entry.storage, entry.writes)).collect();
         Notes { storages, made, draws }
     }

@@ -59,6 +59,7 @@ impl Capturing {
             return Err(Error::RuntimeMismatch { op: "capture_begin" });
         }
         let log = Arc::new(Log::new(pool.clone(), state));
+        pool.enter_log(&log);
         let memory = device.allocator().capture_to(pool.memory(), stream.raw());
         let pinned = runtime.pinned_cache()?.capture();
         begin_capture(stream, Arc::clone(&log) as CaptureLog)?;

@@ -1,11 +1,13 @@
 //! The memory that graphs are captured in.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use warpline_alloc::cuda::CudaBackend;
+use warpline_alloc::cuda::{CudaBackend, CudaBlock};
 use warpline_alloc::{MemPool, PoolOptions};
 use warpline_stream::Stream;
 
+use super::Log;
 use crate::storage::{Uses, WeakStorage};
 use crate::{CudaDevice, Result, Runtime, Storage};
 
@@ -28,6 +30,8 @@ struct Inner {
     stream: OnceLock<Stream>,
     /// What was made in captures.
     members: Mutex<Vec<WeakStorage>>,
+    /// Captures that may be under way.
+    logs: Mutex<Vec<Weak<Log>>>,
 }
 
 impl GraphPool {
@@ -41,6 +45,7 @@ impl GraphPool {
             state: OnceLock::new(),
             stream: OnceLock::new(),
             members: Mutex::default(),
+            logs: Mutex::default(),
         }))
     }
 
@@ -85,6 +90,17 @@ impl GraphPool {
         self.0.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn logs(&self) -> MutexGuard<'_, Vec<Weak<Log>>> {
+        self.0.logs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a capture that begins.
+    pub(super) fn enter_log(&self, log: &Arc<Log>) {
+        let mut logs = self.logs();
+        logs.retain(|log| log.strong_count() > 0);
+        logs.push(Arc::downgrade(log));
+    }
+
     pub(super) fn enter(&self, storage: &Storage) {
         self.members().push(storage.downgrade());
     }
@@ -109,8 +125,8 @@ impl GraphPool {
 /// What a storage that was made in a capture knows of that.
 #[derive(Debug)]
 pub(crate) struct Member {
-    pool: std::sync::Weak<Inner>,
-    replayed: std::sync::atomic::AtomicBool,
+    pool: Weak<Inner>,
+    replayed: AtomicBool,
 }
 
 impl Member {
@@ -123,17 +139,22 @@ impl Member {
     }
 
     pub(crate) fn was_replayed(&self) -> bool {
-        self.replayed.load(std::sync::atomic::Ordering::Relaxed)
+        self.replayed.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_replayed(&self) {
-        self.replayed.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.replayed.store(true, Ordering::Relaxed);
     }
 
-    /// Leaves the uses of a storage that is dropped to the pool: later replays write its memory.
-    pub(crate) fn leave(&self, uses: &Uses) {
-        if let Some(state) = self.pool.upgrade().as_ref().and_then(|pool| pool.state.get()) {
+    /// Leaves what is left of a storage that is dropped to the pool: its uses, since later replays
+    /// write its memory, and to a capture under way that uses it, its memory.
+    pub(crate) fn leave(&self, key: usize, uses: &Uses, block: CudaBlock) {
+        let Some(pool) = self.pool.upgrade().map(GraphPool) else { return };
+        if let Some(state) = pool.0.state.get() {
             state.uses().absorb(uses);
         }
+        let logs = pool.logs().clone();
+        let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
+        logs.iter().fold(Some(block), |block, log| log.park(key, block?));
     }
 }

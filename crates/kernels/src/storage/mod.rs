@@ -47,6 +47,7 @@ impl WeakStorage {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let key = std::ptr::from_ref(self).addr();
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         if uses.history.is_some()
             && let Memory::Device(index, block) = &self.memory
@@ -54,8 +55,9 @@ impl Drop for Inner {
             let range = block.address()..block.address() + self.bytes as u64;
             race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
         }
-        if let Some(member) = &self.member {
-            member.leave(uses);
+        let Some(member) = &self.member else { return };
+        if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Gone) {
+            member.leave(key, uses, block);
         }
     }
 }
@@ -65,6 +67,8 @@ enum Memory {
     Pageable(HostMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
+    /// While it is dropped.
+    Gone,
 }
 
 impl Storage {
@@ -172,6 +176,7 @@ impl Storage {
             Memory::Device(_, block) => block.address(),
             Memory::Pinned(block) => block.as_ptr().addr().get() as u64,
             Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
+            Memory::Gone => 0,
         }
     }
 
@@ -181,9 +186,11 @@ impl Storage {
     pub fn record_stream(&self, stream: &Stream) {
         self.uses().first_on(stream);
         match &self.0.memory {
+            // The capture knows its uses, and there is no work to wait for.
+            Memory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             Memory::Device(_, block) => block.record_stream(stream.raw()),
             Memory::Pinned(block) => block.record_use(stream.raw()),
-            Memory::Pageable(_) => {}
+            Memory::Pageable(_) | Memory::Gone => {}
         }
     }
 
@@ -246,7 +253,7 @@ impl Storage {
         match &self.0.memory {
             Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
             Memory::Pinned(block) => Some(block.as_ptr().as_ptr()),
-            Memory::Device(..) => None,
+            Memory::Device(..) | Memory::Gone => None,
         }
     }
 
@@ -278,7 +285,7 @@ impl Storage {
                     block.record_use(stream.raw());
                 }
             }
-            Memory::Pageable(_) => {}
+            Memory::Pageable(_) | Memory::Gone => {}
         }
     }
 }

@@ -14,6 +14,8 @@ rows! {
     schedules(1) graphs_are_ordered_with_other_streams gpu_graphs_are_ordered_with_other_streams => ordered;
     schedules(1) graphs_results_dropped_elsewhere_are_waited_for
         gpu_graphs_results_dropped_elsewhere_are_waited_for => dropped_results;
+    schedules(1) graphs_earlier_work_can_be_waited_for_during_a_capture
+        gpu_graphs_earlier_work_can_be_waited_for_during_a_capture => earlier;
     schedules(1) graphs_are_replayed_by_threads gpu_graphs_are_replayed_by_threads => threads;
     manual(1) graphs_races_are_reported gpu_graphs_races_are_reported => races;
 }
@@ -56,8 +58,24 @@ fn dropped_results(_: &World) -> Result<()> {
     let z = cuda::with_stream(&main, || second.capture_with(&pool, || &x * 100.0))??;
     assert_eq!(z.data_ptr(), address);
     cuda::with_stream(&side, || second.replay())??;
-    assert_eq!(values(&kept)?, vec![2.0; 4096]);
+    // The replay first: nothing but its own waits makes the other stream run.
     assert_eq!(values(&z)?, vec![100.0; 4096]);
+    assert_eq!(values(&kept)?, vec![2.0; 4096]);
+    Ok(())
+}
+
+/// The only stream in use so far is captured, and another then needs what it was given before.
+fn earlier(_: &World) -> Result<()> {
+    let (main, side) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+    let x = cuda::with_stream(&main, || full(&[4096], 5.0, 0))??;
+    let mut graph = CudaGraph::new();
+    let y = captured(&mut graph, &main, || {
+        let eager = cuda::with_stream(&side, || values(&(&x + 1.0)?))??;
+        assert_eq!(eager, vec![6.0; 4096]);
+        &x + 2.0
+    })?;
+    graph.replay()?;
+    assert_eq!(values(&y)?, vec![7.0; 4096]);
     Ok(())
 }
 
@@ -137,4 +155,26 @@ fn graphs_wait_for_nothing_but_what_they_use() {
         assert_eq!((values(&y)?, values(&z)?), (vec![2.0; 100], vec![3.0; 100]));
         Ok(())
     });
+}
+
+/// Graphs that share a pool share memory that no tensor is left of.
+#[test]
+fn graphs_of_one_pool_wait_for_each_other() {
+    for share in [true, false] {
+        let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Auto);
+        world.enter(|| {
+            let streams = [cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?];
+            let (x, y, z) = (full(&[100], 1.0, 0)?, zeros(&[100], 0)?, zeros(&[100], 0)?);
+            let (first, _) = cuda::graph(|| y.copy_(&(&x + 1.0)?, false).map(drop))?;
+            let pool = if share { first.pool()? } else { cuda::graph_pool_handle(())? };
+            let mut second = CudaGraph::new();
+            second.capture_with(&pool, || z.copy_(&(&x + 2.0)?, false).map(drop))?;
+            cuda::with_stream(&streams[0], || first.replay())??;
+            cuda::with_stream(&streams[1], || second.replay())??;
+            streams[1].synchronize()?;
+            assert_eq!(streams[0].query()?, share);
+            assert_eq!((values(&y)?, values(&z)?), (vec![2.0; 100], vec![3.0; 100]));
+            Ok(())
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! PyTorch's tests of graphs, by their names.
 
 use warpline::cuda::{self, CudaGraph, MemoryStats};
-use warpline::{Result, Tensor, ones, zeros};
+use warpline::{Result, Tensor, full, ones, zeros};
 
 use super::values;
 use crate::common::World;
@@ -14,6 +14,8 @@ rows! {
     torch(1) graphs_concurrent_replay gpu_graphs_concurrent_replay => concurrent_replay;
     torch(1) graphs_memory_stats_and_use_result_after_destroy_graph
         gpu_graphs_memory_stats_and_use_result_after_destroy_graph => memory_stats;
+    torch(1) graphs_capture_reclaim_2_streams gpu_graphs_capture_reclaim_2_streams => reclaim_2;
+    torch(1) graphs_capture_reclaim_4_streams gpu_graphs_capture_reclaim_4_streams => reclaim_4;
     torch(1) graphs_record_stream gpu_graphs_record_stream => record_stream;
     torch(1) graphs_pinned_blocks_are_not_recycled gpu_graphs_pinned_blocks_are_not_recycled => pinned;
 }
@@ -298,4 +300,53 @@ fn pinned(_: &World) -> Result<()> {
     g.replay()?;
     assert_eq!(values(&device)?, vec![1.0; 100]);
     Ok(())
+}
+
+/// Memory that `others` more streams use in a capture is used again in it once all of them have
+/// been waited for, and not before.
+fn reclaim(others: usize) -> Result<()> {
+    let streams: Vec<_> =
+        (0..=others).map(|_| cuda::stream_from_pool((), 0)).collect::<Result<_>>()?;
+    let (main, side) = streams.split_first().expect("there is one");
+    let mut g = CudaGraph::new();
+    let (results, first) = cuda::with_stream(main, || {
+        g.capture(|| {
+            let data = ones(&[8], 0)?;
+            let address = data.data_ptr();
+            let mut results = Vec::new();
+            for stream in side {
+                stream.wait_stream(main)?;
+                results.push(cuda::with_stream(stream, || {
+                    data.record_stream(stream);
+                    &data + 1.0
+                })??);
+            }
+            drop(data);
+            let mut held = Vec::new();
+            for stream in side {
+                held.push(ones(&[8], 0)?);
+                assert_ne!(held[held.len() - 1].data_ptr(), address, "{stream} may still use it");
+                main.wait_stream(stream)?;
+            }
+            let again = full(&[8], 9.0, 0)?;
+            assert_eq!(again.data_ptr(), address, "all were waited for");
+            Ok((results, again))
+        })
+    })??;
+    for _ in 0..3 {
+        g.replay()?;
+        for result in &results {
+            assert_eq!(values(result)?, [2.0; 8]);
+        }
+        assert_eq!(values(&first)?, [9.0; 8]);
+    }
+    Ok(())
+}
+
+fn reclaim_2(_: &World) -> Result<()> {
+    reclaim(1)
+}
+
+fn reclaim_4(_: &World) -> Result<()> {
+    reclaim(3)
 }
