@@ -30,6 +30,8 @@ pub use dtype::{Category, DType, Element, Scalar};
 pub use error::{Error, Result};
 pub use launch::Target;
 pub use layout::{Layout, Sizes, Strides, broadcast, checked_numel, resolve_dim};
-pub use runtime::{CudaDevice, KernelSet, Module, Race, Runtime, RuntimeConfig, SyncPolicy};
+pub use runtime::{
+    CudaDevice, KernelSet, Module, Race, Runtime, RuntimeConfig, Staging, SyncPolicy,
+};
 pub use storage::{Site, Storage};
 pub use view::{Operand, View};

@@ -36,7 +36,8 @@ pub use tensor::{
     randperm, result_type, stack, tensor, zeros,
 };
 pub use warpline_kernels::{
-    Category, DType, Element, Error, Race, Result, Runtime, RuntimeConfig, Scalar, Site, SyncPolicy,
+    Category, DType, Element, Error, Race, Result, Runtime, RuntimeConfig, Scalar, Site, Staging,
+    SyncPolicy,
 };
 
 pub(crate) use tensor::index;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard};
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch};
+use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
 
 use super::{Call, Code, distinct};
@@ -58,7 +58,8 @@ pub(super) fn footprint<'a>(
         return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
     };
     // A kernel that follows another device's address without peer access loses its own device.
-    if owner.index() != device {
+    if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
+    {
         return Err(other_device(op, device, owner.index()));
     }
     let item_size = view.dtype.size();
@@ -89,7 +90,21 @@ pub(super) fn enqueue<'a, F>(
     f: F,
 ) -> Result<OpNumber>
 where
-    F: FnOnce(warpline_cuda_sys_safe::StreamHandle) -> Result<(), DriverError>,
+    F: FnOnce(StreamHandle) -> Result<(), DriverError>,
+{
+    let submit = |handle| f(handle).map_err(StreamError::from);
+    enqueue_with(stream, storages, site, || Ok(stream.submit(submit)?.1))
+}
+
+/// As [`enqueue`], for work that is more than one operation. `f` answers one that covers it all.
+pub(super) fn enqueue_with<'a, F>(
+    stream: &Stream,
+    storages: impl Iterator<Item = (&'a Storage, bool)>,
+    site: Site,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce() -> Result<OpNumber>,
 {
     let distinct = distinct(storages);
     // Held until the new uses are entered: another thread that shares a storage sees them.
@@ -136,7 +151,7 @@ where
             storage.note_stream(uses, stream);
         }
     }
-    let ((), op) = stream.submit(|handle| f(handle).map_err(StreamError::from))?;
+    let op = f()?;
     for ((_, write), uses) in distinct.iter().zip(&mut uses) {
         uses.enter(stream, op, *write, site);
     }

@@ -8,14 +8,18 @@
 mod cpu;
 mod cuda;
 mod host_bytes;
+mod pageable;
+#[cfg(test)]
+mod staging_tests;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod unlinked;
 
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
+use warpline_cuda_sys_safe::{CaptureStatus, DevicePtr, DriverError, HostKernel, StreamHandle};
 use warpline_stream::Stream;
 
 use crate::{CudaDevice, KernelSet, Operand, Result, Runtime, Storage};
@@ -102,6 +106,13 @@ pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
         Target::Cpu(_) => cpu::run(call),
         Target::Cuda(_, device, stream) => cuda::run(device, stream, call),
     }
+}
+
+/// Whether what the stream is given goes into a graph.
+fn is_capturing(stream: &Stream) -> bool {
+    let raw = stream.raw();
+    // SAFETY: the handle is that of a live stream of this driver.
+    !matches!(unsafe { raw.driver().capture_status(raw.handle()) }, Ok(CaptureStatus::None))
 }
 
 /// Each storage once, with whether it is written, in the order in which locks are taken.

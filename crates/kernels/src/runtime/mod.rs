@@ -2,7 +2,9 @@
 
 mod device;
 mod kernel_cache;
+mod peers;
 mod race;
+mod staging;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -18,7 +20,9 @@ use crate::{Error, Result};
 pub use device::CudaDevice;
 pub(crate) use kernel_cache::module;
 pub use kernel_cache::{KernelSet, Module};
+use peers::Peers;
 pub use race::Race;
+pub use staging::Staging;
 
 /// Races kept for a program that does not ask for them.
 const MAX_RACES: usize = 1024;
@@ -47,6 +51,8 @@ pub struct RuntimeConfig {
     pub no_cublas: bool,
     /// The caching allocators' options.
     pub allocator: AllocatorConfig,
+    /// How copies go through page-locked memory.
+    pub staging: Staging,
 }
 
 /// One driver with its devices and caches: an isolated world. Clones share it.
@@ -57,6 +63,7 @@ pub struct Runtime(Arc<Inner>);
 struct Inner {
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
+    peers: Peers,
     pinned: OnceLock<CudaHostCache>,
     pinned_config: HostConfig,
     cpu_generator: Mutex<CpuGenerator>,
@@ -64,6 +71,7 @@ struct Inner {
     launch_blocking: bool,
     race_is_error: bool,
     no_cublas: bool,
+    staging: Staging,
     races: Mutex<Vec<Race>>,
 }
 
@@ -91,6 +99,7 @@ impl Runtime {
         config: &RuntimeConfig,
     ) -> Self {
         Self(Arc::new(Inner {
+            peers: Peers::new(gpus.len()),
             devices,
             gpus,
             pinned: OnceLock::new(),
@@ -100,6 +109,7 @@ impl Runtime {
             launch_blocking: config.launch_blocking,
             race_is_error: config.race_is_error,
             no_cublas: config.no_cublas,
+            staging: config.staging,
             races: Mutex::default(),
         }))
     }
@@ -209,6 +219,12 @@ impl Runtime {
     #[must_use]
     pub fn uses_cublas(&self) -> bool {
         !self.0.no_cublas
+    }
+
+    /// How copies go through page-locked memory.
+    #[must_use]
+    pub fn staging(&self) -> &Staging {
+        &self.0.staging
     }
 
     /// The races noted since the last call, oldest first. At most 1024 are kept.
