@@ -85,6 +85,10 @@ impl<'a> Staged<'a> {
         })
     }
 
+    pub(super) fn to_device(&self) -> bool {
+        self.to_device
+    }
+
     /// Copies. Answers an operation that covers all that was enqueued, also where it failed; and
     /// the failure.
     ///

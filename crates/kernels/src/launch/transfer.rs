@@ -97,6 +97,10 @@ fn stage(
     site: Site,
     staged: &Staged<'_>,
 ) -> Result<OpNumber> {
+    if !staged.to_device() {
+        // What it must come after anyway is waited for before the uses are locked.
+        stream.host_wait(stream.last_op())?;
+    }
     let mut result = Ok(());
     let op = enqueue_with(stream, storages.into_iter(), site, || {
         // SAFETY: both ends lie inside live storages, whose host lock the caller holds; the device's
