@@ -1,17 +1,20 @@
 //! Backends over the CUDA driver layer.
 
+mod peers;
+
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use warpline_cuda_sys_safe::owned::{
     DeviceMemory, Event, HostMemory, PhysicalMemory, Reservation, Stream,
 };
-use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, MemAccess};
+use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags};
 
 use crate::{
     Backend, Block, CachingAllocator, Handle, HostBackend, HostCache, HostConfig, PinnedBlock,
     StreamBackend, VirtualMemory,
 };
+use peers::Mappings;
 
 /// One device of a driver, for its memory and for page-locked host memory.
 #[derive(Clone, Debug)]
@@ -20,6 +23,7 @@ pub struct CudaBackend {
     device: usize,
     /// What the driver said of it, once it was asked.
     granularity: Arc<OnceLock<Option<usize>>>,
+    mappings: Arc<Mappings>,
 }
 
 /// The same, as the backend of a [`CudaHostCache`].
@@ -37,7 +41,7 @@ impl CudaBackend {
     /// A backend for this device. Does not call the driver.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>, device: usize) -> Self {
-        Self { driver, device, granularity: Arc::default() }
+        Self { driver, device, granularity: Arc::default(), mappings: Arc::default() }
     }
 
     /// The driver.
@@ -50,6 +54,15 @@ impl CudaBackend {
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.device
+    }
+
+    /// Lets another device read and write what is mapped of this one's memory, now and from now
+    /// on. What `cuMemAlloc` allocated needs [`Driver::enable_peer_access`].
+    ///
+    /// # Errors
+    /// The driver's own: a device that cannot reach this one.
+    pub fn allow_peer(&self, peer: usize) -> Result<(), DriverError> {
+        self.mappings.allow(peer)
     }
 }
 
@@ -160,8 +173,7 @@ impl VirtualMemory<DriverError> for CudaBackend {
         let range = range.downcast_ref::<Reservation>().ok_or_else(foreign)?;
         let memory = memory.downcast_ref::<PhysicalMemory>().ok_or_else(foreign)?;
         let mapping = range.map(offset, memory, 0, memory.bytes())?;
-        mapping.set_access(&[(self.device, MemAccess::ReadWrite)])?;
-        Ok(Box::new(mapping))
+        Ok(Box::new(self.mappings.add(self.device, mapping)?))
     }
 }
 

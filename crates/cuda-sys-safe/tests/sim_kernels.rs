@@ -4,7 +4,9 @@ use std::ffi::CStr;
 use std::panic::Location;
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::owned::{DeviceMemory, HostMemory, Module, Stream};
+use warpline_cuda_sys_safe::owned::{
+    DeviceMemory, HostMemory, Module, PhysicalMemory, Reservation, Stream,
+};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
 use warpline_cuda_sys_safe::*;
 
@@ -202,6 +204,25 @@ fn illegal_addresses_are_found_when_the_kernel_runs() {
         let result = world.launch(nothing, &[bytes(1, far.ptr(), &four, Access::Read)]);
         assert_eq!(result.is_ok(), enable);
         assert!(world.driver.lost(1).is_none(), "the owner is not at fault");
+    }
+
+    // Memory that is mapped by hand: the context's peer access does not open it, access to the
+    // mapping does.
+    for access in [None, Some(MemAccess::Read), Some(MemAccess::None)] {
+        let world = world(2, false);
+        world.driver.enable_peer_access(0, 1).unwrap();
+        let page = world.driver.mem_granularity(1).unwrap();
+        let range = Reservation::new(&world.driver, 1, page).unwrap();
+        let memory = PhysicalMemory::new(&world.driver, 1, page).unwrap();
+        let mapping = range.map(0, &memory, 0, page).unwrap();
+        mapping.set_access(&[(1, MemAccess::ReadWrite)]).unwrap();
+        if let Some(access) = access {
+            mapping.set_access(&[(0, access)]).unwrap();
+        }
+        let result = world.launch(nothing, &[bytes(1, mapping.ptr(), &four, Access::Read)]);
+        assert_eq!(result.is_ok(), access == Some(MemAccess::Read), "{access:?}: {result:?}");
+        let code = result.err().and_then(|e| e.code());
+        assert!(code.is_none_or(|code| code == CudaCode::ILLEGAL_ADDRESS), "{code:?}");
     }
 
     // No elements: nothing is touched.

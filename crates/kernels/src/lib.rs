@@ -33,7 +33,7 @@ pub use error::{Error, Result};
 pub use launch::Target;
 pub use layout::{Layout, Sizes, Strides, broadcast, checked_numel, resolve_dim};
 pub use race::{Race, RaceReport, RacingUse};
-pub use runtime::{CudaDevice, KernelSet, Module, Runtime, RuntimeConfig, SyncPolicy};
+pub use runtime::{CudaDevice, KernelSet, Module, Runtime, RuntimeConfig, Staging, SyncPolicy};
 pub use storage::{Site, Storage};
 pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::Access;

@@ -88,18 +88,26 @@ fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
     bytes.ok_or_else(|| Error::SizeOverflow { sizes: layout.sizes().into() })
 }
 
-/// Refuses tensors that cannot meet in one op.
+/// Whether ops on `a`'s device may read `b`: it is on the same device, or on one whose memory they
+/// were given access to.
+pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
+    match (a.storage().cuda_device(), b.storage().cuda_device()) {
+        (Some(device), Some(peer)) => {
+            a.storage().runtime().peer_access_enabled(device.index(), peer.index())
+        }
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// Refuses tensors that cannot meet in one op on the first one's device.
 pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     if !a.storage().runtime().same_as(b.storage().runtime()) {
         return Err(Error::RuntimeMismatch { op });
     }
-    let (first, second) = (a.device(), b.device());
-    if first != second {
-        return Err(Error::DeviceMismatch {
-            op,
-            first: first.to_string(),
-            second: second.to_string(),
-        });
+    if reaches(a, b) {
+        return Ok(());
     }
-    Ok(())
+    let (first, second) = (a.device().to_string(), b.device().to_string());
+    Err(Error::DeviceMismatch { op, first, second })
 }

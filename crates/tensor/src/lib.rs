@@ -37,7 +37,7 @@ pub use tensor::{
 };
 pub use warpline_kernels::{
     Access, Category, DType, Element, Error, Race, RaceReport, RacingUse, Result, Runtime,
-    RuntimeConfig, Scalar, Site, SyncPolicy,
+    RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
 };
 
 pub(crate) use tensor::index;

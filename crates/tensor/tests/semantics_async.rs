@@ -7,6 +7,8 @@ mod common;
 #[path = "semantics/boxes.rs"]
 mod boxes;
 
+#[path = "semantics/s06_peers.rs"]
+mod s06_peers;
 #[path = "semantics/s07_asynchronous.rs"]
 mod s07_asynchronous;
 #[path = "semantics/s08_launch_blocking.rs"]

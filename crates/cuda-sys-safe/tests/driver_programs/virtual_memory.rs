@@ -59,6 +59,37 @@ programs! {
         "free the range: ok",
     ]
 
+    a_peer_reads_a_mapping(2, driver, t) {
+        if !driver.can_access_peer(0, 1)? {
+            t.0.extend(["read: true", "the owner's access set again: true"].map(String::from));
+            return Ok(());
+        }
+        let page = driver.mem_granularity(1)?;
+        let base = driver.address_reserve(1, page)?;
+        let piece = driver.mem_create(1, page)?;
+        let (near, here) = (memory(driver, 256)?, stream(driver, 0)?);
+        let function = add_scalar(driver, 0)?;
+        // SAFETY: everything below is live until it is released at the end, with no work left.
+        unsafe {
+            driver.mem_map(base, page, 0, piece)?;
+            driver.mem_set_access(1, base, page, &[(1, MemAccess::ReadWrite)])?;
+            driver.mem_set_access(1, base, page, &[(0, MemAccess::ReadWrite)])?;
+            for (what, value) in [("read", 2), ("the owner's access set again", 4)] {
+                let there = Stream::default_of(driver, 1);
+                driver.memset_async(base, MemsetValue::U8(value), 256, there.handle())?;
+                driver.synchronize(1)?;
+                let ends = [(0, near.ptr()), (1, base.offset(0))];
+                launch_add(&here, &function, ONE_BLOCK, ends, 64, 1)?;
+                let expected = u32::from_ne_bytes([value; 4]) + 1;
+                t.say(what, words(&read(driver, &near)?).iter().all(|&v| v == expected));
+                driver.mem_set_access(1, base, page, &[(1, MemAccess::ReadWrite)])?;
+            }
+            driver.mem_unmap(1, base, page)?;
+            driver.mem_release(piece)?;
+            driver.address_free(1, base, page)?;
+        }
+    } => ["read: true", "the owner's access set again: true"]
+
     a_copy_spans_mappings(1, driver, t) {
         let page = driver.mem_granularity(0)?;
         let base = driver.address_reserve(0, 2 * page)?;

@@ -108,7 +108,7 @@ impl Log {
         let mut noted = self.noted();
         let Some(entry) = noted.entries.get_mut(&key) else { return Some(block) };
         let uses = std::mem::take(&mut entry.uses);
-        noted.parked.push((block, uses));
+        noted.parked.push((block, *uses));
         None
     }
 

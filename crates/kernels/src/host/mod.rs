@@ -28,12 +28,29 @@ pub(crate) fn may_parallel() -> bool {
 /// The program's own jobs may wait for a lock that the caller holds. Were they on the same
 /// threads, all of these could be waiting for the caller while it waits for one of them.
 pub(crate) fn on_threads<R: Send>(f: impl FnOnce() -> R + Send) -> R {
-    static THREADS: OnceLock<Option<ThreadPool>> = OnceLock::new();
-    let name = |i| format!("warpline-cpu-{i}");
-    match THREADS.get_or_init(|| ThreadPoolBuilder::new().thread_name(name).build().ok()) {
+    match threads() {
         Some(threads) => threads.install(f),
         None => f(),
     }
+}
+
+/// Runs `f` here and, as they come free, on up to `others` of these threads; returns once all have.
+pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
+    match threads() {
+        Some(threads) if others > 0 && may_parallel() => threads.in_place_scope(|scope| {
+            for _ in 0..others {
+                scope.spawn(|_| f());
+            }
+            f();
+        }),
+        _ => f(),
+    }
+}
+
+fn threads() -> Option<&'static ThreadPool> {
+    static THREADS: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    let name = |i| format!("warpline-cpu-{i}");
+    THREADS.get_or_init(|| ThreadPoolBuilder::new().thread_name(name).build().ok()).as_ref()
 }
 
 /// The parameter block.

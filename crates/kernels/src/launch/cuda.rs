@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard};
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch};
+use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
 
 use super::{Call, Code, distinct};
@@ -60,7 +60,8 @@ pub(super) fn footprint<'a>(
         return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
     };
     // A kernel that follows another device's address without peer access loses its own device.
-    if owner.index() != device {
+    if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
+    {
         return Err(other_device(op, device, owner.index()));
     }
     let item_size = view.dtype.size();
@@ -110,8 +111,64 @@ pub(super) fn enqueue_distinct<F>(
     f: F,
 ) -> Result<OpNumber>
 where
-    F: FnOnce(warpline_cuda_sys_safe::StreamHandle) -> Result<(), DriverError>,
+    F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
+    if let Some(captured) = stream.captured() {
+        check_world(stream, distinct, site.op)?;
+        return Log::enqueue(&captured, distinct, touches, site, f);
+    }
+    let submit = |handle| {
+        // Another thread may have begun to capture the stream since it was asked.
+        if stream.is_capturing() {
+            return Err(StreamError::Capturing { call: site.op });
+        }
+        f(handle).map_err(StreamError::from)
+    };
+    in_order(stream, distinct, touches, site, || Ok(stream.submit(submit)?.1))
+}
+
+/// As [`enqueue`], for work that is more than one operation and that no capture can hold. `f`
+/// answers one that covers it all.
+pub(super) fn enqueue_with<'a, F>(
+    stream: &Stream,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
+    site: Site,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce() -> Result<OpNumber>,
+{
+    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
+    let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
+    for (storage, _) in &distinct {
+        storage.check_replayed(stream, site.op)?;
+    }
+    in_order(stream, &distinct, &touches, site, f)
+}
+
+/// Refuses storages of several worlds: a driver can make nothing of another one's addresses.
+fn check_world(stream: &Stream, storages: &[(&Storage, bool)], op: &'static str) -> Result<()> {
+    let Some((first, _)) = storages.first() else { return Ok(()) };
+    let one = storages.iter().all(|(storage, _)| storage.runtime().same_as(first.runtime()));
+    if one && Arc::ptr_eq(first.runtime().driver()?, stream.raw().driver()) {
+        return Ok(());
+    }
+    Err(Error::RuntimeMismatch { op })
+}
+
+/// Runs `f`, which enqueues work that touches these storages, after the uses that it conflicts
+/// with, and enters it as one.
+fn in_order<F>(
+    stream: &Stream,
+    distinct: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    site: Site,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce() -> Result<OpNumber>,
+{
+    check_world(stream, distinct, site.op)?;
     // Held until the new uses are entered: another thread that shares a storage sees them.
     let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
         distinct.iter().map(|(s, _)| s.uses()).collect();
@@ -119,19 +176,6 @@ where
         return Ok(stream.last_op());
     };
     let policy = first.runtime().sync_policy();
-    for (storage, _) in distinct {
-        // A driver can make nothing of another one's addresses.
-        if !storage.runtime().same_as(first.runtime()) {
-            return Err(Error::RuntimeMismatch { op: site.op });
-        }
-    }
-    if !Arc::ptr_eq(first.runtime().driver()?, stream.raw().driver()) {
-        return Err(Error::RuntimeMismatch { op: site.op });
-    }
-    if let Some(captured) = stream.captured() {
-        drop(uses);
-        return Log::enqueue(&captured, distinct, touches, site, f);
-    }
     let watch = if first.runtime().detects_races() {
         Some(Watch::new(stream, site, touches, distinct, &uses)?)
     } else {
@@ -162,13 +206,7 @@ where
             storage.note_stream(uses, stream);
         }
     }
-    let ((), op) = stream.submit(|handle| {
-        // Another thread may have begun to capture the stream since it was asked.
-        if stream.is_capturing() {
-            return Err(StreamError::Capturing { call: site.op });
-        }
-        f(handle).map_err(StreamError::from)
-    })?;
+    let op = f()?;
     for ((_, write), uses) in distinct.iter().zip(&mut uses) {
         uses.enter(stream, op, *write, site);
     }

@@ -9,9 +9,13 @@ mod capture;
 mod cpu;
 mod cuda;
 mod host_bytes;
+mod pageable;
+#[cfg(test)]
+mod staging_tests;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod unlinked;
 
 use std::panic::Location;
 

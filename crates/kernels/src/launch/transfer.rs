@@ -4,19 +4,23 @@ use std::panic::Location;
 use std::ptr::NonNull;
 
 use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, MemsetValue};
-use warpline_stream::Stream;
+use warpline_stream::{OpNumber, Stream};
 
 use super::cpu::with_host_locks;
-use super::cuda::enqueue;
+use super::cuda::{enqueue, enqueue_with};
+use super::pageable::Staged;
+use super::unlinked;
 use crate::race::Touch;
 use crate::storage::{Site, not_host};
-use crate::{Error, Result, Storage};
+use crate::{CudaDevice, Error, Result, Storage};
 
 /// Copies `bytes` bytes between storages of any kind, at these byte offsets. At least one is
 /// device memory; the copy runs on `stream`, in order with every other use of both.
 ///
 /// With page-locked or device memory at both ends it returns once the copy is enqueued, and
-/// `non_blocking` is respected; with pageable memory at one end, once it is done.
+/// `non_blocking` is respected; with pageable memory at one end, once it is done. Between devices
+/// it goes over their peer link, which is opened on first need; where there is none, and from and
+/// to pageable memory, through page-locked memory ([`crate::Staging`]).
 ///
 /// # Errors
 /// [`Error::IndexOutOfRange`] when the bytes do not lie inside; the driver's own.
@@ -34,39 +38,55 @@ pub fn copy_bytes(
     if bytes == 0 {
         return Ok(());
     }
+    let runtime = src.0.runtime();
+    if !dst.0.runtime().same_as(runtime) {
+        return Err(Error::RuntimeMismatch { op: "copy_" });
+    }
+    let located = |e: Error| match e.driver_error() {
+        Some(source) => Error::driver("copy_", source.clone().at(location)),
+        None => e,
+    };
+    if let [Some(to), Some(from)] = [dst, src].map(|(s, _)| s.cuda_device().map(CudaDevice::index))
+        && !runtime.link_peers(to, from).map_err(located)?
+        && !stream.is_capturing()
+    {
+        return unlinked::copy(stream, dst, src, [to, from], bytes, location);
+    }
     let copy = Copy { dst: end(dst)?, src: end(src)?, bytes };
     let driver = stream.raw().driver();
     let site = Site { op: "copy_", location };
+    let storages = [(dst.0, true), (src.0, false)];
+    let touches = [
+        Touch::range(dst.0, dst.1, bytes, Access::Write),
+        Touch::range(src.0, src.1, bytes, Access::Read),
+    ];
     let submit = || {
-        let touches = [
-            Touch::range(dst.0, dst.1, bytes, Access::Write),
-            Touch::range(src.0, src.1, bytes, Access::Read),
-        ];
         enqueue(stream, touches.into_iter(), site, |handle| {
             // SAFETY: both ends lie inside live storages, as checked above; device blocks know of
             // the stream, page-locked ones are kept from reuse by their recorded use, pageable
             // ones are waited for below while their host lock is held.
             unsafe { driver.memcpy_async(&copy, handle) }
         })
-        .map_err(|e| match e.driver_error() {
-            Some(source) => Error::driver("copy_", source.clone().at(location)),
-            None => e,
-        })
+        .map_err(located)
     };
     let host_end = |s: &&Storage| s.cuda_device().is_none();
     let pageable = [dst.0, src.0].iter().any(|s| host_end(s) && !s.is_pinned());
-    let host_ends = [(dst.0, true), (src.0, false)];
-    if stream.is_capturing() && host_ends.iter().any(|(s, _)| host_end(s)) {
+    if stream.is_capturing() && storages.iter().any(|(s, _)| host_end(s)) {
         refuse_waiting_copy(pageable, non_blocking)?;
     }
-    if !host_ends.iter().any(|(s, _)| host_end(s)) {
+    if !storages.iter().any(|(s, _)| host_end(s)) {
         submit()?;
         return Ok(());
     }
     // No host code is inside the buffers while the copy is entered; afterwards the entered use
     // makes it wait.
-    with_host_locks(host_ends.into_iter().filter(|(s, _)| host_end(s)), || {
-        let op = submit()?;
+    with_host_locks(storages.into_iter().filter(|(s, _)| host_end(s)), || {
+        let staged =
+            pageable.then(|| Staged::new(runtime, stream, copy.dst, copy.src, bytes)).flatten();
+        let op = match &staged {
+            Some(staged) => stage(stream, touches, site, staged).map_err(located)?,
+            None => submit()?,
+        };
         if pageable || !non_blocking {
             // Should the wait itself fail, the copy may still be using the buffers.
             stream.host_wait(op).inspect_err(|_| {
@@ -85,6 +105,34 @@ fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
         _ => return Ok(()),
     };
     Err(Error::capture("copy_", reason.into()))
+}
+
+/// Copies in pieces, which count as one use of the storages. It is entered where a piece failed too:
+/// others may be on their way.
+fn stage(
+    stream: &Stream,
+    touches: [Touch<'_>; 2],
+    site: Site,
+    staged: &Staged<'_>,
+) -> Result<OpNumber> {
+    if !staged.to_device() {
+        // What it must come after anyway is waited for before the uses are locked.
+        stream.host_wait(stream.last_op())?;
+    }
+    let mut result = Ok(());
+    let op = enqueue_with(stream, touches.into_iter(), site, || {
+        // SAFETY: both ends lie inside live storages, whose host lock the caller holds; the device's
+        // allocator knows of the stream, and its uses are locked until this one is entered.
+        let (covered, ran) = unsafe { staged.run() };
+        match (covered, ran) {
+            (None, Err(error)) => Err(error),
+            (covered, ran) => {
+                result = ran;
+                Ok(covered.unwrap_or_default())
+            }
+        }
+    })?;
+    result.map(|()| op)
 }
 
 fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {

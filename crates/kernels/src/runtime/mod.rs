@@ -2,6 +2,8 @@
 
 mod device;
 mod kernel_cache;
+mod peers;
+mod staging;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -18,6 +20,8 @@ use crate::{Error, Race, RaceReport, Result};
 pub use device::CudaDevice;
 pub(crate) use kernel_cache::module;
 pub use kernel_cache::{KernelSet, Module};
+use peers::Peers;
+pub use staging::Staging;
 
 /// Who orders work on different streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct RuntimeConfig {
     pub no_cublas: bool,
     /// The caching allocators' options.
     pub allocator: AllocatorConfig,
+    /// How copies go through page-locked memory.
+    pub staging: Staging,
 }
 
 /// One driver with its devices and caches: an isolated world. Clones share it.
@@ -53,6 +59,7 @@ pub struct Runtime(Arc<Inner>);
 struct Inner {
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
+    peers: Peers,
     pinned: OnceLock<CudaHostCache>,
     pinned_config: HostConfig,
     cpu_generator: Mutex<CpuGenerator>,
@@ -60,6 +67,7 @@ struct Inner {
     launch_blocking: bool,
     no_cublas: bool,
     detector: Detector,
+    staging: Staging,
 }
 
 impl Runtime {
@@ -86,6 +94,7 @@ impl Runtime {
         config: &RuntimeConfig,
     ) -> Self {
         Self(Arc::new(Inner {
+            peers: Peers::new(gpus.len()),
             devices,
             gpus,
             pinned: OnceLock::new(),
@@ -95,6 +104,7 @@ impl Runtime {
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
             detector: Detector::new(config.race_report),
+            staging: config.staging,
         }))
     }
 
@@ -203,6 +213,12 @@ impl Runtime {
     #[must_use]
     pub fn uses_cublas(&self) -> bool {
         !self.0.no_cublas
+    }
+
+    /// How copies go through page-locked memory.
+    #[must_use]
+    pub fn staging(&self) -> &Staging {
+        &self.0.staging
     }
 
     /// The races noted since the last call, oldest first. At most 1024 are kept.

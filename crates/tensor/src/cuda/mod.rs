@@ -192,6 +192,32 @@ pub fn can_device_access_peer(
         .map_err(|e| Error::driver("can_device_access_peer", e))
 }
 
+/// Lets ops on `device` take tensors of `peer`, whose memory they read directly: `x + y` then runs
+/// on `x`'s device, on its current stream, in order with the work on both devices. It stays so for
+/// the life of the runtime; the other direction is enabled by itself.
+///
+/// PyTorch enables peers as copies need them, and refuses such ops; copies here need no call either.
+///
+/// ```
+/// # use warpline::{RuntimeConfig, cuda, full, open, with_runtime};
+/// # with_runtime(&open("sim:2", &RuntimeConfig::default())?, || -> warpline::Result<()> {
+/// cuda::enable_peer_access(0, 1)?;
+/// let sum = (full(&[2], 1.0, "cuda:0")? + full(&[2], 2.0, "cuda:1")?)?;
+/// assert_eq!(sum.device(), warpline::Device::cuda(0));
+/// assert_eq!(sum.to_vec::<f32>()?, [3.0, 3.0]);
+/// # Ok(()) })?;
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// The driver's own, where there is no link ([`can_device_access_peer`]); as
+/// [`CudaDeviceArg::index_in`].
+pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) -> Result<()> {
+    let runtime = runtime();
+    let (device, peer) = (device.index_in(&runtime)?, peer.index_in(&runtime)?);
+    runtime.enable_peer_access(device, peer)
+}
+
 /// Seeds the generator of the current device.
 ///
 /// # Errors

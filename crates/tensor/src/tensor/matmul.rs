@@ -65,7 +65,10 @@ impl Tensor {
                 let all: Sizes = batch.iter().copied().chain([x, y]).collect();
                 t.with_layout(t.layout().expand(&all)?).reshape(&shape(&[count, x, y]))
             };
-            product(&flat(&a, m, k)?, &flat(&b, k, n)?, &[count, m, n])?
+            // What reshaping copies is to be on the device that multiplies.
+            let near =
+                if a.device() == b.device() { b } else { b.converted_by(&a.exec()?, b.dtype())? };
+            product(&flat(&a, m, k)?, &flat(&near, k, n)?, &[count, m, n])?
         };
         if out.size() == &sizes[..] { Ok(out) } else { out.view(&shape(&sizes)) }
     }

@@ -44,17 +44,17 @@ fn tensors(op: BinaryOp, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     }
     check_together(op.name(), a, b)?;
     let (compute, result) = op.dtypes(common)?;
+    let exec = a.exec()?;
     let (converted_a, converted_b);
     let (mut a, mut b) = (a, b);
     if a.dtype() != compute {
-        converted_a = a.converted(compute)?;
+        converted_a = a.converted_by(&exec, compute)?;
         a = &converted_a;
     }
     if b.dtype() != compute {
-        converted_b = b.converted(compute)?;
+        converted_b = b.converted_by(&exec, compute)?;
         b = &converted_b;
     }
-    let exec = a.exec()?;
     if a.size() == b.size() {
         let out = exec.empty(a.size(), result)?;
         binary(exec.target(), op, a.as_view(), b.as_view(), out.as_view())?;
@@ -179,7 +179,7 @@ fn in_place(op: BinaryOp, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>)
             TensorOrScalar::Tensor(b) => {
                 // Elements in step may be overwritten; any other overlap goes through a copy.
                 let in_step = !a.storage().same_as(b.storage()) || a.layout() == b.layout();
-                if b.dtype() == compute && in_step && a.device() == b.device() {
+                if b.dtype() == compute && in_step && a.is_cuda() == b.is_cuda() {
                     check_together(name, a, b)?;
                     let layout = b.layout().expand(a.size()).map_err(|_| broadcast_error(a, b))?;
                     let exec = a.exec()?;

@@ -6,7 +6,7 @@ use bytemuck::checked;
 use half::{bf16, f16};
 use warpline_kernels::{copy, launch};
 
-use crate::exec::{Exec, empty as empty_in};
+use crate::exec::{Exec, empty as empty_in, reaches};
 use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
@@ -28,7 +28,12 @@ impl Tensor {
     /// A contiguous copy of another dtype on the same device.
     #[track_caller]
     pub(crate) fn converted(&self, dtype: DType) -> Result<Self> {
-        let exec = self.exec()?;
+        self.converted_by(&self.exec()?, dtype)
+    }
+
+    /// A contiguous copy of this dtype, made where it is to be and the elements can be read from.
+    #[track_caller]
+    pub(crate) fn converted_by(&self, exec: &Exec<'_>, dtype: DType) -> Result<Self> {
         let out = exec.empty(self.size(), dtype)?;
         copy::copy(exec.target(), self.as_view(), out.as_view())?;
         Ok(out)
@@ -162,10 +167,21 @@ impl Tensor {
     }
 
     /// Between two devices: bytes go over once both ends are contiguous and of one dtype, for
-    /// which the source's device converts and the destination's scatters.
+    /// which the source's device converts and the destination's scatters. Where the destination's
+    /// may read the source's memory, one kernel does all that.
     #[track_caller]
     fn copy_across(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         let location = Location::caller();
+        let plain = self.dtype() == src.dtype() && self.is_contiguous() && src.is_contiguous();
+        if !plain && reaches(self, src) {
+            let (from, exec) = (src.exec()?, self.exec()?);
+            if let (Exec::Cuda(_, _, other), Exec::Cuda(_, _, stream)) = (&from, &exec) {
+                stream.wait_stream(other)?;
+                copy::copy(exec.target(), src.as_view(), self.as_view())?;
+                other.wait_stream(stream)?;
+                return Ok(());
+            }
+        }
         let ready = if src.is_contiguous() {
             src.in_dtype(self.dtype())
         } else {

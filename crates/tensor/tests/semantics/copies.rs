@@ -10,6 +10,7 @@ rows! {
     schedules(1) s09_copies_are_in_order gpu_s09_copies_are_in_order => in_order;
     schedules(2) s09_device_copies_meet_both_streams gpu2_s09_device_copies_meet_both_streams => both_streams;
     schedules(1) s10_non_blocking_is_correct gpu_s10_non_blocking_is_correct => non_blocking;
+    worlds(1) s05_large_copies gpu_s05_large_copies => large;
     worlds(1) s05_copies_broadcast_and_refuse gpu_s05_copies_broadcast_and_refuse => refusals;
 }
 
@@ -113,6 +114,26 @@ fn non_blocking(world: &World) -> Result<()> {
         let other = zeros(&[1000], DType::I64)?.pin_memory()?;
         other.fill_(-1)?;
         assert_eq!(moved.to_vec::<i64>()?, expected);
+    }
+    Ok(())
+}
+
+/// Sizes from which pageable copies go through page-locked memory.
+fn large(world: &World) -> Result<()> {
+    for elements in [(1 << 17) - 1, 1 << 17, (1 << 17) + 1, 700_001] {
+        let expected: Vec<i64> = (0..elements).collect();
+        for i in 0..world.devices {
+            let source = arange(elements, ())?;
+            let device = source.to(i)?;
+            source.fill_(-1)?;
+            device.add_(1)?;
+            let part = device.narrow(0, 3, elements as usize - 3)?;
+            device.sub_(1)?;
+            assert_eq!(device.to_vec::<i64>()?, expected, "{elements} on cuda:{i}");
+            assert_eq!(part.to_vec::<i64>()?, expected[3..], "{elements} on cuda:{i}");
+            let peer = device.to((i + 1) % world.devices)?;
+            assert_eq!(peer.to_vec::<i64>()?, expected, "{elements} from cuda:{i}");
+        }
     }
     Ok(())
 }

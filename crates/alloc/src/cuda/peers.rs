@@ -1,0 +1,72 @@
+//! Which other devices may reach a device's mapped memory.
+//!
+//! `cuCtxEnablePeerAccess` opens what `cuMemAlloc` allocates. Memory that is mapped by hand has its
+//! access set per mapping: here for those that exist when a peer is let in, and for each new one.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use warpline_cuda_sys_safe::owned::Mapping;
+use warpline_cuda_sys_safe::{DriverError, MemAccess};
+
+/// All mappings of a device's memory.
+#[derive(Debug, Default)]
+pub(super) struct Mappings(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    peers: Vec<usize>,
+    /// By address.
+    live: BTreeMap<u64, Mapping>,
+}
+
+/// One of them, unmapped on drop.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    address: u64,
+    all: Arc<Mappings>,
+}
+
+impl Mappings {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a new mapping to its device and the peers.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        device: usize,
+        mapping: Mapping,
+    ) -> Result<Mapped, DriverError> {
+        let mut state = self.lock();
+        let access: Vec<_> = std::iter::once(device)
+            .chain(state.peers.iter().copied())
+            .map(|d| (d, MemAccess::ReadWrite))
+            .collect();
+        mapping.set_access(&access)?;
+        let address = mapping.ptr().addr();
+        state.live.insert(address, mapping);
+        Ok(Mapped { address, all: Arc::clone(self) })
+    }
+
+    /// Opens all mappings, and those to come, to a peer.
+    pub(super) fn allow(&self, peer: usize) -> Result<(), DriverError> {
+        let mut state = self.lock();
+        if state.peers.contains(&peer) {
+            return Ok(());
+        }
+        for mapping in state.live.values() {
+            mapping.set_access(&[(peer, MemAccess::ReadWrite)])?;
+        }
+        state.peers.push(peer);
+        Ok(())
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // Unmapped without the lock. Nobody maps at an address before its last mapping is gone.
+        let mapping = self.all.lock().live.remove(&self.address);
+        drop(mapping);
+    }
+}

@@ -1,0 +1,178 @@
+//! Copies between pageable memory and a device, staged through page-locked memory.
+//!
+//! Several threads each take the next piece: into page-locked memory and onto the wire, or off the
+//! wire and out of page-locked memory. Each has two pieces, so that one is on the wire while it
+//! copies the other. The driver never sees the pageable memory.
+
+use std::ops::Range;
+use std::ptr::{NonNull, copy_nonoverlapping};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use warpline_alloc::cuda::CudaPinnedBlock;
+use warpline_cuda_sys_safe::owned::Event;
+use warpline_cuda_sys_safe::{Copy, CopyEnd, DevicePtr, EventFlags};
+use warpline_stream::{OpNumber, Stream, StreamError};
+
+use crate::host::{Shared, together};
+use crate::{Result, Runtime};
+
+/// A copy to be staged.
+pub(super) struct Staged<'a> {
+    stream: &'a Stream,
+    device: (usize, DevicePtr),
+    host: Shared<u8>,
+    to_device: bool,
+    bytes: usize,
+    piece: usize,
+    /// Two pieces for each thread.
+    ring: CudaPinnedBlock,
+    /// Each thread's first piece, and the events of both.
+    threads: Mutex<Vec<(usize, [Event; 2])>>,
+    count: usize,
+    /// The bytes that nobody has taken yet.
+    next: AtomicUsize,
+    /// The last operation that was enqueued.
+    last: AtomicU64,
+    failed: OnceLock<crate::Error>,
+}
+
+/// A piece of the ring, and what is on its way through it.
+struct Slot {
+    memory: Shared<u8>,
+    event: Event,
+    pending: Option<Range<usize>>,
+}
+
+impl<'a> Staged<'a> {
+    /// Makes ready to copy `bytes` bytes where that is worth staging and there is page-locked
+    /// memory for it.
+    pub(super) fn new(
+        runtime: &Runtime,
+        stream: &'a Stream,
+        dst: CopyEnd,
+        src: CopyEnd,
+        bytes: usize,
+    ) -> Option<Self> {
+        let staging = runtime.staging();
+        let (host, device, to_device) = match (dst, src) {
+            (CopyEnd::Host(host), CopyEnd::Device { device, ptr }) => (host, (device, ptr), false),
+            (CopyEnd::Device { device, ptr }, CopyEnd::Host(host)) => (host, (device, ptr), true),
+            _ => return None,
+        };
+        if bytes < staging.from.max(1) || stream.is_capturing() {
+            return None;
+        }
+        let piece = staging.piece(bytes);
+        let count = bytes.div_ceil(piece).min(staging.threads.max(1));
+        let ring = runtime.pinned_cache().ok()?.alloc(2 * count * piece).ok()?;
+        let driver = stream.raw().driver();
+        let event = || Event::new(driver, stream.device_index(), EventFlags::default()).ok();
+        let threads = (0..count).map(|i| Some((2 * i * piece, [event()?, event()?])));
+        Some(Self {
+            stream,
+            device,
+            host: Shared(host.as_ptr()),
+            to_device,
+            bytes,
+            piece,
+            threads: Mutex::new(threads.collect::<Option<_>>()?),
+            ring,
+            count,
+            next: AtomicUsize::new(0),
+            last: AtomicU64::new(0),
+            failed: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn to_device(&self) -> bool {
+        self.to_device
+    }
+
+    /// Copies. Answers an operation that covers all that was enqueued, also where it failed; and
+    /// the failure.
+    ///
+    /// # Safety
+    /// Both ends are live, of these bytes; nobody else touches the host's, and the device's only
+    /// in order with the stream.
+    pub(super) unsafe fn run(&self) -> (Option<OpNumber>, Result<()>) {
+        together(self.count - 1, || {
+            let mine = self.threads.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some((at, [first, second])) = mine else { return };
+            let slot = |at: usize, event| Slot {
+                memory: Shared(self.ring.as_ptr().as_ptr().wrapping_add(at)),
+                event,
+                pending: None,
+            };
+            if let Err(error) = self.work([slot(at, first), slot(at + self.piece, second)]) {
+                let _ = self.failed.set(error);
+            }
+        });
+        let last = self.last.load(Ordering::Relaxed);
+        let Some(error) = self.failed.get() else { return (Some(last), Ok(())) };
+        // Pieces may be on the wire still: the ring is not used again before they are through.
+        self.ring.record_use(self.stream.raw());
+        let covered = (last > 0).then(|| self.stream.last_op());
+        (covered, Err(error.clone()))
+    }
+
+    fn work(&self, mut slots: [Slot; 2]) -> Result<()> {
+        let mut turn = 0;
+        loop {
+            let slot = &mut slots[turn % 2];
+            self.finish(slot)?;
+            let Some(part) = self.take() else { break };
+            self.begin(slot, part)?;
+            turn += 1;
+        }
+        self.finish(&mut slots[(turn + 1) % 2])
+    }
+
+    /// The next piece.
+    fn take(&self) -> Option<Range<usize>> {
+        if self.failed.get().is_some() {
+            return None;
+        }
+        let start = self.next.fetch_add(self.piece, Ordering::Relaxed);
+        (start < self.bytes).then(|| start..self.bytes.min(start + self.piece))
+    }
+
+    fn begin(&self, slot: &mut Slot, part: Range<usize>) -> Result<()> {
+        let (start, bytes) = (part.start, part.len());
+        if self.to_device {
+            // SAFETY: both are live for these bytes; the slot is this thread's, and off the wire.
+            unsafe { copy_nonoverlapping(self.host.0.add(start), slot.memory.0, bytes) };
+        }
+        let (device, ptr) = self.device;
+        // SAFETY: within the device's end.
+        let device = CopyEnd::Device { device, ptr: unsafe { ptr.offset(start as i64) } };
+        let Some(near) = NonNull::new(slot.memory.0).map(CopyEnd::Host) else { return Ok(()) };
+        let (dst, src) = if self.to_device { (device, near) } else { (near, device) };
+        let copy = Copy { dst, src, bytes };
+        let raw = self.stream.raw();
+        let (recorded, op) = self.stream.submit(|handle| {
+            // SAFETY: the device's end is live and in order with the stream; the slot is used
+            // again only after its event, or a failure, which the ring's cache is told of.
+            unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(StreamError::from)?;
+            Ok::<_, StreamError>(slot.event.record(raw))
+        })?;
+        self.last.fetch_max(op, Ordering::Relaxed);
+        recorded.map_err(StreamError::from)?;
+        slot.pending = Some(part);
+        Ok(())
+    }
+
+    /// Waits until the piece is through the wire, and takes it from there.
+    fn finish(&self, slot: &mut Slot) -> Result<()> {
+        let Some(part) = slot.pending.take() else { return Ok(()) };
+        slot.event.synchronize().map_err(StreamError::from)?;
+        if !self.to_device {
+            // SAFETY: both are live for these bytes; nobody else writes them, and the slot has
+            // them, as its event says.
+            unsafe {
+                copy_nonoverlapping(slot.memory.0, self.host.0.add(part.start), part.len());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! Copies that go through page-locked memory, and those over a peer link.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::MemsetValue;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
+
+use super::*;
+use crate::{Error, RuntimeConfig, Staging, SyncPolicy};
+
+/// Small enough that few bytes are many pieces.
+const STAGING: Staging = Staging { from: 100, chunk: 64, threads: 3 };
+
+fn schedules() -> impl Iterator<Item = Schedule> {
+    let seeds = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|s| s.parse().ok()).unwrap_or(8);
+    [Schedule::Lazy, Schedule::Eager].into_iter().chain((0..seeds).map(Schedule::Seeded))
+}
+
+fn open(sim: SimConfig, sync_policy: SyncPolicy) -> (Arc<SimDriver>, Runtime) {
+    let sim = sim.build();
+    let config = RuntimeConfig { sync_policy, staging: STAGING, ..RuntimeConfig::default() };
+    let runtime = Runtime::new(sim.clone(), config).unwrap();
+    (sim, runtime)
+}
+
+fn with(schedule: Schedule, devices: usize) -> (Arc<SimDriver>, Runtime) {
+    open(SimConfig { schedule, ..SimConfig::new(devices) }, SyncPolicy::Auto)
+}
+
+fn pattern(bytes: usize, salt: usize) -> Vec<u8> {
+    (0..bytes).map(|i| ((i + salt) * 31 % 251) as u8).collect()
+}
+
+fn set(stream: &Stream, storage: &Storage, value: u8) {
+    let here = Location::caller();
+    memset(stream, (storage, 0), MemsetValue::U8(value), storage.bytes(), "fill_", here).unwrap();
+}
+
+fn pageable(runtime: &Runtime, bytes: &[u8]) -> Storage {
+    let storage = Storage::pageable(runtime, bytes.len()).unwrap();
+    write_bytes((&storage, 0), bytes).unwrap();
+    storage
+}
+
+/// What a device's memory holds, read in one driver copy.
+fn contents(stream: &Stream, storage: &Storage) -> Vec<u8> {
+    let mut bytes = vec![0; storage.bytes()];
+    let near = Storage::pinned(storage.runtime(), storage.bytes()).unwrap();
+    let here = Location::caller();
+    copy_bytes(stream, (&near, 0), (storage, 0), bytes.len(), true, here).unwrap();
+    read_bytes((&near, 0), &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn pieces_are_shared_among_the_threads() {
+    let staging = Staging { from: 1 << 20, chunk: 4 << 20, threads: 8 };
+    assert_eq!(staging.piece(1 << 20), 256 << 10);
+    assert_eq!(staging.piece(16 << 20), 1 << 20);
+    assert_eq!(staging.piece(1 << 30), 4 << 20);
+    assert_eq!(Staging { threads: 0, chunk: 0, from: 0 }.piece(usize::MAX), 1);
+}
+
+#[test]
+fn pageable_copies_of_any_size_are_right_and_in_order() {
+    for schedule in schedules() {
+        let (sim, runtime) = with(schedule, 1);
+        let device = runtime.device(0).unwrap().device();
+        let [a, b] = [0, 0].map(|p| device.stream_from_pool(p).unwrap());
+        let here = Location::caller();
+        for bytes in [1, 4, 63, 64, 65, 99, 100, 101, 191, 192, 193, 383, 384, 385, 1000, 5003] {
+            let (off, whole) = (7, bytes + 20);
+            let source = pageable(&runtime, &pattern(whole, bytes));
+            let x = Storage::device(&runtime, whole, &a).unwrap();
+            set(&a, &x, 1);
+            set(&b, &x, 2); // the copy comes after this
+            let copies = sim.books().count(CallKind::MemcpyAsync);
+            copy_bytes(&a, (&x, off), (&source, 3), bytes, true, here).unwrap();
+            let pieces = sim.books().count(CallKind::MemcpyAsync) - copies;
+            let expected = bytes.div_ceil(STAGING.piece(bytes)) as u64;
+            assert_eq!(pieces, if bytes < 100 { 1 } else { expected }, "{schedule:?} {bytes}");
+            assert!(bytes < 100 || pieces > 3);
+            write_bytes((&source, 0), &vec![9; whole]).unwrap();
+            let back = pageable(&runtime, &vec![5; whole]);
+            copy_bytes(&b, (&back, 2), (&x, off), bytes, true, here).unwrap();
+            set(&a, &x, 8); // and the other before this
+            let mut seen = vec![0; whole];
+            read_bytes((&back, 0), &mut seen).unwrap();
+            let mut should = vec![5; whole];
+            should[2..2 + bytes].copy_from_slice(&pattern(whole, bytes)[3..3 + bytes]);
+            assert_eq!(seen, should, "{schedule:?} {bytes}");
+            assert_eq!(contents(&b, &x), vec![8; whole], "{schedule:?} {bytes}");
+        }
+    }
+}
+
+/// Whatever fails and when, the call says so, no memory in flight is used by others, and later
+/// copies work.
+#[test]
+fn a_failed_piece_leaves_nothing_behind() {
+    let calls = [CallKind::MemcpyAsync, CallKind::EventRecord, CallKind::EventSynchronize];
+    const BYTES: usize = 700;
+    for schedule in schedules() {
+        for (call, to_device, after) in
+            calls.into_iter().flat_map(|c| (0..22).map(move |n| (c, n % 2 == 0, n / 2)))
+        {
+            let (sim, runtime) = with(schedule, 1);
+            let stream = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
+            let other = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
+            let here = Location::caller();
+            let x = Storage::device(&runtime, BYTES, &stream).unwrap();
+            set(&stream, &x, 1);
+            let host = pageable(&runtime, &[2; BYTES]);
+            sim.inject(Fault::new(call, CudaCode::NOT_PERMITTED).after(after));
+            let (dst, src) = if to_device { (&x, &host) } else { (&host, &x) };
+            let result = copy_bytes(&stream, (dst, 0), (src, 0), BYTES, false, here);
+            sim.clear_faults();
+            let what = format!("{schedule:?} {call:?} after {after}, {result:?}");
+            assert!(after > 0 || result.is_err(), "{what}");
+            if let Err(error) = &result {
+                assert!(error.driver_error().is_some(), "{what}");
+            }
+            // The ring's memory, if it is given away, is written by the host at once.
+            drop(host);
+            let junk: Vec<_> = (0..4)
+                .map(|_| {
+                    let junk = Storage::pinned(&runtime, 2 * STAGING.threads * 64).unwrap();
+                    write_bytes((&junk, 0), &vec![77; junk.bytes()]).unwrap();
+                    junk
+                })
+                .collect();
+            let seen = contents(&other, &x);
+            let fine = |&v: &u8| v == 1 || (v == 2 && to_device);
+            assert!(seen.iter().all(fine), "{what}: {seen:?}");
+            assert!(result.is_err() || !to_device || seen == [2; BYTES], "{what}");
+            drop(junk);
+            let again = pageable(&runtime, &pattern(BYTES, 3));
+            copy_bytes(&other, (&x, 0), (&again, 0), BYTES, false, here).unwrap();
+            assert_eq!(contents(&stream, &x), pattern(BYTES, 3), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_is_the_error_of_a_staged_copy() {
+    for schedule in schedules() {
+        for after in 0..8 {
+            let (sim, runtime) = with(schedule, 1);
+            let stream = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
+            let here = Location::caller();
+            let x = Storage::device(&runtime, 700, &stream).unwrap();
+            let host = pageable(&runtime, &[2; 700]);
+            let fault = Fault::new(CallKind::MemcpyAsync, CudaCode::ILLEGAL_ADDRESS);
+            sim.inject(fault.after(after).at_run());
+            for _ in 0..2 {
+                let error = copy_bytes(&stream, (&x, 0), (&host, 0), 700, false, here).unwrap_err();
+                let text = error.to_string();
+                assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{schedule:?}: {text}");
+            }
+            drop((x, host, stream, runtime));
+            assert!(sim.books().is_settled(), "{schedule:?}: {:#?}", sim.books());
+        }
+    }
+}
+
+#[test]
+fn threads_stage_on_one_stream_at_a_time() {
+    for schedule in schedules() {
+        let (_sim, runtime) = with(schedule, 1);
+        let stream = runtime.device(0).unwrap().device().stream_from_pool(0).unwrap();
+        let shared = Storage::device(&runtime, 900, &stream).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (runtime, stream, shared) = (&runtime, &stream, &shared);
+                scope.spawn(move || {
+                    let here = Location::caller();
+                    let mine = Storage::device(runtime, 900, stream).unwrap();
+                    for round in 0..6 {
+                        let source = pageable(runtime, &pattern(900, thread * 10 + round));
+                        copy_bytes(stream, (&mine, 0), (&source, 0), 900, false, here).unwrap();
+                        copy_bytes(stream, (shared, 0), (&mine, 0), 900, false, here).unwrap();
+                        let back = pageable(runtime, &[0; 900]);
+                        copy_bytes(stream, (&back, 0), (&mine, 0), 900, false, here).unwrap();
+                        let mut seen = vec![0; 900];
+                        read_bytes((&back, 0), &mut seen).unwrap();
+                        assert_eq!(seen, pattern(900, thread * 10 + round), "{schedule:?}");
+                    }
+                });
+            }
+        });
+        let last = contents(&stream, &shared);
+        assert!((0..4).any(|thread| last == pattern(900, thread * 10 + 5)), "{schedule:?}");
+    }
+}
+
+#[test]
+fn a_peer_link_is_opened_once_and_used() {
+    let (sim, runtime) = with(Schedule::Lazy, 3);
+    let streams = [0, 1].map(|d| runtime.device(d).unwrap().device().default_stream());
+    let here = Location::caller();
+    let [x, y] = streams.map(|s| Storage::device(&runtime, 1000, s).unwrap());
+    set(streams[0], &x, 4);
+    for _ in 0..3 {
+        copy_bytes(streams[0], (&y, 0), (&x, 0), 1000, true, here).unwrap();
+        copy_bytes(streams[1], (&x, 0), (&y, 0), 1000, true, here).unwrap();
+    }
+    let books = sim.books();
+    assert_eq!(
+        (books.count(CallKind::EnablePeerAccess), books.count(CallKind::MemcpyAsync)),
+        (2, 6)
+    );
+    assert_eq!(contents(streams[1], &y), [4; 1000]);
+    // A copy lets no op read the peer.
+    assert!(!runtime.peer_access_enabled(0, 1) && !runtime.peer_access_enabled(1, 0));
+}
+
+/// Without a link, pieces go through page-locked memory, in order with both devices and without
+/// the host waiting, under either policy.
+#[test]
+fn unlinked_devices_copy_in_pieces() {
+    for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
+        for schedule in schedules() {
+            for (bytes, on) in [(1, 0), (64, 1), (65, 0), (256, 1), (257, 0), (3000, 1), (999, 2)] {
+                let unlinked_peers = vec![(0, 1)];
+                let (sim, runtime) =
+                    open(SimConfig { schedule, unlinked_peers, ..SimConfig::new(3) }, policy);
+                let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0);
+                let [from, to, third] = [0, 1, 2].map(|d| stream(d).unwrap());
+                let here = Location::caller();
+                let x = Storage::device(&runtime, bytes + 9, &from).unwrap();
+                let y = Storage::device(&runtime, bytes + 9, &to).unwrap();
+                let source = pageable(&runtime, &pattern(bytes + 9, 1));
+                copy_bytes(&from, (&x, 0), (&source, 0), bytes + 9, false, here).unwrap();
+                set(&to, &y, 6);
+                let by = [&from, &to, &third][on];
+                for other in [&from, &to] {
+                    by.wait_stream(other).unwrap();
+                }
+                let before = sim.books();
+                copy_bytes(by, (&y, 5), (&x, 2), bytes, true, here).unwrap();
+                let books = sim.books();
+                let what = format!("{policy:?} {schedule:?} {bytes} bytes");
+                assert_eq!(books.host_waits, before.host_waits, "{what}");
+                let pieces =
+                    books.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync);
+                assert_eq!(pieces, 2 * bytes.div_ceil(STAGING.chunk) as u64, "{what}");
+                for other in [&from, &to] {
+                    other.wait_stream(by).unwrap();
+                }
+                set(&from, &x, 0);
+                let mut should = vec![6; bytes + 9];
+                should[5..5 + bytes].copy_from_slice(&pattern(bytes + 9, 1)[2..2 + bytes]);
+                assert_eq!(contents(&to, &y), should, "{what}");
+                assert!(runtime.take_races().is_empty(), "{what}");
+                assert_eq!(sim.books().count(CallKind::EnablePeerAccess), 0);
+                let enabled = runtime.enable_peer_access(0, 1);
+                assert!(matches!(enabled, Err(Error::Driver { .. })), "{enabled:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Which devices may reach which others' memory.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use warpline_cuda_sys_safe::CudaCode;
+
+use super::Runtime;
+use crate::{Error, Result};
+
+const UNKNOWN: u8 = 0;
+/// Copies go through host memory.
+const UNREACHABLE: u8 = 1;
+/// Copies go over the link.
+const LINKED: u8 = 2;
+/// Ops may take the peer's tensors too.
+const ENABLED: u8 = 3;
+
+/// Per ordered pair of devices what is known and done.
+#[derive(Debug)]
+pub(super) struct Peers {
+    pairs: Vec<AtomicU8>,
+    devices: usize,
+    /// Held while one changes.
+    changing: Mutex<()>,
+}
+
+impl Peers {
+    pub(super) fn new(devices: usize) -> Self {
+        let pairs = (0..devices * devices).map(|_| AtomicU8::new(UNKNOWN)).collect();
+        Self { pairs, devices, changing: Mutex::default() }
+    }
+
+    fn pair(&self, device: usize, peer: usize) -> &AtomicU8 {
+        &self.pairs[device * self.devices + peer]
+    }
+}
+
+impl Runtime {
+    /// Lets ops on `device` read the memory of `peer` directly. Nothing where that is so already.
+    ///
+    /// # Errors
+    /// The driver's own, where there is no link; [`Error::NoSuchDevice`],
+    /// [`Error::CudaUnavailable`].
+    pub fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
+        let (device, peer) = (self.device(device)?.index(), self.device(peer)?.index());
+        if device == peer {
+            return Ok(());
+        }
+        self.connect(device, peer)?;
+        self.0.peers.pair(device, peer).store(ENABLED, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether ops on `device` may read the memory of `peer`. A device may read its own.
+    #[must_use]
+    pub fn peer_access_enabled(&self, device: usize, peer: usize) -> bool {
+        let within = device.max(peer) < self.0.peers.devices;
+        device == peer
+            || within && self.0.peers.pair(device, peer).load(Ordering::Acquire) == ENABLED
+    }
+
+    /// Whether two devices reach each other's memory, which is arranged on first need.
+    pub(crate) fn link_peers(&self, a: usize, b: usize) -> Result<bool> {
+        Ok(a == b || self.link(a, b)? && self.link(b, a)?)
+    }
+
+    fn link(&self, device: usize, peer: usize) -> Result<bool> {
+        match self.0.peers.pair(device, peer).load(Ordering::Acquire) {
+            UNKNOWN => {}
+            known => return Ok(known != UNREACHABLE),
+        }
+        let reaches = self.driver()?.can_access_peer(device, peer);
+        let reaches = reaches.map_err(|e| Error::driver("can_device_access_peer", e))?;
+        if !reaches {
+            self.0.peers.pair(device, peer).store(UNREACHABLE, Ordering::Release);
+            return Ok(false);
+        }
+        match self.connect(device, peer) {
+            Err(Error::Driver { source, .. })
+                if source.code() == Some(CudaCode::TOO_MANY_PEERS) =>
+            {
+                self.0.peers.pair(device, peer).store(UNREACHABLE, Ordering::Release);
+                Ok(false)
+            }
+            connected => connected.map(|()| true),
+        }
+    }
+
+    /// Opens all memory of `peer` to `device`.
+    fn connect(&self, device: usize, peer: usize) -> Result<()> {
+        let peers = &self.0.peers;
+        let _changing = peers.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.pair(device, peer).load(Ordering::Acquire) >= LINKED {
+            return Ok(());
+        }
+        let failed = |e| Error::driver("enable_peer_access", e);
+        self.driver()?.enable_peer_access(device, peer).map_err(failed)?;
+        self.device(peer)?.allocator().backend().allow_peer(device).map_err(failed)?;
+        peers.pair(device, peer).store(LINKED, Ordering::Release);
+        Ok(())
+    }
+}
