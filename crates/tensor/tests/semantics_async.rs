@@ -17,6 +17,8 @@ mod s10_pending;
 mod s11_streams;
 #[path = "semantics/s12_incorrect_example.rs"]
 mod s12_incorrect_example;
+#[path = "semantics/s12_programs.rs"]
+mod s12_programs;
 #[path = "semantics/s13_synchronisation.rs"]
 mod s13_synchronisation;
 #[path = "semantics/s14_frees.rs"]
