@@ -31,9 +31,9 @@ pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_ru
 pub use device::{Device, IntoDevice};
 pub use options::TensorOptions;
 pub use tensor::{
-    Index, IntoDims, IntoIndices, Tensor, TensorData, TensorOrScalar, arange, arange_start,
-    arange_start_step, cat, empty, eye, full, linspace, ones, promote_types, rand, randint, randn,
-    randperm, result_type, stack, tensor, zeros,
+    Index, IntoDims, IntoIndices, Pending, Tensor, TensorData, TensorOrScalar, arange,
+    arange_start, arange_start_step, cat, empty, eye, full, linspace, ones, promote_types, rand,
+    randint, randn, randperm, result_type, stack, tensor, zeros,
 };
 pub use warpline_kernels::{
     Access, Category, DType, Element, Error, Race, RaceReport, RacingUse, Result, Runtime,

@@ -13,10 +13,14 @@ mod s06_peers;
 mod s07_asynchronous;
 #[path = "semantics/s08_launch_blocking.rs"]
 mod s08_launch_blocking;
+#[path = "semantics/s10_pending.rs"]
+mod s10_pending;
 #[path = "semantics/s11_streams.rs"]
 mod s11_streams;
 #[path = "semantics/s12_incorrect_example.rs"]
 mod s12_incorrect_example;
+#[path = "semantics/s12_programs.rs"]
+mod s12_programs;
 #[path = "semantics/s13_synchronisation.rs"]
 mod s13_synchronisation;
 #[path = "semantics/s14_frees.rs"]

@@ -7,6 +7,7 @@ mod inplace;
 mod matmul;
 mod new_like;
 mod ops;
+mod pending;
 mod print;
 mod promote;
 mod reduce;
@@ -26,6 +27,7 @@ pub use factories::{
 };
 pub use index::{Index, IntoIndices};
 pub use ops::TensorOrScalar;
+pub use pending::Pending;
 pub use promote::{promote_types, result_type};
 pub use reduce::IntoDims;
 pub use views::{cat, stack};

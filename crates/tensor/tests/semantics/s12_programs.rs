@@ -1,0 +1,340 @@
+//! S12: random programs over several streams, devices and threads give what they give run one by
+//! one, and the host waits for nothing but what they ask for.
+
+use std::sync::{Condvar, Mutex};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use warpline::cuda::Stream;
+use warpline::{DType, Pending, Result, SyncPolicy, Tensor, cuda, full, with_runtime};
+use warpline_cuda_sys_safe::sim::{CallKind, Schedule};
+
+use crate::boxes::{SimBox, schedules};
+
+const TENSORS: usize = 5;
+const STREAMS: usize = 3;
+const THREADS: usize = 3;
+/// Elements of every tensor.
+const N: usize = 8;
+
+/// What is done to tensor `dst`, reading tensor `src`.
+#[derive(Clone, Debug)]
+enum What {
+    /// `dst += src`
+    Add,
+    /// The first half of `dst` takes the second half of `src`, doubled.
+    Halves,
+    /// `dst` is a new tensor, on a device of its own: `src * 3 + 1`. The old one is freed.
+    Replace { device: usize },
+    /// `dst` takes the elements of `src`.
+    Copy { non_blocking: bool },
+    /// `dst` takes those of `src` by way of page-locked memory that nobody holds on to.
+    ThroughHost,
+    /// All elements of `dst` become one number.
+    Fill(i64),
+    /// The elements of `src` go to the host, and are waited for at the end.
+    Ask,
+    /// The elements of `src` go to the host, and are waited for now.
+    Read,
+}
+
+#[derive(Clone, Debug)]
+struct Op {
+    thread: usize,
+    stream: usize,
+    dst: usize,
+    src: usize,
+    what: What,
+}
+
+impl Op {
+    fn writes(&self) -> bool {
+        !matches!(self.what, What::Ask | What::Read)
+    }
+
+    /// Whether it makes a difference which of the two is called first.
+    fn conflicts(&self, other: &Op) -> bool {
+        let touches = |a: &Op, b: &Op| a.writes() && [b.dst, b.src].contains(&a.dst);
+        touches(self, other) || touches(other, self)
+    }
+}
+
+fn program() -> impl Strategy<Value = Vec<Op>> {
+    let what = prop_oneof![
+        4 => Just(What::Add),
+        3 => Just(What::Halves),
+        3 => (0..3usize).prop_map(|device| What::Replace { device }),
+        3 => any::<bool>().prop_map(|non_blocking| What::Copy { non_blocking }),
+        2 => Just(What::ThroughHost),
+        1 => (-9..9i64).prop_map(What::Fill),
+        2 => Just(What::Ask),
+        1 => Just(What::Read),
+    ];
+    let op = (0..THREADS, 0..STREAMS, 0..TENSORS, 0..TENSORS, what)
+        .prop_map(|(thread, stream, dst, src, what)| Op { thread, stream, dst, src, what });
+    prop::collection::vec(op, 1..50)
+}
+
+/// What is left in the tensors, and what each operation that looks at one has seen.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    tensors: Vec<Vec<i64>>,
+    seen: Vec<Option<Vec<i64>>>,
+}
+
+/// One by one, with plain numbers.
+fn expected(program: &[Op]) -> Outcome {
+    let mut tensors: Vec<Vec<i64>> = (0..TENSORS).map(|i| vec![i as i64; N]).collect();
+    let see = |op: &Op| {
+        let src = tensors[op.src].clone();
+        let dst = &mut tensors[op.dst];
+        match op.what {
+            What::Add => dst.iter_mut().zip(&src).for_each(|(d, s)| *d = d.wrapping_add(*s)),
+            What::Halves => {
+                let (first, second) = (&mut dst[..N / 2], &src[N / 2..]);
+                first.iter_mut().zip(second).for_each(|(d, s)| *d = s.wrapping_mul(2));
+            }
+            What::Replace { .. } => {
+                *dst = src.iter().map(|s| s.wrapping_mul(3).wrapping_add(1)).collect();
+            }
+            What::Copy { .. } | What::ThroughHost => *dst = src,
+            What::Fill(value) => dst.fill(value),
+            What::Ask | What::Read => return Some(src),
+        }
+        None
+    };
+    let seen = program.iter().map(see).collect();
+    Outcome { tensors, seen }
+}
+
+/// What an operation that looks at a tensor is given.
+enum Seen {
+    Now(Vec<i64>),
+    Later(Pending<Vec<i64>>),
+}
+
+/// What the threads of a run share.
+struct Run<'a> {
+    world: &'a SimBox,
+    program: &'a [Op],
+    streams: Vec<Vec<Stream>>,
+    tensors: Vec<Mutex<Tensor>>,
+    /// Which operations were called; those that conflict are called in the program's order, others
+    /// as the threads come.
+    called: Mutex<Vec<bool>>,
+    progress: Condvar,
+}
+
+impl Run<'_> {
+    fn tensor(&self, index: usize) -> Tensor {
+        self.tensors[index].lock().unwrap().clone()
+    }
+
+    fn call(&self, op: &Op) -> Result<Option<Seen>> {
+        // On every device, so that those of `src`, of `dst` and of what is made are all chosen.
+        let _guards: Vec<_> =
+            self.streams.iter().map(|of| cuda::stream(&of[op.stream])).collect::<Result<_>>()?;
+        let (dst, src) = (self.tensor(op.dst), self.tensor(op.src));
+        match op.what {
+            What::Add => drop(dst.add_(&src.to_non_blocking(dst.device())?)?),
+            What::Halves => {
+                let second = src.narrow(0, N as isize / 2, N / 2)?.mul(2)?;
+                dst.narrow(0, 0, N / 2)?.copy_(&second, true)?;
+            }
+            What::Replace { device } => {
+                let moved = src.to_non_blocking(device % self.world.devices)?;
+                *self.tensors[op.dst].lock().unwrap() = moved.mul(3)?.add(1)?;
+            }
+            What::Copy { non_blocking } => drop(dst.copy_(&src, non_blocking)?),
+            What::ThroughHost => drop(dst.copy_(&src.to_non_blocking("cpu")?, true)?),
+            What::Fill(value) => drop(dst.fill_(value)?),
+            What::Ask => return Ok(Some(Seen::Later(src.to_vec_async()?))),
+            What::Read => return Ok(Some(Seen::Now(src.to_vec_async()?.wait()?))),
+        }
+        Ok(None)
+    }
+
+    /// Waits until the operations that have to come before this one were called.
+    fn turn(&self, index: usize) {
+        let blocked = |called: &mut Vec<bool>| {
+            let before = self.program[..index].iter().zip(called.iter());
+            before.into_iter().any(|(op, called)| !called && op.conflicts(&self.program[index]))
+        };
+        drop(self.progress.wait_while(self.called.lock().unwrap(), blocked).unwrap());
+    }
+
+    fn thread(&self, thread: usize) -> Result<Vec<(usize, Option<Seen>)>> {
+        let own = self.program.iter().enumerate().filter(|(_, op)| op.thread == thread);
+        own.map(|(index, op)| {
+            self.turn(index);
+            let seen = with_runtime(&self.world.runtime, || self.call(op));
+            // Whether or not it worked: nobody is to wait for ever.
+            self.called.lock().unwrap()[index] = true;
+            self.progress.notify_all();
+            Ok((index, seen?))
+        })
+        .collect()
+    }
+}
+
+/// Runs a program on threads; also, how often it made the host wait.
+fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
+    let mut tensors = Vec::new();
+    let mut streams = Vec::new();
+    for device in 0..world.devices {
+        let mut of_device = vec![cuda::default_stream(device)?];
+        for _ in 1..STREAMS {
+            of_device.push(cuda::stream_from_pool(device, 0)?);
+        }
+        streams.push(of_device);
+    }
+    for i in 0..TENSORS {
+        tensors.push(Mutex::new(full(&[N], i as i64, i % world.devices)?));
+    }
+    let called = Mutex::new(vec![false; program.len()]);
+    let run = Run { world, program, streams, tensors, called, progress: Condvar::new() };
+    let waits = world.host_waits();
+    let parts = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|i| {
+                scope.spawn({
+                    let run = &run;
+                    move || run.thread(i)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect::<Result<Vec<_>>>()
+    })?;
+    let waits = world.host_waits() - waits;
+    let mut seen: Vec<Option<Vec<i64>>> = vec![None; program.len()];
+    for (index, value) in parts.into_iter().flatten() {
+        seen[index] = match value {
+            Some(Seen::Now(vec)) => Some(vec),
+            Some(Seen::Later(pending)) => Some(pending.wait()?),
+            None => None,
+        };
+    }
+    let tensors = (0..TENSORS).map(|i| run.tensor(i).to_vec()).collect::<Result<_>>()?;
+    Ok((Outcome { tensors, seen }, waits))
+}
+
+#[test]
+fn s12_random_programs_agree_with_one_by_one() {
+    let config = Config { cases: 8, failure_persistence: None, ..Config::default() };
+    let checked = TestRunner::new(config).run(&program(), |program| {
+        let reads = program.iter().filter(|op| matches!(op.what, What::Read)).count() as u64;
+        let expected = expected(&program);
+        for devices in 1..=3 {
+            for schedule in schedules() {
+                let at = format!("{devices} device(s), {schedule:?}");
+                let world = SimBox::with(devices, schedule, SyncPolicy::Auto);
+                let ran = with_runtime(&world.runtime, || run(&world, &program));
+                let (outcome, waits) =
+                    ran.map_err(|e| TestCaseError::fail(format!("{at}: {e}")))?;
+                prop_assert_eq!(&outcome, &expected, "{}", at);
+                prop_assert!(waits <= reads, "{waits} host waits for {reads} reads: {at}");
+                prop_assert!(world.runtime.take_races().is_empty());
+            }
+        }
+        Ok(())
+    });
+    checked.unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The programs and schedules can tell: without the waits that are inserted, some come out wrong.
+#[test]
+fn s12_random_programs_need_their_waits() {
+    let wrong = std::cell::Cell::new(0);
+    let config = Config { cases: 8, failure_persistence: None, ..Config::default() };
+    let ran = TestRunner::new(config).run(&program(), |program| {
+        let world = SimBox::with(2, Schedule::Lazy, SyncPolicy::Manual);
+        let outcome = with_runtime(&world.runtime, || run(&world, &program));
+        // Memory that is reused too early may also be seen as an error.
+        let right = outcome.is_ok_and(|(outcome, _)| outcome == expected(&program));
+        wrong.set(wrong.get() + usize::from(!right));
+        Ok(())
+    });
+    ran.unwrap_or_else(|e| panic!("{e}"));
+    assert!(wrong.get() > 0, "no program came out wrong");
+}
+
+/// What a producer's stream is given after the use that a consumer waits for.
+const LATER: usize = 20;
+
+/// Lets a consumer use what a producer made, while the producer goes on with work that has nothing
+/// to do with it. How long all of it takes in virtual milliseconds, and how many operations the
+/// producer has left when the consumer is done.
+fn consume(wait_for_all: bool) -> (f64, usize) {
+    const SIZE: [usize; 1] = [1 << 18];
+    let world = SimBox::lazy(1);
+    let (mut time, mut left) = (0.0, 0);
+    world.enter(|| {
+        let (producer, consumer) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?);
+        let device = |value| full(&SIZE, value, (DType::F32, 0));
+        let pinned = || full(&SIZE, 5.0, DType::F32)?.pin_memory();
+        let unrelated = cuda::with_stream(&producer, || device(0.0))??;
+        let mine = cuda::with_stream(&consumer, || device(0.0))??;
+        let (source, result) = (pinned()?, pinned()?);
+        cuda::synchronize(0)?;
+        let start = world.sim.virtual_time(0);
+        let used = cuda::with_stream(&producer, || -> Result<Tensor> {
+            let used = device(1.0)?;
+            (0..LATER).try_for_each(|_| unrelated.copy_(&source, true).map(drop))?;
+            Ok(used)
+        })??;
+        if wait_for_all {
+            consumer.wait_stream(&producer)?;
+        }
+        cuda::with_stream(&consumer, || -> Result<()> {
+            (0..LATER).try_for_each(|_| {
+                mine.add_(&used)?;
+                result.copy_(&mine, true).map(drop)
+            })
+        })??;
+        assert!(world.count(CallKind::StreamWaitEvent) >= 1, "it does wait for what it uses");
+        consumer.synchronize()?;
+        left = world.sim.pending();
+        assert_eq!(producer.query()?, wait_for_all);
+        assert_eq!(result.to_vec::<f32>()?, vec![LATER as f32; SIZE[0]]);
+        cuda::synchronize(0)?;
+        time = world.sim.virtual_time(0) - start;
+        Ok(())
+    });
+    (time, left)
+}
+
+/// A wait covers the producer's last use, not what its stream was given after.
+#[test]
+fn s12_streams_overlap_past_a_wait() {
+    let (serial, left) = consume(true);
+    assert_eq!(left, 0, "a wait for all of it leaves nothing");
+    let (overlapped, left) = consume(false);
+    assert!(left >= LATER, "only {left} operations of the producer are left");
+    assert!(overlapped < 0.7 * serial, "{overlapped} ms, one after the other {serial} ms");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_s12_streams_overlap_past_a_wait() {
+    let real = !crate::common::gpu_spec().starts_with("sim");
+    let n = if real { 4096 } else { 8 };
+    crate::common::gpu(1, SyncPolicy::Auto, |_| {
+        let (producer, consumer) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?);
+        let big = full(&[n, n], 1e-3, (DType::F32, 0))?;
+        // Loads what is needed, and makes the memory for the results, on both streams.
+        let products = || (0..20).map(|_| big.matmul(&big)).collect::<Result<Vec<_>>>();
+        drop(cuda::with_stream(&producer, products)??);
+        drop(cuda::with_stream(&consumer, || full(&[64], 0.0, 0)?.add(1.0)?.sum(()))??);
+        cuda::synchronize(0)?;
+        let used = cuda::with_stream(&producer, || full(&[64], 2.0, (DType::F32, 0)))??;
+        let products = cuda::with_stream(&producer, products)??;
+        let sum = cuda::with_stream(&consumer, || used.add(1.0)?.sum(()))??;
+        consumer.synchronize()?;
+        let overlap = !producer.query()?;
+        // A schedule of the simulator may have run anything.
+        assert!(overlap || !real, "the consumer waited for 20 unrelated products");
+        assert_eq!(sum.item::<f32>()?, 192.0);
+        drop(products);
+        cuda::synchronize(0)
+    });
+}
