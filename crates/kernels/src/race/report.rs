@@ -95,8 +95,9 @@ impl fmt::Display for Race {
             "bytes {} to {} of the {} allocated at {}",
             self.bytes.start, self.bytes.end, self.storage_bytes, self.allocated
         )?;
-        if let Some((before, _)) = &self.freed {
-            write!(f, ", given out again too early since those allocated at {before} were freed")?;
+        if let Some((before, home)) = &self.freed {
+            let early = if *home == self.first.stream { "" } else { " too early" };
+            write!(f, ", given out again{early} after those allocated at {before} were freed")?;
         }
         write!(f, ". To order them, {}", self.mend())?;
         if f.alternate() {

@@ -161,7 +161,10 @@ fn a_block_that_is_given_out_too_early_is_reported() {
         assert_eq!((race.first.op, race.second.op), ("sum", "zeros"));
         assert!(race.is_reuse() && race.bytes == (100..108));
         let text = race.to_string();
-        assert!(text.contains("`record_stream`") && text.contains("given out again"), "{text}");
+        assert!(
+            text.contains("`record_stream`") && text.contains("given out again too early"),
+            "{text}"
+        );
     }
 }
 
@@ -198,6 +201,7 @@ fn new_memory_is_ordered_only_on_the_stream_it_was_allocated_for() {
         let races = runtime.take_races();
         assert_eq!(races.len(), usize::from(!wait));
         assert!(races.iter().all(|r| r.is_reuse() && r.mend().contains("`wait_stream`")));
+        assert!(races.iter().all(|r| !r.to_string().contains("too early")));
     }
 }
 
