@@ -155,6 +155,6 @@ impl Member {
         }
         let logs = pool.logs().clone();
         let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
-        logs.iter().fold(Some(block), |block, log| log.park(key, block?));
+        let _ = logs.iter().try_fold(block, |block, log| log.park(key, block));
     }
 }

@@ -8,6 +8,7 @@ mod common;
 #[path = "../semantics/boxes.rs"]
 mod boxes;
 
+mod model;
 mod order;
 mod ported;
 mod random;

@@ -1,0 +1,178 @@
+//! Random programs over several streams: captured and replayed, they give what they give when run
+//! one op after the other.
+
+use proptest::prelude::*;
+use warpline::cuda::{self, CudaGraph};
+use warpline::{Result, Tensor, full, open, with_runtime};
+
+use super::values;
+
+const N: usize = 64;
+const STREAMS: usize = 3;
+const INPUTS: usize = 2;
+
+/// One op of the captured program, on one of the streams that take part.
+#[derive(Clone, Debug)]
+enum Op {
+    /// `new = a + b`.
+    Add(usize, usize),
+    /// `a *= k`.
+    Scale(usize, u8),
+    /// `a.copy_(b)`.
+    Copy(usize, usize),
+    /// Forgets a tensor.
+    Drop(usize),
+}
+
+/// What happens between and around replays, on one of other streams.
+#[derive(Clone, Debug)]
+enum Step {
+    Replay,
+    /// Writes an input.
+    Set(usize, u8),
+    /// Adds what is left of the program to the total.
+    Use(usize),
+}
+
+fn op() -> impl Strategy<Value = (usize, Op)> {
+    let at = || 0..16usize;
+    let op = prop_oneof![
+        4 => (at(), at()).prop_map(|(a, b)| Op::Add(a, b)),
+        2 => (at(), 0..3u8).prop_map(|(a, k)| Op::Scale(a, k)),
+        2 => (at(), at()).prop_map(|(a, b)| Op::Copy(a, b)),
+        2 => at().prop_map(Op::Drop),
+    ];
+    (0..STREAMS, op)
+}
+
+fn step() -> impl Strategy<Value = (usize, Step)> {
+    let step = prop_oneof![
+        3 => Just(Step::Replay),
+        2 => (0..INPUTS, 0..5u8).prop_map(|(i, v)| Step::Set(i, v)),
+        3 => (0..16usize).prop_map(Step::Use),
+    ];
+    (0..STREAMS, step)
+}
+
+/// The program on vectors, which hold one value each: `slots` are the inputs and what was made.
+fn run_model(ops: &[(usize, Op)], inputs: &mut [f32; INPUTS]) -> Vec<f32> {
+    let mut made: Vec<f32> = Vec::new();
+    for (_, op) in ops {
+        let count = INPUTS + made.len();
+        let get = |made: &[f32], inputs: &[f32; INPUTS], at: usize| {
+            let at = at % count;
+            if at < INPUTS { inputs[at] } else { made[at - INPUTS] }
+        };
+        match *op {
+            Op::Add(a, b) => {
+                let sum = get(&made, inputs, a) + get(&made, inputs, b);
+                made.push(sum);
+            }
+            Op::Scale(a, k) => {
+                let value = get(&made, inputs, a) * f32::from(k);
+                *slot(&mut made, inputs, a % count) = value;
+            }
+            Op::Copy(a, b) => {
+                let value = get(&made, inputs, b);
+                *slot(&mut made, inputs, a % count) = value;
+            }
+            Op::Drop(a) if a % count >= INPUTS => drop(made.remove(a % count - INPUTS)),
+            Op::Drop(_) => {}
+        }
+    }
+    made
+}
+
+fn slot<'a>(made: &'a mut [f32], inputs: &'a mut [f32; INPUTS], at: usize) -> &'a mut f32 {
+    if at < INPUTS { &mut inputs[at] } else { &mut made[at - INPUTS] }
+}
+
+/// The same on tensors; each op on its stream, which takes part from the first.
+fn run_ops(
+    ops: &[(usize, Op)],
+    streams: &[cuda::Stream],
+    inputs: &[Tensor],
+) -> Result<Vec<Tensor>> {
+    for side in &streams[1..] {
+        side.wait_stream(&streams[0])?;
+    }
+    let mut made: Vec<Tensor> = Vec::new();
+    for (stream, op) in ops {
+        let count = INPUTS + made.len();
+        let get = |made: &[Tensor], at: usize| {
+            let at = at % count;
+            if at < INPUTS { inputs[at].clone() } else { made[at - INPUTS].clone() }
+        };
+        let _on = cuda::stream(&streams[*stream])?;
+        match *op {
+            Op::Add(a, b) => {
+                let sum = (get(&made, a) + get(&made, b))?;
+                made.push(sum);
+            }
+            Op::Scale(a, k) => drop(get(&made, a).mul_(f64::from(k))?.clone()),
+            Op::Copy(a, b) => drop(get(&made, a).copy_(&get(&made, b), false)?.clone()),
+            Op::Drop(a) if a % count >= INPUTS => drop(made.remove(a % count - INPUTS)),
+            Op::Drop(_) => {}
+        }
+    }
+    Ok(made)
+}
+
+fn check(ops: &[(usize, Op)], steps: &[(usize, Step)]) -> Result<()> {
+    let inputs: Vec<Tensor> = (0..INPUTS).map(|_| full(&[N], 1.0, 0)).collect::<Result<_>>()?;
+    let mut expected_inputs = [1.0f32; INPUTS];
+    let take = |count: usize| -> Result<Vec<cuda::Stream>> {
+        (0..count).map(|_| cuda::stream_from_pool((), 0)).collect()
+    };
+    let (inside, outside) = (take(STREAMS)?, take(STREAMS)?);
+    let mut graph = CudaGraph::new();
+    let made = cuda::with_stream(&inside[0], || graph.capture(|| run_ops(ops, &inside, &inputs)))??;
+    let mut expected: Option<Vec<f32>> = None;
+    let (total, mut expected_total) = (full(&[N], 0.0, 0)?, 0.0f32);
+    for (stream, step) in steps {
+        let _on = cuda::stream(&outside[*stream])?;
+        match *step {
+            Step::Replay => {
+                graph.replay()?;
+                expected = Some(run_model(ops, &mut expected_inputs));
+            }
+            Step::Set(input, value) => {
+                inputs[input].fill_(f64::from(value))?;
+                expected_inputs[input] = f32::from(value);
+            }
+            Step::Use(at) => {
+                let Some(expected) = expected.as_ref().filter(|e| !e.is_empty()) else { continue };
+                let at = at % expected.len();
+                total.add_(&made[at])?;
+                expected_total += expected[at];
+            }
+        }
+    }
+    if expected_total.is_finite() {
+        assert_eq!(values(&total)?, vec![expected_total; N]);
+    }
+    for (made, expected) in made.iter().zip(expected.iter().flatten()) {
+        assert!(!expected.is_finite() || values(made)? == vec![*expected; N]);
+    }
+    for (input, expected) in inputs.iter().zip(expected_inputs) {
+        assert!(!expected.is_finite() || values(input)? == vec![expected; N]);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn graphs_of_random_programs_equal_the_model(
+        ops in prop::collection::vec(op(), 1..14),
+        steps in prop::collection::vec(step(), 1..14),
+        seed in 0..1000u64,
+    ) {
+        for schedule in ["lazy".to_string(), format!("seed={seed}")] {
+            let spec = format!("sim:1,{schedule}");
+            let runtime = open(&spec, &warpline::RuntimeConfig::default()).expect("a runtime");
+            with_runtime(&runtime, || check(&ops, &steps)).unwrap_or_else(|e| panic!("{spec}: {e}"));
+        }
+    }
+}
