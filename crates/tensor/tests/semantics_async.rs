@@ -42,3 +42,5 @@ mod hazards;
 mod ported;
 #[path = "semantics/sticky.rs"]
 mod sticky;
+#[path = "semantics/threads.rs"]
+mod threads;
