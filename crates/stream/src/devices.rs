@@ -159,7 +159,7 @@ impl Devices {
 
     #[inline]
     fn check(&self, stream: &Stream, call: &'static str) -> Result<()> {
-        if stream.core().world.id() == self.id() {
+        if Arc::ptr_eq(&stream.core().world, &self.0.world) {
             return Ok(());
         }
         Err(StreamError::OtherDevices { call })
