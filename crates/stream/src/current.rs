@@ -43,7 +43,20 @@ fn read<R>(id: u64, f: impl FnOnce(&Current) -> R) -> Option<R> {
     CURRENT.try_with(|table| table.borrow().iter().find(|c| c.id == id).map(f)).ok().flatten()
 }
 
+/// [`read`] for what changes the entry.
+#[inline]
+fn change<R>(id: u64, f: impl FnOnce(&mut Current) -> R) -> Option<R> {
+    if !CHOSEN.get() {
+        return None;
+    }
+    CURRENT
+        .try_with(|table| table.borrow_mut().iter_mut().find(|c| c.id == id).map(f))
+        .ok()
+        .flatten()
+}
+
 /// Runs `f` on a world's entry, which is made if there is none.
+#[cold]
 fn write<R>(
     devices: &Arc<Inner>,
     call: &'static str,
@@ -83,30 +96,58 @@ pub(crate) fn stream(id: u64, device: usize) -> Option<Rc<Stream>> {
 }
 
 /// Changes the current device and answers the previous one.
+#[inline]
 pub(crate) fn set_device(devices: &Arc<Inner>, index: usize) -> Result<usize> {
-    let previous = device(devices.id());
-    if previous != index {
-        write(devices, "set_device", |c| c.device = index)?;
+    let set = |c: &mut Current| std::mem::replace(&mut c.device, index);
+    match change(devices.id(), set) {
+        Some(previous) => Ok(previous),
+        // Every thread starts there.
+        None if index == 0 => Ok(0),
+        None => write(devices, "set_device", set),
     }
-    Ok(previous)
 }
 
-/// Changes the current stream of the stream's own device.
-pub(crate) fn set_stream(devices: &Arc<Inner>, new: &Stream) -> Result<()> {
-    let index = new.device_index();
-    let unchanged = match stream(devices.id(), index) {
-        Some(old) => *old == *new,
-        None => new.is_default(),
+/// Changes the current stream of the stream's own device, and answers the previous one.
+#[inline]
+pub(crate) fn set_stream(devices: &Arc<Inner>, new: &Stream) -> Result<Option<Rc<Stream>>> {
+    let set = |c: &mut Current| put(c, new);
+    match change(devices.id(), set) {
+        Some(previous) => Ok(previous),
+        None if new.is_default() => Ok(None),
+        None => write(devices, "set_current_stream", set),
+    }
+}
+
+/// What a guard puts back: the current device, and the current stream of the one it switched to.
+pub(crate) type Former = (usize, Option<Rc<Stream>>);
+
+/// Changes the current stream of the stream's own device, and the current device to that.
+#[inline(always)]
+pub(crate) fn enter(devices: &Arc<Inner>, new: &Stream) -> Result<Former> {
+    let set = |c: &mut Current| {
+        let device = std::mem::replace(&mut c.device, new.device_index());
+        (device, put(c, new))
     };
-    if unchanged {
-        return Ok(());
+    match change(devices.id(), set) {
+        Some(former) => Ok(former),
+        None if new.is_default() && new.device_index() == 0 => Ok((0, None)),
+        None => write(devices, "stream_guard", set),
     }
-    let new = (!new.is_default()).then(|| Rc::new(new.clone()));
-    let old = write(devices, "set_current_stream", |c| replace(c, index, new))?;
-    drop(old);
-    Ok(())
 }
 
+/// Counts the stream anew only where it is another.
+#[inline(always)]
+fn put(current: &mut Current, new: &Stream) -> Option<Rc<Stream>> {
+    let index = new.device_index();
+    match current.streams.get(index) {
+        Some(Some(old)) if **old == *new => return Some(Rc::clone(old)),
+        None | Some(None) if new.is_default() => return None,
+        _ => {}
+    }
+    replace(current, index, (!new.is_default()).then(|| Rc::new(new.clone())))
+}
+
+#[inline]
 fn replace(current: &mut Current, device: usize, new: Option<Rc<Stream>>) -> Option<Rc<Stream>> {
     if current.streams.len() <= device {
         current.streams.resize(device + 1, None);
@@ -114,17 +155,18 @@ fn replace(current: &mut Current, device: usize, new: Option<Rc<Stream>>) -> Opt
     std::mem::replace(&mut current.streams[device], new)
 }
 
-/// Puts back what a guard saved. Nothing if the world or the thread's state is gone.
+/// Puts back what a guard saved. Nothing if the world or the thread's state is gone: without its
+/// table the thread is ending, and nothing is current any more.
+#[inline]
 pub(crate) fn restore_device(id: u64, device: usize) {
-    restore(id, |c| c.device = device);
+    change(id, |c| c.device = device);
 }
 
-/// Puts back what a guard saved. Nothing if the world or the thread's state is gone.
-pub(crate) fn restore_stream(id: u64, device: usize, mut stream: Option<Rc<Stream>>) {
-    restore(id, |c| stream = replace(c, device, stream.take()));
-}
-
-fn restore(id: u64, f: impl FnOnce(&mut Current)) {
-    // Without its table the thread is ending, and nothing is current any more.
-    let _ = CURRENT.try_with(|table| table.borrow_mut().iter_mut().find(|c| c.id == id).map(f));
+/// [`restore_device`], and the current stream of the device `on`.
+#[inline]
+pub(crate) fn restore(id: u64, on: usize, (device, mut stream): Former) {
+    change(id, |c| {
+        c.device = device;
+        stream = replace(c, on, stream.take());
+    });
 }

@@ -118,6 +118,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`StreamError::NoSuchDevice`].
+    #[inline]
     pub fn set_device(&self, index: usize) -> Result<usize> {
         self.get(index)?;
         current::set_device(&self.0, index)
@@ -150,13 +151,15 @@ impl Devices {
     ///
     /// # Errors
     /// [`StreamError::OtherDevices`].
+    #[inline]
     pub fn set_current_stream(&self, stream: &Stream) -> Result<()> {
         self.check(stream, "set_current_stream")?;
-        current::set_stream(&self.0, stream)
+        current::set_stream(&self.0, stream).map(drop)
     }
 
+    #[inline]
     fn check(&self, stream: &Stream, call: &'static str) -> Result<()> {
-        if stream.core().world.id() == self.id() {
+        if Arc::ptr_eq(&stream.core().world, &self.0.world) {
             return Ok(());
         }
         Err(StreamError::OtherDevices { call })
@@ -167,6 +170,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`StreamError::NoSuchDevice`].
+    #[inline(always)] // a guard handed over through memory costs more than all it does
     pub fn device_guard(&self, index: usize) -> Result<DeviceGuard> {
         Ok(DeviceGuard::new(self.id(), self.set_device(index)?))
     }
@@ -176,13 +180,11 @@ impl Devices {
     ///
     /// # Errors
     /// [`StreamError::OtherDevices`].
+    #[inline(always)] // a guard handed over through memory costs more than all it does
     pub fn stream_guard(&self, stream: &Stream) -> Result<StreamGuard> {
         self.check(stream, "stream_guard")?;
-        let index = stream.device_index();
-        let previous = current::stream(self.id(), index);
-        let device = self.device_guard(index)?;
-        current::set_stream(&self.0, stream)?;
-        Ok(StreamGuard::new(device, index, previous))
+        let former = current::enter(&self.0, stream)?;
+        Ok(StreamGuard::new(self.id(), stream.device_index(), former))
     }
 
     /// Runs `f` with a device as this thread's current one, and restores the previous one, also

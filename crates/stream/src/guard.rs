@@ -1,9 +1,8 @@
 //! Guards that restore the current device and stream.
 
 use std::marker::PhantomData;
-use std::rc::Rc;
 
-use crate::{Stream, current};
+use crate::current::{self, Former};
 
 /// Restores this thread's current device when dropped, also while panicking.
 ///
@@ -19,6 +18,7 @@ pub struct DeviceGuard {
 }
 
 impl DeviceGuard {
+    #[inline]
     pub(crate) fn new(devices: u64, previous: usize) -> Self {
         Self { devices, previous, not_send: PhantomData }
     }
@@ -31,6 +31,7 @@ impl DeviceGuard {
 }
 
 impl Drop for DeviceGuard {
+    #[inline]
     fn drop(&mut self) {
         current::restore_device(self.devices, self.previous);
     }
@@ -41,27 +42,29 @@ impl Drop for DeviceGuard {
 #[derive(Debug)]
 #[must_use = "the previous stream is restored when the guard is dropped"]
 pub struct StreamGuard {
-    device: DeviceGuard,
+    devices: u64,
     on: usize,
-    /// `None` is the default stream.
-    previous: Option<Rc<Stream>>,
+    /// Its stream is counted without atomics, which keeps the guard in its thread.
+    former: Former,
 }
 
 impl StreamGuard {
-    pub(crate) fn new(device: DeviceGuard, on: usize, previous: Option<Rc<Stream>>) -> Self {
-        Self { device, on, previous }
+    #[inline]
+    pub(crate) fn new(devices: u64, on: usize, former: Former) -> Self {
+        Self { devices, on, former }
     }
 
     /// The device that will be restored.
     #[must_use]
     pub fn previous_device(&self) -> usize {
-        self.device.previous
+        self.former.0
     }
 }
 
 impl Drop for StreamGuard {
+    #[inline]
     fn drop(&mut self) {
-        // The device follows when its own guard is dropped, right after this.
-        current::restore_stream(self.device.devices, self.on, self.previous.take());
+        let (device, stream) = (self.former.0, self.former.1.take());
+        current::restore(self.devices, self.on, (device, stream));
     }
 }

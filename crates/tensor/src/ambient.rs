@@ -12,6 +12,8 @@
 
 use std::cell::RefCell;
 use std::env::VarError;
+use std::ops::Deref;
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 use warpline_alloc::{AllocatorConfig, ConfigError};
@@ -23,18 +25,45 @@ use crate::{Error, Result, Runtime, RuntimeConfig};
 static PROCESS: OnceLock<Runtime> = OnceLock::new();
 
 thread_local! {
-    static OVERRIDE: RefCell<Option<Runtime>> = const { RefCell::new(None) };
+    static OVERRIDE: RefCell<Option<Rc<Runtime>>> = const { RefCell::new(None) };
+}
+
+/// The runtime in use, counted without atomics: for the length of a call.
+pub(crate) enum InUse {
+    Own(Rc<Runtime>),
+    Process(&'static Runtime),
+}
+
+impl InUse {
+    #[inline]
+    pub(crate) fn get() -> Self {
+        // Where the thread is being torn down there is no override any more.
+        match OVERRIDE.try_with(|own| own.borrow().clone()).ok().flatten() {
+            Some(own) => Self::Own(own),
+            None => {
+                Self::Process(PROCESS.get_or_init(|| from_environment(|name| std::env::var(name))))
+            }
+        }
+    }
+}
+
+impl Deref for InUse {
+    type Target = Runtime;
+
+    #[inline]
+    fn deref(&self) -> &Runtime {
+        match self {
+            Self::Own(runtime) => runtime,
+            Self::Process(runtime) => runtime,
+        }
+    }
 }
 
 /// The runtime in use: the innermost [`with_runtime`]'s, else the process's own, which is made
 /// from the environment on first use.
 #[must_use]
 pub fn runtime() -> Runtime {
-    // Where the thread is being torn down there is no override any more.
-    let own = OVERRIDE.try_with(|own| own.borrow().clone()).ok().flatten();
-    own.unwrap_or_else(|| {
-        PROCESS.get_or_init(|| from_environment(|name| std::env::var(name))).clone()
-    })
+    InUse::get().clone()
 }
 
 /// Runs `f` with another runtime in this thread: an isolated world of devices and caches.
@@ -42,14 +71,15 @@ pub fn runtime() -> Runtime {
 ///
 /// The former one is back afterwards, after a panic too.
 pub fn with_runtime<R>(runtime: &Runtime, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Runtime>);
+    struct Restore(Option<Rc<Runtime>>);
     impl Drop for Restore {
         fn drop(&mut self) {
             let former = self.0.take();
             let _ = OVERRIDE.try_with(|own| own.replace(former));
         }
     }
-    let former = OVERRIDE.try_with(|own| own.replace(Some(runtime.clone()))).ok().flatten();
+    let own = Rc::new(runtime.clone());
+    let former = OVERRIDE.try_with(|slot| slot.replace(Some(own))).ok().flatten();
     let _restore = Restore(former);
     f()
 }

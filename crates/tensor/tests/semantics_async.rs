@@ -46,3 +46,5 @@ mod ported;
 mod races;
 #[path = "semantics/sticky.rs"]
 mod sticky;
+#[path = "semantics/threads.rs"]
+mod threads;

@@ -15,10 +15,10 @@ pub struct Staging {
 }
 
 impl Default for Staging {
-    /// From 1 MiB on, in chunks of up to 4 MiB, by as many threads as there are cores, up to 8.
+    /// From 8 MiB on, where it is faster on an H200's host, in chunks of up to 4 MiB, by as many threads as there are cores, up to 8.
     fn default() -> Self {
         let cores = available_parallelism().map_or(1, |cores| cores.get());
-        Self { from: 1 << 20, chunk: 4 << 20, threads: cores.min(8) }
+        Self { from: 8 << 20, chunk: 4 << 20, threads: cores.min(8) }
     }
 }
 

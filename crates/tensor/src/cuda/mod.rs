@@ -24,6 +24,7 @@ mod stream;
 
 use warpline_cuda_sys_safe::DeviceProperties;
 
+use crate::ambient::InUse;
 use crate::{Device, Error, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime};
 
 pub use graph::{CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing};
@@ -125,7 +126,7 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
-    let runtime = runtime();
+    let runtime = InUse::get();
     let index = device.index_in(&runtime)?;
     Ok(runtime.devices()?.device_guard(index)?)
 }

@@ -3,6 +3,7 @@
 use warpline_cuda_sys_safe::owned;
 
 use super::{CudaDeviceArg, Stream, StreamGuard};
+use crate::ambient::InUse;
 use crate::{Result, runtime};
 
 /// This thread's current stream of a device.
@@ -75,7 +76,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another runtime.
 pub fn stream(stream: &Stream) -> Result<StreamGuard> {
-    Ok(runtime().devices()?.stream_guard(stream)?)
+    Ok(InUse::get().devices()?.stream_guard(stream)?)
 }
 
 /// Runs `f` with a stream as the current one; the former one is back afterwards, after a panic

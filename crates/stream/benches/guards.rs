@@ -1,0 +1,45 @@
+//! What a guard costs, from making it to dropping it, on a driver that does nothing. The goals: at
+//! most 10 ns where it changes nothing, and at most 40 ns where it does.
+//!
+//! The driver has no part in it: its calls name the device they are for.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_stream::{Devices, Stream};
+
+fn guards(c: &mut Criterion) {
+    let devices = Devices::new(Arc::new(NullDriver::new(2))).expect("devices");
+    let stream =
+        |device: usize| devices.get(device).and_then(|d| d.stream_from_pool(0)).expect("a stream");
+    let (here, other, there) = (stream(0), stream(0), stream(1));
+    let default = devices.get(0).expect("a device").default_stream();
+
+    let device = |index: usize| drop(devices.device_guard(black_box(index)).expect("a guard"));
+    let on = |stream: &Stream| drop(devices.stream_guard(black_box(stream)).expect("a guard"));
+
+    let mut group = c.benchmark_group("guards, nothing chosen before");
+    group.bench_function("same device", |b| b.iter(|| device(0)));
+    group.bench_function("same stream", |b| b.iter(|| on(default)));
+    group.finish();
+
+    // The thread is not at what it starts with, so that its table is looked at.
+    devices.set_device(1).and_then(|_| devices.set_device(0)).expect("a device");
+    devices.set_current_stream(&there).expect("a stream");
+    devices.set_current_stream(&here).expect("a stream");
+    let mut group = c.benchmark_group("guards");
+    group.bench_function("same device", |b| b.iter(|| device(0)));
+    group.bench_function("same stream", |b| b.iter(|| on(&here)));
+    group.bench_function("other device", |b| b.iter(|| device(1)));
+    group.bench_function("other stream", |b| b.iter(|| on(&other)));
+    group.bench_function("default stream", |b| b.iter(|| on(default)));
+    group.bench_function("current stream of another device", |b| {
+        b.iter(|| on(&there));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, guards);
+criterion_main!(benches);

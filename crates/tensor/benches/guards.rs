@@ -1,0 +1,36 @@
+//! What `cuda::device` and `cuda::stream` cost, from making the guard to dropping it, on a driver
+//! that does nothing: above those of `warpline-stream`, the look-up of the runtime in use.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use warpline::{Runtime, RuntimeConfig, cuda, with_runtime};
+use warpline_cuda_sys_safe::null::NullDriver;
+
+fn guards(c: &mut Criterion) {
+    let runtime =
+        Runtime::new(Arc::new(NullDriver::new(2)), RuntimeConfig::default()).expect("a runtime");
+    with_runtime(&runtime, || {
+        let stream = || cuda::stream_from_pool(0, 0).expect("a stream");
+        let (here, other) = (stream(), stream());
+        cuda::set_stream(&here).expect("a stream");
+        let mut group = c.benchmark_group("cuda guards");
+        group.bench_function("same device", |b| {
+            b.iter(|| drop(cuda::device(black_box(0)).expect("a guard")));
+        });
+        group.bench_function("same stream", |b| {
+            b.iter(|| drop(cuda::stream(black_box(&here)).expect("a guard")));
+        });
+        group.bench_function("other device", |b| {
+            b.iter(|| drop(cuda::device(black_box(1)).expect("a guard")));
+        });
+        group.bench_function("other stream", |b| {
+            b.iter(|| drop(cuda::stream(black_box(&other)).expect("a guard")));
+        });
+        group.finish();
+    });
+}
+
+criterion_group!(benches, guards);
+criterion_main!(benches);
