@@ -49,7 +49,7 @@ fn contents(stream: &Stream, storage: &Storage) -> Vec<u8> {
     let mut bytes = vec![0; storage.bytes()];
     let near = Storage::pinned(storage.runtime(), storage.bytes()).unwrap();
     let here = Location::caller();
-    copy_bytes(stream, (&near, 0), (storage, 0), bytes.len(), true, here).unwrap();
+    copy_bytes(stream, (&near, 0), (storage, 0), bytes.len(), false, here).unwrap();
     read_bytes((&near, 0), &mut bytes).unwrap();
     bytes
 }
@@ -263,7 +263,8 @@ fn unlinked_devices_copy_in_pieces() {
                 let mut should = vec![6; bytes + 9];
                 should[5..5 + bytes].copy_from_slice(&pattern(bytes + 9, 1)[2..2 + bytes]);
                 assert_eq!(contents(&to, &y), should, "{what}");
-                assert!(runtime.take_races().is_empty(), "{what}");
+                let races = runtime.take_races();
+                assert!(races.is_empty(), "{what}: {races:#?}");
                 assert_eq!(sim.books().count(CallKind::EnablePeerAccess), 0);
                 let enabled = runtime.enable_peer_access(0, 1);
                 assert!(matches!(enabled, Err(Error::Driver { .. })), "{enabled:?}");
