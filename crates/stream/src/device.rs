@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use warpline_cuda_sys_safe::{DeviceProperties, Driver, StreamFlags, StreamHandle, owned};
+use warpline_cuda_sys_safe::{
+    DeviceProperties, Driver, DriverError, StreamFlags, StreamHandle, owned,
+};
 
 use crate::devices::World;
 use crate::event_pool::EventPool;
@@ -36,6 +38,27 @@ impl Core {
             streams.retain(|s| s.strong_count() > 0);
         }
         streams.push(stream);
+    }
+
+    /// Its streams that still exist.
+    fn streams(&self) -> Vec<Stream> {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        streams.iter().filter_map(Weak::upgrade).map(Stream::from_inner).collect()
+    }
+
+    /// A driver's error with the launches it may be of: those of the stream with the id `asked`
+    /// first and, where none was asked or the device is lost, those of all others.
+    #[cold]
+    pub(crate) fn surfaced(&self, asked: Option<u64>, source: DriverError) -> StreamError {
+        let lost = source.loses_device();
+        let mut streams = self.streams();
+        streams.retain(|s| lost || asked.is_none_or(|id| id == s.id()));
+        streams.sort_by_key(|s| (Some(s.id()) != asked, s.id()));
+        let pending: Arc<[_]> = streams.iter().filter_map(Stream::pending).collect();
+        if pending.is_empty() {
+            return source.into();
+        }
+        StreamError::Surfaced { source, pending }
     }
 }
 
@@ -166,18 +189,10 @@ impl Device {
     /// The driver's own, those of earlier asynchronous work among them.
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;
-        let streams = core.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let before: Vec<_> = streams
-            .iter()
-            .filter_map(Weak::upgrade)
-            .map(|stream| {
-                let stream = Stream::from_inner(stream);
-                let op = stream.last_op();
-                (stream, op)
-            })
-            .collect();
-        core.driver.synchronize(core.index)?;
-        for (stream, op) in before {
+        let streams = core.streams().into_iter();
+        let before: Vec<_> = streams.map(|s| (s.last_op(), s)).collect();
+        core.driver.synchronize(core.index).map_err(|e| core.surfaced(None, e))?;
+        for (op, stream) in before {
             stream.mark_done(op);
         }
         Ok(())

@@ -134,7 +134,8 @@ impl Event {
     pub fn query(&self) -> Result<bool> {
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(true) };
-        let done = recorded.event.query()?;
+        let event = &recorded.event;
+        let done = event.query().map_err(|e| event.core().surfaced(None, e))?;
         if done {
             recorded.mark_done();
         }
@@ -153,7 +154,7 @@ impl Event {
         else {
             return Ok(());
         };
-        event.synchronize()?;
+        event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
         // If it was recorded anew meanwhile, which record was waited for is not known.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
             recorded.mark_done();

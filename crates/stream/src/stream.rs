@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{StreamHandle, owned};
+use warpline_cuda_sys_safe::{DriverError, StreamHandle, owned};
 
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
+use crate::launches::Launches;
 use crate::order::{After, Checkpoints, Progress, Synced};
-use crate::{Event, OpNumber, Result, StreamError};
+use crate::{Event, OpNumber, PendingLaunches, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
 #[derive(Clone)]
@@ -24,6 +26,8 @@ pub(crate) struct Inner {
     /// Held while work is enqueued, so that its number is its place in the stream. No second
     /// stream's lock is ever taken under it.
     state: Mutex<State>,
+    /// What an error may be of. Changed under the lock on `state` only.
+    launches: Launches,
 }
 
 #[derive(Debug, Default)]
@@ -99,7 +103,13 @@ impl Stream {
     pub(crate) fn new(core: &Arc<Core>, raw: owned::Stream) -> Self {
         let progress = Arc::new(Progress::new(raw.id(), core.index));
         let core = Arc::clone(core);
-        let inner = Arc::new(Inner { raw, core, progress, state: Mutex::default() });
+        let inner = Arc::new(Inner {
+            raw,
+            core,
+            progress,
+            state: Mutex::default(),
+            launches: Launches::default(),
+        });
         inner.core.register(Arc::downgrade(&inner));
         Self(inner)
     }
@@ -122,6 +132,13 @@ impl Stream {
 
     pub(crate) fn mark_done(&self, op: OpNumber) {
         self.0.mark_done(op);
+    }
+
+    /// What of its work is not known to be complete.
+    pub(crate) fn pending(&self) -> Option<PendingLaunches> {
+        let (launches, older) = self.0.launches.after(self.0.progress.done());
+        let pending = PendingLaunches { stream: self.to_string(), launches, older };
+        (!pending.launches.is_empty()).then_some(pending)
     }
 
     /// The index of its device.
@@ -179,6 +196,24 @@ impl Stream {
             let _ = state.checkpoints.record(&inner.core, &inner.raw, op);
         }
         Ok((result, op))
+    }
+
+    /// Says what the operation is that a closure given to [`Stream::submit`] has just enqueued, for
+    /// errors that surface later. `operands` are dtypes and sizes.
+    pub fn note_launch<'a>(
+        &self,
+        op: &'static str,
+        location: &'static Location<'static>,
+        operands: impl Iterator<Item = (&'static str, &'a [usize])>,
+    ) {
+        self.0.launches.note(op, self.last_op() + 1, location, operands);
+    }
+
+    /// A driver's error at a wait, a query or a launch, with the launches it may be of: those of
+    /// this stream that are not known to be complete and, where the device is lost, of its others.
+    #[must_use]
+    pub fn surfaced(&self, source: DriverError) -> StreamError {
+        self.core().surfaced(Some(self.id()), source)
     }
 
     /// The number of the last operation enqueued; 0 if there was none.
@@ -299,7 +334,7 @@ impl Stream {
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         let op = self.last_op();
-        let done = self.0.raw.query()?;
+        let done = self.0.raw.query().map_err(|e| self.surfaced(e))?;
         if done {
             self.mark_done(op);
         }
@@ -313,7 +348,7 @@ impl Stream {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let op = self.last_op();
-        self.0.raw.synchronize()?;
+        self.0.raw.synchronize().map_err(|e| self.surfaced(e))?;
         self.mark_done(op);
         Ok(())
     }
@@ -330,7 +365,7 @@ impl Stream {
         }
         // The lock is given back before blocking: others may go on enqueueing.
         let (at, event) = self.0.checkpoint(&mut self.0.lock(), op)?;
-        event.synchronize()?;
+        event.synchronize().map_err(|e| self.surfaced(e))?;
         self.mark_done(at);
         Ok(())
     }
@@ -346,7 +381,7 @@ impl Stream {
             return Ok(true);
         }
         let (at, event) = self.0.checkpoint(&mut self.0.lock(), op)?;
-        let done = event.query()?;
+        let done = event.query().map_err(|e| self.surfaced(e))?;
         if done {
             self.mark_done(at);
         }

@@ -11,6 +11,8 @@ mod boxes;
 mod s07_asynchronous;
 #[path = "semantics/s08_launch_blocking.rs"]
 mod s08_launch_blocking;
+#[path = "semantics/s08_launch_ring.rs"]
+mod s08_launch_ring;
 #[path = "semantics/s11_streams.rs"]
 mod s11_streams;
 #[path = "semantics/s12_incorrect_example.rs"]

@@ -1,5 +1,6 @@
 //! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
 
+use std::panic::Location;
 use std::sync::{Arc, MutexGuard};
 
 use smallvec::SmallVec;
@@ -18,9 +19,18 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     if stream.device_index() != device.index() {
         return Err(other_device(call.op, device.index(), stream.device_index()));
     }
+    let function = |set, index| {
+        device.function(set, index).map_err(|e| match e.driver_error() {
+            Some(source) if source.loses_device() => {
+                let source = StreamError::from(source.clone());
+                blame_earlier(source.into(), stream, call.op, call.location)
+            }
+            _ => e,
+        })
+    };
     let code = match call.code {
         Code::Kernel { set, index, grid, block, shared_bytes } => {
-            DeviceCode::Kernel { function: device.function(set, index)?, grid, block, shared_bytes }
+            DeviceCode::Kernel { function: function(set, index)?, grid, block, shared_bytes }
         }
         Code::Library(f) => DeviceCode::Library(f),
     };
@@ -41,9 +51,12 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.
-        unsafe { device.driver().launch(h, &launch) }
+        unsafe { device.driver().launch(h, &launch) }?;
+        let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
+        stream.note_launch(call.op, call.location, operands);
+        Ok(())
     })
-    .map_err(|e| describe(e, call))?;
+    .map_err(|e| describe(e, stream, call))?;
     Ok(())
 }
 
@@ -142,14 +155,21 @@ where
     }
     drop(uses);
     if first.runtime().launch_blocking() {
-        stream.host_wait(op)?;
+        stream.host_wait(op).map_err(|e| match e.driver_error() {
+            Some(source) => Error::driver(site.op, source.clone()), // its own, no earlier one's
+            None => e.into(),
+        })?;
     }
     Ok(op)
 }
 
 /// Says which op failed, on what, called from where.
 #[cold]
-fn describe(error: Error, call: &Call<'_>) -> Error {
+fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
+    let error = blame_earlier(error, stream, call.op, call.location);
+    if matches!(error, Error::NotStarted { .. }) {
+        return error;
+    }
     let Some(source) = error.driver_error().cloned() else { return error };
     let source = source.at(call.location).with_detail(|| {
         let operands: Vec<String> = call
@@ -160,4 +180,23 @@ fn describe(error: Error, call: &Call<'_>) -> Error {
         format!("{}({})", call.op, operands.join(", "))
     });
     Error::driver(call.op, source)
+}
+
+/// Where enqueueing work failed because its device was lost: says which launches that may be of,
+/// if there are any. Waits have said so themselves.
+#[cold]
+pub(super) fn blame_earlier(
+    error: Error,
+    stream: &Stream,
+    op: &'static str,
+    location: &'static Location<'static>,
+) -> Error {
+    let Error::Stream(StreamError::Driver(source)) = &error else { return error };
+    if !source.loses_device() {
+        return error;
+    }
+    match stream.surfaced(source.clone()) {
+        source @ StreamError::Surfaced { .. } => Error::NotStarted { op, location, source },
+        _ => error,
+    }
 }

@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::{Copy, CopyEnd, MemsetValue};
 use warpline_stream::Stream;
 
 use super::cpu::with_host_locks;
-use super::cuda::enqueue;
+use super::cuda::{blame_earlier, enqueue};
 use crate::storage::{Site, not_host};
 use crate::{Error, Result, Storage};
 
@@ -41,11 +41,16 @@ pub fn copy_bytes(
             // SAFETY: both ends lie inside live storages, as checked above; device blocks know of
             // the stream, page-locked ones are kept from reuse by their recorded use, pageable
             // ones are waited for below while their host lock is held.
-            unsafe { driver.memcpy_async(&copy, handle) }
+            unsafe { driver.memcpy_async(&copy, handle) }?;
+            stream.note_launch("copy_", location, [("bytes", [bytes].as_slice())].into_iter());
+            Ok(())
         })
-        .map_err(|e| match e.driver_error() {
-            Some(source) => Error::driver("copy_", source.clone().at(location)),
-            None => e,
+        .map_err(|e| match blame_earlier(e, stream, "copy_", location) {
+            e @ Error::NotStarted { .. } => e,
+            e => match e.driver_error() {
+                Some(source) => Error::driver("copy_", source.clone().at(location)),
+                None => e,
+            },
         })
     };
     let host_end = |s: &&Storage| s.cuda_device().is_none();
@@ -122,7 +127,11 @@ pub fn memset(
     let driver = stream.raw().driver();
     enqueue(stream, [(dst.0, true)].into_iter(), Site { op, location }, |handle| {
         // SAFETY: the range lies inside a live storage whose allocator knows of the stream.
-        unsafe { driver.memset_async(ptr, value, count, handle) }
-    })?;
+        unsafe { driver.memset_async(ptr, value, count, handle) }?;
+        let bytes = [count * value.size()];
+        stream.note_launch(op, location, [("bytes", bytes.as_slice())].into_iter());
+        Ok(())
+    })
+    .map_err(|e| blame_earlier(e, stream, op, location))?;
     Ok(())
 }
