@@ -307,6 +307,12 @@ impl DriverError {
         }
     }
 
+    /// Whether its device cannot be used from now on.
+    #[must_use]
+    pub fn loses_device(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. }) || self.code().is_some_and(CudaCode::is_sticky)
+    }
+
     /// Whether this is the driver's answer to an allocation it has no memory for.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {

@@ -1,5 +1,6 @@
 //! What an op can answer instead of a result.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_alloc::AllocError;
@@ -22,6 +23,16 @@ pub enum Error {
         op: &'static str,
         /// What the driver said.
         source: DriverError,
+    },
+    /// An op was not started because earlier work had failed.
+    #[error("{op} at {location} was not started, because earlier work failed: {source}")]
+    NotStarted {
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
+        /// The failure, and what it may be of.
+        source: StreamError,
     },
     /// A stream, event or guard could not be used.
     #[error(transparent)]
@@ -288,7 +299,8 @@ impl Error {
     #[must_use]
     pub fn driver_error(&self) -> Option<&DriverError> {
         match self {
-            Self::Driver { source, .. } | Self::Stream(StreamError::Driver(source)) => Some(source),
+            Self::Driver { source, .. } => Some(source),
+            Self::Stream(source) | Self::NotStarted { source, .. } => source.driver_error(),
             _ => None,
         }
     }

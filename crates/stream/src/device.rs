@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use warpline_cuda_sys_safe::{DeviceProperties, Driver, StreamFlags, StreamHandle, owned};
+use warpline_cuda_sys_safe::{
+    DeviceProperties, Driver, DriverError, StreamFlags, StreamHandle, owned,
+};
 
 use crate::devices::World;
 use crate::event_pool::EventPool;
@@ -39,6 +41,27 @@ impl Core {
             streams.retain(|s| s.strong_count() > 0);
         }
         streams.push(stream);
+    }
+
+    /// Its streams that still exist.
+    fn streams(&self) -> Vec<Stream> {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        streams.iter().filter_map(Weak::upgrade).map(Stream::from_inner).collect()
+    }
+
+    /// A driver's error with the launches it may be of: those of the stream with the id `asked`
+    /// first and, where none was asked or the device is lost, those of all others.
+    #[cold]
+    pub(crate) fn surfaced(&self, asked: Option<u64>, source: DriverError) -> StreamError {
+        let lost = source.loses_device();
+        let mut streams = self.streams();
+        streams.retain(|s| lost || asked.is_none_or(|id| id == s.id()));
+        streams.sort_by_key(|s| (Some(s.id()) != asked, s.id()));
+        let pending: Arc<[_]> = streams.iter().filter_map(Stream::pending).collect();
+        if pending.is_empty() {
+            return source.into();
+        }
+        StreamError::Surfaced { source, pending }
     }
 }
 
@@ -174,10 +197,8 @@ impl Device {
         if core.captures.load(Ordering::SeqCst) > 0 {
             return Err(StreamError::Capturing { call: "synchronize" });
         }
-        let streams = core.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let before: Vec<_> =
-            streams.iter().filter_map(Weak::upgrade).map(|stream| stream.now()).collect();
-        core.driver.synchronize(core.index)?;
+        let before: Vec<_> = core.streams().iter().map(Stream::now).collect();
+        core.driver.synchronize(core.index).map_err(|e| core.surfaced(None, e))?;
         for point in before {
             point.mark_done(core);
         }

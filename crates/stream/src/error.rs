@@ -1,6 +1,10 @@
 //! What can go wrong with devices, streams and events.
 
+use std::sync::Arc;
+
 use warpline_cuda_sys_safe::DriverError;
+
+use crate::PendingLaunches;
 
 /// The result of an operation of this crate.
 pub type Result<T, E = StreamError> = std::result::Result<T, E>;
@@ -12,6 +16,15 @@ pub enum StreamError {
     /// The driver's own error, those of earlier asynchronous work among them.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The driver's error at a wait, query or later launch: it may be of any work that was not
+    /// known to be complete. An error that loses the device may also be of another stream's.
+    #[error("{source}; {}", pending.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Surfaced {
+        /// What the driver said.
+        source: DriverError,
+        /// That work, first of the stream that was asked.
+        pending: Arc<[PendingLaunches]>,
+    },
     /// The index names no device.
     #[error(
         "invalid device ordinal: cuda:{index} was asked for, but {count} device(s) are visible"
@@ -98,4 +111,15 @@ pub enum StreamError {
         /// The operation.
         call: &'static str,
     },
+}
+
+impl StreamError {
+    /// The driver's error behind this one, if there is one.
+    #[must_use]
+    pub fn driver_error(&self) -> Option<&DriverError> {
+        match self {
+            Self::Driver(source) | Self::Surfaced { source, .. } => Some(source),
+            _ => None,
+        }
+    }
 }

@@ -119,7 +119,8 @@ impl Event {
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(true) };
         recorded.refuse_captured("query")?;
-        let done = recorded.event.query()?;
+        let event = &recorded.event;
+        let done = event.query().map_err(|e| event.core().surfaced(None, e))?;
         if done {
             recorded.mark_done();
         }
@@ -140,7 +141,7 @@ impl Event {
             }
             None => return Ok(()),
         };
-        event.synchronize()?;
+        event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
         // If it was recorded anew meanwhile, which record was waited for is not known.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
             recorded.mark_done();

@@ -37,6 +37,7 @@ mod error;
 mod event;
 mod event_pool;
 mod guard;
+mod launches;
 mod order;
 mod stream;
 
@@ -47,6 +48,7 @@ pub use devices::Devices;
 pub use error::{Result, StreamError};
 pub use event::Event;
 pub use guard::{DeviceGuard, StreamGuard};
+pub use launches::{Launch, PendingLaunches};
 pub use stream::Stream;
 pub use warpline_cuda_sys_safe::EventFlags;
 

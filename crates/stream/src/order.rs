@@ -48,6 +48,10 @@ impl Progress {
         self.done.load(Ordering::Acquire) >= op
     }
 
+    pub(crate) fn done(&self) -> OpNumber {
+        self.done.load(Ordering::Acquire)
+    }
+
     pub(crate) fn mark_done(&self, op: OpNumber) {
         self.done.fetch_max(op, Ordering::AcqRel);
     }

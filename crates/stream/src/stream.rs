@@ -2,16 +2,18 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use warpline_cuda_sys_safe::{StreamHandle, owned};
+use warpline_cuda_sys_safe::{DriverError, StreamHandle, owned};
 
 use crate::capture::{Capture, Slot};
 use crate::clock::{Before, Clock, Point};
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
+use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
-use crate::{Event, OpNumber, Result, StreamError};
+use crate::{Event, OpNumber, PendingLaunches, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
 #[derive(Clone)]
@@ -27,6 +29,8 @@ pub(crate) struct Inner {
     state: Mutex<State>,
     /// Changed under the lock on `state` only.
     capture: Slot,
+    /// What an error may be of. Changed under the lock on `state` only.
+    launches: Launches,
 }
 
 #[derive(Debug, Default)]
@@ -104,7 +108,12 @@ impl Stream {
             core: Arc::clone(core),
             state: Mutex::default(),
             capture: Slot::new(twin_in),
+            launches: Launches::default(),
         }))
+    }
+
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
+        Self(inner)
     }
 
     /// What stands for a stream in a capture.
@@ -134,6 +143,13 @@ impl Stream {
 
     pub(crate) fn now(&self) -> Point {
         self.0.now()
+    }
+
+    /// What of its work is not known to be complete.
+    pub(crate) fn pending(&self) -> Option<PendingLaunches> {
+        let (launches, older) = self.0.launches.after(self.0.progress.done());
+        let pending = PendingLaunches { stream: self.to_string(), launches, older };
+        (!pending.launches.is_empty()).then_some(pending)
     }
 
     /// The index of its device.
@@ -197,6 +213,27 @@ impl Stream {
             let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
         }
         Ok((result, op))
+    }
+
+    /// Says what the operation is that a closure given to [`Stream::submit`] has just enqueued, for
+    /// errors that surface later. `operands` are dtypes and sizes. What is captured does not run
+    /// yet, and is not noted.
+    pub fn note_launch<'a>(
+        &self,
+        op: &'static str,
+        location: &'static Location<'static>,
+        operands: impl Iterator<Item = (&'static str, &'a [usize])>,
+    ) {
+        if !self.is_capturing() {
+            self.0.launches.note(op, self.last_op() + 1, location, operands);
+        }
+    }
+
+    /// A driver's error at a wait, a query or a launch, with the launches it may be of: those of
+    /// this stream that are not known to be complete and, where the device is lost, of its others.
+    #[must_use]
+    pub fn surfaced(&self, source: DriverError) -> StreamError {
+        self.core().surfaced(Some(self.id()), source)
     }
 
     /// The number of the last operation enqueued; 0 if there was none.
@@ -354,7 +391,7 @@ impl Stream {
     pub fn query(&self) -> Result<bool> {
         self.refuse_capturing("query")?;
         let now = self.now();
-        let done = self.0.raw.query()?;
+        let done = self.0.raw.query().map_err(|e| self.surfaced(e))?;
         if done {
             now.mark_done(self.core());
         }
@@ -369,7 +406,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_capturing("synchronize")?;
         let now = self.now();
-        self.0.raw.synchronize()?;
+        self.0.raw.synchronize().map_err(|e| self.surfaced(e))?;
         now.mark_done(self.core());
         Ok(())
     }
@@ -386,7 +423,7 @@ impl Stream {
         }
         self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
-        event.synchronize()?;
+        event.synchronize().map_err(|e| self.surfaced(e))?;
         point.mark_done(self.core());
         Ok(())
     }
@@ -401,7 +438,7 @@ impl Stream {
             return Ok(());
         }
         let (event, _) = self.0.checkpoint(op)?;
-        Ok(event.synchronize()?)
+        event.synchronize().map_err(|e| self.surfaced(e))
     }
 
     /// Whether operation `op` is done. False for a while longer where it has no checkpoint of
@@ -416,7 +453,7 @@ impl Stream {
         }
         self.refuse_twin("is_done")?;
         let (event, point) = self.0.checkpoint(op)?;
-        let done = event.query()?;
+        let done = event.query().map_err(|e| self.surfaced(e))?;
         if done {
             point.mark_done(self.core());
         }

@@ -13,6 +13,8 @@ mod s06_peers;
 mod s07_asynchronous;
 #[path = "semantics/s08_launch_blocking.rs"]
 mod s08_launch_blocking;
+#[path = "semantics/s08_launch_ring.rs"]
+mod s08_launch_ring;
 #[path = "semantics/s10_pending.rs"]
 mod s10_pending;
 #[path = "semantics/s11_streams.rs"]

@@ -5,10 +5,10 @@ use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureLog, Stream};
 
 use super::cpu::with_host_locks;
-use super::cuda::enqueue_distinct;
+use super::cuda::{enqueue_distinct, located};
 use crate::race::Touch;
 use crate::storage::Site;
-use crate::{Error, Result, Storage};
+use crate::{Result, Storage};
 
 /// Begins to capture a stream.
 #[track_caller]
@@ -34,11 +34,12 @@ pub(crate) fn replay(
     let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
     let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
     with_host_locks(pinned, || {
-        enqueue_distinct(stream, storages, &touches, site, |_| exec.launch(stream.raw()))
+        enqueue_distinct(stream, storages, &touches, site, |_| {
+            exec.launch(stream.raw())?;
+            stream.note_launch(site.op, site.location, std::iter::empty());
+            Ok(())
+        })
     })
-    .map_err(|e| match e.driver_error() {
-        Some(source) => Error::driver(site.op, source.clone().at(site.location)),
-        None => e,
-    })?;
+    .map_err(|e| located(e, stream, site))?;
     Ok(())
 }

@@ -20,9 +20,18 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     if stream.device_index() != device.index() {
         return Err(other_device(call.op, device.index(), stream.device_index()));
     }
+    let site = Site { op: call.op, location: call.location };
+    let function = |set, index| {
+        device.function(set, index).map_err(|e| match e.driver_error() {
+            Some(source) if source.loses_device() => {
+                located(StreamError::from(source.clone()).into(), stream, site)
+            }
+            _ => e,
+        })
+    };
     let code = match call.code {
         Code::Kernel { set, index, grid, block, shared_bytes } => {
-            DeviceCode::Kernel { function: device.function(set, index)?, grid, block, shared_bytes }
+            DeviceCode::Kernel { function: function(set, index)?, grid, block, shared_bytes }
         }
         Code::Library(f) => DeviceCode::Library(f),
     };
@@ -38,14 +47,16 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
         params: call.params,
         location: call.location,
     };
-    let site = Site { op: call.op, location: call.location };
     enqueue(stream, call.operands.iter().copied(), site, |h| {
         // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.
-        unsafe { device.driver().launch(h, &launch) }
+        unsafe { device.driver().launch(h, &launch) }?;
+        let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
+        stream.note_launch(call.op, call.location, operands);
+        Ok(())
     })
-    .map_err(|e| describe(e, call))?;
+    .map_err(|e| describe(e, stream, call))?;
     Ok(())
 }
 
@@ -215,20 +226,28 @@ where
         watch.enter(stream, op, &mut uses);
     }
     drop(uses);
-    match first.runtime().launch_blocking() {
+    let waited = match first.runtime().launch_blocking() {
         // A race stays one where each launch is waited for to find another mistake.
-        true if watched => stream.host_wait_silently(op)?,
-        true => stream.host_wait(op)?,
-        false => {}
-    }
+        true if watched => stream.host_wait_silently(op),
+        true => stream.host_wait(op),
+        false => return Ok(op),
+    };
+    waited.map_err(|e| match e.driver_error() {
+        Some(source) => Error::driver(site.op, source.clone()), // its own, no earlier one's
+        None => e.into(),
+    })?;
     Ok(op)
 }
 
 /// Says which op failed, on what, called from where.
 #[cold]
-fn describe(error: Error, call: &Call<'_>) -> Error {
-    let Some(source) = error.driver_error().cloned() else { return error };
-    let source = source.at(call.location).with_detail(|| {
+fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
+    let site = Site { op: call.op, location: call.location };
+    let (op, source) = match located(error, stream, site) {
+        Error::Driver { op, source } => (op, source),
+        error => return error,
+    };
+    let source = source.with_detail(|| {
         let operands: Vec<String> = call
             .operands
             .iter()
@@ -236,5 +255,24 @@ fn describe(error: Error, call: &Call<'_>) -> Error {
             .collect();
         format!("{}({})", call.op, operands.join(", "))
     });
-    Error::driver(call.op, source)
+    Error::driver(op, source)
+}
+
+/// Says which work failed, called from where. Where its device was lost before, says which launches
+/// that may be of, if there are any; waits have said so themselves.
+#[cold]
+pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
+    let Site { op, location } = site;
+    let earlier = match &error {
+        Error::Stream(StreamError::Driver(e)) if e.loses_device() => stream.surfaced(e.clone()),
+        _ => match error.driver_error() {
+            Some(source) => return Error::driver(op, source.clone().at(location)),
+            None => return error,
+        },
+    };
+    match earlier {
+        source @ StreamError::Surfaced { .. } => Error::NotStarted { op, location, source },
+        StreamError::Driver(source) => Error::driver(op, source.at(location)),
+        _ => error,
+    }
 }

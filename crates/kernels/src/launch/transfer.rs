@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, MemsetValue};
 use warpline_stream::{OpNumber, Stream};
 
 use super::cpu::with_host_locks;
-use super::cuda::{enqueue, enqueue_with};
+use super::cuda::{enqueue, enqueue_with, located};
 use super::pageable::Staged;
 use super::unlinked;
 use crate::race::Touch;
@@ -42,10 +42,8 @@ pub fn copy_bytes(
     if !dst.0.runtime().same_as(runtime) {
         return Err(Error::RuntimeMismatch { op: "copy_" });
     }
-    let located = |e: Error| match e.driver_error() {
-        Some(source) => Error::driver("copy_", source.clone().at(location)),
-        None => e,
-    };
+    let site = Site { op: "copy_", location };
+    let located = |e| located(e, stream, site);
     if let [Some(to), Some(from)] = [dst, src].map(|(s, _)| s.cuda_device().map(CudaDevice::index))
         && !runtime.link_peers(to, from).map_err(located)?
         && !stream.is_capturing()
@@ -54,7 +52,6 @@ pub fn copy_bytes(
     }
     let copy = Copy { dst: end(dst)?, src: end(src)?, bytes };
     let driver = stream.raw().driver();
-    let site = Site { op: "copy_", location };
     let storages = [(dst.0, true), (src.0, false)];
     let touches = [
         Touch::range(dst.0, dst.1, bytes, Access::Write),
@@ -65,7 +62,9 @@ pub fn copy_bytes(
             // SAFETY: both ends lie inside live storages, as checked above; device blocks know of
             // the stream, page-locked ones are kept from reuse by their recorded use, pageable
             // ones are waited for below while their host lock is held.
-            unsafe { driver.memcpy_async(&copy, handle) }
+            unsafe { driver.memcpy_async(&copy, handle) }?;
+            stream.note_launch("copy_", location, [("bytes", [bytes].as_slice())].into_iter());
+            Ok(())
         })
         .map_err(located)
     };
@@ -187,9 +186,14 @@ pub fn memset(
     let ptr = unsafe { base.offset(dst.1 as i64) };
     let driver = stream.raw().driver();
     let touch = Touch::range(dst.0, dst.1, count * value.size(), Access::Write);
-    enqueue(stream, [touch].into_iter(), Site { op, location }, |handle| {
+    let site = Site { op, location };
+    enqueue(stream, [touch].into_iter(), site, |handle| {
         // SAFETY: the range lies inside a live storage whose allocator knows of the stream.
-        unsafe { driver.memset_async(ptr, value, count, handle) }
-    })?;
+        unsafe { driver.memset_async(ptr, value, count, handle) }?;
+        let bytes = [count * value.size()];
+        stream.note_launch(op, location, [("bytes", bytes.as_slice())].into_iter());
+        Ok(())
+    })
+    .map_err(|e| located(e, stream, site))?;
     Ok(())
 }

@@ -1,0 +1,144 @@
+//! S8: an error that surfaces after its launch lists the launches on the stream that are not known
+//! to be complete, oldest first, each with its shapes and call site.
+
+use warpline::{Error, Result, SyncPolicy, Tensor, cuda, ones};
+use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule};
+use warpline_stream::{PendingLaunches, StreamError};
+
+use crate::boxes::{SimBox, schedules};
+
+fn pending(error: &Error) -> &[PendingLaunches] {
+    match error {
+        Error::Stream(StreamError::Surfaced { pending, .. })
+        | Error::NotStarted { source: StreamError::Surfaced { pending, .. }, .. } => pending,
+        other => panic!("it lists no launches: {other:?}"),
+    }
+}
+
+/// What is listed of a stream: op and line.
+fn listed(of: &PendingLaunches) -> Vec<(&'static str, u32)> {
+    of.launches.iter().map(|l| (l.op, l.location.line())).collect()
+}
+
+/// A device whose next kernel fails when it runs, and a tensor there.
+fn struck(world: &SimBox) -> Result<Tensor> {
+    let a = ones(&[2, 3], 0)?;
+    cuda::synchronize(0)?; // what is known to be complete is not listed
+    world.sim.inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
+    Ok(a)
+}
+
+#[test]
+fn s08_an_error_lists_the_launches_it_may_be_of() {
+    type Wait = fn(&Tensor) -> Error;
+    let waits: [Wait; 6] = [
+        |_| cuda::synchronize(0).expect_err("synchronize"),
+        |_| cuda::current_stream(0).expect("it").synchronize().expect_err("stream").into(),
+        |a| a.to_vec::<f32>().expect_err("a copy back"),
+        |a| a.sum(()).and_then(|s| s.item::<f32>()).expect_err("item"),
+        |_| loop {
+            match cuda::current_stream(0).expect("it").query() {
+                Ok(done) => assert!(!done, "the launch has failed"),
+                Err(error) => return error.into(),
+            }
+        },
+        |_| {
+            let event = cuda::current_stream(0).and_then(|s| Ok(s.record_event(None)?));
+            event.expect("an event").synchronize().expect_err("event").into()
+        },
+    ];
+    for (i, wait) in waits.into_iter().enumerate() {
+        let world = SimBox::lazy(1);
+        world.enter(|| {
+            let a = struck(&world)?;
+            let (first, b) = (line!(), a.mul(&a)?);
+            let (second, c) = (line!(), b.add(1.0)?);
+            let error = wait(&c);
+            let pending = pending(&error);
+            let listed = listed(&pending[0]);
+            assert_eq!(listed[..2], [("mul", first), ("add", second)], "wait {i}: {error}");
+            assert_eq!((pending.len(), pending[0].older), (1, 0));
+            let text = error.to_string();
+            let mul =
+                format!("mul(float32[2, 3], float32[2, 3], float32[2, 3]) at {}:{first}:", file!());
+            for fact in ["CUDA_ERROR_ILLEGAL_ADDRESS", "the default stream of cuda:0", &mul] {
+                assert!(text.contains(fact), "wait {i}: no `{fact}` in: {text}");
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn s08_a_later_launch_lists_them_too() {
+    let world = SimBox::lazy(1);
+    world.enter(|| {
+        let a = struck(&world)?;
+        let (line, b) = (line!(), a.mul(&a)?);
+        assert!(cuda::synchronize(0).is_err());
+        let (later, result) = (line!(), b.add(1.0));
+        let error = result.expect_err("a launch on a lost device");
+        assert_eq!(listed(&pending(&error)[0]), [("mul", line)]);
+        let text = error.to_string();
+        let start = format!("add at {}:{later}:", file!());
+        assert!(text.starts_with(&start) && text.contains("cuda:0 is lost"), "{text}");
+        let error = b.copy_(&a, false).map(drop).expect_err("a copy on a lost device");
+        assert_eq!(listed(&pending(&error)[0]), [("mul", line)]);
+        Ok(())
+    });
+}
+
+#[test]
+fn s08_the_ring_is_bounded_and_counts_what_fell_out() {
+    let world = SimBox::lazy(1);
+    world.enter(|| {
+        let a = struck(&world)?;
+        for _ in 0..100 {
+            a.add_(1.0)?;
+        }
+        let error = cuda::synchronize(0).expect_err("the failed launch");
+        let pending = &pending(&error)[0];
+        assert_eq!((pending.launches.len(), pending.older), (64, 36));
+        assert!(pending.launches.is_sorted_by_key(|l| l.number));
+        assert!(error.to_string().contains("36 older operation(s)"), "{error}");
+        Ok(())
+    });
+}
+
+/// The stream that is asked comes first; its device is lost, so others may be to blame.
+#[test]
+fn s08_other_streams_of_a_lost_device_come_after() {
+    for schedule in schedules() {
+        let world = SimBox::with(2, schedule, SyncPolicy::Auto);
+        world.enter(|| {
+            let a = ones(&[4], 0)?;
+            let healthy = ones(&[4], 1)?;
+            let s = cuda::stream_from_pool(0, 0)?;
+            let b = cuda::with_stream(&s, || ones(&[4], 0))??;
+            cuda::synchronize(0)?;
+            world
+                .sim
+                .inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
+            let (line, failed) = (line!(), a.mul_(2.0));
+            if failed.is_err() {
+                return Ok(()); // it ran at once and has said so
+            }
+            let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg())?);
+            let error = match failed {
+                Ok(_) => s.synchronize().map_err(Error::from).expect_err("the device is lost"),
+                Err(error) => error,
+            };
+            let lists: Vec<_> = pending(&error).iter().map(listed).collect();
+            let all = [vec![("neg", other)], vec![("mul", line)]];
+            // Where `neg` was refused, only the launch before is listed.
+            assert!(lists == all || lists == all[1..], "{error}");
+            // No wait for `healthy` blames anyone.
+            assert_eq!((&healthy + 1.0)?.to_vec::<f32>()?, [2.0; 4]);
+            if schedule == Schedule::Lazy {
+                assert_eq!(lists, all);
+            }
+            Ok(())
+        });
+    }
+}
