@@ -89,6 +89,7 @@ proptest! {
         let mut graph = Graph::default();
         let mut last: Vec<Option<usize>> = vec![None; STREAMS];
         let mut recorded: Vec<Option<usize>> = vec![None; EVENTS];
+        let mut replaced: Vec<(usize, usize)> = Vec::new();
         let mut ops: Vec<(Stream, OpNumber, usize)> = Vec::new();
         for step in steps {
             match step {
@@ -133,13 +134,15 @@ proptest! {
                 }
                 Step::SyncDevice(d) => {
                     devices.get(d).unwrap().synchronize().unwrap();
-                    // Streams that are no longer used too: `ops` keeps them.
-                    let gone = ops.iter().filter(|(o, ..)| o.device_index() == d).map(|o| o.2);
-                    graph.host.extend(gone);
+                    graph.host.extend(replaced.iter().filter(|(of, _)| *of == d).map(|r| r.1));
                     let all = (0..STREAMS).filter(|&s| device_of(s) == d);
                     graph.host.extend(all.filter_map(|s| last[s]));
                 }
                 Step::Replace(s) => {
+                    // It is still there where `ops` keeps it.
+                    if ops.iter().any(|(stream, ..)| *stream == streams[s]) {
+                        replaced.extend(last[s].map(|node| (device_of(s), node)));
+                    }
                     last[s] = None;
                     streams[s] = fresh(s);
                 }
