@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::ptr::NonNull;
 
-use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, MemsetValue};
+use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, DriverError, MemsetValue, StreamHandle};
 use warpline_stream::{OpNumber, Stream};
 
 use super::cpu::with_host_locks;
@@ -13,6 +13,9 @@ use super::unlinked;
 use crate::race::Touch;
 use crate::storage::{Site, not_host};
 use crate::{CudaDevice, Error, Result, Storage};
+
+/// What the driver is given at a time of a copy between two places in device memory, in bytes.
+pub(super) const PIECE: usize = 32 << 20;
 
 /// Copies `bytes` bytes between storages of any kind, at these byte offsets. At least one is
 /// device memory; the copy runs on `stream`, in order with every other use of both.
@@ -51,7 +54,6 @@ pub fn copy_bytes(
         return unlinked::copy(stream, dst, src, [to, from], bytes, location);
     }
     let copy = Copy { dst: end(dst)?, src: end(src)?, bytes };
-    let driver = stream.raw().driver();
     let storages = [(dst.0, true), (src.0, false)];
     let touches = [
         Touch::range(dst.0, dst.1, bytes, Access::Write),
@@ -62,7 +64,7 @@ pub fn copy_bytes(
             // SAFETY: both ends lie inside live storages, as checked above; device blocks know of
             // the stream, page-locked ones are kept from reuse by their recorded use, pageable
             // ones are waited for below while their host lock is held.
-            unsafe { driver.memcpy_async(&copy, handle) }?;
+            unsafe { enqueue_pieces(stream, &copy, handle) }?;
             stream.note_launch("copy_", location, [("bytes", [bytes].as_slice())].into_iter());
             Ok(())
         })
@@ -94,6 +96,44 @@ pub fn copy_bytes(
         }
         Ok(())
     })
+}
+
+/// Enqueues a copy. Between two places in device memory it is given to the driver piece by piece:
+/// the driver walks all pages of a copy before it starts it, and so walks those of the next piece
+/// while one is on its way.
+///
+/// # Safety
+/// As of the driver's `memcpy_async`.
+unsafe fn enqueue_pieces(
+    stream: &Stream,
+    copy: &Copy,
+    handle: StreamHandle,
+) -> Result<(), DriverError> {
+    let driver = stream.raw().driver();
+    let (CopyEnd::Device { device: to, ptr: dst }, CopyEnd::Device { device: from, ptr: src }) =
+        (copy.dst, copy.src)
+    else {
+        // SAFETY: the caller's.
+        return unsafe { driver.memcpy_async(copy, handle) };
+    };
+    // In a capture each piece would be a node of its own.
+    let piece = if stream.is_capturing() { copy.bytes } else { PIECE };
+    for start in (0..copy.bytes).step_by(piece) {
+        // SAFETY: inside the copy, so the caller's.
+        let enqueued = unsafe {
+            let dst = CopyEnd::Device { device: to, ptr: dst.offset(start as i64) };
+            let src = CopyEnd::Device { device: from, ptr: src.offset(start as i64) };
+            driver.memcpy_async(&Copy { dst, src, bytes: piece.min(copy.bytes - start) }, handle)
+        };
+        if let Err(error) = enqueued {
+            if start > 0 {
+                // The copy will count as not made: no piece of it may be on its way.
+                let _ = stream.raw().synchronize();
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// Refuses what a capture cannot hold: a copy that the host waits for.
