@@ -1,5 +1,6 @@
-//! What `cuda::device` and `cuda::stream` cost, from making the guard to dropping it, on a driver
-//! that does nothing: above those of `warpline-stream`, the look-up of the runtime in use.
+//! What `cuda::device` and `cuda::stream` cost, from making the guard to dropping it: above those of
+//! `warpline-stream`, the look-up of the runtime in use. That is one of a driver that does nothing,
+//! entered by `with_runtime`; with `WARPLINE_DRIVER=sim:2` also the process's own.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,25 +12,30 @@ use warpline_cuda_sys_safe::null::NullDriver;
 fn guards(c: &mut Criterion) {
     let runtime =
         Runtime::new(Arc::new(NullDriver::new(2)), RuntimeConfig::default()).expect("a runtime");
-    with_runtime(&runtime, || {
-        let stream = || cuda::stream_from_pool(0, 0).expect("a stream");
-        let (here, other) = (stream(), stream());
-        cuda::set_stream(&here).expect("a stream");
-        let mut group = c.benchmark_group("cuda guards");
-        group.bench_function("same device", |b| {
-            b.iter(|| drop(cuda::device(black_box(0)).expect("a guard")));
-        });
-        group.bench_function("same stream", |b| {
-            b.iter(|| drop(cuda::stream(black_box(&here)).expect("a guard")));
-        });
-        group.bench_function("other device", |b| {
-            b.iter(|| drop(cuda::device(black_box(1)).expect("a guard")));
-        });
-        group.bench_function("other stream", |b| {
-            b.iter(|| drop(cuda::stream(black_box(&other)).expect("a guard")));
-        });
-        group.finish();
+    with_runtime(&runtime, || of_runtime_in_use(c, "cuda guards"));
+    if std::env::var_os("WARPLINE_DRIVER").is_some() {
+        of_runtime_in_use(c, "cuda guards, the process's runtime");
+    }
+}
+
+fn of_runtime_in_use(c: &mut Criterion, name: &str) {
+    let stream = || cuda::stream_from_pool(0, 0).expect("a stream");
+    let (here, other) = (stream(), stream());
+    cuda::set_stream(&here).expect("a stream");
+    let mut group = c.benchmark_group(name);
+    group.bench_function("same device", |b| {
+        b.iter(|| drop(cuda::device(black_box(0)).expect("a guard")));
     });
+    group.bench_function("same stream", |b| {
+        b.iter(|| drop(cuda::stream(black_box(&here)).expect("a guard")));
+    });
+    group.bench_function("other device", |b| {
+        b.iter(|| drop(cuda::device(black_box(1)).expect("a guard")));
+    });
+    group.bench_function("other stream", |b| {
+        b.iter(|| drop(cuda::stream(black_box(&other)).expect("a guard")));
+    });
+    group.finish();
 }
 
 criterion_group!(benches, guards);

@@ -142,15 +142,12 @@ impl Runtime {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`] when there is no driver or no device.
+    #[inline]
     pub fn devices(&self) -> Result<&Devices> {
-        const HINT: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device \
-                            'cpu', or ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
         match &self.0.devices {
             Ok(devices) if !self.0.gpus.is_empty() => Ok(devices),
-            Ok(_) => {
-                Err(Error::CudaUnavailable { reason: "no device is visible".into(), hint: HINT })
-            }
-            Err(reason) => Err(Error::CudaUnavailable { reason: reason.to_string(), hint: HINT }),
+            Ok(_) => Err(unavailable("no device is visible".into())),
+            Err(reason) => Err(unavailable(reason.to_string())),
         }
     }
 
@@ -255,4 +252,11 @@ impl Runtime {
     pub(crate) fn detector(&self) -> &Detector {
         &self.0.detector
     }
+}
+
+#[cold]
+fn unavailable(reason: String) -> Error {
+    const HINT: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device 'cpu', \
+                        or ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
+    Error::CudaUnavailable { reason, hint: HINT }
 }

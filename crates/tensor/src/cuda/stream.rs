@@ -75,6 +75,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 ///
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another runtime.
+#[inline(always)] // as in `Devices::stream_guard`
 pub fn stream(stream: &Stream) -> Result<StreamGuard> {
     Ok(InUse::get().devices()?.stream_guard(stream)?)
 }
