@@ -132,7 +132,7 @@ impl Log {
 
     /// Where the next kernel on a captured stream is to say that a check failed. It lives as long
     /// as the graph.
-    pub(crate) fn mailbox(&self, stream: &Stream) -> Result<Arc<Mailbox>> {
+    pub(crate) fn mailbox(&self, stream: &Stream) -> Result<Arc<Mailbox>, StreamError> {
         let mailbox = stream.captured_mailbox()?;
         self.noted().mailboxes.push(Arc::clone(&mailbox));
         Ok(mailbox)

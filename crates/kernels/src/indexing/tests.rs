@@ -216,6 +216,52 @@ fn gpu_many_are_reported_as_one() {
     on_gpu(many_out_of_range);
 }
 
+/// What 32-bit offsets do not reach is launched in parts.
+#[test]
+fn far_apart() {
+    let reason = warpline_cuda_sys_safe::DriverError::NoDevice { reason: "not needed".into() };
+    let runtime = crate::Runtime::without_cuda(reason, &crate::RuntimeConfig::default());
+    let target = Target::Cpu(&runtime);
+    // Of so much memory, little is ever touched.
+    let far = Tensor {
+        storage: crate::Storage::pageable(&runtime, (3 << 30) + 2).unwrap(),
+        layout: Layout::from_parts(
+            Sizes::from_slice(&[4, 2]),
+            Strides::from_slice(&[1 << 30, 1]),
+            0,
+        ),
+        dtype: I8,
+    };
+    let values = Tensor::new(target, I8, &[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    crate::copy::copy(target, values.view(), far.view()).unwrap();
+    let index = Tensor::new(target, I32, &[4, 1], &[1.0, 0.0, 1.0, 0.0]);
+    let out = Tensor::garbage(target, I8, &[4, 1]);
+    gather(target, far.view(), 1, index.view(), out.view()).unwrap();
+    assert_eq!(out.floats(target), [2.0, 3.0, 6.0, 7.0]);
+    let rows = Tensor::garbage(target, I8, &[4, 2]);
+    let back = Tensor::new(target, I32, &[4], &[3.0, 1.0, 2.0, 0.0]);
+    index_select(target, far.view(), 0, back.view(), rows.view()).unwrap();
+    assert_eq!(rows.floats(target), [7.0, 8.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0]);
+    index_select(target, rows.view(), 0, back.view(), far.view()).unwrap();
+    crate::copy::copy(target, far.view(), rows.view()).unwrap();
+    assert_eq!(rows.floats(target), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+}
+
+/// A driver that runs nothing reports nothing.
+#[test]
+fn nothing_runs_on_null() {
+    let driver = std::sync::Arc::new(warpline_cuda_sys_safe::null::NullDriver::new(1));
+    let runtime = crate::Runtime::new(driver, crate::RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().default_stream();
+    let target = Target::Cuda(&runtime, device, stream);
+    let (weight, out) =
+        (Tensor::garbage(target, F32, &[2, 3]), Tensor::garbage(target, F32, &[1, 3]));
+    let index = Tensor::garbage(target, I64, &[1]);
+    embedding(target, weight.view(), index.view(), out.view()).unwrap();
+    stream.synchronize().unwrap();
+}
+
 #[test]
 fn bad_arguments() {
     on_every_target(|target| {

@@ -45,10 +45,11 @@ pub(super) fn run(
         footprints.push(footprint(call.op, device.index(), operand)?);
     }
     let mailbox = match (checks, Log::of(stream)) {
-        (false, _) => None,
-        (true, None) => Some(Arc::clone(stream.mailbox()?)),
-        (true, Some(log)) => Some(log.mailbox(stream)?),
+        (false, _) => Ok(None),
+        (true, None) => stream.mailbox().cloned().map(Some),
+        (true, Some(log)) => log.mailbox(stream).map(Some),
     };
+    let mailbox = mailbox.map_err(|e| located(e.into(), stream, site))?;
     enqueue(stream, call.operands.iter().copied(), site, |h| {
         let params = mailbox.as_ref().map(|mailbox| Report::on_stream(call, mailbox, stream));
         let launch = Launch {
