@@ -305,9 +305,8 @@ fn s08_without_a_place_to_report_the_launch_fails() {
         let full = warpline_cuda_sys_safe::CudaCode::OUT_OF_MEMORY;
         let fault = warpline_cuda_sys_safe::sim::Fault::new(CallKind::HostAlloc, full);
         world.sim.inject(fault.times(1));
-        let (line, answer) = (line!(), embedding(&t, &good));
-        let error = answer.expect_err("no memory");
-        assert!(error.to_string().contains(&format!("{}:{line}:", file!())), "{error}");
+        let error = embedding(&t, &good).expect_err("no memory");
+        assert!(matches!(error, Error::Driver { op: "embedding", .. }), "{error}");
         assert_eq!(error.driver_error().and_then(|e| e.code()), Some(full), "{error:?}");
         assert_eq!(embedding(&t, &good)?.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
         Ok(())
