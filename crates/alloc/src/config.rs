@@ -65,7 +65,7 @@ pub struct AllocatorConfig {
     /// (`expandable_segments`).
     pub expandable_segments: bool,
     /// Whether freed memory is kept. Without it every block is an exact allocation of the backend
-    /// and goes back to it when freed (`PYTORCH_NO_CUDA_MEMORY_CACHING`).
+    /// and goes back to it when freed (`PYTORCH_NO_CUDA_MEMORY_CACHING`), except in private pools.
     pub caching: bool,
     /// Options of page-locked host memory, for a [`HostCache`](crate::HostCache) (`pinned_…`).
     pub host: HostConfig,

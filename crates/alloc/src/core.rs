@@ -212,13 +212,15 @@ impl<B: Backend> Core<B> {
     }
 
     /// What can be had of the options in a pool: without virtual memory, and in private ones,
-    /// there are only segments.
+    /// there are only segments. Private pools always keep their memory: replays of what was captured
+    /// in one go on using it after it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
         if pool > 0 || self.backend.virtual_memory().is_none() {
             config.policy = Policy::Torch;
             config.expandable_segments = false;
         }
+        config.caching |= pool > 0;
         config
     }
 

@@ -2,8 +2,8 @@
 
 use crate::rules::MIN_BLOCK_SIZE;
 
-/// Four bins per power of two, for every size under 2^61.
-const BINS: usize = 208;
+/// Sixteen bins per power of two, for every size under 2^61.
+const BINS: usize = 800;
 
 /// A free block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +44,11 @@ impl Default for FreeIndex {
 #[inline]
 fn bin_of(size: usize) -> usize {
     let n = (size / MIN_BLOCK_SIZE).max(1);
-    if n < 4 {
+    if n < 16 {
         return n;
     }
     let power = n.ilog2() as usize;
-    ((power - 1) * 4 + ((n >> (power - 2)) & 3)).min(BINS - 1)
+    ((power - 3) * 16 + ((n >> (power - 4)) & 15)).min(BINS - 1)
 }
 
 impl FreeIndex {
@@ -104,12 +104,14 @@ impl FreeIndex {
 
     /// The largest block, of those the one with the highest address.
     pub(crate) fn largest(&self) -> Option<Free> {
-        self.iter().next_back().copied()
+        let (word, bits) = self.occupied.iter().enumerate().rfind(|(_, bits)| **bits != 0)?;
+        self.bins[word * 64 + bits.ilog2() as usize].last().copied()
     }
 
     /// All blocks, smallest first.
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Free> {
-        self.bins.iter().flatten()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Free> {
+        let bin = std::iter::successors(self.next_occupied(0), |bin| self.next_occupied(bin + 1));
+        bin.flat_map(|bin| &self.bins[bin])
     }
 
     #[inline]

@@ -378,6 +378,30 @@ fn without_caching_every_block_is_the_backends() {
     check_books(&allocator);
 }
 
+/// What was captured in a pool goes on using it.
+#[test]
+fn without_caching_private_pools_keep_their_memory() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    let pool = allocator.new_pool(warpline_alloc::PoolOptions::default());
+    let made = |when| {
+        let route = allocator.use_pool(&pool);
+        drop(allocator.malloc(512, &0).unwrap());
+        drop(route);
+        drop(allocator.malloc(512, &0).unwrap());
+        assert_eq!(fake.world().used(), 2 * MIB, "{when}");
+    };
+    let mut config = allocator.config();
+    config.caching = false;
+    allocator.set_config(config);
+    made("a pool that is used after");
+    made("again");
+    drop(pool);
+    allocator.empty_cache();
+    assert_eq!(fake.world().used(), 0);
+    check_books(&allocator);
+}
+
 #[test]
 fn blocks_outlive_their_allocator() {
     let fake = Fake::new(1 << 40);

@@ -7,6 +7,7 @@ use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::MemsetValue;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 
+use super::transfer::{FIRST_PIECE, pieces};
 use super::*;
 use crate::{Error, RuntimeConfig, Staging, SyncPolicy};
 
@@ -226,27 +227,41 @@ fn a_peer_link_is_opened_once_and_used() {
     assert!(!runtime.peer_access_enabled(0, 1) && !runtime.peer_access_enabled(1, 0));
 }
 
+#[test]
+fn pieces_grow_and_cover_all() {
+    let of = |first, bytes| pieces(first, bytes).map(|part| part.len()).collect::<Vec<_>>();
+    assert_eq!(of(3, 2), [2]);
+    assert_eq!(of(3, 3), [3]);
+    assert_eq!(of(3, 1000), [3, 48, 768, 181]);
+    assert_eq!(of(usize::MAX, usize::MAX), [usize::MAX]);
+    let mut end = 0;
+    for part in pieces(1, 5000) {
+        assert_eq!(part.start, end);
+        end = part.end;
+    }
+    assert_eq!(end, 5000);
+}
+
 /// A large copy is one use of its storages, however many pieces the driver is given.
 #[test]
 fn large_device_copies_are_given_piece_by_piece() {
-    const PIECE: usize = super::transfer::PIECE;
     let (sim, runtime) = with(Schedule::Lazy, 2);
     let [a, b] = [0, 1].map(|d| runtime.device(d).unwrap().device().default_stream());
-    let bytes = 2 * PIECE + 100;
+    let bytes = FIRST_PIECE + 100;
     let [x, y] = [(&a, 3), (&b, 9)].map(|(s, rest)| Storage::device(&runtime, bytes + rest, s));
     let (x, y) = (x.unwrap(), y.unwrap());
     let source = pageable(&runtime, &pattern(bytes + 3, 1));
     copy_bytes(a, (&x, 0), (&source, 0), bytes + 3, false, Location::caller()).unwrap();
     set(b, &y, 6);
     let copy = || copy_bytes(a, (&y, 5), (&x, 3), bytes, true, Location::caller());
-    sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::UNKNOWN).after(2).times(1));
+    sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::UNKNOWN).after(1).times(1));
     let (before, op) = (sim.books(), a.last_op());
     copy().expect_err("its last piece is refused");
     assert_eq!(a.last_op(), op + 1, "only the wait for the other device");
     assert!(a.query().unwrap(), "the pieces before may overwrite what comes next");
     copy().unwrap();
     let books = sim.books();
-    assert_eq!(books.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync), 3 + 3);
+    assert_eq!(books.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync), 2 + 2);
     let mut should = vec![6; bytes + 9];
     should[5..5 + bytes].copy_from_slice(&pattern(bytes + 3, 1)[3..]);
     assert!(contents(b, &y) == should);
