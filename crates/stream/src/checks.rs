@@ -92,7 +92,8 @@ impl Mailbox {
     }
 
     /// Enters that the operation that a closure given to [`Stream::submit`] has just enqueued
-    /// replays the captured kernel.
+    /// replays the captured kernel. Of several replays under way it is the last that is to be
+    /// covered by the wait that reports.
     pub fn enter_replay(&self, stream: &Stream) {
         let mut state = self.state();
         (state.progress, state.replay) = (Arc::clone(stream.progress()), stream.last_op() + 1);
