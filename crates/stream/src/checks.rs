@@ -200,7 +200,7 @@ impl Checks {
         let state = State { progress: Arc::clone(progress), replay: 0, sites: Vec::new() };
         let mailbox = Arc::new(Mailbox { page, first, captured, state: Mutex::new(state) });
         boxes.all.push(Arc::clone(&mailbox));
-        self.any.store(true, Ordering::Release);
+        self.any.store(true, Ordering::Relaxed);
         Ok(mailbox)
     }
 
@@ -208,7 +208,7 @@ impl Checks {
     /// of what lies before `point`. One at a time: what is left is reported by the next wait.
     #[inline]
     pub(crate) fn look(&self, point: Option<&Point>, mark: impl FnOnce()) -> Result<()> {
-        if !self.any.load(Ordering::Acquire) {
+        if !self.any.load(Ordering::Relaxed) {
             mark();
             return Ok(());
         }

@@ -187,8 +187,9 @@ fn streams(_: &World) -> Result<()> {
         cuda::synchronize(0)?;
         // A stream that is gone is among those that the device waits for.
         let gone = cuda::exclusive_stream(0, 0)?;
+        let (t, bad) = (t.copy()?, bad.copy()?); // they remember the stream
         let (line, _) = (line!(), cuda::with_stream(&gone, || embedding(&t, &bad))??);
-        drop(gone);
+        drop((gone, t, bad));
         assert_is(&failed(cuda::synchronize(0)), "embedding", 9, [0, 4], line);
         cuda::synchronize(0)?;
     }
