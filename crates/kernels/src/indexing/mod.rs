@@ -2,7 +2,7 @@
 //!
 //! All three are one kernel: the source is seen with the result's sizes, as if it had stride 0
 //! where the index decides, and the index likewise. An index that is out of range, as negative ones
-//! are, gives 0 there and is reported ([`launch::run_checked`]).
+//! are, gives 0 there and is reported as [`Error::IndexCheck`] says.
 
 mod cpu;
 #[cfg(test)]
@@ -59,7 +59,7 @@ impl Along {
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DimOutOfRange`];
 /// [`Error::InvalidArgument`] for indices of another dtype; [`Error::OutOfStorage`],
 /// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], [`Error::TooManyDims`]; otherwise as
-/// [`launch::run_checked`].
+/// [`launch::run`]; [`Error::IndexCheck`].
 #[track_caller]
 pub fn index_select(
     target: Target<'_>,

@@ -1,17 +1,14 @@
 //! S8: an index that is out of range is an error with the index and the call's place: on the CPU
 //! of the call, on a GPU of the first wait that covers it. The device stays usable.
 
-use std::collections::BTreeMap;
-
-use proptest::prelude::*;
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{
     DType, Error, IndexCheck, RaceReport, Result, RuntimeConfig, SyncPolicy, Tensor, arange,
     embedding, tensor,
 };
-use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
+use warpline_cuda_sys_safe::sim::CallKind;
 
-use crate::boxes::{SimBox, schedules};
+use crate::boxes::SimBox;
 use crate::common::{self, World};
 
 crate::rows! {
@@ -26,17 +23,17 @@ crate::rows! {
 }
 
 /// `[[0, 1, 2], [3, 4, 5], ..]`, four rows.
-fn table(device: usize) -> Result<Tensor> {
+pub(crate) fn table(device: usize) -> Result<Tensor> {
     arange(12.0f32, device)?.view(&[4, 3])
 }
 
-fn indices(device: usize, values: &[i64]) -> Result<Tensor> {
+pub(crate) fn indices(device: usize, values: &[i64]) -> Result<Tensor> {
     tensor(values, device)
 }
 
 /// The failed check; anything else is a wrong answer.
 #[track_caller]
-fn failed<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(
+pub(crate) fn failed<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(
     answer: Result<R, E>,
 ) -> IndexCheck {
     match answer.expect_err("an index was out of range").into() {
@@ -313,78 +310,6 @@ fn s08_without_a_place_to_report_the_launch_fails() {
         assert_eq!(embedding(&t, &good)?.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
         Ok(())
     });
-}
-
-/// What a random program does.
-#[derive(Clone, Debug)]
-enum Step {
-    Good(usize),
-    Bad(usize),
-    Stream(usize),
-    Device,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        3 => (0usize..3).prop_map(Step::Good),
-        3 => (0usize..3).prop_map(Step::Bad),
-        2 => (0usize..3).prop_map(Step::Stream),
-        1 => Just(Step::Device),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
-
-    /// A stream's first bad index since it was last waited for is reported, by the wait for it.
-    #[test]
-    fn s08_every_wait_reports_what_a_model_says(steps in prop::collection::vec(step(), 0..40)) {
-        for schedule in schedules() {
-            let world = SimBox::new(
-                SimConfig { schedule, ..SimConfig::new(1) },
-                &RuntimeConfig::default(),
-            );
-            world.enter(|| run(&steps, schedule));
-        }
-    }
-}
-
-fn run(steps: &[Step], schedule: Schedule) -> Result<()> {
-    let t = table(0)?;
-    let bad: Vec<Tensor> =
-        (0..steps.len()).map(|i| indices(0, &[100 + i as i64])).collect::<Result<_>>()?;
-    let good = indices(0, &[1])?;
-    cuda::synchronize(0)?;
-    let streams = [0; 3].map(|_| cuda::stream_from_pool(0, 0));
-    let streams: Vec<Stream> = streams.into_iter().collect::<Result<_>>()?;
-    let mut owed = BTreeMap::new();
-    for (i, step) in steps.iter().enumerate() {
-        let context = format!("step {i} of {steps:?}, {schedule:?}");
-        let on = |s: usize, which| cuda::with_stream(&streams[s], || embedding(&t, which))?;
-        match *step {
-            Step::Good(s) => drop(on(s, &good)?),
-            Step::Bad(s) => {
-                on(s, &bad[i])?;
-                owed.entry(s).or_insert(100 + i as i64);
-            }
-            Step::Stream(s) => match owed.remove(&s) {
-                Some(index) => {
-                    assert_eq!(failed(streams[s].synchronize()).index, index, "{context}")
-                }
-                None => streams[s].synchronize().unwrap_or_else(|e| panic!("{e}: {context}")),
-            },
-            Step::Device => {
-                let mut said: Vec<i64> =
-                    (0..owed.len()).map(|_| failed(cuda::synchronize(0)).index).collect();
-                said.sort_unstable();
-                let mut should: Vec<i64> = std::mem::take(&mut owed).into_values().collect();
-                should.sort_unstable();
-                assert_eq!(said, should, "{context}");
-                cuda::synchronize(0).unwrap_or_else(|e| panic!("{e}: {context}"));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Each thread waits for its own stream, and hears of its own indices only.
