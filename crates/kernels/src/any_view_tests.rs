@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use crate::elementwise::binary::{BinaryOp, binary};
+use crate::indexing::gather;
 use crate::reduce::{ReduceOp, reduce};
 use crate::softmax::softmax;
 use crate::testing::{Tensor, assert_close, on_every_target};
@@ -144,6 +145,32 @@ proptest! {
                 })
                 .collect();
             assert_close(DType::F64, &y.floats(target), &expected, "softmax");
+        });
+    }
+
+    #[test]
+    fn picked((sizes, [a, b, out]) in case(5), dim in 0usize..5) {
+        let dim = dim % sizes.len().max(1);
+        on_every_target(|target| {
+            let x = tensor(target, DType::I16, &sizes, &a, false);
+            let size = sizes.get(dim).copied().unwrap_or(1) as i64;
+            let index = tensor(target, DType::I64, &sizes, &b, true);
+            // From what memory holds to what is in range.
+            let wrapped = |v: f64| (v as i64).rem_euclid(size.max(1)) as f64;
+            let values = index.floats(target).into_iter().map(wrapped);
+            let in_range = Tensor::new(target, DType::I64, &sizes, &values.collect::<Vec<_>>());
+            copy::copy(target, in_range.view(), index.view()).unwrap();
+            let y = tensor(target, DType::I16, &sizes, &out, true);
+            gather(target, x.view(), dim, index.view(), y.view()).unwrap();
+            let (values, which) = (x.floats(target), index.floats(target));
+            let step: usize = sizes.iter().skip(dim + 1).product();
+            let expected: Vec<f64> = (0..values.len())
+                .map(|i| {
+                    let own = i / step % size as usize;
+                    values[i - own * step + which[i] as usize * step]
+                })
+                .collect();
+            assert_close(DType::I16, &y.floats(target), &expected, "gather");
         });
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use warpline_alloc::AllocError;
 use warpline_cuda_sys_safe::DriverError;
-use warpline_stream::StreamError;
+use warpline_stream::{IndexCheck, StreamError};
 
 use crate::{DType, Race};
 
@@ -36,7 +36,12 @@ pub enum Error {
     },
     /// A stream, event or guard could not be used.
     #[error(transparent)]
-    Stream(#[from] StreamError),
+    Stream(StreamError),
+    /// `index_select`, `gather` or `embedding` met an index that is out of range; its result has 0
+    /// there. On the CPU the op answers this. On a GPU a wait does that covers the launch, once: the
+    /// next copy to the host, `item` or `synchronize`. The device stays usable.
+    #[error(transparent)]
+    IndexCheck(#[from] IndexCheck),
     /// Memory could not be had.
     #[error(transparent)]
     Alloc(Arc<AllocError>),
@@ -302,6 +307,15 @@ impl Error {
             Self::Driver { source, .. } => Some(source),
             Self::Stream(source) | Self::NotStarted { source, .. } => source.driver_error(),
             _ => None,
+        }
+    }
+}
+
+impl From<StreamError> for Error {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::IndexCheck(failed) => Self::IndexCheck(failed),
+            error => Self::Stream(error),
         }
     }
 }

@@ -14,6 +14,7 @@ mod error;
 pub mod fill;
 pub mod graph;
 mod host;
+pub mod indexing;
 pub mod launch;
 mod layout;
 pub mod matmul;
@@ -37,3 +38,4 @@ pub use runtime::{CudaDevice, KernelSet, Module, Runtime, RuntimeConfig, Staging
 pub use storage::{Site, Storage};
 pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::Access;
+pub use warpline_stream::IndexCheck;

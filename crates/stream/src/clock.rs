@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use crate::capture::Capture;
 use crate::device::Core;
 use crate::order::Progress;
-use crate::{OpNumber, Stream};
+use crate::{OpNumber, Result, Stream};
 
 /// All of a stream's work up to operation `op`.
 #[derive(Clone, Debug)]
@@ -80,6 +80,17 @@ impl Point {
             }
         }
     }
+
+    /// [`Point::mark_done`], after which failed checks of that work are reported.
+    pub(crate) fn settle(&self, core: &Core) -> Result<()> {
+        core.world.checks.look(None, || self.mark_done(core))
+    }
+
+    /// Whether operation `op` of a stream comes before it.
+    pub(crate) fn covers(&self, stream: u64, op: OpNumber) -> bool {
+        let own = self.progress.stream == stream && op <= self.op;
+        own || self.before.covers(stream, op)
+    }
 }
 
 /// What comes before a stream's next operation, as far as was known when it was asked for.
@@ -91,8 +102,7 @@ impl Before {
     /// many streams, or because the host has seen it done.
     #[must_use]
     pub fn covers(&self, stream: &Stream, op: OpNumber) -> bool {
-        let own = self.0.progress.stream == stream.id() && op <= self.0.op;
-        own || stream.is_known_done(op) || self.0.before.covers(stream.id(), op)
+        stream.is_known_done(op) || self.0.covers(stream.id(), op)
     }
 }
 

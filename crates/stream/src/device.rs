@@ -197,12 +197,10 @@ impl Device {
         if core.captures.load(Ordering::SeqCst) > 0 {
             return Err(StreamError::Capturing { call: "synchronize" });
         }
-        let before: Vec<_> = core.streams().iter().map(Stream::now).collect();
+        let mut before: Vec<_> = core.streams().iter().map(Stream::now).collect();
+        before.extend(core.world.checks.points(core.index));
         core.driver.synchronize(core.index).map_err(|e| core.surfaced(None, e))?;
-        for point in before {
-            point.mark_done(core);
-        }
-        Ok(())
+        core.world.checks.look(None, || before.iter().for_each(|point| point.mark_done(core)))
     }
 
     /// Whether work was enqueued on more than one stream, of any device of the same

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use warpline_cuda_sys_safe::Driver;
 
+use crate::checks::Checks;
 use crate::current;
 use crate::{Device, DeviceGuard, Result, Stream, StreamError, StreamGuard};
 
@@ -15,13 +16,15 @@ pub(crate) struct World {
     id: u64,
     /// Streams that work was ever enqueued on.
     streams_used: AtomicUsize,
+    /// Where kernels say that a check failed.
+    pub(crate) checks: Checks,
 }
 
 impl World {
     fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, streams_used: AtomicUsize::new(0) }
+        Self { id, streams_used: AtomicUsize::new(0), checks: Checks::default() }
     }
 
     pub(crate) fn id(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
 
-use crate::PendingLaunches;
+use crate::{IndexCheck, PendingLaunches};
 
 /// The result of an operation of this crate.
 pub type Result<T, E = StreamError> = std::result::Result<T, E>;
@@ -25,6 +25,10 @@ pub enum StreamError {
         /// That work, first of the stream that was asked.
         pending: Arc<[PendingLaunches]>,
     },
+    /// A kernel's own check failed. A wait that covers the launch reports it, once; the device stays
+    /// usable.
+    #[error(transparent)]
+    IndexCheck(#[from] IndexCheck),
     /// The index names no device.
     #[error(
         "invalid device ordinal: cuda:{index} was asked for, but {count} device(s) are visible"

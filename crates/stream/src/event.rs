@@ -35,8 +35,8 @@ struct Recorded {
 
 impl Recorded {
     /// Enters that the host has seen the record's work done.
-    fn mark_done(&self) {
-        self.point.mark_done(self.event.core());
+    fn settle(&self) -> Result<()> {
+        self.point.settle(self.event.core())
     }
 
     /// Refuses to wait on the host for captured work, which does not run.
@@ -122,7 +122,7 @@ impl Event {
         let event = &recorded.event;
         let done = event.query().map_err(|e| event.core().surfaced(None, e))?;
         if done {
-            recorded.mark_done();
+            recorded.settle()?;
         }
         Ok(done)
     }
@@ -144,7 +144,7 @@ impl Event {
         event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
         // If it was recorded anew meanwhile, which record was waited for is not known.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
-            recorded.mark_done();
+            recorded.settle()?;
         }
         Ok(())
     }

@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod checks;
 mod clock;
 mod current;
 mod device;
@@ -42,6 +43,7 @@ mod order;
 mod stream;
 
 pub use capture::{CaptureLog, Captured};
+pub use checks::{IndexCheck, Mailbox};
 pub use clock::Before;
 pub use device::{Device, STREAMS_PER_POOL};
 pub use devices::Devices;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{DriverError, StreamHandle, owned};
 
@@ -13,7 +13,7 @@ use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
-use crate::{Event, OpNumber, PendingLaunches, Result, StreamError};
+use crate::{Event, Mailbox, OpNumber, PendingLaunches, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
 #[derive(Clone)]
@@ -31,6 +31,8 @@ pub(crate) struct Inner {
     capture: Slot,
     /// What an error may be of. Changed under the lock on `state` only.
     launches: Launches,
+    /// Where its kernels say that a check failed; there once one that checks was launched.
+    mailbox: OnceLock<Arc<Mailbox>>,
 }
 
 #[derive(Debug, Default)]
@@ -109,6 +111,7 @@ impl Stream {
             state: Mutex::default(),
             capture: Slot::new(twin_in),
             launches: Launches::default(),
+            mailbox: OnceLock::new(),
         }))
     }
 
@@ -187,7 +190,7 @@ impl Stream {
 
     /// Runs `f`, which enqueues one operation, with the exclusive right to enqueue on this
     /// stream, and numbers the operation. If `f` fails, nothing is numbered. While the stream is
-    /// captured the number is its [twin](Captured::twin)'s.
+    /// captured the number is its [twin](crate::Captured::twin)'s.
     ///
     /// `f` must use this stream only through the handle it is given, and no [`Event`]: it would
     /// wait for itself.
@@ -227,6 +230,14 @@ impl Stream {
         if !self.is_capturing() {
             self.0.launches.note(op, self.last_op() + 1, location, operands);
         }
+    }
+
+    pub(crate) fn mailbox_slot(&self) -> &OnceLock<Arc<Mailbox>> {
+        &self.0.mailbox
+    }
+
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.0.progress
     }
 
     /// A driver's error at a wait, a query or a launch, with the launches it may be of: those of
@@ -393,7 +404,7 @@ impl Stream {
         let now = self.now();
         let done = self.0.raw.query().map_err(|e| self.surfaced(e))?;
         if done {
-            now.mark_done(self.core());
+            now.settle(self.core())?;
         }
         Ok(done)
     }
@@ -407,8 +418,7 @@ impl Stream {
         self.refuse_capturing("synchronize")?;
         let now = self.now();
         self.0.raw.synchronize().map_err(|e| self.surfaced(e))?;
-        now.mark_done(self.core());
-        Ok(())
+        now.settle(self.core())
     }
 
     /// Blocks the host until operation `op` is done; later work is not waited for where a
@@ -419,13 +429,12 @@ impl Stream {
     #[track_caller]
     pub fn host_wait(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
-            return Ok(());
+            return self.core().world.checks.look(None, || ());
         }
         self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
-        point.mark_done(self.core());
-        Ok(())
+        point.settle(self.core())
     }
 
     /// [`Stream::host_wait`] that counts as no order, as [`Stream::wait_for_silently`].
@@ -435,10 +444,11 @@ impl Stream {
     #[track_caller]
     pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
-            return Ok(());
+            return self.core().world.checks.look(None, || ());
         }
-        let (event, _) = self.0.checkpoint(op)?;
-        event.synchronize().map_err(|e| self.surfaced(e))
+        let (event, point) = self.0.checkpoint(op)?;
+        event.synchronize().map_err(|e| self.surfaced(e))?;
+        self.core().world.checks.look(Some(&point), || ())
     }
 
     /// Whether operation `op` is done. False for a while longer where it has no checkpoint of
@@ -455,7 +465,7 @@ impl Stream {
         let (event, point) = self.0.checkpoint(op)?;
         let done = event.query().map_err(|e| self.surfaced(e))?;
         if done {
-            point.mark_done(self.core());
+            point.settle(self.core())?;
         }
         Ok(done)
     }

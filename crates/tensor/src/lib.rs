@@ -32,12 +32,12 @@ pub use device::{Device, IntoDevice};
 pub use options::TensorOptions;
 pub use tensor::{
     Index, IntoDims, IntoIndices, Pending, Tensor, TensorData, TensorOrScalar, arange,
-    arange_start, arange_start_step, cat, empty, eye, full, linspace, ones, promote_types, rand,
-    randint, randn, randperm, result_type, stack, tensor, zeros,
+    arange_start, arange_start_step, cat, embedding, empty, eye, full, linspace, ones,
+    promote_types, rand, randint, randn, randperm, result_type, stack, tensor, zeros,
 };
 pub use warpline_kernels::{
-    Access, Category, DType, Element, Error, Race, RaceReport, RacingUse, Result, Runtime,
-    RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
+    Access, Category, DType, Element, Error, IndexCheck, Race, RaceReport, RacingUse, Result,
+    Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
 };
 
 pub(crate) use tensor::index;

@@ -11,8 +11,8 @@ mod goldens_suite;
 
 use boxes::SimBox;
 use warpline::{
-    DType, Device, Result, RuntimeConfig, Tensor, arange, cuda, empty, eye, full, linspace, rand,
-    randint, randn, randperm,
+    DType, Device, Error, Result, RuntimeConfig, Tensor, arange, cuda, embedding, empty, eye, full,
+    linspace, rand, randint, randn, randperm,
 };
 use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
 
@@ -92,6 +92,24 @@ fn views_keep_to_their_footprints() {
                     a.softmax(1)?;
                     a.log_softmax(0)?;
                     a.matmul(&a.t()?)?;
+                }
+                let index = arange(9, (DType::I64, "cuda"))?.slice(0, 2, 9, 3)?;
+                for dim in [0, 1] {
+                    a.index_select(dim, &index)?;
+                    let columns = a.size()[1 - dim as usize].min(1) as isize;
+                    a.gather(
+                        dim,
+                        &index.unsqueeze(1 - dim)?.expand(&match dim {
+                            0 => [3, columns],
+                            _ => [columns, 3],
+                        })?,
+                    )?;
+                }
+                embedding(&a, &index)?;
+                // Beyond the end where the view is narrow: nothing is read there either.
+                match cuda::synchronize(0) {
+                    Err(Error::IndexCheck(_)) => {}
+                    synchronized => synchronized?,
                 }
                 let row = a.narrow(0, 0, a.size()[0].min(1))?;
                 if row.numel() > 0 {

@@ -11,6 +11,10 @@ mod boxes;
 mod s06_peers;
 #[path = "semantics/s07_asynchronous.rs"]
 mod s07_asynchronous;
+#[path = "semantics/s08_index_check.rs"]
+mod s08_index_check;
+#[path = "semantics/s08_index_programs.rs"]
+mod s08_index_programs;
 #[path = "semantics/s08_launch_blocking.rs"]
 mod s08_launch_blocking;
 #[path = "semantics/s08_launch_ring.rs"]

@@ -17,6 +17,7 @@ mod pages;
 mod pool;
 mod stream;
 mod vmm;
+mod words;
 
 pub use event::Event;
 pub use graph::{Graph, GraphExec};
@@ -27,6 +28,7 @@ pub use module::{Function, Module};
 pub use pool::{MemPool, PoolMemory};
 pub use stream::Stream;
 pub use vmm::{Mapping, PhysicalMemory, Reservation};
+pub use words::MappedWords;
 
 /// Refuses objects of two drivers in one call: a handle means nothing to any driver but its own.
 #[inline]

@@ -16,8 +16,7 @@ use warpline_cuda_sys_safe::HostKernel;
 use crate::launch::{Call, Code};
 use crate::{Error, KernelSet, Layout, Operand, Result, Target, View, launch};
 
-use space::Plan;
-pub(crate) use space::{Flat, Index, Params, Space};
+pub(crate) use space::{Flat, Index, Params, Plan, Space};
 
 /// Threads per block.
 pub(crate) const BLOCK: u32 = 256;
@@ -163,7 +162,7 @@ pub(crate) fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
 }
 
 /// Calls `f` on the two halves of views that are too large for one launch.
-fn halves<const N: usize>(
+pub(crate) fn halves<const N: usize>(
     views: &[View<'_>; N],
     mut f: impl FnMut([View<'_>; N]) -> Result<()>,
 ) -> Result<()> {

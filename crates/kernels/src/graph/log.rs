@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use warpline_alloc::PoolRoute;
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
-use warpline_stream::{Captured, OpNumber, Stream, StreamError};
+use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
 
 use super::pool::{GraphPool, Member};
 use crate::race::{Touch, Watch};
@@ -32,6 +32,8 @@ struct Noted {
     parked: Vec<(CudaBlock, Uses)>,
     /// Values by which random ops advanced.
     draws: u64,
+    /// Where kernels say that a check failed, one for each that checks.
+    mailboxes: Vec<Arc<Mailbox>>,
 }
 
 struct Entry {
@@ -54,6 +56,7 @@ pub(super) struct Notes {
     pub(super) storages: Vec<(Held, bool)>,
     pub(super) made: Vec<WeakStorage>,
     pub(super) draws: u64,
+    pub(super) mailboxes: Vec<Arc<Mailbox>>,
 }
 
 impl Noted {
@@ -127,6 +130,14 @@ impl Log {
         offset
     }
 
+    /// Where the next kernel on a captured stream is to say that a check failed. It lives as long
+    /// as the graph.
+    pub(crate) fn mailbox(&self, stream: &Stream) -> Result<Arc<Mailbox>, StreamError> {
+        let mailbox = stream.captured_mailbox()?;
+        self.noted().mailboxes.push(Arc::clone(&mailbox));
+        Ok(mailbox)
+    }
+
     /// Where kernels find the replay's seed and place.
     pub(crate) fn state(&self) -> &Storage {
         &self.state
@@ -172,10 +183,10 @@ impl Log {
     /// Takes everything out, at the end of the capture.
     pub(super) fn take(&self) -> Notes {
         let noted = std::mem::take(&mut *self.noted());
-        let Noted { entries, made, routes, parked, draws } = noted;
+        let Noted { entries, made, routes, parked, draws, mailboxes } = noted;
         drop((routes, parked));
         let storages = entries.into_values().map(|entry| (entry.storage, entry.writes)).collect();
-        Notes { storages, made, draws }
+        Notes { storages, made, draws, mailboxes }
     }
 }
 

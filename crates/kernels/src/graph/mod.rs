@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CaptureLog, Stream};
+use warpline_stream::{CaptureLog, Mailbox, Stream};
 
 use crate::launch::{begin_capture, replay};
 use crate::storage::{Site, WeakStorage};
@@ -94,6 +94,7 @@ impl Capturing {
             storages: others.collect(),
             made: notes.made,
             draws: notes.draws,
+            mailboxes: notes.mailboxes,
             replayed: AtomicBool::new(false),
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
@@ -126,6 +127,8 @@ pub struct Graph {
     made: Vec<WeakStorage>,
     /// Values by which its random ops advance the generator.
     draws: u64,
+    /// Where its kernels say that a check failed.
+    mailboxes: Vec<Arc<Mailbox>>,
     replayed: AtomicBool,
     runtime: Runtime,
     log: Arc<Log>,
@@ -173,7 +176,7 @@ impl Graph {
         let used = self.used();
         let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
         storages.push((state, true));
-        replay(&self.exec, stream, &mut storages, Site { op: OP, location })?;
+        replay(&self.exec, &self.mailboxes, stream, &mut storages, Site { op: OP, location })?;
         if !self.replayed.swap(true, Ordering::Relaxed) {
             for storage in self.made.iter().filter_map(WeakStorage::upgrade) {
                 storage.member().inspect(|member| member.set_replayed());

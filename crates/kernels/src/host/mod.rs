@@ -13,9 +13,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use warpline_cuda_sys_safe::HostLaunch;
 
 pub(crate) use element::{Cast, CastAny, HostElement, Number, Truth};
-#[cfg(test)]
-pub(crate) use strided::rows;
-pub(crate) use strided::{GRAIN, map_slices, map0, map1, map2};
+pub(crate) use strided::{GRAIN, map_slices, map0, map1, map2, rows};
 
 /// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
 /// could pick up another job of the program that needs a lock this thread holds.

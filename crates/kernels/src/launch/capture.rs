@@ -1,8 +1,10 @@
 //! Where captures begin and replays are enqueued.
 
+use std::sync::Arc;
+
 use warpline_cuda_sys_safe::CaptureMode;
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CaptureLog, Stream};
+use warpline_stream::{CaptureLog, Mailbox, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{enqueue_distinct, located};
@@ -23,9 +25,11 @@ pub(crate) fn begin_capture(stream: &Stream, log: CaptureLog) -> Result<()> {
     Ok(())
 }
 
-/// Enqueues a replay, which uses `storages` (each once, with whether it is written).
+/// Enqueues a replay, which uses `storages` (each once, with whether it is written). Its kernels
+/// say in `mailboxes` that a check failed.
 pub(crate) fn replay(
     exec: &GraphExec,
+    mailboxes: &[Arc<Mailbox>],
     stream: &Stream,
     storages: &mut [(&Storage, bool)],
     site: Site,
@@ -37,6 +41,7 @@ pub(crate) fn replay(
         enqueue_distinct(stream, storages, &touches, site, |_| {
             exec.launch(stream.raw())?;
             stream.note_launch(site.op, site.location, std::iter::empty());
+            mailboxes.iter().for_each(|mailbox| mailbox.enter_replay(stream));
             Ok(())
         })
     })

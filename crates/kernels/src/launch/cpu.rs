@@ -5,18 +5,22 @@ use std::sync::PoisonError;
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 
+use super::report::Local;
 use super::{Call, distinct};
 use crate::race::{Touch, check_host};
 use crate::storage::{Site, not_host};
 use crate::{Error, Operand, Result, Storage, host};
 
-pub(super) fn run(call: &Call<'_>) -> Result<()> {
+pub(super) fn run(call: &Call<'_>, checks: bool) -> Result<()> {
     let site = Site { op: call.op, location: call.location };
-    with_operands(site, call.operands, call.params, |launch| {
+    let reported = Local::default();
+    let params = checks.then(|| reported.params(call));
+    with_operands(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
         // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of
         // `launch::run` vouches for declaration and parameters.
         unsafe { (call.host)(launch) };
-    })
+    })?;
+    reported.failed(call)
 }
 
 /// Runs host code on operands in host memory: device work that conflicts is waited for, and the

@@ -6,13 +6,18 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
 
-use super::{Call, Code, distinct};
+use super::{Call, Code, Report, distinct};
 use crate::graph::Log;
 use crate::race::{Touch, Watch};
 use crate::storage::{Site, Uses};
 use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy};
 
-pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
+pub(super) fn run(
+    device: &CudaDevice,
+    stream: &Stream,
+    call: &Call<'_>,
+    checks: bool,
+) -> Result<()> {
     // A handle means nothing to another driver, and a kernel nothing to another device's stream.
     if !Arc::ptr_eq(device.driver(), stream.raw().driver()) {
         return Err(Error::RuntimeMismatch { op: call.op });
@@ -39,15 +44,22 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     for operand in call.operands {
         footprints.push(footprint(call.op, device.index(), operand)?);
     }
-    let launch = Launch {
-        op: call.op,
-        code,
-        host: call.host,
-        footprints: &footprints,
-        params: call.params,
-        location: call.location,
+    let mailbox = match (checks, Log::of(stream)) {
+        (false, _) => Ok(None),
+        (true, None) => stream.mailbox().cloned().map(Some),
+        (true, Some(log)) => log.mailbox(stream).map(Some),
     };
+    let mailbox = mailbox.map_err(|e| located(e.into(), stream, site))?;
     enqueue(stream, call.operands.iter().copied(), site, |h| {
+        let params = mailbox.as_ref().map(|mailbox| Report::on_stream(call, mailbox, stream));
+        let launch = Launch {
+            op: call.op,
+            code,
+            host: call.host,
+            footprints: &footprints,
+            params: params.as_deref().unwrap_or(call.params),
+            location: call.location,
+        };
         // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.

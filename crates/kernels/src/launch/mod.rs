@@ -10,6 +10,7 @@ mod cpu;
 mod cuda;
 mod host_bytes;
 mod pageable;
+mod report;
 #[cfg(test)]
 mod staging_tests;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub(crate) use cpu::with_operands;
 #[cfg(test)]
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{read_bytes, write_bytes};
+pub(crate) use report::Report;
 pub use transfer::{copy_bytes, memset};
 
 /// Where an op runs.
@@ -103,12 +105,29 @@ pub struct Call<'a> {
 /// # Safety
 /// `call.host` and the GPU code must do to each operand no more than declared, given `params`.
 pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
+    run_any(target, call, false)
+}
+
+/// [`run`] for a kernel that checks indices, whose parameters begin with a [`Report`]. On the CPU a
+/// failed check is this call's error. On a device it is that of a wait that covers the launch: the
+/// kernel cannot stop its stream, and what comes after it runs.
+///
+/// # Errors
+/// As [`run`]; [`crate::Error::IndexCheck`].
+///
+/// # Safety
+/// As [`run`].
+pub(crate) unsafe fn run_checked(target: Target<'_>, call: &Call<'_>) -> Result<()> {
+    run_any(target, call, true)
+}
+
+fn run_any(target: Target<'_>, call: &Call<'_>, checks: bool) -> Result<()> {
     if call.operands.iter().all(|o| o.view.numel() == 0) && !call.operands.is_empty() {
         return Ok(());
     }
     match target {
-        Target::Cpu(_) => cpu::run(call),
-        Target::Cuda(_, device, stream) => cuda::run(device, stream, call),
+        Target::Cpu(_) => cpu::run(call, checks),
+        Target::Cuda(_, device, stream) => cuda::run(device, stream, call, checks),
     }
 }
 

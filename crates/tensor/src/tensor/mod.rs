@@ -11,6 +11,7 @@ mod pending;
 mod print;
 mod promote;
 mod reduce;
+mod select;
 mod transfer;
 mod unary;
 mod views;
@@ -30,6 +31,7 @@ pub use ops::TensorOrScalar;
 pub use pending::Pending;
 pub use promote::{promote_types, result_type};
 pub use reduce::IntoDims;
+pub use select::embedding;
 pub use views::{cat, stack};
 
 /// A tensor: elements of one dtype under sizes and strides, on the CPU or a GPU.

@@ -87,6 +87,14 @@ pub(crate) fn call(
         "softmax" => one(args.tensor(0).and_then(|a| a.softmax(args.int("dim")?))),
         "log_softmax" => one(args.tensor(0).and_then(|a| a.log_softmax(args.int("dim")?))),
         "matmul" => one(args.tensor(0).and_then(|a| a.matmul(args.tensor(1)?))),
+        "index_select" | "gather" | "embedding" => one(args.tensor(0).and_then(|a| {
+            let index = args.tensor(1)?;
+            match op {
+                "index_select" => a.index_select(args.int("dim")?, index),
+                "gather" => a.gather(args.int("dim")?, index),
+                _ => warpline::embedding(a, index),
+            }
+        })),
         "to" => one(args.tensor(0).and_then(|a| a.to(args.dtype()?))),
         "arange" | "linspace" | "eye" | "full" => one(args.factory(op, device)),
         "cat" => one(args.list(0).and_then(|l| warpline::cat(l, args.int("dim")?))),

@@ -83,6 +83,15 @@ fn shapes(world: &World) -> Result<()> {
         fails!(a.sum(2), Error::DimOutOfRange { .. });
         fails!(a.sum([0, -2]), Error::InvalidArgument { .. });
         fails!(a.softmax(5), Error::DimOutOfRange { .. });
+        fails!(a.index_select(5, &a), Error::DimOutOfRange { .. });
+        let row = a.select(0, 0)?;
+        fails!(a.index_select(0, &row), Error::InvalidArgument { op: "index_select", .. });
+        fails!(a.gather(0, &a), Error::InvalidArgument { op: "gather", .. });
+        fails!(warpline::embedding(&a, &a), Error::InvalidArgument { op: "embedding", .. });
+        let zero = zeros(&[2], (DType::I64, at))?;
+        fails!(a.index_select(0, &zero.unsqueeze(0)?), Error::ShapeMismatch { .. });
+        fails!(a.gather(0, &zero), Error::ShapeMismatch { .. });
+        fails!(warpline::embedding(&zero, &zero), Error::ShapeMismatch { op: "embedding", .. });
         fails!(a.split(0, 0), Error::InvalidArgument { .. });
         fails!(a.chunk(0, 0), Error::InvalidArgument { .. });
         fails!(a.flatten(1, 0), Error::InvalidArgument { .. });

@@ -1,0 +1,61 @@
+//! Words that host code reads while devices may write them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::HostMemory;
+use crate::{Driver, Result};
+
+/// Zeroed 64-bit words in page-locked memory, at addresses that mean the same to the host and to all
+/// devices. Released on drop.
+#[derive(Debug)]
+pub struct MappedWords {
+    memory: HostMemory,
+    count: usize,
+}
+
+impl MappedWords {
+    /// So many words.
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[track_caller]
+    pub fn new(driver: &Arc<dyn Driver>, device: usize, count: usize) -> Result<Self> {
+        let memory = HostMemory::pinned(driver, device, count.saturating_mul(8))?;
+        let words = Self { memory, count };
+        (0..count).for_each(|at| words.store(at, 0));
+        Ok(words)
+    }
+
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        let ptr = self.memory.ptr_at(at * 8).filter(|_| at < self.count)?;
+        // SAFETY: 8 bytes of this memory, which lives as long as `self`, aligned because the memory
+        // is to a page; host code touches them as atomics only.
+        Some(unsafe { ptr.cast::<AtomicU64>().as_ref() })
+    }
+
+    /// How many they are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// A word's address; 0 where there is none. Kernels are to write whole words.
+    #[must_use]
+    pub fn address(&self, at: usize) -> u64 {
+        self.word(at).map_or(0, |word| std::ptr::from_ref(word).expose_provenance() as u64)
+    }
+
+    /// What a word holds, and with it what was written before that; 0 where there is none.
+    #[must_use]
+    pub fn load(&self, at: usize) -> u64 {
+        self.word(at).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Changes a word. Nothing where there is none.
+    pub fn store(&self, at: usize, value: u64) {
+        if let Some(word) = self.word(at) {
+            word.store(value, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The CPU implementation.
+
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use super::Pick;
+use crate::DType;
+use crate::host::{Cast, GRAIN, HostElement, Shared, parallel_for, params, rows};
+
+/// Of elements of `size` bytes, with indices of a dtype.
+pub(super) fn kernel(size: usize, index: DType) -> HostKernel {
+    match index {
+        DType::I32 => of::<i32>(size),
+        _ => of::<i64>(size),
+    }
+}
+
+/// Integers of the size stand for all elements of it.
+fn of<I: HostElement<Compute: Cast<i64>>>(size: usize) -> HostKernel {
+    match size {
+        1 => gather::<u8, I>,
+        2 => gather::<i16, I>,
+        4 => gather::<i32, I>,
+        _ => gather::<i64, I>,
+    }
+}
+
+/// # Safety
+/// As [`HostKernel`]: a source of `T`, indices of `I`, a result of `T`, and [`Pick`].
+unsafe fn gather<T, I>(launch: &HostLaunch<'_>)
+where
+    T: HostElement + Default,
+    I: HostElement<Compute: Cast<i64>>,
+{
+    let Pick { report, step, space }: Pick = params(launch);
+    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
+    let index = Shared::<I>::operand(launch, 1);
+    let [a, b, c] = space.inner_strides();
+    parallel_for(launch.parallel, space.numel(), GRAIN, |range| {
+        rows(&space, range, |[from, at, to], n| {
+            for k in 0..n as isize {
+                // SAFETY: declared elements; the source's only where the index is in range. What
+                // is written is this thread's. The report's mailbox is there for the launch.
+                unsafe {
+                    let i: i64 = index.read(at + k * b).get().cast();
+                    let value = if report.check_index(i) {
+                        source.read(from + k * a + i as isize * step as isize)
+                    } else {
+                        T::default()
+                    };
+                    out.write(to + k * c, value);
+                }
+            }
+        });
+    });
+}

@@ -1,0 +1,323 @@
+//! Elements picked by indices along a dimension: `index_select`, `gather`, `embedding`.
+//!
+//! All three are one kernel: the source is seen with the result's sizes, as if it had stride 0
+//! where the index decides, and the index likewise. An index that is out of range, as negative ones
+//! are, gives 0 there and is reported as [`Error::IndexCheck`] says.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::elementwise::{BLOCK, Index, Plan, grid, halves};
+use crate::launch::{self, Call, Code, Report};
+use crate::overlap::{self, Overlap};
+use crate::runtime::module;
+use crate::{DType, Error, KernelSet, Layout, Result, Sizes, Strides, Target, View};
+
+/// By the size of an element, then by the indices' dtype.
+static KERNELS: KernelSet = KernelSet::new(module!("indexing"), 8, |i| {
+    let size = ["1_byte", "2_bytes", "4_bytes", "8_bytes"][i / 2 % 4];
+    format!("gather_{size}_{}", ["i32", "i64"][i % 2])
+});
+
+/// Mirrors `indexing.cu`. `step` is the source's stride of the dimension that is indexed.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Pick {
+    report: Report,
+    step: i64,
+    space: Index<3>,
+}
+
+/// What of the source is indexed.
+struct Along {
+    dim: usize,
+    size: usize,
+    step: isize,
+    /// The result's dimensions that stand in its place.
+    indexed: Range<usize>,
+}
+
+impl Along {
+    fn of(input: &Layout, dim: usize, indexed: Range<usize>) -> Self {
+        // A scalar has a dimension to name.
+        let of = |values: &[isize]| values.get(dim).copied();
+        let size = input.sizes().get(dim).copied().unwrap_or(1);
+        Self { dim, size, step: of(input.strides()).unwrap_or(0), indexed }
+    }
+}
+
+/// `torch.index_select`: of dimension `dim` of `input` what `index` names, one after the other, into
+/// `out`. `index` has at most one dimension and is `int32` or `int64`.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DimOutOfRange`];
+/// [`Error::InvalidArgument`] for indices of another dtype; [`Error::OutOfStorage`],
+/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], [`Error::TooManyDims`]; otherwise as
+/// [`launch::run`]; [`Error::IndexCheck`].
+#[track_caller]
+pub fn index_select(
+    target: Target<'_>,
+    input: View<'_>,
+    dim: usize,
+    index: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "index_select";
+    let location = Location::caller();
+    let (ndim, count) = (input.sizes().len(), index.numel());
+    check(OP, input, index, out)?;
+    if dim >= ndim.max(1) {
+        return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
+    }
+    let sizes = index_select_sizes(input.sizes(), dim, index.sizes())?;
+    check_sizes(OP, &sizes, out, input, index)?;
+    let mut source = input.strides().to_vec();
+    let mut indices = vec![0; ndim];
+    if ndim > 0 {
+        source[dim] = 0;
+        indices[dim] = index.strides().first().copied().unwrap_or(0);
+    }
+    debug_assert!(ndim > 0 || count == 1);
+    let along = Along::of(input.layout, dim, dim..(dim + 1).min(ndim));
+    pick(target, OP, location, (input, &source), (index, &indices), out, &along)
+}
+
+/// The sizes of [`index_select`]'s result.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] for an index of several dimensions, or of other than one element where
+/// the input is a scalar.
+pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Result<Sizes> {
+    let refuse = |reason: String| Err(Error::ShapeMismatch { op: "index_select", reason });
+    if index.len() > 1 {
+        return refuse(format!("the index has sizes {index:?}; it may have one dimension at most"));
+    }
+    let count = index.first().copied().unwrap_or(1);
+    let mut sizes = Sizes::from_slice(input);
+    match sizes.get_mut(dim) {
+        Some(size) => *size = count,
+        None if count == 1 => {}
+        None => return refuse(format!("{count} indices into a scalar; it can have one only")),
+    }
+    Ok(sizes)
+}
+
+/// `torch.gather`: each element of `out` is that of `input` at the same place, but for dimension
+/// `dim`, where `index` says which. `index` is `int32` or `int64`, has as many dimensions as
+/// `input`, and is no larger in any but `dim`; `out` has its sizes.
+///
+/// # Errors
+/// As [`index_select`].
+#[track_caller]
+pub fn gather(
+    target: Target<'_>,
+    input: View<'_>,
+    dim: usize,
+    index: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "gather";
+    let location = Location::caller();
+    check(OP, input, index, out)?;
+    let ndim = input.sizes().len();
+    if dim >= ndim.max(1) {
+        return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
+    }
+    check_sizes(OP, index.sizes(), out, input, index)?;
+    if index.numel() == 0 {
+        return Ok(());
+    }
+    // A scalar counts as one element in a row.
+    let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
+    let layouts = [row(input.layout)?, row(index.layout)?, row(out.layout)?];
+    let (from, to) = (layouts[0].sizes(), layouts[1].sizes());
+    let fits = |d: usize| d == dim || to[d] <= from[d];
+    if from.len() != to.len() || !(0..to.len()).all(fits) {
+        return Err(Error::ShapeMismatch {
+            op: OP,
+            reason: format!(
+                "an index of sizes {:?} for an input of {:?}; it must have as many dimensions, and \
+                 be no larger in any but dimension {dim}",
+                index.sizes(),
+                input.sizes()
+            ),
+        });
+    }
+    let mut source = layouts[0].strides().to_vec();
+    source[dim] = 0;
+    let along = Along::of(&layouts[0], dim, dim..dim + 1);
+    let index = View { layout: &layouts[1], ..index };
+    let out = View { layout: &layouts[2], ..out };
+    pick(target, OP, location, (input, &source), (index, index.strides()), out, &along)
+}
+
+/// `torch.nn.functional.embedding`: the rows of the matrix `weight` that `indices`, `int32` or `int64`
+/// and of any sizes, name; `out` has their sizes and then a row's.
+///
+/// # Errors
+/// As [`index_select`].
+#[track_caller]
+pub fn embedding(
+    target: Target<'_>,
+    weight: View<'_>,
+    indices: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "embedding";
+    let location = Location::caller();
+    check(OP, weight, indices, out)?;
+    let sizes = embedding_sizes(weight.sizes(), indices.sizes())?;
+    check_sizes(OP, &sizes, out, weight, indices)?;
+    let count = indices.sizes().len();
+    let mut source = vec![0; count];
+    source.push(weight.strides()[1]);
+    let mut index = indices.strides().to_vec();
+    index.push(0);
+    let along = Along::of(weight.layout, 0, 0..count);
+    pick(target, OP, location, (weight, &source), (indices, &index), out, &along)
+}
+
+/// The sizes of [`embedding`]'s result.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] unless the weight is a matrix.
+pub fn embedding_sizes(weight: &[usize], indices: &[usize]) -> Result<Sizes> {
+    let &[_, row] = weight else {
+        let reason = format!("the weight has sizes {weight:?}; it must have two dimensions");
+        return Err(Error::ShapeMismatch { op: "embedding", reason });
+    };
+    Ok(indices.iter().copied().chain([row]).collect())
+}
+
+fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> Result<()> {
+    if !matches!(index.dtype, DType::I32 | DType::I64) {
+        let reason = format!("the indices are {}; they must be int32 or int64", index.dtype);
+        return Err(Error::invalid(op, reason));
+    }
+    if out.dtype != input.dtype {
+        return Err(Error::DTypeMismatch { op, expected: input.dtype, actual: out.dtype });
+    }
+    out.check_writable(op)?;
+    for view in [input, index, out] {
+        view.check_inside(op)?;
+    }
+    for view in [&input, &index] {
+        let (read, written) = ((view.layout, view.dtype.size()), (out.layout, out.dtype.size()));
+        if view.storage.same_as(out.storage) && overlap::between(read, written) != Overlap::None {
+            return Err(Error::OverlappingOperands { op });
+        }
+    }
+    Ok(())
+}
+
+fn check_sizes(
+    op: &'static str,
+    sizes: &[usize],
+    out: View<'_>,
+    input: View<'_>,
+    index: View<'_>,
+) -> Result<()> {
+    if out.sizes() == sizes {
+        return Ok(());
+    }
+    Err(Error::ShapeMismatch {
+        op,
+        reason: format!(
+            "a result of {:?} for an input of {:?} and indices of {:?}",
+            out.sizes(),
+            input.sizes(),
+            index.sizes()
+        ),
+    })
+}
+
+/// Launches the kernel. Source and indices come with their strides in the result's dimensions.
+fn pick(
+    target: Target<'_>,
+    op: &'static str,
+    location: &'static Location<'static>,
+    (source, source_strides): (View<'_>, &[isize]),
+    (index, index_strides): (View<'_>, &[isize]),
+    out: View<'_>,
+    along: &Along,
+) -> Result<()> {
+    let seen = |view: View<'_>, strides: &[isize]| {
+        Layout::from_parts(out.sizes().into(), strides.into(), view.layout.offset())
+    };
+    let layouts = [seen(source, source_strides), seen(index, index_strides)];
+    let [source, index] =
+        [(source, &layouts[0]), (index, &layouts[1])].map(|(v, layout)| View { layout, ..v });
+    part(target, op, location, [source, index, out], along)
+}
+
+fn part(
+    target: Target<'_>,
+    op: &'static str,
+    location: &'static Location<'static>,
+    views: [View<'_>; 3],
+    along: &Along,
+) -> Result<()> {
+    let [source, index, out] = views;
+    let plan = Plan::new(out.sizes(), views.map(|v| v.strides()));
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    if !plan.fits() {
+        return halves(&views, |views| part(target, op, location, views, along));
+    }
+    let space = plan.index(op)?;
+    let report = Report::new(along.dim, along.size);
+    let params = Pick { report, step: along.step as i64, space };
+    let touched = [whole(source.layout, along), distinct(index.layout)];
+    let item = out.dtype.size();
+    let call = Call {
+        op,
+        operands: &[
+            View { layout: &touched[0], ..source }.read(),
+            View { layout: &touched[1], ..index }.read(),
+            out.write(),
+        ],
+        params: bytemuck::bytes_of(&params),
+        host: cpu::kernel(item, index.dtype),
+        code: Code::Kernel {
+            set: &KERNELS,
+            index: 2 * item.ilog2() as usize + usize::from(index.dtype == DType::I64),
+            grid: grid(target, out.numel()),
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: the parameters reach the source only where an index is in range, the index and the
+    // result where their layouts say, and begin with a report; both kernels take `Pick`.
+    unsafe { launch::run_checked(target, &call) }
+}
+
+/// Each element once, of a layout that repeats some.
+fn distinct(layout: &Layout) -> Layout {
+    let dims = layout.sizes().iter().copied().zip(layout.strides().iter().copied());
+    let (sizes, strides): (Sizes, Strides) = dims.filter(|(_, stride)| *stride != 0).unzip();
+    Layout::from_parts(sizes, strides, layout.offset())
+}
+
+/// All of the source that an index can name.
+fn whole(seen: &Layout, along: &Along) -> Layout {
+    let (mut sizes, mut strides) = (Sizes::new(), Strides::new());
+    for d in 0..=seen.ndim() {
+        if d == along.indexed.start {
+            sizes.push(along.size);
+            strides.push(along.step);
+        }
+        if d < seen.ndim() && !along.indexed.contains(&d) {
+            sizes.push(seen.sizes()[d]);
+            strides.push(seen.strides()[d]);
+        }
+    }
+    Layout::from_parts(sizes, strides, seen.offset())
+}

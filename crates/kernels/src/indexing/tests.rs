@@ -1,0 +1,310 @@
+//! Cases for indexing, the same on every target.
+
+use super::*;
+use crate::DType::{BF16, F32, F64, I8, I16, I32, I64};
+use crate::testing::{Tensor, on_every_target, on_gpu, samples, shapes};
+
+/// Row-major steps of sizes.
+fn steps(sizes: &[usize]) -> Vec<usize> {
+    (0..sizes.len()).map(|d| sizes[d + 1..].iter().product()).collect()
+}
+
+/// Each element's place in a row-major tensor of these sizes.
+fn places(sizes: &[usize]) -> Vec<Vec<usize>> {
+    let steps = steps(sizes);
+    let place = |i: usize| sizes.iter().zip(&steps).map(|(n, step)| i / step % n).collect();
+    (0..sizes.iter().product()).map(place).collect()
+}
+
+/// What `gather` gives, by plain loops.
+fn expected(input: &Tensor, dim: usize, index: &Tensor, target: Target<'_>) -> Vec<f64> {
+    let (values, indices) = (input.floats(target), index.floats(target));
+    let steps = steps(input.view().sizes());
+    let places = places(index.view().sizes());
+    let of = |(place, k): (&Vec<usize>, &f64)| {
+        let mut at = place.clone();
+        at[dim] = *k as usize;
+        values[at.iter().zip(&steps).map(|(i, step)| i * step).sum::<usize>()]
+    };
+    places.iter().zip(&indices).map(of).collect()
+}
+
+/// NaNs are moved as they are.
+#[track_caller]
+fn assert_same(actual: Vec<f64>, expected: Vec<f64>, context: &str) {
+    let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect::<Vec<_>>();
+    assert_eq!(bits(actual), bits(expected), "{context}");
+}
+
+fn indices(target: Target<'_>, dtype: DType, sizes: &[usize], below: usize, salt: usize) -> Tensor {
+    let n: usize = sizes.iter().product();
+    let values: Vec<f64> = (0..n).map(|i| ((i * 7 + salt) % below.max(1)) as f64).collect();
+    Tensor::new(target, dtype, sizes, &values)
+}
+
+fn every_view_and_dtype(target: Target<'_>) {
+    for shape in shapes() {
+        for dtype in DType::ALL {
+            let n = shape.memory[0].iter().product();
+            let input = Tensor::new(target, dtype, shape.memory[0], &samples(dtype, n, 5));
+            let input = input.with(shape.views[0]);
+            let sizes = input.view().sizes().to_vec();
+            for (dim, of) in (0..sizes.len()).flat_map(|dim| [(dim, I32), (dim, I64)]) {
+                let context = format!("{}, {dtype} over {dim} by {of}", shape.name);
+                let index = indices(target, of, &sizes, sizes[dim], dim);
+                let out = Tensor::garbage(target, dtype, &sizes);
+                gather(target, input.view(), dim, index.view(), out.view()).unwrap();
+                let all = expected(&input, dim, &index, target);
+                assert_same(out.floats(target), all, &format!("gather, {context}"));
+                let count = if sizes[dim] == 0 { 0 } else { 3 };
+                let which = indices(target, of, &[count * 2], sizes[dim], 1)
+                    .with(|l| l.slice(0, 0, count * 2, 2));
+                let mut to = sizes.clone();
+                to[dim] = count;
+                let out = Tensor::garbage(target, dtype, &to);
+                index_select(target, input.view(), dim, which.view(), out.view()).unwrap();
+                let spread = spread(target, &which, &to, dim);
+                let all = expected(&input, dim, &spread, target);
+                assert_same(out.floats(target), all, &format!("index_select, {context}"));
+            }
+        }
+    }
+}
+
+/// A vector of indices, seen with other sizes.
+fn spread(target: Target<'_>, which: &Tensor, sizes: &[usize], dim: usize) -> Tensor {
+    let values = which.floats(target);
+    let all: Vec<f64> = places(sizes).iter().map(|at| values[at[dim]]).collect();
+    Tensor::new(target, which.dtype, sizes, &all)
+}
+
+fn smaller_indices_and_written_views(target: Target<'_>) {
+    let base = Tensor::new(target, F32, &[6, 5, 4], &samples(F32, 120, 1));
+    let index = indices(target, I32, &[7, 3, 2], 6, 2).with(|l| l.permute(&[0, 2, 1]));
+    let out = Tensor::garbage(target, F32, &[3, 7, 2]).with(|l| l.permute(&[1, 2, 0]));
+    let input = base.with(|l| l.permute(&[0, 2, 1]));
+    gather(target, input.view(), 0, index.view(), out.view()).unwrap();
+    assert_same(out.floats(target), expected(&input, 0, &index, target), "gather");
+    let weight = base.with(|l| l.narrow(2, 1, 1)?.squeeze(2));
+    for dtype in [I32, I64] {
+        let index = indices(target, dtype, &[3, 4], 6, 3).with(|l| l.transpose(0, 1));
+        let out = Tensor::garbage(target, F32, &[4, 3, 5]);
+        embedding(target, weight.view(), index.view(), out.view()).unwrap();
+        let (rows, all) = (index.floats(target), weight.floats(target));
+        let should = rows.iter().flat_map(|&r| all[r as usize * 5..][..5].to_vec()).collect();
+        assert_same(out.floats(target), should, "embedding");
+    }
+}
+
+fn scalars_and_nothing(target: Target<'_>) {
+    let (zero, none) = (Tensor::new(target, I64, &[], &[0.0]), Tensor::new(target, I64, &[0], &[]));
+    let scalar = Tensor::new(target, F64, &[], &[7.0]);
+    let row = Tensor::new(target, F64, &[3], &[1.0, 2.0, 3.0]);
+    let out = || Tensor::garbage(target, F64, &[]);
+    for (input, value) in [(&scalar, 7.0), (&row, 1.0)] {
+        let to = out();
+        gather(target, input.view(), 0, zero.view(), to.view()).unwrap();
+        assert_eq!(to.floats(target), [value]);
+    }
+    let to = out();
+    index_select(target, scalar.view(), 0, zero.view(), to.view()).unwrap();
+    assert_eq!(to.floats(target), [7.0]);
+    let zeros = Tensor::new(target, I64, &[4], &[0.0; 4]);
+    let to = Tensor::garbage(target, F64, &[4]);
+    gather(target, scalar.view(), 0, zeros.view(), to.view()).unwrap();
+    assert_eq!(to.floats(target), [7.0; 4]);
+    let to = Tensor::garbage(target, F64, &[1]);
+    index_select(target, row.view(), 0, zero.view(), to.view()).unwrap();
+    assert_eq!(to.floats(target), [1.0]);
+    let weight = Tensor::new(target, F64, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let to = Tensor::garbage(target, F64, &[3]);
+    embedding(target, weight.view(), zero.view(), to.view()).unwrap();
+    assert_eq!(to.floats(target), [1.0, 2.0, 3.0]);
+    let to = Tensor::garbage(target, F64, &[0]);
+    gather(target, row.view(), 0, none.view(), to.view()).unwrap();
+    index_select(target, row.view(), 0, none.view(), to.view()).unwrap();
+}
+
+/// One that is out of range is 0, and the error says which; what is right stays right.
+fn out_of_range(target: Target<'_>) {
+    let input = Tensor::new(target, F32, &[4, 3], &(1..13).map(f64::from).collect::<Vec<_>>());
+    let nothing = Tensor::new(target, I16, &[0, 3], &[]);
+    for (bad, dtype) in [(-1, I64), (4, I32), (i64::MIN, I64), (1 << 40, I64), (i64::MAX, I64)] {
+        let index = Tensor::new(target, dtype, &[3], &[0.0, 77.0, 2.0]);
+        let one = index.with(|l| l.narrow(0, 1, 1));
+        crate::fill::fill(target, one.view(), crate::Scalar::Int(bad)).unwrap();
+        let out = Tensor::garbage(target, F32, &[3, 3]);
+        let line = line!() + 1;
+        let at_once = index_select(target, input.view(), 0, index.view(), out.view());
+        let error = reported(target, at_once);
+        assert_eq!((error.op, error.index, error.dim, error.size), ("index_select", bad, 0, 4));
+        assert_eq!((error.location.file(), error.location.line()), (file!(), line));
+        let expected = [1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0];
+        assert_eq!(out.floats(target), expected, "index {bad}");
+        let out = Tensor::garbage(target, I16, &[1, 3]);
+        let at_once = index_select(target, nothing.view(), 0, one.view(), out.view());
+        let error = reported(target, at_once);
+        assert_eq!((error.index, error.size), (bad, 0));
+        assert_eq!(out.floats(target), [0.0; 3]);
+    }
+}
+
+/// The error of an op, at once or at a wait.
+fn reported(target: Target<'_>, at_once: Result<()>) -> crate::IndexCheck {
+    let error = match target {
+        Target::Cpu(_) => at_once.expect_err("on the host it is known at once"),
+        Target::Cuda(_, _, stream) => {
+            at_once.expect("on a device it is not");
+            let error = Error::from(stream.synchronize().expect_err("the first wait"));
+            stream.synchronize().expect("it is reported once");
+            error
+        }
+    };
+    match error {
+        Error::IndexCheck(failed) => failed,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn cpu_and_simulated() {
+    on_every_target(every_view_and_dtype);
+    on_every_target(smaller_indices_and_written_views);
+    on_every_target(scalars_and_nothing);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_indexing() {
+    on_gpu(every_view_and_dtype);
+    on_gpu(smaller_indices_and_written_views);
+    on_gpu(scalars_and_nothing);
+}
+
+#[test]
+fn what_is_out_of_range_is_reported() {
+    on_every_target(out_of_range);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_what_is_out_of_range_is_reported() {
+    on_gpu(out_of_range);
+}
+
+/// Several threads' failures are one.
+fn many_out_of_range(target: Target<'_>) {
+    let n = 200_000;
+    let input = Tensor::garbage(target, I8, &[9]);
+    let index = Tensor::new(target, I32, &[n], &(0..n).map(|i| i as f64).collect::<Vec<_>>());
+    let out = Tensor::garbage(target, I8, &[n]);
+    let at_once = gather(target, input.view(), 0, index.view(), out.view());
+    let error = reported(target, at_once);
+    assert!((9..n as i64).contains(&error.index), "{error}");
+    let out = out.floats(target);
+    assert!(out[..9] == [77.0; 9] && out[9..].iter().all(|v| *v == 0.0));
+}
+
+#[test]
+fn many_are_reported_as_one() {
+    on_every_target(many_out_of_range);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_many_are_reported_as_one() {
+    on_gpu(many_out_of_range);
+}
+
+/// What 32-bit offsets do not reach is launched in parts.
+#[test]
+fn far_apart() {
+    let reason = warpline_cuda_sys_safe::DriverError::NoDevice { reason: "not needed".into() };
+    let runtime = crate::Runtime::without_cuda(reason, &crate::RuntimeConfig::default());
+    let target = Target::Cpu(&runtime);
+    // Of so much memory, little is ever touched.
+    let far = Tensor {
+        storage: crate::Storage::pageable(&runtime, (3 << 30) + 2).unwrap(),
+        layout: Layout::from_parts(
+            Sizes::from_slice(&[4, 2]),
+            Strides::from_slice(&[1 << 30, 1]),
+            0,
+        ),
+        dtype: I8,
+    };
+    let values = Tensor::new(target, I8, &[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    crate::copy::copy(target, values.view(), far.view()).unwrap();
+    let index = Tensor::new(target, I32, &[4, 1], &[1.0, 0.0, 1.0, 0.0]);
+    let out = Tensor::garbage(target, I8, &[4, 1]);
+    gather(target, far.view(), 1, index.view(), out.view()).unwrap();
+    assert_eq!(out.floats(target), [2.0, 3.0, 6.0, 7.0]);
+    let rows = Tensor::garbage(target, I8, &[4, 2]);
+    let back = Tensor::new(target, I32, &[4], &[3.0, 1.0, 2.0, 0.0]);
+    index_select(target, far.view(), 0, back.view(), rows.view()).unwrap();
+    assert_eq!(rows.floats(target), [7.0, 8.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0]);
+    index_select(target, rows.view(), 0, back.view(), far.view()).unwrap();
+    crate::copy::copy(target, far.view(), rows.view()).unwrap();
+    assert_eq!(rows.floats(target), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+}
+
+/// A driver that runs nothing reports nothing.
+#[test]
+fn nothing_runs_on_null() {
+    let driver = std::sync::Arc::new(warpline_cuda_sys_safe::null::NullDriver::new(1));
+    let runtime = crate::Runtime::new(driver, crate::RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().default_stream();
+    let target = Target::Cuda(&runtime, device, stream);
+    let (weight, out) =
+        (Tensor::garbage(target, F32, &[2, 3]), Tensor::garbage(target, F32, &[1, 3]));
+    let index = Tensor::garbage(target, I64, &[1]);
+    embedding(target, weight.view(), index.view(), out.view()).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn bad_arguments() {
+    on_every_target(|target| {
+        let make = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+        let (a, out) = (make(F32, &[2, 3]), make(F32, &[2, 3]));
+        let zero =
+            |sizes: &[usize]| Tensor::new(target, I64, sizes, &vec![0.0; sizes.iter().product()]);
+        macro_rules! fails {
+            ($call:expr, $error:pat) => {
+                let result = $call;
+                assert!(matches!(result, Err($error)), "{result:?}");
+            };
+        }
+        let index = zero(&[2]);
+        let select = |a: &Tensor, dim, index: &Tensor, out: &Tensor| {
+            index_select(target, a.view(), dim, index.view(), out.view())
+        };
+        fails!(select(&a, 2, &index, &out), Error::DimOutOfRange { dim: 2, ndim: 2 });
+        fails!(select(&a, 1, &index, &out), Error::ShapeMismatch { op: "index_select", .. });
+        fails!(select(&a, 0, &zero(&[1, 2]), &out), Error::ShapeMismatch { .. });
+        fails!(select(&make(F32, &[]), 0, &index, &out), Error::ShapeMismatch { .. });
+        fails!(select(&a, 0, &make(F32, &[2]), &out), Error::InvalidArgument { .. });
+        fails!(select(&a, 0, &make(I16, &[2]), &out), Error::InvalidArgument { .. });
+        fails!(select(&a, 0, &index, &make(BF16, &[2, 3])), Error::DTypeMismatch { .. });
+        fails!(select(&a, 0, &index, &a), Error::OverlappingOperands { .. });
+        let expanded = make(F32, &[1, 3]).with(|l| l.expand(&[2, 3]));
+        fails!(select(&a, 0, &index, &expanded), Error::OverlappingWrite { .. });
+        let gather = |a: &Tensor, dim, index: &Tensor, out: &Tensor| {
+            gather(target, a.view(), dim, index.view(), out.view())
+        };
+        let large = zero(&[2, 4]);
+        fails!(gather(&a, 0, &large, &make(F32, &[2, 4])), Error::ShapeMismatch { .. });
+        gather(&a, 1, &large, &make(F32, &[2, 4])).unwrap();
+        fails!(gather(&a, 0, &index, &make(F32, &[2])), Error::ShapeMismatch { .. });
+        fails!(gather(&a, 0, &zero(&[2, 3]), &make(F32, &[2])), Error::ShapeMismatch { .. });
+        let embed =
+            |w: &Tensor, out: &Tensor| embedding(target, w.view(), index.view(), out.view());
+        fails!(embed(&make(F32, &[2]), &out), Error::ShapeMismatch { op: "embedding", .. });
+        fails!(embed(&a, &make(F32, &[2, 2])), Error::ShapeMismatch { .. });
+    });
+}
+
+#[test]
+fn the_module_has_every_kernel() {
+    crate::testing::assert_entries(&[&KERNELS]);
+}

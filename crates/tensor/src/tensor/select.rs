@@ -1,0 +1,93 @@
+//! Elements picked by tensors of indices.
+
+use warpline_kernels::indexing;
+
+use crate::exec::check_together;
+use crate::{Result, Tensor};
+
+impl Tensor {
+    /// Of dimension `dim` what `index` names, one after the other, in memory of its own
+    /// (`torch.index_select`). `index` is `int32` or `int64`, a vector or a single number.
+    ///
+    /// An index that is negative or too large gives 0 and is an error: on the CPU of this call, on
+    /// a GPU of the next wait that covers it, once (`item`, `to_vec`, a copy to the host,
+    /// `synchronize`). It names the index and this call, and the device stays usable.
+    ///
+    /// ```
+    /// # use warpline::{Error, tensor};
+    /// let t = tensor(&[[1, 2, 3], [4, 5, 6]], ())?;
+    /// let columns = t.index_select(1, &tensor([2i64, 0], ())?)?;
+    /// assert_eq!(columns.to_vec::<i32>()?, [3, 1, 6, 4]);
+    /// let error = t.index_select(0, &tensor([2i64], ())?).unwrap_err();
+    /// assert!(matches!(error, Error::IndexCheck(failed) if failed.index == 2 && failed.size == 2));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::IndexCheck`](crate::Error::IndexCheck) as above;
+    /// [`Error::DimOutOfRange`](crate::Error::DimOutOfRange);
+    /// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) for an index of several dimensions;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for one of another dtype;
+    /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+    #[track_caller]
+    pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
+        check_together("index_select", self, index)?;
+        let dim = self.layout().dim(dim)?;
+        let sizes = indexing::index_select_sizes(self.size(), dim, index.size())?;
+        let exec = self.exec()?;
+        let out = exec.empty(&sizes, self.dtype())?;
+        indexing::index_select(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
+        Ok(out)
+    }
+
+    /// The elements at the places of `index`, but along dimension `dim` at what it holds
+    /// (`torch.gather`). `index` is `int32` or `int64`, has as many dimensions, and is no larger in
+    /// any but `dim`; the result has its sizes. Indices out of range are errors as of
+    /// [`Tensor::index_select`].
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[1, 2], [3, 4]], ())?;
+    /// let index = tensor(&[[0i64, 0], [1, 0]], ())?;
+    /// assert_eq!(t.gather(1, &index)?.to_vec::<i32>()?, [1, 1, 4, 3]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::index_select`].
+    #[track_caller]
+    pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
+        check_together("gather", self, index)?;
+        let dim = self.layout().dim(dim)?;
+        let exec = self.exec()?;
+        let out = exec.empty(index.size(), self.dtype())?;
+        indexing::gather(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
+        Ok(out)
+    }
+}
+
+/// The rows of the matrix `weight` that `indices` name, which are `int32` or `int64` and of any
+/// sizes: the result has these and then a row's (`torch.nn.functional.embedding`). Indices out of
+/// range are errors as of [`Tensor::index_select`].
+///
+/// ```
+/// # use warpline::{embedding, tensor};
+/// let weight = tensor(&[[0.5f32, 1.0], [1.5, 2.0]], ())?;
+/// let rows = embedding(&weight, &tensor(&[[1i64, 0]], ())?)?;
+/// assert_eq!(rows.size(), [1, 2, 2]);
+/// assert_eq!(rows.to_vec::<f32>()?, [1.5, 2.0, 0.5, 1.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`Tensor::index_select`]; [`Error::ShapeMismatch`](crate::Error::ShapeMismatch) unless `weight`
+/// has two dimensions.
+#[track_caller]
+pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
+    check_together("embedding", weight, indices)?;
+    let sizes = indexing::embedding_sizes(weight.size(), indices.size())?;
+    let exec = weight.exec()?;
+    let out = exec.empty(&sizes, weight.dtype())?;
+    indexing::embedding(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
+    Ok(out)
+}

@@ -1,0 +1,344 @@
+//! S8: an index that is out of range is an error with the index and the call's place: on the CPU
+//! of the call, on a GPU of the first wait that covers it. The device stays usable.
+
+use warpline::cuda::{self, CudaGraph, Stream};
+use warpline::{
+    DType, Error, IndexCheck, RaceReport, Result, RuntimeConfig, SyncPolicy, Tensor, arange,
+    embedding, tensor,
+};
+use warpline_cuda_sys_safe::sim::CallKind;
+
+use crate::boxes::SimBox;
+use crate::common::{self, World};
+
+crate::rows! {
+    schedules(1) s08_an_index_out_of_range_names_its_call gpu_s08_an_index_out_of_range_names_its_call
+        => every_op_and_wait;
+    schedules(1) s08_streams_are_blamed_apart gpu_s08_streams_are_blamed_apart => streams;
+    schedules(1) s08_a_wait_reports_what_it_covers gpu_s08_a_wait_reports_what_it_covers => covered;
+    schedules(1) s08_a_replay_names_the_captured_call gpu_s08_a_replay_names_the_captured_call
+        => replays;
+    manual(1) s08_index_checks_in_manual_mode gpu_s08_index_checks_in_manual_mode => every_op_and_wait;
+    schedules(2) s08_devices_are_blamed_apart gpu2_s08_devices_are_blamed_apart => devices;
+}
+
+/// `[[0, 1, 2], [3, 4, 5], ..]`, four rows.
+pub(crate) fn table(device: usize) -> Result<Tensor> {
+    arange(12.0f32, device)?.view(&[4, 3])
+}
+
+pub(crate) fn indices(device: usize, values: &[i64]) -> Result<Tensor> {
+    tensor(values, device)
+}
+
+/// The failed check; anything else is a wrong answer.
+#[track_caller]
+pub(crate) fn failed<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(
+    answer: Result<R, E>,
+) -> IndexCheck {
+    match answer.expect_err("an index was out of range").into() {
+        Error::IndexCheck(failed) => failed,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_is(failed: &IndexCheck, op: &str, index: i64, [dim, size]: [usize; 2], line: u32) {
+    assert_eq!((failed.op, failed.index), (op, index), "{failed}");
+    assert_eq!([failed.dim, failed.size], [dim, size], "{failed}");
+    assert_eq!((failed.location.file(), failed.location.line()), (file!(), line), "{failed}");
+    let text = format!("{op}: index {index} is out of range for dimension {dim} with size {size}");
+    assert!(failed.to_string().starts_with(&text), "{failed}");
+}
+
+type Wait = fn(&Tensor) -> Result<()>;
+
+/// Every way of waiting for what the current stream was given.
+fn waits() -> Vec<Wait> {
+    fn until(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        while !done()? {}
+        Ok(())
+    }
+    vec![
+        |_| cuda::synchronize(()),
+        |_| Ok(cuda::current_stream(())?.synchronize()?),
+        |_| until(|| Ok(cuda::current_stream(())?.query()?)),
+        |_| Ok(cuda::current_stream(())?.record_event(None)?.synchronize()?),
+        |_| {
+            let event = cuda::current_stream(())?.record_event(None)?;
+            until(|| Ok(event.query()?))
+        },
+        |t| t.to_vec::<f32>().map(drop),
+        |t| t.sum(())?.item::<f32>().map(drop),
+        |t| t.cpu().map(drop),
+        |t| t.to_non_blocking("cpu")?.to_vec::<f32>().map(drop),
+        |t| t.to_vec_async::<f32>()?.wait().map(drop),
+        |t| {
+            let pending = t.cpu_async()?;
+            until(|| pending.query())
+        },
+        |t| warpline::zeros(t.size(), "cpu")?.copy_(t, false).map(drop),
+    ]
+}
+
+fn every_op_and_wait(_: &World) -> Result<()> {
+    let (t, bad) = (table(0)?, indices(0, &[1, 4, 0])?);
+    let good = indices(0, &[3, 0])?;
+    for wait in waits() {
+        let before = t.index_select(0, &good)?;
+        let (line, picked) = (line!(), t.index_select(0, &bad)?);
+        let after = t.index_select(0, &good)?;
+        assert_is(&failed(wait(&picked)), "index_select", 4, [0, 4], line);
+        // Once; and the results of what was right are right, as are those beside the index.
+        wait(&after)?;
+        assert_eq!(picked.to_vec::<f32>()?, [3.0, 4.0, 5.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+        for right in [before, after, t.index_select(0, &good)?] {
+            assert_eq!(right.to_vec::<f32>()?, [9.0, 10.0, 11.0, 0.0, 1.0, 2.0]);
+        }
+        let index = bad.narrow(0, 0, 2)?.unsqueeze(0)?.to(DType::I32)?;
+        let (line, picked) = (line!(), t.t()?.gather(-1, &index)?);
+        assert_is(&failed(wait(&picked)), "gather", 4, [1, 4], line);
+        let (line, picked) = (line!(), embedding(&t, &bad)?);
+        assert_is(&failed(wait(&picked)), "embedding", 4, [0, 4], line);
+        wait(&picked)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn s08_on_the_cpu_the_call_itself_fails() {
+    common::cpu(|_| {
+        let t = arange(12.0f32, ())?.view(&[4, 3])?;
+        for bad in [4i64, -1] {
+            let index = tensor([0, bad], ())?;
+            let (line, answer) = (line!(), t.index_select(0, &index));
+            assert_is(&failed(answer), "index_select", bad, [0, 4], line);
+            let (line, answer) = (line!(), t.t()?.gather(1, &index.unsqueeze(0)?));
+            assert_is(&failed(answer), "gather", bad, [1, 4], line);
+            let (line, answer) = (line!(), embedding(&t, &index));
+            assert_is(&failed(answer), "embedding", bad, [0, 4], line);
+        }
+        Ok(())
+    });
+}
+
+/// With `launch_blocking` it is the call's own, on whatever stream.
+fn blocking(_: &World) -> Result<()> {
+    let (t, bad) = (table(0)?, indices(0, &[-7])?);
+    for _ in 0..3 {
+        let (line, answer) = (line!(), embedding(&t, &bad));
+        assert_is(&failed(answer), "embedding", -7, [0, 4], line);
+        cuda::synchronize(0)?;
+        let s = cuda::stream_from_pool(0, 0)?;
+        let (line, answer) = (line!(), cuda::with_stream(&s, || t.index_select(1, &bad))?);
+        assert_is(&failed(answer), "index_select", -7, [1, 3], line);
+        assert_eq!(embedding(&t, &indices(0, &[2])?)?.to_vec::<f32>()?, [6.0, 7.0, 8.0]);
+    }
+    Ok(())
+}
+
+fn blocking_config(sync_policy: SyncPolicy) -> RuntimeConfig {
+    let race_report = RaceReport::Error;
+    RuntimeConfig { launch_blocking: true, sync_policy, race_report, ..RuntimeConfig::default() }
+}
+
+#[test]
+fn s08_a_blocking_launch_reports_its_own_index() {
+    for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
+        common::schedules_with(1, &blocking_config(policy), blocking);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_s08_a_blocking_launch_reports_its_own_index() {
+    common::gpu_with(1, &blocking_config(SyncPolicy::Auto), blocking);
+}
+
+fn pool_streams() -> Result<[Stream; 2]> {
+    Ok([cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?])
+}
+
+fn streams(_: &World) -> Result<()> {
+    let (t, bad) = (table(0)?, indices(0, &[9])?);
+    cuda::synchronize(0)?;
+    let [a, b] = pool_streams()?;
+    for turn in 0..4 {
+        let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))??);
+        let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))??);
+        // Each stream has its own, whatever has run meanwhile, in either order.
+        let mut order = [(&a, first), (&b, second)];
+        if turn % 2 == 1 {
+            order.reverse();
+        }
+        for (stream, line) in order {
+            assert_is(&failed(stream.synchronize()), "embedding", 9, [0, 4], line);
+            stream.synchronize()?;
+        }
+        // The device's wait reports them one after the other.
+        let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))??);
+        let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))??);
+        let mut lines = [0, 1].map(|_| failed(cuda::synchronize(0)).location.line());
+        lines.sort_unstable();
+        assert_eq!(lines, [first, second]);
+        cuda::synchronize(0)?;
+        // A stream that is gone is among those that the device waits for.
+        let gone = cuda::exclusive_stream(0, 0)?;
+        let (t, bad) = (t.copy()?, bad.copy()?); // they remember the stream
+        let (line, _) = (line!(), cuda::with_stream(&gone, || embedding(&t, &bad))??);
+        drop((gone, t, bad));
+        assert_is(&failed(cuda::synchronize(0)), "embedding", 9, [0, 4], line);
+        cuda::synchronize(0)?;
+    }
+    Ok(())
+}
+
+fn covered(_: &World) -> Result<()> {
+    let (t, bad) = (table(0)?, indices(0, &[5])?);
+    cuda::synchronize(0)?;
+    let [a, b] = pool_streams()?;
+    for _ in 0..4 {
+        // What b was given before is not the event's, nor what a is given after it.
+        let (early, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))??);
+        let event = a.record_event(None)?;
+        let (late, picked) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))??);
+        event.synchronize()?;
+        // A copy on a waits for `picked`, and for no other stream.
+        let read = cuda::with_stream(&a, || picked.to_vec::<f32>())?;
+        assert_is(&failed(read), "embedding", 5, [0, 4], late);
+        // Nor is b's before something waits for it through a.
+        a.wait_stream(&b)?;
+        assert_is(&failed(a.synchronize()), "embedding", 5, [0, 4], early);
+        cuda::synchronize(0)?;
+    }
+    Ok(())
+}
+
+fn devices(_: &World) -> Result<()> {
+    let tables = [table(0)?, table(1)?];
+    let bad = [indices(0, &[5])?, indices(1, &[6])?];
+    for _ in 0..3 {
+        let (line, _) = (line!(), [0, 1].map(|d: usize| embedding(&tables[d], &bad[d])));
+        assert_is(&failed(cuda::synchronize(1)), "embedding", 6, [0, 4], line);
+        cuda::synchronize(1)?;
+        assert_is(&failed(cuda::synchronize(0)), "embedding", 5, [0, 4], line);
+        cuda::synchronize(0)?;
+    }
+    Ok(())
+}
+
+fn replays(_: &World) -> Result<()> {
+    let (t, which, other) = (table(0)?, indices(0, &[1, 2])?, indices(0, &[0])?);
+    let mut graph = CudaGraph::new();
+    let (line, [rows, columns]) = graph.capture(|| {
+        let line = line!() + 1;
+        Ok((line, [t.index_select(0, &which)?, t.index_select(1, &other)?]))
+    })?;
+    let read = |t: &Tensor| t.to_vec::<f32>();
+    for bad in [-1i64, 4] {
+        graph.replay()?;
+        assert_eq!(read(&rows)?, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        which.copy_(&indices(0, &[bad, 0])?, false)?;
+        graph.replay()?;
+        cuda::stream_from_pool(0, 0)?.synchronize()?; // which covers no replay
+        assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
+        assert_eq!(read(&rows)?, [0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+        // Each replay says so again; both calls of a graph have a say.
+        other.copy_(&indices(0, &[3])?, false)?;
+        graph.replay()?;
+        let mut said = [0, 1].map(|_| failed(cuda::synchronize(0)));
+        said.sort_by_key(|failed| failed.dim);
+        assert_is(&said[0], "index_select", bad, [0, 4], line);
+        assert_is(&said[1], "index_select", 3, [1, 3], line);
+        cuda::synchronize(0)?;
+        which.copy_(&indices(0, &[1, 2])?, false)?;
+        other.copy_(&indices(0, &[0])?, false)?;
+    }
+    graph.replay()?;
+    assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]);
+    // A graph may be dropped while it runs.
+    which.copy_(&indices(0, &[7, 7])?, false)?;
+    graph.replay()?;
+    drop(graph);
+    assert_is(&failed(cuda::synchronize(0)), "index_select", 7, [0, 4], line);
+    cuda::synchronize(0)
+}
+
+/// One page for all, which is there once a kernel checks, and no wait that was not asked for.
+#[test]
+fn s08_checks_cost_nothing_where_there_are_none() {
+    let world = SimBox::lazy(2);
+    world.enter(|| {
+        let (t, good) = (table(0)?, indices(0, &[1])?);
+        t.add(1.0)?.to_vec::<f32>()?;
+        cuda::synchronize(0)?;
+        let (before, waits) = (world.count(CallKind::HostAlloc), world.host_waits());
+        for _ in 0..2000 {
+            embedding(&t, &good)?;
+        }
+        assert_eq!(world.count(CallKind::HostAlloc) - before, 1);
+        assert_eq!(world.host_waits(), waits);
+        // Streams that are gone leave their place to others.
+        for turn in 0..200 {
+            let t = table(0)?; // it remembers who reads it
+            let stream = cuda::exclusive_stream(0, 0)?;
+            let bad = indices(0, &[100 + turn])?;
+            cuda::with_stream(&stream, || embedding(&t, &bad))??;
+            assert_eq!(failed(stream.synchronize()).index, 100 + turn);
+        }
+        assert_eq!(world.count(CallKind::HostAlloc) - before, 1);
+        Ok(())
+    });
+    drop(world.runtime);
+    let alive = world.sim.books();
+    assert_eq!(alive.count(CallKind::HostAlloc), alive.count(CallKind::HostFree));
+}
+
+/// No page-locked memory: the launch is refused, and nothing else is wrong.
+#[test]
+fn s08_without_a_place_to_report_the_launch_fails() {
+    let world = SimBox::lazy(1);
+    world.enter(|| {
+        let (t, good) = (table(0)?, indices(0, &[1])?);
+        cuda::synchronize(0)?;
+        let full = warpline_cuda_sys_safe::CudaCode::OUT_OF_MEMORY;
+        let fault = warpline_cuda_sys_safe::sim::Fault::new(CallKind::HostAlloc, full);
+        world.sim.inject(fault.times(1));
+        let error = embedding(&t, &good).expect_err("no memory");
+        assert!(matches!(error, Error::Driver { op: "embedding", .. }), "{error}");
+        assert_eq!(error.driver_error().and_then(|e| e.code()), Some(full), "{error:?}");
+        assert_eq!(embedding(&t, &good)?.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
+        Ok(())
+    });
+}
+
+/// Each thread waits for its own stream, and hears of its own indices only.
+fn threads(_: &World) -> Result<()> {
+    let t = table(0)?;
+    cuda::synchronize(0)?;
+    let runtime = warpline::runtime();
+    std::thread::scope(|scope| {
+        for thread in 0..4i64 {
+            let (t, runtime) = (&t, runtime.clone());
+            scope.spawn(move || {
+                warpline::with_runtime(&runtime, || {
+                    let s = cuda::exclusive_stream(0, 0)?;
+                    let _on = cuda::stream(&s)?;
+                    for turn in 0..25 {
+                        let index = 10 + thread * 100 + turn;
+                        let picked = embedding(t, &indices(0, &[index])?)?;
+                        assert_eq!(failed(picked.to_vec::<f32>()).index, index);
+                        s.synchronize()?;
+                    }
+                    Ok::<_, Error>(())
+                })
+                .expect("no other failure");
+            });
+        }
+    });
+    Ok(())
+}
+
+crate::rows! {
+    schedules(1) s08_threads_are_blamed_apart gpu_s08_threads_are_blamed_apart => threads;
+}
