@@ -5,11 +5,12 @@
 //! stream was given before keeps its numbers and can be waited for by others all the while.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{DriverError, owned};
 
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Result, Stream, StreamError};
 
 /// What a capture notes about itself; whoever begins it decides.

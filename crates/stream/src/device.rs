@@ -1,14 +1,15 @@
 //! A device and its streams.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, StreamFlags, StreamHandle, owned};
 
 use crate::devices::World;
 use crate::event_pool::EventPool;
 use crate::stream::{Inner, Stream};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Result, StreamError};
 
 /// Streams in the pool of one priority of one device. Asking for one more gives the first again.

@@ -1,12 +1,13 @@
 //! Events.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::EventFlags;
 
 use crate::clock::Point;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Result, StreamError};
 
 /// A mark in a stream (`torch.cuda.Event`). Clones share it.

@@ -39,6 +39,7 @@ mod event_pool;
 mod guard;
 mod order;
 mod stream;
+mod sync;
 
 pub use capture::{CaptureLog, Captured};
 pub use clock::Before;

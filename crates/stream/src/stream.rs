@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{StreamHandle, owned};
 
@@ -11,6 +11,7 @@ use crate::clock::{Before, Clock, Point};
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::order::{Checkpoint, Checkpoints, Progress};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Event, OpNumber, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].

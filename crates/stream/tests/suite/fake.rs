@@ -1,27 +1,32 @@
 //! A driver of streams and events only, whose work runs when a seeded schedule lets it, and which
 //! counts the calls it gets.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CStr;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(feature = "shuttle"))]
+use std::sync::{Mutex, MutexGuard};
 
+#[cfg(feature = "shuttle")]
+use shuttle::sync::{Mutex, MutexGuard};
 use warpline_cuda_sys_safe::*;
 
 type Work = Box<dyn FnOnce() + Send>;
 
 enum Item {
     Host(Work),
+    /// Of an event, and the record's own number.
     Record(u64, u64),
-    Wait(u64, u64),
+    /// For a record, whatever became of its event.
+    Wait(u64),
 }
 
 #[derive(Default)]
 struct Event {
     timing: bool,
-    /// Records enqueued and records reached.
+    /// The latest record; 0 if there is none.
     recorded: u64,
-    reached: u64,
     time: u64,
 }
 
@@ -33,6 +38,8 @@ struct State {
     queues: BTreeMap<StreamHandle, VecDeque<Item>>,
     priorities: BTreeMap<StreamHandle, i32>,
     events: BTreeMap<u64, Event>,
+    /// Records not yet reached.
+    pending: BTreeSet<u64>,
     calls: BTreeMap<&'static str, usize>,
     failing: Option<&'static str>,
     lost: Vec<Option<DriverError>>,
@@ -59,7 +66,7 @@ impl State {
 
     fn runnable(&self, item: &Item) -> bool {
         match item {
-            Item::Wait(event, seq) => self.events.get(event).is_none_or(|e| e.reached >= *seq),
+            Item::Wait(record) => !self.pending.contains(record),
             _ => true,
         }
     }
@@ -79,11 +86,10 @@ impl State {
         self.clock += 1;
         match self.queues.get_mut(&stream).and_then(VecDeque::pop_front) {
             Some(Item::Host(f)) => f(),
-            Some(Item::Record(event, seq)) => {
-                let clock = self.clock;
+            Some(Item::Record(event, record)) => {
+                self.pending.remove(&record);
                 if let Some(event) = self.events.get_mut(&event) {
-                    event.reached = event.reached.max(seq);
-                    event.time = clock;
+                    event.time = self.clock;
                 }
             }
             Some(Item::Wait(..)) | None => {}
@@ -96,7 +102,7 @@ impl State {
     }
 
     fn event_done(&self, event: EventHandle) -> bool {
-        self.events.get(&event.raw()).is_none_or(|e| e.reached >= e.recorded)
+        self.events.get(&event.raw()).is_none_or(|e| !self.pending.contains(&e.recorded))
     }
 
     fn run_until(&mut self, done: impl Fn(&Self) -> bool) {
@@ -271,8 +277,8 @@ impl Driver for FakeDriver {
 
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         let mut state = self.call("stream_wait_event", stream.device())?;
-        let seq = state.events.get(&event.raw()).map_or(0, |e| e.recorded);
-        state.queues.entry(stream).or_default().push_back(Item::Wait(event.raw(), seq));
+        let record = state.events.get(&event.raw()).map_or(0, |e| e.recorded);
+        state.queues.entry(stream).or_default().push_back(Item::Wait(record));
         Ok(())
     }
 
@@ -303,10 +309,11 @@ impl Driver for FakeDriver {
     unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         assert_eq!(event.device(), stream.device());
         let mut state = self.call("event_record", stream.device())?;
-        let record = state.events.get_mut(&event.raw()).expect("a live event");
-        record.recorded += 1;
-        let seq = record.recorded;
-        state.queues.entry(stream).or_default().push_back(Item::Record(event.raw(), seq));
+        state.next += 1;
+        let record = state.next;
+        state.events.get_mut(&event.raw()).expect("a live event").recorded = record;
+        state.pending.insert(record);
+        state.queues.entry(stream).or_default().push_back(Item::Record(event.raw(), record));
         Ok(())
     }
 
