@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use warpline_stream::{Event, Stream, StreamError};
+use shuttle::rand::{RngCore, thread_rng};
+use warpline_stream::{Devices, Event, Stream, StreamError};
 
+use crate::fake::FakeDriver;
 use crate::{Ran, Task, check, streams, task, together, world};
 
 /// A thread that gives a stream work tagged by its number and records the event after each. The
@@ -47,34 +49,33 @@ fn a_wait_covers_all_records_before_it() {
 }
 
 #[test]
-fn no_order_is_claimed_that_a_record_on_another_stream_undid() {
+fn a_wait_claims_the_record_that_it_waits_for() {
     check(|| {
-        let devices = world(1);
-        let [first, second, waits] = streams(&devices);
+        let driver = FakeDriver::new(1, 0);
+        let devices = Devices::new(driver.clone()).unwrap();
+        let [waits, first, second] = streams(&devices);
         let (event, ran) = (Event::default(), Ran::default());
-        let record = |stream: &Stream, tags: std::ops::Range<u64>| {
-            let (stream, event, ran) = (stream.clone(), event.clone(), ran.clone());
-            task(move || {
-                for tag in tags {
-                    ran.work(&stream, tag);
-                    event.record(&stream).unwrap();
-                }
-            })
+        let recorded = [(first, 1), (second, 2)];
+        recorded.each_ref().map(|(stream, tag)| ran.work(stream, *tag));
+        event.record(&recorded[0].0).unwrap();
+        let records = recorded.clone().map(|(stream, _)| {
+            let event = event.clone();
+            task(move || event.record(&stream).unwrap())
+        });
+        let thread = move || {
+            event.wait(&waits).unwrap();
+            let after = |stream| waits.is_ordered_after(stream, 1).unwrap();
+            let claims = recorded.each_ref().map(|(stream, tag)| after(stream).then_some(*tag));
+            assert!(claims.iter().flatten().count() > 0);
+            ran.work(&waits, 0);
+            // The record of one stream is reached long before the other's.
+            let early = &recorded[thread_rng().next_u64() as usize % 2].0;
+            driver.run_alone(early.raw().handle());
+            driver.run_alone(waits.raw().handle());
+            waits.synchronize().unwrap();
+            claims.into_iter().flatten().for_each(|tag| ran.assert_order(tag, 0));
         };
-        let thread = {
-            let (first, second, event, ran) =
-                (first.clone(), second.clone(), event.clone(), ran.clone());
-            move || {
-                event.wait(&waits).unwrap();
-                let after = |stream, op| waits.is_ordered_after(stream, op).unwrap();
-                let claims = [(&first, 1, 11), (&first, 2, 12), (&second, 1, 21)];
-                let claims = claims.map(|(stream, op, tag)| after(stream, op).then_some(tag));
-                ran.work(&waits, 0);
-                waits.synchronize().unwrap();
-                claims.into_iter().flatten().for_each(|tag| ran.assert_order(tag, 0));
-            }
-        };
-        together([record(&first, 11..13), record(&second, 21..22), task(thread)]);
+        together(records.into_iter().chain([task(thread)]));
     });
 }
 

@@ -30,7 +30,8 @@ fn numbers_are_the_order_in_the_stream() {
     });
 }
 
-/// One thread gives a stream work, which another stream waits for, while another looks.
+/// One thread gives a stream work, which another stream waits for, while another looks and a third
+/// reads what is known.
 fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'static) {
     check(move || {
         let devices = world(1);
@@ -48,6 +49,7 @@ fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'stati
         };
         let looks = {
             let (look, devices, ran) = (look.clone(), devices.clone(), ran.clone());
+            let stream = stream.clone();
             move || {
                 for _ in 0..2 {
                     look(&devices, &stream, &waits);
@@ -55,7 +57,8 @@ fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'stati
                 }
             }
         };
-        together([task(gives), task(looks)]);
+        let watches = move || (0..3).for_each(|_| ran.assert_known(&stream));
+        together([task(gives), task(looks), task(watches)]);
     });
 }
 
