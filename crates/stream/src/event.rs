@@ -76,7 +76,6 @@ impl Event {
     /// [`StreamError::OtherDevices`], or the driver's own.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        let stream = &stream.acting();
         let mut recorded = self.lock();
         let (event, generation) = match &*recorded {
             Some(old) => {

@@ -56,7 +56,9 @@ fn a_wait_claims_the_record_that_it_waits_for() {
         let [waits, first, second] = streams(&devices);
         let (event, ran) = (Event::default(), Ran::default());
         let recorded = [(first, 1), (second, 2)];
-        recorded.each_ref().map(|(stream, tag)| ran.work(stream, *tag));
+        for (stream, tag) in &recorded {
+            ran.work(stream, *tag);
+        }
         event.record(&recorded[0].0).unwrap();
         let records = recorded.clone().map(|(stream, _)| {
             let event = event.clone();

@@ -4,6 +4,7 @@
 //! `cargo test -p warpline-stream --features shuttle --test shuttle`; `WARPLINE_SHUTTLE` is how many
 //! schedules each test runs under.
 
+mod captures;
 mod current;
 mod events;
 #[allow(dead_code, reason = "the other tests use the rest")]

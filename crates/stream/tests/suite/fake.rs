@@ -27,6 +27,8 @@ struct Event {
     timing: bool,
     /// The latest record; 0 if there is none.
     recorded: u64,
+    /// The capture that the latest record lies in; 0 for none.
+    captured: u64,
     time: u64,
 }
 
@@ -40,6 +42,8 @@ struct State {
     events: BTreeMap<u64, Event>,
     /// Records not yet reached.
     pending: BTreeSet<u64>,
+    /// Captures under way, by the streams that take part. What they hold is not kept.
+    captures: BTreeMap<StreamHandle, u64>,
     calls: BTreeMap<&'static str, usize>,
     failing: Option<&'static str>,
     lost: Vec<Option<DriverError>>,
@@ -160,6 +164,11 @@ impl FakeDriver {
             Some(DriverError::DeviceLost { device, cause: Arc::new(cause) });
     }
 
+    #[allow(dead_code, reason = "not all that share it ask")]
+    pub(crate) fn is_capturing(&self, stream: StreamHandle) -> bool {
+        self.state().captures.contains_key(&stream)
+    }
+
     /// Runs operations until the stream's queue has at most `left` items.
     pub(crate) fn drain(&self, stream: StreamHandle, left: usize) {
         self.state().run_until(|s| s.queues.get(&stream).is_none_or(|q| q.len() <= left));
@@ -277,7 +286,24 @@ impl Driver for FakeDriver {
 
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         let mut state = self.call("stream_wait_event", stream.device())?;
-        let record = state.events.get(&event.raw()).map_or(0, |e| e.recorded);
+        let (record, captured) =
+            state.events.get(&event.raw()).map_or((0, 0), |e| (e.recorded, e.captured));
+        let own = state.captures.get(&stream).copied().unwrap_or(0);
+        if own != captured {
+            let code = match (own, captured) {
+                (_, 0) => CudaCode::STREAM_CAPTURE_ISOLATION,
+                _ if !state.captures.values().any(|c| *c == captured) => CudaCode::CAPTURED_EVENT,
+                (0, _) => {
+                    state.captures.insert(stream, captured);
+                    return Ok(());
+                }
+                _ => CudaCode::STREAM_CAPTURE_MERGE,
+            };
+            return Err(DriverError::cuda("stream_wait_event", code, Some(stream.device())));
+        }
+        if own != 0 {
+            return Ok(());
+        }
         state.queues.entry(stream).or_default().push_back(Item::Wait(record));
         Ok(())
     }
@@ -288,7 +314,9 @@ impl Driver for FakeDriver {
 
     unsafe fn launch_host_func(&self, stream: StreamHandle, f: Work) -> Result<()> {
         let mut state = self.call("launch_host_func", stream.device())?;
-        state.queues.entry(stream).or_default().push_back(Item::Host(f));
+        if !state.captures.contains_key(&stream) {
+            state.queues.entry(stream).or_default().push_back(Item::Host(f));
+        }
         Ok(())
     }
 
@@ -311,7 +339,12 @@ impl Driver for FakeDriver {
         let mut state = self.call("event_record", stream.device())?;
         state.next += 1;
         let record = state.next;
-        state.events.get_mut(&event.raw()).expect("a live event").recorded = record;
+        let captured = state.captures.get(&stream).copied().unwrap_or(0);
+        let entry = state.events.get_mut(&event.raw()).expect("a live event");
+        (entry.recorded, entry.captured) = (record, captured);
+        if captured != 0 {
+            return Ok(());
+        }
         state.pending.insert(record);
         state.queues.entry(stream).or_default().push_back(Item::Record(event.raw(), record));
         Ok(())
@@ -331,6 +364,26 @@ impl Driver for FakeDriver {
         let (start, end) = (&state.events[&start.raw()], &state.events[&end.raw()]);
         assert!(start.timing && end.timing);
         Ok(end.time as f32 - start.time as f32)
+    }
+
+    unsafe fn begin_capture(&self, stream: StreamHandle, _: CaptureMode) -> Result<()> {
+        let mut state = self.call("begin_capture", stream.device())?;
+        state.next += 1;
+        let id = state.next;
+        state.captures.insert(stream, id);
+        Ok(())
+    }
+
+    unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        let mut state = self.call("end_capture", stream.device())?;
+        let id = state.captures.get(&stream).copied();
+        state.captures.retain(|_, c| Some(*c) != id);
+        // SAFETY: nothing but the driver looks at it.
+        Ok(unsafe { GraphHandle::from_raw(stream.device(), id.unwrap_or(0)) })
+    }
+
+    unsafe fn graph_destroy(&self, _: GraphHandle) -> Result<()> {
+        Ok(())
     }
 
     unsupported! {
@@ -367,13 +420,10 @@ impl Driver for FakeDriver {
         [unsafe] mempool_trim(MemPoolHandle, usize) -> ();
         [unsafe] mem_alloc_async(MemPoolHandle, usize, StreamHandle) -> DevicePtr;
         [unsafe] mem_free_async(DevicePtr, StreamHandle) -> ();
-        [unsafe] begin_capture(StreamHandle, CaptureMode) -> ();
-        [unsafe] end_capture(StreamHandle) -> GraphHandle;
         [unsafe] capture_status(StreamHandle) -> CaptureStatus;
         exchange_capture_mode(usize, CaptureMode) -> CaptureMode;
         [unsafe] graph_instantiate(GraphHandle) -> GraphExecHandle;
         [unsafe] graph_launch(GraphExecHandle, StreamHandle) -> ();
-        [unsafe] graph_destroy(GraphHandle) -> ();
         [unsafe] graph_exec_destroy(GraphExecHandle) -> ();
         [unsafe] ipc_mem_handle(usize, DevicePtr) -> IpcMemHandle;
         ipc_open_mem(usize, IpcMemHandle) -> DevicePtr;
