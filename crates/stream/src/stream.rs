@@ -203,7 +203,7 @@ impl Stream {
 
     /// Runs `f`, which enqueues one operation, with the exclusive right to enqueue on this
     /// stream, and numbers the operation. If `f` fails, nothing is numbered. While the stream is
-    /// captured the number is its [twin](Captured::twin)'s.
+    /// captured the number is its [twin](crate::Captured::twin)'s.
     ///
     /// `f` must use this stream only through the handle it is given, and no [`Event`]: it would
     /// wait for itself.
