@@ -45,6 +45,13 @@ fn alloc_alone() -> Step {
     Step { limit: Some(Duration::from_secs(60)), ..step("alloc alone", &args, &[]) }
 }
 
+/// What threads share, under many schedules of theirs. Nothing else runs with that feature.
+fn shuttle(crate_name: &'static str, schedules: &'static str) -> Step {
+    let args = ["test", "-p", crate_name, "--features", "shuttle", "--test", "shuttle"];
+    let name = format!("schedules of threads, {crate_name}");
+    step(name, &args, &[("WARPLINE_SHUTTLE", schedules)])
+}
+
 /// The steps, the quick ones first.
 fn steps(full: bool, test: bool) -> Vec<Step> {
     let mut steps = vec![
@@ -56,6 +63,9 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
     ];
     if full || test {
         steps.push(alloc_alone());
+        for name in ["warpline-alloc", "warpline-stream"] {
+            steps.push(shuttle(name, if full { "20000" } else { "1000" }));
+        }
     }
     let all = ["test", "--workspace"];
     if full {
@@ -128,11 +138,15 @@ mod tests {
     fn the_usual_run_has_eight_schedules_and_no_rebuild() {
         let steps = steps(false, true);
         let names: Vec<_> = steps.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["format", "tidy", "ptx", "clippy", "docs", "alloc alone", "tests"]);
+        let checks = ["format", "tidy", "ptx", "clippy", "docs", "alloc alone"];
+        let threads = ["alloc", "stream"].map(|c| format!("schedules of threads, warpline-{c}"));
+        assert_eq!(names[..6], checks);
+        assert_eq!(names[6..8], threads);
+        assert_eq!(names[8..], ["tests"]);
         assert_eq!(named(&steps, "tests")[0].env, [("WARPLINE_SCHEDULES", "8")]);
         assert_eq!(named(&steps, "alone")[0].limit, Some(Duration::from_secs(60)));
         let untested = super::steps(false, false);
-        assert_eq!((named(&untested, "tests").len(), named(&untested, "alone").len()), (0, 0));
+        assert!(["tests", "alone", "threads"].iter().all(|part| named(&untested, part).is_empty()));
     }
 
     #[test]
@@ -141,6 +155,8 @@ mod tests {
         let devices: Vec<_> = named(&steps, "64 schedules").iter().map(|s| s.env[1]).collect();
         assert_eq!(devices, ["1", "2", "3"].map(|n| ("WARPLINE_SIM_DEVICES", n)));
         assert_eq!(named(&steps, "soak").len(), 1);
+        let schedules: Vec<_> = named(&steps, "threads").iter().map(|s| s.env[0].1).collect();
+        assert_eq!(schedules, ["20000", "20000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
     }
 }

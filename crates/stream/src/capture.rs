@@ -5,12 +5,13 @@
 //! stream was given before keeps its numbers and can be waited for by others all the while.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
-use warpline_cuda_sys_safe::{DriverError, owned};
+use warpline_cuda_sys_safe::{DriverError, StreamHandle, owned};
 
-use crate::{Result, Stream, StreamError};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
+use crate::{OpNumber, Result, Stream, StreamError};
 
 /// What a capture notes about itself; whoever begins it decides.
 pub type CaptureLog = Arc<dyn Any + Send + Sync>;
@@ -19,7 +20,10 @@ pub type CaptureLog = Arc<dyn Any + Send + Sync>;
 pub(crate) struct Capture {
     log: CaptureLog,
     device: usize,
-    /// The streams with their twins, the one it began on first; `None` once it is over.
+    /// Whether it has ended. Set under the locks of all its streams and twins.
+    over: AtomicBool,
+    /// The streams with their twins, the one it began on first; `None` once it is over. Taken before
+    /// any stream's lock, and held while one joins: it does not end meanwhile.
     streams: Mutex<Option<Vec<(Stream, Stream)>>>,
 }
 
@@ -31,11 +35,28 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Stands for the stream: what is submitted to it is captured, and numbered from 1 in this
-    /// capture.
+    /// Stands for the stream: what is [submitted](Captured::submit) is numbered from 1 in this
+    /// capture, as an operation of the twin.
     #[must_use]
     pub fn twin(&self) -> &Stream {
         &self.twin
+    }
+
+    /// [`Stream::submit`] on the twin, which another thread may be about to take out of the capture:
+    /// what comes too late is not enqueued.
+    ///
+    /// # Errors
+    /// [`StreamError::NotCapturing`] once the capture has ended, or what `f` answers.
+    pub fn submit<R, E: From<StreamError>>(
+        &self,
+        f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
+    ) -> std::result::Result<(R, OpNumber), E> {
+        self.twin.submit(|handle| {
+            if self.capture.over.load(Ordering::Acquire) {
+                return Err(StreamError::NotCapturing { call: "submit" }.into());
+            }
+            f(handle)
+        })
     }
 
     /// What was given to [`Stream::begin_capture`].
@@ -112,11 +133,6 @@ impl Stream {
         self.slot().captured()
     }
 
-    /// What the driver's stream is numbered by now: its twin while it is captured.
-    pub(crate) fn acting(&self) -> Stream {
-        self.captured().map_or_else(|| self.clone(), |captured| captured.twin)
-    }
-
     pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
         self.slot().twin_in()
     }
@@ -145,10 +161,17 @@ impl Stream {
         begin: impl FnOnce(&owned::Stream) -> Result<(), DriverError>,
     ) -> Result<()> {
         let streams = Mutex::new(Some(Vec::new()));
-        let capture = Arc::new(Capture { log, device: self.device_index(), streams });
+        let (device, over) = (self.device_index(), AtomicBool::new(false));
+        let capture = Arc::new(Capture { log, device, over, streams });
         let captures = &self.core().captures;
         captures.fetch_add(1, Ordering::SeqCst);
-        self.enter_capture(&capture, |_| Ok(begin(self.raw())?)).inspect_err(|_| {
+        let mut streams = capture.lock();
+        let begun = match &mut *streams {
+            Some(streams) => self.enter_capture(&capture, streams, |_| Ok(begin(self.raw())?)),
+            // Not reached: nobody else knows of it.
+            None => Err(StreamError::NotCapturing { call: "begin_capture" }),
+        };
+        begun.inspect_err(|_| {
             captures.fetch_sub(1, Ordering::SeqCst);
         })
     }
@@ -174,13 +197,12 @@ impl Stream {
                 joined = joined.and(twin.wait_for(other, other.last_op()));
             }
         }
+        // Nobody takes for captured what is enqueued afterwards.
+        let held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
+        capture.over.store(true, Ordering::Release);
         let graph = self.raw().end_capture();
-        for (stream, _) in &streams {
-            let _ = stream.change_capture(|slot| {
-                slot.set(None);
-                Ok(())
-            });
-        }
+        streams.iter().for_each(|(stream, _)| stream.slot().set(None));
+        drop(held);
         self.core().captures.fetch_sub(1, Ordering::SeqCst);
         joined?;
         Ok(graph?)
@@ -197,9 +219,10 @@ impl Stream {
         let Some(capture) = capture.upgrade() else {
             return Err(StreamError::CapturedEvent { call });
         };
-        if capture.lock().is_none() {
+        let mut streams = capture.lock();
+        let Some(streams) = &mut *streams else {
             return Err(StreamError::CapturedEvent { call });
-        }
+        };
         if capture.device != self.device_index() {
             return Err(StreamError::WrongDevice {
                 call: "a capture is of one device: the stream that waits",
@@ -207,7 +230,7 @@ impl Stream {
                 found: self.device_index(),
             });
         }
-        self.enter_capture(&capture, wait)
+        self.enter_capture(&capture, streams, wait)
     }
 
     /// Makes a twin and runs `enter` with it, which is to take the driver's stream into the
@@ -216,6 +239,7 @@ impl Stream {
     fn enter_capture(
         &self,
         capture: &Arc<Capture>,
+        streams: &mut Vec<(Stream, Stream)>,
         enter: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<()> {
         if self.is_default() {
@@ -224,17 +248,18 @@ impl Stream {
         }
         let twin = Stream::twin(self, Arc::downgrade(capture));
         self.change_capture(|slot| {
+            if let Some(there) = slot.captured().filter(|c| Arc::ptr_eq(&c.capture, capture)) {
+                // Another thread took it in just now.
+                return enter(&there.twin);
+            }
             if self.is_capturing() {
                 let reason = "it is being captured already";
                 return Err(StreamError::CannotCapture { reason });
             }
             enter(&twin)?;
             slot.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
-            Ok(())
-        })?;
-        if let Some(streams) = &mut *capture.lock() {
             streams.push((self.clone(), twin));
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 
 use crate::devices::Inner;
+use crate::sync::thread_local;
 use crate::{Result, Stream, StreamError};
 
 /// What a thread has chosen in one world. Without an entry it is at device 0 and the default
@@ -37,7 +38,7 @@ thread_local! {
 /// Runs `f` on a world's entry, if there is one.
 #[inline]
 fn read<R>(id: u64, f: impl FnOnce(&Current) -> R) -> Option<R> {
-    if !CHOSEN.get() {
+    if !CHOSEN.with(Cell::get) {
         return None;
     }
     CURRENT.try_with(|table| table.borrow().iter().find(|c| c.id == id).map(f)).ok().flatten()
@@ -46,7 +47,7 @@ fn read<R>(id: u64, f: impl FnOnce(&Current) -> R) -> Option<R> {
 /// [`read`] for what changes the entry.
 #[inline]
 fn change<R>(id: u64, f: impl FnOnce(&mut Current) -> R) -> Option<R> {
-    if !CHOSEN.get() {
+    if !CHOSEN.with(Cell::get) {
         return None;
     }
     CURRENT
@@ -75,7 +76,7 @@ fn write<R>(
             let mut new = Current { id, devices, device: 0, streams: SmallVec::new() };
             let result = f(&mut new);
             table.push(new);
-            CHOSEN.set(true);
+            CHOSEN.with(|chosen| chosen.set(true));
             (result, dead)
         })
         .map_err(ending)?;

@@ -1,8 +1,7 @@
 //! A device and its streams.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{
     DeviceProperties, Driver, DriverError, StreamFlags, StreamHandle, owned,
@@ -11,6 +10,8 @@ use warpline_cuda_sys_safe::{
 use crate::devices::World;
 use crate::event_pool::EventPool;
 use crate::stream::{Inner, Stream};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Result, StreamError};
 
 /// Streams in the pool of one priority of one device. Asking for one more gives the first again.

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use warpline_cuda_sys_safe::Driver;
 
 use crate::checks::Checks;
 use crate::current;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Device, DeviceGuard, Result, Stream, StreamError, StreamGuard};
 
 /// What all devices of one driver share.
@@ -22,6 +23,7 @@ pub(crate) struct World {
 
 impl World {
     fn new() -> Self {
+        // Not a checked run's own: numbers are of the whole process.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Self { id, streams_used: AtomicUsize::new(0), checks: Checks::default() }

@@ -1,12 +1,13 @@
 //! Events.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::EventFlags;
 
 use crate::clock::Point;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Result, StreamError};
 
 /// A mark in a stream (`torch.cuda.Event`). Clones share it.
@@ -75,7 +76,6 @@ impl Event {
     /// [`StreamError::OtherDevices`], or the driver's own.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        let stream = &stream.acting();
         let mut recorded = self.lock();
         let (event, generation) = match &*recorded {
             Some(old) => {

@@ -2,12 +2,13 @@
 
 use std::ops::Deref;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::owned;
 use warpline_cuda_sys_safe::{DriverError, EventFlags};
 
 use crate::device::Core;
+use crate::sync::Mutex;
 
 /// More than this many idle events of one kind are given back to the driver.
 const MAX_IDLE: usize = 1024;

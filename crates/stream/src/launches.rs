@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use crate::OpNumber;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Launches that are kept per stream.
 const KEPT: usize = 64;

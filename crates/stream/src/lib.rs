@@ -41,6 +41,7 @@ mod guard;
 mod launches;
 mod order;
 mod stream;
+mod sync;
 
 pub use capture::{CaptureLog, Captured};
 pub use checks::{IndexCheck, Mailbox};

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_cuda_sys_safe::{DriverError, EventFlags, owned};
 
@@ -10,6 +9,7 @@ use crate::OpNumber;
 use crate::clock::Clock;
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Checkpoints a stream keeps. A wait for an operation older than all of them waits for the
 /// oldest, which covers more than needed but never less.

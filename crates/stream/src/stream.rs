@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{DriverError, StreamHandle, owned};
 
@@ -13,6 +13,7 @@ use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Event, Mailbox, OpNumber, PendingLaunches, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
@@ -24,8 +25,9 @@ pub(crate) struct Inner {
     raw: owned::Stream,
     core: Arc<Core>,
     progress: Arc<Progress>,
-    /// Held while work is enqueued, so that its number is its place in the stream. No second
-    /// stream's lock is ever taken under it.
+    /// Held while work is enqueued, so that its number is its place in the stream. Under it no lock
+    /// of a second stream is taken but that of its twin; who ends a capture takes those of all that
+    /// take part.
     state: Mutex<State>,
     /// Changed under the lock on `state` only.
     capture: Slot,
@@ -64,6 +66,16 @@ impl Inner {
     fn point_at(&self, op: OpNumber, before: Clock) -> Point {
         let (progress, capture) = (Arc::clone(&self.progress), self.capture.twin_in().cloned());
         Point { progress, op, before, capture }
+    }
+
+    /// Enqueues a wait for an event that was recorded at a point, the lock being held.
+    #[track_caller]
+    fn wait_at(&self, state: &mut State, event: &owned::Event, point: &Point) -> Result<()> {
+        self.raw.wait_event(event)?;
+        // The wait is an operation of its own, so that later records are known to include it.
+        self.advance(state);
+        state.clock.join(&self.progress, point);
+        Ok(())
     }
 
     /// The earliest checkpoint at or after `op`, recorded now if there is none.
@@ -128,7 +140,8 @@ impl Stream {
         &self.0.capture
     }
 
-    /// Runs `f`, which begins or ends a capture of this stream, while nobody enqueues on it.
+    /// Runs `f`, which begins a capture of this stream or lets it join one, while nobody enqueues
+    /// on it.
     #[track_caller]
     pub(crate) fn change_capture<R>(&self, f: impl FnOnce(&Slot) -> Result<R>) -> Result<R> {
         let inner = &*self.0;
@@ -138,6 +151,25 @@ impl Stream {
             inner.checkpoint_in(&mut state, inner.progress.last())?;
         }
         f(&inner.capture)
+    }
+
+    /// Lets nobody enqueue on this stream as long as the answer is kept.
+    pub(crate) fn hold(&self) -> impl Sized {
+        self.0.lock()
+    }
+
+    /// Runs `f` on what the driver's stream is numbered by, locked: the twin while it is captured.
+    #[track_caller]
+    fn with_acting<R>(&self, f: impl FnOnce(&Inner, &mut State) -> R) -> R {
+        let mut state = self.0.lock();
+        match self.captured() {
+            // The stream's own lock is kept, so that the capture does not end meanwhile.
+            Some(captured) => {
+                let twin = &captured.twin().0;
+                f(twin, &mut twin.lock())
+            }
+            None => f(&self.0, &mut state),
+        }
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -201,21 +233,17 @@ impl Stream {
         &self,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
     ) -> std::result::Result<(R, OpNumber), E> {
-        let inner = &*self.0;
-        let mut state = inner.lock();
-        if let Some(captured) = self.captured() {
-            drop(state);
-            return captured.twin().submit(f);
-        }
-        let result = f(inner.raw.handle())?;
-        let op = inner.advance(&mut state);
-        if inner.core.world.uses_many_streams() || inner.capture.twin_in().is_some() {
-            // The operation is enqueued whether or not this works. Whoever waits for it finds no
-            // checkpoint, records one, and gets the error.
-            let State { checkpoints, clock } = &mut *state;
-            let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
-        }
-        Ok((result, op))
+        self.with_acting(|inner, state| {
+            let result = f(inner.raw.handle())?;
+            let op = inner.advance(state);
+            if inner.core.world.uses_many_streams() || inner.capture.twin_in().is_some() {
+                // The operation is enqueued whether or not this works. Whoever waits for it finds
+                // no checkpoint, records one, and gets the error.
+                let State { checkpoints, clock } = state;
+                let _ = checkpoints.record(&inner.core, &inner.raw, op, clock);
+            }
+            Ok((result, op))
+        })
     }
 
     /// Says what the operation is that a closure given to [`Stream::submit`] has just enqueued, for
@@ -324,7 +352,7 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_stream")?;
         // Always recorded anew: `other` may have work that was not numbered.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
-        let point = other.acting().record_into(&event)?;
+        let point = other.record_into(&event)?;
         self.enqueue_wait("wait_stream", &event, &point)
     }
 
@@ -353,9 +381,10 @@ impl Stream {
     /// Records an event and says what it covers.
     #[track_caller]
     pub(crate) fn record_into(&self, event: &owned::Event) -> Result<Point> {
-        let state = self.0.lock();
-        event.record(&self.0.raw)?;
-        Ok(self.0.point(&state))
+        self.with_acting(|inner, state| {
+            event.record(&inner.raw)?;
+            Ok(inner.point(state))
+        })
     }
 
     /// Enqueues a wait for an event that was recorded at a point.
@@ -366,25 +395,20 @@ impl Stream {
         event: &owned::Event,
         point: &Point,
     ) -> Result<()> {
-        let acting = self.acting();
-        match (acting.twin_in(), &point.capture) {
-            (None, None) => self.wait_at(event, point),
-            (Some(own), Some(other)) if own.ptr_eq(other) => acting.wait_at(event, point),
-            (Some(_), _) => Err(StreamError::OutsideCapture { call }),
-            (None, Some(capture)) => {
-                self.join_capture(capture, call, |twin| twin.wait_at(event, point))
-            }
-        }
-    }
-
-    #[track_caller]
-    fn wait_at(&self, event: &owned::Event, point: &Point) -> Result<()> {
-        let mut state = self.0.lock();
-        self.0.raw.wait_event(event)?;
-        // The wait is an operation of its own, so that later records are known to include it.
-        self.0.advance(&mut state);
-        state.clock.join(&self.0.progress, point);
-        Ok(())
+        let joins =
+            self.with_acting(|inner, state| match (inner.capture.twin_in(), &point.capture) {
+                (None, Some(capture)) => Ok(Some(capture)),
+                (Some(own), Some(other)) if !own.ptr_eq(other) => {
+                    Err(StreamError::OutsideCapture { call })
+                }
+                (Some(_), None) => Err(StreamError::OutsideCapture { call }),
+                _ => inner.wait_at(state, event, point).map(|()| None),
+            })?;
+        let Some(capture) = joins else { return Ok(()) };
+        self.join_capture(capture, call, |twin| {
+            let mut state = twin.0.lock();
+            twin.0.wait_at(&mut state, event, point)
+        })
     }
 
     pub(crate) fn check_same_devices(&self, core: &Core, call: &'static str) -> Result<()> {

@@ -152,7 +152,6 @@ impl Log {
         site: Site,
         f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
     ) -> Result<OpNumber> {
-        let twin = captured.twin();
         let Some(log) = Self::of_captured(captured) else {
             return Err(Error::capture(site.op, "the capture is not a graph's".into()));
         };
@@ -170,7 +169,7 @@ impl Log {
             });
             uses.push(std::mem::take(&mut entry.uses));
         }
-        let op = in_order(twin, storages, touches, &mut uses, site, f);
+        let op = in_order(captured, storages, touches, &mut uses, site, f);
         for ((storage, write), uses) in storages.iter().zip(uses) {
             if let Some(entry) = noted.entries.get_mut(&storage.key()) {
                 entry.uses = uses;
@@ -192,13 +191,14 @@ impl Log {
 
 /// Enqueues captured work after the uses that it conflicts with, and enters it as one.
 fn in_order(
-    twin: &Stream,
+    captured: &Captured,
     storages: &[(&Storage, bool)],
     touches: &[Touch<'_>],
     uses: &mut [Box<Uses>],
     site: Site,
     f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
 ) -> Result<OpNumber> {
+    let twin = captured.twin();
     let mut watch = None;
     if let Some((first, _)) = storages.first() {
         if first.runtime().sync_policy() == SyncPolicy::Auto {
@@ -211,7 +211,7 @@ fn in_order(
             watch = Some(Watch::new(twin, site, touches, storages, uses)?);
         }
     }
-    let ((), op) = twin.submit(|handle| f(handle).map_err(StreamError::from))?;
+    let ((), op) = captured.submit(|handle| f(handle).map_err(StreamError::from))?;
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.enter(twin, op, *write, site);
     }

@@ -1,6 +1,6 @@
 //! Graphs: work that was captured once and is replayed as a whole.
 //!
-//! What a capture uses is noted by [`Log`] as its ops are launched, and becomes the declaration of
+//! What a capture uses is noted by `Log` as its ops are launched, and becomes the declaration of
 //! the replay: it waits for other streams' uses of the same storages, and later uses wait for it.
 //! Within a capture nothing waits for work from before it.
 

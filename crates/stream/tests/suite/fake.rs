@@ -1,27 +1,34 @@
 //! A driver of streams and events only, whose work runs when a seeded schedule lets it, and which
 //! counts the calls it gets.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CStr;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(feature = "shuttle"))]
+use std::sync::{Mutex, MutexGuard};
 
+#[cfg(feature = "shuttle")]
+use shuttle::sync::{Mutex, MutexGuard};
 use warpline_cuda_sys_safe::*;
 
 type Work = Box<dyn FnOnce() + Send>;
 
 enum Item {
     Host(Work),
+    /// Of an event, and the record's own number.
     Record(u64, u64),
-    Wait(u64, u64),
+    /// For a record, whatever became of its event.
+    Wait(u64),
 }
 
 #[derive(Default)]
 struct Event {
     timing: bool,
-    /// Records enqueued and records reached.
+    /// The latest record; 0 if there is none.
     recorded: u64,
-    reached: u64,
+    /// The capture that the latest record lies in; 0 for none.
+    captured: u64,
     time: u64,
 }
 
@@ -33,6 +40,10 @@ struct State {
     queues: BTreeMap<StreamHandle, VecDeque<Item>>,
     priorities: BTreeMap<StreamHandle, i32>,
     events: BTreeMap<u64, Event>,
+    /// Records not yet reached.
+    pending: BTreeSet<u64>,
+    /// Captures under way, by the streams that take part. What they hold is not kept.
+    captures: BTreeMap<StreamHandle, u64>,
     calls: BTreeMap<&'static str, usize>,
     failing: Option<&'static str>,
     lost: Vec<Option<DriverError>>,
@@ -59,7 +70,7 @@ impl State {
 
     fn runnable(&self, item: &Item) -> bool {
         match item {
-            Item::Wait(event, seq) => self.events.get(event).is_none_or(|e| e.reached >= *seq),
+            Item::Wait(record) => !self.pending.contains(record),
             _ => true,
         }
     }
@@ -79,11 +90,10 @@ impl State {
         self.clock += 1;
         match self.queues.get_mut(&stream).and_then(VecDeque::pop_front) {
             Some(Item::Host(f)) => f(),
-            Some(Item::Record(event, seq)) => {
-                let clock = self.clock;
+            Some(Item::Record(event, record)) => {
+                self.pending.remove(&record);
                 if let Some(event) = self.events.get_mut(&event) {
-                    event.reached = event.reached.max(seq);
-                    event.time = clock;
+                    event.time = self.clock;
                 }
             }
             Some(Item::Wait(..)) | None => {}
@@ -96,7 +106,7 @@ impl State {
     }
 
     fn event_done(&self, event: EventHandle) -> bool {
-        self.events.get(&event.raw()).is_none_or(|e| e.reached >= e.recorded)
+        self.events.get(&event.raw()).is_none_or(|e| !self.pending.contains(&e.recorded))
     }
 
     fn run_until(&mut self, done: impl Fn(&Self) -> bool) {
@@ -152,6 +162,11 @@ impl FakeDriver {
         };
         self.state().lost[device] =
             Some(DriverError::DeviceLost { device, cause: Arc::new(cause) });
+    }
+
+    #[allow(dead_code, reason = "not all that share it ask")]
+    pub(crate) fn is_capturing(&self, stream: StreamHandle) -> bool {
+        self.state().captures.contains_key(&stream)
     }
 
     /// Runs operations until the stream's queue has at most `left` items.
@@ -271,8 +286,25 @@ impl Driver for FakeDriver {
 
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         let mut state = self.call("stream_wait_event", stream.device())?;
-        let seq = state.events.get(&event.raw()).map_or(0, |e| e.recorded);
-        state.queues.entry(stream).or_default().push_back(Item::Wait(event.raw(), seq));
+        let (record, captured) =
+            state.events.get(&event.raw()).map_or((0, 0), |e| (e.recorded, e.captured));
+        let own = state.captures.get(&stream).copied().unwrap_or(0);
+        if own != captured {
+            let code = match (own, captured) {
+                (_, 0) => CudaCode::STREAM_CAPTURE_ISOLATION,
+                _ if !state.captures.values().any(|c| *c == captured) => CudaCode::CAPTURED_EVENT,
+                (0, _) => {
+                    state.captures.insert(stream, captured);
+                    return Ok(());
+                }
+                _ => CudaCode::STREAM_CAPTURE_MERGE,
+            };
+            return Err(DriverError::cuda("stream_wait_event", code, Some(stream.device())));
+        }
+        if own != 0 {
+            return Ok(());
+        }
+        state.queues.entry(stream).or_default().push_back(Item::Wait(record));
         Ok(())
     }
 
@@ -282,7 +314,9 @@ impl Driver for FakeDriver {
 
     unsafe fn launch_host_func(&self, stream: StreamHandle, f: Work) -> Result<()> {
         let mut state = self.call("launch_host_func", stream.device())?;
-        state.queues.entry(stream).or_default().push_back(Item::Host(f));
+        if !state.captures.contains_key(&stream) {
+            state.queues.entry(stream).or_default().push_back(Item::Host(f));
+        }
         Ok(())
     }
 
@@ -303,10 +337,16 @@ impl Driver for FakeDriver {
     unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         assert_eq!(event.device(), stream.device());
         let mut state = self.call("event_record", stream.device())?;
-        let record = state.events.get_mut(&event.raw()).expect("a live event");
-        record.recorded += 1;
-        let seq = record.recorded;
-        state.queues.entry(stream).or_default().push_back(Item::Record(event.raw(), seq));
+        state.next += 1;
+        let record = state.next;
+        let captured = state.captures.get(&stream).copied().unwrap_or(0);
+        let entry = state.events.get_mut(&event.raw()).expect("a live event");
+        (entry.recorded, entry.captured) = (record, captured);
+        if captured != 0 {
+            return Ok(());
+        }
+        state.pending.insert(record);
+        state.queues.entry(stream).or_default().push_back(Item::Record(event.raw(), record));
         Ok(())
     }
 
@@ -324,6 +364,26 @@ impl Driver for FakeDriver {
         let (start, end) = (&state.events[&start.raw()], &state.events[&end.raw()]);
         assert!(start.timing && end.timing);
         Ok(end.time as f32 - start.time as f32)
+    }
+
+    unsafe fn begin_capture(&self, stream: StreamHandle, _: CaptureMode) -> Result<()> {
+        let mut state = self.call("begin_capture", stream.device())?;
+        state.next += 1;
+        let id = state.next;
+        state.captures.insert(stream, id);
+        Ok(())
+    }
+
+    unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        let mut state = self.call("end_capture", stream.device())?;
+        let id = state.captures.get(&stream).copied();
+        state.captures.retain(|_, c| Some(*c) != id);
+        // SAFETY: nothing but the driver looks at it.
+        Ok(unsafe { GraphHandle::from_raw(stream.device(), id.unwrap_or(0)) })
+    }
+
+    unsafe fn graph_destroy(&self, _: GraphHandle) -> Result<()> {
+        Ok(())
     }
 
     unsupported! {
@@ -360,13 +420,10 @@ impl Driver for FakeDriver {
         [unsafe] mempool_trim(MemPoolHandle, usize) -> ();
         [unsafe] mem_alloc_async(MemPoolHandle, usize, StreamHandle) -> DevicePtr;
         [unsafe] mem_free_async(DevicePtr, StreamHandle) -> ();
-        [unsafe] begin_capture(StreamHandle, CaptureMode) -> ();
-        [unsafe] end_capture(StreamHandle) -> GraphHandle;
         [unsafe] capture_status(StreamHandle) -> CaptureStatus;
         exchange_capture_mode(usize, CaptureMode) -> CaptureMode;
         [unsafe] graph_instantiate(GraphHandle) -> GraphExecHandle;
         [unsafe] graph_launch(GraphExecHandle, StreamHandle) -> ();
-        [unsafe] graph_destroy(GraphHandle) -> ();
         [unsafe] graph_exec_destroy(GraphExecHandle) -> ();
         [unsafe] ipc_mem_handle(usize, DevicePtr) -> IpcMemHandle;
         ipc_open_mem(usize, IpcMemHandle) -> DevicePtr;

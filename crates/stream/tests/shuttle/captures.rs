@@ -1,0 +1,187 @@
+//! Captures that begin and end while other threads give work to the streams that take part.
+
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::{CaptureMode, owned};
+use warpline_stream::{Devices, Event, Stream, StreamError};
+
+use crate::fake::FakeDriver;
+use crate::{Ran, check, streams, task, together};
+
+/// A driver that says what it captures, and two streams.
+fn world() -> (Arc<FakeDriver>, [Stream; 2]) {
+    let driver = FakeDriver::new(1, 0);
+    let devices = Devices::new(driver.clone()).unwrap();
+    (driver, streams(&devices))
+}
+
+fn begin(stream: &Stream) {
+    // SAFETY: the captured work touches no memory.
+    let begin = |raw: &owned::Stream| unsafe { raw.begin_capture(CaptureMode::Relaxed) };
+    stream.begin_capture(Arc::new(()), begin).unwrap();
+}
+
+/// Asserts of a stream that was given nothing but this work that no capture holds it any more, and
+/// that it numbered what ran and nothing else.
+#[track_caller]
+fn assert_numbered(driver: &FakeDriver, stream: &Stream, ran: &Ran) {
+    let captured = [stream.is_capturing(), driver.is_capturing(stream.raw().handle())];
+    assert_eq!(captured, [false, false]);
+    ran.work(stream, 99);
+    stream.synchronize().unwrap();
+    assert!(ran.has(99));
+    assert_eq!(stream.last_op() as usize, ran.list().len(), "{:?}", ran.list());
+}
+
+#[test]
+fn work_is_captured_or_runs_and_is_numbered() {
+    check(|| {
+        let (driver, [stream, _]) = world();
+        let ran = Ran::default();
+        let captures = {
+            let (stream, ran) = (stream.clone(), ran.clone());
+            move || {
+                begin(&stream);
+                ran.work(&stream, 10);
+                stream.end_capture(true).unwrap();
+            }
+        };
+        let gives = {
+            let (stream, ran) = (stream.clone(), ran.clone());
+            move || {
+                for tag in 1..=2 {
+                    ran.work(&stream, tag);
+                }
+            }
+        };
+        together([task(captures), task(gives)]);
+        assert!(!ran.has(10));
+        assert_numbered(&driver, &stream, &ran);
+    });
+}
+
+#[test]
+fn what_comes_too_late_for_a_capture_is_not_enqueued() {
+    check(|| {
+        let (driver, [stream, _]) = world();
+        begin(&stream);
+        let captured = stream.captured().unwrap();
+        let ends = {
+            let stream = stream.clone();
+            move || drop(stream.end_capture(true).unwrap())
+        };
+        let gives = {
+            let driver = Arc::clone(&driver);
+            move || {
+                let enqueue = |handle| {
+                    assert!(driver.is_capturing(handle));
+                    shuttle::thread::yield_now();
+                    assert!(driver.is_capturing(handle));
+                    Ok::<_, StreamError>(())
+                };
+                let given = captured.submit(enqueue);
+                assert!(matches!(given, Ok(_) | Err(StreamError::NotCapturing { .. })));
+            }
+        };
+        together([task(ends), task(gives)]);
+        assert_numbered(&driver, &stream, &Ran::default());
+    });
+}
+
+#[test]
+fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
+    check(|| {
+        let (driver, [stream, joins]) = world();
+        let (ran, event) = (Ran::default(), Event::default());
+        begin(&stream);
+        event.record(&stream).unwrap();
+        let ends = {
+            let stream = stream.clone();
+            move || drop(stream.end_capture(true).unwrap())
+        };
+        // Two threads: the second finds the stream there, or that the capture is over.
+        let threads = [1, 2].map(|tag| {
+            let (joins, event, ran) = (joins.clone(), event.clone(), ran.clone());
+            task(move || {
+                let waited = joins.wait_event(&event);
+                assert!(matches!(waited, Ok(()) | Err(StreamError::CapturedEvent { .. })));
+                ran.work(&joins, tag);
+            })
+        });
+        together(threads.into_iter().chain([task(ends)]));
+        assert_numbered(&driver, &joins, &ran);
+        assert_numbered(&driver, &stream, &Ran::default());
+    });
+}
+
+#[test]
+fn two_threads_take_a_stream_into_a_capture() {
+    check(|| {
+        let (driver, [stream, joins]) = world();
+        begin(&stream);
+        together([0, 1].map(|_| {
+            let joins = joins.clone();
+            // Each with an event of its own: one event is waited for by one thread at a time.
+            let event = stream.record_event(None).unwrap();
+            task(move || joins.wait_event(&event).unwrap())
+        }));
+        assert!(joins.is_capturing());
+        stream.end_capture(true).unwrap();
+        assert_numbered(&driver, &joins, &Ran::default());
+    });
+}
+
+#[test]
+fn a_capture_ends_on_the_stream_that_it_began_on() {
+    check(|| {
+        let (driver, [stream, joins]) = world();
+        let captures = {
+            let stream = stream.clone();
+            move || {
+                begin(&stream);
+                stream.end_capture(true).unwrap();
+            }
+        };
+        let thread = {
+            let (stream, joins) = (stream.clone(), joins.clone());
+            move || {
+                let event = stream.record_event(None).unwrap();
+                let _ = joins.wait_event(&event);
+            }
+        };
+        together([task(captures), task(thread)]);
+        assert!(!driver.is_capturing(joins.raw().handle()) && !joins.is_capturing());
+        assert_numbered(&driver, &stream, &Ran::default());
+    });
+}
+
+#[test]
+fn an_event_knows_whether_it_was_captured() {
+    check(|| {
+        let (driver, [stream, waits]) = world();
+        let ran = Ran::default();
+        let captures = {
+            let stream = stream.clone();
+            move || {
+                begin(&stream);
+                stream.end_capture(true).unwrap();
+            }
+        };
+        let thread = {
+            let (waits, ran) = (waits.clone(), ran.clone());
+            move || {
+                let event = stream.record_event(None).unwrap();
+                let _ = waits.wait_event(&event);
+                let before = waits.last_op();
+                ran.work(&waits, 1);
+                waits.last_op() > before
+            }
+        };
+        let captures = shuttle::thread::spawn(captures);
+        let numbered = thread();
+        captures.join().unwrap();
+        waits.synchronize().unwrap();
+        assert_eq!(ran.has(1), numbered);
+        assert!(!driver.is_capturing(waits.raw().handle()) && !waits.is_capturing());
+    });
+}

@@ -1,0 +1,90 @@
+//! What threads share, under many schedules of these threads and of the devices' work. A deadlock
+//! fails a test.
+//!
+//! `cargo test -p warpline-stream --features shuttle --test shuttle`; `WARPLINE_SHUTTLE` is how many
+//! schedules each test runs under.
+
+mod captures;
+mod current;
+mod events;
+#[allow(dead_code, reason = "the other tests use the rest")]
+#[path = "../suite/fake.rs"]
+mod fake;
+mod streams;
+mod waits;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use shuttle::rand::{RngCore, thread_rng};
+use warpline_stream::{Devices, OpNumber, Stream};
+
+/// Runs it under random schedules, and under some with few preemptions.
+fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
+    let schedules =
+        std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
+    shuttle::check_random(test.clone(), schedules);
+    shuttle::check_pct(test, schedules / 2, 3);
+}
+
+/// Devices whose work runs when a schedule lets it. Each call of their driver lets other threads in.
+fn world(devices: usize) -> Devices {
+    Devices::new(fake::FakeDriver::new(devices, thread_rng().next_u64())).unwrap()
+}
+
+/// Streams of device 0.
+fn streams<const N: usize>(devices: &Devices) -> [Stream; N] {
+    [(); N].map(|()| devices.get(0).unwrap().exclusive_stream(0).unwrap())
+}
+
+/// What a thread does.
+type Task = Box<dyn FnOnce() + Send>;
+
+fn task(run: impl FnOnce() + Send + 'static) -> Task {
+    Box::new(run)
+}
+
+/// Starts threads and waits for them.
+fn together(tasks: impl IntoIterator<Item = Task>) {
+    let threads: Vec<_> = tasks.into_iter().map(shuttle::thread::spawn).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Which work ran, in order.
+#[derive(Clone, Debug, Default)]
+struct Ran(Arc<Mutex<Vec<u64>>>);
+
+impl Ran {
+    fn list(&self) -> Vec<u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn has(&self, tag: u64) -> bool {
+        self.list().contains(&tag)
+    }
+
+    /// Asserts that both ran, in this order.
+    #[track_caller]
+    fn assert_order(&self, first: u64, second: u64) {
+        let list = self.list();
+        let at = |tag| list.iter().position(|t| *t == tag);
+        assert!(at(first).is_some() && at(first) < at(second), "{first}, {second}: {list:?}");
+    }
+
+    /// Asserts of a stream whose operations are tagged by their numbers that those ran which the
+    /// host is said to have seen done.
+    #[track_caller]
+    fn assert_known(&self, stream: &Stream) {
+        for op in (1..=stream.last_op()).filter(|op| stream.is_known_done(*op)) {
+            assert!(self.has(op), "operation {op} is said to be done");
+        }
+    }
+
+    /// Enqueues work that says that it ran.
+    fn work(&self, stream: &Stream, tag: u64) -> OpNumber {
+        let (ran, driver) = (self.clone(), stream.raw().driver());
+        let work = move || ran.0.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
+        // SAFETY: the handle is the live stream's own.
+        let enqueue = |handle| unsafe { driver.launch_host_func(handle, Box::new(work)) };
+        stream.submit(enqueue).unwrap().1
+    }
+}

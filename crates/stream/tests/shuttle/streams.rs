@@ -1,0 +1,134 @@
+//! Work that several threads give to the same streams, and what the host then knows of it.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use warpline_stream::{Devices, STREAMS_PER_POOL, Stream};
+
+use crate::{Ran, check, streams, task, together, world};
+
+#[test]
+fn numbers_are_the_order_in_the_stream() {
+    check(|| {
+        let devices = world(1);
+        let [stream] = streams(&devices);
+        let (ran, numbered) = (Ran::default(), Arc::new(Mutex::new(Vec::new())));
+        together([0, 1, 2].map(|thread| {
+            let (stream, ran, numbered) = (stream.clone(), ran.clone(), Arc::clone(&numbered));
+            task(move || {
+                for tag in [10 * thread, 10 * thread + 1] {
+                    let op = ran.work(&stream, tag);
+                    numbered.lock().unwrap().push((op, tag));
+                }
+            })
+        }));
+        stream.synchronize().unwrap();
+        let mut numbered = numbered.lock().unwrap().clone();
+        numbered.sort_unstable();
+        assert!(numbered.iter().map(|(op, _)| *op).eq(1..=6), "{numbered:?}");
+        assert!(numbered.iter().map(|(_, tag)| *tag).eq(ran.list()), "{numbered:?}");
+    });
+}
+
+/// One thread gives a stream work, which another stream waits for, while another looks and a third
+/// reads what is known.
+fn look(look: impl Fn(&Devices, &Stream, &Stream) + Send + Sync + Clone + 'static) {
+    check(move || {
+        let devices = world(1);
+        let [stream, waits] = streams(&devices);
+        let ran = Ran::default();
+        let gives = {
+            let (stream, waits, ran) = (stream.clone(), waits.clone(), ran.clone());
+            move || {
+                for tag in 1..=3 {
+                    let op = ran.work(&stream, tag);
+                    assert_eq!(op, tag);
+                    waits.wait_for(&stream, op).unwrap();
+                }
+            }
+        };
+        let looks = {
+            let (look, devices, ran) = (look.clone(), devices.clone(), ran.clone());
+            let stream = stream.clone();
+            move || {
+                for _ in 0..2 {
+                    look(&devices, &stream, &waits);
+                    ran.assert_known(&stream);
+                }
+            }
+        };
+        let watches = move || (0..3).for_each(|_| ran.assert_known(&stream));
+        together([task(gives), task(looks), task(watches)]);
+    });
+}
+
+#[test]
+fn what_synchronize_saw_done_has_run() {
+    look(|_, stream, _| stream.synchronize().unwrap());
+}
+
+#[test]
+fn what_query_saw_done_has_run() {
+    look(|_, stream, _| _ = stream.query().unwrap());
+}
+
+#[test]
+fn what_a_device_saw_done_has_run() {
+    look(|devices, _, _| devices.get(0).unwrap().synchronize().unwrap());
+}
+
+#[test]
+fn what_a_wait_for_an_operation_saw_done_has_run() {
+    look(|_, stream, _| stream.host_wait(stream.last_op()).unwrap());
+}
+
+#[test]
+fn what_asking_for_an_operation_saw_done_has_run() {
+    look(|_, stream, _| _ = stream.is_done(stream.last_op()).unwrap());
+}
+
+#[test]
+fn what_comes_before_what_was_seen_done_has_run() {
+    look(|_, _, waits| waits.synchronize().unwrap());
+    look(|_, _, waits| _ = waits.is_done(waits.last_op()).unwrap());
+}
+
+#[test]
+fn a_pool_hands_out_each_stream_once() {
+    check(|| {
+        let devices = world(1);
+        let ids = Arc::new(Mutex::new(Vec::new()));
+        let take = |devices: &Devices| devices.get(0).unwrap().stream_from_pool(0).unwrap().id();
+        together([2, 1].map(|count| {
+            let (devices, ids) = (devices.clone(), Arc::clone(&ids));
+            task(move || {
+                for _ in 0..count {
+                    let id = take(&devices);
+                    ids.lock().unwrap().push(id);
+                }
+            })
+        }));
+        let mut ids = ids.lock().unwrap().clone();
+        ids.extend((ids.len()..STREAMS_PER_POOL).map(|_| take(&devices)));
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), STREAMS_PER_POOL);
+        assert!(ids.contains(&take(&devices)), "the 33rd is the first again");
+    });
+}
+
+#[test]
+fn a_device_knows_all_streams_made_at_once() {
+    check(|| {
+        let devices = world(1);
+        let made = Arc::new(Mutex::new(Vec::new()));
+        together([1, 2].map(|tag| {
+            let (devices, made) = (devices.clone(), Arc::clone(&made));
+            task(move || {
+                let [stream] = streams(&devices);
+                let op = Ran::default().work(&stream, tag);
+                made.lock().unwrap().push((stream, op));
+            })
+        }));
+        devices.get(0).unwrap().synchronize().unwrap();
+        assert!(made.lock().unwrap().iter().all(|(stream, op)| stream.is_known_done(*op)));
+    });
+}
