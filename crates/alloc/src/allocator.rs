@@ -148,6 +148,15 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared.hooks.add_callback(Arc::new(callback));
     }
 
+    /// Calls `follower` whenever free memory is mapped at another address: with the former one, the
+    /// new one, and how many bytes. What was known of the former address, such as who used that
+    /// memory last, is from then on known of the new one.
+    ///
+    /// The allocator is in the middle of a request: `follower` must not call it, nor drop a block.
+    pub fn on_remap(&self, follower: impl Fn(u64, u64, usize) + Send + Sync + 'static) {
+        self.shared.hooks.add_follower(Arc::new(follower));
+    }
+
     // ---- statistics ---------------------------------------------------------------------
 
     /// All statistics (`torch.cuda.memory_stats`), at one moment.

@@ -1,4 +1,4 @@
-//! What callers are told of, or asked for, when memory runs short.
+//! What callers are told of, or asked for, when memory runs short or moves.
 
 use std::sync::Arc;
 
@@ -9,11 +9,13 @@ use crate::sync::thread::{self, ThreadId};
 
 type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 type Callback = Arc<dyn Fn() -> bool + Send + Sync>;
+type Follower = Arc<dyn Fn(u64, u64, usize) + Send + Sync>;
 
 #[derive(Default)]
 pub(crate) struct Hooks {
     observers: Mutex<Vec<Observer>>,
     callbacks: Mutex<Vec<Callback>>,
+    followers: Mutex<Vec<Follower>>,
     /// The threads that run some of them, which are not told of what these do themselves.
     inside: Mutex<Vec<ThreadId>>,
 }
@@ -28,6 +30,16 @@ impl Hooks {
 
     pub(crate) fn add_callback(&self, callback: Callback) {
         lock(&self.callbacks).push(callback);
+    }
+
+    pub(crate) fn add_follower(&self, follower: Follower) {
+        lock(&self.followers).push(follower);
+    }
+
+    /// Tells the followers that the free memory at an address is at another one now.
+    pub(crate) fn moved(&self, from: u64, to: u64, bytes: usize) {
+        let followers = lock(&self.followers).clone();
+        followers.iter().for_each(|follower| follower(from, to, bytes));
     }
 
     /// Tells the observers.

@@ -130,8 +130,10 @@ impl<B: Backend> Shared<B> {
             for loan in self.lend_out(slow, need.shards, owner, taken) {
                 let find = wanted.binary_search_by_key(&loan.page.start, |(from, _)| from.start);
                 if let Ok(found) = find {
-                    slow.arenas.take_back(wanted[found].1, loan.lending);
-                    back.push(wanted[found].1.start);
+                    let (from, to) = wanted[found];
+                    slow.arenas.take_back(to, loan.lending);
+                    self.hooks.moved(from.start, to.start, to.size);
+                    back.push(to.start);
                     let mut global = lock(&self.core.global);
                     let (to, bytes) = (need.request.kind, need.page_size as i64);
                     global.reserved_bytes.transfer(loan.kind, to, bytes);
@@ -187,6 +189,7 @@ impl<B: Backend> Shared<B> {
                 let failed = || AllocError::from_backend(need.page_size, error);
                 return Err((mapped, (!none).then(failed)));
             }
+            self.hooks.moved(loan.page.start, to.start, to.size);
             let mut global = lock(&self.core.global);
             global.reserved_bytes.transfer(loan.kind, need.request.kind, need.page_size as i64);
             global.num_remaps += 1;

@@ -64,7 +64,8 @@ impl Watch {
         for (at, span, user) in self.touches {
             let Some(uses) = uses.get_mut(at) else { continue };
             let history = uses.history.get_or_insert_default();
-            let entry = Entry { span, stream: stream.clone(), op, user, freed: None };
+            let within = span.hull();
+            let entry = Entry { span, within, stream: stream.clone(), op, user, freed: None };
             history.enter(entry, &self.before);
         }
     }
@@ -104,7 +105,8 @@ impl Storage {
         if !self.runtime().detects_races() || self.bytes() == 0 {
             return;
         }
-        let range = self.address()..self.address() + self.bytes() as u64;
+        let start = self.address() as i64;
+        let range = start..start + self.bytes() as i64;
         let entries = self.runtime().detector().graves().exhume(device, &range, home);
         self.uses().history = Some(Box::new(History::new(Some(home.clone()), entries)));
     }
@@ -113,7 +115,7 @@ impl Storage {
 /// Keeps the history of device memory that is about to be freed.
 pub(crate) fn bury(
     runtime: &Runtime,
-    (device, range, home): (usize, Range<u64>, u64),
+    (device, range, home): (usize, Range<i64>, u64),
     allocated: &'static Location<'static>,
     uses: &mut Uses,
 ) {

@@ -1,4 +1,5 @@
-//! Freed device memory whose accesses may still be running.
+//! Freed device memory whose accesses may still be running. It is known by its addresses, and
+//! followed where the allocator maps it at others.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +15,7 @@ const PRUNE_AT: usize = 256;
 /// A freed block.
 #[derive(Clone, Debug)]
 struct Grave {
-    end: u64,
+    end: i64,
     /// The id of the stream it was allocated for, and where that stream was at the free.
     home: u64,
     freed: Option<Before>,
@@ -24,7 +25,7 @@ struct Grave {
 /// The freed blocks of all devices, by device and address. They do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Graves {
-    blocks: BTreeMap<(usize, u64), Grave>,
+    blocks: BTreeMap<(usize, i64), Grave>,
     prune_at: usize,
 }
 
@@ -35,7 +36,7 @@ impl Graves {
     /// done: that, and what comes before it, is no longer of interest.
     pub(crate) fn bury(
         &mut self,
-        (device, range): (usize, Range<u64>),
+        (device, range): (usize, Range<i64>),
         (home_id, home): (u64, Option<&Stream>),
         allocated: &'static Location<'static>,
         told: &[Stream],
@@ -70,11 +71,11 @@ impl Graves {
     pub(crate) fn exhume(
         &mut self,
         device: usize,
-        range: &Range<u64>,
+        range: &Range<i64>,
         home: &Stream,
     ) -> Vec<Entry> {
         let mut found = Vec::new();
-        for grave in self.take(device, range) {
+        for (_, grave) in self.take(device, range) {
             // Memory that goes from one stream's allocations to another's goes through the driver
             // or comes with a wait: either orders it after the stream it was freed on.
             let moved = grave.home != home.id();
@@ -87,15 +88,25 @@ impl Graves {
         found
     }
 
+    /// Follows free memory that was mapped at other addresses.
+    pub(crate) fn moved(&mut self, device: usize, from: i64, to: i64, bytes: i64) {
+        // What was mapped there before has been moved away.
+        self.take(device, &(to..to + bytes));
+        for (start, mut grave) in self.take(device, &(from..from + bytes)) {
+            grave.shift(to - from);
+            self.blocks.insert((device, start + to - from), grave);
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Cuts a range of addresses out.
-    fn take(&mut self, device: usize, range: &Range<u64>) -> Vec<Grave> {
-        let below = self.blocks.range((device, 0)..(device, range.end)).rev();
-        let starts: Vec<u64> = below
+    /// Cuts a range of addresses out: what was there, by address.
+    fn take(&mut self, device: usize, range: &Range<i64>) -> Vec<(i64, Grave)> {
+        let below = self.blocks.range((device, i64::MIN)..(device, range.end)).rev();
+        let starts: Vec<i64> = below
             .take_while(|(_, grave)| grave.end > range.start)
             .map(|((_, start), _)| *start)
             .collect();
@@ -107,7 +118,8 @@ impl Graves {
                     self.blocks.insert((device, rest.start), rest_of);
                 }
             }
-            taken.extend(grave.part(range));
+            let part = start.max(range.start)..grave.end.min(range.end);
+            taken.extend(grave.part(&part).map(|grave| (part.start, grave)));
         }
         taken
     }
@@ -115,12 +127,16 @@ impl Graves {
 
 impl Grave {
     /// The part within a range of addresses; `None` if nothing was done there.
-    fn part(&self, range: &Range<u64>) -> Option<Self> {
+    fn part(&self, range: &Range<i64>) -> Option<Self> {
         let inside = |entry: &&Entry| {
-            let hull = entry.span.hull();
+            let hull = entry.hull();
             hull.start < range.end && range.start < hull.end
         };
-        let entries: Vec<Entry> = self.entries.iter().filter(inside).cloned().collect();
+        let mut entries: Vec<Entry> = self.entries.iter().filter(inside).cloned().collect();
+        for entry in &mut entries {
+            let within = &entry.within;
+            entry.within = within.start.max(range.start)..within.end.min(range.end);
+        }
         let end = self.end.min(range.end);
         (!range.is_empty() && !entries.is_empty()).then(|| Self {
             end,
@@ -128,5 +144,14 @@ impl Grave {
             home: self.home,
             freed: self.freed.clone(),
         })
+    }
+
+    /// The same memory, at other addresses.
+    fn shift(&mut self, by: i64) {
+        self.end += by;
+        for entry in &mut self.entries {
+            entry.span.start += by;
+            entry.within = entry.within.start + by..entry.within.end + by;
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Who touched the bytes of one storage, as far as later accesses may race with it.
 
+use std::ops::Range;
 use std::panic::Location;
 
 use warpline_stream::{Before, OpNumber, Stream};
@@ -15,11 +16,37 @@ const PRUNE_AT: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) span: Span,
+    /// The addresses at which it still is the memory that was accessed.
+    pub(crate) within: Range<i64>,
     pub(crate) stream: Stream,
     pub(crate) op: OpNumber,
     pub(crate) user: RacingUse,
     /// Where the memory was allocated, if it has been freed since, and for which stream.
     pub(crate) freed: Option<(&'static Location<'static>, Option<Stream>)>,
+}
+
+impl Entry {
+    /// From the first address that counts to the one after the last.
+    pub(crate) fn hull(&self) -> Range<i64> {
+        let hull = self.span.hull();
+        hull.start.max(self.within.start)..hull.end.min(self.within.end)
+    }
+
+    /// Whether it and another access touch a byte; `None` where that is not certain.
+    fn meets(&self, other: &Span) -> Option<bool> {
+        let (hull, theirs) = (self.hull(), other.hull());
+        if hull.start >= theirs.end || theirs.start >= hull.end {
+            return Some(false);
+        }
+        let inside =
+            |hull: &Range<i64>| self.within.start <= hull.start && hull.end <= self.within.end;
+        let dense = self.span.dims.is_empty() && other.dims.is_empty();
+        match overlap::share_a_byte(&self.span, other) {
+            // The byte may lie where it does not count.
+            Some(true) if !(dense || inside(&self.span.hull()) || inside(&theirs)) => None,
+            met => met,
+        }
+    }
 }
 
 /// The accesses to a storage, and to what was at its addresses before.
@@ -47,19 +74,11 @@ impl History {
         comes_before: impl Fn(&Stream, OpNumber) -> bool,
         mut found: impl FnMut(&Entry, bool),
     ) {
-        let hull = span.hull();
         for entry in &self.entries {
-            if !(writes || entry.user.access.writes()) {
+            if !(writes || entry.user.access.writes()) || comes_before(&entry.stream, entry.op) {
                 continue;
             }
-            let other = entry.span.hull();
-            if other.start >= hull.end
-                || hull.start >= other.end
-                || comes_before(&entry.stream, entry.op)
-            {
-                continue;
-            }
-            match overlap::share_a_byte(&entry.span, span) {
+            match entry.meets(span) {
                 Some(false) => {}
                 certain => found(entry, certain.is_some()),
             }
@@ -94,8 +113,9 @@ impl Race {
         certain: bool,
         storage: &crate::Storage,
     ) -> Self {
-        let (a, b, base) = (first.span.hull(), span.hull(), storage.address());
-        let bytes = a.start.max(b.start).saturating_sub(base)..a.end.min(b.end) - base;
+        let (a, b, base) = (first.hull(), span.hull(), storage.address() as i64);
+        let offset = |address: i64| address.saturating_sub(base).max(0) as u64;
+        let bytes = offset(a.start.max(b.start))..offset(a.end.min(b.end));
         Self {
             first: first.user.clone(),
             second,

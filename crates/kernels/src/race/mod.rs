@@ -3,7 +3,8 @@
 //! Each storage has a history of the accesses that later ones may race with. Before work is
 //! enqueued, what it declares to touch is compared with the histories: an access that conflicts,
 //! shares a byte and does not come before by the streams' clocks is a race. The history of freed
-//! device memory is kept by address, for whoever is given the addresses next.
+//! device memory is kept by address, for whoever is given the addresses next; where the allocator
+//! maps a free page at another address, the history goes with it.
 
 mod check;
 mod graves;
@@ -16,12 +17,12 @@ mod tests;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use warpline_cuda_sys_safe::Access;
 use warpline_stream::Stream;
 
-use crate::{Error, Result};
+use crate::{CudaDevice, Error, Result};
 
 pub(crate) use check::{Watch, bury, check_host};
 pub(crate) use history::History;
@@ -99,6 +100,14 @@ impl Detector {
             possible: Mutex::default(),
             graves: Mutex::default(),
         }
+    }
+
+    /// Learns from a device's allocator where it maps free memory anew.
+    pub(crate) fn follow(self: &Arc<Self>, device: &CudaDevice) {
+        let (detector, index) = (Arc::clone(self), device.index());
+        device.allocator().on_remap(move |from, to, bytes| {
+            detector.graves().moved(index, from as i64, to as i64, bytes as i64);
+        });
     }
 
     pub(crate) fn set_report(&self, report: RaceReport) {

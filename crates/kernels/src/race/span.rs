@@ -33,8 +33,8 @@ impl<'a> Touch<'a> {
         match self.bytes {
             Bytes::Range(_, 0) => None,
             Bytes::Range(offset, len) => {
-                let start = base.wrapping_add(offset as u64);
-                Some(Span { start, run: len as u64, dims: SmallVec::new() })
+                let start = base.wrapping_add(offset as u64) as i64;
+                Some(Span { start, run: len as i64, dims: SmallVec::new() })
             }
             Bytes::View(layout, item) => Span::of(base, layout, item),
         }
@@ -62,21 +62,23 @@ impl<'a> From<(&'a Storage, bool)> for Touch<'a> {
 /// be had by joining runs that touch. Dense memory is a run and no dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    pub(crate) start: u64,
-    pub(crate) run: u64,
+    /// Signed, as all numbers here: of memory that was moved, the rest of the span may not be
+    /// anywhere.
+    pub(crate) start: i64,
+    pub(crate) run: i64,
     /// Counts, at least 2, and steps in bytes.
-    pub(crate) dims: SmallVec<[(u64, u64); 2]>,
+    pub(crate) dims: SmallVec<[(i64, i64); 2]>,
 }
 
 impl Span {
     /// The bytes of a layout that lies inside its storage.
     fn of(base: u64, layout: &Layout, item: usize) -> Option<Self> {
-        let item = item as u64;
-        let mut start = base.wrapping_add((layout.offset() as u64).wrapping_mul(item));
+        let (base, item) = (base as i64, item as i64);
+        let mut start = base.wrapping_add((layout.offset() as i64).wrapping_mul(item));
         let mut run = item;
-        let mut dims: SmallVec<[(u64, u64); 6]> = SmallVec::new();
+        let mut dims: SmallVec<[(i64, i64); 6]> = SmallVec::new();
         for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
-            let (size, step) = (size as u64, (stride.unsigned_abs() as u64).wrapping_mul(item));
+            let (size, step) = (size as i64, (stride.unsigned_abs() as i64).wrapping_mul(item));
             match (size, step) {
                 (0, _) => return None,
                 (1, _) | (_, 0) => continue,
@@ -88,7 +90,7 @@ impl Span {
             dims.push((size, step));
         }
         dims.sort_unstable_by_key(|dim| dim.1);
-        let mut joined: SmallVec<[(u64, u64); 2]> = SmallVec::new();
+        let mut joined: SmallVec<[(i64, i64); 2]> = SmallVec::new();
         for (count, step) in dims {
             match joined.last_mut() {
                 None if step <= run => run += (count - 1) * step,
@@ -100,8 +102,8 @@ impl Span {
     }
 
     /// From the first byte to the one after the last.
-    pub(crate) fn hull(&self) -> Range<u64> {
-        let reach: u64 = self.dims.iter().map(|(count, step)| (count - 1) * step).sum();
+    pub(crate) fn hull(&self) -> Range<i64> {
+        let reach: i64 = self.dims.iter().map(|(count, step)| (count - 1) * step).sum();
         self.start..self.start + reach + self.run
     }
 
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
     use crate::overlap;
 
-    fn listed(span: &Span) -> HashSet<u64> {
+    fn listed(span: &Span) -> HashSet<i64> {
         let mut starts = vec![span.start];
         for &(count, step) in &span.dims {
             starts = starts.iter().flat_map(|at| (0..count).map(move |i| at + i * step)).collect();
@@ -132,7 +134,7 @@ mod tests {
         starts.iter().flat_map(|at| *at..at + span.run).collect()
     }
 
-    fn of_layout(layout: &Layout, item: usize) -> HashSet<u64> {
+    fn of_layout(layout: &Layout, item: usize) -> HashSet<i64> {
         let mut starts = vec![layout.offset() as isize];
         for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
             let steps = 0..size as isize;
@@ -140,7 +142,7 @@ mod tests {
                 starts.iter().flat_map(|at| steps.clone().map(move |i| at + i * stride)).collect();
         }
         let bytes = |at: isize| at * item as isize..(at + 1) * item as isize;
-        starts.into_iter().flat_map(bytes).map(|at| 1000 + at as u64).collect()
+        starts.into_iter().flat_map(bytes).map(|at| 1000 + at as i64).collect()
     }
 
     fn layout() -> impl Strategy<Value = Layout> {

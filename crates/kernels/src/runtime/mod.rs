@@ -66,7 +66,7 @@ struct Inner {
     policy: AtomicU8,
     launch_blocking: bool,
     no_cublas: bool,
-    detector: Detector,
+    detector: Arc<Detector>,
     staging: Staging,
 }
 
@@ -93,6 +93,10 @@ impl Runtime {
         gpus: Vec<CudaDevice>,
         config: &RuntimeConfig,
     ) -> Self {
+        let detector = Arc::new(Detector::new(config.race_report));
+        for gpu in &gpus {
+            detector.follow(gpu);
+        }
         Self(Arc::new(Inner {
             peers: Peers::new(gpus.len()),
             devices,
@@ -103,7 +107,7 @@ impl Runtime {
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
-            detector: Detector::new(config.race_report),
+            detector,
             staging: config.staging,
         }))
     }

@@ -52,7 +52,8 @@ impl Drop for Inner {
         if uses.history.is_some()
             && let Memory::Device(index, block) = &self.memory
         {
-            let range = block.address()..block.address() + self.bytes as u64;
+            let start = block.address() as i64;
+            let range = start..start + self.bytes as i64;
             race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
         }
         let Some(member) = &self.member else { return };

@@ -37,7 +37,7 @@ pub(super) fn whole(storage: &Storage, access: Access) -> Touch<'_> {
     Touch::range(storage, 0, storage.bytes(), access)
 }
 
-fn view<'a>(storage: &'a Storage, layout: &'a Layout, access: Access) -> Touch<'a> {
+pub(super) fn view<'a>(storage: &'a Storage, layout: &'a Layout, access: Access) -> Touch<'a> {
     Operand { view: View { storage, layout, dtype: DType::F32 }, access }.into()
 }
 

@@ -3,4 +3,5 @@
 mod cases;
 mod logged;
 mod model;
+mod moved;
 mod program;
