@@ -71,6 +71,8 @@ pub(crate) struct Slot {
     captured: Mutex<Option<Captured>>,
     /// The capture in which this is a stream's twin.
     twin_in: Option<Weak<Capture>>,
+    /// Whether that capture is over: what the driver's stream is given now would run.
+    over: AtomicBool,
 }
 
 impl Slot {
@@ -99,10 +101,23 @@ impl Slot {
 
 impl Stream {
     /// Whether what it is given is captured (`torch.cuda.is_current_stream_capturing`).
+    /// Certain for as long as nobody else can enqueue on it, as within [`Stream::submit`].
     #[inline]
     #[must_use]
     pub fn is_capturing(&self) -> bool {
-        self.slot().capturing.load(Ordering::Acquire) || self.twin_in().is_some()
+        let slot = self.slot();
+        slot.capturing.load(Ordering::Acquire)
+            || slot.twin_in.is_some() && !slot.over.load(Ordering::Acquire)
+    }
+
+    /// Refuses to act where a capture of the driver's stream has begun or ended since it was asked
+    /// who acts for it. The caller holds the stream's lock.
+    pub(crate) fn check_acting(&self, call: &'static str) -> Result<()> {
+        match (self.twin_in().is_some(), self.is_capturing()) {
+            (true, false) => Err(StreamError::NotCapturing { call }),
+            (false, true) => Err(StreamError::Capturing { call }),
+            _ => Ok(()),
+        }
     }
 
     /// This stream as part of the capture under way, if it takes part in one.
@@ -168,12 +183,17 @@ impl Stream {
             streams.first().is_some_and(|(first, _)| first == self)
         });
         let Some(streams) = streams else { return Err(not_here) };
+        // From here on other threads' work is refused: it would not be part of the capture.
+        let end =
+            |twin: &Stream| twin.while_locked(|slot| slot.over.store(true, Ordering::Release));
+        streams[1..].iter().for_each(|(_, other)| end(other));
         let mut joined = Ok(());
         if join {
             for (_, other) in &streams[1..] {
                 joined = joined.and(twin.wait_for(other, other.last_op()));
             }
         }
+        end(&twin);
         let graph = self.raw().end_capture();
         for (stream, _) in &streams {
             let _ = stream.change_capture(|slot| {
@@ -234,7 +254,10 @@ impl Stream {
         })?;
         if let Some(streams) = &mut *capture.lock() {
             streams.push((self.clone(), twin));
+            return Ok(());
         }
-        Ok(())
+        // It has ended meanwhile, without knowing of this stream.
+        self.while_locked(|slot| slot.set(None));
+        Err(StreamError::CapturedEvent { call: "wait_event" })
     }
 }

@@ -137,6 +137,12 @@ impl Stream {
         f(&inner.capture)
     }
 
+    /// Runs `f` while nobody enqueues on it.
+    pub(crate) fn while_locked(&self, f: impl FnOnce(&Slot)) {
+        let _state = self.0.lock();
+        f(&self.0.capture);
+    }
+
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0.core
     }
@@ -295,6 +301,7 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_for")?;
         let (event, _) = other.0.checkpoint(op)?;
         let mut state = self.0.lock();
+        self.check_acting("wait_for")?;
         self.0.raw.wait_event(&event)?;
         self.0.advance(&mut state);
         Ok(())
@@ -343,6 +350,7 @@ impl Stream {
     #[track_caller]
     pub(crate) fn record_into(&self, event: &owned::Event) -> Result<Point> {
         let state = self.0.lock();
+        self.check_acting("record")?;
         event.record(&self.0.raw)?;
         Ok(self.0.point(&state))
     }
@@ -357,18 +365,19 @@ impl Stream {
     ) -> Result<()> {
         let acting = self.acting();
         match (acting.twin_in(), &point.capture) {
-            (None, None) => self.wait_at(event, point),
-            (Some(own), Some(other)) if own.ptr_eq(other) => acting.wait_at(event, point),
+            (None, None) => self.wait_at(call, event, point),
+            (Some(own), Some(other)) if own.ptr_eq(other) => acting.wait_at(call, event, point),
             (Some(_), _) => Err(StreamError::OutsideCapture { call }),
             (None, Some(capture)) => {
-                self.join_capture(capture, call, |twin| twin.wait_at(event, point))
+                self.join_capture(capture, call, |twin| twin.wait_at(call, event, point))
             }
         }
     }
 
     #[track_caller]
-    fn wait_at(&self, event: &owned::Event, point: &Point) -> Result<()> {
+    fn wait_at(&self, call: &'static str, event: &owned::Event, point: &Point) -> Result<()> {
         let mut state = self.0.lock();
+        self.check_acting(call)?;
         self.0.raw.wait_event(event)?;
         // The wait is an operation of its own, so that later records are known to include it.
         self.0.advance(&mut state);

@@ -200,7 +200,13 @@ fn in_order(
             watch = Some(Watch::new(twin, site, touches, storages, uses)?);
         }
     }
-    let ((), op) = twin.submit(|handle| f(handle).map_err(StreamError::from))?;
+    let ((), op) = twin.submit(|handle| {
+        // Another thread may have ended the capture since it was asked.
+        if !twin.is_capturing() {
+            return Err(StreamError::NotCapturing { call: site.op });
+        }
+        f(handle).map_err(StreamError::from)
+    })?;
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.enter(twin, op, *write, site);
     }
