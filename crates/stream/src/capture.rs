@@ -52,9 +52,7 @@ impl Captured {
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
     ) -> std::result::Result<(R, OpNumber), E> {
         self.twin.submit(|handle| {
-            if self.capture.over.load(Ordering::Acquire) {
-                return Err(StreamError::NotCapturing { call: "submit" }.into());
-            }
+            self.twin.slot().refuse_ended("submit")?;
             f(handle)
         })
     }
@@ -111,6 +109,23 @@ impl Slot {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Refuses to act for a stream in a capture that is over: what the driver's stream is given now
+    /// runs. Certain while nobody else can enqueue.
+    pub(crate) fn refuse_ended(&self, call: &'static str) -> Result<()> {
+        if self.twin_in.is_some() && !self.is_capturing() {
+            return Err(StreamError::NotCapturing { call });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn is_capturing(&self) -> bool {
+        let under_way = |capture: &Weak<Capture>| {
+            capture.upgrade().is_some_and(|capture| !capture.over.load(Ordering::Acquire))
+        };
+        self.capturing.load(Ordering::Acquire) || self.twin_in.as_ref().is_some_and(under_way)
+    }
+
     fn set(&self, captured: Option<Captured>) {
         let there = captured.is_some();
         *self.captured.lock().unwrap_or_else(PoisonError::into_inner) = captured;
@@ -123,7 +138,7 @@ impl Stream {
     #[inline]
     #[must_use]
     pub fn is_capturing(&self) -> bool {
-        self.slot().capturing.load(Ordering::Acquire) || self.twin_in().is_some()
+        self.slot().is_capturing()
     }
 
     /// This stream as part of the capture under way, if it takes part in one.

@@ -334,6 +334,8 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_for")?;
         let (event, _) = other.0.checkpoint(op)?;
         let mut state = self.0.lock();
+        // Another thread may have begun to capture it.
+        self.refuse_capturing("wait_for")?;
         self.0.raw.wait_event(&event)?;
         self.0.advance(&mut state);
         Ok(())
@@ -382,6 +384,7 @@ impl Stream {
     #[track_caller]
     pub(crate) fn record_into(&self, event: &owned::Event) -> Result<Point> {
         self.with_acting(|inner, state| {
+            inner.capture.refuse_ended("record")?;
             event.record(&inner.raw)?;
             Ok(inner.point(state))
         })
@@ -402,7 +405,10 @@ impl Stream {
                     Err(StreamError::OutsideCapture { call })
                 }
                 (Some(_), None) => Err(StreamError::OutsideCapture { call }),
-                _ => inner.wait_at(state, event, point).map(|()| None),
+                _ => {
+                    inner.capture.refuse_ended(call)?;
+                    inner.wait_at(state, event, point).map(|()| None)
+                }
             })?;
         let Some(capture) = joins else { return Ok(()) };
         self.join_capture(capture, call, |twin| {

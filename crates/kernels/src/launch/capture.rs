@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureLog, Mailbox, Stream};
 
 use super::cpu::with_host_locks;
-use super::cuda::{enqueue_distinct, located};
+use super::cuda::{enqueue_now, located};
 use crate::race::Touch;
 use crate::storage::Site;
 use crate::{Result, Storage};
@@ -38,7 +38,7 @@ pub(crate) fn replay(
     let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
     let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
     with_host_locks(pinned, || {
-        enqueue_distinct(stream, storages, &touches, site, |_| {
+        enqueue_now(stream, storages, &touches, site, |_| {
             exec.launch(stream.raw())?;
             stream.note_launch(site.op, site.location, std::iter::empty());
             mailboxes.iter().for_each(|mailbox| mailbox.enter_replay(stream));

@@ -138,8 +138,27 @@ where
 {
     if let Some(captured) = stream.captured() {
         check_world(stream, distinct, site.op)?;
+        // Asked again: the capture may have begun since the copy was found to be no part of one.
+        if distinct.iter().any(|(s, _)| s.cuda_device().is_none() && !s.is_pinned()) {
+            let reason = "one end is pageable host memory; pin it (`pin_memory`)";
+            return Err(Error::capture(site.op, reason.into()));
+        }
         return Log::enqueue(&captured, distinct, touches, site, f);
     }
+    enqueue_now(stream, distinct, touches, site, f)
+}
+
+/// [`enqueue_distinct`] of what no capture can hold.
+pub(super) fn enqueue_now<F>(
+    stream: &Stream,
+    distinct: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    site: Site,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce(StreamHandle) -> Result<(), DriverError>,
+{
     let submit = |handle| {
         // Another thread may have begun to capture the stream since it was asked.
         if stream.is_capturing() {

@@ -151,6 +151,11 @@ impl<'a> Staged<'a> {
         let copy = Copy { dst, src, bytes };
         let raw = self.stream.raw();
         let (recorded, op) = self.stream.submit(|handle| {
+            // Another thread may have begun to capture the stream, which would keep the ring's
+            // address.
+            if self.stream.is_capturing() {
+                return Err(StreamError::Capturing { call: "copy_" });
+            }
             // SAFETY: the device's end is live and in order with the stream; the slot is used
             // again only after its event, or a failure, which the ring's cache is told of.
             unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(StreamError::from)?;

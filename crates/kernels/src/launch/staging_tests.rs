@@ -1,14 +1,19 @@
 //! Copies that go through page-locked memory, and those over a peer link.
 
 use std::panic::Location;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::CudaCode;
-use warpline_cuda_sys_safe::MemsetValue;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
+use warpline_cuda_sys_safe::{CopyEnd, CudaCode, MemsetValue};
+use warpline_stream::StreamError;
 
+use super::pageable::Staged;
 use super::transfer::{FIRST_PIECE, pieces};
 use super::*;
+use crate::graph::{Capturing, GraphPool, Log};
+use crate::race::Touch;
+use crate::storage::Site;
 use crate::{Error, RuntimeConfig, Staging, SyncPolicy};
 
 /// Small enough that few bytes are many pieces.
@@ -312,4 +317,38 @@ fn unlinked_devices_copy_in_pieces() {
             }
         }
     }
+}
+
+/// What another thread's capture may do between the questions that a copy or an op asks.
+#[test]
+fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
+    let (sim, runtime) = with(Schedule::Eager, 1);
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let x = Storage::device(&runtime, 1000, &stream).unwrap();
+    set(&stream, &x, 1);
+    let source = pageable(&runtime, &pattern(1000, 0));
+    let from = CopyEnd::Host(NonNull::new(source.host_ptr().unwrap()).unwrap());
+    let to = CopyEnd::Device { device: 0, ptr: x.device_ptr().unwrap() };
+    let staged = Staged::new(&runtime, &stream, to, from, 1000).unwrap();
+    let site = Site { op: "fill_", location: Location::caller() };
+    let copies = sim.books().count(CallKind::MemcpyAsync);
+
+    let capturing = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
+    // SAFETY: both ends are live, and nobody else uses them.
+    let (covered, ran) = unsafe { staged.run() };
+    assert_eq!(covered, None);
+    assert!(matches!(ran, Err(Error::Stream(StreamError::Capturing { .. }))), "{ran:?}");
+    let touches = [(&source, false)].into_iter();
+    let held = super::enqueue(&stream, touches, site, |_| panic!("no part of a capture"));
+    assert!(matches!(held, Err(Error::Capture { .. })), "{held:?}");
+    let captured = stream.captured().unwrap();
+    capturing.end().unwrap();
+
+    let late = [(&x, true)];
+    let touches = late.map(Touch::from);
+    let late = Log::enqueue(&captured, &late, &touches, site, |_| panic!("it would run"));
+    assert!(matches!(late, Err(Error::Stream(StreamError::NotCapturing { .. }))), "{late:?}");
+    assert_eq!(sim.books().count(CallKind::MemcpyAsync), copies);
+    assert_eq!(contents(&stream, &x), vec![1; 1000]);
 }

@@ -1,9 +1,12 @@
 //! S13: synchronize, wait_stream, wait_event, record_event, query, elapsed_time. S7: work is
 //! enqueued and runs later.
 
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::CaptureMode;
 use warpline_stream::{Devices, Event, EventFlags, StreamError};
 
-use crate::support::{Clock, counted, on_devices};
+use crate::support::{Clock, counted, on_devices, schedules, simulated};
 
 const TIMING: EventFlags = EventFlags { timing: true, blocking: false, interprocess: false };
 
@@ -225,4 +228,30 @@ fn s13_events_are_pooled() {
     assert_eq!(driver.calls("event_destroy"), 0);
     drop(shared);
     assert_eq!(driver.calls("event_destroy"), 1);
+}
+
+/// A thread may hold what stood for a stream in a capture that another one has ended.
+#[test]
+fn an_ended_capture_takes_no_more() {
+    for seed in 0..schedules() {
+        let driver = simulated(1, seed)[1].clone();
+        let devices = Devices::new(driver).expect("devices");
+        let device = devices.get(0).expect("device");
+        let [stream, other] = [0, 0].map(|p| device.exclusive_stream(p).expect("stream"));
+        stream
+            .begin_capture(Arc::new(()), |raw| {
+                // SAFETY: nothing that is captured uses memory.
+                unsafe { raw.begin_capture(CaptureMode::Relaxed) }
+            })
+            .expect("begin");
+        let captured = stream.captured().expect("captured");
+        assert!(captured.twin().is_capturing());
+        captured.twin().record_event(None).expect("part of the capture");
+        stream.end_capture(true).expect("end");
+        assert!(!captured.twin().is_capturing() && !stream.is_capturing());
+        let late = captured.twin().record_event(None);
+        assert!(matches!(late, Err(StreamError::NotCapturing { .. })), "{late:?}, seed {seed}");
+        // The stream itself goes on.
+        other.wait_event(&stream.record_event(None).expect("record")).expect("wait");
+    }
 }

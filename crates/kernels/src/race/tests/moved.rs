@@ -71,6 +71,9 @@ fn strided_accesses_are_followed_in_part() {
     assert_eq!(found as i64, remaps(&runtime));
 }
 
+/// On which stream, whether it wrote, and which bytes of the page.
+type Use = (bool, bool, [usize; 2]);
+
 #[derive(Clone, Debug)]
 enum Step {
     Make(usize),
@@ -107,7 +110,7 @@ proptest! {
         });
         let origin = Storage::device(&runtime, PAGE, &a).unwrap().address() as usize % PAGE;
         let mut live: Vec<Storage> = Vec::new();
-        let mut done: HashMap<(u64, u64), Vec<(bool, bool, [usize; 2])>> = HashMap::new();
+        let mut done: HashMap<(u64, u64), Vec<Use>> = HashMap::new();
         for step in steps {
             match step {
                 Step::Make(pages) => {
