@@ -9,7 +9,7 @@ use warpline_stream::{OpNumber, Stream, StreamError};
 use super::{Call, Code, Report, distinct};
 use crate::graph::Log;
 use crate::race::{Touch, Watch};
-use crate::storage::{Site, Uses};
+use crate::storage::{Site, Use, Uses};
 use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy};
 
 pub(super) fn run(
@@ -223,24 +223,8 @@ where
     } else {
         None
     };
-    for ((storage, write), uses) in distinct.iter().zip(&mut uses) {
-        for used in uses.conflicting(*write) {
-            if used.stream == *stream {
-                continue;
-            }
-            match policy {
-                SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
-                    Err(_) if used.is_moot() => {}
-                    waited => waited?,
-                },
-                // A write takes the place of the uses before it, and host code waits for what is
-                // left: in host memory, later uses come after earlier ones.
-                SyncPolicy::Manual if storage.is_pinned() => {
-                    stream.wait_for_silently(&used.stream, used.op)?;
-                }
-                SyncPolicy::Manual => {}
-            }
-        }
+    wait_for_uses(stream, policy, distinct, &uses)?;
+    for ((storage, _), uses) in distinct.iter().zip(&mut uses) {
         // The page-locked cache is told under either policy: what it reuses, host code writes.
         // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
         let told = policy == SyncPolicy::Auto && storage.member().is_none();
@@ -268,6 +252,38 @@ where
         None => e.into(),
     })?;
     Ok(op)
+}
+
+/// Makes a stream wait for the uses of these storages that its next work conflicts with, as far as
+/// the policy asks for that.
+fn wait_for_uses(
+    stream: &Stream,
+    policy: SyncPolicy,
+    distinct: &[(&Storage, bool)],
+    uses: &[MutexGuard<'_, Uses>],
+) -> Result<()> {
+    let mut waits: SmallVec<[&Use; 4]> = SmallVec::new();
+    for ((storage, write), uses) in distinct.iter().zip(uses) {
+        // A write takes the place of the uses before it, and host code waits for what is left: in
+        // host memory, later uses come after earlier ones under either policy.
+        if policy == SyncPolicy::Manual && !storage.is_pinned() {
+            continue;
+        }
+        let others = uses.conflicting(*write).filter(|used| used.stream != *stream);
+        waits.extend(others);
+    }
+    // A wait covers what comes before it on the same stream.
+    waits.sort_unstable_by_key(|used| std::cmp::Reverse(used.op));
+    for used in waits {
+        match policy {
+            SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
+                Err(_) if used.is_moot() => {}
+                waited => waited?,
+            },
+            SyncPolicy::Manual => stream.wait_for_silently(&used.stream, used.op)?,
+        }
+    }
+    Ok(())
 }
 
 /// Says which op failed, on what, called from where.

@@ -3,9 +3,10 @@
 use std::panic::Location;
 
 use warpline_cuda_sys_safe::MemsetValue;
-use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
 
 use super::*;
+use crate::storage::Site;
 use crate::{Error, RuntimeConfig, SyncPolicy};
 
 fn runtime(sync_policy: SyncPolicy) -> Runtime {
@@ -140,4 +141,23 @@ fn a_target_is_one_device_of_one_runtime() {
     }
     here.synchronize().unwrap();
     there.synchronize().unwrap();
+}
+
+/// Whatever the order in which an op's storages are locked.
+#[test]
+fn uses_on_one_stream_are_waited_for_once() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap().device();
+    let [a, b] = [0, 0].map(|p| device.stream_from_pool(p).unwrap());
+    let [x, y] = [(); 2].map(|()| Storage::device(&runtime, 64, &b).unwrap());
+    for (first, last) in [(&x, &y), (&y, &x)] {
+        set(&b, first, 1);
+        set(&b, last, 2);
+        let before = sim.books().count(CallKind::StreamWaitEvent);
+        let site = Site { op: "add_", location: Location::caller() };
+        let touches = [(&x, true), (&y, true)].into_iter();
+        enqueue(&a, touches, site, |_| Ok(())).unwrap();
+        assert_eq!(sim.books().count(CallKind::StreamWaitEvent) - before, 1);
+    }
 }
