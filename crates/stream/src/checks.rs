@@ -8,6 +8,7 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::MappedWords;
 
 use crate::clock::{Clock, Point};
@@ -91,12 +92,12 @@ impl Mailbox {
         at as u64
     }
 
-    /// Enters that the operation that a closure given to [`Stream::submit`] has just enqueued
-    /// replays the captured kernel. Of several replays under way it is the last that is to be
-    /// covered by the wait that reports.
-    pub fn enter_replay(&self, stream: &Stream) {
+    /// Enters that operation `op` of a stream, which is about to be enqueued, replays the captured
+    /// kernel. Of several replays under way it is the last that is to be covered by the wait that
+    /// reports.
+    pub fn enter_replay(&self, stream: &Stream, op: OpNumber) {
         let mut state = self.state();
-        (state.progress, state.replay) = (Arc::clone(stream.progress()), stream.last_op() + 1);
+        (state.progress, state.replay) = (Arc::clone(stream.progress()), op);
     }
 
     /// Takes out what a launch said that is known to be complete, or that lies before `point`.
@@ -133,7 +134,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's own.
-    pub fn mailbox(&self) -> Result<&Arc<Mailbox>> {
+    pub fn mailbox(&self) -> Result<&Arc<Mailbox>, DriverError> {
         if let Some(mailbox) = self.mailbox_slot().get() {
             return Ok(mailbox);
         }
@@ -146,7 +147,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's own.
-    pub fn captured_mailbox(&self) -> Result<Arc<Mailbox>> {
+    pub fn captured_mailbox(&self) -> Result<Arc<Mailbox>, DriverError> {
         self.core().world.checks.mailbox(self.core(), self.progress(), true)
     }
 }
@@ -177,7 +178,7 @@ impl Checks {
         core: &Core,
         progress: &Arc<Progress>,
         captured: bool,
-    ) -> Result<Arc<Mailbox>> {
+    ) -> Result<Arc<Mailbox>, DriverError> {
         let mut boxes = self.lock();
         let boxes = &mut *boxes;
         let (page, first) = match boxes.all.iter().position(Mailbox::is_free) {
