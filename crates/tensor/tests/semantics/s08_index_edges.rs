@@ -10,8 +10,30 @@ use warpline::{Error, Result, SyncPolicy, embedding, zeros};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule};
 
-use crate::boxes::SimBox;
+use crate::boxes::{SimBox, schedules};
 use crate::s08_index_check::{failed, indices, table};
+
+/// What runs ahead fails too, and each value's own wait says so.
+#[test]
+fn s08_what_a_wait_does_not_cover_stays_for_a_later_one() {
+    for schedule in schedules() {
+        SimBox::with(1, schedule, SyncPolicy::Auto).enter(|| {
+            let t = table(0)?;
+            let all: Vec<_> = (10..15).map(|i| indices(0, &[i])).collect::<Result<_>>()?;
+            cuda::synchronize(0)?;
+            let s = cuda::exclusive_stream(0, 0)?; // so that each operation has a checkpoint
+            let values = cuda::with_stream(&s, || {
+                all.iter()
+                    .map(|i| embedding(&t, i)?.to_vec_async::<f32>())
+                    .collect::<Result<Vec<_>>>()
+            })??;
+            for (index, value) in (10..).zip(values) {
+                assert_eq!(failed(value.wait()).index, index, "{schedule:?}");
+            }
+            cuda::synchronize(0)
+        });
+    }
+}
 
 /// A replay may fail before its launch has returned: nobody else's wait takes that.
 #[test]
