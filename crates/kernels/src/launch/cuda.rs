@@ -277,6 +277,7 @@ pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
     let Site { op, location } = site;
     let earlier = match &error {
         Error::Stream(StreamError::Driver(e)) if e.loses_device() => stream.surfaced(e.clone()),
+        Error::Stream(StreamError::Surfaced { .. }) => return error,
         _ => match error.driver_error() {
             Some(source) => return Error::driver(op, source.clone().at(location)),
             None => return error,
