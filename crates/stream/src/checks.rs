@@ -2,12 +2,14 @@
 //!
 //! A kernel never traps. It writes what is wrong into its stream's *mailbox*, a few words of mapped
 //! memory. All launches that write to one mailbox run one after the other, so that plain stores
-//! do; and what stands there stays until a wait that covers the launch has reported it.
+//! do; and what stands there stays until a wait that covers the launch has reported it. A stream's
+//! launches take turns at several places in it, so that what fails meanwhile is kept too.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::MappedWords;
 
 use crate::clock::{Clock, Point};
@@ -15,10 +17,13 @@ use crate::device::Core;
 use crate::order::Progress;
 use crate::{OpNumber, Result, Stream, StreamError};
 
-/// A mailbox's words: launch, index, site, dimension, size. The first is 0 while it is empty.
+/// The words of a place in a mailbox: launch, index, site, dimension, size. The first is 0 while it
+/// is empty.
 const WORDS: usize = 8;
-/// Words that are allocated together: a page.
-const PAGE: usize = 512;
+/// A mailbox's places: so many launches of a stream can have failed that no wait has covered yet.
+const PLACES: usize = 8;
+/// Mailboxes that are allocated together.
+const PAGE: usize = 64;
 /// Stands for the number of a captured launch, which runs whenever its graph is replayed.
 const REPLAYED: OpNumber = OpNumber::MAX;
 
@@ -55,6 +60,8 @@ struct State {
     progress: Arc<Progress>,
     /// A captured kernel's last replay there.
     replay: OpNumber,
+    /// The place that the last launch was given.
+    place: usize,
     /// The calls that launched them: as many as the program's text has.
     sites: Vec<(&'static str, &'static Location<'static>)>,
 }
@@ -64,56 +71,67 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The address of its words. A kernel that finds the first to be 0 writes index, site,
-    /// dimension and size after it, and then there, in that order, the launch.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.page.address(self.first)
+    /// Where its places begin: of a captured kernel's only the first is used.
+    fn places(&self) -> impl Iterator<Item = usize> {
+        (0..if self.captured { 1 } else { PLACES }).map(|place| self.first + place * WORDS)
     }
 
-    /// What stands for the operation that a closure given to [`Stream::submit`] is about to
-    /// enqueue.
+    /// What the operation that a closure given to [`Stream::submit`] is about to enqueue is told: an
+    /// address, what stands for the launch, and what stands for the call. A kernel that finds 0 at
+    /// the address writes index, call, dimension and size after it, and then there, in that order,
+    /// the launch.
     #[must_use]
-    pub fn launch(&self, stream: &Stream) -> u64 {
-        if self.captured { REPLAYED } else { stream.last_op() + 1 }
-    }
-
-    /// What stands for a call.
-    #[must_use]
-    pub fn site(&self, op: &'static str, location: &'static Location<'static>) -> u64 {
-        let sites = &mut self.state().sites;
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        op: &'static str,
+        location: &'static Location<'static>,
+    ) -> [u64; 3] {
+        let mut state = self.state();
         // Nearly always one of the last, and the same static.
         let is = |site: &(&str, &Location<'_>)| *site == (op, location);
-        let at = sites.iter().rposition(is).unwrap_or_else(|| {
-            sites.push((op, location));
-            sites.len() - 1
+        let site = state.sites.iter().rposition(is).unwrap_or_else(|| {
+            state.sites.push((op, location));
+            state.sites.len() - 1
         });
-        at as u64
+        if self.captured {
+            return [self.page.address(self.first), REPLAYED, site as u64];
+        }
+        // The next, or where a report stands in it, the one after.
+        let mut turns = (1..=PLACES).map(|turn| (state.place + turn) % PLACES);
+        let empty = turns.find(|place| self.page.load(self.first + place * WORDS) == 0);
+        state.place = empty.unwrap_or(state.place);
+        let at = self.first + state.place * WORDS;
+        [self.page.address(at), stream.last_op() + 1, site as u64]
     }
 
-    /// Enters that the operation that a closure given to [`Stream::submit`] has just enqueued
-    /// replays the captured kernel. Of several replays under way it is the last that is to be
-    /// covered by the wait that reports.
-    pub fn enter_replay(&self, stream: &Stream) {
+    /// Enters that operation `op` of a stream, which is about to be enqueued, replays the captured
+    /// kernel. Of several replays under way it is the last that is to be covered by the wait that
+    /// reports.
+    pub fn enter_replay(&self, stream: &Stream, op: OpNumber) {
         let mut state = self.state();
-        (state.progress, state.replay) = (Arc::clone(stream.progress()), stream.last_op() + 1);
+        (state.progress, state.replay) = (Arc::clone(stream.progress()), op);
     }
 
-    /// Takes out what a launch said that is known to be complete, or that lies before `point`.
+    /// Takes out what launches said that are known to be complete, or that lie before `point`, and
+    /// answers what the oldest did.
     fn take(&self, point: Option<&Point>) -> Option<IndexCheck> {
         let words = &self.page;
-        let state = match words.load(self.first) {
-            0 => return None,
-            launch => {
-                let state = self.state();
-                let op = if launch == REPLAYED { state.replay } else { launch };
-                let done = state.progress.is_known_done(op)
-                    || point.is_some_and(|point| point.covers(state.progress.stream, op));
-                done.then_some(state)?
-            }
+        let mut said = self.places().filter(|at| words.load(*at) != 0).peekable();
+        said.peek()?;
+        let state = self.state();
+        let op = |at: usize| match words.load(at) {
+            REPLAYED => state.replay,
+            launch => launch,
         };
-        let [index, site, dim, size] = [1, 2, 3, 4].map(|i| words.load(self.first + i));
-        words.store(self.first, 0);
+        let done = |op| {
+            state.progress.is_known_done(op)
+                || point.is_some_and(|point| point.covers(state.progress.stream, op))
+        };
+        let done: Vec<_> = said.map(|at| (op(at), at)).filter(|(op, _)| done(*op)).collect();
+        let &(_, oldest) = done.iter().min()?;
+        let [index, site, dim, size] = [1, 2, 3, 4].map(|i| words.load(oldest + i));
+        done.iter().for_each(|(_, at)| words.store(*at, 0));
         let &(op, location) = state.sites.get(site as usize)?;
         let (dim, size) = (dim as usize, size as usize);
         Some(IndexCheck { op, index: index as i64, dim, size, location })
@@ -123,8 +141,8 @@ impl Mailbox {
     fn is_free(self: &Arc<Self>) -> bool {
         let state = self.state();
         let last = if self.captured { state.replay } else { state.progress.last() };
-        let idle = state.progress.is_known_done(last) && self.page.load(self.first) == 0;
-        idle && Arc::strong_count(self) == 1
+        let empty = || self.places().all(|at| self.page.load(at) == 0);
+        state.progress.is_known_done(last) && empty() && Arc::strong_count(self) == 1
     }
 }
 
@@ -133,7 +151,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's own.
-    pub fn mailbox(&self) -> Result<&Arc<Mailbox>> {
+    pub fn mailbox(&self) -> Result<&Arc<Mailbox>, DriverError> {
         if let Some(mailbox) = self.mailbox_slot().get() {
             return Ok(mailbox);
         }
@@ -146,7 +164,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's own.
-    pub fn captured_mailbox(&self) -> Result<Arc<Mailbox>> {
+    pub fn captured_mailbox(&self) -> Result<Arc<Mailbox>, DriverError> {
         self.core().world.checks.mailbox(self.core(), self.progress(), true)
     }
 }
@@ -162,7 +180,7 @@ pub(crate) struct Checks {
 #[derive(Debug, Default)]
 struct Mailboxes {
     all: Vec<Arc<Mailbox>>,
-    /// The last page, and how many of its words are taken.
+    /// The last page, and how many of its mailboxes are taken.
     page: Option<(Arc<MappedWords>, usize)>,
 }
 
@@ -177,7 +195,7 @@ impl Checks {
         core: &Core,
         progress: &Arc<Progress>,
         captured: bool,
-    ) -> Result<Arc<Mailbox>> {
+    ) -> Result<Arc<Mailbox>, DriverError> {
         let mut boxes = self.lock();
         let boxes = &mut *boxes;
         let (page, first) = match boxes.all.iter().position(Mailbox::is_free) {
@@ -187,17 +205,22 @@ impl Checks {
             }
             None => match &mut boxes.page {
                 Some((page, taken)) if *taken < PAGE => {
-                    *taken += WORDS;
-                    (Arc::clone(page), *taken - WORDS)
+                    *taken += 1;
+                    (Arc::clone(page), (*taken - 1) * PLACES * WORDS)
                 }
                 slot => {
-                    let page = Arc::new(MappedWords::new(&core.driver, core.index, PAGE)?);
-                    *slot = Some((Arc::clone(&page), WORDS));
+                    let page = Arc::new(MappedWords::new(
+                        &core.driver,
+                        core.index,
+                        PAGE * PLACES * WORDS,
+                    )?);
+                    *slot = Some((Arc::clone(&page), 1));
                     (page, 0)
                 }
             },
         };
-        let state = State { progress: Arc::clone(progress), replay: 0, sites: Vec::new() };
+        let state =
+            State { progress: Arc::clone(progress), replay: 0, place: 0, sites: Vec::new() };
         let mailbox = Arc::new(Mailbox { page, first, captured, state: Mutex::new(state) });
         boxes.all.push(Arc::clone(&mailbox));
         self.any.store(true, Ordering::Relaxed);

@@ -25,8 +25,8 @@ pub enum StreamError {
         /// That work, first of the stream that was asked.
         pending: Arc<[PendingLaunches]>,
     },
-    /// A kernel's own check failed. A wait that covers the launch reports it, once; the device stays
-    /// usable.
+    /// A kernel's own check failed. A wait that covers the launch reports it, once; of several of one
+    /// stream that it covers, the oldest. The device stays usable.
     #[error(transparent)]
     IndexCheck(#[from] IndexCheck),
     /// The index names no device.

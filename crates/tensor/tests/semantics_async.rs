@@ -13,6 +13,8 @@ mod s06_peers;
 mod s07_asynchronous;
 #[path = "semantics/s08_index_check.rs"]
 mod s08_index_check;
+#[path = "semantics/s08_index_edges.rs"]
+mod s08_index_edges;
 #[path = "semantics/s08_index_programs.rs"]
 mod s08_index_programs;
 #[path = "semantics/s08_launch_blocking.rs"]

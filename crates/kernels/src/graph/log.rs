@@ -19,6 +19,9 @@ pub(crate) struct Log {
     pub(super) pool: GraphPool,
     pub(super) state: Storage,
     noted: Mutex<Noted>,
+    /// Where kernels say that a check failed, one for each that checks. Not under the lock on
+    /// `noted`, which is held while they are enqueued.
+    mailboxes: Mutex<Vec<Arc<Mailbox>>>,
 }
 
 #[derive(Default)]
@@ -32,8 +35,6 @@ struct Noted {
     parked: Vec<(CudaBlock, Uses)>,
     /// Values by which random ops advanced.
     draws: u64,
-    /// Where kernels say that a check failed, one for each that checks.
-    mailboxes: Vec<Arc<Mailbox>>,
 }
 
 struct Entry {
@@ -76,7 +77,7 @@ impl Noted {
 
 impl Log {
     pub(super) fn new(pool: GraphPool, state: Storage) -> Self {
-        Self { pool, state, noted: Mutex::default() }
+        Self { pool, state, noted: Mutex::default(), mailboxes: Mutex::default() }
     }
 
     /// The notes of the capture that a stream takes part in.
@@ -132,10 +133,14 @@ impl Log {
 
     /// Where the next kernel on a captured stream is to say that a check failed. It lives as long
     /// as the graph.
-    pub(crate) fn mailbox(&self, stream: &Stream) -> Result<Arc<Mailbox>, StreamError> {
+    pub(crate) fn mailbox(&self, stream: &Stream) -> Result<Arc<Mailbox>, DriverError> {
         let mailbox = stream.captured_mailbox()?;
-        self.noted().mailboxes.push(Arc::clone(&mailbox));
+        self.mailboxes().push(Arc::clone(&mailbox));
         Ok(mailbox)
+    }
+
+    fn mailboxes(&self) -> MutexGuard<'_, Vec<Arc<Mailbox>>> {
+        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where kernels find the replay's seed and place.
@@ -182,7 +187,8 @@ impl Log {
     /// Takes everything out, at the end of the capture.
     pub(super) fn take(&self) -> Notes {
         let noted = std::mem::take(&mut *self.noted());
-        let Noted { entries, made, routes, parked, draws, mailboxes } = noted;
+        let Noted { entries, made, routes, parked, draws } = noted;
+        let mailboxes = std::mem::take(&mut *self.mailboxes());
         drop((routes, parked));
         let storages = entries.into_values().map(|entry| (entry.storage, entry.writes)).collect();
         Notes { storages, made, draws, mailboxes }

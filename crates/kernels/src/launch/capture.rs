@@ -39,9 +39,12 @@ pub(crate) fn replay(
     let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
     with_host_locks(pinned, || {
         enqueue_now(stream, storages, &touches, site, |_| {
-            exec.launch(stream.raw())?;
+            // Before the launch: it may have failed by the time that this returns.
+            let enter = |op| mailboxes.iter().for_each(|mailbox| mailbox.enter_replay(stream, op));
+            enter(stream.last_op() + 1);
+            // What comes last is after an earlier replay, whose failure may stand there.
+            exec.launch(stream.raw()).inspect_err(|_| enter(stream.last_op()))?;
             stream.note_launch(site.op, site.location, std::iter::empty());
-            mailboxes.iter().for_each(|mailbox| mailbox.enter_replay(stream));
             Ok(())
         })
     })

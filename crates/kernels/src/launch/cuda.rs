@@ -44,13 +44,13 @@ pub(super) fn run(
     for operand in call.operands {
         footprints.push(footprint(call.op, device.index(), operand)?);
     }
-    let mailbox = match (checks, Log::of(stream)) {
-        (false, _) => Ok(None),
-        (true, None) => stream.mailbox().cloned().map(Some),
-        (true, Some(log)) => log.mailbox(stream).map(Some),
-    };
-    let mailbox = mailbox.map_err(|e| located(e.into(), stream, site))?;
     enqueue(stream, call.operands.iter().copied(), site, |h| {
+        // By now no other thread begins a capture of the stream, or ends it.
+        let mailbox = match (checks, Log::of(stream)) {
+            (false, _) => None,
+            (true, None) => Some(Arc::clone(stream.mailbox()?)),
+            (true, Some(log)) => Some(log.mailbox(stream)?),
+        };
         let params = mailbox.as_ref().map(|mailbox| Report::on_stream(call, mailbox, stream));
         let launch = Launch {
             op: call.op,
@@ -312,6 +312,7 @@ pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
     let Site { op, location } = site;
     let earlier = match &error {
         Error::Stream(StreamError::Driver(e)) if e.loses_device() => stream.surfaced(e.clone()),
+        Error::Stream(StreamError::Surfaced { .. }) => return error,
         _ => match error.driver_error() {
             Some(source) => return Error::driver(op, source.clone().at(location)),
             None => return error,

@@ -8,7 +8,7 @@ use warpline_stream::{Mailbox, Stream};
 
 use super::Call;
 
-/// Words of a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
+/// A place in a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
 type Words = [AtomicU64; 5];
 
 /// The first argument of a kernel that checks indices: what it checks them against, and where it
@@ -33,10 +33,11 @@ impl Report {
         Self { dim: dim as u64, size: size as u64, ..Self::zeroed() }
     }
 
-    /// The parameters of a call, which begin with a report, with where to report.
-    fn fill(params: &[u8], mailbox: u64, launch: u64, site: u64) -> Params {
+    /// The parameters of a call, which begin with a report, with where to report, as what launch and
+    /// of what call.
+    fn fill(params: &[u8], told: [u64; 3]) -> Params {
         let mut params = Params::from_slice(params);
-        for (to, word) in params.chunks_exact_mut(8).zip([mailbox, launch, site]) {
+        for (to, word) in params.chunks_exact_mut(8).zip(told) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         params
@@ -44,8 +45,7 @@ impl Report {
 
     /// As what a stream's closure is about to enqueue.
     pub(super) fn on_stream(call: &Call<'_>, mailbox: &Mailbox, stream: &Stream) -> Params {
-        let site = mailbox.site(call.op, call.location);
-        Self::fill(call.params, mailbox.address(), mailbox.launch(stream), site)
+        Self::fill(call.params, mailbox.launch(stream, call.op, call.location))
     }
 
     /// Whether an index is one of the dimension's. Says so if it is not.
@@ -78,7 +78,7 @@ pub(super) struct Local(Words);
 impl Local {
     /// The call's parameters, to report here.
     pub(super) fn params(&self, call: &Call<'_>) -> Params {
-        Report::fill(call.params, (&raw const self.0).expose_provenance() as u64, 1, 0)
+        Report::fill(call.params, [(&raw const self.0).expose_provenance() as u64, 1, 0])
     }
 
     /// What was reported.

@@ -214,7 +214,7 @@ impl Storage {
                 used.stream.host_wait(used.op)
             };
             match waited {
-                Err(_) if used.is_moot() => {}
+                Err(e) if used.is_moot() && e.driver_error().is_some() => {}
                 waited => waited?,
             }
         }

@@ -70,6 +70,26 @@ fn s08_an_error_lists_the_launches_it_may_be_of() {
     }
 }
 
+/// A copy that goes through page-locked pieces waits for what was given before by itself.
+#[test]
+fn s08_a_large_copy_lists_them_too() {
+    for to_device in [false, true] {
+        let world = SimBox::lazy(1);
+        world.enter(|| {
+            let large = ones(&[16 << 20], 0)?;
+            let host = ones(&[16 << 20], "cpu")?;
+            let a = struck(&world)?;
+            let (line, b) = (line!(), a.mul(&a)?);
+            let copied =
+                if to_device { large.copy_(&host, false) } else { host.copy_(&large, false) };
+            let error = copied.map(drop).expect_err("the failed launch");
+            assert_eq!(listed(&pending(&error)[0])[0], ("mul", line), "{error}");
+            drop(b);
+            Ok(())
+        });
+    }
+}
+
 #[test]
 fn s08_a_later_launch_lists_them_too() {
     let world = SimBox::lazy(1);

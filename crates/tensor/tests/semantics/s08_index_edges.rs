@@ -1,0 +1,173 @@
+//! S8: failed index checks at the edges: what a wait does not cover stays for the one that does,
+//! whatever other threads and waits do meanwhile.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use warpline::cuda::{self, CudaGraph};
+use warpline::{Error, Result, SyncPolicy, embedding, zeros};
+use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule};
+
+use crate::boxes::{SimBox, schedules};
+use crate::s08_index_check::{failed, indices, table};
+
+/// What runs ahead fails too, and each value's own wait says so.
+#[test]
+fn s08_what_a_wait_does_not_cover_stays_for_a_later_one() {
+    for schedule in schedules() {
+        SimBox::with(1, schedule, SyncPolicy::Auto).enter(|| {
+            let t = table(0)?;
+            let all: Vec<_> = (10..15).map(|i| indices(0, &[i])).collect::<Result<_>>()?;
+            cuda::synchronize(0)?;
+            let s = cuda::exclusive_stream(0, 0)?; // so that each operation has a checkpoint
+            let values = cuda::with_stream(&s, || {
+                all.iter()
+                    .map(|i| embedding(&t, i)?.to_vec_async::<f32>())
+                    .collect::<Result<Vec<_>>>()
+            })??;
+            for (index, value) in (10..).zip(values) {
+                assert_eq!(failed(value.wait()).index, index, "{schedule:?}");
+            }
+            cuda::synchronize(0)
+        });
+    }
+}
+
+/// A replay may fail before its launch has returned: nobody else's wait takes that.
+#[test]
+fn s08_only_a_wait_for_the_replay_reports_it() {
+    SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
+        let (t, good, bad) = (table(0)?, indices(0, &[1])?, indices(0, &[7])?);
+        let mut graph = CudaGraph::new();
+        graph.capture(|| {
+            (0..500).try_for_each(|_| embedding(&t, &good).map(drop))?;
+            embedding(&t, &bad).map(drop)
+        })?;
+        let (other, over) = (cuda::exclusive_stream(0, 0)?, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    other.synchronize().expect("it covers no replay");
+                }
+            });
+            let run = || {
+                graph.replay()?;
+                Ok(cuda::current_stream(0)?.synchronize())
+            };
+            let ran: Vec<Result<_>> = (0..100).map(|_| run()).collect();
+            over.store(true, Ordering::Relaxed);
+            for waited in ran {
+                assert_eq!(failed(waited?).index, 7);
+            }
+            Ok(())
+        })
+    });
+}
+
+/// A replay that was refused changes nothing about the one before.
+#[test]
+fn s08_a_refused_replay_hides_no_earlier_one() {
+    let world = SimBox::lazy(1);
+    world.enter(|| {
+        let (t, bad) = (table(0)?, indices(0, &[7])?);
+        let mut graph = CudaGraph::new();
+        graph.capture(|| embedding(&t, &bad).map(drop))?;
+        graph.replay()?;
+        world.sim.inject(Fault::new(CallKind::GraphLaunch, CudaCode::OUT_OF_MEMORY).times(1));
+        graph.replay().expect_err("it was refused");
+        assert_eq!(failed(cuda::synchronize(0)).index, 7);
+        cuda::synchronize(0)
+    });
+}
+
+/// While one thread begins and ends captures of a stream, another launches there: whether that is
+/// captured or runs, its failure is reported, of the run or of the replay.
+#[test]
+fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
+    SimBox::with(1, Schedule::Eager, SyncPolicy::Auto).enter(|| {
+        let (t, bad) = (table(0)?, indices(0, &[7])?);
+        let s = cuda::exclusive_stream(0, 0)?;
+        // The allocator has memory for what runs, and the tables their places.
+        let warm = cuda::with_stream(&s, || embedding(&t, &bad))?;
+        assert_eq!(failed(s.synchronize()).index, 7);
+        drop(warm);
+        let runtime = warpline::runtime();
+        for round in 0..600 {
+            let delay = round % 60;
+            let start = Barrier::new(2);
+            let mut graph = CudaGraph::new();
+            let launched = std::thread::scope(|scope| {
+                let launcher = scope.spawn(|| {
+                    warpline::with_runtime(&runtime, || {
+                        cuda::with_stream(&s, || {
+                            start.wait();
+                            let begun = Instant::now();
+                            while begun.elapsed().as_micros() < delay {}
+                            embedding(&t, &bad)
+                        })
+                    })
+                });
+                let captured = cuda::with_stream(&s, || {
+                    start.wait();
+                    graph.capture(|| {
+                        while !launcher.is_finished() {
+                            std::hint::spin_loop();
+                        }
+                        Ok(())
+                    })
+                })?;
+                captured?;
+                launcher.join().expect("no panic")
+            })?;
+            let Ok(_kept) = launched else { continue }; // too early or too late, and it said so
+            let ran = s.synchronize();
+            let other = cuda::exclusive_stream(0, 0)?;
+            cuda::with_stream(&other, || graph.replay())??;
+            let replayed = other.synchronize();
+            assert!(ran.is_err() != replayed.is_err(), "round {round}: {ran:?}, {replayed:?}");
+        }
+        Ok(())
+    });
+}
+
+/// What one wait left over, asking for what is known to be done reports.
+#[test]
+fn s08_what_is_left_over_is_reported_where_nothing_need_be_waited_for() {
+    SimBox::lazy(1).enter(|| {
+        let (t, bad) = (table(0)?, indices(0, &[7])?);
+        let streams = [cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(0, 0)?];
+        for s in &streams {
+            cuda::with_stream(s, || embedding(&t, &bad))??;
+        }
+        failed(cuda::synchronize(0));
+        failed(streams[0].is_done(1));
+        assert!(streams[0].is_done(1)?);
+        cuda::synchronize(0)
+    });
+}
+
+/// A wait that is moot, its device being lost, does not swallow another device's.
+#[test]
+fn s08_a_moot_wait_swallows_no_report() {
+    let world = SimBox::lazy(2);
+    world.enter(|| {
+        let host = zeros(&[4], "cpu")?.pin_memory()?;
+        let there = host.to_non_blocking(0)?;
+        cuda::synchronize(0)?;
+        let (t, bad) = (table(1)?, indices(1, &[7])?);
+        for _ in 0..2 {
+            let s = cuda::exclusive_stream(1, 0)?;
+            cuda::with_stream(&s, || embedding(&t, &bad))??;
+        }
+        failed(cuda::synchronize(1));
+        world.sim.inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
+        there.add_(1.0)?;
+        assert!(matches!(cuda::synchronize(0), Err(Error::Stream(_) | Error::Driver { .. })));
+        failed(host.fill_(1.0));
+        host.fill_(1.0)?;
+        assert_eq!(host.to_vec::<f32>()?, [1.0; 4]);
+        Ok(())
+    });
+}
