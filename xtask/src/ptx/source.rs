@@ -113,14 +113,15 @@ fn quoted_include(line: &str) -> Option<&str> {
     rest.trim_start().strip_prefix('"')?.split('"').next()
 }
 
-/// `ptx` with our header instead of the compiler's, which names a build, and without the constants
-/// that `cuda_fp16.h` brings and nothing uses.
+/// `ptx` with our header instead of the compiler's, which names a build; without the constants that
+/// `cuda_fp16.h` brings and nothing uses; and without the numbers of calls, which count on through
+/// all that one process compiles.
 pub(super) fn with_header(module: &Module, ptx: &str, cubin: &[u8]) -> String {
     let body: Vec<&str> = ptx
         .lines()
         .skip_while(|line| line.trim().is_empty() || line.starts_with("//"))
         .filter(|line| !is_unused_constant(line, ptx))
-        .map(str::trim_end)
+        .map(|line| line.split("// callseq").next().unwrap_or(line).trim_end())
         .collect();
     format!(
         "// Made by `cargo xtask ptx` from {}; do not edit.\n// source-hash: {}\n// cubin-hash: {}\n// NVRTC {}, {}\n\n{}\n",
@@ -188,6 +189,19 @@ mod tests {
         let hash = Module::hash;
         assert_ne!(hash(&read), hash(&module(&changed).unwrap()));
         assert_eq!(hash(&read), hash(&module(&files).unwrap()), "the folder's place is no part");
+    }
+
+    #[test]
+    fn what_was_compiled_before_leaves_no_trace() {
+        let module = module(&[("a.cu", "")]).unwrap();
+        let compiled = |number: u32| {
+            let ptx = format!(
+                "// a build\n\n.func f\n\t{{ // callseq {number}, 0\n\t}} // callseq {number}\n"
+            );
+            with_header(&module, &ptx, &[])
+        };
+        assert_eq!(compiled(1), compiled(22));
+        assert!(compiled(1).ends_with("\n\n.func f\n\t{\n\t}\n"), "{}", compiled(1));
     }
 
     #[test]
