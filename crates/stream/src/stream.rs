@@ -246,6 +246,23 @@ impl Stream {
         })
     }
 
+    /// [`Stream::submit`] of an operation that is done when `f` returns, such as a copy to pageable
+    /// memory. It, and what comes before it, is then known to be done.
+    ///
+    /// # Errors
+    /// What `f` answers.
+    pub fn submit_waited<R, E>(
+        &self,
+        f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
+    ) -> std::result::Result<(R, OpNumber), E> {
+        let (result, op, point) = self.with_acting(|inner, state| {
+            let result = f(inner.raw.handle())?;
+            Ok((result, inner.advance(state), inner.point(state)))
+        })?;
+        point.mark_done(self.core());
+        Ok((result, op))
+    }
+
     /// Says what the operation is that a closure given to [`Stream::submit`] has just enqueued, for
     /// errors that surface later. `operands` are dtypes and sizes. What is captured does not run
     /// yet, and is not noted.

@@ -160,17 +160,23 @@ where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
     let submit = |handle| {
-        // Another thread may have begun to capture the stream since it was asked.
-        if stream.is_capturing() {
-            return Err(StreamError::Capturing { call: site.op });
-        }
+        refuse_captured(stream, site)?;
         f(handle).map_err(StreamError::from)
     };
     in_order(stream, distinct, touches, site, || Ok(stream.submit(submit)?.1))
 }
 
-/// As [`enqueue`], for work that is more than one operation and that no capture can hold. `f`
-/// answers one that covers it all.
+/// For what no capture can hold, as it is submitted: another thread may have begun to capture the
+/// stream since it was asked.
+pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), StreamError> {
+    if stream.is_capturing() {
+        return Err(StreamError::Capturing { call: site.op });
+    }
+    Ok(())
+}
+
+/// As [`enqueue`], for work that is not just one operation, or is waited for in place, and that no
+/// capture can hold. `f` answers an operation that covers it all.
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,
     arguments: impl Iterator<Item = impl Into<Touch<'a>>>,

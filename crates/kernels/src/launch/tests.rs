@@ -161,3 +161,25 @@ fn uses_on_one_stream_are_waited_for_once() {
         assert_eq!(sim.books().count(CallKind::StreamWaitEvent) - before, 1);
     }
 }
+
+/// The driver returns from it when the bytes are there: no event is recorded to wait for.
+#[test]
+fn a_copy_to_pageable_memory_is_done_when_it_returns() {
+    for schedule in [Schedule::Lazy, Schedule::Eager, Schedule::Seeded(3)] {
+        let sim = SimConfig { schedule, ..SimConfig::new(1) }.build();
+        let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+        let device = runtime.device(0).unwrap().device();
+        let [a, b] = [0, 0].map(|p| device.stream_from_pool(p).unwrap());
+        let x = Storage::device(&runtime, 64, &a).unwrap();
+        set(&a, &x, 7);
+        b.wait_stream(&a).unwrap();
+        let (earlier, before) = (a.last_op(), sim.books().count(CallKind::EventRecord));
+        let near = Storage::pageable(&runtime, 64).unwrap();
+        copy_bytes(&b, (&near, 0), (&x, 0), 64, false, Location::caller()).unwrap();
+        assert_eq!(sim.books().count(CallKind::EventRecord), before, "{schedule:?}");
+        assert!(b.is_known_done(b.last_op()) && a.is_known_done(earlier), "{schedule:?}");
+        let mut bytes = [0; 64];
+        read_bytes((&near, 0), &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 64], "{schedule:?}");
+    }
+}

@@ -5,10 +5,10 @@ use std::panic::Location;
 use std::ptr::NonNull;
 
 use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, DriverError, MemsetValue, StreamHandle};
-use warpline_stream::{OpNumber, Stream};
+use warpline_stream::{OpNumber, Stream, StreamError};
 
 use super::cpu::with_host_locks;
-use super::cuda::{enqueue, enqueue_with, located};
+use super::cuda::{enqueue, enqueue_with, located, refuse_captured};
 use super::pageable::Staged;
 use super::unlinked;
 use crate::race::Touch;
@@ -63,18 +63,28 @@ pub fn copy_bytes(
         Touch::range(dst.0, dst.1, bytes, Access::Write),
         Touch::range(src.0, src.1, bytes, Access::Read),
     ];
-    let submit = || {
-        enqueue(stream, touches.into_iter(), site, |handle| {
-            // SAFETY: both ends lie inside live storages, as checked above; device blocks know of
-            // the stream, page-locked ones are kept from reuse by their recorded use, pageable
-            // ones are waited for below while their host lock is held.
-            unsafe { enqueue_pieces(stream, &copy, handle) }?;
-            stream.note_launch("copy_", location, [("bytes", [bytes].as_slice())].into_iter());
-            Ok(())
-        })
-        .map_err(located)
-    };
     let host_end = |s: &&Storage| s.cuda_device().is_none();
+    let piece_by_piece = |handle| -> Result<(), DriverError> {
+        // SAFETY: both ends lie inside live storages, as checked above; device blocks know of the
+        // stream, page-locked ones are kept from reuse by their recorded use, pageable ones are
+        // waited for below while their host lock is held.
+        unsafe { enqueue_pieces(stream, &copy, handle) }?;
+        stream.note_launch("copy_", location, [("bytes", [bytes].as_slice())].into_iter());
+        Ok(())
+    };
+    let submit = || {
+        let touches = touches.into_iter();
+        if host_end(&dst.0) && !dst.0.is_pinned() {
+            // The driver returns once the bytes are there: nothing is left to be waited for.
+            let waited = |handle| {
+                refuse_captured(stream, site)?;
+                piece_by_piece(handle).map_err(StreamError::from)
+            };
+            let copied = || Ok(stream.submit_waited(waited)?.1);
+            return enqueue_with(stream, touches, site, copied).map_err(located);
+        }
+        enqueue(stream, touches, site, piece_by_piece).map_err(located)
+    };
     let pageable = [dst.0, src.0].iter().any(|s| host_end(s) && !s.is_pinned());
     if stream.is_capturing() && storages.iter().any(|(s, _)| host_end(s)) {
         refuse_waiting_copy(pageable, non_blocking)?;
