@@ -250,16 +250,16 @@ impl Stream {
     /// memory. It, and what comes before it, is then known to be done.
     ///
     /// # Errors
-    /// What `f` answers.
-    pub fn submit_waited<R, E>(
+    /// What `f` answers; [`StreamError::IndexCheck`] for what comes before it.
+    pub fn submit_waited<R>(
         &self,
-        f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
-    ) -> std::result::Result<(R, OpNumber), E> {
+        f: impl FnOnce(StreamHandle) -> Result<R>,
+    ) -> Result<(R, OpNumber)> {
         let (result, op, point) = self.with_acting(|inner, state| {
             let result = f(inner.raw.handle())?;
-            Ok((result, inner.advance(state), inner.point(state)))
+            Ok::<_, StreamError>((result, inner.advance(state), inner.point(state)))
         })?;
-        point.mark_done(self.core());
+        point.settle(self.core())?;
         Ok((result, op))
     }
 
