@@ -158,7 +158,7 @@ impl DivCeil for i128 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::HashSet;
 
     use proptest::prelude::*;
@@ -166,7 +166,8 @@ mod tests {
 
     use super::*;
 
-    fn bytes(layout: &Layout, item: usize) -> HashSet<isize> {
+    /// The bytes of a layout, one by one.
+    pub(crate) fn bytes(layout: &Layout, item: usize) -> HashSet<isize> {
         let mut starts = vec![layout.offset() as isize];
         for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
             let steps = 0..size as isize;
@@ -176,7 +177,8 @@ mod tests {
         starts.iter().flat_map(|s| s * item as isize..(s + 1) * item as isize).collect()
     }
 
-    fn layout() -> impl Strategy<Value = Layout> {
+    /// Small layouts of any strides.
+    pub(crate) fn layout() -> impl Strategy<Value = Layout> {
         (prop::collection::vec((0usize..4, -6isize..12), 0..4), 20usize..60).prop_map(
             |(dims, offset)| {
                 let (sizes, strides) = dims.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();

@@ -11,7 +11,7 @@ use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
 
 use super::pool::{GraphPool, Member};
 use crate::race::{Touch, Watch};
-use crate::storage::{Site, Use, Uses, WeakStorage};
+use crate::storage::{Site, Uses, WeakStorage, uses_elsewhere};
 use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
 
 /// One capture's notes.
@@ -210,10 +210,7 @@ fn in_order(
         if first.runtime().sync_policy() == SyncPolicy::Auto {
             let all = storages.iter().zip(uses.iter());
             let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
-            let mut others: SmallVec<[&Use; 4]> = all.filter(|used| used.stream != *twin).collect();
-            // A wait covers what comes before it on the same stream.
-            others.sort_unstable_by_key(|used| std::cmp::Reverse(used.op));
-            for used in others {
+            for used in uses_elsewhere(twin, all) {
                 twin.wait_for(&used.stream, used.op)?;
             }
         } else if first.runtime().detects_races() {

@@ -9,7 +9,7 @@ use warpline_stream::{OpNumber, Stream, StreamError};
 use super::{Call, Code, Report, distinct};
 use crate::graph::Log;
 use crate::race::{Touch, Watch};
-use crate::storage::{Site, Use, Uses};
+use crate::storage::{Site, Uses, uses_elsewhere};
 use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy};
 
 pub(super) fn run(
@@ -106,6 +106,22 @@ fn other_device(op: &'static str, first: usize, second: usize) -> Error {
     Error::DeviceMismatch { op, first: name(first), second: name(second) }
 }
 
+/// What work touches, and its storages: each once, in the order in which locks are taken.
+type Arranged<'a> = (SmallVec<[Touch<'a>; 4]>, SmallVec<[(&'a Storage, bool); 4]>);
+
+fn arrange<'a>(
+    stream: &Stream,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
+    site: Site,
+) -> Result<Arranged<'a>> {
+    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
+    let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
+    for (storage, _) in &distinct {
+        storage.check_replayed(stream, site.op)?;
+    }
+    Ok((touches, distinct))
+}
+
 /// Enqueues work that touches `arguments`, in order with other uses of their storages. Answers the
 /// operation's number.
 pub(crate) fn enqueue<'a, F>(
@@ -115,40 +131,27 @@ pub(crate) fn enqueue<'a, F>(
     f: F,
 ) -> Result<OpNumber>
 where
-    F: FnOnce(warpline_cuda_sys_safe::StreamHandle) -> Result<(), DriverError>,
-{
-    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
-    let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
-    for (storage, _) in &distinct {
-        storage.check_replayed(stream, site.op)?;
-    }
-    enqueue_distinct(stream, &distinct, &touches, site, f)
-}
-
-/// [`enqueue`] for storages of which each is there once, in the order in which locks are taken.
-pub(super) fn enqueue_distinct<F>(
-    stream: &Stream,
-    distinct: &[(&Storage, bool)],
-    touches: &[Touch<'_>],
-    site: Site,
-    f: F,
-) -> Result<OpNumber>
-where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
+    let (touches, distinct) = arrange(stream, arguments, site)?;
     if let Some(captured) = stream.captured() {
-        check_world(stream, distinct, site.op)?;
+        check_world(stream, &distinct, site.op)?;
         // Asked again: the capture may have begun since the copy was found to be no part of one.
         if distinct.iter().any(|(s, _)| s.cuda_device().is_none() && !s.is_pinned()) {
-            let reason = "one end is pageable host memory; pin it (`pin_memory`)";
-            return Err(Error::capture(site.op, reason.into()));
+            return Err(pageable_in_capture(site.op));
         }
-        return Log::enqueue(&captured, distinct, touches, site, f);
+        return Log::enqueue(&captured, &distinct, &touches, site, f);
     }
-    enqueue_now(stream, distinct, touches, site, f)
+    enqueue_now(stream, &distinct, &touches, site, f)
 }
 
-/// [`enqueue_distinct`] of what no capture can hold.
+/// What a copy from or to pageable memory answers in a capture.
+pub(super) fn pageable_in_capture(op: &'static str) -> Error {
+    Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)".into())
+}
+
+/// [`enqueue`] of what no capture can hold, for storages of which each is there once, in the order in
+/// which locks are taken.
 pub(super) fn enqueue_now<F>(
     stream: &Stream,
     distinct: &[(&Storage, bool)],
@@ -160,7 +163,7 @@ where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
     let submit = |handle| {
-        refuse_captured(stream, site)?;
+        refuse_captured(stream, site.op)?;
         f(handle).map_err(StreamError::from)
     };
     in_order(stream, distinct, touches, site, || Ok(stream.submit(submit)?.1))
@@ -168,9 +171,9 @@ where
 
 /// For what no capture can hold, as it is submitted: another thread may have begun to capture the
 /// stream since it was asked.
-pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), StreamError> {
+pub(super) fn refuse_captured(stream: &Stream, op: &'static str) -> Result<(), StreamError> {
     if stream.is_capturing() {
-        return Err(StreamError::Capturing { call: site.op });
+        return Err(StreamError::Capturing { call: op });
     }
     Ok(())
 }
@@ -186,11 +189,7 @@ pub(super) fn enqueue_with<'a, F>(
 where
     F: FnOnce() -> Result<OpNumber>,
 {
-    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
-    let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
-    for (storage, _) in &distinct {
-        storage.check_replayed(stream, site.op)?;
-    }
+    let (touches, distinct) = arrange(stream, arguments, site)?;
     in_order(stream, &distinct, &touches, site, f)
 }
 
@@ -268,19 +267,12 @@ fn wait_for_uses(
     distinct: &[(&Storage, bool)],
     uses: &[MutexGuard<'_, Uses>],
 ) -> Result<()> {
-    let mut waits: SmallVec<[&Use; 4]> = SmallVec::new();
-    for ((storage, write), uses) in distinct.iter().zip(uses) {
-        // A write takes the place of the uses before it, and host code waits for what is left: in
-        // host memory, later uses come after earlier ones under either policy.
-        if policy == SyncPolicy::Manual && !storage.is_pinned() {
-            continue;
-        }
-        let others = uses.conflicting(*write).filter(|used| used.stream != *stream);
-        waits.extend(others);
-    }
-    // A wait covers what comes before it on the same stream.
-    waits.sort_unstable_by_key(|used| std::cmp::Reverse(used.op));
-    for used in waits {
+    // A write takes the place of the uses before it, and host code waits for what is left: in host
+    // memory, later uses come after earlier ones under either policy.
+    let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
+    let all = distinct.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
+    let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
+    for used in uses_elsewhere(stream, all) {
         match policy {
             SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
                 Err(_) if used.is_moot() => {}

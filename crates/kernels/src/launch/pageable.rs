@@ -14,6 +14,7 @@ use warpline_cuda_sys_safe::owned::Event;
 use warpline_cuda_sys_safe::{Copy, CopyEnd, DevicePtr, EventFlags};
 use warpline_stream::{OpNumber, Stream, StreamError};
 
+use super::cuda::refuse_captured;
 use crate::host::{Shared, together};
 use crate::{Result, Runtime};
 
@@ -151,11 +152,8 @@ impl<'a> Staged<'a> {
         let copy = Copy { dst, src, bytes };
         let raw = self.stream.raw();
         let (recorded, op) = self.stream.submit(|handle| {
-            // Another thread may have begun to capture the stream, which would keep the ring's
-            // address.
-            if self.stream.is_capturing() {
-                return Err(StreamError::Capturing { call: "copy_" });
-            }
+            // A capture would keep the ring's address.
+            refuse_captured(self.stream, "copy_")?;
             // SAFETY: the device's end is live and in order with the stream; the slot is used
             // again only after its event, or a failure, which the ring's cache is told of.
             unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(StreamError::from)?;

@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, DriverError, MemsetValue, St
 use warpline_stream::{OpNumber, Stream, StreamError};
 
 use super::cpu::with_host_locks;
-use super::cuda::{enqueue, enqueue_with, located, refuse_captured};
+use super::cuda::{enqueue, enqueue_with, located, pageable_in_capture, refuse_captured};
 use super::pageable::Staged;
 use super::unlinked;
 use crate::race::Touch;
@@ -77,7 +77,7 @@ pub fn copy_bytes(
         if host_end(&dst.0) && !dst.0.is_pinned() {
             // The driver returns once the bytes are there: nothing is left to be waited for.
             let waited = |handle| {
-                refuse_captured(stream, site)?;
+                refuse_captured(stream, site.op)?;
                 piece_by_piece(handle).map_err(StreamError::from)
             };
             let copied = || Ok(stream.submit_waited(waited)?.1);
@@ -162,12 +162,14 @@ pub(super) fn pieces(first: usize, bytes: usize) -> impl Iterator<Item = Range<u
 
 /// Refuses what a capture cannot hold: a copy that the host waits for.
 fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
-    let reason = match (pageable, non_blocking) {
-        (true, _) => "one end is pageable host memory; pin it (`pin_memory`)",
-        (_, false) => "the host would wait for it; make it non-blocking",
-        _ => return Ok(()),
-    };
-    Err(Error::capture("copy_", reason.into()))
+    match (pageable, non_blocking) {
+        (true, _) => Err(pageable_in_capture("copy_")),
+        (_, false) => {
+            let reason = "the host would wait for it; make it non-blocking";
+            Err(Error::capture("copy_", reason.into()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Copies in pieces, which count as one use of the storages. It is entered where a piece failed too:

@@ -125,6 +125,7 @@ mod tests {
 
     use super::*;
     use crate::overlap;
+    use crate::overlap::tests::{bytes, layout};
 
     fn listed(span: &Span) -> HashSet<i64> {
         let mut starts = vec![span.start];
@@ -135,23 +136,7 @@ mod tests {
     }
 
     fn of_layout(layout: &Layout, item: usize) -> HashSet<i64> {
-        let mut starts = vec![layout.offset() as isize];
-        for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
-            let steps = 0..size as isize;
-            starts =
-                starts.iter().flat_map(|at| steps.clone().map(move |i| at + i * stride)).collect();
-        }
-        let bytes = |at: isize| at * item as isize..(at + 1) * item as isize;
-        starts.into_iter().flat_map(bytes).map(|at| 1000 + at as i64).collect()
-    }
-
-    fn layout() -> impl Strategy<Value = Layout> {
-        (prop::collection::vec((0usize..4, -6isize..12), 0..4), 20usize..60).prop_map(
-            |(dims, offset)| {
-                let (sizes, strides) = dims.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
-                Layout::from_parts(sizes.into(), strides.into(), offset)
-            },
-        )
+        bytes(layout, item).into_iter().map(|at| 1000 + at as i64).collect()
     }
 
     proptest! {

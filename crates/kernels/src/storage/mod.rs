@@ -13,7 +13,7 @@ use warpline_stream::Stream;
 use crate::graph::{Log, Member};
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
-pub(crate) use uses::{Use, Uses};
+pub(crate) use uses::{Uses, uses_elsewhere};
 
 /// The bytes behind one or more tensors. Clones share them; the last one frees them.
 #[derive(Clone, Debug)]

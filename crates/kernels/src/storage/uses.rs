@@ -23,6 +23,17 @@ impl Use {
     }
 }
 
+/// The uses on streams other than this one, latest first: a wait covers what comes before it on the
+/// same stream, so that one is enough for each.
+pub(crate) fn uses_elsewhere<'a>(
+    stream: &Stream,
+    uses: impl Iterator<Item = &'a Use>,
+) -> SmallVec<[&'a Use; 4]> {
+    let mut others: SmallVec<[&Use; 4]> = uses.filter(|used| used.stream != *stream).collect();
+    others.sort_unstable_by_key(|used| std::cmp::Reverse(used.op));
+    others
+}
+
 /// The last write, and per stream the last read since.
 ///
 /// Whoever enqueues work holds the lock on this from before it looks at the uses until its own is
