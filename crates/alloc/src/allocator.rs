@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
+use crate::books::Books;
 use crate::config::check_fraction;
 use crate::core::{Core, Limit};
 use crate::hooks::Hooks;
@@ -13,8 +14,8 @@ use crate::shard::{Shard, lock};
 use crate::snapshot::ordinal;
 use crate::state::{Granted, Request, State};
 use crate::stats::{Counters, Quantity};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Lasting, Mutex};
 use crate::table::Table;
 use crate::trace::Step;
 use crate::{
@@ -78,10 +79,12 @@ impl<B: Backend> CachingAllocator<B> {
         let (id, site) = (B::stream_id(stream), Location::caller());
         let mut searched = false;
         if !shared.routes.exist()
-            && let Some(shard) = shared.table.find(id)
+            && let Some((books, _)) = shared.table.find(id)
         {
-            match shared.hit(shard, bytes, id, site) {
-                Ok(granted) => return Ok(Block::new(Arc::clone(shard), granted, bytes, id)),
+            match shared.hit(books, bytes, id, site) {
+                Ok(granted) => {
+                    return Ok(Block::new(Lasting::clone(books), granted, bytes, id));
+                }
                 Err(Searched(yes)) => searched = yes,
             }
         }
@@ -276,12 +279,13 @@ impl<B: Backend> Shared<B> {
     #[inline]
     fn hit(
         &self,
-        shard: &Arc<Shard<B>>,
+        books: &Books<B>,
         bytes: usize,
         stream: u64,
         site: &'static Location<'static>,
     ) -> Result<Granted, Searched> {
-        let mut state = shard.lock_parked();
+        let mut locked = books.lock_parked();
+        let state = &mut *locked;
         if bytes == 0 || state.stream_id != stream || !state.config.caching {
             return Err(Searched(false));
         }
@@ -294,7 +298,7 @@ impl<B: Backend> Shared<B> {
         let block = state.take_fit(&request).ok_or(Searched(true))?;
         let granted = state.granted(block);
         if state.counters.over {
-            drop(state);
+            drop(locked);
             self.core.raise_peaks();
         }
         Ok(granted)
@@ -358,7 +362,7 @@ impl<B: Backend> Shared<B> {
         let block = match granted {
             Some(granted) => {
                 drop(state);
-                Block::new(Arc::clone(shard), granted, bytes, stream)
+                Block::new(Lasting::clone(&shard.books), granted, bytes, stream)
             }
             None => {
                 // Meanwhile the shard must not serve another stream.
@@ -367,7 +371,7 @@ impl<B: Backend> Shared<B> {
                 let found = self.miss(shard, &request);
                 shard.lock().misses -= 1;
                 let (shard, granted) = found?;
-                Block::new(shard, granted, bytes, stream)
+                Block::new(Lasting::clone(&shard.books), granted, bytes, stream)
             }
         };
         if over || granted.is_none() {
@@ -381,8 +385,8 @@ impl<B: Backend> Shared<B> {
     fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
         let id = B::stream_id(stream);
         let mut others = lock(&self.others);
-        let known =
-            self.table.find(id).or_else(|| others.iter().find(|s| s.lock().stream_id == id));
+        let served = self.table.find(id).map(|(_, shard)| shard);
+        let known = served.or_else(|| others.iter().find(|s| s.lock().stream_id == id));
         if let Some(shard) = known.filter(|shard| shard.lock().stream_id == id) {
             return Arc::clone(shard);
         }
@@ -419,6 +423,8 @@ impl<B: Backend> Drop for Shared<B> {
         // They keep the core alive.
         let left = std::mem::take(&mut *lock(&self.core.left));
         drop(left);
+        let others = self.others.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.table.iter().chain(others.iter()).for_each(Shard::retire);
     }
 }
 

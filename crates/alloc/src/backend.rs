@@ -67,8 +67,9 @@ pub trait StreamBackend: Send + Sync {
     }
 }
 
-/// Device memory, for a [`CachingAllocator`](crate::CachingAllocator).
-pub trait Backend: StreamBackend {
+/// Device memory, for a [`CachingAllocator`](crate::CachingAllocator). It may not borrow anything, as blocks may
+/// outlive their allocator.
+pub trait Backend: StreamBackend + 'static {
     /// One allocation of the runtime, given back on drop.
     type Memory: Send;
 

@@ -1,11 +1,11 @@
 //! A block in a caller's hands.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::Backend;
-use crate::shard::Shard;
+use crate::books::Books;
 use crate::state::{Granted, NONE};
+use crate::sync::Lasting;
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), given back on drop.
 ///
@@ -15,7 +15,7 @@ use crate::state::{Granted, NONE};
 /// goes back to the backend.
 pub struct Block<B: Backend> {
     /// `None` if it is empty.
-    shard: Option<Arc<Shard<B>>>,
+    books: Option<Lasting<Books<B>>>,
     address: u64,
     requested: usize,
     size: usize,
@@ -26,13 +26,13 @@ pub struct Block<B: Backend> {
 impl<B: Backend> Block<B> {
     #[inline]
     pub(crate) fn new(
-        shard: Arc<Shard<B>>,
+        books: Lasting<Books<B>>,
         granted: Granted,
         requested: usize,
         stream: u64,
     ) -> Self {
         Self {
-            shard: Some(shard),
+            books: Some(books),
             address: granted.address,
             size: granted.size,
             requested,
@@ -43,7 +43,7 @@ impl<B: Backend> Block<B> {
 
     /// What a request of no bytes gets.
     pub(crate) fn empty(stream: u64) -> Self {
-        Self { shard: None, address: 0, size: 0, requested: 0, stream, index: NONE }
+        Self { books: None, address: 0, size: 0, requested: 0, stream, index: NONE }
     }
 
     /// Where it starts; 0 if it is empty. At least 512-byte aligned if the backend's memory is.
@@ -78,8 +78,8 @@ impl<B: Backend> Block<B> {
     /// dropped it is used again only once all work that the stream was given until then is done.
     /// Of no effect for the stream it was allocated for.
     pub fn record_stream(&self, stream: &B::Stream) {
-        if let Some(shard) = &self.shard {
-            shard.lock_parked().record_stream(self.index, stream);
+        if let Some(books) = &self.books {
+            books.lock_parked().record_stream(self.index, stream);
         }
     }
 }
@@ -87,8 +87,8 @@ impl<B: Backend> Block<B> {
 impl<B: Backend> Drop for Block<B> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(shard) = &self.shard {
-            shard.free(self.index);
+        if let Some(books) = &self.books {
+            books.free(self.index);
         }
     }
 }

@@ -54,6 +54,7 @@
 mod allocator;
 mod backend;
 mod block;
+mod books;
 mod config;
 mod core;
 #[cfg(feature = "cuda")]

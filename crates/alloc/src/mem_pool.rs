@@ -125,12 +125,7 @@ impl<B: Backend> Drop for Pool<B> {
     fn drop(&mut self) {
         let shards = self.shards.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for shard in shards.values() {
-            let released = {
-                let mut state = shard.lock();
-                state.retired = true;
-                state.take_cached()
-            };
-            shard.core.gone(released);
+            shard.retire();
         }
     }
 }

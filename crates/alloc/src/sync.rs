@@ -24,6 +24,20 @@ pub(crate) type ShardLock<T> = Mutex<T>;
 #[cfg(feature = "shuttle")]
 pub(crate) type ShardGuard<'a, T> = MutexGuard<'a, T>;
 
+/// A reference to what is never deallocated. The checker's locks belong to one execution of many:
+/// what holds one is deallocated with the last reference.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) type Lasting<T> = &'static T;
+#[cfg(feature = "shuttle")]
+pub(crate) type Lasting<T> = std::sync::Arc<T>;
+
+pub(crate) fn lasting<T>(value: T) -> Lasting<T> {
+    #[cfg(not(feature = "shuttle"))]
+    return Box::leak(Box::new(value));
+    #[cfg(feature = "shuttle")]
+    return std::sync::Arc::new(value);
+}
+
 #[inline]
 pub(crate) fn lock_shard<T>(lock: &ShardLock<T>) -> ShardGuard<'_, T> {
     #[cfg(not(feature = "shuttle"))]

@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::Backend;
+use crate::books::Books;
 use crate::shard::Shard;
+use crate::sync::Lasting;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// More streams than this share a lock when they are looked up.
@@ -13,8 +15,11 @@ const SLOTS: usize = 128;
 /// the shard holds nothing, so whoever found one checks the stream again under its lock.
 pub(crate) struct Table<B: Backend> {
     streams: [AtomicU64; SLOTS],
-    shards: [OnceLock<Arc<Shard<B>>>; SLOTS],
+    shards: [OnceLock<Slot<B>>; SLOTS],
 }
+
+/// A shard, and its books at hand: where counts of who has the shard change is out of a hit's way.
+type Slot<B> = (Lasting<Books<B>>, Arc<Shard<B>>);
 
 impl<B: Backend> Table<B> {
     pub(crate) fn new() -> Self {
@@ -25,7 +30,7 @@ impl<B: Backend> Table<B> {
     }
 
     #[inline]
-    pub(crate) fn find(&self, stream: u64) -> Option<&Arc<Shard<B>>> {
+    pub(crate) fn find(&self, stream: u64) -> Option<&Slot<B>> {
         let first = (stream.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as usize;
         // Streams are few: the first slot it may be in is the one, but for collisions.
         (0..SLOTS).map(|step| (first + step) % SLOTS).find_map(|at| {
@@ -38,7 +43,7 @@ impl<B: Backend> Table<B> {
 
     /// Lets a vacant shard serve another stream. The caller changes the shard under its lock.
     pub(crate) fn rename(&self, shard: &Arc<Shard<B>>, stream: u64) {
-        let at = self.shards.iter().position(|s| s.get().is_some_and(|s| Arc::ptr_eq(s, shard)));
+        let at = self.shards.iter().position(|s| s.get().is_some_and(|s| Arc::ptr_eq(&s.1, shard)));
         if let Some(at) = at {
             self.streams[at].store(stream, Ordering::Relaxed);
         }
@@ -50,10 +55,10 @@ impl<B: Backend> Table<B> {
         let mut slots = (0..SLOTS).map(|step| (first + step) % SLOTS);
         let Some(at) = slots.find(|&at| self.shards[at].get().is_none()) else { return false };
         self.streams[at].store(stream, Ordering::Relaxed);
-        self.shards[at].set(Arc::clone(shard)).is_ok()
+        self.shards[at].set((Lasting::clone(&shard.books), Arc::clone(shard))).is_ok()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Shard<B>>> {
-        self.shards.iter().filter_map(OnceLock::get)
+        self.shards.iter().filter_map(|slot| Some(&slot.get()?.1))
     }
 }

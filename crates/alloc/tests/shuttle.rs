@@ -264,3 +264,26 @@ fn peaks_are_those_of_an_order_in_which_it_can_have_happened() {
         allocator.empty_cache();
     });
 }
+
+#[test]
+fn the_last_block_goes_while_its_allocator_does() {
+    check_policies(|allocator| {
+        let pool = allocator.new_pool(PoolOptions::default());
+        let mut blocks = vec![allocator.malloc(3 * MIB, &1).unwrap()];
+        {
+            let _route = allocator.use_pool(&pool);
+            blocks.push(allocator.malloc(5 * MIB, &1).unwrap());
+        }
+        for block in &blocks {
+            block.record_stream(&2);
+            allocator.backend().launch_on(2, block);
+        }
+        blocks.push(allocator.malloc(600, &1).unwrap());
+        blocks.push(allocator.malloc(700, &2).unwrap());
+        let mut threads: Vec<_> =
+            blocks.into_iter().map(|block| thread::spawn(move || drop(block))).collect();
+        threads.push(thread::spawn(move || drop(pool)));
+        drop(allocator);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}

@@ -105,6 +105,11 @@ impl Counters {
         }
     }
 
+    /// How many blocks callers have.
+    pub(crate) fn blocks(&self) -> i64 {
+        self.current.iter().map(|current| current[Quantity::Allocation as usize]).sum()
+    }
+
     /// The current values of each pool and of both.
     pub(crate) fn now(&self) -> [Values; 3] {
         let [small, large] = self.current;
