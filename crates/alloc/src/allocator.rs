@@ -7,7 +7,6 @@ use std::sync::{Arc, PoisonError, Weak};
 use crate::books::Books;
 use crate::config::check_fraction;
 use crate::core::{Core, Limit};
-use crate::hooks::Hooks;
 use crate::mem_pool::{Pool, Routes};
 use crate::rules::{PoolKind, round_size};
 use crate::shard::{Shard, lock};
@@ -45,7 +44,6 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
     pub(crate) next_pool: AtomicU64,
     pub(crate) routes: Routes<B>,
-    pub(crate) hooks: Hooks,
 }
 
 /// Whether the cache was searched for a request that is no hit.
@@ -62,7 +60,6 @@ impl<B: Backend> CachingAllocator<B> {
             pools: Mutex::default(),
             next_pool: AtomicU64::new(0),
             routes: Routes::default(),
-            hooks: Hooks::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -141,14 +138,14 @@ impl<B: Backend> CachingAllocator<B> {
     /// and without any lock, so that it may use the allocator; it is not told of its own requests.
     /// It is kept as long as the allocator, so one that owns a clone keeps that alive for good.
     pub fn on_out_of_memory(&self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
-        self.shared.hooks.add_observer(Arc::new(observer));
+        self.shared.core.hooks.add_observer(Arc::new(observer));
     }
 
     /// Calls `callback` when nothing cached fits a request, before the backend is asked. It may
     /// drop blocks, and answers whether it did. No lock is held. It is not called for its own
     /// requests.
     pub fn on_cache_miss(&self, callback: impl Fn() -> bool + Send + Sync + 'static) {
-        self.shared.hooks.add_callback(Arc::new(callback));
+        self.shared.core.hooks.add_callback(Arc::new(callback));
     }
 
     /// Calls `follower` whenever free memory is mapped at another address: with the former one, the
@@ -157,7 +154,7 @@ impl<B: Backend> CachingAllocator<B> {
     ///
     /// The allocator is in the middle of a request: `follower` must not call it, nor drop a block.
     pub fn on_remap(&self, follower: impl Fn(u64, u64, usize) + Send + Sync + 'static) {
-        self.shared.hooks.add_follower(Arc::new(follower));
+        self.shared.core.hooks.add_follower(Arc::new(follower));
     }
 
     // ---- statistics ---------------------------------------------------------------------

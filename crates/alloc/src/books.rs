@@ -56,6 +56,13 @@ impl<B: Backend> Books<B> {
     #[inline]
     pub(crate) fn free(&self, block: u32) {
         let mut locked = self.lock_parked();
+        if let Some(homes) = locked.homes_of(block) {
+            // It is still the caller's, so that nobody else has its memory yet.
+            let core = Arc::clone(&locked.filled().core);
+            drop(locked);
+            homes.iter().for_each(|&(from, to, bytes)| core.hooks.moved(from, to, bytes));
+            locked = self.lock_parked();
+        }
         let Filled { state, core, .. } = locked.filled();
         if core.is_capturing() {
             state.free_in_capture(block);

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::hooks::Hooks;
 use crate::pages::Arenas;
 use crate::shard::{Shard, lock};
 use crate::state::Released;
@@ -32,6 +33,7 @@ pub(crate) struct Core<B: Backend> {
     /// Searches of large pools, while garbage is collected.
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
+    pub(crate) hooks: Hooks,
 }
 
 /// What only one thread at a time deals with.
@@ -68,6 +70,7 @@ impl<B: Backend> Core<B> {
             closed: AtomicBool::new(false),
             clock: Arc::default(),
             tracer: Arc::default(),
+            hooks: Hooks::default(),
         }
     }
 

@@ -74,10 +74,12 @@ mod shard;
 mod snapshot;
 mod state;
 mod stats;
+mod stitch;
 mod summary;
 mod sync;
 mod table;
 mod trace;
+mod windows;
 
 pub use allocator::CachingAllocator;
 pub use backend::{Backend, Handle, HostBackend, StreamBackend, VirtualMemory};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::allocator::Shared;
 use crate::core::Slow;
 use crate::pages::page_size;
-use crate::rules::{MAX_REQUEST, segment_size};
+use crate::rules::{MAX_REQUEST, PAGE, segment_size};
 use crate::shard::{Shard, lock};
 use crate::state::{ArenaRange, Granted, Idle, Pages, Request, State};
 use crate::sync::MutexGuard;
@@ -19,7 +19,7 @@ impl<B: Backend> Shared<B> {
         shard: &Arc<Shard<B>>,
         request: &Request,
     ) -> Result<(Arc<Shard<B>>, Granted), AllocError> {
-        if self.hooks.ask()
+        if self.core.hooks.ask()
             && let Some(granted) = search(shard, State::take_fit, request)
         {
             return Ok((Arc::clone(shard), granted));
@@ -72,7 +72,7 @@ impl<B: Backend> Shared<B> {
     ) -> AllocError {
         let facts = self.out_of_memory(shard, request, limit);
         drop(slow);
-        self.hooks.tell(&facts);
+        self.core.hooks.tell(&facts);
         AllocError::OutOfMemory(Box::new(facts))
     }
 
@@ -192,8 +192,11 @@ impl<B: Backend> Shared<B> {
         let growth = match planned {
             Some(growth) => growth,
             None => {
-                self.reserve(slow, memory, shard, request, page_size)?;
-                let planned = shard.lock().plan_expansion(request, page_size);
+                let arena = self.reserve(slow, memory, request, request.size, page_size)?;
+                let Some(arena) = arena else { return Ok(None) };
+                let mut state = shard.lock();
+                state.add_arena(request.kind, arena);
+                let planned = state.plan_expansion(request, page_size);
                 let Some(growth) = planned else { return Ok(None) };
                 growth
             }
@@ -220,32 +223,29 @@ impl<B: Backend> Shared<B> {
         Ok(Some(shard.lock().finish(&growth, request)))
     }
 
-    /// Reserves addresses for a pool of the shard, if there are enough.
+    /// Reserves addresses for at least `bytes` bytes of a request. `None` if there are not enough.
     pub(crate) fn reserve(
         &self,
         slow: &mut Slow<B>,
         memory: &dyn VirtualMemory<B::Error>,
-        shard: &Arc<Shard<B>>,
         request: &Request,
+        bytes: usize,
         page_size: usize,
-    ) -> Result<(), AllocError> {
+    ) -> Result<Option<ArenaRange>, AllocError> {
         let backend_error = |error| AllocError::from_backend(request.requested, error);
         let (_, total) = self.core.backend.mem_info().map_err(backend_error)?;
         // More than there is: what is left unmapped between blocks takes addresses too.
         let total = total.min(MAX_REQUEST);
-        let bytes = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
-        if request.size > bytes {
-            return Ok(());
+        let range = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
+        if bytes > range {
+            return Ok(None);
         }
-        let reserved = slow.arenas.reserve(memory, bytes, page_size);
-        let (number, base) = match reserved {
-            Ok(range) => range,
+        match slow.arenas.reserve(memory, range, page_size) {
+            Ok((number, base)) => Ok(Some(ArenaRange { number, base, bytes: range, page_size })),
             // Those that nothing uses go back before the request fails.
-            Err(error) if self.core.backend.is_out_of_memory(&error) => return Ok(()),
-            Err(error) => return Err(backend_error(error)),
-        };
-        shard.lock().add_arena(request.kind, ArenaRange { number, base, page_size }, bytes);
-        Ok(())
+            Err(error) if self.core.backend.is_out_of_memory(&error) => Ok(None),
+            Err(error) => Err(backend_error(error)),
+        }
     }
 
     pub(crate) fn may_reserve(
@@ -339,7 +339,13 @@ impl<B: Backend> Shared<B> {
         let idle = with_arenas.iter().filter(|(_, stream, _)| self.core.wait_for(stream)).count();
         let all_idle = idle == with_arenas.len();
         if all_idle {
-            slow.arenas.forget_lent();
+            let mut in_use = Vec::new();
+            for (shard, ..) in &with_arenas {
+                let mut state = shard.lock();
+                state.forget_lent();
+                in_use.append(&mut state.windows_in_use(PAGE));
+            }
+            slow.arenas.forget_aliases(&in_use);
         }
         for (shard, _, pages) in with_arenas {
             for (kind, pages) in pages {

@@ -1,16 +1,16 @@
-//! The default policy: pages that are free somewhere are mapped where memory is needed.
+//! The default policy: requests are served by pages that are free somewhere before new ones are
+//! made. `stitch.rs` has what it does with memory that lies apart.
 
 use std::sync::Arc;
 
 use crate::allocator::Shared;
 use crate::core::Slow;
-use crate::pages::FreePages;
 use crate::shard::{Shard, lock};
-use crate::state::{Granted, Growth, Pages, Request};
+use crate::state::{Granted, Growth, Pages, Request, State};
 use crate::{AllocError, Backend, PoolKind, VirtualMemory};
 
-/// New pages are created, rather than free ones taken from where they are, while all pages are
-/// at most one part in so many more than what was asked for at the peak.
+/// New pages are created, rather than free ones used that lie elsewhere, while all pages are at
+/// most one part in so many more than what was asked for at the peak.
 const SLACK: usize = 64;
 /// And while they are at most so many bytes more: so that the streams of a small program do not
 /// take one page from each other all the time.
@@ -20,29 +20,35 @@ const MIN_SLACK: usize = 8 << 20;
 /// them takes longer than that, and a request that fails leaves them to be given back.
 const MANY: usize = 128;
 
-/// A free page that is to be mapped elsewhere.
+/// Other threads may take what was gathered for a request. So often it is tried.
+const ATTEMPTS: usize = 4;
+
+/// A free page of another shard or pool, out of its books.
 struct Loan {
     page: Pages,
     kind: PoolKind,
-    /// Number of the lending, by which its former addresses are known to be out of use.
-    lending: u64,
-    /// Where it is still free.
     owner: usize,
 }
 
-/// What a growth is for.
-struct Need<'a, B: Backend> {
-    memory: &'a dyn VirtualMemory<B::Error>,
-    /// All that have pages; the first is the one that grows.
+/// What memory is looked for.
+pub(crate) struct Need<'a, B: Backend> {
+    pub(crate) memory: &'a dyn VirtualMemory<B::Error>,
+    /// All that have pages; the first is the one that needs them.
     shards: &'a [Arc<Shard<B>>],
-    request: &'a Request,
-    page_size: usize,
+    pub(crate) request: &'a Request,
+    pub(crate) page_size: usize,
     /// How many bytes may be reserved.
     limit: Option<usize>,
 }
 
+impl<B: Backend> Need<'_, B> {
+    pub(crate) fn shard(&self) -> &Arc<Shard<B>> {
+        &self.shards[0]
+    }
+}
+
 impl<B: Backend> Shared<B> {
-    /// Maps pages, free or new ones, behind the addresses where it takes the fewest calls.
+    /// Serves a request that nothing cached fits.
     pub(crate) fn remap(
         &self,
         slow: &mut Slow<B>,
@@ -56,40 +62,81 @@ impl<B: Backend> Shared<B> {
             slow.arenas.poll(&self.core.backend);
         }
         let shards = self.lenders(shard);
-        let free = shards.iter().flat_map(|shard| shard.lock().list_free_pages(page_size));
-        let free = slow.arenas.free_pages(&free.collect::<Vec<_>>());
         let need = Need { memory, shards: &shards, request, page_size, limit };
-        let Some(mut growth) = self.plan(slow, &need, shard, &free)? else { return Ok(None) };
-        let mut taken_back = self.take_back(slow, &need, &mut growth);
-        if growth.missing[taken_back..].iter().any(|&pages| slow.arenas.is_busy(pages)) {
-            // Not every page that was to come back did, and work may still use where it was.
-            shard.lock().undo(&growth, taken_back);
-            let none = FreePages::default();
-            let Some(other) = self.plan(slow, &need, shard, &none)? else { return Ok(None) };
-            (growth, taken_back) = (other, 0);
-        }
-        let left = free.count.saturating_sub(taken_back);
-        let new = (growth.missing.len() - taken_back).saturating_sub(left);
-        let filled = match self.has_room(new, &need) {
-            Ok(true) => self.fill(slow, &need, &growth, taken_back),
-            Ok(false) => Err((taken_back, None)),
-            Err(error) => Err((taken_back, Some(error))),
-        };
+        let served = self.serve(slow, &need);
         lock(&self.core.global).mapping_time += std::mem::take(&mut slow.arenas.spent);
-        match filled {
-            Ok(()) => Ok(Some(shard.lock().finish(&growth, request))),
-            Err((mapped, error)) => {
-                shard.lock().undo(&growth, mapped);
-                error.map_or(Ok(None), Err)
-            }
-        }
+        served
     }
 
-    /// Whether there is memory for so many new pages, as far as it is known.
-    fn has_room(&self, pages: usize, need: &Need<'_, B>) -> Result<bool, AllocError> {
-        let bytes = pages.saturating_mul(need.page_size);
-        let free = || self.core.backend.mem_info().map_or(usize::MAX, |(free, _)| free);
-        Ok(pages < MANY || (self.may_reserve(bytes, need.limit)? && bytes <= free()))
+    /// First come windows that are there, then as many new pages as may be, then whatever is free.
+    ///
+    /// What is chosen is the first by address. So a program that repeats itself finds the windows
+    /// that it needs from the second time on, and makes no call any more.
+    fn serve(&self, slow: &mut Slow<B>, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
+        for _ in 0..ATTEMPTS {
+            if let Some(granted) = self.reuse_window(slow, need) {
+                return Ok(Some(granted));
+            }
+            if let Some(granted) = self.grow_home(slow, need)? {
+                return Ok(Some(granted));
+            }
+            match self.gather(slow, need)? {
+                None => return Ok(None),
+                Some(0) => {}
+                Some(_) => {
+                    // What came may lie beside what was there.
+                    let mut state = need.shard().lock();
+                    if let Some(block) = state.take_fit_again(need.request) {
+                        return Ok(Some(state.granted(block)));
+                    }
+                    drop(state);
+                    if let Some(granted) = self.reuse_window(slow, need) {
+                        return Ok(Some(granted));
+                    }
+                }
+            }
+            if let Some(granted) = self.stitch(slow, need)? {
+                return Ok(Some(granted));
+            }
+        }
+        Ok(None)
+    }
+
+    /// So many new pages may be made although others are free.
+    fn slack(&self, need: &Need<'_, B>) -> usize {
+        let peak = self.core.peak_requested_with(need.request.requested);
+        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
+        let allowed = peak + (peak / SLACK).max(MIN_SLACK);
+        allowed.saturating_sub(reserved) / need.page_size
+    }
+
+    /// Maps new pages behind free memory, or where there is none, if there is slack for them.
+    fn grow_home(
+        &self,
+        slow: &mut Slow<B>,
+        need: &Need<'_, B>,
+    ) -> Result<Option<Granted>, AllocError> {
+        let slack = self.slack(need) * need.page_size;
+        if slack == 0 {
+            return Ok(None);
+        }
+        let plan = |state: &mut State<B>| state.plan_growth(need.request, need.page_size);
+        let Some(growth) = self.plan(slow, need, need.request.size, plan)? else {
+            return Ok(None);
+        };
+        let pages = growth.missing.len();
+        if pages * need.page_size > slack || !self.has_room(pages, need)? {
+            need.shard().lock().undo(&growth, 0);
+            return Ok(None);
+        }
+        for (mapped, &to) in growth.missing.iter().enumerate() {
+            let created = self.create(slow, need, to);
+            if !matches!(created, Ok(true)) {
+                need.shard().lock().undo(&growth, mapped);
+                return created.map(|_| None);
+            }
+        }
+        Ok(Some(need.shard().lock().finish(&growth, need.request)))
     }
 
     /// Chooses addresses, new ones if need be, and lists what is missing page by page.
@@ -97,104 +144,102 @@ impl<B: Backend> Shared<B> {
         &self,
         slow: &mut Slow<B>,
         need: &Need<'_, B>,
-        shard: &Arc<Shard<B>>,
-        free: &FreePages,
+        bytes: usize,
+        plan: impl Fn(&mut State<B>) -> Option<Growth>,
     ) -> Result<Option<Growth>, AllocError> {
-        let (request, page_size) = (need.request, need.page_size);
-        let mut planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, free);
-        if planned.is_none() {
-            self.reserve(slow, need.memory, shard, request, page_size)?;
-            planned = shard.lock().plan_cheapest(request, page_size, &slow.arenas, free);
+        let mut planned = plan(&mut need.shard().lock());
+        if planned.is_none()
+            && let Some(arena) =
+                self.reserve(slow, need.memory, need.request, bytes, need.page_size)?
+        {
+            let mut state = need.shard().lock();
+            state.add_arena(need.request.kind, arena);
+            planned = plan(&mut state);
         }
         if let Some(growth) = &mut planned {
-            growth.split_missing(page_size);
+            growth.split_missing(need.page_size);
         }
         Ok(planned)
     }
 
-    /// Takes pages back that were lent from the missing addresses and are free: that takes no
-    /// call. Answers how many there are; they are first among the missing from now on.
-    fn take_back(&self, slow: &mut Slow<B>, need: &Need<'_, B>, growth: &mut Growth) -> usize {
-        let lent = growth.missing.iter();
-        let mut wanted: Vec<(Pages, Pages)> =
-            lent.filter_map(|&at| Some((slow.arenas.borrower(at)?, at))).collect();
-        wanted.sort_unstable_by_key(|(borrower, _)| borrower.start);
-        wanted.dedup_by_key(|(borrower, _)| borrower.start);
-        let borrowers: Vec<Pages> = wanted.iter().map(|&(borrower, _)| borrower).collect();
-        let mut back = Vec::new();
-        for owner in 0..need.shards.len() {
-            if borrowers.is_empty() {
-                break;
-            }
-            let taken = need.shards[owner].lock().take_these_pages(&borrowers, need.page_size);
-            for loan in self.lend_out(slow, need.shards, owner, taken) {
-                let find = wanted.binary_search_by_key(&loan.page.start, |(from, _)| from.start);
-                if let Ok(found) = find {
-                    let (from, to) = wanted[found];
-                    slow.arenas.take_back(to, loan.lending);
-                    self.hooks.moved(from.start, to.start, to.size);
-                    back.push(to.start);
-                    let mut global = lock(&self.core.global);
-                    let (to, bytes) = (need.request.kind, need.page_size as i64);
-                    global.reserved_bytes.transfer(loan.kind, to, bytes);
-                }
-            }
+    /// Brings pages here, of other shards and pools or new ones, until those that are free here
+    /// are enough for the request. Answers how many came; `None` if there is not enough memory.
+    fn gather(&self, slow: &mut Slow<B>, need: &Need<'_, B>) -> Result<Option<usize>, AllocError> {
+        let (kind, page_size) = (need.request.kind, need.page_size);
+        let wanted = need.request.size.div_ceil(page_size);
+        let free = need.shard().lock().list_free_pages(kind, page_size);
+        let free: usize = free.iter().map(|pages| pages.size / page_size).sum();
+        let missing = wanted.saturating_sub(free);
+        if missing == 0 {
+            return Ok(Some(0));
         }
-        growth.missing.sort_by_key(|page| !back.contains(&page.start));
-        back.len()
+        let elsewhere = self.free_elsewhere(need);
+        let available = elsewhere.iter().map(|(_, _, pages)| pages.size / page_size).sum();
+        let mut new = self.slack(need).min(missing).max(missing.saturating_sub(available));
+        if !self.has_room(new, need)? {
+            if available < missing {
+                return Ok(None);
+            }
+            new = 0;
+        }
+        let back = self.take_back(slow, need, missing - new, &elsewhere);
+        let rest = missing - back;
+        if rest == 0 {
+            return Ok(Some(missing));
+        }
+        let plan = |state: &mut State<B>| state.plan_pages(kind, rest, page_size);
+        let Some(growth) = self.plan(slow, need, rest * page_size, plan)? else { return Ok(None) };
+        let (mapped, result) = self.fill(slow, need, &growth, rest.saturating_sub(new));
+        need.shard().lock().undo(&growth, mapped);
+        result.map(|enough| enough.then_some(missing))
     }
 
-    /// Maps a page at each missing address of a growth but the first ones. An error says how many are mapped, and
-    /// is `None` where there is no memory.
+    /// Maps a page at each missing address: so many borrowed ones, if they are to be had, then new
+    /// ones, then borrowed ones again. Answers how many, and whether that is all.
     fn fill(
         &self,
         slow: &mut Slow<B>,
         need: &Need<'_, B>,
         growth: &Growth,
-        mapped: usize,
-    ) -> Result<(), (usize, Option<AllocError>)> {
-        let missing = growth.missing.len();
-        if mapped == missing {
-            return Ok(());
-        }
-        let peak = self.core.peak_requested_with(need.request.requested);
-        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
-        let allowed = peak + (peak / SLACK).max(MIN_SLACK);
-        let room = allowed.saturating_sub(reserved) / need.page_size;
-        let shards = need.shards;
-        // What is not to be had anywhere has to be new.
-        let mut loans =
-            self.borrow(slow, shards, (missing - mapped).saturating_sub(room), need.page_size);
-        for (mapped, &to) in growth.missing.iter().enumerate().skip(mapped) {
+        borrowed: usize,
+    ) -> (usize, Result<bool, AllocError>) {
+        let count = growth.missing.len();
+        let mut loans = self.borrow(need, borrowed);
+        for (mapped, &to) in growth.missing.iter().enumerate() {
             if loans.is_empty() {
                 match self.create(slow, need, to) {
                     Ok(true) => continue,
-                    Ok(false) => {
-                        // Memory is short: only what is free somewhere is left.
-                        let left = missing - mapped;
-                        loans = self.borrow(slow, shards, left, need.page_size);
-                        if loans.len() < left {
-                            self.give_back(shards, loans);
-                            return Err((mapped, None));
-                        }
-                    }
-                    Err(error) => return Err((mapped, Some(error))),
+                    Ok(false) => loans = self.borrow(need, count - mapped),
+                    Err(error) => return (mapped, Err(error)),
                 }
             }
-            let Some(loan) = loans.pop() else { return Err((mapped, None)) };
-            if let Err(error) = slow.arenas.lend(need.memory, loan.page, to, loan.lending) {
+            let Some(loan) = loans.pop() else { return (mapped, Ok(false)) };
+            if let Err(error) = slow.arenas.lend(need.memory, loan.page, to) {
                 loans.push(loan);
-                self.give_back(shards, loans);
+                self.give_back(need, loans);
                 let none = self.core.backend.is_out_of_memory(&error);
                 let failed = || AllocError::from_backend(need.page_size, error);
-                return Err((mapped, (!none).then(failed)));
+                return (mapped, if none { Ok(false) } else { Err(failed()) });
             }
-            self.hooks.moved(loan.page.start, to.start, to.size);
-            let mut global = lock(&self.core.global);
-            global.reserved_bytes.transfer(loan.kind, need.request.kind, need.page_size as i64);
-            global.num_remaps += 1;
+            lock(&self.core.global).num_remaps += 1;
+            self.moved(need, &loan, to);
         }
-        Ok(())
+        self.give_back(need, loans);
+        (count, Ok(true))
+    }
+
+    /// Counts a page where it is now, and tells of it.
+    fn moved(&self, need: &Need<'_, B>, loan: &Loan, to: Pages) {
+        let bytes = need.page_size as i64;
+        lock(&self.core.global).reserved_bytes.transfer(loan.kind, need.request.kind, bytes);
+        self.core.hooks.moved(loan.page.start, to.start, to.size);
+    }
+
+    /// Whether there is memory for so many new pages, as far as it is known.
+    fn has_room(&self, pages: usize, need: &Need<'_, B>) -> Result<bool, AllocError> {
+        let bytes = pages.saturating_mul(need.page_size);
+        let free = || self.core.backend.mem_info().map_or(usize::MAX, |(free, _)| free);
+        Ok(pages < MANY || (self.may_reserve(bytes, need.limit)? && bytes <= free()))
     }
 
     /// Creates a page and maps it; false if there is no memory for it.
@@ -219,8 +264,8 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// All shards, this one first: its own free pages need no wait. During a capture it is alone,
-    /// since the others' streams may be the ones that are captured.
+    /// All shards, this one first. During a capture it is alone, since the others' streams may be
+    /// the ones that are captured.
     fn lenders(&self, shard: &Arc<Shard<B>>) -> Vec<Arc<Shard<B>>> {
         if self.core.is_capturing() {
             return vec![Arc::clone(shard)];
@@ -230,64 +275,103 @@ impl<B: Backend> Shared<B> {
         shards
     }
 
-    /// Takes up to `count` free pages from where they are. Later work of the first shard's stream
-    /// waits, on the device, for what the others' streams still do with theirs.
-    fn borrow(
+    /// Pools other than the one that needs pages, by shard: this one's other pool needs no wait.
+    fn others(need: &Need<'_, B>) -> impl Iterator<Item = (usize, PoolKind)> {
+        let kind = need.request.kind;
+        let shards = 0..need.shards.len();
+        let pools = shards.flat_map(|owner| [PoolKind::Large, PoolKind::Small].map(|k| (owner, k)));
+        pools.filter(move |other| *other != (0, kind))
+    }
+
+    /// Whole free pages that are at home elsewhere.
+    fn free_elsewhere(&self, need: &Need<'_, B>) -> Vec<(usize, PoolKind, Pages)> {
+        let list = |(owner, kind): (usize, PoolKind)| {
+            let pages = need.shards[owner].lock().list_free_pages(kind, need.page_size);
+            pages.into_iter().map(move |pages| (owner, kind, pages))
+        };
+        Self::others(need).flat_map(list).collect()
+    }
+
+    /// Takes up to `count` of these pages that were at home here before: that takes no call.
+    /// Answers how many came.
+    fn take_back(
         &self,
         slow: &mut Slow<B>,
-        shards: &[Arc<Shard<B>>],
+        need: &Need<'_, B>,
         count: usize,
-        page_size: usize,
-    ) -> Vec<Loan> {
+        elsewhere: &[(usize, PoolKind, Pages)],
+    ) -> usize {
+        if count == 0 || elsewhere.is_empty() {
+            return 0;
+        }
+        let kind = need.request.kind;
+        let arenas = need.shard().lock().arenas(kind, need.page_size);
+        let away = arenas.iter().flat_map(|arena| slow.arenas.away(arena.number));
+        let is_free = |(_, there): &(Pages, Pages)| {
+            let mut free = elsewhere.iter().map(|(_, _, pages)| pages.start..pages.end());
+            free.any(|free| free.contains(&there.start))
+        };
+        let mut wanted: Vec<_> = away.filter(is_free).take(count).collect();
+        wanted.sort_unstable_by_key(|(_, there)| there.start);
+        let there: Vec<Pages> = wanted.iter().map(|&(_, there)| there).collect();
+        let mut came = 0;
+        for (owner, from) in Self::others(need) {
+            let taken = need.shards[owner].lock().lend_these_pages(from, &there, need.page_size);
+            for loan in self.lend_out(need, owner, from, taken) {
+                let find = there.binary_search_by_key(&loan.page.start, |page| page.start);
+                let Ok(found) = find else { continue };
+                let to = wanted[found].0;
+                slow.arenas.take_back(loan.page, to);
+                self.moved(need, &loan, to);
+                need.shard().lock().uncarve(kind, to);
+                came += 1;
+            }
+        }
+        came
+    }
+
+    /// Takes up to `count` free pages from where they are at home.
+    fn borrow(&self, need: &Need<'_, B>, count: usize) -> Vec<Loan> {
         let mut loans = Vec::new();
-        for (owner, shard) in shards.iter().enumerate() {
+        for (owner, kind) in Self::others(need) {
             if loans.len() == count {
                 break;
             }
-            let taken = shard.lock().take_some_pages(count - loans.len(), page_size);
-            loans.extend(self.lend_out(slow, shards, owner, taken));
+            let left = count - loans.len();
+            let taken = need.shards[owner].lock().lend_some_pages(kind, left, need.page_size);
+            loans.extend(self.lend_out(need, owner, kind, taken));
         }
         loans.reverse();
         loans
     }
 
-    /// Makes loans of free pages that were taken out of a shard.
+    /// Makes loans of free pages that were taken out of a shard. Later work of the first shard's
+    /// stream waits, on the device, for what another's still does with them.
     fn lend_out(
         &self,
-        slow: &mut Slow<B>,
-        shards: &[Arc<Shard<B>>],
+        need: &Need<'_, B>,
         owner: usize,
-        taken: Vec<(PoolKind, Pages)>,
+        kind: PoolKind,
+        taken: Vec<Pages>,
     ) -> Vec<Loan> {
-        if taken.is_empty() {
-            return Vec::new();
-        }
-        let backend = &self.core.backend;
-        let stream = shards[owner].lock().stream.clone();
-        let event = backend.record(&stream).and_then(|event| {
-            if owner > 0 {
-                let own = shards[0].lock().stream.clone();
-                backend.wait(&own, &event)?;
+        if owner > 0 && !taken.is_empty() {
+            let backend = &self.core.backend;
+            let [own, other] = [0, owner].map(|at| need.shards[at].lock().stream.clone());
+            let ordered = backend.record(&other).and_then(|event| backend.wait(&own, &event));
+            if ordered.is_err() {
+                // Nobody knows when these are out of use.
+                let mut state = need.shards[owner].lock();
+                taken.into_iter().for_each(|pages| state.uncarve(kind, pages));
+                return Vec::new();
             }
-            Ok(event)
-        });
-        let Ok(event) = event else {
-            // Nobody knows when these are out of use.
-            let mut state = shards[owner].lock();
-            taken.into_iter().for_each(|(kind, pages)| state.uncarve(kind, pages));
-            return Vec::new();
-        };
-        let lending = slow.arenas.add_lending(event);
-        let page_size = |pages: Pages| slow.arenas.page_size(pages.arena);
-        let loans = taken.into_iter().flat_map(|(kind, pages)| {
-            pages.each(page_size(pages)).map(move |page| Loan { page, kind, lending, owner })
-        });
-        loans.collect()
+        }
+        let pages = taken.into_iter().flat_map(|pages| pages.each(need.page_size));
+        pages.map(|page| Loan { page, kind, owner }).collect()
     }
 
-    fn give_back(&self, shards: &[Arc<Shard<B>>], loans: Vec<Loan>) {
+    fn give_back(&self, need: &Need<'_, B>, loans: Vec<Loan>) {
         for loan in loans {
-            shards[loan.owner].lock().uncarve(loan.kind, loan.page);
+            need.shards[loan.owner].lock().uncarve(loan.kind, loan.page);
         }
     }
 }

@@ -39,6 +39,10 @@ impl Growth {
 }
 
 impl Pages {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.size as u64
+    }
+
     /// Each page alone.
     pub(crate) fn each(self, page_size: usize) -> impl Iterator<Item = Pages> {
         let starts = (self.start..self.start + self.size as u64).step_by(page_size);
@@ -48,9 +52,9 @@ impl Pages {
 
 impl<B: Backend> State<B> {
     /// Adds a reserved range, with nothing mapped.
-    pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange, bytes: usize) {
+    pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange) {
         let segment = Segment { holding: Holding::Arena(arena), first: NONE, oversize: false };
-        let block = self.add_chain(segment, kind, arena.base, bytes, Held::Unmapped);
+        let block = self.add_chain(segment, kind, arena.base, arena.bytes, Held::Unmapped);
         self.unmapped[kind as usize].insert(arena.base, block);
     }
 
@@ -82,31 +86,73 @@ impl<B: Backend> State<B> {
     /// `page_size` bytes, as PyTorch's expandable segments choose them. `None` if no arena has
     /// them.
     pub(crate) fn plan_expansion(&mut self, request: &Request, page_size: usize) -> Option<Growth> {
-        let unmapped = self.unmapped[request.kind as usize].values();
-        // Under other options there may have been pages of another size.
-        let mut unmapped = unmapped.filter(|&&at| self.has_pages_of(page_size, at));
-        let first = unmapped.find_map(|&unmapped| {
-            let prev = self.records[unmapped as usize].prev;
-            let first = if self.is_usable(prev) { prev } else { unmapped };
-            let (mut bytes, mut block) = (0, first);
-            while bytes < request.size && self.is_usable(block) {
-                bytes += self.records[block as usize].size;
-                block = self.records[block as usize].next;
-            }
-            (bytes >= request.size).then_some(first)
-        })?;
+        let (first, _) = self.expansions(request, page_size).next()?;
         Some(self.take_run(first, request.size, page_size))
     }
 
+    /// The same, but for where the least is missing.
+    pub(crate) fn plan_growth(&mut self, request: &Request, page_size: usize) -> Option<Growth> {
+        let (first, _) = self.expansions(request, page_size).min_by_key(|(_, missing)| *missing)?;
+        Some(self.take_run(first, request.size, page_size))
+    }
+
+    /// Addresses for so many pages, none of which is mapped.
+    pub(crate) fn plan_pages(
+        &mut self,
+        kind: PoolKind,
+        count: usize,
+        page_size: usize,
+    ) -> Option<Growth> {
+        let mut unmapped = self.unmapped_of(kind, page_size);
+        let bytes = count * page_size;
+        let first = unmapped.find(|&block| self.records[block as usize].size >= bytes)?;
+        drop(unmapped);
+        Some(self.take_run(first, bytes, page_size))
+    }
+
+    /// Where a request can be served by mapping pages, by address: the first record of each place,
+    /// and how many bytes have to be mapped there.
+    fn expansions(
+        &self,
+        request: &Request,
+        page_size: usize,
+    ) -> impl Iterator<Item = (u32, usize)> {
+        let size = request.size;
+        self.unmapped_of(request.kind, page_size).filter_map(move |unmapped| {
+            let prev = self.records[unmapped as usize].prev;
+            let first = if self.is_usable(prev) { prev } else { unmapped };
+            let (mut bytes, mut missing, mut block) = (0, 0, first);
+            while bytes < size && self.is_usable(block) {
+                let record = &self.records[block as usize];
+                if record.held == Held::Unmapped {
+                    missing += record.size.min((size - bytes).next_multiple_of(page_size));
+                }
+                bytes += record.size;
+                block = record.next;
+            }
+            (bytes >= size).then_some((first, missing))
+        })
+    }
+
+    /// The unmapped records in arenas with pages of this size, by address. Under other options
+    /// there may have been pages of another size.
+    fn unmapped_of(&self, kind: PoolKind, page_size: usize) -> impl Iterator<Item = u32> {
+        let unmapped = self.unmapped[kind as usize].values().copied();
+        unmapped.filter(move |&block| {
+            let held = self.records[block as usize].held;
+            held == Held::Unmapped && self.has_pages_of(page_size, block)
+        })
+    }
+
     /// Whether a record is free or unmapped.
-    pub(super) fn is_usable(&self, block: u32) -> bool {
+    fn is_usable(&self, block: u32) -> bool {
         let record = self.records.get(block as usize);
         record.is_some_and(|record| matches!(record.held, Held::Free | Held::Unmapped))
     }
 
     /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
     /// are `size` bytes with what is mapped rounded up to whole pages.
-    pub(super) fn take_run(&mut self, first: u32, size: usize, page_size: usize) -> Growth {
+    fn take_run(&mut self, first: u32, size: usize, page_size: usize) -> Growth {
         let arena = self.arena_of(first).number;
         let (mut free, mut missing) = (Vec::new(), Vec::new());
         let (mut bytes, mut block) = (0, first);
@@ -137,7 +183,7 @@ impl<B: Backend> State<B> {
     }
 
     /// Takes a free or unmapped record out of its pool.
-    pub(super) fn unlist(&mut self, record: &Record) {
+    fn unlist(&mut self, record: &Record) {
         if record.held == Held::Free {
             self.pools[record.kind as usize].remove(record.size, record.address);
         } else {
@@ -146,7 +192,7 @@ impl<B: Backend> State<B> {
     }
 
     /// Puts a free or unmapped record into its pool, as it is.
-    pub(super) fn list(&mut self, block: u32) {
+    fn list(&mut self, block: u32) {
         let record = self.records[block as usize];
         if record.held == Held::Free {
             self.pools[record.kind as usize].insert(record.free(block));
@@ -185,16 +231,24 @@ impl<B: Backend> State<B> {
             if mapped {
                 self.join_pool(block);
             } else {
-                self.join_unmapped(block);
+                self.join_unmapped(block, Held::Unmapped);
             }
         }
     }
 
     /// Takes whole pages out of a free block, which must contain them: their addresses stay,
-    /// without memory.
-    pub(crate) fn carve(&mut self, block: u32, start: u64, size: usize) -> Pages {
-        let record = self.records[block as usize];
+    /// without memory of their own. Pages that are lent may come back.
+    pub(crate) fn carve(&mut self, block: u32, start: u64, size: usize, lent: bool) -> Pages {
         let arena = self.arena_of(block).number;
+        let middle = self.cut_out(block, start, size);
+        self.join_unmapped(middle, if lent { Held::Lent } else { Held::Unmapped });
+        self.trace(TraceAction::SegmentUnmap, start, size, None);
+        Pages { arena, start, size }
+    }
+
+    /// Takes a part out of a free block, out of its pool.
+    pub(super) fn cut_out(&mut self, block: u32, start: u64, size: usize) -> u32 {
+        let record = self.records[block as usize];
         self.unlist(&record);
         let before = (start - record.address) as usize;
         let after = record.size - before - size;
@@ -206,9 +260,8 @@ impl<B: Backend> State<B> {
         if before > 0 {
             self.list(block);
         }
-        self.join_unmapped(middle);
-        self.trace(TraceAction::SegmentUnmap, start, size, None);
-        Pages { arena, start, size }
+        self.records[middle as usize].held = Held::Growing;
+        middle
     }
 
     fn trace_maps(&self, mapped: &[Pages], site: Option<&'static Location<'static>>) {
@@ -218,7 +271,7 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Puts pages back that were carved out and are still mapped.
+    /// Makes pages free that were unmapped or lent, and are mapped now.
     pub(crate) fn uncarve(&mut self, kind: PoolKind, pages: Pages) {
         let unmapped = self.unmapped[kind as usize].range(..=pages.start).next_back();
         let Some((&start, &block)) = unmapped else { return };
@@ -230,7 +283,7 @@ impl<B: Backend> State<B> {
         self.unlist(&record);
         let middle = if ahead == 0 { block } else { self.split_off(block, ahead, Held::Growing) };
         if self.records[middle as usize].size > pages.size {
-            let rest = self.split_off(middle, pages.size, Held::Unmapped);
+            let rest = self.split_off(middle, pages.size, record.held);
             self.list(rest);
         }
         if ahead > 0 {
@@ -240,29 +293,44 @@ impl<B: Backend> State<B> {
         self.trace(TraceAction::SegmentMap, pages.start, pages.size, None);
     }
 
-    /// Merges a record with unmapped neighbours and lists it as one of them.
-    fn join_unmapped(&mut self, mut block: u32) {
-        self.records[block as usize].held = Held::Unmapped;
+    /// Makes a record unmapped or lent, merges it with neighbours that are the same, and lists it.
+    fn join_unmapped(&mut self, mut block: u32, held: Held) {
+        self.records[block as usize].held = held;
         let kind = self.records[block as usize].kind as usize;
-        let is_unmapped = |records: &[Record], at: u32| {
-            records.get(at as usize).is_some_and(|record| record.held == Held::Unmapped)
+        let is_same = |records: &[Record], at: u32| {
+            records.get(at as usize).is_some_and(|record| record.held == held)
         };
         let next = self.records[block as usize].next;
-        if is_unmapped(&self.records, next) {
+        if is_same(&self.records, next) {
             self.unmapped[kind].remove(&self.records[next as usize].address);
             self.absorb_next(block);
         }
         let prev = self.records[block as usize].prev;
-        if is_unmapped(&self.records, prev) {
+        if is_same(&self.records, prev) {
             self.absorb_next(prev);
             block = prev;
         }
         self.unmapped[kind].insert(self.records[block as usize].address, block);
     }
 
+    /// Nothing that was lent comes back any more.
+    pub(crate) fn forget_lent(&mut self) {
+        for kind in [PoolKind::Small, PoolKind::Large] {
+            let lent: Vec<u32> = self.unmapped[kind as usize].values().copied().collect();
+            for block in lent {
+                // Those that were merged into another meanwhile are not lent any more.
+                let record = self.records[block as usize];
+                if record.held == Held::Lent {
+                    self.unlist(&record);
+                    self.join_unmapped(block, Held::Unmapped);
+                }
+            }
+        }
+    }
+
     /// The whole pages inside a free block of an arena.
     fn whole_pages(&self, free: &Free) -> Option<Pages> {
-        let ArenaRange { number: arena, base, page_size } = self.arena_of(free.block);
+        let ArenaRange { number: arena, base, page_size, .. } = self.arena_of(free.block);
         let page = page_size as u64;
         let start = base + (free.address - base).next_multiple_of(page);
         let end = base + (free.address + free.size as u64 - base) / page * page;
@@ -274,77 +342,65 @@ impl<B: Backend> State<B> {
         let segment = self.records[block as usize].segment as usize;
         match self.segments[segment].as_ref().map(|segment| &segment.holding) {
             Some(Holding::Arena(arena)) => *arena,
-            _ => ArenaRange { number: NONE, base: 0, page_size: SMALL_BUFFER },
+            _ => ArenaRange { number: NONE, base: 0, bytes: 0, page_size: SMALL_BUFFER },
         }
     }
 
     /// Whether a record lies in an arena with pages of this size.
-    pub(super) fn has_pages_of(&self, page_size: usize, block: u32) -> bool {
+    fn has_pages_of(&self, page_size: usize, block: u32) -> bool {
         self.arena_of(block).page_size == page_size
     }
 
     /// Takes all whole free pages out of the arenas.
     pub(crate) fn take_free_pages(&mut self, kind: PoolKind) -> Vec<Pages> {
-        let free = self.free_pages(kind);
-        free.into_iter().map(|(block, pages)| self.carve(block, pages.start, pages.size)).collect()
+        let free = self.free_pages(kind).into_iter();
+        free.map(|(block, pages)| self.carve(block, pages.start, pages.size, false)).collect()
     }
 
-    /// Takes up to `count` whole free pages out of the arenas of both pools, those at the highest
-    /// addresses first. Answers them and their pools.
-    pub(crate) fn take_some_pages(
+    /// Lends up to `count` whole free pages, those at the highest addresses first.
+    pub(crate) fn lend_some_pages(
         &mut self,
+        kind: PoolKind,
         count: usize,
         page_size: usize,
-    ) -> Vec<(PoolKind, Pages)> {
-        let mut taken = Vec::new();
-        let kinds = [PoolKind::Large, PoolKind::Small].into_iter();
-        let mut free: Vec<_> = kinds
-            .flat_map(|kind| {
-                let free = self.free_pages_of(kind, page_size);
-                free.into_iter().map(move |(block, pages)| (pages.start, kind, block, pages))
-            })
-            .collect();
-        free.sort_unstable_by_key(|&(start, ..)| std::cmp::Reverse(start));
+    ) -> Vec<Pages> {
+        let mut lent = Vec::new();
         let mut left = count * page_size;
-        for (_, kind, block, pages) in free {
+        for (block, pages) in self.free_pages_of(kind, page_size).into_iter().rev() {
             if left == 0 {
                 break;
             }
             let size = pages.size.min(left);
             let start = pages.start + (pages.size - size) as u64;
-            taken.push((kind, self.carve(block, start, size)));
+            lent.push(self.carve(block, start, size, true));
             left -= size;
         }
-        taken
+        lent
     }
 
-    /// The whole free pages of the arenas of both pools.
-    pub(crate) fn list_free_pages(&self, page_size: usize) -> Vec<Pages> {
-        let kinds = [PoolKind::Large, PoolKind::Small].into_iter();
-        let free = kinds.flat_map(|kind| self.free_pages_of(kind, page_size));
-        free.map(|(_, pages)| pages).collect()
-    }
-
-    /// Takes those of the wanted pages, which are sorted by address, out of the arenas that are
-    /// free. Answers them with their pools.
-    pub(crate) fn take_these_pages(
+    /// Lends those of the wanted pages, which are sorted by address, that are free.
+    pub(crate) fn lend_these_pages(
         &mut self,
+        kind: PoolKind,
         wanted: &[Pages],
         page_size: usize,
-    ) -> Vec<(PoolKind, Pages)> {
-        let mut taken = Vec::new();
-        for kind in [PoolKind::Large, PoolKind::Small] {
-            for (block, free) in self.free_pages_of(kind, page_size) {
-                let end = free.start + free.size as u64;
-                let from = wanted.partition_point(|page| page.start < free.start);
-                let to = wanted.partition_point(|page| page.start < end);
-                // From behind, so that the block keeps its number.
-                for page in wanted[from..to].iter().rev().filter(|page| page.arena == free.arena) {
-                    taken.push((kind, self.carve(block, page.start, page_size)));
-                }
+    ) -> Vec<Pages> {
+        let mut lent = Vec::new();
+        for (block, free) in self.free_pages_of(kind, page_size) {
+            let end = free.start + free.size as u64;
+            let from = wanted.partition_point(|page| page.start < free.start);
+            let to = wanted.partition_point(|page| page.start < end);
+            // From behind, so that the block keeps its number.
+            for page in wanted[from..to].iter().rev() {
+                lent.push(self.carve(block, page.start, page_size, true));
             }
         }
-        taken
+        lent
+    }
+
+    /// The whole free pages of the arenas with pages of this size, by address.
+    pub(crate) fn list_free_pages(&self, kind: PoolKind, page_size: usize) -> Vec<Pages> {
+        self.free_pages_of(kind, page_size).into_iter().map(|(_, pages)| pages).collect()
     }
 
     /// The free blocks of the arenas that contain whole pages, and those.
@@ -354,16 +410,18 @@ impl<B: Backend> State<B> {
         free.filter_map(|free| Some((free.block, self.whole_pages(free)?))).collect()
     }
 
-    /// The same where pages have this size.
+    /// The same where pages have this size, by address.
     fn free_pages_of(&self, kind: PoolKind, page_size: usize) -> Vec<(u32, Pages)> {
         let mut free = self.free_pages(kind);
         free.retain(|&(block, _)| self.has_pages_of(page_size, block));
+        free.sort_unstable_by_key(|(_, pages)| pages.start);
         free
     }
 
     /// Takes the arenas off the books in which nothing is mapped; answers their numbers.
     pub(crate) fn take_empty_arenas(&mut self) -> Vec<u32> {
-        let mut empty = Vec::new();
+        let idle = self.stitched.is_empty();
+        let mut empty = if idle { std::mem::take(&mut self.windows) } else { Vec::new() };
         for at in 0..self.segments.len() {
             if let Some(Segment { holding: Holding::Arena(arena), first, .. }) = &self.segments[at]
                 && self.records[*first as usize].held == Held::Unmapped

@@ -108,6 +108,9 @@ impl<B: Backend> State<B> {
     pub(super) fn merge(&mut self, block: u32) {
         let record = &self.records[block as usize];
         let (kind, arena) = (record.kind, record.arena);
+        if record.stitched {
+            return self.unstitch(block);
+        }
         let (blocks, bytes) = self.join_pool(block);
         if !arena {
             self.counters.change(kind, Quantity::InactiveSplit, blocks);

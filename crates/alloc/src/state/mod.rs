@@ -5,15 +5,15 @@ mod arena;
 mod free;
 mod release;
 mod report;
-mod window;
+mod stitch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
 use std::sync::Arc;
 
 pub(crate) use arena::{Growth, Pages};
 pub(crate) use release::{Idle, Released};
-pub(crate) use window::Cost;
+pub(crate) use stitch::Extent;
 
 use crate::events::PendingEvents;
 use crate::free_index::{Free, FreeIndex};
@@ -59,6 +59,10 @@ enum Held {
     Unmapped,
     /// Addresses of an arena that are being mapped.
     Growing,
+    /// Addresses of an arena whose page is at home elsewhere by now, and may come back.
+    Lent,
+    /// Memory of an arena that is a piece of a stitched block.
+    Away,
 }
 
 /// A block, in one cache line. Neighbours in the segment are linked by `prev` and `next`.
@@ -82,6 +86,8 @@ struct Record {
     used: bool,
     /// Whether it lies in an arena.
     arena: bool,
+    /// Whether it is a stitched block, which lies in no segment.
+    stitched: bool,
 }
 
 impl Record {
@@ -108,11 +114,12 @@ enum Holding<M> {
     Arena(ArenaRange),
 }
 
-/// An arena: its number among all, its address, and the bytes in each of its pages.
+/// An arena: its number among all, its address, its bytes, and those in each of its pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArenaRange {
     pub(crate) number: u32,
     pub(crate) base: u64,
+    pub(crate) bytes: usize,
     pub(crate) page_size: usize,
 }
 
@@ -147,8 +154,12 @@ pub(crate) struct State<B: Backend> {
     segments: Vec<Option<Segment<B::Memory>>>,
     unused_segments: Vec<u32>,
     pools: [FreeIndex; 2],
-    /// Records of arenas without memory, by address.
+    /// Records of arenas without memory of their own, by address.
     unmapped: [BTreeMap<u64, u32>; 2],
+    /// The pieces of stitched blocks, in their order.
+    stitched: HashMap<u32, Vec<u32>>,
+    /// Arenas for windows, by number.
+    pub(crate) windows: Vec<u32>,
     done: Vec<u32>,
 }
 
@@ -177,6 +188,8 @@ impl<B: Backend> State<B> {
             unused_segments: Vec::new(),
             pools: Default::default(),
             unmapped: Default::default(),
+            stitched: HashMap::new(),
+            windows: Vec::new(),
             done: Vec::new(),
         }
     }
@@ -316,6 +329,7 @@ impl<B: Backend> State<B> {
             oversize: false,
             used: false,
             arena,
+            stitched: false,
         });
         if let Some(segment) = &mut self.segments[segment as usize] {
             segment.first = block;

@@ -5,7 +5,8 @@ use crate::Backend;
 use crate::snapshot::{BlockInfo, BlockState, SegmentInfo};
 
 impl<B: Backend> State<B> {
-    /// Adds all segments of a pool; of an arena each mapped stretch.
+    /// Adds all segments of a pool; of an arena each mapped stretch, and
+    /// each stitched block.
     pub(crate) fn report(&self, pool: u64, segments: &mut Vec<SegmentInfo>) {
         for segment in self.segments.iter().flatten() {
             let mut block = segment.first;
@@ -13,21 +14,33 @@ impl<B: Backend> State<B> {
             while block != NONE {
                 let record = &self.records[block as usize];
                 match block_info(record) {
-                    Some(info) => stretch
-                        .get_or_insert_with(|| SegmentInfo {
-                            address: record.address,
-                            stream: self.stream_id,
-                            segment_type: record.kind,
-                            segment_pool_id: (0, pool),
-                            is_expandable: record.arena,
-                            ..SegmentInfo::default()
-                        })
-                        .push(info),
+                    Some(info) => {
+                        stretch.get_or_insert_with(|| self.segment_info(record, pool)).push(info);
+                    }
                     None => segments.extend(stretch.take()),
                 }
                 block = record.next;
             }
             segments.extend(stretch);
+        }
+        for &block in self.stitched.keys() {
+            let record = &self.records[block as usize];
+            let mut segment = self.segment_info(record, pool);
+            if let Some(info) = block_info(record) {
+                segment.push(info);
+            }
+            segments.push(segment);
+        }
+    }
+
+    fn segment_info(&self, first: &Record, pool: u64) -> SegmentInfo {
+        SegmentInfo {
+            address: first.address,
+            stream: self.stream_id,
+            segment_type: first.kind,
+            segment_pool_id: (0, pool),
+            is_expandable: first.arena || first.stitched,
+            ..SegmentInfo::default()
         }
     }
 
@@ -51,7 +64,7 @@ fn block_info(record: &Record) -> Option<BlockInfo> {
         Held::Allocated => BlockState::Allocated,
         Held::AwaitingFree => BlockState::AwaitingFree,
         Held::Free => BlockState::Free,
-        Held::Unmapped | Held::Growing => return None,
+        Held::Unmapped | Held::Growing | Held::Lent | Held::Away => return None,
     };
     let Record { address, size, requested: requested_size, .. } = *record;
     Some(BlockInfo { address, size, requested_size, state, ..BlockInfo::default() })

@@ -1,7 +1,7 @@
 //! Memory that the allocator maps at other addresses is still the memory that was used.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use crate::race::Touch;
 use crate::{Layout, RaceReport, Runtime, Storage};
 
 /// Bytes of a page of the default policy.
-const PAGE: usize = 2 << 20;
+const PAGE: usize = 4 << 20;
 
 fn remaps(runtime: &Runtime) -> i64 {
     runtime.device(0).unwrap().allocator().memory_stats().num_remaps
@@ -68,11 +68,58 @@ fn strided_accesses_are_followed_in_part() {
     assert!(runtime.take_possible_races().is_empty());
     run(&a, "fill_", &[view(&large, &even, Write)]).unwrap();
     let found = runtime.take_races().len() + runtime.take_possible_races().len();
-    assert_eq!(found as i64, remaps(&runtime));
+    // Two pages that lie together are one piece.
+    assert_eq!(2 * found as i64, remaps(&runtime));
 }
 
-/// On which stream, whether it wrote, and which bytes of the page.
-type Use = (bool, bool, [usize; 2]);
+/// Which memory is where: at these addresses other than what was there first, by where they begin.
+#[derive(Default)]
+struct Places(BTreeMap<u64, (u64, u64)>);
+
+impl Places {
+    /// The memory at these addresses, named by where it was first.
+    fn memory(&self, at: Range<u64>) -> Vec<Range<u64>> {
+        let mut found = Vec::new();
+        let mut start = at.start;
+        while start < at.end {
+            let (here, next) = self.split(start);
+            let end = here.map_or(at.end, |(end, _)| end).min(at.end).min(next);
+            let first = here.map_or(start, |(_, first)| first);
+            found.push(first..first + (end - start));
+            start = end;
+        }
+        found
+    }
+
+    /// The end of what was moved to an address and where it was first; the next such address.
+    fn split(&self, address: u64) -> (Option<(u64, u64)>, u64) {
+        let below = self.0.range(..=address).next_back();
+        let here = below.filter(|(_, (end, _))| address < *end);
+        let next = self.0.range(address + 1..).next().map_or(u64::MAX, |(start, _)| *start);
+        (here.map(|(start, (end, first))| (*end, first + address - start)), next)
+    }
+
+    fn moved(&mut self, from: u64, to: u64, bytes: u64) {
+        let memory = self.memory(from..from + bytes);
+        let end = to + bytes;
+        let cut: Vec<_> =
+            self.0.range(..end).filter(|(_, (e, _))| to < *e).map(|(s, _)| *s).collect();
+        for start in cut {
+            let Some((old, first)) = self.0.remove(&start) else { continue };
+            if start < to {
+                self.0.insert(start, (to, first));
+            }
+            if end < old {
+                self.0.insert(end, (old, first + end - start));
+            }
+        }
+        let mut at = to;
+        for Range { start, end } in memory {
+            self.0.insert(at, (at + end - start, start));
+            at += end - start;
+        }
+    }
+}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -92,25 +139,20 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Against what was done to each physical page, which the model follows by itself. Nothing
-    /// orders the two streams.
+    /// Against what was done to the same memory, which the model follows by itself. Nothing orders
+    /// the two streams.
     #[test]
-    fn uses_are_those_of_the_physical_page(steps in prop::collection::vec(step(), 1..120)) {
+    fn uses_are_those_of_the_physical_memory(steps in prop::collection::vec(step(), 1..120)) {
         let runtime = runtime(RaceReport::Collect);
         let [a, b] = streams(&runtime);
-        // A page that was never moved is named by its address.
-        let names: Arc<Mutex<HashMap<u64, (u64, u64)>>> = Arc::default();
-        let (follow, version) = (Arc::clone(&names), AtomicU64::new(1));
+        let places: Arc<Mutex<Places>> = Arc::default();
+        let follow = Arc::clone(&places);
         runtime.device(0).unwrap().allocator().on_remap(move |from, to, bytes| {
-            assert_eq!(bytes, PAGE);            let mut names = follow.lock().unwrap();
-            let name = names.get(&from).copied().unwrap_or((from, 0));
-            names.insert(to, name);
-            // Whatever is mapped there next is another page.
-            names.insert(from, (from, version.fetch_add(1, Ordering::Relaxed)));
+            follow.lock().unwrap().moved(from, to, bytes as u64);
         });
-        let origin = Storage::device(&runtime, PAGE, &a).unwrap().address() as usize % PAGE;
         let mut live: Vec<Storage> = Vec::new();
-        let mut done: HashMap<(u64, u64), Vec<Use>> = HashMap::new();
+        // On which stream, whether it wrote, and which memory.
+        let mut done: Vec<(bool, bool, Range<u64>)> = Vec::new();
         for step in steps {
             match step {
                 Step::Make(pages) => {
@@ -126,21 +168,14 @@ proptest! {
                     let access: Access = if write { Write } else { Read };
                     let touch = Touch::range(storage, start, end - start, access);
                     run(if on { &a } else { &b }, "op", &[touch]).unwrap();
+                    let bytes = storage.address() + start as u64..storage.address() + end as u64;
                     let mut expected = false;
-                    // Pages need not be aligned.
-                    let base = storage.address() as usize - origin;
-                    for page in (base + start) / PAGE..(base + end).div_ceil(PAGE) {
-                        let address = (page * PAGE + origin) as u64;
-                        let names = names.lock().unwrap();
-                        let name = names.get(&address).copied().unwrap_or((address, 0));
-                        let clip = |at: usize| at.clamp(page * PAGE, (page + 1) * PAGE);
-                        let bytes = [base + start, base + end].map(|at| clip(at) - page * PAGE);
-                        let others = done.entry(name).or_default();
-                        expected |= others.iter().any(|(by, wrote, other)| {
-                            let shared = other[0] < bytes[1] && bytes[0] < other[1];
+                    for memory in places.lock().unwrap().memory(bytes) {
+                        expected |= done.iter().any(|(by, wrote, other)| {
+                            let shared = other.start < memory.end && memory.start < other.end;
                             *by != on && (*wrote || write) && shared
                         });
-                        others.push((on, write, bytes));
+                        done.push((on, write, memory));
                     }
                     let found = !runtime.take_races().is_empty();
                     prop_assert_eq!(found, expected);

@@ -1,0 +1,161 @@
+//! Blocks that are stitched together of free memory at other addresses: pieces of it, by which they
+//! are free no longer and to which they go back.
+
+use std::ops::Range;
+
+use super::{ArenaRange, Granted, Held, NONE, Record, Request, State};
+use crate::trace::TraceAction;
+use crate::{Backend, PoolKind};
+
+/// Memory in an arena. It need not be whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// The arena's number.
+    pub(crate) arena: u32,
+    pub(crate) start: u64,
+    /// In bytes.
+    pub(crate) size: usize,
+}
+
+impl<B: Backend> State<B> {
+    /// All free memory in arenas with pages of this size, by address.
+    pub(crate) fn free_extents(&self, kind: PoolKind, page_size: usize) -> Vec<Extent> {
+        let free = self.pools[kind as usize].iter();
+        let mut extents: Vec<Extent> = free
+            .filter(|free| self.records[free.block as usize].arena)
+            .filter_map(|free| {
+                let arena = self.arena_of(free.block);
+                let (start, size) = (free.address, free.size);
+                (arena.page_size == page_size).then_some(Extent {
+                    arena: arena.number,
+                    start,
+                    size,
+                })
+            })
+            .collect();
+        extents.sort_unstable_by_key(|extent| extent.start);
+        extents
+    }
+
+    /// Pieces of free memory that are `bytes` bytes together, each from the beginning of a page on
+    /// and all but the last to the end of one. `None` if there is not as much.
+    pub(crate) fn plan_pieces(
+        &self,
+        kind: PoolKind,
+        bytes: usize,
+        page_size: usize,
+    ) -> Option<Vec<Extent>> {
+        let mut left = bytes;
+        let mut pieces = Vec::new();
+        for pages in self.list_free_pages(kind, page_size) {
+            let size = pages.size.min(left);
+            pieces.push(Extent { arena: pages.arena, start: pages.start, size });
+            left -= size;
+            if left == 0 {
+                return Some(pieces);
+            }
+        }
+        None
+    }
+
+    /// Takes pieces out of the pool, in which they must be free. Answers their records.
+    pub(crate) fn take_pieces(&mut self, kind: PoolKind, pieces: &[Extent]) -> Vec<u32> {
+        let mut free: Vec<(u64, u32)> = self.pools[kind as usize]
+            .iter()
+            .filter(|free| self.records[free.block as usize].arena)
+            .map(|free| (free.address, free.block))
+            .collect();
+        free.sort_unstable();
+        let mut order: Vec<usize> = (0..pieces.len()).collect();
+        // From behind, so that what is left of a block keeps its number.
+        order.sort_unstable_by_key(|&at| std::cmp::Reverse(pieces[at].start));
+        let mut taken = vec![NONE; pieces.len()];
+        for at in order {
+            let Extent { start, size, .. } = pieces[at];
+            let (_, block) = free[free.partition_point(|(address, _)| *address <= start) - 1];
+            let piece = self.cut_out(block, start, size);
+            self.records[piece as usize].held = Held::Away;
+            self.trace(TraceAction::SegmentUnmap, start, size, None);
+            taken[at] = piece;
+        }
+        taken
+    }
+
+    /// Makes pieces free again.
+    pub(crate) fn return_pieces(&mut self, pieces: &[u32]) {
+        for &piece in pieces {
+            let Record { address, size, .. } = self.records[piece as usize];
+            self.trace(TraceAction::SegmentMap, address, size, None);
+            self.join_pool(piece);
+        }
+    }
+
+    /// Hands out a block at this address that is made of these pieces.
+    pub(crate) fn hand_out_stitched(
+        &mut self,
+        address: u64,
+        pieces: Vec<u32>,
+        request: &Request,
+    ) -> Granted {
+        self.trace(TraceAction::SegmentMap, address, request.size, Some(request.site));
+        let block = self.add_record(Record {
+            address,
+            size: request.size,
+            requested: 0,
+            idle_since: 0,
+            prev: NONE,
+            next: NONE,
+            segment: NONE,
+            pending: 0,
+            kind: request.kind,
+            held: Held::Growing,
+            oversize: false,
+            used: false,
+            arena: false,
+            stitched: true,
+        });
+        self.stitched.insert(block, pieces);
+        self.grant(block, address, request.size, request);
+        self.granted(block)
+    }
+
+    /// Lets the pieces of a block that nobody uses any more go where they came from.
+    #[cold]
+    pub(super) fn unstitch(&mut self, block: u32) {
+        let Record { address, size, .. } = self.records[block as usize];
+        self.trace(TraceAction::SegmentUnmap, address, size, None);
+        self.unused.push(block);
+        if let Some(pieces) = self.stitched.remove(&block) {
+            self.return_pieces(&pieces);
+        }
+    }
+
+    /// Where the memory of a stitched block is at home: its address in the block, there, and how
+    /// many bytes. `None` for any other block.
+    #[inline]
+    pub(crate) fn homes_of(&self, block: u32) -> Option<Vec<(u64, u64, usize)>> {
+        let Record { mut address, stitched, .. } = self.records[block as usize];
+        let pieces = if stitched { self.stitched.get(&block)? } else { return None };
+        let home = |&piece: &u32| {
+            let Record { address: home, size, .. } = self.records[piece as usize];
+            let from = address;
+            address += size as u64;
+            (from, home, size)
+        };
+        Some(pieces.iter().map(home).collect())
+    }
+
+    /// The addresses of all stitched blocks, in whole pages.
+    pub(crate) fn windows_in_use(&self, page_size: usize) -> Vec<Range<u64>> {
+        let blocks = self.stitched.keys().map(|&block| &self.records[block as usize]);
+        blocks.map(|b| b.address..b.address + b.size.next_multiple_of(page_size) as u64).collect()
+    }
+
+    /// The arenas with pages of this size that have this kind of memory.
+    pub(crate) fn arenas(&self, kind: PoolKind, page_size: usize) -> Vec<ArenaRange> {
+        let chains = self.segments.iter().flatten();
+        let of_kind = chains.filter(|it| self.records[it.first as usize].kind == kind);
+        let arenas = of_kind.map(|segment| self.arena_of(segment.first));
+        arenas.filter(|arena| arena.page_size == page_size && arena.number != NONE).collect()
+    }
+}

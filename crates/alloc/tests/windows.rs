@@ -1,0 +1,174 @@
+//! The default policy where enough memory is free, but not in one piece.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{Fake, FakeError, MIB, Physical, check_books};
+use warpline_alloc::{AllocError, Block, CachingAllocator};
+
+/// Bytes in a page of the default policy.
+const PAGE: usize = 4 * MIB;
+
+fn physical(fake: &Fake, block: &Block<Fake>) -> Physical {
+    common::physical(fake, block.address(), block.size())
+}
+
+/// Leaves `count` free pages, each between two live blocks of a page.
+fn comb(fake: &Fake, count: usize) -> (CachingAllocator<Fake>, Vec<Block<Fake>>) {
+    let allocator = fake.allocator("policy:default");
+    let blocks = (0..2 * count + 1).map(|_| allocator.malloc(PAGE, &0).unwrap());
+    let mut blocks: Vec<_> = blocks.collect();
+    let mut at = 0;
+    blocks.retain(|_| {
+        at += 1;
+        at % 2 == 1
+    });
+    (allocator, blocks)
+}
+
+#[test]
+fn a_window_serves_the_next_request_without_a_call() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, _blocks) = comb(&fake, 20);
+    let first = allocator.malloc(20 * PAGE, &0).unwrap().address();
+    let calls = fake.world().calls;
+    // Smaller blocks fit it too.
+    for bytes in [20 * PAGE, 19 * PAGE + 512, 20 * PAGE - 512] {
+        let again = allocator.malloc(bytes, &0).unwrap();
+        assert_eq!(again.address(), first);
+        check_books(&allocator);
+    }
+    let made = fake.world().calls - calls;
+    assert_eq!(made, 0);
+    assert_eq!(allocator.memory_stats().num_remaps, 20);
+}
+
+#[test]
+fn a_block_takes_no_more_of_the_last_page_than_it_needs() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, _blocks) = comb(&fake, 20);
+    let reserved = allocator.memory_reserved();
+    let large = allocator.malloc(20 * PAGE - 3 * MIB, &0).unwrap();
+    let rest = allocator.malloc(3 * MIB, &0).unwrap();
+    assert_eq!(allocator.memory_reserved(), reserved);
+    let [large, rest] = [&large, &rest].map(|block| physical(&fake, block));
+    assert!(large.iter().any(|part| part.0 == rest[0].0), "they share a page");
+    check_books(&allocator);
+}
+
+#[test]
+fn memory_goes_back_to_where_it_was() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, blocks) = comb(&fake, 20);
+    let before = allocator.segments().len();
+    let moves: Arc<Mutex<Vec<(u64, u64, usize)>>> = Arc::default();
+    let seen = Arc::clone(&moves);
+    allocator.on_remap(move |from, to, bytes| seen.lock().unwrap().push((from, to, bytes)));
+    let large = allocator.malloc(20 * PAGE - 512, &0).unwrap();
+    let out = std::mem::take(&mut *moves.lock().unwrap());
+    assert_eq!(out.iter().map(|(_, _, bytes)| bytes).sum::<usize>(), large.size());
+    drop(large);
+    let back: Vec<_> = out.iter().map(|&(from, to, bytes)| (to, from, bytes)).collect();
+    assert_eq!(*moves.lock().unwrap(), back);
+    assert_eq!(allocator.segments().len(), before);
+    // All that is free lies together again once its neighbours are.
+    drop(blocks);
+    let all = allocator.malloc(41 * PAGE, &0).unwrap();
+    assert_eq!(allocator.memory_stats().num_remaps, 20);
+    drop(all);
+    allocator.empty_cache();
+    assert_eq!(fake.world().used(), 0);
+    assert!(fake.world().mappings.is_empty());
+    assert!(fake.world().ranges.is_empty());
+}
+
+#[test]
+fn what_other_streams_use_goes_back_when_they_are_done() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, _blocks) = comb(&fake, 8);
+    let large = allocator.malloc(8 * PAGE, &0).unwrap();
+    large.record_stream(&1);
+    fake.launch_on(1, &large);
+    drop(large);
+    let reserved = allocator.memory_reserved();
+    let other = allocator.malloc(8 * PAGE, &0).unwrap();
+    assert_eq!(allocator.memory_reserved(), reserved + 8 * PAGE, "it waits for the other stream");
+    check_books(&allocator);
+    drop(other);
+    fake.complete(1);
+    let _both = [8 * PAGE, 8 * PAGE].map(|bytes| allocator.malloc(bytes, &0).unwrap());
+    assert_eq!(allocator.memory_reserved(), reserved + 8 * PAGE);
+    check_books(&allocator);
+}
+
+#[test]
+fn a_window_that_cannot_be_mapped_leaves_everything_usable() {
+    for error in [FakeError::Fault, FakeError::OutOfMemory] {
+        let fake = Fake::with_pages(41 * PAGE);
+        let (allocator, blocks) = comb(&fake, 20);
+        let before = allocator.segments();
+        fake.world().fail_map = Some(error);
+        let failed = allocator.malloc(20 * PAGE, &0).unwrap_err();
+        assert_eq!(matches!(failed, AllocError::Backend { .. }), error == FakeError::Fault);
+        check_books(&allocator);
+        fake.world().fail_map = None;
+        if error == FakeError::Fault {
+            assert_eq!(allocator.segments(), before);
+        }
+        drop(allocator.malloc(20 * PAGE, &0).unwrap());
+        drop(blocks);
+        allocator.empty_cache();
+        assert_eq!(fake.world().used(), 0);
+        assert!(fake.world().mappings.is_empty());
+    }
+}
+
+#[test]
+fn empty_cache_keeps_a_block_in_pieces() {
+    let fake = Fake::with_pages(1 << 40);
+    let (allocator, blocks) = comb(&fake, 20);
+    let large = allocator.malloc(12 * PAGE - 512, &0).unwrap();
+    let memory = physical(&fake, &large);
+    drop(blocks);
+    allocator.empty_cache();
+    assert_eq!(allocator.memory_reserved(), 12 * PAGE);
+    assert_eq!(physical(&fake, &large), memory);
+    check_books(&allocator);
+    let other = allocator.malloc(30 * PAGE, &0).unwrap();
+    check_books(&allocator);
+    drop((large, other));
+    allocator.empty_cache();
+    assert_eq!(fake.world().used(), 0);
+    assert!(fake.world().ranges.is_empty());
+}
+
+#[test]
+fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let mut blocks: Vec<_> = (0..64).map(|_| Some(allocator.malloc(PAGE, &0).unwrap())).collect();
+    let mut random = 1u64;
+    for step in 0..3000 {
+        for _ in 0..16 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            blocks[(random >> 33) as usize % 64] = None;
+        }
+        let free = blocks.iter().filter(|block| block.is_none()).count();
+        let large = allocator.malloc(free * PAGE, &0).unwrap();
+        fake.launch_on(0, &large);
+        drop(large);
+        for block in blocks.iter_mut().filter(|block| block.is_none()) {
+            *block = Some(allocator.malloc(PAGE, &0).unwrap());
+        }
+        // Now and then the device is far behind.
+        if step % 100 < 50 {
+            fake.complete(0);
+        }
+    }
+    let pages = fake.world().pages.len();
+    let mappings = fake.world().mappings.len();
+    assert!(allocator.memory_stats().num_remaps > 10 * (pages + 32) as i64);
+    assert!(mappings < 20 * (pages + 32), "{mappings} mappings of {pages} pages");
+    check_books(&allocator);
+}
