@@ -148,11 +148,12 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared.core.hooks.add_callback(Arc::new(callback));
     }
 
-    /// Calls `follower` whenever free memory is mapped at another address: with the former one, the
-    /// new one, and how many bytes. What was known of the former address, such as who used that
-    /// memory last, is from then on known of the new one.
+    /// Calls `follower` whenever memory that nobody uses goes to another address: with the former
+    /// one, the new one, and how many bytes, which need not be whole pages. What was known of the
+    /// former address, such as who used that memory last, is from then on known of the new one.
     ///
-    /// The allocator is in the middle of a request: `follower` must not call it, nor drop a block.
+    /// The allocator is in the middle of a request, or of a block's drop: `follower` must not call
+    /// it, nor drop a block.
     pub fn on_remap(&self, follower: impl Fn(u64, u64, usize) + Send + Sync + 'static) {
         self.shared.core.hooks.add_follower(Arc::new(follower));
     }
@@ -294,8 +295,16 @@ impl<B: Backend> Shared<B> {
         let request = Request { kind, requested: bytes, size, site };
         let block = state.take_fit(&request).ok_or(Searched(true))?;
         let granted = state.granted(block);
-        if state.counters.over {
+        let over = state.counters.over;
+        if state.is_stitched(block) && self.core.hooks.are_followed() {
+            // It was parked, and what is known of its memory had gone home.
+            let homes = state.homes_of(block);
             drop(locked);
+            homes.iter().for_each(|&(to, from, bytes)| self.core.hooks.moved(from, to, bytes));
+        } else {
+            drop(locked);
+        }
+        if over {
             self.core.raise_peaks();
         }
         Ok(granted)
@@ -366,7 +375,7 @@ impl<B: Backend> Shared<B> {
                 state.misses += 1;
                 drop(state);
                 let found = self.miss(shard, &request);
-                shard.lock().misses -= 1;
+                shard.books.lock_parked().misses -= 1;
                 let (shard, granted) = found?;
                 Block::new(Lasting::clone(&shard.books), granted, bytes, stream)
             }

@@ -56,9 +56,10 @@ impl<B: Backend> Books<B> {
     #[inline]
     pub(crate) fn free(&self, block: u32) {
         let mut locked = self.lock_parked();
-        if let Some(homes) = locked.homes_of(block) {
+        let Filled { state, core, .. } = locked.filled();
+        if state.is_stitched(block) && core.hooks.are_followed() {
             // It is still the caller's, so that nobody else has its memory yet.
-            let core = Arc::clone(&locked.filled().core);
+            let (homes, core) = (state.homes_of(block), Arc::clone(core));
             drop(locked);
             homes.iter().for_each(|&(from, to, bytes)| core.hooks.moved(from, to, bytes));
             locked = self.lock_parked();

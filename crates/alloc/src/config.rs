@@ -16,9 +16,9 @@ const VARIABLES: [&str; 3] =
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Pages of 2 MiB that are free anywhere are mapped behind new addresses, so that little is
-    /// ever reserved that is not allocated. As [`Policy::Torch`] where the device has no virtual
-    /// memory management.
+    /// Pages of 4 MiB. Where enough is free, but not in one piece, the pieces are mapped once more
+    /// behind each other, so that little is ever reserved that is not allocated. As
+    /// [`Policy::Torch`] where the device has no virtual memory management.
     #[default]
     Default,
     /// PyTorch's rules, to the byte: segments, or with

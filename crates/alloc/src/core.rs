@@ -97,7 +97,7 @@ impl<B: Backend> Core<B> {
         let registry = lock(&self.shards);
         let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
         let result = {
-            let mut states: Vec<_> = shards.iter().map(|shard| shard.lock()).collect();
+            let mut states: Vec<_> = shards.iter().map(|shard| shard.lock_counted()).collect();
             let mut counters: Vec<_> = states.iter_mut().map(|s| &mut s.counters).collect();
             f(&mut lock(&self.global), &mut counters)
         };

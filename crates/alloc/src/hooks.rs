@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::OutOfMemory;
 use crate::shard::lock;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, ThreadId};
 
 type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
@@ -16,6 +17,8 @@ pub(crate) struct Hooks {
     observers: Mutex<Vec<Observer>>,
     callbacks: Mutex<Vec<Callback>>,
     followers: Mutex<Vec<Follower>>,
+    /// Whether there are followers.
+    followed: AtomicBool,
     /// The threads that run some of them, which are not told of what these do themselves.
     inside: Mutex<Vec<ThreadId>>,
 }
@@ -34,6 +37,12 @@ impl Hooks {
 
     pub(crate) fn add_follower(&self, follower: Follower) {
         lock(&self.followers).push(follower);
+        self.followed.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn are_followed(&self) -> bool {
+        self.followed.load(Ordering::Relaxed)
     }
 
     /// Tells the followers that the free memory at an address is at another one now.

@@ -330,24 +330,21 @@ impl<B: Backend> Shared<B> {
             let pages =
                 [PoolKind::Large, PoolKind::Small].map(|kind| (kind, state.take_free_pages(kind)));
             let stream = state.has_arenas().then(|| state.stream.clone());
+            let in_use = state.windows_in_use(PAGE);
             drop(state);
             self.core.gone(released);
-            with_arenas.extend(stream.map(|stream| (shard, stream, pages)));
+            with_arenas.extend(stream.map(|stream| (shard, stream, pages, in_use)));
         }
-        // Unmapping does not wait for the work that uses the pages, lent ones wherever they are.
-        // All of it was given before they were taken off the books.
-        let idle = with_arenas.iter().filter(|(_, stream, _)| self.core.wait_for(stream)).count();
+        // Unmapping does not wait for the work that uses the pages, wherever they are mapped. All
+        // of it was given before they were taken off the books, and the windows not in use.
+        let idle = with_arenas.iter().filter(|(_, stream, ..)| self.core.wait_for(stream)).count();
         let all_idle = idle == with_arenas.len();
         if all_idle {
-            let mut in_use = Vec::new();
-            for (shard, ..) in &with_arenas {
-                let mut state = shard.lock();
-                state.forget_lent();
-                in_use.append(&mut state.windows_in_use(PAGE));
-            }
-            slow.arenas.forget_aliases(&in_use);
+            with_arenas.iter().for_each(|(shard, ..)| shard.lock().forget_lent());
+            let in_use = with_arenas.iter().flat_map(|(.., in_use)| in_use.iter().cloned());
+            slow.arenas.forget_aliases(&in_use.collect::<Vec<_>>());
         }
-        for (shard, _, pages) in with_arenas {
+        for (shard, _, pages, in_use) in with_arenas {
             for (kind, pages) in pages {
                 if all_idle {
                     self.release_pages(slow, kind, pages);
@@ -357,7 +354,7 @@ impl<B: Backend> Shared<B> {
                 }
             }
             if all_idle {
-                self.release_arenas(slow, &shard);
+                self.release_arenas(slow, &shard, in_use.is_empty());
             }
         }
     }
@@ -372,16 +369,16 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// Gives addresses back behind which nothing is.
-    fn release_arenas(&self, slow: &mut Slow<B>, shard: &Arc<Shard<B>>) {
-        let empty = shard.lock().take_empty_arenas();
+    /// Gives addresses back behind which nothing is, and if they are idle those of windows.
+    fn release_arenas(&self, slow: &mut Slow<B>, shard: &Arc<Shard<B>>, idle: bool) {
+        let empty = shard.lock().take_empty_arenas(idle);
         empty.into_iter().for_each(|arena| slow.arenas.remove(arena));
     }
 
     /// Frees what streams are done with by now, of those too that ask for nothing any more.
     fn poll_events(&self) {
         for shard in self.core.all_shards() {
-            let mut state = shard.lock();
+            let mut state = shard.books.lock_parked();
             if !state.pending.is_empty() && !self.core.is_capturing() {
                 state.poll_events(&self.core.backend);
             }

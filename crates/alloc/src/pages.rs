@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::rules::{LARGE_BUFFER, PAGE, SMALL_BUFFER};
 use crate::state::Pages;
+use crate::windows::Window;
 use crate::{AllocatorConfig, Backend, Handle, Policy, PoolKind, VirtualMemory};
 
 /// The physical side of all arenas. Which addresses are in use is in the shards' books.
@@ -32,6 +33,8 @@ pub(super) struct Arena {
     pub(super) room: usize,
     /// By page number, up to the last that was ever mapped. Dropped before the range.
     pub(super) slots: Vec<Slot>,
+    /// The windows here, oldest first.
+    pub(super) windows: Vec<Window>,
     pub(super) range: Handle,
 }
 
@@ -97,7 +100,8 @@ impl<B: Backend> Arenas<B> {
         self.spent += start.elapsed();
         let (base, range) = reserved?;
         let room = bytes / page_size;
-        let arena = Some(Arena { base, page_size, room, slots: Vec::new(), range });
+        let arena =
+            Some(Arena { base, page_size, room, slots: Vec::new(), windows: Vec::new(), range });
         let number = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
         match self.arenas.get_mut(number) {
             Some(vacant) => *vacant = arena,
@@ -223,25 +227,6 @@ impl<B: Backend> Arenas<B> {
                 }
             }
         }
-        self.spent += start.elapsed();
-    }
-
-    /// Unmaps pages from where they are not at home, but for the addresses that are in use. Nothing
-    /// may use the others any more.
-    pub(crate) fn forget_aliases(&mut self, in_use: &[Range<u64>]) {
-        let start = Instant::now();
-        for arena in self.arenas.iter_mut().flatten() {
-            let (base, size) = (arena.base, arena.page_size);
-            for (at, slot) in arena.slots.iter_mut().enumerate() {
-                let address = base + (at * size) as u64;
-                let used = in_use.iter().any(|range| range.contains(&address));
-                if !used && matches!(slot, Slot::Alias { .. } | Slot::Retired { .. }) {
-                    *slot = Slot::Unmapped;
-                }
-            }
-        }
-        self.settled += self.retirements.len() as u64;
-        self.retirements.clear();
         self.spent += start.elapsed();
     }
 

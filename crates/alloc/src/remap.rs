@@ -1,6 +1,7 @@
 //! The default policy: requests are served by pages that are free somewhere before new ones are
 //! made. `stitch.rs` has what it does with memory that lies apart.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::allocator::Shared;
@@ -182,50 +183,68 @@ impl<B: Backend> Shared<B> {
             }
             new = 0;
         }
-        let back = self.take_back(slow, need, missing - new, &elsewhere);
-        let rest = missing - back;
-        if rest == 0 {
-            return Ok(Some(missing));
-        }
-        let plan = |state: &mut State<B>| state.plan_pages(kind, rest, page_size);
-        let Some(growth) = self.plan(slow, need, rest * page_size, plan)? else { return Ok(None) };
-        let (mapped, result) = self.fill(slow, need, &growth, rest.saturating_sub(new));
-        need.shard().lock().undo(&growth, mapped);
-        result.map(|enough| enough.then_some(missing))
+        // Those that come from elsewhere are what is missing after that: where memory is short,
+        // that may be more.
+        let mut came = self.bring(slow, need, new, Vec::new())?;
+        came += self.take_back(slow, need, missing - came, &elsewhere);
+        let loans = self.borrow(need, missing - came);
+        came += self.bring(slow, need, missing - came, loans)?;
+        Ok((came == missing).then_some(came))
     }
 
-    /// Maps a page at each missing address: so many borrowed ones, if they are to be had, then new
-    /// ones, then borrowed ones again. Answers how many, and whether that is all.
-    fn fill(
+    /// Maps so many pages here, at new addresses: those on loan first, then new ones. Answers how
+    /// many; fewer if memory is short.
+    fn bring(
         &self,
         slow: &mut Slow<B>,
         need: &Need<'_, B>,
-        growth: &Growth,
-        borrowed: usize,
-    ) -> (usize, Result<bool, AllocError>) {
-        let count = growth.missing.len();
-        let mut loans = self.borrow(need, borrowed);
-        for (mapped, &to) in growth.missing.iter().enumerate() {
-            if loans.is_empty() {
-                match self.create(slow, need, to) {
-                    Ok(true) => continue,
-                    Ok(false) => loans = self.borrow(need, count - mapped),
-                    Err(error) => return (mapped, Err(error)),
-                }
-            }
-            let Some(loan) = loans.pop() else { return (mapped, Ok(false)) };
-            if let Err(error) = slow.arenas.lend(need.memory, loan.page, to) {
-                loans.push(loan);
+        count: usize,
+        mut loans: Vec<Loan>,
+    ) -> Result<usize, AllocError> {
+        let (kind, page_size) = (need.request.kind, need.page_size);
+        if count == 0 {
+            return Ok(0);
+        }
+        let plan = |state: &mut State<B>| state.plan_pages(kind, count, page_size);
+        let growth = match self.plan(slow, need, count * page_size, plan) {
+            Ok(Some(growth)) => growth,
+            failed => {
                 self.give_back(need, loans);
-                let none = self.core.backend.is_out_of_memory(&error);
-                let failed = || AllocError::from_backend(need.page_size, error);
-                return (mapped, if none { Ok(false) } else { Err(failed()) });
+                return failed.map(|_| 0);
             }
-            lock(&self.core.global).num_remaps += 1;
-            self.moved(need, &loan, to);
+        };
+        let (mut mapped, mut result) = (0, Ok(true));
+        for &to in &growth.missing {
+            result = match loans.pop() {
+                Some(loan) => self.map_loan(slow, need, loan, to),
+                None => self.create(slow, need, to),
+            };
+            if !matches!(result, Ok(true)) {
+                break;
+            }
+            mapped += 1;
         }
         self.give_back(need, loans);
-        (count, Ok(true))
+        need.shard().lock().undo(&growth, mapped);
+        result.map(|_| mapped)
+    }
+
+    /// Maps a page on loan; false if there is no memory for that.
+    fn map_loan(
+        &self,
+        slow: &mut Slow<B>,
+        need: &Need<'_, B>,
+        loan: Loan,
+        to: Pages,
+    ) -> Result<bool, AllocError> {
+        if let Err(error) = slow.arenas.lend(need.memory, loan.page, to) {
+            self.give_back(need, vec![loan]);
+            let none = self.core.backend.is_out_of_memory(&error);
+            return if none { Ok(false) } else { Err(AllocError::from_backend(to.size, error)) };
+        }
+        lock(&self.core.global).num_remaps += 1;
+        self.moved(need, &loan, to);
+        Ok(true)
     }
 
     /// Counts a page where it is now, and tells of it.
@@ -311,7 +330,10 @@ impl<B: Backend> Shared<B> {
             let mut free = elsewhere.iter().map(|(_, _, pages)| pages.start..pages.end());
             free.any(|free| free.contains(&there.start))
         };
-        let mut wanted: Vec<_> = away.filter(is_free).take(count).collect();
+        // A page may have been at home here at more than one address.
+        let mut seen = BTreeSet::new();
+        let wanted = away.filter(|it| is_free(it) && seen.insert(it.1.start));
+        let mut wanted: Vec<_> = wanted.take(count).collect();
         wanted.sort_unstable_by_key(|(_, there)| there.start);
         let there: Vec<Pages> = wanted.iter().map(|&(_, there)| there).collect();
         let mut came = 0;

@@ -33,6 +33,16 @@ impl<B: Backend> Shard<B> {
         state
     }
 
+    /// For a look at the counters. A block in pieces may stay parked, which counts the same: so
+    /// one thread's misses do not cost another its block.
+    pub(crate) fn lock_counted(&self) -> Locked<'_, B> {
+        let mut state = self.books.lock_parked();
+        if state.is_part_parked() {
+            state.unpark();
+        }
+        state
+    }
+
     /// As whoever it belongs to goes: lets its last block take it along.
     pub(crate) fn retire(self: &Arc<Self>) {
         self.books.retire(self);

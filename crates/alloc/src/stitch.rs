@@ -41,7 +41,8 @@ impl<B: Backend> Shared<B> {
             (pieces, taken, state.windows.clone())
         };
         let count = need.request.size.div_ceil(page_size);
-        let mut window = slow.arenas.window_room(&windows, count);
+        let unmaps = !self.core.is_capturing();
+        let mut window = slow.arenas.window_room(&windows, count, unmaps);
         let mut opened = Ok(());
         if window.is_none() {
             let bytes = count * page_size;
@@ -49,7 +50,7 @@ impl<B: Backend> Shared<B> {
             opened = reserved.map(|arena| {
                 windows = arena.iter().map(|arena| arena.number).collect();
                 need.shard().lock().windows.extend(&windows);
-                window = slow.arenas.window_room(&windows, count);
+                window = slow.arenas.window_room(&windows, count, unmaps);
             });
         }
         if let (Some(window), Ok(())) = (window, &opened) {
@@ -84,11 +85,11 @@ impl<B: Backend> Shared<B> {
 
     /// Gives up windows where there are too many, once the stream is done with them.
     fn retire_windows(&self, slow: &mut Slow<B>, need: &Need<'_, B>) {
-        if self.core.is_capturing() || !slow.arenas.has_many_windows() {
-            return;
-        }
         let state = need.shard().lock();
         let (windows, stream) = (state.windows.clone(), state.stream.clone());
+        if self.core.is_capturing() || !slow.arenas.are_many(&windows) {
+            return;
+        }
         let in_use = state.windows_in_use(need.page_size);
         drop(state);
         // A window that is not in use stays so: only requests that get here take one.

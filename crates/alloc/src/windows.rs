@@ -9,11 +9,16 @@ use crate::pages::{Arenas, Slot};
 use crate::state::{Extent, Pages};
 use crate::{Backend, VirtualMemory};
 
-/// So many times as many mappings as pages there may be before windows that are not in use are given up.
-const MAX_ALIASES: usize = 8;
+/// So many times as many mappings as pages a shard may have in windows before those that are not
+/// in use are given up.
+const MAX_MAPPED: usize = 8;
 
-/// How much of each page is free from its beginning on, in bytes, by its number.
-struct FreePages(Vec<usize>);
+/// Pages that were mapped behind each other for one block.
+pub(super) struct Window {
+    /// The number of the first, and how many there are.
+    first: usize,
+    count: usize,
+}
 
 impl<B: Backend> Arenas<B> {
     /// The oldest window for `bytes` bytes of which all memory is in these extents, which are
@@ -25,78 +30,46 @@ impl<B: Backend> Arenas<B> {
         extents: &[Extent],
         page_size: usize,
     ) -> Option<(u64, Vec<Extent>)> {
-        if windows.is_empty() {
-            return None;
-        }
-        let free = self.free_pages(extents);
         let count = bytes.div_ceil(page_size);
-        let rest = bytes - (count - 1) * page_size;
-        let mut seen = vec![0; free.0.len()];
-        let (window, first) = windows.iter().find_map(|&window| {
-            let slots = &self.arenas[window as usize].as_ref()?.slots;
-            seen.fill(0);
-            // Pages from here on are free, and no two of them are the same.
-            let mut first = 0;
-            let found = slots.iter().enumerate().position(|(at, slot)| {
-                let Slot::Alias { number, .. } = slot else {
-                    first = at + 1;
-                    return false;
-                };
-                let (free, seen) = (free.0[*number as usize], &mut seen[*number as usize]);
-                first = first.max(*seen);
-                if at + 1 >= first + count && free >= rest {
-                    return true;
+        let arenas = windows.iter().filter_map(|&number| self.arenas[number as usize].as_ref());
+        let all = arenas.flat_map(|arena| arena.windows.iter().map(move |window| (arena, window)));
+        let mut long = all.filter(|(_, window)| window.count >= count);
+        long.find_map(|(arena, window)| {
+            let mut pieces: Vec<Extent> = Vec::new();
+            let mut left = bytes;
+            for slot in &arena.slots[window.first..window.first + count] {
+                let size = left.min(page_size);
+                let piece = self.free_part(slot, size, extents)?;
+                match pieces.last_mut() {
+                    Some(last) if last.start + last.size as u64 == piece.start => last.size += size,
+                    _ => pieces.push(piece),
                 }
-                *seen = at + 1;
-                if free < page_size {
-                    first = at + 1;
-                }
-                false
-            });
-            Some((window, found? + 1 - count))
-        })?;
-        let arena = self.arenas[window as usize].as_ref()?;
-        let mut pieces: Vec<Extent> = Vec::new();
-        for (at, slot) in arena.slots[first..first + count].iter().enumerate() {
-            let Slot::Alias { number, .. } = slot else { return None };
-            let (home, there) = self.homes[*number as usize];
-            let size = if at + 1 == count { rest } else { page_size };
-            let start = self.arenas[home as usize].as_ref()?.start(there);
-            match pieces.last_mut() {
-                Some(last) if last.start + last.size as u64 == start => last.size += size,
-                _ => pieces.push(Extent { arena: home, start, size }),
+                left -= size;
             }
-        }
-        Some((arena.start(first), pieces))
+            Some((arena.start(window.first), pieces))
+        })
     }
 
-    /// How much of each page these extents leave free from its beginning on.
-    fn free_pages(&self, extents: &[Extent]) -> FreePages {
-        let mut free = FreePages(vec![0; self.homes.len()]);
-        for extent in extents {
-            let Some(arena) = &self.arenas[extent.arena as usize] else { continue };
-            let end = extent.start + extent.size as u64 - arena.base;
-            let first = ((extent.start - arena.base) as usize).div_ceil(arena.page_size);
-            let slots = arena.slots.iter().enumerate().skip(first);
-            for (at, slot) in slots.take_while(|(at, _)| ((at * arena.page_size) as u64) < end) {
-                if let Slot::Mapped { number, .. } = slot {
-                    let bytes = end as usize - at * arena.page_size;
-                    free.0[*number as usize] = bytes.min(arena.page_size);
-                }
-            }
-        }
-        free
+    /// The first bytes of the page that is mapped here, if they are in one of these extents.
+    fn free_part(&self, slot: &Slot, size: usize, extents: &[Extent]) -> Option<Extent> {
+        let Slot::Alias { number, .. } = slot else { return None };
+        let (arena, at) = self.homes[*number as usize];
+        let start = self.arenas[arena as usize].as_ref()?.start(at);
+        let extent = extents[..extents.partition_point(|it| it.start <= start)].last()?;
+        let free = start + size as u64 <= extent.start + extent.size as u64;
+        free.then_some(Extent { arena, start, size })
     }
 
-    /// Addresses for `count` pages in one of these arenas, at which nothing is in use.
-    pub(crate) fn window_room(&self, windows: &[u32], count: usize) -> Option<Pages> {
+    /// Addresses for `count` pages in one of these arenas, at which nothing is in use. What is
+    /// mapped there and may be unmapped counts if it is to.
+    pub(crate) fn window_room(&self, windows: &[u32], count: usize, unmaps: bool) -> Option<Pages> {
         windows.iter().find_map(|&window| {
             let arena = self.arenas[window as usize].as_ref()?;
             let mut first = 0;
             let vacant = arena.slots.iter().enumerate().any(|(at, slot)| {
                 let vacant = match slot {
                     Slot::Unmapped => true,
-                    Slot::Retired { retirement, .. } => *retirement < self.settled,
+                    Slot::Retired { retirement, .. } => unmaps && *retirement < self.settled,
                     Slot::Mapped { .. } | Slot::Alias { .. } => false,
                 };
                 if !vacant {
@@ -139,8 +112,10 @@ impl<B: Backend> Arenas<B> {
                 at += 1;
             }
         }
-        if result.is_err() {
-            if let Some(arena) = &mut self.arenas[window.arena as usize] {
+        if let Some(arena) = &mut self.arenas[window.arena as usize] {
+            if result.is_ok() {
+                arena.windows.push(Window { first: numbers.start, count: numbers.len() });
+            } else {
                 arena.slots[numbers].fill_with(|| Slot::Unmapped);
             }
         }
@@ -169,32 +144,65 @@ impl<B: Backend> Arenas<B> {
         Ok(())
     }
 
-    /// Whether there are so many windows that those not in use should go.
-    pub(crate) fn has_many_windows(&self) -> bool {
-        let slots = self.arenas.iter().flatten().flat_map(|arena| &arena.slots);
-        let aliases = slots.filter(|slot| matches!(slot, Slot::Alias { .. })).count();
-        aliases > MAX_ALIASES * (self.pages + 32)
+    /// Whether there are so many windows in these arenas that those not in use should go.
+    pub(crate) fn are_many(&self, windows: &[u32]) -> bool {
+        let arenas = windows.iter().filter_map(|&number| self.arenas[number as usize].as_ref());
+        let mapped: usize =
+            arenas.flat_map(|arena| &arena.windows).map(|window| window.count).sum();
+        mapped > MAX_MAPPED * (self.pages + 32)
     }
 
-    /// Gives up the windows in these arenas, but for the addresses in use. What they have mapped is
+    /// Gives up the windows in these arenas, but for those in use. What they have mapped is
     /// unmapped once the event has come.
     pub(crate) fn retire(&mut self, windows: &[u32], in_use: &[Range<u64>], event: B::Event) {
         let retirement = self.settled + self.retirements.len() as u64;
         self.retirements.push_back(event);
-        for &window in windows {
-            let Some(arena) = &mut self.arenas[window as usize] else { continue };
+        for &number in windows {
+            let Some(arena) = &mut self.arenas[number as usize] else { continue };
             let (base, size) = (arena.base, arena.page_size);
-            for (at, slot) in arena.slots.iter_mut().enumerate() {
-                let address = base + (at * size) as u64;
-                if in_use.iter().any(|range| range.contains(&address)) {
-                    continue;
+            arena.windows.retain(|window| {
+                let start = base + (window.first * size) as u64;
+                let used = in_use.iter().any(|range| range.contains(&start));
+                if !used {
+                    for slot in &mut arena.slots[window.first..window.first + window.count] {
+                        *slot = match std::mem::replace(slot, Slot::Unmapped) {
+                            Slot::Alias { mapping, .. } => {
+                                Slot::Retired { _mapping: mapping, retirement }
+                            }
+                            other => other,
+                        };
+                    }
                 }
-                *slot = match std::mem::replace(slot, Slot::Unmapped) {
-                    Slot::Alias { mapping, .. } => Slot::Retired { _mapping: mapping, retirement },
-                    other => other,
-                };
-            }
+                used
+            });
         }
+    }
+
+    /// Unmaps pages from where they are not at home, but for the addresses that are in use. Nothing
+    /// may use the others any more.
+    pub(crate) fn forget_aliases(&mut self, in_use: &[Range<u64>]) {
+        let start = Instant::now();
+        for arena in self.arenas.iter_mut().flatten() {
+            let (base, size) = (arena.base, arena.page_size);
+            let used = |at: usize| {
+                let address = base + (at * size) as u64;
+                in_use.iter().any(|range| range.contains(&address))
+            };
+            for (at, slot) in arena.slots.iter_mut().enumerate() {
+                if matches!(slot, Slot::Alias { .. } | Slot::Retired { .. }) && !used(at) {
+                    *slot = Slot::Unmapped;
+                }
+            }
+            // A window is as long as the block that uses it.
+            arena.windows.retain_mut(|window| {
+                let pages = window.first..window.first + window.count;
+                window.count = pages.take_while(|&at| used(at)).count();
+                window.count > 0
+            });
+        }
+        self.settled += self.retirements.len() as u64;
+        self.retirements.clear();
+        self.spent += start.elapsed();
     }
 
     /// Learns which retired windows are out of use.

@@ -86,14 +86,15 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Steps with blocks of some pages each, so that what is free lies apart.
 fn step_in_pages() -> impl Strategy<Value = Step> {
-    let bytes = prop_oneof![1usize..MIB, MIB..(8 * MIB), (8 * MIB)..(60 * MIB)];
+    let pages = (1usize..12).prop_map(|pages| pages * 4 * MIB);
+    let bytes = prop_oneof![1usize..MIB, MIB..(8 * MIB), (8 * MIB)..(60 * MIB), pages];
     let index = || any::<prop::sample::Index>();
     prop_oneof![
-        20 => (bytes, 0u64..2).prop_map(|(bytes, stream)| Step::Malloc { bytes, stream }),
+        20 => (bytes, 0u64..3).prop_map(|(bytes, stream)| Step::Malloc { bytes, stream }),
         16 => index().prop_map(|i| Step::Free(i.index(1 << 20))),
-        3 => (index(), 0u64..3)
+        2 => (index(), 0u64..4)
             .prop_map(|(i, stream)| Step::Use { block: i.index(1 << 20), stream }),
-        3 => (0u64..3).prop_map(Step::Complete),
+        3 => (0u64..4).prop_map(Step::Complete),
         1 => prop_oneof![Just(Step::EmptyCache), Just(Step::Snapshot)],
         1 => any::<bool>().prop_map(Step::MapFault),
     ]
@@ -424,7 +425,7 @@ proptest! {
 
     #[test]
     fn blocks_in_pieces_agree_with_the_model(
-        steps in proptest::collection::vec(step_in_pages(), 1..150),
+        steps in proptest::collection::vec(step_in_pages(), 1..400),
     ) {
         run("policy:default", steps)?;
     }

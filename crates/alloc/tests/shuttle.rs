@@ -287,3 +287,44 @@ fn the_last_block_goes_while_its_allocator_does() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
+
+/// Bytes in a page of the default policy.
+const PAGE: usize = 4 * MIB;
+
+#[test]
+fn threads_share_windows_while_the_cache_is_emptied() {
+    check(|| {
+        let fake = Fake::with_pages(1 << 30);
+        let allocator = fake.allocator("policy:default");
+        let blocks = (0..9).map(|_| allocator.malloc(PAGE, &0).unwrap()).enumerate();
+        let kept: Vec<_> = blocks.filter(|(at, _)| at % 2 == 0).collect();
+        let owned = Owned::default();
+        let mut threads = Vec::new();
+        for bytes in [4 * PAGE - 512, 3 * PAGE + 512] {
+            let (owned, fake) = (owned.clone(), fake.clone());
+            threads.push(spawn(&allocator, move |allocator| {
+                for _ in 0..2 {
+                    let block = allocator.malloc(bytes, &0).unwrap();
+                    owned.take(&fake, &block);
+                    fake.launch_on(0, &block);
+                    owned.free(&fake, block);
+                }
+            }));
+        }
+        threads.push(spawn(&allocator, |allocator| allocator.empty_cache()));
+        let (owner, other) = (owned.clone(), fake.clone());
+        threads.push(spawn(&allocator, move |allocator| {
+            let block = allocator.malloc(3 * PAGE, &1).unwrap();
+            owner.take(&other, &block);
+            other.launch_on(1, &block);
+            block.record_stream(&0);
+            owner.free(&other, block);
+        }));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        check_books(&allocator);
+        drop(kept);
+        [0, 1].iter().for_each(|&stream| fake.complete(stream));
+        allocator.empty_cache();
+        assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
+    });
+}

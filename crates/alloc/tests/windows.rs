@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{Fake, FakeError, MIB, Physical, check_books};
+use common::{Act, Fake, FakeError, MIB, Physical, check_books};
 use warpline_alloc::{AllocError, Block, CachingAllocator};
 
 /// Bytes in a page of the default policy.
@@ -171,4 +171,112 @@ fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
     assert!(allocator.memory_stats().num_remaps > 10 * (pages + 32) as i64);
     assert!(mappings < 20 * (pages + 32), "{mappings} mappings of {pages} pages");
     check_books(&allocator);
+}
+
+/// Pages go from stream to stream and back, to where they were before or elsewhere.
+#[test]
+fn streams_that_take_turns_share_their_pages() {
+    for seed in 0..40u64 {
+        // Memory is short in every other run.
+        let fake = Fake::with_pages([1 << 40, 47 * PAGE][seed as usize % 2]);
+        let allocator = fake.allocator("policy:default");
+        let mut live: Vec<Block<Fake>> = Vec::new();
+        let mut random = seed;
+        let mut pick = |n: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) as usize % n
+        };
+        for step in 0..400 {
+            if live.len() > pick(1 + step / 40) {
+                live.swap_remove(pick(live.len()));
+            }
+            let bytes = [16, 16, 5, 9][pick(4)] * PAGE - [0, 3 * MIB][pick(2)];
+            match allocator.malloc(bytes, &(pick(5) as u64)) {
+                Ok(block) => live.push(block),
+                Err(error) => assert!(error.is_out_of_memory() && seed % 2 == 1, "{error}"),
+            }
+            check_books(&allocator);
+        }
+        let requested = allocator.memory_stats().requested_bytes.all.peak as usize;
+        assert!(allocator.memory_reserved() <= requested + requested / 64 + 8 * MIB + 10 * PAGE);
+        live.clear();
+        allocator.empty_cache();
+        assert_eq!(fake.world().used(), 0, "seed {seed}");
+        assert!(fake.world().ranges.is_empty());
+    }
+}
+
+/// Work is given to a block, and the block dropped, just when `empty_cache` has waited.
+#[test]
+fn empty_cache_leaves_windows_that_were_in_use_before_it_waited() {
+    for neighbours_stay in [true, false] {
+        let fake = Fake::with_pages(1 << 40);
+        let (allocator, blocks) = comb(&fake, 20);
+        let large = allocator.malloc(20 * PAGE, &0).unwrap();
+        let kept = neighbours_stay.then_some(blocks);
+        let late = fake.clone();
+        fake.world().after_sync = Some(Act(Box::new(move || {
+            late.launch_on(0, &large);
+            std::thread::spawn(move || drop(large)).join().unwrap();
+        })));
+        allocator.empty_cache();
+        assert!(fake.world().after_sync.is_none());
+        check_books(&allocator);
+        drop(kept);
+        fake.complete(0);
+        allocator.empty_cache();
+        assert_eq!(fake.world().used(), 0);
+        assert!(fake.world().ranges.is_empty());
+    }
+}
+
+#[test]
+fn streams_that_take_turns_on_a_full_device_settle() {
+    let options = ["policy:default", "policy:default,per_process_memory_fraction:0.1"];
+    for (capacity, options) in [(100, options[0]), (1000, options[1])] {
+        let fake = Fake::with_pages(capacity * PAGE);
+        let allocator = fake.allocator(options);
+        let _fill = [0, 1].map(|stream| allocator.malloc(10 * PAGE, &stream).unwrap());
+        let turn = |times: u64| {
+            for step in 0..times {
+                let block = allocator.malloc(80 * PAGE, &(step % 2)).unwrap();
+                fake.launch_on(step % 2, &block);
+                drop(block);
+                [0, 1].iter().for_each(|&stream| fake.complete(stream));
+            }
+            let mappings = fake.world().mappings.len();
+            (allocator.memory_stats().num_remaps, mappings)
+        };
+        let settled = turn(20);
+        assert_eq!(turn(100), settled, "{options}");
+    }
+}
+
+#[test]
+fn one_streams_windows_do_not_cost_another_its_own() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let fill = |stream: u64| {
+        let blocks = (0..81).map(|_| allocator.malloc(PAGE, &stream).unwrap());
+        blocks.enumerate().filter(|(at, _)| at % 2 == 0).collect::<Vec<_>>()
+    };
+    let _fill = [fill(0), fill(1)];
+    // Takes all that is free, gives some of it back, and asks for that in one piece.
+    let step = |stream: u64, gives: &dyn Fn(usize) -> bool| {
+        let mut held: Vec<_> =
+            (0..40).map(|_| Some(allocator.malloc(PAGE, &stream).unwrap())).collect();
+        (0..40).filter(|&at| gives(at)).for_each(|at| held[at] = None);
+        let count = held.iter().filter(|block| block.is_none()).count();
+        drop(allocator.malloc(count * PAGE, &stream).unwrap());
+        fake.complete(stream);
+    };
+    for layout in 0..100usize {
+        step(0, &|at| (at * (layout + 3)) % 7 < 3);
+    }
+    let remaps = || allocator.memory_stats().num_remaps;
+    let all = || (3..7).for_each(|k| step(1, &|at| (at * k) % 5 < 2));
+    all();
+    let settled = remaps();
+    all();
+    assert_eq!(remaps(), settled);
 }

@@ -3,7 +3,6 @@
 use std::panic::Location;
 
 use super::{ArenaRange, Held, Holding, NONE, Record, Request, Segment, State};
-use crate::free_index::{Free, Position};
 use crate::rules::SMALL_BUFFER;
 use crate::state::Granted;
 use crate::trace::TraceAction;
@@ -60,26 +59,21 @@ impl<B: Backend> State<B> {
 
     /// PyTorch's choice with expandable segments: a block counts as long as itself and the
     /// unmapped addresses behind it; from the best fit on, as long as the next is shorter.
-    pub(super) fn least_expandable(
-        &self,
-        kind: PoolKind,
-        mut position: Position,
-        mut free: Free,
-    ) -> (Position, Free) {
-        let reach = |free: &Free| {
-            let record = &self.records[free.block as usize];
+    pub(super) fn least_expandable(&self, kind: PoolKind, mut block: u32) -> u32 {
+        let reach = |block: u32| {
+            let record = &self.records[block as usize];
             let next = self.records.get(record.next as usize);
             let tail = next.filter(|next| next.held == Held::Unmapped).map_or(0, |next| next.size);
-            free.size + tail
+            record.size + tail
         };
         let pool = &self.pools[kind as usize];
-        while let Some((next_position, next)) = pool.after(position)
-            && self.records[free.block as usize].arena
-            && reach(&next) < reach(&free)
+        while let Some(next) = pool.after(&self.records, block)
+            && self.records[block as usize].arena
+            && reach(next) < reach(block)
         {
-            (position, free) = (next_position, next);
+            block = next;
         }
-        (position, free)
+        block
     }
 
     /// The first addresses that become long enough for the request by mapping pages of
@@ -158,7 +152,7 @@ impl<B: Backend> State<B> {
         let (mut bytes, mut block) = (0, first);
         loop {
             let record = self.records[block as usize];
-            self.unlist(&record);
+            self.unlist(block);
             if record.held == Held::Free {
                 free.push((record.address, record.size));
                 bytes += record.size;
@@ -183,19 +177,21 @@ impl<B: Backend> State<B> {
     }
 
     /// Takes a free or unmapped record out of its pool.
-    fn unlist(&mut self, record: &Record) {
-        if record.held == Held::Free {
-            self.pools[record.kind as usize].remove(record.size, record.address);
+    pub(super) fn unlist(&mut self, block: u32) {
+        let record = &self.records[block as usize];
+        let (kind, held, address) = (record.kind as usize, record.held, record.address);
+        if held == Held::Free {
+            self.pools[kind].remove(&mut self.records, block);
         } else {
-            self.unmapped[record.kind as usize].remove(&record.address);
+            self.unmapped[kind].remove(&address);
         }
     }
 
     /// Puts a free or unmapped record into its pool, as it is.
-    fn list(&mut self, block: u32) {
+    pub(super) fn list(&mut self, block: u32) {
         let record = self.records[block as usize];
         if record.held == Held::Free {
-            self.pools[record.kind as usize].insert(record.free(block));
+            self.pools[record.kind as usize].insert(&mut self.records, block);
         } else {
             self.unmapped[record.kind as usize].insert(record.address, block);
         }
@@ -205,8 +201,7 @@ impl<B: Backend> State<B> {
     pub(crate) fn finish(&mut self, growth: &Growth, request: &Request) -> Granted {
         self.trace_maps(&growth.missing, Some(request.site));
         self.join_pool(growth.block);
-        let record = &self.records[growth.block as usize];
-        self.pools[record.kind as usize].remove(record.size, record.address);
+        self.pools[request.kind as usize].remove(&mut self.records, growth.block);
         self.hand_out(growth.block, request);
         self.granted(growth.block)
     }
@@ -236,20 +231,10 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Takes whole pages out of a free block, which must contain them: their addresses stay,
-    /// without memory of their own. Pages that are lent may come back.
-    pub(crate) fn carve(&mut self, block: u32, start: u64, size: usize, lent: bool) -> Pages {
-        let arena = self.arena_of(block).number;
-        let middle = self.cut_out(block, start, size);
-        self.join_unmapped(middle, if lent { Held::Lent } else { Held::Unmapped });
-        self.trace(TraceAction::SegmentUnmap, start, size, None);
-        Pages { arena, start, size }
-    }
-
     /// Takes a part out of a free block, out of its pool.
     pub(super) fn cut_out(&mut self, block: u32, start: u64, size: usize) -> u32 {
         let record = self.records[block as usize];
-        self.unlist(&record);
+        self.unlist(block);
         let before = (start - record.address) as usize;
         let after = record.size - before - size;
         let middle = if before == 0 { block } else { self.split_off(block, before, Held::Growing) };
@@ -271,30 +256,8 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Makes pages free that were unmapped or lent, and are mapped now.
-    pub(crate) fn uncarve(&mut self, kind: PoolKind, pages: Pages) {
-        let unmapped = self.unmapped[kind as usize].range(..=pages.start).next_back();
-        let Some((&start, &block)) = unmapped else { return };
-        let record = self.records[block as usize];
-        let ahead = (pages.start - start) as usize;
-        if ahead + pages.size > record.size {
-            return;
-        }
-        self.unlist(&record);
-        let middle = if ahead == 0 { block } else { self.split_off(block, ahead, Held::Growing) };
-        if self.records[middle as usize].size > pages.size {
-            let rest = self.split_off(middle, pages.size, record.held);
-            self.list(rest);
-        }
-        if ahead > 0 {
-            self.list(block);
-        }
-        self.join_pool(middle);
-        self.trace(TraceAction::SegmentMap, pages.start, pages.size, None);
-    }
-
     /// Makes a record unmapped or lent, merges it with neighbours that are the same, and lists it.
-    fn join_unmapped(&mut self, mut block: u32, held: Held) {
+    pub(super) fn join_unmapped(&mut self, mut block: u32, held: Held) {
         self.records[block as usize].held = held;
         let kind = self.records[block as usize].kind as usize;
         let is_same = |records: &[Record], at: u32| {
@@ -313,30 +276,6 @@ impl<B: Backend> State<B> {
         self.unmapped[kind].insert(self.records[block as usize].address, block);
     }
 
-    /// Nothing that was lent comes back any more.
-    pub(crate) fn forget_lent(&mut self) {
-        for kind in [PoolKind::Small, PoolKind::Large] {
-            let lent: Vec<u32> = self.unmapped[kind as usize].values().copied().collect();
-            for block in lent {
-                // Those that were merged into another meanwhile are not lent any more.
-                let record = self.records[block as usize];
-                if record.held == Held::Lent {
-                    self.unlist(&record);
-                    self.join_unmapped(block, Held::Unmapped);
-                }
-            }
-        }
-    }
-
-    /// The whole pages inside a free block of an arena.
-    fn whole_pages(&self, free: &Free) -> Option<Pages> {
-        let ArenaRange { number: arena, base, page_size, .. } = self.arena_of(free.block);
-        let page = page_size as u64;
-        let start = base + (free.address - base).next_multiple_of(page);
-        let end = base + (free.address + free.size as u64 - base) / page * page;
-        (start < end).then(|| Pages { arena, start, size: (end - start) as usize })
-    }
-
     /// The arena in which a record lies.
     pub(super) fn arena_of(&self, block: u32) -> ArenaRange {
         let segment = self.records[block as usize].segment as usize;
@@ -347,80 +286,13 @@ impl<B: Backend> State<B> {
     }
 
     /// Whether a record lies in an arena with pages of this size.
-    fn has_pages_of(&self, page_size: usize, block: u32) -> bool {
+    pub(super) fn has_pages_of(&self, page_size: usize, block: u32) -> bool {
         self.arena_of(block).page_size == page_size
     }
 
-    /// Takes all whole free pages out of the arenas.
-    pub(crate) fn take_free_pages(&mut self, kind: PoolKind) -> Vec<Pages> {
-        let free = self.free_pages(kind).into_iter();
-        free.map(|(block, pages)| self.carve(block, pages.start, pages.size, false)).collect()
-    }
-
-    /// Lends up to `count` whole free pages, those at the highest addresses first.
-    pub(crate) fn lend_some_pages(
-        &mut self,
-        kind: PoolKind,
-        count: usize,
-        page_size: usize,
-    ) -> Vec<Pages> {
-        let mut lent = Vec::new();
-        let mut left = count * page_size;
-        for (block, pages) in self.free_pages_of(kind, page_size).into_iter().rev() {
-            if left == 0 {
-                break;
-            }
-            let size = pages.size.min(left);
-            let start = pages.start + (pages.size - size) as u64;
-            lent.push(self.carve(block, start, size, true));
-            left -= size;
-        }
-        lent
-    }
-
-    /// Lends those of the wanted pages, which are sorted by address, that are free.
-    pub(crate) fn lend_these_pages(
-        &mut self,
-        kind: PoolKind,
-        wanted: &[Pages],
-        page_size: usize,
-    ) -> Vec<Pages> {
-        let mut lent = Vec::new();
-        for (block, free) in self.free_pages_of(kind, page_size) {
-            let end = free.start + free.size as u64;
-            let from = wanted.partition_point(|page| page.start < free.start);
-            let to = wanted.partition_point(|page| page.start < end);
-            // From behind, so that the block keeps its number.
-            for page in wanted[from..to].iter().rev() {
-                lent.push(self.carve(block, page.start, page_size, true));
-            }
-        }
-        lent
-    }
-
-    /// The whole free pages of the arenas with pages of this size, by address.
-    pub(crate) fn list_free_pages(&self, kind: PoolKind, page_size: usize) -> Vec<Pages> {
-        self.free_pages_of(kind, page_size).into_iter().map(|(_, pages)| pages).collect()
-    }
-
-    /// The free blocks of the arenas that contain whole pages, and those.
-    fn free_pages(&self, kind: PoolKind) -> Vec<(u32, Pages)> {
-        let free = self.pools[kind as usize].iter();
-        let free = free.filter(|free| self.records[free.block as usize].arena);
-        free.filter_map(|free| Some((free.block, self.whole_pages(free)?))).collect()
-    }
-
-    /// The same where pages have this size, by address.
-    fn free_pages_of(&self, kind: PoolKind, page_size: usize) -> Vec<(u32, Pages)> {
-        let mut free = self.free_pages(kind);
-        free.retain(|&(block, _)| self.has_pages_of(page_size, block));
-        free.sort_unstable_by_key(|(_, pages)| pages.start);
-        free
-    }
-
-    /// Takes the arenas off the books in which nothing is mapped; answers their numbers.
-    pub(crate) fn take_empty_arenas(&mut self) -> Vec<u32> {
-        let idle = self.stitched.is_empty();
+    /// Takes the arenas off the books in which nothing is mapped, and if they are idle those of
+    /// windows; answers their numbers.
+    pub(crate) fn take_empty_arenas(&mut self, idle: bool) -> Vec<u32> {
         let mut empty = if idle { std::mem::take(&mut self.windows) } else { Vec::new() };
         for at in 0..self.segments.len() {
             if let Some(Segment { holding: Holding::Arena(arena), first, .. }) = &self.segments[at]

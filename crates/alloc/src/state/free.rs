@@ -145,7 +145,7 @@ impl<B: Backend> State<B> {
             let other = &self.records[prev as usize];
             let (merged_size, merged_address) = (other.size, other.address);
             prev_of_merged = other.prev;
-            self.pools[kind].remove(merged_size, merged_address);
+            self.pools[kind].remove(&mut self.records, prev);
             self.unused.push(prev);
             address = merged_address;
             size += merged_size;
@@ -157,9 +157,9 @@ impl<B: Backend> State<B> {
         }
         if next != NONE && self.records[next as usize].held == Held::Free {
             let other = &self.records[next as usize];
-            let (merged_size, merged_address) = (other.size, other.address);
+            let merged_size = other.size;
             next_of_merged = other.next;
-            self.pools[kind].remove(merged_size, merged_address);
+            self.pools[kind].remove(&mut self.records, next);
             self.unused.push(next);
             size += merged_size;
             blocks -= 1;
@@ -176,13 +176,13 @@ impl<B: Backend> State<B> {
         record.next = next_of_merged;
         record.held = Held::Free;
         record.idle_since = idle_since;
-        let (is_split, free) = (record.is_split(), record.free(block));
+        let is_split = record.is_split();
         if prev_of_merged == NONE
             && let Some(segment) = &mut self.segments[segment as usize]
         {
             segment.first = block;
         }
-        self.pools[kind].insert(free);
+        self.pools[kind].insert(&mut self.records, block);
         if is_split {
             blocks += 1;
             bytes += size as i64;

@@ -3,6 +3,8 @@
 
 mod arena;
 mod free;
+mod lend;
+mod record;
 mod release;
 mod report;
 mod stitch;
@@ -12,11 +14,12 @@ use std::panic::Location;
 use std::sync::Arc;
 
 pub(crate) use arena::{Growth, Pages};
+use record::{Held, Record};
 pub(crate) use release::{Idle, Released};
 pub(crate) use stitch::Extent;
 
 use crate::events::PendingEvents;
-use crate::free_index::{Free, FreeIndex};
+use crate::free_index::FreeIndex;
 use crate::rules::{may_serve, should_split};
 use crate::stats::{Counters, Quantity};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -44,60 +47,6 @@ pub(crate) struct Granted {
     pub(crate) block: u32,
     pub(crate) address: u64,
     pub(crate) size: usize,
-}
-
-/// What a record stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
-    /// A block in a caller's hands.
-    Allocated,
-    /// A block that other streams still use.
-    AwaitingFree,
-    /// A block that nobody uses; it is in its pool.
-    Free,
-    /// Addresses of an arena without memory of their own.
-    Unmapped,
-    /// Addresses of an arena that are being mapped.
-    Growing,
-    /// Addresses of an arena whose page is at home elsewhere by now, and may come back.
-    Lent,
-    /// Memory of an arena that is a piece of a stitched block.
-    Away,
-}
-
-/// A block, in one cache line. Neighbours in the segment are linked by `prev` and `next`.
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    address: u64,
-    size: usize,
-    requested: usize,
-    /// The clock of searches when it was last freed.
-    idle_since: u64,
-    prev: u32,
-    next: u32,
-    segment: u32,
-    /// Events that have not come.
-    pending: u32,
-    kind: PoolKind,
-    held: Held,
-    /// Counted as oversize.
-    oversize: bool,
-    /// Whether other streams use it: its entry in `State::uses` is not empty.
-    used: bool,
-    /// Whether it lies in an arena.
-    arena: bool,
-    /// Whether it is a stitched block, which lies in no segment.
-    stitched: bool,
-}
-
-impl Record {
-    fn is_split(&self) -> bool {
-        self.prev != NONE || self.next != NONE
-    }
-
-    fn free(&self, block: u32) -> Free {
-        Free { size: self.size, address: self.address, block }
-    }
 }
 
 /// Adjacent addresses, covered by a chain of records.
@@ -218,6 +167,17 @@ impl<B: Backend> State<B> {
         !self.pending.is_empty() || !self.deferred.is_empty()
     }
 
+    /// All free blocks of a pool, smallest first.
+    fn free_blocks(&self, kind: PoolKind) -> impl Iterator<Item = (u32, &Record)> {
+        let blocks = self.pools[kind as usize].iter(&self.records);
+        blocks.map(|block| (block, &self.records[block as usize]))
+    }
+
+    /// Those that lie in arenas.
+    fn free_in_arenas(&self, kind: PoolKind) -> impl Iterator<Item = (u32, &Record)> {
+        self.free_blocks(kind).filter(|(_, record)| record.arena)
+    }
+
     /// The best fitting free block, taken out of its pool and handed out.
     #[inline]
     pub(crate) fn take_fit(&mut self, request: &Request) -> Option<u32> {
@@ -248,16 +208,16 @@ impl<B: Backend> State<B> {
     /// The best fitting free block, taken out of its pool.
     #[inline]
     fn take_out(&mut self, request: &Request) -> Option<u32> {
-        let pool = &mut self.pools[request.kind as usize];
-        let (mut position, mut free) = pool.best_fit(request.size)?;
-        if self.config.expandable() && self.records[free.block as usize].arena {
-            (position, free) = self.least_expandable(request.kind, position, free);
+        let kind = request.kind as usize;
+        let mut block = self.pools[kind].best_fit(&self.records, request.size)?;
+        if self.config.expandable() && self.records[block as usize].arena {
+            block = self.least_expandable(request.kind, block);
         }
-        if !may_serve(&self.config, request.size, free.size) {
+        if !may_serve(&self.config, request.size, self.records[block as usize].size) {
             return None;
         }
-        self.pools[request.kind as usize].remove_at(position);
-        Some(free.block)
+        self.pools[kind].remove(&mut self.records, block);
+        Some(block)
     }
 
     /// The best fitting free block, out of everybody's reach until it is handed out or put back.
@@ -323,6 +283,7 @@ impl<B: Backend> State<B> {
             prev: NONE,
             next: NONE,
             segment,
+            links: [NONE; 2],
             pending: 0,
             kind,
             held,
@@ -351,11 +312,10 @@ impl<B: Backend> State<B> {
         let size = if split { request.size } else { whole };
         if split {
             let rest = self.split_off(block, size, Held::Free);
-            let free = self.records[rest as usize].free(rest);
             if self.collects {
                 self.records[rest as usize].idle_since = self.clock.load(Ordering::Relaxed);
             }
-            self.pools[kind as usize].insert(free);
+            self.pools[kind as usize].insert(&mut self.records, rest);
         }
         // Whole free pages of an arena can always be given back.
         if !arena {

@@ -28,12 +28,8 @@ impl<B: Backend> State<B> {
     }
 
     fn whole_free(&self, kind: PoolKind) -> Vec<u32> {
-        let free = self.pools[kind as usize].iter();
-        let whole = free.filter(|free| {
-            let record = &self.records[free.block as usize];
-            !record.is_split() && !record.arena
-        });
-        whole.map(|free| free.block).collect()
+        let whole = self.free_blocks(kind).filter(|(_, free)| !free.is_split() && !free.arena);
+        whole.map(|(block, _)| block).collect()
     }
 
     /// The large segments that garbage collection may take.
@@ -57,19 +53,19 @@ impl<B: Backend> State<B> {
         let Some(max_split) = self.config.max_split_size else { return false };
         let wanted = request.size.max(max_split);
         let kind = request.kind as usize;
-        if let Some((_, free)) = self.pools[kind].best_fit(wanted)
-            && let Some(memory) = self.release(free.block)
+        if let Some(block) = self.pools[kind].best_fit(&self.records, wanted)
+            && let Some(memory) = self.release(block)
         {
             released.push(memory);
             return true;
         }
         let mut total = 0;
         while total < wanted
-            && let Some(free) = self.pools[kind].largest()
-            && free.size >= max_split
-            && let Some(memory) = self.release(free.block)
+            && let Some(block) = self.pools[kind].largest(&self.records)
+            && self.records[block as usize].size >= max_split
+            && let Some(memory) = self.release(block)
         {
-            total += free.size;
+            total += memory.size;
             released.push(memory);
         }
         total >= wanted
@@ -85,8 +81,8 @@ impl<B: Backend> State<B> {
         let segment = self.segments.get_mut(at)?.take()?;
         let Holding::Whole(memory) = segment.holding else { return None };
         self.unused_segments.push(at as u32);
+        self.pools[record.kind as usize].remove(&mut self.records, block);
         self.unused.push(block);
-        self.pools[record.kind as usize].remove(record.size, record.address);
         self.trace(TraceAction::SegmentFree, record.address, record.size, None);
         let (kind, size, oversize) = (record.kind, record.size, segment.oversize);
         Some(Released { kind, size, oversize, _memory: memory })

@@ -46,8 +46,8 @@ impl<B: Backend> State<B> {
 
     /// The largest free block, in bytes.
     pub(crate) fn largest_free(&self) -> usize {
-        let largest = self.pools.iter().filter_map(|pool| pool.largest());
-        largest.map(|free| free.size).max().unwrap_or(0)
+        let largest = self.pools.iter().filter_map(|pool| pool.largest(&self.records));
+        largest.map(|block| self.records[block as usize].size).max().unwrap_or(0)
     }
 
     /// Bytes of all segments; of arenas those that are mapped.

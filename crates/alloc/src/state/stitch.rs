@@ -20,19 +20,12 @@ pub(crate) struct Extent {
 impl<B: Backend> State<B> {
     /// All free memory in arenas with pages of this size, by address.
     pub(crate) fn free_extents(&self, kind: PoolKind, page_size: usize) -> Vec<Extent> {
-        let free = self.pools[kind as usize].iter();
-        let mut extents: Vec<Extent> = free
-            .filter(|free| self.records[free.block as usize].arena)
-            .filter_map(|free| {
-                let arena = self.arena_of(free.block);
-                let (start, size) = (free.address, free.size);
-                (arena.page_size == page_size).then_some(Extent {
-                    arena: arena.number,
-                    start,
-                    size,
-                })
-            })
-            .collect();
+        let of_size = |(block, record): (u32, &Record)| {
+            let ArenaRange { number: arena, page_size: size, .. } = self.arena_of(block);
+            let extent = Extent { arena, start: record.address, size: record.size };
+            (size == page_size).then_some(extent)
+        };
+        let mut extents: Vec<Extent> = self.free_in_arenas(kind).filter_map(of_size).collect();
         extents.sort_unstable_by_key(|extent| extent.start);
         extents
     }
@@ -60,11 +53,8 @@ impl<B: Backend> State<B> {
 
     /// Takes pieces out of the pool, in which they must be free. Answers their records.
     pub(crate) fn take_pieces(&mut self, kind: PoolKind, pieces: &[Extent]) -> Vec<u32> {
-        let mut free: Vec<(u64, u32)> = self.pools[kind as usize]
-            .iter()
-            .filter(|free| self.records[free.block as usize].arena)
-            .map(|free| (free.address, free.block))
-            .collect();
+        let free = self.free_in_arenas(kind);
+        let mut free: Vec<(u64, u32)> = free.map(|(block, free)| (free.address, block)).collect();
         free.sort_unstable();
         let mut order: Vec<usize> = (0..pieces.len()).collect();
         // From behind, so that what is left of a block keeps its number.
@@ -106,6 +96,7 @@ impl<B: Backend> State<B> {
             prev: NONE,
             next: NONE,
             segment: NONE,
+            links: [NONE; 2],
             pending: 0,
             kind: request.kind,
             held: Held::Growing,
@@ -115,8 +106,15 @@ impl<B: Backend> State<B> {
             stitched: true,
         });
         self.stitched.insert(block, pieces);
+        self.last = block;
+        self.last_size = request.size;
         self.grant(block, address, request.size, request);
         self.granted(block)
+    }
+
+    /// Whether a block is parked that is a part of a segment.
+    pub(crate) fn is_part_parked(&self) -> bool {
+        self.parked && !self.records[self.last as usize].stitched
     }
 
     /// Lets the pieces of a block that nobody uses any more go where they came from.
@@ -130,19 +128,22 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Where the memory of a stitched block is at home: its address in the block, there, and how
-    /// many bytes. `None` for any other block.
     #[inline]
-    pub(crate) fn homes_of(&self, block: u32) -> Option<Vec<(u64, u64, usize)>> {
-        let Record { mut address, stitched, .. } = self.records[block as usize];
-        let pieces = if stitched { self.stitched.get(&block)? } else { return None };
+    pub(crate) fn is_stitched(&self, block: u32) -> bool {
+        self.records[block as usize].stitched
+    }
+
+    /// Where the memory of a stitched block is at home: its address in the block, there, and how
+    /// many bytes.
+    pub(crate) fn homes_of(&self, block: u32) -> Vec<(u64, u64, usize)> {
+        let mut address = self.records[block as usize].address;
         let home = |&piece: &u32| {
             let Record { address: home, size, .. } = self.records[piece as usize];
             let from = address;
             address += size as u64;
             (from, home, size)
         };
-        Some(pieces.iter().map(home).collect())
+        self.stitched.get(&block).into_iter().flatten().map(home).collect()
     }
 
     /// The addresses of all stitched blocks, in whole pages.

@@ -72,8 +72,8 @@ pub struct MemoryStats {
     pub num_device_alloc: i64,
     /// Allocations given back to the backend.
     pub num_device_free: i64,
-    /// Pages that were mapped at another address because the memory behind a new one was free
-    /// elsewhere. Not one of PyTorch's keys.
+    /// Pages that were mapped at one more address because what was free lay elsewhere. Not one of
+    /// PyTorch's keys.
     pub num_remaps: i64,
     /// Time spent in the backend's calls that create, map and unmap pages. Not one of PyTorch's
     /// keys.

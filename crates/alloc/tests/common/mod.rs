@@ -69,6 +69,17 @@ pub struct World {
     pub fail_calls: Option<(std::ops::Range<usize>, FakeError)>,
     /// What work uses that may not be done: stream, number, first and last address.
     used: Vec<(u64, u64, u64, u64)>,
+    /// What happens right after the next wait on the host.
+    pub after_sync: Option<Act>,
+}
+
+/// Something that happens once.
+pub struct Act(pub Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Act {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Act")
+    }
 }
 
 impl World {
@@ -140,6 +151,7 @@ impl Fake {
             calls: 0,
             fail_calls: None,
             used: Vec::new(),
+            after_sync: None,
         })))
     }
 
@@ -295,6 +307,11 @@ impl StreamBackend for Fake {
         }
         let completed = world.completed.entry(event.stream).or_default();
         *completed = event.at.max(*completed);
+        let act = world.after_sync.take();
+        drop(world);
+        if let Some(Act(act)) = act {
+            act();
+        }
         Ok(())
     }
 
