@@ -287,13 +287,18 @@ impl<B: Backend> Shared<B> {
         if bytes == 0 || state.stream_id != stream || !state.config.caching {
             return Err(Searched(false));
         }
-        let size = round_size(&state.config, bytes).map_err(|_| Searched(false))?;
-        let kind = PoolKind::of(&state.config, size);
         if !state.pending.is_empty() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let request = Request { kind, requested: bytes, size, site };
-        let block = state.take_fit(&request).ok_or(Searched(true))?;
+        let block = match state.take_parked(bytes, site) {
+            Some(block) => block,
+            None => {
+                let size = round_size(&state.config, bytes).map_err(|_| Searched(false))?;
+                let kind = PoolKind::of(&state.config, size);
+                let request = Request { kind, requested: bytes, size, site };
+                state.take_fit(&request).ok_or(Searched(true))?
+            }
+        };
         let granted = state.granted(block);
         let over = state.counters.over;
         if state.is_stitched(block) && self.core.hooks.are_followed() {

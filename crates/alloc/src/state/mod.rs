@@ -178,6 +178,24 @@ impl<B: Backend> State<B> {
         self.free_blocks(kind).filter(|(_, record)| record.arena)
     }
 
+    /// The parked block, if it was freed by who had asked for as many bytes.
+    #[inline]
+    pub(crate) fn take_parked(
+        &mut self,
+        bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Option<u32> {
+        let record = self.records.get(self.last as usize).filter(|_| self.parked)?;
+        if record.requested != bytes {
+            return None;
+        }
+        self.parked = false;
+        let Record { address, size, kind, .. } = *record;
+        let request = Request { kind, requested: bytes, size: self.last_size, site };
+        self.grant(self.last, address, size, &request);
+        Some(self.last)
+    }
+
     /// The best fitting free block, taken out of its pool and handed out.
     #[inline]
     pub(crate) fn take_fit(&mut self, request: &Request) -> Option<u32> {
