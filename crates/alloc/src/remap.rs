@@ -185,10 +185,11 @@ impl<B: Backend> Shared<B> {
         }
         // Those that come from elsewhere are what is missing after that: where memory is short,
         // that may be more.
-        let mut came = self.bring(slow, need, new, Vec::new())?;
-        came += self.take_back(slow, need, missing - came, &elsewhere);
+        let made = self.bring(slow, need, new, Vec::new())?;
+        let mut came = made + self.take_back(slow, need, missing - made, &elsewhere);
         let loans = self.borrow(need, missing - came);
-        came += self.bring(slow, need, missing - came, loans)?;
+        let rest = if made < new { loans.len() } else { missing - came };
+        came += self.bring(slow, need, rest, loans)?;
         Ok((came == missing).then_some(came))
     }
 
