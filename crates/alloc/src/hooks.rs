@@ -47,6 +47,9 @@ impl Hooks {
 
     /// Tells the followers that the free memory at an address is at another one now.
     pub(crate) fn moved(&self, from: u64, to: u64, bytes: usize) {
+        if !self.are_followed() {
+            return;
+        }
         let followers = lock(&self.followers).clone();
         followers.iter().for_each(|follower| follower(from, to, bytes));
     }

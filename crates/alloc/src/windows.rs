@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::pages::{Arenas, Slot};
+use crate::pages::{Arena, Arenas, Slot};
 use crate::state::{Extent, Pages};
 use crate::{Backend, VirtualMemory};
 
@@ -31,9 +31,7 @@ impl<B: Backend> Arenas<B> {
         page_size: usize,
     ) -> Option<(u64, Vec<Extent>)> {
         let count = bytes.div_ceil(page_size);
-        let arenas = windows.iter().filter_map(|&number| self.arenas[number as usize].as_ref());
-        let all = arenas.flat_map(|arena| arena.windows.iter().map(move |window| (arena, window)));
-        let mut long = all.filter(|(_, window)| window.count >= count);
+        let mut long = self.all_windows(windows).filter(|(_, window)| window.count >= count);
         long.find_map(|(arena, window)| {
             let mut pieces: Vec<Extent> = Vec::new();
             let mut left = bytes;
@@ -48,6 +46,12 @@ impl<B: Backend> Arenas<B> {
             }
             Some((arena.start(window.first), pieces))
         })
+    }
+
+    /// The windows in these arenas, oldest first in each.
+    fn all_windows(&self, arenas: &[u32]) -> impl Iterator<Item = (&Arena, &Window)> {
+        let arenas = arenas.iter().filter_map(|&number| self.arenas[number as usize].as_ref());
+        arenas.flat_map(|arena| arena.windows.iter().map(move |window| (arena, window)))
     }
 
     /// The first bytes of the page that is mapped here, if they are in one of these extents.
@@ -146,9 +150,7 @@ impl<B: Backend> Arenas<B> {
 
     /// Whether there are so many windows in these arenas that those not in use should go.
     pub(crate) fn are_many(&self, windows: &[u32]) -> bool {
-        let arenas = windows.iter().filter_map(|&number| self.arenas[number as usize].as_ref());
-        let mapped: usize =
-            arenas.flat_map(|arena| &arena.windows).map(|window| window.count).sum();
+        let mapped: usize = self.all_windows(windows).map(|(_, window)| window.count).sum();
         mapped > MAX_MAPPED * (self.pages + 32)
     }
 

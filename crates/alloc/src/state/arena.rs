@@ -44,7 +44,7 @@ impl Pages {
 
     /// Each page alone.
     pub(crate) fn each(self, page_size: usize) -> impl Iterator<Item = Pages> {
-        let starts = (self.start..self.start + self.size as u64).step_by(page_size);
+        let starts = (self.start..self.end()).step_by(page_size);
         starts.map(move |start| Pages { start, size: page_size, ..self })
     }
 }
@@ -250,7 +250,7 @@ impl<B: Backend> State<B> {
     }
 
     fn trace_maps(&self, mapped: &[Pages], site: Option<&'static Location<'static>>) {
-        for adjacent in mapped.chunk_by(|a, b| a.start + a.size as u64 == b.start) {
+        for adjacent in mapped.chunk_by(|a, b| a.end() == b.start) {
             let size = adjacent.iter().map(|pages| pages.size).sum();
             self.trace(TraceAction::SegmentMap, adjacent[0].start, size, site);
         }

@@ -41,9 +41,8 @@ impl<B: Backend> State<B> {
     ) -> Vec<Pages> {
         let mut lent = Vec::new();
         for (block, free) in self.free_pages_of(kind, page_size) {
-            let end = free.start + free.size as u64;
             let from = wanted.partition_point(|page| page.start < free.start);
-            let to = wanted.partition_point(|page| page.start < end);
+            let to = wanted.partition_point(|page| page.start < free.end());
             // From behind, so that the block keeps its number.
             for page in wanted[from..to].iter().rev() {
                 lent.push(self.carve(block, page.start, page_size, true));
@@ -83,7 +82,7 @@ impl<B: Backend> State<B> {
 
     /// Takes whole pages out of a free block, which must contain them: their addresses stay,
     /// without memory of their own. Pages that are lent may come back.
-    pub(crate) fn carve(&mut self, block: u32, start: u64, size: usize, lent: bool) -> Pages {
+    fn carve(&mut self, block: u32, start: u64, size: usize, lent: bool) -> Pages {
         let arena = self.arena_of(block).number;
         let middle = self.cut_out(block, start, size);
         self.join_unmapped(middle, if lent { Held::Lent } else { Held::Unmapped });

@@ -189,11 +189,17 @@ impl<B: Backend> State<B> {
         if record.requested != bytes {
             return None;
         }
+        let request = Request { kind: record.kind, requested: bytes, size: self.last_size, site };
+        Some(self.hand_out_parked(&request))
+    }
+
+    /// Hands the parked block out again, for a request that it is right for.
+    #[inline]
+    fn hand_out_parked(&mut self, request: &Request) -> u32 {
         self.parked = false;
-        let Record { address, size, kind, .. } = *record;
-        let request = Request { kind, requested: bytes, size: self.last_size, site };
-        self.grant(self.last, address, size, &request);
-        Some(self.last)
+        let Record { address, size, .. } = self.records[self.last as usize];
+        self.grant(self.last, address, size, request);
+        self.last
     }
 
     /// The best fitting free block, taken out of its pool and handed out.
@@ -202,10 +208,7 @@ impl<B: Backend> State<B> {
         if self.parked {
             let record = &self.records[self.last as usize];
             if self.last_size == request.size && record.kind == request.kind {
-                self.parked = false;
-                let (block, address, size) = (self.last, record.address, record.size);
-                self.grant(block, address, size, request);
-                return Some(block);
+                return Some(self.hand_out_parked(request));
             }
             self.unpark();
         }
