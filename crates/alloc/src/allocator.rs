@@ -49,6 +49,9 @@ pub(crate) struct Shared<B: Backend> {
 /// Whether the cache was searched for a request that is no hit.
 struct Searched(bool);
 
+/// What a block is made of: the books that have it, and what they say.
+type Found<B> = (Lasting<Books<B>>, Granted);
+
 impl<B: Backend> CachingAllocator<B> {
     /// An allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
@@ -85,7 +88,8 @@ impl<B: Backend> CachingAllocator<B> {
                 Err(Searched(yes)) => searched = yes,
             }
         }
-        shared.malloc(bytes, stream, site, searched)
+        let (books, granted) = shared.malloc(bytes, stream, site, searched)?;
+        Ok(Block::new(books, granted, bytes, id))
     }
 
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
@@ -290,20 +294,19 @@ impl<B: Backend> Shared<B> {
         if !state.pending.is_empty() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let block = match state.take_parked(bytes, site) {
-            Some(block) => block,
+        let granted = match state.take_parked(bytes, site) {
+            Some(granted) => granted,
             None => {
                 let size = round_size(&state.config, bytes).map_err(|_| Searched(false))?;
                 let kind = PoolKind::of(&state.config, size);
                 let request = Request { kind, requested: bytes, size, site };
-                state.take_fit(&request).ok_or(Searched(true))?
+                state.take_fit(request).ok_or(Searched(true))?
             }
         };
-        let granted = state.granted(block);
         let over = state.counters.over;
-        if state.is_stitched(block) && self.core.hooks.are_followed() {
+        if state.is_stitched(granted.block) && self.core.hooks.are_followed() {
             // It was parked, and what is known of its memory had gone home.
-            let homes = state.homes_of(block);
+            let homes = state.homes_of(granted.block);
             drop(locked);
             homes.iter().for_each(|&(to, from, bytes)| self.core.hooks.moved(from, to, bytes));
         } else {
@@ -323,21 +326,22 @@ impl<B: Backend> Shared<B> {
         stream: &B::Stream,
         site: &'static Location<'static>,
         searched: bool,
-    ) -> Result<Block<B>, AllocError> {
-        let id = B::stream_id(stream);
+    ) -> Result<Found<B>, AllocError> {
         if bytes == 0 {
-            return Ok(Block::empty(id));
+            let shard = self.shard_for(stream);
+            return Ok((Lasting::clone(&shard.books), Granted::NOTHING));
         }
+        let id = B::stream_id(stream);
         if let Some(pool) = self.routes.find(id) {
             let shard = pool.shard(&self.core, &self.config, stream);
-            if let Some(block) = self.malloc_in(&shard, bytes, id, site, false)? {
-                return Ok(block);
+            if let Some(granted) = self.malloc_in(&shard, bytes, id, site, false)? {
+                return Ok(granted);
             }
         }
         loop {
             let shard = self.shard_for(stream);
-            if let Some(block) = self.malloc_in(&shard, bytes, id, site, searched)? {
-                return Ok(block);
+            if let Some(granted) = self.malloc_in(&shard, bytes, id, site, searched)? {
+                return Ok(granted);
             }
         }
     }
@@ -350,7 +354,7 @@ impl<B: Backend> Shared<B> {
         stream: u64,
         site: &'static Location<'static>,
         searched: bool,
-    ) -> Result<Option<Block<B>>, AllocError> {
+    ) -> Result<Option<Found<B>>, AllocError> {
         let mut state = shard.lock();
         if state.stream_id != stream {
             return Ok(None);
@@ -363,32 +367,27 @@ impl<B: Backend> Shared<B> {
         if !state.pending.is_empty() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let granted = match caching {
-            true if searched => state.take_fit_again(&request),
-            true => state.take_fit(&request),
+        let hit = match caching {
+            true if searched => state.take_fit_again(request),
+            true => state.take_fit(request),
             false => None,
-        }
-        .map(|block| state.granted(block));
-        let over = state.counters.over;
-        let block = match granted {
-            Some(granted) => {
-                drop(state);
-                Block::new(Lasting::clone(&shard.books), granted, bytes, stream)
-            }
-            None => {
-                // Meanwhile the shard must not serve another stream.
-                state.misses += 1;
-                drop(state);
-                let found = self.miss(shard, &request);
-                shard.books.lock_parked().misses -= 1;
-                let (shard, granted) = found?;
-                Block::new(Lasting::clone(&shard.books), granted, bytes, stream)
-            }
         };
-        if over || granted.is_none() {
-            self.core.raise_peaks();
+        let over = state.counters.over;
+        if let Some(granted) = hit {
+            drop(state);
+            if over {
+                self.core.raise_peaks();
+            }
+            return Ok(Some((Lasting::clone(&shard.books), granted)));
         }
-        Ok(Some(block))
+        // Meanwhile the shard must not serve another stream.
+        state.misses += 1;
+        drop(state);
+        let found = self.miss(shard, request);
+        shard.books.lock_parked().misses -= 1;
+        let (shard, granted) = found?;
+        self.core.raise_peaks();
+        Ok(Some((Lasting::clone(&shard.books), granted)))
     }
 
     /// The shard that serves a stream, a new one if need be.

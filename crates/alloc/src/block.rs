@@ -14,12 +14,12 @@ use crate::sync::Lasting;
 /// used again only once they are done. What outlives the allocator waits for them, as its memory
 /// goes back to the backend.
 pub struct Block<B: Backend> {
-    /// `None` if it is empty.
-    books: Option<Lasting<Books<B>>>,
+    books: Lasting<Books<B>>,
     address: u64,
     requested: usize,
     size: usize,
     stream: u64,
+    /// `NONE` if it is empty, and then it is in nobody's books.
     index: u32,
 }
 
@@ -31,19 +31,8 @@ impl<B: Backend> Block<B> {
         requested: usize,
         stream: u64,
     ) -> Self {
-        Self {
-            books: Some(books),
-            address: granted.address,
-            size: granted.size,
-            requested,
-            stream,
-            index: granted.block,
-        }
-    }
-
-    /// What a request of no bytes gets.
-    pub(crate) fn empty(stream: u64) -> Self {
-        Self { books: None, address: 0, size: 0, requested: 0, stream, index: NONE }
+        let Granted { block: index, address, size } = granted;
+        Self { books, address, requested, size, stream, index }
     }
 
     /// Where it starts; 0 if it is empty. At least 512-byte aligned if the backend's memory is.
@@ -78,8 +67,8 @@ impl<B: Backend> Block<B> {
     /// dropped it is used again only once all work that the stream was given until then is done.
     /// Of no effect for the stream it was allocated for.
     pub fn record_stream(&self, stream: &B::Stream) {
-        if let Some(books) = &self.books {
-            books.lock_parked().record_stream(self.index, stream);
+        if self.index != NONE {
+            self.books.lock_parked().record_stream(self.index, stream);
         }
     }
 }
@@ -87,8 +76,8 @@ impl<B: Backend> Block<B> {
 impl<B: Backend> Drop for Block<B> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(books) = &self.books {
-            books.free(self.index);
+        if self.index != NONE {
+            self.books.free(self.index);
         }
     }
 }

@@ -52,8 +52,9 @@ impl<B: Backend> Books<B> {
         Locked(lock_shard(&self.filled))
     }
 
-    /// Takes a block back from its caller, who must not use the books after that.
-    #[inline]
+    /// Takes a block back from its caller, who must not use the books after that. Not inlined, so
+    /// that to drop an `Option` that is `None` costs nothing.
+    #[inline(never)]
     pub(crate) fn free(&self, block: u32) {
         let mut locked = self.lock_parked();
         let Filled { state, core, .. } = locked.filled();

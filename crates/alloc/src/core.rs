@@ -98,6 +98,7 @@ impl<B: Backend> Core<B> {
         let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
         let result = {
             let mut states: Vec<_> = shards.iter().map(|shard| shard.lock_counted()).collect();
+            states.iter_mut().for_each(|state| state.counters.settle());
             let mut counters: Vec<_> = states.iter_mut().map(|s| &mut s.counters).collect();
             f(&mut lock(&self.global), &mut counters)
         };

@@ -3,143 +3,154 @@
 use crate::rules::MIN_BLOCK_SIZE;
 use crate::state::NONE;
 
-/// Sixty-four bins per power of two, for every size under 2^61.
-const BINS: usize = 3200;
+/// A hundred and twenty-eight bins per power of two, for every size under 2^61.
+const BINS: usize = 6016;
 
-/// The blocks themselves, each with two links that belong to the index while it is in there.
+/// The blocks themselves, each with links that belong to the index while it is in there.
 pub(crate) trait Nodes {
     /// Size and address, which do not change while the block is in an index.
     fn key(&self, block: u32) -> (usize, u64);
 
-    fn link(&mut self, block: u32, side: usize) -> &mut u32;
+    fn links(&self, block: u32) -> &Links;
 
-    fn links(&self, block: u32) -> [u32; 2];
+    fn links_mut(&mut self, block: u32) -> &mut Links;
 }
 
-/// An ordered set in bins of similar size, and a bitmap that says which have entries. Each bin is
-/// a treap whose nodes are the blocks: most have one, for which there is nothing to search or move;
-/// and with many of one size a step still takes a logarithm of them.
+/// A block's neighbours in its tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Links {
+    /// Those before it and those behind it.
+    below: [u32; 2],
+    above: u32,
+}
+
+impl Links {
+    pub(crate) const NONE: Self = Self { below: [NONE; 2], above: NONE };
+}
+
+/// An ordered set in bins of similar size, and a bitmap that says which have entries. Each bin is a
+/// search tree whose nodes are the blocks. Most have one or two, so nothing is done to keep a tree
+/// balanced until one is deep.
 #[derive(Debug)]
 pub(crate) struct FreeIndex {
     occupied: [u64; BINS.div_ceil(64)],
     roots: Box<[u32; BINS]>,
+    /// How many blocks there are.
+    len: u32,
 }
 
 impl Default for FreeIndex {
     fn default() -> Self {
-        Self { occupied: [0; BINS.div_ceil(64)], roots: Box::new([NONE; BINS]) }
+        Self { occupied: [0; BINS.div_ceil(64)], roots: Box::new([NONE; BINS]), len: 0 }
     }
 }
 
-/// Where a link to a node is: in another node, on one side, or at the root.
-#[derive(Clone, Copy)]
-struct Place {
-    node: u32,
-    side: usize,
-}
-
-const ROOT: Place = Place { node: NONE, side: 0 };
-
+/// A hundred and twenty-eight bins of one unit each, then as many of twice that, and so on. Without
+/// a branch, which sizes that come as they like would mislead.
 #[inline]
 fn bin_of(size: usize) -> usize {
-    let n = (size / MIN_BLOCK_SIZE).max(1);
-    if n < 64 {
-        return n;
-    }
-    let power = n.ilog2() as usize;
-    ((power - 5) * 64 + ((n >> (power - 6)) & 63)).min(BINS - 1)
-}
-
-/// Higher nodes have higher priorities, which are as good as random.
-#[inline]
-fn priority(block: u32) -> u32 {
-    let mixed = (block ^ (block >> 16)).wrapping_mul(0x85eb_ca6b);
-    (mixed ^ (mixed >> 13)).wrapping_mul(0xc2b2_ae35)
+    let n = size / MIN_BLOCK_SIZE + 128;
+    let power = n.ilog2() as usize - 7;
+    (power * 128 + (n >> power) - 128).min(BINS - 1)
 }
 
 impl FreeIndex {
     /// Adds a block that is in no index.
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut impl Nodes, block: u32) {
+        self.len += 1;
         let bin = bin_of(nodes.key(block).0);
-        if self.roots[bin] == NONE {
-            *nodes.link(block, 0) = NONE;
-            *nodes.link(block, 1) = NONE;
-            self.roots[bin] = block;
+        let root = &mut self.roots[bin];
+        if *root == NONE {
+            *root = block;
             self.occupied[bin / 64] |= 1 << (bin % 64);
+            *nodes.links_mut(block) = Links::NONE;
         } else {
-            self.insert_in(nodes, bin, block);
+            let root = *root;
+            self.insert_below(nodes, root, block);
         }
     }
 
-    fn insert_in(&mut self, nodes: &mut impl Nodes, bin: usize, block: u32) {
-        let (key, priority_of_it) = (nodes.key(block), priority(block));
-        let (mut place, mut at) = (ROOT, self.roots[bin]);
-        while at != NONE && priority(at) >= priority_of_it {
-            let side = usize::from(nodes.key(at) < key);
-            place = Place { node: at, side };
-            at = nodes.links(at)[side];
-        }
-        self.set(nodes, bin, place, block);
-        // What was there is split in two.
-        let mut tails = [0, 1].map(|side| Place { node: block, side });
-        while at != NONE {
-            let below = usize::from(nodes.key(at) < key);
-            let tail = &mut tails[1 - below];
-            *nodes.link(tail.node, tail.side) = at;
-            *tail = Place { node: at, side: below };
-            at = nodes.links(at)[below];
-        }
-        for tail in tails {
-            *nodes.link(tail.node, tail.side) = NONE;
+    fn insert_below(&mut self, nodes: &mut impl Nodes, root: u32, block: u32) {
+        let key = nodes.key(block);
+        let (mut above, mut depth) = (root, 1);
+        let side = loop {
+            let side = usize::from(nodes.key(above) < key);
+            match nodes.links(above).below[side] {
+                NONE => break side,
+                next => above = next,
+            }
+            depth += 1;
+        };
+        *nodes.links_mut(block) = Links { above, ..Links::NONE };
+        nodes.links_mut(above).below[side] = block;
+        if depth > 8 && depth > 8 + 2 * self.len.ilog2() {
+            self.balance_above(nodes, block);
         }
     }
 
-    /// Takes a block out; nothing if it is not there.
+    /// Takes out a block that is in this index.
     #[inline]
     pub(crate) fn remove(&mut self, nodes: &mut impl Nodes, block: u32) {
-        let bin = bin_of(nodes.key(block).0);
-        if self.roots[bin] == block && nodes.links(block) == [NONE; 2] {
+        self.len -= 1;
+        let links = nodes.links(block);
+        if *links == Links::NONE {
+            let bin = bin_of(nodes.key(block).0);
             self.roots[bin] = NONE;
             self.occupied[bin / 64] &= !(1 << (bin % 64));
         } else {
-            self.remove_from(nodes, bin, block);
+            self.remove_linked(nodes, block, *links);
         }
     }
 
-    fn remove_from(&mut self, nodes: &mut impl Nodes, bin: usize, block: u32) {
-        let key = nodes.key(block);
-        let (mut place, mut at) = (ROOT, self.roots[bin]);
-        while at != block {
-            if at == NONE {
-                return;
-            }
-            let side = usize::from(nodes.key(at) < key);
-            place = Place { node: at, side };
-            at = nodes.links(at)[side];
-        }
-        // What is below becomes one.
-        let mut parts = nodes.links(block);
-        loop {
-            let [left, right] = parts;
-            if left == NONE || right == NONE {
-                return self.set(nodes, bin, place, if left == NONE { right } else { left });
-            }
-            let higher = usize::from(priority(left) <= priority(right));
-            let node = parts[higher];
-            self.set(nodes, bin, place, node);
-            place = Place { node, side: 1 - higher };
-            parts[higher] = nodes.links(node)[1 - higher];
-        }
+    fn remove_linked(&mut self, nodes: &mut impl Nodes, block: u32, links: Links) {
+        let below = match links.below {
+            [NONE, only] | [only, NONE] => only,
+            [left, right] => join(nodes, left, right),
+        };
+        self.put_below(nodes, links.above, block, below);
     }
 
+    /// Puts a tree, or nothing, where another was below a node, or at the root of its bin.
     #[inline]
-    fn set(&mut self, nodes: &mut impl Nodes, bin: usize, place: Place, block: u32) {
-        if place.node == NONE {
-            self.roots[bin] = block;
-        } else {
-            *nodes.link(place.node, place.side) = block;
+    fn put_below(&mut self, nodes: &mut impl Nodes, above: u32, former: u32, tree: u32) {
+        if tree != NONE {
+            nodes.links_mut(tree).above = above;
         }
+        if above == NONE {
+            let bin = bin_of(nodes.key(former).0);
+            self.roots[bin] = tree;
+            self.occupied[bin / 64] &= !(u64::from(tree == NONE) << (bin % 64));
+        } else {
+            let below = &mut nodes.links_mut(above).below;
+            below[usize::from(below[1] == former)] = tree;
+        }
+    }
+
+    /// Rebuilds the smallest tree that has this block far deeper on one side than on the other, as
+    /// a scapegoat tree does: it takes many insertions until it is as bad again, so each pays for a
+    /// few steps.
+    #[cold]
+    fn balance_above(&mut self, nodes: &mut impl Nodes, block: u32) {
+        let (mut root, mut size) = (block, 1);
+        loop {
+            let Links { above, .. } = *nodes.links(root);
+            if above == NONE {
+                break;
+            }
+            let siblings = nodes.links(above).below;
+            let sibling = siblings[usize::from(siblings[0] == root)];
+            let heavier = size;
+            size += 1 + if sibling == NONE { 0 } else { in_order(nodes, sibling).count() };
+            root = above;
+            if heavier * 3 > size * 2 + 3 {
+                break;
+            }
+        }
+        let blocks: Vec<u32> = in_order(nodes, root).collect();
+        let above = nodes.links(root).above;
+        let tree = build(nodes, &blocks);
+        self.put_below(nodes, above, root, tree);
     }
 
     /// The smallest block of at least `size` bytes, of those the one with the lowest address.
@@ -164,51 +175,26 @@ impl FreeIndex {
             if !before {
                 found = at;
             }
-            at = nodes.links(at)[usize::from(before)];
+            at = nodes.links(at).below[usize::from(before)];
         }
         if found != NONE {
             return Some(found);
         }
         let bin = self.next_occupied(bin + 1)?;
-        Some(Self::outermost(nodes, self.roots[bin], 0))
+        Some(outermost(nodes, self.roots[bin], 0))
     }
 
     /// The largest block, of those the one with the highest address.
     pub(crate) fn largest(&self, nodes: &impl Nodes) -> Option<u32> {
         let (word, bits) = self.occupied.iter().enumerate().rfind(|(_, bits)| **bits != 0)?;
         let bin = word * 64 + bits.ilog2() as usize;
-        Some(Self::outermost(nodes, self.roots[bin], 1))
-    }
-
-    #[inline]
-    fn outermost(nodes: &impl Nodes, mut at: u32, side: usize) -> u32 {
-        loop {
-            let next = nodes.links(at)[side];
-            if next == NONE {
-                return at;
-            }
-            at = next;
-        }
+        Some(outermost(nodes, self.roots[bin], 1))
     }
 
     /// All blocks, smallest first.
-    pub(crate) fn iter(&self, nodes: &impl Nodes) -> impl Iterator<Item = u32> {
-        let bin = std::iter::successors(self.next_occupied(0), |bin| self.next_occupied(bin + 1));
-        let mut roots = bin.map(|bin| self.roots[bin]);
-        let mut path = Vec::new();
-        let mut at = NONE;
-        std::iter::from_fn(move || {
-            if at == NONE && path.is_empty() {
-                at = roots.next()?;
-            }
-            while at != NONE {
-                path.push(at);
-                at = nodes.links(at)[0];
-            }
-            let block = path.pop()?;
-            at = nodes.links(block)[1];
-            Some(block)
-        })
+    pub(crate) fn iter<N: Nodes>(&self, nodes: &N) -> impl Iterator<Item = u32> {
+        let bins = std::iter::successors(self.next_occupied(0), |bin| self.next_occupied(bin + 1));
+        bins.flat_map(|bin| in_order(nodes, self.roots[bin]))
     }
 
     #[inline]
@@ -223,6 +209,73 @@ impl FreeIndex {
     }
 }
 
+/// The block at one end of a tree.
+#[inline]
+fn outermost(nodes: &impl Nodes, mut at: u32, side: usize) -> u32 {
+    loop {
+        let next = nodes.links(at).below[side];
+        if next == NONE {
+            return at;
+        }
+        at = next;
+    }
+}
+
+/// All blocks of a tree, smallest first.
+fn in_order<N: Nodes>(nodes: &N, root: u32) -> impl Iterator<Item = u32> {
+    let end = nodes.links(root).above;
+    let mut next = outermost(nodes, root, 0);
+    std::iter::from_fn(move || {
+        if next == end {
+            return None;
+        }
+        let block = next;
+        let right = nodes.links(block).below[1];
+        if right != NONE {
+            next = outermost(nodes, right, 0);
+            return Some(block);
+        }
+        // Up, as long as from the right.
+        let mut from = block;
+        next = nodes.links(from).above;
+        while next != end && nodes.links(next).below[1] == from {
+            from = next;
+            next = nodes.links(from).above;
+        }
+        Some(block)
+    })
+}
+
+/// Makes one tree of two, of which the first is before the second.
+#[inline(never)]
+fn join(nodes: &mut impl Nodes, left: u32, right: u32) -> u32 {
+    let first = outermost(nodes, right, 0);
+    let Links { below: [_, behind], above } = *nodes.links(first);
+    if first != right {
+        nodes.links_mut(above).below[0] = behind;
+        if behind != NONE {
+            nodes.links_mut(behind).above = above;
+        }
+        nodes.links_mut(first).below[1] = right;
+        nodes.links_mut(right).above = first;
+    }
+    nodes.links_mut(first).below[0] = left;
+    nodes.links_mut(left).above = first;
+    first
+}
+
+/// Makes a balanced tree of blocks in their order.
+fn build(nodes: &mut impl Nodes, blocks: &[u32]) -> u32 {
+    let (before, rest) = blocks.split_at(blocks.len() / 2);
+    let [root, behind @ ..] = rest else { return NONE };
+    let below = [build(nodes, before), build(nodes, behind)];
+    for tree in below.into_iter().filter(|tree| *tree != NONE) {
+        nodes.links_mut(tree).above = *root;
+    }
+    nodes.links_mut(*root).below = below;
+    *root
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -232,7 +285,7 @@ mod tests {
     use super::*;
 
     /// Blocks by number: size, address, and links.
-    type Table = Vec<(usize, u64, [u32; 2])>;
+    type Table = Vec<(usize, u64, Links)>;
 
     impl Nodes for Table {
         fn key(&self, block: u32) -> (usize, u64) {
@@ -240,12 +293,12 @@ mod tests {
             (size, address)
         }
 
-        fn link(&mut self, block: u32, side: usize) -> &mut u32 {
-            &mut self[block as usize].2[side]
+        fn links(&self, block: u32) -> &Links {
+            &self[block as usize].2
         }
 
-        fn links(&self, block: u32) -> [u32; 2] {
-            self[block as usize].2
+        fn links_mut(&mut self, block: u32) -> &mut Links {
+            &mut self[block as usize].2
         }
     }
 
@@ -254,19 +307,34 @@ mod tests {
         if at == NONE {
             0
         } else {
-            1 + nodes.links(at).map(|at| depth(nodes, at)).into_iter().max().unwrap()
+            1 + nodes.links(at).below.map(|at| depth(nodes, at)).into_iter().max().unwrap()
         }
     }
 
+    /// In rising, falling, alternating and mixed order.
+    const ORDERS: [fn(u64) -> u64; 4] = [
+        |at| at,
+        |at| 10_000 - at,
+        |at| if at % 2 == 0 { at } else { 20_000 - at },
+        |at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20,
+    ];
+
     #[test]
     fn many_blocks_of_one_size_are_found_in_few_steps() {
-        let mut nodes: Table = (0..10_000).map(|at| (512, at * 1024, [NONE; 2])).collect();
-        let mut index = FreeIndex::default();
-        (0..10_000).for_each(|block| index.insert(&mut nodes, block));
-        assert!(depth(&nodes, index.roots[bin_of(512)]) < 60);
-        assert!(index.iter(&nodes).eq(0..10_000));
-        (0..10_000).step_by(2).for_each(|block| index.remove(&mut nodes, block));
-        assert!(index.iter(&nodes).eq((1..10_000).step_by(2)));
+        for order in ORDERS {
+            let node = |at| (512, order(at) * 512, Links::NONE);
+            let mut nodes: Table = (0..10_000).map(node).collect();
+            let mut index = FreeIndex::default();
+            (0..10_000).for_each(|block| index.insert(&mut nodes, block));
+            let root = index.roots[bin_of(512)];
+            assert!(depth(&nodes, root) <= 9 + 2 * 13);
+            let mut expected: Vec<u32> = (0..10_000).collect();
+            expected.sort_by_key(|&block| nodes.key(block));
+            assert!(index.iter(&nodes).eq(expected.iter().copied()));
+            (0..10_000).step_by(2).for_each(|block| index.remove(&mut nodes, block));
+            expected.retain(|block| block % 2 == 1);
+            assert!(index.iter(&nodes).eq(expected));
+        }
     }
 
     proptest! {
@@ -286,7 +354,7 @@ mod tests {
                 prop_assert_eq!(index.best_fit(&nodes, size), expected);
                 if add {
                     model.entry((size, address)).or_insert_with(|| {
-                        nodes.push((size, address, [NONE; 2]));
+                        nodes.push((size, address, Links::NONE));
                         let block = (nodes.len() - 1) as u32;
                         index.insert(&mut nodes, block);
                         block
@@ -295,7 +363,6 @@ mod tests {
                     let next = model.range(nodes.key(block)..).nth(1).map(|(_, block)| *block);
                     prop_assert_eq!(index.after(&nodes, block), next);
                     model.remove(&nodes.key(block));
-                    index.remove(&mut nodes, block);
                     index.remove(&mut nodes, block);
                 }
                 let largest = model.values().next_back().copied();

@@ -17,7 +17,7 @@ impl<B: Backend> Shared<B> {
     pub(crate) fn miss(
         &self,
         shard: &Arc<Shard<B>>,
-        request: &Request,
+        request: Request,
     ) -> Result<(Arc<Shard<B>>, Granted), AllocError> {
         if self.core.hooks.ask()
             && let Some(granted) = search(shard, State::take_fit, request)
@@ -67,7 +67,7 @@ impl<B: Backend> Shared<B> {
         &self,
         slow: MutexGuard<'_, Slow<B>>,
         shard: &Arc<Shard<B>>,
-        request: &Request,
+        request: Request,
         limit: Option<usize>,
     ) -> AllocError {
         let facts = self.out_of_memory(shard, request, limit);
@@ -81,7 +81,7 @@ impl<B: Backend> Shared<B> {
     fn take_from_pools(
         &self,
         shard: &Arc<Shard<B>>,
-        request: &Request,
+        request: Request,
     ) -> Option<(Arc<Shard<B>>, Granted)> {
         if shard.pool != 0 {
             return None;
@@ -99,7 +99,7 @@ impl<B: Backend> Shared<B> {
     /// The last resort: memory that is idle on another stream, or in the other pool. Work on the
     /// request's stream waits, on the device, for what the other stream was given until now; and
     /// when the block is freed, the other one waits in turn.
-    fn lend(&self, shard: &Arc<Shard<B>>, request: &Request) -> Option<(Arc<Shard<B>>, Granted)> {
+    fn lend(&self, shard: &Arc<Shard<B>>, request: Request) -> Option<(Arc<Shard<B>>, Granted)> {
         if shard.pool != 0 {
             return None;
         }
@@ -107,10 +107,10 @@ impl<B: Backend> Shared<B> {
         let stream = shard.lock().stream.clone();
         for lender in self.core.shared_shards() {
             for kind in [request.kind, request.kind.other()] {
-                let request = Request { kind, ..*request };
+                let request = Request { kind, ..request };
                 let (block, other) = {
                     let mut state = lender.lock();
-                    let block = state.config.caching.then(|| state.set_aside(&request)).flatten();
+                    let block = state.config.caching.then(|| state.set_aside(request)).flatten();
                     let Some(block) = block else { continue };
                     (block, state.stream.clone())
                 };
@@ -122,9 +122,8 @@ impl<B: Backend> Shared<B> {
                     state.put_back(block);
                     continue;
                 }
-                state.hand_out(block, &request);
+                let granted = state.hand_out(block, request);
                 state.record_stream(block, &stream);
-                let granted = state.granted(block);
                 drop(state);
                 return Some((lender, granted));
             }
@@ -139,7 +138,7 @@ impl<B: Backend> Shared<B> {
         &self,
         slow: &mut Slow<B>,
         shard: &Arc<Shard<B>>,
-        request: &Request,
+        request: Request,
         limit: Option<usize>,
     ) -> Result<Option<Granted>, AllocError> {
         let config = shard.lock().config.clone();
@@ -184,7 +183,7 @@ impl<B: Backend> Shared<B> {
         slow: &mut Slow<B>,
         memory: &dyn VirtualMemory<B::Error>,
         shard: &Arc<Shard<B>>,
-        request: &Request,
+        request: Request,
         page_size: usize,
         limit: Option<usize>,
     ) -> Result<Option<Granted>, AllocError> {
@@ -228,7 +227,7 @@ impl<B: Backend> Shared<B> {
         &self,
         slow: &mut Slow<B>,
         memory: &dyn VirtualMemory<B::Error>,
-        request: &Request,
+        request: Request,
         bytes: usize,
         page_size: usize,
     ) -> Result<Option<ArenaRange>, AllocError> {
@@ -309,7 +308,7 @@ impl<B: Backend> Shared<B> {
         self.core.gone(garbage);
     }
 
-    fn release_oversize(&self, shard: &Arc<Shard<B>>, request: &Request) -> bool {
+    fn release_oversize(&self, shard: &Arc<Shard<B>>, request: Request) -> bool {
         let mut released = Vec::new();
         let enough = shard.lock().take_oversize(request, &mut released);
         self.core.gone(released);
@@ -398,7 +397,7 @@ impl<B: Backend> Shared<B> {
     fn out_of_memory(
         &self,
         shard: &Arc<Shard<B>>,
-        request: &Request,
+        request: Request,
         limit: Option<usize>,
     ) -> OutOfMemory {
         let backend = &self.core.backend;
@@ -441,10 +440,9 @@ impl<B: Backend> Shared<B> {
 
 fn search<B: Backend>(
     shard: &Shard<B>,
-    how: impl Fn(&mut State<B>, &Request) -> Option<u32>,
-    request: &Request,
+    how: impl Fn(&mut State<B>, Request) -> Option<Granted>,
+    request: Request,
 ) -> Option<Granted> {
     let mut state = shard.lock();
-    let block = if state.config.caching { how(&mut state, request) } else { None };
-    block.map(|block| state.granted(block))
+    if state.config.caching { how(&mut state, request) } else { None }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Need<'a, B: Backend> {
     pub(crate) memory: &'a dyn VirtualMemory<B::Error>,
     /// All that have pages; the first is the one that needs them.
     shards: &'a [Arc<Shard<B>>],
-    pub(crate) request: &'a Request,
+    pub(crate) request: Request,
     pub(crate) page_size: usize,
     /// How many bytes may be reserved.
     limit: Option<usize>,
@@ -55,7 +55,7 @@ impl<B: Backend> Shared<B> {
         slow: &mut Slow<B>,
         memory: &dyn VirtualMemory<B::Error>,
         shard: &Arc<Shard<B>>,
-        request: &Request,
+        request: Request,
         page_size: usize,
         limit: Option<usize>,
     ) -> Result<Option<Granted>, AllocError> {
@@ -87,8 +87,8 @@ impl<B: Backend> Shared<B> {
                 Some(_) => {
                     // What came may lie beside what was there.
                     let mut state = need.shard().lock();
-                    if let Some(block) = state.take_fit_again(need.request) {
-                        return Ok(Some(state.granted(block)));
+                    if let Some(granted) = state.take_fit_again(need.request) {
+                        return Ok(Some(granted));
                     }
                     drop(state);
                     if let Some(granted) = self.reuse_window(slow, need) {

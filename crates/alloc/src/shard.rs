@@ -85,6 +85,7 @@ impl<B: Backend> Drop for Shard<B> {
             core.wait_for(&state.stream);
         }
         let released = state.take_cached();
+        state.counters.settle();
         let counters = state.counters.clone();
         drop(state);
         core.gone(released);

@@ -61,14 +61,13 @@ impl<B: Backend> State<B> {
     /// unmapped addresses behind it; from the best fit on, as long as the next is shorter.
     pub(super) fn least_expandable(&self, kind: PoolKind, mut block: u32) -> u32 {
         let reach = |block: u32| {
-            let record = &self.records[block as usize];
-            let next = self.records.get(record.next as usize);
-            let tail = next.filter(|next| next.held == Held::Unmapped).map_or(0, |next| next.size);
-            record.size + tail
+            let Record { size, next, .. } = self.records[block];
+            let extends = self.records.is(next, Held::Unmapped);
+            size + if extends { self.records[next].size } else { 0 }
         };
         let pool = &self.pools[kind as usize];
         while let Some(next) = pool.after(&self.records, block)
-            && self.records[block as usize].arena
+            && self.records[block].arena
             && reach(next) < reach(block)
         {
             block = next;
@@ -79,13 +78,13 @@ impl<B: Backend> State<B> {
     /// The first addresses that become long enough for the request by mapping pages of
     /// `page_size` bytes, as PyTorch's expandable segments choose them. `None` if no arena has
     /// them.
-    pub(crate) fn plan_expansion(&mut self, request: &Request, page_size: usize) -> Option<Growth> {
+    pub(crate) fn plan_expansion(&mut self, request: Request, page_size: usize) -> Option<Growth> {
         let (first, _) = self.expansions(request, page_size).next()?;
         Some(self.take_run(first, request.size, page_size))
     }
 
     /// The same, but for where the least is missing.
-    pub(crate) fn plan_growth(&mut self, request: &Request, page_size: usize) -> Option<Growth> {
+    pub(crate) fn plan_growth(&mut self, request: Request, page_size: usize) -> Option<Growth> {
         let (first, _) = self.expansions(request, page_size).min_by_key(|(_, missing)| *missing)?;
         Some(self.take_run(first, request.size, page_size))
     }
@@ -99,26 +98,22 @@ impl<B: Backend> State<B> {
     ) -> Option<Growth> {
         let mut unmapped = self.unmapped_of(kind, page_size);
         let bytes = count * page_size;
-        let first = unmapped.find(|&block| self.records[block as usize].size >= bytes)?;
+        let first = unmapped.find(|&block| self.records[block].size >= bytes)?;
         drop(unmapped);
         Some(self.take_run(first, bytes, page_size))
     }
 
     /// Where a request can be served by mapping pages, by address: the first record of each place,
     /// and how many bytes have to be mapped there.
-    fn expansions(
-        &self,
-        request: &Request,
-        page_size: usize,
-    ) -> impl Iterator<Item = (u32, usize)> {
+    fn expansions(&self, request: Request, page_size: usize) -> impl Iterator<Item = (u32, usize)> {
         let size = request.size;
         self.unmapped_of(request.kind, page_size).filter_map(move |unmapped| {
-            let prev = self.records[unmapped as usize].prev;
+            let prev = self.records[unmapped].prev;
             let first = if self.is_usable(prev) { prev } else { unmapped };
             let (mut bytes, mut missing, mut block) = (0, 0, first);
             while bytes < size && self.is_usable(block) {
-                let record = &self.records[block as usize];
-                if record.held == Held::Unmapped {
+                let record = &self.records[block];
+                if self.records.is(block, Held::Unmapped) {
                     missing += record.size.min((size - bytes).next_multiple_of(page_size));
                 }
                 bytes += record.size;
@@ -133,15 +128,13 @@ impl<B: Backend> State<B> {
     fn unmapped_of(&self, kind: PoolKind, page_size: usize) -> impl Iterator<Item = u32> {
         let unmapped = self.unmapped[kind as usize].values().copied();
         unmapped.filter(move |&block| {
-            let held = self.records[block as usize].held;
-            held == Held::Unmapped && self.has_pages_of(page_size, block)
+            self.records.is(block, Held::Unmapped) && self.has_pages_of(page_size, block)
         })
     }
 
     /// Whether a record is free or unmapped.
     fn is_usable(&self, block: u32) -> bool {
-        let record = self.records.get(block as usize);
-        record.is_some_and(|record| matches!(record.held, Held::Free | Held::Unmapped))
+        self.records.is(block, Held::Free) || self.records.is(block, Held::Unmapped)
     }
 
     /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
@@ -151,25 +144,25 @@ impl<B: Backend> State<B> {
         let (mut free, mut missing) = (Vec::new(), Vec::new());
         let (mut bytes, mut block) = (0, first);
         loop {
-            let record = self.records[block as usize];
+            let record = self.records[block];
             self.unlist(block);
-            if record.held == Held::Free {
+            if self.records.is(block, Held::Free) {
                 free.push((record.address, record.size));
                 bytes += record.size;
             } else {
                 let wanted = (size - bytes).next_multiple_of(page_size).min(record.size);
                 if wanted < record.size {
-                    let rest = self.split_off(block, wanted, Held::Unmapped);
+                    let rest = self.records.split(block, wanted, Held::Unmapped);
                     self.list(rest);
                 }
                 missing.push(Pages { arena, start: record.address, size: wanted });
                 bytes += wanted;
             }
             if block != first {
-                self.absorb_next(first);
+                self.records.absorb_next(first);
             }
-            self.records[first as usize].held = Held::Growing;
-            block = self.records[first as usize].next;
+            self.records.hold(first, Held::Growing);
+            block = self.records[first].next;
             if bytes >= size {
                 return Growth { block: first, free, missing };
             }
@@ -178,32 +171,30 @@ impl<B: Backend> State<B> {
 
     /// Takes a free or unmapped record out of its pool.
     pub(super) fn unlist(&mut self, block: u32) {
-        let record = &self.records[block as usize];
-        let (kind, held, address) = (record.kind as usize, record.held, record.address);
-        if held == Held::Free {
-            self.pools[kind].remove(&mut self.records, block);
+        let Record { kind, address, .. } = self.records[block];
+        if self.records.is(block, Held::Free) {
+            self.pools[kind as usize].remove(&mut self.records, block);
         } else {
-            self.unmapped[kind].remove(&address);
+            self.unmapped[kind as usize].remove(&address);
         }
     }
 
     /// Puts a free or unmapped record into its pool, as it is.
     pub(super) fn list(&mut self, block: u32) {
-        let record = self.records[block as usize];
-        if record.held == Held::Free {
-            self.pools[record.kind as usize].insert(&mut self.records, block);
+        let Record { kind, address, .. } = self.records[block];
+        if self.records.is(block, Held::Free) {
+            self.pools[kind as usize].insert(&mut self.records, block);
         } else {
-            self.unmapped[record.kind as usize].insert(record.address, block);
+            self.unmapped[kind as usize].insert(address, block);
         }
     }
 
     /// All of a growth is mapped: hands its beginning out.
-    pub(crate) fn finish(&mut self, growth: &Growth, request: &Request) -> Granted {
+    pub(crate) fn finish(&mut self, growth: &Growth, request: Request) -> Granted {
         self.trace_maps(&growth.missing, Some(request.site));
         self.join_pool(growth.block);
         self.pools[request.kind as usize].remove(&mut self.records, growth.block);
-        self.hand_out(growth.block, request);
-        self.granted(growth.block)
+        self.hand_out(growth.block, request)
     }
 
     /// Of a growth's missing pages, only the first `mapped` ranges are: puts everything back.
@@ -218,7 +209,8 @@ impl<B: Backend> State<B> {
         let mut block = growth.block;
         let mut blocks = Vec::with_capacity(pieces.len());
         for (at, &(_, size, mapped)) in pieces.iter().enumerate() {
-            let rest = (at + 1 < pieces.len()).then(|| self.split_off(block, size, Held::Growing));
+            let rest =
+                (at + 1 < pieces.len()).then(|| self.records.split(block, size, Held::Growing));
             blocks.push((block, mapped));
             block = rest.unwrap_or(NONE);
         }
@@ -233,19 +225,20 @@ impl<B: Backend> State<B> {
 
     /// Takes a part out of a free block, out of its pool.
     pub(super) fn cut_out(&mut self, block: u32, start: u64, size: usize) -> u32 {
-        let record = self.records[block as usize];
+        let record = self.records[block];
         self.unlist(block);
         let before = (start - record.address) as usize;
         let after = record.size - before - size;
-        let middle = if before == 0 { block } else { self.split_off(block, before, Held::Growing) };
+        let middle =
+            if before == 0 { block } else { self.records.split(block, before, Held::Growing) };
         if after > 0 {
-            let rest = self.split_off(middle, size, Held::Free);
+            let rest = self.records.split(middle, size, Held::Free);
             self.list(rest);
         }
         if before > 0 {
             self.list(block);
         }
-        self.records[middle as usize].held = Held::Growing;
+        self.records.hold(middle, Held::Growing);
         middle
     }
 
@@ -258,27 +251,23 @@ impl<B: Backend> State<B> {
 
     /// Makes a record unmapped or lent, merges it with neighbours that are the same, and lists it.
     pub(super) fn join_unmapped(&mut self, mut block: u32, held: Held) {
-        self.records[block as usize].held = held;
-        let kind = self.records[block as usize].kind as usize;
-        let is_same = |records: &[Record], at: u32| {
-            records.get(at as usize).is_some_and(|record| record.held == held)
-        };
-        let next = self.records[block as usize].next;
-        if is_same(&self.records, next) {
-            self.unmapped[kind].remove(&self.records[next as usize].address);
-            self.absorb_next(block);
+        self.records.hold(block, held);
+        let Record { kind, prev, next, .. } = self.records[block];
+        let kind = kind as usize;
+        if self.records.is(next, held) {
+            self.unmapped[kind].remove(&self.records[next].address);
+            self.records.absorb_next(block);
         }
-        let prev = self.records[block as usize].prev;
-        if is_same(&self.records, prev) {
-            self.absorb_next(prev);
+        if self.records.is(prev, held) {
+            self.records.absorb_next(prev);
             block = prev;
         }
-        self.unmapped[kind].insert(self.records[block as usize].address, block);
+        self.unmapped[kind].insert(self.records[block].address, block);
     }
 
     /// The arena in which a record lies.
     pub(super) fn arena_of(&self, block: u32) -> ArenaRange {
-        let segment = self.records[block as usize].segment as usize;
+        let segment = self.records[block].segment as usize;
         match self.segments[segment].as_ref().map(|segment| &segment.holding) {
             Some(Holding::Arena(arena)) => *arena,
             _ => ArenaRange { number: NONE, base: 0, bytes: 0, page_size: SMALL_BUFFER },
@@ -296,13 +285,13 @@ impl<B: Backend> State<B> {
         let mut empty = if idle { std::mem::take(&mut self.windows) } else { Vec::new() };
         for at in 0..self.segments.len() {
             if let Some(Segment { holding: Holding::Arena(arena), first, .. }) = &self.segments[at]
-                && self.records[*first as usize].held == Held::Unmapped
-                && self.records[*first as usize].next == NONE
+                && self.records.is(*first, Held::Unmapped)
+                && self.records[*first].next == NONE
             {
                 empty.push(arena.number);
-                let kind = self.records[*first as usize].kind as usize;
+                let kind = self.records[*first].kind as usize;
                 self.unmapped[kind].remove(&arena.base);
-                self.unused.push(*first);
+                self.records.vacate(*first);
                 self.segments[at] = None;
                 self.unused_segments.push(at as u32);
             }

@@ -1,6 +1,6 @@
 //! Blocks that come back: at once, or when the streams that use them are done.
 
-use super::{Held, NONE, State};
+use super::{Held, NONE, Record, State, Uses};
 use crate::Backend;
 use crate::stats::Quantity;
 use crate::sync::atomic::Ordering;
@@ -10,33 +10,43 @@ impl<B: Backend> State<B> {
     /// Adds a stream to those that must be done with the block before it is used again.
     pub(crate) fn record_stream(&mut self, block: u32, stream: &B::Stream) {
         let id = B::stream_id(stream);
-        let uses = &mut self.uses[block as usize];
-        if id != self.stream_id && !uses.iter().any(|used| B::stream_id(used) == id) {
-            uses.push(stream.clone());
-            self.records[block as usize].used = true;
+        if self.uses.len() <= block as usize {
+            self.uses.resize_with(block as usize + 1, Uses::default);
+        }
+        let streams = &mut self.uses[block as usize].streams;
+        if id != self.stream_id && !streams.iter().any(|used| B::stream_id(used) == id) {
+            streams.push(stream.clone());
+            self.records[block].used = true;
         }
     }
 
     /// Takes a block back from its caller.
     #[inline]
     pub(crate) fn free(&mut self, backend: &B, block: u32) {
-        if self.count_freed(block) {
+        if self.records[block].used {
+            self.count_freed_early(block);
             self.await_streams(backend, block);
-        } else if block == self.last && !self.collects {
+            return;
+        }
+        self.count_freed(block);
+        if block == self.last && !self.collects {
             self.parked = true;
-            self.count_free(block);
         } else {
-            self.make_free(block);
+            self.unpark();
+            self.merge(block);
         }
     }
 
     /// As [`State::free`], while no event may be recorded.
     pub(crate) fn free_in_capture(&mut self, block: u32) {
-        if self.count_freed(block) {
-            self.records[block as usize].held = Held::AwaitingFree;
+        if self.records[block].used {
+            self.count_freed_early(block);
+            self.records.hold(block, Held::AwaitingFree);
             self.deferred.push(block);
         } else {
-            self.make_free(block);
+            self.count_freed(block);
+            self.unpark();
+            self.merge(block);
         }
     }
 
@@ -47,30 +57,39 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Counts a block as freed; answers whether other streams use it.
+    /// Counts a block as freed that only its own stream uses.
     #[inline]
-    fn count_freed(&mut self, block: u32) -> bool {
-        let record = &mut self.records[block as usize];
-        let (kind, size, used) = (record.kind, record.size as i64, record.used);
-        let (address, requested) = (record.address, record.requested);
-        self.counters.decrease(kind, Quantity::Allocation, 1);
-        self.counters.decrease(kind, Quantity::AllocatedBytes, size);
-        if record.oversize {
+    fn count_freed(&mut self, block: u32) {
+        let Record { kind, address, size, requested, oversize, .. } = self.records[block];
+        self.counters.free(kind, size, requested);
+        if oversize {
+            self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
+        }
+        if self.tracer.is_on() {
+            self.trace(TraceAction::FreeRequested, address, requested, None);
+            self.trace(TraceAction::FreeCompleted, address, requested, None);
+        }
+    }
+
+    /// Counts a block as freed that other streams use.
+    fn count_freed_early(&mut self, block: u32) {
+        let Record { kind, address, size, requested, oversize, .. } = self.records[block];
+        self.counters.free_early(kind, size);
+        if oversize {
             self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
         }
         self.trace(TraceAction::FreeRequested, address, requested, None);
-        used
     }
 
     #[cold]
     fn await_streams(&mut self, backend: &B, block: u32) {
-        let record = &mut self.records[block as usize];
-        record.held = Held::AwaitingFree;
-        record.used = false;
+        self.records.hold(block, Held::AwaitingFree);
+        self.records[block].used = false;
+        let uses = &mut self.uses[block as usize];
         // The list keeps its capacity for the next block here.
-        let uses = self.uses[block as usize].drain(..);
-        record.pending = uses.filter(|s| self.pending.record(backend, s, block)).count() as u32;
-        if record.pending == 0 {
+        let streams = uses.streams.drain(..);
+        uses.pending = streams.filter(|s| self.pending.record(backend, s, block)).count() as u32;
+        if uses.pending == 0 {
             self.make_free(block);
         }
     }
@@ -88,105 +107,75 @@ impl<B: Backend> State<B> {
     /// One event per entry has come; empties `done`.
     pub(crate) fn events_came(&mut self, done: &mut Vec<u32>) {
         for block in done.drain(..) {
-            let record = &mut self.records[block as usize];
-            record.pending -= 1;
-            if record.pending == 0 {
+            let uses = &mut self.uses[block as usize];
+            uses.pending -= 1;
+            if uses.pending == 0 {
                 self.make_free(block);
             }
         }
     }
 
-    /// Puts a block into its pool, merged with its free neighbours.
-    #[inline]
+    /// Puts a block into its pool that no stream uses any more.
     fn make_free(&mut self, block: u32) {
         self.unpark();
-        self.count_free(block);
+        let Record { kind, address, size, requested, .. } = self.records[block];
+        self.counters.free_late(kind, size, requested);
+        self.trace(TraceAction::FreeCompleted, address, requested, None);
         self.merge(block);
     }
 
-    /// Puts a block into its pool and counts what that makes of parts of segments.
+    /// Puts a block into its pool, and counts what that makes of parts of segments.
+    #[inline]
     pub(super) fn merge(&mut self, block: u32) {
-        let record = &self.records[block as usize];
-        let (kind, arena) = (record.kind, record.arena);
-        if record.stitched {
+        let Record { kind, size, arena, stitched, .. } = self.records[block];
+        if stitched {
             return self.unstitch(block);
         }
-        let (blocks, bytes) = self.join_pool(block);
+        let merged = self.join_pool(block);
+        // Whole free pages of an arena can always be given back.
         if !arena {
+            let (blocks, bytes) = self.parts_since(block, merged, size);
             self.counters.change(kind, Quantity::InactiveSplit, blocks);
             self.counters.change(kind, Quantity::InactiveSplitBytes, bytes);
         }
     }
 
-    /// Counts a block as used by nobody any more.
-    #[inline]
-    fn count_free(&mut self, block: u32) {
-        let record = &self.records[block as usize];
-        let kind = record.kind;
-        let (size, requested) = (record.size as i64, record.requested as i64);
-        self.trace(TraceAction::FreeCompleted, record.address, record.requested, None);
-        let counters = &mut self.counters;
-        counters.decrease(kind, Quantity::Active, 1);
-        counters.decrease(kind, Quantity::ActiveBytes, size);
-        counters.decrease(kind, Quantity::RequestedBytes, requested);
+    /// How many more free parts of segments there are, and how many more bytes of them, since a
+    /// block of `size` bytes was merged with so many others.
+    pub(super) fn parts_since(&self, block: u32, merged: i64, size: usize) -> (i64, i64) {
+        let record = &self.records[block];
+        let part = i64::from(record.is_split());
+        (part - merged, part * record.size as i64 - (record.size - size) as i64)
     }
 
-    /// Merges a record with its free neighbours and puts it into its pool. Answers the change in
-    /// free blocks that are parts of a segment, and in their bytes.
+    /// Merges a record with its free neighbours, of which it answers the number, and puts it into
+    /// its pool.
     #[inline]
-    pub(super) fn join_pool(&mut self, block: u32) -> (i64, i64) {
-        let record = &self.records[block as usize];
-        let (kind, segment) = (record.kind as usize, record.segment);
-        let (prev, next) = (record.prev, record.next);
-        let (mut blocks, mut bytes) = (0, 0);
-        let (mut address, mut size) = (record.address, record.size);
-        let (mut prev_of_merged, mut next_of_merged) = (prev, next);
-        if prev != NONE && self.records[prev as usize].held == Held::Free {
-            let other = &self.records[prev as usize];
-            let (merged_size, merged_address) = (other.size, other.address);
-            prev_of_merged = other.prev;
-            self.pools[kind].remove(&mut self.records, prev);
-            self.unused.push(prev);
-            address = merged_address;
-            size += merged_size;
-            blocks -= 1;
-            bytes -= merged_size as i64;
-            if prev_of_merged != NONE {
-                self.records[prev_of_merged as usize].next = block;
-            }
+    pub(super) fn join_pool(&mut self, block: u32) -> i64 {
+        let Record { kind, segment, prev, next, .. } = self.records[block];
+        let pool = &mut self.pools[kind as usize];
+        let mut merged = 0;
+        if self.records.is(prev, Held::Free) {
+            pool.remove(&mut self.records, prev);
+            self.records.absorb_prev(block);
+            merged += 1;
         }
-        if next != NONE && self.records[next as usize].held == Held::Free {
-            let other = &self.records[next as usize];
-            let merged_size = other.size;
-            next_of_merged = other.next;
-            self.pools[kind].remove(&mut self.records, next);
-            self.unused.push(next);
-            size += merged_size;
-            blocks -= 1;
-            bytes -= merged_size as i64;
-            if next_of_merged != NONE {
-                self.records[next_of_merged as usize].prev = block;
-            }
+        if self.records.is(next, Held::Free) {
+            pool.remove(&mut self.records, next);
+            self.records.absorb_next(block);
+            merged += 1;
         }
-        let idle_since = if self.collects { self.clock.load(Ordering::Relaxed) } else { 0 };
-        let record = &mut self.records[block as usize];
-        record.address = address;
-        record.size = size;
-        record.prev = prev_of_merged;
-        record.next = next_of_merged;
-        record.held = Held::Free;
-        record.idle_since = idle_since;
-        let is_split = record.is_split();
-        if prev_of_merged == NONE
+        self.records.hold(block, Held::Free);
+        let record = &mut self.records[block];
+        if self.collects {
+            record.idle_since = self.clock.load(Ordering::Relaxed);
+        }
+        if record.prev == NONE
             && let Some(segment) = &mut self.segments[segment as usize]
         {
             segment.first = block;
         }
-        self.pools[kind].insert(&mut self.records, block);
-        if is_split {
-            blocks += 1;
-            bytes += size as i64;
-        }
-        (blocks, bytes)
+        pool.insert(&mut self.records, block);
+        merged
     }
 }

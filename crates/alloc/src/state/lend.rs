@@ -72,7 +72,7 @@ impl<B: Backend> State<B> {
 
     /// The whole pages inside a free block of an arena.
     fn whole_pages(&self, block: u32) -> Option<Pages> {
-        let free = &self.records[block as usize];
+        let free = &self.records[block];
         let ArenaRange { number: arena, base, page_size, .. } = self.arena_of(block);
         let page = page_size as u64;
         let start = base + (free.address - base).next_multiple_of(page);
@@ -94,15 +94,16 @@ impl<B: Backend> State<B> {
     pub(crate) fn uncarve(&mut self, kind: PoolKind, pages: Pages) {
         let unmapped = self.unmapped[kind as usize].range(..=pages.start).next_back();
         let Some((&start, &block)) = unmapped else { return };
-        let record = self.records[block as usize];
+        let (record, held) = (self.records[block], self.records.held(block));
         let ahead = (pages.start - start) as usize;
         if ahead + pages.size > record.size {
             return;
         }
         self.unlist(block);
-        let middle = if ahead == 0 { block } else { self.split_off(block, ahead, Held::Growing) };
-        if self.records[middle as usize].size > pages.size {
-            let rest = self.split_off(middle, pages.size, record.held);
+        let middle =
+            if ahead == 0 { block } else { self.records.split(block, ahead, Held::Growing) };
+        if self.records[middle].size > pages.size {
+            let rest = self.records.split(middle, pages.size, held);
             self.list(rest);
         }
         if ahead > 0 {
@@ -118,8 +119,7 @@ impl<B: Backend> State<B> {
             let lent: Vec<u32> = self.unmapped[kind as usize].values().copied().collect();
             for block in lent {
                 // Those that were merged into another meanwhile are not lent any more.
-                let record = self.records[block as usize];
-                if record.held == Held::Lent {
+                if self.records.is(block, Held::Lent) {
                     self.unlist(block);
                     self.join_unmapped(block, Held::Unmapped);
                 }

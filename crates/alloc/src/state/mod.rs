@@ -14,7 +14,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 pub(crate) use arena::{Growth, Pages};
-use record::{Held, Record};
+use record::{Held, Record, Records};
 pub(crate) use release::{Idle, Released};
 pub(crate) use stitch::Extent;
 
@@ -49,11 +49,29 @@ pub(crate) struct Granted {
     pub(crate) size: usize,
 }
 
+impl Granted {
+    /// What a request of no bytes gets.
+    pub(crate) const NOTHING: Self = Self { block: NONE, address: 0, size: 0 };
+}
+
 /// Adjacent addresses, covered by a chain of records.
 struct Segment<M> {
     holding: Holding<M>,
     first: u32,
     oversize: bool,
+}
+
+/// The streams other than its own that use a block, and once it is freed, how many events of theirs
+/// have not come.
+struct Uses<S> {
+    streams: Vec<S>,
+    pending: u32,
+}
+
+impl<S> Default for Uses<S> {
+    fn default() -> Self {
+        Self { streams: Vec::new(), pending: 0 }
+    }
 }
 
 enum Holding<M> {
@@ -96,10 +114,9 @@ pub(crate) struct State<B: Backend> {
     last_size: usize,
     parked: bool,
     tracer: Arc<Tracer>,
-    records: Vec<Record>,
-    /// For each record, the streams other than its own that use it.
-    uses: Vec<Vec<B::Stream>>,
-    unused: Vec<u32>,
+    records: Records,
+    /// By record, for those that ever had any.
+    uses: Vec<Uses<B::Stream>>,
     segments: Vec<Option<Segment<B::Memory>>>,
     unused_segments: Vec<u32>,
     pools: [FreeIndex; 2],
@@ -130,9 +147,8 @@ impl<B: Backend> State<B> {
             last_size: 0,
             parked: false,
             tracer,
-            records: Vec::new(),
+            records: Records::default(),
             uses: Vec::new(),
-            unused: Vec::new(),
             segments: Vec::new(),
             unused_segments: Vec::new(),
             pools: Default::default(),
@@ -170,7 +186,7 @@ impl<B: Backend> State<B> {
     /// All free blocks of a pool, smallest first.
     fn free_blocks(&self, kind: PoolKind) -> impl Iterator<Item = (u32, &Record)> {
         let blocks = self.pools[kind as usize].iter(&self.records);
-        blocks.map(|block| (block, &self.records[block as usize]))
+        blocks.map(|block| (block, &self.records[block]))
     }
 
     /// Those that lie in arenas.
@@ -184,29 +200,28 @@ impl<B: Backend> State<B> {
         &mut self,
         bytes: usize,
         site: &'static Location<'static>,
-    ) -> Option<u32> {
-        let record = self.records.get(self.last as usize).filter(|_| self.parked)?;
+    ) -> Option<Granted> {
+        let record = self.records.get(self.last).filter(|_| self.parked)?;
         if record.requested != bytes {
             return None;
         }
         let request = Request { kind: record.kind, requested: bytes, size: self.last_size, site };
-        Some(self.hand_out_parked(&request))
+        Some(self.hand_out_parked(request))
     }
 
     /// Hands the parked block out again, for a request that it is right for.
     #[inline]
-    fn hand_out_parked(&mut self, request: &Request) -> u32 {
+    fn hand_out_parked(&mut self, request: Request) -> Granted {
         self.parked = false;
-        let Record { address, size, .. } = self.records[self.last as usize];
-        self.grant(self.last, address, size, request);
-        self.last
+        let Record { address, size, .. } = self.records[self.last];
+        self.grant(self.last, address, size, request)
     }
 
     /// The best fitting free block, taken out of its pool and handed out.
     #[inline]
-    pub(crate) fn take_fit(&mut self, request: &Request) -> Option<u32> {
+    pub(crate) fn take_fit(&mut self, request: Request) -> Option<Granted> {
         if self.parked {
-            let record = &self.records[self.last as usize];
+            let record = &self.records[self.last];
             if self.last_size == request.size && record.kind == request.kind {
                 return Some(self.hand_out_parked(request));
             }
@@ -220,41 +235,41 @@ impl<B: Backend> State<B> {
 
     /// As [`State::take_fit`], without ageing what is idle.
     #[inline]
-    pub(crate) fn take_fit_again(&mut self, request: &Request) -> Option<u32> {
+    pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<Granted> {
         let block = self.take_out(request)?;
-        self.hand_out(block, request);
-        Some(block)
+        Some(self.hand_out(block, request))
     }
 
     /// The best fitting free block, taken out of its pool.
     #[inline]
-    fn take_out(&mut self, request: &Request) -> Option<u32> {
-        let kind = request.kind as usize;
-        let mut block = self.pools[kind].best_fit(&self.records, request.size)?;
-        if self.config.expandable() && self.records[block as usize].arena {
+    fn take_out(&mut self, request: Request) -> Option<u32> {
+        let mut block = self.pools[request.kind as usize].best_fit(&self.records, request.size)?;
+        if self.config.expandable() && self.records[block].arena {
             block = self.least_expandable(request.kind, block);
         }
-        if !may_serve(&self.config, request.size, self.records[block as usize].size) {
+        if !may_serve(&self.config, request.size, self.records[block].size) {
             return None;
         }
-        self.pools[kind].remove(&mut self.records, block);
+        self.pools[request.kind as usize].remove(&mut self.records, block);
         Some(block)
     }
 
     /// The best fitting free block, out of everybody's reach until it is handed out or put back.
-    pub(crate) fn set_aside(&mut self, request: &Request) -> Option<u32> {
+    pub(crate) fn set_aside(&mut self, request: Request) -> Option<u32> {
         let block = self.take_out(request)?;
-        self.records[block as usize].held = Held::Growing;
+        self.records.hold(block, Held::Growing);
         Some(block)
     }
 
     /// Makes a block free again that was set aside.
     pub(crate) fn put_back(&mut self, block: u32) {
-        let Record { kind, size, arena, .. } = self.records[block as usize];
+        let record = &self.records[block];
+        let (kind, size, arena) = (record.kind, record.size, record.arena);
         // It is still counted as a free part of its segment, if it is one.
-        let part = i64::from(self.records[block as usize].is_split());
-        let (blocks, bytes) = self.join_pool(block);
+        let part = i64::from(record.is_split());
+        let merged = self.join_pool(block);
         if !arena {
+            let (blocks, bytes) = self.parts_since(block, merged, size);
             self.counters.change(kind, Quantity::InactiveSplit, blocks - part);
             self.counters.change(kind, Quantity::InactiveSplitBytes, bytes - part * size as i64);
         }
@@ -266,14 +281,13 @@ impl<B: Backend> State<B> {
         memory: B::Memory,
         address: u64,
         size: usize,
-        request: &Request,
+        request: Request,
     ) -> Granted {
         let oversize = size >= self.config.max_split();
         let segment = Segment { holding: Holding::Whole(memory), first: NONE, oversize };
         let block = self.add_chain(segment, request.kind, address, size, Held::Free);
         self.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
-        self.hand_out(block, request);
-        self.granted(block)
+        self.hand_out(block, request)
     }
 
     /// A segment of one record, which is in no pool.
@@ -296,23 +310,9 @@ impl<B: Backend> State<B> {
                 (self.segments.len() - 1) as u32
             }
         };
-        let block = self.add_record(Record {
-            address,
-            size,
-            requested: 0,
-            idle_since: 0,
-            prev: NONE,
-            next: NONE,
-            segment,
-            links: [NONE; 2],
-            pending: 0,
-            kind,
-            held,
-            oversize: false,
-            used: false,
-            arena,
-            stitched: false,
-        });
+        let block = self
+            .records
+            .add(Record { address, size, segment, kind, arena, ..Record::VACANT }, held);
         if let Some(segment) = &mut self.segments[segment as usize] {
             segment.first = block;
         }
@@ -321,9 +321,9 @@ impl<B: Backend> State<B> {
 
     /// Gives a block that is in no pool to the caller, splitting off what is too much.
     #[inline]
-    pub(crate) fn hand_out(&mut self, block: u32, request: &Request) {
+    pub(crate) fn hand_out(&mut self, block: u32, request: Request) -> Granted {
         let kind = request.kind;
-        let record = &self.records[block as usize];
+        let record = &self.records[block];
         let (address, whole, arena) = (record.address, record.size, record.arena);
         let was_split = record.is_split();
         let remaining = whole - request.size;
@@ -332,9 +332,9 @@ impl<B: Backend> State<B> {
             && should_split(&self.config, kind, arena, request.size, remaining);
         let size = if split { request.size } else { whole };
         if split {
-            let rest = self.split_off(block, size, Held::Free);
+            let rest = self.records.split(block, size, Held::Free);
             if self.collects {
-                self.records[rest as usize].idle_since = self.clock.load(Ordering::Relaxed);
+                self.records[rest].idle_since = self.clock.load(Ordering::Relaxed);
             }
             self.pools[kind as usize].insert(&mut self.records, rest);
         }
@@ -351,27 +351,25 @@ impl<B: Backend> State<B> {
         }
         self.last = block;
         self.last_size = request.size;
-        self.grant(block, address, size, request);
+        self.grant(block, address, size, request)
     }
 
-    /// What the caller is told of a block that was handed out.
-    #[inline]
-    pub(crate) fn granted(&self, block: u32) -> Granted {
-        let Record { address, size, .. } = self.records[block as usize];
-        Granted { block, address, size }
-    }
-
-    /// Enters a block as the caller's.
-    #[inline]
-    fn grant(&mut self, block: u32, address: u64, size: usize, request: &Request) {
-        let kind = request.kind;
+    /// Enters a block as the caller's. Answers what the caller is told of it. A call of it would
+    /// be a twelfth of a hit.
+    #[inline(always)]
+    fn grant(&mut self, block: u32, address: u64, size: usize, request: Request) -> Granted {
+        let Request { kind, requested, site, .. } = request;
         let oversize = size >= self.config.max_split();
-        let record = &mut self.records[block as usize];
-        record.requested = request.requested;
-        record.held = Held::Allocated;
+        let record = &mut self.records[block];
+        record.requested = requested;
         record.oversize = oversize;
-        self.counters.allocate(kind, size, request.requested, oversize);
-        self.trace(TraceAction::Alloc, address, request.requested, Some(request.site));
+        self.records.hold(block, Held::Allocated);
+        self.counters.allocate(kind, size, requested);
+        if oversize {
+            self.counters.increase(kind, Quantity::OversizeAllocations, 1);
+        }
+        self.trace(TraceAction::Alloc, address, requested, Some(site));
+        Granted { block, address, size }
     }
 
     /// Puts the parked block into its pool after all. Whatever looks at the books or changes them
@@ -394,53 +392,5 @@ impl<B: Backend> State<B> {
     ) {
         let stream = self.stream_id;
         self.tracer.record(|| Step { action, address, size, stream, site });
-    }
-
-    /// Cuts a record after `size` bytes; answers the new one behind it, which is in no pool.
-    #[inline]
-    fn split_off(&mut self, block: u32, size: usize, held: Held) -> u32 {
-        let record = self.records[block as usize];
-        let rest = self.add_record(Record {
-            address: record.address + size as u64,
-            size: record.size - size,
-            requested: 0,
-            prev: block,
-            held,
-            oversize: false,
-            used: false,
-            pending: 0,
-            ..record
-        });
-        if record.next != NONE {
-            self.records[record.next as usize].prev = rest;
-        }
-        let record = &mut self.records[block as usize];
-        record.next = rest;
-        record.size = size;
-        rest
-    }
-
-    /// Joins a record with the one behind it, which is in no pool.
-    fn absorb_next(&mut self, block: u32) {
-        let gone = self.records[block as usize].next;
-        let (size, next) = (self.records[gone as usize].size, self.records[gone as usize].next);
-        self.unused.push(gone);
-        let record = &mut self.records[block as usize];
-        record.size += size;
-        record.next = next;
-        if next != NONE {
-            self.records[next as usize].prev = block;
-        }
-    }
-
-    #[inline]
-    fn add_record(&mut self, record: Record) -> u32 {
-        if let Some(block) = self.unused.pop() {
-            self.records[block as usize] = record;
-            return block;
-        }
-        self.records.push(record);
-        self.uses.push(Vec::new());
-        (self.records.len() - 1) as u32
     }
 }

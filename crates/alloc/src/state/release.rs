@@ -37,7 +37,7 @@ impl<B: Backend> State<B> {
         let whole = self.whole_free(PoolKind::Large).into_iter();
         whole
             .map(|block| {
-                let record = &self.records[block as usize];
+                let record = &self.records[block];
                 Idle { block, age: now.saturating_sub(record.idle_since) }
             })
             .collect()
@@ -47,7 +47,7 @@ impl<B: Backend> State<B> {
     /// largest first, as are together. Takes them into `released`; false if they are not enough.
     pub(crate) fn take_oversize(
         &mut self,
-        request: &Request,
+        request: Request,
         released: &mut Vec<Released<B::Memory>>,
     ) -> bool {
         let Some(max_split) = self.config.max_split_size else { return false };
@@ -62,7 +62,7 @@ impl<B: Backend> State<B> {
         let mut total = 0;
         while total < wanted
             && let Some(block) = self.pools[kind].largest(&self.records)
-            && self.records[block as usize].size >= max_split
+            && self.records[block].size >= max_split
             && let Some(memory) = self.release(block)
         {
             total += memory.size;
@@ -73,8 +73,8 @@ impl<B: Backend> State<B> {
 
     /// Takes a wholly free segment off the books. `None` if the block is only a part of one.
     pub(crate) fn release(&mut self, block: u32) -> Option<Released<B::Memory>> {
-        let record = self.records[block as usize];
-        if record.is_split() || record.held != Held::Free || record.arena {
+        let record = self.records[block];
+        if record.is_split() || !self.records.is(block, Held::Free) || record.arena {
             return None;
         }
         let at = record.segment as usize;
@@ -82,7 +82,7 @@ impl<B: Backend> State<B> {
         let Holding::Whole(memory) = segment.holding else { return None };
         self.unused_segments.push(at as u32);
         self.pools[record.kind as usize].remove(&mut self.records, block);
-        self.unused.push(block);
+        self.records.vacate(block);
         self.trace(TraceAction::SegmentFree, record.address, record.size, None);
         let (kind, size, oversize) = (record.kind, record.size, segment.oversize);
         Some(Released { kind, size, oversize, _memory: memory })

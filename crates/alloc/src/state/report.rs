@@ -12,8 +12,8 @@ impl<B: Backend> State<B> {
             let mut block = segment.first;
             let mut stretch: Option<SegmentInfo> = None;
             while block != NONE {
-                let record = &self.records[block as usize];
-                match block_info(record) {
+                let record = &self.records[block];
+                match block_info(record, self.records.held(block)) {
                     Some(info) => {
                         stretch.get_or_insert_with(|| self.segment_info(record, pool)).push(info);
                     }
@@ -24,9 +24,9 @@ impl<B: Backend> State<B> {
             segments.extend(stretch);
         }
         for &block in self.stitched.keys() {
-            let record = &self.records[block as usize];
+            let record = &self.records[block];
             let mut segment = self.segment_info(record, pool);
-            if let Some(info) = block_info(record) {
+            if let Some(info) = block_info(record, self.records.held(block)) {
                 segment.push(info);
             }
             segments.push(segment);
@@ -47,7 +47,7 @@ impl<B: Backend> State<B> {
     /// The largest free block, in bytes.
     pub(crate) fn largest_free(&self) -> usize {
         let largest = self.pools.iter().filter_map(|pool| pool.largest(&self.records));
-        largest.map(|block| self.records[block as usize].size).max().unwrap_or(0)
+        largest.map(|block| self.records[block].size).max().unwrap_or(0)
     }
 
     /// Bytes of all segments; of arenas those that are mapped.
@@ -59,8 +59,8 @@ impl<B: Backend> State<B> {
 }
 
 /// `None` for addresses without memory.
-fn block_info(record: &Record) -> Option<BlockInfo> {
-    let state = match record.held {
+fn block_info(record: &Record, held: Held) -> Option<BlockInfo> {
+    let state = match held {
         Held::Allocated => BlockState::Allocated,
         Held::AwaitingFree => BlockState::AwaitingFree,
         Held::Free => BlockState::Free,

@@ -64,7 +64,7 @@ impl<B: Backend> State<B> {
             let Extent { start, size, .. } = pieces[at];
             let (_, block) = free[free.partition_point(|(address, _)| *address <= start) - 1];
             let piece = self.cut_out(block, start, size);
-            self.records[piece as usize].held = Held::Away;
+            self.records.hold(piece, Held::Away);
             self.trace(TraceAction::SegmentUnmap, start, size, None);
             taken[at] = piece;
         }
@@ -74,7 +74,7 @@ impl<B: Backend> State<B> {
     /// Makes pieces free again.
     pub(crate) fn return_pieces(&mut self, pieces: &[u32]) {
         for &piece in pieces {
-            let Record { address, size, .. } = self.records[piece as usize];
+            let Record { address, size, .. } = self.records[piece];
             self.trace(TraceAction::SegmentMap, address, size, None);
             self.join_pool(piece);
         }
@@ -85,44 +85,29 @@ impl<B: Backend> State<B> {
         &mut self,
         address: u64,
         pieces: Vec<u32>,
-        request: &Request,
+        request: Request,
     ) -> Granted {
         self.trace(TraceAction::SegmentMap, address, request.size, Some(request.site));
-        let block = self.add_record(Record {
-            address,
-            size: request.size,
-            requested: 0,
-            idle_since: 0,
-            prev: NONE,
-            next: NONE,
-            segment: NONE,
-            links: [NONE; 2],
-            pending: 0,
-            kind: request.kind,
-            held: Held::Growing,
-            oversize: false,
-            used: false,
-            arena: false,
-            stitched: true,
-        });
+        let Request { kind, size, .. } = request;
+        let record = Record { address, size, kind, stitched: true, ..Record::VACANT };
+        let block = self.records.add(record, Held::Growing);
         self.stitched.insert(block, pieces);
         self.last = block;
         self.last_size = request.size;
-        self.grant(block, address, request.size, request);
-        self.granted(block)
+        self.grant(block, address, request.size, request)
     }
 
     /// Whether a block is parked that is a part of a segment.
     pub(crate) fn is_part_parked(&self) -> bool {
-        self.parked && !self.records[self.last as usize].stitched
+        self.parked && !self.records[self.last].stitched
     }
 
     /// Lets the pieces of a block that nobody uses any more go where they came from.
     #[cold]
     pub(super) fn unstitch(&mut self, block: u32) {
-        let Record { address, size, .. } = self.records[block as usize];
+        let Record { address, size, .. } = self.records[block];
         self.trace(TraceAction::SegmentUnmap, address, size, None);
-        self.unused.push(block);
+        self.records.vacate(block);
         if let Some(pieces) = self.stitched.remove(&block) {
             self.return_pieces(&pieces);
         }
@@ -130,15 +115,15 @@ impl<B: Backend> State<B> {
 
     #[inline]
     pub(crate) fn is_stitched(&self, block: u32) -> bool {
-        self.records[block as usize].stitched
+        self.records[block].stitched
     }
 
     /// Where the memory of a stitched block is at home: its address in the block, there, and how
     /// many bytes.
     pub(crate) fn homes_of(&self, block: u32) -> Vec<(u64, u64, usize)> {
-        let mut address = self.records[block as usize].address;
+        let mut address = self.records[block].address;
         let home = |&piece: &u32| {
-            let Record { address: home, size, .. } = self.records[piece as usize];
+            let Record { address: home, size, .. } = self.records[piece];
             let from = address;
             address += size as u64;
             (from, home, size)
@@ -148,14 +133,14 @@ impl<B: Backend> State<B> {
 
     /// The addresses of all stitched blocks, in whole pages.
     pub(crate) fn windows_in_use(&self, page_size: usize) -> Vec<Range<u64>> {
-        let blocks = self.stitched.keys().map(|&block| &self.records[block as usize]);
+        let blocks = self.stitched.keys().map(|&block| &self.records[block]);
         blocks.map(|b| b.address..b.address + b.size.next_multiple_of(page_size) as u64).collect()
     }
 
     /// The arenas with pages of this size that have this kind of memory.
     pub(crate) fn arenas(&self, kind: PoolKind, page_size: usize) -> Vec<ArenaRange> {
         let chains = self.segments.iter().flatten();
-        let of_kind = chains.filter(|it| self.records[it.first as usize].kind == kind);
+        let of_kind = chains.filter(|it| self.records[it.first].kind == kind);
         let arenas = of_kind.map(|segment| self.arena_of(segment.first));
         arenas.filter(|arena| arena.page_size == page_size && arena.number != NONE).collect()
     }

@@ -20,6 +20,23 @@ pub(crate) const QUANTITIES: usize = 8;
 /// One value for each quantity.
 pub(crate) type Values = [i64; QUANTITIES];
 
+/// Blocks that callers have: how many, their bytes, and the bytes that were asked for.
+type Amount = [i64; 3];
+
+#[inline]
+fn add(amount: &mut Amount, by: Amount) {
+    amount.iter_mut().zip(by).for_each(|(amount, by)| *amount += by);
+}
+
+/// Which quantities change with the blocks that callers have, and by which of an [`Amount`].
+const OF_CALLERS: [(Quantity, usize); 5] = [
+    (Quantity::Allocation, 0),
+    (Quantity::Active, 0),
+    (Quantity::AllocatedBytes, 1),
+    (Quantity::ActiveBytes, 1),
+    (Quantity::RequestedBytes, 2),
+];
+
 /// A shard's share of the statistics. Peaks are of the sum over all shards, which no shard knows:
 /// each has a `limit` per quantity that it can reach without the sum passing the known peak, and
 /// says so when it goes beyond.
@@ -35,6 +52,11 @@ pub(crate) struct Counters {
     pub(crate) limit: [Values; 3],
     /// The most this shard was seen at when peaks were raised: what it may well need again.
     pub(crate) seen: [Values; 3],
+    /// What callers got and gave back that is not in the values above yet, by pool.
+    got: [Amount; 2],
+    returned: [Amount; 2],
+    /// How much more they can get until a limit is passed: of each pool, and of both.
+    room: [Amount; 3],
     /// Whether a limit was passed since peaks were raised.
     pub(crate) over: bool,
 }
@@ -48,6 +70,9 @@ impl Default for Counters {
             base: [none; 2],
             limit: [none; 3],
             seen: [none; 3],
+            got: Default::default(),
+            returned: Default::default(),
+            room: Default::default(),
             over: false,
         }
     }
@@ -64,30 +89,68 @@ impl Counters {
         self.over |= current > self.limit[kind][at] || both > self.limit[2][at];
     }
 
-    /// Counts a block as the caller's. All quantities at once, since that takes fewer steps than
-    /// some of them in turn.
+    /// Counts a block as a caller's.
     #[inline]
-    pub(crate) fn allocate(
-        &mut self,
-        kind: PoolKind,
-        size: usize,
-        requested: usize,
-        oversize: bool,
-    ) {
-        let (size, requested) = (size as i64, requested as i64);
-        let by: Values = [1, size, 1, size, requested, 0, 0, i64::from(oversize)];
-        let other = self.current[1 - kind as usize];
-        let current = &mut self.current[kind as usize];
-        let increased = &mut self.increased[kind as usize];
-        let [limit, both] = [&self.limit[kind as usize], &self.limit[2]];
+    pub(crate) fn allocate(&mut self, kind: PoolKind, size: usize, requested: usize) {
+        let by = [1, size as i64, requested as i64];
+        add(&mut self.got[kind as usize], by);
+        let less = by.map(|by| -by);
+        add(&mut self.room[kind as usize], less);
+        add(&mut self.room[2], less);
+        let [of_kind, of_both] = [self.room[kind as usize], self.room[2]];
         // Negative once a limit is passed.
-        let mut room = 0;
-        for at in 0..QUANTITIES {
-            current[at] += by[at];
-            increased[at] += by[at];
-            room |= (limit[at] - current[at]) | (both[at] - current[at] - other[at]);
+        let least = of_kind.iter().chain(&of_both).fold(0, |all, room| all | room);
+        self.over |= least < 0;
+    }
+
+    /// Counts a block as nobody's.
+    #[inline]
+    pub(crate) fn free(&mut self, kind: PoolKind, size: usize, requested: usize) {
+        let by = [1, size as i64, requested as i64];
+        add(&mut self.returned[kind as usize], by);
+        add(&mut self.room[kind as usize], by);
+        add(&mut self.room[2], by);
+    }
+
+    /// Counts a block as freed by its caller, while other streams still use it.
+    pub(crate) fn free_early(&mut self, kind: PoolKind, size: usize) {
+        self.settle();
+        self.decrease(kind, Quantity::Allocation, 1);
+        self.decrease(kind, Quantity::AllocatedBytes, size as i64);
+        self.make_room();
+    }
+
+    /// Counts such a block as nobody's.
+    pub(crate) fn free_late(&mut self, kind: PoolKind, size: usize, requested: usize) {
+        self.settle();
+        self.decrease(kind, Quantity::Active, 1);
+        self.decrease(kind, Quantity::ActiveBytes, size as i64);
+        self.decrease(kind, Quantity::RequestedBytes, requested as i64);
+        self.make_room();
+    }
+
+    /// Brings the values up to date.
+    pub(crate) fn settle(&mut self) {
+        for kind in 0..2 {
+            let got = std::mem::take(&mut self.got[kind]);
+            let returned = std::mem::take(&mut self.returned[kind]);
+            for (quantity, amount) in OF_CALLERS {
+                self.current[kind][quantity as usize] += got[amount] - returned[amount];
+                self.increased[kind][quantity as usize] += got[amount];
+            }
         }
-        self.over |= room < 0;
+    }
+
+    /// Learns how far the values, which are up to date, are from their limits.
+    pub(crate) fn make_room(&mut self) {
+        let now = self.now();
+        self.room = [[i64::MAX; 3]; 3];
+        for (pool, room) in self.room.iter_mut().enumerate() {
+            for (quantity, amount) in OF_CALLERS {
+                let at = quantity as usize;
+                room[amount] = room[amount].min(self.limit[pool][at] - now[pool][at]);
+            }
+        }
     }
 
     #[inline]
@@ -106,7 +169,8 @@ impl Counters {
     }
 
     /// How many blocks callers have.
-    pub(crate) fn blocks(&self) -> i64 {
+    pub(crate) fn blocks(&mut self) -> i64 {
+        self.settle();
         self.current.iter().map(|current| current[Quantity::Allocation as usize]).sum()
     }
 

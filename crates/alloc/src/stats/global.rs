@@ -145,6 +145,7 @@ impl Global {
                 }
             }
         }
+        shards.iter_mut().for_each(|shard| shard.make_room());
     }
 
     /// The peak over both pools.
