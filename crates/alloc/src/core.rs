@@ -40,6 +40,8 @@ pub(crate) struct Core<B: Backend> {
 pub(crate) struct Slow<B: Backend> {
     pub(crate) limit: Limit,
     pub(crate) arenas: Arenas<B>,
+    /// What was reserved when pages were last made because free ones were not enough, in bytes.
+    pub(crate) forced: usize,
 }
 
 /// How much may be reserved.
@@ -61,7 +63,7 @@ impl<B: Backend> Core<B> {
         let limit = Limit::new(config.memory_fraction);
         Self {
             backend,
-            slow: Mutex::new(Slow { limit, arenas: Arenas::default() }),
+            slow: Mutex::new(Slow { limit, arenas: Arenas::default(), forced: 0 }),
             shards: Mutex::default(),
             global: Mutex::default(),
             captures: AtomicUsize::new(0),

@@ -17,6 +17,11 @@ const SLACK: usize = 64;
 /// take one page from each other all the time.
 const MIN_SLACK: usize = 8 << 20;
 
+/// Where free memory could not be used, even stitched, until all pages were more than one part in so
+/// many above what was asked for at the peak, the slack counts from there: memory is lost anyway,
+/// and a little more of it spares most calls.
+const FRAGMENTED: usize = 32;
+
 /// From so many new pages on, it is asked first whether there is memory for all of them: making
 /// them takes longer than that, and a request that fails leaves them to be given back.
 const MANY: usize = 128;
@@ -104,10 +109,12 @@ impl<B: Backend> Shared<B> {
     }
 
     /// So many new pages may be made although others are free.
-    fn slack(&self, need: &Need<'_, B>) -> usize {
+    fn slack(&self, slow: &Slow<B>, need: &Need<'_, B>) -> usize {
         let peak = self.core.peak_requested_with(need.request.requested);
         let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
-        let allowed = peak + (peak / SLACK).max(MIN_SLACK);
+        let forced = slow.forced.min(reserved);
+        let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
+        let allowed = needed + (needed / SLACK).max(MIN_SLACK);
         allowed.saturating_sub(reserved) / need.page_size
     }
 
@@ -117,7 +124,7 @@ impl<B: Backend> Shared<B> {
         slow: &mut Slow<B>,
         need: &Need<'_, B>,
     ) -> Result<Option<Granted>, AllocError> {
-        let slack = self.slack(need) * need.page_size;
+        let slack = self.slack(slow, need) * need.page_size;
         if slack == 0 {
             return Ok(None);
         }
@@ -176,7 +183,12 @@ impl<B: Backend> Shared<B> {
         }
         let elsewhere = self.free_elsewhere(need);
         let available = elsewhere.iter().map(|(_, _, pages)| pages.size / page_size).sum();
-        let mut new = self.slack(need).min(missing).max(missing.saturating_sub(available));
+        let short = missing.saturating_sub(available);
+        if short > 0 {
+            let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
+            slow.forced = reserved + short * page_size;
+        }
+        let mut new = self.slack(slow, need).min(missing).max(short);
         if !self.has_room(new, need)? {
             if available < missing {
                 return Ok(None);

@@ -70,6 +70,35 @@ fn addresses_that_work_may_still_use_stay_mapped() {
 }
 
 #[test]
+fn where_free_memory_is_of_no_use_new_pages_spare_calls() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    // Half of each page is free, and none of the free memory is in whole pages.
+    let mut halves: Vec<_> = (0..200).map(|_| allocator.malloc(PAGE / 2, &0).unwrap()).collect();
+    halves = halves.into_iter().skip(1).step_by(2).collect();
+    assert_eq!(allocator.memory_reserved(), 100 * PAGE);
+    // So all of this is new: a tenth more than was ever asked for at once.
+    let mut wholes: Vec<_> = (0..10).map(|_| allocator.malloc(PAGE, &0).unwrap()).collect();
+    assert_eq!(allocator.memory_reserved(), 110 * PAGE);
+    wholes = wholes.into_iter().skip(1).step_by(2).collect();
+    // Two of the five free pages would do, but they lie apart.
+    let first = allocator.malloc(2 * PAGE, &0).unwrap();
+    assert_eq!(allocator.memory_reserved(), 112 * PAGE);
+    assert_eq!(allocator.memory_stats().num_remaps, 0);
+    // There is an end to it.
+    let second = allocator.malloc(2 * PAGE, &0).unwrap();
+    assert_eq!(allocator.memory_reserved(), 112 * PAGE);
+    assert_eq!(allocator.memory_stats().num_remaps, 2);
+    check_books(&allocator);
+    // What is given back is not made again before it is needed.
+    drop((first, second, wholes, halves));
+    allocator.empty_cache();
+    let small: Vec<_> = (0..20).map(|_| allocator.malloc(PAGE / 2, &0).unwrap()).collect();
+    assert_eq!(allocator.memory_reserved(), 10 * PAGE);
+    drop(small);
+}
+
+#[test]
 fn without_virtual_memory_there_are_segments() {
     let fake = Fake::new(1 << 40);
     for options in ["policy:default", EXPANDABLE] {
