@@ -90,6 +90,9 @@ def main():
     parser.add_argument("--turns", type=int, default=3, help="runs of each, alternating")
     parser.add_argument("--rounds", type=int, default=5, help="measurements in a run")
     parser.add_argument("--times", type=int, default=50_000, help="operations in a measurement")
+    parser.add_argument(
+        "--only", default="all", choices=["all", "cached", "threads", "mixed", "trace"]
+    )
     parser.add_argument("--torch-conf", help="PYTORCH_CUDA_ALLOC_CONF for PyTorch")
     parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("traces", nargs="*", help="TRACE.csv.gz or TRACE.csv")
@@ -105,9 +108,9 @@ def main():
             environment["PYTORCH_CUDA_ALLOC_CONF"] = options.torch_conf
         traces = plain(options.traces, folder)
         rounds, times = str(options.rounds), str(options.times)
-        theirs = [program, rounds, times, *traces]
+        theirs = [program, rounds, times, options.only, *traces]
         ours = [options.ours, "--driver", "cuda", "--policy", options.policy]
-        ours += ["--rounds", rounds, "--times", times, *traces]
+        ours += ["--rounds", rounds, "--times", times, "--only", options.only, *traces]
         figures = {}
         for turn in range(options.turns):
             print(f"turn {turn + 1} of {options.turns}", file=sys.stderr)
@@ -123,7 +126,9 @@ def main():
             sys.exit(f"error: only one side measured {title(key)}")
         torch, warpline = (statistics.median(side) for side in sides)
         print(f"| {title(key)} | {torch:.1f} | {warpline:.1f} | {torch / warpline:.1f} |")
-        records.append(dict(key, torch_ns=torch, warpline_ns=warpline, ratio=torch / warpline))
+        record = dict(key, torch_ns=torch, warpline_ns=warpline, ratio=torch / warpline)
+        record["turns"] = list(zip(*sides))
+        records.append(record)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(records, file, indent=1)

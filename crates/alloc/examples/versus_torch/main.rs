@@ -37,6 +37,9 @@ struct Options {
     /// What gives the memory.
     #[arg(long, value_enum, default_value = "cuda")]
     driver: DriverKind,
+    /// What is measured.
+    #[arg(long, value_enum, default_value = "all")]
+    only: Only,
     /// Measurements of each, after one that does not count; their median is printed.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -55,6 +58,15 @@ enum DriverKind {
     Null,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Only {
+    All,
+    Cached,
+    Threads,
+    Mixed,
+    Trace,
+}
+
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> Result<()> {
@@ -65,10 +77,21 @@ fn main() -> Result<()> {
         DriverKind::Null => Arc::new(NullDriver::new(1)),
     };
     let bench = Bench { options, driver };
-    bench.cached()?;
-    bench.threads()?;
-    bench.mixed()?;
-    bench.traces()
+    let only = bench.options.only;
+    let measures = |bench| only == Only::All || only == bench;
+    if measures(Only::Cached) {
+        bench.cached()?;
+    }
+    if measures(Only::Threads) {
+        bench.threads()?;
+    }
+    if measures(Only::Mixed) {
+        bench.mixed()?;
+    }
+    if measures(Only::Trace) {
+        bench.traces()?;
+    }
+    Ok(())
 }
 
 struct Bench {

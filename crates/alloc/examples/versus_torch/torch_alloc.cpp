@@ -1,7 +1,7 @@
 // What PyTorch's caching allocator costs when compiled code calls it, as JSON lines. `work.rs`
 // does the same to ours, with the same random numbers.
 //
-//   torch_alloc ROUNDS TIMES [TRACE.csv ...]
+//   torch_alloc ROUNDS TIMES all|cached|threads|mixed|trace [TRACE.csv ...]
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -53,6 +53,9 @@ struct Random {
 struct Options {
   int rounds;
   size_t times;
+  std::string only;
+
+  bool measures(const char* bench) const { return only == "all" || only == bench; }
 };
 
 // The median of some measurements after one that does not count, per operation.
@@ -220,11 +223,17 @@ static void run(const Options& options, const std::vector<std::string>& traces) 
   alloc::init(c10::cuda::device_count());
   cudaStream_t stream = c10::cuda::getDefaultCUDAStream(0).stream();
   for (size_t bytes : sizes) {
+    if (!options.measures("cached")) {
+      break;
+    }
     alloc::emptyCache();
     double ns = measure(options, options.times, [&] { return cached(stream, bytes, options.times); });
     std::printf("{\"bench\":\"cached\",\"bytes\":%zu,\"ns_per_op\":%f}\n", bytes, ns);
   }
   for (size_t bytes : sizes) {
+    if (!options.measures("threads")) {
+      break;
+    }
     for (size_t count : {1, 2, 4, 8}) {
       alloc::emptyCache();
       std::vector<cudaStream_t> streams;
@@ -240,12 +249,18 @@ static void run(const Options& options, const std::vector<std::string>& traces) 
     }
   }
   for (size_t live : {100, 1000, 10000}) {
+    if (!options.measures("mixed")) {
+      break;
+    }
     alloc::emptyCache();
     Mixed mixed(stream, live, options.times);
     double ns = measure(options, options.times, [&] { return mixed.run(); });
     std::printf("{\"bench\":\"mixed\",\"live\":%zu,\"ns_per_op\":%f}\n", live, ns);
   }
   for (const std::string& path : traces) {
+    if (!options.measures("trace")) {
+      break;
+    }
     alloc::emptyCache();
     Trace trace = read(path);
     double ns = measure(options, trace.ops.size(), [&] { return replay(trace); });
@@ -255,15 +270,16 @@ static void run(const Options& options, const std::vector<std::string>& traces) 
 }
 
 int main(int count, char** arguments) {
-  if (count < 3 || std::atoi(arguments[1]) < 1 || std::atoll(arguments[2]) < 1) {
-    std::fprintf(stderr, "usage: %s ROUNDS TIMES [TRACE.csv ...]\n", arguments[0]);
+  if (count < 4 || std::atoi(arguments[1]) < 1 || std::atoll(arguments[2]) < 1) {
+    std::fprintf(stderr, "usage: %s ROUNDS TIMES BENCH|all [TRACE.csv ...]\n", arguments[0]);
     return 2;
   }
-  Options options{std::atoi(arguments[1]), static_cast<size_t>(std::atoll(arguments[2]))};
+  Options options{
+      std::atoi(arguments[1]), static_cast<size_t>(std::atoll(arguments[2])), arguments[3]};
   try {
     // Registers what c10 asks PyTorch of devices, and makes the allocator.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
-    run(options, std::vector<std::string>(arguments + 3, arguments + count));
+    run(options, std::vector<std::string>(arguments + 4, arguments + count));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;
