@@ -166,7 +166,7 @@ impl FreeIndex {
     }
 
     /// The first block that is not before a key.
-    #[inline]
+    #[inline(always)]
     fn first_from(&self, nodes: &impl Nodes, key: (usize, u64)) -> Option<u32> {
         let bin = bin_of(key.0);
         let (mut found, mut at) = (NONE, self.roots[bin]);

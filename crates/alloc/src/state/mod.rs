@@ -210,7 +210,7 @@ impl<B: Backend> State<B> {
     }
 
     /// Hands the parked block out again, for a request that it is right for.
-    #[inline]
+    #[inline(always)]
     fn hand_out_parked(&mut self, request: Request) -> Granted {
         self.parked = false;
         let Record { address, size, .. } = self.records[self.last];
@@ -218,7 +218,7 @@ impl<B: Backend> State<B> {
     }
 
     /// The best fitting free block, taken out of its pool and handed out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_fit(&mut self, request: Request) -> Option<Granted> {
         if self.parked {
             let record = &self.records[self.last];
@@ -234,14 +234,14 @@ impl<B: Backend> State<B> {
     }
 
     /// As [`State::take_fit`], without ageing what is idle.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<Granted> {
         let block = self.take_out(request)?;
         Some(self.hand_out(block, request))
     }
 
     /// The best fitting free block, taken out of its pool.
-    #[inline]
+    #[inline(always)]
     fn take_out(&mut self, request: Request) -> Option<u32> {
         let mut block = self.pools[request.kind as usize].best_fit(&self.records, request.size)?;
         if self.config.expandable() && self.records[block].arena {
@@ -320,7 +320,7 @@ impl<B: Backend> State<B> {
     }
 
     /// Gives a block that is in no pool to the caller, splitting off what is too much.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn hand_out(&mut self, block: u32, request: Request) -> Granted {
         let kind = request.kind;
         let record = &self.records[block];
@@ -354,8 +354,7 @@ impl<B: Backend> State<B> {
         self.grant(block, address, size, request)
     }
 
-    /// Enters a block as the caller's. Answers what the caller is told of it. A call of it would
-    /// be a twelfth of a hit.
+    /// Enters a block as the caller's. Answers what the caller is told of it.
     #[inline(always)]
     fn grant(&mut self, block: u32, address: u64, size: usize, request: Request) -> Granted {
         let Request { kind, requested, site, .. } = request;
