@@ -40,8 +40,10 @@ pub(crate) struct Core<B: Backend> {
 pub(crate) struct Slow<B: Backend> {
     pub(crate) limit: Limit,
     pub(crate) arenas: Arenas<B>,
-    /// What was reserved when pages were last made because free ones were not enough, in bytes.
+    /// What was reserved, in bytes, when pages were last made because free ones were not enough.
     pub(crate) forced: usize,
+    /// The most bytes that were asked for and held at once, whenever statistics start anew.
+    pub(crate) peak: usize,
 }
 
 /// How much may be reserved.
@@ -63,7 +65,7 @@ impl<B: Backend> Core<B> {
         let limit = Limit::new(config.memory_fraction);
         Self {
             backend,
-            slow: Mutex::new(Slow { limit, arenas: Arenas::default(), forced: 0 }),
+            slow: Mutex::new(Slow { limit, arenas: Arenas::default(), forced: 0, peak: 0 }),
             shards: Mutex::default(),
             global: Mutex::default(),
             captures: AtomicUsize::new(0),

@@ -70,6 +70,9 @@ impl<B: Backend> Shared<B> {
         let shards = self.lenders(shard);
         let need = Need { memory, shards: &shards, request, page_size, limit };
         let served = self.serve(slow, &need);
+        if matches!(served, Ok(Some(_))) {
+            slow.peak = slow.peak.max(self.core.peak_requested_with(0));
+        }
         lock(&self.core.global).mapping_time += std::mem::take(&mut slow.arenas.spent);
         served
     }
@@ -108,10 +111,14 @@ impl<B: Backend> Shared<B> {
         Ok(None)
     }
 
+    fn reserved(&self) -> usize {
+        lock(&self.core.global).reserved_bytes.current() as usize
+    }
+
     /// So many new pages may be made although others are free.
     fn slack(&self, slow: &Slow<B>, need: &Need<'_, B>) -> usize {
-        let peak = self.core.peak_requested_with(need.request.requested);
-        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
+        let peak = self.core.peak_requested_with(need.request.requested).max(slow.peak);
+        let reserved = self.reserved();
         let forced = slow.forced.min(reserved);
         let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
         let allowed = needed + (needed / SLACK).max(MIN_SLACK);
@@ -184,10 +191,6 @@ impl<B: Backend> Shared<B> {
         let elsewhere = self.free_elsewhere(need);
         let available = elsewhere.iter().map(|(_, _, pages)| pages.size / page_size).sum();
         let short = missing.saturating_sub(available);
-        if short > 0 {
-            let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
-            slow.forced = reserved + short * page_size;
-        }
         let mut new = self.slack(slow, need).min(missing).max(short);
         if !self.has_room(new, need)? {
             if available < missing {
@@ -202,7 +205,13 @@ impl<B: Backend> Shared<B> {
         let loans = self.borrow(need, missing - came);
         let rest = if made < new { loans.len() } else { missing - came };
         came += self.bring(slow, need, rest, loans)?;
-        Ok((came == missing).then_some(came))
+        if came < missing {
+            return Ok(None);
+        }
+        if short > 0 {
+            slow.forced = self.reserved();
+        }
+        Ok(Some(came))
     }
 
     /// Maps so many pages here, at new addresses: those on loan first, then new ones. Answers how

@@ -99,6 +99,28 @@ fn where_free_memory_is_of_no_use_new_pages_spare_calls() {
 }
 
 #[test]
+fn neither_a_request_that_fails_nor_peaks_that_start_anew_cost_memory() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let page = || allocator.malloc(PAGE, &0).unwrap();
+    let mut pages: Vec<_> = (0..25).map(|_| page()).collect();
+    for round in 0..10 {
+        // Free pages that lie apart, until no new one may be made.
+        let kept: Vec<_> = pages.into_iter().step_by(2).collect();
+        let large: Vec<_> = (0..5).map(|_| allocator.malloc(2 * PAGE, &0).unwrap()).collect();
+        let reserved = allocator.memory_reserved();
+        assert!(reserved <= 27 * PAGE, "round {round}: {reserved}");
+        drop(large);
+        let error = allocator.malloc(2 << 40, &0).unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        allocator.reset_peak_stats();
+        pages = kept;
+        pages.extend((pages.len()..25).map(|_| page()));
+    }
+    check_books(&allocator);
+}
+
+#[test]
 fn without_virtual_memory_there_are_segments() {
     let fake = Fake::new(1 << 40);
     for options in ["policy:default", EXPANDABLE] {
