@@ -1,6 +1,6 @@
 //! Arenas: reserved addresses, and the pages that are mapped there.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ pub(crate) struct Arenas<B: Backend> {
     vacant: Vec<u32>,
     /// Pages in existence.
     pub(super) pages: usize,
-    /// Events of retirements after which those windows are out of use, oldest first.
-    pub(super) retirements: VecDeque<B::Event>,
-    /// How many are no longer in `retirements`.
-    pub(super) settled: u64,
+    /// Events of retirements, by number, that have not come: until then those windows are in use.
+    pub(super) retirements: BTreeMap<u64, B::Event>,
+    /// The number of the next one.
+    pub(super) next_retirement: u64,
     /// Time spent in the backend's calls since it was last taken.
     pub(crate) spent: Duration,
 }
@@ -80,8 +80,8 @@ impl<B: Backend> Default for Arenas<B> {
             homes: Vec::new(),
             vacant: Vec::new(),
             pages: 0,
-            retirements: VecDeque::new(),
-            settled: 0,
+            retirements: BTreeMap::new(),
+            next_retirement: 0,
             spent: Duration::ZERO,
         }
     }

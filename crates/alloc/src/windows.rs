@@ -9,9 +9,11 @@ use crate::pages::{Arena, Arenas, Slot};
 use crate::state::{Extent, Pages};
 use crate::{Backend, VirtualMemory};
 
-/// So many times as many mappings as pages a shard may have in windows before those that are not
-/// in use are given up.
+/// So many times as many mappings as there are pages all windows together may have before a shard
+/// gives up those that it does not use, if it has more than its share.
 const MAX_MAPPED: usize = 8;
+/// And however many pages there are, so many: the system keeps books of each.
+const MOST_MAPPED: usize = 1 << 15;
 
 /// Pages that were mapped behind each other for one block.
 pub(super) struct Window {
@@ -73,7 +75,9 @@ impl<B: Backend> Arenas<B> {
             let vacant = arena.slots.iter().enumerate().any(|(at, slot)| {
                 let vacant = match slot {
                     Slot::Unmapped => true,
-                    Slot::Retired { retirement, .. } => unmaps && *retirement < self.settled,
+                    Slot::Retired { retirement, .. } => {
+                        unmaps && !self.retirements.contains_key(retirement)
+                    }
                     Slot::Mapped { .. } | Slot::Alias { .. } => false,
                 };
                 if !vacant {
@@ -150,15 +154,19 @@ impl<B: Backend> Arenas<B> {
 
     /// Whether there are so many windows in these arenas that those not in use should go.
     pub(crate) fn are_many(&self, windows: &[u32]) -> bool {
-        let mapped: usize = self.all_windows(windows).map(|(_, window)| window.count).sum();
-        mapped > MAX_MAPPED * (self.pages + 32)
+        let mapped = |arena: &Arena| arena.windows.iter().map(|window| window.count).sum();
+        let all: Vec<usize> = self.arenas.iter().flatten().map(mapped).filter(|&n| n > 0).collect();
+        let here: usize = self.all_windows(windows).map(|(_, window)| window.count).sum();
+        let most = (MAX_MAPPED * (self.pages + 32)).min(MOST_MAPPED);
+        all.iter().sum::<usize>() > most && here > most / all.len()
     }
 
     /// Gives up the windows in these arenas, but for those in use. What they have mapped is
     /// unmapped once the event has come.
     pub(crate) fn retire(&mut self, windows: &[u32], in_use: &[Range<u64>], event: B::Event) {
-        let retirement = self.settled + self.retirements.len() as u64;
-        self.retirements.push_back(event);
+        let retirement = self.next_retirement;
+        self.next_retirement += 1;
+        self.retirements.insert(retirement, event);
         for &number in windows {
             let Some(arena) = &mut self.arenas[number as usize] else { continue };
             let (base, size) = (arena.base, arena.page_size);
@@ -202,20 +210,14 @@ impl<B: Backend> Arenas<B> {
                 window.count > 0
             });
         }
-        self.settled += self.retirements.len() as u64;
         self.retirements.clear();
         self.spent += start.elapsed();
     }
 
     /// Learns which retired windows are out of use.
     pub(crate) fn poll(&mut self, backend: &B) {
-        while let Some(event) = self.retirements.front() {
-            let come = backend.query(event).unwrap_or_else(|error| backend.is_lost(&error));
-            if !come {
-                return;
-            }
-            self.retirements.pop_front();
-            self.settled += 1;
-        }
+        self.retirements.retain(|_, event| {
+            !backend.query(event).unwrap_or_else(|error| backend.is_lost(&error))
+        });
     }
 }

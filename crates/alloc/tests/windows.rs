@@ -143,33 +143,54 @@ fn empty_cache_keeps_a_block_in_pieces() {
     assert!(fake.world().ranges.is_empty());
 }
 
-#[test]
-fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
-    let fake = Fake::with_pages(1 << 40);
-    let allocator = fake.allocator("policy:default");
-    let mut blocks: Vec<_> = (0..64).map(|_| Some(allocator.malloc(PAGE, &0).unwrap())).collect();
-    let mut random = 1u64;
-    for step in 0..3000 {
+/// Takes some of a stream's 64 pages in one piece, in so many combinations.
+fn combine(
+    fake: &Fake,
+    allocator: &CachingAllocator<Fake>,
+    stream: u64,
+    times: usize,
+) -> Vec<Option<Block<Fake>>> {
+    let page = || Some(allocator.malloc(PAGE, &stream).unwrap());
+    let mut blocks: Vec<_> = (0..64).map(|_| page()).collect();
+    let mut random = stream + 1;
+    for step in 0..times {
         for _ in 0..16 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             blocks[(random >> 33) as usize % 64] = None;
         }
         let free = blocks.iter().filter(|block| block.is_none()).count();
-        let large = allocator.malloc(free * PAGE, &0).unwrap();
-        fake.launch_on(0, &large);
+        let large = allocator.malloc(free * PAGE, &stream).unwrap();
+        fake.launch_on(stream, &large);
         drop(large);
-        for block in blocks.iter_mut().filter(|block| block.is_none()) {
-            *block = Some(allocator.malloc(PAGE, &0).unwrap());
-        }
+        blocks.iter_mut().filter(|block| block.is_none()).for_each(|block| *block = page());
         // Now and then the device is far behind.
         if step % 100 < 50 {
-            fake.complete(0);
+            fake.complete(stream);
         }
     }
+    blocks
+}
+
+#[test]
+fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let _blocks = combine(&fake, &allocator, 0, 3000);
     let pages = fake.world().pages.len();
     let mappings = fake.world().mappings.len();
     assert!(allocator.memory_stats().num_remaps > 10 * (pages + 32) as i64);
     assert!(mappings < 20 * (pages + 32), "{mappings} mappings of {pages} pages");
+    check_books(&allocator);
+}
+
+#[test]
+fn all_streams_together_have_not_too_many_windows() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let _blocks: Vec<_> = (0..8).map(|stream| combine(&fake, &allocator, stream, 1500)).collect();
+    let pages = fake.world().pages.len();
+    let mappings = fake.world().mappings.len();
+    assert!(mappings < 30 * (pages + 32), "{mappings} mappings of {pages} pages");
     check_books(&allocator);
 }
 
