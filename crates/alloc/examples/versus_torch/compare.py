@@ -90,9 +90,7 @@ def main():
     parser.add_argument("--turns", type=int, default=3, help="runs of each, alternating")
     parser.add_argument("--rounds", type=int, default=5, help="measurements in a run")
     parser.add_argument("--times", type=int, default=50_000, help="operations in a measurement")
-    parser.add_argument(
-        "--only", default="all", choices=["all", "cached", "threads", "mixed", "trace"]
-    )
+    parser.add_argument("--only", default="cached,threads,mixed,trace", help="some of these")
     parser.add_argument("--torch-conf", help="PYTORCH_CUDA_ALLOC_CONF for PyTorch")
     parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("traces", nargs="*", help="TRACE.csv.gz or TRACE.csv")

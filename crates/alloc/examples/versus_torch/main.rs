@@ -38,8 +38,8 @@ struct Options {
     #[arg(long, value_enum, default_value = "cuda")]
     driver: DriverKind,
     /// What is measured.
-    #[arg(long, value_enum, default_value = "all")]
-    only: Only,
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "cached,threads,mixed,trace")]
+    only: Vec<Only>,
     /// Measurements of each, after one that does not count; their median is printed.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -60,7 +60,6 @@ enum DriverKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Only {
-    All,
     Cached,
     Threads,
     Mixed,
@@ -77,21 +76,12 @@ fn main() -> Result<()> {
         DriverKind::Null => Arc::new(NullDriver::new(1)),
     };
     let bench = Bench { options, driver };
-    let only = bench.options.only;
-    let measures = |bench| only == Only::All || only == bench;
-    if measures(Only::Cached) {
-        bench.cached()?;
-    }
-    if measures(Only::Threads) {
-        bench.threads()?;
-    }
-    if measures(Only::Mixed) {
-        bench.mixed()?;
-    }
-    if measures(Only::Trace) {
-        bench.traces()?;
-    }
-    Ok(())
+    bench.options.only.iter().try_for_each(|only| match only {
+        Only::Cached => bench.cached(),
+        Only::Threads => bench.threads(),
+        Only::Mixed => bench.mixed(),
+        Only::Trace => bench.traces(),
+    })
 }
 
 struct Bench {
