@@ -282,9 +282,12 @@ impl<B: Backend> Shared<B> {
             return Err(Searched(false));
         }
         let (books, _) = self.table.find(stream).ok_or(Searched(false))?;
+        if bytes == 0 {
+            return Ok((Lasting::clone(books), Granted::NOTHING));
+        }
         let mut locked = books.lock_parked();
         let state = &mut *locked;
-        if bytes == 0 || state.stream_id != stream || !state.config.caching {
+        if state.stream_id != stream || !state.config.caching {
             return Err(Searched(false));
         }
         if !state.pending.is_empty() && !self.core.is_capturing() {

@@ -52,6 +52,22 @@ impl<B: Backend> Books<B> {
         Locked(lock_shard(&self.filled))
     }
 
+    pub(crate) fn lock(&self) -> Locked<'_, B> {
+        let mut state = self.lock_parked();
+        state.unpark();
+        state
+    }
+
+    /// For a look at the counters. A block in pieces may stay parked, which counts the same: so
+    /// one thread's misses do not cost another its block.
+    pub(crate) fn lock_counted(&self) -> Locked<'_, B> {
+        let mut state = self.lock_parked();
+        if state.is_part_parked() {
+            state.unpark();
+        }
+        state
+    }
+
     /// Takes a block back from its caller, who must not use the books after that. Not inlined, so
     /// that to drop an `Option` that is `None` costs nothing.
     #[inline(never)]

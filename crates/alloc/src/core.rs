@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::books::Books;
 use crate::hooks::Hooks;
 use crate::pages::Arenas;
 use crate::shard::{Shard, lock};
 use crate::state::Released;
 use crate::stats::{Counters, Global, Quantity};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Lasting, Mutex, is_same};
 use crate::trace::{TraceRing, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, SegmentInfo};
 
@@ -18,7 +19,7 @@ pub(crate) struct Core<B: Backend> {
     /// while callers' code runs.
     pub(crate) slow: Mutex<Slow<B>>,
     /// All shards, in the order in which their locks are taken. Held while more than one is.
-    pub(crate) shards: Mutex<Vec<Weak<Shard<B>>>>,
+    shards: Mutex<Vec<Registered<B>>>,
     /// Taken last.
     pub(crate) global: Mutex<Global>,
     /// Captures under way, during which the backend takes neither memory nor events.
@@ -34,6 +35,14 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
     pub(crate) hooks: Hooks,
+}
+
+/// A shard as all know it. Its books count until they are added to those of shards that are no
+/// more, which is after its last owner let go of it.
+struct Registered<B: Backend> {
+    shard: Weak<Shard<B>>,
+    books: Lasting<Books<B>>,
+    pool: u64,
 }
 
 /// What only one thread at a time deals with.
@@ -80,7 +89,7 @@ impl<B: Backend> Core<B> {
 
     /// All shards that are alive, first to be locked first.
     pub(crate) fn all_shards(&self) -> Vec<Arc<Shard<B>>> {
-        lock(&self.shards).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.shards).iter().filter_map(|registered| registered.shard.upgrade()).collect()
     }
 
     /// Those of no private pool.
@@ -99,17 +108,10 @@ impl<B: Backend> Core<B> {
     /// Calls `f` with all counters at one moment.
     pub(crate) fn with_all<R>(&self, f: impl FnOnce(&mut Global, &mut [&mut Counters]) -> R) -> R {
         let registry = lock(&self.shards);
-        let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
-        let result = {
-            let mut states: Vec<_> = shards.iter().map(|shard| shard.lock_counted()).collect();
-            states.iter_mut().for_each(|state| state.counters.settle());
-            let mut counters: Vec<_> = states.iter_mut().map(|s| &mut s.counters).collect();
-            f(&mut lock(&self.global), &mut counters)
-        };
-        drop(registry);
-        // The last owner of a shard drops it here, without a lock.
-        drop(shards);
-        result
+        let mut states: Vec<_> = registry.iter().map(|it| it.books.lock_counted()).collect();
+        states.iter_mut().for_each(|state| state.counters.settle());
+        let mut counters: Vec<_> = states.iter_mut().map(|s| &mut s.counters).collect();
+        f(&mut lock(&self.global), &mut counters)
     }
 
     /// All segments, by address, and what happened until that moment.
@@ -117,18 +119,12 @@ impl<B: Backend> Core<B> {
         // So that nothing is being mapped.
         let slow = lock(&self.slow);
         let registry = lock(&self.shards);
-        let shards: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
         let mut segments = Vec::new();
-        let trace = {
-            let states: Vec<_> = shards.iter().map(|shard| shard.lock()).collect();
-            for (shard, state) in shards.iter().zip(&states) {
-                state.report(shard.pool, &mut segments);
-            }
-            self.tracer.copy()
-        };
-        drop(registry);
-        drop(slow);
-        drop(shards);
+        let states: Vec<_> = registry.iter().map(|it| (it.pool, it.books.lock())).collect();
+        states.iter().for_each(|(pool, state)| state.report(*pool, &mut segments));
+        let trace = self.tracer.copy();
+        drop(states);
+        drop((registry, slow));
         segments.sort_by_key(|segment| segment.address);
         (segments, trace)
     }
@@ -204,13 +200,24 @@ impl<B: Backend> Core<B> {
         drop(left);
     }
 
-    /// Enters a shard among those that are counted and given back.
+    /// Enters a shard among those that are counted and given back, in the place of the one whose
+    /// books it has.
     pub(crate) fn register(&self, shard: Shard<B>) -> Arc<Shard<B>> {
+        let (books, pool) = (Lasting::clone(&shard.books), shard.pool);
         let shard = Arc::new(shard);
         let mut shards = lock(&self.shards);
-        shards.retain(|shard| shard.strong_count() > 0);
-        shards.push(Arc::downgrade(&shard));
+        shards.retain(|other| !is_same(&other.books, &books));
+        shards.push(Registered { shard: Arc::downgrade(&shard), books, pool });
         shard
+    }
+
+    /// Counts a shard among those that are no more.
+    pub(crate) fn unregister(&self, books: &Lasting<Books<B>>) {
+        let mut shards = lock(&self.shards);
+        shards.retain(|other| !is_same(&other.books, books));
+        let mut state = books.lock();
+        state.counters.settle();
+        lock(&self.global).retired.add(&state.counters);
     }
 
     /// Waits for all work of a stream; false if that fails and the device is not lost.

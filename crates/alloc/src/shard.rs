@@ -28,19 +28,7 @@ impl<B: Backend> Shard<B> {
     }
 
     pub(crate) fn lock(&self) -> Locked<'_, B> {
-        let mut state = self.books.lock_parked();
-        state.unpark();
-        state
-    }
-
-    /// For a look at the counters. A block in pieces may stay parked, which counts the same: so
-    /// one thread's misses do not cost another its block.
-    pub(crate) fn lock_counted(&self) -> Locked<'_, B> {
-        let mut state = self.books.lock_parked();
-        if state.is_part_parked() {
-            state.unpark();
-        }
-        state
+        self.books.lock()
     }
 
     /// As whoever it belongs to goes: lets its last block take it along.
@@ -85,11 +73,9 @@ impl<B: Backend> Drop for Shard<B> {
             core.wait_for(&state.stream);
         }
         let released = state.take_cached();
-        state.counters.settle();
-        let counters = state.counters.clone();
         drop(state);
         core.gone(released);
-        lock(&core.global).retired.add(&counters);
+        core.unregister(&self.books);
         Books::empty(&self.books);
     }
 }

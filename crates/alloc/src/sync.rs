@@ -38,6 +38,14 @@ pub(crate) fn lasting<T>(value: T) -> Lasting<T> {
     return std::sync::Arc::new(value);
 }
 
+/// Whether both refer to one.
+pub(crate) fn is_same<T>(a: &Lasting<T>, b: &Lasting<T>) -> bool {
+    #[cfg(not(feature = "shuttle"))]
+    return std::ptr::eq(*a, *b);
+    #[cfg(feature = "shuttle")]
+    return std::sync::Arc::ptr_eq(a, b);
+}
+
 #[inline]
 pub(crate) fn lock_shard<T>(lock: &ShardLock<T>) -> ShardGuard<'_, T> {
     #[cfg(not(feature = "shuttle"))]

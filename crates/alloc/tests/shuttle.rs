@@ -328,3 +328,71 @@ fn threads_share_windows_while_the_cache_is_emptied() {
         assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
     });
 }
+
+#[test]
+fn a_pool_that_goes_stays_counted() {
+    check_policies(|allocator| {
+        let pool = allocator.new_pool(PoolOptions::default());
+        let block = {
+            let _route = allocator.use_pool(&pool);
+            allocator.malloc(3 * MIB, &1).unwrap()
+        };
+        block.record_stream(&2);
+        allocator.backend().launch_on(2, &block);
+        let bytes = block.size() as i64;
+        drop(pool);
+        // It waits for stream 2 from here on, which is done with it only further below.
+        let thread = thread::spawn(move || drop(block));
+        let other = allocator.malloc(2 * MIB, &3).unwrap();
+        thread.join().unwrap();
+        let active = allocator.memory_stats().active_bytes.all;
+        assert_eq!(active.current, bytes + 2 * MIB as i64, "current");
+        assert!(active.peak >= active.current, "{active:?}");
+        drop(other);
+        allocator.backend().complete(2);
+        allocator.empty_cache();
+    });
+}
+
+#[test]
+fn sums_do_not_shrink_as_a_pool_goes() {
+    check_policies(|allocator| {
+        let pool = allocator.new_pool(PoolOptions::default());
+        let block = {
+            let _route = allocator.use_pool(&pool);
+            allocator.malloc(3 * MIB, &1).unwrap()
+        };
+        drop(block);
+        let thread = thread::spawn(move || drop(pool));
+        let stats = allocator.memory_stats();
+        assert_eq!(stats.allocation.all.allocated, 1);
+        thread.join().unwrap();
+        allocator.empty_cache();
+    });
+}
+
+#[test]
+fn empty_blocks_are_in_nobodys_books() {
+    check_policies(|allocator| {
+        drop(allocator.malloc(512, &9).unwrap());
+        allocator.empty_cache();
+        let threads = [1, 2].map(|stream| {
+            let allocator = allocator.clone();
+            thread::spawn(move || {
+                let empty = allocator.malloc(0, &stream).unwrap();
+                empty.record_stream(&7);
+                let block = allocator.malloc(512, &stream).unwrap();
+                assert_eq!(stream_at(&allocator, block.address()), Some(stream));
+                drop(block);
+                allocator.empty_cache();
+                let more = allocator.malloc(0, &(stream + 2)).unwrap();
+                drop(allocator);
+                (empty, more)
+            })
+        });
+        allocator.empty_cache();
+        drop(allocator);
+        let all = threads.map(|thread| thread.join().unwrap());
+        assert!(all.iter().all(|(a, b)| a.address() + b.address() == 0));
+    });
+}
