@@ -13,7 +13,7 @@ use crate::{Backend, VirtualMemory};
 /// gives up those that it does not use, if it has more than its share.
 const MAX_MAPPED: usize = 8;
 /// And however many pages there are, so many: the system keeps books of each.
-const MOST_MAPPED: usize = 1 << 15;
+const MOST_MAPPED: usize = 1 << 14;
 
 /// Pages that were mapped behind each other for one block.
 pub(super) struct Window {

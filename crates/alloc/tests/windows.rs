@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{Act, Fake, FakeError, MIB, Physical, check_books};
+use common::{Act, Fake, FakeError, MIB, Physical, Random, check_books};
 use warpline_alloc::{AllocError, Block, CachingAllocator};
 
 /// Bytes in a page of the default policy.
@@ -181,6 +181,25 @@ fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
     assert!(allocator.memory_stats().num_remaps > 10 * (pages + 32) as i64);
     assert!(mappings < 20 * (pages + 32), "{mappings} mappings of {pages} pages");
     check_books(&allocator);
+}
+
+/// The device never gets to the work: what is given up must stay mapped. The fake says if not.
+#[test]
+fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let mut blocks: Vec<_> = (0..64).map(|_| Some(allocator.malloc(PAGE, &0).unwrap())).collect();
+    let mut random = Random(1);
+    for _ in 0..200 {
+        (0..16).for_each(|_| blocks[random.below(64)] = None);
+        let free = blocks.iter().filter(|block| block.is_none()).count();
+        let large = allocator.malloc(free * PAGE, &0).unwrap();
+        fake.launch_on(0, &large);
+        drop(large);
+        let gone = blocks.iter_mut().filter(|block| block.is_none());
+        gone.for_each(|block| *block = Some(allocator.malloc(PAGE, &0).unwrap()));
+    }
+    fake.complete(0);
 }
 
 #[test]
