@@ -113,3 +113,17 @@ fn the_summary_has_pytorchs_form() {
     }
     assert_eq!(lines[23][..50], golden[23][..50]);
 }
+
+#[test]
+fn the_peak_of_free_parts_counts_a_block_that_was_taken_again_at_once() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("policy:torch");
+    let kept = allocator.malloc(512, &0).unwrap();
+    let freed = allocator.malloc(4096, &0).unwrap();
+    allocator.reset_peak_stats();
+    drop(freed);
+    let other = allocator.malloc(8192, &0).unwrap();
+    let peak = allocator.memory_stats().inactive_split_bytes.all.peak;
+    assert_eq!(peak, 2 * MIB as i64 - 512);
+    drop((kept, other));
+}

@@ -57,6 +57,8 @@ pub(crate) struct Counters {
     returned: [Amount; 2],
     /// How much more they can get until a limit is passed: of each pool, and of both.
     room: [Amount; 3],
+    /// The most that was counted beyond a limit since peaks were raised: by then it may be less.
+    pub(crate) top: [Values; 3],
     /// Whether a limit was passed since peaks were raised.
     pub(crate) over: bool,
 }
@@ -73,6 +75,7 @@ impl Default for Counters {
             got: Default::default(),
             returned: Default::default(),
             room: Default::default(),
+            top: [none; 3],
             over: false,
         }
     }
@@ -86,7 +89,11 @@ impl Counters {
         self.current[kind][at] = current;
         self.increased[kind][at] += by;
         let both = current + self.current[1 - kind][at];
-        self.over |= current > self.limit[kind][at] || both > self.limit[2][at];
+        if current > self.limit[kind][at] || both > self.limit[2][at] {
+            self.over = true;
+            self.top[kind][at] = self.top[kind][at].max(current);
+            self.top[2][at] = self.top[2][at].max(both);
+        }
     }
 
     /// Counts a block as a caller's.

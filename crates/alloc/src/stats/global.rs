@@ -128,8 +128,11 @@ impl Global {
         for pool in 0..3 {
             for at in 0..QUANTITIES {
                 let sum = now.iter().map(|now| now[pool][at]).sum::<i64>();
+                // One shard alone may have been at more, a moment ago.
+                let more = shards.iter().zip(&now).map(|(s, now)| s.top[pool][at] - now[pool][at]);
+                let more = more.max().unwrap_or(0).max(0);
                 let peak = &mut self.peaks[pool][at];
-                *peak = (*peak).max(sum);
+                *peak = (*peak).max(sum + more);
                 let slack = *peak - sum;
                 let wanted = |shard: &Counters, now: &[Values; 3]| {
                     i128::from(shard.seen[pool][at] - now[pool][at])
@@ -145,7 +148,10 @@ impl Global {
                 }
             }
         }
-        shards.iter_mut().for_each(|shard| shard.make_room());
+        for shard in shards {
+            shard.top = [[0; QUANTITIES]; 3];
+            shard.make_room();
+        }
     }
 
     /// The peak over both pools.
@@ -160,6 +166,7 @@ impl Global {
         self.peaks = [[0; QUANTITIES]; 3];
         for shard in &mut *shards {
             shard.seen = shard.now();
+            shard.top = [[0; QUANTITIES]; 3];
         }
         self.raise_peaks(shards);
     }

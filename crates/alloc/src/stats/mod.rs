@@ -28,7 +28,7 @@ pub struct Stat {
 pub struct PoolStats {
     /// Both pools.
     pub all: Stat,
-    /// Requests up to 1 MiB.
+    /// Requests up to 1 MiB, or under [`Policy::Default`](crate::Policy::Default) 512 KiB.
     pub small_pool: Stat,
     /// All others.
     pub large_pool: Stat,
