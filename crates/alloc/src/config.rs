@@ -51,7 +51,8 @@ pub struct AllocatorConfig {
     /// ones (`roundup_power2_divisions`).
     pub roundup_power2_divisions: [usize; INTERVALS],
     /// Share of the memory limit from which idle segments are given back
-    /// (`garbage_collection_threshold`). Has an effect only with a memory fraction under 1.
+    /// (`garbage_collection_threshold`). Has an effect only with a memory fraction under 1, and on
+    /// segments: under [`Policy::Default`] free pages serve others before new ones are made.
     pub garbage_collection_threshold: Option<f64>,
     /// Size in bytes of a segment for requests over 1 MiB and under 10 MiB
     /// (`large_segment_size_mb`).
@@ -293,8 +294,9 @@ impl AllocatorConfig {
 }
 
 /// Options that have a meaning only for PyTorch's segments.
-const TORCH_KEYS: [&str; 4] = [
+const TORCH_KEYS: [&str; 5] = [
     "expandable_segments",
+    "garbage_collection_threshold",
     "large_segment_size_mb",
     "max_non_split_rounding_mb",
     "max_split_size_mb",

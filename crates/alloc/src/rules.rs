@@ -27,7 +27,7 @@ pub const MAX_REQUEST: usize = 1 << 60;
 /// Which pool a block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PoolKind {
-    /// Requests up to 1 MiB.
+    /// Requests up to 1 MiB, or under [`Policy::Default`](crate::Policy::Default) 512 KiB.
     Small,
     /// All others.
     Large,
