@@ -51,7 +51,8 @@ pub(crate) struct Slow<B: Backend> {
     pub(crate) arenas: Arenas<B>,
     /// What was reserved, in bytes, when pages were last made because free ones were not enough.
     pub(crate) forced: usize,
-    /// The most bytes that were asked for and held at once, whenever statistics start anew.
+    /// The most bytes that were asked for and held at once since the cache was emptied, whether or
+    /// not the caller lets peaks start anew.
     pub(crate) peak: usize,
 }
 

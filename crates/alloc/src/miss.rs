@@ -320,6 +320,7 @@ impl<B: Backend> Shared<B> {
         if self.core.is_capturing() {
             return;
         }
+        // What is needed is learned anew.
         (slow.forced, slow.peak) = (0, 0);
         let mut with_arenas = Vec::new();
         for shard in self.core.all_shards() {
