@@ -151,6 +151,23 @@ fn a_mapping_that_fails_leaves_everything_usable() {
 }
 
 #[test]
+fn expandable_segments_grow_at_the_first_place_that_is_long_enough() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator(EXPANDABLE);
+    let page = |count: usize| allocator.malloc(count * 20 * MIB, &0).unwrap();
+    let (first, _kept, last) = (page(2), page(1), page(1));
+    let (start, end) = (first.address(), last.address());
+    drop(first);
+    allocator.empty_cache();
+    drop(last);
+    // Two pages are missing at the first place, one behind the free one at the end.
+    let block = page(2);
+    assert_eq!(block.address(), start, "the free page is at {end:#x}");
+    assert_eq!(allocator.memory_reserved(), 4 * 20 * MIB);
+    check_books(&allocator);
+}
+
+#[test]
 fn all_free_pages_count_when_memory_is_short() {
     // PyTorch fails here: enough is free, but in pieces.
     let fake = Fake::with_pages(50 * PAGE);
