@@ -179,7 +179,7 @@ impl<B: Backend> CachingAllocator<B> {
     /// Bytes held of the backend (`torch.cuda.memory_reserved`).
     #[must_use]
     pub fn memory_reserved(&self) -> usize {
-        lock(&self.shared.core.global).reserved_bytes.current() as usize
+        self.shared.core.reserved()
     }
 
     /// Starts all peaks anew from what is current (`torch.cuda.reset_peak_memory_stats`).
@@ -333,14 +333,14 @@ impl<B: Backend> Shared<B> {
         let id = B::stream_id(stream);
         if let Some(pool) = self.routes.find(id) {
             let shard = pool.shard(&self.core, &self.config, stream);
-            if let Some(granted) = self.malloc_in(&shard, bytes, id, site, false)? {
-                return Ok(granted);
+            if let Some(found) = self.malloc_in(&shard, bytes, id, site, false)? {
+                return Ok(found);
             }
         }
         loop {
             let shard = self.shard_for(stream);
-            if let Some(granted) = self.malloc_in(&shard, bytes, id, site, searched)? {
-                return Ok(granted);
+            if let Some(found) = self.malloc_in(&shard, bytes, id, site, searched)? {
+                return Ok(found);
             }
         }
     }

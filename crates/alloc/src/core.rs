@@ -240,6 +240,11 @@ impl<B: Backend> Core<B> {
         config
     }
 
+    /// Bytes held of the backend.
+    pub(crate) fn reserved(&self) -> usize {
+        lock(&self.global).reserved_bytes.current() as usize
+    }
+
     /// The most bytes ever asked for and held at once, if `bytes` more are.
     pub(crate) fn peak_requested_with(&self, bytes: usize) -> usize {
         self.with_all(|global, shards| {

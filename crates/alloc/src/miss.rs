@@ -252,7 +252,7 @@ impl<B: Backend> Shared<B> {
         bytes: usize,
         limit: Option<usize>,
     ) -> Result<bool, AllocError> {
-        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
+        let reserved = self.core.reserved();
         let overflow = AllocError::SizeOverflow { what: "reserved memory", bytes };
         let reserved = reserved.checked_add(bytes).ok_or(overflow)?;
         Ok(limit.is_none_or(|limit| reserved <= limit))
@@ -280,7 +280,7 @@ impl<B: Backend> Shared<B> {
         let threshold = shards.first().and_then(|s| s.lock().config.garbage_collection_threshold);
         let (Some(limit), Some(share)) = (limit, threshold) else { return };
         let threshold = (share * limit as f64) as usize;
-        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
+        let reserved = self.core.reserved();
         let target = reserved.saturating_sub(threshold);
         let now = self.core.searches();
         let mut idle: Vec<(&Arc<Shard<B>>, Idle)> = shards
@@ -418,7 +418,7 @@ impl<B: Backend> Shared<B> {
         let shards = self.core.all_shards();
         let private = shards.iter().filter(|shard| shard.pool > 0);
         // Its lock is taken after those of shards, so it must not be held below.
-        let reserved = lock(&self.core.global).reserved_bytes.current() as usize;
+        let reserved = self.core.reserved();
         OutOfMemory {
             device: backend.device(),
             requested: request.requested,

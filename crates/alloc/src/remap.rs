@@ -111,14 +111,10 @@ impl<B: Backend> Shared<B> {
         Ok(None)
     }
 
-    fn reserved(&self) -> usize {
-        lock(&self.core.global).reserved_bytes.current() as usize
-    }
-
     /// So many new pages may be made although others are free.
     fn slack(&self, slow: &Slow<B>, need: &Need<'_, B>) -> usize {
         let peak = self.core.peak_requested_with(need.request.requested).max(slow.peak);
-        let reserved = self.reserved();
+        let reserved = self.core.reserved();
         let forced = slow.forced.min(reserved);
         let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
         let allowed = needed + (needed / SLACK).max(MIN_SLACK);
@@ -209,7 +205,7 @@ impl<B: Backend> Shared<B> {
             return Ok(None);
         }
         if short > 0 {
-            slow.forced = self.reserved();
+            slow.forced = self.core.reserved();
         }
         Ok(Some(came))
     }

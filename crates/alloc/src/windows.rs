@@ -22,6 +22,12 @@ pub(super) struct Window {
     count: usize,
 }
 
+impl Window {
+    fn slots(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+}
+
 impl<B: Backend> Arenas<B> {
     /// The oldest window for `bytes` bytes of which all memory is in these extents, which are
     /// sorted by address. Answers its address, and where the memory is.
@@ -174,7 +180,7 @@ impl<B: Backend> Arenas<B> {
                 let start = base + (window.first * size) as u64;
                 let used = in_use.iter().any(|range| range.contains(&start));
                 if !used {
-                    for slot in &mut arena.slots[window.first..window.first + window.count] {
+                    for slot in &mut arena.slots[window.slots()] {
                         *slot = match std::mem::replace(slot, Slot::Unmapped) {
                             Slot::Alias { mapping, .. } => {
                                 Slot::Retired { _mapping: mapping, retirement }
@@ -205,8 +211,7 @@ impl<B: Backend> Arenas<B> {
             }
             // A window is as long as the block that uses it.
             arena.windows.retain_mut(|window| {
-                let pages = window.first..window.first + window.count;
-                window.count = pages.take_while(|&at| used(at)).count();
+                window.count = window.slots().take_while(|&at| used(at)).count();
                 window.count > 0
             });
         }

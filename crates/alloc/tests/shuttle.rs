@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::{Fake, MIB, Owned, check_books};
 use shuttle::sync::Barrier;
 use shuttle::thread;
-use warpline_alloc::{CachingAllocator, PoolOptions};
+use warpline_alloc::{Block, CachingAllocator, MemPool, PoolOptions};
 
 type Allocator = CachingAllocator<Fake>;
 
@@ -33,12 +33,26 @@ fn check_policies(test: impl Fn(Allocator) + Send + Sync + Clone + 'static) {
 }
 
 /// Starts a thread with an allocator of its own.
-fn spawn(
+fn spawn<T: Send + 'static>(
     allocator: &Allocator,
-    run: impl FnOnce(Allocator) + Send + 'static,
-) -> thread::JoinHandle<()> {
+    run: impl FnOnce(Allocator) -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
     let allocator = allocator.clone();
     thread::spawn(move || run(allocator))
+}
+
+/// A private pool, and a block of it.
+fn block_in_a_pool(
+    allocator: &Allocator,
+    bytes: usize,
+    stream: u64,
+) -> (MemPool<Fake>, Block<Fake>) {
+    let pool = allocator.new_pool(PoolOptions::default());
+    let block = {
+        let _route = allocator.use_pool(&pool);
+        allocator.malloc(bytes, &stream).unwrap()
+    };
+    (pool, block)
 }
 
 /// The stream of the segment in which an address lies.
@@ -200,11 +214,7 @@ fn a_capture_ends_while_blocks_are_freed() {
         before.record_stream(&1);
         let thread = spawn(&allocator, move |allocator| {
             drop(before);
-            let other = allocator.new_pool(PoolOptions::default());
-            let block = {
-                let _route = allocator.use_pool(&other);
-                allocator.malloc(5 * MIB, &2).unwrap()
-            };
+            let (other, block) = block_in_a_pool(&allocator, 5 * MIB, 2);
             block.record_stream(&3);
             drop(other);
             drop(block);
@@ -332,11 +342,7 @@ fn threads_share_windows_while_the_cache_is_emptied() {
 #[test]
 fn a_pool_that_goes_stays_counted() {
     check_policies(|allocator| {
-        let pool = allocator.new_pool(PoolOptions::default());
-        let block = {
-            let _route = allocator.use_pool(&pool);
-            allocator.malloc(3 * MIB, &1).unwrap()
-        };
+        let (pool, block) = block_in_a_pool(&allocator, 3 * MIB, 1);
         block.record_stream(&2);
         allocator.backend().launch_on(2, &block);
         let bytes = block.size() as i64;
@@ -357,11 +363,7 @@ fn a_pool_that_goes_stays_counted() {
 #[test]
 fn sums_do_not_shrink_as_a_pool_goes() {
     check_policies(|allocator| {
-        let pool = allocator.new_pool(PoolOptions::default());
-        let block = {
-            let _route = allocator.use_pool(&pool);
-            allocator.malloc(3 * MIB, &1).unwrap()
-        };
+        let (pool, block) = block_in_a_pool(&allocator, 3 * MIB, 1);
         drop(block);
         let thread = thread::spawn(move || drop(pool));
         let stats = allocator.memory_stats();
@@ -377,8 +379,7 @@ fn empty_blocks_are_in_nobodys_books() {
         drop(allocator.malloc(512, &9).unwrap());
         allocator.empty_cache();
         let threads = [1, 2].map(|stream| {
-            let allocator = allocator.clone();
-            thread::spawn(move || {
+            spawn(&allocator, move |allocator| {
                 let empty = allocator.malloc(0, &stream).unwrap();
                 empty.record_stream(&7);
                 let block = allocator.malloc(512, &stream).unwrap();

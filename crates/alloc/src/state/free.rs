@@ -10,11 +10,14 @@ impl<B: Backend> State<B> {
     /// Adds a stream to those that must be done with the block before it is used again.
     pub(crate) fn record_stream(&mut self, block: u32, stream: &B::Stream) {
         let id = B::stream_id(stream);
+        if id == self.stream_id {
+            return;
+        }
         if self.uses.len() <= block as usize {
             self.uses.resize_with(block as usize + 1, Uses::default);
         }
         let streams = &mut self.uses[block as usize].streams;
-        if id != self.stream_id && !streams.iter().any(|used| B::stream_id(used) == id) {
+        if !streams.iter().any(|used| B::stream_id(used) == id) {
             streams.push(stream.clone());
             self.records[block].used = true;
         }
@@ -23,13 +26,9 @@ impl<B: Backend> State<B> {
     /// Takes a block back from its caller.
     #[inline]
     pub(crate) fn free(&mut self, backend: &B, block: u32) {
-        if self.records[block].used {
-            self.count_freed_early(block);
+        if self.count_freed(block) {
             self.await_streams(backend, block);
-            return;
-        }
-        self.count_freed(block);
-        if block == self.last && !self.collects {
+        } else if block == self.last && !self.collects {
             self.parked = true;
         } else {
             self.unpark();
@@ -39,12 +38,10 @@ impl<B: Backend> State<B> {
 
     /// As [`State::free`], while no event may be recorded.
     pub(crate) fn free_in_capture(&mut self, block: u32) {
-        if self.records[block].used {
-            self.count_freed_early(block);
+        if self.count_freed(block) {
             self.records.hold(block, Held::AwaitingFree);
             self.deferred.push(block);
         } else {
-            self.count_freed(block);
             self.unpark();
             self.merge(block);
         }
@@ -57,28 +54,23 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// Counts a block as freed that only its own stream uses.
+    /// Counts a block as freed; answers whether other streams still use it.
     #[inline]
-    fn count_freed(&mut self, block: u32) {
-        let Record { kind, address, size, requested, oversize, .. } = self.records[block];
-        self.counters.free(kind, size, requested);
-        if oversize {
-            self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
+    fn count_freed(&mut self, block: u32) -> bool {
+        let Record { kind, address, size, requested, oversize, used, .. } = self.records[block];
+        if used {
+            self.counters.free_early(kind, size);
+        } else {
+            self.counters.free(kind, size, requested);
         }
-        if self.tracer.is_on() {
-            self.trace(TraceAction::FreeRequested, address, requested, None);
-            self.trace(TraceAction::FreeCompleted, address, requested, None);
-        }
-    }
-
-    /// Counts a block as freed that other streams use.
-    fn count_freed_early(&mut self, block: u32) {
-        let Record { kind, address, size, requested, oversize, .. } = self.records[block];
-        self.counters.free_early(kind, size);
         if oversize {
             self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
         }
         self.trace(TraceAction::FreeRequested, address, requested, None);
+        if !used {
+            self.trace(TraceAction::FreeCompleted, address, requested, None);
+        }
+        used
     }
 
     #[cold]
