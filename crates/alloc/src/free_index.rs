@@ -1,10 +1,23 @@
-//! The free blocks of one pool and stream, ordered by size, then address.
+//! The free blocks of one pool and stream, ordered by size, then address or age.
 
 use crate::rules::MIN_BLOCK_SIZE;
 use crate::state::NONE;
 
 /// A hundred and twenty-eight bins per power of two, for every size under 2^61.
 const BINS: usize = 6016;
+/// The blocks of each of the first bins, of less than 64 KiB, are all of one size.
+const OF_ONE_SIZE: usize = 128;
+
+/// Which of several free blocks of one size comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The one with the lowest address, as in PyTorch.
+    #[default]
+    Address,
+    /// Of blocks under 64 KiB the last that came, of which there may be thousands, without a look at
+    /// any other. Of larger ones still the one with the lowest address.
+    Recent,
+}
 
 /// The blocks themselves, each with links that belong to the index while it is in there.
 pub(crate) trait Nodes {
@@ -37,11 +50,17 @@ pub(crate) struct FreeIndex {
     roots: Box<[u32; BINS]>,
     /// How many blocks there are.
     len: u32,
+    order: Order,
 }
 
 impl Default for FreeIndex {
     fn default() -> Self {
-        Self { occupied: [0; BINS.div_ceil(64)], roots: Box::new([NONE; BINS]), len: 0 }
+        Self {
+            occupied: [0; BINS.div_ceil(64)],
+            roots: Box::new([NONE; BINS]),
+            len: 0,
+            order: Order::default(),
+        }
     }
 }
 
@@ -55,6 +74,17 @@ fn bin_of(size: usize) -> usize {
 }
 
 impl FreeIndex {
+    /// Uses another order from now on.
+    pub(crate) fn set_order(&mut self, nodes: &mut impl Nodes, order: Order) {
+        if order == self.order {
+            return;
+        }
+        let blocks: Vec<u32> = self.iter(nodes).collect();
+        blocks.iter().for_each(|&block| self.remove(nodes, block));
+        self.order = order;
+        blocks.iter().rev().for_each(|&block| self.insert(nodes, block));
+    }
+
     /// Adds a block that is in no index.
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut impl Nodes, block: u32) {
@@ -65,6 +95,10 @@ impl FreeIndex {
             *root = block;
             self.occupied[bin / 64] |= 1 << (bin % 64);
             *nodes.links_mut(block) = Links::NONE;
+        } else if self.order == Order::Recent && bin < OF_ONE_SIZE {
+            let behind = std::mem::replace(root, block);
+            nodes.links_mut(behind).above = block;
+            *nodes.links_mut(block) = Links { below: [NONE, behind], above: NONE };
         } else {
             let root = *root;
             self.insert_below(nodes, root, block);
@@ -153,13 +187,13 @@ impl FreeIndex {
         self.put_below(nodes, above, root, tree);
     }
 
-    /// The smallest block of at least `size` bytes, of those the one with the lowest address.
+    /// The smallest block of at least `size` bytes, of those the first in the index's order.
     #[inline]
     pub(crate) fn best_fit(&self, nodes: &impl Nodes, size: usize) -> Option<u32> {
         self.first_from(nodes, (size, 0))
     }
 
-    /// The block behind this one.
+    /// The block behind this one, where all are ordered by address.
     pub(crate) fn after(&self, nodes: &impl Nodes, block: u32) -> Option<u32> {
         let (size, address) = nodes.key(block);
         self.first_from(nodes, (size, address + 1))
@@ -184,7 +218,7 @@ impl FreeIndex {
         Some(outermost(nodes, self.roots[bin], 0))
     }
 
-    /// The largest block, of those the one with the highest address.
+    /// The largest block, of those the last in the index's order.
     pub(crate) fn largest(&self, nodes: &impl Nodes) -> Option<u32> {
         let (word, bits) = self.occupied.iter().enumerate().rfind(|(_, bits)| **bits != 0)?;
         let bin = word * 64 + bits.ilog2() as usize;
@@ -277,98 +311,4 @@ fn build(nodes: &mut impl Nodes, blocks: &[u32]) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// Blocks by number: size, address, and links.
-    type Table = Vec<(usize, u64, Links)>;
-
-    impl Nodes for Table {
-        fn key(&self, block: u32) -> (usize, u64) {
-            let (size, address, _) = self[block as usize];
-            (size, address)
-        }
-
-        fn links(&self, block: u32) -> &Links {
-            &self[block as usize].2
-        }
-
-        fn links_mut(&mut self, block: u32) -> &mut Links {
-            &mut self[block as usize].2
-        }
-    }
-
-    /// How many nodes lie above each other below this one.
-    fn depth(nodes: &Table, at: u32) -> usize {
-        if at == NONE {
-            0
-        } else {
-            1 + nodes.links(at).below.map(|at| depth(nodes, at)).into_iter().max().unwrap()
-        }
-    }
-
-    /// In rising, falling, alternating and mixed order.
-    const ORDERS: [fn(u64) -> u64; 4] = [
-        |at| at,
-        |at| 10_000 - at,
-        |at| if at % 2 == 0 { at } else { 20_000 - at },
-        |at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20,
-    ];
-
-    #[test]
-    fn many_blocks_of_one_size_are_found_in_few_steps() {
-        for order in ORDERS {
-            let node = |at| (512, order(at) * 512, Links::NONE);
-            let mut nodes: Table = (0..10_000).map(node).collect();
-            let mut index = FreeIndex::default();
-            (0..10_000).for_each(|block| index.insert(&mut nodes, block));
-            let root = index.roots[bin_of(512)];
-            assert!(depth(&nodes, root) <= 9 + 2 * 13);
-            let mut expected: Vec<u32> = (0..10_000).collect();
-            expected.sort_by_key(|&block| nodes.key(block));
-            assert!(index.iter(&nodes).eq(expected.iter().copied()));
-            (0..10_000).step_by(2).for_each(|block| index.remove(&mut nodes, block));
-            expected.retain(|block| block % 2 == 1);
-            assert!(index.iter(&nodes).eq(expected));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn it_is_an_ordered_set(
-            steps in proptest::collection::vec(
-                (any::<bool>(), 1usize..300, 0u32..40, 0u64..9),
-                1..300,
-            ),
-        ) {
-            let mut index = FreeIndex::default();
-            let mut nodes: Table = Vec::new();
-            let mut model = BTreeMap::new();
-            for (add, units, shift, address) in steps {
-                let size = (units << shift) * MIN_BLOCK_SIZE;
-                let expected = model.range((size, 0)..).next().map(|(_, block)| *block);
-                prop_assert_eq!(index.best_fit(&nodes, size), expected);
-                if add {
-                    model.entry((size, address)).or_insert_with(|| {
-                        nodes.push((size, address, Links::NONE));
-                        let block = (nodes.len() - 1) as u32;
-                        index.insert(&mut nodes, block);
-                        block
-                    });
-                } else if let Some(block) = expected {
-                    let next = model.range(nodes.key(block)..).nth(1).map(|(_, block)| *block);
-                    prop_assert_eq!(index.after(&nodes, block), next);
-                    model.remove(&nodes.key(block));
-                    index.remove(&mut nodes, block);
-                }
-                let largest = model.values().next_back().copied();
-                prop_assert_eq!(index.largest(&nodes), largest);
-                prop_assert!(index.iter(&nodes).eq(model.values().copied()));
-            }
-        }
-    }
-}
+mod tests;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Fake, FakeError, MIB, check_books};
-use warpline_alloc::{AllocError, BlockState, PoolKind};
+use warpline_alloc::{AllocError, AllocatorConfig, Block, BlockState, CachingAllocator, PoolKind};
 
 fn asked(fake: &Fake) -> Vec<usize> {
     fake.world().asked.clone()
@@ -51,6 +51,32 @@ fn the_best_fit_is_the_smallest_then_the_lowest() {
     assert_eq!(third.address(), addresses[0]);
     assert_eq!(fourth.address(), addresses[2]);
     assert_eq!(asked(&fake).len(), 4);
+}
+
+/// Frees four of eight small blocks, not in their order, and answers which of them four requests
+/// get.
+fn order_of_reuse(allocator: &CachingAllocator<Fake>) -> [usize; 4] {
+    let mut blocks: Vec<_> = (0..8).map(|_| allocator.malloc(4096, &0).ok()).collect();
+    let addresses: Vec<u64> = blocks.iter().flatten().map(Block::address).collect();
+    [4, 0, 6, 2].into_iter().for_each(|at| blocks[at] = None);
+    let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap());
+    again.map(|block| addresses.iter().position(|&address| address == block.address()).unwrap())
+}
+
+#[test]
+fn of_equal_small_blocks_the_last_freed_is_the_first_used_but_for_torch() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    assert_eq!(order_of_reuse(&allocator), [2, 6, 0, 4]);
+    // What lies there by then is put in order.
+    let mut blocks: Vec<_> = (0..8).map(|_| allocator.malloc(4096, &0).ok()).collect();
+    [4, 0, 6, 2].into_iter().for_each(|at| blocks[at] = None);
+    allocator.set_config(AllocatorConfig::parse("policy:torch").unwrap());
+    let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap().address());
+    assert!(again.is_sorted());
+    drop((blocks, again));
+    assert_eq!(order_of_reuse(&allocator), [0, 2, 4, 6]);
+    check_books(&allocator);
 }
 
 #[test]

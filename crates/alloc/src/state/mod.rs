@@ -19,12 +19,12 @@ pub(crate) use release::{Idle, Released};
 pub(crate) use stitch::Extent;
 
 use crate::events::PendingEvents;
-use crate::free_index::FreeIndex;
+use crate::free_index::{FreeIndex, Order};
 use crate::rules::{may_serve, should_split};
 use crate::stats::{Counters, Quantity};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::trace::{Step, TraceAction, Tracer};
-use crate::{AllocatorConfig, Backend, PoolKind};
+use crate::{AllocatorConfig, Backend, Policy, PoolKind};
 
 /// No block.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -162,6 +162,11 @@ impl<B: Backend> State<B> {
     pub(crate) fn set_config(&mut self, config: AllocatorConfig) {
         self.collects = config.garbage_collection_threshold.is_some()
             && config.memory_fraction.is_some_and(|fraction| fraction < 1.0);
+        let order = match config.policy {
+            Policy::Default => Order::Recent,
+            Policy::Torch => Order::Address,
+        };
+        self.pools.iter_mut().for_each(|pool| pool.set_order(&mut self.records, order));
         self.config = config;
     }
 

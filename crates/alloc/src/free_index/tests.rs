@@ -1,0 +1,141 @@
+//! The index beside a plain ordered map.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Blocks by number: size, address, and links.
+type Table = Vec<(usize, u64, Links)>;
+
+impl Nodes for Table {
+    fn key(&self, block: u32) -> (usize, u64) {
+        let (size, address, _) = self[block as usize];
+        (size, address)
+    }
+
+    fn links(&self, block: u32) -> &Links {
+        &self[block as usize].2
+    }
+
+    fn links_mut(&mut self, block: u32) -> &mut Links {
+        &mut self[block as usize].2
+    }
+}
+
+/// How many nodes lie above each other below this one.
+fn depth(nodes: &Table, at: u32) -> usize {
+    if at == NONE {
+        0
+    } else {
+        1 + nodes.links(at).below.map(|at| depth(nodes, at)).into_iter().max().unwrap()
+    }
+}
+
+/// In rising, falling, alternating and mixed order.
+const ORDERS: [fn(u64) -> u64; 4] = [
+    |at| at,
+    |at| 10_000 - at,
+    |at| if at % 2 == 0 { at } else { 20_000 - at },
+    |at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20,
+];
+
+#[test]
+fn blocks_of_one_size_lie_in_a_shallow_tree_by_address() {
+    for order in ORDERS {
+        let node = |at| (512, order(at) * 512, Links::NONE);
+        let mut nodes: Table = (0..10_000).map(node).collect();
+        let mut index = FreeIndex::default();
+        (0..10_000).for_each(|block| index.insert(&mut nodes, block));
+        let root = index.roots[bin_of(512)];
+        assert!(depth(&nodes, root) <= 9 + 2 * 13);
+        let mut expected: Vec<u32> = (0..10_000).collect();
+        expected.sort_by_key(|&block| nodes.key(block));
+        assert!(index.iter(&nodes).eq(expected.iter().copied()));
+        (0..10_000).step_by(2).for_each(|block| index.remove(&mut nodes, block));
+        expected.retain(|block| block % 2 == 1);
+        assert!(index.iter(&nodes).eq(expected));
+    }
+}
+
+/// An index beside a plain ordered map, whose keys are sizes and what decides between equals.
+#[derive(Default)]
+struct Pair {
+    index: FreeIndex,
+    nodes: Table,
+    model: BTreeMap<(usize, u64), u32>,
+    came: u64,
+}
+
+impl Pair {
+    fn is_recent(&self, size: usize) -> bool {
+        self.index.order == Order::Recent && size < 64 << 10
+    }
+
+    fn enter(&mut self, block: u32) {
+        let (size, address, _) = self.nodes[block as usize];
+        self.came += 1;
+        let tie = if self.is_recent(size) { u64::MAX - self.came } else { address };
+        self.model.insert((size, tie), block);
+    }
+
+    fn add(&mut self, size: usize, address: u64) {
+        if self.model.values().any(|&block| self.nodes.key(block) == (size, address)) {
+            return;
+        }
+        self.nodes.push((size, address, Links::NONE));
+        let block = (self.nodes.len() - 1) as u32;
+        self.index.insert(&mut self.nodes, block);
+        self.enter(block);
+    }
+
+    fn set_order(&mut self, order: Order) {
+        let changes = order != self.index.order;
+        self.index.set_order(&mut self.nodes, order);
+        if changes {
+            let blocks: Vec<u32> = std::mem::take(&mut self.model).into_values().collect();
+            blocks.into_iter().rev().for_each(|block| self.enter(block));
+        }
+    }
+}
+
+/// Of all magnitudes, and some of which many are the same.
+fn sizes() -> impl Strategy<Value = usize> {
+    let any = (1usize..300, 0u32..40);
+    let few = (prop::sample::select(vec![1usize, 2, 3, 127]), 0u32..9);
+    prop_oneof![any, few].prop_map(|(units, shift)| (units << shift) * MIN_BLOCK_SIZE)
+}
+
+proptest! {
+    #[test]
+    fn it_is_an_ordered_set(
+        steps in proptest::collection::vec((0u8..20, sizes(), 0u64..9), 1..300),
+        recent in any::<bool>(),
+    ) {
+        let mut it = Pair::default();
+        it.set_order(if recent { Order::Recent } else { Order::Address });
+        for (step, size, address) in steps {
+            let expected = it.model.range((size, 0)..).next().map(|(&key, &block)| (key, block));
+            let fits = it.index.best_fit(&it.nodes, size);
+            prop_assert_eq!(fits, expected.map(|(_, block)| block));
+            match (step, expected) {
+                (0, _) => it.set_order(Order::Address),
+                (1, _) => it.set_order(Order::Recent),
+                (2..11, _) => it.add(size, address),
+                (_, Some((key, block))) => {
+                    if it.index.order == Order::Address {
+                        let next = it.model.range(key..).nth(1).map(|(_, &block)| block);
+                        prop_assert_eq!(it.index.after(&it.nodes, block), next);
+                    }
+                    it.model.remove(&key);
+                    it.index.remove(&mut it.nodes, block);
+                }
+                (_, None) => {}
+            }
+            let largest = it.model.values().next_back().copied();
+            prop_assert_eq!(it.index.largest(&it.nodes), largest);
+            prop_assert!(it.index.iter(&it.nodes).eq(it.model.values().copied()));
+        }
+    }
+}
