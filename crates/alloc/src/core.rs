@@ -6,6 +6,7 @@ use crate::books::Books;
 use crate::hooks::Hooks;
 use crate::pages::Arenas;
 use crate::shard::{Shard, lock};
+use crate::slack::{Demand, Slack};
 use crate::state::Released;
 use crate::stats::{Counters, Global, Quantity};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -49,11 +50,7 @@ struct Registered<B: Backend> {
 pub(crate) struct Slow<B: Backend> {
     pub(crate) limit: Limit,
     pub(crate) arenas: Arenas<B>,
-    /// What was reserved, in bytes, when pages were last made because free ones were not enough.
-    pub(crate) forced: usize,
-    /// The most bytes that were asked for and held at once since the cache was emptied, whether or
-    /// not the caller lets peaks start anew.
-    pub(crate) peak: usize,
+    pub(crate) slack: Slack,
 }
 
 /// How much may be reserved.
@@ -75,7 +72,7 @@ impl<B: Backend> Core<B> {
         let limit = Limit::new(config.memory_fraction);
         Self {
             backend,
-            slow: Mutex::new(Slow { limit, arenas: Arenas::default(), forced: 0, peak: 0 }),
+            slow: Mutex::new(Slow { limit, arenas: Arenas::default(), slack: Slack::default() }),
             shards: Mutex::default(),
             global: Mutex::default(),
             captures: AtomicUsize::new(0),
@@ -245,12 +242,15 @@ impl<B: Backend> Core<B> {
         lock(&self.global).reserved_bytes.current() as usize
     }
 
-    /// The most bytes ever asked for and held at once, if `bytes` more are.
-    pub(crate) fn peak_requested_with(&self, bytes: usize) -> usize {
+    /// What was asked for by now, if `bytes` more are.
+    pub(crate) fn demand(&self, bytes: usize) -> Demand {
+        let (held, made) = (Quantity::RequestedBytes as usize, Quantity::Allocation as usize);
         self.with_all(|global, shards| {
-            let at = Quantity::RequestedBytes as usize;
-            let now: i64 = shards.iter().map(|shard| shard.now()[2][at]).sum();
-            global.peak(Quantity::RequestedBytes).max(now + bytes as i64) as usize
+            let now: i64 = shards.iter().map(|shard| shard.now()[2][held]).sum();
+            let peak = global.peak(Quantity::RequestedBytes).max(now + bytes as i64);
+            let all = shards.iter().map(|shard| &**shard).chain([&global.retired]);
+            let requests: i64 = all.flat_map(|it| it.increased).map(|pool| pool[made]).sum();
+            Demand { peak: peak as usize, requests: requests as u64 }
         })
     }
 

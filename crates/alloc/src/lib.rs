@@ -71,6 +71,7 @@ mod pages;
 mod remap;
 pub mod rules;
 mod shard;
+mod slack;
 mod snapshot;
 mod state;
 mod stats;

@@ -7,6 +7,7 @@ use crate::core::Slow;
 use crate::pages::page_size;
 use crate::rules::{MAX_REQUEST, PAGE, segment_size};
 use crate::shard::{Shard, lock};
+use crate::slack::Slack;
 use crate::state::{ArenaRange, Granted, Idle, Pages, Request, State};
 use crate::sync::MutexGuard;
 use crate::trace::{Step, TraceAction};
@@ -321,7 +322,7 @@ impl<B: Backend> Shared<B> {
             return;
         }
         // What is needed is learned anew.
-        (slow.forced, slow.peak) = (0, 0);
+        slow.slack = Slack::default();
         let mut with_arenas = Vec::new();
         for shard in self.core.all_shards() {
             let mut state = shard.lock();

@@ -17,7 +17,7 @@ pub(crate) struct Arenas<B: Backend> {
     pub(super) homes: Vec<(u32, usize)>,
     vacant: Vec<u32>,
     /// Pages in existence.
-    pub(super) pages: usize,
+    pub(crate) pages: usize,
     /// Events of retirements, by number, that have not come: until then those windows are in use.
     pub(super) retirements: BTreeMap<u64, B::Event>,
     /// The number of the next one.

@@ -10,18 +10,6 @@ use crate::shard::{Shard, lock};
 use crate::state::{Granted, Growth, Pages, Request, State};
 use crate::{AllocError, Backend, PoolKind, VirtualMemory};
 
-/// New pages are created, rather than free ones used that lie elsewhere, while all pages are at
-/// most one part in so many more than what was asked for at the peak.
-const SLACK: usize = 64;
-/// And while they are at most so many bytes more: so that the streams of a small program do not
-/// take one page from each other all the time.
-const MIN_SLACK: usize = 8 << 20;
-
-/// Where free memory could not be used, even stitched, until all pages were more than one part in so
-/// many above what was asked for at the peak, the slack counts from there: memory is lost anyway,
-/// and a little more of it spares most calls.
-const FRAGMENTED: usize = 32;
-
 /// From so many new pages on, it is asked first whether there is memory for all of them: making
 /// them takes longer than that, and a request that fails leaves them to be given back.
 const MANY: usize = 128;
@@ -71,7 +59,8 @@ impl<B: Backend> Shared<B> {
         let need = Need { memory, shards: &shards, request, page_size, limit };
         let served = self.serve(slow, &need);
         if matches!(served, Ok(Some(_))) {
-            slow.peak = slow.peak.max(self.core.peak_requested_with(0));
+            let pages = slow.arenas.pages;
+            slow.slack.served(self.core.demand(0), pages);
         }
         lock(&self.core.global).mapping_time += std::mem::take(&mut slow.arenas.spent);
         served
@@ -113,12 +102,8 @@ impl<B: Backend> Shared<B> {
 
     /// So many new pages may be made although others are free.
     fn slack(&self, slow: &Slow<B>, need: &Need<'_, B>) -> usize {
-        let peak = self.core.peak_requested_with(need.request.requested).max(slow.peak);
-        let reserved = self.core.reserved();
-        let forced = slow.forced.min(reserved);
-        let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
-        let allowed = needed + (needed / SLACK).max(MIN_SLACK);
-        allowed.saturating_sub(reserved) / need.page_size
+        let demand = self.core.demand(need.request.requested);
+        slow.slack.bytes(demand, self.core.reserved()) / need.page_size
     }
 
     /// Maps new pages behind free memory, or where there is none, if there is slack for them.
@@ -205,7 +190,7 @@ impl<B: Backend> Shared<B> {
             return Ok(None);
         }
         if short > 0 {
-            slow.forced = self.core.reserved();
+            slow.slack.force(self.core.reserved());
         }
         Ok(Some(came))
     }
@@ -261,6 +246,7 @@ impl<B: Backend> Shared<B> {
             return if none { Ok(false) } else { Err(AllocError::from_backend(to.size, error)) };
         }
         lock(&self.core.global).num_remaps += 1;
+        slow.slack.remapped(1);
         self.moved(need, &loan, to);
         Ok(true)
     }

@@ -58,6 +58,7 @@ impl<B: Backend> Shared<B> {
             match mapped {
                 Ok(()) => {
                     lock(&self.core.global).num_remaps += count as i64;
+                    slow.slack.remapped(count);
                     return Ok(Some(self.hand_out_window(need, window.start, &pieces, taken)));
                 }
                 Err(error) if self.core.backend.is_out_of_memory(&error) => {}

@@ -320,3 +320,36 @@ fn one_streams_windows_do_not_cost_another_its_own() {
     all();
     assert_eq!(remaps(), settled);
 }
+
+/// Each takes all there is in other pieces than before, so that no layout recurs.
+#[test]
+fn streams_that_take_turns_without_end_get_pages_of_their_own() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let mut random = Random(1);
+    let mut turns = |count: usize| {
+        let before = allocator.memory_stats();
+        for _ in 0..count {
+            let (stream, mut left, mut held) = (random.below(4) as u64, 200, Vec::new());
+            while left > 0 {
+                let pages = (1 + random.below(12)).min(left);
+                held.push(allocator.malloc(pages * PAGE, &stream).unwrap());
+                left -= pages;
+            }
+            drop(held);
+            (0..4).for_each(|stream| fake.complete(stream));
+        }
+        let after = allocator.memory_stats();
+        let requests = after.allocation.all.allocated - before.allocation.all.allocated;
+        (after.num_remaps - before.num_remaps) as f64 / requests as f64
+    };
+    assert!(turns(10) > 1.0);
+    assert!(allocator.memory_reserved() <= (200 + 4 + 12) * PAGE);
+    turns(600);
+    assert!(turns(100) < 1.0 / 16.0);
+    assert!(allocator.memory_reserved() <= 4 * (200 + 12) * PAGE);
+    allocator.empty_cache();
+    assert!(turns(10) > 1.0);
+    assert!(allocator.memory_reserved() <= (200 + 4 + 12) * PAGE);
+    check_books(&allocator);
+}

@@ -1,0 +1,150 @@
+//! How much more than what is needed the default policy reserves before it maps pages that are free
+//! elsewhere.
+
+/// New pages are created, rather than free ones used that lie elsewhere, while all pages are at
+/// most one part in so many more than what was asked for at the peak.
+const SHARE: usize = 64;
+/// And while they are at most so many bytes more: so that the streams of a small program do not
+/// take one page from each other all the time.
+const LEAST: usize = 8 << 20;
+
+/// Where free memory could not be used, even stitched, until all pages were more than one part in so
+/// many above what was asked for at the peak, the slack counts from there: memory is lost anyway,
+/// and a little more of it spares most calls.
+const FRAGMENTED: usize = 32;
+
+/// For so many requests, hits among them, one page may be mapped anew for good.
+const REQUESTS_PER_REMAP: u64 = 16;
+/// Once each page was mapped anew so often beyond that, on average, the program does not come to
+/// rest by itself, and the slack becomes four times as much: by then half a second went into
+/// mappings for each GiB. Recorded programs, which repeat themselves, need less than one.
+const PATIENCE: usize = 32;
+/// And no sooner than after so many pages.
+const LEAST_PATIENCE: usize = 4096;
+/// So often at most: then it is sixteen times what is needed.
+const MOST_TIMES: u32 = 5;
+
+/// What was asked for by now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    /// The most bytes that were asked for and held at once.
+    pub(crate) peak: usize,
+    /// How many requests were served since they are counted.
+    pub(crate) requests: u64,
+}
+
+/// All of it is learned anew once the cache is emptied.
+#[derive(Debug, Default)]
+pub(crate) struct Slack {
+    /// The most bytes that were asked for and held at once, whether or not the caller lets peaks
+    /// start anew.
+    peak: usize,
+    /// What was reserved, in bytes, when pages were last made because free ones were not enough.
+    forced: usize,
+    /// How often it became four times as much.
+    times: u32,
+    /// Pages mapped anew beyond what requests paid for, since then.
+    excess: usize,
+    /// How many requests have paid.
+    requests: u64,
+}
+
+impl Slack {
+    /// How many bytes of new pages may be made although others are free.
+    pub(crate) fn bytes(&self, demand: Demand, reserved: usize) -> usize {
+        let peak = demand.peak.max(self.peak);
+        let forced = self.forced.min(reserved);
+        let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
+        let slack = (needed / SHARE).max(LEAST) << (2 * self.times);
+        (needed + slack).saturating_sub(reserved)
+    }
+
+    /// New pages were made since free ones were not enough; so much is reserved by now.
+    pub(crate) fn force(&mut self, reserved: usize) {
+        self.forced = reserved;
+    }
+
+    /// So many free pages were mapped at further addresses.
+    pub(crate) fn remapped(&mut self, pages: usize) {
+        self.excess += pages;
+    }
+
+    /// A request was served, while there are so many pages.
+    pub(crate) fn served(&mut self, demand: Demand, pages: usize) {
+        self.peak = self.peak.max(demand.peak);
+        // Fewer than before if the caller lets them be counted anew.
+        let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;
+        self.requests = (self.requests + paid * REQUESTS_PER_REMAP).min(demand.requests);
+        self.excess = self.excess.saturating_sub(paid as usize);
+        if self.excess > (PATIENCE * pages).max(LEAST_PATIENCE) {
+            self.excess = 0;
+            self.times = (self.times + 1).min(MOST_TIMES);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: usize = 1 << 30;
+
+    fn demand(peak: usize, requests: u64) -> Demand {
+        Demand { peak, requests }
+    }
+
+    #[test]
+    fn it_is_a_share_of_the_peak_and_at_least_two_pages() {
+        let mut slack = Slack::default();
+        assert_eq!(slack.bytes(demand(0, 0), 0), LEAST);
+        assert_eq!(slack.bytes(demand(GIB, 0), GIB), GIB / 64);
+        assert_eq!(slack.bytes(demand(GIB, 0), 2 * GIB), 0);
+        // The caller let peaks start anew, or not.
+        slack.served(demand(GIB, 1), 256);
+        assert_eq!(slack.bytes(demand(0, 1), GIB), GIB / 64);
+    }
+
+    #[test]
+    fn it_counts_from_what_fragmentation_costs_anyway() {
+        let mut slack = Slack::default();
+        slack.force(GIB + GIB / 32);
+        assert_eq!(slack.bytes(demand(GIB, 0), GIB + GIB / 32), 0);
+        let forced = GIB + GIB / 16;
+        slack.force(forced);
+        assert_eq!(slack.bytes(demand(GIB, 0), forced), forced / 64);
+        // Given back by now.
+        assert_eq!(slack.bytes(demand(GIB, 0), GIB), GIB / 64);
+    }
+
+    /// Remaps so many pages for each of many requests, of a thousand pages; answers the slack.
+    fn after(requests: u64, pages: u64) -> usize {
+        let mut slack = Slack::default();
+        for request in 1..=requests {
+            let now = request * pages / 1000;
+            let before = (request - 1) * pages / 1000;
+            slack.remapped((now - before) as usize);
+            slack.served(demand(GIB, request), 1000);
+        }
+        slack.bytes(demand(GIB, requests), GIB)
+    }
+
+    #[test]
+    fn it_grows_while_pages_are_mapped_without_end() {
+        // One page for sixteen requests, and a burst of less than each page 32 times.
+        assert_eq!(after(1_000_000, 1000 / 16), GIB / 64);
+        assert_eq!(after(34_000, 1000), GIB / 64);
+        assert_eq!(after(35_000, 1000), GIB / 16);
+        assert_eq!(after(69_000, 1000), GIB / 4);
+        assert_eq!(after(1_000_000, 1000), 16 * GIB);
+    }
+
+    #[test]
+    fn requests_may_be_counted_anew() {
+        let mut slack = Slack::default();
+        slack.served(demand(0, 1_000_000), 1);
+        slack.served(demand(0, 10), 1);
+        slack.remapped(LEAST_PATIENCE + 1);
+        slack.served(demand(0, 20), 1);
+        assert_eq!(slack.bytes(demand(0, 20), 0), 4 * LEAST);
+    }
+}
