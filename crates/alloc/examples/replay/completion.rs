@@ -1,15 +1,15 @@
-//! Uses by another stream that end where a trace says so.
+//! Uses by other streams that end where a trace says so.
 //!
-//! At each free whose completion comes later in the trace, a side stream gets a host function that
-//! returns only at that completion, and the block is recorded as used there. So the allocator
-//! sees an event that really is pending. The side stream is in order: completions must be in the
-//! order of the frees.
+//! Each free whose completion comes later in the trace is used by a side stream that waits for a
+//! *tick* of a clock. The clock is a stream too: its ticks are host functions that return where the
+//! completions stand, one after another. So the allocator sees an event that really is pending, and
+//! only one host function at a time is blocked, whatever the order of the completions.
 //!
-//! A thread waits for the side stream. On a simulated device it is the one that runs the host
-//! function (there, work runs only inside calls), and no other work runs meanwhile; on a real
-//! device the driver runs it.
+//! A thread waits for the clock. On a simulated device it is the one that runs the host function
+//! (there, work runs only inside calls), and no other work runs meanwhile; on a real device the
+//! driver runs it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, atomic::AtomicBool, atomic::Ordering};
 use std::thread::JoinHandle;
@@ -32,31 +32,38 @@ pub struct Completions<'a> {
     driver: Arc<dyn Driver>,
     trace: &'a Trace,
     patience: Duration,
-    side: Stream,
+    clock: Stream,
+    /// Streams that use freed memory, and when the last use of each ends.
+    sides: Vec<(usize, Stream)>,
     /// Frees still to come.
     late: &'a [Late],
-    /// Uses that have not ended, oldest first.
-    pending: VecDeque<Pending>,
-    /// A use began at the event that is happening.
-    begun: bool,
+    /// When completions are still to come that the clock has no tick for.
+    unticked: VecDeque<usize>,
+    /// Ticks that have not come, by time: what the clock was given for each.
+    ticks: BTreeMap<usize, Tick>,
+    /// The side stream whose use began at the event that is happening, and when that ends.
+    begun: Option<(usize, usize)>,
     /// A use ended because something waited for it.
     waited: Arc<AtomicBool>,
     waiter: Option<Waiter>,
 }
 
 #[derive(Debug)]
-struct Pending {
-    until: usize,
-    /// Ends the use when dropped.
+struct Tick {
+    /// Lets the tick return when dropped.
     open: Sender<()>,
     /// Told when it began.
     began: Receiver<()>,
+    /// What the clock comes to once the tick has returned.
+    event: Arc<Event>,
+    /// What side streams come to after that.
+    uses: Vec<Event>,
 }
 
 /// A thread that waits for events, and tells of each.
 #[derive(Debug)]
 struct Waiter {
-    events: Sender<Event>,
+    events: Sender<Arc<Event>>,
     reached: Receiver<Result<(), DriverError>>,
     thread: JoinHandle<()>,
 }
@@ -65,7 +72,7 @@ impl<'a> Completions<'a> {
     /// For one replay, in which uses last `patience` at most.
     ///
     /// # Errors
-    /// The trace has no completions, or not in an order that one stream can have; the driver's.
+    /// The trace has no completions; the driver's.
     pub fn new(
         driver: &Arc<dyn Driver>,
         trace: &'a Trace,
@@ -74,17 +81,11 @@ impl<'a> Completions<'a> {
         if !trace.completions {
             return Err(format!("{}: has no `c` lines that could be honoured", trace.name));
         }
-        if let Some([first, second]) = trace.late.windows(2).find(|w| w[0].until > w[1].until) {
-            let [first, second] = [first, second].map(|late| trace.origins[late.free]);
-            return Err(format!(
-                "{}: id {} of line {} completes after id {} of line {}: completions cannot be \
-                 honoured unless they are in the order of the frees",
-                trace.name, first.id, first.line, second.id, second.line
-            ));
-        }
-        let flags = StreamFlags { non_blocking: true, priority: 0 };
-        let side = Stream::new(driver, 0, flags).map_err(|error| error.to_string())?;
-        let (events, to_wait_for) = channel::<Event>();
+        let clock = Stream::new(driver, 0, SIDE).map_err(|error| error.to_string())?;
+        let mut unticked: Vec<usize> = trace.late.iter().map(|late| late.until).collect();
+        unticked.sort_unstable();
+        unticked.dedup();
+        let (events, to_wait_for) = channel::<Arc<Event>>();
         let (reach, reached) = channel();
         let thread = std::thread::spawn(move || {
             for event in to_wait_for {
@@ -97,17 +98,48 @@ impl<'a> Completions<'a> {
             driver: Arc::clone(driver),
             trace,
             patience,
-            side,
+            clock,
+            sides: Vec::new(),
             late: &trace.late,
-            pending: VecDeque::new(),
-            begun: false,
+            unticked: unticked.into(),
+            ticks: BTreeMap::new(),
+            begun: None,
             waited: Arc::default(),
             waiter: Some(Waiter { events, reached, thread }),
         })
     }
 
-    /// Gives the side stream work that ends when its use does, and has the thread wait for it.
-    fn begin(&mut self, until: usize) -> Result<(), DriverError> {
+    /// Gives a side stream work that ends when its use does. Answers which.
+    fn begin(&mut self, at: usize, until: usize) -> Result<usize, DriverError> {
+        let runs = !self.ticks.is_empty();
+        while let Some(time) = self.unticked.pop_front_if(|time| *time <= until) {
+            // Those that passed are of no use any more.
+            if time > at {
+                let tick = self.tick()?;
+                self.ticks.insert(time, tick);
+            }
+        }
+        if !runs {
+            self.start()?;
+        }
+        // Of the streams that are done by then, the one that is done last.
+        let fits = self.sides.iter().enumerate().filter(|(_, (last, _))| *last <= until);
+        let side = match fits.max_by_key(|(_, (last, _))| *last) {
+            Some((side, _)) => side,
+            None => {
+                self.sides.push((0, Stream::new(&self.driver, 0, SIDE)?));
+                self.sides.len() - 1
+            }
+        };
+        self.sides[side].0 = until;
+        if let Some(tick) = self.ticks.get(&until) {
+            self.sides[side].1.wait_event(&tick.event)?;
+        }
+        Ok(side)
+    }
+
+    /// Enqueues the clock's next tick.
+    fn tick(&self) -> Result<Tick, DriverError> {
         let (open, ended) = channel();
         let (begin, began) = channel();
         let (waited, patience) = (Arc::clone(&self.waited), self.patience);
@@ -118,46 +150,48 @@ impl<'a> Completions<'a> {
             }
         });
         // SAFETY: the stream is alive and of this driver.
-        unsafe { self.driver.launch_host_func(self.side.handle(), gate) }?;
-        self.mark()?;
-        self.pending.push_back(Pending { until, open, began });
-        if let [only] = self.pending.make_contiguous() {
-            // Nothing else may run it: the next call that would, must find it running.
-            let _ = only.began.recv_timeout(self.patience);
-        }
-        Ok(())
+        unsafe { self.driver.launch_host_func(self.clock.handle(), gate) }?;
+        let event = Arc::new(self.mark(&self.clock)?);
+        Ok(Tick { open, began, event, uses: Vec::new() })
     }
 
-    /// Has the thread wait for what the side stream was given so far.
-    fn mark(&mut self) -> Result<(), DriverError> {
+    /// An event of what a stream was given so far.
+    fn mark(&self, stream: &Stream) -> Result<Event, DriverError> {
         let event = Event::new(&self.driver, 0, EventFlags::default())?;
-        event.record(&self.side)?;
-        if let Some(waiter) = &self.waiter {
-            let _ = waiter.events.send(event);
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// Has the thread wait for the next tick, which must run before anything else waits for it.
+    fn start(&self) -> Result<(), DriverError> {
+        if let (Some(tick), Some(waiter)) = (self.ticks.values().next(), &self.waiter) {
+            let _ = waiter.events.send(Arc::clone(&tick.event));
+            let _ = tick.began.recv_timeout(self.patience);
         }
         Ok(())
     }
 
-    /// Ends the oldest use, and waits until its events are done and the next one runs.
+    /// Lets the next tick come, and waits for the uses that end there.
     fn end(&mut self) -> Result<(), DriverError> {
-        let Some(Pending { open, .. }) = self.pending.pop_front() else { return Ok(()) };
+        let Some((_, Tick { open, event, uses, .. })) = self.ticks.pop_first() else {
+            return Ok(());
+        };
         drop(open);
         if let Some(waiter) = &self.waiter {
-            // After the host function, and after what the allocator recorded at the free.
-            for _ in 0..2 {
-                waiter.reached.recv().unwrap_or(Ok(()))?;
-            }
+            waiter.reached.recv().unwrap_or(Ok(()))?;
         }
-        if let Some(next) = self.pending.front() {
-            let _ = next.began.recv_timeout(self.patience);
-        }
-        Ok(())
+        drop(event);
+        uses.iter().try_for_each(Event::synchronize)?;
+        self.start()
     }
 }
 
+/// Streams that wait for no other.
+const SIDE: StreamFlags = StreamFlags { non_blocking: true, priority: 0 };
+
 impl Watch<CudaBackend> for Completions<'_> {
     fn before(&mut self, at: usize) -> Result<(), String> {
-        while self.pending.front().is_some_and(|pending| pending.until <= at) {
+        while self.ticks.first_key_value().is_some_and(|(&time, _)| time <= at) {
             self.end().map_err(|error| failure(self.trace, at, error))?;
         }
         Ok(())
@@ -167,16 +201,20 @@ impl Watch<CudaBackend> for Completions<'_> {
         let Some((late, rest)) = self.late.split_first() else { return Ok(()) };
         if late.free == at {
             self.late = rest;
-            self.begun = true;
-            self.begin(late.until).map_err(|error| failure(self.trace, at, error))?;
-            block.record_stream(&self.side);
+            let side =
+                self.begin(at, late.until).map_err(|error| failure(self.trace, at, error))?;
+            self.begun = Some((side, late.until));
+            block.record_stream(&self.sides[side].1);
         }
         Ok(())
     }
 
     fn after(&mut self, at: usize, _: &CudaAllocator) -> Result<(), String> {
-        if std::mem::take(&mut self.begun) {
-            self.mark().map_err(|error| failure(self.trace, at, error))?;
+        if let Some((side, until)) = self.begun.take() {
+            // After what the allocator recorded at the free.
+            let mark = self.mark(&self.sides[side].1);
+            let mark = mark.map_err(|error| failure(self.trace, at, error))?;
+            self.ticks.entry(until).and_modify(|tick| tick.uses.push(mark));
         }
         if self.waited.load(Ordering::Relaxed) {
             let reason = "the allocator waited for memory whose completion comes later in the \
@@ -193,7 +231,7 @@ impl Watch<CudaBackend> for Completions<'_> {
 
 impl Drop for Completions<'_> {
     fn drop(&mut self) {
-        self.pending.clear();
+        self.ticks.clear();
         if let Some(Waiter { events, thread, reached }) = self.waiter.take() {
             drop((events, reached));
             let _ = thread.join();

@@ -52,8 +52,8 @@ struct Options {
     /// Prints one JSON object per trace and line.
     #[arg(long)]
     json: bool,
-    /// Keeps freed memory in use by a side stream until its `c` line. The side stream runs a host
-    /// function that returns there; times include that.
+    /// Keeps freed memory in use by a side stream until its `c` line. Side streams wait for host
+    /// functions that return there; times include that.
     #[arg(long)]
     honour_completion: bool,
     /// Also fills each block on its stream, and verifies it before it is freed; not timed.
