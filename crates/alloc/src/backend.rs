@@ -91,6 +91,12 @@ pub trait Backend: StreamBackend + 'static {
     /// The runtime's own.
     fn mem_info(&self) -> Result<(usize, usize), Self::Error>;
 
+    /// Bytes of the device that this process uses, by whatever way, where the runtime knows. Asked
+    /// when a request fails for want of memory.
+    fn process_memory(&self) -> Option<usize> {
+        None
+    }
+
     /// Addresses apart from the memory behind them, if the runtime has that.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory<Self::Error>> {
         None

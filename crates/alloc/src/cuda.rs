@@ -128,6 +128,10 @@ impl Backend for CudaBackend {
         Ok((info.free, info.total))
     }
 
+    fn process_memory(&self) -> Option<usize> {
+        self.driver.process_memory(self.device)
+    }
+
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory<DriverError>> {
         self.granularity().map(|_| self as &dyn VirtualMemory<DriverError>)
     }

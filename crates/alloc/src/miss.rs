@@ -430,7 +430,7 @@ impl<B: Backend> Shared<B> {
             },
             free: memory.map(|(free, _)| free),
             total: memory.map(|(_, total)| total),
-            process: None,
+            process: backend.process_memory(),
             limit,
             allocated: self.allocated(),
             reserved,

@@ -1,4 +1,4 @@
-//! The backend over the CUDA driver layer, on the driver that does nothing.
+//! The backend over the CUDA driver layer.
 #![cfg(feature = "cuda")]
 
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use warpline_alloc::{
     AllocError, AllocatorConfig, CudaAllocator, CudaBackend, CudaHostBackend, CudaHostCache,
 };
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_cuda_sys_safe::owned::Stream;
+use warpline_cuda_sys_safe::owned::{DeviceMemory, Stream};
+use warpline_cuda_sys_safe::sim::SimConfig;
 use warpline_cuda_sys_safe::{Driver, DriverError, StreamFlags};
 
 fn driver(devices: usize) -> Arc<dyn Driver> {
@@ -33,6 +34,25 @@ fn device_memory_is_cached_by_stream() {
     drop(elsewhere);
     allocator.empty_cache();
     assert_eq!(allocator.memory_reserved(), 0);
+}
+
+#[test]
+fn out_of_memory_tells_this_process_from_others() {
+    const MIB: usize = 1 << 20;
+    let driver: Arc<dyn Driver> = SimConfig { capacity: 64 * MIB, ..SimConfig::new(1) }.build();
+    let _by_other_ways = DeviceMemory::new(&driver, 0, 10 * MIB).unwrap();
+    let config = AllocatorConfig::parse("policy:torch").unwrap();
+    let allocator = CudaAllocator::new(CudaBackend::new(driver.clone(), 0), config);
+    let stream = Stream::default_of(&driver, 0);
+    let _block = allocator.malloc(20 * MIB, &stream).unwrap();
+    let Err(AllocError::OutOfMemory(facts)) = allocator.malloc(50 * MIB, &stream) else {
+        panic!("there are 34 MiB left");
+    };
+    assert_eq!((facts.process, facts.others()), (Some(30 * MIB), Some(10 * MIB)));
+    assert!(
+        facts.to_string().contains("this process has 30.00 MiB in use and other processes 0 bytes"),
+        "{facts}"
+    );
 }
 
 #[test]

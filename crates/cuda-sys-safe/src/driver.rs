@@ -42,6 +42,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Free and total memory.
     fn mem_info(&self, device: usize) -> Result<MemInfo>;
 
+    /// Bytes of the device that this process uses, contexts and modules included, where that is
+    /// known. The real driver asks NVML, which may take long the first time.
+    fn process_memory(&self, device: usize) -> Option<usize> {
+        let _ = device;
+        None
+    }
+
     // ---- memory -------------------------------------------------------------------------
 
     /// `cuMemAlloc`. At least 512-byte aligned.

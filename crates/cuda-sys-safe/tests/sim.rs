@@ -208,6 +208,7 @@ fn capacity_and_books() {
     assert!(DeviceMemory::new(&driver, 0, (1 << 19) + 1).unwrap_err().is_out_of_memory());
     assert!(DeviceMemory::new(&driver, 0, usize::MAX).unwrap_err().is_out_of_memory());
     assert_eq!(driver.mem_info(0).unwrap(), MemInfo { free: 1 << 19, total: 1 << 20 });
+    assert_eq!(driver.process_memory(0), Some(1 << 19));
     assert_eq!(sim.books().devices[0].allocated_bytes, 1 << 19);
     drop(half);
     assert!(sim.books().is_settled());

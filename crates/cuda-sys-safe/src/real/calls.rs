@@ -12,8 +12,8 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 
-use super::CudaDriver;
 use super::launch::{raw_event, raw_pool, raw_stream};
+use super::{CudaDriver, nvml};
 use crate::*;
 
 /// One call for a device: its context is made current, and a failure names call and device.
@@ -117,6 +117,10 @@ impl Driver for CudaDriver {
         let (mut free, mut total) = (0, 0);
         call!(self, device, cuMemGetInfo_v2(&mut free, &mut total))?;
         Ok(MemInfo { free, total })
+    }
+
+    fn process_memory(&self, device: usize) -> Option<usize> {
+        nvml::process_memory(self.read_properties(device).ok()?.pci)
     }
 
     // ---- memory -------------------------------------------------------------------------

@@ -28,6 +28,7 @@ mod calls;
 mod device;
 mod fork;
 mod launch;
+mod nvml;
 mod properties;
 
 use std::path::{Path, PathBuf};

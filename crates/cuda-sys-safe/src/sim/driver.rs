@@ -70,6 +70,10 @@ impl Driver for SimDriver {
         forward!(self, MemInfo, device, s => Ok(s.mem_info(device)))
     }
 
+    fn process_memory(&self, device: usize) -> Option<usize> {
+        self.mem_info(device).ok().map(|info| info.total - info.free)
+    }
+
     fn mem_alloc(&self, device: usize, bytes: usize) -> Result<DevicePtr> {
         forward!(self, MemAlloc, device, s => s.mem_alloc(device, bytes))
     }

@@ -177,10 +177,16 @@ fn gpu_properties_need_no_context() {
 fn gpu_memory_is_taken_and_given_back() {
     let (_one, driver) = gpu();
     let before = driver.mem_info(0).unwrap();
+    let own_before = driver.process_memory(0);
     let memory = DeviceMemory::new(&driver, 0, 256 * MIB).unwrap();
     assert_eq!(memory.ptr().addr() % 512, 0);
     let with = driver.mem_info(0).unwrap();
     assert!(before.free - with.free >= 256 * MIB, "{before:?} {with:?}");
+    // Not everywhere does NVML know this process.
+    let own = driver.process_memory(0);
+    println!("this process: {own_before:?}, with 256 MiB more {own:?}");
+    assert_eq!(own.is_some(), own_before.is_some());
+    assert!(own.zip(own_before).is_none_or(|(own, before)| own >= before + 256 * MIB));
     drop(memory);
     assert!(driver.mem_info(0).unwrap().free >= with.free + 256 * MIB);
 

@@ -1,0 +1,153 @@
+//! NVML, which knows a device's memory by process. It comes with the driver. Where it is missing, or
+//! does not see this process under its own number (as in most containers), nothing is known.
+
+use std::ffi::{CString, c_char, c_uint, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::dylib::{Search, function_table};
+
+const SEARCH: Search = Search {
+    library: "NVML",
+    variable: "WARPLINE_NVML",
+    names: if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1"] },
+    folders: super::api::SEARCH.folders,
+};
+
+/// `nvmlProcessInfo_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProcessInfo {
+    pid: c_uint,
+    used_gpu_memory: u64,
+    gpu_instance_id: c_uint,
+    compute_instance_id: c_uint,
+}
+
+impl ProcessInfo {
+    const NONE: Self =
+        Self { pid: 0, used_gpu_memory: 0, gpu_instance_id: 0, compute_instance_id: 0 };
+}
+
+function_table! {
+    struct Api of "NVML";
+    required "a driver of 2022 or later" {
+        nvmlInit_v2();
+        nvmlDeviceGetHandleByPciBusId_v2(*const c_char, *mut *mut c_void);
+        nvmlDeviceGetComputeRunningProcesses_v3(*mut c_void, *mut c_uint, *mut ProcessInfo);
+    }
+    optional {}
+}
+
+const SUCCESS: c_uint = 0;
+const INSUFFICIENT_SIZE: c_uint = 7;
+/// `NVML_VALUE_NOT_AVAILABLE`.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// How many bytes this process uses of the device at a PCI domain, bus and device.
+pub(super) fn process_memory((domain, bus, device): (u32, u32, u32)) -> Option<usize> {
+    api()?.used_by(std::process::id(), &format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
+}
+
+/// The library, if there is one that works. It is never shut down.
+fn api() -> Option<&'static Api> {
+    static API: OnceLock<Option<Api>> = OnceLock::new();
+    let load = || {
+        let library = SEARCH.open(&SEARCH.candidates(SEARCH.named_in_env().as_deref())).ok()?;
+        // SAFETY: the signatures are those of nvml.h, in which a version is a part of the name.
+        let api = unsafe { Api::resolve(library, |_| "unknown".to_owned()) }.ok()?;
+        // SAFETY: takes no pointer.
+        (unsafe { (api.nvmlInit_v2)() } == SUCCESS).then_some(api)
+    };
+    API.get_or_init(load).as_ref()
+}
+
+impl Api {
+    fn used_by(&self, pid: u32, pci: &str) -> Option<usize> {
+        // One entry for each instance that a device is divided into.
+        let own = self.processes(pci)?.into_iter().filter(|process| process.pid == pid);
+        let used: Vec<u64> = own.map(|process| process.used_gpu_memory).collect();
+        if used.is_empty() || used.contains(&NOT_AVAILABLE) {
+            return None;
+        }
+        usize::try_from(used.iter().sum::<u64>()).ok()
+    }
+
+    /// Those that have a context on a device.
+    fn processes(&self, pci: &str) -> Option<Vec<ProcessInfo>> {
+        let pci = CString::new(pci).ok()?;
+        let mut device = ptr::null_mut();
+        // SAFETY: the text ends with a zero, and the pointer is valid for writes.
+        let status = unsafe { (self.nvmlDeviceGetHandleByPciBusId_v2)(pci.as_ptr(), &mut device) };
+        if status != SUCCESS {
+            return None;
+        }
+        let mut room = 32;
+        loop {
+            let mut processes = vec![ProcessInfo::NONE; room as usize];
+            let mut count = room;
+            let list = self.nvmlDeviceGetComputeRunningProcesses_v3;
+            // SAFETY: the handle is NVML's, and there is room for as many entries as `count` says.
+            match unsafe { list(device, &mut count, processes.as_mut_ptr()) } {
+                SUCCESS => {
+                    processes.truncate(count as usize);
+                    return Some(processes);
+                }
+                // More may come meanwhile.
+                INSUFFICIENT_SIZE if count > room => room = count.saturating_mul(2),
+                _ => return None,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+    use crate::dylib::Status;
+
+    unsafe extern "C" fn init() -> Status {
+        SUCCESS
+    }
+
+    unsafe extern "C" fn find(pci: *const c_char, device: *mut *mut c_void) -> Status {
+        // SAFETY: what the code under test passes.
+        unsafe {
+            *device = ptr::dangling_mut();
+            if CStr::from_ptr(pci) == c"00000000:1b:00.0" { SUCCESS } else { 6 }
+        }
+    }
+
+    /// A hundred processes, of which number 7 has two entries, and of number 8 nothing is known.
+    unsafe extern "C" fn list(_: *mut c_void, count: *mut c_uint, to: *mut ProcessInfo) -> Status {
+        // SAFETY: what the code under test passes.
+        unsafe {
+            let room = std::mem::replace(&mut *count, 100);
+            if room < 100 {
+                return INSUFFICIENT_SIZE;
+            }
+            for (at, process) in std::slice::from_raw_parts_mut(to, 100).iter_mut().enumerate() {
+                process.pid = if at == 99 { 7 } else { at as u32 };
+                process.used_gpu_memory = if at == 8 { NOT_AVAILABLE } else { at as u64 };
+            }
+        }
+        SUCCESS
+    }
+
+    #[test]
+    fn a_process_is_found_among_many() {
+        let api = Api {
+            nvmlInit_v2: init,
+            nvmlDeviceGetHandleByPciBusId_v2: find,
+            nvmlDeviceGetComputeRunningProcesses_v3: list,
+            version: String::new(),
+        };
+        assert_eq!(api.used_by(50, "00000000:1b:00.0"), Some(50));
+        assert_eq!(api.used_by(7, "00000000:1b:00.0"), Some(7 + 99));
+        assert_eq!(api.used_by(8, "00000000:1b:00.0"), None);
+        assert_eq!(api.used_by(1000, "00000000:1b:00.0"), None);
+        assert_eq!(api.used_by(50, "00000000:1c:00.0"), None);
+    }
+}
