@@ -6,13 +6,12 @@ use std::ptr::{self, NonNull};
 use cudarc::driver::sys::{
     CUevent, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUipcEventHandle,
     CUipcMemHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
+    CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
     CUpointer_attribute, CUstream,
 };
 use smallvec::SmallVec;
 
-use super::launch::{raw_event, raw_pool, raw_stream};
+use super::raw::{host_flags, mode_number, on_device, pinned_on, raw_event, raw_pool, raw_stream};
 use super::{CudaDriver, nvml};
 use crate::*;
 
@@ -51,36 +50,6 @@ fn ready(answer: Result<()>) -> Result<bool> {
         Err(error) if error.code() == Some(CudaCode::NOT_READY) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-const fn mode_number(mode: CaptureMode) -> u32 {
-    match mode {
-        CaptureMode::Global => 0,
-        CaptureMode::ThreadLocal => 1,
-        CaptureMode::Relaxed => 2,
-    }
-}
-
-fn on_device(device: usize) -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device as c_int }
-}
-
-fn pinned_on(device: usize) -> CUmemAllocationProp {
-    CUmemAllocationProp {
-        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: on_device(device),
-        win32HandleMetaData: ptr::null_mut(),
-        // SAFETY: plain integers, for which zero is valid and means no wish.
-        allocFlags: unsafe { std::mem::zeroed() },
-    }
-}
-
-const PORTABLE: u32 = 1;
-const MAPPED: u32 = 2;
-
-fn host_flags(flags: HostFlags) -> u32 {
-    u32::from(flags.portable) * PORTABLE + u32::from(flags.mapped) * MAPPED
 }
 
 impl Driver for CudaDriver {

@@ -3,15 +3,14 @@
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
 
-use cudarc::driver::sys::{
-    CUdeviceptr, CUevent, CUfunction, CUjit_option, CUmemoryPool, CUmodule, CUstream,
-};
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUjit_option, CUmodule, CUstream};
 use smallvec::SmallVec;
 
 use super::CudaDriver;
+use super::raw::raw_stream;
 use crate::{
-    Copy, CopyEnd, CudaCode, DeviceCode, DevicePtr, DriverError, EventHandle, Launch,
-    MemPoolHandle, ModuleHandle, Result, StreamHandle,
+    Copy, CopyEnd, CudaCode, DeviceCode, DevicePtr, DriverError, Launch, ModuleHandle, Result,
+    StreamHandle,
 };
 
 /// Operands that fit a launch without a heap allocation.
@@ -237,18 +236,6 @@ extern "C" fn run_boxed(data: *mut c_void) {
     }
 }
 
-pub(super) fn raw_stream(stream: StreamHandle) -> CUstream {
-    stream.raw() as usize as CUstream
-}
-
 fn address(ptr: *mut u8) -> CUdeviceptr {
     ptr.expose_provenance() as CUdeviceptr
-}
-
-pub(super) fn raw_event(event: EventHandle) -> CUevent {
-    event.raw() as usize as CUevent
-}
-
-pub(super) fn raw_pool(pool: MemPoolHandle) -> CUmemoryPool {
-    pool.raw() as usize as CUmemoryPool
 }

@@ -30,6 +30,7 @@ mod fork;
 mod launch;
 mod nvml;
 mod properties;
+mod raw;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

@@ -1,0 +1,53 @@
+//! Our types as the driver's.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use cudarc::driver::sys::{
+    CUevent, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType, CUmemoryPool, CUstream,
+};
+
+use crate::{CaptureMode, EventHandle, HostFlags, MemPoolHandle, StreamHandle};
+
+pub(super) fn raw_stream(stream: StreamHandle) -> CUstream {
+    stream.raw() as usize as CUstream
+}
+
+pub(super) fn raw_event(event: EventHandle) -> CUevent {
+    event.raw() as usize as CUevent
+}
+
+pub(super) fn raw_pool(pool: MemPoolHandle) -> CUmemoryPool {
+    pool.raw() as usize as CUmemoryPool
+}
+
+pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
+    match mode {
+        CaptureMode::Global => 0,
+        CaptureMode::ThreadLocal => 1,
+        CaptureMode::Relaxed => 2,
+    }
+}
+
+pub(super) fn on_device(device: usize) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device as c_int }
+}
+
+pub(super) fn pinned_on(device: usize) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: on_device(device),
+        win32HandleMetaData: ptr::null_mut(),
+        // SAFETY: plain integers, for which zero is valid and means no wish.
+        allocFlags: unsafe { std::mem::zeroed() },
+    }
+}
+
+const PORTABLE: u32 = 1;
+const MAPPED: u32 = 2;
+
+pub(super) fn host_flags(flags: HostFlags) -> u32 {
+    u32::from(flags.portable) * PORTABLE + u32::from(flags.mapped) * MAPPED
+}
