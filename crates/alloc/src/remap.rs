@@ -282,7 +282,10 @@ impl<B: Backend> Shared<B> {
                 global.num_device_alloc += 1;
                 Ok(true)
             }
-            Err(error) if self.core.backend.is_out_of_memory(&error) => Ok(false),
+            Err(error) if self.core.backend.is_out_of_memory(&error) => {
+                slow.slack.refuse(self.core.demand(0));
+                Ok(false)
+            }
             Err(error) => Err(AllocError::from_backend(to.size, error)),
         }
     }

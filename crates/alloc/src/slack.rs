@@ -24,6 +24,10 @@ const LEAST_PATIENCE: usize = 4096;
 /// So often at most: then it is sixteen times what is needed.
 const MOST_TIMES: u32 = 5;
 
+/// For so many requests after a page was refused for want of memory, none is asked for that can be
+/// done without: to be refused takes twice as long as to map a page.
+const PAUSE: u64 = 1024;
+
 /// What was asked for by now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
@@ -47,11 +51,16 @@ pub(crate) struct Slack {
     excess: usize,
     /// How many requests have paid.
     requests: u64,
+    /// How many requests there were when a page was last refused.
+    refused: Option<u64>,
 }
 
 impl Slack {
     /// How many bytes of new pages may be made although others are free.
     pub(crate) fn bytes(&self, demand: Demand, reserved: usize) -> usize {
+        if self.refused.is_some_and(|at| (at..at + PAUSE).contains(&demand.requests)) {
+            return 0;
+        }
         let peak = demand.peak.max(self.peak);
         let forced = self.forced.min(reserved);
         let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
@@ -62,6 +71,11 @@ impl Slack {
     /// New pages were made since free ones were not enough; so much is reserved by now.
     pub(crate) fn force(&mut self, reserved: usize) {
         self.forced = reserved;
+    }
+
+    /// A page was refused for want of memory.
+    pub(crate) fn refuse(&mut self, demand: Demand) {
+        self.refused = Some(demand.requests);
     }
 
     /// So many free pages were mapped at further addresses.
@@ -136,6 +150,17 @@ mod tests {
         assert_eq!(after(35_000, 1000), GIB / 16);
         assert_eq!(after(69_000, 1000), GIB / 4);
         assert_eq!(after(1_000_000, 1000), 16 * GIB);
+    }
+
+    #[test]
+    fn it_pauses_after_a_refusal() {
+        let mut slack = Slack::default();
+        slack.refuse(demand(GIB, 5000));
+        assert_eq!(slack.bytes(demand(GIB, 5000), GIB), 0);
+        assert_eq!(slack.bytes(demand(GIB, 5000 + PAUSE - 1), GIB), 0);
+        assert_eq!(slack.bytes(demand(GIB, 5000 + PAUSE), GIB), GIB / 64);
+        // Counted anew.
+        assert_eq!(slack.bytes(demand(GIB, 10), GIB), GIB / 64);
     }
 
     #[test]

@@ -321,35 +321,62 @@ fn one_streams_windows_do_not_cost_another_its_own() {
     assert_eq!(remaps(), settled);
 }
 
-/// Each takes all there is in other pieces than before, so that no layout recurs.
+/// Blocks of one to twelve pages on four streams, 200 pages in all: now more on one stream, now on
+/// another, and nothing recurs.
+struct Churn {
+    allocator: CachingAllocator<Fake>,
+    random: Random,
+    live: Vec<(usize, Block<Fake>)>,
+}
+
+impl Churn {
+    fn new(fake: &Fake) -> Self {
+        let allocator = fake.allocator("policy:default");
+        Self { allocator, random: Random(1), live: Vec::new() }
+    }
+
+    /// Answers how many pages were mapped anew for a request.
+    fn run(&mut self, fake: &Fake, requests: usize) -> f64 {
+        let before = self.allocator.memory_stats().num_remaps;
+        for request in 0..requests {
+            let pages = 1 + self.random.below(12);
+            while self.live.iter().map(|(pages, _)| pages).sum::<usize>() + pages > 200 {
+                drop(self.live.swap_remove(self.random.below(self.live.len())));
+            }
+            // The streams take turns at being the busy one.
+            let stream =
+                if self.random.below(2) == 0 { request / 50 } else { self.random.below(4) };
+            let block = self.allocator.malloc(pages * PAGE, &(stream as u64 % 4)).unwrap();
+            self.live.push((pages, block));
+            (0..4).for_each(|stream| fake.complete(stream));
+        }
+        (self.allocator.memory_stats().num_remaps - before) as f64 / requests as f64
+    }
+}
+
 #[test]
 fn streams_that_take_turns_without_end_get_pages_of_their_own() {
     let fake = Fake::with_pages(1 << 40);
-    let allocator = fake.allocator("policy:default");
-    let mut random = Random(1);
-    let mut turns = |count: usize| {
-        let before = allocator.memory_stats();
-        for _ in 0..count {
-            let (stream, mut left, mut held) = (random.below(4) as u64, 200, Vec::new());
-            while left > 0 {
-                let pages = (1 + random.below(12)).min(left);
-                held.push(allocator.malloc(pages * PAGE, &stream).unwrap());
-                left -= pages;
-            }
-            drop(held);
-            (0..4).for_each(|stream| fake.complete(stream));
-        }
-        let after = allocator.memory_stats();
-        let requests = after.allocation.all.allocated - before.allocation.all.allocated;
-        (after.num_remaps - before.num_remaps) as f64 / requests as f64
-    };
-    assert!(turns(10) > 1.0);
-    assert!(allocator.memory_reserved() <= (200 + 4 + 12) * PAGE);
-    turns(600);
-    assert!(turns(100) < 1.0 / 16.0);
-    assert!(allocator.memory_reserved() <= 4 * (200 + 12) * PAGE);
-    allocator.empty_cache();
-    assert!(turns(10) > 1.0);
-    assert!(allocator.memory_reserved() <= (200 + 4 + 12) * PAGE);
-    check_books(&allocator);
+    let mut churn = Churn::new(&fake);
+    assert!(churn.run(&fake, 1000) > 1.0);
+    assert!(churn.allocator.memory_reserved() <= (200 + 4 + 12) * PAGE);
+    churn.run(&fake, 40_000);
+    assert!(churn.run(&fake, 2000) < 1.0 / 16.0);
+    assert!(churn.allocator.memory_reserved() <= 4 * (200 + 12) * PAGE);
+    check_books(&churn.allocator);
+    churn.live.clear();
+    churn.allocator.empty_cache();
+    assert!(churn.run(&fake, 1000) > 1.0);
+    assert!(churn.allocator.memory_reserved() <= (200 + 4 + 12) * PAGE);
+}
+
+#[test]
+fn a_full_device_is_not_asked_again_and_again() {
+    let fake = Fake::with_pages(202 * PAGE);
+    let mut churn = Churn::new(&fake);
+    churn.run(&fake, 1000);
+    let before = fake.world().refused;
+    assert!(churn.run(&fake, 10_000) > 1.0);
+    let refused = fake.world().refused - before;
+    assert!((1..=50).contains(&refused), "{refused}");
 }

@@ -38,6 +38,8 @@ pub struct World {
     pub live: BTreeMap<u64, usize>,
     /// Sizes asked for, in order.
     pub asked: Vec<usize>,
+    /// Pages refused for want of memory.
+    pub refused: usize,
     pub frees: usize,
     next_address: u64,
     /// Work given to each stream and work done.
@@ -131,6 +133,7 @@ impl Fake {
             capacity,
             live: BTreeMap::new(),
             asked: Vec::new(),
+            refused: 0,
             frees: 0,
             next_address: 1 << 40,
             submitted: BTreeMap::new(),
@@ -439,6 +442,7 @@ impl VirtualMemory<FakeError> for Fake {
             return Err(error);
         }
         if world.used().checked_add(bytes).is_none_or(|used| used > world.capacity) {
+            world.refused += 1;
             return Err(FakeError::OutOfMemory);
         }
         let number = world.next_address;
