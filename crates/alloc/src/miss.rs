@@ -430,7 +430,8 @@ impl<B: Backend> Shared<B> {
             },
             free: memory.map(|(free, _)| free),
             total: memory.map(|(_, total)| total),
-            process: backend.process_memory(),
+            // Less is another process's, of our number in its own namespace.
+            process: backend.process_memory().filter(|&bytes| bytes >= reserved),
             limit,
             allocated: self.allocated(),
             reserved,

@@ -52,6 +52,13 @@ impl OutOfMemory {
         Some(used.saturating_sub(self.reserved))
     }
 
+    /// What other processes use of the device, and the driver where this process's part is not
+    /// known.
+    fn other_processes(&self) -> Option<usize> {
+        let by_other_ways = self.process.map_or(0, |process| process.saturating_sub(self.reserved));
+        Some(self.others()?.saturating_sub(by_other_ways))
+    }
+
     /// What would help, the likeliest first; a sentence each.
     #[must_use]
     pub fn hints(&self) -> Vec<&'static str> {
@@ -78,8 +85,13 @@ impl OutOfMemory {
         if would_do(self.private_pools) {
             hints.push("Private pools hold enough: drop those, and graphs, that are not needed.");
         }
-        if !over_limit && self.others().is_some_and(would_do) {
+        if !over_limit && self.other_processes().is_some_and(would_do) {
             hints.push("Others use enough of the device: end them, or take another device.");
+        } else if !over_limit && self.others().is_some_and(would_do) {
+            hints.push(
+                "Enough is used by other ways than this allocator, also in this process: by \
+                 libraries, or other allocators.",
+            );
         }
         if hints.is_empty() {
             hints.push("Live blocks take up the memory: drop some, or take smaller batches.");
@@ -97,13 +109,11 @@ impl fmt::Display for OutOfMemory {
             let (free, total) = (size(free), size(total));
             write!(f, " {device} has a total capacity of {total} of which {free} is free.")?;
         }
-        match (self.process, self.others()) {
-            (Some(process), _) => {
-                let used = self.total.zip(self.free).map(|(total, free)| total - free.min(total));
+        match (self.process, self.other_processes()) {
+            (Some(process), others) => {
                 write!(f, " Including other memory, this process has {} in use", size(process))?;
-                if let Some(used) = used {
-                    let others = size(used.saturating_sub(process));
-                    write!(f, " and other processes {others}")?;
+                if let Some(others) = others {
+                    write!(f, " and other processes {}", size(others))?;
                 }
                 f.write_str(".")?;
             }
@@ -194,6 +204,15 @@ mod tests {
             text.contains("this process has 65.00 MiB in use and other processes 5.00 MiB."),
             "{text}"
         );
+    }
+
+    #[test]
+    fn nobody_is_told_to_end_processes_that_use_nothing() {
+        // All that others use is this process's by other ways.
+        let text = OutOfMemory { process: Some(70 * MIB), ..facts() }.to_string();
+        assert!(text.contains("and other processes 0 bytes"), "{text}");
+        assert!(!text.contains("end them"), "{text}");
+        assert!(text.contains("also in this process"), "{text}");
     }
 
     #[test]

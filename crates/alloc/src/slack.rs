@@ -16,13 +16,13 @@ const FRAGMENTED: usize = 32;
 /// For so many requests, hits among them, one page may be mapped anew for good.
 const REQUESTS_PER_REMAP: u64 = 16;
 /// Once each page was mapped anew so often beyond that, on average, the program does not come to
-/// rest by itself, and the slack becomes four times as much: by then half a second went into
-/// mappings for each GiB. Recorded programs, which repeat themselves, need less than one.
+/// rest by itself, and the slack doubles: by then a third of a second went into mappings for each
+/// GiB. Recorded programs, which repeat themselves, need less than one.
 const PATIENCE: usize = 32;
-/// And no sooner than after so many pages.
-const LEAST_PATIENCE: usize = 4096;
+/// But after no fewer pages, and no more, of which the last take five seconds.
+const PATIENCE_IN_PAGES: [usize; 2] = [1 << 12, 1 << 17];
 /// So often at most: then it is sixteen times what is needed.
-const MOST_TIMES: u32 = 5;
+const MOST_DOUBLINGS: u32 = 10;
 
 /// For so many requests after a page was refused for want of memory, none is asked for that can be
 /// done without: to be refused takes twice as long as to map a page.
@@ -45,9 +45,8 @@ pub(crate) struct Slack {
     peak: usize,
     /// What was reserved, in bytes, when pages were last made because free ones were not enough.
     forced: usize,
-    /// How often it became four times as much.
-    times: u32,
-    /// Pages mapped anew beyond what requests paid for, since then.
+    doublings: u32,
+    /// Pages mapped anew beyond what requests paid for, since the last doubling.
     excess: usize,
     /// How many requests have paid.
     requests: u64,
@@ -64,7 +63,7 @@ impl Slack {
         let peak = demand.peak.max(self.peak);
         let forced = self.forced.min(reserved);
         let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
-        let slack = (needed / SHARE).max(LEAST) << (2 * self.times);
+        let slack = (needed / SHARE).max(LEAST) << self.doublings;
         (needed + slack).saturating_sub(reserved)
     }
 
@@ -90,9 +89,10 @@ impl Slack {
         let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;
         self.requests = (self.requests + paid * REQUESTS_PER_REMAP).min(demand.requests);
         self.excess = self.excess.saturating_sub(paid as usize);
-        if self.excess > (PATIENCE * pages).max(LEAST_PATIENCE) {
+        let [least, most] = PATIENCE_IN_PAGES;
+        if self.excess > (PATIENCE * pages).clamp(least, most) {
             self.excess = 0;
-            self.times = (self.times + 1).min(MOST_TIMES);
+            self.doublings = (self.doublings + 1).min(MOST_DOUBLINGS);
         }
     }
 }
@@ -130,26 +130,31 @@ mod tests {
         assert_eq!(slack.bytes(demand(GIB, 0), GIB), GIB / 64);
     }
 
-    /// Remaps so many pages for each of many requests, of a thousand pages; answers the slack.
-    fn after(requests: u64, pages: u64) -> usize {
+    /// Maps so many thousandths of a page anew for each of many requests, of so many pages; answers
+    /// the slack.
+    fn after(requests: u64, thousandths: u64, pages: usize) -> usize {
         let mut slack = Slack::default();
         for request in 1..=requests {
-            let now = request * pages / 1000;
-            let before = (request - 1) * pages / 1000;
+            let [before, now] = [request - 1, request].map(|at| at * thousandths / 1000);
             slack.remapped((now - before) as usize);
-            slack.served(demand(GIB, request), 1000);
+            slack.served(demand(GIB, request), pages);
         }
         slack.bytes(demand(GIB, requests), GIB)
     }
 
     #[test]
-    fn it_grows_while_pages_are_mapped_without_end() {
+    fn it_doubles_while_pages_are_mapped_without_end() {
         // One page for sixteen requests, and a burst of less than each page 32 times.
-        assert_eq!(after(1_000_000, 1000 / 16), GIB / 64);
-        assert_eq!(after(34_000, 1000), GIB / 64);
-        assert_eq!(after(35_000, 1000), GIB / 16);
-        assert_eq!(after(69_000, 1000), GIB / 4);
-        assert_eq!(after(1_000_000, 1000), 16 * GIB);
+        assert_eq!(after(1_000_000, 1000 / 16, 1000), GIB / 64);
+        assert_eq!(after(34_000, 1000, 1000), GIB / 64);
+        assert_eq!(after(35_000, 1000, 1000), GIB / 32);
+        assert_eq!(after(69_000, 1000, 1000), GIB / 16);
+        assert_eq!(after(1_000_000, 1000, 1000), 16 * GIB);
+        // However few there are, or many.
+        assert_eq!(after(4_300, 1000, 1), GIB / 64);
+        assert_eq!(after(4_400, 1000, 1), GIB / 32);
+        assert_eq!(after(139_000, 1000, 100_000), GIB / 64);
+        assert_eq!(after(140_000, 1000, 100_000), GIB / 32);
     }
 
     #[test]
@@ -168,8 +173,8 @@ mod tests {
         let mut slack = Slack::default();
         slack.served(demand(0, 1_000_000), 1);
         slack.served(demand(0, 10), 1);
-        slack.remapped(LEAST_PATIENCE + 1);
+        slack.remapped(PATIENCE_IN_PAGES[0] + 1);
         slack.served(demand(0, 20), 1);
-        assert_eq!(slack.bytes(demand(0, 20), 0), 4 * LEAST);
+        assert_eq!(slack.bytes(demand(0, 20), 0), 2 * LEAST);
     }
 }

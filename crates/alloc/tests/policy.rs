@@ -72,8 +72,8 @@ fn of_equal_small_blocks_the_last_freed_is_the_first_used_but_for_torch() {
     let mut blocks: Vec<_> = (0..8).map(|_| allocator.malloc(4096, &0).ok()).collect();
     [4, 0, 6, 2].into_iter().for_each(|at| blocks[at] = None);
     allocator.set_config(AllocatorConfig::parse("policy:torch").unwrap());
-    let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap().address());
-    assert!(again.is_sorted());
+    let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap());
+    assert!(again.iter().map(Block::address).is_sorted());
     drop((blocks, again));
     assert_eq!(order_of_reuse(&allocator), [0, 2, 4, 6]);
     check_books(&allocator);

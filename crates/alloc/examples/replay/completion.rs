@@ -1,9 +1,10 @@
 //! Uses by other streams that end where a trace says so.
 //!
-//! Each free whose completion comes later in the trace is used by a side stream that waits for a
-//! *tick* of a clock. The clock is a stream too: its ticks are host functions that return where the
-//! completions stand, one after another. So the allocator sees an event that really is pending, and
-//! only one host function at a time is blocked, whatever the order of the completions.
+//! A block whose completion comes later in the trace than its free is used, at the free, by a side
+//! stream that waits for a *tick* of a clock. The clock is a stream too: its ticks are host functions
+//! that return where the completions stand, one after another. So the allocator sees an event that
+//! really is pending, and only one host function at a time is blocked, whatever the order of the
+//! completions.
 //!
 //! A thread waits for the clock. On a simulated device it is the one that runs the host function
 //! (there, work runs only inside calls), and no other work runs meanwhile; on a real device the
@@ -120,7 +121,7 @@ impl<'a> Completions<'a> {
             }
         }
         if !runs {
-            self.start()?;
+            self.start();
         }
         // Of the streams that are done by then, the one that is done last.
         let fits = self.sides.iter().enumerate().filter(|(_, (last, _))| *last <= until);
@@ -163,12 +164,11 @@ impl<'a> Completions<'a> {
     }
 
     /// Has the thread wait for the next tick, which must run before anything else waits for it.
-    fn start(&self) -> Result<(), DriverError> {
+    fn start(&self) {
         if let (Some(tick), Some(waiter)) = (self.ticks.values().next(), &self.waiter) {
             let _ = waiter.events.send(Arc::clone(&tick.event));
             let _ = tick.began.recv_timeout(self.patience);
         }
-        Ok(())
     }
 
     /// Lets the next tick come, and waits for the uses that end there.
@@ -182,7 +182,8 @@ impl<'a> Completions<'a> {
         }
         drop(event);
         uses.iter().try_for_each(Event::synchronize)?;
-        self.start()
+        self.start();
+        Ok(())
     }
 }
 
@@ -214,7 +215,9 @@ impl Watch<CudaBackend> for Completions<'_> {
             // After what the allocator recorded at the free.
             let mark = self.mark(&self.sides[side].1);
             let mark = mark.map_err(|error| failure(self.trace, at, error))?;
-            self.ticks.entry(until).and_modify(|tick| tick.uses.push(mark));
+            if let Some(tick) = self.ticks.get_mut(&until) {
+                tick.uses.push(mark);
+            }
         }
         if self.waited.load(Ordering::Relaxed) {
             let reason = "the allocator waited for memory whose completion comes later in the \

@@ -35,6 +35,10 @@ pub struct Report {
     pub warm_ns_per_event: f64,
     /// Pages that were mapped again elsewhere.
     pub remaps: i64,
+    /// Those after the first quarter of the events.
+    pub remaps_late: i64,
+    /// Those of the last warm replay.
+    pub remaps_warm: i64,
     /// Milliseconds in mapping calls.
     pub map_ms: f64,
     /// The same without the first quarter of the events.
@@ -65,6 +69,11 @@ impl Report {
             cold_ns_per_event: per_event(cold),
             warm_ns_per_event: median(warm.iter().map(per_event).collect()),
             remaps: stats.num_remaps,
+            remaps_late: stats.num_remaps - cold.quarter.num_remaps,
+            remaps_warm: match warm {
+                [.., before, last] => last.end.num_remaps - before.end.num_remaps,
+                _ => 0,
+            },
             map_ms: map_ms(stats),
             map_ms_late: map_ms(stats) - map_ms(&cold.quarter),
             reserved_per_requested: peak_reserved as f64 / peak_requested.max(1) as f64,
