@@ -189,10 +189,7 @@ impl<B: Backend> CachingAllocator<B> {
 
     /// Starts all sums and counts anew from 0 (`torch.cuda.reset_accumulated_memory_stats`).
     pub fn reset_accumulated_stats(&self) {
-        self.shared.core.with_all(|global, shards| {
-            global.reset_accumulated();
-            shards.iter_mut().for_each(|shard| shard.reset_accumulated());
-        });
+        self.shared.core.with_all(|global, shards| global.reset_accumulated(shards));
     }
 
     /// The statistics as a table (`torch.cuda.memory_summary`).

@@ -244,13 +244,11 @@ impl<B: Backend> Core<B> {
 
     /// What was asked for by now, if `bytes` more are.
     pub(crate) fn demand(&self, bytes: usize) -> Demand {
-        let (held, made) = (Quantity::RequestedBytes as usize, Quantity::Allocation as usize);
         self.with_all(|global, shards| {
-            let now: i64 = shards.iter().map(|shard| shard.now()[2][held]).sum();
-            let peak = global.peak(Quantity::RequestedBytes).max(now + bytes as i64);
-            let all = shards.iter().map(|shard| &**shard).chain([&global.retired]);
-            let requests: i64 = all.flat_map(|it| it.increased).map(|pool| pool[made]).sum();
-            Demand { peak: peak as usize, requests: requests as u64 }
+            let at = Quantity::RequestedBytes as usize;
+            let now: i64 = shards.iter().map(|shard| shard.now()[2][at]).sum();
+            let peak = global.peak(Quantity::RequestedBytes).max(now + bytes as i64) as usize;
+            Demand { peak, requests: global.requests(shards) }
         })
     }
 

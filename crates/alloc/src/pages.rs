@@ -180,20 +180,18 @@ impl<B: Backend> Arenas<B> {
 
     /// Pages of which each is mapped at the first address and at home at the second, those that
     /// have left an arena.
-    pub(crate) fn away(&self, arena: u32) -> Vec<(Pages, Pages)> {
-        let number = arena;
-        let Some(arena) = &self.arenas[number as usize] else { return Vec::new() };
-        let slots = arena.slots.iter().enumerate();
-        let size = arena.page_size;
-        slots
-            .filter_map(|(at, slot)| {
+    pub(crate) fn away(&self, number: u32) -> impl Iterator<Item = (Pages, Pages)> {
+        let arena = self.arenas[number as usize].as_ref();
+        arena.into_iter().flat_map(move |arena| {
+            arena.slots.iter().enumerate().filter_map(move |(at, slot)| {
                 let Slot::Alias { number: page, .. } = slot else { return None };
                 let (home, there) = self.homes[*page as usize];
                 let there = self.arenas[home as usize].as_ref()?.start(there);
+                let size = arena.page_size;
                 let former = Pages { arena: number, start: arena.start(at), size };
                 Some((former, Pages { arena: home, start: there, size }))
             })
-            .collect()
+        })
     }
 
     /// Gives a page that is at home at `from` its former home back, where it is still mapped.

@@ -182,7 +182,10 @@ impl<B: Backend> Shared<B> {
         // Those that come from elsewhere are what is missing after that: where memory is short,
         // that may be more.
         let made = self.bring(slow, need, new, Vec::new())?;
-        let mut came = made + self.take_back(slow, need, missing - made, &elsewhere);
+        let taken = self.take_back(slow, need, missing - made, &elsewhere);
+        // No call, but a wait between streams: about as dear as one.
+        slow.slack.remapped(usize::from(taken > 0));
+        let mut came = made + taken;
         let loans = self.borrow(need, missing - came);
         let rest = if made < new { loans.len() } else { missing - came };
         came += self.bring(slow, need, rest, loans)?;

@@ -33,7 +33,7 @@ const PAUSE: u64 = 1024;
 pub(crate) struct Demand {
     /// The most bytes that were asked for and held at once.
     pub(crate) peak: usize,
-    /// How many requests were served since they are counted.
+    /// How many requests were served.
     pub(crate) requests: u64,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Slack {
 impl Slack {
     /// How many bytes of new pages may be made although others are free.
     pub(crate) fn bytes(&self, demand: Demand, reserved: usize) -> usize {
-        if self.refused.is_some_and(|at| (at..at + PAUSE).contains(&demand.requests)) {
+        if self.refused.is_some_and(|at| demand.requests < at + PAUSE) {
             return 0;
         }
         let peak = demand.peak.max(self.peak);
@@ -85,9 +85,8 @@ impl Slack {
     /// A request was served, while there are so many pages.
     pub(crate) fn served(&mut self, demand: Demand, pages: usize) {
         self.peak = self.peak.max(demand.peak);
-        // Fewer than before if the caller lets them be counted anew.
         let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;
-        self.requests = (self.requests + paid * REQUESTS_PER_REMAP).min(demand.requests);
+        self.requests += paid * REQUESTS_PER_REMAP;
         self.excess = self.excess.saturating_sub(paid as usize);
         let [least, most] = PATIENCE_IN_PAGES;
         if self.excess > (PATIENCE * pages).clamp(least, most) {
@@ -164,17 +163,5 @@ mod tests {
         assert_eq!(slack.bytes(demand(GIB, 5000), GIB), 0);
         assert_eq!(slack.bytes(demand(GIB, 5000 + PAUSE - 1), GIB), 0);
         assert_eq!(slack.bytes(demand(GIB, 5000 + PAUSE), GIB), GIB / 64);
-        // Counted anew.
-        assert_eq!(slack.bytes(demand(GIB, 10), GIB), GIB / 64);
-    }
-
-    #[test]
-    fn requests_may_be_counted_anew() {
-        let mut slack = Slack::default();
-        slack.served(demand(0, 1_000_000), 1);
-        slack.served(demand(0, 10), 1);
-        slack.remapped(PATIENCE_IN_PAGES[0] + 1);
-        slack.served(demand(0, 20), 1);
-        assert_eq!(slack.bytes(demand(0, 20), 0), 2 * LEAST);
     }
 }

@@ -22,7 +22,7 @@ mod timeline;
 mod trace;
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use check::Check;
@@ -295,4 +295,23 @@ fn a_report_holds_the_first_replay_and_the_median_of_the_others() {
         assert_eq!(json[key], expected, "{key}");
     }
     assert!(report.to_string().contains("reserved ÷ requested  1.1250"), "{report}");
+}
+
+#[test]
+fn a_wait_for_many_completions_takes_no_longer_than_for_one() {
+    let ids = 0..100;
+    let text = [
+        ids.clone().map(|id| format!("a,{id},7000000,0\n")).collect::<String>(),
+        ids.clone().map(|id| format!("f,{id},,\n")).collect(),
+        String::from("a,100,700000000,0\n"),
+        ids.map(|id| format!("c,{id},,\na,{},8,0\n", 200 + id)).collect(),
+    ];
+    let trace = read(&text.concat());
+    let patience = Duration::from_millis(50);
+    let start = Instant::now();
+    let error = replayed(&trace, Schedule::Lazy, |device| {
+        Completions::new(&device.driver, &trace, patience)
+    });
+    assert!(error.unwrap_err().contains("the allocator waited for memory"));
+    assert!(start.elapsed() < 50 * patience, "{:?}", start.elapsed());
 }

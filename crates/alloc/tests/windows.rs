@@ -380,3 +380,23 @@ fn a_full_device_is_not_asked_again_and_again() {
     let refused = fake.world().refused - before;
     assert!((1..=50).contains(&refused), "{refused}");
 }
+
+/// The callers' sums are not what the policy goes by.
+#[test]
+fn sums_that_start_anew_do_not_change_what_is_reserved() {
+    let reserved = |resets: bool| {
+        let fake = Fake::with_pages(1 << 40);
+        let mut churn = Churn::new(&fake);
+        for _ in 0..8000 {
+            if resets {
+                churn.allocator.reset_accumulated_stats();
+            }
+            churn.run(&fake, 1);
+            (0..200).for_each(|_| drop(churn.allocator.malloc(512, &0).unwrap()));
+        }
+        churn.allocator.memory_reserved()
+    };
+    let expected = reserved(false);
+    assert!(expected <= (200 + 4 + 12) * PAGE, "each remap is paid for");
+    assert_eq!(reserved(true), expected);
+}

@@ -146,7 +146,9 @@ impl<'a> Completions<'a> {
         let (waited, patience) = (Arc::clone(&self.waited), self.patience);
         let gate = Box::new(move || {
             let _ = begin.send(());
-            if ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            if !waited.load(Ordering::Relaxed)
+                && ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
+            {
                 waited.store(true, Ordering::Relaxed);
             }
         });

@@ -111,6 +111,8 @@ pub(crate) struct Global {
     peaks: [Values; 3],
     /// Counts of shards that are no more.
     pub(crate) retired: Counters,
+    /// Requests that were counted before sums started anew.
+    requests_before: i64,
 }
 
 impl Global {
@@ -171,7 +173,17 @@ impl Global {
         self.raise_peaks(shards);
     }
 
-    pub(crate) fn reset_accumulated(&mut self) {
+    /// How many requests were served, whether or not the caller lets sums start anew.
+    pub(crate) fn requests(&self, shards: &[&mut Counters]) -> u64 {
+        let all = shards.iter().map(|shard| &**shard).chain([&self.retired]);
+        let made =
+            all.flat_map(|shard| shard.increased).map(|pool| pool[Quantity::Allocation as usize]);
+        (self.requests_before + made.sum::<i64>()) as u64
+    }
+
+    pub(crate) fn reset_accumulated(&mut self, shards: &mut [&mut Counters]) {
+        self.requests_before = self.requests(shards) as i64;
+        shards.iter_mut().for_each(|shard| shard.reset_accumulated());
         for count in [&mut self.segment, &mut self.reserved_bytes] {
             count.pools.iter_mut().for_each(Count::reset_accumulated);
         }
