@@ -379,7 +379,9 @@ impl<B: Backend> Shared<B> {
         // Meanwhile the shard must not serve another stream.
         state.misses += 1;
         drop(state);
+        self.core.waiting.fetch_add(bytes, Ordering::Relaxed);
         let found = self.miss(shard, request);
+        self.core.waiting.fetch_sub(bytes, Ordering::Relaxed);
         shard.books.lock_parked().misses -= 1;
         let (shard, granted) = found?;
         self.core.raise_peaks();

@@ -32,6 +32,8 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) left: Mutex<Vec<Arc<Shard<B>>>>,
     /// Whether the allocator is no more, so that there is nobody to leave shards to.
     pub(crate) closed: AtomicBool,
+    /// Bytes asked for that nothing cached fitted, in requests that are not answered yet.
+    pub(crate) waiting: AtomicUsize,
     /// Searches of large pools, while garbage is collected.
     pub(crate) clock: Arc<AtomicU64>,
     pub(crate) tracer: Arc<Tracer>,
@@ -79,6 +81,7 @@ impl<B: Backend> Core<B> {
             deferred: Mutex::default(),
             left: Mutex::default(),
             closed: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
             clock: Arc::default(),
             tracer: Arc::default(),
             hooks: Hooks::default(),

@@ -8,6 +8,7 @@ use crate::allocator::Shared;
 use crate::core::Slow;
 use crate::shard::{Shard, lock};
 use crate::state::{Granted, Growth, Pages, Request, State};
+use crate::sync::atomic::Ordering;
 use crate::{AllocError, Backend, PoolKind, VirtualMemory};
 
 /// From so many new pages on, it is asked first whether there is memory for all of them: making
@@ -102,7 +103,8 @@ impl<B: Backend> Shared<B> {
 
     /// So many new pages may be made although others are free.
     fn slack(&self, slow: &Slow<B>, need: &Need<'_, B>) -> usize {
-        let demand = self.core.demand(need.request.requested);
+        // Threads that wait in line here ask for what they wait for at the same time.
+        let demand = self.core.demand(self.core.waiting.load(Ordering::Relaxed));
         slow.slack.bytes(demand, self.core.reserved()) / need.page_size
     }
 
