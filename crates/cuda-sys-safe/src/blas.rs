@@ -297,8 +297,8 @@ impl BlasHandle {
         let what = || format!("{args:?}");
 
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: handle and stream are alive.
         let status =
+            // SAFETY: handle and stream are alive.
             unsafe { (api.cublasSetStream_v2)(raw.0, stream.raw() as usize as cudaStream_t) };
         check(api, "cublasSetStream_v2", status, String::new)?;
         // Setting the stream went back to the handle's own workspace.

@@ -30,8 +30,8 @@ impl Stream {
     #[track_caller]
     pub fn end_capture(&self) -> Result<Graph> {
         let location = Location::caller();
-        // SAFETY: the handle is alive.
         let handle =
+            // SAFETY: the handle is alive.
             unsafe { self.driver().end_capture(self.handle()) }.map_err(|e| e.at(location))?;
         Ok(Graph { driver: Arc::clone(self.driver()), handle: Mutex::new(handle) })
     }

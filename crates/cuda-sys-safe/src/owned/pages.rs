@@ -152,8 +152,8 @@ mod tests {
                 assert!(bytes < HUGE || pages.start().addr().get().is_multiple_of(HUGE));
                 pages.populate(threads).unwrap();
                 assert_eq!(resident(&pages), pages.bytes() / SMALL, "{bytes} by {threads}");
-                // SAFETY: the pages are ours alone.
                 let all =
+                    // SAFETY: the pages are ours alone.
                     unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.bytes()) };
                 assert!(all.iter().all(|&byte| byte == 0));
             }

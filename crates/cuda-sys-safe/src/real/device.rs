@@ -109,8 +109,8 @@ impl CudaDriver {
             return Ok(true);
         }
         let (mut flags, mut active) = (0, 0);
-        // SAFETY: both pointers are valid for writes.
         let status =
+            // SAFETY: both pointers are valid for writes.
             unsafe { (self.api.cuDevicePrimaryCtxGetState)(state.raw, &mut flags, &mut active) };
         self.check("cuDevicePrimaryCtxGetState", device, status)?;
         Ok(active != 0)

@@ -175,8 +175,8 @@ impl CudaDriver {
             return Err(DriverError::cuda(CALL, code, Some(device)));
         }
         let data = Box::into_raw(Box::new(f)).cast::<c_void>();
-        // SAFETY: the stream is alive; the function takes what `data` is, and runs at most once.
         let status =
+            // SAFETY: the stream is alive; the function takes what `data` is, and runs at most once.
             unsafe { (self.api.cuLaunchHostFunc)(raw_stream(stream), Some(run_boxed), data) };
         self.check(CALL, device, status).inspect_err(|_| {
             // SAFETY: refused, so nobody else has it.

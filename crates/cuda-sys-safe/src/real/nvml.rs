@@ -16,17 +16,12 @@ const SEARCH: Search = Search {
 
 /// `nvmlProcessInfo_t`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct ProcessInfo {
     pid: c_uint,
     used_gpu_memory: u64,
     gpu_instance_id: c_uint,
     compute_instance_id: c_uint,
-}
-
-impl ProcessInfo {
-    const NONE: Self =
-        Self { pid: 0, used_gpu_memory: 0, gpu_instance_id: 0, compute_instance_id: 0 };
 }
 
 function_table! {
@@ -84,7 +79,7 @@ impl Api {
         }
         let mut room = 32;
         loop {
-            let mut processes = vec![ProcessInfo::NONE; room as usize];
+            let mut processes = vec![ProcessInfo::default(); room as usize];
             let mut count = room;
             let list = self.nvmlDeviceGetComputeRunningProcesses_v3;
             // SAFETY: the handle is NVML's, and there is room for as many entries as `count` says.

@@ -204,8 +204,8 @@ impl State {
     pub(super) fn run_memset(&mut self, work: &MemsetWork) -> Result<f64, RunError> {
         let bytes = work.count * work.value.size();
         let at = self.locate(work.dst, bytes, User::Copy, true).map_err(RunError::illegal)?;
-        // SAFETY: just checked to lie in live backing memory, which only the executor touches.
         let memory =
+            // SAFETY: just checked to lie in live backing memory, which only the executor touches.
             unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
         match work.value {
             MemsetValue::U8(v) => memory.fill(v),

@@ -130,8 +130,8 @@ impl Driver for SimDriver {
     unsafe fn memcpy(&self, device: usize, copy: &Copy) -> Result<()> {
         let call = CallKind::Memcpy;
         let mut s = self.enter(call, device)?;
-        // SAFETY: the caller's promise is the same.
         let (point, wait) =
+            // SAFETY: the caller's promise is the same.
             unsafe { s.memcpy(call, copy, StreamHandle::default_of(device), true) }?;
         self.copied(s, call, device, point, wait)
     }
