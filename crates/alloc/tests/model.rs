@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Fake, FakeError, MIB, Physical, check_books, check_disjoint, physical};
+use common::{Fake, FakeError, MIB, Physical, Random, check_books, check_disjoint, physical};
 use proptest::prelude::*;
 use warpline_alloc::{
     AllocatorConfig, Block, BlockState, CachingAllocator, Policy, PoolKind, PoolOptions,
@@ -457,10 +457,9 @@ fn contents_survive_ten_thousand_operations() {
         let from = block.address();
         (0..block.size() as u64 / 512).map(move |i| from + i * 512)
     };
-    let mut random = 1u64;
+    let mut random = Random(1);
     for step in 0..10_000u64 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let pick = (random >> 33) as usize;
+        let pick = random.below(usize::MAX);
         if !live.is_empty() && (pick.is_multiple_of(2) || live.len() > 100) {
             let (block, mark) = live.swap_remove(pick / 2 % live.len());
             for unit in units(&block) {

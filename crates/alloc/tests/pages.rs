@@ -2,13 +2,10 @@
 
 mod common;
 
-use common::{Fake, FakeError, MIB, check_books};
+use common::{Fake, FakeError, MIB, PAGE, check_books};
 use warpline_alloc::{AllocError, AllocatorConfig};
 
 const EXPANDABLE: &str = "expandable_segments:True";
-/// Bytes in a page of the default policy.
-const PAGE: usize = 4 * MIB;
-
 /// Leaves `count` free pages in the middle of live blocks of stream 0, with a peak that leaves no
 /// room for new pages.
 fn fragmented(

@@ -53,12 +53,17 @@ fn the_best_fit_is_the_smallest_then_the_lowest() {
     assert_eq!(asked(&fake).len(), 4);
 }
 
-/// Frees four of eight small blocks, not in their order, and answers which of them four requests
-/// get.
-fn order_of_reuse(allocator: &CachingAllocator<Fake>) -> [usize; 4] {
+/// Eight small blocks of which four were freed, not in their order, and the addresses of all.
+fn four_of_eight(allocator: &CachingAllocator<Fake>) -> (Vec<Option<Block<Fake>>>, Vec<u64>) {
     let mut blocks: Vec<_> = (0..8).map(|_| allocator.malloc(4096, &0).ok()).collect();
-    let addresses: Vec<u64> = blocks.iter().flatten().map(Block::address).collect();
+    let addresses = blocks.iter().flatten().map(Block::address).collect();
     [4, 0, 6, 2].into_iter().for_each(|at| blocks[at] = None);
+    (blocks, addresses)
+}
+
+/// Which of the freed ones four requests get.
+fn order_of_reuse(allocator: &CachingAllocator<Fake>) -> [usize; 4] {
+    let (_blocks, addresses) = four_of_eight(allocator);
     let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap());
     again.map(|block| addresses.iter().position(|&address| address == block.address()).unwrap())
 }
@@ -69,8 +74,7 @@ fn of_equal_small_blocks_the_last_freed_is_the_first_used_but_for_torch() {
     let allocator = fake.allocator("policy:default");
     assert_eq!(order_of_reuse(&allocator), [2, 6, 0, 4]);
     // What lies there by then is put in order.
-    let mut blocks: Vec<_> = (0..8).map(|_| allocator.malloc(4096, &0).ok()).collect();
-    [4, 0, 6, 2].into_iter().for_each(|at| blocks[at] = None);
+    let blocks = four_of_eight(&allocator);
     allocator.set_config(AllocatorConfig::parse("policy:torch").unwrap());
     let again = [(); 4].map(|()| allocator.malloc(4096, &0).unwrap());
     assert!(again.iter().map(Block::address).is_sorted());

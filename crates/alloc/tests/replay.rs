@@ -73,6 +73,11 @@ fn replayed<W: Watch<CudaBackend>>(
     replay(&allocator, trace, &device.streams, &mut watch, &mut |_| {})
 }
 
+/// The same with completions where the trace has them.
+fn honoured(trace: &Trace, patience: Duration) -> Result<Outcome, String> {
+    replayed(trace, Schedule::Lazy, |device| Completions::new(&device.driver, trace, patience))
+}
+
 #[test]
 fn a_trace_becomes_slots_and_streams() {
     let text = "a,5,100,0\r\na,7,0,3\n\nf,5,,\nc,5,,\na,5,200,3\nf,7,,\nf,5,,\nc,5\nc,7,,";
@@ -157,9 +162,7 @@ fn memory_comes_back_where_its_completion_stands() {
     let trace = read(LATE);
     let plain = replayed(&trace, Schedule::Eager, |_| Ok(())).unwrap();
     assert_eq!(plain.end.num_device_alloc, 1);
-    let honoured = replayed(&trace, Schedule::Lazy, |device| {
-        Completions::new(&device.driver, &trace, PATIENCE)
-    });
+    let honoured = honoured(&trace, PATIENCE);
     // The third finds neither of the first two; the fourth finds all.
     assert_eq!(honoured.unwrap().end.num_device_alloc, 3);
 }
@@ -177,18 +180,14 @@ fn completions_come_in_any_order() {
         block(4),
     ];
     let trace = read(&text.concat());
-    let honoured = replayed(&trace, Schedule::Lazy, |device| {
-        Completions::new(&device.driver, &trace, PATIENCE)
-    });
+    let honoured = honoured(&trace, PATIENCE);
     assert_eq!(honoured.unwrap().end.num_device_alloc, 3);
 }
 
 #[test]
 fn a_trace_without_completions_has_none_to_honour() {
     let trace = read("a,0,8,0\nf,0,,\n");
-    let error = replayed(&trace, Schedule::Lazy, |device| {
-        Completions::new(&device.driver, &trace, PATIENCE)
-    });
+    let error = honoured(&trace, PATIENCE);
     assert_eq!(error.unwrap_err(), "t.csv: has no `c` lines that could be honoured");
 }
 
@@ -196,9 +195,7 @@ fn a_trace_without_completions_has_none_to_honour() {
 fn a_wait_for_a_completion_that_comes_later_is_an_error() {
     // Of 1 GiB, the second block can only be had from the first.
     let trace = read("a,0,700000000,0\nf,0,,\na,1,700000000,0\nc,0,,\nf,1,,\nc,1,,\n");
-    let error = replayed(&trace, Schedule::Lazy, |device| {
-        Completions::new(&device.driver, &trace, Duration::from_millis(20))
-    });
+    let error = honoured(&trace, Duration::from_millis(20));
     let error = error.unwrap_err();
     assert!(error.starts_with("t.csv: line 3: id 1: the allocator waited for memory"), "{error}");
 }
@@ -309,9 +306,7 @@ fn a_wait_for_many_completions_takes_no_longer_than_for_one() {
     let trace = read(&text.concat());
     let patience = Duration::from_millis(50);
     let start = Instant::now();
-    let error = replayed(&trace, Schedule::Lazy, |device| {
-        Completions::new(&device.driver, &trace, patience)
-    });
+    let error = honoured(&trace, patience);
     assert!(error.unwrap_err().contains("the allocator waited for memory"));
     assert!(start.elapsed() < 50 * patience, "{:?}", start.elapsed());
 }

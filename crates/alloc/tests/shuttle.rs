@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Fake, MIB, Owned, check_books};
+use common::{Fake, MIB, Owned, PAGE, check_books};
 use shuttle::sync::Barrier;
 use shuttle::thread;
 use warpline_alloc::{Block, CachingAllocator, MemPool, PoolOptions};
@@ -297,9 +297,6 @@ fn the_last_block_goes_while_its_allocator_does() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
-
-/// Bytes in a page of the default policy.
-const PAGE: usize = 4 * MIB;
 
 #[test]
 fn threads_share_windows_while_the_cache_is_emptied() {

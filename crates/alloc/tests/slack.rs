@@ -4,11 +4,8 @@ mod common;
 
 use std::sync::Mutex;
 
-use common::{Fake, MIB, Random, check_books};
+use common::{Fake, PAGE, Random, check_books};
 use warpline_alloc::{Block, CachingAllocator};
-
-/// Bytes in a page of the default policy.
-const PAGE: usize = 4 * MIB;
 
 /// Blocks of one to twelve pages on four streams, 200 pages in all: now more on one stream, now on
 /// another, and nothing recurs.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fake, MIB, check_books};
+use common::{Fake, MIB, Random, check_books};
 
 #[test]
 fn the_keys_are_pytorchs() {
@@ -71,10 +71,9 @@ fn allocators_are_independent() {
 fn the_snapshot_adds_up_after_every_step() {
     let allocator = Fake::new(1 << 40).allocator("");
     let mut live = Vec::new();
-    let mut random = 12345u64;
+    let mut random = Random(12345);
     for _ in 0..100 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let pick = (random >> 33) as usize;
+        let pick = random.below(usize::MAX);
         if pick.is_multiple_of(3) && !live.is_empty() {
             live.swap_remove(pick % live.len());
         } else {

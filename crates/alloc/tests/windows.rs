@@ -4,11 +4,8 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{Act, Fake, FakeError, MIB, Physical, Random, check_books};
+use common::{Act, Fake, FakeError, MIB, PAGE, Physical, Random, check_books};
 use warpline_alloc::{AllocError, Block, CachingAllocator};
-
-/// Bytes in a page of the default policy.
-const PAGE: usize = 4 * MIB;
 
 fn physical(fake: &Fake, block: &Block<Fake>) -> Physical {
     common::physical(fake, block.address(), block.size())
@@ -143,39 +140,42 @@ fn empty_cache_keeps_a_block_in_pieces() {
     assert!(fake.world().ranges.is_empty());
 }
 
-/// Takes some of a stream's 64 pages in one piece, in so many combinations.
+/// Takes some of a stream's 64 pages in one piece, in so many combinations, of which the device
+/// completes the work at some.
 fn combine(
     fake: &Fake,
     allocator: &CachingAllocator<Fake>,
     stream: u64,
     times: usize,
+    completes: impl Fn(usize) -> bool,
 ) -> Vec<Option<Block<Fake>>> {
     let page = || Some(allocator.malloc(PAGE, &stream).unwrap());
     let mut blocks: Vec<_> = (0..64).map(|_| page()).collect();
-    let mut random = stream + 1;
+    let mut random = Random(stream + 1);
     for step in 0..times {
-        for _ in 0..16 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            blocks[(random >> 33) as usize % 64] = None;
-        }
+        (0..16).for_each(|_| blocks[random.below(64)] = None);
         let free = blocks.iter().filter(|block| block.is_none()).count();
         let large = allocator.malloc(free * PAGE, &stream).unwrap();
         fake.launch_on(stream, &large);
         drop(large);
         blocks.iter_mut().filter(|block| block.is_none()).for_each(|block| *block = page());
-        // Now and then the device is far behind.
-        if step % 100 < 50 {
+        if completes(step) {
             fake.complete(stream);
         }
     }
     blocks
 }
 
+/// Now and then the device is far behind.
+fn at_times(step: usize) -> bool {
+    step % 100 < 50
+}
+
 #[test]
 fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
-    let _blocks = combine(&fake, &allocator, 0, 3000);
+    let _blocks = combine(&fake, &allocator, 0, 3000, at_times);
     let pages = fake.world().pages.len();
     let mappings = fake.world().mappings.len();
     assert!(allocator.memory_stats().num_remaps > 10 * (pages + 32) as i64);
@@ -188,17 +188,7 @@ fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
 fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
-    let mut blocks: Vec<_> = (0..64).map(|_| Some(allocator.malloc(PAGE, &0).unwrap())).collect();
-    let mut random = Random(1);
-    for _ in 0..200 {
-        (0..16).for_each(|_| blocks[random.below(64)] = None);
-        let free = blocks.iter().filter(|block| block.is_none()).count();
-        let large = allocator.malloc(free * PAGE, &0).unwrap();
-        fake.launch_on(0, &large);
-        drop(large);
-        let gone = blocks.iter_mut().filter(|block| block.is_none());
-        gone.for_each(|block| *block = Some(allocator.malloc(PAGE, &0).unwrap()));
-    }
+    let _blocks = combine(&fake, &allocator, 0, 200, |_| false);
     fake.complete(0);
 }
 
@@ -206,7 +196,8 @@ fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
 fn all_streams_together_have_not_too_many_windows() {
     let fake = Fake::with_pages(1 << 40);
     let allocator = fake.allocator("policy:default");
-    let _blocks: Vec<_> = (0..8).map(|stream| combine(&fake, &allocator, stream, 1500)).collect();
+    let combine = |stream| combine(&fake, &allocator, stream, 1500, at_times);
+    let _blocks: Vec<_> = (0..8).map(combine).collect();
     let pages = fake.world().pages.len();
     let mappings = fake.world().mappings.len();
     assert!(mappings < 30 * (pages + 32), "{mappings} mappings of {pages} pages");
@@ -221,11 +212,8 @@ fn streams_that_take_turns_share_their_pages() {
         let fake = Fake::with_pages([1 << 40, 47 * PAGE][seed as usize % 2]);
         let allocator = fake.allocator("policy:default");
         let mut live: Vec<Block<Fake>> = Vec::new();
-        let mut random = seed;
-        let mut pick = |n: usize| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (random >> 33) as usize % n
-        };
+        let mut random = Random(seed);
+        let mut pick = |n: usize| random.below(n);
         for step in 0..400 {
             if live.len() > pick(1 + step / 40) {
                 live.swap_remove(pick(live.len()));

@@ -175,14 +175,11 @@ impl<'a> Completions<'a> {
 
     /// Lets the next tick come, and waits for the uses that end there.
     fn end(&mut self) -> Result<(), DriverError> {
-        let Some((_, Tick { open, event, uses, .. })) = self.ticks.pop_first() else {
-            return Ok(());
-        };
+        let Some((_, Tick { open, uses, .. })) = self.ticks.pop_first() else { return Ok(()) };
         drop(open);
         if let Some(waiter) = &self.waiter {
             waiter.reached.recv().unwrap_or(Ok(()))?;
         }
-        drop(event);
         uses.iter().try_for_each(Event::synchronize)?;
         self.start();
         Ok(())

@@ -132,7 +132,7 @@ impl Global {
                 let sum = now.iter().map(|now| now[pool][at]).sum::<i64>();
                 // One shard alone may have been at more, a moment ago.
                 let more = shards.iter().zip(&now).map(|(s, now)| s.top[pool][at] - now[pool][at]);
-                let more = more.max().unwrap_or(0).max(0);
+                let more = more.fold(0, i64::max);
                 let peak = &mut self.peaks[pool][at];
                 *peak = (*peak).max(sum + more);
                 let slack = *peak - sum;

@@ -15,6 +15,8 @@ use warpline_alloc::{
 pub use check::{Owned, Physical, check_books, check_disjoint, physical};
 
 pub const MIB: usize = 1 << 20;
+/// Bytes in a page of the default policy.
+pub const PAGE: usize = 4 * MIB;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeError {
