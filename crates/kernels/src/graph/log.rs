@@ -10,6 +10,7 @@ use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
 
 use super::pool::{GraphPool, Member};
+use crate::launch::TOKEN;
 use crate::race::{Touch, Watch};
 use crate::storage::{Site, Uses, WeakStorage, uses_elsewhere};
 use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
@@ -217,7 +218,7 @@ fn in_order(
             watch = Some(Watch::new(twin, site, touches, storages, uses)?);
         }
     }
-    let ((), op) = captured.submit(|handle| f(handle).map_err(StreamError::from))?;
+    let ((), op) = captured.submit(TOKEN, |handle| f(handle).map_err(StreamError::from))?;
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.enter(twin, op, *write, site);
     }

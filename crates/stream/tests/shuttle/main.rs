@@ -16,6 +16,7 @@ mod waits;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shuttle::rand::{RngCore, thread_rng};
+use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_stream::{Devices, OpNumber, Stream};
 
 /// Runs it under random schedules, and under some with few preemptions.
@@ -35,6 +36,10 @@ fn world(devices: usize) -> Devices {
 fn streams<const N: usize>(devices: &Devices) -> [Stream; N] {
     [(); N].map(|()| devices.get(0).unwrap().exclusive_stream(0).unwrap())
 }
+
+/// What tests submit is enqueued as they say, and touches no memory.
+// SAFETY: as just said.
+const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// What a thread does.
 type Task = Box<dyn FnOnce() + Send>;
@@ -85,6 +90,6 @@ impl Ran {
         let work = move || ran.0.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
         // SAFETY: the handle is the live stream's own.
         let enqueue = |handle| unsafe { driver.launch_host_func(handle, Box::new(work)) };
-        stream.submit(enqueue).unwrap().1
+        stream.submit(TOKEN, enqueue).unwrap().1
     }
 }
