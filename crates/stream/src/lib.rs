@@ -43,6 +43,7 @@ mod event;
 mod event_pool;
 mod guard;
 mod launches;
+mod numbering;
 mod order;
 mod stream;
 mod sync;

@@ -1,6 +1,5 @@
 //! Streams, the numbering of their operations, and waits between them.
 
-use std::any::Any;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::panic::Location;
@@ -115,50 +114,14 @@ impl Inner {
     }
 }
 
-/// What stays with a driver's stream as long as it exists.
-#[derive(Debug)]
-struct Numbering {
-    progress: Arc<Progress>,
-    /// What stands for it now, if anything does.
-    stream: Mutex<Weak<Inner>>,
-}
-
 impl Stream {
-    /// A default stream, of which each [`Devices`](crate::Devices) has its own: it is never captured.
-    pub(crate) fn default_of(core: &Arc<Core>) -> Self {
-        let raw = owned::Stream::default_of(&core.driver, core.index);
-        let progress = Arc::new(Progress::new(raw.id(), core.index));
-        Self::registered(core, raw, progress)
-    }
-
-    /// The stream that stands for a driver's stream. There is only ever one, and if it is gone its
-    /// numbers go on: what others know of them stays true.
-    ///
-    /// # Errors
-    /// [`StreamError::OtherDevices`] while it is another [`Devices`](crate::Devices)' stream.
-    pub(crate) fn wrap(core: &Arc<Core>, raw: owned::Stream, call: &'static str) -> Result<Self> {
-        let new = || -> Arc<dyn Any + Send + Sync> {
-            let progress = Arc::new(Progress::new(raw.id(), core.index));
-            Arc::new(Numbering { progress, stream: Mutex::default() })
-        };
-        let numbering = Arc::clone(raw.numbering().get_or_init(new));
-        let Ok(numbering) = numbering.downcast::<Numbering>() else {
-            return Err(StreamError::OtherDevices { call });
-        };
-        let mut stands = numbering.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(inner) = stands.upgrade() {
-            let stream = Self(inner);
-            stream.check_same_devices(core, call)?;
-            return Ok(stream);
-        }
-        let stream = Self::registered(core, raw, Arc::clone(&numbering.progress));
-        *stands = Arc::downgrade(&stream.0);
-        Ok(stream)
-    }
-
-    fn registered(core: &Arc<Core>, raw: owned::Stream, progress: Arc<Progress>) -> Self {
+    pub(crate) fn registered(
+        core: &Arc<Core>,
+        raw: owned::Stream,
+        progress: Arc<Progress>,
+    ) -> Self {
         let stream = Self::build(core, raw, progress, None);
-        core.register(Arc::downgrade(&stream.0));
+        core.register(stream.downgrade());
         stream
     }
 
@@ -177,6 +140,10 @@ impl Stream {
             launches: Launches::default(),
             mailbox: OnceLock::new(),
         }))
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Inner> {
+        Arc::downgrade(&self.0)
     }
 
     pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {

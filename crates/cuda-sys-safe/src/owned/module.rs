@@ -75,9 +75,11 @@ fn check_ptx(ptx: &str) -> Result<()> {
         return refuse("it has a NUL character inside");
     }
     let mut rest = ptx.trim_start();
-    while let Some(comment) = rest.strip_prefix("//").map(|text| text.split_once('\n')).or_else(|| {
-        rest.strip_prefix("/*").map(|text| text.split_once("*/"))
-    }) {
+    while let Some(comment) = rest
+        .strip_prefix("//")
+        .map(|text| text.split_once('\n'))
+        .or_else(|| rest.strip_prefix("/*").map(|text| text.split_once("*/")))
+    {
         let Some((_, after)) = comment else { break };
         rest = after.trim_start();
     }

@@ -106,7 +106,9 @@ impl MemPool {
         // Memory of a capture exists in its replays only.
         let Some(ptr) = stream.outside_captures(alloc) else {
             let reason = "the stream is being captured".to_owned();
-            return Err(DriverError::InvalidArgument { call: "MemPool::alloc", reason }.at(location));
+            return Err(
+                DriverError::InvalidArgument { call: "MemPool::alloc", reason }.at(location)
+            );
         };
         let ptr = ptr.map_err(|e| e.at(location))?;
         Ok(PoolMemory { ptr, bytes, stream: stream.clone(), pool: self.clone() })

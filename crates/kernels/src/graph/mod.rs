@@ -84,7 +84,10 @@ impl Capturing {
         let graph = self.capture.take().map(|capture| capture.end(join));
         let notes = self.log.take();
         let not_capturing = StreamError::NotCapturing { call: "capture_end" };
-        let exec = graph.ok_or(not_capturing)??.instantiate().map_err(|e| Error::driver("capture_end", e))?;
+        let exec = graph
+            .ok_or(not_capturing)??
+            .instantiate()
+            .map_err(|e| Error::driver("capture_end", e))?;
         // The state is declared by every replay.
         let state = &self.log.state;
         let others = notes.storages.into_iter();

@@ -40,13 +40,11 @@ impl Module {
 
 /// The [`Module`] of the `.cu` of this name, in the folder of the file that names it.
 macro_rules! module {
-    ($name:literal) => {
-{
+    ($name:literal) => {{
         let module = $crate::runtime::Module::new($name, include_str!(concat!($name, ".ptx")));
         // SAFETY: the file beside the source, which `cargo xtask ptx` wrote.
         unsafe { module.with_sm90(include_bytes!(concat!($name, ".sm90.cubin"))) }
-    }
-    };
+    }};
 }
 
 pub(crate) use module;

@@ -63,9 +63,7 @@ fn what_comes_too_late_for_a_capture_is_not_enqueued() {
         let (driver, [stream, _]) = world();
         let capture = begin(&stream);
         let captured = stream.captured().unwrap();
-        let ends = {
-            move || drop(capture.end(true).unwrap())
-        };
+        let ends = { move || drop(capture.end(true).unwrap()) };
         let gives = {
             let driver = Arc::clone(&driver);
             move || {
@@ -91,9 +89,7 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
         let (ran, event) = (Ran::default(), Event::default());
         let capture = begin(&stream);
         event.record(&stream).unwrap();
-        let ends = {
-            move || drop(capture.end(true).unwrap())
-        };
+        let ends = { move || drop(capture.end(true).unwrap()) };
         // Two threads: the second finds the stream there, or that the capture is over.
         let threads = [1, 2].map(|tag| {
             let (joins, event, ran) = (joins.clone(), event.clone(), ran.clone());

@@ -87,7 +87,8 @@ fn external_streams(devices: &Devices) {
 }
 
 fn new_raw(devices: &Devices) -> owned::Stream {
-    owned::Stream::new(devices.driver(), 0, StreamFlags { non_blocking: true, priority: 0 }).unwrap()
+    owned::Stream::new(devices.driver(), 0, StreamFlags { non_blocking: true, priority: 0 })
+        .unwrap()
 }
 
 #[test]
