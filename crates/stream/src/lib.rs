@@ -41,7 +41,6 @@ mod guard;
 mod launches;
 mod order;
 mod stream;
-mod sync;
 
 pub use capture::{CaptureLog, Captured};
 pub use checks::{IndexCheck, Mailbox};

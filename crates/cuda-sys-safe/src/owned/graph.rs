@@ -1,7 +1,9 @@
 //! Capturing a stream's work as a graph, and replaying it.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use warpline_sync::Mutex;
 
 use super::{Stream, same_driver};
 use crate::{CaptureMode, CaptureStatus, Driver, GraphExecHandle, GraphHandle, Result};
