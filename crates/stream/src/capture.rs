@@ -9,9 +9,9 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{CaptureMode, StreamHandle};
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::{Mutex, MutexGuard};
 
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 use crate::{OpNumber, Result, Stream, StreamError};
 
 /// What a capture notes about itself; whoever begins it decides.

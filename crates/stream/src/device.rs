@@ -6,12 +6,12 @@ use std::sync::{Arc, PoisonError, Weak};
 use warpline_cuda_sys_safe::{
     DeviceProperties, Driver, DriverError, StreamFlags, StreamHandle, owned,
 };
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicUsize, Ordering};
 
 use crate::devices::World;
 use crate::event_pool::EventPool;
 use crate::stream::{Inner, Stream};
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Result, StreamError};
 
 /// Streams in the pool of one priority of one device. Asking for one more gives the first again.

@@ -46,7 +46,6 @@ mod launches;
 mod numbering;
 mod order;
 mod stream;
-mod sync;
 
 pub use capture::{CaptureGuard, CaptureLog, Captured};
 pub use checks::{IndexCheck, Mailbox};

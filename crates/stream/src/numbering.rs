@@ -4,11 +4,11 @@ use std::any::Any;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::owned;
+use warpline_sync::Mutex;
 
 use crate::device::Core;
 use crate::order::Progress;
 use crate::stream::Inner;
-use crate::sync::Mutex;
 use crate::{Result, Stream, StreamError};
 
 /// What stays with a driver's stream as long as it exists.

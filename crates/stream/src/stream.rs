@@ -3,10 +3,11 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::panic::Location;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
+use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::capture::{Capture, Slot};
 use crate::clock::{Before, Clock, Point};
@@ -14,7 +15,6 @@ use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
-use crate::sync::{Mutex, MutexGuard};
 use crate::{Event, Mailbox, OpNumber, PendingLaunches, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].

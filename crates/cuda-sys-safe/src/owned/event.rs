@@ -1,7 +1,9 @@
 //! Events.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use warpline_sync::{Mutex, MutexGuard};
 
 use super::graph::Membership;
 use super::{Stream, same_driver};

@@ -1,8 +1,10 @@
 //! Capturing a stream's work as a graph, and replaying it.
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use super::{Event, LaunchToken, Stream, same_driver};
 use crate::{

@@ -1,7 +1,9 @@
 //! The driver's own stream-ordered memory pools.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use warpline_sync::Mutex;
 
 use super::Stream;
 use crate::{DevicePtr, Driver, DriverError, MemPoolHandle, Result};

@@ -3,8 +3,10 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak, atomic::AtomicU64};
+
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use super::graph::Membership;
 use super::{Event, same_driver};
@@ -36,13 +38,16 @@ fn next_id() -> u64 {
 
 /// All streams but default ones, so that one driver's stream is one object, whoever wraps it. By
 /// driver and handle, neither of which goes to anybody else while the object lives.
-static ALIVE: Mutex<BTreeMap<(usize, usize, u64), Weak<Inner>>> = Mutex::new(BTreeMap::new());
+static ALIVE: std::sync::Mutex<Alive> = std::sync::Mutex::new(BTreeMap::new());
 
-fn alive() -> MutexGuard<'static, BTreeMap<(usize, usize, u64), Weak<Inner>>> {
+type Key = (usize, usize, u64);
+type Alive = BTreeMap<Key, Weak<Inner>>;
+
+fn alive() -> std::sync::MutexGuard<'static, Alive> {
     ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn key(driver: &Arc<dyn Driver>, handle: StreamHandle) -> (usize, usize, u64) {
+fn key(driver: &Arc<dyn Driver>, handle: StreamHandle) -> Key {
     (Arc::as_ptr(driver).cast::<()>().addr(), handle.device(), handle.raw())
 }
 
@@ -82,7 +87,7 @@ impl Stream {
     }
 
     fn enter_alive(
-        alive: &mut BTreeMap<(usize, usize, u64), Weak<Inner>>,
+        alive: &mut Alive,
         driver: &Arc<dyn Driver>,
         handle: StreamHandle,
         owned: bool,

@@ -1,13 +1,14 @@
 //! What a capture notes while it is under way: the storages that its work uses, and in what order.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
 use warpline_alloc::PoolRoute;
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
+use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::{GraphPool, Member};
 use crate::launch::TOKEN;

@@ -8,13 +8,13 @@ mod log;
 mod pool;
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
+use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use crate::launch::{TOKEN, replay};
 use crate::storage::{Site, WeakStorage};

@@ -1,10 +1,11 @@
 //! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_sync::MutexGuard;
 
 use super::{Call, Code, Report, TOKEN, distinct};
 use crate::graph::Log;

@@ -6,13 +6,14 @@
 
 use std::ops::Range;
 use std::ptr::{NonNull, copy_nonoverlapping};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
 use warpline_alloc::cuda::CudaPinnedBlock;
 use warpline_cuda_sys_safe::owned::Event;
 use warpline_cuda_sys_safe::{Copy, CopyEnd, DevicePtr, EventFlags};
 use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use warpline_sync::{Mutex, OnceLock};
 
 use super::TOKEN;
 use super::cuda::refuse_captured;

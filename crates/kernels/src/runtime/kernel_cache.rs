@@ -1,11 +1,12 @@
 //! Kernels by number: loaded on first use, found without a lock or a string afterwards.
 
 use std::ffi::CString;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use warpline_cuda_sys_safe::owned::{self, Function};
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, DriverError, FunctionHandle};
+use warpline_sync::OnceLock;
 
 use crate::{Error, Result};
 

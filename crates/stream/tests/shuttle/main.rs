@@ -1,8 +1,9 @@
 //! What threads share, under many schedules of these threads and of the devices' work. A deadlock
 //! fails a test.
 //!
-//! `cargo test -p warpline-stream --features shuttle --test shuttle`; `WARPLINE_SHUTTLE` is how many
-//! schedules each test runs under.
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-stream --test shuttle --target-dir
+//! target/shuttle`; `WARPLINE_SHUTTLE` is how many schedules each test runs under.
+#![cfg(shuttle)]
 
 mod captures;
 mod current;
@@ -15,7 +16,9 @@ mod waits;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use shuttle::Runner;
 use shuttle::rand::{RngCore, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_stream::{Devices, OpNumber, Stream};
 
@@ -23,8 +26,10 @@ use warpline_stream::{Devices, OpNumber, Stream};
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules =
         std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
-    shuttle::check_random(test.clone(), schedules);
-    shuttle::check_pct(test, schedules / 2, 3);
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 18;
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(test.clone());
+    Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
 }
 
 /// Devices whose work runs when a schedule lets it. Each call of their driver lets other threads in.

@@ -5,12 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
-#[cfg(not(feature = "shuttle"))]
-use std::sync::{Mutex, MutexGuard};
 
-#[cfg(feature = "shuttle")]
-use shuttle::sync::{Mutex, MutexGuard};
 use warpline_cuda_sys_safe::*;
+use warpline_sync::{Mutex, MutexGuard};
 
 type Work = Box<dyn FnOnce() + Send>;
 
