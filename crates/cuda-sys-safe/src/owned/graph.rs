@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::refused::{ReleaseKind, release};
 use super::{Stream, same_driver};
 use crate::{CaptureMode, CaptureStatus, Driver, GraphExecHandle, GraphHandle, Result};
 
@@ -75,7 +76,8 @@ impl Drop for Graph {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: made by this driver and not destroyed before.
-        let _ = unsafe { self.driver.graph_destroy(handle) };
+        let destroy = move |driver: &dyn Driver| unsafe { driver.graph_destroy(handle) };
+        release(&self.driver, ReleaseKind::Graph, 0, destroy);
     }
 }
 
@@ -113,6 +115,7 @@ impl Drop for GraphExec {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: made by this driver and not destroyed before.
-        let _ = unsafe { self.driver.graph_exec_destroy(handle) };
+        let destroy = move |driver: &dyn Driver| unsafe { driver.graph_exec_destroy(handle) };
+        release(&self.driver, ReleaseKind::GraphExec, 0, destroy);
     }
 }

@@ -4,6 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::Stream;
+use super::refused::{ReleaseKind, release};
 use crate::{DevicePtr, Driver, DriverError, MemPoolHandle, Result};
 
 /// A pool of device memory (`cuMemPoolCreate`), destroyed with its last clone and allocation.
@@ -80,14 +81,16 @@ impl MemPool {
         // SAFETY: pool and stream are alive.
         let ptr = unsafe { driver.mem_alloc_async(self.0.handle, bytes, stream.handle()) }
             .map_err(|e| e.at(location))?;
-        Ok(PoolMemory { ptr, bytes, stream: stream.clone(), _pool: self.clone() })
+        Ok(PoolMemory { ptr, bytes, stream: stream.clone(), pool: self.clone() })
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let handle = self.handle;
         // SAFETY: made by this driver and not destroyed before; allocations held an `Arc` of this.
-        let _ = unsafe { self.driver.mempool_destroy(self.handle) };
+        let destroy = move |driver: &dyn Driver| unsafe { driver.mempool_destroy(handle) };
+        release(&self.driver, ReleaseKind::MemPool, 0, destroy);
     }
 }
 
@@ -98,7 +101,7 @@ pub struct PoolMemory {
     ptr: DevicePtr,
     bytes: usize,
     stream: Stream,
-    _pool: MemPool,
+    pool: MemPool,
 }
 
 impl PoolMemory {
@@ -123,7 +126,13 @@ impl PoolMemory {
 
 impl Drop for PoolMemory {
     fn drop(&mut self) {
-        // SAFETY: this driver's and not freed before; the release runs in stream order.
-        let _ = unsafe { self.stream.driver().mem_free_async(self.ptr, self.stream.handle()) };
+        // Pool and stream stay until the release is accepted.
+        let (ptr, stream, pool) = (self.ptr, self.stream.clone(), self.pool.clone());
+        let free = move |driver: &dyn Driver| {
+            let _kept = &pool;
+            // SAFETY: this driver's and not freed before; the release runs in stream order.
+            unsafe { driver.mem_free_async(ptr, stream.handle()) }
+        };
+        release(self.stream.driver(), ReleaseKind::PoolMemory, self.bytes, free);
     }
 }

@@ -4,6 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::refused::{ReleaseKind, release};
 use super::{Event, same_driver};
 use crate::{Driver, Result, StreamFlags, StreamHandle};
 
@@ -136,8 +137,10 @@ impl Eq for Stream {}
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.owned {
+            let handle = self.handle;
             // SAFETY: created by this driver and not destroyed before.
-            let _ = unsafe { self.driver.stream_destroy(self.handle) };
+            let destroy = move |driver: &dyn Driver| unsafe { driver.stream_destroy(handle) };
+            release(&self.driver, ReleaseKind::Stream, 0, destroy);
         }
     }
 }
