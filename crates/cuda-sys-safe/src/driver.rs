@@ -41,6 +41,9 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Whether the device's primary context exists.
     fn primary_context_active(&self, device: usize) -> Result<bool>;
 
+    /// The releases that it refused, for the types of [`owned`]: a field that starts out empty.
+    fn refused(&self) -> &owned::Refused;
+
     /// The error that poisoned the device, if one did.
     fn lost(&self, device: usize) -> Option<DriverError>;
 

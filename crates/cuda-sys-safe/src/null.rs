@@ -26,13 +26,18 @@ const DEVICE_SHIFT: u32 = 50;
 pub struct NullDriver {
     devices: usize,
     next: AtomicU64,
+    refused: owned::Refused,
 }
 
 impl NullDriver {
     /// A driver with that many devices.
     #[must_use]
     pub fn new(devices: usize) -> Self {
-        Self { devices, next: AtomicU64::new(1 << DEVICE_SHIFT) }
+        Self {
+            devices,
+            next: AtomicU64::new(1 << DEVICE_SHIFT),
+            refused: owned::Refused::default(),
+        }
     }
 
     fn check(&self, device: usize) -> Result<()> {
@@ -105,6 +110,10 @@ unsafe impl Driver for NullDriver {
     fn primary_context_active(&self, device: usize) -> Result<bool> {
         self.check(device)?;
         Ok(true)
+    }
+
+    fn refused(&self) -> &owned::Refused {
+        &self.refused
     }
 
     fn lost(&self, _device: usize) -> Option<DriverError> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::graph::Membership;
+use super::refused::{ReleaseKind, release};
 use super::{Stream, same_driver};
 use crate::{Driver, EventFlags, EventHandle, IpcEventHandle, Result};
 
@@ -133,7 +134,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        let handle = self.handle;
         // SAFETY: created by this driver and not destroyed before.
-        let _ = unsafe { self.driver.event_destroy(self.handle) };
+        let destroy = move |driver: &dyn Driver| unsafe { driver.event_destroy(handle) };
+        release(&self.driver, ReleaseKind::Event, 0, destroy);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 
+use super::refused::{ReleaseKind, release};
 use super::{Event, LaunchToken, Stream, same_driver};
 use crate::{
     CaptureMode, CaptureStatus, Driver, DriverError, GraphExecHandle, GraphHandle, Result,
@@ -149,7 +150,8 @@ impl Drop for Graph {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: made by this driver and not destroyed before.
-        let _ = unsafe { self.driver.graph_destroy(handle) };
+        let destroy = move |driver: &dyn Driver| unsafe { driver.graph_destroy(handle) };
+        release(&self.driver, ReleaseKind::Graph, 0, destroy);
     }
 }
 
@@ -191,6 +193,7 @@ impl Drop for GraphExec {
     fn drop(&mut self) {
         let handle = *self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: made by this driver and not destroyed before.
-        let _ = unsafe { self.driver.graph_exec_destroy(handle) };
+        let destroy = move |driver: &dyn Driver| unsafe { driver.graph_exec_destroy(handle) };
+        release(&self.driver, ReleaseKind::GraphExec, 0, destroy);
     }
 }

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::pages::Pages;
+use super::refused::{ReleaseKind, accepted, release, retry};
 use crate::{Driver, DriverError, HostFlags, Result};
 
 /// Alignment of pageable host memory: a cache line, and more than any vector load needs.
@@ -14,8 +15,17 @@ const ALIGNMENT: usize = 64;
 #[derive(Debug)]
 enum Origin {
     Pageable(Layout),
-    Pinned { driver: Arc<dyn Driver>, device: usize },
-    Registered { driver: Arc<dyn Driver>, device: usize, _pages: Pages },
+    Pinned {
+        driver: Arc<dyn Driver>,
+        device: usize,
+    },
+    Registered {
+        driver: Arc<dyn Driver>,
+        device: usize,
+        pages: Pages,
+    },
+    /// Nothing is left.
+    Released,
 }
 
 /// A host buffer, released on drop. Its bytes are always initialised.
@@ -50,6 +60,7 @@ impl HostMemory {
     #[track_caller]
     pub fn pinned(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
+        retry(driver, ReleaseKind::PinnedMemory);
         let ptr = driver
             .host_alloc(device, bytes.max(1), HostFlags::default())
             .map_err(|e| e.at(location))?;
@@ -78,6 +89,7 @@ impl HostMemory {
         threads: usize,
     ) -> Result<Self> {
         let location = Location::caller();
+        retry(driver, ReleaseKind::RegisteredMemory);
         let pages = Pages::map(bytes)
             .and_then(|mut pages| pages.populate(threads).map(|()| pages))
             .map_err(|error| refused(bytes, &error.to_string()))?;
@@ -85,7 +97,7 @@ impl HostMemory {
         unsafe { driver.host_register(device, pages.start(), pages.bytes(), HostFlags::default()) }
             .map_err(|e| e.at(location))?;
         let (driver, ptr) = (Arc::clone(driver), pages.start());
-        Ok(Self { ptr, bytes, origin: Origin::Registered { driver, device, _pages: pages } })
+        Ok(Self { ptr, bytes, origin: Origin::Registered { driver, device, pages } })
     }
 
     /// Its first byte. Touching the bytes is the caller's `unsafe`, and so is its order.
@@ -112,6 +124,30 @@ impl HostMemory {
     pub fn is_pinned(&self) -> bool {
         !matches!(self.origin, Origin::Pageable(_))
     }
+
+    /// Gives it back now. Dropping it does too, but what the driver refuses then is out of reach.
+    ///
+    /// # Errors
+    /// The memory, as it was, and why the driver refused.
+    pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
+        let released = match &self.origin {
+            Origin::Pageable(_) | Origin::Released => return Ok(()),
+            Origin::Pinned { driver, device } => {
+                // SAFETY: as in `drop`, which does nothing once this succeeded.
+                accepted(unsafe { driver.host_free(*device, self.ptr) })
+            }
+            Origin::Registered { driver, device, .. } => {
+                // SAFETY: as above.
+                accepted(unsafe { driver.host_unregister(*device, self.ptr) })
+            }
+        };
+        match released {
+            // Registered pages go with their origin.
+            Ok(()) => self.origin = Origin::Released,
+            Err(error) => return Err(Box::new((self, error))),
+        }
+        Ok(())
+    }
 }
 
 fn refused(bytes: usize, reason: &str) -> DriverError {
@@ -131,19 +167,36 @@ fn zeroed(bytes: usize) -> Result<(NonNull<u8>, Layout)> {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        match &self.origin {
+        /// The address of memory that a refused release keeps.
+        struct Address(NonNull<u8>);
+        // SAFETY: only the release uses it, and whoever has that has the memory alone.
+        unsafe impl Send for Address {}
+
+        let address = Address(self.ptr);
+        match std::mem::replace(&mut self.origin, Origin::Released) {
             // SAFETY: allocated with this layout and not freed before.
             Origin::Pageable(layout) => unsafe {
-                std::alloc::dealloc(self.ptr.as_ptr(), *layout);
+                std::alloc::dealloc(self.ptr.as_ptr(), layout);
             },
-            // SAFETY: allocated by this driver and not freed before.
-            Origin::Pinned { driver, device } => unsafe {
-                let _ = driver.host_free(*device, self.ptr);
-            },
-            Origin::Registered { driver, device, .. } => {
-                // SAFETY: registered with this driver and not unregistered before.
-                let _ = unsafe { driver.host_unregister(*device, self.ptr) };
+            Origin::Pinned { driver, device } => {
+                let free = move |driver: &dyn Driver| {
+                    let Address(ptr) = &address;
+                    // SAFETY: allocated by this driver and not freed before.
+                    unsafe { driver.host_free(device, *ptr) }
+                };
+                release(&driver, ReleaseKind::PinnedMemory, self.bytes, free);
             }
+            Origin::Registered { driver, device, pages } => {
+                let bytes = pages.bytes();
+                // The pages stay mapped until the driver has let go of them: what comes to lie at
+                // their addresses would otherwise be taken for them.
+                let unregister = move |driver: &dyn Driver| {
+                    // SAFETY: registered with this driver and not unregistered before.
+                    unsafe { driver.host_unregister(device, pages.start()) }
+                };
+                release(&driver, ReleaseKind::RegisteredMemory, bytes, unregister);
+            }
+            Origin::Released => {}
         }
     }
 }

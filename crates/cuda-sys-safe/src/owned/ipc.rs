@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::refused::{ReleaseKind, release};
 use crate::{DevicePtr, Driver, IpcMemHandle, Result};
 
 /// Device memory that another process allocated and shares, closed on drop.
@@ -60,7 +61,9 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        let (device, ptr) = (self.device, self.ptr);
         // SAFETY: opened by this driver and not closed before.
-        let _ = unsafe { self.driver.ipc_close_mem(self.device, self.ptr) };
+        let close = move |driver: &dyn Driver| unsafe { driver.ipc_close_mem(device, ptr) };
+        release(&self.driver, ReleaseKind::SharedMemory, self.bytes, close);
     }
 }

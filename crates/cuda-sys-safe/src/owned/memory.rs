@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::refused::{ReleaseKind, accepted, release, retry};
 use crate::{DevicePtr, Driver, DriverError, IpcMemHandle, Result};
 
 /// One `cuMemAlloc` allocation, freed on drop. Freeing waits for the device, as CUDA does.
@@ -12,6 +13,7 @@ pub struct DeviceMemory {
     device: usize,
     ptr: DevicePtr,
     bytes: usize,
+    released: bool,
 }
 
 impl DeviceMemory {
@@ -22,8 +24,9 @@ impl DeviceMemory {
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
+        retry(driver, ReleaseKind::DeviceMemory);
         let ptr = driver.mem_alloc(device, bytes).map_err(|e| e.at(location))?;
-        Ok(Self { driver: Arc::clone(driver), device, ptr, bytes })
+        Ok(Self { driver: Arc::clone(driver), device, ptr, bytes, released: false })
     }
 
     /// The device it is on.
@@ -72,11 +75,29 @@ impl DeviceMemory {
         // SAFETY: the start of an allocation that is alive.
         unsafe { self.driver.ipc_mem_handle(self.device, self.ptr) }.map_err(|e| e.at(location))
     }
+
+    /// Frees it now. Dropping it does too, but what the driver refuses then is out of reach.
+    ///
+    /// # Errors
+    /// The memory, as it was, and why the driver refused.
+    pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
+        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        match accepted(unsafe { self.driver.mem_free(self.device, self.ptr) }) {
+            Ok(()) => self.released = true,
+            Err(error) => return Err(Box::new((self, error))),
+        }
+        Ok(())
+    }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        if self.released {
+            return;
+        }
+        let (device, ptr) = (self.device, self.ptr);
         // SAFETY: `ptr` is this driver's and was not freed before; `mem_free` waits for its users.
-        let _ = unsafe { self.driver.mem_free(self.device, self.ptr) };
+        let free = move |driver: &dyn Driver| unsafe { driver.mem_free(device, ptr) };
+        release(&self.driver, ReleaseKind::DeviceMemory, self.bytes, free);
     }
 }

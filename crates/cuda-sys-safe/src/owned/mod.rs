@@ -1,7 +1,7 @@
 //! Owned driver objects: each keeps its driver alive and is released on drop.
 //!
-//! They cannot be forged by safe code. A release that fails in `drop` is not reported: the driver
-//! has then already reported the same trouble to whoever used the object.
+//! They cannot be forged by safe code. A release that the driver refuses keeps the object, with all
+//! that it needs, among those that are [counted and tried again](Refused).
 
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ mod memory;
 mod module;
 mod pages;
 mod pool;
+mod refused;
 mod stream;
 mod token;
 mod vmm;
@@ -27,6 +28,7 @@ pub use ipc::SharedMemory;
 pub use memory::DeviceMemory;
 pub use module::{Function, Module};
 pub use pool::{MemPool, PoolMemory};
+pub use refused::{Refused, RefusedCount, ReleaseKind, retry_refused};
 pub use stream::Stream;
 pub use token::LaunchToken;
 pub use vmm::{Mapping, PhysicalMemory, Reservation};

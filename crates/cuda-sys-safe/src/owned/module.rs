@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::refused::{ReleaseKind, release};
 use crate::{Driver, DriverError, FunctionHandle, ModuleHandle, Result};
 
 /// A module loaded on one device, unloaded with the last function taken from it.
@@ -88,8 +89,10 @@ fn check_ptx(ptx: &str) -> Result<()> {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let handle = self.handle;
         // SAFETY: loaded by this driver and not unloaded before.
-        let _ = unsafe { self.driver.module_unload(self.handle) };
+        let unload = move |driver: &dyn Driver| unsafe { driver.module_unload(handle) };
+        release(&self.driver, ReleaseKind::Module, 0, unload);
     }
 }
 

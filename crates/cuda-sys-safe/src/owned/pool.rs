@@ -1,11 +1,10 @@
 //! The driver's own stream-ordered memory pools.
 
 use std::panic::Location;
-use std::sync::{Arc, PoisonError};
-
-use warpline_sync::Mutex;
+use std::sync::Arc;
 
 use super::Stream;
+use super::refused::{ReleaseKind, release};
 use crate::{DevicePtr, Driver, DriverError, MemPoolHandle, Result};
 
 /// A pool of device memory (`cuMemPoolCreate`), destroyed with its last clone and allocation.
@@ -16,26 +15,6 @@ pub struct MemPool(Arc<Inner>);
 struct Inner {
     driver: Arc<dyn Driver>,
     handle: MemPoolHandle,
-    /// Memory dropped while its stream was captured: each replay would have released it again.
-    kept: Mutex<Vec<(DevicePtr, Stream)>>,
-}
-
-impl Inner {
-    /// Releases what it can of the kept memory.
-    fn free_kept(&self) {
-        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
-        kept.into_iter().for_each(|(ptr, stream)| self.free(ptr, stream));
-    }
-
-    fn free(&self, ptr: DevicePtr, stream: Stream) {
-        let free = || {
-            // SAFETY: this driver's and not freed before; the release runs in stream order.
-            unsafe { self.driver.mem_free_async(ptr, stream.handle()) }
-        };
-        if stream.outside_captures(free).is_none() {
-            self.kept.lock().unwrap_or_else(PoisonError::into_inner).push((ptr, stream));
-        }
-    }
 }
 
 impl MemPool {
@@ -48,8 +27,7 @@ impl MemPool {
     pub fn new(driver: &Arc<dyn Driver>, device: usize) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.mempool_create(device).map_err(|e| e.at(location))?;
-        let driver = Arc::clone(driver);
-        Ok(Self(Arc::new(Inner { driver, handle, kept: Mutex::default() })))
+        Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
     }
 
     /// The device its memory is on.
@@ -100,32 +78,23 @@ impl MemPool {
                 ),
             });
         }
-        self.0.free_kept();
         let alloc = || {
             // SAFETY: pool and stream are alive.
             unsafe { driver.mem_alloc_async(self.0.handle, bytes, stream.handle()) }
         };
         // Memory of a capture exists in its replays only.
-        let Some(ptr) = stream.outside_captures(alloc) else {
-            let reason = "the stream is being captured".to_owned();
-            return Err(
-                DriverError::InvalidArgument { call: "MemPool::alloc", reason }.at(location)
-            );
-        };
-        let ptr = ptr.map_err(|e| e.at(location))?;
+        let allocated = stream.outside_captures("MemPool::alloc", alloc);
+        let ptr = allocated.map_err(|e| e.at(location))?;
         Ok(PoolMemory { ptr, bytes, stream: stream.clone(), pool: self.clone() })
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.free_kept();
-        if !self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).is_empty() {
-            // Left to the driver's end: no memory of a pool that is gone can be released.
-            return;
-        }
+        let handle = self.handle;
         // SAFETY: made by this driver and not destroyed before; allocations held an `Arc` of this.
-        let _ = unsafe { self.driver.mempool_destroy(self.handle) };
+        let destroy = move |driver: &dyn Driver| unsafe { driver.mempool_destroy(handle) };
+        release(&self.driver, ReleaseKind::MemPool, 0, destroy);
     }
 }
 
@@ -161,6 +130,17 @@ impl PoolMemory {
 
 impl Drop for PoolMemory {
     fn drop(&mut self) {
-        self.pool.0.free(self.ptr, self.stream.clone());
+        // Pool and stream stay until the release is accepted.
+        let (ptr, stream, pool) = (self.ptr, self.stream.clone(), self.pool.clone());
+        let driver = Arc::clone(self.stream.driver());
+        let free = move |driver: &dyn Driver| {
+            let _kept = &pool;
+            // Each replay of a capture would release it again.
+            stream.outside_captures("PoolMemory", || {
+                // SAFETY: this driver's and not freed before; the release runs in stream order.
+                unsafe { driver.mem_free_async(ptr, stream.handle()) }
+            })
+        };
+        release(&driver, ReleaseKind::PoolMemory, self.bytes, free);
     }
 }

@@ -9,6 +9,7 @@ use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use super::graph::Membership;
+use super::refused::{ReleaseKind, release};
 use super::{Event, same_driver};
 use crate::{Driver, DriverError, Result, StreamFlags, StreamHandle};
 
@@ -130,14 +131,18 @@ impl Stream {
         Ok(())
     }
 
-    /// Runs `f` with the stream in no capture all the while; `None`, and `f` is not run, if it takes
-    /// part in one.
-    pub(super) fn outside_captures<R>(&self, f: impl FnOnce() -> R) -> Option<R> {
+    /// Runs `f` with the stream in no capture all the while, or refuses to.
+    pub(super) fn outside_captures<R>(
+        &self,
+        call: &'static str,
+        f: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let membership = self.0.membership.lock().unwrap_or_else(PoisonError::into_inner);
         if membership.as_ref().is_some_and(|membership| membership.is_active()) {
-            return None;
+            let reason = "the stream is being captured".to_owned();
+            return Err(DriverError::InvalidArgument { call, reason });
         }
-        Some(f())
+        f()
     }
 
     /// The capture that it takes part in.
@@ -259,8 +264,10 @@ impl Drop for Inner {
         }
         drop(alive);
         if self.owned {
+            let handle = self.handle;
             // SAFETY: created by this driver and not destroyed before.
-            let _ = unsafe { self.driver.stream_destroy(self.handle) };
+            let destroy = move |driver: &dyn Driver| unsafe { driver.stream_destroy(handle) };
+            release(&self.driver, ReleaseKind::Stream, 0, destroy);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use super::refused::{ReleaseKind, accepted, release, retry};
 use crate::{DevicePtr, Driver, DriverError, MemAccess, PhysicalHandle, Result};
 
 /// A range of device addresses without memory behind it, given back once neither it nor a mapping
@@ -29,6 +30,7 @@ struct Range {
     device: usize,
     ptr: DevicePtr,
     bytes: usize,
+    released: bool,
 }
 
 impl Reservation {
@@ -39,8 +41,15 @@ impl Reservation {
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
+        retry(driver, ReleaseKind::Reservation);
         let ptr = driver.address_reserve(device, bytes).map_err(|e| e.at(location))?;
-        Ok(Self(Arc::new(Range { driver: Arc::clone(driver), device, ptr, bytes })))
+        Ok(Self(Arc::new(Range {
+            driver: Arc::clone(driver),
+            device,
+            ptr,
+            bytes,
+            released: false,
+        })))
     }
 
     /// The device it was reserved for.
@@ -89,6 +98,8 @@ impl Reservation {
         const CALL: &str = "Reservation::map";
         let location = Location::caller();
         let driver = &self.0.driver;
+        // Those may be at these addresses.
+        retry(driver, ReleaseKind::Mapping);
         if !Arc::ptr_eq(driver, &memory.0.driver) {
             let reason = "reservation and memory belong to different drivers".to_owned();
             return Err(DriverError::InvalidArgument { call: CALL, reason });
@@ -101,7 +112,22 @@ impl Reservation {
         unsafe { driver.mem_map(ptr, bytes, memory_offset, memory.0.handle) }
             .map_err(|e| e.at(location))?;
         let (reservation, memory) = (self.clone(), memory.clone());
-        Ok(Mapping { reservation, memory, offset, memory_offset, ptr, bytes })
+        Ok(Mapping { reservation, memory, offset, memory_offset, ptr, bytes, released: false })
+    }
+
+    /// Gives the addresses back now, if no clone and no mapping is left. Dropping it does too, but
+    /// what the driver refuses then is out of reach.
+    ///
+    /// # Errors
+    /// The reservation, as it was, and why the driver refused.
+    pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
+        let Some(range) = Arc::get_mut(&mut self.0) else { return Ok(()) };
+        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        match accepted(unsafe { range.driver.address_free(range.device, range.ptr, range.bytes) }) {
+            Ok(()) => range.released = true,
+            Err(error) => return Err(Box::new((self, error))),
+        }
+        Ok(())
     }
 }
 
@@ -115,9 +141,14 @@ impl Eq for Reservation {}
 
 impl Drop for Range {
     fn drop(&mut self) {
+        if self.released {
+            return;
+        }
+        let (device, ptr, bytes) = (self.device, self.ptr, self.bytes);
         // SAFETY: reserved by this driver and not freed before; every mapping held an `Arc` of
-        // this, so none is left.
-        let _ = unsafe { self.driver.address_free(self.device, self.ptr, self.bytes) };
+        // this until it was unmapped, so none is left.
+        let free = move |driver: &dyn Driver| unsafe { driver.address_free(device, ptr, bytes) };
+        release(&self.driver, ReleaseKind::Reservation, bytes, free);
     }
 }
 
@@ -131,6 +162,7 @@ struct Physical {
     driver: Arc<dyn Driver>,
     handle: PhysicalHandle,
     bytes: usize,
+    released: bool,
 }
 
 impl PhysicalMemory {
@@ -141,8 +173,11 @@ impl PhysicalMemory {
     #[track_caller]
     pub fn new(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
         let location = Location::caller();
+        retry(driver, ReleaseKind::Mapping);
+        retry(driver, ReleaseKind::PhysicalMemory);
         let handle = driver.mem_create(device, bytes).map_err(|e| e.at(location))?;
-        Ok(Self(Arc::new(Physical { driver: Arc::clone(driver), handle, bytes })))
+        let driver = Arc::clone(driver);
+        Ok(Self(Arc::new(Physical { driver, handle, bytes, released: false })))
     }
 
     /// The device it is on.
@@ -156,6 +191,21 @@ impl PhysicalMemory {
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
+
+    /// Gives the memory back now, if no clone and no mapping is left. Dropping it does too, but what
+    /// the driver refuses then is out of reach.
+    ///
+    /// # Errors
+    /// The memory, as it was, and why the driver refused.
+    pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
+        let Some(physical) = Arc::get_mut(&mut self.0) else { return Ok(()) };
+        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        match accepted(unsafe { physical.driver.mem_release(physical.handle) }) {
+            Ok(()) => physical.released = true,
+            Err(error) => return Err(Box::new((self, error))),
+        }
+        Ok(())
+    }
 }
 
 impl PartialEq for PhysicalMemory {
@@ -168,8 +218,13 @@ impl Eq for PhysicalMemory {}
 
 impl Drop for Physical {
     fn drop(&mut self) {
+        if self.released {
+            return;
+        }
+        let handle = self.handle;
         // SAFETY: made by this driver and not released before.
-        let _ = unsafe { self.driver.mem_release(self.handle) };
+        let give_back = move |driver: &dyn Driver| unsafe { driver.mem_release(handle) };
+        release(&self.driver, ReleaseKind::PhysicalMemory, self.bytes, give_back);
     }
 }
 
@@ -186,6 +241,7 @@ pub struct Mapping {
     memory_offset: usize,
     ptr: DevicePtr,
     bytes: usize,
+    released: bool,
 }
 
 impl Mapping {
@@ -247,13 +303,36 @@ impl Mapping {
         // SAFETY: inside the mapping, as just checked.
         Ok(unsafe { self.ptr.offset(offset as i64) })
     }
+
+    /// Unmaps it now. Dropping it does too, but what the driver refuses then is out of reach.
+    ///
+    /// # Errors
+    /// The mapping, as it was, and why the driver refused.
+    pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
+        let range = &self.reservation.0;
+        // SAFETY: as in `drop`, which does nothing once this succeeded.
+        match accepted(unsafe { range.driver.mem_unmap(range.device, self.ptr, self.bytes) }) {
+            Ok(()) => self.released = true,
+            Err(error) => return Err(Box::new((self, error))),
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let range = &self.reservation.0;
-        // SAFETY: mapped by this driver, as one piece, and not unmapped before.
-        let _ = unsafe { range.driver.mem_unmap(range.device, self.ptr, self.bytes) };
+        if self.released {
+            return;
+        }
+        // Addresses and memory stay until the driver has unmapped them.
+        let (memory, reservation) = (self.memory.clone(), self.reservation.clone());
+        let (device, ptr, bytes) = (reservation.0.device, self.ptr, self.bytes);
+        let unmap = move |driver: &dyn Driver| {
+            let _kept = (&memory, &reservation);
+            // SAFETY: mapped by this driver, as one piece, and not unmapped before.
+            unsafe { driver.mem_unmap(device, ptr, bytes) }
+        };
+        release(&self.reservation.0.driver, ReleaseKind::Mapping, bytes, unmap);
     }
 }
 

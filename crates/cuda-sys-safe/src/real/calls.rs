@@ -75,6 +75,10 @@ unsafe impl Driver for CudaDriver {
         self.context_active(state, device)
     }
 
+    fn refused(&self) -> &owned::Refused {
+        &self.refused
+    }
+
     fn lost(&self, device: usize) -> Option<DriverError> {
         self.devices.get(device)?.lost_error(device)
     }

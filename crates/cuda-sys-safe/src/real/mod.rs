@@ -39,6 +39,7 @@ use self::api::Api;
 use self::device::Device;
 use self::fork::Birth;
 use crate::dylib::{Status, version_text};
+use crate::owned::Refused;
 use crate::{CudaCode, Driver, DriverError, Result};
 
 /// The CUDA driver of this machine. [`load`] makes it.
@@ -57,6 +58,7 @@ pub struct CudaDriver {
     version: u32,
     devices: Vec<Device>,
     birth: Birth,
+    refused: Refused,
 }
 
 /// The process's CUDA driver. The first call looks for the library and initialises it; later ones
@@ -108,7 +110,7 @@ pub fn load_from(paths: &[PathBuf]) -> Result<Arc<dyn Driver>> {
         initialised("cuDeviceGet", unsafe { (api.cuDeviceGet)(&mut raw, ordinal) }, version)?;
         devices.push(Device::new(raw));
     }
-    Ok(Arc::new(CudaDriver { api, version, devices, birth }))
+    Ok(Arc::new(CudaDriver { api, version, devices, birth, refused: Refused::default() }))
 }
 
 fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {

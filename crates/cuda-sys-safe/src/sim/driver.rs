@@ -55,6 +55,10 @@ unsafe impl Driver for SimDriver {
         forward!(self, PrimaryContextActive, device, s => Ok(s.devices[device].context))
     }
 
+    fn refused(&self) -> &owned::Refused {
+        &self.refused
+    }
+
     fn lost(&self, device: usize) -> Option<DriverError> {
         let cause = self.lock().devices.get(device)?.lost.clone()?;
         Some(DriverError::DeviceLost { device, cause })

@@ -16,6 +16,7 @@ pub struct SimDriver {
     state: Mutex<State>,
     /// Signalled when a host function has ended.
     host_fn_ended: Condvar,
+    pub(super) refused: owned::Refused,
 }
 
 pub(super) type Guard<'a> = MutexGuard<'a, State>;
@@ -44,6 +45,7 @@ impl SimDriver {
             process: std::process::id(),
             state: Mutex::new(State::new(config)),
             host_fn_ended: Condvar::new(),
+            refused: owned::Refused::default(),
         }
     }
 

@@ -50,6 +50,7 @@ struct State {
 pub(crate) struct FakeDriver {
     devices: usize,
     state: Mutex<State>,
+    refused: warpline_cuda_sys_safe::owned::Refused,
 }
 
 impl std::fmt::Debug for FakeDriver {
@@ -132,7 +133,7 @@ impl FakeDriver {
             context: vec![false; devices],
             ..State::default()
         };
-        Arc::new(Self { devices, state: Mutex::new(state) })
+        Arc::new(Self { devices, state: Mutex::new(state), refused: Default::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -244,6 +245,10 @@ unsafe impl Driver for FakeDriver {
 
     fn primary_context_active(&self, device: usize) -> Result<bool> {
         Ok(self.state().context[device])
+    }
+
+    fn refused(&self) -> &warpline_cuda_sys_safe::owned::Refused {
+        &self.refused
     }
 
     fn lost(&self, device: usize) -> Option<DriverError> {
