@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::owned::{Capture, Event, LaunchToken, MemPool, Module, Stream};
+use warpline_cuda_sys_safe::owned::{
+    Capture, Event, LaunchToken, MemPool, Module, ReleaseKind, Stream, retry_refused,
+};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
 
@@ -79,8 +81,8 @@ fn stream_ordered_memory_stays_out_of_captures() {
         // SAFETY: nothing was captured, the release of the memory neither.
         unsafe { exec.launch(&stream) }.unwrap();
     }
-    stream.synchronize().unwrap();
-    drop(pool);
+    assert_eq!(driver.refused().of(ReleaseKind::PoolMemory).count, 1);
+    assert_eq!(retry_refused(&driver).count, 0);
     stream.synchronize().unwrap();
     assert_eq!(sim.books().devices[0].pool_allocations, 0);
 }
