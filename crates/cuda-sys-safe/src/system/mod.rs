@@ -83,30 +83,4 @@ mod tests {
         assert_eq!(in_pages(page + 1), Some(2 * page));
         assert_eq!(in_pages(usize::MAX), None);
     }
-
-    #[test]
-    fn hidden_memory_is_zero_when_it_is_mapped_again() {
-        if !CAN_MAP_TWICE {
-            assert!(MemoryFile::new().is_err());
-            return;
-        }
-        let page = page_size();
-        let mut file = MemoryFile::new().unwrap();
-        let (first, second) = (file.extend(page).unwrap(), file.extend(2 * page).unwrap());
-        assert_eq!((first, second), (0, page as u64));
-        let range = map(4 * page, Behind::Nothing).unwrap();
-        // SAFETY: the range is ours; only what is placed is touched.
-        unsafe {
-            place(range, page, &file, first).unwrap();
-            place(range.add(2 * page), page, &file, first).unwrap();
-            range.write(7);
-            assert_eq!(range.add(2 * page).read(), 7, "one memory, two addresses");
-            hide(range, page);
-            assert_eq!(range.add(2 * page).read(), 7);
-            file.punch(first, page);
-            place(range, page, &file, first).unwrap();
-            assert_eq!(range.read(), 0, "punched");
-            unmap(range, 4 * page);
-        }
-    }
 }

@@ -172,3 +172,30 @@ pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Er
     // SAFETY: as the caller promises.
     unsafe { Library::new(path) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_mapped_twice_hidden_and_punched() {
+        let page = page_size();
+        let mut file = MemoryFile::new().unwrap();
+        let (first, second) = (file.extend(page).unwrap(), file.extend(2 * page).unwrap());
+        assert_eq!((first, second), (0, page as u64));
+        let range = map(4 * page, Behind::Nothing).unwrap();
+        // SAFETY: the range is ours; only what is placed is touched.
+        unsafe {
+            place(range, page, &file, first).unwrap();
+            place(range.add(2 * page), page, &file, first).unwrap();
+            range.write(7);
+            assert_eq!(range.add(2 * page).read(), 7, "one memory, two addresses");
+            hide(range, page);
+            assert_eq!(range.add(2 * page).read(), 7);
+            file.punch(first, page);
+            place(range, page, &file, first).unwrap();
+            assert_eq!(range.read(), 0, "punched");
+            unmap(range, 4 * page);
+        }
+    }
+}
