@@ -11,17 +11,28 @@ use serde::Deserialize;
 ///
 /// `alloc` and `stream` do not know each other. `xtask` is not a layer: it may use any.
 pub(crate) const LAYERS: &[(&str, &[&str])] = &[
-    ("warpline-cuda-sys-safe", &[]),
-    ("warpline-alloc", &["warpline-cuda-sys-safe"]),
-    ("warpline-stream", &["warpline-cuda-sys-safe"]),
-    ("warpline-kernels", &["warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream"]),
+    ("warpline-sync", &[]),
+    ("warpline-cuda-sys-safe", &["warpline-sync"]),
+    ("warpline-alloc", &["warpline-sync", "warpline-cuda-sys-safe"]),
+    ("warpline-stream", &["warpline-sync", "warpline-cuda-sys-safe"]),
+    (
+        "warpline-kernels",
+        &["warpline-sync", "warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream"],
+    ),
     (
         "warpline",
-        &["warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream", "warpline-kernels"],
+        &[
+            "warpline-sync",
+            "warpline-cuda-sys-safe",
+            "warpline-alloc",
+            "warpline-stream",
+            "warpline-kernels",
+        ],
     ),
     (
         "warpline-parallel",
         &[
+            "warpline-sync",
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
@@ -155,7 +166,7 @@ mod tests {
         let root = root().unwrap();
         let crates = crates(&root).unwrap();
         let names: Vec<_> = crates.iter().map(|c| c.name.as_str()).collect();
-        assert_eq!(names[0], "warpline-cuda-sys-safe");
+        assert_eq!(names[..2], ["warpline-sync", "warpline-cuda-sys-safe"]);
         let at = |name| names.iter().position(|n| *n == name).unwrap();
         assert!(at("warpline-alloc") < at("warpline-kernels"));
         assert!(at("warpline-kernels") < at("warpline"));

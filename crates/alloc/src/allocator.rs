@@ -4,6 +4,9 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicU64, Ordering};
+
 use crate::books::Books;
 use crate::config::check_fraction;
 use crate::core::{Core, Limit};
@@ -13,8 +16,7 @@ use crate::shard::{Shard, lock};
 use crate::snapshot::ordinal;
 use crate::state::{Granted, Request, State};
 use crate::stats::{Counters, Quantity};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Lasting, Mutex};
+use crate::sync::Lasting;
 use crate::table::Table;
 use crate::trace::Step;
 use crate::{

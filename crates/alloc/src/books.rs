@@ -151,7 +151,7 @@ impl<B: Backend> DerefMut for Locked<'_, B> {
 }
 
 /// Empty books, of all allocators of the process.
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(shuttle))]
 mod spare {
     use std::any::{Any, TypeId};
     use std::collections::BTreeMap;
@@ -175,7 +175,7 @@ mod spare {
 }
 
 /// A lock of the checker's belongs to one execution.
-#[cfg(feature = "shuttle")]
+#[cfg(shuttle)]
 mod spare {
     use super::{Arc, Backend, Books};
 
@@ -186,5 +186,5 @@ mod spare {
     pub(super) fn put<B: Backend>(_: &Arc<Books<B>>) {}
 }
 
-#[cfg(all(test, not(feature = "shuttle")))]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

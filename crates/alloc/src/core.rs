@@ -2,6 +2,9 @@
 
 use std::sync::{Arc, Weak};
 
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
 use crate::books::Books;
 use crate::hooks::Hooks;
 use crate::pages::Arenas;
@@ -9,8 +12,7 @@ use crate::shard::{Shard, lock};
 use crate::slack::{Demand, Slack};
 use crate::state::Released;
 use crate::stats::{Counters, Global, Quantity};
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Lasting, Mutex, is_same};
+use crate::sync::{Lasting, is_same};
 use crate::trace::{TraceRing, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, SegmentInfo};
 

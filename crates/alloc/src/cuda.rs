@@ -3,12 +3,13 @@
 mod peers;
 
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use warpline_cuda_sys_safe::owned::{
     DeviceMemory, Event, HostMemory, PhysicalMemory, Reservation, Stream,
 };
 use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags};
+use warpline_sync::OnceLock;
 
 use crate::{
     Backend, Block, CachingAllocator, Handle, HostBackend, HostCache, HostConfig, PinnedBlock,

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::thread::{self, ThreadId};
+
 use crate::OutOfMemory;
 use crate::shard::lock;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::thread::{self, ThreadId};
 
 type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 type Callback = Arc<dyn Fn() -> bool + Send + Sync>;

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use warpline_sync::thread::{self, ThreadId};
+
 use crate::allocator::Shared;
 use crate::core::Core;
 use crate::shard::{Shard, lock};
 use crate::state::State;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use crate::sync::thread::{self, ThreadId};
 use crate::{AllocatorConfig, Backend, CachingAllocator};
 
 /// How a [`MemPool`] behaves.

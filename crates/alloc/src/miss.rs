@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use warpline_sync::MutexGuard;
+
 use crate::allocator::Shared;
 use crate::core::Slow;
 use crate::pages::page_size;
@@ -9,7 +11,6 @@ use crate::rules::{MAX_REQUEST, PAGE, segment_size};
 use crate::shard::{Shard, lock};
 use crate::slack::Slack;
 use crate::state::{ArenaRange, Granted, Idle, Pages, Request, State};
-use crate::sync::MutexGuard;
 use crate::trace::{Step, TraceAction};
 use crate::{AllocError, Backend, OutOfMemory, Policy, PoolKind, VirtualMemory};
 

@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use warpline_sync::atomic::Ordering;
+
 use crate::allocator::Shared;
 use crate::core::Slow;
 use crate::shard::{Shard, lock};
 use crate::state::{Granted, Growth, Pages, Request, State};
-use crate::sync::atomic::Ordering;
 use crate::{AllocError, Backend, PoolKind, VirtualMemory};
 
 /// From so many new pages on, it is asked first whether there is memory for all of them: making

@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, PoisonError};
 
+use warpline_sync::atomic::Ordering;
+use warpline_sync::{Mutex, MutexGuard};
+
 use crate::books::{Books, Locked};
 use crate::core::Core;
 use crate::state::State;
-use crate::sync::atomic::Ordering;
-use crate::sync::{Lasting, Mutex, MutexGuard};
+use crate::sync::Lasting;
 use crate::{Backend, events};
 
 /// Takes a lock whose data is consistent between any two calls that could panic.

@@ -1,12 +1,14 @@
 //! Finding a stream's shard without a lock.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+
+use warpline_sync::OnceLock;
+use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::Backend;
 use crate::books::Books;
 use crate::shard::Shard;
 use crate::sync::Lasting;
-use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// More streams than this share a lock when they are looked up.
 const SLOTS: usize = 128;

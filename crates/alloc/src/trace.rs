@@ -6,9 +6,10 @@ use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::{Mutex, MutexGuard};
+
 use crate::snapshot::{BlockState, Frame, SegmentInfo};
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

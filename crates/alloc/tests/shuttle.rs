@@ -1,10 +1,15 @@
 //! Concurrent paths under many schedules, `WARPLINE_SHUTTLE` of them. A deadlock fails the test.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-alloc --test shuttle --target-dir target/shuttle`
+#![cfg(shuttle)]
 
 mod common;
 
 use std::sync::Arc;
 
 use common::{Fake, MIB, Owned, PAGE, check_books};
+use shuttle::Runner;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Barrier;
 use shuttle::thread;
 use warpline_alloc::{Block, CachingAllocator, MemPool, PoolOptions};
@@ -15,8 +20,10 @@ type Allocator = CachingAllocator<Fake>;
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules =
         std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
-    shuttle::check_random(test.clone(), schedules);
-    shuttle::check_pct(test, schedules / 2, 3);
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 18;
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(test.clone());
+    Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
 }
 
 /// Runs it on each kind of backend and policy.

@@ -13,11 +13,19 @@ use crate::*;
 /// and a device that suffered a sticky error answers [`DriverError::DeviceLost`] for good. After
 /// that, releases of what it owned succeed without a driver call.
 ///
+/// # Safety
+/// Safe code reads and writes what an implementation returns: [`Driver::host_alloc`] returns as many
+/// initialised bytes as were asked for, aligned for any primitive type, that nobody else uses until
+/// [`Driver::host_free`]. Device addresses, reservations and mappings returned do not overlap others
+/// that are alive. A wait that returns `Ok` returns after the work that it names, and a refused call
+/// has enqueued nothing. Only the real driver is named `cuda`: libraries are given its handles.
+///
 /// # Safety of the `unsafe` methods
 /// Handles and addresses must be live and come from this driver; memory that a call uses must
-/// stay valid until the work it enqueues is done. The types of [`owned`] see to the former.
+/// stay valid until the work it enqueues is done. The types of [`owned`] see to the former. Streams
+/// are captured, and join captures, through [`owned::Stream`] alone, which keeps account of it.
 #[allow(clippy::missing_safety_doc)] // one contract for all of them, stated above
-pub trait Driver: Send + Sync + fmt::Debug {
+pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// `cuda`, `sim` or `null`.
     fn name(&self) -> &'static str;
 
@@ -144,8 +152,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- modules and launches -----------------------------------------------------------
 
-    /// `cuModuleLoadData`: PTX text (a trailing NUL is added where missing) or a cubin.
-    fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle>;
+    /// `cuModuleLoadData`: PTX text (a trailing NUL is added where missing) or machine code, of
+    /// which the driver checks nothing: a malformed image may end the process.
+    unsafe fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle>;
 
     /// `cuModuleUnload`.
     unsafe fn module_unload(&self, module: ModuleHandle) -> Result<()>;
@@ -167,8 +176,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `cuCtxEnablePeerAccess`: lets `device` address `peer`'s memory. Enabling twice is no error.
     fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()>;
 
-    /// `cuCtxDisablePeerAccess`.
-    fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()>;
+    /// `cuCtxDisablePeerAccess`. No work of `device` may use `peer`'s memory from then on.
+    unsafe fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()>;
 
     // ---- virtual memory -----------------------------------------------------------------
 

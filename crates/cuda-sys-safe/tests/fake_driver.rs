@@ -234,9 +234,11 @@ fn modules_get_text_that_ends_and_say_why_not() {
     let driver = fake.load().unwrap();
     // A slice without a NUL; the fake answers how long it found the text.
     let image = &b"some ptx, and more"[..8];
-    assert_eq!(driver.module_load(0, image).unwrap().raw(), 8);
+    // SAFETY: text.
+    let load = || unsafe { driver.module_load(0, image) };
+    assert_eq!(load().unwrap().raw(), 8);
     fake.answer("cuModuleLoadDataEx", 218);
-    let error = Module::load(&driver, 0, image).unwrap_err();
+    let error = Module::load_ptx(&driver, 0, ".version 8.0").unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::INVALID_PTX));
     assert!(error.to_string().contains(": bad line"), "{error}");
 }
@@ -369,13 +371,14 @@ fn pool_memory_keeps_its_pool_and_graphs_outlive_their_source() {
     drop(memory);
     assert!(fake.latest("cuMemFreeAsync") < fake.latest("cuMemPoolDestroy"));
 
-    // SAFETY: what is captured is not replayed after its memory is gone.
-    unsafe { stream.begin_capture(CaptureMode::Global) }.unwrap();
-    let graph = stream.end_capture().unwrap();
+    // SAFETY: nothing is captured.
+    let token = unsafe { LaunchToken::new() };
+    let graph = stream.begin_capture(CaptureMode::Global, token).unwrap().end().unwrap();
     let exec = graph.instantiate().unwrap();
     drop(graph);
     assert_eq!((fake.calls("cuGraphDestroy"), fake.calls("cuGraphExecDestroy")), (1, 0));
-    exec.launch(&stream).unwrap();
+    // SAFETY: nothing was captured.
+    unsafe { exec.launch(&stream) }.unwrap();
     drop(exec);
     assert_eq!((fake.calls("cuGraphLaunch"), fake.calls("cuGraphExecDestroy")), (1, 1));
 }

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, HostMemory, Stream};
+use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, HostMemory, LaunchToken, Stream};
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
 
@@ -477,10 +477,12 @@ fn objects_of_two_drivers_do_not_mix() {
     a.record(&ours).unwrap();
     b.record(&theirs).unwrap();
     // SAFETY: nothing is captured.
-    unsafe { ours.begin_capture(CaptureMode::Relaxed) }.unwrap();
-    let exec = ours.end_capture().unwrap().instantiate().unwrap();
-    let answers =
-        [a.record(&theirs), a.elapsed(&b).map(drop), ours.wait_event(&b), exec.launch(&theirs)];
+    let token = unsafe { LaunchToken::new() };
+    let graph = ours.begin_capture(CaptureMode::Relaxed, token).unwrap().end().unwrap();
+    let exec = graph.instantiate().unwrap();
+    // SAFETY: nothing was captured.
+    let launched = unsafe { exec.launch(&theirs) };
+    let answers = [a.record(&theirs), a.elapsed(&b).map(drop), ours.wait_event(&b), launched];
     for answer in answers {
         assert!(matches!(answer, Err(DriverError::InvalidArgument { .. })), "{answer:?}");
     }
@@ -492,11 +494,14 @@ fn replays_of_one_executable_run_one_after_another() {
     let (a, b) = (non_blocking(&driver, 0), non_blocking(&driver, 0));
     let memory = DeviceMemory::new(&driver, 0, 4).unwrap();
     // SAFETY: the memory outlives every replay.
-    unsafe { a.begin_capture(CaptureMode::Relaxed) }.unwrap();
+    let token = unsafe { LaunchToken::new() };
+    let capture = a.begin_capture(CaptureMode::Relaxed, token).unwrap();
     set(&a, &memory, 1);
-    let exec = a.end_capture().unwrap().instantiate().unwrap();
-    exec.launch(&a).unwrap();
-    exec.launch(&b).unwrap();
+    let exec = capture.end().unwrap().instantiate().unwrap();
+    for stream in [&a, &b] {
+        // SAFETY: as above.
+        unsafe { exec.launch(stream) }.unwrap();
+    }
     assert_eq!(sim.pending(), 2);
     b.synchronize().unwrap();
     assert_eq!(sim.pending(), 0, "the second replay ran before the first");

@@ -28,7 +28,6 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
     let timing = EventFlags { timing: true, ..EventFlags::default() };
     let (event, end) = (d.event_create(0, timing)?, d.event_create(0, timing)?);
     let shared = d.event_create(0, EventFlags { interprocess: true, ..EventFlags::default() })?;
-    let module = d.module_load(0, PTX)?;
     let host = d.host_alloc(0, 64, HostFlags::default())?;
     let mut own = [0u8; 64];
     let mine = NonNull::from(&mut own).cast::<u8>();
@@ -37,6 +36,7 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
     let pool = d.mempool_create(0)?;
     // SAFETY: every handle is live; nothing runs but what is waited for or dropped with the box.
     unsafe {
+        let module = d.module_load(0, PTX)?;
         let function = d.module_function(module, KERNEL)?;
         let pooled = d.mem_alloc_async(pool, 64, stream)?;
         d.event_record(event, stream)?;

@@ -27,7 +27,7 @@ fn world(devices: usize, check_footprints: bool) -> World {
     let driver: Arc<dyn Driver> = sim.clone();
     let flags = StreamFlags { non_blocking: true, priority: 0 };
     let stream = Stream::new(&driver, 0, flags).unwrap();
-    let module = Module::load(&driver, 0, PTX.as_bytes()).unwrap();
+    let module = Module::load_ptx(&driver, 0, PTX).unwrap();
     World { sim, driver, stream, module }
 }
 

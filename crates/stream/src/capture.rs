@@ -7,10 +7,11 @@
 use std::any::Any;
 use std::sync::{Arc, PoisonError, Weak};
 
-use warpline_cuda_sys_safe::{DriverError, StreamHandle, owned};
+use warpline_cuda_sys_safe::owned::{self, LaunchToken};
+use warpline_cuda_sys_safe::{CaptureMode, StreamHandle};
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::{Mutex, MutexGuard};
 
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 use crate::{OpNumber, Result, Stream, StreamError};
 
 /// What a capture notes about itself; whoever begins it decides.
@@ -19,6 +20,8 @@ pub type CaptureLog = Arc<dyn Any + Send + Sync>;
 /// A capture under way: the stream that it began on, and those that joined it since.
 pub(crate) struct Capture {
     log: CaptureLog,
+    /// Of whoever began it, for the streams that join.
+    token: LaunchToken,
     device: usize,
     /// Whether it has ended. Set under the locks of all its streams and twins.
     over: AtomicBool,
@@ -46,12 +49,13 @@ impl Captured {
     /// what comes too late is not enqueued.
     ///
     /// # Errors
-    /// [`StreamError::NotCapturing`] once the capture has ended, or what `f` answers.
+    /// [`StreamError::NotCapturing`] once the capture has ended, or what `f` returns.
     pub fn submit<R, E: From<StreamError>>(
         &self,
+        token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
     ) -> std::result::Result<(R, OpNumber), E> {
-        self.twin.submit(|handle| {
+        self.twin.submit(token, |handle| {
             self.twin.slot().refuse_ended("submit")?;
             f(handle)
         })
@@ -162,65 +166,37 @@ impl Stream {
         if self.is_capturing() { Err(StreamError::Capturing { call }) } else { Ok(()) }
     }
 
-    /// Captures what this stream is given from now on, instead of running it, until
-    /// [`Stream::end_capture`]. `begin` asks the driver for it. Another stream joins the capture by
-    /// waiting for an event that was recorded in it, or for a stream that takes part.
+    /// Captures what this stream is given from now on, instead of running it, until the result is
+    /// [ended](CaptureGuard::end) or dropped. Another stream joins the capture by waiting for an event
+    /// that was recorded in it, or for a stream that takes part.
+    ///
+    /// The driver's mode is the relaxed one, in which other threads, and this one, may do as ever.
     ///
     /// # Errors
     /// [`StreamError::CannotCapture`] for a default stream and for one that is captured already,
     /// or the driver's own.
     #[track_caller]
-    pub fn begin_capture(
-        &self,
-        log: CaptureLog,
-        begin: impl FnOnce(&owned::Stream) -> Result<(), DriverError>,
-    ) -> Result<()> {
+    pub fn begin_capture(&self, log: CaptureLog, token: LaunchToken) -> Result<CaptureGuard> {
         let streams = Mutex::new(Some(Vec::new()));
         let (device, over) = (self.device_index(), AtomicBool::new(false));
-        let capture = Arc::new(Capture { log, device, over, streams });
+        let capture = Arc::new(Capture { log, token, device, over, streams });
         let captures = &self.core().captures;
         captures.fetch_add(1, Ordering::SeqCst);
-        let mut streams = capture.lock();
-        let begun = match &mut *streams {
-            Some(streams) => self.enter_capture(&capture, streams, |_| Ok(begin(self.raw())?)),
+        let begun = match &mut *capture.lock() {
+            Some(streams) => self.enter_capture(&capture, streams, |_| {
+                Ok(Some(self.raw().begin_capture(CaptureMode::Relaxed, token)?))
+            }),
             // Not reached: nobody else knows of it.
-            None => Err(StreamError::NotCapturing { call: "begin_capture" }),
+            None => Ok(None),
         };
-        begun.inspect_err(|_| {
+        match begun {
+            Ok(Some(raw)) => Ok(CaptureGuard { stream: self.clone(), raw: Some(raw), capture }),
+            Ok(None) => Err(StreamError::NotCapturing { call: "begin_capture" }),
+            Err(error) => Err(error),
+        }
+        .inspect_err(|_| {
             captures.fetch_sub(1, Ordering::SeqCst);
         })
-    }
-
-    /// Ends the capture that began on this stream and answers what it holds. It ends even if this
-    /// fails. With `join`, the stream first waits for all others that take part.
-    ///
-    /// # Errors
-    /// [`StreamError::NotCapturing`] unless a capture began here, or the driver's own: without
-    /// `join`, that streams were not joined.
-    #[track_caller]
-    pub fn end_capture(&self, join: bool) -> Result<owned::Graph> {
-        let not_here = StreamError::NotCapturing { call: "end_capture" };
-        let Some(Captured { capture, twin }) = self.captured() else { return Err(not_here) };
-        let streams = capture.lock().take_if(|streams| {
-            // Only the stream that it began on can end it.
-            streams.first().is_some_and(|(first, _)| first == self)
-        });
-        let Some(streams) = streams else { return Err(not_here) };
-        let mut joined = Ok(());
-        if join {
-            for (_, other) in &streams[1..] {
-                joined = joined.and(twin.wait_for(other, other.last_op()));
-            }
-        }
-        // Nobody takes for captured what is enqueued afterwards.
-        let held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
-        capture.over.store(true, Ordering::Release);
-        let graph = self.raw().end_capture();
-        streams.iter().for_each(|(stream, _)| stream.slot().set(None));
-        drop(held);
-        self.core().captures.fetch_sub(1, Ordering::SeqCst);
-        joined?;
-        Ok(graph?)
     }
 
     /// Takes this stream into a capture by a wait for an event that was recorded there.
@@ -229,7 +205,7 @@ impl Stream {
         &self,
         capture: &Weak<Capture>,
         call: &'static str,
-        wait: impl FnOnce(&Stream) -> Result<()>,
+        wait: impl FnOnce(&Stream, LaunchToken) -> Result<()>,
     ) -> Result<()> {
         let Some(capture) = capture.upgrade() else {
             return Err(StreamError::CapturedEvent { call });
@@ -245,18 +221,18 @@ impl Stream {
                 found: self.device_index(),
             });
         }
-        self.enter_capture(&capture, streams, wait)
+        self.enter_capture(&capture, streams, |twin| wait(twin, capture.token))
     }
 
     /// Makes a twin and runs `enter` with it, which is to take the driver's stream into the
     /// capture.
     #[track_caller]
-    fn enter_capture(
+    fn enter_capture<R>(
         &self,
         capture: &Arc<Capture>,
         streams: &mut Vec<(Stream, Stream)>,
-        enter: impl FnOnce(&Stream) -> Result<()>,
-    ) -> Result<()> {
+        enter: impl FnOnce(&Stream) -> Result<R>,
+    ) -> Result<R> {
         if self.is_default() {
             let reason = "it is the default stream; use another";
             return Err(StreamError::CannotCapture { reason });
@@ -271,10 +247,69 @@ impl Stream {
                 let reason = "it is being captured already";
                 return Err(StreamError::CannotCapture { reason });
             }
-            enter(&twin)?;
+            let entered = enter(&twin)?;
             slot.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
             streams.push((self.clone(), twin));
-            Ok(())
+            Ok(entered)
         })
+    }
+}
+
+/// A capture under way, which only this can end. Dropping it ends the capture and forgets what was
+/// captured.
+#[derive(Debug)]
+pub struct CaptureGuard {
+    stream: Stream,
+    /// There until it has ended.
+    raw: Option<owned::Capture>,
+    capture: Arc<Capture>,
+}
+
+impl CaptureGuard {
+    /// The stream that it began on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Ends the capture and returns what it holds. It ends even if this fails. With `join`, the
+    /// stream first waits for all others that take part.
+    ///
+    /// # Errors
+    /// The driver's own: without `join`, that streams were not joined.
+    #[track_caller]
+    pub fn end(mut self, join: bool) -> Result<owned::Graph> {
+        self.finish(join)
+    }
+
+    #[track_caller]
+    fn finish(&mut self, join: bool) -> Result<owned::Graph> {
+        let not_capturing = StreamError::NotCapturing { call: "end_capture" };
+        let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
+            return Err(not_capturing);
+        };
+        let mut joined = Ok(());
+        if let (true, Some(((_, twin), others))) = (join, streams.split_first()) {
+            for (_, other) in others {
+                joined = joined.and(twin.wait_for(other, other.last_op()));
+            }
+        }
+        // Nobody takes for captured what is enqueued afterwards.
+        let held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
+        self.capture.over.store(true, Ordering::Release);
+        let graph = raw.end();
+        streams.iter().for_each(|(stream, _)| stream.slot().set(None));
+        drop(held);
+        self.stream.core().captures.fetch_sub(1, Ordering::SeqCst);
+        joined?;
+        Ok(graph?)
+    }
+}
+
+impl Drop for CaptureGuard {
+    fn drop(&mut self) {
+        if self.raw.is_some() {
+            let _ = self.finish(false);
+        }
     }
 }

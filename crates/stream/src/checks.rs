@@ -6,11 +6,12 @@
 //! launches take turns at several places in it, so that what fails meanwhile is kept too.
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::MappedWords;
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::{Mutex, MutexGuard};
 
 use crate::clock::{Clock, Point};
 use crate::device::Core;

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
+use warpline_sync::thread_local;
 
 use crate::devices::Inner;
-use crate::sync::thread_local;
 use crate::{Result, Stream, StreamError};
 
 /// What a thread has chosen in one world. Without an entry it is at device 0 and the default

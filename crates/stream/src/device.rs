@@ -6,12 +6,12 @@ use std::sync::{Arc, PoisonError, Weak};
 use warpline_cuda_sys_safe::{
     DeviceProperties, Driver, DriverError, StreamFlags, StreamHandle, owned,
 };
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicUsize, Ordering};
 
 use crate::devices::World;
 use crate::event_pool::EventPool;
 use crate::stream::{Inner, Stream};
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Result, StreamError};
 
 /// Streams in the pool of one priority of one device. Asking for one more gives the first again.
@@ -97,7 +97,7 @@ impl Device {
             streams: Mutex::default(),
             captures: AtomicUsize::new(0),
         });
-        let default = Stream::new(&core, owned::Stream::default_of(driver, index));
+        let default = Stream::default_of(&core);
         Ok(Self(Arc::new(DeviceInner { core, default, pools: Default::default() })))
     }
 
@@ -160,20 +160,24 @@ impl Device {
     pub fn exclusive_stream(&self, priority: i32) -> Result<Stream> {
         let core = &self.0.core;
         let flags = StreamFlags { non_blocking: true, priority };
-        Ok(Stream::new(core, owned::Stream::new(&core.driver, core.index, flags)?))
+        let raw = owned::Stream::new(&core.driver, core.index, flags)?;
+        Stream::wrap(core, raw, "exclusive_stream")
     }
 
-    /// A stream made elsewhere (`torch.cuda.ExternalStream`).
+    /// A stream made elsewhere (`torch.cuda.ExternalStream`). The same stream again, if it is one of
+    /// these devices' already: a driver's stream has one numbering.
     ///
     /// Work that others enqueue on it is not numbered: only [`Stream::wait_stream`], events and
     /// `synchronize` take account of it.
     ///
     /// # Errors
-    /// [`StreamError::WrongDevice`], [`StreamError::OtherDevices`].
+    /// [`StreamError::WrongDevice`]; [`StreamError::OtherDevices`] for another driver's stream, and
+    /// while other [`Devices`](crate::Devices) of the same driver use it.
     pub fn external_stream(&self, stream: owned::Stream) -> Result<Stream> {
+        const CALL: &str = "external_stream";
         let core = &self.0.core;
         if !Arc::ptr_eq(stream.driver(), &core.driver) {
-            return Err(StreamError::OtherDevices { call: "external_stream" });
+            return Err(StreamError::OtherDevices { call: CALL });
         }
         if stream.device() != core.index {
             return Err(StreamError::WrongDevice {
@@ -185,7 +189,7 @@ impl Device {
         if stream.handle() == StreamHandle::default_of(core.index) {
             return Ok(self.0.default.clone());
         }
-        Ok(Stream::new(core, stream))
+        Stream::wrap(core, stream, CALL)
     }
 
     /// Blocks the host until all work on the device is done (`torch.cuda.synchronize`).

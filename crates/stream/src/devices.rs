@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
+use std::sync::atomic::AtomicU64;
 use warpline_cuda_sys_safe::Driver;
+use warpline_sync::atomic::{AtomicUsize, Ordering};
 
 use crate::checks::Checks;
 use crate::current;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Device, DeviceGuard, Result, Stream, StreamError, StreamGuard};
 
 /// What all devices of one driver share.

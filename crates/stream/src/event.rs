@@ -3,11 +3,11 @@
 use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::EventFlags;
+use warpline_sync::{Mutex, MutexGuard};
 
 use crate::clock::Point;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
-use crate::sync::{Mutex, MutexGuard};
 use crate::{Result, StreamError};
 
 /// A mark in a stream (`torch.cuda.Event`). Clones share it.

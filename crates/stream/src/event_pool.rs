@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::owned;
 use warpline_cuda_sys_safe::{DriverError, EventFlags};
+use warpline_sync::Mutex;
 
 use crate::device::Core;
-use crate::sync::Mutex;
 
 /// More than this many idle events of one kind are given back to the driver.
 const MAX_IDLE: usize = 1024;

@@ -4,8 +4,9 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::PoisonError;
 
+use warpline_sync::{Mutex, MutexGuard};
+
 use crate::OpNumber;
-use crate::sync::{Mutex, MutexGuard};
 
 /// Launches that are kept per stream.
 const KEPT: usize = 64;

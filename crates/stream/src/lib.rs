@@ -1,20 +1,24 @@
 //! CUDA devices, streams, events and guards with PyTorch's semantics.
 //!
 //! [`Devices`] is one isolated world: the devices of one driver, with a current device and a
-//! current stream per device for each thread. [`Stream::submit`] enqueues work and numbers it;
+//! current stream per device for each thread. [`Stream::submit`] enqueues work and numbers it, for
+//! whoever vouches for it ([`LaunchToken`](warpline_cuda_sys_safe::owned::LaunchToken));
 //! [`Stream::wait_for`] orders a stream after a numbered operation of another one, on the GPU,
 //! and does nothing where that order already holds.
 //!
 //! ```
 //! use std::sync::Arc;
 //! use warpline_cuda_sys_safe::null::NullDriver;
+//! use warpline_cuda_sys_safe::owned::LaunchToken;
 //! use warpline_stream::{Devices, StreamError};
 //!
 //! let devices = Devices::new(Arc::new(NullDriver::new(2)))?;
 //! let producer = devices.get(0)?.stream_from_pool(0)?;
 //! let consumer = devices.get(1)?.stream_from_pool(0)?;
 //!
-//! let ((), op) = producer.submit(|_handle| {
+//! // SAFETY: what is submitted below is what it is said to be.
+//! let token = unsafe { LaunchToken::new() };
+//! let ((), op) = producer.submit(token, |_handle| {
 //!     // Enqueue a kernel or a copy here.
 //!     Ok::<(), StreamError>(())
 //! })?;
@@ -39,11 +43,11 @@ mod event;
 mod event_pool;
 mod guard;
 mod launches;
+mod numbering;
 mod order;
 mod stream;
-mod sync;
 
-pub use capture::{CaptureLog, Captured};
+pub use capture::{CaptureGuard, CaptureLog, Captured};
 pub use checks::{IndexCheck, Mailbox};
 pub use clock::Before;
 pub use device::{Device, STREAMS_PER_POOL};

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::{DriverError, EventFlags, owned};
+use warpline_sync::atomic::{AtomicU64, Ordering};
 
 use crate::OpNumber;
 use crate::clock::Clock;
 use crate::device::Core;
 use crate::event_pool::PooledEvent;
-use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Checkpoints a stream keeps. A wait for an operation older than all of them waits for the
 /// oldest, which covers more than needed but never less.

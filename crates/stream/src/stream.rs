@@ -3,9 +3,11 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::panic::Location;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
-use warpline_cuda_sys_safe::{DriverError, StreamHandle, owned};
+use warpline_cuda_sys_safe::owned::{self, LaunchToken};
+use warpline_cuda_sys_safe::{DriverError, StreamHandle};
+use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::capture::{Capture, Slot};
 use crate::clock::{Before, Clock, Point};
@@ -13,7 +15,6 @@ use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
-use crate::sync::{Mutex, MutexGuard};
 use crate::{Event, Mailbox, OpNumber, PendingLaunches, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
@@ -72,10 +73,15 @@ impl Inner {
     #[track_caller]
     fn wait_at(&self, state: &mut State, event: &owned::Event, point: &Point) -> Result<()> {
         self.raw.wait_event(event)?;
+        self.enter_wait(state, point);
+        Ok(())
+    }
+
+    /// Enters such a wait.
+    fn enter_wait(&self, state: &mut State, point: &Point) {
         // The wait is an operation of its own, so that later records are known to include it.
         self.advance(state);
         state.clock.join(&self.progress, point);
-        Ok(())
     }
 
     /// The earliest checkpoint at or after `op`, recorded now if there is none.
@@ -109,15 +115,24 @@ impl Inner {
 }
 
 impl Stream {
-    pub(crate) fn new(core: &Arc<Core>, raw: owned::Stream) -> Self {
-        let stream = Self::build(core, raw, None);
-        core.register(Arc::downgrade(&stream.0));
+    pub(crate) fn registered(
+        core: &Arc<Core>,
+        raw: owned::Stream,
+        progress: Arc<Progress>,
+    ) -> Self {
+        let stream = Self::build(core, raw, progress, None);
+        core.register(stream.downgrade());
         stream
     }
 
-    fn build(core: &Arc<Core>, raw: owned::Stream, twin_in: Option<Weak<Capture>>) -> Self {
+    fn build(
+        core: &Arc<Core>,
+        raw: owned::Stream,
+        progress: Arc<Progress>,
+        twin_in: Option<Weak<Capture>>,
+    ) -> Self {
         Self(Arc::new(Inner {
-            progress: Arc::new(Progress::new(raw.id(), core.index)),
+            progress,
             raw,
             core: Arc::clone(core),
             state: Mutex::default(),
@@ -127,13 +142,18 @@ impl Stream {
         }))
     }
 
+    pub(crate) fn downgrade(&self) -> Weak<Inner> {
+        Arc::downgrade(&self.0)
+    }
+
     pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
         Self(inner)
     }
 
     /// What stands for a stream in a capture.
     pub(crate) fn twin(of: &Stream, capture: Weak<Capture>) -> Self {
-        Self::build(&of.0.core, of.0.raw.clone(), Some(capture))
+        let progress = Arc::new(Progress::new(of.id(), of.device_index()));
+        Self::build(&of.0.core, of.0.raw.clone(), progress, Some(capture))
     }
 
     pub(crate) fn slot(&self) -> &Slot {
@@ -193,7 +213,8 @@ impl Stream {
         self.0.core.index
     }
 
-    /// The driver's stream. Work enqueued through it directly is not numbered.
+    /// The driver's stream, with which safe code can add order and ask questions, but not enqueue
+    /// work nor change what is captured. What `unsafe` code enqueues on it directly is not numbered.
     #[must_use]
     pub fn raw(&self) -> &owned::Stream {
         &self.0.raw
@@ -225,12 +246,13 @@ impl Stream {
     /// captured the number is its [twin](crate::Captured::twin)'s.
     ///
     /// `f` must use this stream only through the handle it is given, and no [`Event`]: it would
-    /// wait for itself.
+    /// wait for itself. The token says that it is a launch path that asks.
     ///
     /// # Errors
-    /// What `f` answers.
+    /// What `f` returns.
     pub fn submit<R, E>(
         &self,
+        _token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
     ) -> std::result::Result<(R, OpNumber), E> {
         self.with_acting(|inner, state| {
@@ -247,12 +269,14 @@ impl Stream {
     }
 
     /// [`Stream::submit`] of an operation that is done when `f` returns, such as a copy to pageable
-    /// memory. It, and what comes before it, is then known to be done.
+    /// memory. It, and what comes before it, is then known to be done, for which the holder of the
+    /// token vouches.
     ///
     /// # Errors
-    /// What `f` answers; [`StreamError::IndexCheck`] for what comes before it.
+    /// What `f` returns; [`StreamError::IndexCheck`] for what comes before it.
     pub fn submit_waited<R>(
         &self,
+        _token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> Result<R>,
     ) -> Result<(R, OpNumber)> {
         let (result, op, point) = self.with_acting(|inner, state| {
@@ -428,9 +452,11 @@ impl Stream {
                 }
             })?;
         let Some(capture) = joins else { return Ok(()) };
-        self.join_capture(capture, call, |twin| {
+        self.join_capture(capture, call, |twin, token| {
             let mut state = twin.0.lock();
-            twin.0.wait_at(&mut state, event, point)
+            twin.0.raw.join_capture(event, token)?;
+            twin.0.enter_wait(&mut state, point);
+            Ok(())
         })
     }
 

@@ -4,10 +4,11 @@
 //! access set per mapping: here for those that exist when a peer is let in, and for each new one.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::owned::Mapping;
 use warpline_cuda_sys_safe::{DriverError, MemAccess};
+use warpline_sync::{Mutex, MutexGuard};
 
 /// All mappings of a device's memory.
 #[derive(Debug, Default)]

@@ -7,10 +7,11 @@ mod state;
 mod stats;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use smallvec::SmallVec;
+use warpline_sync::Mutex;
 
 use crate::rules::MAX_REQUEST;
 use crate::{AllocError, HostBackend};

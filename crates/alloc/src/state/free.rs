@@ -1,9 +1,10 @@
 //! Blocks that come back: at once, or when the streams that use them are done.
 
+use warpline_sync::atomic::Ordering;
+
 use super::{Held, NONE, Record, State, Uses};
 use crate::Backend;
 use crate::stats::Quantity;
-use crate::sync::atomic::Ordering;
 use crate::trace::TraceAction;
 
 impl<B: Backend> State<B> {

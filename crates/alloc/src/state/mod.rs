@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
 use std::sync::Arc;
 
+use warpline_sync::atomic::{AtomicU64, Ordering};
+
 pub(crate) use arena::{Growth, Pages};
 use record::{Held, Record, Records};
 pub(crate) use release::{Idle, Released};
@@ -22,7 +24,6 @@ use crate::events::PendingEvents;
 use crate::free_index::{FreeIndex, Order};
 use crate::rules::{may_serve, should_split};
 use crate::stats::{Counters, Quantity};
-use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::trace::{Step, TraceAction, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, PoolKind};
 

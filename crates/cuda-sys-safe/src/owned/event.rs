@@ -1,8 +1,11 @@
 //! Events.
 
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
+use warpline_sync::{Mutex, MutexGuard};
+
+use super::graph::Membership;
 use super::{Stream, same_driver};
 use crate::{Driver, EventFlags, EventHandle, IpcEventHandle, Result};
 
@@ -11,6 +14,9 @@ use crate::{Driver, EventFlags, EventHandle, IpcEventHandle, Result};
 pub struct Event {
     driver: Arc<dyn Driver>,
     handle: EventHandle,
+    /// The capture in which it was recorded last. Held while it is recorded or waited for: nobody
+    /// takes a record in a capture for one outside.
+    recorded_in: Mutex<Option<Arc<Membership>>>,
 }
 
 impl Event {
@@ -22,7 +28,7 @@ impl Event {
     pub fn new(driver: &Arc<dyn Driver>, device: usize, flags: EventFlags) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.event_create(device, flags).map_err(|e| e.at(location))?;
-        Ok(Self { driver: Arc::clone(driver), handle })
+        Ok(Self { driver: Arc::clone(driver), handle, recorded_in: Mutex::default() })
     }
 
     /// Opens an event of another process.
@@ -37,7 +43,7 @@ impl Event {
     ) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.ipc_open_event(device, handle).map_err(|e| e.at(location))?;
-        Ok(Self { driver: Arc::clone(driver), handle })
+        Ok(Self { driver: Arc::clone(driver), handle, recorded_in: Mutex::default() })
     }
 
     /// A handle with which another process opens it. Only of an `interprocess` event.
@@ -71,9 +77,17 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<()> {
         let location = Location::caller();
         same_driver("Event::record", &self.driver, stream.driver()).map_err(|e| e.at(location))?;
+        let mut recorded_in = self.recorded_in();
         // SAFETY: both handles are alive and of this driver.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
-            .map_err(|e| e.at(location))
+            .map_err(|e| e.at(location))?;
+        // Asked afterwards: if that capture is over by now, no wait for the event joins it.
+        *recorded_in = stream.capture_under_way();
+        Ok(())
+    }
+
+    pub(super) fn recorded_in(&self) -> MutexGuard<'_, Option<Arc<Membership>>> {
+        self.recorded_in.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The driver it belongs to.

@@ -16,17 +16,19 @@ mod module;
 mod pages;
 mod pool;
 mod stream;
+mod token;
 mod vmm;
 mod words;
 
 pub use event::Event;
-pub use graph::{Graph, GraphExec};
+pub use graph::{Capture, Graph, GraphExec};
 pub use host::HostMemory;
 pub use ipc::SharedMemory;
 pub use memory::DeviceMemory;
 pub use module::{Function, Module};
 pub use pool::{MemPool, PoolMemory};
 pub use stream::Stream;
+pub use token::LaunchToken;
 pub use vmm::{Mapping, PhysicalMemory, Reservation};
 pub use words::MappedWords;
 

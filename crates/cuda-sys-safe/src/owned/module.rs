@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{Driver, FunctionHandle, ModuleHandle, Result};
+use crate::{Driver, DriverError, FunctionHandle, ModuleHandle, Result};
 
 /// A module loaded on one device, unloaded with the last function taken from it.
 #[derive(Clone, Debug)]
@@ -17,14 +17,36 @@ struct Inner {
 }
 
 impl Module {
-    /// Loads PTX text or a cubin.
+    /// Loads PTX text, which the driver compiles for the device.
     ///
     /// # Errors
-    /// The driver's own: PTX it does not understand, an image for another architecture.
+    /// [`DriverError::InvalidArgument`] for what is not PTX text; the driver's own for PTX that it
+    /// does not understand.
     #[track_caller]
-    pub fn load(driver: &Arc<dyn Driver>, device: usize, image: &[u8]) -> Result<Self> {
+    pub fn load_ptx(driver: &Arc<dyn Driver>, device: usize, ptx: &str) -> Result<Self> {
         let location = Location::caller();
-        let handle = driver.module_load(device, image).map_err(|e| e.at(location))?;
+        check_ptx(ptx).map_err(|e| e.at(location))?;
+        // SAFETY: the driver takes it for text, as just checked, and reads it up to its end.
+        unsafe { Self::load_image(driver, device, ptx.as_bytes()) }
+    }
+
+    /// Loads machine code (a cubin or a fat binary), or PTX text.
+    ///
+    /// # Errors
+    /// The driver's own: an image for another architecture, or one that it does not understand.
+    ///
+    /// # Safety
+    /// The driver takes no length, and follows the offsets that it finds in machine code: the image
+    /// is whole, as a compiler made it.
+    #[track_caller]
+    pub unsafe fn load_image(
+        driver: &Arc<dyn Driver>,
+        device: usize,
+        image: &[u8],
+    ) -> Result<Self> {
+        let location = Location::caller();
+        // SAFETY: the caller's.
+        let handle = unsafe { driver.module_load(device, image) }.map_err(|e| e.at(location))?;
         Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
     }
 
@@ -40,6 +62,28 @@ impl Module {
             .map_err(|e| e.with_detail(|| format!("kernel {name:?}")).at(location))?;
         Ok(Function { _module: self.clone(), handle })
     }
+}
+
+/// Refuses what the driver could take for machine code: text begins with the directive `.version`,
+/// after white space and comments, and has no NUL but at its end.
+fn check_ptx(ptx: &str) -> Result<()> {
+    let refuse = |reason: &str| {
+        let reason = format!("this is not PTX text: {reason}");
+        Err(DriverError::InvalidArgument { call: "Module::load_ptx", reason })
+    };
+    if ptx.trim_end_matches('\0').contains('\0') {
+        return refuse("it has a NUL character inside");
+    }
+    let mut rest = ptx.trim_start();
+    while let Some(comment) = rest
+        .strip_prefix("//")
+        .map(|text| text.split_once('\n'))
+        .or_else(|| rest.strip_prefix("/*").map(|text| text.split_once("*/")))
+    {
+        let Some((_, after)) = comment else { break };
+        rest = after.trim_start();
+    }
+    if rest.starts_with(".version") { Ok(()) } else { refuse("it does not begin with `.version`") }
 }
 
 impl Drop for Inner {

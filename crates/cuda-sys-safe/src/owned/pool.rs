@@ -1,7 +1,9 @@
 //! The driver's own stream-ordered memory pools.
 
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
+
+use warpline_sync::Mutex;
 
 use super::Stream;
 use crate::{DevicePtr, Driver, DriverError, MemPoolHandle, Result};
@@ -14,6 +16,26 @@ pub struct MemPool(Arc<Inner>);
 struct Inner {
     driver: Arc<dyn Driver>,
     handle: MemPoolHandle,
+    /// Memory dropped while its stream was captured: each replay would have released it again.
+    kept: Mutex<Vec<(DevicePtr, Stream)>>,
+}
+
+impl Inner {
+    /// Releases what it can of the kept memory.
+    fn free_kept(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        kept.into_iter().for_each(|(ptr, stream)| self.free(ptr, stream));
+    }
+
+    fn free(&self, ptr: DevicePtr, stream: Stream) {
+        let free = || {
+            // SAFETY: this driver's and not freed before; the release runs in stream order.
+            unsafe { self.driver.mem_free_async(ptr, stream.handle()) }
+        };
+        if stream.outside_captures(free).is_none() {
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).push((ptr, stream));
+        }
+    }
 }
 
 impl MemPool {
@@ -26,7 +48,8 @@ impl MemPool {
     pub fn new(driver: &Arc<dyn Driver>, device: usize) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.mempool_create(device).map_err(|e| e.at(location))?;
-        Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), handle })))
+        let driver = Arc::clone(driver);
+        Ok(Self(Arc::new(Inner { driver, handle, kept: Mutex::default() })))
     }
 
     /// The device its memory is on.
@@ -77,15 +100,30 @@ impl MemPool {
                 ),
             });
         }
-        // SAFETY: pool and stream are alive.
-        let ptr = unsafe { driver.mem_alloc_async(self.0.handle, bytes, stream.handle()) }
-            .map_err(|e| e.at(location))?;
-        Ok(PoolMemory { ptr, bytes, stream: stream.clone(), _pool: self.clone() })
+        self.0.free_kept();
+        let alloc = || {
+            // SAFETY: pool and stream are alive.
+            unsafe { driver.mem_alloc_async(self.0.handle, bytes, stream.handle()) }
+        };
+        // Memory of a capture exists in its replays only.
+        let Some(ptr) = stream.outside_captures(alloc) else {
+            let reason = "the stream is being captured".to_owned();
+            return Err(
+                DriverError::InvalidArgument { call: "MemPool::alloc", reason }.at(location)
+            );
+        };
+        let ptr = ptr.map_err(|e| e.at(location))?;
+        Ok(PoolMemory { ptr, bytes, stream: stream.clone(), pool: self.clone() })
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.free_kept();
+        if !self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            // Left to the driver's end: no memory of a pool that is gone can be released.
+            return;
+        }
         // SAFETY: made by this driver and not destroyed before; allocations held an `Arc` of this.
         let _ = unsafe { self.driver.mempool_destroy(self.handle) };
     }
@@ -98,7 +136,7 @@ pub struct PoolMemory {
     ptr: DevicePtr,
     bytes: usize,
     stream: Stream,
-    _pool: MemPool,
+    pool: MemPool,
 }
 
 impl PoolMemory {
@@ -123,7 +161,6 @@ impl PoolMemory {
 
 impl Drop for PoolMemory {
     fn drop(&mut self) {
-        // SAFETY: this driver's and not freed before; the release runs in stream order.
-        let _ = unsafe { self.stream.driver().mem_free_async(self.ptr, self.stream.handle()) };
+        self.pool.0.free(self.ptr, self.stream.clone());
     }
 }

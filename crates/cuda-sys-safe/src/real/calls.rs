@@ -52,7 +52,8 @@ fn ready(answer: Result<()>) -> Result<bool> {
     }
 }
 
-impl Driver for CudaDriver {
+// SAFETY: each method is the driver call that its documentation names, whose promises these are.
+unsafe impl Driver for CudaDriver {
     fn name(&self) -> &'static str {
         "cuda"
     }
@@ -292,7 +293,7 @@ impl Driver for CudaDriver {
 
     // ---- modules and launches -----------------------------------------------------------
 
-    fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
+    unsafe fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
         self.load_module(device, image)
     }
 
@@ -343,7 +344,7 @@ impl Driver for CudaDriver {
         }
     }
 
-    fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
+    unsafe fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
         let context = self.context("cuCtxDisablePeerAccess", peer)?;
         call!(self, device, cuCtxDisablePeerAccess?(context))
             .map_err(|e| e.with_detail(|| format!("peer cuda:{peer}")))

@@ -31,7 +31,9 @@ macro_rules! enqueue {
     }};
 }
 
-impl Driver for SimDriver {
+// SAFETY: memory comes from the system, zeroed, and each range of addresses is given out once;
+// waits run what they wait for.
+unsafe impl Driver for SimDriver {
     fn name(&self) -> &'static str {
         "sim"
     }
@@ -244,7 +246,7 @@ impl Driver for SimDriver {
         forward!(self, EventElapsed, start.device(), s => s.event_elapsed(start, end))
     }
 
-    fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
+    unsafe fn module_load(&self, device: usize, image: &[u8]) -> Result<ModuleHandle> {
         forward!(self, ModuleLoad, device, s => s.module_load(device, image))
     }
 
@@ -273,7 +275,7 @@ impl Driver for SimDriver {
         forward!(self, EnablePeerAccess, device, s => s.enable_peer_access(device, peer))
     }
 
-    fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
+    unsafe fn disable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
         forward!(self, DisablePeerAccess, device, s => s.disable_peer_access(device, peer))
     }
 

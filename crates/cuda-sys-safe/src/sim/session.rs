@@ -78,6 +78,8 @@ impl SimDriver {
             let why = "a host function must not call CUDA";
             return Err(error(call, CudaCode::NOT_PERMITTED, device, why));
         }
+        // To a checker of schedules the rest of the call is one step.
+        warpline_sync::let_others_run();
         let mut state = self.lock();
         *state.calls.entry(call).or_insert(0) += 1;
         state.host_clock += CALL_TIME;

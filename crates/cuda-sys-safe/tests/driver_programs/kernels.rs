@@ -58,10 +58,10 @@ programs! {
     ]
 
     modules(1, driver, t) {
-        let module = Module::load(driver, 0, PTX.as_bytes())?;
+        let module = Module::load_ptx(driver, 0, PTX)?;
         t.call("a kernel it has", module.function(c"add_scalar"));
         t.call("a kernel it has not", module.function(c"add_scala"));
-        let load = |text: &str| Module::load(driver, 0, text.as_bytes());
+        let load = |text: &str| Module::load_ptx(driver, 0, text);
         t.call("cut short", load(&PTX[..PTX.rfind('}').unwrap_or(0)]));
         t.call("too new", load(&PTX.replace(".version 6.3", ".version 99.0")));
     } => [
@@ -88,8 +88,11 @@ programs! {
         launch_add(&here, &function, ONE_BLOCK, [(0, near.ptr()), (1, far.ptr())], 64, 1)?;
         let seen = words(&read(driver, &near)?);
         t.say("read from a peer", seen.iter().all(|&v| v == 0x0202_0203));
-        t.call("disable", driver.disable_peer_access(0, 1));
-        t.call("disable twice", driver.disable_peer_access(0, 1));
+        here.synchronize()?;
+        // SAFETY: no work is under way.
+        let disable = || unsafe { driver.disable_peer_access(0, 1) };
+        t.call("disable", disable());
+        t.call("disable twice", disable());
         t.say("itself", driver.can_access_peer(0, 0)?);
     } => [
         "enable: ok",

@@ -101,7 +101,7 @@ pub(crate) fn set_bytes(host: &HostMemory, value: u8) {
 pub(crate) const PTX: &str = include_str!("kernels.ptx");
 
 pub(crate) fn add_scalar(driver: &Arc<dyn Driver>, device: usize) -> Result<Function> {
-    Module::load(driver, device, PTX.as_bytes())?.function(c"add_scalar")
+    Module::load_ptx(driver, device, PTX)?.function(c"add_scalar")
 }
 
 /// Shape and shared memory of a launch.

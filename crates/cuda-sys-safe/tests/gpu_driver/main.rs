@@ -22,7 +22,7 @@ use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs};
 use warpline_cuda_sys_safe::owned::*;
 use warpline_cuda_sys_safe::*;
 
-const PTX: &[u8] = include_bytes!("../gpu_kernels.ptx");
+const PTX: &str = include_str!("../gpu_kernels.ptx");
 const MIB: usize = 1 << 20;
 
 /// One test at a time: some look at free memory, some measure time.
@@ -113,7 +113,7 @@ fn launch(
 }
 
 fn kernel(driver: &Arc<dyn Driver>, device: usize, name: &CStr) -> Function {
-    Module::load(driver, device, PTX).unwrap().function(name).unwrap()
+    Module::load_ptx(driver, device, PTX).unwrap().function(name).unwrap()
 }
 
 fn add_params(n: i32, by: f32) -> [u8; 8] {
@@ -368,11 +368,11 @@ fn gpu_kernels_run() {
 fn gpu_bad_modules_say_why() {
     let (_one, driver) = gpu();
     let text = ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry f() { nonsense; }\n";
-    let error = Module::load(&driver, 0, text.as_bytes()).unwrap_err();
+    let error = Module::load_ptx(&driver, 0, text).unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::INVALID_PTX), "{error}");
     assert!(error.to_string().contains("line 4"), "the compiler's log is missing: {error}");
-    assert!(Module::load(&driver, 0, b"").is_err());
-    let module = Module::load(&driver, 0, PTX).unwrap();
+    assert!(Module::load_ptx(&driver, 0, "").is_err());
+    let module = Module::load_ptx(&driver, 0, PTX).unwrap();
     let error = module.function(c"no_such_kernel").unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::NOT_FOUND));
     assert!(error.to_string().contains("no_such_kernel"), "{error}");
@@ -404,10 +404,11 @@ fn gpu_host_functions_run_in_order_and_may_panic() {
     // Not in a capture, where it would run once per replay; and it is dropped when refused.
     let kept = Arc::new(());
     let held = Arc::clone(&kept);
-    // SAFETY: what is captured is not replayed after its memory is gone.
-    unsafe { stream.begin_capture(CaptureMode::ThreadLocal) }.unwrap();
+    // SAFETY: nothing is captured.
+    let token = unsafe { LaunchToken::new() };
+    let capture = stream.begin_capture(CaptureMode::ThreadLocal, token).unwrap();
     let error = enqueue(Box::new(move || drop(held))).unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::STREAM_CAPTURE_UNSUPPORTED));
     assert_eq!(Arc::strong_count(&kept), 1);
-    stream.end_capture().unwrap();
+    capture.end().unwrap();
 }

@@ -58,7 +58,8 @@ fn gpu_graphs_replay() {
 
     assert_eq!(stream.capture_status().unwrap(), CaptureStatus::None);
     // SAFETY: what is captured is not replayed after its memory is gone.
-    unsafe { stream.begin_capture(CaptureMode::Global) }.unwrap();
+    let token = unsafe { LaunchToken::new() };
+    let capture = stream.begin_capture(CaptureMode::Global, token).unwrap();
     assert!(matches!(stream.capture_status().unwrap(), CaptureStatus::Active(_)));
     launch(&stream, &add, 64, &[x.ptr()], &add_params(64, 1.0)).unwrap();
     // Allocation is allowed in relaxed mode only.
@@ -67,25 +68,25 @@ fn gpu_graphs_replay() {
     let _meanwhile = DeviceMemory::new(&driver, 0, MIB).unwrap();
     assert_eq!(driver.exchange_capture_mode(0, old).unwrap(), CaptureMode::Relaxed);
     launch(&stream, &add, 64, &[x.ptr()], &add_params(32, 10.0)).unwrap();
-    let graph = stream.end_capture().unwrap();
+    let graph = capture.end().unwrap();
     assert_eq!(download(&stream, x.ptr(), 64), vec![0.0; 64], "captured work ran");
 
     let exec = graph.instantiate().unwrap();
     drop(graph);
     for _ in 0..3 {
-        exec.launch(&stream).unwrap();
+        // SAFETY: the memory is there still.
+        unsafe { exec.launch(&stream) }.unwrap();
     }
     drop(exec); // while it may still run
     let expected: Vec<f32> = (0..64).map(|i| if i < 32 { 33.0 } else { 3.0 }).collect();
     assert_eq!(download(&stream, x.ptr(), 64), expected);
 
     // What is forbidden in a capture spoils it, and nothing else.
-    // SAFETY: what is captured is not replayed after its memory is gone.
-    unsafe { stream.begin_capture(CaptureMode::ThreadLocal) }.unwrap();
+    let capture = stream.begin_capture(CaptureMode::ThreadLocal, token).unwrap();
     let error = stream.synchronize().unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::STREAM_CAPTURE_UNSUPPORTED));
     assert_eq!(stream.capture_status().unwrap(), CaptureStatus::Invalidated);
-    let error = stream.end_capture().unwrap_err();
+    let error = capture.end().unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::STREAM_CAPTURE_INVALIDATED));
     stream.synchronize().unwrap();
 }

@@ -51,7 +51,9 @@ fn gpu2_a_kernel_reads_a_peer() {
     launch(&stream, &next, 1024, &[out.ptr(), source.ptr()], &[]).unwrap();
     let expected: Vec<f32> = (0..1024).map(|i| i as f32 + 1.0).collect();
     assert_eq!(download(&stream, out.ptr(), 1024), expected);
-    driver.disable_peer_access(0, 1).unwrap();
-    let error = driver.disable_peer_access(0, 1).unwrap_err();
+    // SAFETY: no work is under way.
+    let disable = || unsafe { driver.disable_peer_access(0, 1) };
+    disable().unwrap();
+    let error = disable().unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::PEER_ACCESS_NOT_ENABLED));
 }

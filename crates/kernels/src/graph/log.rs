@@ -1,15 +1,17 @@
 //! What a capture notes while it is under way: the storages that its work uses, and in what order.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
 use warpline_alloc::PoolRoute;
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
+use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::{GraphPool, Member};
+use crate::launch::TOKEN;
 use crate::race::{Touch, Watch};
 use crate::storage::{Site, Uses, WeakStorage, uses_elsewhere};
 use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
@@ -217,7 +219,7 @@ fn in_order(
             watch = Some(Watch::new(twin, site, touches, storages, uses)?);
         }
     }
-    let ((), op) = captured.submit(|handle| f(handle).map_err(StreamError::from))?;
+    let ((), op) = captured.submit(TOKEN, |handle| f(handle).map_err(StreamError::from))?;
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.enter(twin, op, *write, site);
     }

@@ -8,15 +8,15 @@ mod log;
 mod pool;
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CaptureLog, Mailbox, Stream};
+use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
+use warpline_sync::atomic::{AtomicBool, Ordering};
 
-use crate::launch::{begin_capture, replay};
+use crate::launch::{TOKEN, replay};
 use crate::storage::{Site, WeakStorage};
 use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target, random};
 use log::Held;
@@ -28,9 +28,9 @@ pub(crate) use pool::Member;
 /// A capture under way. Dropping it ends it and forgets what was captured.
 pub struct Capturing {
     runtime: Runtime,
-    stream: Stream,
+    /// There until it has ended.
+    capture: Option<CaptureGuard>,
     log: Arc<Log>,
-    ended: bool,
     // What follows lets go once the driver's capture is over.
     _memory: PoolRoute<CudaBackend>,
     _pinned: HostCapture<CudaBackend>,
@@ -62,12 +62,11 @@ impl Capturing {
         pool.enter_log(&log);
         let memory = device.allocator().capture_to(pool.memory(), stream.raw());
         let pinned = runtime.pinned_cache()?.capture();
-        begin_capture(stream, Arc::clone(&log) as CaptureLog)?;
+        let capture = stream.begin_capture(Arc::clone(&log) as CaptureLog, TOKEN)?;
         Ok(Self {
             runtime: runtime.clone(),
-            stream: stream.clone(),
+            capture: Some(capture),
             log,
-            ended: false,
             _memory: memory,
             _pinned: pinned,
         })
@@ -81,10 +80,14 @@ impl Capturing {
     /// that joined was not waited for.
     #[track_caller]
     pub fn end(mut self) -> Result<Graph> {
-        self.ended = true;
-        let graph = self.stream.end_capture(self.runtime.sync_policy() == SyncPolicy::Auto);
+        let join = self.runtime.sync_policy() == SyncPolicy::Auto;
+        let graph = self.capture.take().map(|capture| capture.end(join));
         let notes = self.log.take();
-        let exec = graph?.instantiate().map_err(|e| Error::driver("capture_end", e))?;
+        let not_capturing = StreamError::NotCapturing { call: "capture_end" };
+        let exec = graph
+            .ok_or(not_capturing)??
+            .instantiate()
+            .map_err(|e| Error::driver("capture_end", e))?;
         // The state is declared by every replay.
         let state = &self.log.state;
         let others = notes.storages.into_iter();
@@ -104,8 +107,8 @@ impl Capturing {
 
 impl Drop for Capturing {
     fn drop(&mut self) {
-        if !self.ended {
-            let _ = self.stream.end_capture(false);
+        if let Some(capture) = self.capture.take() {
+            drop(capture);
             self.log.take();
         }
     }
@@ -113,7 +116,7 @@ impl Drop for Capturing {
 
 impl std::fmt::Debug for Capturing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Capturing").field("stream", &self.stream).finish_non_exhaustive()
+        f.debug_struct("Capturing").field("capture", &self.capture).finish_non_exhaustive()
     }
 }
 
@@ -176,7 +179,10 @@ impl Graph {
         let used = self.used();
         let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
         storages.push((state, true));
-        replay(&self.exec, &self.mailboxes, stream, &mut storages, Site { op: OP, location })?;
+        let site = Site { op: OP, location };
+        // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
+        // the pool, and with the runtime the modules.
+        unsafe { replay(&self.exec, &self.mailboxes, stream, &mut storages, site) }?;
         if !self.replayed.swap(true, Ordering::Relaxed) {
             for storage in self.made.iter().filter_map(WeakStorage::upgrade) {
                 storage.member().inspect(|member| member.set_replayed());

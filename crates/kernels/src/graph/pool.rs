@@ -1,11 +1,12 @@
 //! The memory that graphs are captured in.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
 use warpline_alloc::{MemPool, PoolOptions};
 use warpline_stream::Stream;
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use super::Log;
 use crate::storage::{Uses, WeakStorage};

@@ -18,7 +18,8 @@ pub(crate) use strided::{GRAIN, map_slices, map0, map1, map2, rows};
 /// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
 /// could pick up another job of the program that needs a lock this thread holds.
 pub(crate) fn may_parallel() -> bool {
-    rayon::current_thread_index().is_none()
+    // To a checker of schedules it is one step.
+    cfg!(not(shuttle)) && rayon::current_thread_index().is_none()
 }
 
 /// Runs `f`, which spreads over threads, on threads that do nothing but this.
@@ -33,6 +34,7 @@ pub(crate) fn on_threads<R: Send>(f: impl FnOnce() -> R + Send) -> R {
 }
 
 /// Runs `f` here and, as they come free, on up to `others` of these threads; returns once all have.
+#[cfg(not(shuttle))]
 pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
     match threads() {
         Some(threads) if others > 0 && may_parallel() => threads.in_place_scope(|scope| {
@@ -43,6 +45,17 @@ pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
         }),
         _ => f(),
     }
+}
+
+/// The same on threads of the checker.
+#[cfg(shuttle)]
+pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
+    warpline_sync::thread::scope(|scope| {
+        for _ in 0..others {
+            scope.spawn(&f);
+        }
+        f();
+    });
 }
 
 fn threads() -> Option<&'static ThreadPool> {

@@ -1,10 +1,9 @@
-//! Where captures begin and replays are enqueued.
+//! Where replays are enqueued.
 
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::CaptureMode;
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CaptureLog, Mailbox, Stream};
+use warpline_stream::{Mailbox, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{enqueue_now, located};
@@ -12,22 +11,12 @@ use crate::race::Touch;
 use crate::storage::Site;
 use crate::{Result, Storage};
 
-/// Begins to capture a stream.
-#[track_caller]
-pub(crate) fn begin_capture(stream: &Stream, log: CaptureLog) -> Result<()> {
-    stream.begin_capture(log, |raw| {
-        // SAFETY: all work that this crate enqueues on a captured stream goes through `Log`,
-        // which keeps the storages it uses, or the pool they lie in, for as long as the graph
-        // can be replayed; replays are declared as uses of them, so that their memory goes to
-        // nobody else before a replay is done.
-        unsafe { raw.begin_capture(CaptureMode::Relaxed) }
-    })?;
-    Ok(())
-}
-
 /// Enqueues a replay, which uses `storages` (each once, with whether it is written). Its kernels
 /// say in `mailboxes` that a check failed.
-pub(crate) fn replay(
+///
+/// # Safety
+/// The storages are all that was captured, the pool's memory is kept, and so are the modules.
+pub(crate) unsafe fn replay(
     exec: &GraphExec,
     mailboxes: &[Arc<Mailbox>],
     stream: &Stream,
@@ -43,7 +32,9 @@ pub(crate) fn replay(
             let enter = |op| mailboxes.iter().for_each(|mailbox| mailbox.enter_replay(stream, op));
             enter(stream.last_op() + 1);
             // What comes last is after an earlier replay, whose failure may stand there.
-            exec.launch(stream.raw()).inspect_err(|_| enter(stream.last_op()))?;
+            // SAFETY: the caller's; the replay is entered as a use of the storages, so that their
+            // memory goes to nobody else before it is done.
+            unsafe { exec.launch(stream.raw()) }.inspect_err(|_| enter(stream.last_op()))?;
             stream.note_launch(site.op, site.location, std::iter::empty());
             Ok(())
         })

@@ -1,12 +1,13 @@
 //! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_sync::MutexGuard;
 
-use super::{Call, Code, Report, distinct};
+use super::{Call, Code, Report, TOKEN, distinct};
 use crate::graph::Log;
 use crate::race::{Touch, Watch};
 use crate::storage::{Site, Uses, uses_elsewhere};
@@ -166,7 +167,7 @@ where
         refuse_captured(stream, site.op)?;
         f(handle).map_err(StreamError::from)
     };
-    in_order(stream, distinct, touches, site, || Ok(stream.submit(submit)?.1))
+    in_order(stream, distinct, touches, site, || Ok(stream.submit(TOKEN, submit)?.1))
 }
 
 /// For what no capture can hold, as it is submitted: another thread may have begun to capture the

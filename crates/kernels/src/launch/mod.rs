@@ -21,18 +21,26 @@ mod unlinked;
 use std::panic::Location;
 
 use smallvec::SmallVec;
+use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 use warpline_stream::Stream;
 
 use crate::{CudaDevice, KernelSet, Operand, Result, Runtime, Storage};
 
-pub(crate) use capture::{begin_capture, replay};
+pub(crate) use capture::replay;
 pub(crate) use cpu::with_operands;
 #[cfg(test)]
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{read_bytes, write_bytes};
 pub(crate) use report::Report;
 pub use transfer::{copy_bytes, memset};
+
+/// What the streams are shown.
+// SAFETY: what this crate submits is enqueued by the closure that it submits; a copy is said to be
+// waited for only after the driver's call for pageable memory has returned. All that it enqueues on
+// a captured stream goes through `Log`, which keeps the storages that it uses, or the pool they lie
+// in, for as long as the graph can be replayed.
+pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// Where an op runs.
 #[derive(Clone, Copy, Debug)]

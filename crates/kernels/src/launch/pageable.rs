@@ -6,14 +6,16 @@
 
 use std::ops::Range;
 use std::ptr::{NonNull, copy_nonoverlapping};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
 use warpline_alloc::cuda::CudaPinnedBlock;
 use warpline_cuda_sys_safe::owned::Event;
 use warpline_cuda_sys_safe::{Copy, CopyEnd, DevicePtr, EventFlags};
 use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use warpline_sync::{Mutex, OnceLock};
 
+use super::TOKEN;
 use super::cuda::refuse_captured;
 use crate::host::{Shared, together};
 use crate::{Result, Runtime};
@@ -151,7 +153,7 @@ impl<'a> Staged<'a> {
         let (dst, src) = if self.to_device { (device, near) } else { (near, device) };
         let copy = Copy { dst, src, bytes };
         let raw = self.stream.raw();
-        let (recorded, op) = self.stream.submit(|handle| {
+        let (recorded, op) = self.stream.submit(TOKEN, |handle| {
             // A capture would keep the ring's address.
             refuse_captured(self.stream, "copy_")?;
             // SAFETY: the device's end is live and in order with the stream; the slot is used

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use warpline_cuda_sys_safe::{Access, Copy, CopyEnd, DriverError, MemsetValue, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
 
+use super::TOKEN;
 use super::cpu::with_host_locks;
 use super::cuda::{enqueue, enqueue_with, located, pageable_in_capture, refuse_captured};
 use super::pageable::Staged;
@@ -80,7 +81,7 @@ pub fn copy_bytes(
                 refuse_captured(stream, site.op)?;
                 piece_by_piece(handle).map_err(StreamError::from)
             };
-            let copied = || Ok(stream.submit_waited(waited)?.1);
+            let copied = || Ok(stream.submit_waited(TOKEN, waited)?.1);
             return enqueue_with(stream, touches, site, copied).map_err(located);
         }
         enqueue(stream, touches, site, piece_by_piece).map_err(located)

@@ -16,11 +16,12 @@ mod tests;
 
 use std::ops::Range;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::Access;
 use warpline_stream::Stream;
+use warpline_sync::atomic::{AtomicU8, Ordering};
+use warpline_sync::{Mutex, MutexGuard};
 
 use crate::{CudaDevice, Error, Result};
 
@@ -144,7 +145,7 @@ impl Detector {
         std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn graves(&self) -> std::sync::MutexGuard<'_, graves::Graves> {
+    fn graves(&self) -> MutexGuard<'_, graves::Graves> {
         self.graves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,11 @@
 //! Where a random op on CUDA starts: in the generator's sequence, or in that of a replay.
 
 use std::panic::Location;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_sync::MutexGuard;
 
 use super::CudaGenerator;
 use super::cuda::KERNELS;

@@ -1,11 +1,12 @@
 //! One device of a runtime: its allocator, loaded kernels and generator.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::AllocatorConfig;
 use warpline_alloc::cuda::{CudaAllocator, CudaBackend};
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, FunctionHandle};
 use warpline_stream::Device;
+use warpline_sync::Mutex;
 
 use super::kernel_cache::{KernelCache, KernelSet};
 use crate::Result;

@@ -1,11 +1,12 @@
 //! Kernels by number: loaded on first use, found without a lock or a string afterwards.
 
 use std::ffi::CString;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use warpline_cuda_sys_safe::owned::{self, Function};
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, DriverError, FunctionHandle};
+use warpline_sync::OnceLock;
 
 use crate::{Error, Result};
 
@@ -15,24 +16,36 @@ const MAX_SETS: usize = 128;
 /// A module's code: what `cargo xtask ptx` makes of one `.cu`.
 #[derive(Debug)]
 pub struct Module {
-    /// The source's name, for messages.
-    pub name: &'static str,
-    /// The PTX text, which any device can be given.
-    pub ptx: &'static str,
-    /// The same compiled for compute capability 9.0. The driver need not compile that at first
+    name: &'static str,
+    ptx: &'static str,
+    sm90: Option<&'static [u8]>,
+}
+
+impl Module {
+    /// A module of this name, for messages, as PTX text, which any device can be given.
+    #[must_use]
+    pub const fn new(name: &'static str, ptx: &'static str) -> Self {
+        Self { name, ptx, sm90: None }
+    }
+
+    /// With the same compiled for compute capability 9.0. The driver need not compile that at first
     /// use, which for PTX takes it a third of a second per module.
-    pub sm90: &'static [u8],
+    ///
+    /// # Safety
+    /// It is a whole cubin, as the compiler made it: the driver does not check machine code.
+    #[must_use]
+    pub const unsafe fn with_sm90(self, cubin: &'static [u8]) -> Self {
+        Self { sm90: Some(cubin), ..self }
+    }
 }
 
 /// The [`Module`] of the `.cu` of this name, in the folder of the file that names it.
 macro_rules! module {
-    ($name:literal) => {
-        $crate::runtime::Module {
-            name: $name,
-            ptx: include_str!(concat!($name, ".ptx")),
-            sm90: include_bytes!(concat!($name, ".sm90.cubin")),
-        }
-    };
+    ($name:literal) => {{
+        let module = $crate::runtime::Module::new($name, include_str!(concat!($name, ".ptx")));
+        // SAFETY: the file beside the source, which `cargo xtask ptx` wrote.
+        unsafe { module.with_sm90(include_bytes!(concat!($name, ".sm90.cubin"))) }
+    }};
 }
 
 pub(crate) use module;
@@ -120,12 +133,14 @@ impl KernelCache {
             Some(loaded) => loaded,
             None => {
                 // Two threads may both load; one module is then dropped again.
-                let compiled =
-                    self.sm90.then(|| owned::Module::load(driver, device, set.module.sm90));
+                let compiled = set.module.sm90.filter(|_| self.sm90).map(|cubin| {
+                    // SAFETY: whoever made the module vouched for it.
+                    unsafe { owned::Module::load_image(driver, device, cubin) }
+                });
                 // Where the compiled form is refused, the PTX is still there.
                 let module = match compiled {
                     Some(Ok(module)) => module,
-                    _ => owned::Module::load(driver, device, set.module.ptx.as_bytes())
+                    _ => owned::Module::load_ptx(driver, device, set.module.ptx)
                         .map_err(|e| Error::driver(set.module.name, e))?,
                 };
                 let functions = std::iter::repeat_with(OnceLock::new).take(set.count).collect();

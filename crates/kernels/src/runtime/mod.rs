@@ -5,13 +5,14 @@ mod kernel_cache;
 mod peers;
 mod staging;
 
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
 use warpline_alloc::{AllocatorConfig, HostConfig};
 use warpline_cuda_sys_safe::{Driver, DriverError};
 use warpline_stream::Devices;
+use warpline_sync::atomic::{AtomicU8, Ordering};
+use warpline_sync::{Mutex, OnceLock};
 
 use crate::race::Detector;
 use crate::random::CpuGenerator;

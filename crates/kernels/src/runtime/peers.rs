@@ -1,9 +1,10 @@
 //! Which devices may reach which others' memory.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use warpline_cuda_sys_safe::CudaCode;
+use warpline_sync::Mutex;
+use warpline_sync::atomic::{AtomicU8, Ordering};
 
 use super::Runtime;
 use crate::{Error, Result};

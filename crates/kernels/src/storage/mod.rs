@@ -3,12 +3,13 @@
 mod uses;
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_alloc::cuda::{CudaBlock, CudaPinnedBlock};
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError};
 use warpline_stream::Stream;
+use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::graph::{Log, Member};
 use crate::{CudaDevice, Error, Result, Runtime, race};

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::{CaptureMode, owned};
-use warpline_stream::{Devices, Event, Stream, StreamError};
+use warpline_stream::{CaptureGuard, Devices, Event, Stream, StreamError};
 
 use crate::fake::FakeDriver;
-use crate::{Ran, check, streams, task, together};
+use crate::{Ran, TOKEN, check, streams, task, together};
 
 /// A driver that says what it captures, and two streams.
 fn world() -> (Arc<FakeDriver>, [Stream; 2]) {
@@ -15,10 +14,8 @@ fn world() -> (Arc<FakeDriver>, [Stream; 2]) {
     (driver, streams(&devices))
 }
 
-fn begin(stream: &Stream) {
-    // SAFETY: the captured work touches no memory.
-    let begin = |raw: &owned::Stream| unsafe { raw.begin_capture(CaptureMode::Relaxed) };
-    stream.begin_capture(Arc::new(()), begin).unwrap();
+fn begin(stream: &Stream) -> CaptureGuard {
+    stream.begin_capture(Arc::new(()), TOKEN).unwrap()
 }
 
 /// Asserts of a stream that was given nothing but this work that no capture holds it any more, and
@@ -41,9 +38,9 @@ fn work_is_captured_or_runs_and_is_numbered() {
         let captures = {
             let (stream, ran) = (stream.clone(), ran.clone());
             move || {
-                begin(&stream);
+                let capture = begin(&stream);
                 ran.work(&stream, 10);
-                stream.end_capture(true).unwrap();
+                capture.end(true).unwrap();
             }
         };
         let gives = {
@@ -64,12 +61,9 @@ fn work_is_captured_or_runs_and_is_numbered() {
 fn what_comes_too_late_for_a_capture_is_not_enqueued() {
     check(|| {
         let (driver, [stream, _]) = world();
-        begin(&stream);
+        let capture = begin(&stream);
         let captured = stream.captured().unwrap();
-        let ends = {
-            let stream = stream.clone();
-            move || drop(stream.end_capture(true).unwrap())
-        };
+        let ends = { move || drop(capture.end(true).unwrap()) };
         let gives = {
             let driver = Arc::clone(&driver);
             move || {
@@ -79,7 +73,7 @@ fn what_comes_too_late_for_a_capture_is_not_enqueued() {
                     assert!(driver.is_capturing(handle));
                     Ok::<_, StreamError>(())
                 };
-                let given = captured.submit(enqueue);
+                let given = captured.submit(TOKEN, enqueue);
                 assert!(matches!(given, Ok(_) | Err(StreamError::NotCapturing { .. })));
             }
         };
@@ -93,12 +87,9 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
     check(|| {
         let (driver, [stream, joins]) = world();
         let (ran, event) = (Ran::default(), Event::default());
-        begin(&stream);
+        let capture = begin(&stream);
         event.record(&stream).unwrap();
-        let ends = {
-            let stream = stream.clone();
-            move || drop(stream.end_capture(true).unwrap())
-        };
+        let ends = { move || drop(capture.end(true).unwrap()) };
         // Two threads: the second finds the stream there, or that the capture is over.
         let threads = [1, 2].map(|tag| {
             let (joins, event, ran) = (joins.clone(), event.clone(), ran.clone());
@@ -118,7 +109,7 @@ fn a_stream_that_joins_a_capture_leaves_it_at_its_end() {
 fn two_threads_take_a_stream_into_a_capture() {
     check(|| {
         let (driver, [stream, joins]) = world();
-        begin(&stream);
+        let capture = begin(&stream);
         together([0, 1].map(|_| {
             let joins = joins.clone();
             // Each with an event of its own: one event is waited for by one thread at a time.
@@ -126,7 +117,7 @@ fn two_threads_take_a_stream_into_a_capture() {
             task(move || joins.wait_event(&event).unwrap())
         }));
         assert!(joins.is_capturing());
-        stream.end_capture(true).unwrap();
+        capture.end(true).unwrap();
         assert_numbered(&driver, &joins, &Ran::default());
     });
 }
@@ -138,8 +129,8 @@ fn a_capture_ends_on_the_stream_that_it_began_on() {
         let captures = {
             let stream = stream.clone();
             move || {
-                begin(&stream);
-                stream.end_capture(true).unwrap();
+                let capture = begin(&stream);
+                capture.end(true).unwrap();
             }
         };
         let thread = {
@@ -163,8 +154,8 @@ fn an_event_knows_whether_it_was_captured() {
         let captures = {
             let stream = stream.clone();
             move || {
-                begin(&stream);
-                stream.end_capture(true).unwrap();
+                let capture = begin(&stream);
+                capture.end(true).unwrap();
             }
         };
         let thread = {

@@ -1,8 +1,9 @@
 //! What threads share, under many schedules of these threads and of the devices' work. A deadlock
 //! fails a test.
 //!
-//! `cargo test -p warpline-stream --features shuttle --test shuttle`; `WARPLINE_SHUTTLE` is how many
-//! schedules each test runs under.
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-stream --test shuttle --target-dir
+//! target/shuttle`; `WARPLINE_SHUTTLE` is how many schedules each test runs under.
+#![cfg(shuttle)]
 
 mod captures;
 mod current;
@@ -15,15 +16,20 @@ mod waits;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use shuttle::Runner;
 use shuttle::rand::{RngCore, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_stream::{Devices, OpNumber, Stream};
 
 /// Runs it under random schedules, and under some with few preemptions.
 fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules =
         std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
-    shuttle::check_random(test.clone(), schedules);
-    shuttle::check_pct(test, schedules / 2, 3);
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 18;
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(test.clone());
+    Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
 }
 
 /// Devices whose work runs when a schedule lets it. Each call of their driver lets other threads in.
@@ -35,6 +41,10 @@ fn world(devices: usize) -> Devices {
 fn streams<const N: usize>(devices: &Devices) -> [Stream; N] {
     [(); N].map(|()| devices.get(0).unwrap().exclusive_stream(0).unwrap())
 }
+
+/// What tests submit is enqueued as they say, and touches no memory.
+// SAFETY: as just said.
+const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
 
 /// What a thread does.
 type Task = Box<dyn FnOnce() + Send>;
@@ -85,6 +95,6 @@ impl Ran {
         let work = move || ran.0.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
         // SAFETY: the handle is the live stream's own.
         let enqueue = |handle| unsafe { driver.launch_host_func(handle, Box::new(work)) };
-        stream.submit(enqueue).unwrap().1
+        stream.submit(TOKEN, enqueue).unwrap().1
     }
 }

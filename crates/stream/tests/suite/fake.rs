@@ -5,12 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
-#[cfg(not(feature = "shuttle"))]
-use std::sync::{Mutex, MutexGuard};
 
-#[cfg(feature = "shuttle")]
-use shuttle::sync::{Mutex, MutexGuard};
 use warpline_cuda_sys_safe::*;
+use warpline_sync::{Mutex, MutexGuard};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -208,7 +205,8 @@ macro_rules! unsupported {
     };
 }
 
-impl Driver for FakeDriver {
+// SAFETY: it hands out no memory, and a wait returns after the work that it names.
+unsafe impl Driver for FakeDriver {
     fn name(&self) -> &'static str {
         "fake"
     }
@@ -398,14 +396,14 @@ impl Driver for FakeDriver {
         [unsafe] memcpy_async(&warpline_cuda_sys_safe::Copy, StreamHandle) -> ();
         [unsafe] memcpy(usize, &warpline_cuda_sys_safe::Copy) -> ();
         [unsafe] memset_async(DevicePtr, MemsetValue, usize, StreamHandle) -> ();
-        module_load(usize, &[u8]) -> ModuleHandle;
+        [unsafe] module_load(usize, &[u8]) -> ModuleHandle;
         [unsafe] module_unload(ModuleHandle) -> ();
         [unsafe] module_function(ModuleHandle, &CStr) -> FunctionHandle;
         [unsafe] function_max_shared(FunctionHandle, u32) -> ();
         [unsafe] launch(StreamHandle, &Launch<'_>) -> ();
         can_access_peer(usize, usize) -> bool;
         enable_peer_access(usize, usize) -> ();
-        disable_peer_access(usize, usize) -> ();
+        [unsafe] disable_peer_access(usize, usize) -> ();
         mem_granularity(usize) -> usize;
         address_reserve(usize, usize) -> DevicePtr;
         [unsafe] address_free(usize, DevicePtr, usize) -> ();

@@ -73,7 +73,7 @@ impl Graph {
 }
 
 fn work(stream: &Stream) -> OpNumber {
-    stream.submit(|_| Ok::<(), StreamError>(())).unwrap().1
+    stream.submit(crate::support::TOKEN, |_| Ok::<(), StreamError>(())).unwrap().1
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use warpline_stream::{Event, StreamError};
 
-use crate::support::{Clock, counted, schedules, work};
+use crate::support::{Clock, TOKEN, counted, schedules, work};
 
 #[test]
 fn operations_are_numbered_from_one() {
@@ -12,11 +12,11 @@ fn operations_are_numbered_from_one() {
     assert_eq!(work(stream, || ()), 1);
     assert_eq!(work(stream, || ()), 2);
     let failed: Result<((), _), StreamError> =
-        stream.submit(|_| Err(StreamError::EventNotRecorded { call: "test" }));
+        stream.submit(TOKEN, |_| Err(StreamError::EventNotRecorded { call: "test" }));
     assert!(failed.is_err());
     assert_eq!(stream.last_op(), 2, "what was not enqueued has no number");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        stream.submit(|_| -> Result<(), StreamError> { panic!("on purpose") })
+        stream.submit(TOKEN, |_| -> Result<(), StreamError> { panic!("on purpose") })
     }));
     assert!(panicked.is_err());
     assert_eq!(work(stream, || ()), 3, "a panic while enqueueing leaves the stream usable");

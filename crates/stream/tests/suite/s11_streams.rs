@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpline_cuda_sys_safe::{StreamFlags, owned};
 use warpline_stream::{Devices, STREAMS_PER_POOL, StreamError};
 
-use crate::support::{Clock, counted, on_devices};
+use crate::support::{Clock, counted, on_devices, work};
 
 on_devices! {
     s11_default_streams, gpu_s11_default_streams, default_streams;
@@ -84,6 +84,62 @@ fn external_streams(devices: &Devices) {
             assert!(matches!(error, StreamError::WrongDevice { .. }), "{error}");
         }
     }
+}
+
+fn new_raw(devices: &Devices) -> owned::Stream {
+    owned::Stream::new(devices.driver(), 0, StreamFlags { non_blocking: true, priority: 0 })
+        .unwrap()
+}
+
+#[test]
+fn s11_a_raw_stream_wrapped_twice_is_one_stream() {
+    let (_, devices) = counted(1, 0);
+    let (device, raw) = (devices.get(0).unwrap(), new_raw(&devices));
+    let one = device.external_stream(raw.clone()).unwrap();
+    assert_eq!(work(&one, || ()), 1);
+    one.synchronize().unwrap();
+    let two = device.external_stream(raw.clone()).unwrap();
+    assert_eq!((two.last_op(), two.is_known_done(1), two.is_known_done(2)), (1, true, false));
+    assert_eq!(work(&two, || ()), 2);
+    assert_eq!(one.last_op(), 2);
+    assert!(!one.is_known_done(2), "the second wrapper's work was taken for the first's");
+
+    // Also if the handle was wrapped anew, and where the stream is these devices' own.
+    // SAFETY: the handle is kept by `raw`.
+    let again = unsafe { owned::Stream::from_external(devices.driver(), raw.handle()) };
+    assert_eq!(device.external_stream(again).unwrap().last_op(), 2);
+    let pooled = device.stream_from_pool(0).unwrap();
+    work(&pooled, || ());
+    assert_eq!(device.external_stream(pooled.raw().clone()).unwrap().last_op(), 1);
+}
+
+#[test]
+fn s11_numbers_go_on_when_a_raw_stream_is_wrapped_again_later() {
+    let (_, devices) = counted(1, 0);
+    let (device, raw) = (devices.get(0).unwrap(), new_raw(&devices));
+    let one = device.external_stream(raw.clone()).unwrap();
+    (0..3).for_each(|_| _ = work(&one, || ()));
+    let other = device.exclusive_stream(0).unwrap();
+    other.wait_for(&one, 3).unwrap();
+    drop(one);
+    let two = device.external_stream(raw).unwrap();
+    assert_eq!(two.last_op(), 3);
+    let op = work(&two, || ());
+    assert!(!other.is_ordered_after(&two, op).unwrap(), "the wait was for earlier work");
+}
+
+#[test]
+fn s11_a_raw_stream_is_numbered_by_one_world_at_a_time() {
+    let (driver, devices) = counted(1, 0);
+    let others = Devices::new(driver).unwrap();
+    let raw = new_raw(&devices);
+    let one = devices.get(0).unwrap().external_stream(raw.clone()).unwrap();
+    assert_eq!(work(&one, || ()), 1);
+    let refused = others.get(0).unwrap().external_stream(raw.clone()).unwrap_err();
+    assert!(matches!(refused, StreamError::OtherDevices { .. }), "{refused}");
+    one.synchronize().unwrap();
+    drop(one);
+    assert_eq!(others.get(0).unwrap().external_stream(raw).unwrap().last_op(), 1);
 }
 
 #[test]

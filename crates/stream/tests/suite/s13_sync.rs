@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::CaptureMode;
 use warpline_stream::{Devices, Event, EventFlags, StreamError};
 
-use crate::support::{Clock, counted, on_devices, schedules, simulated};
+use crate::support::{Clock, TOKEN, counted, on_devices, schedules, simulated};
 
 const TIMING: EventFlags = EventFlags { timing: true, blocking: false, interprocess: false };
 
@@ -238,16 +237,11 @@ fn an_ended_capture_takes_no_more() {
         let devices = Devices::new(driver).expect("devices");
         let device = devices.get(0).expect("device");
         let [stream, other] = [0, 0].map(|p| device.exclusive_stream(p).expect("stream"));
-        stream
-            .begin_capture(Arc::new(()), |raw| {
-                // SAFETY: nothing that is captured uses memory.
-                unsafe { raw.begin_capture(CaptureMode::Relaxed) }
-            })
-            .expect("begin");
+        let capture = stream.begin_capture(Arc::new(()), TOKEN).expect("begin");
         let captured = stream.captured().expect("captured");
         assert!(captured.twin().is_capturing());
         captured.twin().record_event(None).expect("part of the capture");
-        stream.end_capture(true).expect("end");
+        capture.end(true).expect("end");
         assert!(!captured.twin().is_capturing() && !stream.is_capturing());
         let late = captured.twin().record_event(None);
         assert!(matches!(late, Err(StreamError::NotCapturing { .. })), "{late:?}, seed {seed}");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_cuda_sys_safe::Driver;
+use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_stream::{Devices, OpNumber, Stream};
 
@@ -74,11 +75,15 @@ pub(crate) fn counted(devices: usize, seed: u64) -> (Arc<FakeDriver>, Devices) {
     (driver, devices)
 }
 
+/// What tests submit is enqueued as they say, and touches no memory.
+// SAFETY: as just said.
+pub(crate) const TOKEN: LaunchToken = unsafe { LaunchToken::new() };
+
 /// Enqueues `f` as one operation.
 pub(crate) fn work(stream: &Stream, f: impl FnOnce() + Send + 'static) -> OpNumber {
     let driver = stream.raw().driver();
     let ((), op) = stream
-        .submit(|handle| {
+        .submit(TOKEN, |handle| {
             // SAFETY: the handle is the live stream's own.
             unsafe { driver.launch_host_func(handle, Box::new(f)) }
         })

@@ -2,6 +2,7 @@
 
 use warpline::cuda::{self, CudaGraph, Event, Stream};
 use warpline::{Error, Result, full, ones, tensor, zeros};
+use warpline_cuda_sys_safe::owned::LaunchToken;
 
 use super::{captured, values};
 use crate::common::World;
@@ -107,7 +108,9 @@ fn mixed(_: &World) -> Result<()> {
     assert_eq!((values(&y)?, values(&z)?), (vec![4.0; 100], vec![3.0; 100]));
     assert_eq!(values(&d)?, vec![5.0; 100]);
     let default = cuda::default_stream(())?;
-    let error = default.begin_capture(std::sync::Arc::new(()), |_| Ok(())).expect_err("default");
+    // SAFETY: nothing is captured.
+    let token = unsafe { LaunchToken::new() };
+    let error = default.begin_capture(std::sync::Arc::new(()), token).expect_err("default");
     assert!(error.to_string().contains("default stream"), "{error}");
     Ok(())
 }

@@ -1,0 +1,72 @@
+//! Safe programs on the layers below the façade that once read memory too early, or freed memory too
+//! early. Schedules are the laziest: what nothing waits for does not run.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
+use warpline_cuda_sys_safe::{Driver, StreamFlags, owned};
+use warpline_kernels::graph::{Capturing, GraphPool};
+use warpline_kernels::launch::{copy_bytes, read_bytes, write_bytes};
+use warpline_kernels::{Runtime, RuntimeConfig, Storage};
+use warpline_stream::Stream;
+
+const N: usize = 4096;
+
+fn lazy() -> (Arc<SimDriver>, Runtime) {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+    (sim, runtime)
+}
+
+fn device_filled(runtime: &Runtime, stream: &Stream, value: u8) -> Storage {
+    let host = Storage::pageable(runtime, N).unwrap();
+    write_bytes((&host, 0), &[value; N]).unwrap();
+    let device = Storage::device(runtime, N, stream).unwrap();
+    copy_bytes(stream, (&device, 0), (&host, 0), N, false, Location::caller()).unwrap();
+    device
+}
+
+fn first(storage: &Storage) -> u8 {
+    let mut out = [0; N];
+    read_bytes((storage, 0), &mut out).unwrap();
+    out[0]
+}
+
+#[test]
+fn a_stream_wrapped_twice_is_waited_for_by_either() {
+    let (sim, runtime) = lazy();
+    let driver: Arc<dyn Driver> = runtime.driver().unwrap().clone();
+    let device = runtime.device(0).unwrap().device();
+    let here = Location::caller();
+    let flags = StreamFlags { non_blocking: true, priority: 0 };
+    let raw = owned::Stream::new(&driver, 0, flags).unwrap();
+    let one = device.external_stream(raw.clone()).unwrap();
+    let two = device.external_stream(raw).unwrap();
+    let (seven, nine) = (device_filled(&runtime, &one, 7), device_filled(&runtime, &one, 9));
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    copy_bytes(&one, (&pinned, 0), (&nine, 0), N, true, here).unwrap();
+    one.synchronize().unwrap();
+    copy_bytes(&two, (&pinned, 0), (&seven, 0), N, true, here).unwrap();
+    assert!(sim.pending() > 0, "nothing to wait for");
+    assert_eq!(first(&pinned), 7);
+}
+
+#[test]
+fn a_capture_that_is_given_up_leaves_nothing_to_replay() {
+    let (sim, runtime) = lazy();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let source = device_filled(&runtime, &stream, 7);
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    let capture = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
+    copy_bytes(&stream, (&pinned, 0), (&source, 0), N, true, Location::caller()).unwrap();
+    drop(capture);
+    let address = pinned.address();
+    drop(pinned);
+    let other = Storage::pinned(&runtime, N).unwrap();
+    assert_eq!(other.address(), address, "the capture kept the memory");
+    write_bytes((&other, 0), &[1; N]).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!((first(&other), sim.books().devices[0].graphs), (1, 0));
+}

@@ -1,0 +1,28 @@
+//! What takes a launch path's word takes nobody else's.
+
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::owned::LaunchToken;
+use warpline_cuda_sys_safe::CaptureMode;
+use warpline_stream::{Stream, StreamError};
+
+fn forged() -> LaunchToken {
+    LaunchToken(())
+}
+
+fn waited(stream: &Stream) {
+    let _ = stream.submit_waited(|_| Ok(()));
+}
+
+fn submitted(stream: &Stream) {
+    let _ = stream.submit(|_| Ok::<_, StreamError>(()));
+}
+
+fn captured(stream: &Stream) {
+    let _ = stream.begin_capture(Arc::new(()));
+    let _ = stream.raw().begin_capture(CaptureMode::Relaxed);
+    let _ = stream.raw().end_capture();
+    let _ = stream.end_capture(true);
+}
+
+fn main() {}
