@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: what continuous integration runs, in one command.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -9,7 +10,8 @@ use crate::workspace;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Everything: 64 schedules on one, two and three devices, soak tests, the PTX rebuilt
+    /// Everything: 64 schedules on one, two and three devices, soak tests, the PTX rebuilt, and a
+    /// check for other systems, where their std is installed
     #[arg(long)]
     full: bool,
     /// Leave the tests out; the caller runs `cargo test --workspace` itself
@@ -53,6 +55,39 @@ fn shuttle(crate_name: &'static str, schedules: &'static str) -> Step {
     step(name, &args, &[("RUSTFLAGS", "--cfg shuttle"), ("WARPLINE_SHUTTLE", schedules)])
 }
 
+/// Systems, by `std::env::consts::OS`, with the targets of which one is enough.
+const SYSTEMS: [(&str, &[&str]); 3] = [
+    ("linux", &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]),
+    ("macos", &["aarch64-apple-darwin", "x86_64-apple-darwin"]),
+    ("windows", &["x86_64-pc-windows-msvc", "x86_64-pc-windows-gnu"]),
+];
+
+/// Checks that the crates compile for systems other than this one, and what to say of those for
+/// which there is no std, as `has_std` tells.
+fn other_systems(here: &str, has_std: impl Fn(&str) -> bool) -> (Vec<Step>, Vec<String>) {
+    let mut steps = Vec::new();
+    let mut skipped = Vec::new();
+    for (system, targets) in SYSTEMS.into_iter().filter(|(system, _)| *system != here) {
+        let name = format!("check for {system}");
+        match targets.iter().find(|target| has_std(target)) {
+            Some(target) => {
+                steps.push(step(name, &["check", "--workspace", "--target", target], &[]));
+            }
+            None => {
+                let [target, ..] = targets else { continue };
+                skipped.push(format!("{name:<40} SKIPPED  needs `rustup target add {target}`"));
+            }
+        }
+    }
+    (steps, skipped)
+}
+
+/// Whether rustc finds a target's std.
+fn has_std(sh: &Shell, target: &str) -> bool {
+    let folder = cmd!(sh, "rustc --print target-libdir --target {target}").quiet().read();
+    folder.is_ok_and(|folder| Path::new(&folder).is_dir())
+}
+
 /// The steps, the quick ones first.
 fn steps(full: bool, test: bool) -> Vec<Step> {
     let mut steps = vec![
@@ -87,16 +122,23 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let steps = steps(args.full, !args.no_test);
+    let sh = Shell::new()?;
+    sh.change_dir(workspace::root()?);
+    let mut steps = steps(args.full, !args.no_test);
+    let mut skipped = Vec::new();
+    if args.full {
+        let (checks, others) = other_systems(std::env::consts::OS, |target| has_std(&sh, target));
+        steps.extend(checks);
+        skipped = others;
+    }
     if args.list {
         for step in &steps {
             let env: String = step.env.iter().map(|(n, v)| format!("{n}='{v}' ")).collect();
             println!("{:<40} {env}cargo {}", step.name, step.args.join(" "));
         }
+        skipped.iter().for_each(|line| println!("{line}"));
         return Ok(());
     }
-    let sh = Shell::new()?;
-    sh.change_dir(workspace::root()?);
     let start = Instant::now();
     let mut done: Vec<(&str, Duration, bool)> = Vec::new();
     for step in &steps {
@@ -119,6 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let mark = if *passed { "ok" } else { "FAILED" };
         println!("{name:<40} {mark:<6} {:>7.1} s", time.as_secs_f64());
     }
+    skipped.iter().for_each(|line| println!("{line}"));
     println!("{:<40} {:<6} {:>7.1} s", "total", "", start.elapsed().as_secs_f64());
     let failed: Vec<&str> = done.iter().filter(|d| !d.2).map(|d| d.0).collect();
     if !failed.is_empty() {
@@ -159,5 +202,16 @@ mod tests {
         let schedules: Vec<_> = named(&steps, "threads").iter().map(|s| s.env[1].1).collect();
         assert_eq!(schedules, ["20000", "20000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
+    }
+
+    #[test]
+    fn each_other_system_is_checked_by_one_target_or_skipped_aloud() {
+        let (steps, skipped) = other_systems("linux", |target| target.contains("gnu"));
+        assert_eq!(steps.iter().map(|s| s.args[3]).collect::<Vec<_>>(), ["x86_64-pc-windows-gnu"]);
+        let [macos] = &skipped[..] else { panic!("{skipped:?}") };
+        assert!(macos.starts_with("check for macos") && macos.contains("SKIPPED"), "{macos}");
+        assert!(macos.contains("rustup target add aarch64-apple-darwin"), "{macos}");
+        assert_eq!(other_systems("macos", |_| true).0.len(), 2);
+        assert_eq!(other_systems("windows", |_| false).1.len(), 2);
     }
 }

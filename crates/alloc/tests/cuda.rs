@@ -8,7 +8,7 @@ use warpline_alloc::{
 };
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_cuda_sys_safe::owned::{DeviceMemory, Stream};
-use warpline_cuda_sys_safe::sim::SimConfig;
+use warpline_cuda_sys_safe::sim::{CallKind, SimConfig};
 use warpline_cuda_sys_safe::{Driver, DriverError, StreamFlags};
 
 fn driver(devices: usize) -> Arc<dyn Driver> {
@@ -53,6 +53,33 @@ fn out_of_memory_tells_this_process_from_others() {
         facts.to_string().contains("this process has 30.00 MiB in use and other processes 0 bytes"),
         "{facts}"
     );
+}
+
+/// As old devices are, and simulated ones on systems where memory cannot be mapped twice.
+#[test]
+fn a_device_without_virtual_memory_gets_plain_segments() {
+    const MIB: usize = 1 << 20;
+    for options in ["", "policy:torch", "policy:torch,expandable_segments:True"] {
+        let mut config = SimConfig::new(1);
+        config.properties.virtual_memory_management = false;
+        let sim = config.build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let config = AllocatorConfig::parse(options).unwrap();
+        let allocator = CudaAllocator::new(CudaBackend::new(driver.clone(), 0), config);
+        let streams = [0, 1].map(|_| Stream::new(&driver, 0, StreamFlags::default()).unwrap());
+        for stream in &streams {
+            let blocks = [1, 30, 2, 50].map(|mib| allocator.malloc(mib * MIB, stream).unwrap());
+            assert!(blocks.iter().all(|block| block.address() != 0));
+            drop(blocks);
+            drop(allocator.malloc(70 * MIB, stream).unwrap());
+        }
+        let books = sim.books();
+        assert!(books.count(CallKind::MemAlloc) >= 2, "{options}: {:?}", books.calls);
+        assert_eq!(books.count(CallKind::AddressReserve), 0, "{options}");
+        allocator.empty_cache();
+        let info = driver.mem_info(0).unwrap();
+        assert_eq!((allocator.memory_reserved(), info.free), (0, info.total), "{options}");
+    }
 }
 
 #[test]

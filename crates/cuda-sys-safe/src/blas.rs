@@ -22,10 +22,9 @@ use cudarc::cublas::sys::{
     cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasOperation_t, cudaDataType_t,
     cudaStream_t,
 };
-use libloading::Library;
 
 use crate::dylib::{Search, Status, function_table};
-use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle};
+use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle, system};
 
 const SEARCH: Search = Search {
     library: "cuBLAS",
@@ -385,7 +384,7 @@ fn open_lt_beside(candidates: &[PathBuf]) {
     let lt = path.with_file_name(name.replacen("cublas", "cublasLt", 1));
     // SAFETY: opening runs the initialisers of NVIDIA's library, which are sound. Without it, or
     // where it does not open, opening cuBLAS says what is missing.
-    if let Ok(library) = unsafe { Library::new(lt) } {
+    if let Ok(library) = unsafe { system::open_library(&lt) } {
         std::mem::forget(library);
     }
 }

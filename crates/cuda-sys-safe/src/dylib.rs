@@ -3,12 +3,12 @@
 //! A library that was opened is never closed: its function pointers live in tables that may be
 //! reached from any thread until the process ends.
 
-use std::ffi::c_uint;
+use std::ffi::{OsString, c_uint};
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-use crate::{DriverError, Result};
+use crate::{DriverError, Result, system};
 
 /// Where a library is looked for.
 pub(crate) struct Search {
@@ -23,9 +23,10 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// The override from the environment, if it is set and not empty.
+    /// The override from the environment, if it is set and not empty. A program with rights that
+    /// its caller has not (a setuid program) goes without: the library would run with its rights.
     pub(crate) fn named_in_env(&self) -> Option<PathBuf> {
-        std::env::var_os(self.variable).filter(|v| !v.is_empty()).map(PathBuf::from)
+        named(std::env::var_os(self.variable), system::has_elevated_rights())
     }
 
     /// What is tried, in order. A path that was named, file or folder, excludes everything else:
@@ -40,6 +41,9 @@ impl Search {
             None => {
                 let mut all: Vec<PathBuf> = self.names.iter().map(PathBuf::from).collect();
                 all.extend(self.folders.iter().flat_map(|folder| inside(Path::new(folder))));
+                // Of these there may be many: only what is there is worth a word in an error.
+                let from_env = system::library_folders().into_iter().flat_map(|f| inside(&f));
+                all.extend(from_env.filter(|file| file.is_file()));
                 all
             }
         }
@@ -51,7 +55,7 @@ impl Search {
         for path in candidates {
             // SAFETY: opening runs the library's initialisers. The names are those of NVIDIA's
             // libraries, whose initialisers are sound, or a path that the user vouches for.
-            match unsafe { Library::new(path) } {
+            match unsafe { system::open_library(path) } {
                 Ok(library) => return Ok(library),
                 // A file that is there but does not open says more than one that is missing.
                 Err(error) => {
@@ -68,6 +72,10 @@ impl Search {
             variable: self.variable,
         })
     }
+}
+
+fn named(value: Option<OsString>, elevated: bool) -> Option<PathBuf> {
+    value.filter(|value| !elevated && !value.is_empty()).map(PathBuf::from)
 }
 
 /// The loader's own words, which libloading keeps in the error's source.
@@ -207,6 +215,16 @@ mod tests {
             NOTHING.candidates(Some(&folder)),
             [folder.join("libwarpline-no-such.so.2"), folder.join("libwarpline-no-such.so.1")]
         );
+    }
+
+    #[test]
+    fn a_program_with_elevated_rights_ignores_overrides() {
+        let value = || Some("/tmp/mine.so".into());
+        assert_eq!(named(value(), false), Some("/tmp/mine.so".into()));
+        assert_eq!(named(value(), true), None);
+        assert_eq!(named(Some("".into()), false), None);
+        assert_eq!(named(None, false), None);
+        assert!(!system::has_elevated_rights(), "nobody runs tests as a setuid program");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod open;
 pub mod owned;
 pub mod real;
 pub mod sim;
+mod system;
 mod types;
 
 pub use driver::Driver;

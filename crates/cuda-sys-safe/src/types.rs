@@ -287,10 +287,42 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
-/// A handle with which another process opens this memory (`CUipcMemHandle`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IpcMemHandle(pub [u8; 64]);
+macro_rules! shared_handles {
+    ($($(#[$meta:meta])* $name:ident;)*) => {$(
+        $(#[$meta])*
+        ///
+        /// Its bytes may be sent there in any way. Only drivers and [`from_bytes`](Self::from_bytes)
+        /// make one.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $name(pub(crate) [u8; 64]);
 
-/// A handle with which another process opens this event (`CUipcEventHandle`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IpcEventHandle(pub [u8; 64]);
+        impl $name {
+            /// The handle that these are the bytes of.
+            ///
+            /// # Safety
+            /// [`to_bytes`](Self::to_bytes) returned them, of a handle of this kind, in a process of
+            /// this machine with the same driver: the driver believes what it reads there.
+            #[must_use]
+            pub const unsafe fn from_bytes(bytes: [u8; 64]) -> Self {
+                Self(bytes)
+            }
+
+            /// Its bytes.
+            #[must_use]
+            pub const fn to_bytes(self) -> [u8; 64] {
+                self.0
+            }
+        }
+    )*};
+}
+
+shared_handles! {
+    /// A handle with which another process opens this memory (`CUipcMemHandle`).
+    IpcMemHandle;
+    /// A handle with which another process opens this event (`CUipcEventHandle`).
+    ///
+    /// ```compile_fail,E0423
+    /// let forged = warpline_cuda_sys_safe::IpcEventHandle([0; 64]);
+    /// ```
+    IpcEventHandle;
+}

@@ -419,6 +419,7 @@ fn handles_for_other_processes_do_not_open_here() {
     unsafe { driver.ipc_mem_handle(0, DevicePtr::NULL) }.unwrap_err();
 }
 
+#[cfg(unix)]
 #[test]
 fn a_forked_child_is_told_so() {
     let (_, driver) = sim(1, Schedule::Lazy);

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, Stream};
+use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, PhysicalMemory, Reservation, Stream};
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
 
@@ -120,10 +120,10 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::GraphDestroy => d.graph_destroy(graph),
             K::GraphExecDestroy => d.graph_exec_destroy(exec),
             K::IpcMemHandle => d.ipc_mem_handle(0, ptr).map(drop),
-            K::IpcOpenMem => d.ipc_open_mem(0, IpcMemHandle([0; 64])).map(drop),
+            K::IpcOpenMem => d.ipc_open_mem(0, IpcMemHandle::from_bytes([0; 64])).map(drop),
             K::IpcCloseMem => d.ipc_close_mem(0, ptr),
             K::IpcEventHandle => d.ipc_event_handle(shared).map(drop),
-            K::IpcOpenEvent => d.ipc_open_event(0, IpcEventHandle([0; 64])).map(drop),
+            K::IpcOpenEvent => d.ipc_open_event(0, IpcEventHandle::from_bytes([0; 64])).map(drop),
         }
     }
 }
@@ -240,4 +240,23 @@ fn a_capture_goes_with_its_stream_or_device() {
     begin(&lost);
     sim.lose_device(1, CudaCode::ECC_UNCORRECTABLE);
     DeviceMemory::new(&driver, 0, 4).unwrap();
+}
+
+/// As on systems where memory cannot be mapped twice.
+#[test]
+fn a_device_without_virtual_memory_says_so() {
+    let mut config = SimConfig::new(1);
+    config.properties.virtual_memory_management = false;
+    let driver: Arc<dyn Driver> = config.build();
+    assert!(!driver.properties(0).unwrap().virtual_memory_management);
+    let refused = [
+        driver.mem_granularity(0).map(drop),
+        Reservation::new(&driver, 0, 2 << 20).map(drop),
+        PhysicalMemory::new(&driver, 0, 2 << 20).map(drop),
+    ];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!(error.code(), Some(CudaCode::NOT_SUPPORTED), "{error}");
+        assert!(error.to_string().contains("virtual memory"), "{error}");
+    }
+    assert_eq!(driver.mem_info(0).unwrap().free, driver.mem_info(0).unwrap().total);
 }

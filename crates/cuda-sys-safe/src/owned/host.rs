@@ -67,7 +67,8 @@ impl HostMemory {
         Ok(Self { ptr, bytes, origin: Origin::Pinned { driver: Arc::clone(driver), device } })
     }
 
-    /// Zeroed page-locked memory made by registering ordinary memory (`cuMemHostRegister`).
+    /// Zeroed page-locked memory made by registering ordinary memory (`cuMemHostRegister`). A
+    /// forked child finds zeros there, or a copy where the system cannot do that.
     ///
     /// # Errors
     /// As [`HostMemory::pageable`], and the driver's own.

@@ -4,11 +4,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::thread;
 
-/// The system gives huge pages only to mappings aligned to them.
-const HUGE: usize = 2 << 20;
-const SMALL: usize = 4096;
+use crate::system::{self, HUGE};
 
-/// Zeroed memory of this process alone, unmapped on drop.
+/// Zeroed memory of this process alone, unmapped on drop. A forked child has zeros there, where the
+/// system can do that, and otherwise a copy: never the pages, which stay where devices know them.
 #[derive(Debug)]
 pub(super) struct Pages {
     start: NonNull<u8>,
@@ -23,37 +22,8 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// Addresses for `bytes` bytes in whole pages, on huge pages where there are any to be had.
     pub(super) fn map(bytes: usize) -> io::Result<Self> {
-        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let bytes = bytes.max(1).checked_next_multiple_of(SMALL).ok_or_else(too_large)?;
-        // Mapped with room to align in, which is then unmapped.
-        let room = if bytes >= HUGE { HUGE } else { 0 };
-        let length = bytes.checked_add(room).ok_or_else(too_large)?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping where the system chooses.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base: *mut u8 = base.cast();
-        let before = if room == 0 { 0 } else { base.align_offset(HUGE).min(room) };
-        let start = base.wrapping_add(before);
-        let after = room - before;
-        // SAFETY: both lie in the mapping just made, outside of what is kept of it.
-        unsafe {
-            if before > 0 {
-                libc::munmap(base.cast(), before);
-            }
-            if after > 0 {
-                libc::munmap(start.wrapping_add(bytes).cast(), after);
-            }
-        }
-        if room > 0 {
-            // SAFETY: advice on our own mapping. Without huge pages it only takes longer.
-            unsafe { libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE) };
-        }
-        let start = NonNull::new(start).ok_or_else(too_large)?;
-        Ok(Self { start, bytes })
+        let bytes = system::in_pages(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start: system::map_for_devices(bytes)?, bytes })
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {
@@ -103,28 +73,15 @@ unsafe impl Sync for Part {}
 
 impl Part {
     fn populate(&self) -> io::Result<()> {
-        let Self(start, bytes) = *self;
         // SAFETY: our own mapping, which nobody else uses yet.
-        if unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::EINVAL) {
-            return Err(error);
-        }
-        // Before Linux 5.14: touch each page.
-        for at in (0..bytes).step_by(SMALL) {
-            // SAFETY: within the part, which is mapped and writable.
-            unsafe { start.add(at).write_volatile(0) };
-        }
-        Ok(())
+        unsafe { system::populate(self.0, self.1) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by us and not unmapped before.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+        // SAFETY: mapped by us and not unmapped before. A forked child has the mapping, too.
+        unsafe { system::unmap(self.start, self.bytes) };
     }
 }
 
@@ -132,9 +89,15 @@ impl Drop for Pages {
 mod tests {
     use super::*;
 
+    fn bytes_of(pages: &Pages) -> &[u8] {
+        // SAFETY: the tests' pages are theirs alone, and are not written while this is looked at.
+        unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.bytes()) }
+    }
+
     /// How many of the pages are in memory.
+    #[cfg(target_os = "linux")]
     fn resident(pages: &Pages) -> usize {
-        let mut state = vec![0u8; pages.bytes() / SMALL];
+        let mut state = vec![0u8; pages.bytes() / system::page_size()];
         // SAFETY: our own mapping, and a byte for each of its pages.
         let asked = unsafe {
             libc::mincore(pages.start().as_ptr().cast(), pages.bytes(), state.as_mut_ptr())
@@ -145,17 +108,17 @@ mod tests {
 
     #[test]
     fn all_pages_are_provided_by_any_number_of_threads() {
-        for bytes in [1, SMALL, SMALL + 1, HUGE - 1, HUGE, 5 * HUGE + 12_345] {
+        let page = system::page_size();
+        for bytes in [1, page, page + 1, HUGE - 1, HUGE, 5 * HUGE + 12_345] {
             for threads in [0, 1, 2, 3, 8, 100] {
                 let mut pages = Pages::map(bytes).unwrap();
-                assert_eq!(pages.bytes(), bytes.next_multiple_of(SMALL));
+                assert_eq!(pages.bytes(), bytes.next_multiple_of(page));
+                #[cfg(unix)]
                 assert!(bytes < HUGE || pages.start().addr().get().is_multiple_of(HUGE));
                 pages.populate(threads).unwrap();
-                assert_eq!(resident(&pages), pages.bytes() / SMALL, "{bytes} by {threads}");
-                let all =
-                    // SAFETY: the pages are ours alone.
-                    unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.bytes()) };
-                assert!(all.iter().all(|&byte| byte == 0));
+                #[cfg(target_os = "linux")]
+                assert_eq!(resident(&pages), pages.bytes() / page, "{bytes} by {threads}");
+                assert!(bytes_of(&pages).iter().all(|&byte| byte == 0));
             }
         }
     }
@@ -165,5 +128,63 @@ mod tests {
         for bytes in [usize::MAX, usize::MAX - HUGE, 1 << 60] {
             assert!(Pages::map(bytes).is_err(), "{bytes}");
         }
+    }
+
+    /// How often a page was given to this thread.
+    #[cfg(target_os = "linux")]
+    fn faults() -> i64 {
+        // SAFETY: plain integers, for which zero is valid.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is valid for writes.
+        assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) }, 0);
+        usage.ru_minflt
+    }
+
+    /// What a fork shares with its child is copied when the parent writes next: a device would go
+    /// on with the old pages.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_fork_leaves_the_pages_where_they_are() {
+        let mut pages = Pages::map(64 * system::page_size()).unwrap();
+        pages.populate(1).unwrap();
+        let fill = |pages: &Pages, value| {
+            // SAFETY: all of pages that are ours alone.
+            unsafe { pages.start().write_bytes(value, pages.bytes()) };
+        };
+        fill(&pages, 7);
+        let mut pipe = [0; 2];
+        // SAFETY: the pointer is valid for two descriptors.
+        assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
+        // SAFETY: the child calls nothing but the system.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut told = 0u8;
+            // SAFETY: waits until the parent has written, at most until it ends.
+            let read = unsafe {
+                libc::close(pipe[1]);
+                libc::read(pipe[0], (&raw mut told).cast(), 1)
+            };
+            let zeros = bytes_of(&pages).iter().all(|&byte| byte == 0);
+            // Its own to write to and to give back.
+            fill(&pages, 9);
+            drop(pages);
+            // SAFETY: ends the child at once, running nothing of the parent's.
+            unsafe { libc::_exit(if read == 1 && zeros { 0 } else { 1 }) };
+        }
+        assert!(child > 0);
+        let before = faults();
+        fill(&pages, 8);
+        let faults = faults() - before;
+        // SAFETY: writes one byte, waits for the child made above, and closes what was made above.
+        let status = unsafe {
+            let mut status = 0;
+            assert_eq!(libc::write(pipe[1], [1u8].as_ptr().cast(), 1), 1);
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert_eq!(pipe.map(|end| libc::close(end)), [0, 0]);
+            status
+        };
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+        assert!(bytes_of(&pages).iter().all(|&byte| byte == 8));
+        assert!(faults < 64, "{faults} of 64 pages were copied");
     }
 }

@@ -1,6 +1,9 @@
 //! Telling a forked child, in which CUDA does not work, without asking for the process id.
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::system;
 
 /// How many forks lie between this process and its first ancestor that watched.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -15,19 +18,11 @@ pub(super) struct Birth {
 impl Birth {
     /// Remembers this process, and from now on notices forks.
     pub(super) fn here() -> Self {
-        #[cfg(unix)]
-        {
-            extern "C" fn in_child() {
-                GENERATION.fetch_add(1, Ordering::Relaxed);
-            }
-            static WATCH: std::sync::Once = std::sync::Once::new();
-            WATCH.call_once(|| {
-                // SAFETY: the handler only changes an atomic, which is allowed after a fork. It
-                // fails only for want of memory; forks then go unnoticed and the driver's own
-                // CUDA_ERROR_NOT_INITIALIZED is what a child gets.
-                let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-            });
+        extern "C" fn in_child() {
+            GENERATION.fetch_add(1, Ordering::Relaxed);
         }
+        static WATCH: Once = Once::new();
+        WATCH.call_once(|| system::on_fork(in_child));
         Self { generation: GENERATION.load(Ordering::Relaxed), pid: std::process::id() }
     }
 

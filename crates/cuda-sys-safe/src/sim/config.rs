@@ -44,7 +44,8 @@ pub struct SimConfig {
     pub check_footprints: bool,
     /// Whether allocations are surrounded by filled zones that are checked when they are freed.
     pub redzones: bool,
-    /// What each device is, apart from its UUID, PCI address and memory.
+    /// What each device is, apart from its UUID, PCI address and memory. Without
+    /// `virtual_memory_management` it has none, as on systems where we cannot simulate it.
     pub properties: DeviceProperties,
 }
 

@@ -6,7 +6,6 @@ use std::ptr::NonNull;
 use super::copies::HostWait;
 use super::state::Label;
 use super::streams::{OpKind, PRIORITIES, Point};
-use super::vmm::GRANULARITY;
 use super::{CallKind, SimDriver};
 use crate::*;
 
@@ -285,7 +284,7 @@ unsafe impl Driver for SimDriver {
     }
 
     fn mem_granularity(&self, device: usize) -> Result<usize> {
-        forward!(self, MemGranularity, device, _s => Ok(GRANULARITY))
+        forward!(self, MemGranularity, device, s => s.mem_granularity(device))
     }
 
     fn address_reserve(&self, device: usize, bytes: usize) -> Result<DevicePtr> {

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::backing::PAGE;
 use super::capture::Graph;
 use super::copies::CopyWork;
 use super::memory::Kind;
@@ -215,5 +214,5 @@ pub(super) fn copy_time(copy: &CopyWork) -> f64 {
 
 /// Microseconds that a kernel or memset takes which touches so many bytes.
 pub(super) fn kernel_time(bytes: usize) -> f64 {
-    3.0 + bytes.max(PAGE) as f64 / 3_000_000.0
+    3.0 + bytes.max(4096) as f64 / 3_000_000.0
 }

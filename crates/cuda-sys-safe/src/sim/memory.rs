@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::CallKind;
-use super::backing::{Mapping, PAGE, SparseFile, bytes_at, fill, page_up};
+use super::backing::{Mapping, MemoryFile, bytes_at, fill, in_pages};
 use super::books::Overrun;
 use super::host::HostRange;
 use super::state::{State, error};
@@ -17,7 +17,7 @@ pub(super) const DEVICE_SPACE: u64 = 1 << 50;
 /// What allocations are rounded up to.
 const ALLOCATION_UNIT: usize = 512;
 
-const REDZONE: usize = PAGE;
+const REDZONE: usize = 4096;
 const REDZONE_BYTE: u8 = 0xfb;
 
 pub(super) struct Memory {
@@ -25,7 +25,7 @@ pub(super) struct Memory {
     pub(super) host: BTreeMap<usize, HostRange>,
     /// Freed page-locked memory: kept inaccessible, so that its addresses never mean anything else.
     pub(super) freed_host: BTreeMap<usize, Mapping>,
-    pub(super) file: Option<SparseFile>,
+    pub(super) file: Option<MemoryFile>,
     next: Vec<u64>,
     redzones: bool,
 }
@@ -132,7 +132,8 @@ impl Region {
             return Some(self.backing.as_ref()?.base + offset as usize);
         }
         if self.backing.is_none() {
-            let mapping = Mapping::anonymous(2 * REDZONE + page_up(self.bytes)).ok()?;
+            let mapping =
+                Mapping::anonymous(in_pages(self.bytes)?.checked_add(2 * REDZONE)?).ok()?;
             if redzones {
                 fill(mapping.base, REDZONE, REDZONE_BYTE);
                 let tail = REDZONE + self.bytes;

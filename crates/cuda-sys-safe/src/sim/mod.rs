@@ -67,7 +67,8 @@
 //!
 //! **Virtual memory.** Granularity of 2 MiB; mapping at several addresses; access per device and
 //! whole mappings; physical memory that lasts until it is both released and unmapped. Unmapping
-//! does not wait: work that then touches the range faults.
+//! does not wait: work that then touches the range faults. On Windows, and where
+//! [`SimConfig::properties`] say so, a device has none (`NOT_SUPPORTED`).
 //!
 //! **Pools.** Memory is valid from when its allocation runs until its free runs, in stream order.
 //! Unused bytes above the release threshold go back at host waits.

@@ -16,6 +16,7 @@ use super::pools::Pool;
 use super::streams::{Key, Stream};
 use super::vmm::Physical;
 use super::{CallKind, Schedule, SimConfig};
+use crate::system::CAN_MAP_TWICE;
 use crate::*;
 
 /// A boxed host function.
@@ -216,6 +217,7 @@ fn properties(config: &SimConfig, index: usize) -> DeviceProperties {
         uuid: own.uuid,
         pci: own.pci,
         total_memory: config.capacity,
+        virtual_memory_management: config.properties.virtual_memory_management && CAN_MAP_TWICE,
         ..config.properties.clone()
     }
 }

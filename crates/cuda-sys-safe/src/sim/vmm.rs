@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::CallKind;
-use super::backing::{Mapping, SparseFile};
+use super::backing::{Mapping, MemoryFile};
 use super::memory::{Kind, Region, User};
 use super::state::{State, error};
 use crate::*;
 
 /// Sizes and offsets are multiples of this.
-pub(super) const GRANULARITY: usize = 2 << 20;
+const GRANULARITY: usize = 2 << 20;
 
 /// Memory without an address: a piece of the driver's file.
 pub(super) struct Physical {
@@ -65,8 +65,22 @@ fn aligned(bytes: usize) -> bool {
 }
 
 impl State {
+    pub(super) fn mem_granularity(&self, device: usize) -> Result<usize> {
+        self.has_virtual_memory(CallKind::MemGranularity, device).map(|()| GRANULARITY)
+    }
+
+    /// Refuses devices without virtual memory: what is needed to make any begins here.
+    fn has_virtual_memory(&self, call: CallKind, device: usize) -> Result<()> {
+        if self.devices[device].properties.virtual_memory_management {
+            return Ok(());
+        }
+        let why = "the simulated device has no virtual memory management";
+        Err(error(call, CudaCode::NOT_SUPPORTED, device, why))
+    }
+
     pub(super) fn address_reserve(&mut self, device: usize, bytes: usize) -> Result<DevicePtr> {
         let call = CallKind::AddressReserve;
+        self.has_virtual_memory(call, device)?;
         if !aligned(bytes) {
             return Err(self.not_a_multiple(call, device, bytes));
         }
@@ -110,13 +124,14 @@ impl State {
 
     pub(super) fn mem_create(&mut self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
         let call = CallKind::MemCreate;
+        self.has_virtual_memory(call, device)?;
         if !aligned(bytes) {
             return Err(self.not_a_multiple(call, device, bytes));
         }
         self.charge(call, device, bytes)?;
         let offset = match &mut self.memory.file {
             Some(file) => file.extend(bytes),
-            none => SparseFile::new().and_then(|file| none.insert(file).extend(bytes)),
+            none => MemoryFile::new().and_then(|file| none.insert(file).extend(bytes)),
         };
         let Ok(offset) = offset else {
             self.devices[device].used -= bytes;

@@ -92,11 +92,14 @@ fn gpu_memory_and_events_cross_processes() {
         let driver = real::load().unwrap();
         let stream = stream(&driver);
         let (memory, event) = handles.split_at(128);
-        let event = Event::open_ipc(&driver, 0, IpcEventHandle(unhex(event))).unwrap();
+        // SAFETY: the bytes of the parent's handles, in this order.
+        let (memory, event) = unsafe {
+            (IpcMemHandle::from_bytes(unhex(memory)), IpcEventHandle::from_bytes(unhex(event)))
+        };
+        let event = Event::open_ipc(&driver, 0, event).unwrap();
         event.synchronize().unwrap();
         // SAFETY: the parent holds an allocation of this size while it waits for this process.
-        let memory =
-            unsafe { SharedMemory::open(&driver, 0, IpcMemHandle(unhex(memory)), 4000) }.unwrap();
+        let memory = unsafe { SharedMemory::open(&driver, 0, memory, 4000) }.unwrap();
         assert_eq!(download(&stream, memory.ptr(), 1000), ramp(1000));
         upload(&stream, memory.ptr(), &[7.0; 10]);
         return;
@@ -108,7 +111,8 @@ fn gpu_memory_and_events_cross_processes() {
     let flags = EventFlags { interprocess: true, ..EventFlags::default() };
     let event = Event::new(&driver, 0, flags).unwrap();
     event.record(&stream).unwrap();
-    let handles = hex(&memory.ipc_handle().unwrap().0) + &hex(&event.ipc_handle().unwrap().0);
+    let memory_handle = memory.ipc_handle().unwrap().to_bytes();
+    let handles = hex(&memory_handle) + &hex(&event.ipc_handle().unwrap().to_bytes());
     let output = Command::new(std::env::current_exe().unwrap())
         .args([NAME, "--ignored", "--nocapture"])
         .env(HANDLES, handles)

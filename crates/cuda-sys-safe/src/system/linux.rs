@@ -1,0 +1,58 @@
+//! Linux.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr::NonNull;
+
+/// Asks for huge pages, and that a forked child finds zeros of its own there.
+///
+/// Zeros (`MADV_WIPEONFORK`) rather than no mapping (`MADV_DONTFORK`), since the child's safe code
+/// may still hold the addresses: they must not come to mean anything else there. Either way a fork
+/// leaves this process's pages alone.
+pub(super) fn advise_for_devices(start: NonNull<u8>, bytes: usize, huge: bool) {
+    let at = start.as_ptr().cast();
+    // SAFETY: advice on a mapping of ours that nobody uses yet. Without huge pages it only takes
+    // longer, and before Linux 4.14 children share the pages until one side writes.
+    unsafe {
+        if huge {
+            libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
+        }
+        libc::madvise(at, bytes, libc::MADV_WIPEONFORK);
+    }
+}
+
+/// Has the system provide pages in one call; false where it cannot (before Linux 5.14).
+pub(super) fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<bool> {
+    // SAFETY: changes no byte of the mapping.
+    if unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) }
+}
+
+/// An empty file in memory.
+pub(super) fn memory_file() -> io::Result<File> {
+    // SAFETY: the name is a literal with a NUL.
+    let fd = unsafe { libc::memfd_create(c"warpline-sim".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Makes part of a file a hole.
+pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (offset, bytes) = (offset as libc::off_t, bytes as libc::off_t);
+    // SAFETY: takes an open file and numbers.
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) };
+}
+
+/// `secure_getenv`'s own question: setuid, setgid, file capabilities, a security module's wish.
+pub(super) fn has_elevated_rights() -> bool {
+    // SAFETY: takes and returns plain numbers.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}

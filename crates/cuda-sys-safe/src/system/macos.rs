@@ -1,0 +1,47 @@
+//! macOS. There is no CUDA, but the CPU and simulated devices.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Nothing: huge pages are not to be asked for, and no device accesses the pages, so that forked
+/// children may share them.
+pub(super) fn advise_for_devices(_start: NonNull<u8>, _bytes: usize, _huge: bool) {}
+
+/// Pages are provided when they are touched, and only then.
+pub(super) fn populate(_start: NonNull<u8>, _bytes: usize) -> io::Result<bool> {
+    Ok(false)
+}
+
+/// An empty file without a name. A temporary one: `shm_open`'s can be given a size only once.
+pub(super) fn memory_file() -> io::Result<File> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("warpline-sim-{}-{number}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let file =
+        OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    fs::remove_file(path)?;
+    Ok(file)
+}
+
+/// Makes part of a file a hole.
+pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
+    let hole = libc::fpunchhole_t {
+        fp_flags: 0,
+        reserved: 0,
+        fp_offset: offset as libc::off_t,
+        fp_length: bytes as libc::off_t,
+    };
+    // SAFETY: takes an open file and a hole that outlives the call.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_PUNCHHOLE, &raw const hole) };
+}
+
+/// Whether the program is or was setuid or setgid.
+pub(super) fn has_elevated_rights() -> bool {
+    // SAFETY: takes nothing and returns a plain number.
+    unsafe { libc::issetugid() != 0 }
+}

@@ -1,0 +1,201 @@
+//! What all Unixes have in common.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use super::{Behind, HUGE, touch, variant};
+
+/// Whether one piece of memory can be mapped at several addresses, and at chosen ones.
+pub(crate) const CAN_MAP_TWICE: bool = true;
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
+
+/// The size of the system's pages.
+pub(crate) fn page_size() -> usize {
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        // SAFETY: takes and returns plain numbers.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+    })
+}
+
+/// New addresses where the system chooses, to be given back with [`unmap`].
+pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
+    let (protection, flags) = match behind {
+        Behind::Nothing => (libc::PROT_NONE, NOTHING),
+        Behind::Untouched => (READ_WRITE, NOTHING),
+        Behind::Memory => (READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON),
+    };
+    // SAFETY: a new mapping where the system chooses.
+    mapped(unsafe { libc::mmap(null_mut(), bytes, protection, flags, -1, 0) })
+}
+
+fn mapped(base: *mut libc::c_void) -> io::Result<NonNull<u8>> {
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// Gives addresses back.
+///
+/// # Safety
+/// All that is left of what [`map`] or [`map_for_devices`] returned, and nobody uses it any more.
+pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
+}
+
+/// Zeroed memory in whole pages, huge ones where there are any to be had, which devices may come
+/// to access directly: a forked child must not share it, or the next write of this process, and not
+/// that of a device, would go to a copy.
+pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
+    // Mapped with room to align in, which is then unmapped.
+    let room = if bytes >= HUGE { HUGE } else { 0 };
+    let length = bytes.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
+    let base = map(length, Behind::Memory)?;
+    let before = if room == 0 { 0 } else { base.as_ptr().align_offset(HUGE).min(room) };
+    let after = room - before;
+    // SAFETY: all of it lies in the mapping just made; what is unmapped is not kept.
+    let start = unsafe {
+        let start = base.add(before);
+        if before > 0 {
+            unmap(base, before);
+        }
+        if after > 0 {
+            unmap(start.add(bytes), after);
+        }
+        start
+    };
+    variant::advise_for_devices(start, bytes, room > 0);
+    Ok(start)
+}
+
+/// Has the system provide all pages of part of a mapping.
+///
+/// # Safety
+/// As for writing zeros there; nobody else uses it yet.
+pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    if !variant::populate(start, bytes)? {
+        // SAFETY: as the caller promises.
+        unsafe { touch(start, bytes) };
+    }
+    Ok(())
+}
+
+/// Puts part of a file at addresses of ours.
+///
+/// # Safety
+/// The range lies in what [`map`] returned, in whole pages, and nobody uses it.
+pub(crate) unsafe fn place(
+    start: NonNull<u8>,
+    bytes: usize,
+    file: &MemoryFile,
+    from: u64,
+) -> io::Result<()> {
+    let (fd, from) = (file.file.as_raw_fd(), from as libc::off_t);
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: the caller owns the addresses.
+    mapped(unsafe { libc::mmap(start.as_ptr().cast(), bytes, READ_WRITE, flags, fd, from) })
+        .map(drop)
+}
+
+/// Makes addresses of ours fault, and gives back the memory behind them.
+///
+/// # Safety
+/// As [`place`].
+pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
+    let (at, flags) = (start.as_ptr().cast(), NOTHING | libc::MAP_FIXED);
+    // SAFETY: the caller owns the addresses. Where the system has no room for the change, they stay
+    // as they are.
+    unsafe { libc::mmap(at, bytes, libc::PROT_NONE, flags, -1, 0) };
+}
+
+/// A sparse file, of which pieces can be mapped at several addresses.
+#[derive(Debug)]
+pub(crate) struct MemoryFile {
+    file: File,
+    end: u64,
+}
+
+impl MemoryFile {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { file: variant::memory_file()?, end: 0 })
+    }
+
+    /// A fresh zeroed piece: its offset.
+    pub(crate) fn extend(&mut self, bytes: usize) -> io::Result<u64> {
+        let offset = self.end;
+        let end = offset.checked_add(bytes as u64).ok_or(io::ErrorKind::OutOfMemory)?;
+        self.file.set_len(end)?;
+        self.end = end;
+        Ok(offset)
+    }
+
+    /// Gives back the memory of a piece, which is then zeros.
+    pub(crate) fn punch(&self, offset: u64, bytes: usize) {
+        variant::punch(&self.file, offset, bytes);
+    }
+}
+
+/// Calls `in_child` in every forked child from now on. It may do no more than change atomics.
+pub(crate) fn on_fork(in_child: extern "C" fn()) {
+    // SAFETY: the handler does what is allowed after a fork. It fails only for want of memory; forks
+    // then go unnoticed and the driver's own CUDA_ERROR_NOT_INITIALIZED is what a child gets.
+    let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+/// Whether the program has rights that whoever started it has not (a setuid program), who must
+/// not choose its libraries.
+pub(crate) fn has_elevated_rights() -> bool {
+    variant::has_elevated_rights()
+}
+
+/// Folders that the environment adds to the search for libraries. The loader has its own.
+pub(crate) fn library_folders() -> Vec<PathBuf> {
+    Vec::new()
+}
+
+/// Opens a library by its path or by its name.
+///
+/// # Safety
+/// Its initialisers run, and must be sound.
+pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Error> {
+    // SAFETY: as the caller promises.
+    unsafe { Library::new(path) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_mapped_twice_hidden_and_punched() {
+        let page = page_size();
+        let mut file = MemoryFile::new().unwrap();
+        let (first, second) = (file.extend(page).unwrap(), file.extend(2 * page).unwrap());
+        assert_eq!((first, second), (0, page as u64));
+        let range = map(4 * page, Behind::Nothing).unwrap();
+        // SAFETY: the range is ours; only what is placed is touched.
+        unsafe {
+            place(range, page, &file, first).unwrap();
+            place(range.add(2 * page), page, &file, first).unwrap();
+            range.write(7);
+            assert_eq!(range.add(2 * page).read(), 7, "one memory, two addresses");
+            hide(range, page);
+            assert_eq!(range.add(2 * page).read(), 7);
+            file.punch(first, page);
+            place(range, page, &file, first).unwrap();
+            assert_eq!(range.read(), 0, "punched");
+            unmap(range, 4 * page);
+        }
+    }
+}

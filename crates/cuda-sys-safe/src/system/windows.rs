@@ -1,0 +1,141 @@
+//! Windows.
+
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf, absolute};
+use std::ptr::{NonNull, null};
+use std::sync::OnceLock;
+
+use libloading::Library;
+use libloading::os::windows as dll;
+use windows_sys::Win32::System::Memory::{
+    MEM_COMMIT, MEM_DECOMMIT, MEM_RELEASE, MEM_RESERVE, PAGE_NOACCESS, PAGE_READWRITE,
+    VirtualAlloc, VirtualFree,
+};
+use windows_sys::Win32::System::SystemInformation::{GetSystemInfo, SYSTEM_INFO};
+
+use super::{Behind, touch};
+
+/// Whether one piece of memory can be mapped at several addresses, and at chosen ones. The system
+/// can, by placeholders; nobody has needed simulated virtual memory here yet.
+pub(crate) const CAN_MAP_TWICE: bool = false;
+
+/// The size of the system's pages.
+pub(crate) fn page_size() -> usize {
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        let mut info = SYSTEM_INFO::default();
+        // SAFETY: the pointer is valid for writes.
+        unsafe { GetSystemInfo(&mut info) };
+        Some(info.dwPageSize as usize).filter(|size| size.is_power_of_two()).unwrap_or(4096)
+    })
+}
+
+/// New addresses where the system chooses, to be given back with [`unmap`].
+pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
+    let (kind, protection) = match behind {
+        Behind::Nothing => (MEM_RESERVE, PAGE_NOACCESS),
+        Behind::Untouched | Behind::Memory => (MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE),
+    };
+    // SAFETY: a new allocation where the system chooses.
+    let base = unsafe { VirtualAlloc(null(), bytes, kind, protection) };
+    NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)
+}
+
+/// Gives addresses back.
+///
+/// # Safety
+/// All of what [`map`] or [`map_for_devices`] returned, and nobody uses it any more.
+pub(crate) unsafe fn unmap(start: NonNull<u8>, _bytes: usize) {
+    // SAFETY: as the caller promises. The size must be 0, and means all of it.
+    unsafe { VirtualFree(start.as_ptr().cast(), 0, MEM_RELEASE) };
+}
+
+/// Zeroed memory in whole pages. Huge ones would take a privilege that few programs have.
+pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
+    map(bytes, Behind::Memory)
+}
+
+/// Has the system provide all pages of part of a mapping.
+///
+/// # Safety
+/// As for writing zeros there; nobody else uses it yet.
+pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe { touch(start, bytes) };
+    Ok(())
+}
+
+/// Not done here.
+///
+/// # Safety
+/// Nothing to promise: there is no file to place.
+pub(crate) unsafe fn place(
+    _start: NonNull<u8>,
+    _bytes: usize,
+    file: &MemoryFile,
+    _from: u64,
+) -> io::Result<()> {
+    match *file {}
+}
+
+/// Makes addresses of ours fault, and gives back the memory behind them.
+///
+/// # Safety
+/// The range lies in what [`map`] returned, in whole pages, and nobody uses it.
+pub(crate) unsafe fn hide(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { VirtualFree(start.as_ptr().cast(), bytes, MEM_DECOMMIT) };
+}
+
+/// Memory to be mapped at several addresses: there is none.
+#[derive(Debug)]
+pub(crate) enum MemoryFile {}
+
+impl MemoryFile {
+    pub(crate) fn new() -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn extend(&mut self, _bytes: usize) -> io::Result<u64> {
+        match *self {}
+    }
+
+    pub(crate) fn punch(&self, _offset: u64, _bytes: usize) {
+        match *self {}
+    }
+}
+
+/// There are no forks.
+pub(crate) fn on_fork(_in_child: extern "C" fn()) {}
+
+/// A program has the rights of whoever started it, or was started by who has more.
+pub(crate) fn has_elevated_rights() -> bool {
+    false
+}
+
+/// Folders that the environment adds to the search for libraries: those of the CUDA toolkit, and
+/// `PATH`, for which [`open_library`] does not have the loader look.
+pub(crate) fn library_folders() -> Vec<PathBuf> {
+    let toolkit = env::var_os("CUDA_PATH").map(PathBuf::from);
+    let toolkit = toolkit.iter().flat_map(|path| [path.join("bin\\x64"), path.join("bin")]);
+    let path = env::var_os("PATH").unwrap_or_default();
+    toolkit.chain(env::split_paths(&path)).filter(|folder| folder.is_absolute()).collect()
+}
+
+/// Opens a library by its path or by its name, which is looked for beside the program and among the
+/// system's, never in the current folder.
+///
+/// # Safety
+/// Its initialisers run, and must be sound.
+pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, libloading::Error> {
+    let mut flags = dll::LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
+    let mut path = path.to_owned();
+    if path.components().count() > 1 {
+        // What it needs itself lies beside it.
+        flags |= dll::LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR;
+        path = absolute(&path).unwrap_or(path);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { dll::Library::load_with_flags(path, flags) }.map(Library::from)
+}
