@@ -26,4 +26,5 @@ pub use driver::Driver;
 pub use error::{CudaCode, CudaError, DriverError, Result};
 pub use launch::{Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch};
 pub use open::open;
+pub use real::fork_generation;
 pub use types::*;

@@ -82,7 +82,8 @@ fn expanded_operands_need_no_more_memory() {
     }
 
     let n = 1 << 23;
-    let (a, out) = (Tensor::new(&runtime, DType::F16, &[1]), Tensor::new(&runtime, DType::F16, &[n]));
+    let (a, out) =
+        (Tensor::new(&runtime, DType::F16, &[1]), Tensor::new(&runtime, DType::F16, &[n]));
     let a = a.expand(&[n]);
     let needed = peak(|| softmax(target, a.view(), 0, out.view(), false).unwrap());
     assert!(needed < 16 * MIB, "softmax of {n}: {needed} bytes");

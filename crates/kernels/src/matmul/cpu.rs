@@ -139,7 +139,8 @@ unsafe fn gemm<T: 'static + Copy + From<bool>>(
     (c, sc): (*mut T, Steps),
     adds: bool,
 ) {
-    let parallel = parallel && m.saturating_mul(n).saturating_mul(k) >= PARALLEL_FROM;
+    let large = m.saturating_mul(n).saturating_mul(k) >= PARALLEL_FROM;
+    let parallel = parallel && large && host::has_threads();
     let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
     let (a, b, c) = (Shared(a), Shared(b), Shared(c));
     let run = || {

@@ -100,8 +100,9 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
     let side_by_side = outputs > 1 && step.abs() < plan.reduced.inner().1.abs();
     if !side_by_side
         && parallel
-        && outputs < 2 * rayon::current_num_threads()
         && range.len() > 2 * GRAIN
+        && outputs < 2 * host::thread_count()
+        && host::has_threads()
     {
         // Few results of many elements each: threads share a result.
         for output in 0..outputs {

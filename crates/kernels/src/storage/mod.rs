@@ -87,9 +87,10 @@ impl Storage {
     /// last user.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`], or the driver's own.
+    /// [`Error::CudaUnavailable`], or the driver's own, that of a forked child among them.
     #[track_caller]
     pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
+        runtime.check_process("empty")?;
         let block = runtime.pinned_cache()?.alloc(bytes)?;
         Ok(Self::new(runtime, Memory::Pinned(block), bytes))
     }
@@ -198,12 +199,13 @@ impl Storage {
     /// Blocks the host until device work that a host access conflicts with is done.
     ///
     /// # Errors
-    /// What that work failed with.
+    /// What that work failed with; for page-locked memory, that this is a forked child.
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_)) {
             // Copies from and to pageable memory are waited for by whoever enqueues them.
             return Ok(());
         }
+        self.0.runtime.check_process("host access")?;
         let pending = self.uses().conflicts(write);
         // Where the program is to order its streams, this keeps it sound and not right.
         let silently = self.0.runtime.detects_races();
