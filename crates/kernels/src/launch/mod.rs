@@ -17,6 +17,8 @@ mod staging_tests;
 mod tests;
 mod transfer;
 mod unlinked;
+#[cfg(test)]
+mod unlinked_tests;
 
 use std::panic::Location;
 

@@ -200,7 +200,7 @@ fn stage(
     result.map(|()| op)
 }
 
-fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
+pub(super) fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
     if let (Some(base), Some(device)) = (storage.device_ptr(), storage.cuda_device()) {
         // SAFETY: inside the storage, as `check_range` has seen.
         let ptr = unsafe { base.offset(offset as i64) };
