@@ -105,7 +105,7 @@ fn pieces_before_one_that_failed_are_waited_for() {
         set(&from, &x, 1);
         set(&to, &y, 2);
         // Both halves of two pieces, and of the third what comes off its device.
-        sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::INVALID_VALUE).skip(5));
+        sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::INVALID_VALUE).after(5));
         let failed = copy_bytes(&to, (&y, 0), (&x, 0), bytes, true, here);
         assert!(matches!(failed, Err(Error::Driver { op: "copy_", .. })), "{failed:?}");
         set(&other, &x, 3);
