@@ -193,6 +193,12 @@ impl Stream {
         self.0.core.index
     }
 
+    /// The [`Devices::id`](crate::Devices::id) of the devices that its own is one of.
+    #[must_use]
+    pub fn devices_id(&self) -> u64 {
+        self.0.core.world.id()
+    }
+
     /// The driver's stream. Work enqueued through it directly is not numbered.
     #[must_use]
     pub fn raw(&self) -> &owned::Stream {

@@ -70,6 +70,38 @@ fn pieces_are_shared_among_the_threads() {
 }
 
 #[test]
+fn staging_with_any_values_copies() {
+    let extremes = [0, 1, 1 << 63, usize::MAX / 2 + 2, usize::MAX];
+    let all = extremes.into_iter().flat_map(|from| {
+        extremes.into_iter().flat_map(move |chunk| {
+            extremes.into_iter().map(move |threads| Staging { from, chunk, threads })
+        })
+    });
+    for staging in all {
+        let sim = SimConfig { unlinked_peers: vec![(0, 1)], ..SimConfig::new(2) }.build();
+        let config = RuntimeConfig { staging, ..RuntimeConfig::default() };
+        let runtime = Runtime::new(sim, config).unwrap();
+        let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap();
+        let [a, b] = [0, 1].map(stream);
+        let here = Location::caller();
+        let x = Storage::device(&runtime, 1000, &a).unwrap();
+        let y = Storage::device(&runtime, 1000, &b).unwrap();
+        let (source, back) =
+            (pageable(&runtime, &pattern(1000, 3)), pageable(&runtime, &[0; 1000]));
+        copy_bytes(&a, (&x, 0), (&source, 0), 1000, false, here).unwrap();
+        copy_bytes(&b, (&y, 0), (&x, 0), 1000, false, here).unwrap();
+        copy_bytes(&b, (&back, 0), (&y, 0), 1000, false, here).unwrap();
+        let mut bytes = [0; 1000];
+        read_bytes((&back, 0), &mut bytes).unwrap();
+        assert_eq!(bytes, *pattern(1000, 3), "{staging:?}");
+        // What is made for each thread is bounded.
+        let most = Staging { from: 1, ..*runtime.staging() };
+        let pieces = (1usize << 40).div_ceil(most.piece(1 << 40)).min(most.threads);
+        assert!(pieces <= 256, "{staging:?}");
+    }
+}
+
+#[test]
 fn pageable_copies_of_any_size_are_right_and_in_order() {
     for schedule in schedules() {
         let (sim, runtime) = with(schedule, 1);

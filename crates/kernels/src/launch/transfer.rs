@@ -49,6 +49,7 @@ pub fn copy_bytes(
     if !dst.0.runtime().same_as(runtime) {
         return Err(Error::RuntimeMismatch { op: "copy_" });
     }
+    runtime.check_stream(stream, "copy_")?;
     let site = Site { op: "copy_", location };
     let located = |e| located(e, stream, site);
     if let [Some(to), Some(from)] = [dst, src].map(|(s, _)| s.cuda_device().map(CudaDevice::index))

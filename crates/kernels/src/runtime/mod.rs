@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
 use warpline_alloc::{AllocatorConfig, HostConfig};
 use warpline_cuda_sys_safe::{Driver, DriverError, fork_generation};
-use warpline_stream::Devices;
+use warpline_stream::{Devices, Stream};
 
 use crate::race::Detector;
 use crate::random::CpuGenerator;
@@ -118,7 +118,7 @@ impl Runtime {
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
             detector,
-            staging: config.staging,
+            staging: config.staging.clamped(),
             process: (fork_generation(), std::process::id()),
         }))
     }
@@ -256,6 +256,15 @@ impl Runtime {
     #[must_use]
     pub fn race_report(&self) -> RaceReport {
         self.0.detector.report()
+    }
+
+    /// Refuses a stream of another runtime: it cannot be ordered with this one's, nor its work be
+    /// waited for, even where both are of one driver.
+    pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
+        if self.devices()?.id() == stream.devices_id() {
+            return Ok(());
+        }
+        Err(Error::RuntimeMismatch { op })
     }
 
     /// Refuses forked children, in whose memory there may be nothing where page-locked memory is in

@@ -99,9 +99,11 @@ impl Storage {
     /// are left over from its last user.
     ///
     /// # Errors
-    /// The allocator's own, out of memory first among them.
+    /// The allocator's own, out of memory first among them; [`Error::RuntimeMismatch`] for a stream
+    /// of another runtime.
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
+        runtime.check_stream(stream, "empty")?;
         let index = stream.device_index();
         let device = runtime.device(index)?;
         let log = Log::of(stream);
@@ -185,7 +187,14 @@ impl Storage {
     /// Tells the allocator that the memory is in use on `stream`, so that it is not given to
     /// anyone else before the work enqueued there by the time of the free is done
     /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] every launch does this itself.
-    pub fn record_stream(&self, stream: &Stream) {
+    ///
+    /// # Errors
+    /// [`Error::RuntimeMismatch`] for a stream of another runtime.
+    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
+        if matches!(self.0.memory, Memory::Pageable(_) | Memory::Gone) {
+            return Ok(());
+        }
+        self.0.runtime.check_stream(stream, "record_stream")?;
         self.uses().first_on(stream);
         match &self.0.memory {
             // The capture knows its uses, and there is no work to wait for.
@@ -194,6 +203,7 @@ impl Storage {
             Memory::Pinned(block) => block.record_use(stream.raw()),
             Memory::Pageable(_) | Memory::Gone => {}
         }
+        Ok(())
     }
 
     /// Blocks the host until device work that a host access conflicts with is done.
