@@ -27,4 +27,5 @@ pub use driver::Driver;
 pub use error::{CudaCode, CudaError, DriverError, Result};
 pub use launch::{Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch};
 pub use open::open;
+pub use real::fork_generation;
 pub use types::*;

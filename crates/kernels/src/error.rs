@@ -83,8 +83,10 @@ pub enum Error {
         /// The other operand's.
         second: String,
     },
-    /// Operands of two runtimes.
-    #[error("{op}: the tensors belong to different runtimes and cannot be used together")]
+    /// Operands, or an operand and a stream, of two runtimes.
+    #[error(
+        "{op}: the tensors and streams belong to different runtimes and cannot be used together"
+    )]
     RuntimeMismatch {
         /// The op.
         op: &'static str,

@@ -107,6 +107,12 @@ impl Device {
         self.0.core.index
     }
 
+    /// The [`Devices::id`](crate::Devices::id) of the devices that it is one of.
+    #[must_use]
+    pub fn devices_id(&self) -> u64 {
+        self.0.core.world.id()
+    }
+
     /// Its driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {

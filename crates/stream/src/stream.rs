@@ -213,6 +213,12 @@ impl Stream {
         self.0.core.index
     }
 
+    /// The [`Devices::id`](crate::Devices::id) of the devices that its own is one of.
+    #[must_use]
+    pub fn devices_id(&self) -> u64 {
+        self.0.core.world.id()
+    }
+
     /// The driver's stream, with which safe code can add order and ask questions, but not enqueue
     /// work nor change what is captured. What `unsafe` code enqueues on it directly is not numbered.
     #[must_use]

@@ -45,7 +45,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         a.normal_(0.0, 1.0)?;
         s.wait_stream(&cuda::current_stream(())?)?;
         let b = cuda::with_stream(&s, || a.sum(()))??;
-        a.record_stream(&s);
+        a.record_stream(&s)?;
         cuda::current_stream(())?.wait_stream(&s)?;
         let sum = b.item::<f32>()?;
         let races = runtime.take_races();

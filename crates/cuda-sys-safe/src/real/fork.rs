@@ -1,12 +1,34 @@
-//! Telling a forked child, in which CUDA does not work, without asking for the process id.
+//! Telling a forked child, in which CUDA does not work and other threads are gone, without asking
+//! for the process id.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::system;
 
 /// How many forks lie between this process and its first ancestor that watched.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// A number that is another one in a forked child, once it was asked for in the parent.
+#[inline]
+#[must_use]
+pub fn fork_generation() -> u32 {
+    // No `Once`: a child of a process that was just in there would wait for ever.
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if !WATCHED.load(Ordering::Acquire) {
+        watch();
+        WATCHED.store(true, Ordering::Release);
+    }
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// From now on notices forks; it does no harm to be called twice.
+#[cold]
+fn watch() {
+    extern "C" fn in_child() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+    system::on_fork(in_child);
+}
 
 /// The process that a driver was loaded in.
 #[derive(Clone, Copy, Debug)]
@@ -18,12 +40,7 @@ pub(super) struct Birth {
 impl Birth {
     /// Remembers this process, and from now on notices forks.
     pub(super) fn here() -> Self {
-        extern "C" fn in_child() {
-            GENERATION.fetch_add(1, Ordering::Relaxed);
-        }
-        static WATCH: Once = Once::new();
-        WATCH.call_once(|| system::on_fork(in_child));
-        Self { generation: GENERATION.load(Ordering::Relaxed), pid: std::process::id() }
+        Self { generation: fork_generation(), pid: std::process::id() }
     }
 
     /// Whether this is still that process.

@@ -38,6 +38,7 @@ use std::sync::{Arc, OnceLock};
 use self::api::Api;
 use self::device::Device;
 use self::fork::Birth;
+pub use self::fork::fork_generation;
 use crate::dylib::{Status, version_text};
 use crate::owned::Refused;
 use crate::{CudaCode, Driver, DriverError, Result};

@@ -43,8 +43,10 @@ __device__ __forceinline__ void strided(const S* a, D* out, const Params<Index<2
     X(f32, 8)                                                                                     \
     X(f64, 9)
 
-// Integers and bools pass as i64, floats as f64, both exactly.
+// Integers and bools pass as i64, floats as f64, both exactly. Narrower floats are f32 again before
+// they are converted: to which integer a NaN goes depends on that.
 __device__ __forceinline__ bool is_float_code(u32 code) { return code >= 6; }
+__device__ __forceinline__ bool is_double_code(u32 code) { return code == 9; }
 
 __device__ __forceinline__ void convert(const void* a, i64 from, void* out, i64 to, const Args& args) {
     i64 i = 0;
@@ -58,11 +60,12 @@ __device__ __forceinline__ void convert(const void* a, i64 from, void* out, i64 
         DTYPES(LOAD)
     }
     const bool is_float = is_float_code(args.from);
+    const bool is_double = is_double_code(args.from);
     switch (args.to) {
 #define STORE(T, code)                                                                            \
     case code: {                                                                                  \
         typedef compute_t<T> C;                                                                   \
-        store(((T*)out)[to], is_float ? cast<C>(f) : cast<C>(i));                                 \
+        store(((T*)out)[to], is_double ? cast<C>(f) : is_float ? cast<C>((f32)f) : cast<C>(i));   \
         break;                                                                                    \
     }
         DTYPES(STORE)

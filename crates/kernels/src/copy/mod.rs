@@ -58,6 +58,11 @@ static SET: KernelSet = KernelSet::new(module!("copy"), 2 * (4 + 14 + 1), |i| {
 /// floats lose their fraction on the way to integers, integers wrap, anything but 0 is true.
 /// (`Tensor.copy_`; broadcast by expanding `src`.)
 ///
+/// Floats that do not fit become the nearest `i32` or `i64`: by way of `i64` they go to `u8`, by way
+/// of `i32` to `i8` and `i16`, which then keep the low bits. A NaN becomes 0, but the least integer
+/// as an `i64` and from `f64` as an `i32`. This is what PyTorch gives on CUDA. It holds for CPU
+/// tensors too, of which PyTorch promises nothing there.
+///
 /// # Errors
 /// [`crate::Error::ShapeMismatch`], [`crate::Error::OverlappingWrite`],
 /// [`crate::Error::OverlappingOperands`], [`crate::Error::OutOfStorage`], and what a launch can fail with.

@@ -72,15 +72,18 @@ template <> struct is_float<f64> { static const bool value = true; };
 template <class A, class B> struct same { static const bool value = false; };
 template <class A> struct same<A, A> { static const bool value = true; };
 
-// Conversion between compute types, as `Cast` in `host/element.rs`: floats go to integers by way
-// of i64, towards zero and saturating there, NaN to 0; integers wrap; anything but 0 is true.
+// Conversion between compute types, as `Cast` in `host/element.rs`: floats go to integers towards
+// zero by way of i32, u8 and i64 by way of i64, and the device saturates there. A NaN becomes the
+// least i64, or from f64 the least i32, and from f32 the i32 0. Integers wrap; anything but 0 is
+// true. So does PyTorch.
 template <class D, class S> __device__ __forceinline__ D cast(S v) {
     if constexpr (same<D, S>::value) {
         return v;
     } else if constexpr (same<D, bool>::value) {
         return v != (S)0;
     } else if constexpr (is_float<S>::value && !is_float<D>::value) {
-        return v == v ? (D)(i64)v : (D)0;
+        if constexpr (same<D, u8>::value || same<D, i64>::value) return (D)(i64)v;
+        else return (D)(i32)v;
     } else {
         return (D)v;
     }

@@ -161,14 +161,19 @@ pub(crate) fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
     [blocks as u32, 1, 1]
 }
 
-/// Calls `f` on the two halves of views that are too large for one launch.
+/// Calls `f` on the two halves of views that are too large for one launch. They are cut where they
+/// reach furthest: a dimension of few elements may be what takes them too far.
 pub(crate) fn halves<const N: usize>(
     views: &[View<'_>; N],
     mut f: impl FnMut([View<'_>; N]) -> Result<()>,
 ) -> Result<()> {
     let sizes = views[N - 1].sizes();
     // There is a dimension: one element always fits.
-    let Some(dim) = (0..sizes.len()).max_by_key(|&d| sizes[d]) else { return Ok(()) };
+    let reach = |d: usize, view: &View<'_>| {
+        sizes[d].saturating_sub(1).saturating_mul(view.strides()[d].unsigned_abs())
+    };
+    let furthest = |&d: &usize| views.iter().map(|view| reach(d, view)).max();
+    let Some(dim) = (0..sizes.len()).max_by_key(furthest) else { return Ok(()) };
     let middle = sizes[dim] / 2;
     for (start, length) in [(0, middle), (middle, sizes[dim] - middle)] {
         let mut layouts: [Option<Layout>; N] = [const { None }; N];
@@ -187,11 +192,72 @@ pub(crate) fn halves<const N: usize>(
 mod tests {
     use std::sync::Arc;
 
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use smallvec::smallvec;
+    use warpline_cuda_sys_safe::HostLaunch;
     use warpline_cuda_sys_safe::null::NullDriver;
+    use warpline_cuda_sys_safe::sim::SimConfig;
 
     use super::binary::{BinaryOp, binary};
+    use super::*;
     use crate::testing::Tensor;
-    use crate::{DType, Error, Runtime, RuntimeConfig, Target};
+    use crate::{DType, Runtime, RuntimeConfig, Storage};
+
+    static SET: KernelSet = KernelSet::new(crate::runtime::module!("../fill/fill"), 8, |i| {
+        format!("fill_{}_bytes_{}", 1 << (i / 2), if i % 2 == 0 { "flat" } else { "strided" })
+    });
+    static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
+
+    unsafe fn count(_: &HostLaunch<'_>) {
+        LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Few launches do where they can: far strides are cut, not what lies between them.
+    #[test]
+    fn what_reaches_too_far_is_cut_where_it_does() {
+        let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
+        let device = runtime.device(0).unwrap();
+        let stream = device.device().stream_from_pool(0).unwrap();
+        let n = 1usize << 20;
+        let bytes = (1 << 32) + n;
+        let host = Storage::pageable(&runtime, bytes).unwrap();
+        let memory = Storage::device(&runtime, bytes, &stream).unwrap();
+        let targets =
+            [(Target::Cpu(&runtime), &host), (Target::Cuda(&runtime, device, &stream), &memory)];
+        let kernel = Kernel { index: 3, host: count };
+        let op = Op {
+            name: "fill_",
+            set: &SET,
+            flat: kernel,
+            strided: kernel,
+            vector: 1,
+            location: Location::caller(),
+        };
+        for (target, storage) in targets {
+            for (sizes, strides, launches) in [
+                ([2usize, n], [1isize << 30, 1], 1),
+                ([2, n], [1 << 31, 1], 2),
+                ([n, 2], [1, 1 << 31], 2),
+                ([3, n], [1 << 31, 1], 3),
+                ([2, 1 << 30], [1 << 31, 2], 2),
+                ([2, 1 << 31], [1 << 31, 1], 4),
+            ] {
+                let layout = Layout::from_parts(
+                    sizes.as_slice().into(),
+                    smallvec![strides[0], strides[1]],
+                    0,
+                );
+                LAUNCHES.store(0, Ordering::Relaxed);
+                let view = View { storage, layout: &layout, dtype: DType::U8 };
+                // SAFETY: the function touches nothing, and no GPU runs the kernel.
+                unsafe { run(target, &op, [view], 0u64) }.unwrap();
+                stream.synchronize().unwrap();
+                let counted = LAUNCHES.load(Ordering::Relaxed);
+                assert_eq!(counted, launches, "{sizes:?} {strides:?} {target:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_stream_is_given_the_launch_and_refuses_host_memory() {

@@ -10,7 +10,7 @@ use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
 use warpline_sync::{Mutex, MutexGuard};
 
-use super::pool::{GraphPool, Member};
+use super::pool::{GraphPool, Member, Replayed};
 use crate::launch::TOKEN;
 use crate::race::{Touch, Watch};
 use crate::storage::{Site, Uses, WeakStorage, uses_elsewhere};
@@ -20,6 +20,7 @@ use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
 pub(crate) struct Log {
     pub(super) pool: GraphPool,
     pub(super) state: Storage,
+    pub(super) replayed: Replayed,
     noted: Mutex<Noted>,
     /// Where kernels say that a check failed, one for each that checks. Not under the lock on
     /// `noted`, which is held while they are enqueued.
@@ -30,7 +31,8 @@ pub(crate) struct Log {
 struct Noted {
     /// By the storages' keys, which nobody else gets as long as they are held here.
     entries: HashMap<usize, Entry>,
-    made: Vec<WeakStorage>,
+    /// Of other captures whose results this one uses.
+    needed: Vec<Replayed>,
     /// Where the allocator takes memory for the streams that take part, by these streams' twins.
     routes: Vec<(Stream, PoolRoute<CudaBackend>)>,
     /// Memory that was dropped while other streams that take part use it.
@@ -57,7 +59,7 @@ pub(super) enum Held {
 /// What a capture leaves to its graph.
 pub(super) struct Notes {
     pub(super) storages: Vec<(Held, bool)>,
-    pub(super) made: Vec<WeakStorage>,
+    pub(super) needed: Vec<Replayed>,
     pub(super) draws: u64,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
 }
@@ -79,7 +81,8 @@ impl Noted {
 
 impl Log {
     pub(super) fn new(pool: GraphPool, state: Storage) -> Self {
-        Self { pool, state, noted: Mutex::default(), mailboxes: Mutex::default() }
+        let replayed = Replayed::default();
+        Self { pool, state, replayed, noted: Mutex::default(), mailboxes: Mutex::default() }
     }
 
     /// The notes of the capture that a stream takes part in.
@@ -105,7 +108,7 @@ impl Log {
             noted.routes.push((twin, route));
         }
         noted.reclaim();
-        Member::new(&self.pool)
+        Member::new(&self.pool, &self.replayed)
     }
 
     /// Takes the memory of a storage that is dropped, if the capture uses it: it can be used again
@@ -120,7 +123,6 @@ impl Log {
 
     /// Enters a storage that was made in the capture.
     pub(crate) fn enter_made(&self, storage: &Storage) {
-        self.noted().made.push(storage.downgrade());
         self.pool.enter(storage);
     }
 
@@ -183,17 +185,24 @@ impl Log {
                 entry.writes |= write & op.is_ok();
             }
         }
+        for (storage, _) in storages.iter().filter(|_| op.is_ok()) {
+            let Some(replayed) = storage.member().map(Member::replayed) else { continue };
+            let known = std::iter::once(&log.replayed).chain(&noted.needed);
+            if !known.into_iter().any(|known| Arc::ptr_eq(known, replayed)) {
+                noted.needed.push(Arc::clone(replayed));
+            }
+        }
         op
     }
 
     /// Takes everything out, at the end of the capture.
     pub(super) fn take(&self) -> Notes {
         let noted = std::mem::take(&mut *self.noted());
-        let Noted { entries, made, routes, parked, draws } = noted;
+        let Noted { entries, needed, routes, parked, draws } = noted;
         let mailboxes = std::mem::take(&mut *self.mailboxes());
         drop((routes, parked));
         let storages = entries.into_values().map(|entry| (entry.storage, entry.writes)).collect();
-        Notes { storages, made, draws, mailboxes }
+        Notes { storages, needed, draws, mailboxes }
     }
 }
 

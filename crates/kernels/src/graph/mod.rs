@@ -14,16 +14,17 @@ use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
-use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::atomic::Ordering;
 
 use crate::launch::{TOKEN, replay};
-use crate::storage::{Site, WeakStorage};
+use crate::storage::Site;
 use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target, random};
 use log::Held;
 
 pub(crate) use log::Log;
 pub use pool::GraphPool;
 pub(crate) use pool::Member;
+use pool::Replayed;
 
 /// A capture under way. Dropping it ends it and forgets what was captured.
 pub struct Capturing {
@@ -46,18 +47,18 @@ impl Capturing {
     ///
     /// # Errors
     /// [`Error::Stream`] for a default stream, and for one that is captured already;
-    /// [`Error::DeviceMismatch`] for a pool of another device; the driver's own.
+    /// [`Error::DeviceMismatch`] for a pool of another device; [`Error::RuntimeMismatch`]; the
+    /// driver's own.
     #[track_caller]
     pub fn begin(runtime: &Runtime, stream: &Stream, pool: &GraphPool) -> Result<Self> {
+        runtime.check_stream(stream, "capture_begin")?;
         let device = runtime.device(stream.device_index())?;
+        pool.check_world(device.device().devices_id(), "capture_begin")?;
         check_device("capture_begin", pool.device(), stream)?;
         if stream.is_capturing() {
             return Err(Error::capture("capture_begin", "the stream is captured already".into()));
         }
         let state = pool.state(runtime, stream)?.clone();
-        if !state.runtime().same_as(runtime) {
-            return Err(Error::RuntimeMismatch { op: "capture_begin" });
-        }
         let log = Arc::new(Log::new(pool.clone(), state));
         pool.enter_log(&log);
         let memory = device.allocator().capture_to(pool.memory(), stream.raw());
@@ -95,10 +96,9 @@ impl Capturing {
         Ok(Graph {
             exec,
             storages: others.collect(),
-            made: notes.made,
+            needed: notes.needed,
             draws: notes.draws,
             mailboxes: notes.mailboxes,
-            replayed: AtomicBool::new(false),
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
         })
@@ -126,13 +126,12 @@ pub struct Graph {
     exec: GraphExec,
     /// What replays use, with whether they write it.
     storages: Vec<(Held, bool)>,
-    /// What was made in the capture, and holds nothing before the first replay.
-    made: Vec<WeakStorage>,
+    /// Whether those graphs were replayed whose results it uses.
+    needed: Vec<Replayed>,
     /// Values by which its random ops advance the generator.
     draws: u64,
     /// Where its kernels say that a check failed.
     mailboxes: Vec<Arc<Mailbox>>,
-    replayed: AtomicBool,
     runtime: Runtime,
     log: Arc<Log>,
 }
@@ -155,8 +154,9 @@ impl Graph {
     /// write new values there before. Random ops go on in the device's sequence from where it is.
     ///
     /// # Errors
-    /// [`Error::Capture`] while `stream` is captured; [`Error::DeviceMismatch`]; otherwise as
-    /// [`crate::launch::run`].
+    /// [`Error::Capture`] while `stream` is captured; [`Error::NotReplayed`] while a graph was not
+    /// replayed whose results it uses; [`Error::DeviceMismatch`],
+    /// [`Error::RuntimeMismatch`]; otherwise as [`crate::launch::run`].
     #[track_caller]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         const OP: &str = "replay";
@@ -165,7 +165,11 @@ impl Graph {
             let reason = "a graph cannot be replayed on a stream that is being captured";
             return Err(Error::capture(OP, reason.into()));
         }
+        self.runtime.check_stream(stream, OP)?;
         check_device(OP, self.pool().device(), stream)?;
+        if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
+            return Err(Error::NotReplayed { op: OP });
+        }
         let device = self.runtime.device(stream.device_index())?;
         let state = &self.log.state;
         // Held until the replay is enqueued: the order of draws is the order of launches.
@@ -183,11 +187,7 @@ impl Graph {
         // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
         // the pool, and with the runtime the modules.
         unsafe { replay(&self.exec, &self.mailboxes, stream, &mut storages, site) }?;
-        if !self.replayed.swap(true, Ordering::Relaxed) {
-            for storage in self.made.iter().filter_map(WeakStorage::upgrade) {
-                storage.member().inspect(|member| member.set_replayed());
-            }
-        }
+        self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())
     }
 

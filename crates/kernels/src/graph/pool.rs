@@ -8,9 +8,9 @@ use warpline_stream::Stream;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
-use super::Log;
+use super::{Log, check_device};
 use crate::storage::{Uses, WeakStorage};
-use crate::{CudaDevice, Result, Runtime, Storage};
+use crate::{CudaDevice, Error, Result, Runtime, Storage};
 
 /// Memory that one or more graphs share (`torch.cuda.graph_pool_handle`). Clones share it. What is
 /// made in a capture lies there, and what is dropped in it is used again in it and in later
@@ -23,6 +23,8 @@ pub struct GraphPool(Arc<Inner>);
 struct Inner {
     memory: MemPool<CudaBackend>,
     device: usize,
+    /// The world of its device.
+    devices_id: u64,
     /// The seed and place that random ops of a replay start from. Each replay writes it, so that
     /// its uses are those of the whole pool.
     state: OnceLock<Storage>,
@@ -43,6 +45,7 @@ impl GraphPool {
         Self(Arc::new(Inner {
             memory,
             device: device.index(),
+            devices_id: device.device().devices_id(),
             state: OnceLock::new(),
             stream: OnceLock::new(),
             members: Mutex::default(),
@@ -65,13 +68,21 @@ impl GraphPool {
     /// The stream for captures that have none of their own, which is always the same one.
     ///
     /// # Errors
-    /// The driver's own, when it has to be made.
+    /// [`Error::RuntimeMismatch`] and [`Error::DeviceMismatch`] for a device that is not its own;
+    /// the driver's own, when it has to be made.
     pub fn stream(&self, device: &CudaDevice) -> Result<&Stream> {
+        self.check_world(device.device().devices_id(), "graph_pool_handle")?;
+        check_device("graph_pool_handle", self.device(), device.device().default_stream())?;
         if let Some(stream) = self.0.stream.get() {
             return Ok(stream);
         }
         let stream = device.device().stream_from_pool(0)?;
         Ok(self.0.stream.get_or_init(|| stream))
+    }
+
+    /// Refuses what is of other devices than its own.
+    pub(super) fn check_world(&self, devices_id: u64, op: &'static str) -> Result<()> {
+        if self.0.devices_id == devices_id { Ok(()) } else { Err(Error::RuntimeMismatch { op }) }
     }
 
     pub(super) fn memory(&self) -> &MemPool<CudaBackend> {
@@ -123,16 +134,23 @@ impl GraphPool {
     }
 }
 
+/// Whether what was captured has run since, shared with all that was made in the capture.
+pub(super) type Replayed = Arc<AtomicBool>;
+
 /// What a storage that was made in a capture knows of that.
 #[derive(Debug)]
 pub(crate) struct Member {
     pool: Weak<Inner>,
-    replayed: AtomicBool,
+    replayed: Replayed,
 }
 
 impl Member {
-    pub(super) fn new(pool: &GraphPool) -> Self {
-        Self { pool: Arc::downgrade(&pool.0), replayed: false.into() }
+    pub(super) fn new(pool: &GraphPool, replayed: &Replayed) -> Self {
+        Self { pool: Arc::downgrade(&pool.0), replayed: Arc::clone(replayed) }
+    }
+
+    pub(super) fn replayed(&self) -> &Replayed {
+        &self.replayed
     }
 
     pub(super) fn is_of(&self, pool: &GraphPool) -> bool {
@@ -141,10 +159,6 @@ impl Member {
 
     pub(crate) fn was_replayed(&self) -> bool {
         self.replayed.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_replayed(&self) {
-        self.replayed.store(true, Ordering::Relaxed);
     }
 
     /// Leaves what is left of a storage that is dropped to the pool: its uses, since later replays

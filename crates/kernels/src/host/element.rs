@@ -53,8 +53,9 @@ pub(crate) trait Number: Copy + PartialOrd + Send + Sync + 'static {
     }
 }
 
-/// Conversion between compute types: floats go to integers by way of `i64`, towards zero and
-/// saturating there, NaN to 0; integers wrap; anything but 0 is true.
+/// Conversion between compute types: floats go to integers towards zero by way of `i32`, `u8` and
+/// `i64` by way of `i64`, and saturate there; a NaN becomes the least `i64`, or from `f64` the least
+/// `i32`, and from `f32` the `i32` 0; integers wrap; anything but 0 is true.
 pub(crate) trait Cast<D> {
     fn cast(self) -> D;
 }
@@ -92,16 +93,17 @@ macro_rules! int_casts {
 }
 
 macro_rules! float_casts {
-    ($($from:ty)*) => {$(casts! {
+    ($($from:ty: $nan:expr;)*) => {$(casts! {
         $from: x => [
-            bool = x != 0.0, u8 = x as i64 as u8, i8 = x as i64 as i8, i16 = x as i64 as i16,
-            i32 = x as i64 as i32, i64 = x as i64, f32 = x as f32, f64 = x as f64
+            bool = x != 0.0, u8 = x as i64 as u8, i8 = x as i32 as i8, i16 = x as i32 as i16,
+            i32 = if x.is_nan() { $nan } else { x as i32 },
+            i64 = if x.is_nan() { i64::MIN } else { x as i64 }, f32 = x as f32, f64 = x as f64
         ];
     })*};
 }
 
 int_casts! { u8 i8 i16 i32 i64 }
-float_casts! { f32 f64 }
+float_casts! { f32: 0; f64: i32::MIN; }
 casts! {
     bool: x => [
         bool = x, u8 = x.into(), i8 = x.into(), i16 = x.into(), i32 = x.into(), i64 = x.into(),

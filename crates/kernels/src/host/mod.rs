@@ -5,12 +5,13 @@ pub(crate) mod math;
 mod strided;
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use bytemuck::AnyBitPattern;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use warpline_cuda_sys_safe::HostLaunch;
+use warpline_cuda_sys_safe::{HostLaunch, fork_generation};
 
 pub(crate) use element::{Cast, CastAny, HostElement, Number, Truth};
 pub(crate) use strided::{GRAIN, map_slices, map0, map1, map2, rows};
@@ -22,7 +23,8 @@ pub(crate) fn may_parallel() -> bool {
     cfg!(not(shuttle)) && rayon::current_thread_index().is_none()
 }
 
-/// Runs `f`, which spreads over threads, on threads that do nothing but this.
+/// Runs `f`, which spreads over threads, on threads that do nothing but this, which are there
+/// ([`has_threads`]).
 ///
 /// The program's own jobs may wait for a lock that the caller holds. Were they on the same
 /// threads, all of these could be waiting for the caller while it waits for one of them.
@@ -58,10 +60,61 @@ pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
     });
 }
 
+/// How many threads share an op's work.
+pub(crate) fn thread_count() -> usize {
+    threads().map_or(1, ThreadPool::current_num_threads)
+}
+
+/// Whether there are any. Without them rayon's own would be used, which a forked child lacks.
+pub(crate) fn has_threads() -> bool {
+    threads().is_some()
+}
+
+/// The threads of a process.
+#[derive(Debug)]
+struct Pool {
+    /// `None` where the system has given none.
+    threads: Option<ThreadPool>,
+    /// That of the process: a forked child does not have its parent's threads.
+    generation: u32,
+}
+
+/// The latest pool, which is never freed: a forked child could not end its parent's.
+// No lock or `OnceLock`: a child of a process that just had it locked would wait for ever.
+static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
+
 fn threads() -> Option<&'static ThreadPool> {
-    static THREADS: OnceLock<Option<ThreadPool>> = OnceLock::new();
-    let name = |i| format!("warpline-cpu-{i}");
-    THREADS.get_or_init(|| ThreadPoolBuilder::new().thread_name(name).build().ok()).as_ref()
+    let generation = fork_generation();
+    let latest = POOL.load(Ordering::Acquire);
+    // SAFETY: null, or a pool that is never freed.
+    match unsafe { latest.as_ref() } {
+        Some(pool) if pool.generation == generation => pool.threads.as_ref(),
+        parents => start_threads(latest, parents, generation),
+    }
+}
+
+#[cold]
+fn start_threads(
+    latest: *mut Pool,
+    parents: Option<&Pool>,
+    generation: u32,
+) -> Option<&'static ThreadPool> {
+    // A child has as many as its parent; otherwise 0 leaves it to rayon.
+    let count = parents.and_then(|pool| pool.threads.as_ref());
+    let count = count.map_or(0, ThreadPool::current_num_threads);
+    let builder = ThreadPoolBuilder::new().num_threads(count);
+    let threads = builder.thread_name(|i| format!("warpline-cpu-{i}")).build().ok();
+    let own = Box::into_raw(Box::new(Pool { threads, generation }));
+    match POOL.compare_exchange(latest, own, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: just made, and never freed from now on.
+        Ok(_) => unsafe { &*own }.threads.as_ref(),
+        Err(others) => {
+            // SAFETY: just made, and nobody knows of it.
+            drop(unsafe { Box::from_raw(own) });
+            // SAFETY: another thread's of this process, which is never freed.
+            unsafe { &*others }.threads.as_ref()
+        }
+    }
 }
 
 /// The parameter block.
@@ -85,13 +138,13 @@ pub(crate) fn parallel_for(
 /// Compiled once rather than for each loop body, of which there are thousands.
 fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
     let grain = grain.max(1);
-    if !parallel || n <= grain {
+    if !parallel || n <= grain || !has_threads() {
         if n > 0 {
             f(0..n);
         }
         return;
     }
-    let pieces = n.div_ceil(grain).min(rayon::current_num_threads() * 4);
+    let pieces = n.div_ceil(grain).min(thread_count() * 4);
     let size = n.div_ceil(pieces);
     on_threads(|| {
         (0..pieces).into_par_iter().for_each(|i| f(i * size..((i + 1) * size).min(n)));

@@ -19,8 +19,8 @@ pub(super) fn run(
     call: &Call<'_>,
     checks: bool,
 ) -> Result<()> {
-    // A handle means nothing to another driver, and a kernel nothing to another device's stream.
-    if !Arc::ptr_eq(device.driver(), stream.raw().driver()) {
+    // Streams of two worlds cannot be ordered, and a kernel means nothing to another device's stream.
+    if device.device().devices_id() != stream.devices_id() {
         return Err(Error::RuntimeMismatch { op: call.op });
     }
     if stream.device_index() != device.index() {
@@ -194,14 +194,11 @@ where
     in_order(stream, &distinct, &touches, site, f)
 }
 
-/// Refuses storages of several worlds: a driver can make nothing of another one's addresses.
+/// Refuses storages and a stream of several worlds.
 fn check_world(stream: &Stream, storages: &[(&Storage, bool)], op: &'static str) -> Result<()> {
     let Some((first, _)) = storages.first() else { return Ok(()) };
     let one = storages.iter().all(|(storage, _)| storage.runtime().same_as(first.runtime()));
-    if one && Arc::ptr_eq(first.runtime().driver()?, stream.raw().driver()) {
-        return Ok(());
-    }
-    Err(Error::RuntimeMismatch { op })
+    if one { first.runtime().check_stream(stream, op) } else { Err(Error::RuntimeMismatch { op }) }
 }
 
 /// Runs `f`, which enqueues work that touches these storages, after the uses that it conflicts

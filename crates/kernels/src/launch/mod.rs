@@ -17,6 +17,8 @@ mod staging_tests;
 mod tests;
 mod transfer;
 mod unlinked;
+#[cfg(test)]
+mod unlinked_tests;
 
 use std::panic::Location;
 
@@ -25,7 +27,7 @@ use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 use warpline_stream::Stream;
 
-use crate::{CudaDevice, KernelSet, Operand, Result, Runtime, Storage};
+use crate::{CudaDevice, Error, KernelSet, Operand, Result, Runtime, Storage};
 
 pub(crate) use capture::replay;
 pub(crate) use cpu::with_operands;
@@ -59,6 +61,16 @@ impl Target<'_> {
             Self::Cpu(runtime) => runtime,
             Self::Cuda(runtime, ..) => runtime,
         }
+    }
+
+    /// Refuses a runtime, device and stream that do not belong together, for what is changed before
+    /// the launch sees to that.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        let Self::Cuda(runtime, device, stream) = self else { return Ok(()) };
+        if runtime.device(device.index())?.device() != device.device() {
+            return Err(Error::RuntimeMismatch { op });
+        }
+        runtime.check_stream(stream, op)
     }
 }
 

@@ -17,14 +17,14 @@ use crate::storage::Site;
 use crate::{Error, RuntimeConfig, Staging, SyncPolicy};
 
 /// Small enough that few bytes are many pieces.
-const STAGING: Staging = Staging { from: 100, chunk: 64, threads: 3 };
+pub(super) const STAGING: Staging = Staging { from: 100, chunk: 64, threads: 3 };
 
-fn schedules() -> impl Iterator<Item = Schedule> {
+pub(super) fn schedules() -> impl Iterator<Item = Schedule> {
     let seeds = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|s| s.parse().ok()).unwrap_or(8);
     [Schedule::Lazy, Schedule::Eager].into_iter().chain((0..seeds).map(Schedule::Seeded))
 }
 
-fn open(sim: SimConfig, sync_policy: SyncPolicy) -> (Arc<SimDriver>, Runtime) {
+pub(super) fn open(sim: SimConfig, sync_policy: SyncPolicy) -> (Arc<SimDriver>, Runtime) {
     let sim = sim.build();
     let config = RuntimeConfig { sync_policy, staging: STAGING, ..RuntimeConfig::default() };
     let runtime = Runtime::new(sim.clone(), config).unwrap();
@@ -35,23 +35,23 @@ fn with(schedule: Schedule, devices: usize) -> (Arc<SimDriver>, Runtime) {
     open(SimConfig { schedule, ..SimConfig::new(devices) }, SyncPolicy::Auto)
 }
 
-fn pattern(bytes: usize, salt: usize) -> Vec<u8> {
+pub(super) fn pattern(bytes: usize, salt: usize) -> Vec<u8> {
     (0..bytes).map(|i| ((i + salt) * 31 % 251) as u8).collect()
 }
 
-fn set(stream: &Stream, storage: &Storage, value: u8) {
+pub(super) fn set(stream: &Stream, storage: &Storage, value: u8) {
     let here = Location::caller();
     memset(stream, (storage, 0), MemsetValue::U8(value), storage.bytes(), "fill_", here).unwrap();
 }
 
-fn pageable(runtime: &Runtime, bytes: &[u8]) -> Storage {
+pub(super) fn pageable(runtime: &Runtime, bytes: &[u8]) -> Storage {
     let storage = Storage::pageable(runtime, bytes.len()).unwrap();
     write_bytes((&storage, 0), bytes).unwrap();
     storage
 }
 
 /// What a device's memory holds, read in one driver copy.
-fn contents(stream: &Stream, storage: &Storage) -> Vec<u8> {
+pub(super) fn contents(stream: &Stream, storage: &Storage) -> Vec<u8> {
     let mut bytes = vec![0; storage.bytes()];
     let near = Storage::pinned(storage.runtime(), storage.bytes()).unwrap();
     let here = Location::caller();
@@ -67,6 +67,38 @@ fn pieces_are_shared_among_the_threads() {
     assert_eq!(staging.piece(16 << 20), 1 << 20);
     assert_eq!(staging.piece(1 << 30), 4 << 20);
     assert_eq!(Staging { threads: 0, chunk: 0, from: 0 }.piece(usize::MAX), 1);
+}
+
+#[test]
+fn staging_with_any_values_copies() {
+    let extremes = [0, 1, 1 << 63, usize::MAX / 2 + 2, usize::MAX];
+    let all = extremes.into_iter().flat_map(|from| {
+        extremes.into_iter().flat_map(move |chunk| {
+            extremes.into_iter().map(move |threads| Staging { from, chunk, threads })
+        })
+    });
+    for staging in all {
+        let sim = SimConfig { unlinked_peers: vec![(0, 1)], ..SimConfig::new(2) }.build();
+        let config = RuntimeConfig { staging, ..RuntimeConfig::default() };
+        let runtime = Runtime::new(sim, config).unwrap();
+        let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap();
+        let [a, b] = [0, 1].map(stream);
+        let here = Location::caller();
+        let x = Storage::device(&runtime, 1000, &a).unwrap();
+        let y = Storage::device(&runtime, 1000, &b).unwrap();
+        let (source, back) =
+            (pageable(&runtime, &pattern(1000, 3)), pageable(&runtime, &[0; 1000]));
+        copy_bytes(&a, (&x, 0), (&source, 0), 1000, false, here).unwrap();
+        copy_bytes(&b, (&y, 0), (&x, 0), 1000, false, here).unwrap();
+        copy_bytes(&b, (&back, 0), (&y, 0), 1000, false, here).unwrap();
+        let mut bytes = [0; 1000];
+        read_bytes((&back, 0), &mut bytes).unwrap();
+        assert_eq!(bytes, *pattern(1000, 3), "{staging:?}");
+        // What is made for each thread is bounded.
+        let most = Staging { from: 1, ..*runtime.staging() };
+        let pieces = (1usize << 40).div_ceil(most.piece(1 << 40)).min(most.threads);
+        assert!(pieces <= 256, "{staging:?}");
+    }
 }
 
 #[test]
@@ -270,53 +302,6 @@ fn large_device_copies_are_given_piece_by_piece() {
     let mut should = vec![6; bytes + 9];
     should[5..5 + bytes].copy_from_slice(&pattern(bytes + 3, 1)[3..]);
     assert!(contents(b, &y) == should);
-}
-
-/// Without a link, pieces go through page-locked memory, in order with both devices and without
-/// the host waiting, under either policy.
-#[test]
-fn unlinked_devices_copy_in_pieces() {
-    for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
-        for schedule in schedules() {
-            for (bytes, on) in [(1, 0), (64, 1), (65, 0), (256, 1), (257, 0), (3000, 1), (999, 2)] {
-                let unlinked_peers = vec![(0, 1)];
-                let (sim, runtime) =
-                    open(SimConfig { schedule, unlinked_peers, ..SimConfig::new(3) }, policy);
-                let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0);
-                let [from, to, third] = [0, 1, 2].map(|d| stream(d).unwrap());
-                let here = Location::caller();
-                let x = Storage::device(&runtime, bytes + 9, &from).unwrap();
-                let y = Storage::device(&runtime, bytes + 9, &to).unwrap();
-                let source = pageable(&runtime, &pattern(bytes + 9, 1));
-                copy_bytes(&from, (&x, 0), (&source, 0), bytes + 9, false, here).unwrap();
-                set(&to, &y, 6);
-                let by = [&from, &to, &third][on];
-                for other in [&from, &to] {
-                    by.wait_stream(other).unwrap();
-                }
-                let before = sim.books();
-                copy_bytes(by, (&y, 5), (&x, 2), bytes, true, here).unwrap();
-                let books = sim.books();
-                let what = format!("{policy:?} {schedule:?} {bytes} bytes");
-                assert_eq!(books.host_waits, before.host_waits, "{what}");
-                let pieces =
-                    books.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync);
-                assert_eq!(pieces, 2 * bytes.div_ceil(STAGING.chunk) as u64, "{what}");
-                for other in [&from, &to] {
-                    other.wait_stream(by).unwrap();
-                }
-                set(&from, &x, 0);
-                let mut should = vec![6; bytes + 9];
-                should[5..5 + bytes].copy_from_slice(&pattern(bytes + 9, 1)[2..2 + bytes]);
-                assert_eq!(contents(&to, &y), should, "{what}");
-                let races = runtime.take_races();
-                assert!(races.is_empty(), "{what}: {races:#?}");
-                assert_eq!(sim.books().count(CallKind::EnablePeerAccess), 0);
-                let enabled = runtime.enable_peer_access(0, 1);
-                assert!(matches!(enabled, Err(Error::Driver { .. })), "{enabled:?}");
-            }
-        }
-    }
 }
 
 /// What another thread's capture may do between the questions that a copy or an op asks.

@@ -6,6 +6,7 @@ use warpline_cuda_sys_safe::MemsetValue;
 use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
 
 use super::*;
+use crate::graph::{Capturing, GraphPool};
 use crate::storage::Site;
 use crate::{Error, RuntimeConfig, SyncPolicy};
 
@@ -66,6 +67,97 @@ fn memory_of_another_runtime_is_refused() {
     let view = crate::View { storage: &x, layout: &layout, dtype: crate::DType::F32 };
     let answer = crate::copy::copy(Target::Cpu(&here), crate::View { storage: &y, ..view }, view);
     assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
+}
+
+/// Two runtimes over one driver: what their streams are given, neither knows of the other's.
+#[test]
+fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
+    let driver = SimConfig::new(1).build();
+    let runtime = || Runtime::new(driver.clone(), RuntimeConfig::default()).unwrap();
+    let (ours, theirs) = (runtime(), runtime());
+    let devices = [&ours, &theirs].map(|runtime| runtime.device(0).unwrap());
+    let [here, there] = devices.map(|device| device.device().stream_from_pool(0).unwrap());
+    let location = Location::caller();
+
+    let x = Storage::device(&ours, 64, &here).unwrap();
+    let (near, far) = (Storage::pinned(&ours, 64).unwrap(), Storage::pageable(&ours, 64).unwrap());
+    let [pool, other_pool] = devices.map(GraphPool::new);
+    pool.stream(devices[0]).unwrap();
+    let capturing = Capturing::begin(&ours, &here, &pool).unwrap();
+    set(&here, &x, 1);
+    let graph = capturing.end().unwrap();
+    let layout = crate::Layout::contiguous(&[8]).unwrap();
+    let out = crate::View { storage: &x, layout: &layout, dtype: crate::DType::I64 };
+    let state = || format!("{:?}", devices[0].generator().lock().unwrap());
+
+    let counted = || {
+        let reserved = devices.map(|device| device.allocator().memory_reserved());
+        let books = driver.books();
+        let calls = [CallKind::Launch, CallKind::MemcpyAsync, CallKind::HostAlloc];
+        (reserved, calls.map(|call| books.count(call)), state())
+    };
+    let before = counted();
+    let big = 64 << 20;
+    let mixed = [Target::Cuda(&ours, devices[0], &there), Target::Cuda(&ours, devices[1], &there)];
+    let ops = mixed.into_iter().flat_map(|target| {
+        [
+            crate::fill::fill(target, out, 1.into()),
+            crate::random::randint(target, out, 0, 9),
+            crate::random::randperm(target, out),
+        ]
+    });
+    let answers = [
+        Storage::device(&ours, big, &there).map(drop),
+        Storage::device(&theirs, big, &here).map(drop),
+        x.record_stream(&there),
+        near.record_stream(&there),
+        copy_bytes(&there, (&x, 0), (&near, 0), 64, true, location),
+        copy_bytes(&there, (&x, 0), (&far, 0), 64, false, location),
+        copy_bytes(&there, (&x, 0), (&x, 32), 32, true, location),
+        memset(&there, (&x, 0), MemsetValue::U8(1), 64, "zero_", location),
+        Capturing::begin(&ours, &there, &pool).map(drop),
+        Capturing::begin(&ours, &here, &other_pool).map(drop),
+        pool.stream(devices[1]).map(drop),
+        graph.replay(&there),
+    ];
+    for (i, answer) in ops.chain(answers).enumerate() {
+        assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{i}: {answer:?}");
+    }
+    assert_eq!(counted(), before);
+    // The pool that was refused is as it was.
+    Capturing::begin(&theirs, &there, &other_pool).unwrap().end().unwrap();
+}
+
+#[test]
+fn a_replay_that_uses_what_another_graph_is_yet_to_make_is_refused() {
+    for (one_pool, dropped) in [(true, false), (true, true), (false, false), (false, true)] {
+        let runtime = runtime(SyncPolicy::Auto);
+        let device = runtime.device(0).unwrap();
+        let stream = device.device().stream_from_pool(0).unwrap();
+        let (pool, other) = (GraphPool::new(device), GraphPool::new(device));
+        let z = Storage::device(&runtime, 64, &stream).unwrap();
+        set(&stream, &z, 1);
+        let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
+        let y = Storage::device(&runtime, 64, &stream).unwrap();
+        set(&stream, &y, 7);
+        let makes = capturing.end().unwrap();
+        let second = if one_pool { &pool } else { &other };
+        let capturing = Capturing::begin(&runtime, &stream, second).unwrap();
+        copy_bytes(&stream, (&z, 0), (&y, 0), 64, true, Location::caller()).unwrap();
+        let uses = capturing.end().unwrap();
+        if dropped {
+            drop(y);
+        }
+        let refused = uses.replay(&stream);
+        assert!(matches!(refused, Err(Error::NotReplayed { .. })), "{refused:?}");
+        makes.replay(&stream).unwrap();
+        uses.replay(&stream).unwrap();
+        let near = Storage::pageable(&runtime, 64).unwrap();
+        copy_bytes(&stream, (&near, 0), (&z, 0), 64, false, Location::caller()).unwrap();
+        let mut bytes = [0; 64];
+        read_bytes((&near, 0), &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 64]);
+    }
 }
 
 #[test]

@@ -50,6 +50,7 @@ pub fn copy_bytes(
     if !dst.0.runtime().same_as(runtime) {
         return Err(Error::RuntimeMismatch { op: "copy_" });
     }
+    runtime.check_stream(stream, "copy_")?;
     let site = Site { op: "copy_", location };
     let located = |e| located(e, stream, site);
     if let [Some(to), Some(from)] = [dst, src].map(|(s, _)| s.cuda_device().map(CudaDevice::index))
@@ -201,7 +202,7 @@ fn stage(
     result.map(|()| op)
 }
 
-fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
+pub(super) fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
     if let (Some(base), Some(device)) = (storage.device_ptr(), storage.cuda_device()) {
         // SAFETY: inside the storage, as `check_range` has seen.
         let ptr = unsafe { base.offset(offset as i64) };

@@ -4,21 +4,43 @@ use gemm::Parallelism;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Params, Steps};
-use crate::host::{self, HostElement, Number, Shared};
+use crate::host::{self, GRAIN, HostElement, Number, Shared};
 
 /// Products below which threads cost more than they bring.
 const PARALLEL_FROM: u64 = 1 << 17;
+
+/// Rows and columns of the result that `gemm` is given at a time. It puts parts of the operands
+/// into memory that grows with them, and ends the process where there is none.
+const LARGEST: u64 = 1 << 14;
+
+/// Rows, columns and products of the halves that are widened at a time. However far an operand is
+/// expanded, no more memory than for these is needed.
+const BLOCK: u64 = 1024;
+
+/// Elements that a row of integers is summed up in at a time.
+const SUMS: u64 = 1024;
+
+/// A dimension's parts of at most `most`: where each begins, and its length.
+fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..size.div_ceil(most)).map(move |i| (i * most, most.min(size - i * most)))
+}
 
 /// # Safety
 /// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s, and [`Params`].
 pub(super) unsafe fn floats<T: 'static + Copy + From<bool>>(launch: &HostLaunch<'_>) {
     let p: Params = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
-    for i in 0..p.batch as isize {
-        let at = |of: Shared<T>, steps: Steps| of.at(i * steps.batch as isize);
-        // SAFETY: the matrices are declared as these sizes and strides tell.
-        unsafe {
-            gemm(&p, launch.parallel, (at(a, p.a), p.a), (at(b, p.b), p.b), (at(c, p.c), p.c));
+    for batch in 0..p.batch as i64 {
+        for (row, m) in parts(p.m, LARGEST) {
+            for (column, n) in parts(p.n, LARGEST) {
+                let (row, column) = (row as i64, column as i64);
+                let (a, b) = (a.at(p.a.at(batch, row, 0)), b.at(p.b.at(batch, 0, column)));
+                let c = c.at(p.c.at(batch, row, column));
+                // SAFETY: the matrices are declared as these sizes and strides tell.
+                unsafe {
+                    gemm([m, n, p.k], launch.parallel, (a, p.a), (b, p.b), (c, p.c), false);
+                }
+            }
         }
     }
 }
@@ -30,67 +52,115 @@ pub(super) unsafe fn floats<T: 'static + Copy + From<bool>>(launch: &HostLaunch<
 pub(super) unsafe fn halves<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>) {
     let p: Params = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
-    let plain = |columns: u64| Steps { batch: 0, row: columns as i64, column: 1 };
-    let widen =
-        |of: Shared<T>, steps: Steps, batch: i64, rows: u64, columns: u64, to: &mut Vec<f32>| {
-            to.clear();
-            for row in 0..rows as i64 {
-                to.extend((0..columns as i64).map(|column| {
-                    // SAFETY: an element of the operand.
-                    unsafe { of.read(steps.at(batch, row, column)) }.get()
-                }));
-            }
-        };
-    let (mut x, mut y) = (Vec::new(), Vec::new());
-    let mut z = vec![0f32; (p.m * p.n) as usize];
+    let parallel = launch.parallel;
+    let [most_m, most_n, most_k] = [p.m, p.n, p.k].map(|size| size.min(BLOCK) as usize);
+    let (mut x, mut y) = (vec![0f32; most_m * most_k], vec![0f32; most_k * most_n]);
+    let mut z = vec![0f32; most_m * most_n];
     for batch in 0..p.batch as i64 {
-        widen(a, p.a, batch, p.m, p.k, &mut x);
-        widen(b, p.b, batch, p.k, p.n, &mut y);
-        // SAFETY: the three are as large as their sizes and strides tell.
-        unsafe {
-            let (x, y, z) = (x.as_mut_ptr(), y.as_mut_ptr(), z.as_mut_ptr());
-            gemm(&p, launch.parallel, (x, plain(p.k)), (y, plain(p.n)), (z, plain(p.n)));
-        }
-        for row in 0..p.m as i64 {
-            for column in 0..p.n as i64 {
-                let value = z[(row * p.n as i64 + column) as usize];
-                // SAFETY: an element of the result.
-                unsafe { c.write(p.c.at(batch, row, column), T::put(value)) };
+        for (row, m) in parts(p.m, BLOCK) {
+            for (column, n) in parts(p.n, BLOCK) {
+                z.fill(0.0);
+                for (i, k) in parts(p.k, BLOCK) {
+                    // SAFETY: blocks of the operands, and buffers with room for them.
+                    unsafe {
+                        // The only block of a row's stays where it is.
+                        if column == 0 || p.k > BLOCK {
+                            widen(parallel, a, p.a, [batch as u64, row, i], [m, k], &mut x);
+                        }
+                        widen(parallel, b, p.b, [batch as u64, i, column], [k, n], &mut y);
+                        let (x, y) = ((x.as_mut_ptr(), plain(k)), (y.as_mut_ptr(), plain(n)));
+                        gemm([m, n, k], parallel, x, y, (z.as_mut_ptr(), plain(n)), true);
+                    }
+                }
+                let z = &z;
+                host::parallel_for(parallel, m as usize, grain(n), |rows| {
+                    for r in rows {
+                        let sums = &z[r * n as usize..][..n as usize];
+                        for (j, &sum) in (0..).zip(sums) {
+                            let at = p.c.at(batch, row as i64 + r as i64, column as i64 + j);
+                            // SAFETY: an element of the result, in a row that is this thread's.
+                            unsafe { c.write(at, T::put(sum)) };
+                        }
+                    }
+                });
             }
         }
     }
 }
 
+/// Rows of so many columns that are worth a thread.
+fn grain(columns: u64) -> usize {
+    GRAIN / columns.max(1) as usize
+}
+
+/// How a matrix of so many columns lies that has nothing between its rows.
+fn plain(columns: u64) -> Steps {
+    Steps { batch: 0, row: columns as i64, column: 1 }
+}
+
+/// Puts a block of an operand, of so many rows and columns, one row after the other.
+///
 /// # Safety
-/// The pointers are valid for matrices of the sizes of `p` and these strides.
+/// The block, which begins at this matrix, row and column, lies in the operand.
+unsafe fn widen<T: HostElement<Compute = f32>>(
+    parallel: bool,
+    of: Shared<T>,
+    steps: Steps,
+    first: [u64; 3],
+    [rows, columns]: [u64; 2],
+    to: &mut [f32],
+) {
+    let [batch, row, column] = first.map(|v| v as i64);
+    let to = Shared(to[..(rows * columns) as usize].as_mut_ptr());
+    host::parallel_for(parallel, rows as usize, grain(columns), |rows| {
+        for r in rows {
+            let from = of.at(steps.at(batch, row + r as i64, column));
+            for j in 0..columns as usize {
+                // SAFETY: an element of the operand, as the caller promises, and of a row of the
+                // buffer that is this thread's.
+                unsafe {
+                    let value = from.offset(j as isize * steps.column as isize).read().get();
+                    to.write((r * columns as usize + j) as isize, value);
+                }
+            }
+        }
+    });
+}
+
+/// `c = a · b` of `m × k` by `k × n`, or `c + a · b` where `adds`.
+///
+/// # Safety
+/// The pointers are valid for matrices of these sizes and strides.
 unsafe fn gemm<T: 'static + Copy + From<bool>>(
-    p: &Params,
+    [m, n, k]: [u64; 3],
     parallel: bool,
     (a, sa): (*mut T, Steps),
     (b, sb): (*mut T, Steps),
     (c, sc): (*mut T, Steps),
+    adds: bool,
 ) {
-    let parallel = parallel && p.m * p.n * p.k >= PARALLEL_FROM;
+    let large = m.saturating_mul(n).saturating_mul(k) >= PARALLEL_FROM;
+    let parallel = parallel && large && host::has_threads();
     let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
     let (a, b, c) = (Shared(a), Shared(b), Shared(c));
     let run = || {
         // SAFETY: the caller's promise.
         unsafe {
             gemm::gemm(
-                p.m as usize,
-                p.n as usize,
-                p.k as usize,
+                m as usize,
+                n as usize,
+                k as usize,
                 c.at(0),
                 sc.column as isize,
                 sc.row as isize,
-                false,
+                adds,
                 a.at(0),
                 sa.column as isize,
                 sa.row as isize,
                 b.at(0),
                 sb.column as isize,
                 sb.row as isize,
-                T::from(false),
+                T::from(adds),
                 T::from(true),
                 false,
                 false,
@@ -107,24 +177,28 @@ unsafe fn gemm<T: 'static + Copy + From<bool>>(
 pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(launch: &HostLaunch<'_>) {
     let p: Params = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
-    let grain = ((1 << 14) / (p.n * p.k).max(1)).max(1) as usize;
+    let grain = ((1 << 14) / p.n.saturating_mul(p.k).max(1)).max(1) as usize;
+    let zero = T::from_parts(0.0, 0);
     host::parallel_for(launch.parallel, (p.batch * p.m) as usize, grain, |rows| {
-        let mut sums = vec![T::from_parts(0.0, 0); p.n as usize];
+        let mut sums = [zero; SUMS as usize];
         for index in rows {
             let (batch, row) = ((index as u64 / p.m) as i64, (index as u64 % p.m) as i64);
-            sums.fill(T::from_parts(0.0, 0));
-            for k in 0..p.k as i64 {
-                // SAFETY: an element of the operand.
-                let x = unsafe { a.read(p.a.at(batch, row, k)) };
-                for (column, sum) in (0..).zip(&mut sums) {
+            for (first, n) in parts(p.n, SUMS) {
+                let sums = &mut sums[..n as usize];
+                sums.fill(zero);
+                for k in 0..p.k as i64 {
                     // SAFETY: an element of the operand.
-                    let y = unsafe { b.read(p.b.at(batch, k, column)) };
-                    *sum = sum.add(x.mul(y));
+                    let x = unsafe { a.read(p.a.at(batch, row, k)) };
+                    for (column, sum) in (first as i64..).zip(&mut *sums) {
+                        // SAFETY: an element of the operand.
+                        let y = unsafe { b.read(p.b.at(batch, k, column)) };
+                        *sum = sum.add(x.mul(y));
+                    }
                 }
-            }
-            for (column, sum) in (0..).zip(&sums) {
-                // SAFETY: an element of the result, in a row that is this thread's.
-                unsafe { c.write(p.c.at(batch, row, column), *sum) };
+                for (column, sum) in (first as i64..).zip(&*sums) {
+                    // SAFETY: an element of the result, in a row that is this thread's.
+                    unsafe { c.write(p.c.at(batch, row, column), *sum) };
+                }
             }
         }
     });

@@ -99,6 +99,20 @@ fn gpu_every_dtype_however_it_lies() {
 }
 
 #[test]
+fn larger_than_a_block_of_any_kind() {
+    on_every_target(|target| {
+        for dtype in [DType::F16, DType::F32, DType::I32] {
+            for [m, n, k] in [[2, 2, 2100], [1030, 2, 3], [2, 2100, 1030], [1, 40_000, 2]] {
+                let a = matrix(target, dtype, [2, m, k], 1, 1);
+                let b = matrix(target, dtype, [2, k, n], 4, 2);
+                let out = Tensor::garbage(target, dtype, &[2, m, n]);
+                check(target, &a, &b, &out);
+            }
+        }
+    });
+}
+
+#[test]
 fn two_dimensions() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);

@@ -219,6 +219,7 @@ fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
     if out.numel() == 0 {
         return Ok(());
     }
+    target.check(fill.op)?;
     if let Target::Cuda(_, device, _) = target {
         return cuda::fill(target, device, out, fill);
     }

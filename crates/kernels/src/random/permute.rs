@@ -90,6 +90,7 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     }
     out.check_writable(OP)?;
     out.check_inside(OP)?;
+    target.check(OP)?;
     match target {
         _ if n == 0 => Ok(()),
         Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out, location),

@@ -17,6 +17,9 @@ const LANES: usize = 16;
 /// Neighbouring results worked on together where they lie closer than what goes into each.
 const TILE: usize = 64;
 
+/// Parts of a result that threads work on before these are merged.
+const PIECES: usize = 4096;
+
 /// # Safety
 /// As [`warpline_cuda_sys_safe::HostKernel`]: the source, of `T`s, the result, of the plan's
 /// dtype or of an `F::Acc` for each split of each result, and a [`Plan`].
@@ -97,8 +100,9 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
     let side_by_side = outputs > 1 && step.abs() < plan.reduced.inner().1.abs();
     if !side_by_side
         && parallel
-        && outputs < 2 * rayon::current_num_threads()
         && range.len() > 2 * GRAIN
+        && outputs < 2 * host::thread_count()
+        && host::has_threads()
     {
         // Few results of many elements each: threads share a result.
         for output in 0..outputs {
@@ -108,10 +112,16 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
                 // SAFETY: the caller's promise.
                 unsafe { one::<F, T>(source, plan, base, begin..(begin + GRAIN).min(range.end)) }
             };
-            let pieces: Vec<F::Acc> = host::on_threads(|| {
-                (0..range.len().div_ceil(GRAIN)).into_par_iter().map(piece).collect()
-            });
-            leave(output, pieces.into_iter().fold(F::identity(), F::merge));
+            let pieces = range.len().div_ceil(GRAIN);
+            let mut acc = F::identity();
+            // An expanded source may have more pieces than there is memory for.
+            for first in (0..pieces).step_by(PIECES) {
+                let next = first..pieces.min(first + PIECES);
+                let accs: Vec<F::Acc> =
+                    host::on_threads(|| next.into_par_iter().map(piece).collect());
+                acc = accs.into_iter().fold(acc, F::merge);
+            }
+            leave(output, acc);
         }
         return;
     }

@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
 use warpline_alloc::{AllocatorConfig, HostConfig};
-use warpline_cuda_sys_safe::{Driver, DriverError};
-use warpline_stream::Devices;
+use warpline_cuda_sys_safe::{Driver, DriverError, fork_generation};
+use warpline_stream::{Devices, Stream};
 use warpline_sync::atomic::{AtomicU8, Ordering};
 use warpline_sync::{Mutex, OnceLock};
 
@@ -53,6 +53,14 @@ pub struct RuntimeConfig {
 }
 
 /// One driver with its devices and caches: an isolated world. Clones share it.
+///
+/// # Forked children
+/// A child made with `fork` may use CPU tensors, its parent's and new ones: ops start threads of
+/// its own, and generators go on from where they were. CUDA does not survive a fork, and neither
+/// does page-locked memory: their use is [`DriverError::ForkedChild`]. What another thread was in
+/// the middle of at the fork stays so in the child, where using it may wait for ever: tensors that
+/// an op was using, the CPU generator while it was drawn from, or Warpline's first use ever. So
+/// fork while no other thread is inside Warpline, or leave alone in the child what those threads use.
 #[derive(Clone, Debug)]
 pub struct Runtime(Arc<Inner>);
 
@@ -69,6 +77,8 @@ struct Inner {
     no_cublas: bool,
     detector: Arc<Detector>,
     staging: Staging,
+    /// The process that it was made in, and its id.
+    process: (u32, u32),
 }
 
 impl Runtime {
@@ -109,7 +119,8 @@ impl Runtime {
             launch_blocking: config.launch_blocking,
             no_cublas: config.no_cublas,
             detector,
-            staging: config.staging,
+            staging: config.staging.clamped(),
+            process: (fork_generation(), std::process::id()),
         }))
     }
 
@@ -246,6 +257,25 @@ impl Runtime {
     #[must_use]
     pub fn race_report(&self) -> RaceReport {
         self.0.detector.report()
+    }
+
+    /// Refuses a stream of another runtime: it cannot be ordered with this one's, nor its work be
+    /// waited for, even where both are of one driver.
+    pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
+        if self.devices()?.id() == stream.devices_id() {
+            return Ok(());
+        }
+        Err(Error::RuntimeMismatch { op })
+    }
+
+    /// Refuses forked children, in whose memory there may be nothing where page-locked memory is in
+    /// their parent's.
+    pub(crate) fn check_process(&self, op: &'static str) -> Result<()> {
+        let (generation, parent) = self.0.process;
+        if fork_generation() == generation {
+            return Ok(());
+        }
+        Err(Error::driver(op, DriverError::ForkedChild { call: "page-locked memory", parent }))
     }
 
     /// Whether races are looked for.

@@ -8,9 +8,11 @@ use std::thread::available_parallelism;
 pub struct Staging {
     /// Bytes from which on a pageable copy is staged; the driver copies less by itself.
     pub from: usize,
-    /// Bytes that go at a time, at most. Smaller copies are cut so that all threads have some.
+    /// Bytes that go at a time, at most: 1 to 1 GiB, or as if the nearest of these were asked for.
+    /// Smaller copies are cut so that all threads have some.
     pub chunk: usize,
-    /// Threads that copy between pageable and page-locked memory.
+    /// Threads that copy between pageable and page-locked memory: 1 to 256, or as if the nearest of
+    /// these were asked for.
     pub threads: usize,
 }
 
@@ -23,11 +25,21 @@ impl Default for Staging {
 }
 
 impl Staging {
+    /// With values that can be used.
+    pub(crate) fn clamped(self) -> Self {
+        Self {
+            from: self.from,
+            chunk: self.chunk.clamp(1, 1 << 30),
+            threads: self.threads.clamp(1, 256),
+        }
+    }
+
     /// The size of the pieces in which so many bytes go by all threads, two at a time each.
     pub(crate) fn piece(&self, bytes: usize) -> usize {
-        let most = self.chunk.max(1);
+        let Self { chunk: most, threads, .. } = self.clamped();
         let least = (most / 16).max(1);
-        let share = bytes.div_ceil(2 * self.threads.max(1));
-        share.checked_next_power_of_two().unwrap_or(most).clamp(least, most)
+        let share = bytes.div_ceil(2 * threads);
+        let piece = share.checked_next_power_of_two().unwrap_or(most).clamp(least, most);
+        piece.min(bytes.max(1))
     }
 }

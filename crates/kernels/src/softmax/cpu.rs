@@ -26,37 +26,77 @@ impl Float for f64 {
     }
 }
 
-/// Softmax of a row, or its logarithm, in place.
+/// Elements of a row that are taken at a time. A row may be longer than there is memory for.
+const BLOCK: usize = 1 << 18;
+
+/// Softmax of a row, or its logarithm.
 struct Row<'a, C> {
-    row: &'a mut [[C; LANES]],
+    size: usize,
     log: bool,
+    /// A block of the row.
+    block: &'a mut [[C; LANES]],
+    read: &'a dyn Fn(usize, &mut [C]),
+    write: &'a dyn Fn(usize, &[C]),
+}
+
+impl<C: Float> Row<'_, C> {
+    /// Reads the block from an element on.
+    fn load(&mut self, first: usize) {
+        let flat = self.block.as_flattened_mut();
+        let n = flat.len().min(self.size - first);
+        (self.read)(first, &mut flat[..n]);
+        flat[n..].fill(lowest());
+    }
 }
 
 impl<C: Float> Loop for Row<'_, C> {
     #[inline(always)]
-    fn run(self) {
-        let Self { row, log } = self;
+    fn run(mut self) {
+        let step = self.block.len() * LANES;
+        let again = self.size > step;
         let mut largest = [lowest::<C>(); LANES];
-        for chunk in &*row {
-            for (largest, x) in largest.iter_mut().zip(chunk) {
-                *largest = largest.maximum(*x);
+        for first in (0..self.size).step_by(step) {
+            self.load(first);
+            for chunk in &*self.block {
+                for (largest, x) in largest.iter_mut().zip(chunk) {
+                    *largest = largest.maximum(*x);
+                }
             }
         }
         let largest = largest.into_iter().fold(lowest::<C>(), C::maximum).cast();
         // In double precision, for long rows.
         let mut sums = [0.0; LANES];
-        for chunk in &mut *row {
-            for (sum, x) in sums.iter_mut().zip(chunk) {
-                let e = C::exp((*x).cast() - largest);
-                *sum += e;
-                *x = if log { *x } else { C::from_parts(e, 0) };
+        for first in (0..self.size).step_by(step) {
+            if again {
+                self.load(first);
+            }
+            for chunk in &mut *self.block {
+                for (sum, x) in sums.iter_mut().zip(chunk) {
+                    let e = C::exp((*x).cast() - largest);
+                    *sum += e;
+                    *x = if self.log { *x } else { C::from_parts(e, 0) };
+                }
             }
         }
         let sum: f64 = sums.iter().sum();
         let (ln, inverse) = (sum.ln(), 1.0 / sum);
-        for x in row.as_flattened_mut() {
-            let value = if log { (*x).cast() - largest - ln } else { (*x).cast() * inverse };
-            *x = C::from_parts(value, 0);
+        for first in (0..self.size).step_by(step) {
+            if again {
+                self.load(first);
+            }
+            let flat = self.block.as_flattened_mut();
+            if again && !self.log {
+                for x in &mut *flat {
+                    *x = C::from_parts(C::exp((*x).cast() - largest), 0);
+                }
+            }
+            for x in &mut *flat {
+                let x64: f64 = (*x).cast();
+                let value = if self.log { x64 - largest - ln } else { x64 * inverse };
+                *x = C::from_parts(value, 0);
+            }
+            let n = flat.len().min(self.size - first);
+            (self.write)(first, &flat[..n]);
         }
     }
 }
@@ -74,20 +114,23 @@ pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch
     let size = p.size as usize;
     let grain = (GRAIN / 8 / size).max(1);
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
-        let mut chunks = vec![[lowest::<T::Compute>(); LANES]; size.div_ceil(LANES)];
+        let mut block = vec![[lowest::<T::Compute>(); LANES]; size.min(BLOCK).div_ceil(LANES)];
         for index in rows {
             let (from, to) = p.row(index);
-            let row = chunks.as_flattened_mut();
-            for (i, x) in row[..size].iter_mut().enumerate() {
-                // SAFETY: an element of the source.
-                *x = unsafe { source.read(from + i as isize * p.source_step as isize) }.get();
-            }
-            row[size..].fill(lowest());
-            vectorized(Row { row: &mut chunks, log: p.log != 0 });
-            for (i, &x) in chunks.as_flattened()[..size].iter().enumerate() {
-                // SAFETY: an element of the result, in a row that is this thread's.
-                unsafe { result.write(to + i as isize * p.result_step as isize, T::put(x)) };
-            }
+            let read = |first: usize, values: &mut [T::Compute]| {
+                for (i, x) in (first as isize..).zip(values) {
+                    // SAFETY: an element of the source.
+                    *x = unsafe { source.read(from + i * p.source_step as isize) }.get();
+                }
+            };
+            let write = |first: usize, values: &[T::Compute]| {
+                for (i, &x) in (first as isize..).zip(values) {
+                    // SAFETY: an element of the result, in a row that is this thread's.
+                    unsafe { result.write(to + i * p.result_step as isize, T::put(x)) };
+                }
+            };
+            let row = Row { size, log: p.log != 0, block: &mut block, read: &read, write: &write };
+            vectorized(row);
         }
     });
 }

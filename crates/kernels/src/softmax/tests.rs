@@ -67,6 +67,25 @@ fn gpu_every_float_and_view() {
 }
 
 #[test]
+fn rows_longer_than_what_is_taken_at_a_time() {
+    on_every_target(|target| {
+        for dtype in [F16, F32, F64] {
+            let n = 300_000;
+            let values: Vec<f64> = samples(dtype, n, 3)
+                .iter()
+                .map(|v| if v.is_finite() { v % 20.0 } else { -1.0 })
+                .collect();
+            let a = Tensor::new(target, dtype, &[n], &values);
+            check(target, &a, 0, false);
+            check(target, &a, 0, true);
+            let expected = reference(&a.floats(target), n, 1, false);
+            softmax(target, a.view(), 0, a.view(), false).unwrap();
+            assert_close(dtype, &a.floats(target), &expected, "in place");
+        }
+    });
+}
+
+#[test]
 fn large_values_do_not_overflow() {
     on_every_target(|target| {
         let a = Tensor::new(target, F32, &[2, 2], &[1e30, 1e30, -1e30, 3e38]);

@@ -88,9 +88,10 @@ impl Storage {
     /// last user.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`], or the driver's own.
+    /// [`Error::CudaUnavailable`], or the driver's own, that of a forked child among them.
     #[track_caller]
     pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
+        runtime.check_process("empty")?;
         let block = runtime.pinned_cache()?.alloc(bytes)?;
         Ok(Self::new(runtime, Memory::Pinned(block), bytes))
     }
@@ -99,9 +100,11 @@ impl Storage {
     /// are left over from its last user.
     ///
     /// # Errors
-    /// The allocator's own, out of memory first among them.
+    /// The allocator's own, out of memory first among them; [`Error::RuntimeMismatch`] for a stream
+    /// of another runtime.
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
+        runtime.check_stream(stream, "empty")?;
         let index = stream.device_index();
         let device = runtime.device(index)?;
         let log = Log::of(stream);
@@ -185,7 +188,14 @@ impl Storage {
     /// Tells the allocator that the memory is in use on `stream`, so that it is not given to
     /// anyone else before the work enqueued there by the time of the free is done
     /// (`Tensor.record_stream`). Under [`crate::SyncPolicy::Auto`] every launch does this itself.
-    pub fn record_stream(&self, stream: &Stream) {
+    ///
+    /// # Errors
+    /// [`Error::RuntimeMismatch`] for a stream of another runtime.
+    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
+        if matches!(self.0.memory, Memory::Pageable(_) | Memory::Gone) {
+            return Ok(());
+        }
+        self.0.runtime.check_stream(stream, "record_stream")?;
         self.uses().first_on(stream);
         match &self.0.memory {
             // The capture knows its uses, and there is no work to wait for.
@@ -194,17 +204,19 @@ impl Storage {
             Memory::Pinned(block) => block.record_use(stream.raw()),
             Memory::Pageable(_) | Memory::Gone => {}
         }
+        Ok(())
     }
 
     /// Blocks the host until device work that a host access conflicts with is done.
     ///
     /// # Errors
-    /// What that work failed with.
+    /// What that work failed with; for page-locked memory, that this is a forked child.
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_)) {
             // Copies from and to pageable memory are waited for by whoever enqueues them.
             return Ok(());
         }
+        self.0.runtime.check_process("host access")?;
         let pending = self.uses().conflicts(write);
         // Where the program is to order its streams, this keeps it sound and not right.
         let silently = self.0.runtime.detects_races();

@@ -160,7 +160,10 @@ impl Tensor {
     /// before the work enqueued there by the time of the free is done. Needed only under
     /// [`crate::SyncPolicy::Manual`]; otherwise every op does this itself. No effect on pageable
     /// host memory.
-    pub fn record_stream(&self, stream: &crate::cuda::Stream) {
-        self.storage.record_stream(stream);
+    ///
+    /// # Errors
+    /// [`crate::Error::RuntimeMismatch`] for a stream of another runtime.
+    pub fn record_stream(&self, stream: &crate::cuda::Stream) -> crate::Result<()> {
+        self.storage.record_stream(stream)
     }
 }

@@ -251,7 +251,7 @@ fn record_stream(_: &World) -> Result<()> {
     let mut g = CudaGraph::new();
     cuda::synchronize(())?;
     cuda::with_stream(&s0, || {
-        potential_problem.record_stream(&s0);
+        potential_problem.record_stream(&s0)?;
         potential_problem.fill_(1.0).map(drop)
     })??;
     drop(potential_problem);
@@ -261,7 +261,7 @@ fn record_stream(_: &World) -> Result<()> {
             let b = a.copy()?;
             s2.wait_stream(&s1)?;
             cuda::with_stream(&s2, || b.fill_(1.0).map(drop))??;
-            b.record_stream(&s2);
+            b.record_stream(&s2)?;
             drop(b);
             s1.wait_stream(&s2)?;
             Ok(())
@@ -317,7 +317,7 @@ fn reclaim(others: usize) -> Result<()> {
             for stream in side {
                 stream.wait_stream(main)?;
                 results.push(cuda::with_stream(stream, || {
-                    data.record_stream(stream);
+                    data.record_stream(stream)?;
                     &data + 1.0
                 })??);
             }

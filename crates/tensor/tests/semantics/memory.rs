@@ -119,7 +119,7 @@ fn second_stream(record: bool) -> impl Fn(&World) -> Result<()> {
             s.wait_stream(&cuda::current_stream(())?)?;
             let sum = cuda::with_stream(&s, || a.sum(()))??;
             if record {
-                a.record_stream(&s);
+                a.record_stream(&s)?;
             }
             drop(a);
             let b = ones(&[4096], "cuda")?; // must not be the same memory yet, or come after

@@ -26,7 +26,7 @@ fn allocation(world: &World) -> Result<()> {
         assert!(race.first.access.writes() && !race.second.access.writes());
         let text = format!("{race:#}");
         assert!(text.contains(&s.to_string()) && text.lines().count() == 4, "{text}");
-        a.record_stream(&s);
+        a.record_stream(&s)?;
         cuda::synchronize(device)?;
         drop(b);
     }
@@ -42,7 +42,7 @@ fn freed(world: &World) -> Result<()> {
             s.wait_stream(&cuda::current_stream(device)?)?;
             let sum = cuda::with_stream(&s, || a.sum(()))??;
             if record {
-                a.record_stream(&s);
+                a.record_stream(&s)?;
             }
             drop(a);
             let b = zeros(&[1 << 20], device)?;
@@ -69,7 +69,7 @@ fn interleaved(world: &World) -> Result<()> {
         assert!(cuda::take_races().is_empty(), "columns apart");
         cuda::with_stream(&s, || a.narrow(1, 31, 2)?.fill_(3.0).map(drop))??;
         assert_eq!(cuda::take_races().len(), 1, "one column shared");
-        a.record_stream(&s);
+        a.record_stream(&s)?;
         cuda::synchronize(device)?;
     }
     Ok(())
@@ -116,7 +116,7 @@ fn peers(world: &World) -> Result<()> {
         let races = cuda::take_races();
         assert!(!races.is_empty());
         assert!(races.iter().all(|race| race.second.stream.as_ref() == Some(&s)), "{races:?}");
-        a.record_stream(&s);
+        a.record_stream(&s)?;
         let c = a.to(Device::cuda(device))?;
         assert!(!cuda::take_races().is_empty(), "`s` may still be writing");
         cuda::synchronize(0)?;

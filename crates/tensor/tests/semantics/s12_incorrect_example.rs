@@ -86,7 +86,7 @@ fn reported(world: &World) -> Result<()> {
         let (read, b) = (line!(), a.sum(())?);
         assert_race(&world.runtime.take_races(), ("normal_", write), ("sum", read));
         // As PyTorch asks: memory that another stream uses is told of it.
-        a.record_stream(&s);
+        a.record_stream(&s)?;
         drop(b);
         cuda::synchronize(device)?;
     }
@@ -100,7 +100,7 @@ fn mended(world: &World) -> Result<()> {
         let a = filled(device)?;
         s.wait_stream(&cuda::current_stream(device)?)?;
         let b = cuda::with_stream(&s, || a.sum(()))??;
-        a.record_stream(&s);
+        a.record_stream(&s)?;
         cuda::current_stream(device)?.wait_stream(&s)?;
         assert_eq!(b.item::<f32>()?, expected);
         assert!(world.runtime.take_races().is_empty());
@@ -115,7 +115,7 @@ fn write_after_read(world: &World) -> Result<()> {
     let on_s = cuda::stream(&s)?;
     let (read, b) = (line!(), a.exp()?);
     drop(on_s);
-    a.record_stream(&s);
+    a.record_stream(&s)?;
     assert!(world.runtime.take_races().is_empty());
     let (write, _) = (line!(), a.zero_()?);
     let races = world.runtime.take_races();
@@ -132,7 +132,7 @@ fn two_reads(world: &World) -> Result<()> {
     let s = cuda::stream_from_pool(0, 0)?;
     let b = a.exp()?;
     let c = cuda::with_stream(&s, || a.exp())??;
-    a.record_stream(&s);
+    a.record_stream(&s)?;
     assert!(world.runtime.take_races().is_empty(), "reads do not conflict");
     cuda::synchronize(0)?;
     assert_eq!(b.to_vec::<f32>()?, cuda::with_stream(&s, || c.to_vec::<f32>())??);
@@ -150,7 +150,7 @@ fn views(world: &World) -> Result<()> {
     let (read, b) = (line!(), rows.t()?.sum(())?);
     drop(on_s);
     assert_race(&world.runtime.take_races(), ("normal_", write), ("sum", read));
-    a.record_stream(&s);
+    a.record_stream(&s)?;
     cuda::synchronize(0)?;
     drop(b);
     Ok(())
@@ -166,7 +166,7 @@ fn s12_without_a_wait_the_data_is_wrong() {
             let s = cuda::stream_from_pool(0, 0)?;
             let a = filled(0)?;
             sum = cuda::with_stream(&s, || a.sum(())?.item::<f32>())??;
-            a.record_stream(&s);
+            a.record_stream(&s)?;
             Ok(())
         });
         sum
@@ -191,7 +191,7 @@ fn s12_a_race_can_be_an_error() {
         // The op was not enqueued; ordered, it is.
         s.wait_stream(&cuda::default_stream(0)?)?;
         cuda::with_stream(&s, || a.sum(()))??;
-        a.record_stream(&s);
+        a.record_stream(&s)?;
         cuda::synchronize(0)
     });
 }

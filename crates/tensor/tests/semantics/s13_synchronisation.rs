@@ -81,7 +81,7 @@ fn produce_and_consume(
     let sum = cuda::with_stream(&t, || a.to(warpline::Device::cuda(to))?.sum(())?.item::<f32>())??;
     assert_eq!(sum, 3000.0);
     assert!(world.runtime.take_races().is_empty(), "what is ordered is no race");
-    a.record_stream(&t);
+    a.record_stream(&t)?;
     cuda::synchronize(from)?;
     cuda::synchronize(to)?;
     drop(kept);

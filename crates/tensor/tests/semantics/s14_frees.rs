@@ -68,7 +68,7 @@ fn freed_early(world: &World, record: bool) -> Result<()> {
         s.wait_stream(&cuda::current_stream(device)?)?;
         let (sum, product) = cuda::with_stream(&s, || slow_sum(world.real, &a))??;
         if record {
-            a.record_stream(&s);
+            a.record_stream(&s)?;
         }
         drop(a);
         // Were the memory handed out again at once, this would write into it too early.
@@ -102,7 +102,7 @@ fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
         s.wait_stream(&cuda::current_stream(0)?)?;
         let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &a))??;
         if record {
-            a.record_stream(&s);
+            a.record_stream(&s)?;
         }
         drop(a);
         let early = empty(&[COUNT], 0)?;
@@ -136,7 +136,7 @@ fn s14_a_view_records_for_its_memory() {
         drop(a);
         s.wait_stream(&cuda::current_stream(0)?)?;
         let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &view))??;
-        view.record_stream(&s);
+        view.record_stream(&s)?;
         drop(view);
         assert_ne!(empty(&[COUNT], 0)?.data_ptr(), address);
         s.synchronize()?;

@@ -124,10 +124,10 @@ fn wait_stream(_: &World) -> Result<()> {
     let a = ones(&[1000], "cuda")?;
     s.wait_stream(&cuda::current_stream(())?)?;
     let b = cuda::with_stream(&s, || a.sum(()))??;
-    a.record_stream(&s);
+    a.record_stream(&s)?;
     cuda::current_stream(())?.wait_stream(&s)?;
     let c = (&b + 1.0)?;
-    b.record_stream(&cuda::current_stream(())?);
+    b.record_stream(&cuda::current_stream(())?)?;
     assert_eq!(c.item::<f32>()?, 1001.0);
     assert_eq!(cuda::take_races().len(), 0);
     Ok(())

@@ -170,17 +170,17 @@ fn a_block_that_is_given_out_too_early_is_reported() {
 
 #[test]
 fn a_block_that_is_given_out_in_time_is_not() {
-    assert!(reuse(|x, _, b| x.record_stream(b)).is_empty(), "record_stream");
+    assert!(reuse(|x, _, b| x.record_stream(b).unwrap()).is_empty(), "record_stream");
     assert!(reuse(|_, a, b| a.wait_stream(b).unwrap()).is_empty(), "the owner waits");
     assert!(reuse(|_, _, b| b.synchronize().unwrap()).is_empty(), "the host has waited");
     // What came before the recorded stream's work is done too.
     let through = |x: &Storage, _: &Stream, b: &Stream| {
         let [c] = streams(x.runtime());
         c.wait_stream(b).unwrap();
-        x.record_stream(&c);
+        x.record_stream(&c).unwrap();
     };
     assert!(reuse(through).is_empty(), "record_stream of one that waited");
-    let races = reuse(|x, a, _| x.record_stream(a));
+    let races = reuse(|x, a, _| x.record_stream(a).unwrap());
     assert_eq!(races.len(), 2, "of no effect for the stream it was allocated for");
 }
 
@@ -353,7 +353,7 @@ fn threads_make_up_no_race() {
                     own.wait_stream(&shared).unwrap();
                     run(&own, "mul", &[whole(&y, Write), whole(&x, Read)]).unwrap();
                     if i % 2 == 0 {
-                        y.record_stream(&own);
+                        y.record_stream(&own).unwrap();
                     } else {
                         shared.wait_stream(&own).unwrap();
                     }

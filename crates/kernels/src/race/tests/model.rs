@@ -243,7 +243,7 @@ impl Model {
                 self.host.extend(of_it.filter_map(|s| self.last[s]));
             }
             Step::RecordStream(slot, s) => {
-                self.slots[slot].0.record_stream(&self.streams[s]);
+                self.slots[slot].0.record_stream(&self.streams[s]).unwrap();
                 self.told[slot].push(s);
             }
             Step::Realloc(slot, s) => self.realloc(slot, home_of(slot, s)),
