@@ -164,7 +164,9 @@ fn an_asynchronous_fault_loses_every_device() {
                 read(&kept, &driver).unwrap_err(),
                 DeviceMemory::new(&driver, 0, 8).unwrap_err(),
             ] {
-                let DriverError::DeviceLost { device: 0, cause } = &error else { panic!("{error}") };
+                let DriverError::DeviceLost { device: 0, cause } = &error else {
+                    panic!("{error}")
+                };
                 assert_eq!((cause.code, cause.device), (CudaCode::ILLEGAL_ADDRESS, Some(1)));
                 assert!(error.to_string().contains("the process has to end"), "{error}");
             }

@@ -168,9 +168,8 @@ impl State {
     pub(super) fn lose(&mut self, device: usize, cause: CudaError) {
         let cause = Arc::new(cause);
         let isolated = self.config.isolate_faults;
-        let gone = |state: &Self, d: usize| {
-            (d == device || !isolated) && state.devices[d].lost.is_none()
-        };
+        let gone =
+            |state: &Self, d: usize| (d == device || !isolated) && state.devices[d].lost.is_none();
         let all: Vec<usize> = (0..self.devices.len()).filter(|&d| gone(self, d)).collect();
         for &device in &all {
             self.devices[device].lost = Some(Arc::clone(&cause));

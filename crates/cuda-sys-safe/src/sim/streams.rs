@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::CallKind;
 use super::capture::Graph;
-use super::hold::Hold;
 use super::copies::{CopyWork, MemsetWork};
+use super::hold::Hold;
 use super::launch::OwnedLaunch;
 use super::state::{HostFn, Label, State, error};
 use crate::*;

@@ -3,9 +3,7 @@
 //! Nothing panics, nothing hangs. Where the simulator is asked to keep devices apart, the others go
 //! on.
 
-use warpline::{
-    Error, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros,
-};
+use warpline::{Error, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros};
 use warpline_alloc::AllocError;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, SimConfig};
 use warpline_cuda_sys_safe::{CudaCode, DriverError};
