@@ -10,8 +10,9 @@ use crate::*;
 ///
 /// Methods follow the driver API one to one, with two differences: no context is ever passed or
 /// current (each handle knows its device, and a device's primary context is made on first need),
-/// and a device that suffered a sticky error answers [`DriverError::DeviceLost`] for good. After
-/// that, releases of what it owned succeed without a driver call.
+/// and after a sticky error every device of the process answers [`DriverError::DeviceLost`] for
+/// good, whichever of them failed: that is how the hardware's driver behaves. From then on releases
+/// succeed without a driver call.
 ///
 /// # Safety
 /// Safe code reads and writes what an implementation returns: [`Driver::host_alloc`] returns as many
@@ -44,7 +45,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// The releases that it refused, for the types of [`owned`]: a field that starts out empty.
     fn refused(&self) -> &owned::Refused;
 
-    /// The error that poisoned the device, if one did.
+    /// The error that poisoned the device, or any other of the process, if one did.
     fn lost(&self, device: usize) -> Option<DriverError>;
 
     /// Waits for all work on the device.

@@ -109,7 +109,7 @@ codes! {
 }
 
 impl CudaCode {
-    /// Whether the code poisons the context: every later call on that device fails.
+    /// Whether the code poisons the process: every later call on any device fails.
     #[must_use]
     pub fn is_sticky(self) -> bool {
         matches!(
@@ -220,14 +220,14 @@ pub enum DriverError {
         /// How many devices there are.
         count: usize,
     },
-    /// An earlier error poisoned the device for good.
+    /// An earlier error poisoned the device for good, and with it all others of the process.
     #[error(
-        "cuda:{device} is lost and cannot be used again in this process; the cause was: {cause}"
+        "cuda:{device} is lost, and every other CUDA device of this process with it: the process has to end before CUDA can be used again (CPU tensors stay usable); the cause was: {cause}"
     )]
     DeviceLost {
         /// The device.
         device: usize,
-        /// The error that poisoned it.
+        /// The error that poisoned it, which may have been another device's.
         cause: Arc<CudaError>,
     },
     /// The process was forked after CUDA was initialised in the parent.

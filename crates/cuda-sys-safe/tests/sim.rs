@@ -136,24 +136,58 @@ fn faults_hit_the_call_they_name() {
 }
 
 #[test]
-fn an_asynchronous_fault_loses_its_device_only() {
+fn an_asynchronous_fault_loses_every_device() {
+    for isolate_faults in [false, true] {
+        let config = SimConfig { isolate_faults, schedule: Schedule::Lazy, ..SimConfig::new(2) };
+        let sim = config.build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let kept = DeviceMemory::new(&driver, 0, 8).unwrap();
+        let (memory, other) = (DeviceMemory::new(&driver, 1, 8).unwrap(), non_blocking(&driver, 0));
+        let stream = non_blocking(&driver, 1);
+        let fault = Fault::new(CallKind::MemsetAsync, CudaCode::ILLEGAL_ADDRESS).after(1).at_run();
+        sim.inject(fault);
+        (0..3).for_each(|i| set(&stream, &memory, i));
+        let error = stream.synchronize().unwrap_err();
+        assert!(matches!(error, DriverError::Cuda(_)), "{error}");
+        assert_eq!(error.code(), Some(CudaCode::ILLEGAL_ADDRESS));
+        let error = stream.synchronize().unwrap_err();
+        assert!(matches!(error, DriverError::DeviceLost { device: 1, .. }), "{error}");
+        assert!(driver.lost(1).is_some());
+        if isolate_faults {
+            assert!(driver.lost(0).is_none());
+            assert_eq!(read(&kept, &driver).unwrap(), [0; 8], "the other device works");
+        } else {
+            for error in [
+                driver.lost(0).unwrap(),
+                other.synchronize().unwrap_err(),
+                driver.properties(0).unwrap_err(),
+                read(&kept, &driver).unwrap_err(),
+                DeviceMemory::new(&driver, 0, 8).unwrap_err(),
+            ] {
+                let DriverError::DeviceLost { device: 0, cause } = &error else {
+                    panic!("{error}")
+                };
+                assert_eq!((cause.code, cause.device), (CudaCode::ILLEGAL_ADDRESS, Some(1)));
+                assert!(error.to_string().contains("the process has to end"), "{error}");
+            }
+        }
+        drop((kept, memory, other, stream));
+        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert_eq!(sim.pending(), 0);
+    }
+}
+
+/// Whatever is called first, on whatever device, returns the code; from then on all is known lost.
+#[test]
+fn the_first_call_on_any_device_returns_the_fault() {
     let (sim, driver) = sim(2, Schedule::Lazy);
-    let kept = DeviceMemory::new(&driver, 0, 8).unwrap();
-    let memory = DeviceMemory::new(&driver, 1, 8).unwrap();
-    let stream = non_blocking(&driver, 1);
-    let fault = Fault::new(CallKind::MemsetAsync, CudaCode::ILLEGAL_ADDRESS).after(1).at_run();
-    sim.inject(fault);
-    (0..3).for_each(|i| set(&stream, &memory, i));
-    let error = stream.synchronize().unwrap_err();
-    assert!(matches!(error, DriverError::Cuda(_)), "{error}");
-    assert_eq!(error.code(), Some(CudaCode::ILLEGAL_ADDRESS));
-    let error = stream.synchronize().unwrap_err();
-    assert!(matches!(error, DriverError::DeviceLost { device: 1, .. }), "{error}");
-    assert!(driver.lost(1).is_some() && driver.lost(0).is_none());
-    assert_eq!(read(&kept, &driver).unwrap(), [0; 8], "the other device works");
-    drop((kept, memory, stream));
-    assert!(sim.books().is_settled(), "{:?}", sim.books());
-    assert_eq!(sim.pending(), 0);
+    let (here, there) = (non_blocking(&driver, 0), non_blocking(&driver, 1));
+    sim.lose_device(1, CudaCode::DEVICE_UNAVAILABLE);
+    let first = here.synchronize().unwrap_err();
+    assert!(matches!(first, DriverError::Cuda(_)), "{first}");
+    assert_eq!(first.code(), Some(CudaCode::DEVICE_UNAVAILABLE));
+    let then = there.synchronize().unwrap_err();
+    assert!(matches!(then, DriverError::DeviceLost { device: 1, .. }), "{then}");
 }
 
 #[test]
@@ -177,7 +211,7 @@ fn host_functions_run_in_order_unlocked_and_may_not_call() {
     // SAFETY: the stream is alive.
     unsafe { driver.launch_host_func(stream.handle(), Box::new(|| panic!("as the test wants"))) }
         .unwrap();
-    assert_eq!(stream.synchronize().unwrap_err().code(), Some(CudaCode::LAUNCH_FAILED));
+    stream.synchronize().expect("the driver never sees a panic");
     drop(stream);
     drop(driver);
     assert!(sim.books().is_settled());

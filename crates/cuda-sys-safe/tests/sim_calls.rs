@@ -224,7 +224,7 @@ fn captures_keep_to_their_thread() {
 
 #[test]
 fn a_capture_goes_with_its_stream_or_device() {
-    let sim = SimConfig::new(2).build();
+    let sim = SimConfig { isolate_faults: true, ..SimConfig::new(2) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let stream = || Stream::new(&driver, 1, StreamFlags::default()).unwrap();
     let begin = |stream: &Stream| {

@@ -203,7 +203,7 @@ fn illegal_addresses_are_found_when_the_kernel_runs() {
         }
         let result = world.launch(nothing, &[bytes(1, far.ptr(), &four, Access::Read)]);
         assert_eq!(result.is_ok(), enable);
-        assert!(world.driver.lost(1).is_none(), "the owner is not at fault");
+        assert_eq!(world.driver.lost(1).is_none(), enable, "the owner goes with the other");
     }
 
     // Memory that is mapped by hand: the context's peer access does not open it, access to the

@@ -10,6 +10,7 @@
 
 mod archive;
 mod build;
+mod fuzz;
 mod gpus;
 mod output;
 mod suite;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use self::build::Binary;
+use self::fuzz::Fuzz;
 use self::suite::Suite;
 use crate::workspace;
 
@@ -64,6 +66,8 @@ pub(crate) struct Args {
     /// Seconds one test binary may run
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
+    #[command(flatten)]
+    fuzz: Fuzz,
 }
 
 fn parse_variable(text: &str) -> Result<(String, String), String> {
@@ -82,21 +86,27 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(file) = &args.from else {
         let root = workspace::root()?;
         let profile = if args.release { build::ARCHIVE_PROFILE } else { "dev" };
+        if args.fuzz.asked() {
+            return args.fuzz.run(&build::tests(&root, profile)?, &suite);
+        }
         return run_all(&build::tests(&root, profile)?, &suite);
     };
     match &args.unpack {
-        Some(dir) => run_archive(file, dir, &suite),
+        Some(dir) => run_archive(file, dir, &args.fuzz, &suite),
         None => {
             let dir = xshell::Shell::new()?.create_temp_dir()?;
-            run_archive(file, dir.path(), &suite)
+            run_archive(file, dir.path(), &args.fuzz, &suite)
         }
     }
 }
 
-fn run_archive(file: &Path, dir: &Path, suite: &Suite) -> Result<()> {
+fn run_archive(file: &Path, dir: &Path, fuzz: &Fuzz, suite: &Suite) -> Result<()> {
     let manifest =
         archive::unpack(file, dir).with_context(|| format!("cannot unpack {}", file.display()))?;
     println!("{}: made from {} for {}", file.display(), manifest.commit, manifest.host);
+    if fuzz.asked() {
+        return fuzz.run(&manifest.tests, suite);
+    }
     run_all(&manifest.tests, suite)
 }
 

@@ -95,7 +95,7 @@ impl Suite {
         (outcome, chosen)
     }
 
-    fn command(&self, binary: &Binary, wrapper: &[String]) -> Command {
+    pub(super) fn command(&self, binary: &Binary, wrapper: &[String]) -> Command {
         let mut command = match wrapper {
             [] => Command::new(&binary.path),
             [program, args @ ..] => {

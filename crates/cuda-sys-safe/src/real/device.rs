@@ -31,7 +31,7 @@ impl Device {
         Self { raw, context: OnceLock::new(), retaining: Mutex::new(()), lost: OnceLock::new() }
     }
 
-    /// The error that poisoned it.
+    /// The error that poisoned it, or another device and it.
     pub(super) fn lost_error(&self, device: usize) -> Option<DriverError> {
         let cause = Arc::clone(self.lost.get()?);
         Some(DriverError::DeviceLost { device, cause })
@@ -116,7 +116,7 @@ impl CudaDriver {
         Ok(active != 0)
     }
 
-    /// Turns a status into an error; a sticky one poisons the device.
+    /// Turns a status into an error; a sticky one poisons all devices.
     #[inline]
     pub(super) fn check(&self, call: &'static str, device: usize, status: Status) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(self.failed(call, device, status)) }
@@ -131,10 +131,11 @@ impl CudaDriver {
             detail: None,
             location: None,
         };
-        if error.code.is_sticky()
-            && let Some(state) = self.devices.get(device)
-        {
-            state.lost.get_or_init(|| Arc::new(error.clone()));
+        if error.code.is_sticky() {
+            let cause = Arc::new(error.clone());
+            for state in &self.devices {
+                state.lost.get_or_init(|| Arc::clone(&cause));
+            }
         }
         DriverError::Cuda(Box::new(error))
     }

@@ -18,10 +18,11 @@
 //! of the process change it.
 //!
 //! # Errors that last
-//! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)) the device answers
-//! [`DriverError::DeviceLost`] for good, without a driver call;
-//! releases of what it owned then succeed, also without one. An asynchronous error surfaces at
-//! whatever call comes next, so it is told apart by its code and charged to that call's device.
+//! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)) no call on any device
+//! of the process works again: `libcuda` returns the same code everywhere. So every device then
+//! answers [`DriverError::DeviceLost`] for good, without a driver call; releases succeed, also
+//! without one. An asynchronous error surfaces at whatever call comes next, on whatever device, so
+//! it is told apart by its code.
 
 mod api;
 mod calls;

@@ -110,7 +110,7 @@ impl CallKind {
         )
     }
 
-    /// Whether it works without a context, and so on a lost device too.
+    /// Whether it works without a context, and so does not notice that earlier work failed.
     pub(super) const fn needs_no_context(self) -> bool {
         use CallKind::*;
         matches!(

@@ -160,8 +160,10 @@ impl State {
                 Frontier::from([capture.nodes.len() - 1])
             }
             OpKind::Graph(graph) => capture.splice(&graph, &before),
-            OpKind::Host(f) => {
-                self.trash.push(f);
+            OpKind::Host(_) | OpKind::Hold(_) => {
+                if let OpKind::Host(f) = kind {
+                    self.trash.push(f);
+                }
                 let why = "a host function that runs once cannot be captured";
                 let code = CudaCode::STREAM_CAPTURE_UNSUPPORTED;
                 return Err(error(label.call, code, device, why));

@@ -38,6 +38,9 @@ pub struct SimConfig {
     pub visible: Option<String>,
     /// `CUDA_LAUNCH_BLOCKING`: whether every launch, copy and memset waits until it is done.
     pub launch_blocking: bool,
+    /// Whether a sticky error loses only the device whose work failed. On hardware, and by default,
+    /// all devices of the process are lost with it.
+    pub isolate_faults: bool,
     /// Pairs of devices without a peer link, in either order. All others are linked.
     pub unlinked_peers: Vec<(usize, usize)>,
     /// Whether each kernel's footprints are checked by running it on poisoned copies.
@@ -59,6 +62,7 @@ impl SimConfig {
             schedule: Schedule::Seeded(0),
             visible: None,
             launch_blocking: false,
+            isolate_faults: false,
             unlinked_peers: Vec::new(),
             check_footprints: false,
             redzones: true,
@@ -69,7 +73,7 @@ impl SimConfig {
     /// Reads a text such as `sim`, `sim:3` or `sim:3,seed=7,memory=8GiB,check`.
     ///
     /// Options: `eager`, `lazy`, `seed=N`, `memory=BYTES` (with an optional `KiB`, `MiB` or
-    /// `GiB`), `blocking`, `check` (footprints).
+    /// `GiB`), `blocking`, `check` (footprints), `isolate` (faults).
     ///
     /// # Errors
     /// A [`SpecError`] that names what was not understood.
@@ -91,6 +95,7 @@ impl SimConfig {
                 None if option == "lazy" => config.schedule = Schedule::Lazy,
                 None if option == "check" => config.check_footprints = true,
                 None if option == "blocking" => config.launch_blocking = true,
+                None if option == "isolate" => config.isolate_faults = true,
                 Some(("seed", n)) => config.schedule = Schedule::Seeded(number(spec, n)? as u64),
                 Some(("memory", n)) => config.capacity = bytes(spec, n)?,
                 _ => {
@@ -145,7 +150,7 @@ pub enum SpecError {
     },
     /// An option that does not exist.
     #[error(
-        "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check"
+        "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check, isolate"
     )]
     UnknownOption {
         /// The whole text.
@@ -181,11 +186,11 @@ mod tests {
         let read = SimConfig::from_spec;
         assert_eq!(read("sim").unwrap(), SimConfig::new(1));
         assert_eq!(read("sim:0").unwrap().devices, 0);
-        let config = read("sim:3, seed=7,memory=8GiB,check,blocking").unwrap();
+        let config = read("sim:3, seed=7,memory=8GiB,check,blocking,isolate").unwrap();
         assert_eq!(config.devices, 3);
         assert_eq!(config.schedule, Schedule::Seeded(7));
         assert_eq!(config.capacity, 8 << 30);
-        assert!(config.check_footprints && config.launch_blocking);
+        assert!(config.check_footprints && config.launch_blocking && config.isolate_faults);
         assert_eq!(read("sim:1,lazy").unwrap().schedule, Schedule::Lazy);
         assert_eq!(read("sim:1,eager").unwrap().schedule, Schedule::Eager);
         assert!(matches!(read("cuda"), Err(SpecError::NotSim { .. })));

@@ -100,6 +100,8 @@ impl State {
             let why = "the event was recorded outside the capture";
             return Err(error(call, CudaCode::STREAM_CAPTURE_ISOLATION, stream.device(), why));
         }
+        // Refused whether or not there still is something to wait for.
+        self.check_implicit(key, call)?;
         if self.reached(point) {
             return Ok(None);
         }

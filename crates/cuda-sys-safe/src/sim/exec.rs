@@ -6,7 +6,7 @@ use super::capture::Graph;
 use super::copies::CopyWork;
 use super::memory::Kind;
 use super::state::{HostFn, Label, State};
-use super::streams::{Key, OpKind, Point, Work};
+use super::streams::{Key, Op, OpKind, Point, Work};
 use crate::*;
 
 /// How to choose among what could run.
@@ -18,6 +18,8 @@ pub(super) enum Pick {
     Random,
     /// Only what a point needs.
     Toward(Point),
+    /// The same for a call that waits for the point: streams held back are let go.
+    Needed(Point),
 }
 
 /// Why an operation failed when it ran.
@@ -39,7 +41,8 @@ impl State {
     /// The stream whose next operation to run.
     pub(super) fn pick(&mut self, pick: Pick) -> Option<Key> {
         match pick {
-            Pick::Toward(point) => self.pick_toward(point),
+            Pick::Toward(point) => self.pick_toward(point).filter(|&key| !self.held(key)),
+            Pick::Needed(point) => self.pick_toward(point),
             Pick::Oldest => self.runnable().min_by_key(|&(_, sequence)| sequence).map(|(k, _)| k),
             Pick::Random => {
                 let count = self.runnable().count();
@@ -55,8 +58,15 @@ impl State {
     fn runnable(&self) -> impl Iterator<Item = (Key, u64)> {
         self.streams.iter().filter_map(|(&key, stream)| {
             let op = stream.queue.front()?;
-            op.after.iter().all(|&p| self.reached(p)).then_some((key, op.sequence))
+            let ready = !self.held(key) && op.after.iter().all(|&p| self.reached(p));
+            ready.then_some((key, op.sequence))
         })
+    }
+
+    /// Whether a stream is held back.
+    fn held(&self, key: Key) -> bool {
+        let next = self.streams.get(&key).and_then(|stream| stream.queue.front());
+        matches!(next, Some(Op { kind: OpKind::Hold(hold), .. }) if !hold.is_open())
     }
 
     /// Waits name only earlier operations, so following them ends.
@@ -101,6 +111,10 @@ impl State {
             OpKind::Work(work) => self.run_work(device, &work),
             OpKind::Graph(graph) => self.run_graph(&graph),
             OpKind::Wait => Ok(0.0),
+            OpKind::Hold(hold) => {
+                hold.need();
+                Ok(0.0)
+            }
             OpKind::Record(event) => {
                 self.mark_recorded(event, key, begin + 0.5);
                 Ok(0.5)
@@ -201,9 +215,12 @@ impl State {
     }
 }
 
-/// Runs a host function; whether it ended without a panic.
-pub(super) fn run_host(f: HostFn) -> bool {
-    catch_unwind(AssertUnwindSafe(f)).is_ok()
+/// Runs a host function, whose panic goes no further.
+pub(super) fn run_host(f: HostFn) {
+    // A payload is leaked, since dropping it could panic again.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
+        std::mem::forget(payload);
+    }
 }
 
 /// Microseconds that a copy takes: link or memory speed, and a start.

@@ -60,8 +60,9 @@
 //! module is PTX text, read for its version, target and entry names, or a cubin, for its sections.
 //!
 //! **Errors.** Those above that strike when work runs lose the device: the first call that notices
-//! answers with the error, later ones with [`DeviceLost`](crate::DriverError::DeviceLost);
-//! what was queued is dropped; releases succeed. Other devices go on.
+//! returns the error, later ones [`DeviceLost`](crate::DriverError::DeviceLost); what was queued is
+//! dropped; releases succeed. All other devices of the process are lost with it, as on hardware,
+//! unless [`SimConfig::isolate_faults`] keeps them apart.
 //!
 //! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
 //!
@@ -85,7 +86,7 @@
 //!
 //! **The process.** A device's primary context appears with the first call that needs it. A forked
 //! child gets [`ForkedChild`](crate::DriverError::ForkedChild). A host function runs outside the
-//! lock and may not call the driver (`NOT_PERMITTED`). `CUDA_VISIBLE_DEVICES` and
+//! lock and may not call the driver (`NOT_PERMITTED`); a panic in it goes no further. `CUDA_VISIBLE_DEVICES` and
 //! `CUDA_LAUNCH_BLOCKING` are given as [`SimConfig::visible`] and [`SimConfig::launch_blocking`];
 //! nothing here reads the environment.
 //!
@@ -94,7 +95,7 @@
 //! Redzones around allocations (found when freed and by [`SimDriver::overruns`]); kernels'
 //! footprints ([`SimConfig::check_footprints`], [`SimDriver::violations`]); what is alive and how
 //! often each call was made ([`SimDriver::books`]); any failure on demand
-//! ([`SimDriver::inject`]).
+//! ([`SimDriver::inject`]); which calls wait for a stream ([`SimDriver::hold`]).
 //!
 //! # What it does not imitate
 //!
@@ -115,6 +116,7 @@ mod events;
 mod exec;
 mod faults;
 mod footprint;
+mod hold;
 mod host;
 mod ipc;
 mod launch;
@@ -134,5 +136,6 @@ pub use calls::CallKind;
 pub use config::{Schedule, SimConfig, SpecError};
 pub use faults::Fault;
 pub use footprint::{FootprintViolation, ViolationKind};
+pub use hold::Hold;
 pub use properties::{H200_TOTAL_MEMORY, h200};
 pub use session::SimDriver;

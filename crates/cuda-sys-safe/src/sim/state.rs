@@ -164,28 +164,34 @@ impl State {
         Ok(())
     }
 
-    /// Poisons a device: its queues are emptied and every later call on it fails.
+    /// Poisons a device and, as on hardware, all others of the process unless they are kept
+    /// apart: their queues are emptied and every later call on them fails.
     pub(super) fn lose(&mut self, device: usize, cause: CudaError) {
-        if self.devices[device].lost.is_some() {
-            return;
+        let cause = Arc::new(cause);
+        let isolated = self.config.isolate_faults;
+        let gone =
+            |state: &Self, d: usize| (d == device || !isolated) && state.devices[d].lost.is_none();
+        let all: Vec<usize> = (0..self.devices.len()).filter(|&d| gone(self, d)).collect();
+        for &device in &all {
+            self.devices[device].lost = Some(Arc::clone(&cause));
         }
-        self.devices[device].lost = Some(Arc::new(cause));
-        self.forget_captures(|_, of| of == device);
+        self.forget_captures(|_, of| all.contains(&of));
         let keys: Vec<_> = self.streams.keys().copied().collect();
         for key in keys {
-            if self.streams[&key].device == device {
+            if all.contains(&self.streams[&key].device) {
                 self.abandon(key);
             }
         }
     }
 
-    /// The error of a lost device: at first the error itself, later that the device is lost.
+    /// The error of a lost device: at first the error itself, later that the device is lost. All
+    /// devices that went with it are then known to be lost.
     pub(super) fn surface(&mut self, call: CallKind, device: usize) -> Result<()> {
-        let state = &mut self.devices[device];
-        let Some(cause) = &state.lost else { return Ok(()) };
-        if std::mem::replace(&mut state.surfaced, true) {
-            return Err(DriverError::DeviceLost { device, cause: Arc::clone(cause) });
+        let Some(cause) = self.devices[device].lost.clone() else { return Ok(()) };
+        if self.devices[device].surfaced {
+            return Err(DriverError::DeviceLost { device, cause });
         }
+        self.surfaced(device);
         let mut why = format!("raised by earlier work: {}", cause.call);
         if let Some(detail) = &cause.detail {
             why = format!("{why}, {detail}");
@@ -194,6 +200,14 @@ impl State {
             why = format!("{why}, launched at {location}");
         }
         Err(error(call, cause.code, device, &why))
+    }
+
+    /// Notes that a call has answered with a device's error.
+    pub(super) fn surfaced(&mut self, device: usize) {
+        let isolated = self.config.isolate_faults;
+        for (index, state) in self.devices.iter_mut().enumerate() {
+            state.surfaced |= state.lost.is_some() && (index == device || !isolated);
+        }
     }
 }
 

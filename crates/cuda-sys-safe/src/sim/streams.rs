@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::CallKind;
 use super::capture::Graph;
 use super::copies::{CopyWork, MemsetWork};
+use super::hold::Hold;
 use super::launch::OwnedLaunch;
 use super::state::{HostFn, Label, State, error};
 use crate::*;
@@ -50,6 +51,7 @@ pub(super) enum OpKind {
     Record(u64),
     Wait,
     Host(HostFn),
+    Hold(Hold),
     Graph(Arc<Graph>),
     PoolAlloc(u64),
     PoolFree(u64),

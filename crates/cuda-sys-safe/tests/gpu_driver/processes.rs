@@ -54,6 +54,26 @@ fn gpu_an_illegal_address_loses_the_device_for_good() {
     });
 }
 
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_an_illegal_address_loses_the_other_device_too() {
+    in_child("gpu2_an_illegal_address_loses_the_other_device_too", || {
+        let driver = real::load().unwrap();
+        let stream = stream(&driver);
+        let there = Stream::new(&driver, 1, StreamFlags::default()).unwrap();
+        let memory = DeviceMemory::new(&driver, 1, MIB).unwrap();
+        let add = kernel(&driver, 0, c"add");
+        // SAFETY: not upheld, which is the point.
+        let nowhere = unsafe { DevicePtr::from_raw(0x10) };
+        launch(&stream, &add, 32, &[nowhere], &add_params(32, 1.0)).unwrap();
+        let first = stream.synchronize().unwrap_err();
+        assert_eq!(first.code(), Some(CudaCode::ILLEGAL_ADDRESS), "{first}");
+        let lost = there.synchronize().unwrap_err();
+        assert!(matches!(lost, DriverError::DeviceLost { device: 1, .. }), "{lost}");
+        drop((memory, there, stream, add));
+    });
+}
+
 #[cfg(unix)]
 #[test]
 #[ignore = "needs a GPU"]

@@ -133,7 +133,6 @@ fn s08_other_streams_of_a_lost_device_come_after() {
         let world = SimBox::with(2, schedule, SyncPolicy::Auto);
         world.enter(|| {
             let a = ones(&[4], 0)?;
-            let healthy = ones(&[4], 1)?;
             let s = cuda::stream_from_pool(0, 0)?;
             let b = cuda::with_stream(&s, || ones(&[4], 0))??;
             cuda::synchronize(0)?;
@@ -153,8 +152,6 @@ fn s08_other_streams_of_a_lost_device_come_after() {
             let all = [vec![("neg", other)], vec![("mul", line)]];
             // Where `neg` was refused, only the launch before is listed.
             assert!(lists == all || lists == all[1..], "{error}");
-            // No wait for `healthy` blames anyone.
-            assert_eq!((&healthy + 1.0)?.to_vec::<f32>()?, [2.0; 4]);
             if schedule == Schedule::Lazy {
                 assert_eq!(lists, all);
             }

@@ -1,10 +1,11 @@
-//! After an illegal address or a lost device, that device answers `DeviceLost` with its cause for
-//! good; CPU tensors and other devices go on; dropping everything settles the books. Nothing
-//! panics, nothing hangs.
+//! After an illegal address or a lost device, every device of the process answers `DeviceLost` with
+//! the cause for good, as on hardware; CPU tensors go on; dropping everything settles the books.
+//! Nothing panics, nothing hangs. Where the simulator is asked to keep devices apart, the others go
+//! on.
 
-use warpline::{Error, Result, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros};
+use warpline::{Error, Result, RuntimeConfig, SyncPolicy, Tensor, cuda, full, ones, tensor, zeros};
 use warpline_alloc::AllocError;
-use warpline_cuda_sys_safe::sim::{CallKind, Fault};
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, SimConfig};
 use warpline_cuda_sys_safe::{CudaCode, DriverError};
 
 use crate::boxes::{SimBox, schedules, within_a_minute};
@@ -56,24 +57,39 @@ fn driver_error(error: &Error) -> &DriverError {
 }
 
 fn assert_lost<T>(result: Result<T>, what: &str, blow: Blow) {
+    assert_lost_on(0, result, what, blow);
+}
+
+fn assert_lost_on<T>(on: usize, result: Result<T>, what: &str, blow: Blow) {
     let Err(error) = result else { panic!("{what} succeeded on a lost device") };
     match driver_error(&error) {
-        DriverError::DeviceLost { device: 0, cause } => {
+        DriverError::DeviceLost { device, cause } if *device == on => {
             assert_eq!(cause.code, blow.code(), "{what}")
         }
         other => panic!("{what}: {other:?}"),
     }
     let text = error.to_string();
-    for fact in ["cuda:0 is lost", blow.code().name()] {
+    let lost = format!("cuda:{on} is lost");
+    for fact in [&lost, "the process has to end", blow.code().name()] {
         assert!(text.contains(fact), "{what}: no `{fact}` in: {text}");
     }
 }
 
 fn each(test: fn(&SimBox, Blow) -> Result<()>) {
+    each_with(false, test);
+}
+
+/// The same with devices kept apart, unlike on hardware.
+fn each_isolated(test: fn(&SimBox, Blow) -> Result<()>) {
+    each_with(true, test);
+}
+
+fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
     within_a_minute(move || {
         for blow in [Blow::Kernel, Blow::Copy, Blow::Gone] {
             for schedule in schedules() {
-                let world = SimBox::with(2, schedule, SyncPolicy::Auto);
+                let config = SimConfig { schedule, isolate_faults, ..SimConfig::new(2) };
+                let world = SimBox::new(config, &RuntimeConfig::default());
                 let sim = world.sim.clone();
                 world.enter(|| test(&world, blow));
                 drop(world);
@@ -104,7 +120,7 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
             assert_lost(a.zero_(), "zero_", blow);
             assert_lost(a.sum(()), "sum", blow);
             assert_lost(b.cpu(), "cpu", blow);
-            assert_lost(b.to("cuda:1"), "to a peer", blow);
+            assert_lost_on(1, b.to("cuda:1"), "to a peer", blow);
             assert_lost(pinned.to_non_blocking("cuda:0"), "to", blow);
             assert_lost(zeros(&[50 << 20], 0), "an allocation", blow);
             assert_lost(s.synchronize().map_err(Error::from), "stream.synchronize", blow);
@@ -124,8 +140,38 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
 }
 
 #[test]
-fn sticky_everything_else_goes_on() {
+fn sticky_all_devices_go_and_cpu_tensors_stay() {
     each(|world, blow| {
+        let host = ones(&[10], ())?;
+        let (other, lost) = (ones(&[10], 1)?, ones(&[10], 0)?);
+        let s = cuda::stream_from_pool(1, 0)?;
+        cuda::synchronize(0)?;
+        cuda::synchronize(1)?;
+        blow.strike(world, &lost);
+        assert!(cuda::synchronize(0).is_err());
+        for _ in 0..2 {
+            assert_lost_on(1, cuda::synchronize(1), "synchronize", blow);
+            assert_lost_on(1, other.sum(()), "sum", blow);
+            assert_lost_on(1, other.to_vec::<f32>(), "to_vec", blow);
+            assert_lost_on(1, host.to(1), "to", blow);
+            assert_lost_on(1, zeros(&[50 << 20], 1), "an allocation", blow);
+            assert_lost_on(1, s.synchronize().map_err(Error::from), "stream.synchronize", blow);
+            assert!(host.pin_memory().is_err(), "nothing can be page-locked any more");
+            assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
+            assert_eq!(host.matmul(&full(&[10], 2.0, ())?)?.item::<f32>()?, 20.0);
+            assert_eq!(warpline::arange(3.0, ())?.to_vec::<f32>()?, [0.0, 1.0, 2.0]);
+        }
+        drop((lost, other));
+        assert_eq!((cuda::memory_allocated(0)?, cuda::memory_allocated(1)?), (0, 0));
+        cuda::empty_cache();
+        assert_eq!(cuda::memory_reserved(1)?, 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
+    each_isolated(|world, blow| {
         let host = ones(&[10], ())?;
         let pinned = ones(&[10], ())?.pin_memory()?;
         let other = ones(&[10], 1)?;
@@ -187,7 +233,7 @@ fn sticky_nobody_waits_for_a_lost_device() {
 /// host's again, what it was to write is never taken for written.
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
-    each(|world, blow| {
+    each_isolated(|world, blow| {
         let source = ones(&[10], ())?.pin_memory()?;
         let (there, a) = (source.to_non_blocking(0)?, ones(&[10], 0)?);
         let back = a.to_non_blocking("cpu")?;
@@ -213,7 +259,7 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
 /// The same between devices: another may overwrite what the lost one was to read.
 #[test]
 fn sticky_another_device_may_overwrite_what_was_read() {
-    each(|world, blow| {
+    each_isolated(|world, blow| {
         let pinned = ones(&[10], ())?.pin_memory()?;
         let (there, a) = (pinned.to_non_blocking(0)?, ones(&[10], 0)?);
         let other = full(&[10], 3.0, 1)?;

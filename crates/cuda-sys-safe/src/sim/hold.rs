@@ -1,0 +1,77 @@
+//! Holding a stream back, to see what waits for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::state::Label;
+use super::streams::OpKind;
+use super::{CallKind, SimDriver};
+use crate::*;
+
+/// A place in a stream that is not passed before [`Hold::open`], or before a call has to wait for
+/// it: such a call opens it, which [`Hold::was_needed`] tells.
+///
+/// ```
+/// use warpline_cuda_sys_safe::{Driver, StreamHandle, sim::SimConfig};
+/// let sim = SimConfig::new(1).build();
+/// let stream = StreamHandle::default_of(0);
+/// let hold = sim.hold(stream)?;
+/// // SAFETY: the default stream always exists.
+/// assert!(!unsafe { sim.stream_query(stream) }?);
+/// assert!(!hold.was_needed());
+/// sim.synchronize(0)?;
+/// assert!(hold.was_needed());
+/// # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hold(Arc<AtomicU8>);
+
+const CLOSED: u8 = 0;
+const OPEN: u8 = 1;
+const NEEDED: u8 = 2;
+
+impl Hold {
+    /// Lets the stream go on.
+    pub fn open(&self) {
+        self.leave_closed(OPEN);
+    }
+
+    /// Whether the stream may go on, whoever let it.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.0.load(Ordering::Acquire) != CLOSED
+    }
+
+    /// Whether a call that had to wait let the stream go on.
+    #[must_use]
+    pub fn was_needed(&self) -> bool {
+        self.0.load(Ordering::Acquire) == NEEDED
+    }
+
+    pub(super) fn need(&self) {
+        self.leave_closed(NEEDED);
+    }
+
+    fn leave_closed(&self, to: u8) {
+        // Whoever was first has opened it.
+        let _ = self.0.compare_exchange(CLOSED, to, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+impl SimDriver {
+    /// Holds a stream back: what it is given from now on does not run, whatever the schedule.
+    ///
+    /// # Errors
+    /// As for a host function, which it looks like to the stream: `INVALID_HANDLE` for a stream that
+    /// does not exist, `STREAM_CAPTURE_UNSUPPORTED` for one that is captured.
+    pub fn hold(&self, stream: StreamHandle) -> Result<Hold> {
+        let call = CallKind::LaunchHostFunc;
+        let mut state = self.enter(call, stream.device())?;
+        let key = state.stream_key(call, stream)?;
+        let hold = Hold(Arc::new(AtomicU8::new(CLOSED)));
+        let kind = OpKind::Hold(hold.clone());
+        let held = state.enqueue(key, Label::of(call), kind, &[]);
+        self.settle(state);
+        held.map(|_| hold)
+    }
+}

@@ -1,0 +1,257 @@
+//! Whether a step may be done now. It may be refused by the driver, that is what many steps are
+//! for, but it must be sound, and what comes of it must be determined.
+
+use crate::model::{Kind, Model, StreamState, Work};
+use crate::step::*;
+
+/// What a step does to memory where the driver accepts it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) work: Option<Work>,
+    /// Of a read by the host: which bytes are determined.
+    pub(crate) mask: Vec<bool>,
+}
+
+impl Model {
+    /// What the step is to do, or `None` where it must be left out.
+    pub(crate) fn admit(&self, step: &Step) -> Option<Plan> {
+        use Step::*;
+        let plain = |fine: bool| fine.then(Plan::default);
+        match *step {
+            StreamCreate { .. } | EventCreate { .. } | Pageable { .. } | ThreadMode { .. } => {
+                plain(true)
+            }
+            MemAlloc { .. } | HostAlloc { .. } | Reserve { .. } | Create { .. } => plain(true),
+            PoolCreate { .. } | PeerCan { .. } | Ask { .. } => plain(true),
+            OpenGate => plain(self.gate.is_some()),
+            StreamDestroy { stream } => {
+                // A default stream's handle is never destroyed: the driver may crash.
+                plain(self.stream(stream).is_some_and(|s| !s.legacy))
+            }
+            StreamPriority { stream } | CaptureStatus { stream } => {
+                plain(self.stream(stream).is_some())
+            }
+            StreamQuery { stream } => {
+                let s = self.stream(stream)?;
+                plain(s.capture.is_some() || self.decided(&self.own_and_implicit(s), &s.clock))
+            }
+            StreamSynchronize { stream } => {
+                let s = self.stream(stream)?;
+                let clock = if s.legacy { self.own_and_implicit(s) } else { s.clock };
+                let sure =
+                    self.gate.is_none() || self.behind_gate(&s.clock) || self.host.covers(&clock);
+                plain(s.capture.is_some() || sure)
+            }
+            EventDestroy { event } => plain(self.event(event).is_some()),
+            EventRecord { event, stream } | EventWait { stream, event } => {
+                plain(self.event(event).is_some() && self.stream(stream).is_some())
+            }
+            EventQuery { event } => {
+                let clock = self.event(event)?.recorded.unwrap_or_default();
+                plain(self.captured_now(event) || self.decided(&clock, &clock))
+            }
+            EventSynchronize { event } => {
+                let clock = self.event(event)?.recorded.unwrap_or_default();
+                plain(self.captured_now(event) || self.may_wait_for(&clock))
+            }
+            EventElapsed { start, end } => {
+                let decided = |id| {
+                    let clock = self.event(id)?.recorded.unwrap_or_default();
+                    Some(self.decided(&clock, &clock))
+                };
+                plain(decided(start)? && decided(end)?)
+            }
+            Synchronize { device } => plain(self.may_wait_for(&self.device_clock(device))),
+            MemFree { buf, device: _, at } => {
+                let b = self.buf(buf)?;
+                let safe = match b.kind {
+                    Kind::Alloc => at > 0 || self.used_only_on(b.content, b.device),
+                    Kind::Pool => at == 0 && self.idle(b.content),
+                    _ => false,
+                };
+                plain(safe)
+            }
+            HostFree { buf, .. } | HostUnregister { buf, .. } => {
+                let b = self.buf(buf)?;
+                plain(!matches!(b.kind, Kind::Alloc | Kind::Pool) && self.idle(b.content))
+            }
+            HostRegister { buf, .. } => {
+                let b = self.buf(buf)?;
+                plain(!matches!(b.kind, Kind::Alloc | Kind::Pool) && self.idle(b.content))
+            }
+            HostWrite { buf, .. } => {
+                let b = self.buf(buf)?;
+                let host = !matches!(b.kind, Kind::Alloc | Kind::Pool);
+                let len = b.bytes;
+                plain(host && !self.contents[b.content].read_by_others(0, len, &self.host))
+            }
+            HostRead { buf } => {
+                let b = self.buf(buf)?;
+                let host = !matches!(b.kind, Kind::Alloc | Kind::Pool);
+                host.then(|| Plan { mask: self.known(b), ..Plan::default() })
+            }
+            Copy { dst, src, bytes, by } => self.admit_copy(dst, src, bytes, by),
+            Memset { dst, width, count, stream, .. } => {
+                let s = self.stream(stream)?;
+                let writes = self.find(dst, width * count)?;
+                if matches!(writes.kind, Kind::Pageable | Kind::Registered) {
+                    return None;
+                }
+                if count == 0 {
+                    return plain(true);
+                }
+                self.admit_work(s, Work { device: s.device, kernel: false, reads: None, writes })
+            }
+            Launch { stream, dst, src, words, .. } => {
+                let s = self.stream(stream)?;
+                let (writes, reads) = (self.find(dst, 4 * words)?, self.find(src, 4 * words)?);
+                let aligned = writes.at % 4 == 0 && reads.at % 4 == 0;
+                let same = writes.content == reads.content && writes.at == reads.at;
+                let work = Work { device: s.device, kernel: true, reads: Some(reads), writes };
+                if !aligned || (overlap(&work) && !same) {
+                    return None;
+                }
+                self.admit_work(s, work)
+            }
+            LaunchRefused { stream, .. } => plain(self.stream(stream).is_some()),
+            HostFunction { stream, .. } => plain(self.stream(stream).is_some()),
+            Gate { stream } => {
+                let fine = |s: &StreamState| s.capture.is_none();
+                plain(self.gate.is_none() && !self.capturing() && fine(self.stream(stream)?))
+            }
+            BeginCapture { stream, .. } | EndCapture { stream, .. } => {
+                plain(self.stream(stream).is_some())
+            }
+            Instantiate { graph, .. } => plain(self.graphs.get(&graph)?.alive),
+            GraphDestroy { graph } => plain(self.graphs.get(&graph)?.alive),
+            GraphLaunch { exec, stream } => {
+                let (x, s) = (self.execs.get(&exec).filter(|x| x.alive)?, self.stream(stream)?);
+                let mut clock = self.before(s);
+                clock.join(&x.latest);
+                let captured = s.capture.is_some();
+                let fine = |work: &Work| match captured {
+                    true => self.there(work),
+                    false => self.safe(work, &clock),
+                };
+                plain(x.work.iter().all(fine))
+            }
+            ExecDestroy { exec } => {
+                let x = self.execs.get(&exec).filter(|x| x.alive)?;
+                plain(self.host.covers(&x.latest))
+            }
+            AddressFree { range, .. } => plain(self.ranges.get(&range)?.alive),
+            Release { memory } => plain(self.physical.get(&memory)?.alive),
+            Map { range, page, pages, memory, .. } => {
+                let r = self.ranges.get(&range).filter(|r| r.alive)?;
+                plain(page + pages <= r.pages && self.physical.get(&memory)?.alive)
+            }
+            SetAccess { range, page, pages, .. } => {
+                let r = self.ranges.get(&range).filter(|r| r.alive)?;
+                plain(page + pages <= r.pages && self.mappings_idle(range))
+            }
+            Unmap { range, page, pages, .. } => {
+                let r = self.ranges.get(&range).filter(|r| r.alive)?;
+                plain(page + pages <= r.pages && self.mappings_idle(range))
+            }
+            PoolDestroy { pool } | PoolThreshold { pool, .. } | PoolTrim { pool, .. } => {
+                plain(self.pools.get(&pool)?.alive)
+            }
+            AllocAsync { pool, stream, .. } => {
+                let s = self.stream(stream)?;
+                plain(s.capture.is_none() && self.pools.get(&pool)?.alive)
+            }
+            FreeAsync { buf, stream } => {
+                let (b, s) = (self.buf(buf)?, self.stream(stream)?);
+                // Not what comes before by the default stream's rule alone.
+                let mut clock = s.clock;
+                clock.join(&self.host);
+                let ordered =
+                    clock.covers(&b.since) && self.contents[b.content].untouched_since(&clock);
+                let device = matches!(b.kind, Kind::Alloc | Kind::Pool);
+                plain(device && ordered && s.capture.is_none())
+            }
+            PeerEnable { .. } => plain(self.gate.is_none()),
+            PeerDisable { .. } => {
+                let all = (0..self.devices).all(|d| self.host.covers(&self.device_clock(d)));
+                plain(self.gate.is_none() && all)
+            }
+            PointerKind { place } => plain(self.find(place, 1).is_some()),
+            Module { .. } => plain(self.gate.is_none() && !self.capturing()),
+            IpcMemory { buf, .. } => {
+                let b = self.buf(buf)?;
+                plain(matches!(b.kind, Kind::Alloc | Kind::Pool) && !self.capturing())
+            }
+            IpcEvent { event } => plain(self.event(event).is_some() && !self.capturing()),
+            Strike { stream, .. } => plain(
+                !self.lost
+                    && self.gate.is_none()
+                    && !self.capturing()
+                    && self.stream(stream).is_some(),
+            ),
+        }
+    }
+
+    fn admit_copy(&self, dst: Place, src: Place, bytes: usize, by: By) -> Option<Plan> {
+        let stream = match by {
+            By::Stream(stream) => stream,
+            By::Device(device) => device as Id,
+        };
+        let s = self.stream(stream)?;
+        let (writes, reads) = (self.find(dst, bytes)?, self.find(src, bytes)?);
+        let work = Work { device: s.device, kernel: false, reads: Some(reads), writes };
+        if bytes == 0 {
+            return Some(Plan::default());
+        }
+        if overlap(&work) {
+            return None;
+        }
+        let between_hosts = reads.device.is_none() && writes.device.is_none();
+        let waits = matches!(by, By::Device(_)) || writes.kind == Kind::Pageable || between_hosts;
+        let held = self.gate.is_some() && !self.behind_gate(&self.before(s));
+        if s.capture.is_none() && waits && held {
+            return None;
+        }
+        self.admit_work(s, work)
+    }
+
+    fn admit_work(&self, s: &StreamState, work: Work) -> Option<Plan> {
+        let fine = match s.capture {
+            Some(_) => self.there(&work),
+            None => self.safe(&work, &self.before(s)),
+        };
+        fine.then(|| Plan { work: Some(work), ..Plan::default() })
+    }
+
+    /// Whether captured work finds what it touches, and may be kept in a graph.
+    fn there(&self, work: &Work) -> bool {
+        let mut regions = work.reads.iter().chain([&work.writes]);
+        regions.all(|r| r.kind != Kind::Pool && self.reachable(r, work.device, work.kernel))
+    }
+
+    /// A stream's own work and, of the default stream, what it takes part in.
+    fn own_and_implicit(&self, s: &StreamState) -> crate::order::Clock {
+        if s.legacy { self.before(s) } else { s.clock }
+    }
+
+    /// Whether a query must say so or so: all is done, or `own` is held back.
+    fn decided(&self, all: &crate::order::Clock, own: &crate::order::Clock) -> bool {
+        self.host.covers(all) || self.behind_gate(own)
+    }
+
+    fn captured_now(&self, event: Id) -> bool {
+        let capture = self.event(event).and_then(|e| e.captured.as_ref());
+        capture.is_some_and(|&(id, _)| self.streams.values().any(|s| s.capture == Some(id)))
+    }
+
+    /// Whether all that uses the memory behind a range is known to be done.
+    fn mappings_idle(&self, range: Id) -> bool {
+        let mappings = self.ranges[&range].mappings.values();
+        mappings.flat_map(|m| &self.physical[&m.memory].contents).all(|&content| self.idle(content))
+    }
+}
+
+fn overlap(work: &Work) -> bool {
+    let Some(r) = work.reads else { return false };
+    let w = work.writes;
+    r.content == w.content && r.at < w.at + w.len && w.at < r.at + r.len
+}

@@ -1,0 +1,125 @@
+//! Giving back what a program has left.
+
+use warpline_cuda_sys_safe::*;
+
+use crate::lane::{Bytes, Lane, layout, name};
+use crate::model::PAGE;
+use crate::step::FIRST_STREAM;
+
+impl Lane {
+    /// Releases everything, in an order that must be accepted. What was refused.
+    pub(crate) fn clean(&mut self) -> Vec<String> {
+        let mut refused = Vec::new();
+        let driver = self.driver.clone();
+        let d = &*driver;
+        let devices = self.devices;
+        let mut note = |what: &str, result: Result<()>| {
+            if let Err(error) = result {
+                refused.push(format!("{what}: {}", name(&error)));
+            }
+        };
+        if let Some(gate) = self.gate.take() {
+            gate.open();
+        }
+        // SAFETY: what is released is alive, and nothing uses it any more: all devices are waited
+        // for first, once no stream is captured.
+        unsafe {
+            for (&id, &stream) in self.streams.range(FIRST_STREAM..) {
+                let captured = d.capture_status(stream);
+                if captured.is_ok_and(|status| status != CaptureStatus::None) {
+                    // Ends it if this is where it began, and otherwise with that one below.
+                    if let Ok(graph) = d.end_capture(stream) {
+                        self.graphs.insert(u16::MAX - id, graph);
+                    }
+                }
+            }
+            for device in 0..devices {
+                note(
+                    "restoring the mode",
+                    d.exchange_capture_mode(device, CaptureMode::Global).map(drop),
+                );
+                note("Synchronize", d.synchronize(device));
+            }
+            while let Some((_, exec)) = self.execs.pop_first() {
+                note("ExecDestroy", d.graph_exec_destroy(exec));
+            }
+            while let Some((_, graph)) = self.graphs.pop_first() {
+                note("GraphDestroy", d.graph_destroy(graph));
+            }
+            while let Some((_, event)) = self.events.pop_first() {
+                note("EventDestroy", d.event_destroy(event));
+            }
+            while let Some((id, stream)) = self.streams.pop_last() {
+                if id >= FIRST_STREAM {
+                    note("StreamDestroy", d.stream_destroy(stream));
+                }
+            }
+            while let Some((_, buf)) = self.bufs.pop_first() {
+                match buf {
+                    Bytes::Device { device, ptr, pool: false } => {
+                        note("MemFree", d.mem_free(device, ptr));
+                    }
+                    Bytes::Device { device, ptr, pool: true } => {
+                        let default = StreamHandle::default_of(device);
+                        note("FreeAsync", d.mem_free_async(ptr, default));
+                    }
+                    Bytes::Pinned { device, ptr, .. } => note("HostFree", d.host_free(device, ptr)),
+                    Bytes::Own { ptr, bytes, registered } => {
+                        let unknown = if registered { d.host_unregister(0, ptr) } else { Ok(()) };
+                        if unknown.is_ok() {
+                            std::alloc::dealloc(ptr.as_ptr(), layout(bytes));
+                        }
+                        note("HostUnregister", unknown);
+                    }
+                }
+            }
+            while let Some((_, pool)) = self.pools.pop_first() {
+                note("PoolDestroy", d.mempool_destroy(pool));
+            }
+            while let Some((_, range)) = self.ranges.pop_first() {
+                for (page, (pages, _)) in range.mappings {
+                    let at = range.ptr.offset((page * PAGE) as i64);
+                    note("Unmap", d.mem_unmap(range.device, at, pages * PAGE));
+                }
+                note("AddressFree", d.address_free(range.device, range.ptr, range.pages * PAGE));
+            }
+            while let Some((_, memory)) = self.physical.pop_first() {
+                note("Release", d.mem_release(memory));
+            }
+            while let Some((device, peer)) = self.peers.pop() {
+                self.peers.retain(|&p| p != (device, peer));
+                note("PeerDisable", d.disable_peer_access(device, peer));
+            }
+            for device in 0..devices {
+                note("the last Synchronize", d.synchronize(device));
+            }
+        }
+        self.heard.lock().expect("nobody panics with it").clear();
+        if let Some(sim) = self.sim.clone().filter(|_| !self.lasting) {
+            self.settled(&sim, &mut refused);
+        } else {
+            self.add_default_streams();
+        }
+        refused
+    }
+
+    /// A simulator is of one program: it must be empty now.
+    fn settled(&mut self, sim: &sim::SimDriver, refused: &mut Vec<String>) {
+        for kernels in self.kernels.drain(..) {
+            // SAFETY: nothing uses the module any more.
+            if let Err(error) = unsafe { self.driver.module_unload(kernels.module) } {
+                refused.push(format!("ModuleUnload: {}", name(&error)));
+            }
+        }
+        if !sim.books().is_settled() {
+            refused.push(format!("left over: {:?}", sim.books()));
+        }
+        refused.extend(sim.violations().iter().map(|v| format!("{v:?}")));
+        refused.extend(sim.overruns().iter().map(|o| format!("{o:?}")));
+    }
+
+    /// Forgets everything, in a process that is lost.
+    pub(crate) fn forget(&mut self) {
+        self.bufs.clear();
+    }
+}

@@ -1,0 +1,1 @@
+//! Programs on which simulator and GPU once differed.

@@ -1,0 +1,132 @@
+//! Holding a stream back on a real driver: a host function that waits.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use warpline_cuda_sys_safe::sim::Hold;
+
+/// How long a call may take before it counts as waiting for the gate.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Closed,
+    Open,
+    Needed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Latch {
+    door: Mutex<Door>,
+    moved: Condvar,
+}
+
+impl Latch {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { door: Mutex::new(Door::Closed), moved: Condvar::new() })
+    }
+
+    fn leave_closed(&self, to: Door) {
+        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        if *door == Door::Closed {
+            *door = to;
+        }
+        self.moved.notify_all();
+    }
+
+    /// What the host function does.
+    pub(crate) fn pass(&self) {
+        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        while *door == Door::Closed {
+            door = self.moved.wait(door).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn needed(&self) -> bool {
+        *self.door.lock().unwrap_or_else(PoisonError::into_inner) == Door::Needed
+    }
+}
+
+/// The gate of a lane.
+#[derive(Clone, Debug)]
+pub(crate) enum Gate {
+    Simulated(Hold),
+    Real(Arc<Latch>),
+}
+
+impl Gate {
+    pub(crate) fn real() -> (Self, Arc<Latch>) {
+        let latch = Latch::new();
+        (Self::Real(Arc::clone(&latch)), latch)
+    }
+
+    pub(crate) fn open(&self) {
+        match self {
+            Self::Simulated(hold) => hold.open(),
+            Self::Real(latch) => latch.leave_closed(Door::Open),
+        }
+    }
+
+    /// Whether a call waited for it, and thereby opened it.
+    pub(crate) fn was_needed(&self) -> bool {
+        match self {
+            Self::Simulated(hold) => hold.was_needed(),
+            Self::Real(latch) => latch.needed(),
+        }
+    }
+}
+
+/// A thread that opens a gate for which a call has waited too long.
+#[derive(Debug)]
+pub(crate) struct Porter {
+    shared: Arc<(Mutex<Option<(Instant, Arc<Latch>)>>, Condvar)>,
+}
+
+impl Porter {
+    pub(crate) fn new() -> Self {
+        let shared = Arc::new((Mutex::new(None::<(Instant, Arc<Latch>)>), Condvar::new()));
+        let own = Arc::clone(&shared);
+        // Ends with the process.
+        std::thread::spawn(move || {
+            let (watch, changed) = &*own;
+            let mut armed = watch.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let now = Instant::now();
+                let left = armed.as_ref().map(|(until, _)| until.saturating_duration_since(now));
+                armed = match left {
+                    None => changed.wait(armed).unwrap_or_else(PoisonError::into_inner),
+                    Some(Duration::ZERO) => {
+                        if let Some((_, latch)) = armed.take() {
+                            latch.leave_closed(Door::Needed);
+                        }
+                        armed
+                    }
+                    Some(left) => {
+                        let woken = changed.wait_timeout(armed, left);
+                        woken.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
+            }
+        });
+        Self { shared }
+    }
+
+    /// For lanes whose gates open by themselves.
+    pub(crate) fn idle() -> Self {
+        Self { shared: Arc::default() }
+    }
+
+    /// Makes a call that may wait for the gate.
+    pub(crate) fn watch<T>(&self, gate: Option<&Gate>, call: impl FnOnce() -> T) -> T {
+        let Some(Gate::Real(latch)) = gate else { return call() };
+        self.arm(Some((Instant::now() + PATIENCE, Arc::clone(latch))));
+        let result = call();
+        self.arm(None);
+        result
+    }
+
+    fn arm(&self, watch: Option<(Instant, Arc<Latch>)>) {
+        *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner) = watch;
+        self.shared.1.notify_one();
+    }
+}

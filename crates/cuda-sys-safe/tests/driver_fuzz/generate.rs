@@ -1,0 +1,190 @@
+//! Random programs. A program is a function of its seed and the options alone: it is made while it
+//! runs on a simulator, whose results say what is alive.
+
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+
+use crate::gate::Porter;
+use crate::lane::Lane;
+use crate::model::{Kind, Model};
+use crate::pick::Pick;
+use crate::step::*;
+
+/// What programs may hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) devices: usize,
+    /// Groups of steps, and of their odd variants, that are left out.
+    pub(crate) without: Vec<String>,
+    /// Whether it ends with a sticky error and what can be done after it.
+    pub(crate) sticky: bool,
+}
+
+impl Options {
+    pub(crate) fn may(&self, group: &str) -> bool {
+        !self.without.iter().any(|w| w == group)
+    }
+}
+
+/// Random numbers, the same for the same seed everywhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % bound.max(1) as u64) as usize
+    }
+
+    /// One time in `n`.
+    pub(crate) fn rarely(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(crate) fn of<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        (!from.is_empty()).then(|| from[self.below(from.len())].clone())
+    }
+}
+
+/// The program of a seed.
+pub(crate) fn generate(seed: u64, options: &Options) -> Vec<Step> {
+    let config = SimConfig { schedule: Schedule::Eager, ..SimConfig::new(options.devices) };
+    let mut rng = Rng(seed ^ 0x5eed_0000);
+    let length = 4 + rng.below(if options.sticky { 12 } else { 36 });
+    let mut maker = Maker {
+        pick: Pick::new(rng, options.clone()),
+        model: Model::new(options.devices),
+        lane: Lane::simulated("the maker", config),
+        porter: Porter::idle(),
+        steps: Vec::new(),
+    };
+    maker.prologue();
+    let end = maker.steps.len() + length;
+    let mut tries = 0;
+    while maker.steps.len() < end && tries < 20 * length {
+        tries += 1;
+        if let Some(step) = maker.pick.any(&maker.model) {
+            maker.take(step);
+        }
+    }
+    if options.sticky {
+        maker.strike();
+    }
+    maker.lane.clean();
+    maker.steps
+}
+
+struct Maker {
+    pick: Pick,
+    model: Model,
+    lane: Lane,
+    porter: Porter,
+    steps: Vec<Step>,
+}
+
+impl Maker {
+    /// Adds a step, if it may be done now.
+    fn take(&mut self, step: Step) {
+        if !self.pick.options.may(step.group()) {
+            return;
+        }
+        let Some(plan) = self.model.admit(&step) else { return };
+        let index = self.steps.len();
+        let ask = !self.model.lost
+            && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
+        let outcome = self.lane.run(index, &step, &plan.mask, ask, &self.porter);
+        let fine = outcome.result.is_ok();
+        self.model.settle(index, &step, &plan, fine, outcome.waited, &outcome.status);
+        self.steps.push(step);
+    }
+
+    /// Something to work with.
+    fn prologue(&mut self) {
+        let devices = self.model.devices;
+        for _ in 0..1 + self.pick.rng.below(3) {
+            let step = self.pick.stream_create(&self.model);
+            self.take(step);
+        }
+        for _ in 0..1 + self.pick.rng.below(2) {
+            let device = self.pick.rng.below(devices);
+            let (buf, bytes) = (self.pick.fresh(), self.pick.size());
+            self.take(Step::MemAlloc { buf, device, bytes });
+        }
+        if self.pick.rng.rarely(2) {
+            let (buf, bytes) = (self.pick.fresh(), self.pick.size());
+            self.take(Step::HostAlloc { buf, device: 0, bytes });
+            self.take(Step::HostWrite { buf, value: 0x51 });
+        }
+        if self.pick.rng.rarely(2) {
+            let (buf, bytes) = (self.pick.fresh(), self.pick.size());
+            self.take(Step::Pageable { buf, bytes });
+        }
+        let bufs: Vec<Id> = self.model.bufs.keys().copied().collect();
+        for buf in bufs {
+            let b = &self.model.bufs[&buf];
+            if b.kind == Kind::Alloc {
+                let (stream, count) = (b.device as Id, b.bytes / 4);
+                let dst = Place::Buf { buf, at: 0 };
+                let value = 0x0101_0101 * u32::from(buf as u8);
+                self.take(Step::Memset { dst, width: 4, value, count, stream });
+            }
+        }
+    }
+
+    /// A fault, a call that must notice it, and whatever comes to mind then.
+    fn strike(&mut self) {
+        if self.model.gate.is_some() {
+            self.take(Step::OpenGate);
+        }
+        let captured: Vec<Id> = self
+            .model
+            .streams
+            .iter()
+            .filter(|(_, s)| s.alive && s.capture.is_some())
+            .map(|(&id, _)| id)
+            .collect();
+        for stream in captured {
+            let graph = self.pick.fresh();
+            self.take(Step::EndCapture { stream, graph });
+        }
+        for device in 0..self.model.devices {
+            self.take(Step::ThreadMode { device, mode: Mode::Relaxed });
+            self.take(Step::Synchronize { device });
+        }
+        let blows = [Blow::Nowhere, Blow::Misaligned, Blow::Trap, Blow::Unmapped, Blow::InGraph];
+        let how = self.pick.rng.of(&blows).unwrap_or(Blow::Nowhere);
+        let streams: Vec<Id> = self
+            .model
+            .streams
+            .iter()
+            .filter(|(_, s)| s.alive && (!s.legacy || how != Blow::InGraph))
+            .map(|(&id, _)| id)
+            .collect();
+        let Some(stream) = self.pick.rng.of(&streams) else { return };
+        let device = self.model.streams[&stream].device;
+        self.take(Step::Strike { stream, how });
+        let other = self.pick.rng.below(self.model.devices);
+        let notices = [
+            Step::StreamSynchronize { stream },
+            Step::Synchronize { device },
+            Step::Synchronize { device: other },
+            Step::StreamSynchronize { stream: other as Id },
+        ];
+        let first = self.pick.rng.of(&notices).unwrap_or(Step::Synchronize { device });
+        self.take(first);
+        let end = self.steps.len() + 3 + self.pick.rng.below(8);
+        let mut tries = 0;
+        while self.steps.len() < end && tries < 100 {
+            tries += 1;
+            if let Some(step) = self.pick.any(&self.model) {
+                self.take(step);
+            }
+        }
+        for device in 0..self.model.devices {
+            self.take(Step::Ask { device, what: Question::Lost });
+            self.take(Step::Synchronize { device });
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Programs that nobody wrote: random driver calls, legal ones and others, on several drivers at
+//! once. Results, error codes, captures' states, what waits for what, and all bytes that order
+//! determines must be the same.
+//!
+//! On the simulator alone, its schedules are compared with one another. `cargo xtask gpu-test --fuzz
+//! N` compares it with the real driver. `model.rs` knows which steps are sound and what is
+//! determined; `lane.rs` is a driver with its objects; `run.rs` takes drivers through a program side
+//! by side; `campaign.rs` runs many in several processes and shrinks what differs.
+//!
+//! A difference is mended in the simulator's file of that subject (`src/sim/`), written down in
+//! `src/sim/mod.rs`, and its program is added to `found.rs`.
+
+mod admit;
+mod campaign;
+mod clean;
+mod found;
+mod gate;
+mod generate;
+mod lane;
+mod model;
+mod order;
+mod perform;
+mod pick;
+mod run;
+mod settle;
+mod step;
+mod worker;
+
+use campaign::Campaign;
+use generate::Options;
+use worker::First;
+
+/// What `cargo xtask gpu-test --fuzz` says, as `name=value` set apart by spaces.
+const SETTINGS: &str = "WARPLINE_FUZZ";
+
+fn campaign(first: First, sticky: bool, devices: usize, programs: u64) -> Campaign {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let mut campaign = Campaign {
+        options: Options { devices, without: Vec::new(), sticky },
+        first,
+        start: 1,
+        programs,
+        workers: cores.min(16),
+    };
+    let Ok(text) = std::env::var(SETTINGS) else { return campaign };
+    for setting in text.split_whitespace() {
+        let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+        let number = || value.parse::<u64>().unwrap_or_else(|_| panic!("{setting} in {SETTINGS}"));
+        match name {
+            "programs" if !sticky => campaign.programs = number(),
+            "sticky" if sticky => campaign.programs = number(),
+            "seed" => campaign.start = number(),
+            "devices" => campaign.options.devices = number() as usize,
+            "workers" => campaign.workers = number() as usize,
+            "without" => {
+                campaign.options.without = value.split(',').map(str::to_owned).collect();
+            }
+            "programs" | "sticky" => {}
+            _ => panic!("{setting} in {SETTINGS} is not understood"),
+        }
+    }
+    campaign
+}
+
+fn agree(campaign: &Campaign) {
+    let report = campaign.run();
+    assert!(report.print(campaign), "the drivers differ");
+    assert_eq!(report.agree, campaign.programs);
+}
+
+#[test]
+fn programs_agree_under_every_schedule() {
+    for devices in [1, 2] {
+        agree(&campaign(First::Simulator, false, devices, 300));
+    }
+}
+
+#[test]
+fn sticky_programs_agree_under_every_schedule() {
+    agree(&campaign(First::Simulator, true, 2, 20));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_random_programs() {
+    agree(&campaign(First::Driver, false, 1, 300));
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_random_programs() {
+    agree(&campaign(First::Driver, false, 2, 300));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_sticky_programs() {
+    agree(&campaign(First::Driver, true, 1, 8));
+}
+
+/// No test of its own: the process that the others start.
+#[test]
+#[ignore = "the tests here start it"]
+fn fuzz_worker() {
+    if let Ok(role) = std::env::var(worker::ROLE) {
+        worker::serve(&role);
+    }
+}

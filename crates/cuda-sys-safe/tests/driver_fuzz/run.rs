@@ -1,0 +1,239 @@
+//! A program on several drivers at once, step by step.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::gate::Porter;
+use crate::lane::{Lane, Outcome};
+use crate::model::{Kind, Model};
+use crate::step::*;
+
+/// One way in which drivers differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// What kind of step and what it came to: equal for the same cause, as far as one can tell.
+    pub(crate) class: String,
+    /// The step and what each driver said.
+    pub(crate) text: String,
+}
+
+/// Where a program is, for whoever watches that it goes on.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Counts calls; odd while one is under way.
+    pub(crate) calls: AtomicUsize,
+    pub(crate) step: AtomicUsize,
+    pub(crate) lane: AtomicUsize,
+}
+
+/// Runs `steps` and what brings it to an end on all lanes, and says where they differ from the
+/// first. That is clean afterwards, unless the flag is set.
+pub(crate) fn run(
+    steps: &[Step],
+    lanes: &mut [Lane],
+    porter: &Porter,
+    progress: &Progress,
+) -> (Vec<Difference>, bool) {
+    let devices = lanes[0].devices;
+    let mut run = Run {
+        model: Model::new(devices),
+        lanes,
+        porter,
+        progress,
+        found: Vec::new(),
+        parted: false,
+        index: 0,
+    };
+    for step in steps {
+        run.step(step);
+        if run.parted {
+            break;
+        }
+    }
+    if run.model.lost {
+        run.lanes.iter_mut().for_each(Lane::forget);
+        return (run.found, true);
+    }
+    if !run.parted {
+        run.close();
+    }
+    let parted = run.parted;
+    let mut found = run.found;
+    let refused: Vec<Vec<String>> = lanes.iter_mut().map(Lane::clean).collect();
+    let dirty = refused.first().is_none_or(|refused| !refused.is_empty());
+    for (lane, refused) in lanes.iter().zip(refused) {
+        // What is refused after the drivers parted follows from that.
+        if let Some(first) = refused.first().filter(|_| !parted) {
+            let what = first.split(':').next().unwrap_or_default();
+            let class = format!("cleaning up on {}: {what}", lane.name);
+            found.push(Difference { class, text: format!("{}: {refused:?}", lane.name) });
+        }
+    }
+    (found, dirty)
+}
+
+struct Run<'a> {
+    model: Model,
+    lanes: &'a mut [Lane],
+    porter: &'a Porter,
+    progress: &'a Progress,
+    found: Vec<Difference>,
+    /// Whether the drivers are in different states from here on.
+    parted: bool,
+    index: usize,
+}
+
+impl Run<'_> {
+    fn step(&mut self, step: &Step) {
+        let index = self.index;
+        self.index += 1;
+        self.progress.step.store(index, Ordering::Relaxed);
+        let Some(plan) = self.model.admit(step) else { return };
+        if self.model.lost && matches!(step, Step::HostRead { .. }) {
+            return;
+        }
+        let ask = !self.model.lost
+            && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
+        let mut outcomes = Vec::new();
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            self.progress.lane.store(number, Ordering::Relaxed);
+            self.progress.calls.fetch_add(1, Ordering::Release);
+            outcomes.push(lane.run(index, step, &plan.mask, ask, self.porter));
+            self.progress.calls.fetch_add(1, Ordering::Release);
+        }
+        let first = outcomes[0].clone();
+        for (number, other) in outcomes.iter().enumerate().skip(1) {
+            if *other != first {
+                self.differ(step, number, &first, other);
+                break;
+            }
+        }
+        let waited = outcomes.iter().any(|o| o.waited);
+        if waited && !outcomes.iter().all(|o| o.waited) {
+            for lane in self.lanes.iter_mut() {
+                if let Some(gate) = lane.gate.take() {
+                    gate.open();
+                }
+            }
+        }
+        let fine = first.result.is_ok();
+        self.model.settle(index, step, &plan, fine, waited, &first.status);
+    }
+
+    fn differ(&mut self, step: &Step, lane: usize, first: &Outcome, other: &Outcome) {
+        let names = (self.lanes[0].name.clone(), self.lanes[lane].name.clone());
+        let short = |o: &Outcome| match &o.result {
+            Ok(value) => value.clone(),
+            Err(code) => code.clone(),
+        };
+        let mut what = vec![];
+        if first.result != other.result {
+            what.push(format!("{} / {}", short(first), short(other)));
+        }
+        if first.waited != other.waited {
+            let yes = |o: &Outcome| if o.waited { "waits" } else { "does not wait" };
+            what.push(format!("{} / {}", yes(first), yes(other)));
+        }
+        if first.status != other.status {
+            what.push(format!("captures {} / {}", first.status, other.status));
+        }
+        if first.bytes != other.bytes {
+            what.push("bytes".to_owned());
+        }
+        let status = first.status != other.status;
+        let class = if status && what.len() == 1 {
+            format!("{}: captures", step.kind())
+        } else {
+            let what: Vec<_> =
+                what.iter().filter(|w| !w.starts_with("captures")).cloned().collect();
+            format!("{}: {}", step.kind(), what.join(", "))
+        };
+        let mut text = format!("{step:?}: {}", what.join(", "));
+        if let Some(at) = first.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b) {
+            text += &format!(" from byte {at}: {} / {}", first.bytes[at], other.bytes[at]);
+        }
+        text += &format!(" ({} / {})", names.0, names.1);
+        self.found.push(Difference { class, text });
+        self.parted |= first.result.is_ok() != other.result.is_ok() || status;
+    }
+
+    /// Brings the program to its end, reads all memory, and looks at what ran in which order.
+    fn close(&mut self) {
+        let mut next: Id = 30_000;
+        if self.model.gate.is_some() {
+            self.step(&Step::OpenGate);
+        }
+        let captured = |m: &Model| -> Vec<Id> {
+            let all = m.streams.iter().filter(|(_, s)| s.alive && s.capture.is_some());
+            all.map(|(&id, _)| id).collect()
+        };
+        for stream in captured(&self.model) {
+            next += 1;
+            self.step(&Step::EndCapture { stream, graph: next });
+        }
+        if self.parted || !captured(&self.model).is_empty() {
+            return;
+        }
+        for device in 0..self.model.devices {
+            self.step(&Step::ThreadMode { device, mode: Mode::Global });
+            self.step(&Step::Synchronize { device });
+        }
+        for (place, bytes, device) in self.readable() {
+            if self.parted {
+                return;
+            }
+            next += 1;
+            let buf = next;
+            self.step(&Step::Pageable { buf, bytes });
+            let dst = Place::Buf { buf, at: 0 };
+            self.step(&Step::Copy { dst, src: place, bytes, by: By::Device(device) });
+            self.step(&Step::HostRead { buf });
+        }
+        let hosts: Vec<Id> = self.model.bufs.keys().copied().filter(|&id| id < 30_000).collect();
+        for buf in hosts {
+            self.step(&Step::HostRead { buf });
+        }
+        self.order();
+    }
+
+    /// All device memory whose content can be copied out.
+    fn readable(&self) -> Vec<(Place, usize, usize)> {
+        let m = &self.model;
+        let mut all = Vec::new();
+        for (&buf, b) in m.bufs.iter().filter(|(_, b)| b.alive) {
+            if matches!(b.kind, Kind::Alloc | Kind::Pool) && b.bytes <= 1 << 16 {
+                all.push((Place::Buf { buf, at: 0 }, b.bytes, b.device));
+            }
+        }
+        for (&range, r) in m.ranges.iter().filter(|(_, r)| r.alive) {
+            for (&page, mapping) in &r.mappings {
+                let device = m.physical[&mapping.memory].device;
+                all.push((Place::Page { range, page, at: 0 }, crate::order::TRACKED, device));
+            }
+        }
+        all
+    }
+
+    /// Every host function ran once, after those that come before it.
+    fn order(&mut self) {
+        for lane in self.lanes.iter() {
+            let heard = lane.heard.lock().expect("nobody panics with it").clone();
+            let place = |step| heard.iter().position(|&h| h == step);
+            let mut wrong = None;
+            for f in &self.model.host_fns {
+                if heard.iter().filter(|&&h| h == f.step).count() != 1 {
+                    wrong = Some(format!("step {} did not run once: {heard:?}", f.step));
+                }
+                for other in &self.model.host_fns {
+                    let before = other.step != f.step && f.clock.has(other.op);
+                    if before && place(other.step) > place(f.step) {
+                        wrong = Some(format!("step {} ran before {}", f.step, other.step));
+                    }
+                }
+            }
+            if let Some(text) = wrong {
+                let class = format!("order of host functions on {}", lane.name);
+                self.found.push(Difference { class, text });
+            }
+        }
+    }
+}

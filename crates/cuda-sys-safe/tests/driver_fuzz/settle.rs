@@ -1,0 +1,361 @@
+//! What a step changed, by the result that the drivers gave.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::admit::Plan;
+use crate::model::*;
+use crate::order::{Clock, TIMELINES};
+use crate::step::*;
+
+impl Model {
+    /// Follows a step that was accepted (`fine`) or refused. `waited`: it opened the gate.
+    /// `status`: what every stream's capture is like now, one letter each, where that was asked.
+    pub(crate) fn settle(
+        &mut self,
+        index: usize,
+        step: &Step,
+        plan: &Plan,
+        fine: bool,
+        waited: bool,
+        status: &str,
+    ) {
+        if waited {
+            self.gate = None;
+        }
+        if fine {
+            self.done(index, step, plan);
+        }
+        self.follow(status);
+    }
+
+    fn done(&mut self, index: usize, step: &Step, plan: &Plan) {
+        use Step::*;
+        match *step {
+            StreamCreate { stream, device, non_blocking, .. } => {
+                let timeline = (self.devices + self.streams.len()).min(TIMELINES - 2);
+                let clock = Clock::default();
+                let state = StreamState {
+                    device,
+                    non_blocking,
+                    legacy: false,
+                    alive: true,
+                    timeline,
+                    clock,
+                    capture: None,
+                    frontier: BTreeSet::new(),
+                };
+                self.streams.insert(stream, state);
+            }
+            StreamDestroy { stream } => {
+                if let Some(s) = self.streams.get_mut(&stream) {
+                    (s.alive, s.capture) = (false, None);
+                }
+            }
+            StreamSynchronize { stream } => {
+                let clock = self.streams[&stream].clock;
+                self.host.join(&clock);
+            }
+            EventCreate { event, device, .. } => {
+                let state = EventState { device, alive: true, recorded: None, captured: None };
+                self.events.insert(event, state);
+            }
+            EventDestroy { event } => {
+                if let Some(e) = self.events.get_mut(&event) {
+                    e.alive = false;
+                }
+            }
+            EventRecord { event, stream } => {
+                let s = &self.streams[&stream];
+                let captured = s.capture.map(|id| (id, s.frontier.clone()));
+                let recorded = captured.is_none().then(|| self.advance(stream).1);
+                if let Some(e) = self.events.get_mut(&event) {
+                    e.captured = captured;
+                    e.recorded = recorded.or(e.recorded);
+                }
+            }
+            EventWait { stream, event } => self.wait(stream, event),
+            EventSynchronize { event } => {
+                let clock = self.events[&event].recorded.unwrap_or_default();
+                self.host.join(&clock);
+            }
+            Synchronize { device } => {
+                let clock = self.device_clock(device);
+                self.host.join(&clock);
+            }
+            MemAlloc { buf, device, bytes } => {
+                self.add_buf(buf, Kind::Alloc, device, bytes, false);
+            }
+            MemFree { buf, .. } | HostFree { buf, .. } | FreeAsync { buf, .. } => {
+                if let Some(b) = self.bufs.get_mut(&buf) {
+                    b.alive = false;
+                }
+                if let FreeAsync { stream, .. } = *step {
+                    self.advance_alone(stream);
+                }
+            }
+            HostAlloc { buf, device, bytes } => {
+                self.add_buf(buf, Kind::Pinned, device, bytes, false);
+            }
+            Pageable { buf, bytes } => self.add_buf(buf, Kind::Pageable, 0, bytes, true),
+            HostRegister { buf, .. } => self.set_kind(buf, Kind::Registered),
+            HostUnregister { buf, .. } => self.set_kind(buf, Kind::Pageable),
+            HostWrite { buf, .. } => {
+                let (content, len) = (self.bufs[&buf].content, self.bufs[&buf].bytes);
+                let (op, clock) = self.advance_host();
+                self.contents[content].write(0, len, op, &clock, true);
+            }
+            Copy { by, .. } => self.copied(by, plan),
+            Memset { stream, .. } | Launch { stream, .. } => {
+                if let Some(work) = &plan.work {
+                    self.enqueued(stream, vec![*work], false);
+                }
+            }
+            HostFunction { stream, .. } => {
+                let (op, clock) = self.advance(stream);
+                self.host_fns.push(HostFn { step: index, op, clock });
+            }
+            Gate { stream } => {
+                let (op, _) = self.advance(stream);
+                self.gate = Some(op);
+                self.gated_device = self.streams[&stream].device;
+            }
+            OpenGate => self.gate = None,
+            BeginCapture { stream, .. } => {
+                self.captures.push(Vec::new());
+                let id = self.captures.len() - 1;
+                if let Some(s) = self.streams.get_mut(&stream) {
+                    (s.capture, s.frontier) = (Some(id), BTreeSet::new());
+                }
+            }
+            EndCapture { stream, graph } => {
+                let id = self.streams[&stream].capture;
+                let nodes = id.map(|id| std::mem::take(&mut self.captures[id]));
+                let state = graph_of(&nodes.unwrap_or_default());
+                self.graphs.insert(graph, state);
+            }
+            Instantiate { graph, exec } => {
+                let state = self.graphs[&graph].clone();
+                self.execs.insert(exec, state);
+            }
+            GraphLaunch { exec, stream } => {
+                let x = self.execs[&exec].clone();
+                if self.streams[&stream].capture.is_none()
+                    && let Some(s) = self.streams.get_mut(&stream)
+                {
+                    s.clock.join(&x.latest);
+                }
+                let latest = self.enqueued(stream, x.work, x.racy);
+                if let (Some(latest), Some(x)) = (latest, self.execs.get_mut(&exec)) {
+                    x.latest = latest;
+                }
+            }
+            GraphDestroy { graph } => {
+                if let Some(g) = self.graphs.get_mut(&graph) {
+                    g.alive = false;
+                }
+            }
+            ExecDestroy { exec } => {
+                if let Some(x) = self.execs.get_mut(&exec) {
+                    x.alive = false;
+                }
+            }
+            Reserve { range, device, pages, .. } => {
+                let mappings = BTreeMap::new();
+                let state = RangeState { device, pages, alive: true, mappings };
+                self.ranges.insert(range, state);
+            }
+            AddressFree { range, .. } => {
+                if let Some(r) = self.ranges.get_mut(&range) {
+                    r.alive = false;
+                }
+            }
+            Create { memory, device, pages, .. } => {
+                let contents = (0..pages).map(|_| self.content(PAGE, false)).collect();
+                self.physical.insert(memory, Physical { device, pages, alive: true, contents });
+            }
+            Release { memory } => {
+                if let Some(p) = self.physical.get_mut(&memory) {
+                    p.alive = false;
+                }
+            }
+            Map { range, page, pages, memory, .. } => {
+                let mapping = Mapping { id: self.fresh(), pages, memory, access: BTreeMap::new() };
+                if let Some(r) = self.ranges.get_mut(&range) {
+                    r.mappings.insert(page, mapping);
+                }
+            }
+            SetAccess { range, page, pages, device, access } => {
+                if let Some(r) = self.ranges.get_mut(&range) {
+                    for (_, mapping) in r.mappings.range_mut(page..page + pages) {
+                        mapping.access.insert(device, access);
+                    }
+                }
+            }
+            Unmap { range, page, pages, .. } => {
+                if let Some(r) = self.ranges.get_mut(&range) {
+                    r.mappings.retain(|&at, _| at < page || at >= page + pages);
+                }
+            }
+            PoolCreate { pool, device } => {
+                self.pools.insert(pool, PoolState { device, alive: true });
+            }
+            PoolDestroy { pool } => {
+                if let Some(p) = self.pools.get_mut(&pool) {
+                    p.alive = false;
+                }
+            }
+            AllocAsync { buf, pool, bytes, stream } => {
+                let (device, since) = (self.pools[&pool].device, self.advance_alone(stream));
+                self.add_buf(buf, Kind::Pool, device, bytes, false);
+                if let Some(b) = self.bufs.get_mut(&buf) {
+                    b.since = since;
+                }
+            }
+            PeerEnable { device, peer } => {
+                self.peers.insert((device, peer));
+            }
+            PeerDisable { device, peer } => {
+                self.peers.remove(&(device, peer));
+            }
+            Strike { .. } => self.lost = true,
+            StreamQuery { .. } | StreamPriority { .. } | EventQuery { .. } => {}
+            EventElapsed { .. } | HostRead { .. } | LaunchRefused { .. } => {}
+            CaptureStatus { .. } | ThreadMode { .. } | PoolThreshold { .. } => {}
+            PoolTrim { .. } | PeerCan { .. } | PointerKind { .. } | Module { .. } => {}
+            IpcMemory { .. } | IpcEvent { .. } | Ask { .. } => {}
+        }
+    }
+
+    fn add_buf(&mut self, buf: Id, kind: Kind, device: usize, bytes: usize, determined: bool) {
+        let content = self.content(bytes, determined);
+        let since = Clock::default();
+        self.bufs.insert(buf, Buf { kind, device, bytes, content, alive: true, since });
+    }
+
+    fn set_kind(&mut self, buf: Id, kind: Kind) {
+        if let Some(b) = self.bufs.get_mut(&buf) {
+            b.kind = kind;
+        }
+    }
+
+    fn wait(&mut self, stream: Id, event: Id) {
+        let event = self.events[&event].clone();
+        match event.captured {
+            Some((id, frontier)) if self.streams.values().any(|s| s.capture == Some(id)) => {
+                if let Some(s) = self.streams.get_mut(&stream) {
+                    if s.capture != Some(id) {
+                        s.frontier.clear();
+                    }
+                    s.capture = Some(id);
+                    s.frontier.extend(frontier);
+                }
+            }
+            Some(_) => {}
+            None => {
+                if let Some(s) = self.streams.get_mut(&stream)
+                    && s.capture.is_none()
+                {
+                    s.clock.join(&event.recorded.unwrap_or_default());
+                }
+            }
+        }
+    }
+
+    /// Work that a stream was given: done in its order, or a node of a capture. The clock of what
+    /// runs.
+    fn enqueued(&mut self, stream: Id, work: Vec<Work>, racy: bool) -> Option<Clock> {
+        if let Some(id) = self.streams[&stream].capture {
+            let after = self.streams[&stream].frontier.clone();
+            self.captures[id].push(Node { work, after, racy });
+            let node = self.captures[id].len() - 1;
+            if let Some(s) = self.streams.get_mut(&stream) {
+                s.frontier = BTreeSet::from([node]);
+            }
+            return None;
+        }
+        let (op, clock) = self.advance(stream);
+        for work in &work {
+            self.run(work, op, &clock);
+        }
+        for w in work.iter().map(|work| work.writes).filter(|_| racy) {
+            self.contents[w.content].spoil(w.at, w.len);
+        }
+        Some(clock)
+    }
+
+    fn copied(&mut self, by: By, plan: &Plan) {
+        let stream = match by {
+            By::Stream(stream) => stream,
+            By::Device(device) => device as Id,
+        };
+        let Some(mut work) = plan.work else { return };
+        let Some(from) = work.reads else { return };
+        let captured = self.streams[&stream].capture.is_some();
+        if captured || from.kind != Kind::Pageable || work.writes.device.is_none() {
+            if let Some(clock) = self.enqueued(stream, vec![work], false) {
+                let pageable = |kind| kind == Kind::Pageable;
+                let host = from.device.is_none() || work.writes.device.is_none();
+                let waited = pageable(work.writes.kind)
+                    || (pageable(from.kind) && work.writes.device.is_none())
+                    || (matches!(by, By::Device(_)) && host);
+                if waited {
+                    self.host.join(&clock);
+                }
+            }
+            return;
+        }
+        // The source is read before the call returns.
+        let (op, clock) = self.advance_host();
+        let known = self.contents[from.content].read(from.at, from.len, op, &clock);
+        work.reads = None;
+        self.enqueued(stream, vec![work], !known);
+    }
+
+    /// Takes over which streams are being captured: one letter per stream made by the program, in
+    /// the order of their numbers.
+    fn follow(&mut self, status: &str) {
+        let letters: Vec<char> = status.chars().collect();
+        let alive = self.streams.values_mut().filter(|s| s.alive && !s.legacy);
+        let mut strays = Vec::new();
+        for (s, letter) in alive.zip(letters) {
+            match (letter, s.capture) {
+                ('-', _) => (s.capture, s.frontier) = (None, BTreeSet::new()),
+                (_, None) => strays.push(s),
+                _ => {}
+            }
+        }
+        // Taken into a capture by a rule that is not known here: its work is of no other's graph.
+        for s in strays {
+            self.captures.push(Vec::new());
+            s.capture = Some(self.captures.len() - 1);
+        }
+    }
+}
+
+/// All of a capture's work, and whether parts of it run side by side on the same memory.
+fn graph_of(nodes: &[Node]) -> GraphState {
+    let mut before: Vec<BTreeSet<usize>> = Vec::new();
+    let mut racy = nodes.iter().any(|n| n.racy);
+    for (index, node) in nodes.iter().enumerate() {
+        let mut all = node.after.clone();
+        for &n in &node.after {
+            all.extend(before[n].iter().copied());
+        }
+        for other in (0..index).filter(|other| !all.contains(other)) {
+            racy |= nodes[other].work.iter().any(|a| node.work.iter().any(|b| conflict(a, b)));
+        }
+        before.push(all);
+    }
+    let work = nodes.iter().flat_map(|n| n.work.clone()).collect();
+    GraphState { alive: true, work, racy, latest: Clock::default() }
+}
+
+fn conflict(a: &Work, b: &Work) -> bool {
+    let meet = |x: &Region, y: &Region| {
+        x.content == y.content && x.at < y.at + y.len && y.at < x.at + x.len
+    };
+    let touches = |w: &Region, other: &Work| {
+        meet(w, &other.writes) || other.reads.is_some_and(|r| meet(w, &r))
+    };
+    touches(&a.writes, b) || touches(&b.writes, a)
+}

@@ -1,0 +1,184 @@
+//! The steps that programs are made of: plain data over numbered objects, which print as the Rust
+//! that makes them.
+
+/// The number of an object: each step that makes one gives it a number of its own. Stream `d` below
+/// [`FIRST_STREAM`] is the legacy default stream of device `d`.
+pub(crate) type Id = u16;
+
+pub(crate) const FIRST_STREAM: Id = 8;
+
+/// Memory: a buffer, or a page of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Buf { buf: Id, at: usize },
+    Page { range: Id, page: usize, at: usize },
+}
+
+/// `cuMemcpyAsync` on a stream, or `cuMemcpy` on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Stream(Id),
+    Device(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Global,
+    ThreadLocal,
+    Relaxed,
+}
+
+/// What is asked for that needs no object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    Priorities,
+    Granularity,
+    MemInfo,
+    Lost,
+    NoSuchDevice,
+}
+
+/// A launch that must be refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BadShape {
+    NoBlocks,
+    NoThreads,
+    TooManyThreads,
+    TooDeep,
+    TooTall,
+    TooMuchShared,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Image {
+    Good,
+    CutShort,
+    TooNew,
+    NoSuchKernel,
+}
+
+/// Work that loses the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blow {
+    /// A kernel writes where nothing is.
+    Nowhere,
+    /// A kernel writes at an odd address.
+    Misaligned,
+    /// A kernel ends itself.
+    Trap,
+    /// A kernel writes to addresses that are reserved and not mapped.
+    Unmapped,
+    /// The kernel is a node of a graph.
+    InGraph,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    StreamCreate { stream: Id, device: usize, non_blocking: bool, priority: i32 },
+    StreamDestroy { stream: Id },
+    StreamSynchronize { stream: Id },
+    StreamQuery { stream: Id },
+    StreamPriority { stream: Id },
+    EventCreate { event: Id, device: usize, timing: bool, interprocess: bool },
+    EventDestroy { event: Id },
+    EventRecord { event: Id, stream: Id },
+    EventWait { stream: Id, event: Id },
+    EventQuery { event: Id },
+    EventSynchronize { event: Id },
+    EventElapsed { start: Id, end: Id },
+    Synchronize { device: usize },
+    MemAlloc { buf: Id, device: usize, bytes: usize },
+    MemFree { buf: Id, device: usize, at: usize },
+    HostAlloc { buf: Id, device: usize, bytes: usize },
+    HostFree { buf: Id, device: usize },
+    Pageable { buf: Id, bytes: usize },
+    HostRegister { buf: Id, device: usize, bytes: usize },
+    HostUnregister { buf: Id, device: usize },
+    HostWrite { buf: Id, value: u8 },
+    HostRead { buf: Id },
+    Copy { dst: Place, src: Place, bytes: usize, by: By },
+    Memset { dst: Place, width: usize, value: u32, count: usize, stream: Id },
+    Launch { stream: Id, dst: Place, src: Place, words: usize, addend: u32 },
+    LaunchRefused { stream: Id, shape: BadShape },
+    HostFunction { stream: Id, panics: bool },
+    Gate { stream: Id },
+    OpenGate,
+    BeginCapture { stream: Id, mode: Mode },
+    EndCapture { stream: Id, graph: Id },
+    CaptureStatus { stream: Id },
+    ThreadMode { device: usize, mode: Mode },
+    Instantiate { graph: Id, exec: Id },
+    GraphLaunch { exec: Id, stream: Id },
+    GraphDestroy { graph: Id },
+    ExecDestroy { exec: Id },
+    Reserve { range: Id, device: usize, pages: usize, odd: usize },
+    AddressFree { range: Id, device: usize, pages: usize },
+    Create { memory: Id, device: usize, pages: usize, odd: usize },
+    Release { memory: Id },
+    Map { range: Id, page: usize, at: usize, pages: usize, offset: usize, memory: Id },
+    SetAccess { range: Id, page: usize, pages: usize, device: usize, access: Access },
+    Unmap { range: Id, device: usize, page: usize, pages: usize },
+    PoolCreate { pool: Id, device: usize },
+    PoolDestroy { pool: Id },
+    PoolThreshold { pool: Id, bytes: u64 },
+    PoolTrim { pool: Id, bytes: usize },
+    AllocAsync { buf: Id, pool: Id, bytes: usize, stream: Id },
+    FreeAsync { buf: Id, stream: Id },
+    PeerCan { device: usize, peer: usize },
+    PeerEnable { device: usize, peer: usize },
+    PeerDisable { device: usize, peer: usize },
+    PointerKind { place: Place },
+    Module { device: usize, image: Image },
+    IpcMemory { buf: Id, device: usize, at: usize },
+    IpcEvent { event: Id },
+    Ask { device: usize, what: Question },
+    Strike { stream: Id, how: Blow },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    None,
+    Read,
+    ReadWrite,
+}
+
+impl Step {
+    /// The name of its kind.
+    pub(crate) fn kind(&self) -> String {
+        let text = format!("{self:?}");
+        text.split([' ', '{']).next().unwrap_or_default().to_owned()
+    }
+
+    /// The groups that `--without` switches off.
+    pub(crate) fn group(&self) -> &'static str {
+        use Step::*;
+        match self {
+            StreamCreate { .. } | StreamDestroy { .. } | StreamSynchronize { .. } => "streams",
+            StreamPriority { .. } | Ask { .. } | PointerKind { .. } => "questions",
+            StreamQuery { .. } | EventQuery { .. } => "queries",
+            EventCreate { .. } | EventDestroy { .. } | EventRecord { .. } => "events",
+            EventWait { .. } | EventSynchronize { .. } | EventElapsed { .. } => "events",
+            Synchronize { .. } => "streams",
+            MemAlloc { .. } | MemFree { .. } => "memory",
+            HostAlloc { .. } | HostFree { .. } | Pageable { .. } => "host-memory",
+            HostRegister { .. } | HostUnregister { .. } => "registered",
+            HostWrite { .. } | HostRead { .. } => "host-memory",
+            Copy { .. } => "copies",
+            Memset { .. } => "memsets",
+            Launch { .. } | LaunchRefused { .. } => "kernels",
+            HostFunction { .. } => "host-functions",
+            Gate { .. } | OpenGate => "gates",
+            BeginCapture { .. } | EndCapture { .. } | CaptureStatus { .. } => "captures",
+            ThreadMode { .. } | Instantiate { .. } | GraphLaunch { .. } => "captures",
+            GraphDestroy { .. } | ExecDestroy { .. } => "captures",
+            Reserve { .. } | AddressFree { .. } | Create { .. } | Release { .. } => "mapping",
+            Map { .. } | SetAccess { .. } | Unmap { .. } => "mapping",
+            PoolCreate { .. } | PoolDestroy { .. } | PoolThreshold { .. } => "pools",
+            PoolTrim { .. } | AllocAsync { .. } | FreeAsync { .. } => "pools",
+            PeerCan { .. } | PeerEnable { .. } | PeerDisable { .. } => "peers",
+            Module { .. } => "modules",
+            IpcMemory { .. } | IpcEvent { .. } => "ipc",
+            Strike { .. } => "strikes",
+        }
+    }
+}
