@@ -16,7 +16,7 @@ use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureLog, Mailbox, Stream};
 
-use crate::launch::{begin_capture, replay};
+use crate::launch::{Flows, begin_capture, replay};
 use crate::storage::{Site, WeakStorage};
 use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target, random};
 use log::Held;
@@ -95,6 +95,7 @@ impl Capturing {
             made: notes.made,
             draws: notes.draws,
             mailboxes: notes.mailboxes,
+            flows: notes.flows,
             replayed: AtomicBool::new(false),
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
@@ -129,6 +130,8 @@ pub struct Graph {
     draws: u64,
     /// Where its kernels say that a check failed.
     mailboxes: Vec<Arc<Mailbox>>,
+    /// How a replay passes on which checks failed, by the keys of what is held.
+    flows: Flows,
     replayed: AtomicBool,
     runtime: Runtime,
     log: Arc<Log>,
@@ -176,7 +179,8 @@ impl Graph {
         let used = self.used();
         let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
         storages.push((state, true));
-        replay(&self.exec, &self.mailboxes, stream, &mut storages, Site { op: OP, location })?;
+        let site = Site { op: OP, location };
+        replay(&self.exec, &self.mailboxes, &self.flows, stream, &mut storages, site)?;
         if !self.replayed.swap(true, Ordering::Relaxed) {
             for storage in self.made.iter().filter_map(WeakStorage::upgrade) {
                 storage.member().inspect(|member| member.set_replayed());
