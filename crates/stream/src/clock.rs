@@ -69,6 +69,11 @@ pub(crate) struct Point {
 }
 
 impl Point {
+    /// Outside a capture.
+    pub(crate) fn at(op: OpNumber, progress: Arc<Progress>, before: Clock) -> Self {
+        Self { progress, op, before, capture: None }
+    }
+
     /// Enters that the host has seen it done, and with it all that came before it.
     pub(crate) fn mark_done(&self, core: &Core) {
         self.progress.mark_done(self.op);
@@ -81,9 +86,9 @@ impl Point {
         }
     }
 
-    /// [`Point::mark_done`], after which failed checks of that work are reported.
+    /// [`Point::mark_done`], after which a failed check of that work is reported.
     pub(crate) fn settle(&self, core: &Core) -> Result<()> {
-        core.world.checks.look(None, || self.mark_done(core))
+        core.world.checks.look(std::slice::from_ref(self), || self.mark_done(core))
     }
 
     /// Whether operation `op` of a stream comes before it.

@@ -211,7 +211,7 @@ impl Device {
         let mut before: Vec<_> = core.streams().iter().map(Stream::now).collect();
         before.extend(core.world.checks.points(core.index));
         core.driver.synchronize(core.index).map_err(|e| core.surfaced(None, e))?;
-        core.world.checks.look(None, || before.iter().for_each(|point| point.mark_done(core)))
+        core.world.checks.look(&before, || before.iter().for_each(|point| point.mark_done(core)))
     }
 
     /// Whether work was enqueued on more than one stream, of any device of the same

@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod checked;
 mod checks;
 mod clock;
 mod current;
@@ -43,12 +44,13 @@ mod event;
 mod event_pool;
 mod guard;
 mod launches;
+mod mailbox;
 mod numbering;
 mod order;
 mod stream;
 
 pub use capture::{CaptureGuard, CaptureLog, Captured};
-pub use checks::{IndexCheck, Mailbox};
+pub use checked::{CheckOutcome, CheckedLaunch, IndexCheck};
 pub use clock::Before;
 pub use device::{Device, STREAMS_PER_POOL};
 pub use devices::Devices;
@@ -56,6 +58,7 @@ pub use error::{Result, StreamError};
 pub use event::Event;
 pub use guard::{DeviceGuard, StreamGuard};
 pub use launches::{Launch, PendingLaunches};
+pub use mailbox::Mailbox;
 pub use stream::Stream;
 pub use warpline_cuda_sys_safe::EventFlags;
 

@@ -276,10 +276,10 @@ impl Stream {
 
     /// [`Stream::submit`] of an operation that is done when `f` returns, such as a copy to pageable
     /// memory. It, and what comes before it, is then known to be done, for which the holder of the
-    /// token vouches.
+    /// token vouches; a failed check of that is left for a wait to report.
     ///
     /// # Errors
-    /// What `f` returns; [`StreamError::IndexCheck`] for what comes before it.
+    /// What `f` returns.
     pub fn submit_waited<R>(
         &self,
         _token: LaunchToken,
@@ -289,7 +289,7 @@ impl Stream {
             let result = f(inner.raw.handle())?;
             Ok::<_, StreamError>((result, inner.advance(state), inner.point(state)))
         })?;
-        point.settle(self.core())?;
+        point.mark_done(self.core());
         Ok((result, op))
     }
 
@@ -508,7 +508,7 @@ impl Stream {
     #[track_caller]
     pub fn host_wait(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
-            return self.core().world.checks.look(None, || ());
+            return self.report_known(op);
         }
         self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
@@ -523,11 +523,17 @@ impl Stream {
     #[track_caller]
     pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
-            return self.core().world.checks.look(None, || ());
+            return self.report_known(op);
         }
         let (event, point) = self.0.checkpoint(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
-        self.core().world.checks.look(Some(&point), || ())
+        self.core().world.checks.look(&[point], || ())
+    }
+
+    /// Reports a failed check of this stream, up to an operation that is known to be done.
+    fn report_known(&self, op: OpNumber) -> Result<()> {
+        let point = || Point::at(op, Arc::clone(&self.0.progress), Clock::default());
+        self.core().world.checks.look_at(point)
     }
 
     /// Whether operation `op` is done. False for a while longer where it has no checkpoint of
@@ -538,7 +544,7 @@ impl Stream {
     #[track_caller]
     pub fn is_done(&self, op: OpNumber) -> Result<bool> {
         if self.0.progress.is_known_done(op) {
-            return self.core().world.checks.look(None, || ()).map(|()| true);
+            return self.report_known(op).map(|()| true);
         }
         self.refuse_twin("is_done")?;
         let (event, point) = self.0.checkpoint(op)?;

@@ -1,6 +1,7 @@
 //! What a capture notes while it is under way: the storages that its work uses, and in what order.
 
 use std::collections::HashMap;
+use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
@@ -11,9 +12,9 @@ use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::{GraphPool, Member, Replayed};
-use crate::launch::TOKEN;
+use crate::launch::{Flows, Marking, TOKEN};
 use crate::race::{Touch, Watch};
-use crate::storage::{Site, Uses, WeakStorage, uses_elsewhere};
+use crate::storage::{Marks, Site, Uses, WeakStorage, uses_elsewhere};
 use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
 
 /// One capture's notes.
@@ -33,6 +34,8 @@ struct Noted {
     entries: HashMap<usize, Entry>,
     /// Of other captures whose results this one uses.
     needed: Vec<Replayed>,
+    /// What was made in it, by the same keys.
+    made: HashMap<usize, WeakStorage>,
     /// Where the allocator takes memory for the streams that take part, by these streams' twins.
     routes: Vec<(Stream, PoolRoute<CudaBackend>)>,
     /// Memory that was dropped while other streams that take part use it.
@@ -60,6 +63,8 @@ pub(super) enum Held {
 pub(super) struct Notes {
     pub(super) storages: Vec<(Held, bool)>,
     pub(super) needed: Vec<Replayed>,
+    /// How a replay passes on which checks failed.
+    pub(super) flows: Flows,
     pub(super) draws: u64,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
 }
@@ -123,6 +128,7 @@ impl Log {
 
     /// Enters a storage that was made in the capture.
     pub(crate) fn enter_made(&self, storage: &Storage) {
+        self.noted().made.insert(storage.key(), storage.downgrade());
         self.pool.enter(storage);
     }
 
@@ -135,12 +141,19 @@ impl Log {
         offset
     }
 
-    /// Where the next kernel on a captured stream is to say that a check failed. It lives as long
-    /// as the graph.
-    pub(crate) fn mailbox(&self, stream: &Stream) -> Result<Arc<Mailbox>, DriverError> {
-        let mailbox = stream.captured_mailbox()?;
-        self.mailboxes().push(Arc::clone(&mailbox));
-        Ok(mailbox)
+    /// The number of the next kernel that checks, and where it is to say that its check failed: that
+    /// lives as long as the graph.
+    pub(crate) fn checked(
+        &self,
+        stream: &Stream,
+        op: &'static str,
+        location: &'static Location<'static>,
+    ) -> Result<(usize, [u64; 3]), DriverError> {
+        let mailbox = stream.captured_mailbox(op, location)?;
+        let told = mailbox.captured();
+        let mut mailboxes = self.mailboxes();
+        mailboxes.push(mailbox);
+        Ok((mailboxes.len() - 1, told))
     }
 
     fn mailboxes(&self) -> MutexGuard<'_, Vec<Arc<Mailbox>>> {
@@ -159,26 +172,33 @@ impl Log {
         storages: &[(&Storage, bool)],
         touches: &[Touch<'_>],
         site: Site,
+        marking: &Marking<'_>,
         f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
     ) -> Result<OpNumber> {
         let Some(log) = Self::of_captured(captured) else {
             return Err(Error::capture(site.op, "the capture is not a graph's".into()));
         };
         let mut noted = log.noted();
+        let Noted { entries, made, .. } = &mut *noted;
         let mut uses: SmallVec<[Box<Uses>; 4]> = SmallVec::new();
         for (storage, _) in storages {
-            let entry = noted.entries.entry(storage.key()).or_insert_with(|| {
+            let (key, bytes) = (storage.key(), storage.bytes());
+            let entry = entries.entry(key).or_insert_with(|| {
                 let of_pool = storage.member().is_some_and(|member| member.is_of(&log.pool));
                 let storage = if of_pool {
                     Held::OfPool(storage.downgrade())
                 } else {
                     Held::Kept((*storage).clone())
                 };
-                Entry { storage, writes: false, uses: Box::default() }
+                let mut uses = Box::<Uses>::default();
+                if !made.contains_key(&key) {
+                    uses.marks = Marks::before(bytes);
+                }
+                Entry { storage, writes: false, uses }
             });
             uses.push(std::mem::take(&mut entry.uses));
         }
-        let op = in_order(captured, storages, touches, &mut uses, site, f);
+        let op = in_order(captured, storages, touches, &mut uses, site, marking, f);
         for ((storage, write), uses) in storages.iter().zip(uses) {
             if let Some(entry) = noted.entries.get_mut(&storage.key()) {
                 entry.uses = uses;
@@ -198,11 +218,15 @@ impl Log {
     /// Takes everything out, at the end of the capture.
     pub(super) fn take(&self) -> Notes {
         let noted = std::mem::take(&mut *self.noted());
-        let Noted { entries, needed, routes, parked, draws } = noted;
+        let Noted { entries, needed, made, routes, parked, draws } = noted;
         let mailboxes = std::mem::take(&mut *self.mailboxes());
-        drop((routes, parked));
-        let storages = entries.into_values().map(|entry| (entry.storage, entry.writes)).collect();
-        Notes { storages, needed, draws, mailboxes }
+        drop((made, routes, parked));
+        let (mut storages, mut flows) = (Vec::with_capacity(entries.len()), Flows::new());
+        for (key, entry) in entries {
+            storages.push((entry.storage, entry.writes));
+            flows.insert(key, entry.uses.marks);
+        }
+        Notes { storages, needed, flows, draws, mailboxes }
     }
 }
 
@@ -213,9 +237,11 @@ fn in_order(
     touches: &[Touch<'_>],
     uses: &mut [Box<Uses>],
     site: Site,
+    marking: &Marking<'_>,
     f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
 ) -> Result<OpNumber> {
     let twin = captured.twin();
+    let carried = marking.carry(touches, storages, uses)?;
     let mut watch = None;
     if let Some((first, _)) = storages.first() {
         if first.runtime().sync_policy() == SyncPolicy::Auto {
@@ -232,6 +258,7 @@ fn in_order(
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.enter(twin, op, *write, site);
     }
+    marking.enter(carried, touches, storages, uses, false);
     if let Some(watch) = watch {
         watch.enter(twin, op, uses);
     }

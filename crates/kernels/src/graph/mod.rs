@@ -16,7 +16,7 @@ use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
 use warpline_sync::atomic::Ordering;
 
-use crate::launch::{TOKEN, replay};
+use crate::launch::{Flows, TOKEN, replay};
 use crate::storage::Site;
 use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target, random};
 use log::Held;
@@ -99,6 +99,7 @@ impl Capturing {
             needed: notes.needed,
             draws: notes.draws,
             mailboxes: notes.mailboxes,
+            flows: notes.flows,
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
         })
@@ -132,6 +133,8 @@ pub struct Graph {
     draws: u64,
     /// Where its kernels say that a check failed.
     mailboxes: Vec<Arc<Mailbox>>,
+    /// How a replay passes on which checks failed, by the keys of what is held.
+    flows: Flows,
     runtime: Runtime,
     log: Arc<Log>,
 }
@@ -186,7 +189,7 @@ impl Graph {
         let site = Site { op: OP, location };
         // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
         // the pool, and with the runtime the modules.
-        unsafe { replay(&self.exec, &self.mailboxes, stream, &mut storages, site) }?;
+        unsafe { replay(&self.exec, &self.mailboxes, &self.flows, stream, &mut storages, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())
     }

@@ -5,22 +5,25 @@ use std::sync::PoisonError;
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
 
+use super::marks::{wait_for_host, wrote_on_host};
 use super::report::Local;
 use super::{Call, distinct};
 use crate::race::{Touch, check_host};
 use crate::storage::{Site, not_host};
-use crate::{Error, Operand, Result, Storage, host};
+use crate::{Error, IndexCheck, Operand, Result, Storage, host};
 
 pub(super) fn run(call: &Call<'_>, checks: bool) -> Result<()> {
     let site = Site { op: call.op, location: call.location };
     let reported = Local::default();
     let params = checks.then(|| reported.params(call));
-    with_operands(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
-        // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of
-        // `launch::run` vouches for declaration and parameters.
-        unsafe { (call.host)(launch) };
-    })?;
-    reported.failed(call)
+    let failed =
+        with_checked(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
+            // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of
+            // `launch::run` vouches for declaration and parameters.
+            unsafe { (call.host)(launch) };
+            reported.failed(call)
+        })?;
+    failed.map_or(Ok(()), |failed| Err(failed.into()))
 }
 
 /// Runs host code on operands in host memory: device work that conflicts is waited for, and the
@@ -31,6 +34,20 @@ pub(crate) fn with_operands(
     params: &[u8],
     f: impl FnOnce(&HostLaunch<'_>),
 ) -> Result<()> {
+    let all_right = |launch: &HostLaunch<'_>| {
+        f(launch);
+        None
+    };
+    with_checked(site, operands, params, all_right).map(drop)
+}
+
+/// [`with_operands`] of code that checks indices, and returns what was wrong with one.
+fn with_checked(
+    site: Site,
+    operands: &[Operand<'_>],
+    params: &[u8],
+    f: impl FnOnce(&HostLaunch<'_>) -> Option<IndexCheck>,
+) -> Result<Option<IndexCheck>> {
     let op = site.op;
     let mut pointers: SmallVec<[*mut u8; 4]> = SmallVec::new();
     for operand in operands {
@@ -47,10 +64,11 @@ pub(crate) fn with_operands(
             check_host(&Touch::from(*operand), argument, site)?;
         }
         for operand in operands {
-            operand.view.storage.wait_for_host(operand.access.writes())?;
+            wait_for_host(&Touch::from(*operand))?;
         }
-        f(&HostLaunch { pointers: &pointers, params, parallel: host::may_parallel() });
-        Ok(())
+        let failed = f(&HostLaunch { pointers: &pointers, params, parallel: host::may_parallel() });
+        wrote_on_host(operands.iter().map(|operand| Touch::from(*operand)), failed.as_ref());
+        Ok(failed)
     })
 }
 

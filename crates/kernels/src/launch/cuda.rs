@@ -1,12 +1,11 @@
 //! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
 use warpline_sync::MutexGuard;
 
+use super::marks::Marking;
 use super::{Call, Code, Report, TOKEN, distinct};
 use crate::graph::Log;
 use crate::race::{Touch, Watch};
@@ -45,14 +44,16 @@ pub(super) fn run(
     for operand in call.operands {
         footprints.push(footprint(call.op, device.index(), operand)?);
     }
-    enqueue(stream, call.operands.iter().copied(), site, |h| {
-        // By now no other thread begins a capture of the stream, or ends it.
-        let mailbox = match (checks, Log::of(stream)) {
-            (false, _) => None,
-            (true, None) => Some(Arc::clone(stream.mailbox()?)),
-            (true, Some(log)) => Some(log.mailbox(stream)?),
+    let marking = Marking::default();
+    enqueue_marked(stream, call.operands.iter().copied(), site, &marking, |h| {
+        let params = match checks {
+            true => {
+                let (params, own) = Report::on_stream(call, stream)?;
+                marking.own.borrow_mut().push(own);
+                Some(params)
+            }
+            false => None,
         };
-        let params = mailbox.as_ref().map(|mailbox| Report::on_stream(call, mailbox, stream));
         let launch = Launch {
             op: call.op,
             code,
@@ -134,6 +135,20 @@ pub(crate) fn enqueue<'a, F>(
 where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
+    enqueue_marked(stream, arguments, site, &Marking::default(), f)
+}
+
+/// [`enqueue`] of work that has marks of its own.
+fn enqueue_marked<'a, F>(
+    stream: &Stream,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
+    site: Site,
+    marking: &Marking<'_>,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce(StreamHandle) -> Result<(), DriverError>,
+{
     let (touches, distinct) = arrange(stream, arguments, site)?;
     if let Some(captured) = stream.captured() {
         check_world(stream, &distinct, site.op)?;
@@ -141,9 +156,9 @@ where
         if distinct.iter().any(|(s, _)| s.cuda_device().is_none() && !s.is_pinned()) {
             return Err(pageable_in_capture(site.op));
         }
-        return Log::enqueue(&captured, &distinct, &touches, site, f);
+        return Log::enqueue(&captured, &distinct, &touches, site, marking, f);
     }
-    enqueue_now(stream, &distinct, &touches, site, f)
+    enqueue_now(stream, &distinct, &touches, site, marking, f)
 }
 
 /// What a copy from or to pageable memory answers in a capture.
@@ -158,6 +173,7 @@ pub(super) fn enqueue_now<F>(
     distinct: &[(&Storage, bool)],
     touches: &[Touch<'_>],
     site: Site,
+    marking: &Marking<'_>,
     f: F,
 ) -> Result<OpNumber>
 where
@@ -167,7 +183,7 @@ where
         refuse_captured(stream, site.op)?;
         f(handle).map_err(StreamError::from)
     };
-    in_order(stream, distinct, touches, site, || Ok(stream.submit(TOKEN, submit)?.1))
+    in_order(stream, distinct, touches, site, marking, || Ok(stream.submit(TOKEN, submit)?.1))
 }
 
 /// For what no capture can hold, as it is submitted: another thread may have begun to capture the
@@ -191,7 +207,7 @@ where
     F: FnOnce() -> Result<OpNumber>,
 {
     let (touches, distinct) = arrange(stream, arguments, site)?;
-    in_order(stream, &distinct, &touches, site, f)
+    in_order(stream, &distinct, &touches, site, &Marking::default(), f)
 }
 
 /// Refuses storages and a stream of several worlds.
@@ -208,6 +224,7 @@ fn in_order<F>(
     distinct: &[(&Storage, bool)],
     touches: &[Touch<'_>],
     site: Site,
+    marking: &Marking<'_>,
     f: F,
 ) -> Result<OpNumber>
 where
@@ -220,6 +237,7 @@ where
     let Some((first, _)) = distinct.first() else {
         return Ok(stream.last_op());
     };
+    let carried = marking.carry(touches, distinct, &mut uses)?;
     let policy = first.runtime().sync_policy();
     let watch = if first.runtime().detects_races() {
         Some(Watch::new(stream, site, touches, distinct, &uses)?)
@@ -239,6 +257,7 @@ where
     for ((_, write), uses) in distinct.iter().zip(&mut uses) {
         uses.enter(stream, op, *write, site);
     }
+    marking.enter(carried, touches, distinct, &mut uses, true);
     let watched = watch.is_some();
     if let Some(watch) = watch {
         watch.enter(stream, op, &mut uses);
@@ -250,6 +269,9 @@ where
         true => stream.host_wait(op),
         false => return Ok(op),
     };
+    if let Some(failed) = marking.failed() {
+        return Err(failed.into()); // its own, no earlier one's
+    }
     waited.map_err(|e| match e.driver_error() {
         Some(source) => Error::driver(site.op, source.clone()), // its own, no earlier one's
         None => e.into(),

@@ -5,6 +5,7 @@ use std::panic::Location;
 use warpline_cuda_sys_safe::Access;
 
 use super::cpu::with_host_locks;
+use super::marks::{wait_for_host, wrote_on_host};
 use super::transfer::check_range;
 use crate::race::{Touch, check_host};
 use crate::storage::{Site, not_host};
@@ -14,16 +15,18 @@ use crate::{Result, Storage};
 /// them is done.
 ///
 /// # Errors
-/// [`crate::Error::IndexOutOfRange`] when they do not lie inside; what that work failed with.
+/// [`crate::Error::IndexOutOfRange`] when they do not lie inside; what that work failed with;
+/// [`crate::Error::IndexCheck`] of what they were computed from.
 #[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
     let site = Site { op: "read_bytes", location: Location::caller() };
     let (storage, offset) = src;
     check_range("read_bytes", storage, offset, out.len())?;
     let base = storage.host_ptr().ok_or_else(|| not_host("read_bytes"))?;
+    let touch = Touch::range(storage, offset, out.len(), Access::Read);
     with_host_locks([(storage, false)].into_iter(), || {
-        check_host(&Touch::range(storage, offset, out.len(), Access::Read), 0, site)?;
-        storage.wait_for_host(false)?;
+        check_host(&touch, 0, site)?;
+        wait_for_host(&touch)?;
         // SAFETY: the bytes lie inside the storage, always initialised; its read lock is held and
         // device work that writes them is done. `out` is a borrow, so it cannot overlap them.
         unsafe {
@@ -43,13 +46,15 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
     let (storage, offset) = dst;
     check_range("write_bytes", storage, offset, bytes.len())?;
     let base = storage.host_ptr().ok_or_else(|| not_host("write_bytes"))?;
+    let touch = Touch::range(storage, offset, bytes.len(), Access::Write);
     with_host_locks([(storage, true)].into_iter(), || {
-        check_host(&Touch::range(storage, offset, bytes.len(), Access::Write), 0, site)?;
-        storage.wait_for_host(true)?;
+        check_host(&touch, 0, site)?;
+        wait_for_host(&touch)?;
         // SAFETY: as in `read_bytes`, with the write lock and no device work left.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(offset), bytes.len());
         }
+        wrote_on_host([touch].into_iter(), None);
         Ok(())
     })
 }

@@ -9,6 +9,7 @@ mod capture;
 mod cpu;
 mod cuda;
 mod host_bytes;
+mod marks;
 mod pageable;
 mod report;
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub(crate) use cpu::with_operands;
 #[cfg(test)]
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{read_bytes, write_bytes};
+pub(crate) use marks::{Flows, Marking};
 pub(crate) use report::Report;
 pub use transfer::{copy_bytes, memset};
 

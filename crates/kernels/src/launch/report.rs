@@ -4,9 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
-use warpline_stream::{Mailbox, Stream};
+use warpline_cuda_sys_safe::DriverError;
+use warpline_stream::{IndexCheck, Stream};
 
 use super::Call;
+use crate::graph::Log;
+use crate::storage::Source;
 
 /// A place in a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
 type Words = [AtomicU64; 5];
@@ -43,9 +46,23 @@ impl Report {
         params
     }
 
-    /// As what a stream's closure is about to enqueue.
-    pub(super) fn on_stream(call: &Call<'_>, mailbox: &Mailbox, stream: &Stream) -> Params {
-        Self::fill(call.params, mailbox.launch(stream, call.op, call.location))
+    /// As what a stream's closure is about to enqueue; and what marks its results with it.
+    pub(super) fn on_stream(
+        call: &Call<'_>,
+        stream: &Stream,
+    ) -> Result<(Params, Source), DriverError> {
+        // By now no other thread begins a capture of the stream, or ends it.
+        let (told, source) = match Log::of(stream) {
+            None => {
+                let (launch, told) = stream.mailbox().launch(stream, call.op, call.location)?;
+                (told, Source::Launch(launch))
+            }
+            Some(log) => {
+                let (kernel, told) = log.checked(stream, call.op, call.location)?;
+                (told, Source::Captured(kernel))
+            }
+        };
+        Ok((Self::fill(call.params, told), source))
     }
 
     /// Whether an index is one of the dimension's. Says so if it is not.
@@ -82,18 +99,18 @@ impl Local {
     }
 
     /// What was reported.
-    pub(super) fn failed(&self, call: &Call<'_>) -> crate::Result<()> {
+    pub(super) fn failed(&self, call: &Call<'_>) -> Option<IndexCheck> {
         let [launch, index, _, dim, size] =
             [0, 1, 2, 3, 4].map(|i| self.0[i].load(Ordering::Acquire));
         if launch == 0 {
-            return Ok(());
+            return None;
         }
-        Err(crate::Error::IndexCheck(warpline_stream::IndexCheck {
+        Some(IndexCheck {
             op: call.op,
             index: index as i64,
             dim: dim as usize,
             size: size as usize,
             location: call.location,
-        }))
+        })
     }
 }

@@ -106,9 +106,14 @@ pub fn copy_bytes(
         };
         if pageable || !non_blocking {
             // Should the wait itself fail, the copy may still be using the buffers.
-            stream.host_wait(op).inspect_err(|_| {
+            let waited = stream.host_wait(op).inspect_err(|_| {
                 let _ = stream.raw().synchronize();
-            })?;
+            });
+            if host_end(&dst.0) {
+                // What these bytes were computed from, whatever else the wait reports.
+                dst.0.check_marks(dst.1..dst.1 + bytes)?;
+            }
+            waited?;
         }
         Ok(())
     })
@@ -184,7 +189,11 @@ fn stage(
 ) -> Result<OpNumber> {
     if !staged.to_device() {
         // What it must come after anyway is waited for before the uses are locked.
-        stream.host_wait(stream.last_op())?;
+        let waited = stream.host_wait(stream.last_op());
+        if let Some((bytes, _)) = touches[1].extent() {
+            touches[1].storage.check_marks(bytes)?;
+        }
+        waited?;
     }
     let mut result = Ok(());
     let op = enqueue_with(stream, touches.into_iter(), site, || {

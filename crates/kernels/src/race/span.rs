@@ -27,6 +27,18 @@ impl<'a> Touch<'a> {
         Self { storage, access, bytes: Bytes::Range(offset, len) }
     }
 
+    /// From which byte of the storage to which, and whether all between; `None` for none.
+    pub(crate) fn extent(&self) -> Option<(Range<usize>, bool)> {
+        let span = match self.bytes {
+            Bytes::Range(_, 0) => return None,
+            Bytes::Range(offset, len) => return Some((offset..offset.saturating_add(len), true)),
+            Bytes::View(layout, item) => Span::of(0, layout, item)?,
+        };
+        let hull = span.hull();
+        let byte = |at: i64| usize::try_from(at).unwrap_or(0);
+        Some((byte(hull.start)..byte(hull.end), span.dims.is_empty()))
+    }
+
     /// Which bytes, by their addresses; `None` for none.
     pub(crate) fn span(&self) -> Option<Span> {
         let base = self.storage.address();

@@ -1,7 +1,9 @@
 //! Memory that tensors share, and the record of who used it last.
 
+mod marks;
 mod uses;
 
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -9,11 +11,13 @@ use warpline_alloc::cuda::{CudaBlock, CudaPinnedBlock};
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError};
 use warpline_stream::Stream;
+use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::graph::{Log, Member};
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
+pub(crate) use marks::{Marks, Source, Sources};
 pub(crate) use uses::{Uses, uses_elsewhere};
 
 /// The bytes behind one or more tensors. Clones share them; the last one frees them.
@@ -28,6 +32,9 @@ struct Inner {
     runtime: Runtime,
     /// Device work that used the bytes and that later work may have to wait for.
     uses: Mutex<Uses>,
+    /// Whether bytes depend on checks that may have failed: host code need not lock `uses` to know.
+    /// Changed under the lock on `uses`, and of host memory under its host lock too.
+    marked: AtomicBool,
     /// Guards host bytes against host code. Device memory does not need it.
     host: RwLock<()>,
     /// Where it was allocated.
@@ -130,6 +137,7 @@ impl Storage {
             bytes,
             runtime: runtime.clone(),
             uses: Mutex::default(),
+            marked: AtomicBool::new(false),
             host: RwLock::new(()),
             allocated: Location::caller(),
             member,
@@ -232,6 +240,30 @@ impl Storage {
             }
         }
         Ok(())
+    }
+
+    /// Refuses to read bytes, all work that writes them being done, if they depend on a check of
+    /// indices that failed.
+    ///
+    /// # Errors
+    /// [`Error::IndexCheck`].
+    pub fn check_marks(&self, bytes: Range<usize>) -> Result<()> {
+        if !self.is_marked() {
+            return Ok(());
+        }
+        match self.uses().marks.failed(&bytes) {
+            Some(failed) => Err(failed.into()),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_marked(&self) -> bool {
+        self.0.marked.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_marked(&self, marked: bool) {
+        self.0.marked.store(marked, Ordering::Relaxed);
     }
 
     pub(crate) fn downgrade(&self) -> WeakStorage {

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 
-use super::Site;
+use super::{Marks, Site};
 use crate::race::History;
 
 /// One use: the stream, the number of the operation there, and what it was.
@@ -44,6 +44,8 @@ pub(crate) struct Uses {
     reads: SmallVec<[Use; 1]>,
     /// Streams that the allocator has been told of.
     told: SmallVec<[Stream; 2]>,
+    /// Which bytes depend on checks that may have failed.
+    pub(crate) marks: Marks,
     /// What the race detector knows.
     pub(crate) history: Option<Box<History>>,
 }

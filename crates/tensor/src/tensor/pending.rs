@@ -41,9 +41,10 @@ impl<T> Pending<T> {
     /// What the copy, or earlier work on the device, failed with.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
-        if let Some(done) = self.done {
-            done.synchronize()?;
-        }
+        let waited = self.done.map_or(Ok(()), |done| done.synchronize());
+        // What these values were computed from, whatever else the wait reports.
+        self.host.storage().check_marks(0..self.host.storage().bytes())?;
+        waited?;
         (self.value)(self.host)
     }
 }

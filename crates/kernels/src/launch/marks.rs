@@ -1,0 +1,181 @@
+//! How failed checks of indices are passed on, from what work reads to what it writes.
+//!
+//! A launch of a kernel that checks marks what it writes. Work that reads marked bytes marks what it
+//! writes with the same, as whether the check failed is not known yet; where it is known, the work is
+//! refused. Bytes that are overwritten lose their marks.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::DerefMut;
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::Access;
+use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck};
+
+use crate::race::Touch;
+use crate::storage::{Marks, Source, Sources, Uses};
+use crate::{Result, Storage};
+
+/// What a capture noted of each storage, by its key: how a replay passes marks on.
+pub(crate) type Flows = HashMap<usize, Marks>;
+
+/// What the marks of work are, besides those of what it reads.
+#[derive(Default)]
+pub(crate) struct Marking<'a> {
+    /// Its own launches that check, or a replay's in their order. There once it is enqueued.
+    pub(crate) own: RefCell<Sources>,
+    /// Of a replay, which does not read and write all that it declares.
+    pub(crate) flows: Option<&'a Flows>,
+}
+
+impl Marking<'_> {
+    /// What its own checks said, if it is known that one failed.
+    pub(crate) fn failed(&self) -> Option<IndexCheck> {
+        self.own.borrow().iter().find_map(|source| match source {
+            Source::Launch(launch) => match launch.outcome() {
+                CheckOutcome::Failed(failed) => Some(failed.clone()),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+
+    /// What the marks of all that is read are.
+    ///
+    /// # Errors
+    /// [`crate::Error::IndexCheck`] where it is known that a check failed.
+    #[inline]
+    pub(crate) fn carry(
+        &self,
+        touches: &[Touch<'_>],
+        storages: &[(&Storage, bool)],
+        uses: &mut [impl DerefMut<Target = Uses>],
+    ) -> Result<Sources> {
+        let mut carried = Sources::new();
+        if uses.iter().any(|uses| !uses.marks.is_empty()) {
+            self.collect(touches, storages, uses, &mut carried)?;
+        }
+        Ok(carried)
+    }
+
+    #[cold]
+    fn collect(
+        &self,
+        touches: &[Touch<'_>],
+        storages: &[(&Storage, bool)],
+        uses: &mut [impl DerefMut<Target = Uses>],
+        carried: &mut Sources,
+    ) -> Result<()> {
+        for ((storage, _), uses) in storages.iter().zip(uses) {
+            if uses.marks.is_empty() {
+                continue;
+            }
+            if let Some(flows) = self.flows {
+                if let Some(found) = flows.get(&storage.key()).and_then(Marks::found) {
+                    uses.marks.read(found, carried)?;
+                }
+                continue;
+            }
+            for touch in touches.iter().filter(|t| t.access.reads() && t.storage.same_as(storage)) {
+                if let Some((bytes, _)) = touch.extent() {
+                    uses.marks.read(&bytes, carried)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks what was written, the work being enqueued. Of storages themselves, and not in a capture's
+    /// notes, it is `live`.
+    #[inline]
+    pub(crate) fn enter(
+        &self,
+        carried: Sources,
+        touches: &[Touch<'_>],
+        storages: &[(&Storage, bool)],
+        uses: &mut [impl DerefMut<Target = Uses>],
+        live: bool,
+    ) {
+        let own = self.own.borrow();
+        let none = carried.is_empty() && own.is_empty();
+        if !none || uses.iter().any(|uses| !uses.marks.is_empty()) {
+            self.mark(carried, &own, touches, storages, uses);
+            if live {
+                for ((storage, _), uses) in storages.iter().zip(uses) {
+                    storage.set_marked(!uses.marks.is_empty());
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn mark(
+        &self,
+        mut carried: Sources,
+        own: &Sources,
+        touches: &[Touch<'_>],
+        storages: &[(&Storage, bool)],
+        uses: &mut [impl DerefMut<Target = Uses>],
+    ) {
+        if self.flows.is_none() {
+            carried.extend(own.iter().cloned());
+        }
+        for ((storage, written), uses) in storages.iter().zip(uses) {
+            if !written {
+                continue;
+            }
+            match self.flows {
+                None => write(storage, &mut uses.marks, touches, &carried),
+                Some(flows) => {
+                    let Some(flow) = flows.get(&storage.key()) else { continue };
+                    uses.marks = flow.replayed(&uses.marks, &carried, own);
+                }
+            }
+        }
+    }
+}
+
+/// Of one storage: what is overwritten loses its marks, and what is written has new ones.
+fn write(storage: &Storage, marks: &mut Marks, touches: &[Touch<'_>], sources: &Sources) {
+    let written = touches.iter().filter(|t| t.access.writes() && t.storage.same_as(storage));
+    let written: SmallVec<[_; 2]> =
+        written.filter_map(|t| t.extent().map(|extent| (t.access, extent))).collect();
+    for (access, (bytes, dense)) in &written {
+        if *dense && *access == Access::Write {
+            marks.overwrite(bytes);
+        }
+    }
+    written.iter().for_each(|(_, (bytes, _))| marks.add(bytes, sources));
+}
+
+/// Waits for device work that an access of host code conflicts with, and refuses to read what
+/// depends on a check that failed: with that failure, whatever the wait reports.
+pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
+    let waited = touch.storage.wait_for_host(touch.access.writes());
+    if touch.access.reads()
+        && let Some((bytes, _)) = touch.extent()
+    {
+        touch.storage.check_marks(bytes)?;
+    }
+    waited
+}
+
+/// Enters what host code has written, which ran with the storages' host locks held and read nothing
+/// that is marked; and its own check, if it failed.
+pub(super) fn wrote_on_host<'a>(
+    touches: impl Iterator<Item = Touch<'a>> + Clone,
+    failed: Option<&IndexCheck>,
+) {
+    let own = failed.map(|failed| Source::Launch(CheckedLaunch::failed(failed.clone())));
+    let own: Sources = own.into_iter().collect();
+    for touch in touches.clone().filter(|touch| touch.access.writes()) {
+        let storage = touch.storage;
+        if own.is_empty() && !storage.is_marked() {
+            continue;
+        }
+        let touches: SmallVec<[Touch<'_>; 4]> = touches.clone().collect();
+        let mut uses = storage.uses();
+        write(storage, &mut uses.marks, &touches, &own);
+        storage.set_marked(!uses.marks.is_empty());
+    }
+}
