@@ -21,6 +21,10 @@ mod s08_index_programs;
 mod s08_launch_blocking;
 #[path = "semantics/s08_launch_ring.rs"]
 mod s08_launch_ring;
+#[path = "semantics/s08_marked_programs.rs"]
+mod s08_marked_programs;
+#[path = "semantics/s08_marked_tensors.rs"]
+mod s08_marked_tensors;
 #[path = "semantics/s10_pending.rs"]
 mod s10_pending;
 #[path = "semantics/s11_streams.rs"]

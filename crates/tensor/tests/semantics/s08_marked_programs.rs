@@ -1,0 +1,222 @@
+//! S8: random programs over tensors on a device and on the host, with indices out of range, against a
+//! model of which of them are marked with what.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use warpline::cuda::{self, Stream};
+use warpline::{DType, Error, Result, SyncPolicy, Tensor, arange, embedding, full, zeros};
+use warpline_cuda_sys_safe::sim::Schedule;
+
+use crate::boxes::{SimBox, schedules};
+use crate::s08_index_check::failed;
+
+const TENSORS: usize = 4;
+const WIDTH: usize = 4;
+/// Which elements the middle is.
+const MIDDLE: [usize; 2] = [1, 2];
+
+/// What a random program does, to tensors by their numbers; the last of them is page-locked.
+#[derive(Clone, Debug)]
+enum Step {
+    Pick { to: usize, bad: bool },
+    Add(usize, [usize; 2]),
+    AddInto(usize, usize),
+    Copy(usize, usize),
+    Middle(usize, usize),
+    Fill(usize),
+    Read(usize),
+    Wait(usize),
+    WaitForAll,
+}
+
+fn step() -> impl Strategy<Value = (usize, Step)> {
+    let place = || 0..=TENSORS;
+    let on_device = || 0..TENSORS;
+    let step = prop_oneof![
+        4 => (on_device(), any::<bool>()).prop_map(|(to, bad)| Step::Pick { to, bad }),
+        2 => (on_device(), on_device(), on_device()).prop_map(|(to, a, b)| Step::Add(to, [a, b])),
+        2 => (on_device(), on_device()).prop_map(|(to, a)| Step::AddInto(to, a)),
+        3 => (place(), place()).prop_map(|(to, a)| Step::Copy(to, a)),
+        2 => (place(), on_device()).prop_map(|(to, a)| Step::Middle(to, a)),
+        1 => place().prop_map(Step::Fill),
+        3 => place().prop_map(Step::Read),
+        1 => (0usize..3).prop_map(Step::Wait),
+        1 => Just(Step::WaitForAll),
+    ];
+    (0usize..3, step)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// A marked tensor fails with what marked it however often it is read, and another is right.
+    #[test]
+    fn s08_tensors_are_marked_as_a_model_says(steps in prop::collection::vec(step(), 0..60)) {
+        for schedule in schedules() {
+            SimBox::with(1, schedule, SyncPolicy::Auto).enter(|| run(&steps, schedule));
+        }
+    }
+}
+
+type Indices = BTreeSet<i64>;
+
+/// What a tensor should hold, and the indices that mark all of it, and its middle.
+#[derive(Clone, Debug, Default)]
+struct Model {
+    values: [f32; WIDTH],
+    whole: Indices,
+    middle: Indices,
+}
+
+impl Model {
+    fn marks(&self) -> Indices {
+        &self.whole | &self.middle
+    }
+}
+
+struct Program {
+    tensors: Vec<Tensor>,
+    models: Vec<Model>,
+    /// What the host knows to have failed.
+    known: Indices,
+    issued: Indices,
+}
+
+impl Program {
+    /// Whether work that depends on `marks` was done: it must not be if that is known.
+    fn done<R: std::fmt::Debug>(&self, answer: Result<R>, marks: &Indices, context: &str) -> bool {
+        if answer.is_ok() {
+            assert!(marks.is_disjoint(&self.known), "{context}: {marks:?} not refused");
+            return true;
+        }
+        assert!(marks.contains(&failed(answer).index), "{context}: {marks:?}");
+        false
+    }
+}
+
+/// Tries again what only says what it has waited for.
+fn again<R>(mut f: impl FnMut() -> Result<R>) -> Result<R> {
+    for _ in 0..8 {
+        match f() {
+            Err(Error::IndexCheck(_)) => {}
+            answer => return answer,
+        }
+    }
+    f()
+}
+
+fn run(steps: &[(usize, Step)], schedule: Schedule) -> Result<()> {
+    let table = arange(16.0f32, 0)?.view(&[4, WIDTH as isize])?;
+    let host = || zeros(&[WIDTH], ())?.pin_memory();
+    let tensors = (0..TENSORS).map(|_| zeros(&[WIDTH], 0)).chain([host()]);
+    let streams = [0; 3].map(|_| cuda::stream_from_pool(0, 0));
+    let streams: Vec<Stream> = streams.into_iter().collect::<Result<_>>()?;
+    let mut program = Program {
+        tensors: tensors.collect::<Result<_>>()?,
+        models: vec![Model::default(); TENSORS + 1],
+        known: Indices::new(),
+        issued: Indices::new(),
+    };
+    for (i, (stream, step)) in steps.iter().enumerate() {
+        let context = format!("step {i} of {steps:?}, {schedule:?}");
+        let _on = cuda::stream(&streams[*stream])?;
+        program.step(i as i64, step, &table, &streams, &context)?;
+    }
+    (0..=TENSORS)
+        .try_for_each(|t| program.read(t, &format!("at the end of {steps:?}, {schedule:?}")))
+}
+
+impl Program {
+    fn step(
+        &mut self,
+        i: i64,
+        step: &Step,
+        table: &Tensor,
+        streams: &[Stream],
+        context: &str,
+    ) -> Result<()> {
+        let of = |t: &usize| (&self.tensors[*t], self.models[*t].clone());
+        match step {
+            Step::Pick { to, bad } => {
+                let index = if *bad { 100 + i } else { i % 4 };
+                let row = embedding(table, &full(&[1], index, (DType::I64, 0))?)?;
+                let mut model = Model::default();
+                if *bad {
+                    self.issued.insert(index);
+                    model.whole.insert(index);
+                } else {
+                    model.values = std::array::from_fn(|k| (4 * index) as f32 + k as f32);
+                }
+                let copied = of(to).0.copy_(&row.view(&[WIDTH as isize])?, false).map(drop);
+                if self.done(copied, &model.whole, context) {
+                    self.models[*to] = model;
+                }
+            }
+            Step::Add(to, [a, b]) => {
+                let ((a, x), (b, y)) = (of(a), of(b));
+                let marks = &x.marks() | &y.marks();
+                let copied = a.add(b).and_then(|sum| of(to).0.copy_(&sum, false).map(drop));
+                if self.done(copied, &marks, context) {
+                    let values = std::array::from_fn(|k| x.values[k] + y.values[k]);
+                    self.models[*to] = Model { values, whole: marks, middle: Indices::new() };
+                }
+            }
+            Step::AddInto(to, a) => {
+                let ((to_tensor, x), (a, y)) = (of(to), of(a));
+                let marks = &x.marks() | &y.marks();
+                if self.done(to_tensor.add_(a).map(drop), &marks, context) {
+                    let values = std::array::from_fn(|k| x.values[k] + y.values[k]);
+                    self.models[*to] = Model { values, whole: marks, middle: Indices::new() };
+                }
+            }
+            Step::Copy(to, a) if to == a => {}
+            Step::Copy(to, a) => {
+                let (a, x) = of(a);
+                let marks = x.marks();
+                if self.done(of(to).0.copy_(a, true).map(drop), &marks, context) {
+                    let values = x.values;
+                    self.models[*to] = Model { values, whole: marks, middle: Indices::new() };
+                }
+            }
+            Step::Middle(to, a) if to == a => {}
+            Step::Middle(to, a) => {
+                let (a, x) = of(a);
+                let marks = x.marks();
+                let part = |t: &Tensor| t.narrow(0, MIDDLE[0] as isize, MIDDLE.len());
+                let copied = part(of(to).0)?.copy_(&part(a)?, true).map(drop);
+                if self.done(copied, &marks, context) {
+                    let model = &mut self.models[*to];
+                    model.middle = marks;
+                    MIDDLE.iter().for_each(|k| model.values[*k] = x.values[*k]);
+                }
+            }
+            Step::Fill(t) => {
+                again(|| self.tensors[*t].fill_(i as f64).map(drop))?;
+                let values = [i as f32; WIDTH];
+                self.models[*t] = Model { values, ..Model::default() };
+            }
+            Step::Read(t) => self.read(*t, context)?,
+            Step::Wait(stream) => drop(streams[*stream].synchronize()),
+            Step::WaitForAll => {
+                let _ = cuda::synchronize(0);
+                self.known = self.issued.clone();
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, t: usize, context: &str) -> Result<()> {
+        let (tensor, model) = (&self.tensors[t], &self.models[t]);
+        let marks = model.marks();
+        if marks.is_empty() {
+            assert_eq!(again(|| tensor.to_vec::<f32>())?, model.values, "{context}");
+            return Ok(());
+        }
+        for _ in 0..2 {
+            let index = failed(tensor.to_vec::<f32>()).index;
+            assert!(marks.contains(&index), "{context}: {index}, not of {marks:?}");
+        }
+        Ok(())
+    }
+}

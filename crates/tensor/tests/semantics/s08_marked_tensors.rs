@@ -1,0 +1,512 @@
+//! S8: an index that was out of range marks the tensor that the failed kernel wrote. Until it is
+//! overwritten, each host read of it or of anything computed from it, and each launch made after the
+//! failure is known, on any thread, is the same error; whoever was told before.
+
+use warpline::cuda::{self, CudaGraph, Stream};
+use warpline::{
+    DType, Device, Error, Pending, Result, RuntimeConfig, Staging, Tensor, arange, cat, embedding,
+    full, zeros,
+};
+use warpline_cuda_sys_safe::sim::SimConfig;
+
+use crate::boxes::{SimBox, schedules};
+use crate::common::{self, World};
+use crate::s08_index_check::{failed, indices, table};
+
+crate::rows! {
+    schedules(1) s08_no_wait_takes_a_failure_from_its_tensor
+        gpu_s08_no_wait_takes_a_failure_from_its_tensor => told_elsewhere;
+    manual(1) s08_marks_in_manual_mode gpu_s08_marks_in_manual_mode => told_elsewhere;
+    schedules(1) s08_four_threads_read_what_is_theirs gpu_s08_four_threads_read_what_is_theirs
+        => four_threads;
+    schedules(1) s08_what_is_computed_from_a_failure_fails
+        gpu_s08_what_is_computed_from_a_failure_fails => derived;
+    schedules(1) s08_launches_on_a_known_failure_are_refused
+        gpu_s08_launches_on_a_known_failure_are_refused => refused;
+    schedules(1) s08_host_copies_of_a_failure_fail gpu_s08_host_copies_of_a_failure_fail => on_host;
+    schedules(1) s08_more_failures_than_are_reported gpu_s08_more_failures_than_are_reported => many;
+    schedules(1) s08_what_is_overwritten_is_right_again gpu_s08_what_is_overwritten_is_right_again
+        => overwritten;
+    schedules(1) s08_pending_values_fail_as_their_tensor gpu_s08_pending_values_fail_as_their_tensor
+        => pending;
+    schedules(1) s08_replays_mark_what_they_write gpu_s08_replays_mark_what_they_write => replays;
+    schedules(1) s08_replays_of_marked_inputs gpu_s08_replays_of_marked_inputs => marked_inputs;
+    schedules(2) s08_copies_between_devices_are_marked gpu2_s08_copies_between_devices_are_marked
+        => between_devices;
+}
+
+/// A row picked by an index that is out of range: it is to fail with this index.
+fn picked(t: &Tensor, index: i64) -> Result<Tensor> {
+    embedding(t, &which(index)?)
+}
+
+/// Made without a copy from the host, which would wait.
+fn which(index: i64) -> Result<Tensor> {
+    full(&[1], index, (DType::I64, 0))
+}
+
+/// It fails with this index however it is read, and again.
+#[track_caller]
+fn assert_marked(t: &Tensor, index: i64) {
+    for _ in 0..2 {
+        assert_eq!(failed(t.to_vec::<f32>()).index, index);
+        if t.is_cuda() {
+            assert_eq!(failed(t.cpu()).index, index);
+        }
+        let printed = t.to_string();
+        assert!(printed.contains(&format!("index {index} is out of range")), "{printed}");
+    }
+}
+
+/// The audit's program: others wait, and are told or not; the owner reads no zeros.
+fn told_elsewhere(_: &World) -> Result<()> {
+    let (t, runtime) = (table(0)?, warpline::runtime());
+    let other = cuda::stream_from_pool(0, 0)?;
+    let in_thread = |wait: &(dyn Fn() -> Result<()> + Sync)| {
+        let wait = || warpline::with_runtime(&runtime, wait);
+        std::thread::scope(|scope| scope.spawn(wait).join().expect("no panic"))
+    };
+    for turn in 0..4 {
+        let u = picked(&t, 40 + turn)?;
+        // Who waits for other work is not told, and takes nothing.
+        in_thread(&|| Ok(other.synchronize()?))?;
+        if turn % 2 == 0 {
+            assert_eq!(failed(in_thread(&|| cuda::synchronize(0))).index, 40 + turn);
+            cuda::synchronize(0)?; // once
+        }
+        assert_marked(&u, 40 + turn);
+        assert_eq!(failed(in_thread(&|| u.to_vec::<f32>().map(drop))).index, 40 + turn);
+        cuda::synchronize(0)?; // the read has told
+    }
+    Ok(())
+}
+
+fn four_threads(_: &World) -> Result<()> {
+    let (t, runtime) = (table(0)?, warpline::runtime());
+    cuda::synchronize(0)?;
+    std::thread::scope(|scope| {
+        for thread in 0..4i64 {
+            let (t, runtime) = (&t, runtime.clone());
+            let run = move || {
+                let s = cuda::exclusive_stream(0, 0)?;
+                let _on = cuda::stream(&s)?;
+                let which = which(if thread == 0 { 9 } else { thread })?;
+                for _ in 0..25 {
+                    let row = embedding(t, &which)?.add(1.0)?;
+                    match thread {
+                        0 => assert_marked(&row, 9),
+                        _ => {
+                            let first = (3 * thread + 1) as f32;
+                            assert_eq!(row.to_vec::<f32>()?, [first, first + 1.0, first + 2.0]);
+                            s.synchronize()?;
+                        }
+                    }
+                }
+                Ok::<_, Error>(())
+            };
+            scope.spawn(move || warpline::with_runtime(&runtime, run).expect("no other failure"));
+        }
+    });
+    Ok(())
+}
+
+/// Over several ops, streams, dtypes and views, in place and not.
+fn derived(_: &World) -> Result<()> {
+    let t = table(0)?;
+    let right = zeros(&[1, 3], 0)?;
+    let streams = [cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?];
+    let on = |s: &Stream, f: &dyn Fn() -> Result<Tensor>| cuda::with_stream(s, f)?;
+    for by_wait in [false, true] {
+        let u = picked(&t, 7)?;
+        let a = on(&streams[0], &|| (&u * 2.0)?.add(&right))?;
+        let b = on(&streams[1], &|| a.to(DType::F64)?.sum(())?.to(DType::F32))?;
+        let c = on(&streams[0], &|| {
+            cat(&[&right, &a.narrow(1, 0, 3)?], 0)?.t()?.matmul(&cat(&[&right, &right], 0)?)
+        })?;
+        let in_place = zeros(&[1, 3], 0)?;
+        on(&streams[1], &|| in_place.add_(&b).cloned())?;
+        let apart = right.add(1.0)?;
+        if by_wait {
+            assert_eq!(failed(cuda::synchronize(0)).index, 7);
+        }
+        for marked in [&b, &c, &in_place, &a, &u] {
+            assert_marked(marked, 7);
+        }
+        for right in [&right, &apart] {
+            // What the reads of the others have waited for, they were told.
+            right.to_vec::<f32>()?;
+        }
+        cuda::synchronize(0)?;
+    }
+    Ok(())
+}
+
+/// Before it is known work runs, afterwards it is refused, on whatever thread and stream.
+fn refused(_: &World) -> Result<()> {
+    let (t, runtime) = (table(0)?, warpline::runtime());
+    let u = picked(&t, 4)?;
+    assert_eq!(failed(cuda::synchronize(0)).index, 4);
+    let s = cuda::stream_from_pool(0, 0)?;
+    let right = zeros(&[1, 3], 0)?;
+    let launches = || -> Result<Vec<Result<Tensor>>> {
+        Ok(vec![
+            u.add(1.0),
+            &right + &u,
+            u.sum(()),
+            u.copy(),
+            u.narrow(1, 1, 1)?.t()?.copy(),
+            cat(&[&u, &right], 0),
+            u.softmax(1),
+            u.to(DType::I32),
+            right.copy_(&u, false).cloned(),
+            right.add_(&u).cloned(),
+            u.mul_(2.0).cloned(),
+            right.matmul(&u.t()?),
+            embedding(&u, &which(0)?),
+            u.to_non_blocking("cpu"),
+        ])
+    };
+    let here = launches()?;
+    let there = || warpline::with_runtime(&runtime, || cuda::with_stream(&s, launches));
+    let there = std::thread::scope(|scope| scope.spawn(there).join().expect("no panic"))??;
+    for launch in here.into_iter().chain(there) {
+        assert_eq!(failed(launch).index, 4);
+    }
+    // Refused work has changed nothing.
+    assert_eq!(right.to_vec::<f32>()?, [0.0; 3]);
+    u.narrow(1, 0, 2)?.fill_(1.0)?; // which reads nothing
+    assert_marked(&u, 4);
+    Ok(())
+}
+
+/// Page-locked or not, waited for or not; and what host code makes of it.
+fn on_host(_: &World) -> Result<()> {
+    let t = table(0)?;
+    for known in [false, true] {
+        let pinned = zeros(&[2, 3], ())?.pin_memory()?;
+        let rows = [pinned.narrow(0, 0, 1)?, pinned.narrow(0, 1, 1)?];
+        let u = picked(&t, 5)?;
+        rows[0].copy_(&picked(&t, 1)?, true)?;
+        rows[1].copy_(&u, true)?;
+        let host = u.to_non_blocking("cpu")?;
+        if known {
+            assert_eq!(failed(cuda::synchronize(0)).index, 5);
+        }
+        for marked in [&host, &pinned, &rows[1]] {
+            assert_marked(marked, 5);
+            assert_eq!(failed(marked.add(1.0)).index, 5);
+            assert_eq!(failed(marked.cuda()).index, 5);
+        }
+        // The other row is what it was.
+        assert_eq!(rows[0].to_vec::<f32>()?, [3.0, 4.0, 5.0]);
+        let plain = zeros(&[1, 3], ())?;
+        assert_eq!(failed(plain.copy_(&u, false)).index, 5);
+        assert_eq!(failed(plain.copy_(&host, false)).index, 5);
+        // Host code overwrites, and so does a copy from a device.
+        rows[1].fill_(2.0)?;
+        assert_eq!(pinned.to_vec::<f32>()?, [3.0, 4.0, 5.0, 2.0, 2.0, 2.0]);
+        host.copy_(&zeros(&[1, 3], 0)?, true)?;
+        assert_eq!(host.to_vec::<f32>()?, [0.0; 3]);
+    }
+    // From page-locked memory on to a device, not knowing; and a copy that is waited for.
+    let u = picked(&t, 6)?;
+    let host = u.to_non_blocking("cpu")?;
+    let back = host.to_non_blocking(0)?;
+    let plain = zeros(&[1, 3], ())?;
+    assert_eq!(failed(plain.copy_(&back, false)).index, 6);
+    assert_marked(&plain, 6);
+    assert_marked(&back, 6);
+    plain.zero_()?;
+    assert_eq!(plain.to_vec::<f32>()?, [0.0; 3]);
+    cuda::synchronize(0)
+}
+
+/// None is lost, none is another's, and what is right between them is right.
+fn many(_: &World) -> Result<()> {
+    let t = table(0)?;
+    for by_wait in [false, true] {
+        let all: Vec<(i64, Tensor)> = (0..100)
+            .map(|i| Ok((i, picked(&t, if i % 5 == 0 { i % 4 } else { 100 + i })?)))
+            .collect::<Result<_>>()?;
+        if by_wait {
+            assert_eq!(failed(cuda::synchronize(0)).index, 101);
+            cuda::synchronize(0)?; // the others' count as reported
+        } else {
+            failed(all[99].1.to_vec::<f32>());
+        }
+        for (i, row) in &all {
+            if i % 5 == 0 {
+                let first = (3 * (i % 4)) as f32;
+                assert_eq!(row.to_vec::<f32>()?, [first, first + 1.0, first + 2.0], "{i}");
+            } else {
+                assert_eq!(failed(row.to_vec::<f32>()).index, 100 + i);
+            }
+        }
+        cuda::synchronize(0)?;
+    }
+    Ok(())
+}
+
+fn overwritten(_: &World) -> Result<()> {
+    let t = table(0)?;
+    type Heal = fn(&Tensor, &Tensor) -> Result<()>;
+    let ways: [Heal; 7] = [
+        |u, _| u.zero_().map(drop),
+        |u, _| u.fill_(3.0).map(drop),
+        |u, _| u.normal_(0.0, 1.0).map(drop),
+        |u, row| u.copy_(row, false).map(drop),
+        |u, _| u.copy_(&zeros(&[1, 3], ())?.pin_memory()?, true).map(drop),
+        // Piece by piece.
+        |u, row| {
+            u.narrow(1, 0, 1)?.fill_(1.0)?;
+            u.narrow(1, 2, 1)?.fill_(1.0)?;
+            u.narrow(1, 1, 1)?.copy_(&row.narrow(1, 1, 1)?, false).map(drop)
+        },
+        |u, row| u.view(&[3, 1])?.copy_(&row.t()?, false).map(drop),
+    ];
+    for (n, way) in ways.into_iter().enumerate() {
+        for known in [false, true] {
+            let index = 10 + n as i64;
+            let u = picked(&t, index)?;
+            let views = [u.view(&[3])?, u.narrow(1, 2, 1)?, u.t()?];
+            if known {
+                assert_eq!(failed(cuda::synchronize(0)).index, index);
+            }
+            let of_old = if known { None } else { Some(u.add(1.0)?) };
+            way(&u, &picked(&t, 2)?)?;
+            if !known {
+                assert_eq!(failed(cuda::synchronize(0)).index, index);
+            }
+            u.to_vec::<f32>()?;
+            u.add(1.0)?.to_vec::<f32>()?;
+            for view in &views {
+                view.to_vec::<f32>()?;
+            }
+            if let Some(of_old) = of_old {
+                assert_marked(&of_old, index);
+            }
+        }
+    }
+    // A part of it is not enough, and parts share what marks them.
+    let u = table(0)?.index_select(0, &indices(0, &[0, 9, 1])?)?;
+    u.narrow(0, 0, 1)?.fill_(1.0)?;
+    for view in [&u, &u.narrow(0, 1, 1)?, &u.t()?, &u.view(&[9])?, &u.narrow(1, 1, 1)?] {
+        assert_marked(view, 9);
+    }
+    // Nor is what reads it, unless it is all replaced.
+    failed(u.mul_(0.0));
+    u.copy_(&zeros(&[3, 3], 0)?, false)?;
+    assert_eq!(u.to_vec::<f32>()?, [0.0; 9]);
+    Ok(())
+}
+
+fn pending(_: &World) -> Result<()> {
+    let t = table(0)?;
+    for ask in [false, true] {
+        let rows = [picked(&t, 11)?, picked(&t, 1)?, picked(&t, 12)?];
+        let values: Vec<Pending<_>> =
+            rows.iter().map(Tensor::to_vec_async::<f32>).collect::<Result<_>>()?;
+        let host = rows[2].cpu_async()?;
+        if ask {
+            assert_eq!(failed(cuda::synchronize(0)).index, 11);
+        }
+        // Each its own, in any order.
+        let mut values: Vec<_> = values.into_iter().map(Pending::wait).collect();
+        assert_eq!(failed(values.remove(2)).index, 12);
+        assert_eq!(values.remove(1)?, [3.0, 4.0, 5.0]);
+        assert_eq!(failed(values.remove(0)).index, 11);
+        assert_eq!(failed(host.wait()).index, 12);
+    }
+    Ok(())
+}
+
+fn replays(_: &World) -> Result<()> {
+    let (t, which) = (table(0)?, which(1)?);
+    let (sum, kept) = (zeros(&[1, 3], 0)?, zeros(&[2, 3], 0)?);
+    let mut graph = CudaGraph::new();
+    let [row, twice, other] = graph.capture(|| {
+        let row = embedding(&t, &which)?;
+        let twice = (&row * 2.0)?;
+        sum.add_(&row)?;
+        kept.narrow(0, 0, 1)?.copy_(&row, false)?;
+        Ok([row, twice, t.add(1.0)?])
+    })?;
+    let set = |index: i64| which.fill_(index).map(drop);
+    for _ in 0..2 {
+        set(1)?;
+        graph.replay()?;
+        assert_eq!(twice.to_vec::<f32>()?, [6.0, 8.0, 10.0]);
+        set(8)?;
+        graph.replay()?;
+        for marked in [&row, &twice, &sum, &kept, &row] {
+            assert_marked(marked, 8);
+        }
+        assert_eq!(failed(row.add(1.0)).index, 8);
+        // What does not depend on it.
+        assert_eq!(kept.narrow(0, 1, 1)?.to_vec::<f32>()?, [0.0; 3]);
+        assert_eq!(other.to_vec::<f32>()?[0], 1.0);
+        // A replay overwrites what it writes; of what it reads it needs new values.
+        set(2)?;
+        assert_eq!(failed(graph.replay()).index, 8);
+        sum.zero_()?;
+        graph.replay()?;
+        for right in [&row, &sum, &kept.narrow(0, 0, 1)?] {
+            assert_eq!(right.to_vec::<f32>()?, [6.0, 7.0, 8.0]);
+        }
+        assert_eq!(twice.to_vec::<f32>()?, [12.0, 14.0, 16.0]);
+        sum.zero_()?;
+    }
+    // Of several under way, the last one's failure is not lost.
+    for index in [1, 8] {
+        set(index)?;
+        graph.replay()?;
+    }
+    assert_marked(&twice, 8);
+    cuda::synchronize(0)?;
+    // Who is told at a wait takes nothing, and a copy to the host keeps it.
+    sum.zero_()?;
+    set(9)?;
+    graph.replay()?;
+    let host = twice.to_non_blocking("cpu")?;
+    assert_eq!(failed(cuda::synchronize(0)).index, 9);
+    assert_marked(&host, 9);
+    drop((graph, which, twice));
+    assert_marked(&host, 9);
+    assert_marked(&row, 9);
+    Ok(())
+}
+
+/// What a graph reads may be marked: not known yet when it is replayed, or known.
+fn marked_inputs(_: &World) -> Result<()> {
+    let (t, input, out) = (table(0)?, zeros(&[1, 3], 0)?, zeros(&[1, 3], 0)?);
+    let (mut graph, mut second) = (CudaGraph::new(), CudaGraph::new());
+    let (made, apart) = graph.capture(|| {
+        out.copy_(&input, false)?;
+        Ok((input.add(1.0)?, zeros(&[3], 0)?))
+    })?;
+    graph.replay()?;
+    let pool = graph.pool()?;
+    let last = second.capture_with(&pool, || made.add(1.0))?;
+    for index in [20, 21] {
+        input.copy_(&picked(&t, index)?, false)?;
+        graph.replay()?;
+        second.replay()?;
+        for marked in [&last, &out, &made, &input] {
+            assert_marked(marked, index);
+        }
+        assert_eq!(apart.to_vec::<f32>()?, [0.0; 3]);
+        assert_eq!(failed(second.replay()).index, index);
+        assert_eq!(failed(graph.replay()).index, index);
+        input.fill_(1.0)?;
+        graph.replay()?;
+        assert_eq!(out.to_vec::<f32>()?, [1.0; 3]);
+        assert_marked(&last, index);
+        second.replay()?;
+        assert_eq!(last.to_vec::<f32>()?, [3.0; 3]);
+    }
+    Ok(())
+}
+
+fn between_devices(_: &World) -> Result<()> {
+    let t = table(0)?;
+    for peers in [false, true] {
+        if peers {
+            cuda::enable_peer_access(1, 0)?;
+        }
+        let u = picked(&t, 30)?;
+        let there = u.to(1)?;
+        let strided = zeros(&[3, 2], 1)?;
+        strided.narrow(1, 1, 1)?.copy_(&u.t()?, false)?;
+        let sum = (&there + &there)?;
+        let read = if peers { Some(zeros(&[1, 3], 1)?.add(&u)?) } else { None };
+        for marked in [&sum, &there, &strided].into_iter().chain(&read) {
+            assert_eq!(marked.device(), Device::cuda(1));
+            assert_marked(marked, 30);
+            assert_eq!(failed(marked.add(1.0)).index, 30);
+        }
+        there.zero_()?;
+        assert_eq!(there.to_vec::<f32>()?, [0.0; 3]);
+    }
+    Ok(())
+}
+
+/// Without a link, through page-locked memory.
+#[test]
+fn s08_copies_without_a_link_are_marked() {
+    for schedule in schedules() {
+        let unlinked_peers = vec![(0, 1)];
+        let sim = SimConfig { schedule, unlinked_peers, ..SimConfig::new(2) };
+        let world = SimBox::new(sim, &RuntimeConfig::default());
+        world.enter(|| {
+            let u = picked(&table(0)?, 31)?;
+            let there = u.to(1)?;
+            assert_marked(&there.add(1.0)?, 31);
+            assert_marked(&there, 31);
+            Ok(())
+        });
+    }
+}
+
+/// Large enough to be staged, where pieces are small.
+#[test]
+fn s08_staged_copies_are_marked() {
+    let staging = Staging { from: 1, chunk: 64, threads: 2 };
+    let config = RuntimeConfig { staging, ..RuntimeConfig::default() };
+    common::schedules_with(1, &config, |_| {
+        let t = arange(4000.0f32, 0)?.view(&[4, 1000])?;
+        for known in [false, true] {
+            let u = picked(&t, 32)?;
+            let host = zeros(&[1, 1000], ())?;
+            if known {
+                assert_eq!(failed(cuda::synchronize(0)).index, 32);
+            }
+            assert_eq!(failed(host.copy_(&u, false)).index, 32);
+            assert_marked(&u, 32);
+            assert_eq!(host.to_vec::<f32>()?, [0.0; 1000]); // known before it began
+            u.copy_(&zeros(&[1, 1000], ())?, false)?;
+            assert_eq!(u.to_vec::<f32>()?, [0.0; 1000]);
+        }
+        Ok(())
+    });
+}
+
+/// Where each launch is waited for, its tensor fails too.
+#[test]
+fn s08_a_blocking_launch_marks_what_it_wrote() {
+    let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
+    common::schedules_with(1, &config, |_| {
+        let (t, which, out) = (table(0)?, which(1)?, zeros(&[1, 3], 0)?);
+        let mut graph = CudaGraph::new();
+        graph.capture(|| out.copy_(&embedding(&t, &which)?, false).map(drop))?;
+        which.fill_(6)?;
+        assert_eq!(failed(graph.replay()).index, 6);
+        cuda::synchronize(0)?;
+        assert_marked(&out, 6);
+        which.fill_(1)?;
+        graph.replay()?;
+        assert_eq!(out.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
+        Ok(())
+    });
+}
+
+/// A program that runs ahead reads what it reads.
+#[test]
+fn s08_marks_of_a_program_that_never_waits() {
+    common::schedules_with(1, &RuntimeConfig::default(), |_| {
+        let (t, good) = (table(0)?, which(1)?);
+        let (sum, right) = (zeros(&[1, 3], 0)?, zeros(&[1, 3], 0)?);
+        for turn in 0..300 {
+            right.add_(&embedding(&t, &good)?)?;
+            let row = picked(&t, if turn == 123 { 77 } else { 1 })?;
+            // It may be found out that the launch is over without anybody having waited.
+            if let Err(refused) = sum.add_(&row) {
+                assert!(turn >= 123, "{turn}: {refused}");
+                assert_eq!(failed(Err::<(), _>(refused)).index, 77);
+            }
+        }
+        assert_eq!(failed(cuda::synchronize(0)).index, 77);
+        assert_eq!(right.to_vec::<f32>()?, [900.0, 1200.0, 1500.0]);
+        assert_marked(&sum, 77);
+        Ok(())
+    });
+}
