@@ -13,6 +13,7 @@ mod build;
 mod fuzz;
 mod gpus;
 mod output;
+mod sanitizer;
 mod suite;
 mod summary;
 
@@ -23,6 +24,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use self::build::Binary;
 use self::fuzz::Fuzz;
+use self::sanitizer::Sanitizer;
 use self::suite::Suite;
 use crate::workspace;
 
@@ -60,6 +62,9 @@ pub(crate) struct Args {
     /// Run each test binary under this command, such as "compute-sanitizer --tool memcheck"
     #[arg(long, value_name = "COMMAND")]
     wrapper: Option<String>,
+    /// Run each test binary under a tool of compute-sanitizer; what it finds is a failure
+    #[arg(long, value_name = "TOOL", conflicts_with_all = ["wrapper", "sim", "fuzz", "fuzz_sticky"])]
+    sanitizer: Option<Sanitizer>,
     /// Set an environment variable for the tests; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
@@ -138,11 +143,15 @@ fn suite(args: &Args) -> Result<Suite> {
     };
     env.extend(args.env.iter().map(|(name, value)| (name.clone(), Some(value.clone()))));
     let wrapper = args.wrapper.as_deref().unwrap_or_default();
+    let wrapper = match args.sanitizer {
+        Some(sanitizer) => sanitizer.wrapper()?,
+        None => wrapper.split_whitespace().map(str::to_owned).collect(),
+    };
     Ok(Suite {
         gpus,
         simulated: args.sim.is_some(),
         filter: args.filter.clone(),
-        wrapper: wrapper.split_whitespace().map(str::to_owned).collect(),
+        wrapper,
         env,
         timeout: Duration::from_secs(args.timeout),
     })
@@ -214,5 +223,9 @@ mod tests {
         assert!(parse(&["--archive", "a", "--from", "b"]).is_err());
         assert!(parse(&["--sim", "--gpus", "1"]).is_err());
         assert!(parse(&["--unpack", "a"]).is_err());
+        assert!(parse(&["--sanitizer", "memcheck", "--fuzz", "5"]).is_err());
+        assert!(parse(&["--sanitizer", "initcheck"]).is_err());
+        let args = parse(&["--sanitizer", "racecheck"]).unwrap();
+        assert_eq!(args.sanitizer, Some(Sanitizer::Racecheck));
     }
 }

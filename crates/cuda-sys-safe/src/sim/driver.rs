@@ -21,6 +21,16 @@ macro_rules! forward {
     }};
 }
 
+/// The same for a call that gives something back: once the device is known to be lost it succeeds,
+/// whatever it is given, as the real driver's does without being called.
+macro_rules! release {
+    ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
+        let device = $device;
+        let released = || forward!($self, $call, device, $state => $body);
+        released().or_else(|error| $self.settled(device).then_some(()).ok_or(error))
+    }};
+}
+
 /// The same for a call that enqueues and answers the point to wait for, if there is one.
 macro_rules! enqueue {
     ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
@@ -84,10 +94,11 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn mem_free(&self, device: usize, ptr: DevicePtr) -> Result<()> {
-        let s = self.enter(CallKind::MemFree, device)?;
-        s.check_free(device, ptr)?;
-        let points = s.tails_with_access_to(device);
-        self.wait(s, &points).mem_free(device, ptr)
+        release!(self, MemFree, device, s => {
+            s.check_free(device, ptr)?;
+            let points = s.tails_with_access_to(device);
+            self.wait(s, &points).mem_free(device, ptr)
+        })
     }
 
     fn host_alloc(&self, device: usize, bytes: usize, _flags: HostFlags) -> Result<NonNull<u8>> {
@@ -95,11 +106,12 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn host_free(&self, device: usize, ptr: NonNull<u8>) -> Result<()> {
-        let s = self.enter(CallKind::HostFree, device)?;
-        s.check_host(CallKind::HostFree, device, ptr)?;
-        let points = s.all_tails();
-        self.wait(s, &points).host_release(ptr);
-        Ok(())
+        release!(self, HostFree, device, s => {
+            s.check_host(CallKind::HostFree, device, ptr)?;
+            let points = s.all_tails();
+            self.wait(s, &points).host_release(ptr);
+            Ok(())
+        })
     }
 
     unsafe fn host_register(
@@ -113,11 +125,12 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn host_unregister(&self, device: usize, ptr: NonNull<u8>) -> Result<()> {
-        let s = self.enter(CallKind::HostUnregister, device)?;
-        s.check_host(CallKind::HostUnregister, device, ptr)?;
-        let points = s.all_tails();
-        self.wait(s, &points).host_release(ptr);
-        Ok(())
+        release!(self, HostUnregister, device, s => {
+            s.check_host(CallKind::HostUnregister, device, ptr)?;
+            let points = s.all_tails();
+            self.wait(s, &points).host_release(ptr);
+            Ok(())
+        })
     }
 
     fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
@@ -160,7 +173,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
-        forward!(self, StreamDestroy, stream.device(), s => s.stream_destroy(stream))
+        release!(self, StreamDestroy, stream.device(), s => s.stream_destroy(stream))
     }
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
@@ -220,7 +233,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn event_destroy(&self, event: EventHandle) -> Result<()> {
-        forward!(self, EventDestroy, event.device(), s => s.event_destroy(event))
+        release!(self, EventDestroy, event.device(), s => s.event_destroy(event))
     }
 
     unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
@@ -255,7 +268,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn module_unload(&self, module: ModuleHandle) -> Result<()> {
-        forward!(self, ModuleUnload, module.device(), s => s.module_unload(module))
+        release!(self, ModuleUnload, module.device(), s => s.module_unload(module))
     }
 
     unsafe fn module_function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
@@ -292,7 +305,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn address_free(&self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()> {
-        forward!(self, AddressFree, device, s => s.address_free(device, ptr, bytes))
+        release!(self, AddressFree, device, s => s.address_free(device, ptr, bytes))
     }
 
     fn mem_create(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
@@ -300,7 +313,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn mem_release(&self, memory: PhysicalHandle) -> Result<()> {
-        forward!(self, MemRelease, memory.device(), s => s.mem_release(memory))
+        release!(self, MemRelease, memory.device(), s => s.mem_release(memory))
     }
 
     unsafe fn mem_map(
@@ -324,7 +337,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn mem_unmap(&self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()> {
-        forward!(self, MemUnmap, device, s => s.mem_unmap(device, ptr, bytes))
+        release!(self, MemUnmap, device, s => s.mem_unmap(device, ptr, bytes))
     }
 
     fn mempool_create(&self, device: usize) -> Result<MemPoolHandle> {
@@ -332,7 +345,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn mempool_destroy(&self, pool: MemPoolHandle) -> Result<()> {
-        forward!(self, MempoolDestroy, pool.device(), s => s.mempool_destroy(pool))
+        release!(self, MempoolDestroy, pool.device(), s => s.mempool_destroy(pool))
     }
 
     unsafe fn mempool_release_threshold(&self, pool: MemPoolHandle, bytes: u64) -> Result<()> {
@@ -357,10 +370,11 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn mem_free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()> {
-        let mut s = self.enter(CallKind::MemFreeAsync, stream.device())?;
-        s.mem_free_async(ptr, stream)?;
-        self.after_enqueue(s);
-        Ok(())
+        release!(self, MemFreeAsync, stream.device(), s => {
+            s.mem_free_async(ptr, stream)?;
+            self.after_enqueue(s);
+            Ok(())
+        })
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
@@ -388,11 +402,11 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
-        forward!(self, GraphDestroy, graph.device(), s => s.graph_destroy(graph))
+        release!(self, GraphDestroy, graph.device(), s => s.graph_destroy(graph))
     }
 
     unsafe fn graph_exec_destroy(&self, graph: GraphExecHandle) -> Result<()> {
-        forward!(self, GraphExecDestroy, graph.device(), s => s.graph_exec_destroy(graph))
+        release!(self, GraphExecDestroy, graph.device(), s => s.graph_exec_destroy(graph))
     }
 
     unsafe fn ipc_mem_handle(&self, device: usize, ptr: DevicePtr) -> Result<IpcMemHandle> {
@@ -407,8 +421,9 @@ unsafe impl Driver for SimDriver {
     unsafe fn ipc_close_mem(&self, device: usize, _ptr: DevicePtr) -> Result<()> {
         let call = CallKind::IpcCloseMem;
         let why = "never opened";
-        let _state = self.enter(call, device)?;
-        Err(super::state::error(call, CudaCode::INVALID_VALUE, device, why))
+        release!(self, IpcCloseMem, device, _s => {
+            Err(super::state::error(call, CudaCode::INVALID_VALUE, device, why))
+        })
     }
 
     unsafe fn ipc_event_handle(&self, event: EventHandle) -> Result<IpcEventHandle> {
@@ -422,6 +437,11 @@ unsafe impl Driver for SimDriver {
 }
 
 impl SimDriver {
+    /// Whether a device is known to be lost, so that nothing need be given back to it.
+    fn settled(&self, device: usize) -> bool {
+        self.lock().devices.get(device).is_some_and(|device| device.surfaced)
+    }
+
     /// The end of a copy: what the caller must wait for before it returns.
     fn copied(
         &self,

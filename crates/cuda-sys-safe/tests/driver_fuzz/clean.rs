@@ -33,6 +33,15 @@ impl Lane {
                     }
                 }
             }
+            // Those that nobody can end any more go first: nothing can be waited for with them.
+            self.streams.retain(|&id, stream| {
+                let captured = id >= FIRST_STREAM
+                    && d.capture_status(*stream).is_ok_and(|s| s != CaptureStatus::None);
+                if captured {
+                    note("StreamDestroy", d.stream_destroy(*stream));
+                }
+                !captured
+            });
             for device in 0..devices {
                 note(
                     "restoring the mode",

@@ -50,6 +50,11 @@ impl Rng {
 
 /// The program of a seed.
 pub(crate) fn generate(seed: u64, options: &Options) -> Vec<Step> {
+    generate_with(seed, options).into_iter().map(|(step, _)| step).collect()
+}
+
+/// The same, with what the maker's simulator said.
+fn generate_with(seed: u64, options: &Options) -> Vec<(Step, Result<String, String>)> {
     let config = SimConfig { schedule: Schedule::Eager, ..SimConfig::new(options.devices) };
     let mut rng = Rng(seed ^ 0x5eed_0000);
     let length = 4 + rng.below(if options.sticky { 12 } else { 36 });
@@ -65,7 +70,9 @@ pub(crate) fn generate(seed: u64, options: &Options) -> Vec<Step> {
     let mut tries = 0;
     while maker.steps.len() < end && tries < 20 * length {
         tries += 1;
-        if let Some(step) = maker.pick.any(&maker.model) {
+        if maker.pick.rng.rarely(24) {
+            maker.recipe();
+        } else if let Some(step) = maker.pick.any(&maker.model) {
             maker.take(step);
         }
     }
@@ -76,17 +83,17 @@ pub(crate) fn generate(seed: u64, options: &Options) -> Vec<Step> {
     maker.steps
 }
 
-struct Maker {
-    pick: Pick,
-    model: Model,
+pub(crate) struct Maker {
+    pub(crate) pick: Pick,
+    pub(crate) model: Model,
     lane: Lane,
     porter: Porter,
-    steps: Vec<Step>,
+    steps: Vec<(Step, Result<String, String>)>,
 }
 
 impl Maker {
     /// Adds a step, if it may be done now.
-    fn take(&mut self, step: Step) {
+    pub(crate) fn take(&mut self, step: Step) {
         if !self.pick.options.may(step.group()) {
             return;
         }
@@ -97,7 +104,7 @@ impl Maker {
         let outcome = self.lane.run(index, &step, &plan.mask, ask, &self.porter);
         let fine = outcome.result.is_ok();
         self.model.settle(index, &step, &plan, fine, outcome.waited, &outcome.status);
-        self.steps.push(step);
+        self.steps.push((step, outcome.result));
     }
 
     /// Something to work with.
@@ -185,6 +192,32 @@ impl Maker {
         for device in 0..self.model.devices {
             self.take(Step::Ask { device, what: Question::Lost });
             self.take(Step::Synchronize { device });
+        }
+    }
+}
+
+#[cfg(test)]
+mod coverage {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Steps of each kind come up often enough, accepted and, where that can be, refused.
+    #[test]
+    fn programs_hold_steps_of_every_kind() {
+        let mut seen: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
+        for seed in 0..3000 {
+            for (step, result) in generate_with(seed, &Options { devices: 2, ..Options::default() })
+            {
+                let kind = match &result {
+                    Ok(_) => "ok".into(),
+                    Err(e) => e.clone(),
+                };
+                *seen.entry(step.kind()).or_default().entry(kind).or_default() += 1;
+            }
+        }
+        for (k, v) in &seen {
+            println!("{k}: {v:?}");
         }
     }
 }

@@ -21,6 +21,7 @@ mod model;
 mod order;
 mod perform;
 mod pick;
+mod recipes;
 mod run;
 mod settle;
 mod step;

@@ -24,6 +24,17 @@ impl Pick {
         self.next
     }
 
+    /// A number that only a step may take that is to be refused.
+    pub(crate) fn peek(&self) -> Id {
+        Id::MAX / 2 + self.next
+    }
+
+    /// Buffers that a device's kernels can use.
+    pub(crate) fn memory_of(&self, m: &Model, device: usize) -> Vec<Id> {
+        let own = m.bufs.iter().filter(|(_, b)| b.alive && b.device == device);
+        own.filter(|(_, b)| b.kind == Kind::Alloc).map(|(&id, _)| id).collect()
+    }
+
     pub(crate) fn size(&mut self) -> usize {
         [64, 256, 512, 1024, 4096][self.rng.below(5)]
     }

@@ -1,0 +1,79 @@
+//! `cargo xtask gpu-test --sanitizer`: the tests under NVIDIA's compute-sanitizer.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+/// Its tools that the tests are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Sanitizer {
+    /// Kernels' accesses out of bounds or misaligned
+    Memcheck,
+    /// Races between a block's threads on shared memory
+    Racecheck,
+}
+
+const PROGRAM: &str = "compute-sanitizer";
+/// Where CUDA's toolkit puts it.
+const FOLDERS: [&str; 2] = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"];
+
+impl Sanitizer {
+    /// The command that a test binary runs under.
+    pub(super) fn wrapper(self) -> Result<Vec<String>> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from));
+        let Some(program) = find(folders) else {
+            bail!(
+                "{PROGRAM} is neither on the PATH nor in {}: install it with CUDA's toolkit",
+                FOLDERS.join(" or ")
+            );
+        };
+        Ok(self.command(&program))
+    }
+
+    fn command(self, program: &Path) -> Vec<String> {
+        let tool = match self {
+            Self::Memcheck => "memcheck",
+            Self::Racecheck => "racecheck",
+        };
+        let mut command = vec![program.to_string_lossy().into_owned()];
+        // What tests start as processes of their own is to fail: it is not looked at.
+        let options =
+            ["--tool", tool, "--error-exitcode", "86", "--target-processes", "application-only"];
+        command.extend(options.map(str::to_owned));
+        if self == Self::Memcheck {
+            // Tests make calls that are refused.
+            command.extend(["--report-api-errors", "no"].map(str::to_owned));
+        }
+        command
+    }
+}
+
+fn find(folders: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    folders.map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_on_the_path_is_taken() {
+        let dir = xshell::Shell::new().unwrap().create_temp_dir().unwrap();
+        let folders = || [dir.path().join("none"), dir.path().to_owned()].into_iter();
+        assert_eq!(find(folders()), None);
+        std::fs::write(dir.path().join(PROGRAM), "").unwrap();
+        assert_eq!(find(folders()), Some(dir.path().join(PROGRAM)));
+    }
+
+    #[test]
+    fn its_errors_end_the_run() {
+        for (sanitizer, tool) in
+            [(Sanitizer::Memcheck, "memcheck"), (Sanitizer::Racecheck, "racecheck")]
+        {
+            let command = sanitizer.command(Path::new("/x/compute-sanitizer"));
+            assert_eq!(command[..3], ["/x/compute-sanitizer", "--tool", tool]);
+            assert!(command.contains(&"--error-exitcode".to_owned()), "{command:?}");
+        }
+    }
+}
