@@ -13,7 +13,7 @@ use crate::step::Step;
 use crate::worker::{First, ROLE, role};
 
 /// How many kinds of differences are looked into.
-const CLASSES: usize = 24;
+const CLASSES: usize = 60;
 /// Programs that a worker is asked for at once.
 const BATCH: u64 = 16;
 /// A worker that says nothing for so long is given up.
@@ -23,6 +23,8 @@ const SILENCE: Duration = Duration::from_secs(40);
 pub(crate) struct Campaign {
     pub(crate) options: Options,
     pub(crate) first: First,
+    /// What the first driver is, instead of what the environment says.
+    pub(crate) driver: Option<&'static str>,
     /// The first program's seed.
     pub(crate) start: u64,
     pub(crate) programs: u64,
@@ -159,7 +161,7 @@ impl Campaign {
         let all: Vec<usize> = (0..steps.len()).collect();
         let mut worker = None;
         let slow = class.starts_with("hang") || class.starts_with("the process");
-        let until = Instant::now() + Duration::from_secs(if slow { 60 } else { 30 });
+        let until = Instant::now() + Duration::from_secs(if slow { 40 } else { 20 });
         let mut again = |keep: &[usize]| {
             let running: &mut Worker = worker.get_or_insert_with(|| self.spawn());
             running.ask(seed, 1, Some(keep));
@@ -213,7 +215,11 @@ impl Campaign {
 
     fn spawn(&self) -> Worker {
         let exe = std::env::current_exe().expect("this program's path");
-        let mut child = Command::new(exe)
+        let mut command = Command::new(exe);
+        if let Some(driver) = self.driver {
+            command.env("WARPLINE_DRIVER", driver);
+        }
+        let mut child = command
             .args(["fuzz_worker", "--exact", "--include-ignored", "--nocapture"])
             .env(ROLE, role(&self.options, self.first))
             .stdin(Stdio::piped())
@@ -231,6 +237,8 @@ impl Campaign {
                 }
             }
         });
+        let first = lines.recv_timeout(SILENCE);
+        assert!(first.is_ok_and(|line| line == "@ready"), "a worker cannot open its driver");
         Worker { child, input, lines }
     }
 }
@@ -272,6 +280,11 @@ impl Drop for Worker {
 }
 
 impl Report {
+    /// The programs that were shrunk, by what differs in them.
+    pub(crate) fn shrunk(&self) -> impl Iterator<Item = (&str, &[Step])> {
+        self.classes.iter().map(|(class, found)| (&**class, &*found.program))
+    }
+
     /// Prints the differences, and whether there were none.
     pub(crate) fn print(&self, campaign: &Campaign) -> bool {
         for (class, found) in &self.classes {

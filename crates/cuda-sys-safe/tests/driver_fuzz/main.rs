@@ -39,6 +39,7 @@ fn campaign(first: First, sticky: bool, devices: usize, programs: u64) -> Campai
     let mut campaign = Campaign {
         options: Options { devices, without: Vec::new(), sticky },
         first,
+        driver: None,
         start: 1,
         programs,
         workers: cores.min(16),
@@ -79,6 +80,25 @@ fn programs_agree_under_every_schedule() {
 #[test]
 fn sticky_programs_agree_under_every_schedule() {
     agree(&campaign(First::Simulator, true, 2, 20));
+}
+
+/// Against a driver whose launches and copies all wait, programs differ in just that.
+#[test]
+fn differences_are_found_and_shrunk() {
+    let mut campaign = campaign(First::Driver, false, 1, 400);
+    campaign.driver = Some("sim:1,blocking");
+    let report = campaign.run();
+    assert!(!report.print(&campaign), "no difference was found");
+    assert!(report.agree > 0);
+    let mut kinds = Vec::new();
+    for (class, program) in report.shrunk() {
+        assert!(class.ends_with("waits / does not wait"), "{class}");
+        assert!((1..=8).contains(&program.len()), "{class}: {program:?}");
+        kinds.extend(program.last().map(step::Step::kind));
+    }
+    for kind in ["Copy", "Launch", "Memset"] {
+        assert!(kinds.iter().any(|k| k == kind), "{kinds:?}");
+    }
 }
 
 #[test]

@@ -5,10 +5,11 @@ use crate::step::*;
 
 impl Maker {
     pub(crate) fn recipe(&mut self) {
-        match self.pick.rng.below(6) {
+        match self.pick.rng.below(7) {
             0..3 => self.capture(),
             3 => self.map(),
             4 => self.pool(),
+            5 if self.model.devices > 1 => self.peers(),
             _ => self.hold_back(),
         }
     }
@@ -150,6 +151,30 @@ impl Maker {
         }
         if self.pick.rng.rarely(3) {
             self.take(Step::PoolDestroy { pool });
+        }
+    }
+
+    /// A kernel that reads another device's memory.
+    fn peers(&mut self) {
+        let device = self.pick.rng.below(self.model.devices);
+        let peer = (device + 1) % self.model.devices;
+        self.take(Step::PeerEnable { device, peer });
+        let (here, there) =
+            (self.pick.memory_of(&self.model, device), self.pick.memory_of(&self.model, peer));
+        if let (Some(to), Some(from)) = (self.pick.rng.of(&here), self.pick.rng.of(&there)) {
+            for device in 0..self.model.devices {
+                self.take(Step::Synchronize { device });
+            }
+            let (dst, src) = (Place::Buf { buf: to, at: 0 }, Place::Buf { buf: from, at: 0 });
+            let stream = device as Id;
+            self.take(Step::Launch { stream, dst, src, words: 16, addend: 3 });
+            self.perhaps(3);
+        }
+        if self.pick.rng.rarely(2) {
+            for device in 0..self.model.devices {
+                self.take(Step::Synchronize { device });
+            }
+            self.take(Step::PeerDisable { device, peer });
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::gate::Porter;
 use crate::lane::{Lane, Outcome};
-use crate::model::{Kind, Model};
+use crate::model::{Kind, Model, Origin};
 use crate::step::*;
 
 /// One way in which drivers differ.
@@ -14,6 +14,16 @@ pub(crate) struct Difference {
     pub(crate) class: String,
     /// The step and what each driver said.
     pub(crate) text: String,
+}
+
+/// What came of a program.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) found: Vec<Difference>,
+    /// Whether the first driver is not as it was before.
+    pub(crate) dirty: bool,
+    /// What each of the program's steps came to on the first driver; `-` where it was left out.
+    pub(crate) results: Vec<String>,
 }
 
 /// Where a program is, for whoever watches that it goes on.
@@ -26,13 +36,8 @@ pub(crate) struct Progress {
 }
 
 /// Runs `steps` and what brings it to an end on all lanes, and says where they differ from the
-/// first. That is clean afterwards, unless the flag is set.
-pub(crate) fn run(
-    steps: &[Step],
-    lanes: &mut [Lane],
-    porter: &Porter,
-    progress: &Progress,
-) -> (Vec<Difference>, bool) {
+/// first, which is clean afterwards unless it is said to be dirty.
+pub(crate) fn run(steps: &[Step], lanes: &mut [Lane], porter: &Porter, progress: &Progress) -> Ran {
     let devices = lanes[0].devices;
     let mut run = Run {
         model: Model::new(devices),
@@ -42,6 +47,7 @@ pub(crate) fn run(
         found: Vec::new(),
         parted: false,
         index: 0,
+        results: Vec::new(),
     };
     for step in steps {
         run.step(step);
@@ -49,16 +55,25 @@ pub(crate) fn run(
             break;
         }
     }
+    let results = std::mem::take(&mut run.results);
     if run.model.lost {
         run.lanes.iter_mut().for_each(Lane::forget);
-        return (run.found, true);
+        return Ran { found: run.found, dirty: true, results };
     }
     if !run.parted {
         run.close();
     }
     let parted = run.parted;
     let mut found = run.found;
-    let refused: Vec<Vec<String>> = lanes.iter_mut().map(Lane::clean).collect();
+    progress.step.store(usize::MAX, Ordering::Relaxed);
+    let clean = |(number, lane): (usize, &mut Lane)| {
+        progress.lane.store(number, Ordering::Relaxed);
+        progress.calls.fetch_add(1, Ordering::Release);
+        let refused = lane.clean();
+        progress.calls.fetch_add(1, Ordering::Release);
+        refused
+    };
+    let refused: Vec<Vec<String>> = lanes.iter_mut().enumerate().map(clean).collect();
     let dirty = refused.first().is_none_or(|refused| !refused.is_empty());
     for (lane, refused) in lanes.iter().zip(refused) {
         // What is refused after the drivers parted follows from that.
@@ -68,7 +83,7 @@ pub(crate) fn run(
             found.push(Difference { class, text: format!("{}: {refused:?}", lane.name) });
         }
     }
-    (found, dirty)
+    Ran { found, dirty, results }
 }
 
 struct Run<'a> {
@@ -80,6 +95,7 @@ struct Run<'a> {
     /// Whether the drivers are in different states from here on.
     parted: bool,
     index: usize,
+    results: Vec<String>,
 }
 
 impl Run<'_> {
@@ -87,10 +103,11 @@ impl Run<'_> {
         let index = self.index;
         self.index += 1;
         self.progress.step.store(index, Ordering::Relaxed);
-        let Some(plan) = self.model.admit(step) else { return };
-        if self.model.lost && matches!(step, Step::HostRead { .. }) {
+        let left_out = self.model.lost && matches!(step, Step::HostRead { .. });
+        let Some(plan) = self.model.admit(step).filter(|_| !left_out) else {
+            self.results.push("-".to_owned());
             return;
-        }
+        };
         let ask = !self.model.lost
             && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
         let mut outcomes = Vec::new();
@@ -116,6 +133,8 @@ impl Run<'_> {
             }
         }
         let fine = first.result.is_ok();
+        let said = first.result.clone().unwrap_or_else(|code| code);
+        self.results.push(said + if first.waited { ", waited" } else { "" });
         self.model.settle(index, step, &plan, fine, waited, &first.status);
     }
 
@@ -141,11 +160,11 @@ impl Run<'_> {
         }
         let status = first.status != other.status;
         let class = if status && what.len() == 1 {
-            format!("{}: captures", step.kind())
+            format!("{}: captures", self.about(step))
         } else {
             let what: Vec<_> =
                 what.iter().filter(|w| !w.starts_with("captures")).cloned().collect();
-            format!("{}: {}", step.kind(), what.join(", "))
+            format!("{}: {}", self.about(step), what.join(", "))
         };
         let mut text = format!("{step:?}: {}", what.join(", "));
         if let Some(at) = first.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b) {
@@ -154,6 +173,38 @@ impl Run<'_> {
         text += &format!(" ({} / {})", names.0, names.1);
         self.found.push(Difference { class, text });
         self.parted |= first.result.is_ok() != other.result.is_ok() || status;
+    }
+
+    /// What a step is, as far as it may matter to the driver.
+    fn about(&self, step: &Step) -> String {
+        let m = &self.model;
+        let mut about = step.kind();
+        if let Step::Copy { dst, src, by, .. } = *step {
+            let kind = |place| {
+                m.find(place, 1).map_or("nothing".to_owned(), |r| match r.origin {
+                    Origin::Buf(_) => format!("{:?}", r.kind),
+                    Origin::Mapping(..) => "mapped".to_owned(),
+                })
+            };
+            about += &format!(" from {} to {}", kind(src), kind(dst));
+            if let By::Device(_) = by {
+                about += ", synchronous";
+            }
+        }
+        if let Some(s) = step.stream().and_then(|id| m.stream(id)) {
+            about += match s {
+                s if s.capture.is_some() => ", captured",
+                s if s.legacy => ", default stream",
+                s if s.non_blocking => "",
+                _ => ", blocking stream",
+            };
+        }
+        if m.capturing()
+            && step.stream().is_none_or(|id| m.stream(id).is_none_or(|s| s.capture.is_none()))
+        {
+            about += ", while capturing";
+        }
+        if m.lost { about + ", lost" } else { about }
     }
 
     /// Brings the program to its end, reads all memory, and looks at what ran in which order.

@@ -149,6 +149,27 @@ impl Step {
         text.split([' ', '{']).next().unwrap_or_default().to_owned()
     }
 
+    /// The stream that it is about.
+    pub(crate) fn stream(&self) -> Option<Id> {
+        use Step::*;
+        match *self {
+            StreamDestroy { stream } | StreamSynchronize { stream } | StreamQuery { stream } => {
+                Some(stream)
+            }
+            EventRecord { stream, .. } | EventWait { stream, .. } | Memset { stream, .. } => {
+                Some(stream)
+            }
+            Launch { stream, .. } | LaunchRefused { stream, .. } | Gate { stream } => Some(stream),
+            HostFunction { stream, .. } | BeginCapture { stream, .. } => Some(stream),
+            EndCapture { stream, .. } | CaptureStatus { stream } => Some(stream),
+            GraphLaunch { stream, .. } | AllocAsync { stream, .. } => Some(stream),
+            FreeAsync { stream, .. } | Strike { stream, .. } => Some(stream),
+            Copy { by: By::Stream(stream), .. } => Some(stream),
+            Copy { by: By::Device(device), .. } => Some(device as Id),
+            _ => None,
+        }
+    }
+
     /// The groups that `--without` switches off.
     pub(crate) fn group(&self) -> &'static str {
         use Step::*;

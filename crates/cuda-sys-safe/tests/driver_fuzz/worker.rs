@@ -15,10 +15,10 @@ use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use crate::gate::Porter;
 use crate::generate::{Options, generate};
 use crate::lane::Lane;
-use crate::run::{Difference, Progress, run};
+use crate::run::{Difference, Progress, Ran, run};
 
 /// How long one driver call may take.
-const STUCK: Duration = Duration::from_secs(5);
+const STUCK: Duration = Duration::from_secs(4);
 
 /// What the worker is told by its environment.
 pub(crate) const ROLE: &str = "WARPLINE_FUZZ_WORKER";
@@ -69,6 +69,7 @@ pub(crate) fn serve(role: &str) {
         First::Driver => Some(first_lane(options.devices)),
         First::Simulator => None,
     };
+    say(&["ready"]);
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { return };
         let mut words = line.split(' ');
@@ -86,7 +87,7 @@ pub(crate) fn serve(role: &str) {
             }
             let mut lanes: Vec<Lane> = lasting.take().into_iter().collect();
             lanes.extend(simulators(number, options.devices, first));
-            let (found, dirty) = run(&steps, &mut lanes, &porter, &progress);
+            let Ran { found, dirty, .. } = run(&steps, &mut lanes, &porter, &progress);
             if first == First::Driver {
                 lasting = Some(lanes.swap_remove(0));
             }
