@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -110,6 +111,33 @@ fn a_child_of_one_of_rayons_threads_uses_cpu_tensors() {
     let old = Storage::pageable(&runtime, N * N * 4).unwrap();
     let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     threads.install(|| in_child(|| every_kind_of_op(&runtime, &old))).unwrap();
+}
+
+#[test]
+fn a_child_drops_what_its_parent_was_allocating_beside() {
+    let _alone = alone();
+    let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
+    let stream = runtime.device(0).unwrap().device().default_stream();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop((Storage::pinned(&runtime, 64), Storage::device(&runtime, 64, stream)));
+                }
+            });
+        }
+        let ended: Vec<_> = (0..100)
+            .map(|_| {
+                let pinned = Storage::pinned(&runtime, 64).unwrap();
+                let device = Storage::device(&runtime, 64, stream).unwrap();
+                in_child(move || drop((pinned, device)))
+            })
+            .take_while(Result::is_ok)
+            .collect();
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(ended.len(), 100);
+    });
 }
 
 #[test]

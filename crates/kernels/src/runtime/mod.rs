@@ -57,10 +57,11 @@ pub struct RuntimeConfig {
 /// # Forked children
 /// A child made with `fork` may use CPU tensors, its parent's and new ones: ops start threads of
 /// its own, and generators go on from where they were. CUDA does not survive a fork, and neither
-/// does page-locked memory: their use is [`DriverError::ForkedChild`]. What another thread was in
-/// the middle of at the fork stays so in the child, where using it may wait for ever: tensors that
-/// an op was using, the CPU generator while it was drawn from, or Warpline's first use ever. So
-/// fork while no other thread is inside Warpline, or leave alone in the child what those threads use.
+/// does page-locked memory: their use is [`DriverError::ForkedChild`], and to drop such tensors does
+/// nothing. What another thread was in the middle of at the fork stays so in the child, where using
+/// it may wait for ever: tensors that an op was using, the CPU generator while it was drawn from,
+/// Warpline's first use ever. So fork while no other thread is inside Warpline, or leave alone in
+/// the child what those threads use.
 #[derive(Clone, Debug)]
 pub struct Runtime(Arc<Inner>);
 
@@ -268,13 +269,18 @@ impl Runtime {
         Err(Error::RuntimeMismatch { op })
     }
 
+    /// Whether this is no forked child of the process that the runtime was made in.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.0.process.0 == fork_generation()
+    }
+
     /// Refuses forked children, in whose memory there may be nothing where page-locked memory is in
     /// their parent's.
     pub(crate) fn check_process(&self, op: &'static str) -> Result<()> {
-        let (generation, parent) = self.0.process;
-        if fork_generation() == generation {
+        if self.is_own_process() {
             return Ok(());
         }
+        let parent = self.0.process.1;
         Err(Error::driver(op, DriverError::ForkedChild { call: "page-locked memory", parent }))
     }
 

@@ -55,6 +55,11 @@ impl WeakStorage {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !matches!(self.memory, Memory::Pageable(_)) && !self.runtime.is_own_process() {
+            // It is the parent's, of whose other threads one may have had the cache locked.
+            std::mem::forget(std::mem::replace(&mut self.memory, Memory::Gone));
+            return;
+        }
         let key = std::ptr::from_ref(self).addr();
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         if uses.history.is_some()
