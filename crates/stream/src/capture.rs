@@ -206,14 +206,14 @@ impl Stream {
             streams.first().is_some_and(|(first, _)| first == self)
         });
         let Some(streams) = streams else { return Err(not_here) };
+        // Nobody gives them more than is joined, or takes for captured what is enqueued afterwards.
+        let mut held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
         let mut joined = Ok(());
-        if join {
-            for (_, other) in &streams[1..] {
-                joined = joined.and(twin.wait_for(other, other.last_op()));
+        if join && let Some(((_, first), others)) = held.split_first_mut() {
+            for ((_, other), (_, held)) in streams[1..].iter().zip(others) {
+                joined = joined.and(twin.wait_held(first, other, held));
             }
         }
-        // Nobody takes for captured what is enqueued afterwards.
-        let held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
         capture.over.store(true, Ordering::Release);
         let graph = self.raw().end_capture();
         streams.iter().for_each(|(stream, _)| stream.slot().set(None));

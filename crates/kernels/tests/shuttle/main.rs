@@ -5,6 +5,7 @@
 //! target/shuttle`; `WARPLINE_SHUTTLE` is how many schedules each test runs under.
 #![cfg(shuttle)]
 
+mod captures;
 mod host_locks;
 mod mailboxes;
 mod program;
