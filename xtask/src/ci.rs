@@ -99,8 +99,14 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
     ];
     if full || test {
         steps.push(alloc_alone());
-        for name in ["warpline-alloc", "warpline-stream"] {
-            steps.push(shuttle(name, if full { "20000" } else { "1000" }));
+        // Whose schedules take longest comes last, and has the fewest.
+        let crates = [
+            ("warpline-alloc", "1000", "20000"),
+            ("warpline-stream", "1000", "20000"),
+            ("warpline-kernels", "300", "6000"),
+        ];
+        for (name, brief, long) in crates {
+            steps.push(shuttle(name, if full { long } else { brief }));
         }
     }
     let all = ["test", "--workspace"];
@@ -183,10 +189,11 @@ mod tests {
         let steps = steps(false, true);
         let names: Vec<_> = steps.iter().map(|s| s.name.as_str()).collect();
         let checks = ["format", "tidy", "ptx", "clippy", "docs", "alloc alone"];
-        let threads = ["alloc", "stream"].map(|c| format!("schedules of threads, warpline-{c}"));
+        let threads =
+            ["alloc", "stream", "kernels"].map(|c| format!("schedules of threads, warpline-{c}"));
         assert_eq!(names[..6], checks);
-        assert_eq!(names[6..8], threads);
-        assert_eq!(names[8..], ["tests"]);
+        assert_eq!(names[6..9], threads);
+        assert_eq!(names[9..], ["tests"]);
         assert_eq!(named(&steps, "tests")[0].env, [("WARPLINE_SCHEDULES", "8")]);
         assert_eq!(named(&steps, "alone")[0].limit, Some(Duration::from_secs(60)));
         let untested = super::steps(false, false);
@@ -200,7 +207,7 @@ mod tests {
         assert_eq!(devices, ["1", "2", "3"].map(|n| ("WARPLINE_SIM_DEVICES", n)));
         assert_eq!(named(&steps, "soak").len(), 1);
         let schedules: Vec<_> = named(&steps, "threads").iter().map(|s| s.env[1].1).collect();
-        assert_eq!(schedules, ["20000", "20000"]);
+        assert_eq!(schedules, ["20000", "20000", "6000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
     }
 

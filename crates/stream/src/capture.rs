@@ -288,14 +288,16 @@ impl CaptureGuard {
         let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
             return Err(not_capturing);
         };
+        // Nobody gives them more than is joined, or takes for captured what is enqueued afterwards.
+        let mut held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
         let mut joined = Ok(());
-        if let (true, Some(((_, twin), others))) = (join, streams.split_first()) {
-            for (_, other) in others {
-                joined = joined.and(twin.wait_for(other, other.last_op()));
+        if let (true, Some(((_, twin), others)), Some(((_, first), rest))) =
+            (join, streams.split_first(), held.split_first_mut())
+        {
+            for ((_, other), (_, held)) in others.iter().zip(rest) {
+                joined = joined.and(twin.wait_held(first, other, held));
             }
         }
-        // Nobody takes for captured what is enqueued afterwards.
-        let held: Vec<_> = streams.iter().map(|(s, twin)| (s.hold(), twin.hold())).collect();
         self.capture.over.store(true, Ordering::Release);
         let graph = raw.end();
         streams.iter().for_each(|(stream, _)| stream.slot().set(None));

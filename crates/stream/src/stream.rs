@@ -44,6 +44,9 @@ struct State {
     clock: Clock,
 }
 
+/// A stream on which nobody else enqueues.
+pub(crate) struct Held<'a>(MutexGuard<'a, State>);
+
 impl Inner {
     #[inline]
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -174,8 +177,23 @@ impl Stream {
     }
 
     /// Lets nobody enqueue on this stream as long as the answer is kept.
-    pub(crate) fn hold(&self) -> impl Sized {
-        self.0.lock()
+    pub(crate) fn hold(&self) -> Held<'_> {
+        Held(self.0.lock())
+    }
+
+    /// Makes this stream wait for all of another; both are held.
+    pub(crate) fn wait_held(
+        &self,
+        held: &mut Held<'_>,
+        other: &Self,
+        other_held: &mut Held<'_>,
+    ) -> Result<()> {
+        let last = other.last_op();
+        if held.0.clock.covers(other.id(), last) {
+            return Ok(());
+        }
+        let (event, point) = other.0.checkpoint_in(&mut other_held.0, last)?;
+        self.0.wait_at(&mut held.0, &event, &point)
     }
 
     /// Runs `f` on what the driver's stream is numbered by, locked: the twin while it is captured.

@@ -112,14 +112,14 @@ fn other_device(op: &'static str, first: usize, second: usize) -> Error {
 type Arranged<'a> = (SmallVec<[Touch<'a>; 4]>, SmallVec<[(&'a Storage, bool); 4]>);
 
 fn arrange<'a>(
-    stream: &Stream,
+    captured: bool,
     arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
     site: Site,
 ) -> Result<Arranged<'a>> {
     let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
     let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
     for (storage, _) in &distinct {
-        storage.check_replayed(stream, site.op)?;
+        storage.check_replayed(captured, site.op)?;
     }
     Ok((touches, distinct))
 }
@@ -149,8 +149,10 @@ fn enqueue_marked<'a, F>(
 where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
-    let (touches, distinct) = arrange(stream, arguments, site)?;
-    if let Some(captured) = stream.captured() {
+    // Asked once: should the capture end or begin before the work is enqueued, it is refused.
+    let captured = stream.captured();
+    let (touches, distinct) = arrange(captured.is_some(), arguments, site)?;
+    if let Some(captured) = captured {
         check_world(stream, &distinct, site.op)?;
         // Asked again: the capture may have begun since the copy was found to be no part of one.
         if distinct.iter().any(|(s, _)| s.cuda_device().is_none() && !s.is_pinned()) {
@@ -206,7 +208,7 @@ pub(super) fn enqueue_with<'a, F>(
 where
     F: FnOnce() -> Result<OpNumber>,
 {
-    let (touches, distinct) = arrange(stream, arguments, site)?;
+    let (touches, distinct) = arrange(false, arguments, site)?;
     in_order(stream, &distinct, &touches, site, &Marking::default(), f)
 }
 

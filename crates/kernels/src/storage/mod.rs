@@ -282,11 +282,9 @@ impl Storage {
 
     /// Refuses to use, outside a capture, what was made in one and holds nothing yet.
     #[inline]
-    pub(crate) fn check_replayed(&self, stream: &Stream, op: &'static str) -> Result<()> {
+    pub(crate) fn check_replayed(&self, captured: bool, op: &'static str) -> Result<()> {
         match &self.0.member {
-            Some(member) if !member.was_replayed() && !stream.is_capturing() => {
-                Err(Error::NotReplayed { op })
-            }
+            Some(member) if !member.was_replayed() && !captured => Err(Error::NotReplayed { op }),
             _ => Ok(()),
         }
     }

@@ -1,0 +1,182 @@
+//! What a capture notes, while other threads give work to the streams that take part, join it, and
+//! drop what it made.
+
+use warpline_kernels::graph::{Capturing, Graph, GraphPool};
+use warpline_kernels::{Error, Storage};
+use warpline_stream::Event;
+
+use super::*;
+
+/// What a thread does. It may end the capture, and says what it added.
+type Task = Box<dyn FnOnce() -> (Option<Graph>, i64) + Send>;
+
+/// Adds a number, if the stream takes it. Returns what was added.
+fn add(stream: &Stream, to: &Storage, zero: &Storage, number: i64) -> i64 {
+    match mix_on(stream, to, zero, 1, number) {
+        Ok(()) => number,
+        // The capture ended or began meanwhile.
+        Err(Error::Stream(_) | Error::Capture { .. }) => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Asserts that all that was added ran or was captured: the first replay makes up for what did not
+/// run, and the second does the same again.
+#[track_caller]
+fn assert_kept(graph: &Graph, stream: &Stream, sum: &Storage, added: i64) {
+    let ran = value_of(stream, sum);
+    graph.replay(stream).unwrap();
+    assert_eq!(value_of(stream, sum), added, "{ran:x} ran");
+    graph.replay(stream).unwrap();
+    assert_eq!(value_of(stream, sum), added + (added - ran), "{ran:x} ran");
+}
+
+/// Work on the captured stream and on another, before, in and after the capture.
+#[test]
+fn work_of_other_threads_runs_or_is_captured() {
+    check(|| {
+        let (sim, runtime) = world();
+        let streams = [(); 2].map(|()| stream(&runtime));
+        let sum = device_memory(&streams[0], &runtime, 0);
+        let zero = device_memory(&streams[0], &runtime, 0);
+        let pool = GraphPool::new(gpu(&runtime));
+        let captures = {
+            let (runtime, stream) = (runtime.clone(), streams[0].clone());
+            let (sum, zero) = (sum.clone(), zero.clone());
+            move || {
+                let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
+                let added = add(&stream, &sum, &zero, 1);
+                let made = Storage::device(&runtime, BYTES, &stream).unwrap();
+                mix_on(&stream, &made, &zero, 0, 0x10).unwrap();
+                mix_on(&stream, &sum, &made, 1, 0).unwrap();
+                drop(made);
+                (Some(capturing.end().unwrap()), added + 0x10)
+            }
+        };
+        let others = streams.clone().into_iter().zip([0x100, 0x10000]).map(|(stream, number)| {
+            let (sum, zero) = (sum.clone(), zero.clone());
+            Box::new(move || {
+                let added = (0..2).map(|i| add(&stream, &sum, &zero, number << (4 * i))).sum();
+                (None, added)
+            }) as Task
+        });
+        let first: Task = Box::new(captures);
+        let tasks: Vec<_> = [first].into_iter().chain(others).collect();
+        drop(runtime);
+        let mut done = together(tasks);
+        let added = done.iter().map(|(_, added)| added).sum();
+        let graph = done[0].0.take().unwrap();
+        assert_kept(&graph, &streams[1], &sum, added);
+        drop((graph, sum, zero, streams));
+        assert!(sim.books().is_settled(), "{:?}", sim.books());
+    });
+}
+
+/// A stream that joined is given work until the capture ends, and after that. It is joined with all
+/// that it was given before: the driver would give the capture up.
+#[test]
+fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let [stream, joins] = [(); 2].map(|()| stream(&runtime));
+        let sum = device_memory(&stream, &runtime, 0);
+        let zero = device_memory(&stream, &runtime, 0);
+        let pool = GraphPool::new(gpu(&runtime));
+        let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
+        let mut added = add(&stream, &sum, &zero, 1);
+        joins.wait_stream(&stream).unwrap();
+        let ends = move || (Some(capturing.end().unwrap()), 0);
+        let gives = {
+            let (joins, sum) = (joins.clone(), sum.clone());
+            move || {
+                (None, [0x10, 0x100].map(|number| add(&joins, &sum, &zero, number)).iter().sum())
+            }
+        };
+        let tasks: [Task; 2] = [Box::new(ends), Box::new(gives)];
+        let mut done = together(tasks);
+        added += done[1].1;
+        assert_kept(&done[0].0.take().unwrap(), &joins, &sum, added);
+    });
+}
+
+/// A capture ends between the questions that an op asks: what reads memory that the capture made,
+/// and that holds nothing yet, is captured or refused, and never runs.
+#[test]
+fn work_on_what_a_capture_made_does_not_run_before_a_replay() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let stream = stream(&runtime);
+        let sum = device_memory(&stream, &runtime, 0);
+        let zero = device_memory(&stream, &runtime, 0);
+        let pool = GraphPool::new(gpu(&runtime));
+        let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
+        let made = Storage::device(&runtime, BYTES, &stream).unwrap();
+        mix_on(&stream, &made, &zero, 0, 1).unwrap();
+        let uses = {
+            let (stream, sum) = (stream.clone(), sum.clone());
+            move || {
+                let added = mix_on(&stream, &sum, &made, 1, 0);
+                (None, i64::from(added.is_ok()))
+            }
+        };
+        let ends = move || (Some(capturing.end().unwrap()), 0);
+        let tasks: [Task; 2] = [Box::new(ends), Box::new(uses)];
+        let mut done = together(tasks);
+        let graph = done[0].0.take().unwrap();
+        assert_eq!(value_of(&stream, &sum), 0);
+        graph.replay(&stream).unwrap();
+        assert_eq!(value_of(&stream, &sum), done[1].1);
+    });
+}
+
+/// A second stream joins, uses what the first made, and drops it, while the first makes more and may
+/// end the capture.
+#[test]
+fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
+    check(|| {
+        let (sim, runtime) = world();
+        let [stream, joins] = [(); 2].map(|()| stream(&runtime));
+        let sums = [(); 2].map(|()| device_memory(&stream, &runtime, 0));
+        let zero = device_memory(&stream, &runtime, 0);
+        let pool = GraphPool::new(gpu(&runtime));
+        let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
+        let made = Storage::device(&runtime, BYTES, &stream).unwrap();
+        mix_on(&stream, &made, &zero, 0, 1).unwrap();
+        let event = Event::default();
+        event.record(&stream).unwrap();
+        let joined = {
+            let (joins, sum) = (joins.clone(), sums[1].clone());
+            move || {
+                let added = match joins.wait_event(&event) {
+                    Ok(()) => mix_on(&joins, &sum, &made, 1, 0),
+                    Err(error) => Err(error.into()),
+                };
+                drop(made);
+                (None, i64::from(added.is_ok()))
+            }
+        };
+        let goes_on = {
+            let (runtime, stream) = (runtime.clone(), stream.clone());
+            let (sum, zero) = (sums[0].clone(), zero.clone());
+            move || {
+                for number in [0x10, 0x100] {
+                    let made = Storage::device(&runtime, BYTES, &stream).unwrap();
+                    mix_on(&stream, &made, &zero, 0, number).unwrap();
+                    mix_on(&stream, &sum, &made, 1, 0).unwrap();
+                }
+                (Some(capturing.end().unwrap()), 0)
+            }
+        };
+        let tasks: [Task; 2] = [Box::new(joined), Box::new(goes_on)];
+        drop((runtime, pool));
+        let mut done = together(tasks);
+        let graph = done[1].0.take().unwrap();
+        for round in 1..=2 {
+            graph.replay(&joins).unwrap();
+            assert_eq!(value_of(&joins, &sums[0]), round * 0x110);
+            assert_eq!(value_of(&joins, &sums[1]), round * done[0].1);
+        }
+        drop((graph, sums, zero, stream, joins));
+        assert!(sim.books().is_settled(), "{:?}", sim.books());
+    });
+}

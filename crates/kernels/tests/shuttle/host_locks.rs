@@ -1,0 +1,49 @@
+//! Who may touch host memory: ops of the CPU on storages that threads share, in any order, with
+//! copies from and to the device meanwhile.
+
+use warpline_kernels::Storage;
+
+use super::program::{Shared, Step, run};
+use super::*;
+
+/// Two storages that are pageable, two that are page-locked, and one of the device.
+fn shared(runtime: &Runtime, stream: &Stream) -> Shared {
+    let mut storages = Vec::new();
+    for value in 1..=2 {
+        storages.push(host_memory(Storage::pageable(runtime, BYTES).unwrap(), value));
+    }
+    for value in 3..=4 {
+        storages.push(host_memory(Storage::pinned(runtime, BYTES).unwrap(), value));
+    }
+    storages.push(device_memory(stream, runtime, 5));
+    Shared { storages, graphs: Vec::new() }
+}
+
+#[test]
+fn host_code_and_copies_happen_in_one_order() {
+    check(|| {
+        let (sim, runtime) = world();
+        let streams = [(); 3].map(|()| stream(&runtime));
+        let shared = shared(&runtime, &streams[0]);
+        drop(runtime);
+        let threads = streams.map(|stream| (stream, [(); 3].map(|()| shared.random_step()).into()));
+        run(shared, (1..=5).collect(), threads.into());
+        assert!(sim.books().is_settled(), "{:?}", sim.books());
+    });
+}
+
+#[test]
+fn ops_that_name_storages_in_any_order_do_not_wait_for_each_other_forever() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let streams = [(); 3].map(|()| stream(&runtime));
+        let shared = shared(&runtime, &streams[0]);
+        let [a, b, c, d, device] = [0, 1, 2, 3, 4];
+        let steps = [
+            vec![Step::Mix(a, b, 1), Step::Copy(device, c, true), Step::Mix(c, d, 1)],
+            vec![Step::Mix(b, c, 2), Step::Copy(a, device, false), Step::Mix(d, a, 2)],
+            vec![Step::Mix(c, a, 3), Step::Copy(device, b, false), Step::Mix(a, d, 3)],
+        ];
+        run(shared, (1..=5).collect(), streams.into_iter().zip(steps).collect());
+    });
+}

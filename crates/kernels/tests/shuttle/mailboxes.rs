@@ -1,0 +1,129 @@
+//! Kernels that check indices, on several threads and streams.
+
+use std::collections::BTreeSet;
+
+use warpline_kernels::graph::{Capturing, GraphPool};
+use warpline_kernels::{Error, Storage, indexing};
+use warpline_stream::StreamError;
+
+use super::*;
+
+/// The index that a call was told is out of range.
+fn told(result: Result<()>) -> Option<i64> {
+    match result {
+        Ok(()) => None,
+        Err(Error::IndexCheck(check) | Error::Stream(StreamError::IndexCheck(check))) => {
+            Some(check.index)
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Picks elements of `from` by the indices in `index`.
+fn pick(stream: &Stream, from: &Storage, index: &Storage, to: &Storage) -> Result<()> {
+    let layout = Layout::contiguous(&[COUNT]).unwrap();
+    let view = |storage| View { storage, layout: &layout, dtype: DType::I64 };
+    let runtime = from.runtime();
+    let target = Target::Cuda(runtime, gpu(runtime), stream);
+    indexing::index_select(target, view(from), 0, view(index), view(to))
+}
+
+/// What is left to be told of all work, in however many waits.
+fn rest(runtime: &Runtime) -> BTreeSet<i64> {
+    let device = gpu(runtime).device();
+    std::iter::from_fn(|| told(device.synchronize().map_err(Error::from))).collect()
+}
+
+/// What reading a result says: its own failure, where reading it is to say so.
+fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
+    let host = Storage::pageable(result.runtime(), BYTES).unwrap();
+    told(copy(stream, &host, result, false)).or_else(|| {
+        let mut bytes = [0; BYTES];
+        told(launch::read_bytes((&host, 0), &mut bytes))
+    })
+}
+
+/// Every failure is told to somebody, if only to who reads the result, and nothing else is.
+#[test]
+fn every_failed_index_is_told() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let first = stream(&runtime);
+        let from = device_memory(&first, &runtime, 7);
+        // Thread 3 works on the stream of thread 2.
+        let shared = stream(&runtime);
+        let streams = [first, shared.clone(), shared];
+        let mut bad = BTreeSet::new();
+        let tasks: Vec<_> = (0..3)
+            .map(|thread| {
+                let fails = random(2) == 0;
+                let index = if fails { 1000 + thread } else { thread };
+                bad.extend(fails.then_some(index));
+                let (runtime, from) = (runtime.clone(), from.clone());
+                let stream = streams[thread as usize].clone();
+                let waits = random(3);
+                move || {
+                    let index = device_memory(&stream, &runtime, index);
+                    let to = Storage::device(&runtime, BYTES, &stream).unwrap();
+                    let launched = told(pick(&stream, &from, &index, &to));
+                    let waited = match waits {
+                        0 => told(stream.synchronize().map_err(Error::from)),
+                        1 => told(stream.query().map(drop).map_err(Error::from)),
+                        _ => None,
+                    };
+                    ([launched, waited], (stream, to, index))
+                }
+            })
+            .collect();
+        let done = together(tasks);
+        let mut heard: BTreeSet<i64> = done.iter().flat_map(|(told, _)| *told).flatten().collect();
+        heard.extend(rest(&runtime));
+        heard.extend(done.iter().filter_map(|(_, (stream, to, _))| read_fails(stream, to)));
+        // Of several that one wait covers on one stream, the oldest may be told alone.
+        let own = |index: &i64| if *index >= 1001 { 1 } else { 0 };
+        let streams = |set: &BTreeSet<i64>| set.iter().map(own).collect::<BTreeSet<_>>();
+        assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
+        assert_eq!(streams(&heard), streams(&bad), "{heard:?} of {bad:?}");
+    });
+}
+
+/// Replays whose check fails, by two threads; and the one who is told is told of no other.
+#[test]
+fn every_failed_replay_is_told() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let streams = [(); 2].map(|()| stream(&runtime));
+        let from = device_memory(&streams[0], &runtime, 7);
+        let to = device_memory(&streams[0], &runtime, 0);
+        let index = device_memory(&streams[0], &runtime, 0);
+        let pool = GraphPool::new(gpu(&runtime));
+        let capturing = Capturing::begin(&runtime, &streams[0], &pool).unwrap();
+        pick(&streams[0], &from, &index, &to).unwrap();
+        let graph = Arc::new(capturing.end().unwrap());
+        let mut bad = BTreeSet::new();
+        let tasks = streams.clone().into_iter().zip([5, 6]).map(|(stream, number)| {
+            let (runtime, index) = (runtime.clone(), index.clone());
+            let graph = Arc::clone(&graph);
+            let fails = random(2) == 0;
+            let number = if fails { 1000 + number } else { number };
+            bad.extend(fails.then_some(number));
+            move || {
+                let new = device_memory(&stream, &runtime, number);
+                copy(&stream, &index, &new, true).unwrap();
+                let replayed = told(graph.replay(&stream));
+                let waited = told(stream.synchronize().map_err(Error::from));
+                [replayed, waited]
+            }
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let done = together(tasks);
+        let mut heard: BTreeSet<i64> = done.into_iter().flatten().flatten().collect();
+        heard.extend(rest(&runtime));
+        heard.extend(read_fails(&streams[1], &to));
+        assert!(heard.is_subset(&bad), "{heard:?} of {bad:?}");
+        // A replay may run with the other thread's indices.
+        if bad.len() == 2 {
+            assert!(!heard.is_empty());
+        }
+    });
+}

@@ -1,0 +1,167 @@
+//! What threads share, under many schedules of these threads and of the simulated devices' work. A
+//! deadlock fails a test, and a wait that is missing gives wrong data.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p warpline-kernels --test shuttle --target-dir
+//! target/shuttle`; `WARPLINE_SHUTTLE` is how many schedules each test runs under.
+#![cfg(shuttle)]
+
+mod captures;
+mod host_locks;
+mod mailboxes;
+mod program;
+mod replays;
+mod staging;
+mod uses;
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use shuttle::Runner;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
+use warpline_kernels::launch::{self, Call, Code};
+use warpline_kernels::{
+    CudaDevice, DType, KernelSet, Layout, Module, Operand, Result, Runtime, RuntimeConfig, Staging,
+    Storage, Target, View,
+};
+use warpline_stream::Stream;
+
+/// Elements of a storage: `i64`s, in bytes enough for several pieces.
+const COUNT: usize = 32;
+const BYTES: usize = 8 * COUNT;
+
+/// Runs it under random schedules, and under some with few preemptions.
+fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
+    let schedules =
+        std::env::var("WARPLINE_SHUTTLE").ok().and_then(|s| s.parse().ok()).unwrap_or(1000);
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 19;
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(test.clone());
+    Runner::new(PctScheduler::new(3, schedules / 2), config).run(test);
+}
+
+/// A number below `end`.
+fn random(end: usize) -> usize {
+    thread_rng().gen_range(0..end)
+}
+
+/// A simulated device, whose work runs as late as it can, or at any time.
+fn world() -> (Arc<SimDriver>, Runtime) {
+    let seeded = Schedule::Seeded(thread_rng().r#gen());
+    let schedule = if random(2) == 0 { Schedule::Lazy } else { seeded };
+    let sim = SimConfig { schedule, redzones: false, ..SimConfig::new(1) }.build();
+    let staging = Staging { from: 100, chunk: 64, threads: 2 };
+    let config = RuntimeConfig { staging, ..RuntimeConfig::default() };
+    (Arc::clone(&sim), Runtime::new(sim, config).unwrap())
+}
+
+fn gpu(runtime: &Runtime) -> &CudaDevice {
+    runtime.device(0).unwrap()
+}
+
+fn stream(runtime: &Runtime) -> Stream {
+    gpu(runtime).device().exclusive_stream(0).unwrap()
+}
+
+/// Starts threads and waits for them.
+fn together<T: Send + 'static>(
+    tasks: impl IntoIterator<Item = impl FnOnce() -> T + Send + 'static>,
+) -> Vec<T> {
+    let threads: Vec<_> = tasks.into_iter().map(shuttle::thread::spawn).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// The elements of host memory, which are all the same.
+#[track_caller]
+fn value(storage: &Storage) -> i64 {
+    let mut bytes = [0; BYTES];
+    launch::read_bytes((storage, 0), &mut bytes).unwrap();
+    let values: &[i64] = &bytes.chunks(8).map(read).collect::<Vec<_>>();
+    assert!(values.iter().all(|v| *v == values[0]), "a part of something else: {values:?}");
+    values[0]
+}
+
+fn read(bytes: &[u8]) -> i64 {
+    i64::from_ne_bytes(bytes.try_into().unwrap())
+}
+
+fn bytes_of(value: i64) -> [u8; BYTES] {
+    value.to_ne_bytes().repeat(COUNT).try_into().unwrap()
+}
+
+/// A copy of all that is in it.
+fn copy(stream: &Stream, to: &Storage, from: &Storage, non_blocking: bool) -> Result<()> {
+    launch::copy_bytes(stream, (to, 0), (from, 0), BYTES, non_blocking, Location::caller())
+}
+
+/// Device memory that holds a value.
+fn device_memory(stream: &Stream, runtime: &Runtime, value: i64) -> Storage {
+    let host = host_memory(Storage::pinned(runtime, BYTES).unwrap(), value);
+    let storage = Storage::device(runtime, BYTES, stream).unwrap();
+    copy(stream, &storage, &host, true).unwrap();
+    storage
+}
+
+fn host_memory(storage: Storage, value: i64) -> Storage {
+    launch::write_bytes((&storage, 0), &bytes_of(value)).unwrap();
+    storage
+}
+
+/// What device memory holds after all that was done with it.
+fn value_of(stream: &Stream, storage: &Storage) -> i64 {
+    let host = Storage::pageable(storage.runtime(), BYTES).unwrap();
+    copy(stream, &host, storage, false).unwrap();
+    value(&host)
+}
+
+static KERNELS: KernelSet = KernelSet::new(
+    Module { name: "shuttle", ptx: ".version 8.0\n.target sm_80\n.entry mix() {}", sm90: &[] },
+    1,
+    |_| "mix".into(),
+);
+
+/// # Safety
+/// Its operands are two tensors of [`COUNT`] elements, its parameters two `i64`s.
+unsafe fn mix_on_host(launch: &HostLaunch<'_>) {
+    let (factor, add) = (read(&launch.params[..8]), read(&launch.params[8..]));
+    let [to, from] = [0, 1].map(|i| launch.pointers[i].cast::<i64>());
+    for i in 0..COUNT {
+        // SAFETY: the caller's promise.
+        unsafe { *to.add(i) = mixed(*to.add(i), *from.add(i), factor, add) };
+    }
+}
+
+fn mixed(to: i64, from: i64, factor: i64, add: i64) -> i64 {
+    to.wrapping_mul(factor).wrapping_add(from).wrapping_add(add)
+}
+
+/// Launches a kernel that makes each element `to * factor + from + add`.
+#[track_caller]
+fn mix(target: Target<'_>, to: &Storage, from: &Storage, factor: i64, add: i64) -> Result<()> {
+    let layout = Layout::contiguous(&[COUNT]).unwrap();
+    let view = |storage| View { storage, layout: &layout, dtype: DType::I64 };
+    let operands: [Operand<'_>; 2] = [view(to).read_write(), view(from).read()];
+    let call = Call {
+        op: "mix",
+        operands: &operands,
+        params: &[factor.to_ne_bytes(), add.to_ne_bytes()].concat(),
+        host: mix_on_host,
+        code: Code::Kernel {
+            set: &KERNELS,
+            index: 0,
+            grid: [1; 3],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+        },
+        location: Location::caller(),
+    };
+    // SAFETY: it reads and writes what it declares, of storages that are as large.
+    unsafe { launch::run(target, &call) }
+}
+
+fn mix_on(stream: &Stream, to: &Storage, from: &Storage, factor: i64, add: i64) -> Result<()> {
+    let runtime = to.runtime();
+    mix(Target::Cuda(runtime, gpu(runtime), stream), to, from, factor, add)
+}

@@ -1,0 +1,95 @@
+//! Graphs replayed by several threads, among other uses of the same memory.
+
+use warpline_kernels::Storage;
+use warpline_kernels::graph::{Capturing, GraphPool};
+
+use super::program::{Captured, Shared, Step, run};
+use super::*;
+
+/// Two graphs of a pool: the first writes what it made there, which the second reads. Storage 2 is
+/// that one; 0 and 1 are from outside.
+fn two_graphs(runtime: &Runtime, streams: &[Stream]) -> Shared {
+    let mut storages: Vec<Storage> =
+        [1, 2].map(|value| device_memory(&streams[0], runtime, value)).into();
+    let pool = GraphPool::new(gpu(runtime));
+    let stream = pool.stream(gpu(runtime)).unwrap();
+
+    let capturing = Capturing::begin(runtime, stream, &pool).unwrap();
+    let made = Storage::device(runtime, BYTES, stream).unwrap();
+    mix_on(stream, &made, &storages[0], 0, 11).unwrap();
+    let dropped = Storage::device(runtime, BYTES, stream).unwrap();
+    mix_on(stream, &dropped, &made, 0, 0).unwrap();
+    mix_on(stream, &storages[1], &dropped, 3, 0).unwrap();
+    drop(dropped);
+    let graph = capturing.end().unwrap();
+    // Its memory was dropped before the second is captured, which is given it.
+    let first = Captured { graph, does: vec![(2, 0, 0, 11), (1, 2, 3, 0)] };
+
+    let capturing = Capturing::begin(runtime, stream, &pool).unwrap();
+    let other = Storage::device(runtime, BYTES, stream).unwrap();
+    mix_on(stream, &other, &storages[1], 0, 5).unwrap();
+    mix_on(stream, &storages[0], &other, 0, 0).unwrap();
+    mix_on(stream, &storages[0], &made, 7, 1).unwrap();
+    let graph = capturing.end().unwrap();
+    drop(other);
+    let second = Captured { graph, does: vec![(0, 1, 0, 5), (0, 2, 7, 1)] };
+
+    first.graph.replay(&streams[0]).unwrap();
+    storages.push(made);
+    Shared { storages, graphs: vec![first, second] }
+}
+
+#[test]
+fn replays_by_threads_happen_in_one_order() {
+    check(|| {
+        let (sim, runtime) = world();
+        let streams = [(); 3].map(|()| stream(&runtime));
+        let shared = two_graphs(&runtime, &streams);
+        drop(runtime);
+        // What the first replay has made of 1, 2 and nothing.
+        let made = 1 + 11;
+        let before = vec![1, 2 * 3 + made, made];
+        let steps = [
+            vec![Step::Replay(0), Step::Replay(1), Step::Read(0)],
+            vec![Step::Replay(1), Step::Replay(0), Step::Read(1)],
+            [(); 3].map(|()| shared.random_step()).into(),
+        ];
+        run(shared, before, streams.into_iter().zip(steps).collect());
+        assert!(sim.books().is_settled(), "{:?}", sim.books());
+    });
+}
+
+/// What a graph made is dropped by one thread while another replays it.
+#[test]
+fn what_a_graph_made_is_dropped_while_it_is_replayed() {
+    check(|| {
+        let (sim, runtime) = world();
+        let streams = [(); 2].map(|()| stream(&runtime));
+        let Shared { mut storages, graphs } = two_graphs(&runtime, &streams);
+        let made = storages.pop().unwrap();
+        let result = storages.swap_remove(1);
+        let total = device_memory(&streams[1], &runtime, 0);
+        drop((runtime, storages));
+        let [replays, reads] = streams.clone();
+        let tasks: [Box<dyn FnOnce() + Send>; 2] = [
+            Box::new(move || {
+                for _ in 0..2 {
+                    graphs[0].graph.replay(&replays).unwrap();
+                }
+            }),
+            {
+                let total = total.clone();
+                Box::new(move || {
+                    mix_on(&reads, &total, &made, 1, 0).unwrap();
+                    drop(made);
+                })
+            },
+        ];
+        together(tasks);
+        assert_eq!(value_of(&streams[0], &total), 12);
+        // 18 was there; each replay multiplies by three and adds 12.
+        assert_eq!(value_of(&streams[1], &result), (18 * 3 + 12) * 3 + 12);
+        drop((total, result, streams));
+        assert!(sim.books().is_settled(), "{:?}", sim.books());
+    });
+}

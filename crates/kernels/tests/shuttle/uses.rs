@@ -1,0 +1,68 @@
+//! Who used a storage last: ops of several threads on storages that they share.
+
+use warpline_kernels::Storage;
+
+use super::program::{Shared, run};
+use super::*;
+
+/// Threads, each with a stream of its own, or two with one.
+fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
+    let (sim, runtime) = world();
+    let streams: Vec<Stream> = (0..threads).map(|_| stream(&runtime)).collect();
+    let mut storages = vec![
+        device_memory(&streams[0], &runtime, 1),
+        device_memory(&streams[0], &runtime, 2),
+        device_memory(&streams[1], &runtime, 3),
+    ];
+    for value in 0..pinned {
+        storages.push(host_memory(Storage::pinned(&runtime, BYTES).unwrap(), 4 + value as i64));
+    }
+    drop(runtime);
+    let before = (1..=storages.len() as i64).collect();
+    let shared = Shared { storages, graphs: Vec::new() };
+    let threads = (0..threads)
+        .map(|_| {
+            let steps = (0..steps).map(|_| shared.random_step()).collect();
+            (streams[random(streams.len())].clone(), steps)
+        })
+        .collect();
+    drop(streams);
+    run(shared, before, threads);
+    assert!(sim.books().is_settled(), "{:?}", sim.books());
+}
+
+#[test]
+fn ops_on_shared_storages_happen_in_one_order() {
+    check(|| ops_of_threads(3, 3, 0));
+}
+
+#[test]
+fn ops_and_host_code_on_shared_storages_happen_in_one_order() {
+    check(|| ops_of_threads(2, 5, 2));
+}
+
+/// A storage is dropped while its last use is on its way on another stream: whoever is given the
+/// memory next comes after that.
+#[test]
+fn dropped_storages_are_not_given_to_others_too_early() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let tasks = (1..=3).map(|number| {
+            let runtime = runtime.clone();
+            move || {
+                let [own, other] = [(); 2].map(|()| stream(&runtime));
+                for round in 0..2 {
+                    let value = number * 10 + round;
+                    let sum = device_memory(&other, &runtime, 0);
+                    let dropped = device_memory(&own, &runtime, value);
+                    mix_on(&other, &sum, &dropped, 1, 0).unwrap();
+                    drop(dropped);
+                    let next = device_memory(&own, &runtime, 99);
+                    assert_eq!(value_of(&other, &sum), value);
+                    assert_eq!(value_of(&own, &next), 99);
+                }
+            }
+        });
+        together(tasks);
+    });
+}
