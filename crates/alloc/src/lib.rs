@@ -62,6 +62,7 @@ pub mod cuda;
 mod error;
 mod events;
 mod free_index;
+mod give_back;
 mod hooks;
 mod host;
 mod mem_pool;

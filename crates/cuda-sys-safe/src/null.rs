@@ -33,7 +33,11 @@ impl NullDriver {
     /// A driver with that many devices.
     #[must_use]
     pub fn new(devices: usize) -> Self {
-        Self { devices, next: AtomicU64::new(1 << DEVICE_SHIFT), refused: owned::Refused::default() }
+        Self {
+            devices,
+            next: AtomicU64::new(1 << DEVICE_SHIFT),
+            refused: owned::Refused::default(),
+        }
     }
 
     fn check(&self, device: usize) -> Result<()> {

@@ -15,8 +15,15 @@ const ALIGNMENT: usize = 64;
 #[derive(Debug)]
 enum Origin {
     Pageable(Layout),
-    Pinned { driver: Arc<dyn Driver>, device: usize },
-    Registered { driver: Arc<dyn Driver>, device: usize, pages: Pages },
+    Pinned {
+        driver: Arc<dyn Driver>,
+        device: usize,
+    },
+    Registered {
+        driver: Arc<dyn Driver>,
+        device: usize,
+        pages: Pages,
+    },
     /// Nothing is left.
     Released,
 }

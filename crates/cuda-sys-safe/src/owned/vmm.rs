@@ -43,7 +43,13 @@ impl Reservation {
         let location = Location::caller();
         retry(driver, ReleaseKind::Reservation);
         let ptr = driver.address_reserve(device, bytes).map_err(|e| e.at(location))?;
-        Ok(Self(Arc::new(Range { driver: Arc::clone(driver), device, ptr, bytes, released: false })))
+        Ok(Self(Arc::new(Range {
+            driver: Arc::clone(driver),
+            device,
+            ptr,
+            bytes,
+            released: false,
+        })))
     }
 
     /// The device it was reserved for.
