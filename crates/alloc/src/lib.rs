@@ -65,6 +65,7 @@ mod free_index;
 mod give_back;
 mod hooks;
 mod host;
+mod loose;
 mod mem_pool;
 mod miss;
 mod out_of_memory;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use crate::loose::Loose;
 use crate::rules::{LARGE_BUFFER, PAGE, SMALL_BUFFER};
 use crate::state::Pages;
 use crate::windows::Window;
@@ -27,7 +28,7 @@ pub(crate) struct Arenas<B: Backend> {
     /// Where a mapping is that the backend refused to undo, and did not since.
     pub(super) refused: BTreeSet<(u32, usize)>,
     /// What is mapped nowhere but that the backend refused to take back.
-    loose: Vec<Loose>,
+    pub(super) loose: Vec<Loose>,
     /// Time spent in the backend's calls since it was last taken.
     pub(crate) spent: Duration,
 }
@@ -63,13 +64,6 @@ pub(super) enum Slot {
         number: u32,
         retirement: u64,
     },
-}
-
-/// A page that is mapped nowhere, or with no bytes a range of addresses.
-struct Loose {
-    handle: Handle,
-    kind: PoolKind,
-    bytes: usize,
 }
 
 /// What the backend refused of pages that were to go back.
@@ -321,57 +315,6 @@ impl<B: Backend> Arenas<B> {
             Err(Refused) => self.refused.insert((arena, at)),
         };
         unmapped
-    }
-
-    /// Gives back what is mapped nowhere. If the backend refuses it is kept, and its bytes are
-    /// answered.
-    fn let_go(
-        &mut self,
-        memory: &dyn VirtualMemory<B::Error>,
-        kind: PoolKind,
-        handle: Handle,
-        bytes: usize,
-    ) -> usize {
-        let Err(handle) = memory.give_back(handle) else { return 0 };
-        self.loose.push(Loose { handle, kind, bytes });
-        bytes
-    }
-
-    /// Tries to give back what is mapped nowhere, until the backend refuses, or all of it. Answers
-    /// the bytes that went, by pool.
-    pub(crate) fn retry_loose(
-        &mut self,
-        memory: &dyn VirtualMemory<B::Error>,
-        all: bool,
-    ) -> Vec<(PoolKind, usize)> {
-        let mut gone = Vec::new();
-        let mut again = std::mem::take(&mut self.loose).into_iter();
-        for Loose { handle, kind, bytes } in again.by_ref() {
-            match memory.give_back(handle) {
-                Ok(()) => gone.push((kind, bytes)),
-                Err(handle) => {
-                    self.loose.push(Loose { handle, kind, bytes });
-                    if !all {
-                        break;
-                    }
-                }
-            }
-        }
-        // Those that were not tried come first next time.
-        self.loose.splice(0..0, again);
-        gone
-    }
-
-    pub(crate) fn has_loose(&self) -> bool {
-        !self.loose.is_empty()
-    }
-
-    /// How many mappings, pages and ranges the backend refused and has not taken back since, and
-    /// their bytes.
-    pub(crate) fn refused(&self) -> (usize, usize) {
-        let mapped: usize = self.refused.iter().map(|(arena, _)| self.page_size(*arena)).sum();
-        let loose: usize = self.loose.iter().map(|loose| loose.bytes).sum();
-        (self.refused.len() + self.loose.len(), mapped + loose)
     }
 
     fn put(

@@ -73,6 +73,7 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
     let stats = allocator.memory_stats();
     assert_eq!((stats.refused_releases, stats.refused_bytes), (1, 40 * MIB as i64));
     assert_eq!((stats.segment.all.current, stats.num_device_free), (1, 0));
+    assert!(allocator.memory_summary().contains("Releases that were refused: 1 (40.00 MiB)"));
     check_books(&allocator);
     assert_eq!(allocator.malloc(40 * MIB, &0).unwrap().address(), address);
     // Another stream's request has to wait until it goes.
@@ -82,6 +83,7 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
     drop(allocator.malloc(90 * MIB, &1).unwrap());
     let stats = allocator.memory_stats();
     assert_eq!((stats.refused_releases, stats.refused_bytes), (0, 0));
+    assert!(!allocator.memory_summary().contains("refused"));
     check_books(&allocator);
 }
 
