@@ -347,7 +347,9 @@ fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
 
     let late = [(&x, true)];
     let touches = late.map(Touch::from);
-    let late = Log::enqueue(&captured, &late, &touches, site, |_| panic!("it would run"));
+    let late = Log::enqueue(&captured, &late, &touches, site, &super::Marking::default(), |_| {
+        panic!("it would run")
+    });
     assert!(matches!(late, Err(Error::Stream(StreamError::NotCapturing { .. }))), "{late:?}");
     assert_eq!(sim.books().count(CallKind::MemcpyAsync), copies);
     assert_eq!(contents(&stream, &x), vec![1; 1000]);
