@@ -91,6 +91,9 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
         }
         let soak = [&all[..], &["--", "--ignored", "soak_"]].concat();
         steps.push(step("soak tests", &soak, &[]));
+        let programs = ["test", "-p", "warpline-cuda-sys-safe", "--test", "driver_fuzz"];
+        let many = [("WARPLINE_FUZZ", "programs=50000 sticky=500")];
+        steps.push(step("random driver programs", &programs, &many));
         steps.push(step("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
     } else if test {
         steps.push(step("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));
