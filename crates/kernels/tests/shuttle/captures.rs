@@ -99,6 +99,36 @@ fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
     });
 }
 
+/// Two threads enter work in the notes of one capture, on two of its streams. What comes after both
+/// is captured after both.
+#[test]
+fn captured_work_of_two_threads_comes_before_what_is_captured_later() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let streams = [(); 2].map(|()| stream(&runtime));
+        let storages = [1, 2, 0].map(|value| device_memory(&streams[0], &runtime, value));
+        let [a, b, seen] = &storages;
+        let pool = GraphPool::new(gpu(&runtime));
+        let capturing = Capturing::begin(&runtime, &streams[0], &pool).unwrap();
+        mix_on(&streams[0], a, b, 1, 0).unwrap();
+        streams[1].wait_stream(&streams[0]).unwrap();
+        let tasks =
+            streams.clone().into_iter().zip([[a, b], [b, a]]).map(|(stream, [to, from])| {
+                let (to, from) = (to.clone(), from.clone());
+                move || mix_on(&stream, &to, &from, 3, 1).unwrap()
+            });
+        together(tasks.collect::<Vec<_>>());
+        mix_on(&streams[random(2)], seen, a, 0, 0).unwrap();
+        mix_on(&streams[random(2)], seen, b, 1, 0).unwrap();
+        let graph = capturing.end().unwrap();
+        for _ in 0..2 {
+            graph.replay(&streams[0]).unwrap();
+            let [a, b, seen] = storages.each_ref().map(|s| value_of(&streams[0], s));
+            assert_eq!(seen, a + b);
+        }
+    });
+}
+
 /// A capture ends between the questions that an op asks: what reads memory that the capture made,
 /// and that holds nothing yet, is captured or refused, and never runs.
 #[test]
