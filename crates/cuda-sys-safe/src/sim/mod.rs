@@ -61,8 +61,8 @@
 //!
 //! **Errors.** Those above that strike when work runs lose the device: the first call that notices
 //! returns the error, later ones [`DeviceLost`](crate::DriverError::DeviceLost); what was queued is
-//! dropped; releases succeed. All other devices of the process are lost with it, as on hardware,
-//! unless [`SimConfig::isolate_faults`] keeps them apart.
+//! dropped; releases succeed, whatever they are given. All other devices of the process are lost
+//! with it, as on hardware, unless [`SimConfig::isolate_faults`] keeps them apart.
 //!
 //! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
 //!

@@ -76,15 +76,18 @@ impl Gate {
     }
 }
 
+/// A latch, and until when it may stay closed.
+type Watched = Option<(Instant, Arc<Latch>)>;
+
 /// A thread that opens a gate for which a call has waited too long.
 #[derive(Debug)]
 pub(crate) struct Porter {
-    shared: Arc<(Mutex<Option<(Instant, Arc<Latch>)>>, Condvar)>,
+    shared: Arc<(Mutex<Watched>, Condvar)>,
 }
 
 impl Porter {
     pub(crate) fn new() -> Self {
-        let shared = Arc::new((Mutex::new(None::<(Instant, Arc<Latch>)>), Condvar::new()));
+        let shared = Arc::new((Mutex::new(Watched::None), Condvar::new()));
         let own = Arc::clone(&shared);
         // Ends with the process.
         std::thread::spawn(move || {
@@ -125,7 +128,7 @@ impl Porter {
         result
     }
 
-    fn arm(&self, watch: Option<(Instant, Arc<Latch>)>) {
+    fn arm(&self, watch: Watched) {
         *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner) = watch;
         self.shared.1.notify_one();
     }

@@ -149,7 +149,7 @@ fn watch(progress: Arc<Progress>, seed: Arc<AtomicU64>) {
         loop {
             std::thread::sleep(Duration::from_millis(100));
             let calls = progress.calls.load(Ordering::Acquire);
-            if calls != last || calls % 2 == 0 {
+            if calls != last || calls.is_multiple_of(2) {
                 (last, since) = (calls, std::time::Instant::now());
             } else if since.elapsed() > STUCK {
                 let step = progress.step.load(Ordering::Relaxed).to_string();
