@@ -26,6 +26,9 @@ const SHRINKING: [[Duration; 2]; 2] = [
     [Duration::from_secs(12), Duration::from_secs(6)],
 ];
 
+/// How long the programs that a process ran before it ended are run again.
+const HISTORY: Duration = Duration::from_secs(20);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Campaign {
     pub(crate) options: Options,
@@ -139,6 +142,11 @@ impl Campaign {
             running.ask(&Ask { seed, count: 1, keep: Some(keep), patience });
             let answer = running.hear(seed);
             let found = self.differences(seed, &answer, Some(keep));
+            if let Answer::Gone(_) = answer
+                && class != GONE
+            {
+                report.lock().unwrap_or_else(PoisonError::into_inner).gone(seed, &found);
+            }
             if !answer.lives() || self.options.sticky {
                 worker = None;
             }
@@ -167,21 +175,24 @@ impl Campaign {
 
     /// Whether a process ends again that runs the same programs one after another.
     fn once_more(&self, served: &[u64]) -> String {
+        let until = Instant::now() + HISTORY;
         let mut worker = self.spawn();
-        let mut said = String::new();
-        for &seed in served {
+        for (number, &seed) in served.iter().enumerate() {
+            if Instant::now() > until {
+                return format!("alone it ends well; {number} programs before it do too");
+            }
             worker.ask(&Ask { seed, count: 1, keep: None, patience: PATIENCE[0] });
             let answer = worker.hear(seed);
             if let Answer::Gone(how) = &answer {
-                said = format!("again in the program of seed {seed}: {how}");
+                let all = &served[..=number];
+                return format!("alone it ends well; again in a process that runs {all:?}: {how}");
             }
             if !answer.lives() {
-                break;
+                worker = self.spawn();
             }
         }
-        let all =
-            format!("run alone it does not end so; with all programs of its process {served:?}");
-        if said.is_empty() { format!("{all} neither") } else { format!("{all} {said}") }
+        let last = &served[served.len().saturating_sub(40)..];
+        format!("alone it ends well, and after the programs that came before it: {last:?}")
     }
 
     fn spawn(&self) -> Worker {

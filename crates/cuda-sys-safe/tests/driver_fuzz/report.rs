@@ -75,6 +75,14 @@ impl Report {
         look
     }
 
+    /// Counts a program whose process ended when it was run again.
+    pub(crate) fn gone(&mut self, seed: u64, found: &[Seen]) {
+        let _ = self.note(seed, found.to_vec());
+        if let Some(class) = self.classes.get(GONE) {
+            print(GONE, class);
+        }
+    }
+
     /// What was found out about a class, which is printed at once.
     pub(crate) fn settle(&mut self, class: &str, mut again: Again) {
         let Some(entry) = self.classes.get_mut(class) else { return };
@@ -127,7 +135,7 @@ impl Report {
             campaign.start,
             self.took.as_secs_f64()
         );
-        let left = campaign.programs - (self.agree + differ + once);
+        let left = campaign.programs.saturating_sub(self.agree + differ + once);
         if left > 0 {
             println!("{left} programs were not run in the time there was");
         }
