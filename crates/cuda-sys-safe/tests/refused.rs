@@ -61,10 +61,11 @@ fn a_capture_on_another_thread_makes_releases_wait() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // SAFETY: nothing is captured.
-            unsafe { stream.begin_capture(CaptureMode::Global) }.unwrap();
+            let token = unsafe { LaunchToken::new() };
+            let capture = stream.begin_capture(CaptureMode::Global, token).unwrap();
             began.wait();
             dropped.wait();
-            let _ = stream.end_capture();
+            let _ = capture.end();
         });
         began.wait();
         drop((memory, device));

@@ -101,7 +101,7 @@ impl Maker {
         let index = self.steps.len();
         let ask = !self.model.lost
             && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
-        let outcome = self.lane.run(index, &step, &plan.mask, ask, &self.porter);
+        let outcome = self.lane.run(index, &step, &plan.mask, ask, (&self.porter, false));
         let fine = outcome.result.is_ok();
         self.model.settle(index, &step, &plan, fine, outcome.waited, &outcome.status);
         self.steps.push((step, outcome.result));
