@@ -33,11 +33,12 @@ macro_rules! release {
 
 /// The same for a call that enqueues and answers the point to wait for, if there is one.
 macro_rules! enqueue {
-    ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
-        let device = $device;
-        let mut $state = $self.enter(CallKind::$call, device)?;
-        let point: Option<Point> = $body?;
-        $self.enqueued($state, CallKind::$call, device, point)
+    ($self:ident, $call:ident, $stream:expr, $state:ident => $body:expr) => {{
+        let stream: StreamHandle = $stream;
+        let mut $state = $self.enter(CallKind::$call, stream.device())?;
+        let accepted: Result<Option<Point>> = $body;
+        let point = accepted.inspect_err(|_| $state.spoil_capture_of(stream))?;
+        $self.enqueued($state, CallKind::$call, stream.device(), point)
     }};
 }
 
@@ -141,7 +142,8 @@ unsafe impl Driver for SimDriver {
         let (call, device) = (CallKind::MemcpyAsync, stream.device());
         let mut s = self.enter(call, device)?;
         // SAFETY: the caller's promise is the same.
-        let (point, wait) = unsafe { s.memcpy(call, copy, stream, false) }?;
+        let accepted = unsafe { s.memcpy(call, copy, stream, false) };
+        let (point, wait) = accepted.inspect_err(|_| s.spoil_capture_of(stream))?;
         self.copied(s, call, device, point, wait)
     }
 
@@ -161,7 +163,7 @@ unsafe impl Driver for SimDriver {
         count: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        enqueue!(self, MemsetAsync, stream.device(), s => s.memset(dst, value, count, stream))
+        enqueue!(self, MemsetAsync, stream, s => s.memset(dst, value, count, stream))
     }
 
     fn stream_priority_range(&self, device: usize) -> Result<(i32, i32)> {
@@ -281,7 +283,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        enqueue!(self, Launch, stream.device(), s => s.launch(stream, launch))
+        enqueue!(self, Launch, stream, s => s.launch(stream, launch))
     }
 
     fn can_access_peer(&self, device: usize, peer: usize) -> Result<bool> {
@@ -398,7 +400,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn graph_launch(&self, graph: GraphExecHandle, stream: StreamHandle) -> Result<()> {
-        enqueue!(self, GraphLaunch, stream.device(), s => s.graph_launch(graph, stream))
+        enqueue!(self, GraphLaunch, stream, s => s.graph_launch(graph, stream))
     }
 
     unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
