@@ -26,7 +26,7 @@ enum Command {
     /// Check layering, file headers, file lengths and the use of unsafe
     Tidy,
     /// Run the GPU tests of every layer, here or from an archive
-    GpuTest(gpu_test::Args),
+    GpuTest(Box<gpu_test::Args>),
     /// Run what continuous integration runs
     Ci(ci::Args),
 }

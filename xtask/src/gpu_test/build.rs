@@ -45,6 +45,14 @@ pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<Binary>> {
     Ok(in_order(built, &layers, |artifact| artifact.profile.test))
 }
 
+/// Builds one integration test, of whichever layer has it.
+pub(super) fn test(root: &Path, profile: &str, name: &str) -> Result<Vec<Binary>> {
+    let layers = layers(root)?;
+    let args = strings(&["test", "--no-run", "--workspace", "--test", name]);
+    let built = cargo(root, profile, &args)?;
+    Ok(in_order(built, &layers, |artifact| artifact.profile.test))
+}
+
 /// Builds the targets of this kind (`example`, `bench`, `bin`) of these crates.
 pub(super) fn targets(
     root: &Path,

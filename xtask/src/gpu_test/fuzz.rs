@@ -8,7 +8,7 @@ use super::build::Binary;
 use super::suite::Suite;
 
 /// The test target that makes the programs.
-const TARGET: &str = "driver_fuzz";
+pub(super) const TARGET: &str = "driver_fuzz";
 
 /// What to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]

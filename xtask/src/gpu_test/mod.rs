@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let root = workspace::root()?;
         let profile = if args.release { build::ARCHIVE_PROFILE } else { "dev" };
         if args.fuzz.asked() {
-            return args.fuzz.run(&build::tests(&root, profile)?, &suite);
+            return args.fuzz.run(&build::test(&root, profile, fuzz::TARGET)?, &suite);
         }
         return run_all(&build::tests(&root, profile)?, &suite);
     };

@@ -97,8 +97,9 @@ impl State {
         };
         let wait = match (from, to) {
             // Host to host is synchronous, and so is what ends in pageable memory.
-            (_, Place::Pageable) | (Place::Pageable, Place::Pinned) => HostWait::Done(point),
-            (Place::Pinned, Place::Pinned) if synchronous => HostWait::Done(point),
+            (_, Place::Pageable) | (Place::Pageable | Place::Pinned, Place::Pinned) => {
+                HostWait::Done(point)
+            }
             (Place::Pageable, Place::Device) if synchronous => HostWait::Before(point),
             (Place::Pinned, Place::Device) | (Place::Device, Place::Pinned) if synchronous => {
                 HostWait::Done(point)
@@ -195,6 +196,9 @@ impl State {
         });
         if !known {
             return refuse(format!("{count} elements at {dst:?} are not all allocated"));
+        }
+        if !self.may_set(device, dst.addr()) {
+            return refuse(format!("cuda:{device} has no access to {dst:?}"));
         }
         let work = Work::Memset(MemsetWork { dst: dst.addr(), value, count });
         self.enqueue(key, Label::of(call), OpKind::Work(work), &[])

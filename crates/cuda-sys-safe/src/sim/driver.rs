@@ -96,9 +96,12 @@ unsafe impl Driver for SimDriver {
 
     unsafe fn mem_free(&self, device: usize, ptr: DevicePtr) -> Result<()> {
         release!(self, MemFree, device, s => {
+            if ptr == DevicePtr::NULL {
+                return Ok(());
+            }
             s.check_free(device, ptr)?;
-            let points = s.tails_with_access_to(device);
-            self.wait(s, &points).mem_free(device, ptr)
+            let points = s.device_tails(device);
+            self.wait(s, &points).mem_free(ptr)
         })
     }
 
@@ -365,7 +368,7 @@ unsafe impl Driver for SimDriver {
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<DevicePtr> {
-        let mut s = self.enter(CallKind::MemAllocAsync, pool.device())?;
+        let mut s = self.enter(CallKind::MemAllocAsync, stream.device())?;
         let (ptr, _) = s.mem_alloc_async(pool, bytes, stream)?;
         self.after_enqueue(s);
         Ok(ptr)

@@ -1,23 +1,33 @@
 //! Many programs in several processes, and what to make of the differences.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::collections::BTreeSet;
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::generate::{Options, generate};
+use crate::process::{Answer, Ask, Worker};
+use crate::report::{Again, GONE, Report, Seen};
 use crate::step::Step;
 use crate::worker::{First, ROLE, role};
 
-/// How many kinds of differences are looked into.
-const CLASSES: usize = 60;
 /// Programs that a worker is asked for at once.
 const BATCH: u64 = 16;
-/// A worker that says nothing for so long is given up.
-const SILENCE: Duration = Duration::from_secs(40);
+/// How long a call may take before it counts as waiting: at first, to be sure of it, and while a
+/// program is made smaller.
+const PATIENCE: [Duration; 3] =
+    [Duration::from_millis(400), Duration::from_secs(2), Duration::from_millis(200)];
+/// How long may be spent on making programs smaller, by each worker and of each difference. With a
+/// process per program it is of little use.
+const SHRINKING: [[Duration; 2]; 2] = [
+    [Duration::from_secs(30), Duration::from_secs(10)],
+    [Duration::from_secs(12), Duration::from_secs(6)],
+];
+
+/// How long the programs that a process ran before it ended are run again.
+const HISTORY: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Campaign {
@@ -29,46 +39,8 @@ pub(crate) struct Campaign {
     pub(crate) start: u64,
     pub(crate) programs: u64,
     pub(crate) workers: usize,
-}
-
-/// What a worker says of one program.
-#[derive(Clone, Debug)]
-enum Answer {
-    Same,
-    /// The same, and the worker has ended.
-    Last,
-    Diff {
-        dirty: bool,
-        found: Vec<(String, String)>,
-    },
-    Hang {
-        step: usize,
-        lane: String,
-    },
-    Gone,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Class {
-    programs: u64,
-    seed: u64,
-    text: String,
-    note: String,
-    program: Vec<Step>,
-}
-
-/// What came of it.
-#[derive(Debug, Default)]
-pub(crate) struct Report {
-    pub(crate) agree: u64,
-    differ: u64,
-    classes: BTreeMap<String, Class>,
-}
-
-struct Worker {
-    child: Child,
-    input: ChildStdin,
-    lines: Receiver<String>,
+    /// No program is begun after so long.
+    pub(crate) limit: Duration,
 }
 
 impl Campaign {
@@ -76,233 +48,181 @@ impl Campaign {
         let next = AtomicU64::new(0);
         let report = Mutex::new(Report::default());
         let batch = if self.options.sticky { 1 } else { BATCH };
+        let began = Instant::now();
+        let (done, over) = channel::<()>();
         std::thread::scope(|scope| {
             for _ in 0..self.workers.min(self.programs.div_ceil(batch) as usize).max(1) {
-                scope.spawn(|| self.work(&next, batch, &report));
+                let (done, next, report) = (done.clone(), &next, &report);
+                scope.spawn(move || {
+                    let _done = done;
+                    self.work(next, batch, report, began);
+                });
+            }
+            drop(done);
+            // Ends when all have dropped their ends.
+            while over.recv_timeout(Duration::from_secs(10)) == Err(RecvTimeoutError::Timeout) {
+                let report = report.lock().unwrap_or_else(PoisonError::into_inner);
+                // Not what a test's output goes through: it is to be seen now.
+                let _ = writeln!(std::io::stderr(), "{}", report.progress(self, began));
             }
         });
-        report.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+        report.took = began.elapsed();
+        report
     }
 
-    fn work(&self, next: &AtomicU64, batch: u64, report: &Mutex<Report>) {
+    fn work(&self, next: &AtomicU64, batch: u64, report: &Mutex<Report>, began: Instant) {
+        let mut shrinking = SHRINKING[usize::from(self.options.sticky)][0];
         let mut worker = None;
-        loop {
+        while began.elapsed() < self.limit {
             let from = next.fetch_add(batch, Ordering::Relaxed);
             if from >= self.programs {
                 break;
             }
             let (mut seed, end) =
                 (self.start + from, self.start + (from + batch).min(self.programs));
-            while seed < end {
+            while seed < end && began.elapsed() < self.limit {
                 let mut running = worker.take().unwrap_or_else(|| self.spawn());
-                running.ask(seed, end - seed, None);
-                let mut gone = false;
-                while seed < end && !gone {
-                    let answer = running.hear();
-                    gone = !matches!(answer, Answer::Same | Answer::Diff { dirty: false, .. });
-                    for class in self.note(seed, &answer, report) {
-                        self.look_into(&class, seed, report);
+                let (count, patience) = (end - seed, PATIENCE[0]);
+                running.ask(&Ask { seed, count, keep: None, patience });
+                let mut lives = true;
+                while seed < end && lives {
+                    let answer = running.hear(seed);
+                    lives = answer.lives();
+                    let found = self.differences(seed, &answer, None);
+                    let seen =
+                        report.lock().unwrap_or_else(PoisonError::into_inner).note(seed, found);
+                    for class in seen {
+                        self.look_into(&class, seed, &running.served, report, &mut shrinking);
                     }
                     seed += 1;
                 }
-                if !gone && !self.options.sticky {
+                if lives && !self.options.sticky {
                     worker = Some(running);
                 }
             }
         }
     }
 
-    /// Counts an answer; the classes that are new.
-    fn note(&self, seed: u64, answer: &Answer, report: &Mutex<Report>) -> Vec<String> {
-        let found = self.differences(seed, answer);
-        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.is_empty() {
-            report.agree += 1;
-            return Vec::new();
-        }
-        report.differ += 1;
-        let mut new = Vec::new();
-        for (class, text) in found {
-            let room = report.classes.len() < CLASSES;
-            if !report.classes.contains_key(&class) && room {
-                new.push(class.clone());
-            }
-            let room = room || report.classes.contains_key(&class);
-            let name = if room { class } else { "(other kinds)".to_owned() };
-            let entry = report.classes.entry(name).or_default();
-            if entry.programs == 0 {
-                (entry.seed, entry.text) = (seed, text);
-            }
-            entry.programs += 1;
-        }
-        new
-    }
-
     /// The differences in an answer: classes and texts.
-    fn differences(&self, seed: u64, answer: &Answer) -> Vec<(String, String)> {
+    fn differences(&self, seed: u64, answer: &Answer, keep: Option<&[usize]>) -> Vec<Seen> {
+        let named = |step: usize| {
+            let steps = generate(seed, &self.options);
+            let step = keep.map_or(Some(step), |keep| keep.get(step).copied());
+            let step = step.and_then(|step| steps.get(step));
+            step.map_or("the end".to_owned(), Step::kind)
+        };
         match answer {
             Answer::Same | Answer::Last => Vec::new(),
             Answer::Diff { found, .. } => {
-                let mut seen = std::collections::BTreeSet::new();
+                let mut seen = BTreeSet::new();
                 found.iter().filter(|(class, _)| seen.insert(class.clone())).cloned().collect()
             }
             Answer::Hang { step, lane } => {
-                let steps = generate(seed, &self.options);
-                let at = steps.get(*step).map_or("the end".to_owned(), Step::kind);
-                vec![(format!("hang in {at}, lane {lane}"), format!("step {step}"))]
+                vec![(format!("hang in {}, lane {lane}", named(*step)), format!("step {step}"))]
             }
-            Answer::Gone => vec![("the process ended".to_owned(), String::new())],
+            Answer::Gone(how) => vec![(GONE.to_owned(), how.clone())],
         }
     }
 
     /// Finds out whether a difference comes again, and how little it takes.
-    fn look_into(&self, class: &str, seed: u64, report: &Mutex<Report>) {
+    fn look_into(
+        &self,
+        class: &str,
+        seed: u64,
+        served: &[u64],
+        report: &Mutex<Report>,
+        shrinking: &mut Duration,
+    ) {
         let steps = generate(seed, &self.options);
         let all: Vec<usize> = (0..steps.len()).collect();
         let mut worker = None;
-        let slow = class.starts_with("hang") || class.starts_with("the process");
-        let until = Instant::now() + Duration::from_secs(if slow { 40 } else { 20 });
-        let mut again = |keep: &[usize]| {
+        let mut again = |keep: &[usize], patience: Duration| {
             let running: &mut Worker = worker.get_or_insert_with(|| self.spawn());
-            running.ask(seed, 1, Some(keep));
-            let answer = running.hear();
-            if !matches!(answer, Answer::Same | Answer::Diff { dirty: false, .. }) {
+            running.ask(&Ask { seed, count: 1, keep: Some(keep), patience });
+            let answer = running.hear(seed);
+            let found = self.differences(seed, &answer, Some(keep));
+            if let Answer::Gone(_) = answer
+                && class != GONE
+            {
+                report.lock().unwrap_or_else(PoisonError::into_inner).gone(seed, &found);
+            }
+            if !answer.lives() || self.options.sticky {
                 worker = None;
             }
-            let kept: Vec<Step> = keep.iter().map(|&k| steps[k].clone()).collect();
-            let named = match &answer {
-                Answer::Hang { step, lane } => {
-                    let at = kept.get(*step).map_or("the end".to_owned(), Step::kind);
-                    vec![(format!("hang in {at}, lane {lane}"), String::new())]
-                }
-                other => self.differences(seed, other),
-            };
-            named.into_iter().find(|(found, _)| found == class).map(|(_, text)| text)
+            found.into_iter().find(|(found, _)| found == class).map(|(_, text)| text)
         };
-        let mut keep = all.clone();
+        let repeats = again(&all, PATIENCE[1]).is_some() && again(&all, PATIENCE[1]).is_some();
         let mut text = None;
+        let mut keep = all;
         let mut note = String::new();
-        if again(&all).is_none() || again(&all).is_none() {
-            note = "it does not come again each time, so it was not shrunk".to_owned();
-        } else {
-            let mut size = keep.len().div_ceil(2).max(1);
-            while Instant::now() < until {
-                let mut smaller = false;
-                let mut at = keep.len();
-                while at > 0 && Instant::now() < until {
-                    at = at.saturating_sub(size);
-                    let mut less = keep.clone();
-                    less.drain(at..(at + size).min(keep.len()));
-                    if let Some(said) = again(&less) {
-                        (keep, text, smaller) = (less, Some(said), true);
-                    }
-                }
-                if size == 1 && !smaller {
-                    break;
-                }
-                size = if size > 1 { size / 2 } else { 1 };
+        if repeats {
+            let began = Instant::now();
+            let limit = SHRINKING[usize::from(self.options.sticky)][1].min(*shrinking);
+            let fits = |less: &[usize]| again(less, PATIENCE[2]);
+            (keep, text) = shrink(keep, began + limit, fits);
+            *shrinking = shrinking.saturating_sub(began.elapsed());
+            if keep.len() < steps.len() && again(&keep, PATIENCE[1]).is_none() {
+                note = "what it was shrunk to does not differ each time".to_owned();
             }
+        } else if class == GONE {
+            note = self.once_more(served);
         }
+        let program = keep.iter().map(|&k| steps[k].clone()).collect();
         let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = report.classes.get_mut(class) {
-            entry.program = keep.iter().map(|&k| steps[k].clone()).collect();
-            entry.note = note;
-            if let Some(text) = text.filter(|t| !t.is_empty()) {
-                entry.text = text;
+        report.settle(class, Again { repeats, text, note, program });
+    }
+
+    /// Whether a process ends again that runs the same programs one after another.
+    fn once_more(&self, served: &[u64]) -> String {
+        let until = Instant::now() + HISTORY;
+        let mut worker = self.spawn();
+        for (number, &seed) in served.iter().enumerate() {
+            if Instant::now() > until {
+                return format!("alone it ends well; {number} programs before it do too");
+            }
+            worker.ask(&Ask { seed, count: 1, keep: None, patience: PATIENCE[0] });
+            let answer = worker.hear(seed);
+            if let Answer::Gone(how) = &answer {
+                let all = &served[..=number];
+                return format!("alone it ends well; again in a process that runs {all:?}: {how}");
+            }
+            if !answer.lives() {
+                worker = self.spawn();
             }
         }
+        let last = &served[served.len().saturating_sub(40)..];
+        format!("alone it ends well, and after the programs that came before it: {last:?}")
     }
 
     fn spawn(&self) -> Worker {
-        let exe = std::env::current_exe().expect("this program's path");
-        let mut command = Command::new(exe);
-        if let Some(driver) = self.driver {
-            command.env("WARPLINE_DRIVER", driver);
-        }
-        let mut child = command
-            .args(["fuzz_worker", "--exact", "--include-ignored", "--nocapture"])
-            .env(ROLE, role(&self.options, self.first))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process of this program");
-        let input = child.stdin.take().expect("piped");
-        let output = child.stdout.take().expect("piped");
-        let (send, lines) = channel();
-        // Ends with the worker's output.
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if line.starts_with('@') && send.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        let first = lines.recv_timeout(SILENCE);
-        assert!(first.is_ok_and(|line| line == "@ready"), "a worker cannot open its driver");
-        Worker { child, input, lines }
+        Worker::spawn((ROLE, role(&self.options, self.first)), self.driver)
     }
 }
 
-impl Worker {
-    fn ask(&mut self, seed: u64, count: u64, keep: Option<&[usize]>) {
-        let keep = keep.map_or("-".to_owned(), |keep| {
-            // A leading comma: no step at all is a list too.
-            keep.iter().map(|k| format!(",{k}")).collect::<String>() + ","
-        });
-        // Where it has ended, the answer says so.
-        let _ = writeln!(self.input, "{seed} {count} {keep}");
-        let _ = self.input.flush();
-    }
-
-    fn hear(&mut self) -> Answer {
-        let Ok(line) = self.lines.recv_timeout(SILENCE) else { return Answer::Gone };
-        let fields: Vec<&str> = line[1..].split('\t').collect();
-        match fields[..] {
-            ["same", _] => Answer::Same,
-            ["last", _] => Answer::Last,
-            ["hang", _, step, lane] => {
-                Answer::Hang { step: step.parse().unwrap_or(0), lane: lane.to_owned() }
-            }
-            ["diff", _, state, ref rest @ ..] => {
-                let pairs = rest.chunks_exact(2).map(|p| (p[0].to_owned(), p[1].to_owned()));
-                Answer::Diff { dirty: state == "dirty", found: pairs.collect() }
-            }
-            _ => Answer::Gone,
-        }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Report {
-    /// The programs that were shrunk, by what differs in them.
-    pub(crate) fn shrunk(&self) -> impl Iterator<Item = (&str, &[Step])> {
-        self.classes.iter().map(|(class, found)| (&**class, &*found.program))
-    }
-
-    /// Prints the differences, and whether there were none.
-    pub(crate) fn print(&self, campaign: &Campaign) -> bool {
-        for (class, found) in &self.classes {
-            println!("\n== {class}");
-            println!("   in {} programs, first in that of seed {}", found.programs, found.seed);
-            println!("   {}", found.text);
-            if !found.note.is_empty() {
-                println!("   {}", found.note);
-            }
-            for step in &found.program {
-                println!("    {step:?},");
+/// Leaves out what a difference does not need. What it said last.
+fn shrink(
+    mut keep: Vec<usize>,
+    until: Instant,
+    mut again: impl FnMut(&[usize]) -> Option<String>,
+) -> (Vec<usize>, Option<String>) {
+    let mut text = None;
+    let mut size = keep.len().div_ceil(2).max(1);
+    while Instant::now() < until {
+        let mut smaller = false;
+        let mut at = keep.len();
+        while at > 0 && Instant::now() < until {
+            at = at.saturating_sub(size);
+            let mut less = keep.clone();
+            less.drain(at..(at + size).min(keep.len()));
+            if let Some(said) = again(&less) {
+                (keep, text, smaller) = (less, Some(said), true);
             }
         }
-        let kind = if campaign.options.sticky { "sticky programs" } else { "programs" };
-        println!(
-            "\n{} {kind} agree on {} device(s) (seed {}), {} differences",
-            self.agree, campaign.options.devices, campaign.start, self.differ
-        );
-        self.differ == 0
+        if size == 1 && !smaller {
+            break;
+        }
+        size = if size > 1 { size / 2 } else { 1 };
     }
+    (keep, text)
 }

@@ -38,6 +38,7 @@ impl Lane {
                 let captured = id >= FIRST_STREAM
                     && d.capture_status(*stream).is_ok_and(|s| s != CaptureStatus::None);
                 if captured {
+                    self.spoiled = true;
                     note("StreamDestroy", d.stream_destroy(*stream));
                 }
                 !captured
@@ -47,7 +48,12 @@ impl Lane {
                     "restoring the mode",
                     d.exchange_capture_mode(device, CaptureMode::Global).map(drop),
                 );
-                note("Synchronize", d.synchronize(device));
+                let idle = d.synchronize(device);
+                if idle.is_err() {
+                    // What still runs may use all the rest: it is left behind.
+                    note("Synchronize", idle);
+                    return refused;
+                }
             }
             while let Some((_, exec)) = self.execs.pop_first() {
                 note("ExecDestroy", d.graph_exec_destroy(exec));
@@ -65,6 +71,8 @@ impl Lane {
             }
             while let Some((_, buf)) = self.bufs.pop_first() {
                 match buf {
+                    // What no bytes are in was not allocated.
+                    Bytes::Device { ptr: DevicePtr::NULL, .. } => {}
                     Bytes::Device { device, ptr, pool: false } => {
                         note("MemFree", d.mem_free(device, ptr));
                     }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::sim::Hold;
 
-/// How long a call may take before it counts as waiting for the gate.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a call may take before it counts as waiting for the gate, where the simulator's waits.
+const SURE: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Door {
@@ -76,15 +76,20 @@ impl Gate {
     }
 }
 
+/// A latch, and until when it may stay closed.
+type Watched = Option<(Instant, Arc<Latch>)>;
+
 /// A thread that opens a gate for which a call has waited too long.
 #[derive(Debug)]
 pub(crate) struct Porter {
-    shared: Arc<(Mutex<Option<(Instant, Arc<Latch>)>>, Condvar)>,
+    /// How long a call may take that should not wait. A busy machine makes calls slow.
+    pub(crate) patience: Duration,
+    shared: Arc<(Mutex<Watched>, Condvar)>,
 }
 
 impl Porter {
     pub(crate) fn new() -> Self {
-        let shared = Arc::new((Mutex::new(None::<(Instant, Arc<Latch>)>), Condvar::new()));
+        let shared = Arc::new((Mutex::new(Watched::None), Condvar::new()));
         let own = Arc::clone(&shared);
         // Ends with the process.
         std::thread::spawn(move || {
@@ -108,24 +113,30 @@ impl Porter {
                 };
             }
         });
-        Self { shared }
+        Self { patience: Duration::from_secs(1), shared }
     }
 
     /// For lanes whose gates open by themselves.
     pub(crate) fn idle() -> Self {
-        Self { shared: Arc::default() }
+        Self { patience: SURE, shared: Arc::default() }
     }
 
-    /// Makes a call that may wait for the gate.
-    pub(crate) fn watch<T>(&self, gate: Option<&Gate>, call: impl FnOnce() -> T) -> T {
+    /// Makes a call that may wait for the gate, and should where it is `expected` to.
+    pub(crate) fn watch<T>(
+        &self,
+        gate: Option<&Gate>,
+        expected: bool,
+        call: impl FnOnce() -> T,
+    ) -> T {
         let Some(Gate::Real(latch)) = gate else { return call() };
-        self.arm(Some((Instant::now() + PATIENCE, Arc::clone(latch))));
+        let patience = if expected { SURE } else { self.patience };
+        self.arm(Some((Instant::now() + patience, Arc::clone(latch))));
         let result = call();
         self.arm(None);
         result
     }
 
-    fn arm(&self, watch: Option<(Instant, Arc<Latch>)>) {
+    fn arm(&self, watch: Watched) {
         *self.shared.0.lock().unwrap_or_else(PoisonError::into_inner) = watch;
         self.shared.1.notify_one();
     }

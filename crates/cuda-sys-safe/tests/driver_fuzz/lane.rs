@@ -80,6 +80,9 @@ pub(crate) struct Lane {
     pub(crate) devices: usize,
     /// Whether its driver serves many programs.
     pub(crate) lasting: bool,
+    /// Whether a stream had to be destroyed while captured: what that leaves behind in a driver
+    /// nobody knows.
+    pub(crate) spoiled: bool,
     pub(crate) kernels: Vec<Kernels>,
     pub(crate) streams: BTreeMap<Id, cuda::StreamHandle>,
     pub(crate) events: BTreeMap<Id, cuda::EventHandle>,
@@ -125,6 +128,7 @@ impl Lane {
             sim,
             devices,
             lasting: false,
+            spoiled: false,
             kernels,
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
@@ -148,18 +152,18 @@ impl Lane {
         }
     }
 
-    /// Does a step that the model admits.
+    /// Does a step that the model admits; `waits` is whether it should wait for the gate.
     pub(crate) fn run(
         &mut self,
         index: usize,
         step: &Step,
         mask: &[bool],
         ask_status: bool,
-        porter: &Porter,
+        (porter, waits): (&Porter, bool),
     ) -> Outcome {
         let gate = self.gate.clone();
         let mut bytes = Vec::new();
-        let result = porter.watch(gate.as_ref(), || self.perform(index, step, &mut bytes));
+        let result = porter.watch(gate.as_ref(), waits, || self.perform(index, step, &mut bytes));
         for (byte, known) in bytes.iter_mut().zip(mask) {
             *byte *= u8::from(*known);
         }

@@ -31,8 +31,27 @@ pub(crate) struct Ran {
 pub(crate) struct Progress {
     /// Counts calls; odd while one is under way.
     pub(crate) calls: AtomicUsize,
+    /// The same of programs.
+    pub(crate) programs: AtomicUsize,
     pub(crate) step: AtomicUsize,
     pub(crate) lane: AtomicUsize,
+    /// Is told each step that the first lane begins.
+    pub(crate) tell: Option<fn(usize)>,
+}
+
+impl Progress {
+    fn begin(&self, step: usize, lane: usize) {
+        self.step.store(step, Ordering::Relaxed);
+        self.lane.store(lane, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Release);
+        if let Some(tell) = self.tell.filter(|_| lane == 0) {
+            tell(step);
+        }
+    }
+
+    fn end(&self) {
+        self.calls.fetch_add(1, Ordering::Release);
+    }
 }
 
 /// Runs `steps` and what brings it to an end on all lanes, and says where they differ from the
@@ -65,16 +84,14 @@ pub(crate) fn run(steps: &[Step], lanes: &mut [Lane], porter: &Porter, progress:
     }
     let parted = run.parted;
     let mut found = run.found;
-    progress.step.store(usize::MAX, Ordering::Relaxed);
     let clean = |(number, lane): (usize, &mut Lane)| {
-        progress.lane.store(number, Ordering::Relaxed);
-        progress.calls.fetch_add(1, Ordering::Release);
+        progress.begin(usize::MAX, number);
         let refused = lane.clean();
-        progress.calls.fetch_add(1, Ordering::Release);
+        progress.end();
         refused
     };
     let refused: Vec<Vec<String>> = lanes.iter_mut().enumerate().map(clean).collect();
-    let dirty = refused.first().is_none_or(|refused| !refused.is_empty());
+    let dirty = refused.first().is_none_or(|refused| !refused.is_empty()) || lanes[0].spoiled;
     for (lane, refused) in lanes.iter().zip(refused) {
         // What is refused after the drivers parted follows from that.
         if let Some(first) = refused.first().filter(|_| !parted) {
@@ -102,7 +119,6 @@ impl Run<'_> {
     fn step(&mut self, step: &Step) {
         let index = self.index;
         self.index += 1;
-        self.progress.step.store(index, Ordering::Relaxed);
         let left_out = self.model.lost && matches!(step, Step::HostRead { .. });
         let Some(plan) = self.model.admit(step).filter(|_| !left_out) else {
             self.results.push("-".to_owned());
@@ -111,13 +127,20 @@ impl Run<'_> {
         let ask = !self.model.lost
             && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
         let mut outcomes = Vec::new();
-        for (number, lane) in self.lanes.iter_mut().enumerate() {
-            self.progress.lane.store(number, Ordering::Relaxed);
-            self.progress.calls.fetch_add(1, Ordering::Release);
-            outcomes.push(lane.run(index, step, &plan.mask, ask, self.porter));
-            self.progress.calls.fetch_add(1, Ordering::Release);
+        let mut waits = false;
+        // The first lane last: whether the others wait says how patient to be with it.
+        for (number, lane) in self.lanes.iter_mut().enumerate().rev() {
+            self.progress.begin(index, number);
+            let outcome = lane.run(index, step, &plan.mask, ask, (self.porter, waits));
+            self.progress.end();
+            waits |= outcome.waited;
+            outcomes.push(outcome);
         }
+        outcomes.reverse();
         let first = outcomes[0].clone();
+        let apart =
+            |o: &Outcome| o.result.is_ok() != first.result.is_ok() || o.status != first.status;
+        self.parted |= outcomes.iter().any(apart);
         for (number, other) in outcomes.iter().enumerate().skip(1) {
             if *other != first {
                 self.differ(step, number, &first, other);
@@ -172,7 +195,6 @@ impl Run<'_> {
         }
         text += &format!(" ({} / {})", names.0, names.1);
         self.found.push(Difference { class, text });
-        self.parted |= first.result.is_ok() != other.result.is_ok() || status;
     }
 
     /// What a step is, as far as it may matter to the driver.

@@ -1,24 +1,30 @@
 //! A process that runs programs, told which through its standard input.
 //!
-//! A line `SEED COUNT KEEP` asks for the programs of `COUNT` seeds from `SEED`; `KEEP` is `-`, or
-//! the steps that are not left out. The answer to each is a line of fields set apart by tabs:
-//! `@same SEED`, `@diff SEED clean|dirty CLASS TEXT ...`, or `@hang SEED STEP LANE`.
+//! A line `SEED COUNT KEEP PATIENCE` asks for the programs of `COUNT` seeds from `SEED`; `KEEP` is
+//! `-`, or the steps that are not left out; `PATIENCE`, in milliseconds, is how long a call may take
+//! before it counts as waiting. The answer to each is a line of fields set apart by tabs:
+//! `@same SEED`, `@diff SEED clean|dirty CLASS TEXT ...`, or `@hang SEED STEP LANE`. Before each
+//! step on the real driver, `@at STEP` says so, in case the process does not live to say more.
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::open;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
+use crate::crash;
 use crate::gate::Porter;
 use crate::generate::{Options, generate};
 use crate::lane::Lane;
 use crate::run::{Difference, Progress, Ran, run};
 
 /// How long one driver call may take.
-const STUCK: Duration = Duration::from_secs(4);
+const STUCK: Duration = Duration::from_secs(6);
+
+/// How long a program may take, and one that ends with a sticky error.
+const LONGEST: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(8)];
 
 /// What the worker is told by its environment.
 pub(crate) const ROLE: &str = "WARPLINE_FUZZ_WORKER";
@@ -61,10 +67,13 @@ pub(crate) fn serve(role: &str) {
     let Some((options, first)) = parse(role) else { return };
     // What the test harness has printed ends here.
     let _ = std::io::stdout().write_all(b"\n");
-    let progress = Arc::new(Progress::default());
+    crash::report();
+    let tell = (first == First::Driver).then_some(tell as fn(usize));
+    let progress = Arc::new(Progress { tell, ..Progress::default() });
     let seed = Arc::new(AtomicU64::new(0));
-    watch(Arc::clone(&progress), Arc::clone(&seed));
-    let porter = Porter::new();
+    let longest = LONGEST[usize::from(options.sticky)];
+    watch(Arc::clone(&progress), Arc::clone(&seed), longest);
+    let mut porter = Porter::new();
     let mut lasting = match first {
         First::Driver => Some(first_lane(options.devices)),
         First::Simulator => None,
@@ -79,6 +88,9 @@ pub(crate) fn serve(role: &str) {
             .next()
             .filter(|k| *k != "-")
             .map(|k| k.split(',').filter_map(|n| n.parse().ok()).collect::<Vec<usize>>());
+        if let Some(patience) = words.next().and_then(|w| w.parse().ok()) {
+            porter.patience = Duration::from_millis(patience);
+        }
         for number in start..start + count {
             seed.store(number, Ordering::Relaxed);
             let mut steps = generate(number, &options);
@@ -87,7 +99,9 @@ pub(crate) fn serve(role: &str) {
             }
             let mut lanes: Vec<Lane> = lasting.take().into_iter().collect();
             lanes.extend(simulators(number, options.devices, first));
+            progress.programs.fetch_add(1, Ordering::Release);
             let Ran { found, dirty, .. } = run(&steps, &mut lanes, &porter, &progress);
+            progress.programs.fetch_add(1, Ordering::Release);
             if first == First::Driver {
                 lasting = Some(lanes.swap_remove(0));
             }
@@ -142,16 +156,28 @@ fn simulators(seed: u64, devices: usize, first: First) -> Vec<Lane> {
     lanes
 }
 
-/// Ends the process when a call does not return.
-fn watch(progress: Arc<Progress>, seed: Arc<AtomicU64>) {
+fn tell(step: usize) {
+    say(&["at", &step.to_string()]);
+}
+
+/// Ends the process when a call does not return, or a program does not end.
+fn watch(progress: Arc<Progress>, seed: Arc<AtomicU64>, longest: Duration) {
+    /// A count that is odd while something is under way, and since when it is what it is.
+    struct Under(usize, Instant);
+    impl Under {
+        fn longer_than(&mut self, count: usize, limit: Duration) -> bool {
+            if count != self.0 || count.is_multiple_of(2) {
+                *self = Self(count, Instant::now());
+            }
+            self.1.elapsed() > limit
+        }
+    }
     std::thread::spawn(move || {
-        let (mut last, mut since) = (0, std::time::Instant::now());
+        let (mut call, mut program) = (Under(0, Instant::now()), Under(0, Instant::now()));
         loop {
             std::thread::sleep(Duration::from_millis(100));
-            let calls = progress.calls.load(Ordering::Acquire);
-            if calls != last || calls % 2 == 0 {
-                (last, since) = (calls, std::time::Instant::now());
-            } else if since.elapsed() > STUCK {
+            let stuck = call.longer_than(progress.calls.load(Ordering::Acquire), STUCK);
+            if stuck || program.longer_than(progress.programs.load(Ordering::Acquire), longest) {
                 let step = progress.step.load(Ordering::Relaxed).to_string();
                 let lane = progress.lane.load(Ordering::Relaxed).to_string();
                 say(&["hang", &seed.load(Ordering::Relaxed).to_string(), &step, &lane]);

@@ -1,0 +1,159 @@
+//! What a campaign has found.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use crate::campaign::Campaign;
+use crate::step::Step;
+
+/// The difference that a worker's process has ended.
+pub(crate) const GONE: &str = "the process ended";
+/// How many kinds of differences are looked into.
+const CLASSES: usize = 60;
+/// How many programs are run again for a kind of difference that has not come again.
+const TRIES: usize = 3;
+
+/// A difference's class and text.
+pub(crate) type Seen = (String, String);
+
+/// What running a program again came to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Again {
+    /// Whether the difference came each time.
+    pub(crate) repeats: bool,
+    pub(crate) text: Option<String>,
+    pub(crate) note: String,
+    /// How much of the program it takes.
+    pub(crate) program: Vec<Step>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Class {
+    programs: u64,
+    tries: usize,
+    seed: u64,
+    text: String,
+    again: Again,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// Programs without a difference.
+    pub(crate) agree: u64,
+    classes: BTreeMap<String, Class>,
+    /// The classes in each program that had any.
+    differing: Vec<BTreeSet<String>>,
+    pub(crate) took: Duration,
+}
+
+impl Report {
+    /// Counts a program; which of its differences are to be looked into.
+    pub(crate) fn note(&mut self, seed: u64, found: Vec<Seen>) -> Vec<String> {
+        if found.is_empty() {
+            self.agree += 1;
+            return Vec::new();
+        }
+        let mut look = Vec::new();
+        let mut classes = BTreeSet::new();
+        for (class, text) in found {
+            let room = self.classes.len() < CLASSES || self.classes.contains_key(&class);
+            let name = if room { class } else { "(other kinds)".to_owned() };
+            let entry = self.classes.entry(name.clone()).or_default();
+            entry.programs += 1;
+            if !entry.again.repeats && entry.tries < TRIES && room {
+                entry.tries += 1;
+                (entry.seed, entry.text) = (seed, text);
+                look.push(name.clone());
+            } else if !room {
+                // Nobody looks, so it counts.
+                (entry.seed, entry.text, entry.again.repeats) = (seed, text, true);
+            }
+            classes.insert(name);
+        }
+        self.differing.push(classes);
+        look
+    }
+
+    /// Counts a program whose process ended when it was run again.
+    pub(crate) fn gone(&mut self, seed: u64, found: &[Seen]) {
+        let _ = self.note(seed, found.to_vec());
+        if let Some(class) = self.classes.get(GONE) {
+            print(GONE, class);
+        }
+    }
+
+    /// What was found out about a class, which is printed at once.
+    pub(crate) fn settle(&mut self, class: &str, mut again: Again) {
+        let Some(entry) = self.classes.get_mut(class) else { return };
+        if entry.again.repeats {
+            return;
+        }
+        if let Some(text) = again.text.take().filter(|text| !text.is_empty()) {
+            entry.text = text;
+        }
+        entry.again = again;
+        print(class, entry);
+    }
+
+    /// How many programs differ each time, and how many have differed and then not.
+    fn differ(&self) -> (u64, u64) {
+        let sure = |class: &String| class == GONE || self.classes[class].again.repeats;
+        let sure = self.differing.iter().filter(|classes| classes.iter().any(sure)).count();
+        (sure as u64, (self.differing.len() - sure) as u64)
+    }
+
+    /// A line on how far it has come.
+    pub(crate) fn progress(&self, campaign: &Campaign, began: Instant) -> String {
+        let (differ, once) = self.differ();
+        let (agree, of, seconds) = (self.agree, campaign.programs, began.elapsed().as_secs());
+        format!(
+            "{seconds} s: of {of} programs {agree} agree, {differ} differ, {once} differed once"
+        )
+    }
+
+    /// The programs that were shrunk, by what differs in them.
+    pub(crate) fn shrunk(&self) -> impl Iterator<Item = (&str, &[Step])> {
+        self.classes.iter().map(|(class, found)| (&**class, &*found.again.program))
+    }
+
+    /// Prints what came of it; whether no program differs. Where `strict`, what differed once and
+    /// not again and what was not run counts too.
+    pub(crate) fn print(&self, campaign: &Campaign, strict: bool) -> bool {
+        println!();
+        for (class, found) in &self.classes {
+            let again = if found.again.repeats { "" } else { ", not each time" };
+            println!("{:5} programs{again}, first {}: {class}", found.programs, found.seed);
+        }
+        let (differ, once) = self.differ();
+        let kind = if campaign.options.sticky { "sticky programs" } else { "programs" };
+        println!(
+            "{} {kind} agree on {} device(s) (seed {}), {differ} differences, {once} programs \
+             differed once and not again, in {:.1} s",
+            self.agree,
+            campaign.options.devices,
+            campaign.start,
+            self.took.as_secs_f64()
+        );
+        let left = campaign.programs.saturating_sub(self.agree + differ + once);
+        if left > 0 {
+            println!("{left} programs were not run in the time there was");
+        }
+        differ == 0 && (once + left == 0 || !strict)
+    }
+}
+
+fn print(class: &str, found: &Class) {
+    let mut text =
+        format!("\n== {class}\n   in the program of seed {}\n   {}\n", found.seed, found.text);
+    if !found.again.repeats {
+        text += "   it does not come again each time, so it was not shrunk\n";
+    }
+    if !found.again.note.is_empty() {
+        text += &format!("   {}\n", found.again.note);
+    }
+    for step in &found.again.program {
+        text += &format!("    {step:?},\n");
+    }
+    print!("{text}");
+}
