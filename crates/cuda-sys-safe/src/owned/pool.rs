@@ -130,6 +130,10 @@ impl PoolMemory {
 
 impl Drop for PoolMemory {
     fn drop(&mut self) {
+        // Of no bytes: nothing was allocated.
+        if self.bytes == 0 {
+            return;
+        }
         // Pool and stream stay until the release is accepted.
         let (ptr, stream, pool) = (self.ptr, self.stream.clone(), self.pool.clone());
         let driver = Arc::clone(self.stream.driver());

@@ -115,8 +115,11 @@ unsafe impl Driver for CudaDriver {
         let mut ptr = ptr::null_mut();
         call!(self, device, cuMemHostAlloc(&mut ptr, bytes, host_flags(flags)))
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
+        // The driver accepts to allocate nothing, and there is no address to return.
         NonNull::new(ptr.cast()).ok_or_else(|| {
-            DriverError::cuda("cuMemHostAlloc", CudaCode::OUT_OF_MEMORY, Some(device))
+            let code = if bytes == 0 { CudaCode::INVALID_VALUE } else { CudaCode::OUT_OF_MEMORY };
+            DriverError::cuda("cuMemHostAlloc", code, Some(device))
+                .with_detail(|| format!("{bytes} bytes"))
         })
     }
 

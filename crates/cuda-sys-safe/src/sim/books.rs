@@ -109,7 +109,7 @@ impl SimDriver {
         for region in state.memory.regions.values() {
             let books = &mut devices[region.device];
             match &region.kind {
-                Kind::Alloc => {
+                Kind::Alloc { .. } => {
                     books.allocations += 1;
                     books.allocated_bytes += region.bytes;
                 }

@@ -123,7 +123,11 @@ impl CallKind {
         )
     }
 
-    /// Whether a capture forbids it to threads that are not in relaxed mode.
+    /// Whether it is "potentially unsafe": forbidden to threads that are not in relaxed mode while
+    /// a capture is under way, of whatever stream and device. `EnablePeerAccess` is too, once its
+    /// arguments are found to be right. Not so are calls for which asking the stream's own captures
+    /// is enough: `cuMemcpy` and `cuCtxSynchronize`, and what makes and destroys streams, events,
+    /// graphs and mappings.
     pub(super) const fn is_unsafe_in_capture(self) -> bool {
         use CallKind::*;
         matches!(
@@ -134,9 +138,20 @@ impl CallKind {
                 | HostFree
                 | HostRegister
                 | HostUnregister
-                | Memcpy
+                | StreamQuery
+                | StreamSynchronize
                 | EventQuery
                 | EventSynchronize
+                | ModuleLoad
+                | ModuleUnload
+                | DisablePeerAccess
+                | MempoolCreate
+                | MempoolReleaseThreshold
+                | MempoolTrim
+                | GraphInstantiate
+                | GraphExecDestroy
+                | IpcOpenMem
+                | IpcCloseMem
         )
     }
 }

@@ -11,6 +11,8 @@ use crate::*;
 /// The nodes that the next captured work of a stream depends on.
 pub(super) type Frontier = BTreeSet<usize>;
 
+const CAPTURE_OVER: &str = "the event was last recorded in a capture that is over or invalid";
+
 pub(super) struct Capture {
     origin: Key,
     pub(super) device: usize,
@@ -150,28 +152,28 @@ impl State {
     ) -> Result<()> {
         let device = self.streams.get(&key).map_or(0, |s| s.device);
         let Some(capture) = self.captures.get_mut(&id) else { return Ok(()) };
-        if capture.invalid {
-            return Err(error(label.call, CudaCode::STREAM_CAPTURE_INVALIDATED, device, ""));
-        }
-        let before = capture.frontiers.entry(key).or_default().clone();
-        let after = match kind {
-            OpKind::Work(work) => {
-                capture.nodes.push(Node { device, label, work, after: before });
-                Frontier::from([capture.nodes.len() - 1])
+        let refuse = |code, why| Err(error(label.call, code, device, why));
+        match kind {
+            OpKind::Graph(_) => {
+                let why = "a graph cannot be launched in a capture";
+                refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
             }
-            OpKind::Graph(graph) => capture.splice(&graph, &before),
             OpKind::Host(_) | OpKind::Hold(_) => {
                 if let OpKind::Host(f) = kind {
                     self.trash.push(f);
                 }
                 let why = "a host function that runs once cannot be captured";
-                let code = CudaCode::STREAM_CAPTURE_UNSUPPORTED;
-                return Err(error(label.call, code, device, why));
+                refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
             }
-            OpKind::Record(_) | OpKind::Wait | OpKind::PoolAlloc(_) | OpKind::PoolFree(_) => before,
-        };
-        capture.frontiers.insert(key, after);
-        Ok(())
+            _ if capture.invalid => refuse(CudaCode::STREAM_CAPTURE_INVALIDATED, ""),
+            OpKind::Work(work) => {
+                let node = Frontier::from([capture.nodes.len()]);
+                let after = capture.frontiers.insert(key, node).unwrap_or_default();
+                capture.nodes.push(Node { device, label, work, after });
+                Ok(())
+            }
+            OpKind::Record(_) | OpKind::Wait | OpKind::PoolAlloc(_) | OpKind::PoolFree(_) => Ok(()),
+        }
     }
 
     /// What an event stands for that is recorded in a capturing stream.
@@ -202,27 +204,46 @@ impl State {
     ) -> Result<()> {
         let Some(stream) = self.streams.get_mut(&key) else { return Ok(()) };
         let device = stream.device;
+        let Some(capture) = self.captures.get_mut(&id).filter(|capture| !capture.invalid) else {
+            return Err(error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER));
+        };
         if stream.legacy {
-            self.invalidate(id);
+            capture.invalid = true;
             return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
         }
-        match stream.capture {
-            Some(own) if own != id => {
-                self.invalidate(own);
-                self.invalidate(id);
-                return Err(error(call, CudaCode::STREAM_CAPTURE_MERGE, device, ""));
-            }
-            _ => stream.capture = Some(id),
+        if let Some(own) = stream.capture.filter(|&own| own != id) {
+            self.invalidate(own);
+            self.invalidate(id);
+            return Err(error(call, CudaCode::STREAM_CAPTURE_MERGE, device, ""));
         }
-        let Some(capture) = self.captures.get_mut(&id) else { return Ok(()) };
-        if capture.invalid {
-            return Err(error(call, CudaCode::STREAM_CAPTURE_INVALIDATED, device, ""));
-        }
+        stream.capture = Some(id);
         capture.frontiers.entry(key).or_default().extend(frontier);
         Ok(())
     }
 
-    pub(super) fn invalidate(&mut self, id: u64) {
+    /// Why an event that was last recorded in a capture cannot be asked about. Asking spoils the
+    /// capture.
+    pub(super) fn refuse_captured_event(
+        &mut self,
+        call: CallKind,
+        device: usize,
+        id: u64,
+    ) -> DriverError {
+        if self.captures.get(&id).is_some_and(|capture| !capture.invalid) {
+            self.invalidate(id);
+            return error(call, CudaCode::CAPTURED_EVENT, device, "");
+        }
+        error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER)
+    }
+
+    /// Work that was refused cannot be a node either.
+    pub(super) fn spoil_capture_of(&mut self, stream: StreamHandle) {
+        if stream.raw() != 0 {
+            self.invalidate_capture_of(stream.raw());
+        }
+    }
+
+    fn invalidate(&mut self, id: u64) {
         if let Some(capture) = self.captures.get_mut(&id) {
             capture.invalid = true;
         }
@@ -246,7 +267,11 @@ impl State {
         };
         let device = *device;
         let Some(id) = self.blocking_capture(device) else { return Ok(()) };
-        self.invalidate(id);
+        // A host function is preceded by the question whether its stream is captured, which fails
+        // and spoils nothing.
+        if call != CallKind::LaunchHostFunc {
+            self.invalidate(id);
+        }
         Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""))
     }
 
@@ -365,20 +390,5 @@ impl Capture {
             }
         }
         covered.into_iter().all(|c| c)
-    }
-
-    /// Adds a whole graph after some nodes: its nodes that nothing in it follows.
-    fn splice(&mut self, graph: &Graph, before: &Frontier) -> Frontier {
-        let shift = self.nodes.len();
-        let mut ends: Frontier = (shift..shift + graph.nodes.len()).collect();
-        for node in &graph.nodes {
-            let mut after: Frontier = node.after.iter().map(|n| n + shift).collect();
-            ends = ends.difference(&after).copied().collect();
-            if after.is_empty() {
-                after.clone_from(before);
-            }
-            self.nodes.push(Node { after, ..node.clone() });
-        }
-        if graph.nodes.is_empty() { before.clone() } else { ends }
     }
 }

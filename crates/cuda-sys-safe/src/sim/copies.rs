@@ -77,15 +77,14 @@ impl State {
         }
         let (dst, to) = self.copy_end(call, device, request.dst, request.bytes)?;
         let (src, from) = self.copy_end(call, device, request.src, request.bytes)?;
-        let pageable = to == Place::Pageable || from == Place::Pageable;
-        if pageable && self.streams.get(&key).is_some_and(|s| s.capture.is_some()) {
-            self.invalidate_capture_of(key);
-            let why = "a copy of pageable host memory cannot be captured";
+        let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
+        if captured && matches!((&dst, &src), (End::Device(a, _), End::Device(b, _)) if a != b) {
+            let why = "a copy between devices cannot be captured";
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
         }
         let to_device = to == Place::Device;
         let src = match (src, from) {
-            (End::Host(address), Place::Pageable) if to_device => {
+            (End::Host(address), Place::Pageable) if to_device && !captured => {
                 let source = with_exposed_provenance::<u8>(address);
                 // SAFETY: the caller promises a readable source of that many bytes.
                 End::Staged(unsafe { std::slice::from_raw_parts(source, request.bytes) }.into())
@@ -98,8 +97,9 @@ impl State {
         };
         let wait = match (from, to) {
             // Host to host is synchronous, and so is what ends in pageable memory.
-            (_, Place::Pageable) | (Place::Pageable, Place::Pinned) => HostWait::Done(point),
-            (Place::Pinned, Place::Pinned) if synchronous => HostWait::Done(point),
+            (_, Place::Pageable) | (Place::Pageable | Place::Pinned, Place::Pinned) => {
+                HostWait::Done(point)
+            }
             (Place::Pageable, Place::Device) if synchronous => HostWait::Before(point),
             (Place::Pinned, Place::Device) | (Place::Device, Place::Pinned) if synchronous => {
                 HostWait::Done(point)
@@ -196,6 +196,9 @@ impl State {
         });
         if !known {
             return refuse(format!("{count} elements at {dst:?} are not all allocated"));
+        }
+        if !self.may_set(device, dst.addr()) {
+            return refuse(format!("cuda:{device} has no access to {dst:?}"));
         }
         let work = Work::Memset(MemsetWork { dst: dst.addr(), value, count });
         self.enqueue(key, Label::of(call), OpKind::Work(work), &[])

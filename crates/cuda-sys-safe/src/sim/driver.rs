@@ -33,11 +33,12 @@ macro_rules! release {
 
 /// The same for a call that enqueues and answers the point to wait for, if there is one.
 macro_rules! enqueue {
-    ($self:ident, $call:ident, $device:expr, $state:ident => $body:expr) => {{
-        let device = $device;
-        let mut $state = $self.enter(CallKind::$call, device)?;
-        let point: Option<Point> = $body?;
-        $self.enqueued($state, CallKind::$call, device, point)
+    ($self:ident, $call:ident, $stream:expr, $state:ident => $body:expr) => {{
+        let stream: StreamHandle = $stream;
+        let mut $state = $self.enter(CallKind::$call, stream.device())?;
+        let accepted: Result<Option<Point>> = $body;
+        let point = accepted.inspect_err(|_| $state.spoil_capture_of(stream))?;
+        $self.enqueued($state, CallKind::$call, stream.device(), point)
     }};
 }
 
@@ -95,9 +96,12 @@ unsafe impl Driver for SimDriver {
 
     unsafe fn mem_free(&self, device: usize, ptr: DevicePtr) -> Result<()> {
         release!(self, MemFree, device, s => {
+            if ptr == DevicePtr::NULL {
+                return Ok(());
+            }
             s.check_free(device, ptr)?;
-            let points = s.tails_with_access_to(device);
-            self.wait(s, &points).mem_free(device, ptr)
+            let points = s.device_tails(device);
+            self.wait(s, &points).mem_free(ptr)
         })
     }
 
@@ -149,7 +153,8 @@ unsafe impl Driver for SimDriver {
         let (call, device) = (CallKind::MemcpyAsync, stream.device());
         let mut s = self.enter(call, device)?;
         // SAFETY: the caller's promise is the same.
-        let (point, wait) = unsafe { s.memcpy(call, copy, stream, false) }?;
+        let accepted = unsafe { s.memcpy(call, copy, stream, false) };
+        let (point, wait) = accepted.inspect_err(|_| s.spoil_capture_of(stream))?;
         self.copied(s, call, device, point, wait)
     }
 
@@ -169,7 +174,7 @@ unsafe impl Driver for SimDriver {
         count: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        enqueue!(self, MemsetAsync, stream.device(), s => s.memset(dst, value, count, stream))
+        enqueue!(self, MemsetAsync, stream, s => s.memset(dst, value, count, stream))
     }
 
     fn stream_priority_range(&self, device: usize) -> Result<(i32, i32)> {
@@ -289,7 +294,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        enqueue!(self, Launch, stream.device(), s => s.launch(stream, launch))
+        enqueue!(self, Launch, stream, s => s.launch(stream, launch))
     }
 
     fn can_access_peer(&self, device: usize, peer: usize) -> Result<bool> {
@@ -371,7 +376,7 @@ unsafe impl Driver for SimDriver {
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<DevicePtr> {
-        let mut s = self.enter(CallKind::MemAllocAsync, pool.device())?;
+        let mut s = self.enter(CallKind::MemAllocAsync, stream.device())?;
         let (ptr, _) = s.mem_alloc_async(pool, bytes, stream)?;
         self.after_enqueue(s);
         Ok(ptr)
@@ -406,7 +411,7 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn graph_launch(&self, graph: GraphExecHandle, stream: StreamHandle) -> Result<()> {
-        enqueue!(self, GraphLaunch, stream.device(), s => s.graph_launch(graph, stream))
+        enqueue!(self, GraphLaunch, stream, s => s.graph_launch(graph, stream))
     }
 
     unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {

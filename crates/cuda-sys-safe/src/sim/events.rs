@@ -87,24 +87,24 @@ impl State {
         let call = CallKind::StreamWaitEvent;
         let key = self.stream_key(call, stream)?;
         let event = self.event(call, handle)?;
-        let latest = event.latest;
-        if let Some((capture, frontier)) = event.captured.clone() {
-            if self.captures.contains_key(&capture) {
-                self.capture_join(call, key, capture, &frontier)?;
-            }
+        let (latest, interprocess) = (event.latest, event.flags.interprocess);
+        let captured = event.captured.clone();
+        // Refused whether or not there is something to wait for.
+        let capturing = self.capture_frontier(call, key)?.is_some();
+        if let Some((capture, frontier)) = captured {
+            self.capture_join(call, key, capture, &frontier)?;
             return Ok(None);
         }
-        let Some(point) = latest else { return Ok(None) };
-        if self.streams.get(&key).is_some_and(|s| s.capture.is_some()) {
+        if capturing && (interprocess || latest.is_some()) {
             self.invalidate_capture_of(key);
-            let why = "the event was recorded outside the capture";
-            return Err(error(call, CudaCode::STREAM_CAPTURE_ISOLATION, stream.device(), why));
+            let (code, why) = match interprocess {
+                true => (CudaCode::STREAM_CAPTURE_UNSUPPORTED, "an event for other processes"),
+                false => (CudaCode::STREAM_CAPTURE_ISOLATION, "recorded outside the capture"),
+            };
+            return Err(error(call, code, stream.device(), why));
         }
-        // Refused whether or not there still is something to wait for.
         self.check_implicit(key, call)?;
-        if self.reached(point) {
-            return Ok(None);
-        }
+        let Some(point) = latest.filter(|&point| !self.reached(point)) else { return Ok(None) };
         self.enqueue(key, Label::of(call), OpKind::Wait, &[point])
     }
 
@@ -115,19 +115,18 @@ impl State {
         handle: EventHandle,
     ) -> Result<Option<Point>> {
         let event = self.event(call, handle)?;
-        let latest = event.latest;
-        if let Some((id, _)) = event.captured
-            && self.captures.contains_key(&id)
-        {
-            self.invalidate(id);
-            return Err(error(call, CudaCode::CAPTURED_EVENT, handle.device(), ""));
+        match event.captured {
+            Some((id, _)) => Err(self.refuse_captured_event(call, handle.device(), id)),
+            None => Ok(event.latest),
         }
-        Ok(latest)
     }
 
-    pub(super) fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+    pub(super) fn event_elapsed(&mut self, start: EventHandle, end: EventHandle) -> Result<f32> {
         let call = CallKind::EventElapsed;
         let device = start.device();
+        for event in [start, end] {
+            self.event_point(call, event)?;
+        }
         let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
         let (from, to) = (self.event(call, start)?, self.event(call, end)?);
         if from.device != to.device {

@@ -2,7 +2,7 @@
 //! fails: with the real driver's error in the same process, otherwise as not supported.
 
 use super::CallKind;
-use super::memory::Kind;
+use super::memory::{Kind, Region};
 use super::state::{State, error};
 use crate::*;
 
@@ -16,12 +16,14 @@ fn bytes(device: usize, value: u64) -> [u8; 64] {
 
 impl State {
     pub(super) fn ipc_mem_handle(&self, device: usize, ptr: DevicePtr) -> Result<IpcMemHandle> {
-        match self.memory.regions.get(&ptr.addr()) {
-            Some(region) if matches!(region.kind, Kind::Alloc) && region.device == device => {
-                Ok(IpcMemHandle(bytes(device, ptr.addr())))
+        match self.memory.region(ptr.addr(), 1) {
+            Some(Region { kind: Kind::Alloc { freeing: false }, device: owner, base, .. })
+                if *owner == device =>
+            {
+                Ok(IpcMemHandle(bytes(device, *base)))
             }
             _ => {
-                let why = format!("{ptr:?} is not the start of a cuMemAlloc allocation");
+                let why = format!("{ptr:?} is not in a cuMemAlloc allocation");
                 Err(error(CallKind::IpcMemHandle, CudaCode::INVALID_VALUE, device, &why))
             }
         }

@@ -42,11 +42,18 @@ pub(super) struct Region {
 
 pub(super) enum Kind {
     /// `cuMemAlloc`.
-    Alloc,
+    Alloc { freeing: bool },
     /// From a pool; live from when its allocation runs until its free runs.
     Pool { pool: u64, live: bool, freeing: bool },
     /// `cuMemAddressReserve`, with its mappings by offset.
     Reservation(BTreeMap<usize, Mapped>),
+}
+
+impl Kind {
+    /// Whether a stream was already given the free.
+    pub(super) fn freeing(&self) -> bool {
+        matches!(self, Self::Alloc { freeing: true } | Self::Pool { freeing: true, .. })
+    }
 }
 
 /// On whose behalf memory is touched.
@@ -96,6 +103,12 @@ impl Memory {
         let end = address.checked_add(bytes as u64)?;
         (end <= region.base + region.bytes as u64 && address < region.base + region.bytes as u64)
             .then_some(region)
+    }
+
+    /// Whether a range overlaps page-locked memory that the driver allocated.
+    pub(super) fn is_own_host(&self, address: usize, bytes: usize) -> bool {
+        let before = self.host.range(..address.saturating_add(bytes)).rev();
+        before.take_while(|(base, r)| *base + r.bytes > address).any(|(_, r)| r.owned.is_some())
     }
 
     /// Whether a range overlaps a freed or live page-locked range, and which.
@@ -174,7 +187,7 @@ impl State {
             self.devices[device].used -= charged;
             return Err(full());
         };
-        self.memory.insert(device, base, bytes, Kind::Alloc);
+        self.memory.insert(device, base, bytes, Kind::Alloc { freeing: false });
         // SAFETY: just allocated.
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
@@ -183,12 +196,11 @@ impl State {
     pub(super) fn check_free(&self, device: usize, ptr: DevicePtr) -> Result<()> {
         let call = CallKind::MemFree;
         match self.memory.regions.get(&ptr.addr()) {
-            Some(Region { kind: Kind::Alloc, device: owner, .. }) if *owner == device => Ok(()),
-            Some(Region { kind: Kind::Pool { freeing: false, .. }, device: owner, .. })
-                if *owner == device =>
-            {
-                Ok(())
-            }
+            Some(Region {
+                kind: Kind::Alloc { freeing: false } | Kind::Pool { freeing: false, .. },
+                device: owner,
+                ..
+            }) if *owner == device => Ok(()),
             _ => {
                 let why = format!("{ptr:?} is not the start of a live allocation");
                 Err(error(call, CudaCode::INVALID_VALUE, device, &why))
@@ -197,13 +209,19 @@ impl State {
     }
 
     /// Frees what `check_free` accepted, once the device is idle.
-    pub(super) fn mem_free(&mut self, device: usize, ptr: DevicePtr) -> Result<()> {
-        let Some(region) = self.memory.regions.remove(&ptr.addr()) else { return Ok(()) };
+    pub(super) fn mem_free(&mut self, ptr: DevicePtr) -> Result<()> {
+        let Some(region) = self.remove_allocation(ptr.addr()) else { return Ok(()) };
+        self.report_overrun(&region, "found when it was freed")
+    }
+
+    /// Takes an allocation out of the books.
+    pub(super) fn remove_allocation(&mut self, base: u64) -> Option<Region> {
+        let region = self.memory.regions.remove(&base)?;
         match region.kind {
             Kind::Pool { pool, .. } => self.pool_credit(pool, region.bytes),
-            _ => self.devices[device].used -= rounded(region.bytes).unwrap_or(0),
+            _ => self.devices[region.device].used -= rounded(region.bytes).unwrap_or(0),
         }
-        self.report_overrun(&region, "found when it was freed")
+        Some(region)
     }
 
     /// Turns a spoiled redzone into a sticky error.
@@ -245,6 +263,19 @@ impl State {
         }
     }
 
+    /// Whether a device may set memory, as far as the call looks: unlike a copy, it needs access.
+    /// Whether mapped memory is open to it shows when the work runs.
+    pub(super) fn may_set(&self, device: usize, address: u64) -> bool {
+        let Some(region) = self.memory.region(address, 1) else { return true };
+        match region.kind {
+            Kind::Alloc { .. } => {
+                region.device == device || self.devices[device].peers.contains(&region.device)
+            }
+            Kind::Pool { .. } => region.device == device,
+            Kind::Reservation(_) => true,
+        }
+    }
+
     /// The host address behind a range of device addresses, or why it may not be touched now.
     pub(super) fn locate(
         &mut self,
@@ -268,7 +299,7 @@ impl State {
                 ));
             }
             Kind::Pool { .. } => !matches!(user, User::Kernel(d) if d != region.device),
-            Kind::Alloc => match user {
+            Kind::Alloc { .. } => match user {
                 User::Copy => true,
                 User::Kernel(d) => {
                     d == region.device || self.devices[d].peers.contains(&region.device)

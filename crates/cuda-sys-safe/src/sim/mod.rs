@@ -40,15 +40,16 @@
 //!
 //! **Copies.** From pageable memory to a device, the source is read when the call is made
 //! (`cuMemcpy` also first waits for what is before it on the default stream). Into pageable
-//! memory, and between host memories where one is pageable, the call returns when the copy is
-//! done. Page-locked memory is touched when the copy runs. `cuMemcpy` with page-locked memory
-//! waits for the copy; between devices it does not. Copies reach every device's memory, linked
-//! or not. A copy of no bytes does nothing.
+//! memory, and between host memories, the call returns when the copy is done. Page-locked memory
+//! is touched when the copy runs. `cuMemcpy` with page-locked memory waits for the copy; between
+//! devices it does not. Copies reach every device's memory, linked or not; a memset of memory
+//! that its device has no access to is `INVALID_VALUE`. A copy of no bytes does nothing.
 //!
 //! **Memory.** Device addresses lie where host code faults on them; a host end that is one is
 //! `INVALID_VALUE`, and so is a device end that is not inside one live allocation or mapped
-//! range of the device it names. `cuMemFree` waits for its device and those that have peer access
-//! to it; `cuMemFreeHost` and `cuMemHostUnregister` wait for all. Zero bytes are `INVALID_VALUE`.
+//! range of the device it names. `cuMemFree` waits for its device, not for others that have peer
+//! access to it; `cuMemFreeHost` and `cuMemHostUnregister` wait for all. Zero bytes are
+//! `INVALID_VALUE`. Page-locked memory of the driver cannot be registered (`INVALID_VALUE`).
 //! Page-locked memory is addressable by kernels at its host address. Freed page-locked memory
 //! stays inaccessible. Allocations are counted in units of 512 bytes and addresses are never used
 //! twice.
@@ -65,14 +66,16 @@
 //! with it, as on hardware, unless [`SimConfig::isolate_faults`] keeps them apart.
 //!
 //! **Peers.** Kernels need peer access (or, for mapped memory, `cuMemSetAccess`); copies do not.
+//! A device with itself is `PEER_ACCESS_UNSUPPORTED`.
 //!
 //! **Virtual memory.** Granularity of 2 MiB; mapping at several addresses; access per device and
 //! whole mappings; physical memory that lasts until it is both released and unmapped. Unmapping
-//! does not wait: work that then touches the range faults. On Windows, and where
+//! does not wait: work that then touches the range faults. What is not mapped may be unmapped. On Windows, and where
 //! [`SimConfig::properties`] say so, a device has none (`NOT_SUPPORTED`).
 //!
-//! **Pools.** Memory is valid from when its allocation runs until its free runs, in stream order.
-//! Unused bytes above the release threshold go back at host waits.
+//! **Pools.** Memory is valid from when its allocation runs until its free runs, in stream order,
+//! on whatever device's streams; memory that is not of a pool can be freed so too. An allocation of
+//! no bytes is a null address. Unused bytes above the release threshold go back at host waits.
 //!
 //! **Capture.** Not of the default stream (`UNSUPPORTED`). Waiting for or asking about a stream or
 //! device that is captured, asking about a captured event, a copy of pageable memory, or using

@@ -26,8 +26,9 @@ impl State {
         self.check_peer(peer)?;
         if device == peer {
             let why = "a device is not its own peer";
-            return Err(error(call, CudaCode::INVALID_DEVICE, device, why));
+            return Err(error(call, CudaCode::PEER_ACCESS_UNSUPPORTED, device, why));
         }
+        self.check_unsafe_call(call, device)?;
         if !self.linked(device, peer) {
             let why = format!("there is no link to cuda:{peer}");
             return Err(error(call, CudaCode::PEER_ACCESS_UNSUPPORTED, device, &why));

@@ -2,7 +2,7 @@
 
 use super::CallKind;
 use super::exec::RunError;
-use super::memory::{Kind, Region, rounded};
+use super::memory::{Kind, rounded};
 use super::state::{Label, State, error};
 use super::streams::{OpKind, Point};
 use crate::*;
@@ -94,12 +94,8 @@ impl State {
         let key = self.stream_key(call, stream)?;
         self.refuse_in_capture(call, key)?;
         self.pool(call, handle)?;
-        if stream.device() != device {
-            let why = format!("the stream is of cuda:{}", stream.device());
-            return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
-        }
         if bytes == 0 {
-            return Err(error(call, CudaCode::INVALID_VALUE, device, "zero bytes"));
+            return Ok((DevicePtr::NULL, None));
         }
         let full = || error(call, CudaCode::OUT_OF_MEMORY, device, "");
         let charged = rounded(bytes).ok_or_else(full)?;
@@ -127,16 +123,17 @@ impl State {
         self.refuse_in_capture(call, key)?;
         let device = stream.device();
         if self.devices[device].lost.is_some() {
-            if let Some(region) = self.memory.regions.remove(&ptr.addr())
-                && let Kind::Pool { pool, .. } = region.kind
-            {
-                self.pool_credit(pool, region.bytes);
+            let region = self.memory.regions.get(&ptr.addr());
+            if region.is_some_and(|r| !matches!(r.kind, Kind::Reservation(_))) {
+                self.remove_allocation(ptr.addr());
             }
             return Ok(None);
         }
         let region = self.memory.regions.get_mut(&ptr.addr());
-        let Some(Region { kind: Kind::Pool { freeing: freeing @ false, .. }, .. }) = region else {
-            let why = format!("{ptr:?} is not the start of a live allocation from a pool");
+        let Some(Kind::Alloc { freeing } | Kind::Pool { freeing, .. }) =
+            region.map(|region| &mut region.kind).filter(|kind| !kind.freeing())
+        else {
+            let why = format!("{ptr:?} is not the start of a live allocation");
             return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
         };
         *freeing = true;
@@ -144,10 +141,7 @@ impl State {
     }
 
     pub(super) fn run_pool_free(&mut self, base: u64) -> Result<(), RunError> {
-        let Some(region) = self.memory.regions.remove(&base) else { return Ok(()) };
-        if let Kind::Pool { pool, .. } = region.kind {
-            self.pool_credit(pool, region.bytes);
-        }
+        let Some(region) = self.remove_allocation(base) else { return Ok(()) };
         match self.note_overrun(&region, "found when it was freed") {
             None => Ok(()),
             Some(why) => Err(RunError::illegal(why)),

@@ -164,12 +164,6 @@ impl State {
         self.streams.iter().map(|(&key, s)| Point { stream: key, position: s.enqueued }).collect()
     }
 
-    /// The ends of the work of a device and of those whose kernels may address its memory.
-    pub(super) fn tails_with_access_to(&self, device: usize) -> Vec<Point> {
-        let reach = |d: usize| d == device || self.devices[d].peers.contains(&device);
-        (0..self.devices.len()).filter(|&d| reach(d)).flat_map(|d| self.device_tails(d)).collect()
-    }
-
     /// Puts an operation at the end of a stream, or into the capture of the stream; in that case
     /// there is no point to wait for.
     pub(super) fn enqueue(

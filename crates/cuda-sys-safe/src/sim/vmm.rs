@@ -273,9 +273,25 @@ impl State {
         Ok(())
     }
 
+    /// The reservation of a range, and the starts of the mappings in it, none of which reaches out
+    /// of the range.
+    fn mappings_within(&self, ptr: DevicePtr, bytes: usize) -> Option<(u64, Vec<usize>)> {
+        let region = self.memory.region(ptr.addr(), bytes).filter(|_| aligned(bytes))?;
+        let Kind::Reservation(mappings) = &region.kind else { return None };
+        let at = (ptr.addr() - region.base) as usize;
+        let end = at + bytes;
+        let before = mappings.range(..at).next_back();
+        let last = mappings.range(..end).next_back();
+        let inside = at.is_multiple_of(GRANULARITY)
+            && before.is_none_or(|(start, m)| start + m.bytes <= at)
+            && last.is_none_or(|(start, m)| start + m.bytes <= end);
+        inside.then(|| (region.base, mappings.range(at..end).map(|(&start, _)| start).collect()))
+    }
+
+    /// Addresses in the range that nothing is mapped to stay as they are.
     pub(super) fn mem_unmap(&mut self, device: usize, ptr: DevicePtr, bytes: usize) -> Result<()> {
-        let Some((base, starts)) = self.whole_mappings(ptr, bytes) else {
-            let why = "not exactly a run of whole mappings";
+        let Some((base, starts)) = self.mappings_within(ptr, bytes) else {
+            let why = "not a range of a reservation with whole mappings";
             return Err(error(CallKind::MemUnmap, CudaCode::INVALID_VALUE, device, why));
         };
         for start in starts {

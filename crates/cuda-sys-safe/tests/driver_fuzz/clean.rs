@@ -71,6 +71,8 @@ impl Lane {
             }
             while let Some((_, buf)) = self.bufs.pop_first() {
                 match buf {
+                    // What no bytes are in was not allocated.
+                    Bytes::Device { ptr: DevicePtr::NULL, .. } => {}
                     Bytes::Device { device, ptr, pool: false } => {
                         note("MemFree", d.mem_free(device, ptr));
                     }

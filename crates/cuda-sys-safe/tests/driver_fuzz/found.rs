@@ -1,6 +1,8 @@
 //! Programs on which drivers once differed, and what is right. Each runs on the simulator under
 //! several schedules, and on a GPU.
 
+mod memory;
+
 use warpline_cuda_sys_safe::open;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
@@ -19,6 +21,12 @@ struct Found {
 }
 
 fn all() -> Vec<Found> {
+    let mut all = first();
+    all.extend(memory::all());
+    all
+}
+
+fn first() -> Vec<Found> {
     vec![
         Found {
             name: "whether the default stream may wait for an event does not depend on whether the \

@@ -296,7 +296,7 @@ impl Model {
                 let pageable = |kind| kind == Kind::Pageable;
                 let host = from.device.is_none() || work.writes.device.is_none();
                 let waited = pageable(work.writes.kind)
-                    || (pageable(from.kind) && work.writes.device.is_none())
+                    || (from.device.is_none() && work.writes.device.is_none())
                     || (matches!(by, By::Device(_)) && host);
                 if waited {
                     self.host.join(&clock);

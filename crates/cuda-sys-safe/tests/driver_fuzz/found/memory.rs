@@ -1,0 +1,112 @@
+//! About memory, copies and peers.
+
+use super::Found;
+use crate::step::Step::*;
+use crate::step::*;
+
+fn at(buf: Id, at: usize) -> Place {
+    Place::Buf { buf, at }
+}
+
+pub(super) fn all() -> Vec<Found> {
+    vec![
+        Found {
+            name: "a device is not its own peer",
+            devices: 1,
+            steps: vec![PeerEnable { device: 0, peer: 0 }],
+            results: &["PEER_ACCESS_UNSUPPORTED"],
+        },
+        Found {
+            name: "page-locked memory of the driver is not registered, memory of the program but once",
+            devices: 1,
+            steps: vec![
+                HostAlloc { buf: 10, device: 0, bytes: 256 },
+                HostRegister { buf: 10, device: 0, bytes: 256 },
+                Pageable { buf: 11, bytes: 256 },
+                HostRegister { buf: 11, device: 0, bytes: 256 },
+                HostRegister { buf: 11, device: 0, bytes: 256 },
+            ],
+            results: &["ok", "INVALID_VALUE", "ok", "ok", "HOST_MEMORY_ALREADY_REGISTERED"],
+        },
+        Found {
+            name: "memory is shared with other processes by any address in it, and not opened here",
+            devices: 1,
+            steps: vec![
+                MemAlloc { buf: 10, device: 0, bytes: 512 },
+                IpcMemory { buf: 10, device: 0, at: 32 },
+                IpcMemory { buf: 10, device: 0, at: 0 },
+            ],
+            results: &["ok", "INVALID_CONTEXT", "INVALID_CONTEXT"],
+        },
+        Found {
+            name: "nothing can be allocated from a pool, and not otherwise",
+            devices: 1,
+            steps: vec![
+                PoolCreate { pool: 10, device: 0 },
+                AllocAsync { buf: 11, pool: 10, bytes: 0, stream: 0 },
+                MemAlloc { buf: 12, device: 0, bytes: 0 },
+                HostAlloc { buf: 13, device: 0, bytes: 0 },
+            ],
+            results: &["ok", "ok", "INVALID_VALUE", "INVALID_VALUE"],
+        },
+        Found {
+            name: "memory that is not of a pool is freed in stream order too",
+            devices: 1,
+            steps: vec![
+                MemAlloc { buf: 10, device: 0, bytes: 64 },
+                FreeAsync { buf: 10, stream: 0 },
+            ],
+            results: &["ok", "ok"],
+        },
+        Found {
+            name: "addresses that nothing is mapped to are unmapped",
+            devices: 1,
+            steps: vec![
+                Reserve { range: 10, device: 0, pages: 2, odd: 0 },
+                Unmap { range: 10, device: 0, page: 1, pages: 1 },
+            ],
+            results: &["ok", "ok"],
+        },
+        Found {
+            name: "a copy between host memories waits for what comes before it on its stream",
+            devices: 1,
+            steps: vec![
+                StreamCreate { stream: 9, device: 0, non_blocking: false, priority: -5 },
+                HostAlloc { buf: 12, device: 0, bytes: 256 },
+                Gate { stream: 9 },
+                Copy { dst: at(12, 16), src: at(12, 32), bytes: 16, by: By::Stream(9) },
+            ],
+            results: &["ok", "ok", "ok", "ok, waited"],
+        },
+        Found {
+            name: "a pool's memory is allocated on another device's stream",
+            devices: 2,
+            steps: vec![
+                PoolCreate { pool: 20, device: 0 },
+                AllocAsync { buf: 22, pool: 20, bytes: 256, stream: 1 },
+            ],
+            results: &["ok", "ok"],
+        },
+        Found {
+            name: "a device does not set memory that it has no access to",
+            devices: 2,
+            steps: vec![
+                StreamCreate { stream: 10, device: 1, non_blocking: true, priority: 0 },
+                MemAlloc { buf: 11, device: 0, bytes: 256 },
+                Memset { dst: at(11, 16), width: 2, value: 1, count: 120, stream: 10 },
+            ],
+            results: &["ok", "ok", "INVALID_VALUE"],
+        },
+        Found {
+            name: "freeing memory does not wait for devices that have access to it",
+            devices: 2,
+            steps: vec![
+                MemAlloc { buf: 10, device: 1, bytes: 4096 },
+                PeerEnable { device: 0, peer: 1 },
+                Gate { stream: 0 },
+                MemFree { buf: 10, device: 1, at: 0 },
+            ],
+            results: &["ok", "ok", "ok", "ok"],
+        },
+    ]
+}
