@@ -155,7 +155,9 @@ impl<B: Backend> DerefMut for Locked<'_, B> {
 mod spare {
     use std::any::{Any, TypeId};
     use std::collections::BTreeMap;
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::PoisonError;
+
+    use warpline_sync::Mutex;
 
     use super::{Backend, Books};
 

@@ -10,6 +10,11 @@ const MANY_LINES: usize = 400;
 /// Macros that must not stay in a product.
 const LEFT_OVER: &[&str] = &["todo!", "unimplemented!", "dbg!"];
 
+/// Crates whose locks a checker of schedules must know.
+const CHECKED: &[&str] = &["crates/alloc/src/", "crates/stream/src/", "crates/kernels/src/"];
+/// What they take from `warpline-sync`. Other things of the standard library stop no thread.
+const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar", "MutexGuard", "Barrier"];
+
 pub(super) fn check(source: &Source, text: &str) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     if source.in_src() && !has_header(text) {
@@ -24,6 +29,11 @@ pub(super) fn check(source: &Source, text: &str) -> Vec<Complaint> {
             if source.in_src() && starts_a_word(&line.code, name) {
                 complaints.push(source.complaint(at + 1, "left-over", format!("`{name}`")));
             }
+        }
+        let checked = CHECKED.iter().any(|dir| source.path.starts_with(dir)) && !source.test[at];
+        if checked && line.code.contains("std::sync") && LOCKS.iter().any(|l| line.has_word(l)) {
+            let text = "a lock of the standard library's: take `warpline_sync`'s";
+            complaints.push(source.complaint(at + 1, "locks", text));
         }
         for name in ["set_var", "remove_var"] {
             if !source.test[at] && line.has_word(name) {
@@ -95,6 +105,16 @@ mod tests {
         assert_eq!(rules("crates/a/src/b.rs", text), []);
         let text = format!("{text}fn g() {{ remove_var(a) }}\n");
         assert_eq!(rules("crates/a/src/b.rs", &text), [(6, "environment")]);
+    }
+
+    #[test]
+    fn locks_are_those_that_the_checker_knows() {
+        let text = "//! A.\nuse std::sync::{Arc, Mutex};\nuse std::sync::Arc;\n";
+        assert_eq!(rules("crates/alloc/src/b.rs", text), [(2, "locks")]);
+        assert_eq!(rules("crates/cuda-sys-safe/src/b.rs", text), []);
+        assert_eq!(rules("crates/alloc/tests/b.rs", text), []);
+        let text = "//! A.\nuse warpline_sync::Mutex;\nuse std::sync::{Arc, PoisonError};\n";
+        assert_eq!(rules("crates/alloc/src/b.rs", text), []);
     }
 
     #[test]
