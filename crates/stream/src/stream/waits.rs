@@ -1,0 +1,209 @@
+//! Waits: of a stream for another one, and of the host for a stream.
+
+use super::*;
+
+impl Stream {
+    /// Makes later work on this stream wait, on the GPU, for operation `op` of `other`. Work that
+    /// `other` was given after `op` is not waited for where a checkpoint tells them apart.
+    ///
+    /// Does nothing if that order already holds.
+    ///
+    /// # Errors
+    /// [`StreamError::OtherDevices`], or the driver's own.
+    #[track_caller]
+    pub fn wait_for(&self, other: &Stream, op: OpNumber) -> Result<()> {
+        if self.is_ordered_after(other, op)? {
+            return Ok(());
+        }
+        self.check_same_devices(other.core(), "wait_for")?;
+        let (event, point) = other.0.checkpoint(op)?;
+        self.enqueue_wait("wait_for", &event, &point)
+    }
+
+    /// [`Stream::wait_for`] that counts as no order: later work does wait, but what asks whether
+    /// the program has ordered its streams gets the answer that it had before.
+    ///
+    /// # Errors
+    /// As [`Stream::wait_for`].
+    #[track_caller]
+    pub fn wait_for_silently(&self, other: &Stream, op: OpNumber) -> Result<()> {
+        if self.is_ordered_after(other, op)? {
+            return Ok(());
+        }
+        self.check_same_devices(other.core(), "wait_for")?;
+        let (event, _) = other.0.checkpoint(op)?;
+        let mut state = self.0.lock();
+        // Another thread may have begun to capture it.
+        self.refuse_capturing("wait_for")?;
+        self.0.raw.wait_event(&event)?;
+        self.0.advance(&mut state);
+        Ok(())
+    }
+
+    /// Makes later work on this stream wait, on the GPU, for all work on `other` so far
+    /// (`Stream.wait_stream`).
+    ///
+    /// # Errors
+    /// As [`Stream::wait_for`].
+    #[track_caller]
+    pub fn wait_stream(&self, other: &Stream) -> Result<()> {
+        if self == other {
+            return Ok(());
+        }
+        self.check_same_devices(other.core(), "wait_stream")?;
+        // Always recorded anew: `other` may have work that was not numbered.
+        let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
+        let point = other.record_into(&event)?;
+        self.enqueue_wait("wait_stream", &event, &point)
+    }
+
+    /// Makes later work on this stream wait, on the GPU, for the event's latest record
+    /// (`Stream.wait_event`). Nothing if it was never recorded.
+    ///
+    /// # Errors
+    /// As [`Stream::wait_for`].
+    #[track_caller]
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        event.wait(self)
+    }
+
+    /// Records the event, or a new one without timing, after all work on this stream so far
+    /// (`Stream.record_event`).
+    ///
+    /// # Errors
+    /// As [`Event::record`].
+    #[track_caller]
+    pub fn record_event(&self, event: Option<&Event>) -> Result<Event> {
+        let event = event.cloned().unwrap_or_default();
+        event.record(self)?;
+        Ok(event)
+    }
+
+    /// Records an event and says what it covers.
+    #[track_caller]
+    pub(crate) fn record_into(&self, event: &owned::Event) -> Result<Point> {
+        self.with_acting(|inner, state| {
+            inner.capture.refuse_ended("record")?;
+            event.record(&inner.raw)?;
+            Ok(inner.point(state))
+        })
+    }
+
+    /// Enqueues a wait for an event that was recorded at a point.
+    #[track_caller]
+    pub(crate) fn enqueue_wait(
+        &self,
+        call: &'static str,
+        event: &owned::Event,
+        point: &Point,
+    ) -> Result<()> {
+        let joins =
+            self.with_acting(|inner, state| match (inner.capture.twin_in(), &point.capture) {
+                (None, Some(capture)) => Ok(Some(capture)),
+                (Some(own), Some(other)) if !own.ptr_eq(other) => {
+                    Err(StreamError::OutsideCapture { call })
+                }
+                (Some(_), None) => Err(StreamError::OutsideCapture { call }),
+                _ => {
+                    inner.capture.refuse_ended(call)?;
+                    inner.wait_at(state, event, point).map(|()| None)
+                }
+            })?;
+        let Some(capture) = joins else { return Ok(()) };
+        self.join_capture(capture, call, |twin, token| {
+            let mut state = twin.0.lock();
+            twin.0.raw.join_capture(event, token)?;
+            twin.0.enter_wait(&mut state, point);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn check_same_devices(&self, core: &Core, call: &'static str) -> Result<()> {
+        if self.0.core.world.id() == core.world.id() {
+            return Ok(());
+        }
+        Err(StreamError::OtherDevices { call })
+    }
+
+    /// Whether all its work is done (`Stream.query`).
+    ///
+    /// # Errors
+    /// The driver's own, those of earlier asynchronous work among them.
+    #[track_caller]
+    pub fn query(&self) -> Result<bool> {
+        self.refuse_capturing("query")?;
+        let now = self.now();
+        let done = self.0.raw.query().map_err(|e| self.surfaced(e))?;
+        if done {
+            now.settle(self.core())?;
+        }
+        Ok(done)
+    }
+
+    /// Blocks the host until all its work is done (`Stream.synchronize`).
+    ///
+    /// # Errors
+    /// As [`Stream::query`].
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<()> {
+        self.refuse_capturing("synchronize")?;
+        let now = self.now();
+        self.0.raw.synchronize().map_err(|e| self.surfaced(e))?;
+        now.settle(self.core())
+    }
+
+    /// Blocks the host until operation `op` is done; later work is not waited for where a
+    /// checkpoint tells them apart. Costs a compare when that is already known.
+    ///
+    /// # Errors
+    /// As [`Stream::query`].
+    #[track_caller]
+    pub fn host_wait(&self, op: OpNumber) -> Result<()> {
+        if self.0.progress.is_known_done(op) {
+            return self.report_known(op);
+        }
+        self.refuse_twin("host_wait")?;
+        let (event, point) = self.0.checkpoint(op)?;
+        event.synchronize().map_err(|e| self.surfaced(e))?;
+        point.settle(self.core())
+    }
+
+    /// [`Stream::host_wait`] that counts as no order, as [`Stream::wait_for_silently`].
+    ///
+    /// # Errors
+    /// As [`Stream::query`].
+    #[track_caller]
+    pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
+        if self.0.progress.is_known_done(op) {
+            return self.report_known(op);
+        }
+        let (event, point) = self.0.checkpoint(op)?;
+        event.synchronize().map_err(|e| self.surfaced(e))?;
+        self.core().world.checks.look(&[point], || ())
+    }
+
+    /// Reports a failed check of this stream, up to an operation that is known to be done.
+    fn report_known(&self, op: OpNumber) -> Result<()> {
+        let point = || Point::at(op, Arc::clone(&self.0.progress), Clock::default());
+        self.core().world.checks.look_at(point)
+    }
+
+    /// Whether operation `op` is done. False for a while longer where it has no checkpoint of
+    /// its own.
+    ///
+    /// # Errors
+    /// As [`Stream::query`].
+    #[track_caller]
+    pub fn is_done(&self, op: OpNumber) -> Result<bool> {
+        if self.0.progress.is_known_done(op) {
+            return self.report_known(op).map(|()| true);
+        }
+        self.refuse_twin("is_done")?;
+        let (event, point) = self.0.checkpoint(op)?;
+        let done = event.query().map_err(|e| self.surfaced(e))?;
+        if done {
+            point.settle(self.core())?;
+        }
+        Ok(done)
+    }
+}
