@@ -1,6 +1,7 @@
 //! Programs on which drivers once differed, and what is right. Each runs on the simulator under
 //! several schedules, and on a GPU.
 
+mod captures;
 mod memory;
 
 use warpline_cuda_sys_safe::open;
@@ -23,6 +24,7 @@ struct Found {
 fn all() -> Vec<Found> {
     let mut all = first();
     all.extend(memory::all());
+    all.extend(captures::all());
     all
 }
 
