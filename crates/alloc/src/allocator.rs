@@ -89,9 +89,13 @@ impl<B: Backend> CachingAllocator<B> {
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
     /// that still use freed blocks (`torch.cuda.empty_cache`).
     pub fn empty_cache(&self) {
-        let mut slow = lock(&self.shared.core.slow);
+        let core = &self.shared.core;
+        let mut slow = lock(&core.slow);
         self.shared.synchronize_events();
         self.shared.release_cached(&mut slow);
+        if !core.is_capturing() {
+            core.backend.retry_refused();
+        }
     }
 
     /// The backend.

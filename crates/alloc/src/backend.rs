@@ -65,6 +65,10 @@ pub trait StreamBackend: Send + Sync {
         let _ = error;
         false
     }
+
+    /// Tries releases again that the runtime refused and keeps books of itself: of events, and of
+    /// memory that was dropped. Called where a cache is emptied, without a lock that a hit takes.
+    fn retry_refused(&self) {}
 }
 
 /// Device memory, for a [`CachingAllocator`](crate::CachingAllocator). It may not borrow anything, as blocks may
@@ -78,6 +82,28 @@ pub trait Backend: StreamBackend + 'static {
     /// # Errors
     /// The runtime's own.
     fn alloc(&self, bytes: usize) -> Result<Self::Memory, Self::Error>;
+
+    /// Gives memory back. A runtime that may refuse that overrides this: then the memory stays in
+    /// the books, as what is reserved, and is tried again later.
+    ///
+    /// # Errors
+    /// The memory, as it was. What a lost device had counts as given back.
+    fn free(memory: Self::Memory) -> Result<(), Self::Memory> {
+        drop(memory);
+        Ok(())
+    }
+
+    /// Waits for all work that can use this memory, on whatever stream, the allocator having been
+    /// told of it or not. It is called before pages are unmapped, once for many, so that what
+    /// nobody told the allocator of runs to its end and not into addresses where nothing is.
+    /// `Ok(false)`, the default, says that the runtime has no such call: then the streams that the
+    /// allocator knows are waited for.
+    ///
+    /// # Errors
+    /// The runtime's own, of a stream that is being captured for one. Then nothing is unmapped.
+    fn synchronize_device(&self) -> Result<bool, Self::Error> {
+        Ok(false)
+    }
 
     /// Where the memory starts. Blocks are multiples of 512 bytes from there.
     fn address(memory: &Self::Memory) -> u64;
@@ -136,6 +162,16 @@ pub trait VirtualMemory<E>: Send + Sync {
     /// # Errors
     /// The runtime's own.
     fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, E>;
+
+    /// Gives back what one of the above made. A runtime that may refuse that overrides this: then
+    /// a mapping stays in the books, with its memory, and anything is tried again later.
+    ///
+    /// # Errors
+    /// The handle, with all as it was. What a lost device had counts as given back.
+    fn give_back(&self, handle: Handle) -> Result<(), Handle> {
+        drop(handle);
+        Ok(())
+    }
 }
 
 /// Page-locked host memory, for a [`HostCache`](crate::HostCache).
@@ -153,4 +189,13 @@ pub trait HostBackend: StreamBackend {
         bytes: usize,
         config: &HostConfig,
     ) -> Result<Self::HostMemory, Self::Error>;
+
+    /// As [`Backend::free`], for host memory.
+    ///
+    /// # Errors
+    /// The memory, as it was.
+    fn free_host(memory: Self::HostMemory) -> Result<(), Self::HostMemory> {
+        drop(memory);
+        Ok(())
+    }
 }

@@ -1,6 +1,6 @@
 //! What all shards of an allocator share.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -27,9 +27,8 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) global: Mutex<Global>,
     /// Captures under way, during which the backend takes neither memory nor events.
     pub(crate) captures: AtomicUsize,
-    /// What was to go back to the backend during one. Held while memory goes, so that none begins
-    /// meanwhile.
-    deferred: Mutex<Vec<Released<B::Memory>>>,
+    /// Held while memory goes, so that no capture begins meanwhile.
+    going: Mutex<Going<B::Memory>>,
     /// Shards that nobody has any more, but whose memory streams still use.
     pub(crate) left: Mutex<Vec<Arc<Shard<B>>>>,
     /// Whether the allocator is no more, so that there is nobody to leave shards to.
@@ -48,6 +47,15 @@ struct Registered<B: Backend> {
     shard: Weak<Shard<B>>,
     books: Lasting<Books<B>>,
     pool: u64,
+}
+
+/// Segments that are off the books but not given back.
+struct Going<M> {
+    /// Those that were to go during a capture, and count as gone.
+    deferred: Vec<Released<M>>,
+    /// Those that the backend refused, and that cannot serve any more where they were. They count
+    /// as reserved.
+    refused: Vec<Released<M>>,
 }
 
 /// What only one thread at a time deals with.
@@ -80,7 +88,7 @@ impl<B: Backend> Core<B> {
             shards: Mutex::default(),
             global: Mutex::default(),
             captures: AtomicUsize::new(0),
-            deferred: Mutex::default(),
+            going: Mutex::new(Going { deferred: Vec::new(), refused: Vec::new() }),
             left: Mutex::default(),
             closed: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
@@ -132,25 +140,92 @@ impl<B: Backend> Core<B> {
         (segments, trace)
     }
 
-    /// Counts segments out and gives them back to the backend. Called without a shard's lock.
+    /// Gives segments back to the backend. Called without a shard's lock.
     pub(crate) fn gone(&self, released: Vec<Released<B::Memory>>) {
         if released.is_empty() {
             return;
         }
-        let mut global = lock(&self.global);
-        for segment in &released {
-            global.segment.decrease(segment.kind, 1);
-            global.reserved_bytes.decrease(segment.kind, segment.size as i64);
-            global.oversize_segments.decrease(i64::from(segment.oversize));
-            global.num_device_free += 1;
-        }
-        drop(global);
-        let mut deferred = lock(&self.deferred);
+        let mut going = lock(&self.going);
         if self.is_capturing() {
-            deferred.extend(released);
+            self.defer(&mut going, released);
         } else {
-            drop(released);
+            let refused = self.free(released, false);
+            going.refused.extend(refused);
         }
+    }
+
+    /// The same for a shard: what the backend refuses is free there again.
+    pub(crate) fn give_back(&self, shard: &Shard<B>, released: Vec<Released<B::Memory>>) {
+        if released.is_empty() {
+            return;
+        }
+        let mut going = lock(&self.going);
+        if self.is_capturing() {
+            self.defer(&mut going, released);
+            return;
+        }
+        for refused in self.free(released, false) {
+            let restored = shard.lock().restore(refused);
+            going.refused.extend(restored.err());
+        }
+    }
+
+    /// Tries to give back what the backend refused and what serves nobody, until it refuses again,
+    /// or all of it.
+    pub(crate) fn retry_refused(&self, all: bool) {
+        let mut going = lock(&self.going);
+        if going.refused.is_empty() || self.is_capturing() {
+            return;
+        }
+        let mut again = std::mem::take(&mut going.refused);
+        while !again.is_empty() {
+            let first = if all { again.len() } else { 1 };
+            let refused = self.free(again.drain(..first).collect(), false);
+            let stop = !refused.is_empty();
+            going.refused.extend(refused);
+            if stop {
+                break;
+            }
+        }
+        // Those that were not tried come first next time.
+        going.refused.splice(0..0, again);
+    }
+
+    /// Counts segments out that go once no capture is under way.
+    fn defer(&self, going: &mut Going<B::Memory>, released: Vec<Released<B::Memory>>) {
+        let mut global = lock(&self.global);
+        for segment in released {
+            global.segment_gone(segment.kind, segment.size, segment.oversize);
+            going.deferred.push(segment);
+        }
+    }
+
+    /// Gives segments back and counts those out that the backend takes, unless they count as gone
+    /// already; answers the others.
+    fn free(&self, released: Vec<Released<B::Memory>>, gone: bool) -> Vec<Released<B::Memory>> {
+        let mut refused = Vec::new();
+        for Released { kind, size, oversize, refused: before, stream, memory } in released {
+            let freed = B::free(memory);
+            let mut global = lock(&self.global);
+            let Err(memory) = freed else {
+                if !gone {
+                    global.segment_gone(kind, size, oversize);
+                }
+                if before {
+                    global.refused_segments.accept(size);
+                }
+                continue;
+            };
+            global.num_refused += 1;
+            if gone {
+                global.segment_back(kind, size, oversize);
+            }
+            if !before {
+                global.refused_segments.refuse(size);
+            }
+            refused.push(Released { kind, size, oversize, refused: true, stream, memory });
+        }
+        refused
     }
 
     /// From when it returns until as many ends, no thread calls the backend as none may during a
@@ -159,7 +234,7 @@ impl<B: Backend> Core<B> {
         self.captures.fetch_add(1, Ordering::SeqCst);
         // Whoever saw no capture before holds one of these locks until it is done.
         drop(lock(&self.slow));
-        drop(lock(&self.deferred));
+        drop(lock(&self.going));
         self.all_shards().iter().for_each(|shard| drop(shard.lock()));
     }
 
@@ -174,11 +249,13 @@ impl<B: Backend> Core<B> {
             return;
         }
         {
-            let mut deferred = lock(&self.deferred);
+            let mut going = lock(&self.going);
             if self.is_capturing() {
                 return;
             }
-            deferred.clear();
+            let deferred = std::mem::take(&mut going.deferred);
+            let refused = self.free(deferred, true);
+            going.refused.extend(refused);
         }
         for shard in self.all_shards() {
             let mut state = shard.lock();
@@ -223,6 +300,13 @@ impl<B: Backend> Core<B> {
         lock(&self.global).retired.add(&state.counters);
     }
 
+    /// Waits for all work on the device, if the backend can. `None` if that fails and the device is
+    /// not lost.
+    pub(crate) fn wait_for_device(&self) -> Option<bool> {
+        let waited = self.backend.synchronize_device();
+        waited.map_or_else(|error| self.backend.is_lost(&error).then_some(true), Some)
+    }
+
     /// Waits for all work of a stream; false if that fails and the device is not lost.
     pub(crate) fn wait_for(&self, stream: &B::Stream) -> bool {
         let waited = self.backend.record(stream).and_then(|event| self.backend.synchronize(&event));
@@ -259,5 +343,19 @@ impl<B: Backend> Core<B> {
 
     pub(crate) fn searches(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
+    }
+}
+
+impl<B: Backend> Drop for Core<B> {
+    fn drop(&mut self) {
+        let slow = self.slow.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Pages are unmapped here, and what nobody told the allocator of may still use them.
+        if slow.arenas.pages > 0
+            && let Err(error) = self.backend.synchronize_device()
+            && !self.backend.is_lost(&error)
+        {
+            // Better that the addresses stay for good than that work runs into them.
+            std::mem::forget(std::mem::take(&mut slow.arenas));
+        }
     }
 }

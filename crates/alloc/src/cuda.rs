@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::owned::{
-    DeviceMemory, Event, HostMemory, PhysicalMemory, Reservation, Stream,
+    DeviceMemory, Event, HostMemory, PhysicalMemory, Reservation, Stream, retry_refused,
 };
 use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags};
 use warpline_sync::OnceLock;
@@ -15,7 +15,7 @@ use crate::{
     Backend, Block, CachingAllocator, Handle, HostBackend, HostCache, HostConfig, PinnedBlock,
     StreamBackend, VirtualMemory,
 };
-use peers::Mappings;
+use peers::{Mapped, Mappings};
 
 /// One device of a driver, for its memory and for page-locked host memory.
 #[derive(Clone, Debug)]
@@ -107,6 +107,10 @@ impl StreamBackend for CudaBackend {
         matches!(error, DriverError::DeviceLost { .. } | DriverError::ForkedChild { .. })
             || error.code().is_some_and(|code| code.is_sticky())
     }
+
+    fn retry_refused(&self) {
+        retry_refused(&self.driver);
+    }
 }
 
 impl Backend for CudaBackend {
@@ -114,6 +118,20 @@ impl Backend for CudaBackend {
 
     fn alloc(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
         DeviceMemory::new(&self.driver, self.device, bytes)
+    }
+
+    fn free(memory: DeviceMemory) -> Result<(), DeviceMemory> {
+        memory.release().map_err(|refused| refused.0)
+    }
+
+    fn synchronize_device(&self) -> Result<bool, DriverError> {
+        for peer in self.mappings.peers() {
+            // The work of a lost one has ended.
+            self.driver
+                .synchronize(peer)
+                .or_else(|e| if self.is_lost(&e) { Ok(()) } else { Err(e) })?;
+        }
+        self.driver.synchronize(self.device).map(|()| true)
     }
 
     fn address(memory: &DeviceMemory) -> u64 {
@@ -180,6 +198,23 @@ impl VirtualMemory<DriverError> for CudaBackend {
         let mapping = range.map(offset, memory, 0, memory.bytes())?;
         Ok(Box::new(self.mappings.add(self.device, mapping)?))
     }
+
+    fn give_back(&self, handle: Handle) -> Result<(), Handle> {
+        let handle = match handle.downcast::<Mapped>() {
+            Ok(mapped) => return mapped.release().map_err(|mapped| Box::new(mapped) as Handle),
+            Err(handle) => handle,
+        };
+        let handle = match handle.downcast::<PhysicalMemory>() {
+            Ok(memory) => {
+                return memory.release().map_err(|refused| Box::new(refused.0) as Handle);
+            }
+            Err(handle) => handle,
+        };
+        match handle.downcast::<Reservation>() {
+            Ok(range) => range.release().map_err(|refused| Box::new(refused.0) as Handle),
+            Err(_) => Ok(()),
+        }
+    }
 }
 
 impl HostBackend for CudaBackend {
@@ -197,6 +232,10 @@ impl HostBackend for CudaBackend {
             }
         }
         HostMemory::pinned(&self.driver, device, bytes)
+    }
+
+    fn free_host(memory: HostMemory) -> Result<(), HostMemory> {
+        memory.release().map_err(|refused| refused.0)
     }
 }
 

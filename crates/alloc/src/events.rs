@@ -64,28 +64,31 @@ impl<S: StreamBackend> PendingEvents<S> {
         }
     }
 
-    /// Adds to `done` the token of each event that has come, stopping in each queue at the first
-    /// that has not.
+    /// Adds to `done` the token of each event that has come. A stream's events come in order, so
+    /// the first that has not come ends its queue; one that cannot be asked is passed over.
     pub(crate) fn poll(&mut self, backend: &S, done: &mut Vec<u32>) {
         self.record_late(backend, done);
         for at in (0..self.queues.len()).rev() {
-            while let Some((event, token)) = self.queues[at].events.front() {
-                let (come, usable) = match backend.query(event) {
-                    Ok(come) => (come, true),
-                    Err(error) => (backend.is_lost(&error), false),
+            let events = &mut self.queues[at].events;
+            let mut next = 0;
+            while let Some((event, _)) = events.get(next) {
+                let usable = match backend.query(event) {
+                    Ok(true) => true,
+                    Ok(false) => break,
+                    Err(error) if backend.is_lost(&error) => false,
+                    Err(_) => {
+                        next += 1;
+                        continue;
+                    }
                 };
-                if !come {
-                    break;
-                }
-                done.push(*token);
-                if let Some((event, _)) = self.queues[at].events.pop_front()
-                    && usable
-                    && self.spare.len() < MAX_SPARE
-                {
-                    self.spare.push(event);
+                if let Some((event, token)) = events.remove(next) {
+                    done.push(token);
+                    if usable && self.spare.len() < MAX_SPARE {
+                        self.spare.push(event);
+                    }
                 }
             }
-            if self.queues[at].events.is_empty() {
+            if events.is_empty() {
                 self.queues.swap_remove(at);
             }
         }

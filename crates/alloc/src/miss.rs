@@ -6,13 +6,12 @@ use warpline_sync::MutexGuard;
 
 use crate::allocator::Shared;
 use crate::core::Slow;
-use crate::pages::page_size;
-use crate::rules::{MAX_REQUEST, PAGE, segment_size};
+use crate::pages::{Kept, page_size};
+use crate::rules::{MAX_REQUEST, segment_size};
 use crate::shard::{Shard, lock};
-use crate::slack::Slack;
-use crate::state::{ArenaRange, Granted, Idle, Pages, Request, State};
+use crate::state::{ArenaRange, Granted, Idle, Request, State};
 use crate::trace::{Step, TraceAction};
-use crate::{AllocError, Backend, OutOfMemory, Policy, PoolKind, VirtualMemory};
+use crate::{AllocError, Backend, OutOfMemory, Policy, VirtualMemory};
 
 impl<B: Backend> Shared<B> {
     #[cold]
@@ -33,6 +32,7 @@ impl<B: Backend> Shared<B> {
         }
         self.core.release_left();
         self.poll_events();
+        self.retry_refused(&mut slow, false);
         let limit = self.limit(&mut slow, request.requested)?;
         self.collect_garbage(limit);
         if let Some(granted) = self.grow(&mut slow, shard, request, limit)? {
@@ -204,18 +204,24 @@ impl<B: Backend> Shared<B> {
         };
         for (done, &pages) in growth.missing.iter().enumerate() {
             let mapped = match self.may_reserve(pages.size, limit) {
-                Ok(true) => slow.arenas.create(memory, pages).map_err(|error| {
-                    let out = self.core.backend.is_out_of_memory(&error);
-                    (!out).then(|| AllocError::from_backend(pages.size, error))
-                }),
-                Ok(false) => Err(None),
-                Err(error) => Err(Some(error)),
+                Ok(true) => {
+                    slow.arenas.create(memory, request.kind, pages).map_err(|(error, kept)| {
+                        let out = self.core.backend.is_out_of_memory(&error);
+                        ((!out).then(|| AllocError::from_backend(pages.size, error)), kept)
+                    })
+                }
+                Ok(false) => Err((None, Kept::default())),
+                Err(error) => Err((Some(error), Kept::default())),
             };
             let mut global = lock(&self.core.global);
             global.mapping_time += std::mem::take(&mut slow.arenas.spent);
-            if let Err(error) = mapped {
+            if let Err((error, kept)) = mapped {
                 drop(global);
-                shard.lock().undo(&growth, done);
+                self.count_kept(slow, request.kind, &kept);
+                let mut state = shard.lock();
+                state.undo(&growth, done);
+                // What could not be unmapped again is there, as free memory.
+                kept.mapped.into_iter().for_each(|pages| state.uncarve(request.kind, pages));
                 return error.map_or(Ok(None), Err);
             }
             global.reserved_bytes.increase(request.kind, pages.size as i64);
@@ -302,80 +308,21 @@ impl<B: Backend> Shared<B> {
                 let old = idle.age as f64 >= mean;
                 if old && let Some(segment) = shard.lock().release(idle.block) {
                     reclaimed += segment.size;
-                    garbage.push(segment);
+                    garbage.push((Arc::clone(shard), segment));
                 }
                 !old
             });
         }
-        self.core.gone(garbage);
+        for (shard, segment) in garbage {
+            self.core.give_back(&shard, vec![segment]);
+        }
     }
 
     fn release_oversize(&self, shard: &Arc<Shard<B>>, request: Request) -> bool {
         let mut released = Vec::new();
         let enough = shard.lock().take_oversize(request, &mut released);
-        self.core.gone(released);
+        self.core.give_back(shard, released);
         enough
-    }
-
-    /// Gives everything back that is wholly free.
-    pub(crate) fn release_cached(&self, slow: &mut Slow<B>) {
-        if self.core.is_capturing() {
-            return;
-        }
-        // What is needed is learned anew.
-        slow.slack = Slack::default();
-        let mut with_arenas = Vec::new();
-        for shard in self.core.all_shards() {
-            let mut state = shard.lock();
-            // A private pool keeps its memory as long as it is in use.
-            let keeps = shard.pool > 0 && !state.retired;
-            let released = if keeps { Vec::new() } else { state.take_cached() };
-            let pages =
-                [PoolKind::Large, PoolKind::Small].map(|kind| (kind, state.take_free_pages(kind)));
-            let stream = state.has_arenas().then(|| state.stream.clone());
-            let in_use = state.windows_in_use(PAGE);
-            drop(state);
-            self.core.gone(released);
-            with_arenas.extend(stream.map(|stream| (shard, stream, pages, in_use)));
-        }
-        // Unmapping does not wait for the work that uses the pages, wherever they are mapped. All
-        // of it was given before they were taken off the books, and the windows not in use.
-        let idle = with_arenas.iter().filter(|(_, stream, ..)| self.core.wait_for(stream)).count();
-        let all_idle = idle == with_arenas.len();
-        if all_idle {
-            with_arenas.iter().for_each(|(shard, ..)| shard.lock().forget_lent());
-            let in_use = with_arenas.iter().flat_map(|(.., in_use)| in_use.iter().cloned());
-            slow.arenas.forget_aliases(&in_use.collect::<Vec<_>>());
-        }
-        for (shard, _, pages, in_use) in with_arenas {
-            for (kind, pages) in pages {
-                if all_idle {
-                    self.release_pages(slow, kind, pages);
-                } else {
-                    let mut state = shard.lock();
-                    pages.into_iter().for_each(|pages| state.uncarve(kind, pages));
-                }
-            }
-            if all_idle {
-                self.release_arenas(slow, &shard, in_use.is_empty());
-            }
-        }
-    }
-
-    fn release_pages(&self, slow: &mut Slow<B>, kind: PoolKind, pages: Vec<Pages>) {
-        for pages in pages {
-            slow.arenas.release(pages);
-            let mut global = lock(&self.core.global);
-            global.mapping_time += std::mem::take(&mut slow.arenas.spent);
-            global.reserved_bytes.decrease(kind, pages.size as i64);
-            global.num_device_free += 1;
-        }
-    }
-
-    /// Gives addresses back behind which nothing is, and if they are idle those of windows.
-    fn release_arenas(&self, slow: &mut Slow<B>, shard: &Arc<Shard<B>>, idle: bool) {
-        let empty = shard.lock().take_empty_arenas(idle);
-        empty.into_iter().for_each(|arena| slow.arenas.remove(arena));
     }
 
     /// Frees what streams are done with by now, of those too that ask for nothing any more.

@@ -1,9 +1,10 @@
 //! Arenas: reserved addresses, and the pages that are mapped there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use crate::loose::Loose;
 use crate::rules::{LARGE_BUFFER, PAGE, SMALL_BUFFER};
 use crate::state::Pages;
 use crate::windows::Window;
@@ -22,6 +23,12 @@ pub(crate) struct Arenas<B: Backend> {
     pub(super) retirements: BTreeMap<u64, B::Event>,
     /// The number of the next one.
     pub(super) next_retirement: u64,
+    /// From this one on the device was not waited for since.
+    pub(super) waited: u64,
+    /// Where a mapping is that the backend refused to undo, and did not since.
+    pub(super) refused: BTreeSet<(u32, usize)>,
+    /// What is mapped nowhere but that the backend refused to take back.
+    pub(super) loose: Vec<Loose>,
     /// Time spent in the backend's calls since it was last taken.
     pub(crate) spent: Duration,
 }
@@ -53,10 +60,32 @@ pub(super) enum Slot {
     },
     /// What was an alias; work that was given before the retirement may still use it.
     Retired {
-        _mapping: Handle,
+        mapping: Handle,
+        number: u32,
         retirement: u64,
     },
 }
+
+/// What the backend refused of pages that were to go back.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// Those that are still mapped, and can be used.
+    pub(crate) mapped: Vec<Pages>,
+    /// Bytes of those that are not, but count until they go.
+    pub(crate) loose: usize,
+}
+
+impl Kept {
+    pub(crate) fn bytes(&self) -> usize {
+        self.loose + self.mapped.iter().map(|pages| pages.size).sum::<usize>()
+    }
+}
+
+/// A page that was unmapped, and its number; `None` if it is at home elsewhere.
+type Unmapped = Option<(Handle, u32)>;
+
+/// The backend refused.
+pub(super) struct Refused;
 
 impl Arena {
     pub(super) fn start(&self, slot: usize) -> u64 {
@@ -82,6 +111,9 @@ impl<B: Backend> Default for Arenas<B> {
             pages: 0,
             retirements: BTreeMap::new(),
             next_retirement: 0,
+            waited: 0,
+            refused: BTreeSet::new(),
+            loose: Vec::new(),
             spent: Duration::ZERO,
         }
     }
@@ -111,9 +143,11 @@ impl<B: Backend> Arenas<B> {
     }
 
     /// Gives an arena's addresses back, at which no page is.
-    pub(crate) fn remove(&mut self, arena: u32) {
-        if let Some(arena) = self.arenas.get_mut(arena as usize) {
-            *arena = None;
+    pub(crate) fn remove(&mut self, memory: &dyn VirtualMemory<B::Error>, arena: u32) {
+        if let Some(Arena { range, .. }) =
+            self.arenas.get_mut(arena as usize).and_then(Option::take)
+        {
+            self.let_go(memory, PoolKind::Large, range, 0);
         }
     }
 
@@ -122,29 +156,37 @@ impl<B: Backend> Arenas<B> {
         self.arenas[arena as usize].as_ref().map_or(SMALL_BUFFER, |arena| arena.page_size)
     }
 
-    /// Creates and maps these pages. On an error none is mapped.
+    /// Creates and maps these pages. On an error none is, but for what the backend then refuses to
+    /// take back.
     pub(crate) fn create(
         &mut self,
         memory: &dyn VirtualMemory<B::Error>,
+        kind: PoolKind,
         pages: Pages,
-    ) -> Result<(), B::Error> {
+    ) -> Result<(), (B::Error, Kept)> {
         let start = Instant::now();
-        let mut result = Ok(());
         let numbers = self.numbers(pages);
+        let page_size = self.page_size(pages.arena);
+        let mut result = Ok(());
         for number in numbers.clone() {
-            let page = memory.create(self.page_size(pages.arena));
             let name = self.vacant.pop().unwrap_or(self.homes.len() as u32);
             if name as usize == self.homes.len() {
                 self.homes.push((pages.arena, number));
             }
-            let mapped = page.and_then(|page| {
-                self.put(memory, pages.arena, number, page, name).map_err(|(error, _page)| error)
+            let mut loose = 0;
+            let mapped = memory.create(page_size).and_then(|page| {
+                self.put(memory, pages.arena, number, page, name).map_err(|(error, page)| {
+                    loose = self.let_go(memory, kind, page, page_size);
+                    error
+                })
             });
             if let Err(error) = mapped {
                 self.vacant.push(name);
-                let size = (number - numbers.start) * self.page_size(pages.arena);
-                self.release(Pages { size, ..pages });
-                result = Err(error);
+                let size = (number - numbers.start) * page_size;
+                let mut kept =
+                    self.release(memory, kind, Pages { size, ..pages }, &BTreeSet::new());
+                kept.loose += loose;
+                result = Err((error, kept));
                 break;
             }
             self.pages += 1;
@@ -213,19 +255,66 @@ impl<B: Backend> Arenas<B> {
         self.arenas.get_mut(arena as usize)?.as_mut()?.slots.get_mut(number)
     }
 
-    /// Unmaps these pages and gives them back. Nothing may use them any more.
-    pub(crate) fn release(&mut self, pages: Pages) {
+    /// Unmaps these pages and gives them back, but for those that are mapped elsewhere too. Nothing
+    /// may use them any more.
+    pub(crate) fn release(
+        &mut self,
+        memory: &dyn VirtualMemory<B::Error>,
+        kind: PoolKind,
+        pages: Pages,
+        elsewhere: &BTreeSet<u32>,
+    ) -> Kept {
         let start = Instant::now();
-        let numbers = self.numbers(pages);
-        self.pages -= numbers.len();
-        if let Some(arena) = &mut self.arenas[pages.arena as usize] {
-            for slot in &mut arena.slots[numbers] {
-                if let Slot::Mapped { number, .. } = std::mem::replace(slot, Slot::Unmapped) {
+        let mut kept = Kept::default();
+        let size = self.page_size(pages.arena);
+        for (page, at) in pages.each(size).zip(self.numbers(pages)) {
+            let slot = self.slot(pages.arena, at);
+            if matches!(slot, Some(Slot::Mapped { number, .. }) if elsewhere.contains(number)) {
+                kept.mapped.push(page);
+                continue;
+            }
+            match self.unmap(memory, pages.arena, at) {
+                Ok(Some((handle, number))) => {
                     self.vacant.push(number);
+                    self.pages -= 1;
+                    kept.loose += self.let_go(memory, kind, handle, size);
                 }
+                Ok(None) => {}
+                Err(Refused) => kept.mapped.push(page),
             }
         }
         self.spent += start.elapsed();
+        kept
+    }
+
+    /// Undoes the mapping at a slot. If the backend refuses, what is mapped there stays as it is,
+    /// or if it was retired, becomes an alias again.
+    pub(super) fn unmap(
+        &mut self,
+        memory: &dyn VirtualMemory<B::Error>,
+        arena: u32,
+        at: usize,
+    ) -> Result<Unmapped, Refused> {
+        let Some(slot) = self.slot(arena, at) else { return Ok(None) };
+        let (stays, unmapped) = match std::mem::replace(slot, Slot::Unmapped) {
+            Slot::Unmapped => return Ok(None),
+            Slot::Mapped { mapping, page, number } => match memory.give_back(mapping) {
+                Ok(()) => (Slot::Unmapped, Ok(Some((page, number)))),
+                Err(mapping) => (Slot::Mapped { mapping, page, number }, Err(Refused)),
+            },
+            Slot::Alias { mapping, number } | Slot::Retired { mapping, number, .. } => {
+                match memory.give_back(mapping) {
+                    Ok(()) => (Slot::Unmapped, Ok(None)),
+                    Err(mapping) => (Slot::Alias { mapping, number }, Err(Refused)),
+                }
+            }
+        };
+        *slot = stays;
+        match unmapped {
+            Ok(_) => self.refused.remove(&(arena, at)),
+            Err(Refused) => self.refused.insert((arena, at)),
+        };
+        unmapped
     }
 
     fn put(

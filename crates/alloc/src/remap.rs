@@ -281,18 +281,22 @@ impl<B: Backend> Shared<B> {
         if !self.may_reserve(to.size, need.limit)? {
             return Ok(false);
         }
-        match slow.arenas.create(need.memory, to) {
+        match slow.arenas.create(need.memory, need.request.kind, to) {
             Ok(()) => {
                 let mut global = lock(&self.core.global);
                 global.reserved_bytes.increase(need.request.kind, to.size as i64);
                 global.num_device_alloc += 1;
                 Ok(true)
             }
-            Err(error) if self.core.backend.is_out_of_memory(&error) => {
+            Err((error, kept)) => {
+                // Of one page nothing stays mapped.
+                self.count_kept(slow, need.request.kind, &kept);
+                if !self.core.backend.is_out_of_memory(&error) {
+                    return Err(AllocError::from_backend(to.size, error));
+                }
                 slow.slack.refuse(self.core.demand(0));
                 Ok(false)
             }
-            Err(error) => Err(AllocError::from_backend(to.size, error)),
         }
     }
 

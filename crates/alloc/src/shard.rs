@@ -69,13 +69,15 @@ impl<B: Backend> Drop for Shard<B> {
             }
         }
         self.synchronize_events();
-        let mut state = self.lock();
-        if state.has_arenas() {
+        let stream = {
+            let state = self.lock();
+            state.has_arenas().then(|| state.stream.clone())
+        };
+        if let Some(stream) = stream {
             // Unmapping does not wait.
-            core.wait_for(&state.stream);
+            core.wait_for(&stream);
         }
-        let released = state.take_cached();
-        drop(state);
+        let released = self.lock().take_cached();
         core.gone(released);
         core.unregister(&self.books);
         Books::empty(&self.books);

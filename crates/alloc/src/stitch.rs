@@ -5,7 +5,7 @@ use crate::allocator::Shared;
 use crate::core::Slow;
 use crate::remap::Need;
 use crate::shard::lock;
-use crate::state::{Extent, Granted};
+use crate::state::{Extent, Granted, Pages};
 use crate::{AllocError, Backend, PoolKind};
 
 impl<B: Backend> Shared<B> {
@@ -41,8 +41,7 @@ impl<B: Backend> Shared<B> {
             (pieces, taken, state.windows.clone())
         };
         let count = need.request.size.div_ceil(page_size);
-        let unmaps = !self.core.is_capturing();
-        let mut window = slow.arenas.window_room(&windows, count, unmaps);
+        let mut window = self.window_room(slow, need, &windows, count);
         let mut opened = Ok(());
         if window.is_none() {
             let bytes = count * page_size;
@@ -50,11 +49,12 @@ impl<B: Backend> Shared<B> {
             opened = reserved.map(|arena| {
                 windows = arena.iter().map(|arena| arena.number).collect();
                 need.shard().lock().windows.extend(&windows);
-                window = slow.arenas.window_room(&windows, count, unmaps);
+                window = slow.arenas.window_room(&windows, count, false);
             });
         }
         if let (Some(window), Ok(())) = (window, &opened) {
             let mapped = slow.arenas.open_window(need.memory, window, &pieces);
+            self.count_refused(slow);
             match mapped {
                 Ok(()) => {
                     lock(&self.core.global).num_remaps += count as i64;
@@ -67,6 +67,38 @@ impl<B: Backend> Shared<B> {
         }
         need.shard().lock().return_pieces(&taken);
         opened.map(|()| None)
+    }
+
+    /// Addresses for a new window at which nothing is mapped any more.
+    fn window_room(
+        &self,
+        slow: &mut Slow<B>,
+        need: &Need<'_, B>,
+        windows: &[u32],
+        count: usize,
+    ) -> Option<Pages> {
+        let mut unmaps = !self.core.is_capturing();
+        loop {
+            let room = slow.arenas.window_room(windows, count, unmaps)?;
+            // The stream is done with what was retired. Others may have used it that nobody told
+            // of: once for all that was retired until now, the device is waited for.
+            if slow.arenas.is_retired_since(room) {
+                match self.core.wait_for_device() {
+                    Some(true) => slow.arenas.waited(),
+                    Some(false) => {}
+                    None => {
+                        unmaps = false;
+                        continue;
+                    }
+                }
+            }
+            // What the backend refuses to unmap is not vacant any more.
+            let cleared = slow.arenas.clear(need.memory, room);
+            self.count_refused(slow);
+            if cleared {
+                return Some(room);
+            }
+        }
     }
 
     fn hand_out_window(

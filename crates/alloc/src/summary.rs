@@ -77,6 +77,11 @@ pub(crate) fn table(device: &str, stats: &MemoryStats) -> String {
     let ooms = format!("Out of memory: {}", stats.num_ooms);
     let retries = format!("Allocation retries: {}", stats.num_alloc_retries);
     let _ = writeln!(text, "|{ooms:^36}|{retries:^38}|");
+    if stats.refused_releases > 0 {
+        let bytes = size_text(stats.refused_bytes as usize);
+        let refused = format!("Releases that were refused: {} ({bytes})", stats.refused_releases);
+        let _ = writeln!(text, "|{refused:^WIDTH$}|");
+    }
     rule(&mut text, '=');
     text.push_str(
         "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n",

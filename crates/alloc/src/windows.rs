@@ -2,6 +2,7 @@
 //! that a block can be made of memory that lies apart. A window stays when its block is freed, for
 //! the next request that it fits.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -99,7 +100,35 @@ impl<B: Backend> Arenas<B> {
         })
     }
 
-    /// Maps the pages in which these pieces lie, one after another. On an error none is mapped.
+    /// Whether work that was given before the device was waited for last may use what is mapped at
+    /// these addresses, although nobody said so.
+    pub(crate) fn is_retired_since(&self, window: Pages) -> bool {
+        let Some(arena) = &self.arenas[window.arena as usize] else { return false };
+        let mut slots = self.numbers(window).filter_map(|at| arena.slots.get(at));
+        slots.any(
+            |slot| matches!(slot, Slot::Retired { retirement, .. } if *retirement >= self.waited),
+        )
+    }
+
+    /// All work was waited for that the device was given.
+    pub(crate) fn waited(&mut self) {
+        self.waited = self.next_retirement;
+        self.retirements.clear();
+    }
+
+    /// Unmaps what was retired at these addresses. False if the backend refuses: then they are not
+    /// vacant any more.
+    pub(crate) fn clear(&mut self, memory: &dyn VirtualMemory<B::Error>, window: Pages) -> bool {
+        let start = Instant::now();
+        let refused =
+            self.numbers(window).filter(|&at| self.unmap(memory, window.arena, at).is_err());
+        let cleared = refused.count() == 0;
+        self.spent += start.elapsed();
+        cleared
+    }
+
+    /// Maps the pages in which these pieces lie, one after another, at vacant addresses. On an error
+    /// none is, but for what the backend then refuses to unmap.
     pub(crate) fn open_window(
         &mut self,
         memory: &dyn VirtualMemory<B::Error>,
@@ -112,8 +141,6 @@ impl<B: Backend> Arenas<B> {
         if arena.slots.len() < numbers.end {
             arena.slots.resize_with(numbers.end, || Slot::Unmapped);
         }
-        // What was retired is unmapped.
-        arena.slots[numbers.clone()].fill_with(|| Slot::Unmapped);
         let mut result = Ok(());
         let mut at = numbers.start;
         'pieces: for piece in pieces {
@@ -126,12 +153,12 @@ impl<B: Backend> Arenas<B> {
                 at += 1;
             }
         }
-        if let Some(arena) = &mut self.arenas[window.arena as usize] {
-            if result.is_ok() {
-                arena.windows.push(Window { first: numbers.start, count: numbers.len() });
-            } else {
-                arena.slots[numbers].fill_with(|| Slot::Unmapped);
-            }
+        if result.is_err() {
+            numbers.for_each(|at| {
+                let _ = self.unmap(memory, window.arena, at);
+            });
+        } else if let Some(arena) = &mut self.arenas[window.arena as usize] {
+            arena.windows.push(Window { first: numbers.start, count: numbers.len() });
         }
         self.spent += start.elapsed();
         result
@@ -182,8 +209,8 @@ impl<B: Backend> Arenas<B> {
                 if !used {
                     for slot in &mut arena.slots[window.slots()] {
                         *slot = match std::mem::replace(slot, Slot::Unmapped) {
-                            Slot::Alias { mapping, .. } => {
-                                Slot::Retired { _mapping: mapping, retirement }
+                            Slot::Alias { mapping, number } => {
+                                Slot::Retired { mapping, number, retirement }
                             }
                             other => other,
                         };
@@ -194,29 +221,56 @@ impl<B: Backend> Arenas<B> {
         }
     }
 
-    /// Unmaps pages from where they are not at home, but for the addresses that are in use. Nothing
-    /// may use the others any more.
-    pub(crate) fn forget_aliases(&mut self, in_use: &[Range<u64>]) {
+    /// Unmaps pages that are at home in these arenas from where they are not, but for the addresses
+    /// that are in use. Nothing may use the others any more. Answers the numbers of those that are
+    /// still mapped somewhere.
+    pub(crate) fn forget_aliases(
+        &mut self,
+        memory: &dyn VirtualMemory<B::Error>,
+        in_use: &[Range<u64>],
+        homes: &BTreeSet<u32>,
+    ) -> BTreeSet<u32> {
         let start = Instant::now();
-        for arena in self.arenas.iter_mut().flatten() {
-            let (base, size) = (arena.base, arena.page_size);
-            let used = |at: usize| {
-                let address = base + (at * size) as u64;
-                in_use.iter().any(|range| range.contains(&address))
-            };
-            for (at, slot) in arena.slots.iter_mut().enumerate() {
-                if matches!(slot, Slot::Alias { .. } | Slot::Retired { .. }) && !used(at) {
-                    *slot = Slot::Unmapped;
+        let mut elsewhere = BTreeSet::new();
+        for arena in 0..self.arenas.len() as u32 {
+            for at in 0..self.arenas[arena as usize].as_ref().map_or(0, |it| it.slots.len()) {
+                let Some(Slot::Alias { number, .. } | Slot::Retired { number, .. }) =
+                    self.slot(arena, at)
+                else {
+                    continue;
+                };
+                let number = *number;
+                let address = self.arenas[arena as usize].as_ref().map_or(0, |it| it.start(at));
+                let used = in_use.iter().any(|range| range.contains(&address));
+                let (home, _) = self.homes[number as usize];
+                if used || !homes.contains(&home) || self.unmap(memory, arena, at).is_err() {
+                    elsewhere.insert(number);
                 }
             }
-            // A window is as long as the block that uses it.
+            let Some(arena) = &mut self.arenas[arena as usize] else { continue };
+            // A window is as long as the block that uses it, or as what is left of it.
+            let slots = &arena.slots;
             arena.windows.retain_mut(|window| {
-                window.count = window.slots().take_while(|&at| used(at)).count();
+                let mapped = |at: &usize| matches!(slots[*at], Slot::Alias { .. });
+                window.count = window.slots().take_while(mapped).count();
                 window.count > 0
             });
         }
-        self.retirements.clear();
         self.spent += start.elapsed();
+        elsewhere
+    }
+
+    /// Whether a page that is at home elsewhere is mapped among these.
+    pub(crate) fn has_aliases(&self, pages: Pages) -> bool {
+        let Some(arena) = &self.arenas[pages.arena as usize] else { return false };
+        let mut slots = self.numbers(pages).filter_map(|at| arena.slots.get(at));
+        slots.any(|slot| matches!(slot, Slot::Alias { .. }))
+    }
+
+    /// Whether nothing is mapped in an arena.
+    pub(crate) fn is_vacant(&self, arena: u32) -> bool {
+        let Some(arena) = &self.arenas[arena as usize] else { return true };
+        arena.slots.iter().all(|slot| matches!(slot, Slot::Unmapped))
     }
 
     /// Learns which retired windows are out of use.

@@ -1,15 +1,18 @@
 //! The backend over the CUDA driver layer.
 #![cfg(feature = "cuda")]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::Random;
 use warpline_alloc::{
     AllocError, AllocatorConfig, CudaAllocator, CudaBackend, CudaHostBackend, CudaHostCache,
 };
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_cuda_sys_safe::owned::{DeviceMemory, Stream};
-use warpline_cuda_sys_safe::sim::{CallKind, SimConfig};
-use warpline_cuda_sys_safe::{Driver, DriverError, StreamFlags};
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
+use warpline_cuda_sys_safe::{CudaCode, Driver, DriverError, StreamFlags};
 
 fn driver(devices: usize) -> Arc<dyn Driver> {
     Arc::new(NullDriver::new(devices))
@@ -125,4 +128,74 @@ fn page_locked_memory_is_cached() {
     drop(block);
     assert_eq!(cache.alloc(1024).unwrap().memory().as_ptr(), pointer);
     assert_eq!(cache.stats().num_host_alloc, 1);
+}
+
+fn lazy() -> (Arc<SimDriver>, Arc<dyn Driver>) {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    (sim.clone(), sim)
+}
+
+#[test]
+fn a_stream_of_another_driver_keeps_nothing_from_going_back() {
+    let (_, driver) = lazy();
+    let (_, other) = lazy();
+    for options in ["policy:default", "policy:torch", "expandable_segments:True"] {
+        let config = AllocatorConfig::parse(options).unwrap();
+        let allocator = CudaAllocator::new(CudaBackend::new(driver.clone(), 0), config);
+        let [own, foreign] =
+            [&driver, &other].map(|d| Stream::new(d, 0, StreamFlags::default()).unwrap());
+        let blocks = [&own, &foreign].map(|stream| allocator.malloc(8 << 20, stream).unwrap());
+        drop(blocks);
+        allocator.empty_cache();
+        assert_eq!(allocator.memory_reserved(), 0, "{options}");
+    }
+}
+
+/// Each release of the driver is refused at times. What it holds is what the statistics say.
+#[test]
+fn the_books_agree_with_a_driver_that_refuses() {
+    for (seed, options) in [
+        "policy:default",
+        "policy:torch",
+        "expandable_segments:True",
+        "policy:default,garbage_collection_threshold:0.3,per_process_memory_fraction:0.9",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let capacity = 256 << 20;
+        let sim = SimConfig { capacity, ..SimConfig::new(1) }.build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let config = AllocatorConfig::parse(options).unwrap();
+        let allocator = CudaAllocator::new(CudaBackend::new(driver.clone(), 0), config);
+        let streams = [0, 1].map(|_| Stream::new(&driver, 0, StreamFlags::default()).unwrap());
+        let mut live = Vec::new();
+        let mut random = Random(seed as u64);
+        let mut refused = 0;
+        for _ in 0..400 {
+            if random.below(10) == 0 {
+                let calls = [CallKind::MemFree, CallKind::MemUnmap, CallKind::MemRelease];
+                let fault =
+                    Fault::new(calls[random.below(3)], CudaCode::STREAM_CAPTURE_UNSUPPORTED);
+                sim.inject(fault.after(random.below(5)).times(1 + random.below(20)));
+            }
+            match random.below(8) {
+                0 => allocator.empty_cache(),
+                1..=3 if !live.is_empty() => drop(live.swap_remove(random.below(live.len()))),
+                _ => live.extend(allocator.malloc(random.bytes(), &streams[random.below(2)]).ok()),
+            }
+            assert_eq!(driver.refused().all().count, 0, "the allocator keeps what is refused");
+            assert_eq!(allocator.memory_reserved(), sim.books().devices[0].used_bytes, "{options}");
+            refused = allocator.memory_stats().num_refused.max(refused);
+        }
+        assert!(refused > 5, "{options}: {refused}");
+        sim.clear_faults();
+        live.clear();
+        allocator.empty_cache();
+        let stats = allocator.memory_stats();
+        assert_eq!((stats.refused_releases, stats.refused_bytes), (0, 0), "{options}");
+        assert_eq!(sim.books().devices[0].used_bytes, 0, "{options}");
+        drop((allocator, streams));
+        assert!(sim.books().is_settled(), "{options}: {:?}", sim.books());
+    }
 }

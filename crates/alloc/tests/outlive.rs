@@ -5,7 +5,7 @@ mod common;
 use std::sync::Mutex;
 use std::thread;
 
-use common::{Fake, MIB, Random, check_books, check_disjoint};
+use common::{Act, Fake, MIB, Random, check_books, check_disjoint};
 use warpline_alloc::{Block, CachingAllocator, PoolOptions};
 
 const POLICIES: [&str; 3] = ["policy:torch", "expandable_segments:True", "policy:default"];
@@ -114,4 +114,33 @@ fn an_allocator_sees_no_blocks_of_another() {
             assert_all_given_back(&fake, &format!("seed {seed}"));
         }
     }
+}
+
+/// The last block of a stream waits for the device as its memory goes. Meanwhile another thread adds
+/// up what all streams have.
+#[test]
+fn a_shard_that_goes_waits_without_its_lock() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    let last = allocator.malloc(40 * MIB, &0).unwrap();
+    let pool = allocator.new_pool(PoolOptions::default());
+    let route = allocator.use_pool(&pool);
+    let [part, rest] = [5, 15].map(|mib| allocator.malloc(mib * MIB, &1).unwrap());
+    // What is free of the segment from now on is more than ever, so that all is added up.
+    allocator.reset_peak_stats();
+    drop((route, pool, allocator));
+    let (done, added_up) = std::sync::mpsc::channel();
+    let free = move || {
+        std::thread::spawn(move || {
+            drop(part);
+            let _ = done.send(());
+        });
+        let waited = added_up.recv_timeout(std::time::Duration::from_secs(5));
+        waited.expect("a wait holds a lock that others take");
+    };
+    fake.world().after_sync = Some(Act(Box::new(free)));
+    drop(last);
+    assert!(fake.world().after_sync.is_none(), "nothing was waited for");
+    drop(rest);
+    assert_eq!(fake.world().used(), 0);
 }

@@ -132,6 +132,25 @@ fn ids_out_of_turn_are_named() {
 }
 
 #[test]
+fn text_without_end_is_refused() {
+    refuses(
+        format!("a,0,8,0\na,1,{},0\n", "0".repeat(1 << 20)).as_bytes(),
+        "t.csv: line 2: the line is longer than 128 bytes",
+    );
+    let text = "a,0,8,0\nf,0,,\n\n\n\n";
+    assert_eq!(
+        Trace::read_at_most(text.len() as u64, "t.csv", text.as_bytes()).unwrap(),
+        read(text)
+    );
+    // A million bytes of it are a thousand bytes of gzip.
+    let bomb = gzip("\n".repeat(1 << 20).as_bytes());
+    assert!(bomb.len() < 2000);
+    let error = Trace::read_at_most(1 << 16, "t.csv", &bomb[..]).unwrap_err().to_string();
+    let reason = "the text goes on after 65536 bytes, more than is read";
+    assert_eq!(error, format!("t.csv: line {}: {reason}", (1 << 16) + 1));
+}
+
+#[test]
 fn files_that_are_damaged_are_named() {
     let text: String = (0..20_000).map(|id| format!("a,{id},{},0\n", id * 7919 % 65_537)).collect();
     let whole = gzip(text.as_bytes());

@@ -4,6 +4,9 @@
 #![cfg(shuttle)]
 
 mod common;
+#[cfg(feature = "cuda")]
+#[path = "shuttle/host.rs"]
+mod host;
 
 use std::sync::Arc;
 

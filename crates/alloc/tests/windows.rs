@@ -157,6 +157,10 @@ fn combine(
         let free = blocks.iter().filter(|block| block.is_none()).count();
         let large = allocator.malloc(free * PAGE, &stream).unwrap();
         fake.launch_on(stream, &large);
+        if fake.world().waits_for_device {
+            // Nobody tells the allocator of this stream.
+            fake.launch_on(9, &large);
+        }
         drop(large);
         blocks.iter_mut().filter(|block| block.is_none()).for_each(|block| *block = page());
         if completes(step) {
@@ -190,6 +194,43 @@ fn windows_that_were_given_up_stay_mapped_until_their_work_is_done() {
     let allocator = fake.allocator("policy:default");
     let _blocks = combine(&fake, &allocator, 0, 200, |_| false);
     fake.complete(0);
+}
+
+/// Nor while a stream is at work that nobody told of: the device is waited for, once for many.
+#[test]
+fn windows_that_were_given_up_stay_mapped_for_work_that_nobody_told_of() {
+    let fake = Fake::with_pages(1 << 40);
+    fake.world().waits_for_device = true;
+    let allocator = fake.allocator("policy:default");
+    let blocks = combine(&fake, &allocator, 0, 3000, at_times);
+    let (waits, unmaps) = {
+        let world = fake.world();
+        (world.device_waits, world.unmaps)
+    };
+    assert!(waits > 0 && waits * 100 < unmaps, "{waits} waits, {unmaps} unmapped");
+    // Where the device cannot be waited for, windows go behind the others.
+    fake.world().fail_device_wait = Some(FakeError::Fault);
+    drop(blocks);
+    let _blocks = combine(&fake, &allocator, 0, 1000, at_times);
+    assert_eq!(fake.world().unmaps, unmaps);
+    check_books(&allocator);
+}
+
+/// What the backend refuses to unmap is not chosen again for the next window.
+#[test]
+fn a_window_that_cannot_be_unmapped_costs_its_addresses_alone() {
+    let fake = Fake::with_pages(1 << 40);
+    let allocator = fake.allocator("policy:default");
+    fake.world().refuses = Some((Random(3), 50));
+    let blocks = combine(&fake, &allocator, 0, 2000, at_times);
+    assert!(fake.world().refusals > 100 && fake.world().unmaps > 100);
+    check_books(&allocator);
+    assert!(allocator.memory_stats().refused_releases > 0);
+    fake.world().refuses = None;
+    drop(blocks);
+    allocator.empty_cache();
+    assert_eq!(allocator.memory_stats().refused_releases, 0);
+    assert_eq!(fake.world().used(), 0);
 }
 
 #[test]

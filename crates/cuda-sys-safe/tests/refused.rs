@@ -1,6 +1,6 @@
 //! Releases that the driver refuses: what was to go stays, is counted, and goes later.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 use warpline_cuda_sys_safe::owned::*;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, SimConfig, SimDriver};
@@ -19,7 +19,7 @@ fn refuse(sim: &SimDriver, call: CallKind, times: usize) {
     sim.inject(Fault::new(call, REFUSED).times(times));
 }
 
-/// The driver's name for what is mapped here, if anything is.
+/// Whether the process has something mapped at an address.
 fn mapped(at: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|line| {
@@ -49,6 +49,32 @@ fn pages_stay_mapped_until_they_are_unregistered() {
     assert_eq!(retry_refused(&driver), RefusedCount::default());
     assert_eq!(sim.books().host_registrations, 0);
     assert!(!mapped(at));
+}
+
+#[test]
+fn a_capture_on_another_thread_makes_releases_wait() {
+    let (sim, driver) = world();
+    let memory = HostMemory::registered(&driver, 0, MIB).unwrap();
+    let device = DeviceMemory::new(&driver, 0, MIB).unwrap();
+    let stream = Stream::new(&driver, 0, StreamFlags { non_blocking: true, priority: 0 }).unwrap();
+    let (began, dropped) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: nothing is captured.
+            let token = unsafe { LaunchToken::new() };
+            let capture = stream.begin_capture(CaptureMode::Global, token).unwrap();
+            began.wait();
+            dropped.wait();
+            let _ = capture.end();
+        });
+        began.wait();
+        drop((memory, device));
+        assert_eq!(driver.refused().all(), RefusedCount { count: 2, bytes: 2 * MIB });
+        dropped.wait();
+    });
+    assert_eq!(retry_refused(&driver), RefusedCount::default());
+    drop(stream);
+    assert!(sim.books().is_settled());
 }
 
 /// One of each kind, with what it needs.

@@ -170,6 +170,8 @@ fn an_asynchronous_fault_loses_every_device() {
                 assert_eq!((cause.code, cause.device), (CudaCode::ILLEGAL_ADDRESS, Some(1)));
                 assert!(error.to_string().contains("the process has to end"), "{error}");
             }
+            let unknown = driver.pointer_kind(kept.ptr().addr()).unwrap_err();
+            assert!(matches!(unknown, DriverError::DeviceLost { .. }), "{unknown}");
             // As the real driver, which is not called: even what could not be freed is.
             // SAFETY: nothing is freed.
             unsafe { driver.mem_free(0, kept.ptr().offset(4)) }.unwrap();

@@ -88,6 +88,13 @@ impl Tensor {
         View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
     }
 
+    /// Forgets that a check failed, to see what a kernel has written all the same.
+    pub(crate) fn unmarked(&self) -> &Self {
+        self.storage.uses().marks = Default::default();
+        self.storage.set_marked(false);
+        self
+    }
+
     /// Its values in row-major order, once all work is done.
     pub(crate) fn values(&self, target: Target<'_>) -> Vec<Scalar> {
         let n = self.storage.bytes();

@@ -26,7 +26,8 @@ pub enum StreamError {
         pending: Arc<[PendingLaunches]>,
     },
     /// A kernel's own check failed. A wait that covers the launch reports it, once; of several of one
-    /// stream that it covers, the oldest. The device stays usable.
+    /// stream that it covers, the oldest. The device stays usable; what the kernel wrote remembers it
+    /// ([`crate::CheckedLaunch`]).
     #[error(transparent)]
     IndexCheck(#[from] IndexCheck),
     /// The index names no device.

@@ -17,6 +17,9 @@ use crate::{IndexCheck, OpNumber, Stream};
 
 /// Places that a stream is given at first.
 const PLACES: usize = 16;
+/// So many launches are on their way for each time that the device is asked which are over: what
+/// depends on them has that many marks.
+const ASK: usize = 4;
 /// Failures that are kept until a wait reports them. Those beyond are known to what depends on them.
 const UNREPORTED: usize = 8;
 
@@ -62,12 +65,13 @@ impl State {
         }
     }
 
-    /// Sees to it that there is a free place, if asking the device can do that.
-    fn find_room(&mut self) {
-        if self.free.is_empty() {
-            self.settle(false, CheckedLaunch::is_known_done);
+    /// Takes up what launches said that are over, as far as that is known or the device says so.
+    fn settle_done(&mut self) {
+        if !self.free.is_empty() && !self.running.len().is_multiple_of(ASK) {
+            return;
         }
-        if self.free.is_empty()
+        self.settle(false, CheckedLaunch::is_known_done);
+        if self.running.len() >= ASK
             && let (Some(op), Some(event)) = (self.recorded, &self.event)
             && event.query().unwrap_or(false)
         {
@@ -79,7 +83,7 @@ impl State {
 
     /// Records the event, if many launches are on their way and it is not recorded yet.
     fn watch(&mut self, stream: &Stream) {
-        if self.recorded.is_some() || self.running.len() < PLACES / 2 {
+        if self.recorded.is_some() || self.running.len() < ASK {
             return;
         }
         if self.event.is_none() {
@@ -124,7 +128,7 @@ impl Mailbox {
     ) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
         let (mut state, place, former) = loop {
             let mut state = self.state();
-            state.find_room();
+            state.settle_done();
             if let Some((place, former)) = state.free.pop_front() {
                 break (state, place, former);
             }
@@ -162,12 +166,15 @@ impl Mailbox {
         Some(launch)
     }
 
-    /// Takes a replay back that was refused.
-    pub fn withdraw(&self, replay: &CheckedLaunch) {
+    /// Takes back what was refused.
+    pub fn withdraw(&self, refused: &CheckedLaunch) {
         let mut state = self.state();
-        state.running.retain(|launch| launch != replay);
-        if let (true, Some((place, _))) = (state.running.is_empty(), &self.captured) {
-            place.clear();
+        let at = state.running.iter().position(|launch| launch == refused);
+        let Some(launch) = at.and_then(|at| state.running.remove(at)) else { return };
+        match (&self.captured, launch.place().cloned()) {
+            (None, Some(place)) => state.free.push_back((place, Some(launch))),
+            (Some((place, _)), _) if state.running.is_empty() => place.clear(),
+            _ => {}
         }
     }
 
@@ -231,5 +238,116 @@ impl Stream {
         let made = Arc::new(Mailbox::new(self.progress(), captured));
         checks.enter(&made);
         Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warpline_cuda_sys_safe::sim::SimConfig;
+
+    use super::*;
+    use crate::{CheckOutcome, Devices, StreamError};
+
+    fn stream() -> Stream {
+        let devices = Devices::new(SimConfig::new(1).build()).unwrap();
+        devices.get(0).unwrap().exclusive_stream(0).unwrap()
+    }
+
+    /// Enqueues a wait that counts as the launch.
+    fn run(stream: &Stream) {
+        let event = stream.record_event(None).unwrap();
+        stream.wait_event(&event).unwrap();
+    }
+
+    /// What a kernel does that meets a wrong index, of a dimension of no size.
+    fn say(launch: &CheckedLaunch, index: u64, says: u64) {
+        let Place { page, first } = launch.place().unwrap();
+        if page.load(*first) == 0 {
+            page.store(first + 1, index);
+            page.store(*first, says);
+        }
+    }
+
+    fn index(launch: &CheckedLaunch) -> Option<i64> {
+        match launch.outcome() {
+            CheckOutcome::Failed(failed) => Some(failed.index),
+            CheckOutcome::Passed => None,
+            CheckOutcome::Pending => panic!("it is done"),
+        }
+    }
+
+    #[test]
+    fn what_a_launch_said_stays_when_its_place_is_given_away() {
+        let stream = stream();
+        let mut launches = Vec::new();
+        for i in 0..10 * PLACES as u64 {
+            let here = Location::caller();
+            let (launch, [_, says, _]) = stream.mailbox().launch(&stream, "test", here).unwrap();
+            run(&stream);
+            if i % 3 == 0 {
+                say(&launch, i, says);
+            }
+            assert_eq!(launch.outcome(), CheckOutcome::Pending);
+            launches.push(launch);
+            if i % 5 == 0 {
+                let _ = stream.synchronize();
+            }
+        }
+        let _ = stream.synchronize();
+        for (i, launch) in launches.iter().enumerate() {
+            assert_eq!(index(launch), (i % 3 == 0).then_some(i as i64));
+        }
+        stream.synchronize().unwrap();
+        // There never were more on their way.
+        let State { free, running, .. } = &*stream.mailbox().state();
+        assert_eq!((free.len(), running.len()), (PLACES, 0));
+    }
+
+    #[test]
+    fn a_launch_that_was_refused_leaves_its_place() {
+        let stream = stream();
+        for _ in 0..10 * PLACES {
+            let here = Location::caller();
+            let (launch, _) = stream.mailbox().launch(&stream, "test", here).unwrap();
+            stream.mailbox().withdraw(&launch);
+        }
+        let State { free, running, .. } = &*stream.mailbox().state();
+        assert_eq!((free.len(), running.len()), (PLACES, 0));
+    }
+
+    #[test]
+    fn a_replay_that_was_refused_leaves_no_failure() {
+        let stream = stream();
+        let mailbox = stream.captured_mailbox("test", Location::caller()).unwrap();
+        let replay = || mailbox.enter_replay(&stream, stream.last_op() + 1).unwrap();
+        let failed = replay();
+        run(&stream);
+        say(&failed, 7, REPLAYED);
+        let refused = replay();
+        // Meanwhile another thread waits.
+        assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
+        mailbox.withdraw(&refused);
+        let next = replay();
+        run(&stream);
+        stream.synchronize().unwrap();
+        assert_eq!((index(&failed), index(&next)), (Some(7), None));
+    }
+
+    #[test]
+    fn what_replays_say_at_once_is_said_by_each() {
+        let stream = stream();
+        let mailbox = stream.captured_mailbox("test", Location::caller()).unwrap();
+        let replay = || {
+            let replay = mailbox.enter_replay(&stream, stream.last_op() + 1).unwrap();
+            run(&stream);
+            replay
+        };
+        let both = [replay(), replay()];
+        say(&both[1], 7, REPLAYED);
+        assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
+        assert_eq!(both.each_ref().map(index), [Some(7); 2]);
+        let next = replay();
+        stream.synchronize().unwrap();
+        assert_eq!(index(&next), None);
     }
 }

@@ -23,6 +23,8 @@ mod s08_launch_blocking;
 mod s08_launch_ring;
 #[path = "semantics/s08_marked_programs.rs"]
 mod s08_marked_programs;
+#[path = "semantics/s08_marked_replays.rs"]
+mod s08_marked_replays;
 #[path = "semantics/s08_marked_tensors.rs"]
 mod s08_marked_tensors;
 #[path = "semantics/s10_pending.rs"]

@@ -8,6 +8,11 @@ use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
 
+/// No line is longer: three numbers of 20 digits have room.
+const MAX_LINE: u64 = 128;
+/// Text that is read of a file, in bytes: a small gzip stream can expand without end.
+const MAX_TEXT: u64 = 1 << 30;
+
 /// A trace, ready to be replayed without a look-up.
 #[derive(Debug, Default, PartialEq)]
 pub struct Trace {
@@ -116,28 +121,48 @@ impl Trace {
     /// # Errors
     /// As [`Trace::open`].
     pub fn read(name: &str, input: impl Read) -> Result<Self, TraceError> {
+        Self::read_at_most(MAX_TEXT, name, input)
+    }
+
+    /// As [`Trace::read`], of no more than so many bytes of text, however few they come from.
+    ///
+    /// # Errors
+    /// As [`Trace::open`].
+    pub fn read_at_most(most: u64, name: &str, input: impl Read) -> Result<Self, TraceError> {
         let mut trace = Self { name: name.to_owned(), ..Self::default() };
         let mut line = 0;
-        match trace.read_lines(input, &mut line) {
+        match trace.read_lines(most, input, &mut line) {
             Ok(()) => Ok(trace),
             Err(reason) => Err(TraceError::Line { name: trace.name, line, reason }),
         }
     }
 
-    fn read_lines(&mut self, input: impl Read, line: &mut usize) -> Result<(), String> {
+    fn read_lines(&mut self, most: u64, input: impl Read, line: &mut usize) -> Result<(), String> {
         *line = 1;
         let mut input = BufReader::new(input);
         let zipped = input.fill_buf().map_err(|e| e.to_string())?.starts_with(&[0x1f, 0x8b]);
         if !zipped && self.name.ends_with(".gz") {
             return Err(String::from("not a gzip stream"));
         }
-        let mut lines: Box<dyn BufRead> = match zipped {
+        let lines: Box<dyn BufRead> = match zipped {
             true => Box::new(BufReader::new(MultiGzDecoder::new(input))),
             false => Box::new(input),
         };
         let mut books = Books::default();
         let mut text = String::new();
-        while lines.read_line(&mut text).map_err(|e| read_error(&e, zipped))? > 0 {
+        let mut lines = lines.take(most.saturating_add(1));
+        loop {
+            let read = lines.by_ref().take(MAX_LINE).read_line(&mut text);
+            let read = read.map_err(|e| read_error(&e, zipped))?;
+            if lines.limit() == 0 {
+                return Err(format!("the text goes on after {most} bytes, more than is read"));
+            }
+            if read == 0 {
+                break;
+            }
+            if read as u64 == MAX_LINE && !text.ends_with('\n') {
+                return Err(format!("the line is longer than {MAX_LINE} bytes"));
+            }
             let record = text.trim_end_matches(['\n', '\r']);
             if !record.is_empty() {
                 self.read_line(record, *line, &mut books)?;

@@ -50,6 +50,11 @@ impl Mappings {
         Ok(Mapped { address, all: Arc::clone(self) })
     }
 
+    /// The devices that were let in.
+    pub(super) fn peers(&self) -> Vec<usize> {
+        self.lock().peers.clone()
+    }
+
     /// Opens all mappings, and those to come, to a peer.
     pub(super) fn allow(&self, peer: usize) -> Result<(), DriverError> {
         let mut state = self.lock();
@@ -60,6 +65,25 @@ impl Mappings {
             mapping.set_access(&[(peer, MemAccess::ReadWrite)])?;
         }
         state.peers.push(peer);
+        Ok(())
+    }
+}
+
+impl Mapped {
+    /// Unmaps it.
+    ///
+    /// # Errors
+    /// The mapping, if the driver refuses.
+    pub(super) fn release(self) -> Result<(), Self> {
+        // With the lock, so that no peer is let in while the mapping is out of the list.
+        let mut state = self.all.lock();
+        let Some(mapping) = state.live.remove(&self.address) else { return Ok(()) };
+        if let Err(refused) = mapping.release() {
+            state.live.insert(self.address, refused.0);
+            drop(state);
+            return Err(self);
+        }
+        drop(state);
         Ok(())
     }
 }

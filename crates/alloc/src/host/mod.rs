@@ -15,6 +15,7 @@ use warpline_sync::Mutex;
 
 use crate::rules::MAX_REQUEST;
 use crate::{AllocError, HostBackend};
+use segments::Leaving;
 use state::{NewSegment, Piece, Request, State};
 
 pub use config::HostConfig;
@@ -85,6 +86,9 @@ impl<H: HostBackend> HostCache<H> {
             state.let_all_go();
             state.forget_peak();
         });
+        if self.shared.with(|state| state.pending.captures == 0) {
+            backend.retry_refused();
+        }
     }
 
     /// Until the result is dropped, which is to be after the capture of a stream, no event is
@@ -185,11 +189,16 @@ impl<H: HostBackend> Shared<H> {
         let result = f(&mut state);
         let leaving = std::mem::take(&mut state.leaving);
         drop(state);
-        for (memory, bytes) in leaving {
+        for Leaving { memory, bytes, kind, refused } in leaving {
             let start = Instant::now();
-            drop(memory);
+            // All blocks in it let go of it before.
+            let freed = Arc::into_inner(memory).map_or(Ok(()), H::free_host);
             let time = start.elapsed();
-            lock().counters.released(bytes, time);
+            let mut state = lock();
+            match freed {
+                Ok(()) => state.counters.released(bytes, refused, time),
+                Err(memory) => state.restore(Leaving { memory, bytes, kind, refused }),
+            }
         }
         result
     }

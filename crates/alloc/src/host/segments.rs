@@ -38,9 +38,20 @@ struct Segment<M> {
     /// Whether it stays when it is idle.
     kept: bool,
     used: usize,
+    /// Whether the backend refused to take it back, and did not since.
+    refused: bool,
     /// Sizes by offset; neighbours are merged.
     free: BTreeMap<usize, usize>,
     idle_since: u64,
+}
+
+/// A segment on its way back to the backend.
+pub(super) struct Leaving<M> {
+    pub(super) memory: M,
+    pub(super) bytes: usize,
+    pub(super) kind: Kind,
+    /// Whether the backend refused it before.
+    pub(super) refused: bool,
 }
 
 impl<M> Segments<M> {
@@ -80,6 +91,7 @@ impl<M> Segments<M> {
             kind,
             kept,
             used: 0,
+            refused: false,
             free: BTreeMap::new(),
             idle_since: 0,
         };
@@ -150,8 +162,18 @@ impl<M> Segments<M> {
         }
     }
 
+    /// Puts a segment back that the backend refused. It is the youngest of the idle ones then.
+    pub(super) fn restore(&mut self, leaving: Leaving<M>) {
+        let Leaving { memory, bytes, kind, .. } = leaving;
+        let (span, _) = self.add(memory, bytes, kind, false, bytes);
+        if let Some(Some(segment)) = self.slots.get_mut(span.segment as usize) {
+            segment.refused = true;
+        }
+        self.put(span);
+    }
+
     /// Takes out the segment that has been idle for longest.
-    pub(super) fn take_oldest_idle(&mut self) -> Option<(Arc<M>, usize, Kind)> {
+    pub(super) fn take_oldest_idle(&mut self) -> Option<Leaving<Arc<M>>> {
         let (_, segment) = self.idle.pop_first()?;
         let gone = self.slots.get_mut(segment as usize)?.take()?;
         self.vacant.push(segment);
@@ -159,6 +181,7 @@ impl<M> Segments<M> {
         for (&offset, &bytes) in &gone.free {
             self.free[gone.kind as usize].remove(&(bytes, segment, offset));
         }
-        Some((gone.memory, gone.bytes, gone.kind))
+        let Segment { memory, bytes, kind, refused, .. } = gone;
+        Some(Leaving { memory, bytes, kind, refused })
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pending::Pending;
-use super::segments::{Kind, Segments, Span};
+use super::segments::{Kind, Leaving, Segments, Span};
 use super::stats::Counters;
 use crate::rules::{MAX_REQUEST, MIB};
 use crate::{HostBackend, HostConfig};
@@ -79,7 +79,7 @@ pub(super) struct State<H: HostBackend> {
     unused: usize,
     has_reserve: bool,
     /// Segments on their way back to the backend, once the lock is dropped.
-    pub(super) leaving: Vec<(Arc<H::HostMemory>, usize)>,
+    pub(super) leaving: Vec<Leaving<Arc<H::HostMemory>>>,
 }
 
 struct Waiting {
@@ -201,15 +201,25 @@ impl<H: HostBackend> State<H> {
 
     /// Lets the segment go that has been idle for longest. False if there is none.
     fn let_go(&mut self) -> bool {
-        let Some((memory, bytes, kind)) = self.segments.take_oldest_idle() else {
+        let Some(leaving) = self.segments.take_oldest_idle() else {
             return false;
         };
-        self.reserved -= bytes;
-        if kind == Kind::Shared {
-            self.shared -= bytes;
+        self.reserved -= leaving.bytes;
+        if leaving.kind == Kind::Shared {
+            self.shared -= leaving.bytes;
         }
-        self.leaving.push((memory, bytes));
+        self.leaving.push(leaving);
         true
+    }
+
+    /// The backend refused to take a segment back: it serves here until the next try.
+    pub(super) fn restore(&mut self, leaving: Leaving<H::HostMemory>) {
+        self.counters.refused(leaving.bytes, leaving.refused);
+        self.reserved += leaving.bytes;
+        if leaving.kind == Kind::Shared {
+            self.shared += leaving.bytes;
+        }
+        self.segments.restore(leaving);
     }
 
     /// Lets all idle segments go.

@@ -57,6 +57,13 @@ pub struct HostMemoryStats {
     pub host_alloc_time: DurationStat,
     /// How long the latter took.
     pub host_free_time: DurationStat,
+    /// Allocations that the backend refused to take back and has not taken back since. They serve
+    /// blocks as before, and are tried again as any that is idle. PyTorch does not count them.
+    pub refused_releases: u64,
+    /// Their bytes.
+    pub refused_bytes: u64,
+    /// How often the backend refused to take one back.
+    pub num_refused: u64,
 }
 
 impl HostMemoryStats {
@@ -102,6 +109,9 @@ pub(super) struct Counters {
     requested_bytes: Count,
     alloc_time: DurationStat,
     free_time: DurationStat,
+    refused: u64,
+    refused_bytes: u64,
+    num_refused: u64,
 }
 
 impl Counters {
@@ -111,7 +121,19 @@ impl Counters {
         self.alloc_time.add(time);
     }
 
-    pub(super) fn released(&mut self, bytes: usize, time: Duration) {
+    pub(super) fn refused(&mut self, bytes: usize, before: bool) {
+        self.num_refused += 1;
+        if !before {
+            self.refused += 1;
+            self.refused_bytes += bytes as u64;
+        }
+    }
+
+    pub(super) fn released(&mut self, bytes: usize, refused: bool, time: Duration) {
+        if refused {
+            self.refused -= 1;
+            self.refused_bytes -= bytes as u64;
+        }
         self.allocations.decrease(1);
         self.allocated_bytes.decrease(bytes as i64);
         self.free_time.add(time);
@@ -152,6 +174,7 @@ impl Counters {
         self.counts().into_iter().for_each(Count::reset_accumulated);
         self.alloc_time = DurationStat::default();
         self.free_time = DurationStat::default();
+        self.num_refused = 0;
     }
 
     pub(super) fn stats(&self) -> HostMemoryStats {
@@ -165,6 +188,9 @@ impl Counters {
             num_host_free: self.free_time.count,
             host_alloc_time: self.alloc_time,
             host_free_time: self.free_time,
+            refused_releases: self.refused,
+            refused_bytes: self.refused_bytes,
+            num_refused: self.num_refused,
         }
     }
 }

@@ -52,7 +52,8 @@ impl Pages {
 impl<B: Backend> State<B> {
     /// Adds a reserved range, with nothing mapped.
     pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange) {
-        let segment = Segment { holding: Holding::Arena(arena), first: NONE, oversize: false };
+        let holding = Holding::Arena(arena);
+        let segment = Segment { holding, first: NONE, oversize: false, refused: false };
         let block = self.add_chain(segment, kind, arena.base, arena.bytes, Held::Unmapped);
         self.unmapped[kind as usize].insert(arena.base, block);
     }
@@ -279,10 +280,11 @@ impl<B: Backend> State<B> {
         self.arena_of(block).page_size == page_size
     }
 
-    /// Takes the arenas off the books in which nothing is mapped, and if they are idle those of
-    /// windows; answers their numbers.
-    pub(crate) fn take_empty_arenas(&mut self, idle: bool) -> Vec<u32> {
-        let mut empty = if idle { std::mem::take(&mut self.windows) } else { Vec::new() };
+    /// Takes the arenas off the books in which nothing is mapped, and those of windows that are
+    /// vacant; answers their numbers.
+    pub(crate) fn take_empty_arenas(&mut self, vacant: impl Fn(u32) -> bool) -> Vec<u32> {
+        let mut empty: Vec<u32> =
+            self.windows.extract_if(.., |&mut number| vacant(number)).collect();
         for at in 0..self.segments.len() {
             if let Some(Segment { holding: Holding::Arena(arena), first, .. }) = &self.segments[at]
                 && self.records.is(*first, Held::Unmapped)
@@ -300,7 +302,14 @@ impl<B: Backend> State<B> {
     }
 
     pub(crate) fn has_arenas(&self) -> bool {
-        let mut segments = self.segments.iter().flatten();
-        segments.any(|segment| matches!(segment.holding, Holding::Arena(..)))
+        self.arena_numbers().next().is_some()
+    }
+
+    /// The arenas in which pages are at home here.
+    pub(crate) fn arena_numbers(&self) -> impl Iterator<Item = u32> {
+        self.segments.iter().flatten().filter_map(|segment| match &segment.holding {
+            Holding::Arena(arena) => Some(arena.number),
+            Holding::Whole(_) => None,
+        })
     }
 }

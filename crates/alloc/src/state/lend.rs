@@ -1,6 +1,6 @@
 //! Whole free pages of the arenas, which leave for other shards and pools or for good, and come back.
 
-use super::{ArenaRange, Held, Pages, State};
+use super::{ArenaRange, Held, Pages, Record, State};
 use crate::trace::TraceAction;
 use crate::{Backend, PoolKind};
 
@@ -113,13 +113,15 @@ impl<B: Backend> State<B> {
         self.trace(TraceAction::SegmentMap, pages.start, pages.size, None);
     }
 
-    /// Nothing that was lent comes back any more.
-    pub(crate) fn forget_lent(&mut self) {
+    /// What was lent comes back no more where nothing is mapped any more.
+    pub(crate) fn forget_lent(&mut self, is_mapped: impl Fn(Pages) -> bool) {
         for kind in [PoolKind::Small, PoolKind::Large] {
             let lent: Vec<u32> = self.unmapped[kind as usize].values().copied().collect();
             for block in lent {
                 // Those that were merged into another meanwhile are not lent any more.
-                if self.records.is(block, Held::Lent) {
+                let Record { address: start, size, .. } = self.records[block];
+                let lent = self.records.is(block, Held::Lent);
+                if lent && !is_mapped(Pages { arena: self.arena_of(block).number, start, size }) {
                     self.unlist(block);
                     self.join_unmapped(block, Held::Unmapped);
                 }

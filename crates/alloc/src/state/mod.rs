@@ -60,6 +60,8 @@ struct Segment<M> {
     holding: Holding<M>,
     first: u32,
     oversize: bool,
+    /// Whether the backend refused to take it back, and did not since.
+    refused: bool,
 }
 
 /// The streams other than its own that use a block, and once it is freed, how many events of theirs
@@ -290,7 +292,8 @@ impl<B: Backend> State<B> {
         request: Request,
     ) -> Granted {
         let oversize = size >= self.config.max_split();
-        let segment = Segment { holding: Holding::Whole(memory), first: NONE, oversize };
+        let holding = Holding::Whole(memory);
+        let segment = Segment { holding, first: NONE, oversize, refused: false };
         let block = self.add_chain(segment, request.kind, address, size, Held::Free);
         self.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
         self.hand_out(block, request)

@@ -1,6 +1,6 @@
 //! Giving memory back to the backend.
 
-use super::{Held, Holding, Request, State};
+use super::{Held, Holding, NONE, Request, Segment, State};
 use crate::trace::TraceAction;
 use crate::{Backend, PoolKind};
 
@@ -9,7 +9,11 @@ pub(crate) struct Released<M> {
     pub(crate) kind: PoolKind,
     pub(crate) size: usize,
     pub(crate) oversize: bool,
-    pub(crate) _memory: M,
+    /// Whether the backend refused it before.
+    pub(crate) refused: bool,
+    /// Whose it was.
+    pub(crate) stream: u64,
+    pub(crate) memory: M,
 }
 
 /// A large segment that is wholly free.
@@ -79,12 +83,36 @@ impl<B: Backend> State<B> {
         }
         let at = record.segment as usize;
         let segment = self.segments.get_mut(at)?.take()?;
-        let Holding::Whole(memory) = segment.holding else { return None };
+        let Segment { holding: Holding::Whole(memory), oversize, refused, .. } = segment else {
+            return None;
+        };
         self.unused_segments.push(at as u32);
         self.pools[record.kind as usize].remove(&mut self.records, block);
         self.records.vacate(block);
         self.trace(TraceAction::SegmentFree, record.address, record.size, None);
-        let (kind, size, oversize) = (record.kind, record.size, segment.oversize);
-        Some(Released { kind, size, oversize, _memory: memory })
+        let (kind, size, stream) = (record.kind, record.size, self.stream_id);
+        Some(Released { kind, size, oversize, refused, stream, memory })
+    }
+
+    /// Makes a segment free again that the backend refused to take back.
+    ///
+    /// # Errors
+    /// The segment, if it cannot serve here any more.
+    pub(crate) fn restore(
+        &mut self,
+        released: Released<B::Memory>,
+    ) -> Result<(), Released<B::Memory>> {
+        // With no memory at all the shard may have been given another stream.
+        if released.stream != self.stream_id || self.retired || !self.config.caching {
+            return Err(released);
+        }
+        let Released { kind, size, oversize, memory, .. } = released;
+        let address = B::address(&memory);
+        let holding = Holding::Whole(memory);
+        let segment = Segment { holding, first: NONE, oversize, refused: true };
+        let block = self.add_chain(segment, kind, address, size, Held::Free);
+        self.join_pool(block);
+        self.trace(TraceAction::SegmentAlloc, address, size, None);
+        Ok(())
     }
 }

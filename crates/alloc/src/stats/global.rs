@@ -94,6 +94,25 @@ impl PoolCount {
     }
 }
 
+/// Releases that the backend refused and has not accepted since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RefusedReleases {
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
+}
+
+impl RefusedReleases {
+    pub(crate) fn refuse(&mut self, bytes: usize) {
+        self.count += 1;
+        self.bytes += bytes;
+    }
+
+    pub(crate) fn accept(&mut self, bytes: usize) {
+        self.count -= 1;
+        self.bytes -= bytes;
+    }
+}
+
 /// What is counted when the backend is called, and the peaks of what shards count.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Global {
@@ -107,6 +126,10 @@ pub(crate) struct Global {
     pub(crate) num_device_free: i64,
     pub(crate) num_remaps: i64,
     pub(crate) mapping_time: Duration,
+    pub(crate) num_refused: i64,
+    pub(crate) refused_segments: RefusedReleases,
+    /// Of mappings, pages and addresses.
+    pub(crate) refused_pages: RefusedReleases,
     /// By pool, and of both together.
     peaks: [Values; 3],
     /// Counts of shards that are no more.
@@ -156,6 +179,22 @@ impl Global {
         }
     }
 
+    /// Counts a segment as given back.
+    pub(crate) fn segment_gone(&mut self, kind: PoolKind, size: usize, oversize: bool) {
+        self.segment.decrease(kind, 1);
+        self.reserved_bytes.decrease(kind, size as i64);
+        self.oversize_segments.decrease(i64::from(oversize));
+        self.num_device_free += 1;
+    }
+
+    /// The same segment is held after all.
+    pub(crate) fn segment_back(&mut self, kind: PoolKind, size: usize, oversize: bool) {
+        self.segment.increase(kind, 1);
+        self.reserved_bytes.increase(kind, size as i64);
+        self.oversize_segments.increase(i64::from(oversize));
+        self.num_device_free -= 1;
+    }
+
     /// The peak over both pools.
     pub(crate) fn peak(&self, quantity: Quantity) -> i64 {
         self.peaks[2][quantity as usize]
@@ -195,6 +234,7 @@ impl Global {
         self.num_device_alloc = 0;
         self.num_device_free = 0;
         self.num_remaps = 0;
+        self.num_refused = 0;
         self.mapping_time = Duration::ZERO;
     }
 
@@ -235,6 +275,9 @@ impl Global {
             num_device_free: self.num_device_free,
             num_remaps: self.num_remaps,
             mapping_time: self.mapping_time,
+            refused_releases: (self.refused_segments.count + self.refused_pages.count) as i64,
+            refused_bytes: (self.refused_segments.bytes + self.refused_pages.bytes) as i64,
+            num_refused: self.num_refused,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub(crate) use counters::{Counters, Quantity};
-pub(crate) use global::{Count, Global};
+pub(crate) use global::{Count, Global, RefusedReleases};
 
 /// One quantity over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +78,15 @@ pub struct MemoryStats {
     /// Time spent in the backend's calls that create, map and unmap pages. Not one of PyTorch's
     /// keys.
     pub mapping_time: Duration,
+    /// Segments, mappings, pages and ranges of addresses that the backend refused to take back and
+    /// has not taken back since. They are tried again when memory is short and when the cache is
+    /// emptied; until then what is still mapped serves requests, and all of it counts as reserved.
+    /// Not one of PyTorch's keys.
+    pub refused_releases: i64,
+    /// Their bytes; of memory that is mapped more than once, at each address.
+    pub refused_bytes: i64,
+    /// How often the backend refused to take something back.
+    pub num_refused: i64,
 }
 
 impl MemoryStats {

@@ -79,6 +79,16 @@ pub struct World {
     used: Vec<(u64, u64, u64, u64)>,
     /// What happens right after the next wait on the host.
     pub after_sync: Option<Act>,
+    /// Of so many releases in a hundred, chosen at random, that they are refused.
+    pub refuses: Option<(Random, usize)>,
+    /// How many were.
+    pub refusals: usize,
+    /// Whether there is a wait for the whole device, and how often it was called.
+    pub waits_for_device: bool,
+    pub device_waits: usize,
+    pub fail_device_wait: Option<FakeError>,
+    /// Streams of which no event can be recorded.
+    pub foreign: Vec<u64>,
 }
 
 /// Something that happens once.
@@ -99,6 +109,13 @@ impl World {
     pub fn page_at(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &(size, page)) = self.mappings.range(..=address).next_back()?;
         (address < start + size as u64).then_some((page, address - start))
+    }
+
+    fn refuses(&mut self) -> bool {
+        let share = self.refuses.as_mut().map(|(random, share)| (random.below(100), *share));
+        let refused = share.is_some_and(|(at, share)| at < share);
+        self.refusals += usize::from(refused);
+        refused
     }
 
     fn assert_no_capture(&self, what: &str) {
@@ -161,6 +178,12 @@ impl Fake {
             fail_calls: None,
             used: Vec::new(),
             after_sync: None,
+            refuses: None,
+            refusals: 0,
+            waits_for_device: false,
+            device_waits: 0,
+            fail_device_wait: None,
+            foreign: Vec::new(),
         })))
     }
 
@@ -270,6 +293,9 @@ impl StreamBackend for Fake {
         let mut world = self.world();
         assert_ne!(world.capturing, Some(*stream), "an event was recorded during its capture");
         world.call()?;
+        if world.foreign.contains(stream) {
+            return Err(FakeError::Fault);
+        }
         if let Some(error) = world.fail_record {
             return Err(error);
         }
@@ -287,6 +313,9 @@ impl StreamBackend for Fake {
             assert_ne!(world.capturing, Some(*stream), "recorded during its capture");
         }
         self.world().call()?;
+        if self.world().foreign.contains(stream) {
+            return Err(FakeError::Fault);
+        }
         if let Some(error) = self.world().fail_record {
             return Err(error);
         }
@@ -341,6 +370,29 @@ impl Backend for Fake {
 
     fn alloc(&self, bytes: usize) -> Result<Memory, FakeError> {
         self.allocate(bytes)
+    }
+
+    fn free(memory: Memory) -> Result<(), Memory> {
+        let mut world = memory.world.world();
+        world.assert_no_capture("memory went");
+        let refused = world.refuses();
+        drop(world);
+        if refused { Err(memory) } else { Ok(()) }
+    }
+
+    fn synchronize_device(&self) -> Result<bool, FakeError> {
+        let mut world = self.world();
+        if !world.waits_for_device {
+            return Ok(false);
+        }
+        world.assert_no_capture("the device was waited for");
+        world.call()?;
+        if let Some(error) = world.fail_device_wait {
+            return Err(error);
+        }
+        world.device_waits += 1;
+        world.completed = world.submitted.clone();
+        Ok(true)
     }
 
     fn address(memory: &Memory) -> u64 {
@@ -471,6 +523,11 @@ impl VirtualMemory<FakeError> for Fake {
         world.maps += 1;
         Ok(Box::new(Mapping { address, world: self.clone(), _page: Arc::clone(page) }))
     }
+
+    fn give_back(&self, handle: Handle) -> Result<(), Handle> {
+        let refused = self.world().refuses();
+        if refused { Err(handle) } else { Ok(()) }
+    }
 }
 
 impl HostBackend for Fake {
@@ -480,9 +537,14 @@ impl HostBackend for Fake {
         assert!(bytes.is_multiple_of(4096), "host memory of {bytes} bytes");
         self.allocate(bytes)
     }
+
+    fn free_host(memory: Memory) -> Result<(), Memory> {
+        <Self as Backend>::free(memory)
+    }
 }
 
 /// A plain generator of random numbers.
+#[derive(Debug)]
 pub struct Random(pub u64);
 
 impl Random {

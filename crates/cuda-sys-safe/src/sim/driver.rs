@@ -138,7 +138,15 @@ unsafe impl Driver for SimDriver {
     }
 
     fn pointer_kind(&self, address: u64) -> Result<PointerKind> {
-        Ok(self.lock().pointer_kind(address))
+        let state = self.lock();
+        // Asked through a device that can answer, as the real driver is.
+        if state.devices.iter().all(|d| d.surfaced)
+            && let Some((device, last)) = state.devices.iter().enumerate().next_back()
+            && let Some(cause) = last.lost.clone()
+        {
+            return Err(DriverError::DeviceLost { device, cause });
+        }
+        Ok(state.pointer_kind(address))
     }
 
     unsafe fn memcpy_async(&self, copy: &Copy, stream: StreamHandle) -> Result<()> {

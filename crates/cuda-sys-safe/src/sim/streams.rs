@@ -129,7 +129,8 @@ impl State {
         self.invalidate_capture_of(key);
         self.forget_captures(|origin, _| origin == key);
         if let Some(stream) = self.streams.get_mut(&key) {
-            stream.destroyed = true;
+            // It may have work left, but is in no capture any more.
+            (stream.destroyed, stream.capture) = (true, None);
         }
         self.bury(key);
         Ok(())
@@ -178,7 +179,11 @@ impl State {
         }
         self.check_implicit(key, label.call)?;
         let mut waits: SmallVec<[Point; 4]> = after.iter().copied().collect();
-        self.implicit_waits(key, &mut waits);
+        // A wait is for its event alone: work after it waits by the default stream's rule anyway, and
+        // a wait for what is done already leaves no trace.
+        if !matches!(kind, OpKind::Wait) {
+            self.implicit_waits(key, &mut waits);
+        }
         waits.retain(|&mut point| !self.reached(point));
         self.sequence += 1;
         let (sequence, issued) = (self.sequence, self.host_clock);

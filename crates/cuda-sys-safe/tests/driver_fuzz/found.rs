@@ -67,6 +67,37 @@ fn first() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "false", "ok, waited"],
         },
+        Found {
+            name: "a stream that waits for an event waits for nothing else",
+            devices: 1,
+            steps: vec![
+                StreamCreate { stream: 10, device: 0, non_blocking: true, priority: 0 },
+                StreamCreate { stream: 11, device: 0, non_blocking: false, priority: 0 },
+                EventCreate { event: 15, device: 0, timing: false, interprocess: false },
+                HostFunction { stream: 0, panics: false },
+                EventRecord { event: 15, stream: 10 },
+                EventWait { stream: 11, event: 15 },
+                StreamSynchronize { stream: 10 },
+                StreamQuery { stream: 11 },
+            ],
+            results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "true"],
+        },
+        Found {
+            name: "a destroyed stream is in no capture, whatever it still has to do",
+            devices: 1,
+            steps: vec![
+                StreamCreate { stream: 9, device: 0, non_blocking: false, priority: 0 },
+                StreamCreate { stream: 10, device: 0, non_blocking: true, priority: 0 },
+                EventCreate { event: 16, device: 0, timing: false, interprocess: false },
+                HostFunction { stream: 9, panics: false },
+                BeginCapture { stream: 10, mode: Mode::Relaxed },
+                EventRecord { event: 16, stream: 10 },
+                EventWait { stream: 9, event: 16 },
+                StreamDestroy { stream: 9 },
+                HostFunction { stream: 0, panics: false },
+            ],
+            results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok"],
+        },
     ]
 }
 

@@ -2,7 +2,7 @@
 //!
 //! All three are one kernel: the source is seen with the result's sizes, as if it had stride 0
 //! where the index decides, and the index likewise. An index that is out of range, as negative ones
-//! are, gives 0 there and is reported as [`Error::IndexCheck`] says.
+//! are, is reported as [`Error::IndexCheck`] says, and marks the result; the kernel writes 0 there.
 
 mod cpu;
 #[cfg(test)]

@@ -140,13 +140,69 @@ fn out_of_range(target: Target<'_>) {
         assert_eq!((error.op, error.index, error.dim, error.size), ("index_select", bad, 0, 4));
         assert_eq!((error.location.file(), error.location.line()), (file!(), line));
         let expected = [1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0];
-        assert_eq!(out.floats(target), expected, "index {bad}");
+        assert_marked(target, &out, &error);
+        assert_eq!(out.unmarked().floats(target), expected, "index {bad}");
         let out = Tensor::garbage(target, I16, &[1, 3]);
         let at_once = index_select(target, nothing.view(), 0, one.view(), out.view());
         let error = reported(target, at_once);
         assert_eq!((error.index, error.size), (bad, 0));
-        assert_eq!(out.floats(target), [0.0; 3]);
+        assert_marked(target, &out, &error);
+        assert_eq!(out.unmarked().floats(target), [0.0; 3]);
     }
+}
+
+/// What an op wrote whose check failed cannot be used, on the CPU as on a device: until it is
+/// overwritten, though by a part of what its memory holds.
+fn assert_marked(target: Target<'_>, out: &Tensor, error: &crate::IndexCheck) {
+    let copy = Tensor::garbage(target, out.dtype, out.view().sizes());
+    for _ in 0..2 {
+        let used = crate::copy::copy(target, out.view(), copy.view());
+        assert!(matches!(&used, Err(Error::IndexCheck(failed)) if failed == error), "{used:?}");
+        let read = match target {
+            Target::Cpu(_) => crate::launch::read_bytes((&out.storage, 0), &mut [0]),
+            Target::Cuda(runtime, _, stream) => {
+                let host = crate::Storage::pageable(runtime, 1).unwrap();
+                let here = std::panic::Location::caller();
+                crate::launch::copy_bytes(stream, (&host, 0), (&out.storage, 0), 1, false, here)
+            }
+        };
+        assert!(matches!(&read, Err(Error::IndexCheck(failed)) if failed == error), "{read:?}");
+    }
+    assert_eq!(copy.floats(target), vec![77.0; copy.view().numel()], "what was refused changed it");
+}
+
+/// Memory that was there before, of which a result is a part: only that part is marked.
+fn marked_in_part(target: Target<'_>) {
+    let input = Tensor::new(target, F32, &[2], &[5.0, 6.0]);
+    let index = Tensor::new(target, I64, &[2], &[1.0, 2.0]);
+    let all = Tensor::garbage(target, F32, &[6]);
+    let part = |from| all.with(|l| l.narrow(0, from, 2));
+    let at_once = index_select(target, input.view(), 0, index.view(), part(2).view());
+    let error = reported(target, at_once);
+    let copy = Tensor::garbage(target, F32, &[2]);
+    for from in [1, 2, 3] {
+        let used = crate::copy::copy(target, part(from).view(), copy.view());
+        assert!(matches!(&used, Err(Error::IndexCheck(failed)) if *failed == error), "{used:?}");
+    }
+    for from in [0, 4] {
+        crate::copy::copy(target, part(from).view(), copy.view()).unwrap();
+        assert_eq!(copy.floats(target), [77.0; 2]);
+    }
+    for from in [1, 3] {
+        crate::fill::fill(target, part(from).view(), crate::Scalar::Float(1.0)).unwrap();
+    }
+    assert_eq!(all.floats(target), [77.0, 1.0, 1.0, 1.0, 1.0, 77.0]);
+}
+
+#[test]
+fn a_part_is_marked() {
+    on_every_target(marked_in_part);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_part_is_marked() {
+    on_gpu(marked_in_part);
 }
 
 /// The error of an op, at once or at a wait.
@@ -201,7 +257,7 @@ fn many_out_of_range(target: Target<'_>) {
     let at_once = gather(target, input.view(), 0, index.view(), out.view());
     let error = reported(target, at_once);
     assert!((9..n as i64).contains(&error.index), "{error}");
-    let out = out.floats(target);
+    let out = out.unmarked().floats(target);
     assert!(out[..9] == [77.0; 9] && out[9..].iter().all(|v| *v == 0.0));
 }
 

@@ -65,7 +65,7 @@ pub(super) fn run(
         // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.
-        unsafe { device.driver().launch(h, &launch) }?;
+        unsafe { device.driver().launch(h, &launch) }.inspect_err(|_| marking.refused(stream))?;
         let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
         stream.note_launch(call.op, call.location, operands);
         Ok(())

@@ -10,7 +10,7 @@ use std::ops::DerefMut;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::Access;
-use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck};
+use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck, Stream};
 
 use crate::race::Touch;
 use crate::storage::{Marks, Source, Sources, Uses};
@@ -29,6 +29,16 @@ pub(crate) struct Marking<'a> {
 }
 
 impl Marking<'_> {
+    /// Takes back that it would have checked: the driver refused it.
+    #[cold]
+    pub(super) fn refused(&self, stream: &Stream) {
+        for source in &*self.own.borrow() {
+            if let Source::Launch(launch) = source {
+                stream.mailbox().withdraw(launch);
+            }
+        }
+    }
+
     /// What its own checks said, if it is known that one failed.
     pub(crate) fn failed(&self) -> Option<IndexCheck> {
         self.own.borrow().iter().find_map(|source| match source {

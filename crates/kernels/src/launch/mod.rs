@@ -122,7 +122,8 @@ pub struct Call<'a> {
 ///
 /// # Errors
 /// [`crate::Error::RuntimeMismatch`]; [`crate::Error::Driver`] where the driver refuses the launch;
-/// on a CUDA target also what an operand's earlier work failed with.
+/// on a CUDA target also what an operand's earlier work failed with; [`crate::Error::IndexCheck`] of
+/// what an operand was computed from, where that is known to have failed.
 ///
 /// # Safety
 /// `call.host` and the GPU code must do to each operand no more than declared, given `params`.
@@ -132,7 +133,7 @@ pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
 
 /// [`run`] for a kernel that checks indices, whose parameters begin with a [`Report`]. On the CPU a
 /// failed check is this call's error. On a device it is that of a wait that covers the launch: the
-/// kernel cannot stop its stream, and what comes after it runs.
+/// kernel cannot stop its stream, and what comes after it runs. What it writes is marked with that.
 ///
 /// # Errors
 /// As [`run`]; [`crate::Error::IndexCheck`].

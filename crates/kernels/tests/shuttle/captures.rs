@@ -21,14 +21,18 @@ fn add(stream: &Stream, to: &Storage, zero: &Storage, number: i64) -> i64 {
 }
 
 /// Asserts that all that was added ran or was captured: the first replay makes up for what did not
-/// run, and the second does the same again.
+/// run, and the second does the same again. Sums are read on another stream, which waits for a replay
+/// because of that sum if it is the first.
 #[track_caller]
-fn assert_kept(graph: &Graph, stream: &Stream, sum: &Storage, added: i64) {
-    let ran = value_of(stream, sum);
-    graph.replay(stream).unwrap();
-    assert_eq!(value_of(stream, sum), added, "{ran:x} ran");
-    graph.replay(stream).unwrap();
-    assert_eq!(value_of(stream, sum), added + (added - ran), "{ran:x} ran");
+fn assert_kept(graph: &Graph, [replays, reads]: [&Stream; 2], sums: &[Storage], added: &[i64]) {
+    let ran: Vec<i64> = sums.iter().map(|sum| value_of(reads, sum)).collect();
+    for round in 0..2 {
+        graph.replay(replays).unwrap();
+        for ((sum, ran), added) in sums.iter().zip(&ran).zip(added) {
+            let kept = added - ran;
+            assert_eq!(value_of(reads, sum), added + round * kept, "{added:x}, {ran:x} ran");
+        }
+    }
 }
 
 /// Work on the captured stream and on another, before, in and after the capture.
@@ -37,12 +41,12 @@ fn work_of_other_threads_runs_or_is_captured() {
     check(|| {
         let (sim, runtime) = world();
         let streams = [(); 2].map(|()| stream(&runtime));
-        let sum = device_memory(&streams[0], &runtime, 0);
+        let sums = [(); 2].map(|()| device_memory(&streams[0], &runtime, 0));
         let zero = device_memory(&streams[0], &runtime, 0);
         let pool = GraphPool::new(gpu(&runtime));
         let captures = {
             let (runtime, stream) = (runtime.clone(), streams[0].clone());
-            let (sum, zero) = (sum.clone(), zero.clone());
+            let (sum, zero) = (sums[1].clone(), zero.clone());
             move || {
                 let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
                 let added = add(&stream, &sum, &zero, 1);
@@ -53,8 +57,9 @@ fn work_of_other_threads_runs_or_is_captured() {
                 (Some(capturing.end().unwrap()), added + 0x10)
             }
         };
-        let others = streams.clone().into_iter().zip([0x100, 0x10000]).map(|(stream, number)| {
-            let (sum, zero) = (sum.clone(), zero.clone());
+        // One on the captured stream, with a sum of its own, and one on the other.
+        let others = [(0, 0, 0x100), (1, 1, 0x10000)].map(|(on, sum, number)| {
+            let (stream, sum, zero) = (streams[on].clone(), sums[sum].clone(), zero.clone());
             Box::new(move || {
                 let added = (0..2).map(|i| add(&stream, &sum, &zero, number << (4 * i))).sum();
                 (None, added)
@@ -64,10 +69,10 @@ fn work_of_other_threads_runs_or_is_captured() {
         let tasks: Vec<_> = [first].into_iter().chain(others).collect();
         drop(runtime);
         let mut done = together(tasks);
-        let added = done.iter().map(|(_, added)| added).sum();
+        let added = [done[1].1, done[0].1 + done[2].1];
         let graph = done[0].0.take().unwrap();
-        assert_kept(&graph, &streams[1], &sum, added);
-        drop((graph, sum, zero, streams));
+        assert_kept(&graph, [&streams[1], &streams[0]], &sums, &added);
+        drop((graph, sums, zero, streams));
         assert!(sim.books().is_settled(), "{:?}", sim.books());
     });
 }
@@ -95,7 +100,38 @@ fn a_capture_ends_while_a_stream_that_joined_is_given_work() {
         let tasks: [Task; 2] = [Box::new(ends), Box::new(gives)];
         let mut done = together(tasks);
         added += done[1].1;
-        assert_kept(&done[0].0.take().unwrap(), &joins, &sum, added);
+        let graph = done[0].0.take().unwrap();
+        assert_kept(&graph, [&joins, &stream], &[sum], &[added]);
+    });
+}
+
+/// Two threads enter work in the notes of one capture, on two of its streams. What comes after both
+/// is captured after both.
+#[test]
+fn captured_work_of_two_threads_comes_before_what_is_captured_later() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let streams = [(); 2].map(|()| stream(&runtime));
+        let storages = [1, 2, 0].map(|value| device_memory(&streams[0], &runtime, value));
+        let [a, b, seen] = &storages;
+        let pool = GraphPool::new(gpu(&runtime));
+        let capturing = Capturing::begin(&runtime, &streams[0], &pool).unwrap();
+        mix_on(&streams[0], a, b, 1, 0).unwrap();
+        streams[1].wait_stream(&streams[0]).unwrap();
+        let tasks =
+            streams.clone().into_iter().zip([[a, b], [b, a]]).map(|(stream, [to, from])| {
+                let (to, from) = (to.clone(), from.clone());
+                move || mix_on(&stream, &to, &from, 3, 1).unwrap()
+            });
+        together(tasks.collect::<Vec<_>>());
+        mix_on(&streams[random(2)], seen, a, 0, 0).unwrap();
+        mix_on(&streams[random(2)], seen, b, 1, 0).unwrap();
+        let graph = capturing.end().unwrap();
+        for _ in 0..2 {
+            graph.replay(&streams[0]).unwrap();
+            let [a, b, seen] = storages.each_ref().map(|s| value_of(&streams[0], s));
+            assert_eq!(seen, a + b);
+        }
     });
 }
 

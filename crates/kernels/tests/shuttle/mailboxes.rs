@@ -43,9 +43,55 @@ fn read_fails(stream: &Stream, result: &Storage) -> Option<i64> {
     })
 }
 
-/// Every failure is told to somebody, if only to who reads the result, and nothing else is.
+/// Each thread waits for its own work, and by that may learn of another's. Every failure is told to
+/// somebody, if only to who reads the result; waits tell it once; and nothing else is told.
 #[test]
-fn every_failed_index_is_told() {
+fn every_failed_index_is_told_once() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let streams = [(); 3].map(|()| stream(&runtime));
+        let from = device_memory(&streams[0], &runtime, 7);
+        let tasks: Vec<_> = streams
+            .into_iter()
+            .zip([10, 20, 30])
+            .map(|(stream, number)| {
+                let (runtime, from) = (runtime.clone(), from.clone());
+                let fails = [(); 2].map(|()| random(2) == 0);
+                move || {
+                    let (mut bad, mut waits, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+                    for (number, fails) in (number..).zip(fails) {
+                        let index = if fails { 1000 + number } else { 1 };
+                        bad.extend(fails.then_some(index));
+                        let index = device_memory(&stream, &runtime, index);
+                        let to = Storage::device(&runtime, BYTES, &stream).unwrap();
+                        waits.extend(told(pick(&stream, &from, &index, &to)));
+                        waits.extend(told(stream.synchronize().map_err(Error::from)));
+                        reads.extend(read_fails(&stream, &to));
+                    }
+                    (bad, waits, reads)
+                }
+            })
+            .collect();
+        let done = together(tasks);
+        let all = |of: fn(&Heard) -> &Vec<i64>| done.iter().flat_map(of).copied().collect();
+        let bad: Vec<i64> = all(|heard| &heard.0);
+        let mut waits: Vec<i64> = all(|heard| &heard.1);
+        let reads: Vec<i64> = all(|heard| &heard.2);
+        waits.extend(rest(&runtime));
+        let once: BTreeSet<i64> = waits.iter().copied().collect();
+        assert_eq!(once.len(), waits.len(), "twice: {waits:?}");
+        let heard: BTreeSet<i64> = once.into_iter().chain(reads).collect();
+        assert_eq!(heard, bad.into_iter().collect());
+    });
+}
+
+/// Indices that are out of range, those that waits told of, and those that reads did.
+type Heard = (Vec<i64>, Vec<i64>, Vec<i64>);
+
+/// Two threads work on one stream. Every failure is told to somebody, if only to who reads the
+/// result, and nothing else is.
+#[test]
+fn failed_indices_of_a_shared_stream_are_told() {
     check(|| {
         let (_sim, runtime) = world();
         let first = stream(&runtime);
@@ -87,7 +133,7 @@ fn every_failed_index_is_told() {
     });
 }
 
-/// Replays whose check fails, by two threads; and the one who is told is told of no other.
+/// Replays whose check fails, by two threads.
 #[test]
 fn every_failed_replay_is_told() {
     check(|| {

@@ -5,11 +5,15 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use warpline::cuda::{self, Stream};
-use warpline::{DType, Error, Result, SyncPolicy, Tensor, arange, embedding, full, zeros};
+use warpline::{
+    DType, Error, Result, RuntimeConfig, SyncPolicy, Tensor, arange, embedding, full, zeros,
+};
 use warpline_cuda_sys_safe::sim::Schedule;
 
 use crate::boxes::{SimBox, schedules};
-use crate::s08_index_check::failed;
+use crate::common;
+use crate::s08_index_check::{failed, table};
+use crate::s08_marked_tensors::{assert_marked, picked, which};
 
 const TENSORS: usize = 4;
 const WIDTH: usize = 4;
@@ -219,4 +223,26 @@ impl Program {
         }
         Ok(())
     }
+}
+
+/// A program that runs ahead reads what it reads.
+#[test]
+fn s08_marks_of_a_program_that_never_waits() {
+    common::schedules_with(1, &RuntimeConfig::default(), |_| {
+        let (t, good) = (table(0)?, which(1)?);
+        let (sum, right) = (zeros(&[1, 3], 0)?, zeros(&[1, 3], 0)?);
+        for turn in 0..300 {
+            right.add_(&embedding(&t, &good)?)?;
+            let row = picked(&t, if turn == 123 { 77 } else { 1 })?;
+            // It may be found out that the launch is over without anybody having waited.
+            if let Err(refused) = sum.add_(&row) {
+                assert!(turn >= 123, "{turn}: {refused}");
+                assert_eq!(failed(Err::<(), _>(refused)).index, 77);
+            }
+        }
+        assert_eq!(failed(cuda::synchronize(0)).index, 77);
+        assert_eq!(right.to_vec::<f32>()?, [900.0, 1200.0, 1500.0]);
+        assert_marked(&sum, 77);
+        Ok(())
+    });
 }

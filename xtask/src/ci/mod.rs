@@ -1,6 +1,8 @@
 //! `cargo xtask ci`: what continuous integration runs, in one command.
 
-use std::path::Path;
+mod sanitizers;
+mod systems;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -10,8 +12,8 @@ use crate::workspace;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Everything: 64 schedules on one, two and three devices, soak tests, the PTX rebuilt, and a
-    /// check for other systems, where their std is installed
+    /// Everything: 64 schedules on one, two and three devices, soak tests, the PTX rebuilt, the host's
+    /// sanitizers and a check for other systems, where they are installed
     #[arg(long)]
     full: bool,
     /// Leave the tests out; the caller runs `cargo test --workspace` itself
@@ -30,6 +32,8 @@ struct Step {
     env: Vec<(&'static str, &'static str)>,
     /// What it may take at most.
     limit: Option<Duration>,
+    /// Another toolchain than this one.
+    toolchain: Option<&'static str>,
 }
 
 fn step(
@@ -37,7 +41,7 @@ fn step(
     args: &[&'static str],
     env: &[(&'static str, &'static str)],
 ) -> Step {
-    Step { name: name.into(), args: args.to_vec(), env: env.to_vec(), limit: None }
+    Step { name: name.into(), args: args.to_vec(), env: env.to_vec(), limit: None, toolchain: None }
 }
 
 /// A project of its own that depends on the allocator alone: it must build within a minute.
@@ -53,39 +57,6 @@ fn shuttle(crate_name: &'static str, schedules: &'static str) -> Step {
     let args = ["test", "-p", crate_name, "--test", "shuttle", "--target-dir", "target/shuttle"];
     let name = format!("schedules of threads, {crate_name}");
     step(name, &args, &[("RUSTFLAGS", "--cfg shuttle"), ("WARPLINE_SHUTTLE", schedules)])
-}
-
-/// Systems, by `std::env::consts::OS`, with the targets of which one is enough.
-const SYSTEMS: [(&str, &[&str]); 3] = [
-    ("linux", &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]),
-    ("macos", &["aarch64-apple-darwin", "x86_64-apple-darwin"]),
-    ("windows", &["x86_64-pc-windows-msvc", "x86_64-pc-windows-gnu"]),
-];
-
-/// Checks that the crates compile for systems other than this one, and what to say of those for
-/// which there is no std, as `has_std` tells.
-fn other_systems(here: &str, has_std: impl Fn(&str) -> bool) -> (Vec<Step>, Vec<String>) {
-    let mut steps = Vec::new();
-    let mut skipped = Vec::new();
-    for (system, targets) in SYSTEMS.into_iter().filter(|(system, _)| *system != here) {
-        let name = format!("check for {system}");
-        match targets.iter().find(|target| has_std(target)) {
-            Some(target) => {
-                steps.push(step(name, &["check", "--workspace", "--target", target], &[]));
-            }
-            None => {
-                let [target, ..] = targets else { continue };
-                skipped.push(format!("{name:<40} SKIPPED  needs `rustup target add {target}`"));
-            }
-        }
-    }
-    (steps, skipped)
-}
-
-/// Whether rustc finds a target's std.
-fn has_std(sh: &Shell, target: &str) -> bool {
-    let folder = cmd!(sh, "rustc --print target-libdir --target {target}").quiet().read();
-    folder.is_ok_and(|folder| Path::new(&folder).is_dir())
 }
 
 /// The steps, the quick ones first.
@@ -120,6 +91,9 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
         }
         let soak = [&all[..], &["--", "--ignored", "soak_"]].concat();
         steps.push(step("soak tests", &soak, &[]));
+        let programs = ["test", "-p", "warpline-cuda-sys-safe", "--test", "driver_fuzz"];
+        let many = [("WARPLINE_FUZZ", "programs=50000 sticky=500")];
+        steps.push(step("random driver programs", &programs, &many));
         steps.push(step("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
     } else if test {
         steps.push(step("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));
@@ -133,14 +107,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut steps = steps(args.full, !args.no_test);
     let mut skipped = Vec::new();
     if args.full {
-        let (checks, others) = other_systems(std::env::consts::OS, |target| has_std(&sh, target));
-        steps.extend(checks);
-        skipped = others;
+        for (more, others) in [sanitizers::steps(&sh), systems::steps(&sh)] {
+            steps.extend(more);
+            skipped.extend(others);
+        }
     }
     if args.list {
         for step in &steps {
             let env: String = step.env.iter().map(|(n, v)| format!("{n}='{v}' ")).collect();
-            println!("{:<40} {env}cargo {}", step.name, step.args.join(" "));
+            let toolchain = step.toolchain.map_or(String::new(), |name| format!("+{name} "));
+            println!("{:<40} {env}cargo {toolchain}{}", step.name, step.args.join(" "));
         }
         skipped.iter().for_each(|line| println!("{line}"));
         return Ok(());
@@ -151,7 +127,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("\n== {}", step.name);
         let begun = Instant::now();
         let (cargo, args) = (workspace::cargo(), &step.args);
-        let passed = cmd!(sh, "{cargo} {args...}").envs(step.env.iter().copied()).run();
+        let command = match step.toolchain {
+            Some(toolchain) => cmd!(sh, "rustup run {toolchain} cargo {args...}"),
+            None => cmd!(sh, "{cargo} {args...}"),
+        };
+        let passed = command.envs(step.env.iter().copied()).run();
         if let Err(error) = &passed {
             eprintln!("{error}");
         }
@@ -209,16 +189,5 @@ mod tests {
         let schedules: Vec<_> = named(&steps, "threads").iter().map(|s| s.env[1].1).collect();
         assert_eq!(schedules, ["20000", "20000", "6000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
-    }
-
-    #[test]
-    fn each_other_system_is_checked_by_one_target_or_skipped_aloud() {
-        let (steps, skipped) = other_systems("linux", |target| target.contains("gnu"));
-        assert_eq!(steps.iter().map(|s| s.args[3]).collect::<Vec<_>>(), ["x86_64-pc-windows-gnu"]);
-        let [macos] = &skipped[..] else { panic!("{skipped:?}") };
-        assert!(macos.starts_with("check for macos") && macos.contains("SKIPPED"), "{macos}");
-        assert!(macos.contains("rustup target add aarch64-apple-darwin"), "{macos}");
-        assert_eq!(other_systems("macos", |_| true).0.len(), 2);
-        assert_eq!(other_systems("windows", |_| false).1.len(), 2);
     }
 }

@@ -1,0 +1,119 @@
+//! S8: graphs with indices out of range: what a replay marks, and what it needs new values of.
+
+use warpline::cuda::{self, CudaGraph};
+use warpline::{Result, RuntimeConfig, embedding, zeros};
+
+use crate::common::{self, World};
+use crate::s08_index_check::{failed, table};
+use crate::s08_marked_tensors::{assert_marked, picked, which};
+
+crate::rows! {
+    schedules(1) s08_replays_mark_what_they_write gpu_s08_replays_mark_what_they_write => replays;
+    schedules(1) s08_replays_of_marked_inputs gpu_s08_replays_of_marked_inputs => marked_inputs;
+}
+
+fn replays(_: &World) -> Result<()> {
+    let (t, which) = (table(0)?, which(1)?);
+    let (sum, kept) = (zeros(&[1, 3], 0)?, zeros(&[2, 3], 0)?);
+    let mut graph = CudaGraph::new();
+    let [row, twice, other] = graph.capture(|| {
+        let row = embedding(&t, &which)?;
+        let twice = (&row * 2.0)?;
+        sum.add_(&row)?;
+        kept.narrow(0, 0, 1)?.copy_(&row, false)?;
+        Ok([row, twice, t.add(1.0)?])
+    })?;
+    let set = |index: i64| which.fill_(index).map(drop);
+    for _ in 0..2 {
+        set(1)?;
+        graph.replay()?;
+        assert_eq!(twice.to_vec::<f32>()?, [6.0, 8.0, 10.0]);
+        set(8)?;
+        graph.replay()?;
+        for marked in [&row, &twice, &sum, &kept, &row] {
+            assert_marked(marked, 8);
+        }
+        assert_eq!(failed(row.add(1.0)).index, 8);
+        // What does not depend on it.
+        assert_eq!(kept.narrow(0, 1, 1)?.to_vec::<f32>()?, [0.0; 3]);
+        assert_eq!(other.to_vec::<f32>()?[0], 1.0);
+        // A replay overwrites what it writes; of what it reads it needs new values.
+        set(2)?;
+        assert_eq!(failed(graph.replay()).index, 8);
+        sum.zero_()?;
+        graph.replay()?;
+        for right in [&row, &sum, &kept.narrow(0, 0, 1)?] {
+            assert_eq!(right.to_vec::<f32>()?, [6.0, 7.0, 8.0]);
+        }
+        assert_eq!(twice.to_vec::<f32>()?, [12.0, 14.0, 16.0]);
+        sum.zero_()?;
+    }
+    // Of several under way, the last one's failure is not lost.
+    for index in [1, 8] {
+        set(index)?;
+        graph.replay()?;
+    }
+    assert_marked(&twice, 8);
+    cuda::synchronize(0)?;
+    // Who is told at a wait takes nothing, and a copy to the host keeps it.
+    sum.zero_()?;
+    set(9)?;
+    graph.replay()?;
+    let host = twice.to_non_blocking("cpu")?;
+    assert_eq!(failed(cuda::synchronize(0)).index, 9);
+    assert_marked(&host, 9);
+    drop((graph, which, twice));
+    assert_marked(&host, 9);
+    assert_marked(&row, 9);
+    Ok(())
+}
+
+/// What a graph reads may be marked: not known yet when it is replayed, or known.
+fn marked_inputs(_: &World) -> Result<()> {
+    let (t, input, out) = (table(0)?, zeros(&[1, 3], 0)?, zeros(&[1, 3], 0)?);
+    let (mut graph, mut second) = (CudaGraph::new(), CudaGraph::new());
+    let (made, apart) = graph.capture(|| {
+        out.copy_(&input, false)?;
+        Ok((input.add(1.0)?, zeros(&[3], 0)?))
+    })?;
+    graph.replay()?;
+    let pool = graph.pool()?;
+    let last = second.capture_with(&pool, || made.add(1.0))?;
+    for index in [20, 21] {
+        input.copy_(&picked(&t, index)?, false)?;
+        graph.replay()?;
+        second.replay()?;
+        for marked in [&last, &out, &made, &input] {
+            assert_marked(marked, index);
+        }
+        assert_eq!(apart.to_vec::<f32>()?, [0.0; 3]);
+        assert_eq!(failed(second.replay()).index, index);
+        assert_eq!(failed(graph.replay()).index, index);
+        input.fill_(1.0)?;
+        graph.replay()?;
+        assert_eq!(out.to_vec::<f32>()?, [1.0; 3]);
+        assert_marked(&last, index);
+        second.replay()?;
+        assert_eq!(last.to_vec::<f32>()?, [3.0; 3]);
+    }
+    Ok(())
+}
+
+/// Where each launch is waited for, its tensor fails too.
+#[test]
+fn s08_a_blocking_launch_marks_what_it_wrote() {
+    let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
+    common::schedules_with(1, &config, |_| {
+        let (t, which, out) = (table(0)?, which(1)?, zeros(&[1, 3], 0)?);
+        let mut graph = CudaGraph::new();
+        graph.capture(|| out.copy_(&embedding(&t, &which)?, false).map(drop))?;
+        which.fill_(6)?;
+        assert_eq!(failed(graph.replay()).index, 6);
+        cuda::synchronize(0)?;
+        assert_marked(&out, 6);
+        which.fill_(1)?;
+        graph.replay()?;
+        assert_eq!(out.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
+        Ok(())
+    });
+}
