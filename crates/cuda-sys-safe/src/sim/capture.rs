@@ -48,6 +48,7 @@ impl State {
         let key = self.stream_key(call, stream)?;
         let device = stream.device();
         if stream.raw() == 0 {
+            self.check_implicit(key, call)?;
             let why = "the legacy default stream cannot be captured";
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
         }
@@ -125,8 +126,8 @@ impl State {
     pub(super) fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
         let call = CallKind::CaptureStatus;
         let key = self.stream_key(call, stream)?;
-        if stream.raw() == 0 && self.blocking_capture(stream.device()).is_some() {
-            let device = stream.device();
+        let device = stream.device();
+        if stream.raw() == 0 && !self.blocking_captures(device).is_empty() {
             return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
         }
         let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else {
@@ -177,21 +178,27 @@ impl State {
     }
 
     /// What an event stands for that is recorded in a capturing stream.
-    pub(super) fn capture_frontier(
-        &self,
-        call: CallKind,
-        key: Key,
-    ) -> Result<Option<(u64, Frontier)>> {
-        let Some(stream) = self.streams.get(&key) else { return Ok(None) };
-        let Some(id) = stream.capture else { return Ok(None) };
-        match self.captures.get(&id) {
+    pub(super) fn capture_frontier(&self, key: Key) -> Option<(u64, Frontier)> {
+        let id = self.streams.get(&key)?.capture?;
+        let capture = self.captures.get(&id)?;
+        Some((id, capture.frontiers.get(&key).cloned().unwrap_or_default()))
+    }
+
+    /// Refuses calls about a stream whose capture is spoiled.
+    pub(super) fn check_valid(&self, key: Key, call: CallKind) -> Result<()> {
+        let Some(stream) = self.streams.get(&key) else { return Ok(()) };
+        match stream.capture.and_then(|id| self.captures.get(&id)) {
             Some(capture) if capture.invalid => {
                 Err(error(call, CudaCode::STREAM_CAPTURE_INVALIDATED, stream.device, ""))
             }
-            capture => {
-                Ok(capture.map(|c| (id, c.frontiers.get(&key).cloned().unwrap_or_default())))
-            }
+            _ => Ok(()),
         }
+    }
+
+    /// What a call that gives a stream work asks first, before it looks at its other arguments.
+    pub(super) fn check_captures(&mut self, key: Key, call: CallKind) -> Result<()> {
+        self.check_valid(key, call)?;
+        self.check_implicit(key, call)
     }
 
     /// Makes a stream wait for an event of a capture, which takes the stream into the capture.
@@ -221,8 +228,8 @@ impl State {
         Ok(())
     }
 
-    /// Why an event that was last recorded in a capture cannot be asked about. Asking spoils the
-    /// capture.
+    /// Why an event that was last recorded in a capture cannot be asked about. Asking whether it is
+    /// done spoils the capture; asking for its time does not.
     pub(super) fn refuse_captured_event(
         &mut self,
         call: CallKind,
@@ -230,7 +237,9 @@ impl State {
         id: u64,
     ) -> DriverError {
         if self.captures.get(&id).is_some_and(|capture| !capture.invalid) {
-            self.invalidate(id);
+            if call != CallKind::EventElapsed {
+                self.invalidate(id);
+            }
             return error(call, CudaCode::CAPTURED_EVENT, device, "");
         }
         error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER)
@@ -255,9 +264,10 @@ impl State {
         }
     }
 
-    /// A capture of one of the device's blocking streams.
-    fn blocking_capture(&self, device: usize) -> Option<u64> {
-        self.streams.values().filter(|s| s.device == device && s.blocking()).find_map(|s| s.capture)
+    /// The captures of the device's blocking streams.
+    fn blocking_captures(&self, device: usize) -> BTreeSet<u64> {
+        let blocking = self.streams.values().filter(|s| s.device == device && s.blocking());
+        blocking.filter_map(|s| s.capture).collect()
     }
 
     /// Refuses what would make the legacy default stream depend on a capture.
@@ -266,16 +276,20 @@ impl State {
             return Ok(());
         };
         let device = *device;
-        let Some(id) = self.blocking_capture(device) else { return Ok(()) };
+        let captures = self.blocking_captures(device);
+        if captures.is_empty() {
+            return Ok(());
+        }
         // A host function is preceded by the question whether its stream is captured, which fails
         // and spoils nothing.
         if call != CallKind::LaunchHostFunc {
-            self.invalidate(id);
+            captures.into_iter().for_each(|id| self.invalidate(id));
         }
         Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""))
     }
 
-    /// Refuses a call about a stream that is being captured, and spoils the capture.
+    /// Refuses a call about a stream that is being captured, and spoils the capture; and of other
+    /// streams what captures forbid to this thread.
     pub(super) fn refuse_in_capture(&mut self, call: CallKind, key: Key) -> Result<()> {
         let Some(stream) = self.streams.get(&key) else { return Ok(()) };
         let device = stream.device;
@@ -283,7 +297,8 @@ impl State {
             self.invalidate_capture_of(key);
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, ""));
         }
-        self.check_implicit(key, call)
+        self.check_implicit(key, call)?;
+        self.check_unsafe_call(call, device)
     }
 
     /// Refuses a device-wide wait while anything of the device is captured.

@@ -84,14 +84,18 @@
 //!
 //! What captures forbid fails and spoils them. By the modes of capture and thread, and whatever the
 //! call is about (`UNSUPPORTED`, also once the capture is spoiled): allocation and frees, page-locking,
-//! queries of and waits for streams and events, modules, peers, making, changing and trimming pools,
+//! queries of and waits for streams and events, modules, peers, pools and what is allocated of them,
 //! instantiating graphs and destroying executables. In all modes: waiting for or asking about a
-//! stream or device that is captured (`UNSUPPORTED`) or a captured event (`CAPTURED_EVENT`); using
-//! the default stream, for a `cuMemcpy` too, while a blocking stream is captured (`IMPLICIT`); in a
-//! captured stream copies between devices and launches of graphs (`UNSUPPORTED`), and work that is
-//! refused anyhow. Host functions cannot be captured either, but spoil nothing. Other work in a
-//! spoiled capture is `INVALIDATED`. An event of a capture that is over or spoiled is
-//! `INVALID_VALUE` until it is recorded again. A copy of pageable memory is captured like others,
+//! stream or device that is captured (`UNSUPPORTED`) or a captured event (`CAPTURED_EVENT`), which
+//! spoils that capture alone; using the default stream, for a `cuMemcpy` or its priority too, while
+//! blocking streams are captured (`IMPLICIT`, and spoils all of theirs); in a captured stream copies
+//! between devices and launches of graphs (`UNSUPPORTED`), and work that is refused anyhow. Neither
+//! can host functions be captured, events for other processes be recorded, nor captured events have
+//! a time, and memsets with bad arguments are refused; these spoil nothing. All else about a stream
+//! of a spoiled capture is `INVALIDATED`. What a stream's captures forbid is looked at before the
+//! call's other arguments. An event of a capture that is over or spoiled is
+//! `INVALID_VALUE` until it is recorded again. A stream that is destroyed leaves the capture of
+//! another one as it is. A copy of pageable memory is captured like others,
 //! and touches it when the graph runs.
 //!
 //! A graph runs as one operation, its nodes in any legal order, and replays of one executable run
