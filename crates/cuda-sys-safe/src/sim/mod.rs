@@ -133,6 +133,7 @@ mod events;
 mod exec;
 mod faults;
 mod footprint;
+mod graphs;
 mod hold;
 mod host;
 mod ipc;
