@@ -74,17 +74,6 @@ fn unsafe_calls() -> Vec<Found> {
             results: &["ok", "ok", UNSUPPORTED, UNSUPPORTED, "invalidated"],
         },
         Found {
-            name: "pools are not changed while a capture is under way",
-            devices: 1,
-            steps: after(
-                vec![pool()],
-                true,
-                ThreadLocal,
-                vec![PoolThreshold { pool: 22, bytes: 0 }],
-            ),
-            results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
-        },
-        Found {
             name: "other streams are not waited for while a capture is under way",
             devices: 1,
             steps: after(

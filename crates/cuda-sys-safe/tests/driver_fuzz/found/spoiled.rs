@@ -243,6 +243,17 @@ fn pools() -> Vec<Found> {
             results: &["ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated"],
         },
         Found {
+            name: "pools are not changed while a capture is under way",
+            devices: 1,
+            steps: after(
+                vec![pool()],
+                true,
+                ThreadLocal,
+                vec![PoolThreshold { pool: 22, bytes: 0 }],
+            ),
+            results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
+        },
+        Found {
             name: "pools are not destroyed while a capture is under way",
             devices: 1,
             steps: after(vec![pool()], true, ThreadLocal, vec![PoolDestroy { pool: POOL }]),
