@@ -100,7 +100,12 @@ impl Model {
                 if count == 0 {
                     return plain(true);
                 }
-                self.admit_work(s, Work { device: s.device, kernel: false, reads: None, writes })
+                let work = Work { device: s.device, kernel: false, reads: None, writes };
+                // Whether the device has access to the memory is asked at some later time.
+                if s.capture.is_some() && !self.reachable(&writes, s.device, true) {
+                    return None;
+                }
+                self.admit_work(s, work)
             }
             Launch { stream, dst, src, words, .. } => {
                 let s = self.stream(stream)?;
@@ -122,7 +127,10 @@ impl Model {
             BeginCapture { stream, .. } | EndCapture { stream, .. } => {
                 plain(self.stream(stream).is_some())
             }
-            Instantiate { graph, .. } => plain(self.graphs.get(&graph)?.alive),
+            Instantiate { graph, .. } => {
+                let g = self.graphs.get(&graph).filter(|g| g.alive)?;
+                plain(g.work.iter().all(|work| self.there(work)))
+            }
             GraphDestroy { graph } => plain(self.graphs.get(&graph)?.alive),
             GraphLaunch { exec, stream } => {
                 let (x, s) = (self.execs.get(&exec).filter(|x| x.alive)?, self.stream(stream)?);

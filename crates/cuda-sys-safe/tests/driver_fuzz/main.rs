@@ -8,6 +8,14 @@
 //! by side; `campaign.rs` runs many in several processes (`process.rs`, `worker.rs`) and shrinks
 //! what differs; `report.rs` counts and prints it.
 //!
+//! # What is not compared
+//!
+//! - Graphs of work whose memory was freed are not instantiated: the real driver may crash then.
+//! - Memsets of memory that their device has no access to are not captured: the real driver accepts
+//!   them, and asks about the access at some later time.
+//!
+//! # What is done about a difference
+//!
 //! A difference is mended in the simulator's file of that subject (`src/sim/`), written down in
 //! `src/sim/mod.rs`, and its program is added to `found.rs`.
 
