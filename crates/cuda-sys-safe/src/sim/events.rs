@@ -124,16 +124,18 @@ impl State {
     pub(super) fn event_elapsed(&mut self, start: EventHandle, end: EventHandle) -> Result<f32> {
         let call = CallKind::EventElapsed;
         let device = start.device();
+        let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
+        for event in [start, end] {
+            if !self.event(call, event)?.flags.timing {
+                return no("an event keeps no times");
+            }
+        }
         for event in [start, end] {
             self.event_point(call, event)?;
         }
-        let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
         let (from, to) = (self.event(call, start)?, self.event(call, end)?);
         if from.device != to.device {
             return no("the events are of different devices");
-        }
-        if !from.flags.timing || !to.flags.timing {
-            return no("an event keeps no times");
         }
         if from.latest.is_none() || to.latest.is_none() {
             return no("an event was never recorded");

@@ -2,6 +2,7 @@
 //! several schedules, and on a GPU.
 
 mod memory;
+mod releases;
 
 use warpline_cuda_sys_safe::open;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
@@ -23,6 +24,7 @@ struct Found {
 fn all() -> Vec<Found> {
     let mut all = first();
     all.extend(memory::all());
+    all.extend(releases::all());
     all
 }
 

@@ -8,6 +8,14 @@
 //! by side; `campaign.rs` runs many in several processes (`process.rs`, `worker.rs`) and shrinks
 //! what differs; `report.rs` counts and prints it.
 //!
+//! # What is not compared
+//!
+//! - Whether a call that runs out of memory waits: it takes long, and the less there is the longer.
+//! - Whether freeing page-locked memory waits for devices other than the one it was allocated on.
+//! - Graphs whose memory was freed are not instantiated: the driver may crash.
+//! - Pools with memory that is not freed are not destroyed. That is allowed, but the driver (580)
+//!   then crashes when another pool is destroyed later.
+//!
 //! A difference is mended in the simulator's file of that subject (`src/sim/`), written down in
 //! `src/sim/mod.rs`, and its program is added to `found.rs`.
 
