@@ -48,7 +48,7 @@ pub(super) enum HostWait {
     Nothing,
     /// The copy itself.
     Done(Point),
-    /// What was before it on its stream: then its source has been staged.
+    /// All that it comes after: then its source has been staged.
     Before(Point),
 }
 
@@ -199,7 +199,9 @@ impl State {
         if !known {
             return refuse(format!("{count} elements at {dst:?} are not all allocated"));
         }
-        if !self.may_set(device, dst.addr()) {
+        // A captured one is not looked at so closely.
+        let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
+        if !captured && !self.may_set(device, dst.addr()) {
             return refuse(format!("cuda:{device} has no access to {dst:?}"));
         }
         let work = Work::Memset(MemsetWork { dst: dst.addr(), value, count });

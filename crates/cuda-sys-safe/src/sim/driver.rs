@@ -99,8 +99,8 @@ unsafe impl Driver for SimDriver {
             if ptr == DevicePtr::NULL {
                 return Ok(());
             }
-            s.check_free(device, ptr)?;
-            let points = s.device_tails(device);
+            let owner = s.check_free(device, ptr)?;
+            let points = owner.map_or_else(Vec::new, |owner| s.device_tails(owner));
             self.wait(s, &points).mem_free(ptr)
         })
     }
@@ -469,12 +469,12 @@ impl SimDriver {
         point: Option<Point>,
         wait: HostWait,
     ) -> Result<()> {
-        let target = match wait {
+        let targets = match wait {
             HostWait::Nothing => return self.enqueued(state, call, device, point),
-            HostWait::Done(point) => point,
-            HostWait::Before(point) => Point { position: point.position - 1, ..point },
+            HostWait::Done(point) => vec![point],
+            HostWait::Before(point) => state.before(point),
         };
-        let mut state = self.wait(state, &[target]);
+        let mut state = self.wait(state, &targets);
         state.surface(call, device)?;
         self.enqueued(state, call, device, point)
     }

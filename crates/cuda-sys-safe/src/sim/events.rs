@@ -138,12 +138,13 @@ impl State {
         let call = CallKind::EventElapsed;
         let device = start.device();
         let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
-        let (from, to) = (self.event(call, start)?, self.event(call, end)?);
-        if from.device != to.device {
-            return no("the events are of different devices");
+        for event in [start, end] {
+            if !self.event(call, event)?.flags.timing {
+                return no("an event keeps no times");
+            }
         }
-        if !from.flags.timing || !to.flags.timing {
-            return no("an event keeps no times");
+        if start.device() != end.device() {
+            return no("the events are of different devices");
         }
         for event in [start, end] {
             self.check_not_captured(call, event)?;

@@ -37,7 +37,7 @@ impl State {
         match (call, range) {
             (CallKind::HostFree, Some(range)) if range.owned.is_some() => Ok(()),
             (CallKind::HostUnregister, Some(range)) if range.owned.is_none() => Ok(()),
-            (CallKind::HostUnregister, _) => {
+            (CallKind::HostUnregister, None) => {
                 Err(error(call, CudaCode::HOST_MEMORY_NOT_REGISTERED, device, ""))
             }
             _ => {

@@ -192,23 +192,20 @@ impl State {
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
 
-    /// Checks that an address is the start of an allocation of the device.
-    pub(super) fn check_free(&self, device: usize, ptr: DevicePtr) -> Result<()> {
-        let call = CallKind::MemFree;
+    /// Checks that an address is the start of an allocation, whatever device it is of, and which
+    /// device freeing it waits for: a pool's memory is freed without waiting.
+    pub(super) fn check_free(&self, device: usize, ptr: DevicePtr) -> Result<Option<usize>> {
         match self.memory.regions.get(&ptr.addr()) {
-            Some(Region {
-                kind: Kind::Alloc { freeing: false } | Kind::Pool { freeing: false, .. },
-                device: owner,
-                ..
-            }) if *owner == device => Ok(()),
+            Some(Region { kind: Kind::Alloc { freeing: false }, device, .. }) => Ok(Some(*device)),
+            Some(Region { kind: Kind::Pool { freeing: false, .. }, .. }) => Ok(None),
             _ => {
                 let why = format!("{ptr:?} is not the start of a live allocation");
-                Err(error(call, CudaCode::INVALID_VALUE, device, &why))
+                Err(error(CallKind::MemFree, CudaCode::INVALID_VALUE, device, &why))
             }
         }
     }
 
-    /// Frees what `check_free` accepted, once the device is idle.
+    /// Frees what `check_free` accepted, once what it named is idle.
     pub(super) fn mem_free(&mut self, ptr: DevicePtr) -> Result<()> {
         let Some(region) = self.remove_allocation(ptr.addr()) else { return Ok(()) };
         self.report_overrun(&region, "found when it was freed")

@@ -35,21 +35,22 @@
 //! **Events.** A wait is for the record that is latest when the wait is made; recording again
 //! does not move it. An event that was never recorded is done, and waiting for it does nothing.
 //! Recording on another device's stream is `INVALID_HANDLE`; waiting there is fine. Elapsed time
-//! is `INVALID_HANDLE` without timing, before a record or across devices, and `NOT_READY` before
+//! is `INVALID_HANDLE` without timing (captured or not), before a record or across devices, and `NOT_READY` before
 //! both records are done. Times come from a virtual clock, on which streams overlap.
 //!
 //! **Copies.** From pageable memory to a device, the source is read when the call is made
-//! (`cuMemcpy` also first waits for what is before it on the default stream). Into pageable
+//! (`cuMemcpy` also first waits for what is before it, blocking streams included). Into pageable
 //! memory, and between host memories, the call returns when the copy is done. Page-locked memory
 //! is touched when the copy runs. `cuMemcpy` with page-locked memory waits for the copy; between
 //! devices it does not. Copies reach every device's memory, linked or not; a memset of memory
-//! that its device has no access to is `INVALID_VALUE`. A copy of no bytes does nothing.
+//! that its device has no access to is `INVALID_VALUE` (unless it is captured). A copy of no bytes does nothing.
 //!
 //! **Memory.** Device addresses lie where host code faults on them; a host end that is one is
 //! `INVALID_VALUE`, and so is a device end that is not inside one live allocation or mapped
-//! range of the device it names. `cuMemFree` waits for its device, not for others that have peer
-//! access to it; `cuMemFreeHost` and `cuMemHostUnregister` wait for all. Zero bytes are
-//! `INVALID_VALUE`. Page-locked memory of the driver cannot be registered (`INVALID_VALUE`).
+//! range of the device it names. `cuMemFree` waits for the device that the memory is of, whichever
+//! it is told, not for others that have peer access to it, and for none with a pool's memory; `cuMemFreeHost` and `cuMemHostUnregister` wait for all. Zero bytes are
+//! `INVALID_VALUE`. Page-locked memory of the driver cannot be registered or
+//! unregistered (`INVALID_VALUE`).
 //! Page-locked memory is addressable by kernels at its host address. Freed page-locked memory
 //! stays inaccessible. Allocations are counted in units of 512 bytes and addresses are never used
 //! twice.
@@ -74,7 +75,8 @@
 //! [`SimConfig::properties`] say so, a device has none (`NOT_SUPPORTED`).
 //!
 //! **Pools.** Memory is valid from when its allocation runs until its free runs, in stream order,
-//! on whatever device's streams; memory that is not of a pool can be freed so too. An allocation of
+//! on whatever device's streams; memory that is not of a pool can be freed so too, and a null
+//! address. An allocation of
 //! no bytes is a null address. Unused bytes above the release threshold go back at host waits.
 //!
 //! **Capture.** Not of the default stream (`UNSUPPORTED`). Waiting for a captured event takes a

@@ -129,6 +129,9 @@ impl State {
             }
             return Ok(None);
         }
+        if ptr == DevicePtr::NULL {
+            return Ok(None);
+        }
         let region = self.memory.regions.get_mut(&ptr.addr());
         let Some(Kind::Alloc { freeing } | Kind::Pool { freeing, .. }) =
             region.map(|region| &mut region.kind).filter(|kind| !kind.freeing())

@@ -206,6 +206,14 @@ impl State {
         }
     }
 
+    /// What the operation just enqueued at a point comes after.
+    pub(super) fn before(&self, point: Point) -> Vec<Point> {
+        let op = self.streams.get(&point.stream).and_then(|s| s.queue.back());
+        let mut before: Vec<Point> = op.map(|op| op.after.to_vec()).unwrap_or_default();
+        before.push(Point { position: point.position - 1, ..point });
+        before
+    }
+
     /// Drops what a stream has not done yet: its device is lost.
     pub(super) fn abandon(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(&key) else { return };

@@ -187,13 +187,14 @@ impl State {
         if !aligned(bytes) || !ptr.addr().is_multiple_of(GRANULARITY as u64) {
             return Err(self.not_a_multiple(call, device, bytes));
         }
-        if offset != 0 {
-            return refuse("the driver only maps from offset 0");
-        }
         let Some(physical) = self.physical.get_mut(&handle.raw()).filter(|p| !p.released) else {
             return refuse("the physical memory is not live");
         };
-        if bytes > physical.bytes {
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= physical.bytes);
+        if fits && offset != 0 {
+            return refuse("the driver only maps from offset 0");
+        }
+        if !fits {
             let why = "more than the physical memory has";
             return Err(error(call, CudaCode::NOT_SUPPORTED, device, why));
         }

@@ -21,6 +21,7 @@ impl Model {
             StreamCreate { .. } | EventCreate { .. } | Pageable { .. } | ThreadMode { .. } => {
                 plain(true)
             }
+            MemAlloc { bytes, .. } if bytes > 1 << 40 => plain(self.gate.is_none()),
             MemAlloc { .. } | HostAlloc { .. } | Reserve { .. } | Create { .. } => plain(true),
             PoolCreate { .. } | PeerCan { .. } | Ask { .. } => plain(true),
             OpenGate => plain(self.gate.is_some()),
@@ -66,10 +67,15 @@ impl Model {
                 let b = self.buf(buf)?;
                 let safe = match b.kind {
                     Kind::Alloc => at > 0 || self.used_only_on(b.content, b.device),
-                    Kind::Pool => at == 0 && self.idle(b.content),
+                    Kind::Pool => at == 0 && self.idle(b.content) && self.host.covers(&b.since),
                     _ => false,
                 };
                 plain(safe)
+            }
+            HostFree { buf, .. }
+                if self.gate.is_some() && self.gated_device != self.buf(buf)?.device =>
+            {
+                None
             }
             HostFree { buf, .. } | HostUnregister { buf, .. } => {
                 let b = self.buf(buf)?;
@@ -161,7 +167,12 @@ impl Model {
                 let r = self.ranges.get(&range).filter(|r| r.alive)?;
                 plain(page + pages <= r.pages && self.mappings_idle(range))
             }
-            PoolDestroy { pool } | PoolThreshold { pool, .. } | PoolTrim { pool, .. } => {
+            PoolDestroy { pool } => {
+                let p = self.pools.get(&pool).filter(|p| p.alive)?;
+                let freed = |b: &crate::model::Buf| !b.alive && self.host.covers(&b.since);
+                plain(p.bufs.iter().all(|buf| freed(&self.bufs[buf])))
+            }
+            PoolThreshold { pool, .. } | PoolTrim { pool, .. } => {
                 plain(self.pools.get(&pool)?.alive)
             }
             AllocAsync { pool, stream, .. } => {

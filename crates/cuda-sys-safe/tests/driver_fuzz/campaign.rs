@@ -19,15 +19,17 @@ const BATCH: u64 = 16;
 /// program is made smaller.
 const PATIENCE: [Duration; 3] =
     [Duration::from_millis(400), Duration::from_secs(2), Duration::from_millis(200)];
-/// How long may be spent on making programs smaller, by each worker and of each difference. With a
-/// process per program it is of little use.
+/// How long may be spent on making programs smaller, in all and of each difference; and where a
+/// process is needed for every try.
 const SHRINKING: [[Duration; 2]; 2] = [
-    [Duration::from_secs(30), Duration::from_secs(10)],
-    [Duration::from_secs(12), Duration::from_secs(6)],
+    [Duration::from_secs(30), Duration::from_secs(2)],
+    [Duration::from_secs(10), Duration::from_secs(4)],
 ];
+/// The same of each difference from a simulator, which may run on a slow machine.
+const UNHURRIED: Duration = Duration::from_secs(10);
 
 /// How long the programs that a process ran before it ended are run again.
-const HISTORY: Duration = Duration::from_secs(20);
+const HISTORY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Campaign {
@@ -47,12 +49,13 @@ impl Campaign {
     pub(crate) fn run(&self) -> Report {
         let next = AtomicU64::new(0);
         let report = Mutex::new(Report::default());
+        let shrinking = Mutex::new(SHRINKING[usize::from(self.options.sticky)][0]);
         let batch = if self.options.sticky { 1 } else { BATCH };
         let began = Instant::now();
         let (done, over) = channel::<()>();
         std::thread::scope(|scope| {
             for _ in 0..self.workers.min(self.programs.div_ceil(batch) as usize).max(1) {
-                let (done, next, report) = (done.clone(), &next, &report);
+                let (done, next, report) = (done.clone(), &next, (&report, &shrinking));
                 scope.spawn(move || {
                     let _done = done;
                     self.work(next, batch, report, began);
@@ -71,8 +74,13 @@ impl Campaign {
         report
     }
 
-    fn work(&self, next: &AtomicU64, batch: u64, report: &Mutex<Report>, began: Instant) {
-        let mut shrinking = SHRINKING[usize::from(self.options.sticky)][0];
+    fn work(
+        &self,
+        next: &AtomicU64,
+        batch: u64,
+        (report, shrinking): (&Mutex<Report>, &Mutex<Duration>),
+        began: Instant,
+    ) {
         let mut worker = None;
         while began.elapsed() < self.limit {
             let from = next.fetch_add(batch, Ordering::Relaxed);
@@ -93,7 +101,7 @@ impl Campaign {
                     let seen =
                         report.lock().unwrap_or_else(PoisonError::into_inner).note(seed, found);
                     for class in seen {
-                        self.look_into(&class, seed, &running.served, report, &mut shrinking);
+                        self.look_into(&class, seed, &running.served, report, shrinking);
                     }
                     seed += 1;
                 }
@@ -132,7 +140,7 @@ impl Campaign {
         seed: u64,
         served: &[u64],
         report: &Mutex<Report>,
-        shrinking: &mut Duration,
+        shrinking: &Mutex<Duration>,
     ) {
         let steps = generate(seed, &self.options);
         let all: Vec<usize> = (0..steps.len()).collect();
@@ -158,10 +166,17 @@ impl Campaign {
         let mut note = String::new();
         if repeats {
             let began = Instant::now();
-            let limit = SHRINKING[usize::from(self.options.sticky)][1].min(*shrinking);
+            let left = || shrinking.lock().unwrap_or_else(PoisonError::into_inner);
+            let each = match self.driver {
+                Some(_) => UNHURRIED,
+                None => SHRINKING[usize::from(self.options.sticky)][1],
+            };
+            let limit = each.min(*left());
             let fits = |less: &[usize]| again(less, PATIENCE[2]);
             (keep, text) = shrink(keep, began + limit, fits);
-            *shrinking = shrinking.saturating_sub(began.elapsed());
+            let mut left = left();
+            *left = left.saturating_sub(began.elapsed());
+            drop(left);
             if keep.len() < steps.len() && again(&keep, PATIENCE[1]).is_none() {
                 note = "what it was shrunk to does not differ each time".to_owned();
             }

@@ -90,6 +90,12 @@ impl Lane {
                     }
                 }
             }
+            if !self.pools.is_empty() {
+                // A pool is destroyed once all its memory is back.
+                for device in 0..devices {
+                    note("Synchronize", d.synchronize(device));
+                }
+            }
             while let Some((_, pool)) = self.pools.pop_first() {
                 note("PoolDestroy", d.mempool_destroy(pool));
             }

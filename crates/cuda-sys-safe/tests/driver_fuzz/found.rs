@@ -3,6 +3,7 @@
 
 mod captures;
 mod memory;
+mod releases;
 mod spoiled;
 
 use warpline_cuda_sys_safe::open;
@@ -26,6 +27,7 @@ fn all() -> Vec<Found> {
     let mut all = first();
     all.extend(memory::all());
     all.extend(captures::all());
+    all.extend(releases::all());
     all.extend(spoiled::all());
     all
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use warpline_cuda_sys_safe::sim::Hold;
 
 /// How long a call may take before it counts as waiting for the gate, where the simulator's waits.
-const SURE: Duration = Duration::from_millis(20);
+const SURE: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Door {

@@ -45,7 +45,7 @@ pub(crate) struct Buf {
     pub(crate) bytes: usize,
     pub(crate) content: usize,
     pub(crate) alive: bool,
-    /// Of pool memory: when it was allocated.
+    /// Of pool memory: when it was allocated, or freed.
     pub(crate) since: Clock,
 }
 
@@ -77,6 +77,8 @@ pub(crate) struct Physical {
 pub(crate) struct PoolState {
     pub(crate) device: usize,
     pub(crate) alive: bool,
+    /// All memory that was allocated from it.
+    pub(crate) bufs: Vec<Id>,
 }
 
 /// Whose addresses a region has.
@@ -224,7 +226,7 @@ impl Model {
     pub(crate) fn before(&self, stream: &StreamState) -> Clock {
         let mut clock = stream.clock;
         clock.join(&self.host);
-        for other in self.streams.values().filter(|o| o.alive && o.device == stream.device) {
+        for other in self.streams.values().filter(|o| o.device == stream.device) {
             let implicit = (stream.legacy && !other.non_blocking)
                 || (other.legacy && !stream.non_blocking && !stream.legacy);
             if implicit && other.capture.is_none() {

@@ -31,6 +31,8 @@ pub(crate) struct Again {
 struct Class {
     programs: u64,
     tries: usize,
+    /// Whether somebody is looking into it.
+    busy: bool,
     seed: u64,
     text: String,
     again: Again,
@@ -61,8 +63,9 @@ impl Report {
             let name = if room { class } else { "(other kinds)".to_owned() };
             let entry = self.classes.entry(name.clone()).or_default();
             entry.programs += 1;
-            if !entry.again.repeats && entry.tries < TRIES && room {
+            if !entry.again.repeats && entry.tries < TRIES && room && !entry.busy {
                 entry.tries += 1;
+                entry.busy = true;
                 (entry.seed, entry.text) = (seed, text);
                 look.push(name.clone());
             } else if !room {
@@ -77,8 +80,11 @@ impl Report {
 
     /// Counts a program whose process ended when it was run again.
     pub(crate) fn gone(&mut self, seed: u64, found: &[Seen]) {
-        let _ = self.note(seed, found.to_vec());
-        if let Some(class) = self.classes.get(GONE) {
+        let look = self.note(seed, found.to_vec());
+        if let Some(class) = self.classes.get_mut(GONE) {
+            if !look.is_empty() {
+                class.busy = false;
+            }
             print(GONE, class);
         }
     }
@@ -86,6 +92,7 @@ impl Report {
     /// What was found out about a class, which is printed at once.
     pub(crate) fn settle(&mut self, class: &str, mut again: Again) {
         let Some(entry) = self.classes.get_mut(class) else { return };
+        entry.busy = false;
         if entry.again.repeats {
             return;
         }
@@ -129,11 +136,12 @@ impl Report {
         let kind = if campaign.options.sticky { "sticky programs" } else { "programs" };
         println!(
             "{} {kind} agree on {} device(s) (seed {}), {differ} differences, {once} programs \
-             differed once and not again, in {:.1} s",
+             differed once and not again, in {:.1} s, {:.0} programs/s",
             self.agree,
             campaign.options.devices,
             campaign.start,
-            self.took.as_secs_f64()
+            self.took.as_secs_f64(),
+            (self.agree + differ + once) as f64 / self.took.as_secs_f64().max(1e-3)
         );
         let left = campaign.programs.saturating_sub(self.agree + differ + once);
         if left > 0 {

@@ -90,7 +90,10 @@ impl Model {
                     b.alive = false;
                 }
                 if let FreeAsync { stream, .. } = *step {
-                    self.advance_alone(stream);
+                    let since = self.advance_alone(stream);
+                    if let Some(b) = self.bufs.get_mut(&buf) {
+                        b.since = since;
+                    }
                 }
             }
             HostAlloc { buf, device, bytes } => {
@@ -197,7 +200,7 @@ impl Model {
                 }
             }
             PoolCreate { pool, device } => {
-                self.pools.insert(pool, PoolState { device, alive: true });
+                self.pools.insert(pool, PoolState { device, alive: true, bufs: Vec::new() });
             }
             PoolDestroy { pool } => {
                 if let Some(p) = self.pools.get_mut(&pool) {
@@ -209,6 +212,9 @@ impl Model {
                 self.add_buf(buf, Kind::Pool, device, bytes, false);
                 if let Some(b) = self.bufs.get_mut(&buf) {
                     b.since = since;
+                }
+                if let Some(p) = self.pools.get_mut(&pool) {
+                    p.bufs.push(buf);
                 }
             }
             PeerEnable { device, peer } => {

@@ -22,9 +22,11 @@ use crate::run::{Difference, Progress, Ran, run};
 
 /// How long one driver call may take.
 const STUCK: Duration = Duration::from_secs(6);
+/// The same of clearing up, which waits for a GPU that others use too.
+const CLEARING: Duration = Duration::from_secs(25);
 
 /// How long a program may take, and one that ends with a sticky error.
-const LONGEST: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(8)];
+const LONGEST: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(8)];
 
 /// What the worker is told by its environment.
 pub(crate) const ROLE: &str = "WARPLINE_FUZZ_WORKER";
@@ -176,7 +178,9 @@ fn watch(progress: Arc<Progress>, seed: Arc<AtomicU64>, longest: Duration) {
         let (mut call, mut program) = (Under(0, Instant::now()), Under(0, Instant::now()));
         loop {
             std::thread::sleep(Duration::from_millis(100));
-            let stuck = call.longer_than(progress.calls.load(Ordering::Acquire), STUCK);
+            let clearing = progress.step.load(Ordering::Relaxed) == usize::MAX;
+            let limit = if clearing { CLEARING } else { STUCK };
+            let stuck = call.longer_than(progress.calls.load(Ordering::Acquire), limit);
             if stuck || program.longer_than(progress.programs.load(Ordering::Acquire), longest) {
                 let step = progress.step.load(Ordering::Relaxed).to_string();
                 let lane = progress.lane.load(Ordering::Relaxed).to_string();

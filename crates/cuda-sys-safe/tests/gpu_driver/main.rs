@@ -7,6 +7,7 @@ mod blas;
 mod objects;
 mod peers;
 mod processes;
+mod refused;
 
 use processes::in_child;
 

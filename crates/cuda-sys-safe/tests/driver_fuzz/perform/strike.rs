@@ -57,7 +57,8 @@ impl Lane {
             let memory = driver.mem_alloc(device, 4096)?;
             let nowhere = DevicePtr::from_raw(16);
             let target = match how {
-                Blow::Nowhere | Blow::Trap | Blow::InGraph => nowhere,
+                Blow::Nowhere | Blow::InGraph => nowhere,
+                Blow::Trap => memory,
                 Blow::Misaligned => memory.offset(2),
                 Blow::Unmapped => driver.address_reserve(device, PAGE)?,
             };

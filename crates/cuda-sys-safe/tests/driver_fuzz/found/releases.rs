@@ -1,0 +1,109 @@
+//! About freeing memory, and what is refused or waited for besides.
+
+use super::Found;
+use crate::step::Step::*;
+use crate::step::*;
+
+fn at(buf: Id, at: usize) -> Place {
+    Place::Buf { buf, at }
+}
+
+pub(super) fn all() -> Vec<Found> {
+    vec![
+        Found {
+            name: "memory of the driver cannot be unregistered, as it was not registered",
+            devices: 1,
+            steps: vec![
+                HostAlloc { buf: 13, device: 0, bytes: 256 },
+                HostUnregister { buf: 13, device: 0 },
+                Pageable { buf: 14, bytes: 256 },
+                HostUnregister { buf: 14, device: 0 },
+            ],
+            results: &["ok", "INVALID_VALUE", "ok", "HOST_MEMORY_NOT_REGISTERED"],
+        },
+        Found {
+            name: "freeing no bytes in stream order does nothing",
+            devices: 1,
+            steps: vec![
+                StreamCreate { stream: 11, device: 0, non_blocking: true, priority: 0 },
+                PoolCreate { pool: 16, device: 0 },
+                AllocAsync { buf: 17, pool: 16, bytes: 0, stream: 11 },
+                FreeAsync { buf: 17, stream: 11 },
+            ],
+            results: &["ok", "ok", "ok", "ok"],
+        },
+        Found {
+            name: "freeing a pool's memory at once waits for nothing",
+            devices: 1,
+            steps: vec![
+                StreamCreate { stream: 9, device: 0, non_blocking: true, priority: 0 },
+                PoolCreate { pool: 14, device: 0 },
+                AllocAsync { buf: 16, pool: 14, bytes: 4096, stream: 0 },
+                StreamSynchronize { stream: 0 },
+                Gate { stream: 9 },
+                MemFree { buf: 16, device: 0, at: 0 },
+            ],
+            results: &["ok", "ok", "ok", "ok", "ok", "ok"],
+        },
+        Found {
+            name: "a copy of pageable memory at once waits for blocking streams",
+            devices: 1,
+            steps: vec![
+                StreamCreate { stream: 10, device: 0, non_blocking: false, priority: 0 },
+                MemAlloc { buf: 13, device: 0, bytes: 512 },
+                Pageable { buf: 14, bytes: 64 },
+                Gate { stream: 10 },
+                Copy { dst: at(13, 208), src: at(14, 0), bytes: 64, by: By::Device(0) },
+            ],
+            results: &["ok", "ok", "ok", "ok", "ok, waited"],
+        },
+        Found {
+            name: "mapping more than there is from an offset is not supported",
+            devices: 1,
+            steps: vec![
+                Reserve { range: 12, device: 0, pages: 2, odd: 0 },
+                Create { memory: 15, device: 0, pages: 2, odd: 0 },
+                Map { range: 12, page: 0, at: 0, pages: 2, offset: 2 << 20, memory: 15 },
+            ],
+            results: &["ok", "ok", "NOT_SUPPORTED"],
+        },
+        Found {
+            name: "no time between events that keep none, captured or not",
+            devices: 1,
+            steps: vec![
+                StreamCreate { stream: 9, device: 0, non_blocking: true, priority: 0 },
+                EventCreate { event: 18, device: 0, timing: false, interprocess: false },
+                EventCreate { event: 19, device: 0, timing: false, interprocess: false },
+                BeginCapture { stream: 9, mode: Mode::Relaxed },
+                EventRecord { event: 18, stream: 9 },
+                EndCapture { stream: 9, graph: 21 },
+                EventElapsed { start: 19, end: 18 },
+            ],
+            results: &["ok", "ok", "ok", "ok", "ok", "ok", "INVALID_HANDLE"],
+        },
+        Found {
+            name: "memory is freed whatever device is named, and its own is waited for",
+            devices: 2,
+            steps: vec![
+                StreamCreate { stream: 9, device: 1, non_blocking: true, priority: 0 },
+                MemAlloc { buf: 11, device: 0, bytes: 64 },
+                MemAlloc { buf: 12, device: 1, bytes: 512 },
+                MemFree { buf: 11, device: 1, at: 0 },
+                Gate { stream: 9 },
+                MemFree { buf: 12, device: 0, at: 0 },
+            ],
+            results: &["ok", "ok", "ok", "ok", "ok", "ok, waited"],
+        },
+        Found {
+            name: "setting memory is captured whether or not the device has access to it",
+            devices: 2,
+            steps: vec![
+                StreamCreate { stream: 9, device: 1, non_blocking: true, priority: 0 },
+                MemAlloc { buf: 12, device: 0, bytes: 1024 },
+                BeginCapture { stream: 9, mode: Mode::Relaxed },
+                Memset { dst: at(12, 64), width: 4, value: 1, count: 240, stream: 9 },
+            ],
+            results: &["ok", "ok", "ok", "ok"],
+        },
+    ]
+}
