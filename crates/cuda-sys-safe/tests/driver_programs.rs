@@ -54,6 +54,8 @@ macro_rules! gpu_test {
 mod captures;
 #[path = "driver_programs/copies.rs"]
 mod copies;
+#[path = "driver_programs/forbidden.rs"]
+mod forbidden;
 #[path = "driver_programs/kernels.rs"]
 mod kernels;
 #[path = "driver_programs/kit.rs"]

@@ -124,10 +124,11 @@ impl CallKind {
     }
 
     /// Whether it is "potentially unsafe": forbidden to threads that are not in relaxed mode while
-    /// a capture is under way, of whatever stream and device. `EnablePeerAccess` is too, once its
-    /// arguments are found to be right. Not so are calls for which asking the stream's own captures
-    /// is enough: `cuMemcpy` and `cuCtxSynchronize`, and what makes and destroys streams, events,
-    /// graphs and mappings.
+    /// a capture is under way, of whatever stream and device. So are those that first look at the
+    /// stream or event they are given, or at other arguments: queries of and waits for streams and
+    /// events, `MemAllocAsync`, `MemFreeAsync` and `EnablePeerAccess`. Not so are calls for which
+    /// asking the stream's own captures is enough: `cuMemcpy` and `cuCtxSynchronize`, and what makes
+    /// and destroys streams, events, graphs and mappings.
     pub(super) const fn is_unsafe_in_capture(self) -> bool {
         use CallKind::*;
         matches!(
@@ -138,14 +139,11 @@ impl CallKind {
                 | HostFree
                 | HostRegister
                 | HostUnregister
-                | StreamQuery
-                | StreamSynchronize
-                | EventQuery
-                | EventSynchronize
                 | ModuleLoad
                 | ModuleUnload
                 | DisablePeerAccess
                 | MempoolCreate
+                | MempoolDestroy
                 | MempoolReleaseThreshold
                 | MempoolTrim
                 | GraphInstantiate

@@ -1,11 +1,11 @@
-//! Stream capture and graphs.
+//! Stream capture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::CallKind;
 use super::state::{Label, State, error, thread_number};
-use super::streams::{Key, OpKind, Point, Stream, Work};
+use super::streams::{Key, OpKind, Stream, Work};
 use crate::*;
 
 /// The nodes that the next captured work of a stream depends on.
@@ -27,13 +27,6 @@ pub(super) struct Graph {
     pub(super) nodes: Vec<Node>,
 }
 
-pub(super) struct GraphExec {
-    pub(super) device: usize,
-    graph: Arc<Graph>,
-    /// The end of its latest replay: the next one, on whatever stream, comes after it.
-    latest: Option<Point>,
-}
-
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) device: usize,
@@ -48,6 +41,7 @@ impl State {
         let key = self.stream_key(call, stream)?;
         let device = stream.device();
         if stream.raw() == 0 {
+            self.check_implicit(key, call)?;
             let why = "the legacy default stream cannot be captured";
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
         }
@@ -125,8 +119,8 @@ impl State {
     pub(super) fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
         let call = CallKind::CaptureStatus;
         let key = self.stream_key(call, stream)?;
-        if stream.raw() == 0 && self.blocking_capture(stream.device()).is_some() {
-            let device = stream.device();
+        let device = stream.device();
+        if stream.raw() == 0 && !self.blocking_captures(device).is_empty() {
             return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
         }
         let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else {
@@ -177,21 +171,27 @@ impl State {
     }
 
     /// What an event stands for that is recorded in a capturing stream.
-    pub(super) fn capture_frontier(
-        &self,
-        call: CallKind,
-        key: Key,
-    ) -> Result<Option<(u64, Frontier)>> {
-        let Some(stream) = self.streams.get(&key) else { return Ok(None) };
-        let Some(id) = stream.capture else { return Ok(None) };
-        match self.captures.get(&id) {
+    pub(super) fn capture_frontier(&self, key: Key) -> Option<(u64, Frontier)> {
+        let id = self.streams.get(&key)?.capture?;
+        let capture = self.captures.get(&id)?;
+        Some((id, capture.frontiers.get(&key).cloned().unwrap_or_default()))
+    }
+
+    /// Refuses calls about a stream whose capture is spoiled.
+    pub(super) fn check_valid(&self, key: Key, call: CallKind) -> Result<()> {
+        let Some(stream) = self.streams.get(&key) else { return Ok(()) };
+        match stream.capture.and_then(|id| self.captures.get(&id)) {
             Some(capture) if capture.invalid => {
                 Err(error(call, CudaCode::STREAM_CAPTURE_INVALIDATED, stream.device, ""))
             }
-            capture => {
-                Ok(capture.map(|c| (id, c.frontiers.get(&key).cloned().unwrap_or_default())))
-            }
+            _ => Ok(()),
         }
+    }
+
+    /// What a call that gives a stream work asks first, before it looks at its other arguments.
+    pub(super) fn check_captures(&mut self, key: Key, call: CallKind) -> Result<()> {
+        self.check_valid(key, call)?;
+        self.check_implicit(key, call)
     }
 
     /// Makes a stream wait for an event of a capture, which takes the stream into the capture.
@@ -221,8 +221,8 @@ impl State {
         Ok(())
     }
 
-    /// Why an event that was last recorded in a capture cannot be asked about. Asking spoils the
-    /// capture.
+    /// Why an event that was last recorded in a capture cannot be asked about. Asking whether it is
+    /// done spoils the capture; asking for its time does not.
     pub(super) fn refuse_captured_event(
         &mut self,
         call: CallKind,
@@ -230,7 +230,9 @@ impl State {
         id: u64,
     ) -> DriverError {
         if self.captures.get(&id).is_some_and(|capture| !capture.invalid) {
-            self.invalidate(id);
+            if call != CallKind::EventElapsed {
+                self.invalidate(id);
+            }
             return error(call, CudaCode::CAPTURED_EVENT, device, "");
         }
         error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER)
@@ -255,9 +257,10 @@ impl State {
         }
     }
 
-    /// A capture of one of the device's blocking streams.
-    fn blocking_capture(&self, device: usize) -> Option<u64> {
-        self.streams.values().filter(|s| s.device == device && s.blocking()).find_map(|s| s.capture)
+    /// The captures of the device's blocking streams.
+    fn blocking_captures(&self, device: usize) -> BTreeSet<u64> {
+        let blocking = self.streams.values().filter(|s| s.device == device && s.blocking());
+        blocking.filter_map(|s| s.capture).collect()
     }
 
     /// Refuses what would make the legacy default stream depend on a capture.
@@ -266,16 +269,20 @@ impl State {
             return Ok(());
         };
         let device = *device;
-        let Some(id) = self.blocking_capture(device) else { return Ok(()) };
+        let captures = self.blocking_captures(device);
+        if captures.is_empty() {
+            return Ok(());
+        }
         // A host function is preceded by the question whether its stream is captured, which fails
         // and spoils nothing.
         if call != CallKind::LaunchHostFunc {
-            self.invalidate(id);
+            captures.into_iter().for_each(|id| self.invalidate(id));
         }
         Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""))
     }
 
-    /// Refuses a call about a stream that is being captured, and spoils the capture.
+    /// Refuses a call about a stream that is being captured, and spoils the capture; and of other
+    /// streams what captures forbid to this thread.
     pub(super) fn refuse_in_capture(&mut self, call: CallKind, key: Key) -> Result<()> {
         let Some(stream) = self.streams.get(&key) else { return Ok(()) };
         let device = stream.device;
@@ -283,7 +290,8 @@ impl State {
             self.invalidate_capture_of(key);
             return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, ""));
         }
-        self.check_implicit(key, call)
+        self.check_implicit(key, call)?;
+        self.check_unsafe_call(call, device)
     }
 
     /// Refuses a device-wide wait while anything of the device is captured.
@@ -326,55 +334,6 @@ impl State {
         }
         let why = "a capture is under way; it is now invalid";
         Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why))
-    }
-
-    pub(super) fn graph_instantiate(&mut self, handle: GraphHandle) -> Result<GraphExecHandle> {
-        let call = CallKind::GraphInstantiate;
-        let Some((device, graph)) = self.graphs.get(&handle.raw()).cloned() else {
-            return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
-        };
-        let id = self.fresh();
-        self.graph_execs.insert(id, GraphExec { device, graph, latest: None });
-        // SAFETY: just made.
-        Ok(unsafe { GraphExecHandle::from_raw(device, id) })
-    }
-
-    pub(super) fn graph_launch(
-        &mut self,
-        handle: GraphExecHandle,
-        stream: StreamHandle,
-    ) -> Result<Option<Point>> {
-        let call = CallKind::GraphLaunch;
-        let key = self.stream_key(call, stream)?;
-        let Some(exec) = self.graph_execs.get(&handle.raw()) else {
-            return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
-        };
-        let (graph, latest) = (OpKind::Graph(Arc::clone(&exec.graph)), exec.latest);
-        let point = self.enqueue(key, Label::of(call), graph, latest.as_slice())?;
-        if let Some(exec) = self.graph_execs.get_mut(&handle.raw()).filter(|_| point.is_some()) {
-            exec.latest = point;
-        }
-        Ok(point)
-    }
-
-    pub(super) fn graph_destroy(&mut self, handle: GraphHandle) -> Result<()> {
-        match self.graphs.remove(&handle.raw()) {
-            Some(_) => Ok(()),
-            None => {
-                let call = CallKind::GraphDestroy;
-                Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"))
-            }
-        }
-    }
-
-    pub(super) fn graph_exec_destroy(&mut self, handle: GraphExecHandle) -> Result<()> {
-        match self.graph_execs.remove(&handle.raw()) {
-            Some(_) => Ok(()),
-            None => {
-                let call = CallKind::GraphExecDestroy;
-                Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"))
-            }
-        }
     }
 }
 

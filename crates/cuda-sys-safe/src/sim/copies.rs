@@ -71,6 +71,7 @@ impl State {
         synchronous: bool,
     ) -> Result<(Option<Point>, HostWait)> {
         let key = self.stream_key(call, stream)?;
+        self.check_captures(key, call)?;
         let device = stream.device();
         if request.bytes == 0 {
             return Ok((None, HostWait::Nothing));
@@ -182,6 +183,7 @@ impl State {
     ) -> Result<Option<Point>> {
         let call = CallKind::MemsetAsync;
         let key = self.stream_key(call, stream)?;
+        self.check_captures(key, call)?;
         let device = stream.device();
         let refuse = |why: String| Err(error(call, CudaCode::INVALID_VALUE, device, &why));
         if count == 0 {

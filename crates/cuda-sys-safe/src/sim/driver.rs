@@ -174,7 +174,11 @@ unsafe impl Driver for SimDriver {
         count: usize,
         stream: StreamHandle,
     ) -> Result<()> {
-        enqueue!(self, MemsetAsync, stream, s => s.memset(dst, value, count, stream))
+        // Unlike other work that is refused, a memset with bad arguments spoils no capture.
+        let (call, device) = (CallKind::MemsetAsync, stream.device());
+        let mut s = self.enter(call, device)?;
+        let point = s.memset(dst, value, count, stream)?;
+        self.enqueued(s, call, device, point)
     }
 
     fn stream_priority_range(&self, device: usize) -> Result<(i32, i32)> {
@@ -221,6 +225,7 @@ unsafe impl Driver for SimDriver {
     unsafe fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
         forward!(self, StreamPriority, stream.device(), s => {
             let key = s.stream_key(CallKind::StreamPriority, stream)?;
+            s.check_captures(key, CallKind::StreamPriority)?;
             Ok(s.streams.get(&key).map_or(0, |stream| stream.flags.priority))
         })
     }

@@ -49,13 +49,19 @@ impl State {
         stream: StreamHandle,
     ) -> Result<Option<Point>> {
         let call = CallKind::EventRecord;
-        self.event(call, handle)?;
+        let interprocess = self.event(call, handle)?.flags.interprocess;
         let key = self.stream_key(call, stream)?;
+        self.check_captures(key, call)?;
         if handle.device() != stream.device() {
             let why = format!("the event is of cuda:{}", handle.device());
             return Err(error(call, CudaCode::INVALID_HANDLE, stream.device(), &why));
         }
-        if let Some(captured) = self.capture_frontier(call, key)? {
+        if let Some(captured) = self.capture_frontier(key) {
+            if interprocess {
+                let why = "an event for other processes";
+                let code = CudaCode::STREAM_CAPTURE_UNSUPPORTED;
+                return Err(error(call, code, stream.device(), why));
+            }
             if let Some(event) = self.events.get_mut(&handle.raw()) {
                 event.captured = Some(captured);
             }
@@ -90,7 +96,8 @@ impl State {
         let (latest, interprocess) = (event.latest, event.flags.interprocess);
         let captured = event.captured.clone();
         // Refused whether or not there is something to wait for.
-        let capturing = self.capture_frontier(call, key)?.is_some();
+        self.check_valid(key, call)?;
+        let capturing = self.capture_frontier(key).is_some();
         if let Some((capture, frontier)) = captured {
             self.capture_join(call, key, capture, &frontier)?;
             return Ok(None);
@@ -108,16 +115,22 @@ impl State {
         self.enqueue(key, Label::of(call), OpKind::Wait, &[point])
     }
 
-    /// The point an event stands for; none if it was never recorded.
+    /// The point an event stands for, of a call that asks whether it is done; none if it was never
+    /// recorded. What captures forbid to the thread matters to events outside captures only.
     pub(super) fn event_point(
         &mut self,
         call: CallKind,
         handle: EventHandle,
     ) -> Result<Option<Point>> {
-        let event = self.event(call, handle)?;
-        match event.captured {
+        self.check_not_captured(call, handle)?;
+        self.check_unsafe_call(call, handle.device())?;
+        Ok(self.event(call, handle)?.latest)
+    }
+
+    fn check_not_captured(&mut self, call: CallKind, handle: EventHandle) -> Result<()> {
+        match self.event(call, handle)?.captured {
             Some((id, _)) => Err(self.refuse_captured_event(call, handle.device(), id)),
-            None => Ok(event.latest),
+            None => Ok(()),
         }
     }
 
@@ -125,18 +138,17 @@ impl State {
         let call = CallKind::EventElapsed;
         let device = start.device();
         let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
-        for event in [start, end] {
-            if !self.event(call, event)?.flags.timing {
-                return no("an event keeps no times");
-            }
-        }
-        for event in [start, end] {
-            self.event_point(call, event)?;
-        }
         let (from, to) = (self.event(call, start)?, self.event(call, end)?);
         if from.device != to.device {
             return no("the events are of different devices");
         }
+        if !from.flags.timing || !to.flags.timing {
+            return no("an event keeps no times");
+        }
+        for event in [start, end] {
+            self.check_not_captured(call, event)?;
+        }
+        let (from, to) = (self.event(call, start)?, self.event(call, end)?);
         if from.latest.is_none() || to.latest.is_none() {
             return no("an event was never recorded");
         }

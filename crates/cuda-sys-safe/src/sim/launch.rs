@@ -87,6 +87,7 @@ impl State {
     ) -> Result<Option<Point>> {
         let call = CallKind::Launch;
         let key = self.stream_key(call, stream)?;
+        self.check_captures(key, call)?;
         self.check_launch(stream.device(), launch)?;
         let label = Label { call, op: launch.op, location: Some(launch.location) };
         let work = Work::Kernel(OwnedLaunch::new(launch).into());

@@ -79,15 +79,29 @@
 //! address. An allocation of
 //! no bytes is a null address. Unused bytes above the release threshold go back at host waits.
 //!
-//! **Capture.** Not of the default stream (`UNSUPPORTED`). Waiting for or asking about a stream or
-//! device that is captured, asking about a captured event, a copy of pageable memory, or using
-//! the default stream while a blocking stream is captured (`IMPLICIT`) fails and spoils the
-//! capture; so do allocation, frees and event queries, as the modes of capture and thread say.
-//! Waiting for a captured event takes a stream into the capture, two captures do not `MERGE`, an
-//! event from outside is `ISOLATION`, a stream that has not come back is `UNJOINED`, another
-//! stream cannot end it (`UNMATCHED`), nor another thread unless relaxed (`WRONG_THREAD`). Host
-//! functions cannot be captured. A graph runs as one operation, its nodes in any legal order, and
-//! replays of one executable run one after another, on whatever streams.
+//! **Capture.** Not of the default stream (`UNSUPPORTED`). Waiting for a captured event takes a
+//! stream into the capture; two captures do not `MERGE`, an event from outside is `ISOLATION`, one
+//! for other processes `UNSUPPORTED`; a stream that has not come back is `UNJOINED`, another stream
+//! cannot end the capture (`UNMATCHED`), nor another thread unless relaxed (`WRONG_THREAD`).
+//!
+//! What captures forbid fails and spoils them. By the modes of capture and thread, and whatever the
+//! call is about (`UNSUPPORTED`, also once the capture is spoiled): allocation and frees, page-locking,
+//! queries of and waits for streams and events, modules, peers, pools and what is allocated of them,
+//! instantiating graphs and destroying executables. In all modes: waiting for or asking about a
+//! stream or device that is captured (`UNSUPPORTED`) or a captured event (`CAPTURED_EVENT`), which
+//! spoils that capture alone; using the default stream, for a `cuMemcpy` or its priority too, while
+//! blocking streams are captured (`IMPLICIT`, and spoils all of theirs); in a captured stream copies
+//! between devices and launches of graphs (`UNSUPPORTED`), and work that is refused anyhow. Neither
+//! can host functions be captured, events for other processes be recorded, nor captured events have
+//! a time, and memsets with bad arguments are refused; these spoil nothing. All else about a stream
+//! of a spoiled capture is `INVALIDATED`. What a stream's captures forbid is looked at before the
+//! call's other arguments. An event of a capture that is over or spoiled is
+//! `INVALID_VALUE` until it is recorded again. A stream that is destroyed leaves the capture of
+//! another one as it is. A copy of pageable memory is captured like others,
+//! and touches it when the graph runs.
+//!
+//! A graph runs as one operation, its nodes in any legal order, and replays of one executable run
+//! one after another, on whatever streams.
 //!
 //! **The process.** A device's primary context appears with the first call that needs it. A forked
 //! child gets [`ForkedChild`](crate::DriverError::ForkedChild). A host function runs outside the
@@ -121,6 +135,7 @@ mod events;
 mod exec;
 mod faults;
 mod footprint;
+mod graphs;
 mod hold;
 mod host;
 mod ipc;

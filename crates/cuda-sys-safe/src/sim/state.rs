@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use super::books::Overrun;
-use super::capture::{Capture, Graph, GraphExec};
+use super::capture::{Capture, Graph};
 use super::events::Event;
 use super::faults::Armed;
 use super::footprint::FootprintViolation;
+use super::graphs::GraphExec;
 use super::memory::Memory;
 use super::modules::{Function, Module};
 use super::pools::Pool;

@@ -126,7 +126,7 @@ impl State {
             let why = "the default stream cannot be destroyed";
             return Err(error(call, CudaCode::INVALID_HANDLE, device, why));
         }
-        self.invalidate_capture_of(key);
+        // The capture of another stream that this one was taken into goes on without it.
         self.forget_captures(|origin, _| origin == key);
         if let Some(stream) = self.streams.get_mut(&key) {
             // It may have work left, but is in no capture any more.

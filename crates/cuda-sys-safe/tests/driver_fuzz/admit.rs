@@ -106,7 +106,12 @@ impl Model {
                 if count == 0 {
                     return plain(true);
                 }
-                self.admit_work(s, Work { device: s.device, kernel: false, reads: None, writes })
+                let work = Work { device: s.device, kernel: false, reads: None, writes };
+                // Whether the device has access to the memory is asked at some later time.
+                if s.capture.is_some() && !self.reachable(&writes, s.device, true) {
+                    return None;
+                }
+                self.admit_work(s, work)
             }
             Launch { stream, dst, src, words, .. } => {
                 let s = self.stream(stream)?;

@@ -1,8 +1,10 @@
 //! Programs on which drivers once differed, and what is right. Each runs on the simulator under
 //! several schedules, and on a GPU.
 
+mod captures;
 mod memory;
 mod releases;
+mod spoiled;
 
 use warpline_cuda_sys_safe::open;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
@@ -25,6 +27,8 @@ fn all() -> Vec<Found> {
     let mut all = first();
     all.extend(memory::all());
     all.extend(releases::all());
+    all.extend(captures::all());
+    all.extend(spoiled::all());
     all
 }
 
@@ -83,7 +87,7 @@ fn first() -> Vec<Found> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "true"],
         },
         Found {
-            name: "a destroyed stream is in no capture, whatever it still has to do",
+            name: "a destroyed stream leaves a capture as it is, whatever it still has to do",
             devices: 1,
             steps: vec![
                 StreamCreate { stream: 9, device: 0, non_blocking: false, priority: 0 },
@@ -94,9 +98,10 @@ fn first() -> Vec<Found> {
                 EventRecord { event: 16, stream: 10 },
                 EventWait { stream: 9, event: 16 },
                 StreamDestroy { stream: 9 },
+                CaptureStatus { stream: 10 },
                 HostFunction { stream: 0, panics: false },
             ],
-            results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok"],
+            results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "ok", "active", "ok"],
         },
     ]
 }

@@ -94,16 +94,5 @@ pub(super) fn all() -> Vec<Found> {
             ],
             results: &["ok", "ok", "ok", "ok", "ok", "ok, waited"],
         },
-        Found {
-            name: "setting memory is captured whether or not the device has access to it",
-            devices: 2,
-            steps: vec![
-                StreamCreate { stream: 9, device: 1, non_blocking: true, priority: 0 },
-                MemAlloc { buf: 12, device: 0, bytes: 1024 },
-                BeginCapture { stream: 9, mode: Mode::Relaxed },
-                Memset { dst: at(12, 64), width: 4, value: 1, count: 240, stream: 9 },
-            ],
-            results: &["ok", "ok", "ok", "ok"],
-        },
     ]
 }

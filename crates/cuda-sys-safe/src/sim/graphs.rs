@@ -1,0 +1,67 @@
+//! Executable graphs.
+
+use std::sync::Arc;
+
+use super::CallKind;
+use super::capture::Graph;
+use super::state::{Label, State, error};
+use super::streams::{OpKind, Point};
+use crate::*;
+
+pub(super) struct GraphExec {
+    pub(super) device: usize,
+    graph: Arc<Graph>,
+    /// The end of its latest replay: the next one, on whatever stream, comes after it.
+    latest: Option<Point>,
+}
+
+impl State {
+    pub(super) fn graph_instantiate(&mut self, handle: GraphHandle) -> Result<GraphExecHandle> {
+        let call = CallKind::GraphInstantiate;
+        let Some((device, graph)) = self.graphs.get(&handle.raw()).cloned() else {
+            return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
+        };
+        let id = self.fresh();
+        self.graph_execs.insert(id, GraphExec { device, graph, latest: None });
+        // SAFETY: just made.
+        Ok(unsafe { GraphExecHandle::from_raw(device, id) })
+    }
+
+    pub(super) fn graph_launch(
+        &mut self,
+        handle: GraphExecHandle,
+        stream: StreamHandle,
+    ) -> Result<Option<Point>> {
+        let call = CallKind::GraphLaunch;
+        let key = self.stream_key(call, stream)?;
+        let Some(exec) = self.graph_execs.get(&handle.raw()) else {
+            return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
+        };
+        let (graph, latest) = (OpKind::Graph(Arc::clone(&exec.graph)), exec.latest);
+        let point = self.enqueue(key, Label::of(call), graph, latest.as_slice())?;
+        if let Some(exec) = self.graph_execs.get_mut(&handle.raw()).filter(|_| point.is_some()) {
+            exec.latest = point;
+        }
+        Ok(point)
+    }
+
+    pub(super) fn graph_destroy(&mut self, handle: GraphHandle) -> Result<()> {
+        match self.graphs.remove(&handle.raw()) {
+            Some(_) => Ok(()),
+            None => {
+                let call = CallKind::GraphDestroy;
+                Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"))
+            }
+        }
+    }
+
+    pub(super) fn graph_exec_destroy(&mut self, handle: GraphExecHandle) -> Result<()> {
+        match self.graph_execs.remove(&handle.raw()) {
+            Some(_) => Ok(()),
+            None => {
+                let call = CallKind::GraphExecDestroy;
+                Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"))
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! About captures: which of several are spoiled, and what is asked before a call's arguments.
+
+use super::Found;
+use super::captures::*;
+use crate::step::Mode::*;
+use crate::step::Step::*;
+use crate::step::*;
+
+const POOL: Id = 22;
+
+fn memset(at: usize, width: usize, count: usize, stream: Id) -> Step {
+    Memset { dst: Place::Buf { buf: BUF, at }, width, value: 7, count, stream }
+}
+
+fn nothing(dst: Id, src: Id, by: By) -> Step {
+    let place = |buf| Place::Buf { buf, at: 0 };
+    Step::Copy { dst: place(dst), src: place(src), bytes: 0, by }
+}
+
+fn refused(stream: Id) -> Step {
+    LaunchRefused { stream, shape: BadShape::NoThreads }
+}
+
+/// Spoils the captures of this thread that are not relaxed.
+fn spoil() -> Step {
+    PoolCreate { pool: POOL, device: 0 }
+}
+
+fn device() -> Step {
+    MemAlloc { buf: BUF, device: 0, bytes: 128 }
+}
+
+fn other(mode: Mode) -> Vec<Step> {
+    vec![BeginCapture { stream: OTHER, mode }]
+}
+
+fn other_status() -> Step {
+    CaptureStatus { stream: OTHER }
+}
+
+pub(super) fn all() -> Vec<Found> {
+    let mut all = before_arguments();
+    all.extend(which());
+    all.extend(events());
+    all.extend(pools());
+    all
+}
+
+fn before_arguments() -> Vec<Found> {
+    let mut all = vec![
+        Found {
+            name: "a spoiled capture is noticed before bad arguments and empty work",
+            devices: 1,
+            steps: after(
+                vec![device()],
+                true,
+                ThreadLocal,
+                vec![
+                    spoil(),
+                    StreamPriority { stream: STREAM },
+                    memset(1, 4, 2, STREAM),
+                    memset(0, 1, 0, STREAM),
+                    nothing(BUF, BUF, By::Stream(STREAM)),
+                    refused(STREAM),
+                ],
+            ),
+            results: &[
+                "ok",
+                "ok",
+                "ok",
+                UNSUPPORTED,
+                INVALIDATED,
+                INVALIDATED,
+                INVALIDATED,
+                INVALIDATED,
+                INVALIDATED,
+                "invalidated",
+            ],
+        },
+        Found {
+            name: "a spoiled capture is noticed before an event's device",
+            devices: 2,
+            steps: after(
+                vec![EventCreate { event: EVENT, device: 1, timing: true, interprocess: false }],
+                true,
+                Global,
+                vec![spoil(), EventRecord { event: EVENT, stream: STREAM }],
+            ),
+            results: &["ok", "ok", "ok", UNSUPPORTED, INVALIDATED, "invalidated"],
+        },
+        Found {
+            name: "a memset at an odd address spoils no capture",
+            devices: 1,
+            steps: after(vec![device()], true, ThreadLocal, vec![memset(1, 4, 2, STREAM)]),
+            results: &["ok", "ok", "ok", "INVALID_VALUE", "active"],
+        },
+    ];
+    // Each on the default stream while a blocking stream is captured.
+    let implicit = [
+        ("the default stream is not asked for its priority", StreamPriority { stream: 0 }),
+        ("an empty memset uses the default stream", memset(0, 1, 0, 0)),
+        ("a memset at an odd address uses the default stream", memset(1, 2, 2, 0)),
+        ("a copy of no bytes uses the default stream", nothing(BUF, BUF, By::Stream(0))),
+        ("a synchronous copy of no bytes does too", nothing(BUF, BUF, By::Device(0))),
+        ("a launch that is refused uses the default stream", refused(0)),
+        ("the default stream is not captured", BeginCapture { stream: 0, mode: ThreadLocal }),
+        ("the default stream is not waited for", StreamSynchronize { stream: 0 }),
+    ];
+    all.extend(implicit.map(|(name, step)| Found {
+        name,
+        devices: 1,
+        steps: after(vec![device()], false, ThreadLocal, vec![step]),
+        results: &["ok", "ok", "ok", IMPLICIT, "invalidated"],
+    }));
+    all
+}
+
+fn which() -> Vec<Found> {
+    let two = |first, second, non_blocking, steps: Vec<Step>| {
+        let mut all = vec![device(), create(OTHER, non_blocking)];
+        all.extend(other(first));
+        let mut steps = steps;
+        steps.push(other_status());
+        after(all, non_blocking, second, steps)
+    };
+    vec![
+        Found {
+            name: "waiting for a captured stream spoils its capture alone",
+            devices: 1,
+            steps: two(ThreadLocal, Global, true, vec![StreamSynchronize { stream: STREAM }]),
+            results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "active", "invalidated"],
+        },
+        Found {
+            name: "asking about a captured stream spoils its capture alone",
+            devices: 1,
+            steps: two(ThreadLocal, ThreadLocal, true, vec![StreamQuery { stream: OTHER }]),
+            results: &["ok", "ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated", "active"],
+        },
+        Found {
+            name: "using the default stream spoils the captures of all blocking streams",
+            devices: 1,
+            steps: two(Relaxed, ThreadLocal, false, vec![memset(0, 1, 8, 0)]),
+            results: &["ok", "ok", "ok", "ok", "ok", IMPLICIT, "invalidated", "invalidated"],
+        },
+    ]
+}
+
+fn events() -> Vec<Found> {
+    let record = EventRecord { event: EVENT, stream: STREAM };
+    let untimed = |event| EventCreate { event, device: 0, timing: false, interprocess: false };
+    let query = EventQuery { event: EVENT };
+    let synchronize = EventSynchronize { event: EVENT };
+    vec![
+        Found {
+            name: "asking about a captured event spoils its capture, by whatever mode",
+            devices: 1,
+            steps: after(
+                vec![event(EVENT)],
+                true,
+                Global,
+                vec![record.clone(), query, synchronize.clone()],
+            ),
+            results: &["ok", "ok", "ok", "ok", "CAPTURED_EVENT", "INVALID_VALUE", "invalidated"],
+        },
+        Found {
+            name: "an event of a capture that is over spoils no other",
+            devices: 1,
+            steps: after(
+                vec![
+                    event(EVENT),
+                    create(OTHER, true),
+                    BeginCapture { stream: OTHER, mode: Relaxed },
+                    EventRecord { event: EVENT, stream: OTHER },
+                    EndCapture { stream: OTHER, graph: GRAPH },
+                ],
+                true,
+                ThreadLocal,
+                vec![synchronize],
+            ),
+            results: &["ok", "ok", "ok", "ok", "ok", "ok", "ok", "INVALID_VALUE", "active"],
+        },
+        Found {
+            name: "a captured event has no time, which spoils nothing",
+            devices: 1,
+            steps: after(
+                vec![event(EVENT)],
+                false,
+                Global,
+                vec![record.clone(), EventElapsed { start: EVENT, end: EVENT }],
+            ),
+            results: &["ok", "ok", "ok", "ok", "CAPTURED_EVENT", "active"],
+        },
+        Found {
+            name: "that an event keeps no times is noticed before that it is captured",
+            devices: 1,
+            steps: after(
+                vec![untimed(EVENT), untimed(EVENT + 1)],
+                false,
+                Relaxed,
+                vec![record.clone(), EventElapsed { start: EVENT + 1, end: EVENT }],
+            ),
+            results: &["ok", "ok", "ok", "ok", "ok", "INVALID_HANDLE", "active"],
+        },
+        Found {
+            name: "an event for other processes is not recorded in a capture",
+            devices: 1,
+            steps: after(
+                vec![EventCreate { event: EVENT, device: 0, timing: false, interprocess: true }],
+                true,
+                Global,
+                vec![record],
+            ),
+            results: &["ok", "ok", "ok", UNSUPPORTED, "active"],
+        },
+    ]
+}
+
+fn pools() -> Vec<Found> {
+    let pool = || PoolCreate { pool: POOL, device: 0 };
+    let alloc = |stream| AllocAsync { buf: HOST, pool: POOL, bytes: 64, stream };
+    vec![
+        Found {
+            name: "nothing is allocated of pools while a capture of another stream is under way",
+            devices: 1,
+            steps: after(vec![pool(), create(OTHER, true)], true, Global, vec![alloc(OTHER)]),
+            results: &["ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated"],
+        },
+        Found {
+            name: "nothing is allocated on the default stream while a capture is under way",
+            devices: 1,
+            steps: after(vec![pool()], true, Global, vec![alloc(0)]),
+            results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
+        },
+        Found {
+            name: "nothing is freed on other streams while a capture is under way",
+            devices: 1,
+            steps: after(
+                vec![device(), create(OTHER, false)],
+                true,
+                ThreadLocal,
+                vec![FreeAsync { buf: BUF, stream: OTHER }],
+            ),
+            results: &["ok", "ok", "ok", "ok", UNSUPPORTED, "invalidated"],
+        },
+        Found {
+            name: "pools are not changed while a capture is under way",
+            devices: 1,
+            steps: after(
+                vec![pool()],
+                true,
+                ThreadLocal,
+                vec![PoolThreshold { pool: 22, bytes: 0 }],
+            ),
+            results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
+        },
+        Found {
+            name: "pools are not destroyed while a capture is under way",
+            devices: 1,
+            steps: after(vec![pool()], true, ThreadLocal, vec![PoolDestroy { pool: POOL }]),
+            results: &["ok", "ok", "ok", UNSUPPORTED, "invalidated"],
+        },
+    ]
+}
