@@ -138,13 +138,12 @@ impl State {
         let call = CallKind::EventElapsed;
         let device = start.device();
         let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
-        for event in [start, end] {
-            if !self.event(call, event)?.flags.timing {
-                return no("an event keeps no times");
-            }
-        }
-        if start.device() != end.device() {
+        let (from, to) = (self.event(call, start)?, self.event(call, end)?);
+        if from.device != to.device {
             return no("the events are of different devices");
+        }
+        if !from.flags.timing || !to.flags.timing {
+            return no("an event keeps no times");
         }
         for event in [start, end] {
             self.check_not_captured(call, event)?;

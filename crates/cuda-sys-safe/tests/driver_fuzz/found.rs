@@ -26,8 +26,8 @@ struct Found {
 fn all() -> Vec<Found> {
     let mut all = first();
     all.extend(memory::all());
-    all.extend(captures::all());
     all.extend(releases::all());
+    all.extend(captures::all());
     all.extend(spoiled::all());
     all
 }

@@ -10,13 +10,13 @@
 //!
 //! # What is not compared
 //!
-//! - Memsets of memory that their device has no access to are not captured: the real driver accepts
-//!   them, and asks about the access at some later time.
 //! - Whether a call that runs out of memory waits: it takes long, and the less there is the longer.
 //! - Whether freeing page-locked memory waits for devices other than the one it was allocated on.
-//! - Graphs of work whose memory was freed are not instantiated: the driver may crash then.
 //! - Pools with memory that is not freed are not destroyed. That is allowed, but the driver (580)
 //!   then crashes when another pool is destroyed later.
+//! - Graphs of work whose memory was freed are not instantiated: the real driver may crash then.
+//! - Memsets of memory that their device has no access to are not captured: the real driver accepts
+//!   them, and asks about the access at some later time.
 //!
 //! # What is done about a difference
 //!
