@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warpline_cuda_sys_safe::owned::{
     Capture, Event, LaunchToken, MemPool, Module, ReleaseKind, Stream, retry_refused,
 };
-use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
+use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
 
 fn sim() -> (Arc<SimDriver>, Arc<dyn Driver>) {
@@ -55,6 +55,24 @@ fn a_wait_takes_no_stream_into_a_capture_unasked() {
     event.record(&captured).unwrap();
     other.wait_event(&event).unwrap();
     assert!(is_refused(&other.join_capture(&event, TOKEN)));
+}
+
+#[test]
+fn the_driver_is_not_asked_to_wait_for_an_interprocess_event_without_a_record() {
+    let (sim, driver) = sim();
+    let (one, other) = (stream(&driver), stream(&driver));
+    let flags = EventFlags { interprocess: true, ..EventFlags::default() };
+    let event = Event::new(&driver, 0, flags).unwrap();
+    let waits = || sim.books().count(CallKind::StreamWaitEvent);
+    one.wait_event(&event).unwrap();
+    assert_eq!(waits(), 0);
+    event.record(&other).unwrap();
+    one.wait_event(&event).unwrap();
+    assert_eq!(waits(), 1);
+    let shared = Event::new(&driver, 0, flags).unwrap();
+    shared.ipc_handle().unwrap();
+    one.wait_event(&shared).unwrap();
+    assert_eq!(waits(), 2, "another process may have recorded it");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
+use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::graph::Membership;
@@ -18,6 +19,9 @@ pub struct Event {
     /// The capture in which it was recorded last. Held while it is recorded or waited for: nobody
     /// takes a record in a capture for one outside.
     recorded_in: Mutex<Option<Arc<Membership>>>,
+    /// Whether it is for other processes, none of which can know of it yet, and was never recorded:
+    /// then there is nothing to wait for, and the driver (580) may crash that is asked to.
+    blank: AtomicBool,
 }
 
 impl Event {
@@ -29,7 +33,7 @@ impl Event {
     pub fn new(driver: &Arc<dyn Driver>, device: usize, flags: EventFlags) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.event_create(device, flags).map_err(|e| e.at(location))?;
-        Ok(Self { driver: Arc::clone(driver), handle, recorded_in: Mutex::default() })
+        Ok(Self::build(driver, handle, flags.interprocess))
     }
 
     /// Opens an event of another process.
@@ -44,7 +48,17 @@ impl Event {
     ) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.ipc_open_event(device, handle).map_err(|e| e.at(location))?;
-        Ok(Self { driver: Arc::clone(driver), handle, recorded_in: Mutex::default() })
+        Ok(Self::build(driver, handle, false))
+    }
+
+    fn build(driver: &Arc<dyn Driver>, handle: EventHandle, blank: bool) -> Self {
+        let (driver, recorded_in) = (Arc::clone(driver), Mutex::default());
+        Self { driver, handle, recorded_in, blank: AtomicBool::new(blank) }
+    }
+
+    /// Whether it surely stands for no work.
+    pub(super) fn is_blank(&self) -> bool {
+        self.blank.load(Ordering::Acquire)
     }
 
     /// A handle with which another process opens it. Only of an `interprocess` event.
@@ -54,6 +68,7 @@ impl Event {
     #[track_caller]
     pub fn ipc_handle(&self) -> Result<IpcEventHandle> {
         let location = Location::caller();
+        self.blank.store(false, Ordering::Release);
         // SAFETY: the handle is alive.
         unsafe { self.driver.ipc_event_handle(self.handle) }.map_err(|e| e.at(location))
     }
@@ -82,6 +97,7 @@ impl Event {
         // SAFETY: both handles are alive and of this driver.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
             .map_err(|e| e.at(location))?;
+        self.blank.store(false, Ordering::Release);
         // Asked afterwards: if that capture is over by now, no wait for the event joins it.
         *recorded_in = stream.capture_under_way();
         Ok(())

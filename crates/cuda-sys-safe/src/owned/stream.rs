@@ -218,6 +218,9 @@ impl Stream {
             let reason = reason.to_owned();
             return Err(DriverError::InvalidArgument { call: CALL, reason }.at(location));
         }
+        if event.is_blank() {
+            return Ok(());
+        }
         // SAFETY: both handles are alive and of this driver.
         unsafe { self.0.driver.stream_wait_event(self.0.handle, event.handle()) }
             .map_err(|e| e.at(location))

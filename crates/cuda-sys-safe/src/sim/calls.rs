@@ -139,7 +139,6 @@ impl CallKind {
                 | HostFree
                 | HostRegister
                 | HostUnregister
-                | ModuleLoad
                 | ModuleUnload
                 | DisablePeerAccess
                 | MempoolCreate

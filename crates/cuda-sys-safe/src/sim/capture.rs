@@ -69,6 +69,7 @@ impl State {
         let call = CallKind::EndCapture;
         let key = self.stream_key(call, stream)?;
         let device = stream.device();
+        self.check_implicit(key, call)?;
         let refuse = |code| Err(error(call, code, device, ""));
         let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else {
             return refuse(CudaCode::ILLEGAL_STATE);
@@ -204,14 +205,18 @@ impl State {
     ) -> Result<()> {
         let Some(stream) = self.streams.get_mut(&key) else { return Ok(()) };
         let device = stream.device;
+        let own = stream.capture.filter(|&own| own != id);
         let Some(capture) = self.captures.get_mut(&id).filter(|capture| !capture.invalid) else {
+            if let Some(own) = own {
+                self.invalidate(own);
+            }
             return Err(error(call, CudaCode::INVALID_VALUE, device, CAPTURE_OVER));
         };
         if stream.legacy {
             capture.invalid = true;
             return Err(error(call, CudaCode::STREAM_CAPTURE_IMPLICIT, device, ""));
         }
-        if let Some(own) = stream.capture.filter(|&own| own != id) {
+        if let Some(own) = own {
             self.invalidate(own);
             self.invalidate(id);
             return Err(error(call, CudaCode::STREAM_CAPTURE_MERGE, device, ""));

@@ -71,18 +71,25 @@ impl State {
         synchronous: bool,
     ) -> Result<(Option<Point>, HostWait)> {
         let key = self.stream_key(call, stream)?;
-        self.check_captures(key, call)?;
         let device = stream.device();
+        let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
+        if let (CopyEnd::Device { device: to, .. }, CopyEnd::Device { device: from, .. }) =
+            (request.dst, request.src)
+            && captured
+            && to != from
+            && request.bytes > 0
+        {
+            // Of a spoiled capture too.
+            self.spoil_capture_of(stream);
+            let why = "a copy between devices cannot be captured";
+            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
+        }
+        self.check_captures(key, call)?;
         if request.bytes == 0 {
             return Ok((None, HostWait::Nothing));
         }
         let (dst, to) = self.copy_end(call, device, request.dst, request.bytes)?;
         let (src, from) = self.copy_end(call, device, request.src, request.bytes)?;
-        let captured = self.streams.get(&key).is_some_and(|s| s.capture.is_some());
-        if captured && matches!((&dst, &src), (End::Device(a, _), End::Device(b, _)) if a != b) {
-            let why = "a copy between devices cannot be captured";
-            return Err(error(call, CudaCode::STREAM_CAPTURE_UNSUPPORTED, device, why));
-        }
         let to_device = to == Place::Device;
         let src = match (src, from) {
             (End::Host(address), Place::Pageable) if to_device && !captured => {

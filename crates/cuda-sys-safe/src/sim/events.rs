@@ -96,7 +96,7 @@ impl State {
         let (latest, interprocess) = (event.latest, event.flags.interprocess);
         let captured = event.captured.clone();
         // Refused whether or not there is something to wait for.
-        self.check_valid(key, call)?;
+        self.check_captures(key, call)?;
         let capturing = self.capture_frontier(key).is_some();
         if let Some((capture, frontier)) = captured {
             self.capture_join(call, key, capture, &frontier)?;
@@ -110,7 +110,6 @@ impl State {
             };
             return Err(error(call, code, stream.device(), why));
         }
-        self.check_implicit(key, call)?;
         let Some(point) = latest.filter(|&point| !self.reached(point)) else { return Ok(None) };
         self.enqueue(key, Label::of(call), OpKind::Wait, &[point])
     }
@@ -138,15 +137,14 @@ impl State {
         let call = CallKind::EventElapsed;
         let device = start.device();
         let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
-        let (from, to) = (self.event(call, start)?, self.event(call, end)?);
-        if from.device != to.device {
-            return no("the events are of different devices");
-        }
-        if !from.flags.timing || !to.flags.timing {
-            return no("an event keeps no times");
-        }
         for event in [start, end] {
             self.check_not_captured(call, event)?;
+            if !self.event(call, event)?.flags.timing {
+                return no("an event keeps no times");
+            }
+        }
+        if start.device() != end.device() {
+            return no("the events are of different devices");
         }
         let (from, to) = (self.event(call, start)?, self.event(call, end)?);
         if from.latest.is_none() || to.latest.is_none() {

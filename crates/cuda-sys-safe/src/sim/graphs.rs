@@ -11,7 +11,8 @@ use crate::*;
 pub(super) struct GraphExec {
     pub(super) device: usize,
     graph: Arc<Graph>,
-    /// The end of its latest replay: the next one, on whatever stream, comes after it.
+    /// The end of its latest replay: the next one, on whatever stream, comes after it. Nothing comes
+    /// after the replay of an empty graph.
     latest: Option<Point>,
 }
 
@@ -39,7 +40,10 @@ impl State {
         };
         let (graph, latest) = (OpKind::Graph(Arc::clone(&exec.graph)), exec.latest);
         let point = self.enqueue(key, Label::of(call), graph, latest.as_slice())?;
-        if let Some(exec) = self.graph_execs.get_mut(&handle.raw()).filter(|_| point.is_some()) {
+        if let Some(exec) = self.graph_execs.get_mut(&handle.raw())
+            && point.is_some()
+            && !exec.graph.nodes.is_empty()
+        {
             exec.latest = point;
         }
         Ok(point)

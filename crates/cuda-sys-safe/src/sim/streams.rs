@@ -180,8 +180,14 @@ impl State {
         self.check_implicit(key, label.call)?;
         let mut waits: SmallVec<[Point; 4]> = after.iter().copied().collect();
         // A wait is for its event alone: work after it waits by the default stream's rule anyway, and
-        // a wait for what is done already leaves no trace.
-        if !matches!(kind, OpKind::Wait) {
+        // a wait for what is done already leaves no trace. A record waits for nothing of the default
+        // stream that the work before it need not wait for.
+        let takes_part = match kind {
+            OpKind::Wait => false,
+            OpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
+            _ => true,
+        };
+        if takes_part {
             self.implicit_waits(key, &mut waits);
         }
         waits.retain(|&mut point| !self.reached(point));

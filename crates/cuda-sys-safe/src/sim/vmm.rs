@@ -184,20 +184,26 @@ impl State {
         let call = CallKind::MemMap;
         let device = handle.device();
         let refuse = |why: &str| Err(error(call, CudaCode::INVALID_VALUE, device, why));
-        if !aligned(bytes) || !ptr.addr().is_multiple_of(GRANULARITY as u64) {
+        if !aligned(bytes) {
             return Err(self.not_a_multiple(call, device, bytes));
         }
-        let Some(physical) = self.physical.get_mut(&handle.raw()).filter(|p| !p.released) else {
+        let Some(physical) = self.physical.get(&handle.raw()).filter(|p| !p.released) else {
             return refuse("the physical memory is not live");
         };
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= physical.bytes);
-        if fits && offset != 0 {
-            return refuse("the driver only maps from offset 0");
-        }
         if !fits {
             let why = "more than the physical memory has";
             return Err(error(call, CudaCode::NOT_SUPPORTED, device, why));
         }
+        if !ptr.addr().is_multiple_of(GRANULARITY as u64) {
+            return Err(self.not_a_multiple(call, device, bytes));
+        }
+        if offset != 0 {
+            return refuse("the driver only maps from offset 0");
+        }
+        let Some(physical) = self.physical.get_mut(&handle.raw()) else {
+            return refuse("the physical memory is not live");
+        };
         let base = self.memory.region(ptr.addr(), bytes).map(|r| r.base);
         let region = base.and_then(|base| self.memory.regions.get_mut(&base));
         let Some(Region { base, kind: Kind::Reservation(mappings), backing: Some(host), .. }) =

@@ -44,8 +44,12 @@ impl Model {
                 plain(s.capture.is_some() || sure)
             }
             EventDestroy { event } => plain(self.event(event).is_some()),
-            EventRecord { event, stream } | EventWait { stream, event } => {
+            EventRecord { event, stream } => {
                 plain(self.event(event).is_some() && self.stream(stream).is_some())
+            }
+            EventWait { stream, event } => {
+                let (e, captured) = (self.event(event)?, self.stream(stream)?.capture.is_some());
+                plain(captured || !e.interprocess || e.recorded.is_some())
             }
             EventQuery { event } => {
                 let clock = self.event(event)?.recorded.unwrap_or_default();

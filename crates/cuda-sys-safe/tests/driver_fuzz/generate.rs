@@ -172,13 +172,8 @@ impl Maker {
         let Some(stream) = self.pick.rng.of(&streams) else { return };
         let device = self.model.streams[&stream].device;
         self.take(Step::Strike { stream, how });
-        let other = self.pick.rng.below(self.model.devices);
-        let notices = [
-            Step::StreamSynchronize { stream },
-            Step::Synchronize { device },
-            Step::Synchronize { device: other },
-            Step::StreamSynchronize { stream: other as Id },
-        ];
+        // Another device need not know of it before this one does.
+        let notices = [Step::StreamSynchronize { stream }, Step::Synchronize { device }];
         let first = self.pick.rng.of(&notices).unwrap_or(Step::Synchronize { device });
         self.take(first);
         let end = self.steps.len() + 3 + self.pick.rng.below(8);

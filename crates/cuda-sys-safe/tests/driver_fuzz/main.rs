@@ -10,6 +10,11 @@
 //!
 //! # What is not compared
 //!
+//! - Waits for events for other processes that were never recorded: of two devices' streams, the
+//!   driver (580) crashes.
+//! - What a copy on the default stream reads of page-locked memory that a blocking stream writes: a
+//!   few bytes were seen to be read too early, where nothing but the default stream's rule is between.
+//! - What other devices say before the lost one does.
 //! - Whether a call that runs out of memory waits: it takes long, and the less there is the longer.
 //! - Whether freeing page-locked memory waits for devices other than the one it was allocated on.
 //! - Pools with memory that is not freed are not destroyed. That is allowed, but the driver (580)

@@ -24,6 +24,7 @@ pub(crate) struct StreamState {
 #[derive(Clone, Debug)]
 pub(crate) struct EventState {
     pub(crate) device: usize,
+    pub(crate) interprocess: bool,
     pub(crate) alive: bool,
     pub(crate) recorded: Option<Clock>,
     pub(crate) captured: Option<(usize, BTreeSet<usize>)>,
