@@ -3,7 +3,6 @@
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
-use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::graph::Membership;
@@ -19,9 +18,8 @@ pub struct Event {
     /// The capture in which it was recorded last. Held while it is recorded or waited for: nobody
     /// takes a record in a capture for one outside.
     recorded_in: Mutex<Option<Arc<Membership>>>,
-    /// Whether it is for other processes, none of which can know of it yet, and was never recorded:
-    /// then there is nothing to wait for, and the driver (580) may crash that is asked to.
-    blank: AtomicBool,
+    /// Whether it is for other processes, or another one's.
+    interprocess: bool,
 }
 
 impl Event {
@@ -48,17 +46,17 @@ impl Event {
     ) -> Result<Self> {
         let location = Location::caller();
         let handle = driver.ipc_open_event(device, handle).map_err(|e| e.at(location))?;
-        Ok(Self::build(driver, handle, false))
+        Ok(Self::build(driver, handle, true))
     }
 
-    fn build(driver: &Arc<dyn Driver>, handle: EventHandle, blank: bool) -> Self {
-        let (driver, recorded_in) = (Arc::clone(driver), Mutex::default());
-        Self { driver, handle, recorded_in, blank: AtomicBool::new(blank) }
+    fn build(driver: &Arc<dyn Driver>, handle: EventHandle, interprocess: bool) -> Self {
+        Self { driver: Arc::clone(driver), handle, recorded_in: Mutex::default(), interprocess }
     }
 
-    /// Whether it surely stands for no work.
-    pub(super) fn is_blank(&self) -> bool {
-        self.blank.load(Ordering::Acquire)
+    /// Whether streams of this device may wait for it. The driver (580) crashes in a wait of another
+    /// device's stream for an event for other processes.
+    pub(super) fn can_be_waited_for_on(&self, device: usize) -> bool {
+        !self.interprocess || self.device() == device
     }
 
     /// A handle with which another process opens it. Only of an `interprocess` event.
@@ -68,7 +66,6 @@ impl Event {
     #[track_caller]
     pub fn ipc_handle(&self) -> Result<IpcEventHandle> {
         let location = Location::caller();
-        self.blank.store(false, Ordering::Release);
         // SAFETY: the handle is alive.
         unsafe { self.driver.ipc_event_handle(self.handle) }.map_err(|e| e.at(location))
     }
@@ -97,7 +94,6 @@ impl Event {
         // SAFETY: both handles are alive and of this driver.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
             .map_err(|e| e.at(location))?;
-        self.blank.store(false, Ordering::Release);
         // Asked afterwards: if that capture is over by now, no wait for the event joins it.
         *recorded_in = stream.capture_under_way();
         Ok(())

@@ -204,12 +204,19 @@ impl Stream {
     ///
     /// # Errors
     /// [`DriverError::InvalidArgument`] if that was in a capture in which this stream has no part,
-    /// which [`Stream::join_capture`] gives it; the driver's own.
+    /// which [`Stream::join_capture`] gives it, or the event is for other processes and of another
+    /// device; the driver's own.
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         const CALL: &str = "Stream::wait_event";
         let location = Location::caller();
         same_driver(CALL, &self.0.driver, event.driver()).map_err(|e| e.at(location))?;
+        if !event.can_be_waited_for_on(self.device()) {
+            let reason = "an event for other processes is of another device than the stream; record \
+                          one without `interprocess` after it for this stream to wait for";
+            let reason = reason.to_owned();
+            return Err(DriverError::InvalidArgument { call: CALL, reason }.at(location));
+        }
         let recorded_in = event.recorded_in();
         if let Some(other) = recorded_in.as_ref().filter(|other| other.is_active())
             && !self.capture_under_way().is_some_and(|own| Arc::ptr_eq(&own, other))
@@ -217,9 +224,6 @@ impl Stream {
             let reason = "the event was recorded in a capture that this stream has no part in";
             let reason = reason.to_owned();
             return Err(DriverError::InvalidArgument { call: CALL, reason }.at(location));
-        }
-        if event.is_blank() {
-            return Ok(());
         }
         // SAFETY: both handles are alive and of this driver.
         unsafe { self.0.driver.stream_wait_event(self.0.handle, event.handle()) }

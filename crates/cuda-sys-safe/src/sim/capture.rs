@@ -301,7 +301,10 @@ impl State {
 
     /// Refuses a device-wide wait while anything of the device is captured.
     pub(super) fn refuse_while_capturing(&mut self, call: CallKind, device: usize) -> Result<()> {
-        self.spoil(call, device, |capture| capture.device == device)
+        let here = |s: &&Stream| s.device == device;
+        let ids: BTreeSet<u64> =
+            self.streams.values().filter(here).filter_map(|s| s.capture).collect();
+        self.spoil(call, device, |id, _| ids.contains(&id))
     }
 
     /// Refuses a call that captures forbid to this thread, and spoils those captures.
@@ -314,7 +317,7 @@ impl State {
         if mode == CaptureMode::Relaxed {
             return Ok(());
         }
-        self.spoil(call, device, |capture| {
+        self.spoil(call, device, |_, capture| {
             if capture.thread == thread {
                 capture.mode != CaptureMode::Relaxed
             } else {
@@ -327,10 +330,10 @@ impl State {
         &mut self,
         call: CallKind,
         device: usize,
-        which: impl Fn(&Capture) -> bool,
+        which: impl Fn(u64, &Capture) -> bool,
     ) -> Result<()> {
         let mut any = false;
-        for capture in self.captures.values_mut().filter(|c| which(c)) {
+        for (_, capture) in self.captures.iter_mut().filter(|(id, c)| which(**id, c)) {
             capture.invalid = true;
             any = true;
         }

@@ -77,7 +77,6 @@ impl State {
             (request.dst, request.src)
             && captured
             && to != from
-            && request.bytes > 0
         {
             // Of a spoiled capture too.
             self.spoil_capture_of(stream);

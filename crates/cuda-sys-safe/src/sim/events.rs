@@ -139,17 +139,18 @@ impl State {
         let no = |why| Err(error(call, CudaCode::INVALID_HANDLE, device, why));
         for event in [start, end] {
             self.check_not_captured(call, event)?;
-            if !self.event(call, event)?.flags.timing {
+            let event = self.event(call, event)?;
+            if !event.flags.timing {
                 return no("an event keeps no times");
+            }
+            if event.latest.is_none() {
+                return no("an event was never recorded");
             }
         }
         if start.device() != end.device() {
             return no("the events are of different devices");
         }
         let (from, to) = (self.event(call, start)?, self.event(call, end)?);
-        if from.latest.is_none() || to.latest.is_none() {
-            return no("an event was never recorded");
-        }
         match (from.time, to.time) {
             (Some(from), Some(to)) => Ok(((to - from) / 1000.0) as f32),
             _ => Err(error(call, CudaCode::NOT_READY, device, "an event is not done")),

@@ -1,7 +1,7 @@
 //! Whether a step may be done now. It may be refused by the driver, that is what many steps are
 //! for, but it must be sound, and what comes of it must be determined.
 
-use crate::model::{Kind, Model, StreamState, Work};
+use crate::model::{Kind, Model, Region, StreamState, Work};
 use crate::step::*;
 
 /// What a step does to memory where the driver accepts it.
@@ -48,8 +48,8 @@ impl Model {
                 plain(self.event(event).is_some() && self.stream(stream).is_some())
             }
             EventWait { stream, event } => {
-                let (e, captured) = (self.event(event)?, self.stream(stream)?.capture.is_some());
-                plain(captured || !e.interprocess || e.recorded.is_some())
+                let (e, s) = (self.event(event)?, self.stream(stream)?);
+                plain(!e.interprocess || e.device == s.device)
             }
             EventQuery { event } => {
                 let clock = self.event(event)?.recorded.unwrap_or_default();
@@ -144,6 +144,11 @@ impl Model {
             GraphDestroy { graph } => plain(self.graphs.get(&graph)?.alive),
             GraphLaunch { exec, stream } => {
                 let (x, s) = (self.execs.get(&exec).filter(|x| x.alive)?, self.stream(stream)?);
+                let pageable = |r: &Region| r.kind == Kind::Pageable;
+                let mut regions = x.work.iter().flat_map(|w| w.reads.iter().chain([&w.writes]));
+                if self.gate.is_some() && regions.any(pageable) {
+                    return None;
+                }
                 let mut clock = self.before(s);
                 clock.join(&x.latest);
                 let captured = s.capture.is_some();
@@ -226,6 +231,10 @@ impl Model {
             return Some(Plan::default());
         }
         if overlap(&work) {
+            return None;
+        }
+        let between_devices = reads.device.zip(writes.device).is_some_and(|(a, b)| a != b);
+        if s.legacy && between_devices {
             return None;
         }
         let between_hosts = reads.device.is_none() && writes.device.is_none();

@@ -10,10 +10,11 @@
 //!
 //! # What is not compared
 //!
-//! - Waits for events for other processes that were never recorded: of two devices' streams, the
-//!   driver (580) crashes.
-//! - What a copy on the default stream reads of page-locked memory that a blocking stream writes: a
-//!   few bytes were seen to be read too early, where nothing but the default stream's rule is between.
+//! - Waits of another device's stream for events for other processes: the driver (580) crashes.
+//! - What a copy reads of page-locked memory where nothing but the default stream's rule puts the
+//!   write before it: a few bytes were seen to be read too early.
+//! - Whether launches of graphs that copy pageable memory wait.
+//! - Copies between devices on a default stream, which may wait for the other device's as well.
 //! - What other devices say before the lost one does.
 //! - Whether a call that runs out of memory waits: it takes long, and the less there is the longer.
 //! - Whether freeing page-locked memory waits for devices other than the one it was allocated on.

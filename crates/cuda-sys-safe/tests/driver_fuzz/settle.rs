@@ -332,7 +332,8 @@ impl Model {
     /// puts before the copy: it was seen to, of a few bytes of page-locked memory.
     fn may_be_read_early(&self, stream: Id, work: &Work) -> bool {
         let s = &self.streams[&stream];
-        let Some(from) = work.reads.filter(|from| s.legacy && from.device.is_none()) else {
+        let takes_part = s.legacy || !s.non_blocking;
+        let Some(from) = work.reads.filter(|from| takes_part && from.device.is_none()) else {
             return false;
         };
         let mut alone = s.clock;
