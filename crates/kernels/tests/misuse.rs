@@ -70,3 +70,41 @@ fn a_capture_that_is_given_up_leaves_nothing_to_replay() {
     stream.synchronize().unwrap();
     assert_eq!((first(&other), sim.books().devices[0].graphs), (1, 0));
 }
+
+#[test]
+fn the_twin_of_a_capture_that_is_over_enqueues_nothing() {
+    let (_sim, runtime) = lazy();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let (seven, nine) = (device_filled(&runtime, &stream, 7), device_filled(&runtime, &stream, 9));
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    let pool = GraphPool::new(device);
+    let capture = Capturing::begin(&runtime, &stream, &pool).unwrap();
+    let twin = stream.captured().unwrap().twin().clone();
+    drop(capture);
+    let copy = |stream: &Stream, from: &Storage| {
+        copy_bytes(stream, (&pinned, 0), (from, 0), N, true, Location::caller())
+    };
+    copy(&stream, &nine).unwrap();
+    stream.synchronize().unwrap();
+    // It would be numbered as what the stream did at first, which is known to be done.
+    assert!(copy(&twin, &seven).is_err());
+    assert_eq!(first(&pinned), 9);
+    // The stream would not know that what it is given is captured, nor keep its memory.
+    assert!(Capturing::begin(&runtime, &twin, &pool).is_err());
+    copy(&stream, &seven).unwrap();
+    assert_eq!(first(&pinned), 7);
+}
+
+#[test]
+fn a_stream_is_not_numbered_as_another_one() {
+    let (_sim, runtime) = lazy();
+    let driver: Arc<dyn Driver> = runtime.driver().unwrap().clone();
+    let device = runtime.device(0).unwrap().device();
+    let flags = StreamFlags { non_blocking: true, priority: 0 };
+    let [one, two] = [(); 2].map(|()| owned::Stream::new(&driver, 0, flags).unwrap());
+    drop(device.external_stream(one.clone()).unwrap());
+    two.numbering().set(Arc::clone(one.numbering().get().unwrap())).unwrap();
+    assert!(device.external_stream(two).is_err());
+    assert_eq!(device.external_stream(one.clone()).unwrap().raw(), &one);
+}
