@@ -12,7 +12,7 @@ use crate::allocator::Shared;
 use crate::core::Core;
 use crate::shard::{Shard, lock};
 use crate::state::State;
-use crate::{AllocatorConfig, Backend, CachingAllocator};
+use crate::{AllocatorConfig, Backend, Block, CachingAllocator};
 
 /// How a [`MemPool`] behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +87,12 @@ impl<B: Backend> MemPool<B> {
     #[must_use]
     pub fn id(&self) -> u64 {
         self.inner.id
+    }
+
+    /// Whether the block is of this pool.
+    #[must_use]
+    pub fn holds(&self, block: &Block<B>) -> bool {
+        lock(&self.inner.shards).values().any(|shard| block.is_of(&shard.books))
     }
 
     /// How many clones and routes there are.

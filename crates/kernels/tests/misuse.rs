@@ -4,6 +4,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use warpline_alloc::PoolOptions;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::{Driver, StreamFlags, owned};
 use warpline_kernels::graph::{Capturing, GraphPool};
@@ -107,4 +108,37 @@ fn a_stream_is_not_numbered_as_another_one() {
     two.numbering().set(Arc::clone(one.numbering().get().unwrap())).unwrap();
     assert!(device.external_stream(two).is_err());
     assert_eq!(device.external_stream(one.clone()).unwrap().raw(), &one);
+}
+
+#[test]
+fn a_graph_keeps_what_lay_in_a_pool_of_the_programs_own() {
+    let (_sim, runtime) = lazy();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let (seven, one) = (device_filled(&runtime, &stream, 7), device_filled(&runtime, &stream, 1));
+    let copy = |to: &Storage, from: &Storage| {
+        copy_bytes(&stream, (to, 0), (from, 0), N, true, Location::caller()).unwrap();
+    };
+    let own = device.allocator().new_pool(PoolOptions::default());
+    let in_own = || {
+        let _route = device.allocator().use_pool(&own);
+        Storage::device(&runtime, N, &stream).unwrap()
+    };
+    let capture = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
+    // The capture's own route is there from its first allocation on.
+    drop(Storage::device(&runtime, N, &stream).unwrap());
+    let captured = in_own();
+    copy(&captured, &seven);
+    let graph = capture.end().unwrap();
+    drop(captured);
+    let other = in_own();
+    copy(&other, &one);
+    graph.replay(&stream).unwrap();
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    copy(&pinned, &other);
+    assert_eq!(first(&pinned), 1);
+    drop((other, own));
+    device.allocator().empty_cache();
+    graph.replay(&stream).unwrap();
+    stream.synchronize().unwrap();
 }

@@ -122,6 +122,9 @@ impl Storage {
         let log = Log::of(stream);
         let member = log.as_ref().map(|log| log.member(device, stream));
         let block = device.allocator().malloc(bytes, stream.raw())?;
+        // The program may lead requests to a pool of its own: what lies there the graph has to keep.
+        let log = log.filter(|log| bytes == 0 || log.keeps(&block));
+        let member = member.filter(|_| log.is_some());
         let storage = Self::build(runtime, Memory::Device(index, block), bytes, member);
         storage.exhume(index, stream);
         if let Some(log) = log {
