@@ -5,10 +5,11 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_alloc::PoolOptions;
+use warpline_alloc::cuda::CudaBackend;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
-use warpline_cuda_sys_safe::{Driver, StreamFlags, owned};
+use warpline_cuda_sys_safe::{Driver, MemsetValue, StreamFlags, owned};
 use warpline_kernels::graph::{Capturing, GraphPool};
-use warpline_kernels::launch::{copy_bytes, read_bytes, write_bytes};
+use warpline_kernels::launch::{copy_bytes, memset, read_bytes, write_bytes};
 use warpline_kernels::{Runtime, RuntimeConfig, Storage};
 use warpline_stream::Stream;
 
@@ -141,4 +142,46 @@ fn a_graph_keeps_what_lay_in_a_pool_of_the_programs_own() {
     device.allocator().empty_cache();
     graph.replay(&stream).unwrap();
     stream.synchronize().unwrap();
+}
+
+#[test]
+fn memory_used_first_on_another_stream_comes_after_its_last_user() {
+    let (_sim, runtime) = lazy();
+    let device = runtime.device(0).unwrap().device();
+    let [home, other] = [(); 2].map(|()| device.stream_from_pool(0).unwrap());
+    let dropped = device_filled(&runtime, &home, 7);
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    let here = Location::caller();
+    copy_bytes(&home, (&pinned, 0), (&dropped, 0), N, true, here).unwrap();
+    let address = dropped.address();
+    drop(dropped);
+    let again = Storage::device(&runtime, N, &home).unwrap();
+    assert_eq!(again.address(), address);
+    memset(&other, (&again, 0), MemsetValue::U8(1), N, "memset", here).unwrap();
+    other.synchronize().unwrap();
+    assert_eq!(first(&pinned), 7);
+    copy_bytes(&other, (&pinned, 0), (&again, 0), N, true, here).unwrap();
+    assert_eq!(first(&pinned), 1);
+}
+
+#[test]
+fn no_other_devices_memory_is_taken_for_a_devices_own() {
+    let (_sim, runtime) = lazy();
+    let two = SimConfig::new(2).build();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().default_stream();
+    let seven = device_filled(&runtime, stream, 7);
+    let foreign: Arc<dyn Driver> = two.clone();
+    let pool =
+        device.allocator().new_pool_over(CudaBackend::new(foreign, 0), PoolOptions::default());
+    let route = device.allocator().use_pool(&pool);
+    // Of another driver it could have the address of the first.
+    let nine = device_filled(&runtime, stream, 9);
+    drop(route);
+    assert_eq!(two.books().devices[0].allocations, 0);
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    for (storage, value) in [(&seven, 7), (&nine, 9)] {
+        copy_bytes(stream, (&pinned, 0), (storage, 0), N, true, Location::caller()).unwrap();
+        assert_eq!(first(&pinned), value);
+    }
 }

@@ -127,10 +127,22 @@ impl Storage {
         let member = member.filter(|_| log.is_some());
         let storage = Self::build(runtime, Memory::Device(index, block), bytes, member);
         storage.exhume(index, stream);
-        if let Some(log) = log {
-            log.enter_made(&storage);
+        match log {
+            Some(log) => log.enter_made(&storage),
+            None => storage.enter_former_use(stream),
         }
         Ok(storage)
+    }
+
+    /// Enters what its stream was given so far: the memory's last user may be among that, and the
+    /// allocator orders it with that stream alone.
+    #[track_caller]
+    fn enter_former_use(&self, stream: &Stream) {
+        let op = stream.last_op();
+        if !stream.is_known_done(op) {
+            let site = Site { op: "empty", location: Location::caller() };
+            self.uses().enter(stream, op, true, site);
+        }
     }
 
     #[track_caller]
