@@ -185,3 +185,27 @@ fn no_other_devices_memory_is_taken_for_a_devices_own() {
         assert_eq!(first(&pinned), value);
     }
 }
+
+#[test]
+fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
+    let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
+    let runtime = Runtime::new(sim.build(), RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap().device();
+    let [former, home, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
+    let fill = |stream: &Stream, storage: &Storage, value| {
+        let (value, bytes) = (MemsetValue::U8(value), storage.bytes());
+        memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
+    };
+    let most = 44 << 20;
+    let dropped = Storage::device(&runtime, most, &former).unwrap();
+    fill(&former, &dropped, 7);
+    drop(dropped);
+    // The allocator lets `home` wait for `former`, of which nothing is numbered.
+    let again = Storage::device(&runtime, most, &home).unwrap();
+    fill(&other, &again, 1);
+    other.synchronize().unwrap();
+    former.synchronize().unwrap();
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    copy_bytes(&other, (&pinned, 0), (&again, 0), N, true, Location::caller()).unwrap();
+    assert_eq!(first(&pinned), 1);
+}

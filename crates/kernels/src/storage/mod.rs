@@ -18,7 +18,7 @@ use crate::graph::{Log, Member};
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
 pub(crate) use marks::{Marks, Source, Sources};
-pub(crate) use uses::{Uses, uses_elsewhere};
+pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
 
 /// The bytes behind one or more tensors. Clones share them; the last one frees them.
 #[derive(Clone, Debug)]
@@ -135,14 +135,11 @@ impl Storage {
     }
 
     /// Enters what its stream was given so far: the memory's last user may be among that, and the
-    /// allocator orders it with that stream alone.
+    /// allocator orders it with that stream alone, by waits too that have no number.
     #[track_caller]
     fn enter_former_use(&self, stream: &Stream) {
-        let op = stream.last_op();
-        if !stream.is_known_done(op) {
-            let site = Site { op: "empty", location: Location::caller() };
-            self.uses().enter(stream, op, true, site);
-        }
+        let site = Site { op: "empty", location: Location::caller() };
+        self.uses().enter(stream, FORMER, true, site);
     }
 
     #[track_caller]
