@@ -105,6 +105,12 @@ pub trait Backend: StreamBackend + 'static {
         Ok(false)
     }
 
+    /// Whether another backend's memory can stand for this one's: that of another device cannot. To a
+    /// pool over one that may not nothing is led.
+    fn may_stand_in(&self, _other: &Self) -> bool {
+        true
+    }
+
     /// Where the memory starts. Blocks are multiples of 512 bytes from there.
     fn address(memory: &Self::Memory) -> u64;
 

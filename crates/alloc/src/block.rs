@@ -5,7 +5,7 @@ use std::fmt;
 use crate::Backend;
 use crate::books::Books;
 use crate::state::{Granted, NONE};
-use crate::sync::Lasting;
+use crate::sync::{Lasting, is_same};
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), given back on drop.
 ///
@@ -33,6 +33,10 @@ impl<B: Backend> Block<B> {
     ) -> Self {
         let Granted { block: index, address, size } = granted;
         Self { books, address, requested, size, stream, index }
+    }
+
+    pub(crate) fn is_of(&self, books: &Lasting<Books<B>>) -> bool {
+        self.index != NONE && is_same(&self.books, books)
     }
 
     /// Where it starts; 0 if it is empty. At least 512-byte aligned if the backend's memory is.

@@ -12,7 +12,7 @@ use crate::allocator::Shared;
 use crate::core::Core;
 use crate::shard::{Shard, lock};
 use crate::state::State;
-use crate::{AllocatorConfig, Backend, CachingAllocator};
+use crate::{AllocatorConfig, Backend, Block, CachingAllocator};
 
 /// How a [`MemPool`] behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +89,12 @@ impl<B: Backend> MemPool<B> {
         self.inner.id
     }
 
+    /// Whether the block is of this pool.
+    #[must_use]
+    pub fn holds(&self, block: &Block<B>) -> bool {
+        lock(&self.inner.shards).values().any(|shard| block.is_of(&shard.books))
+    }
+
     /// How many clones and routes there are.
     #[must_use]
     pub fn use_count(&self) -> usize {
@@ -161,7 +167,8 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared().add_pool(options, None)
     }
 
-    /// A private pool whose memory comes from another backend, for the same streams.
+    /// A private pool whose memory comes from another backend, for the same streams. Nothing is led
+    /// to it if that [may not stand in](Backend::may_stand_in) for the allocator's own.
     #[must_use]
     pub fn new_pool_over(&self, backend: B, options: PoolOptions) -> MemPool<B> {
         self.shared().add_pool(options, Some(backend))
@@ -227,7 +234,9 @@ impl<B: Backend> Shared<B> {
         let number = self.routes.next.fetch_add(1, Ordering::Relaxed);
         let pool = Arc::clone(&pool.inner);
         // Another allocator's shards are not to be filled from here.
-        if std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core)) {
+        let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
+        // Nor is another device's memory to be taken for this one's.
+        if own && pool.backend.as_ref().is_none_or(|other| self.core.backend.may_stand_in(other)) {
             lock(&self.routes.routes).push(Route { number, filter, pool });
             self.routes.count.fetch_add(1, Ordering::SeqCst);
         }

@@ -4,10 +4,12 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use warpline_alloc::PoolOptions;
+use warpline_alloc::cuda::CudaBackend;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
-use warpline_cuda_sys_safe::{Driver, StreamFlags, owned};
+use warpline_cuda_sys_safe::{Driver, MemsetValue, StreamFlags, owned};
 use warpline_kernels::graph::{Capturing, GraphPool};
-use warpline_kernels::launch::{copy_bytes, read_bytes, write_bytes};
+use warpline_kernels::launch::{copy_bytes, memset, read_bytes, write_bytes};
 use warpline_kernels::{Runtime, RuntimeConfig, Storage};
 use warpline_stream::Stream;
 
@@ -69,4 +71,141 @@ fn a_capture_that_is_given_up_leaves_nothing_to_replay() {
     write_bytes((&other, 0), &[1; N]).unwrap();
     stream.synchronize().unwrap();
     assert_eq!((first(&other), sim.books().devices[0].graphs), (1, 0));
+}
+
+#[test]
+fn the_twin_of_a_capture_that_is_over_enqueues_nothing() {
+    let (_sim, runtime) = lazy();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let (seven, nine) = (device_filled(&runtime, &stream, 7), device_filled(&runtime, &stream, 9));
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    let pool = GraphPool::new(device);
+    let capture = Capturing::begin(&runtime, &stream, &pool).unwrap();
+    let twin = stream.captured().unwrap().twin().clone();
+    drop(capture);
+    let copy = |stream: &Stream, from: &Storage| {
+        copy_bytes(stream, (&pinned, 0), (from, 0), N, true, Location::caller())
+    };
+    copy(&stream, &nine).unwrap();
+    stream.synchronize().unwrap();
+    // It would be numbered as what the stream did at first, which is known to be done.
+    assert!(copy(&twin, &seven).is_err());
+    assert_eq!(first(&pinned), 9);
+    // The stream would not know that what it is given is captured, nor keep its memory.
+    assert!(Capturing::begin(&runtime, &twin, &pool).is_err());
+    copy(&stream, &seven).unwrap();
+    assert_eq!(first(&pinned), 7);
+}
+
+#[test]
+fn a_stream_is_not_numbered_as_another_one() {
+    let (_sim, runtime) = lazy();
+    let driver: Arc<dyn Driver> = runtime.driver().unwrap().clone();
+    let device = runtime.device(0).unwrap().device();
+    let flags = StreamFlags { non_blocking: true, priority: 0 };
+    let [one, two] = [(); 2].map(|()| owned::Stream::new(&driver, 0, flags).unwrap());
+    drop(device.external_stream(one.clone()).unwrap());
+    two.numbering().set(Arc::clone(one.numbering().get().unwrap())).unwrap();
+    assert!(device.external_stream(two).is_err());
+    assert_eq!(device.external_stream(one.clone()).unwrap().raw(), &one);
+}
+
+#[test]
+fn a_graph_keeps_what_lay_in_a_pool_of_the_programs_own() {
+    let (_sim, runtime) = lazy();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let (seven, one) = (device_filled(&runtime, &stream, 7), device_filled(&runtime, &stream, 1));
+    let copy = |to: &Storage, from: &Storage| {
+        copy_bytes(&stream, (to, 0), (from, 0), N, true, Location::caller()).unwrap();
+    };
+    let own = device.allocator().new_pool(PoolOptions::default());
+    let in_own = || {
+        let _route = device.allocator().use_pool(&own);
+        Storage::device(&runtime, N, &stream).unwrap()
+    };
+    let capture = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
+    // The capture's own route is there from its first allocation on.
+    drop(Storage::device(&runtime, N, &stream).unwrap());
+    let captured = in_own();
+    copy(&captured, &seven);
+    let graph = capture.end().unwrap();
+    drop(captured);
+    let other = in_own();
+    copy(&other, &one);
+    graph.replay(&stream).unwrap();
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    copy(&pinned, &other);
+    assert_eq!(first(&pinned), 1);
+    drop((other, own));
+    device.allocator().empty_cache();
+    graph.replay(&stream).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn memory_used_first_on_another_stream_comes_after_its_last_user() {
+    let (_sim, runtime) = lazy();
+    let device = runtime.device(0).unwrap().device();
+    let [home, other] = [(); 2].map(|()| device.stream_from_pool(0).unwrap());
+    let dropped = device_filled(&runtime, &home, 7);
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    let here = Location::caller();
+    copy_bytes(&home, (&pinned, 0), (&dropped, 0), N, true, here).unwrap();
+    let address = dropped.address();
+    drop(dropped);
+    let again = Storage::device(&runtime, N, &home).unwrap();
+    assert_eq!(again.address(), address);
+    memset(&other, (&again, 0), MemsetValue::U8(1), N, "memset", here).unwrap();
+    other.synchronize().unwrap();
+    assert_eq!(first(&pinned), 7);
+    copy_bytes(&other, (&pinned, 0), (&again, 0), N, true, here).unwrap();
+    assert_eq!(first(&pinned), 1);
+}
+
+#[test]
+fn no_other_devices_memory_is_taken_for_a_devices_own() {
+    let (_sim, runtime) = lazy();
+    let two = SimConfig::new(2).build();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().default_stream();
+    let seven = device_filled(&runtime, stream, 7);
+    let foreign: Arc<dyn Driver> = two.clone();
+    let pool =
+        device.allocator().new_pool_over(CudaBackend::new(foreign, 0), PoolOptions::default());
+    let route = device.allocator().use_pool(&pool);
+    // Of another driver it could have the address of the first.
+    let nine = device_filled(&runtime, stream, 9);
+    drop(route);
+    assert_eq!(two.books().devices[0].allocations, 0);
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    for (storage, value) in [(&seven, 7), (&nine, 9)] {
+        copy_bytes(stream, (&pinned, 0), (storage, 0), N, true, Location::caller()).unwrap();
+        assert_eq!(first(&pinned), value);
+    }
+}
+
+#[test]
+fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
+    let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
+    let runtime = Runtime::new(sim.build(), RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap().device();
+    let [former, home, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
+    let fill = |stream: &Stream, storage: &Storage, value| {
+        let (value, bytes) = (MemsetValue::U8(value), storage.bytes());
+        memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
+    };
+    let most = 44 << 20;
+    let dropped = Storage::device(&runtime, most, &former).unwrap();
+    fill(&former, &dropped, 7);
+    drop(dropped);
+    // The allocator lets `home` wait for `former`, of which nothing is numbered.
+    let again = Storage::device(&runtime, most, &home).unwrap();
+    fill(&other, &again, 1);
+    other.synchronize().unwrap();
+    former.synchronize().unwrap();
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    copy_bytes(&other, (&pinned, 0), (&again, 0), N, true, Location::caller()).unwrap();
+    assert_eq!(first(&pinned), 1);
 }

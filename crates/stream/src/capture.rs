@@ -55,10 +55,7 @@ impl Captured {
         token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
     ) -> std::result::Result<(R, OpNumber), E> {
-        self.twin.submit(token, |handle| {
-            self.twin.slot().refuse_ended("submit")?;
-            f(handle)
-        })
+        self.twin.submit(token, f)
     }
 
     /// What was given to [`Stream::begin_capture`].
@@ -235,6 +232,11 @@ impl Stream {
     ) -> Result<R> {
         if self.is_default() {
             let reason = "it is the default stream; use another";
+            return Err(StreamError::CannotCapture { reason });
+        }
+        if self.twin_in().is_some() {
+            // The stream that it stood for would not know, and what that is given would be captured.
+            let reason = "it stands for a stream in a capture; use that stream";
             return Err(StreamError::CannotCapture { reason });
         }
         let twin = Stream::twin(self, Arc::downgrade(capture));

@@ -41,6 +41,10 @@ impl Stream {
         let Ok(numbering) = numbering.downcast::<Numbering>() else {
             return Err(StreamError::OtherDevices { call });
         };
+        // Anybody can put there what another stream has: one's work would count as the other's.
+        if numbering.progress.stream != raw.id() {
+            return Err(StreamError::OtherDevices { call });
+        }
         let mut stands = numbering.stream.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(inner) = stands.upgrade() {
             let stream = Self::from_inner(inner);

@@ -275,13 +275,15 @@ impl Stream {
     /// wait for itself. The token says that it is a launch path that asks.
     ///
     /// # Errors
-    /// What `f` returns.
-    pub fn submit<R, E>(
+    /// What `f` returns; [`StreamError::NotCapturing`] for the twin of a capture that is over.
+    pub fn submit<R, E: From<StreamError>>(
         &self,
         _token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
     ) -> std::result::Result<(R, OpNumber), E> {
         self.with_acting(|inner, state| {
+            // What a twin numbers from then on would run, under numbers that the stream gives too.
+            inner.capture.refuse_ended("submit")?;
             let result = f(inner.raw.handle())?;
             let op = inner.advance(state);
             if inner.core.world.uses_many_streams() || inner.capture.twin_in().is_some() {
@@ -299,13 +301,14 @@ impl Stream {
     /// token vouches; a failed check of that is left for a wait to report.
     ///
     /// # Errors
-    /// What `f` returns.
+    /// As [`Stream::submit`].
     pub fn submit_waited<R>(
         &self,
         _token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> Result<R>,
     ) -> Result<(R, OpNumber)> {
         let (result, op, point) = self.with_acting(|inner, state| {
+            inner.capture.refuse_ended("submit_waited")?;
             let result = f(inner.raw.handle())?;
             Ok::<_, StreamError>((result, inner.advance(state), inner.point(state)))
         })?;

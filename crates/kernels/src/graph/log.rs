@@ -116,6 +116,11 @@ impl Log {
         Member::new(&self.pool, &self.replayed)
     }
 
+    /// Whether the graph keeps this memory with its pool.
+    pub(crate) fn keeps(&self, block: &CudaBlock) -> bool {
+        self.pool.memory().holds(block)
+    }
+
     /// Takes the memory of a storage that is dropped, if the capture uses it: it can be used again
     /// in the capture once its own stream comes after all these uses. Otherwise gives it back.
     pub(super) fn park(&self, key: usize, block: CudaBlock) -> Option<CudaBlock> {

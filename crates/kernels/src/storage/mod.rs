@@ -18,7 +18,7 @@ use crate::graph::{Log, Member};
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
 pub(crate) use marks::{Marks, Source, Sources};
-pub(crate) use uses::{Uses, uses_elsewhere};
+pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
 
 /// The bytes behind one or more tensors. Clones share them; the last one frees them.
 #[derive(Clone, Debug)]
@@ -122,12 +122,24 @@ impl Storage {
         let log = Log::of(stream);
         let member = log.as_ref().map(|log| log.member(device, stream));
         let block = device.allocator().malloc(bytes, stream.raw())?;
+        // The program may lead requests to a pool of its own: what lies there the graph has to keep.
+        let log = log.filter(|log| bytes == 0 || log.keeps(&block));
+        let member = member.filter(|_| log.is_some());
         let storage = Self::build(runtime, Memory::Device(index, block), bytes, member);
         storage.exhume(index, stream);
-        if let Some(log) = log {
-            log.enter_made(&storage);
+        match log {
+            Some(log) => log.enter_made(&storage),
+            None => storage.enter_former_use(stream),
         }
         Ok(storage)
+    }
+
+    /// Enters what its stream was given so far: the memory's last user may be among that, and the
+    /// allocator orders it with that stream alone, by waits too that have no number.
+    #[track_caller]
+    fn enter_former_use(&self, stream: &Stream) {
+        let site = Site { op: "empty", location: Location::caller() };
+        self.uses().enter(stream, FORMER, true, site);
     }
 
     #[track_caller]

@@ -6,6 +6,10 @@ use warpline_stream::{OpNumber, Stream};
 use super::{Marks, Site};
 use crate::race::History;
 
+/// Stands for the number of what was there before the memory was allocated: all that its stream was
+/// given by the time that somebody waits.
+pub(crate) const FORMER: OpNumber = OpNumber::MAX;
+
 /// One use: the stream, the number of the operation there, and what it was.
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
