@@ -182,9 +182,10 @@ impl State {
         // A wait is for its event alone: work after it waits by the default stream's rule anyway, and
         // a wait for what is done already leaves no trace. A record waits for nothing of the default
         // stream that the work before it need not wait for.
-        let takes_part = match kind {
+        let takes_part = match &kind {
             OpKind::Wait => false,
             OpKind::Record(_) => self.streams.get(&key).is_some_and(|s| s.legacy),
+            OpKind::Graph(graph) => !graph.nodes.is_empty(),
             _ => true,
         };
         if takes_part {

@@ -27,7 +27,7 @@ impl Model {
             OpenGate => plain(self.gate.is_some()),
             StreamDestroy { stream } => {
                 // A default stream's handle is never destroyed: the driver may crash.
-                plain(self.stream(stream).is_some_and(|s| !s.legacy))
+                plain(self.gate.is_none() && self.stream(stream).is_some_and(|s| !s.legacy))
             }
             StreamPriority { stream } | CaptureStatus { stream } => {
                 plain(self.stream(stream).is_some())
@@ -49,7 +49,8 @@ impl Model {
             }
             EventWait { stream, event } => {
                 let (e, s) = (self.event(event)?, self.stream(stream)?);
-                plain(!e.interprocess || e.device == s.device)
+                let known = e.recorded.is_some() || s.capture.is_some();
+                plain(!e.interprocess || (e.device == s.device && known))
             }
             EventQuery { event } => {
                 let clock = self.event(event)?.recorded.unwrap_or_default();
@@ -144,9 +145,13 @@ impl Model {
             GraphDestroy { graph } => plain(self.graphs.get(&graph)?.alive),
             GraphLaunch { exec, stream } => {
                 let (x, s) = (self.execs.get(&exec).filter(|x| x.alive)?, self.stream(stream)?);
-                let pageable = |r: &Region| r.kind == Kind::Pageable;
-                let mut regions = x.work.iter().flat_map(|w| w.reads.iter().chain([&w.writes]));
-                if self.gate.is_some() && regions.any(pageable) {
+                let host = |r: &Region| r.device.is_none();
+                let by_host = |w: &Work| {
+                    let pageable = [Some(&w.writes), w.reads.as_ref()];
+                    let pageable = pageable.into_iter().flatten().any(|r| r.kind == Kind::Pageable);
+                    pageable || (!w.kernel && host(&w.writes) && w.reads.as_ref().is_some_and(host))
+                };
+                if self.gate.is_some() && x.work.iter().any(by_host) {
                     return None;
                 }
                 let mut clock = self.before(s);
@@ -160,7 +165,7 @@ impl Model {
             }
             ExecDestroy { exec } => {
                 let x = self.execs.get(&exec).filter(|x| x.alive)?;
-                plain(self.host.covers(&x.latest))
+                plain(self.gate.is_none() && self.host.covers(&x.latest))
             }
             AddressFree { range, .. } => plain(self.ranges.get(&range)?.alive),
             Release { memory } => plain(self.physical.get(&memory)?.alive),
@@ -234,7 +239,9 @@ impl Model {
             return None;
         }
         let between_devices = reads.device.zip(writes.device).is_some_and(|(a, b)| a != b);
-        if s.legacy && between_devices {
+        let elsewhere = |r: &Region| r.device.is_some_and(|device| device != s.device);
+        let elsewhere = elsewhere(&reads) || elsewhere(&writes);
+        if (s.legacy && between_devices) || (self.gate.is_some() && elsewhere) {
             return None;
         }
         let between_hosts = reads.device.is_none() && writes.device.is_none();

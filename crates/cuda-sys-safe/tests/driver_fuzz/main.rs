@@ -10,10 +10,13 @@
 //!
 //! # What is not compared
 //!
-//! - Waits of another device's stream for events for other processes: the driver (580) crashes.
+//! - Waits of another device's stream for events for other processes: the driver (580) crashes. And
+//!   for such events that were never recorded, which keep a stream busy for a moment.
 //! - What a copy reads of page-locked memory where nothing but the default stream's rule puts the
 //!   write before it: a few bytes were seen to be read too early.
-//! - Whether launches of graphs that copy pageable memory wait.
+//! - Whether launches of graphs wait that copy pageable memory, or from host memory to host memory.
+//! - Whether destroying streams and executables waits: now and then it does.
+//! - What else waits for a copy that touches another device's memory.
 //! - Copies between devices on a default stream, which may wait for the other device's as well.
 //! - What other devices say before the lost one does.
 //! - Whether a call that runs out of memory waits: it takes long, and the less there is the longer.

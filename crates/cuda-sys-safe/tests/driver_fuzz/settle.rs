@@ -149,7 +149,10 @@ impl Model {
                 let x = self.execs[&exec].clone();
                 if x.work.is_empty() {
                     // Replays of an empty graph do not come one after another.
-                    self.enqueued(stream, Vec::new(), false);
+                    match self.streams[&stream].capture {
+                        Some(_) => _ = self.enqueued(stream, Vec::new(), false),
+                        None => _ = self.advance_alone(stream),
+                    }
                     return;
                 }
                 if self.streams[&stream].capture.is_none()
