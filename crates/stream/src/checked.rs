@@ -98,7 +98,8 @@ impl CheckedLaunch {
     /// A launch on the host whose check failed.
     #[must_use]
     pub fn failed(check: IndexCheck) -> Self {
-        let (site, outcome) = ((check.op, check.location), OnceLock::from(Some(check)));
+        let (site, outcome) = ((check.op, check.location), OnceLock::new());
+        let _ = outcome.set(Some(check)); // of which nobody knows yet
         Self(Arc::new(Checked { site, on: None, outcome, told: AtomicBool::new(false) }))
     }
 
