@@ -117,7 +117,7 @@ fn value_of(stream: &Stream, storage: &Storage) -> i64 {
 }
 
 static KERNELS: KernelSet = KernelSet::new(
-    Module { name: "shuttle", ptx: ".version 8.0\n.target sm_80\n.entry mix() {}", sm90: &[] },
+    Module::new("shuttle", ".version 8.0\n.target sm_80\n.entry mix() {}"),
     1,
     |_| "mix".into(),
 );
