@@ -83,7 +83,12 @@ fn the_twin_of_a_capture_that_is_over_enqueues_nothing() {
     let pool = GraphPool::new(device);
     let capture = Capturing::begin(&runtime, &stream, &pool).unwrap();
     let twin = stream.captured().unwrap().twin().clone();
+    let takes_twins =
+        || Storage::device(&runtime, N, &twin).is_ok() || seven.record_stream(&twin).is_ok();
+    assert!(!takes_twins());
     drop(capture);
+    // Its uses would be numbered anew from 1.
+    assert!(!takes_twins());
     let copy = |stream: &Stream, from: &Storage| {
         copy_bytes(stream, (&pinned, 0), (from, 0), N, true, Location::caller())
     };

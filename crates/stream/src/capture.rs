@@ -149,13 +149,21 @@ impl Stream {
         self.slot().captured()
     }
 
+    /// Whether it stands for a stream in a capture ([`Captured::twin`]), to number what the capture
+    /// holds. Nothing else is to be done with it, during the capture or after.
+    #[inline]
+    #[must_use]
+    pub fn is_twin(&self) -> bool {
+        self.twin_in().is_some()
+    }
+
     pub(crate) fn twin_in(&self) -> Option<&Weak<Capture>> {
         self.slot().twin_in()
     }
 
     /// Refuses to wait on the host for captured work, which does not run.
     pub(crate) fn refuse_twin(&self, call: &'static str) -> Result<()> {
-        if self.twin_in().is_some() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+        if self.is_twin() { Err(StreamError::Capturing { call }) } else { Ok(()) }
     }
 
     /// Refuses to ask about a stream, or wait for it, while it is captured.
@@ -234,7 +242,7 @@ impl Stream {
             let reason = "it is the default stream; use another";
             return Err(StreamError::CannotCapture { reason });
         }
-        if self.twin_in().is_some() {
+        if self.is_twin() {
             // The stream that it stood for would not know, and what that is given would be captured.
             let reason = "it stands for a stream in a capture; use that stream";
             return Err(StreamError::CannotCapture { reason });

@@ -261,12 +261,18 @@ impl Runtime {
     }
 
     /// Refuses a stream of another runtime: it cannot be ordered with this one's, nor its work be
-    /// waited for, even where both are of one driver.
+    /// waited for, even where both are of one driver. Refuses a captured stream's twin too, which
+    /// outlives its capture.
     pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
-        if self.devices()?.id() == stream.devices_id() {
-            return Ok(());
+        if self.devices()?.id() != stream.devices_id() {
+            return Err(Error::RuntimeMismatch { op });
         }
-        Err(Error::RuntimeMismatch { op })
+        if stream.is_twin() {
+            let reason = "a captured stream's twin only numbers the capture's operations: give the \
+                          stream itself";
+            return Err(Error::invalid(op, reason.to_owned()));
+        }
+        Ok(())
     }
 
     /// Whether this is no forked child of the process that the runtime was made in.
