@@ -9,11 +9,17 @@ use warpline_alloc::AllocatorConfig;
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
+/// Simulated devices of less memory than the usual: addresses are taken for all of it, and valgrind
+/// has few.
+pub(crate) fn small_sim(devices: usize) -> SimConfig {
+    SimConfig { capacity: 8 << 30, ..SimConfig::new(devices) }
+}
+
 /// Runs a body on every target that needs no hardware.
 pub(crate) fn on_every_target(body: impl Fn(Target<'_>)) {
     let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };
     body(Target::Cpu(&Runtime::without_cuda(reason, &RuntimeConfig::default())));
-    let sim = SimConfig { schedule: Schedule::Lazy, check_footprints: true, ..SimConfig::new(1) };
+    let sim = SimConfig { schedule: Schedule::Lazy, check_footprints: true, ..small_sim(1) };
     let sim = sim.build();
     on_driver(Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap(), body);
     assert!(sim.violations().is_empty(), "{:?}", sim.violations());

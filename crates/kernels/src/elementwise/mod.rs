@@ -197,11 +197,10 @@ mod tests {
     use smallvec::smallvec;
     use warpline_cuda_sys_safe::HostLaunch;
     use warpline_cuda_sys_safe::null::NullDriver;
-    use warpline_cuda_sys_safe::sim::SimConfig;
 
     use super::binary::{BinaryOp, binary};
     use super::*;
-    use crate::testing::Tensor;
+    use crate::testing::{Tensor, small_sim};
     use crate::{DType, Runtime, RuntimeConfig, Storage};
 
     static SET: KernelSet = KernelSet::new(crate::runtime::module!("../fill/fill"), 8, |i| {
@@ -216,7 +215,7 @@ mod tests {
     /// Few launches do where they can: far strides are cut, not what lies between them.
     #[test]
     fn what_reaches_too_far_is_cut_where_it_does() {
-        let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
+        let runtime = Runtime::new(small_sim(1).build(), RuntimeConfig::default()).unwrap();
         let device = runtime.device(0).unwrap();
         let stream = device.device().stream_from_pool(0).unwrap();
         let n = 1usize << 20;

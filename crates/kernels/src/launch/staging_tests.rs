@@ -14,6 +14,7 @@ use super::*;
 use crate::graph::{Capturing, GraphPool, Log};
 use crate::race::Touch;
 use crate::storage::Site;
+use crate::testing::small_sim;
 use crate::{Error, RuntimeConfig, Staging, SyncPolicy};
 
 /// Small enough that few bytes are many pieces.
@@ -32,7 +33,7 @@ pub(super) fn open(sim: SimConfig, sync_policy: SyncPolicy) -> (Arc<SimDriver>, 
 }
 
 fn with(schedule: Schedule, devices: usize) -> (Arc<SimDriver>, Runtime) {
-    open(SimConfig { schedule, ..SimConfig::new(devices) }, SyncPolicy::Auto)
+    open(SimConfig { schedule, ..small_sim(devices) }, SyncPolicy::Auto)
 }
 
 pub(super) fn pattern(bytes: usize, salt: usize) -> Vec<u8> {
@@ -78,7 +79,7 @@ fn staging_with_any_values_copies() {
         })
     });
     for staging in all {
-        let sim = SimConfig { unlinked_peers: vec![(0, 1)], ..SimConfig::new(2) }.build();
+        let sim = SimConfig { unlinked_peers: vec![(0, 1)], ..small_sim(2) }.build();
         let config = RuntimeConfig { staging, ..RuntimeConfig::default() };
         let runtime = Runtime::new(sim, config).unwrap();
         let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap();

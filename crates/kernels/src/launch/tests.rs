@@ -8,10 +8,11 @@ use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
 use super::*;
 use crate::graph::{Capturing, GraphPool};
 use crate::storage::Site;
+use crate::testing::small_sim;
 use crate::{Error, RuntimeConfig, SyncPolicy};
 
 fn runtime(sync_policy: SyncPolicy) -> Runtime {
-    let driver = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    let driver = SimConfig { schedule: Schedule::Lazy, ..small_sim(1) }.build();
     Runtime::new(driver, RuntimeConfig { sync_policy, ..RuntimeConfig::default() }).unwrap()
 }
 
@@ -72,7 +73,7 @@ fn memory_of_another_runtime_is_refused() {
 /// Two runtimes over one driver: what their streams are given, neither knows of the other's.
 #[test]
 fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
-    let driver = SimConfig::new(1).build();
+    let driver = small_sim(1).build();
     let runtime = || Runtime::new(driver.clone(), RuntimeConfig::default()).unwrap();
     let (ours, theirs) = (runtime(), runtime());
     let devices = [&ours, &theirs].map(|runtime| runtime.device(0).unwrap());
@@ -162,7 +163,7 @@ fn a_replay_that_uses_what_another_graph_is_yet_to_make_is_refused() {
 
 #[test]
 fn a_kernel_is_not_given_another_devices_memory() {
-    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+    let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(2) }.build();
     let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
     let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
     let (here, there) = (first.device().default_stream(), second.device().default_stream());
@@ -205,7 +206,7 @@ fn layouts_that_mean_nothing_are_refused() {
 
 #[test]
 fn a_target_is_one_device_of_one_runtime() {
-    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+    let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(2) }.build();
     let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
     let elsewhere = self::runtime(SyncPolicy::Auto);
     let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
@@ -238,7 +239,7 @@ fn a_target_is_one_device_of_one_runtime() {
 /// Whatever the order in which an op's storages are locked.
 #[test]
 fn uses_on_one_stream_are_waited_for_once() {
-    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(1) }.build();
     let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap().device();
     let [a, b] = [0, 0].map(|p| device.stream_from_pool(p).unwrap());
@@ -258,7 +259,7 @@ fn uses_on_one_stream_are_waited_for_once() {
 #[test]
 fn a_copy_to_pageable_memory_is_done_when_it_returns() {
     for schedule in [Schedule::Lazy, Schedule::Eager, Schedule::Seeded(3)] {
-        let sim = SimConfig { schedule, ..SimConfig::new(1) }.build();
+        let sim = SimConfig { schedule, ..small_sim(1) }.build();
         let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
         let device = runtime.device(0).unwrap().device();
         let [a, b] = [0, 0].map(|p| device.stream_from_pool(p).unwrap());

@@ -8,10 +8,11 @@ use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 
 use super::staging_tests::{STAGING, contents, open, pageable, pattern, schedules, set};
 use super::*;
+use crate::testing::small_sim;
 use crate::{Error, SyncPolicy};
 
 fn unlinked(schedule: Schedule) -> SimConfig {
-    SimConfig { schedule, unlinked_peers: vec![(0, 1)], ..SimConfig::new(3) }
+    SimConfig { schedule, unlinked_peers: vec![(0, 1)], ..small_sim(3) }
 }
 
 /// Without a link, pieces go through page-locked memory, in order with both devices and without
@@ -23,7 +24,7 @@ fn unlinked_devices_copy_in_pieces() {
             for (bytes, on) in [(1, 0), (64, 1), (65, 0), (256, 1), (257, 0), (3000, 1), (999, 2)] {
                 let unlinked_peers = vec![(0, 1)];
                 let (sim, runtime) =
-                    open(SimConfig { schedule, unlinked_peers, ..SimConfig::new(3) }, policy);
+                    open(SimConfig { schedule, unlinked_peers, ..small_sim(3) }, policy);
                 let stream = |d: usize| runtime.device(d).unwrap().device().stream_from_pool(0);
                 let [from, to, third] = [0, 1, 2].map(|d| stream(d).unwrap());
                 let here = Location::caller();
