@@ -288,4 +288,15 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
 
     /// `cuIpcOpenEventHandle`.
     fn ipc_open_event(&self, device: usize, handle: IpcEventHandle) -> Result<EventHandle>;
+
+    // ---- collectives --------------------------------------------------------------------
+
+    /// NCCL for this driver's devices.
+    ///
+    /// # Errors
+    /// [`DriverError::LibraryNotFound`] with every name tried; that this driver has none.
+    fn nccl(&self) -> Result<&dyn nccl::Nccl> {
+        let reason = format!("the {} driver has no NCCL", self.name());
+        Err(DriverError::InvalidArgument { call: "nccl", reason })
+    }
 }

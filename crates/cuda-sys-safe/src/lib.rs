@@ -14,6 +14,7 @@ mod driver;
 mod dylib;
 mod error;
 mod launch;
+pub mod nccl;
 pub mod null;
 pub mod nvrtc;
 mod open;

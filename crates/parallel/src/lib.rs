@@ -1,0 +1,4 @@
+//! Many GPUs and many processes: `DataParallel` and process groups (`torch.nn.DataParallel`,
+//! `torch.distributed`).
+
+#![forbid(unsafe_code)]
