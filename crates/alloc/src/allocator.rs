@@ -41,7 +41,7 @@ pub(crate) struct Shared<B: Backend> {
     table: Table<B>,
     /// Shards for which the table has no room.
     others: Mutex<Vec<Arc<Shard<B>>>>,
-    config: Mutex<AllocatorConfig>,
+    pub(crate) config: Mutex<AllocatorConfig>,
     /// Private pools that may still be alive.
     pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
     pub(crate) next_pool: AtomicU64,
@@ -52,7 +52,7 @@ pub(crate) struct Shared<B: Backend> {
 struct Searched(bool);
 
 /// What a block is made of: the books that have it, and what they say.
-type Found<B> = (Lasting<Books<B>>, Granted);
+pub(crate) type Found<B> = (Lasting<Books<B>>, Granted);
 
 impl<B: Backend> CachingAllocator<B> {
     /// An allocator with an empty cache. Does not call the backend.
@@ -349,7 +349,7 @@ impl<B: Backend> Shared<B> {
     }
 
     /// `None` if the shard serves another stream by now.
-    fn malloc_in(
+    pub(crate) fn malloc_in(
         &self,
         shard: &Arc<Shard<B>>,
         bytes: usize,

@@ -79,7 +79,8 @@ impl StreamBackend for CudaBackend {
     fn record(&self, stream: &Stream) -> Result<Event, DriverError> {
         // An event can be recorded only on streams of its own device.
         let event = Event::new(&self.driver, stream.device(), EventFlags::default())?;
-        event.record(stream)?;
+        // Of another device's captures nobody tells.
+        event.record_outside_captures(stream)?;
         Ok(event)
     }
 
@@ -87,7 +88,7 @@ impl StreamBackend for CudaBackend {
         if event.device() != stream.device() {
             return self.record(stream);
         }
-        event.record(stream)?;
+        event.record_outside_captures(stream)?;
         Ok(event)
     }
 

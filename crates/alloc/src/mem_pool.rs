@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::Location;
 use std::sync::{Arc, Weak};
 
 use warpline_sync::Mutex;
@@ -12,7 +13,7 @@ use crate::allocator::Shared;
 use crate::core::Core;
 use crate::shard::{Shard, lock};
 use crate::state::State;
-use crate::{AllocatorConfig, Backend, Block, CachingAllocator};
+use crate::{AllocError, AllocatorConfig, Backend, Block, CachingAllocator};
 
 /// How a [`MemPool`] behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,6 +205,39 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared().add_route(pool, Filter::Stream(B::stream_id(stream)), false)
     }
 
+    /// Memory for work on `stream` from the pool, without a route there, unless a route leads the
+    /// request elsewhere. As [`malloc`](CachingAllocator::malloc) if the pool is another allocator's.
+    ///
+    /// # Errors
+    /// As [`malloc`](CachingAllocator::malloc).
+    #[track_caller]
+    pub fn malloc_from(
+        &self,
+        pool: &MemPool<B>,
+        bytes: usize,
+        stream: &B::Stream,
+    ) -> Result<Block<B>, AllocError> {
+        let (shared, id) = (self.shared(), B::stream_id(stream));
+        if bytes > 0 && shared.may_lead_to(&pool.inner) && shared.routes.find(id).is_none() {
+            let shard = pool.inner.shard(&shared.core, &shared.config, stream);
+            let site = Location::caller();
+            if let Some((books, granted)) = shared.malloc_in(&shard, bytes, id, site, false)? {
+                return Ok(Block::new(books, granted, bytes, id));
+            }
+        }
+        self.malloc(bytes, stream)
+    }
+
+    /// Says that streams are being captured, until the result is dropped after the capture, as
+    /// [`capture_to`](CachingAllocator::capture_to) does, and leads no request anywhere.
+    #[must_use = "the capture ends when this is dropped"]
+    pub fn capture(&self) -> PoolRoute<B> {
+        let shared = self.shared();
+        shared.core.begin_capture();
+        let number = shared.routes.next.fetch_add(1, Ordering::Relaxed);
+        PoolRoute { shared: Arc::clone(shared), number, capture: true }
+    }
+
     /// Serves all requests for a stream that is being captured from the pool, until the result is
     /// dropped after the capture. Until then nothing goes back to the backend, no event is queried,
     /// none is recorded in a stream that is captured, and what several streams used stays unused.
@@ -225,6 +259,13 @@ impl<B: Backend> Shared<B> {
         pool
     }
 
+    fn may_lead_to(&self, pool: &Pool<B>) -> bool {
+        // Another allocator's shards are not to be filled from here.
+        let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
+        // Nor is another device's memory to be taken for this one's.
+        own && pool.backend.as_ref().is_none_or(|other| self.core.backend.may_stand_in(other))
+    }
+
     fn add_route(
         self: &Arc<Self>,
         pool: &MemPool<B>,
@@ -233,10 +274,7 @@ impl<B: Backend> Shared<B> {
     ) -> PoolRoute<B> {
         let number = self.routes.next.fetch_add(1, Ordering::Relaxed);
         let pool = Arc::clone(&pool.inner);
-        // Another allocator's shards are not to be filled from here.
-        let own = std::ptr::eq(pool.core.as_ptr(), Arc::as_ptr(&self.core));
-        // Nor is another device's memory to be taken for this one's.
-        if own && pool.backend.as_ref().is_none_or(|other| self.core.backend.may_stand_in(other)) {
+        if self.may_lead_to(&pool) {
             lock(&self.routes.routes).push(Route { number, filter, pool });
             self.routes.count.fetch_add(1, Ordering::SeqCst);
         }

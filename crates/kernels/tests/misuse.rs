@@ -89,6 +89,8 @@ fn the_twin_of_a_capture_that_is_over_enqueues_nothing() {
     drop(capture);
     // Its uses would be numbered anew from 1.
     assert!(!takes_twins());
+    // Work of the stream with the same numbers would count as done.
+    assert!(twin.query().is_err() && twin.synchronize().is_err());
     let copy = |stream: &Stream, from: &Storage| {
         copy_bytes(stream, (&pinned, 0), (from, 0), N, true, Location::caller())
     };
@@ -213,4 +215,88 @@ fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
     let pinned = Storage::pinned(&runtime, N).unwrap();
     copy_bytes(&other, (&pinned, 0), (&again, 0), N, true, Location::caller()).unwrap();
     assert_eq!(first(&pinned), 1);
+}
+
+#[test]
+fn memory_of_a_captured_stream_comes_after_all_that_it_was_given_before() {
+    let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
+    let runtime = Runtime::new(sim.build(), RuntimeConfig::default()).unwrap();
+    let gpu = runtime.device(0).unwrap();
+    let [former, home, other] = [(); 3].map(|()| gpu.device().stream_from_pool(0).unwrap());
+    let fill = |stream: &Stream, storage: &Storage, value| {
+        let (value, bytes) = (MemsetValue::U8(value), storage.bytes());
+        memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
+    };
+    let most = 44 << 20;
+    let dropped = Storage::device(&runtime, most, &former).unwrap();
+    fill(&former, &dropped, 7);
+    drop(dropped);
+    let small = Storage::device(&runtime, N, &home).unwrap();
+    fill(&home, &small, 0);
+    // The allocator lets `home` wait for `former`, which is no operation of its own.
+    let again = Storage::device(&runtime, most, &home).unwrap();
+    let capture = Capturing::begin(&runtime, &home, &GraphPool::new(gpu)).unwrap();
+    fill(&other, &again, 1);
+    other.synchronize().unwrap();
+    drop(capture);
+    former.synchronize().unwrap();
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    for at in (0..most).step_by(1 << 20) {
+        copy_bytes(&other, (&pinned, 0), (&again, at), N, true, Location::caller()).unwrap();
+        assert_eq!(first(&pinned), 1, "at {at}");
+    }
+}
+
+#[test]
+fn memory_that_two_captures_used_waits_for_both() {
+    for seed in 0..16 {
+        let sim = SimConfig { schedule: Schedule::Seeded(seed), ..SimConfig::new(1) }.build();
+        let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
+        let gpu = runtime.device(0).unwrap();
+        let [a, b, joins] = [(); 3].map(|()| gpu.device().stream_from_pool(0).unwrap());
+        let [seen, elsewhere] = [(); 2].map(|()| device_filled(&runtime, &a, 0));
+        let fill = |storage: &Storage, value| {
+            let (value, here) = (MemsetValue::U8(value), Location::caller());
+            memset(&b, (storage, 0), value, N, "memset", here).unwrap();
+        };
+        let copy = |stream: &Stream, to: &Storage, from: &Storage| {
+            copy_bytes(stream, (to, 0), (from, 0), N, true, Location::caller()).unwrap();
+        };
+        let pool = GraphPool::new(gpu);
+        let other = Capturing::begin(&runtime, &a, &pool).unwrap();
+        let capture = Capturing::begin(&runtime, &b, &pool).unwrap();
+        let made = Storage::device(&runtime, N, &b).unwrap();
+        fill(&made, 7);
+        joins.wait_stream(&b).unwrap();
+        copy(&a, &elsewhere, &made);
+        copy(&joins, &seen, &made);
+        drop(made);
+        drop(other.end().unwrap());
+        // In the same place, this would be written while it is copied.
+        fill(&Storage::device(&runtime, N, &b).unwrap(), 9);
+        capture.end().unwrap().replay(&a).unwrap();
+        let pinned = Storage::pinned(&runtime, N).unwrap();
+        copy(&a, &pinned, &seen);
+        assert_eq!(first(&pinned), 7, "seed {seed}");
+    }
+}
+
+#[test]
+fn memory_of_another_device_that_is_dropped_spoils_no_capture() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+    let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
+    let gpus = [0, 1].map(|index| runtime.device(index).unwrap());
+    let [one, two] = gpus.map(|gpu| gpu.device().stream_from_pool(0).unwrap());
+    let (seven, copied) = (device_filled(&runtime, &one, 7), device_filled(&runtime, &two, 0));
+    copy_bytes(&two, (&copied, 0), (&seven, 0), N, true, Location::caller()).unwrap();
+    let capture = Capturing::begin(&runtime, &two, &GraphPool::new(gpus[1])).unwrap();
+    drop(seven);
+    // The allocator asks whether the captured stream is through with it.
+    drop(Storage::device(&runtime, N, &one).unwrap());
+    capture.end().unwrap();
+    let pinned = Storage::pinned(&runtime, N).unwrap();
+    copy_bytes(&two, (&pinned, 0), (&copied, 0), N, true, Location::caller()).unwrap();
+    assert_eq!(first(&pinned), 7);
+    gpus[0].allocator().empty_cache();
+    assert_eq!(gpus[0].allocator().memory_reserved(), 0);
 }

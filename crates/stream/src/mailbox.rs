@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
-use warpline_cuda_sys_safe::{DriverError, EventFlags, owned};
+use warpline_cuda_sys_safe::owned::{self, LaunchToken};
+use warpline_cuda_sys_safe::{DriverError, EventFlags};
 use warpline_sync::{Mutex, MutexGuard};
 
 use crate::checked::{CheckedLaunch, Place, REPLAYED, Site};
@@ -116,11 +117,22 @@ impl Mailbox {
     /// The operation that a closure given to [`Stream::submit`] is about to enqueue, and what its
     /// kernel is told: an address, what stands for the launch, and a word of the caller's. A kernel
     /// that finds 0 at the address writes index, that word, dimension and size after it, and then
-    /// there, in that order, what stands for the launch.
+    /// there, in that order, what stands for the launch. The token says that it is a launch path that
+    /// asks: of a launch that is not that operation, it would count as known how it went.
     ///
     /// # Errors
     /// The driver's own, where more places are needed.
     pub fn launch(
+        &self,
+        _token: LaunchToken,
+        stream: &Stream,
+        op: &'static str,
+        location: &'static Location<'static>,
+    ) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
+        self.begin(stream, op, location)
+    }
+
+    fn begin(
         &self,
         stream: &Stream,
         op: &'static str,
@@ -154,9 +166,19 @@ impl Mailbox {
     }
 
     /// Operation `op` of a stream, which is about to be enqueued and replays the captured kernel.
-    /// What replays say that are under way at once counts as said by each of them.
+    /// What replays say that are under way at once counts as said by each of them. The token as of
+    /// [`Mailbox::launch`].
     #[must_use]
-    pub fn enter_replay(&self, stream: &Stream, op: OpNumber) -> Option<CheckedLaunch> {
+    pub fn enter_replay(
+        &self,
+        _token: LaunchToken,
+        stream: &Stream,
+        op: OpNumber,
+    ) -> Option<CheckedLaunch> {
+        self.begin_replay(stream, op)
+    }
+
+    fn begin_replay(&self, stream: &Stream, op: OpNumber) -> Option<CheckedLaunch> {
         let (place, site) = self.captured.as_ref()?;
         let mut state = self.state();
         state.settle(true, CheckedLaunch::is_known_done);
@@ -282,7 +304,7 @@ mod tests {
         let mut launches = Vec::new();
         for i in 0..10 * PLACES as u64 {
             let here = Location::caller();
-            let (launch, [_, says, _]) = stream.mailbox().launch(&stream, "test", here).unwrap();
+            let (launch, [_, says, _]) = stream.mailbox().begin(&stream, "test", here).unwrap();
             run(&stream);
             if i % 3 == 0 {
                 say(&launch, i, says);
@@ -308,7 +330,7 @@ mod tests {
         let stream = stream();
         for _ in 0..10 * PLACES {
             let here = Location::caller();
-            let (launch, _) = stream.mailbox().launch(&stream, "test", here).unwrap();
+            let (launch, _) = stream.mailbox().begin(&stream, "test", here).unwrap();
             stream.mailbox().withdraw(&launch);
         }
         let State { free, running, .. } = &*stream.mailbox().state();
@@ -319,7 +341,7 @@ mod tests {
     fn a_replay_that_was_refused_leaves_no_failure() {
         let stream = stream();
         let mailbox = stream.captured_mailbox("test", Location::caller()).unwrap();
-        let replay = || mailbox.enter_replay(&stream, stream.last_op() + 1).unwrap();
+        let replay = || mailbox.begin_replay(&stream, stream.last_op() + 1).unwrap();
         let failed = replay();
         run(&stream);
         say(&failed, 7, REPLAYED);
@@ -338,7 +360,7 @@ mod tests {
         let stream = stream();
         let mailbox = stream.captured_mailbox("test", Location::caller()).unwrap();
         let replay = || {
-            let replay = mailbox.enter_replay(&stream, stream.last_op() + 1).unwrap();
+            let replay = mailbox.begin_replay(&stream, stream.last_op() + 1).unwrap();
             run(&stream);
             replay
         };

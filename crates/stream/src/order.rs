@@ -75,6 +75,10 @@ impl Checkpoints {
         self.0.get(self.0.partition_point(|checkpoint| checkpoint.op < op))
     }
 
+    pub(crate) fn latest(&self) -> Option<&Checkpoint> {
+        self.0.back()
+    }
+
     /// Records a checkpoint after `op`, the last operation enqueued.
     #[track_caller]
     pub(crate) fn record(

@@ -113,6 +113,33 @@ impl Inner {
         }
     }
 
+    /// A checkpoint after all that it was given outside a capture, numbered or not; `None` if that is
+    /// done.
+    #[track_caller]
+    fn checkpoint_of_all(&self) -> Result<Option<(Arc<PooledEvent>, Point)>> {
+        let mut state = self.lock();
+        if self.capture.captured().is_none() {
+            if self.raw.query().unwrap_or(false) {
+                return Ok(None);
+            }
+            self.record_checkpoint(&mut state)?;
+        }
+        // While it is captured: the one that was recorded as that began.
+        match state.checkpoints.latest().cloned() {
+            Some(Checkpoint { op, before, event }) => Ok(Some((event, self.point_at(op, before)))),
+            None => Err(StreamError::Capturing { call: "wait_for_all" }),
+        }
+    }
+
+    /// Records a checkpoint although there may be one after the last operation: the allocator gives
+    /// streams waits that have no number.
+    #[track_caller]
+    fn record_checkpoint(&self, state: &mut State) -> Result<()> {
+        let State { checkpoints, clock } = state;
+        checkpoints.record(&self.core, &self.raw, self.progress.last(), clock)?;
+        Ok(())
+    }
+
     /// Where the stream is.
     pub(crate) fn now(&self) -> Point {
         self.point(&self.lock())
@@ -171,9 +198,9 @@ impl Stream {
     pub(crate) fn change_capture<R>(&self, f: impl FnOnce(&Slot) -> Result<R>) -> Result<R> {
         let inner = &*self.0;
         let mut state = inner.lock();
-        // Others can wait for earlier work without touching the stream.
-        if inner.progress.last() > 0 && !self.is_capturing() {
-            inner.checkpoint_in(&mut state, inner.progress.last())?;
+        // Others can wait for earlier work, what has no number included, without touching the stream.
+        if !self.is_capturing() {
+            inner.record_checkpoint(&mut state)?;
         }
         f(&inner.capture)
     }

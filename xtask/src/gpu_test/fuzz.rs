@@ -110,6 +110,7 @@ mod tests {
         let suite = Suite {
             gpus: 1,
             simulated: true,
+            sanitizer: None,
             filter: None,
             wrapper: Vec::new(),
             env: Vec::new(),

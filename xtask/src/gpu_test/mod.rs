@@ -150,7 +150,7 @@ fn suite(args: &Args) -> Result<Suite> {
     Ok(Suite {
         gpus,
         simulated: args.sim.is_some(),
-        one_at_a_time: args.sanitizer.is_some(),
+        sanitizer: args.sanitizer,
         filter: args.filter.clone(),
         wrapper,
         env,

@@ -17,15 +17,16 @@ const PROGRAM: &str = "compute-sanitizer";
 /// Where CUDA's toolkit puts it.
 const FOLDERS: [&str; 2] = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"];
 
-/// Tests that see work of large products still running. Under the tools each launch waits for its end,
-/// and racecheck takes minutes for one such product of cuBLAS.
-pub(super) const NEED_OVERLAP: [&str; 2] =
+/// Tests that see work of large products still running. Under the tools each launch waits for its end.
+const NEED_OVERLAP: [&str; 2] =
     ["gpu_s07_ops_return_before_they_run", "gpu_s12_streams_overlap_past_a_wait"];
-
-/// Whether a test, by its path, is of no use under the tools.
-pub(super) fn needs_overlap(name: &str) -> bool {
-    NEED_OVERLAP.contains(&name.rsplit("::").next().unwrap_or(name))
-}
+/// Tests whose large products take racecheck minutes each. It would check cuBLAS's kernels, not ours.
+const LARGE_PRODUCTS: [&str; 4] = [
+    "gpu_s13_synchronize_waits_for_all",
+    "gpu_s13_an_event_covers_what_came_before",
+    "gpu2_s13_wait_event_orders_across_devices",
+    "gpu_s13_elapsed_time",
+];
 
 impl Sanitizer {
     /// The command that a test binary runs under.
@@ -39,6 +40,16 @@ impl Sanitizer {
             );
         };
         Ok(self.command(&program))
+    }
+
+    /// What a test, by its path, would need that the tool takes away.
+    pub(super) fn takes_from(self, test: &str) -> Option<&'static str> {
+        let name = test.rsplit("::").next().unwrap_or(test);
+        if NEED_OVERLAP.contains(&name) {
+            return Some("launches that return at once");
+        }
+        let slow = self == Self::Racecheck && LARGE_PRODUCTS.contains(&name);
+        slow.then_some("large products in reasonable time")
     }
 
     fn command(self, program: &Path) -> Vec<String> {
@@ -82,9 +93,20 @@ mod tests {
         let folder = root.join("crates/tensor/tests/semantics");
         let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
         let text: String = files.map(|file| std::fs::read_to_string(file).unwrap()).collect();
-        for name in NEED_OVERLAP {
-            assert!(text.contains(&format!("fn {name}(")), "{name} is no test");
+        for name in NEED_OVERLAP.iter().chain(&LARGE_PRODUCTS) {
+            assert!(text.contains(name), "{name} is no test");
         }
+    }
+
+    #[test]
+    fn memcheck_has_time_for_large_products() {
+        let of = |sanitizer: Sanitizer, test: &str| sanitizer.takes_from(&format!("s::{test}"));
+        for sanitizer in [Sanitizer::Memcheck, Sanitizer::Racecheck] {
+            assert!(of(sanitizer, NEED_OVERLAP[0]).is_some());
+            assert_eq!(of(sanitizer, "gpu_copy"), None);
+        }
+        assert!(of(Sanitizer::Racecheck, LARGE_PRODUCTS[0]).is_some());
+        assert_eq!(of(Sanitizer::Memcheck, LARGE_PRODUCTS[0]), None);
     }
 
     #[test]

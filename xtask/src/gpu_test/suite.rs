@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::build::Binary;
 use super::output::{self, Report};
-use super::sanitizer;
+use super::sanitizer::Sanitizer;
 
 /// How the tests are run.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub(super) struct Suite {
     pub(super) gpus: usize,
     /// Whether they are simulated.
     pub(super) simulated: bool,
-    /// Whether a tool makes each launch wait for its end.
-    pub(super) one_at_a_time: bool,
+    /// The tool of compute-sanitizer they run under, if any.
+    pub(super) sanitizer: Option<Sanitizer>,
     /// Only tests whose name contains this.
     pub(super) filter: Option<String>,
     /// The command that each test binary runs under, if any.
@@ -89,8 +89,8 @@ impl Suite {
                 outcome.filtered += 1;
             } else if self.simulated && binary.starts_with("gpu_") {
                 outcome.not_run.push((name.clone(), "a real GPU".to_owned()));
-            } else if self.one_at_a_time && sanitizer::needs_overlap(name) {
-                outcome.not_run.push((name.clone(), "launches that return at once".to_owned()));
+            } else if let Some(needed) = self.sanitizer.and_then(|tool| tool.takes_from(name)) {
+                outcome.not_run.push((name.clone(), needed.to_owned()));
             } else if needed > self.gpus {
                 outcome.not_run.push((name.clone(), format!("{needed} GPUs")));
             } else {
@@ -210,7 +210,7 @@ mod tests {
         Suite {
             gpus,
             simulated: false,
-            one_at_a_time: false,
+            sanitizer: None,
             filter: None,
             wrapper: Vec::new(),
             env: vec![("WARPLINE_DRIVER".to_owned(), None)],
@@ -263,12 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn tests_of_overlap_are_not_run_where_nothing_overlaps() {
+    fn tests_that_a_sanitizer_leaves_nothing_to_see_are_not_run() {
         let dir = temp();
-        let name = format!("here::{}", sanitizer::NEED_OVERLAP[0]);
+        let name = "here::gpu_s07_ops_return_before_they_run";
         let binary = binary(&dir, &format!("gpu_a: test\\n{name}: test\\n"), ALL_PASS);
         assert_eq!(suite(1).run(&binary).unwrap().passed, 2);
-        let outcome = Suite { one_at_a_time: true, ..suite(1) }.run(&binary).unwrap();
+        let sanitized = Suite { sanitizer: Some(Sanitizer::Memcheck), ..suite(1) };
+        let outcome = sanitized.run(&binary).unwrap();
         assert_eq!((outcome.passed, outcome.not_run.len()), (1, 1));
         assert_eq!(outcome.not_run[0].0, name);
     }

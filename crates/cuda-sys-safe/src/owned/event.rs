@@ -99,6 +99,24 @@ impl Event {
         Ok(())
     }
 
+    /// [`Event::record`] of a stream that is in no capture: the host can neither ask nor wait for what
+    /// is recorded in one, and the attempt spoils it.
+    ///
+    /// # Errors
+    /// As [`Event::record`]; [`crate::DriverError::InvalidArgument`] for a stream that is captured.
+    #[track_caller]
+    pub fn record_outside_captures(&self, stream: &Stream) -> Result<()> {
+        const CALL: &str = "Event::record_outside_captures";
+        let location = Location::caller();
+        same_driver(CALL, &self.driver, stream.driver()).map_err(|e| e.at(location))?;
+        let mut recorded_in = self.recorded_in();
+        // SAFETY: both handles are alive and of this driver.
+        let record = || unsafe { self.driver.event_record(self.handle, stream.handle()) };
+        stream.outside_captures(CALL, record).map_err(|e| e.at(location))?;
+        *recorded_in = None;
+        Ok(())
+    }
+
     pub(super) fn recorded_in(&self) -> MutexGuard<'_, Option<Arc<Membership>>> {
         self.recorded_in.lock().unwrap_or_else(PoisonError::into_inner)
     }

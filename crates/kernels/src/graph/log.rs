@@ -5,8 +5,7 @@ use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
-use warpline_alloc::PoolRoute;
-use warpline_alloc::cuda::{CudaBackend, CudaBlock};
+use warpline_alloc::cuda::CudaBlock;
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
 use warpline_sync::{Mutex, MutexGuard};
@@ -36,12 +35,14 @@ struct Noted {
     needed: Vec<Replayed>,
     /// What was made in it, by the same keys.
     made: HashMap<usize, WeakStorage>,
-    /// Where the allocator takes memory for the streams that take part, by these streams' twins.
-    routes: Vec<(Stream, PoolRoute<CudaBackend>)>,
+    /// The twins of the streams that were given memory.
+    twins: Vec<Stream>,
     /// Memory that was dropped while other streams that take part use it.
-    parked: Vec<(CudaBlock, Uses)>,
+    parked: Vec<(Arc<CudaBlock>, Uses)>,
     /// Values by which random ops advanced.
     draws: u64,
+    /// Whether the capture has ended.
+    over: bool,
 }
 
 struct Entry {
@@ -72,10 +73,10 @@ pub(super) struct Notes {
 impl Noted {
     /// Gives back memory whose stream comes after all its uses by now.
     fn reclaim(&mut self) {
-        let routes = &self.routes;
+        let twins = &self.twins;
         self.parked.retain(|(block, uses)| {
-            let owner = routes.iter().find(|(twin, _)| twin.id() == block.stream_id());
-            let comes_after = |(twin, _): &(Stream, _)| {
+            let owner = twins.iter().find(|twin| twin.id() == block.stream_id());
+            let comes_after = |twin: &Stream| {
                 let mut all = uses.conflicting(true);
                 all.all(|used| twin.is_ordered_after(&used.stream, used.op).unwrap_or(false))
             };
@@ -104,15 +105,28 @@ impl Log {
         self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that the stream's memory comes from the pool, and says what is made there.
-    pub(crate) fn member(&self, device: &CudaDevice, stream: &Stream) -> Member {
+    /// Memory for a stream that takes part, from the pool unless the program leads requests
+    /// elsewhere. Asked for by name: a route would lead what other threads want for the stream there
+    /// too, who do not know of the capture yet, or that it is over.
+    #[track_caller]
+    pub(crate) fn malloc(
+        &self,
+        device: &CudaDevice,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<CudaBlock> {
         let mut noted = self.noted();
-        if !noted.routes.iter().any(|(twin, _)| twin == stream) {
-            let route = device.allocator().use_pool_for(self.pool.memory(), stream.raw());
+        if !noted.twins.contains(stream) {
             let twin = stream.captured().map_or_else(|| stream.clone(), |c| c.twin().clone());
-            noted.routes.push((twin, route));
+            noted.twins.push(twin);
         }
         noted.reclaim();
+        drop(noted);
+        Ok(device.allocator().malloc_from(self.pool.memory(), bytes, stream.raw())?)
+    }
+
+    /// What is made in the pool.
+    pub(crate) fn member(&self) -> Member {
         Member::new(&self.pool, &self.replayed)
     }
 
@@ -121,20 +135,27 @@ impl Log {
         self.pool.memory().holds(block)
     }
 
-    /// Takes the memory of a storage that is dropped, if the capture uses it: it can be used again
-    /// in the capture once its own stream comes after all these uses. Otherwise gives it back.
-    pub(super) fn park(&self, key: usize, block: CudaBlock) -> Option<CudaBlock> {
+    /// Keeps the memory of a storage that is dropped, if the capture uses it: it can be used again
+    /// in the capture once its own stream comes after all these uses.
+    pub(super) fn park(&self, key: usize, block: &Arc<CudaBlock>) {
         let mut noted = self.noted();
-        let Some(entry) = noted.entries.get_mut(&key) else { return Some(block) };
-        let uses = std::mem::take(&mut entry.uses);
-        noted.parked.push((block, *uses));
-        None
+        if let Some(entry) = noted.entries.get_mut(&key) {
+            let uses = std::mem::take(&mut entry.uses);
+            noted.parked.push((Arc::clone(block), *uses));
+        }
     }
 
-    /// Enters a storage that was made in the capture.
-    pub(crate) fn enter_made(&self, storage: &Storage) {
-        self.noted().made.insert(storage.key(), storage.downgrade());
+    /// Enters a storage that was made in the capture; false if that is over by now, and replays may
+    /// write the memory.
+    pub(crate) fn enter_made(&self, storage: &Storage) -> bool {
+        let mut noted = self.noted();
+        if noted.over {
+            return false;
+        }
+        noted.made.insert(storage.key(), storage.downgrade());
+        drop(noted);
         self.pool.enter(storage);
+        true
     }
 
     /// The place, counted from the replay's, of a random op of which no thread takes more than
@@ -222,10 +243,11 @@ impl Log {
 
     /// Takes everything out, at the end of the capture.
     pub(super) fn take(&self) -> Notes {
-        let noted = std::mem::take(&mut *self.noted());
-        let Noted { entries, needed, made, routes, parked, draws } = noted;
+        let over = Noted { over: true, ..Noted::default() };
+        let noted = std::mem::replace(&mut *self.noted(), over);
+        let Noted { entries, needed, made, twins, parked, draws, over: _ } = noted;
         let mailboxes = std::mem::take(&mut *self.mailboxes());
-        drop((made, routes, parked));
+        drop((made, twins, parked));
         let (mut storages, mut flows) = (Vec::with_capacity(entries.len()), Flows::new());
         for (key, entry) in entries {
             storages.push((entry.storage, entry.writes));

@@ -61,7 +61,7 @@ impl Capturing {
         let state = pool.state(runtime, stream)?.clone();
         let log = Arc::new(Log::new(pool.clone(), state));
         pool.enter_log(&log);
-        let memory = device.allocator().capture_to(pool.memory(), stream.raw());
+        let memory = device.allocator().capture();
         let pinned = runtime.pinned_cache()?.capture();
         let capture = stream.begin_capture(Arc::clone(&log) as CaptureLog, TOKEN)?;
         Ok(Self {

@@ -170,6 +170,8 @@ impl Member {
         }
         let logs = pool.logs().clone();
         let logs: Vec<_> = logs.iter().filter_map(Weak::upgrade).collect();
-        let _ = logs.iter().try_fold(block, |block, log| log.park(key, block));
+        // Each that uses it keeps it until it is done with it.
+        let block = Arc::new(block);
+        logs.iter().for_each(|log| log.park(key, &block));
     }
 }

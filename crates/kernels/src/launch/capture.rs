@@ -7,7 +7,7 @@ use warpline_stream::{CheckedLaunch, Mailbox, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{enqueue_now, located};
-use super::{Flows, Marking};
+use super::{Flows, Marking, TOKEN};
 use crate::race::Touch;
 use crate::storage::{Site, Source};
 use crate::{Result, Storage};
@@ -33,7 +33,7 @@ pub(crate) unsafe fn replay(
         enqueue_now(stream, storages, &touches, site, &marking, |_| {
             // Before the launch: it may have failed by the time that this returns.
             let op = stream.last_op() + 1;
-            let replay = |mailbox: &Arc<Mailbox>| mailbox.enter_replay(stream, op);
+            let replay = |mailbox: &Arc<Mailbox>| mailbox.enter_replay(TOKEN, stream, op);
             let replays: Vec<CheckedLaunch> = mailboxes.iter().filter_map(replay).collect();
             // SAFETY: the caller's; the replay is entered as a use of the storages, so that their
             // memory goes to nobody else before it is done.

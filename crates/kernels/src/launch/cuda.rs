@@ -296,12 +296,7 @@ fn wait_for_uses(
     let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
     for used in uses_elsewhere(stream, all) {
         match policy {
-            // Of a stream in a capture, what it was given before can be waited for singly.
-            SyncPolicy::Auto if used.op == FORMER && !used.stream.is_capturing() => {
-                if !used.stream.raw().query().unwrap_or(false) {
-                    stream.wait_stream(&used.stream)?;
-                }
-            }
+            SyncPolicy::Auto if used.op == FORMER => stream.wait_for_all(&used.stream)?,
             SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
                 Err(_) if used.is_moot() => {}
                 waited => waited?,

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::DriverError;
 use warpline_stream::{IndexCheck, Stream};
 
-use super::Call;
+use super::{Call, TOKEN};
 use crate::graph::Log;
 use crate::storage::Source;
 
@@ -54,7 +54,8 @@ impl Report {
         // By now no other thread begins a capture of the stream, or ends it.
         let (told, source) = match Log::of(stream) {
             None => {
-                let (launch, told) = stream.mailbox().launch(stream, call.op, call.location)?;
+                let (launch, told) =
+                    stream.mailbox().launch(TOKEN, stream, call.op, call.location)?;
                 (told, Source::Launch(launch))
             }
             Some(log) => {

@@ -117,21 +117,42 @@ impl Storage {
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         runtime.check_stream(stream, "empty")?;
+        let device = runtime.device(stream.device_index())?;
+        let mut block = None;
+        if let Some(log) = Log::of(stream) {
+            let captured = log.malloc(device, bytes, stream)?;
+            if bytes == 0 || log.keeps(&captured) {
+                let storage = Self::found(runtime, captured, bytes, stream, Some(log.member()));
+                if log.enter_made(&storage) {
+                    return Ok(storage);
+                }
+            } else {
+                // The program led the request to a pool of its own: the graph has to keep it.
+                block = Some(captured);
+            }
+        }
+        let block = match block {
+            Some(block) => block,
+            None => device.allocator().malloc(bytes, stream.raw())?,
+        };
+        let storage = Self::found(runtime, block, bytes, stream, None);
+        storage.enter_former_use(stream);
+        Ok(storage)
+    }
+
+    /// What the allocator gave for a stream.
+    #[track_caller]
+    fn found(
+        runtime: &Runtime,
+        block: CudaBlock,
+        bytes: usize,
+        stream: &Stream,
+        member: Option<Member>,
+    ) -> Self {
         let index = stream.device_index();
-        let device = runtime.device(index)?;
-        let log = Log::of(stream);
-        let member = log.as_ref().map(|log| log.member(device, stream));
-        let block = device.allocator().malloc(bytes, stream.raw())?;
-        // The program may lead requests to a pool of its own: what lies there the graph has to keep.
-        let log = log.filter(|log| bytes == 0 || log.keeps(&block));
-        let member = member.filter(|_| log.is_some());
         let storage = Self::build(runtime, Memory::Device(index, block), bytes, member);
         storage.exhume(index, stream);
-        match log {
-            Some(log) => log.enter_made(&storage),
-            None => storage.enter_former_use(stream),
-        }
-        Ok(storage)
+        storage
     }
 
     /// Enters what its stream was given so far: the memory's last user may be among that, and the

@@ -216,3 +216,42 @@ fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
         assert!(sim.books().is_settled(), "{:?}", sim.books());
     });
 }
+
+/// Memory is asked for while another thread begins a capture of the same stream, and ends it. What is
+/// not made in that capture does not lie where a graph's replays write.
+#[test]
+fn memory_asked_for_as_a_capture_begins_or_ends_is_no_graphs() {
+    check(|| {
+        let (_sim, runtime) = world();
+        let [stream, other] = [(); 2].map(|()| stream(&runtime));
+        let zero = device_memory(&stream, &runtime, 0);
+        let pool = GraphPool::new(gpu(&runtime));
+        let capture = {
+            let (runtime, stream, zero) = (runtime.clone(), stream.clone(), zero.clone());
+            move || {
+                let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
+                let made = Storage::device(&runtime, BYTES, &stream).unwrap();
+                mix_on(&stream, &made, &zero, 0, 7).unwrap();
+                drop(made);
+                capturing.end().unwrap()
+            }
+        };
+        let graph = capture();
+        let asks = {
+            let (runtime, stream) = (runtime.clone(), stream.clone());
+            move || (None, Some(Storage::device(&runtime, BYTES, &stream).unwrap()))
+        };
+        let captures = move || (Some(capture()), None);
+        let tasks: [Box<dyn FnOnce() -> (Option<Graph>, Option<Storage>) + Send>; 2] =
+            [Box::new(captures), Box::new(asks)];
+        let mut done = together(tasks);
+        let storage = done[1].1.take().unwrap();
+        match mix_on(&other, &storage, &zero, 0, 5) {
+            Ok(()) => {
+                graph.replay(&stream).unwrap();
+                assert_eq!(value_of(&other, &storage), 5);
+            }
+            Err(error) => assert!(matches!(error, Error::NotReplayed { .. }), "{error}"),
+        }
+    });
+}

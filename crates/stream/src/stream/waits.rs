@@ -57,6 +57,24 @@ impl Stream {
         self.enqueue_wait("wait_stream", &event, &point)
     }
 
+    /// As [`Stream::wait_stream`], for all that `other` was given outside a capture: what it has
+    /// captured is not waited for, and this stream joins no capture. Nothing if `other` is idle.
+    ///
+    /// # Errors
+    /// As [`Stream::wait_for`].
+    #[track_caller]
+    pub fn wait_for_all(&self, other: &Stream) -> Result<()> {
+        const CALL: &str = "wait_for_all";
+        if self == other {
+            return Ok(());
+        }
+        self.check_same_devices(other.core(), CALL)?;
+        match other.0.checkpoint_of_all()? {
+            Some((event, point)) => self.enqueue_wait(CALL, &event, &point),
+            None => Ok(()),
+        }
+    }
+
     /// Makes later work on this stream wait, on the GPU, for the event's latest record
     /// (`Stream.wait_event`). Nothing if it was never recorded.
     ///
@@ -132,6 +150,7 @@ impl Stream {
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         self.refuse_capturing("query")?;
+        self.refuse_twin("query")?;
         let now = self.now();
         let done = self.0.raw.query().map_err(|e| self.surfaced(e))?;
         if done {
@@ -147,6 +166,7 @@ impl Stream {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_capturing("synchronize")?;
+        self.refuse_twin("synchronize")?;
         let now = self.now();
         self.0.raw.synchronize().map_err(|e| self.surfaced(e))?;
         now.settle(self.core())
@@ -177,6 +197,7 @@ impl Stream {
         if self.0.progress.is_known_done(op) {
             return self.report_known(op);
         }
+        self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
         self.core().world.checks.look(&[point], || ())

@@ -18,6 +18,11 @@ fn submitted(stream: &Stream) {
     let _ = stream.submit(|_| Ok::<_, StreamError>(()));
 }
 
+fn checked(stream: &Stream) {
+    let _ = stream.mailbox().launch(stream, "op", std::panic::Location::caller());
+    let _ = stream.mailbox().enter_replay(stream, 1);
+}
+
 fn captured(stream: &Stream) {
     let _ = stream.begin_capture(Arc::new(()));
     let _ = stream.raw().begin_capture(CaptureMode::Relaxed);
