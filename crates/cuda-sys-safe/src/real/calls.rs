@@ -11,6 +11,8 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 
+#[cfg(unix)]
+use super::raw::shareable_on;
 use super::raw::{host_flags, mode_number, on_device, pinned_on, raw_event, raw_pool, raw_stream};
 use super::{CudaDriver, nvml};
 use crate::*;
@@ -385,6 +387,26 @@ unsafe impl Driver for CudaDriver {
             .map_err(|e| e.with_detail(|| format!("{bytes} bytes")))?;
         // SAFETY: just made by this driver.
         Ok(unsafe { PhysicalHandle::from_raw(device, handle) })
+    }
+
+    #[cfg(unix)]
+    fn mem_create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
+        let (mut handle, prop) = (0, shareable_on(device));
+        call!(self, device, cuMemCreate?(&mut handle, bytes, &prop, 0))
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes for other processes")))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { PhysicalHandle::from_raw(device, handle) })
+    }
+
+    #[cfg(unix)]
+    unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.export(memory) }
+    }
+
+    #[cfg(unix)]
+    fn mem_import(&self, device: usize, _bytes: usize, handle: OsHandle) -> Result<PhysicalHandle> {
+        self.import(device, handle)
     }
 
     unsafe fn mem_release(&self, memory: PhysicalHandle) -> Result<()> {
