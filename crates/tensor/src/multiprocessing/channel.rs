@@ -4,7 +4,6 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,10 +25,9 @@ use crate::{Error, Result, Tensor};
 #[derive(Debug)]
 pub struct Channel {
     socket: UnixStream,
-    sending: Mutex<()>,
-    receiving: Mutex<()>,
-    /// Whether part of a message was lost.
-    broken: AtomicBool,
+    /// Each direction, and whether part of a message was lost there.
+    sending: Mutex<bool>,
+    receiving: Mutex<bool>,
 }
 
 impl Channel {
@@ -37,7 +35,7 @@ impl Channel {
     #[must_use]
     pub fn new(socket: UnixStream) -> Self {
         let [sending, receiving] = [Mutex::default(), Mutex::default()];
-        Self { socket, sending, receiving, broken: AtomicBool::new(false) }
+        Self { socket, sending, receiving }
     }
 
     /// Two ends of one channel. One goes to a child process, as a descriptor that it inherits.
@@ -133,8 +131,7 @@ impl Channel {
         message: &[u8],
         handle: Option<BorrowedFd<'_>>,
     ) -> Result<()> {
-        let _sending = lock(&self.sending);
-        self.check_whole(op)?;
+        let mut broken = whole(&self.sending, op)?;
         let fds: Vec<BorrowedFd<'_>> = handle.into_iter().collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -150,7 +147,7 @@ impl Channel {
                 Err(error) => match io::Error::from(error) {
                     error if error.kind() == ErrorKind::Interrupted => continue,
                     error => {
-                        self.broken.fetch_or(written > 0, Ordering::Relaxed);
+                        *broken = written > 0;
                         return Err(failed(op, error));
                     }
                 },
@@ -161,17 +158,13 @@ impl Channel {
     }
 
     fn read(&self, op: &'static str, expected: Kind) -> Result<(Vec<u8>, Option<OwnedFd>)> {
-        let _receiving = lock(&self.receiving);
-        self.check_whole(op)?;
+        let mut broken = whole(&self.receiving, op)?;
         let mut head = [0; HEAD];
-        let (first, handle) = self.read_first(op, &mut head)?;
-        // From here on an error loses part of a message.
-        let was_broken = self.broken.swap(true, Ordering::Relaxed);
-        self.read_rest(op, &mut head[first..])?;
-        let (kind, length) = message::decode_head(head)?;
-        let mut body = vec![0; length];
-        self.read_rest(op, &mut body)?;
-        self.broken.store(was_broken, Ordering::Relaxed);
+        let (first, handle) = self.read_first(op, &mut head, &mut broken)?;
+        // From here on an error loses part of a message; nothing follows what a peer that is gone sent.
+        let read = self.read_message(op, &mut head, first);
+        *broken = !matches!(read, Ok(_) | Err(Error::PeerGone { .. }));
+        let (kind, body) = read?;
         if kind != expected {
             let reason = format!("the other process sent a message of another kind: {kind:?}");
             return Err(Error::invalid(op, reason));
@@ -180,7 +173,12 @@ impl Channel {
     }
 
     /// The first bytes of a message, with which its descriptor comes.
-    fn read_first(&self, op: &'static str, head: &mut [u8]) -> Result<(usize, Option<OwnedFd>)> {
+    fn read_first(
+        &self,
+        op: &'static str,
+        head: &mut [u8],
+        broken: &mut bool,
+    ) -> Result<(usize, Option<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         loop {
             let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -203,11 +201,25 @@ impl Channel {
                 return Err(gone(op, "the channel was closed at its end"));
             }
             if received.flags.contains(ReturnFlags::CTRUNC) || handles.len() > 1 {
-                self.broken.store(true, Ordering::Relaxed);
+                *broken = true;
                 return Err(nonsense("more than one descriptor came with it"));
             }
             return Ok((received.bytes, handles.pop()));
         }
+    }
+
+    /// What follows the first bytes.
+    fn read_message(
+        &self,
+        op: &'static str,
+        head: &mut [u8; HEAD],
+        first: usize,
+    ) -> Result<(Kind, Vec<u8>)> {
+        self.read_rest(op, &mut head[first..])?;
+        let (kind, length) = message::decode_head(*head)?;
+        let mut body = vec![0; length];
+        self.read_rest(op, &mut body)?;
+        Ok((kind, body))
     }
 
     fn read_rest(&self, op: &'static str, rest: &mut [u8]) -> Result<()> {
@@ -217,14 +229,6 @@ impl Channel {
             }
             _ => failed(op, error),
         })
-    }
-
-    fn check_whole(&self, op: &'static str) -> Result<()> {
-        if !self.broken.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let reason = "part of a message was lost: make a new channel".to_owned();
-        Err(Error::invalid(op, reason))
     }
 }
 
@@ -240,8 +244,14 @@ impl AsFd for Channel {
     }
 }
 
-fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Takes a direction of a channel, unless part of a message was lost there.
+fn whole<'a>(direction: &'a Mutex<bool>, op: &'static str) -> Result<MutexGuard<'a, bool>> {
+    let broken = direction.lock().unwrap_or_else(PoisonError::into_inner);
+    if *broken {
+        let reason = "part of a message was lost: make a new channel".to_owned();
+        return Err(Error::invalid(op, reason));
+    }
+    Ok(broken)
 }
 
 #[cold]
