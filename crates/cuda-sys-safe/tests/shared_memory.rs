@@ -100,16 +100,45 @@ fn what_is_no_such_memory_is_refused() {
     import(PAGE, made.export().unwrap()).unwrap();
 }
 
+/// Exports memory, and imports it where it was made.
+fn comes_back(driver: &Arc<dyn Driver>) {
+    let made = PhysicalMemory::shareable(driver, 0, PAGE).unwrap();
+    let again = PhysicalMemory::import(driver, 0, PAGE, made.export().unwrap()).unwrap();
+    let [first, second] = [&made, &again].map(|memory| map(driver, memory).unwrap());
+    fill(driver, &first, 3, PAGE);
+    assert_eq!(byte(driver, &second, PAGE - 1), 3);
+    drop((first, made)); // who made it is gone
+    assert_eq!(byte(driver, &second, 0), 3);
+}
+
 #[test]
 fn memory_that_comes_back_is_the_same() {
     let (sim, driver) = sim();
-    let made = PhysicalMemory::shareable(&driver, 0, PAGE).unwrap();
-    let again = PhysicalMemory::import(&driver, 0, PAGE, made.export().unwrap()).unwrap();
-    let [first, second] = [&made, &again].map(|memory| map(&driver, memory).unwrap());
-    fill(&driver, &first, 3, PAGE);
-    assert_eq!(byte(&driver, &second, PAGE - 1), 3);
-    drop((first, second, made, again));
+    comes_back(&driver);
     assert!(sim.books().is_settled());
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_memory_that_comes_back_is_the_same() {
+    comes_back(&real::load().unwrap());
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_what_is_no_such_memory_is_refused() {
+    let driver = real::load().unwrap();
+    let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
+    assert!(plain.export().is_err(), "it was not created for other processes");
+    for path in ["/dev/null", "/proc/self/exe"] {
+        let file = OwnedFd::from(File::open(path).unwrap());
+        assert!(PhysicalMemory::import(&driver, 0, PAGE, file).is_err(), "{path}");
+    }
+    // More than there is shows at the latest when it is mapped.
+    let made = PhysicalMemory::shareable(&driver, 0, PAGE).unwrap();
+    let more = PhysicalMemory::import(&driver, 0, 2 * PAGE, made.export().unwrap());
+    assert!(more.and_then(|more| map(&driver, &more)).is_err());
+    comes_back(&driver); // nothing is spoiled
 }
 
 #[test]

@@ -11,8 +11,6 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 
-#[cfg(unix)]
-use super::raw::shareable_on;
 use super::raw::{host_flags, mode_number, on_device, pinned_on, raw_event, raw_pool, raw_stream};
 use super::{CudaDriver, nvml};
 use crate::*;
@@ -391,11 +389,7 @@ unsafe impl Driver for CudaDriver {
 
     #[cfg(unix)]
     fn mem_create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
-        let (mut handle, prop) = (0, shareable_on(device));
-        call!(self, device, cuMemCreate?(&mut handle, bytes, &prop, 0))
-            .map_err(|e| e.with_detail(|| format!("{bytes} bytes for other processes")))?;
-        // SAFETY: just made by this driver.
-        Ok(unsafe { PhysicalHandle::from_raw(device, handle) })
+        self.create_shareable(device, bytes)
     }
 
     #[cfg(unix)]

@@ -46,6 +46,7 @@ pub(super) fn pinned_on(device: usize) -> CUmemAllocationProp {
 }
 
 /// Memory that can be given to other processes by a file descriptor.
+#[cfg(unix)]
 pub(super) fn shareable_on(device: usize) -> CUmemAllocationProp {
     CUmemAllocationProp {
         requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -67,6 +68,7 @@ pub(super) struct WrittenProperties {
 
 impl WrittenProperties {
     /// The device whose memory it is, if it is a device's.
+    #[cfg(unix)]
     pub(super) fn device(&self) -> Option<usize> {
         let on_device = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_uint;
         usize::try_from(self.location).ok().filter(|_| self.location_kind == on_device)

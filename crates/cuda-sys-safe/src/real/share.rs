@@ -7,13 +7,26 @@ use std::ptr;
 use cudarc::driver::sys::CUmemAllocationHandleType;
 
 use super::CudaDriver;
-use super::raw::WrittenProperties;
+use super::raw::{WrittenProperties, shareable_on};
 use crate::{CudaCode, DriverError, PhysicalHandle, Result};
 
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 impl CudaDriver {
+    pub(super) fn create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
+        const CALL: &str = "cuMemCreate";
+        self.enter(CALL, device)?;
+        let function = self.api.cuMemCreate()?;
+        let (mut raw, properties) = (0, shareable_on(device));
+        // SAFETY: the pointers are to locals, and the device's context is current.
+        let status = unsafe { function(&mut raw, bytes, &properties, 0) };
+        self.check(CALL, device, status)
+            .map_err(|e| e.with_detail(|| format!("{bytes} bytes for other processes")))?;
+        // SAFETY: just made by this driver.
+        Ok(unsafe { PhysicalHandle::from_raw(device, raw) })
+    }
+
     /// # Safety
     /// As for the driver's call.
     pub(super) unsafe fn export(&self, memory: PhysicalHandle) -> Result<OwnedFd> {

@@ -219,7 +219,7 @@ fn kill_everywhere(spec: &str) {
 }
 
 #[test]
-fn who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+fn s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
     let _alone = alone();
     for spec in specs() {
         kill_everywhere(&spec);
@@ -229,7 +229,7 @@ fn who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+fn gpu_s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
     let _alone = alone();
     let spec = common::gpu_spec();
     let world = runtime(&spec);

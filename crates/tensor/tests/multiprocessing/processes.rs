@@ -117,7 +117,7 @@ fn exchanges(spec: &str) {
 }
 
 #[test]
-fn two_processes_change_one_tensor_in_turns() {
+fn s33_two_processes_change_one_tensor_in_turns() {
     specs().iter().for_each(|spec| exchanges(spec));
 }
 
@@ -129,6 +129,6 @@ pub(crate) fn specs() -> Vec<String> {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_two_processes_change_one_tensor_in_turns() {
+fn gpu_s33_two_processes_change_one_tensor_in_turns() {
     exchanges(&common::gpu_spec());
 }

@@ -51,7 +51,7 @@ fn numbers(n: usize) -> Result<Tensor> {
 }
 
 #[test]
-fn both_sides_have_the_same_memory_in_the_order_that_events_give() {
+fn s33_both_sides_have_the_same_memory_in_the_order_that_events_give() {
     both(
         |channel| {
             let tensor = numbers(600)?.share_memory()?;
@@ -81,7 +81,7 @@ fn both_sides_have_the_same_memory_in_the_order_that_events_give() {
 }
 
 #[test]
-fn what_other_streams_were_given_comes_before_the_sending() {
+fn s33_what_other_streams_were_given_comes_before_the_sending() {
     both(
         |channel| {
             let tensor = zeros(&[1000], "cuda:0")?.share_memory()?;
@@ -105,7 +105,7 @@ fn what_other_streams_were_given_comes_before_the_sending() {
 }
 
 #[test]
-fn views_arrive_as_they_are() {
+fn s33_views_arrive_as_they_are() {
     both(
         |channel| {
             let tensor = numbers(24)?.view(&[4, 6])?.share_memory()?;
@@ -129,7 +129,7 @@ fn views_arrive_as_they_are() {
 }
 
 #[test]
-fn memory_outlives_its_maker_and_then_is_gone() {
+fn s33_memory_outlives_its_maker_and_then_is_gone() {
     let (a, b) = pair();
     let maker = std::thread::spawn(move || {
         let (sim, runtime) = world(1, Schedule::Lazy);
@@ -152,7 +152,7 @@ fn memory_outlives_its_maker_and_then_is_gone() {
 }
 
 #[test]
-fn dropping_waits_for_no_work_and_unmaps_nothing_that_work_uses() {
+fn s33_dropping_waits_for_no_work_and_unmaps_nothing_that_work_uses() {
     let (sim, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let tensor = numbers(1000)?.share_memory()?;
@@ -179,7 +179,7 @@ fn mappings(sim: &SimDriver) -> usize {
 }
 
 #[test]
-fn parameters_of_a_module_are_shared() {
+fn s33_parameters_of_a_module_are_shared() {
     both(
         |channel| {
             let mut linear = Linear::new(3, 2, "cuda:0")?;
@@ -202,7 +202,7 @@ fn parameters_of_a_module_are_shared() {
 }
 
 #[test]
-fn replays_of_a_graph_use_it_and_the_graph_keeps_it() {
+fn s33_replays_of_a_graph_use_it_and_the_graph_keeps_it() {
     both(
         |channel| {
             let tensor = zeros(&[64], "cuda:0")?.share_memory()?;
@@ -223,7 +223,7 @@ fn replays_of_a_graph_use_it_and_the_graph_keeps_it() {
 }
 
 #[test]
-fn other_devices_read_and_copy_it() {
+fn s33_other_devices_read_and_copy_it() {
     both(
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
