@@ -4,6 +4,7 @@
 //! events say that its streams are done with it. The host waits only where the runtime ends.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,8 +12,7 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::owned::{Event, Mapping};
 use warpline_cuda_sys_safe::{DriverError, EventFlags, MemAccess};
 use warpline_stream::Stream;
-use warpline_sync::Mutex;
-use warpline_sync::atomic::{AtomicU64, Ordering};
+use warpline_sync::{Mutex, MutexGuard};
 
 use super::Runtime;
 
@@ -81,7 +81,7 @@ fn recorded(stream: &Stream) -> Result<Event, DriverError> {
 }
 
 impl Shared {
-    fn lock(&self) -> warpline_sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

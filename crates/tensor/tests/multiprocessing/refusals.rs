@@ -61,6 +61,20 @@ fn what_cannot_be_received_says_why() {
 }
 
 #[test]
+fn it_is_on_the_same_gpu_whatever_its_number() {
+    let (here, there) = pair();
+    let [all, second] = [None, Some("1")].map(|v| warpline::simulated_with(2, v).unwrap());
+    with_runtime(&all, || here.send(&ones(&[2], "cuda:1")?.share_memory()?)).unwrap();
+    with_runtime(&second, || -> Result<()> {
+        let tensor = there.recv()?;
+        assert_eq!(tensor.device().to_string(), "cuda:0");
+        assert_eq!(tensor.to_vec::<f32>()?, [1.0; 2]);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_device_without_virtual_memory_says_so() {
     let mut config = SimConfig::new(1);
     config.properties.virtual_memory_management = false;
