@@ -1,6 +1,6 @@
 //! Tensors that several processes have (`torch.multiprocessing`).
 //!
-//! [`Tensor::share_memory`] copies a GPU tensor once into memory that other processes can map; a
+//! [`Tensor::share_memory`](crate::Tensor::share_memory) copies a GPU tensor once into memory that other processes can map; a
 //! [`Channel`] over a Unix socket carries such tensors, views among them, without copying them.
 //!
 //! ```
@@ -16,12 +16,12 @@
 //!         there.send_event(&tensor)
 //!     })
 //! });
-//! with_runtime(&simulated(1)?, || {
+//! with_runtime(&simulated(1)?, || -> warpline::Result<()> {
 //!     let tensor = arange(4, "cuda:0")?.share_memory()?;
 //!     here.send(&tensor)?;
 //!     here.recv_event(&tensor)?; // the peer's work on it comes before what follows
 //!     assert_eq!(tensor.to_vec::<i64>()?, [7; 4]);
-//!     warpline::Result::Ok(())
+//!     Ok(())
 //! })?;
 //! peer.join().unwrap()?;
 //! # Ok::<(), warpline::Error>(())
