@@ -197,6 +197,35 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// `cuMemCreate`.
     fn mem_create(&self, device: usize, bytes: usize) -> Result<PhysicalHandle>;
 
+    /// `cuMemCreate` of memory that [`Driver::mem_export`] can give to other processes.
+    ///
+    /// # Errors
+    /// That this driver or system cannot share memory.
+    fn mem_create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
+        let _ = bytes;
+        Err(cannot_share("cuMemCreate", device))
+    }
+
+    /// `cuMemExportToShareableHandle`: with what it returns another process opens the memory, which
+    /// lives until nobody has it open, mapped or on its way, whatever becomes of its maker.
+    ///
+    /// # Errors
+    /// Memory that was not created as shareable; that this driver or system cannot share memory.
+    unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
+        Err(cannot_share("cuMemExportToShareableHandle", memory.device()))
+    }
+
+    /// `cuMemImportFromShareableHandle`, of memory of this device. Whoever has it may write to the
+    /// memory at any time.
+    ///
+    /// # Errors
+    /// A handle of something else, or of another device; that this driver or system cannot share
+    /// memory.
+    fn mem_import(&self, device: usize, bytes: usize, handle: OsHandle) -> Result<PhysicalHandle> {
+        let _ = (bytes, handle);
+        Err(cannot_share("cuMemImportFromShareableHandle", device))
+    }
+
     /// `cuMemRelease`: the memory goes once its last mapping does.
     unsafe fn mem_release(&self, memory: PhysicalHandle) -> Result<()>;
 
@@ -299,4 +328,9 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         let reason = format!("the {} driver has no NCCL", self.name());
         Err(DriverError::InvalidArgument { call: "nccl", reason })
     }
+}
+
+fn cannot_share(call: &'static str, device: usize) -> DriverError {
+    let why = "this driver or system cannot share memory with other processes";
+    DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
 }

@@ -326,3 +326,13 @@ shared_handles! {
     /// ```
     IpcEventHandle;
 }
+
+/// What carries physical memory to another process: a file descriptor, or on Windows a handle.
+/// Whoever receives it closes it.
+#[cfg(unix)]
+pub type OsHandle = std::os::fd::OwnedFd;
+
+/// What carries physical memory to another process: a file descriptor, or on Windows a handle.
+/// Whoever receives it closes it.
+#[cfg(windows)]
+pub type OsHandle = std::os::windows::io::OwnedHandle;

@@ -33,6 +33,7 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
     let mine = NonNull::from(&mut own).cast::<u8>();
     let range = d.address_reserve(0, PAGE)?;
     let piece = d.mem_create(0, PAGE)?;
+    let shareable = d.mem_create_shareable(0, PAGE)?;
     let pool = d.mempool_create(0)?;
     // SAFETY: every handle is live; nothing runs but what is waited for or dropped with the box.
     unsafe {
@@ -101,6 +102,10 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::AddressReserve => d.address_reserve(0, PAGE).map(drop),
             K::AddressFree => d.address_free(0, range, PAGE),
             K::MemCreate => d.mem_create(0, PAGE).map(drop),
+            K::MemExport => d.mem_export(shareable).map(drop),
+            K::MemImport => {
+                d.mem_export(shareable).and_then(|fd| d.mem_import(0, PAGE, fd)).map(drop)
+            }
             K::MemRelease => d.mem_release(piece),
             K::MemMap => d.mem_map(range, PAGE, 0, piece),
             K::MemSetAccess => d.mem_set_access(0, range, PAGE, &[(0, MemAccess::Read)]),

@@ -275,6 +275,22 @@ pub enum Error {
         /// The op.
         op: &'static str,
     },
+    /// A tensor that other processes cannot get at.
+    #[error("{op}: the tensor cannot be shared with another process: {reason}")]
+    CannotShare {
+        /// The op.
+        op: &'static str,
+        /// Why not, and what to do instead.
+        reason: String,
+    },
+    /// The process at the other end of a channel has ended, or closed it.
+    #[error("{op}: the other process is gone: {reason}")]
+    PeerGone {
+        /// The op.
+        op: &'static str,
+        /// How that was noticed.
+        reason: String,
+    },
     /// Any other argument an op cannot accept.
     #[error("{op}: {reason}")]
     InvalidArgument {

@@ -49,6 +49,30 @@ impl<'a> Exec<'a> {
         }
     }
 
+    /// Refuses what the host has to wait for while the stream is captured.
+    pub(crate) fn refuse_capture(&self, op: &'static str) -> Result<()> {
+        match self {
+            Self::Cuda(_, _, stream) if stream.is_capturing() => {
+                let reason = "the host would wait for what comes with a replay; do it after one";
+                Err(Error::capture(op, reason.into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A new row-major tensor here in memory that other processes can have, its elements zero.
+    #[track_caller]
+    pub(crate) fn shared(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
+        let layout = Layout::contiguous(sizes)?;
+        let bytes = byte_size(&layout, dtype)?;
+        let Self::Cuda(runtime, _, stream) = self else {
+            let reason = "it is in host memory, which other processes get copies of; move it to a GPU                           first";
+            return Err(Error::CannotShare { op: "share_memory", reason: reason.into() });
+        };
+        self.refuse_capture("share_memory")?;
+        Ok(Tensor::from_parts(Storage::shared(runtime, bytes, stream)?, layout, dtype))
+    }
+
     /// A new row-major tensor here, its elements not set.
     #[track_caller]
     pub(crate) fn empty(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {

@@ -23,6 +23,8 @@ pub mod cuda;
 pub mod data;
 mod device;
 mod exec;
+#[cfg(target_os = "linux")]
+pub mod multiprocessing;
 pub mod nn;
 mod options;
 mod tensor;

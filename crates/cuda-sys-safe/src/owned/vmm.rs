@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::refused::{ReleaseKind, accepted, release, retry};
-use crate::{DevicePtr, Driver, DriverError, MemAccess, PhysicalHandle, Result};
+use crate::{DevicePtr, Driver, DriverError, MemAccess, OsHandle, PhysicalHandle, Result};
 
 /// A range of device addresses without memory behind it, given back once neither it nor a mapping
 /// inside it is left. Clones share it.
@@ -176,6 +176,57 @@ impl PhysicalMemory {
         retry(driver, ReleaseKind::Mapping);
         retry(driver, ReleaseKind::PhysicalMemory);
         let handle = driver.mem_create(device, bytes).map_err(|e| e.at(location))?;
+        let driver = Arc::clone(driver);
+        Ok(Self(Arc::new(Physical { driver, handle, bytes, released: false })))
+    }
+
+    /// As [`PhysicalMemory::new`], of memory that [`export`](Self::export) can give to other
+    /// processes.
+    ///
+    /// # Errors
+    /// The driver's own: out of memory, or that it cannot share memory.
+    #[track_caller]
+    pub fn shareable(driver: &Arc<dyn Driver>, device: usize, bytes: usize) -> Result<Self> {
+        let location = Location::caller();
+        retry(driver, ReleaseKind::Mapping);
+        retry(driver, ReleaseKind::PhysicalMemory);
+        let handle = driver.mem_create_shareable(device, bytes).map_err(|e| e.at(location))?;
+        let driver = Arc::clone(driver);
+        Ok(Self(Arc::new(Physical { driver, handle, bytes, released: false })))
+    }
+
+    /// What another process opens it with, once or more often. The memory lives until nobody has it
+    /// open, mapped or on its way, also if this process is killed.
+    ///
+    /// # Errors
+    /// The driver's own: memory that is not [`shareable`](Self::shareable).
+    #[track_caller]
+    pub fn export(&self) -> Result<OsHandle> {
+        let location = Location::caller();
+        // SAFETY: the handle is alive.
+        unsafe { self.0.driver.mem_export(self.0.handle) }.map_err(|e| e.at(location))
+    }
+
+    /// Memory that another process exported. Others may write to it at any time.
+    ///
+    /// # Errors
+    /// [`DriverError::InvalidArgument`] unless the size is a positive multiple of
+    /// [`Driver::mem_granularity`]; the driver's own: it is no such memory of this device. That it
+    /// has less than `bytes` bytes the real driver says when it is mapped.
+    #[track_caller]
+    pub fn import(
+        driver: &Arc<dyn Driver>,
+        device: usize,
+        bytes: usize,
+        handle: OsHandle,
+    ) -> Result<Self> {
+        let location = Location::caller();
+        let unit = driver.mem_granularity(device).map_err(|e| e.at(location))?;
+        if bytes == 0 || !bytes.is_multiple_of(unit.max(1)) {
+            let reason = format!("{bytes} bytes are not a positive multiple of {unit}");
+            return Err(DriverError::InvalidArgument { call: "PhysicalMemory::import", reason });
+        }
+        let handle = driver.mem_import(device, bytes, handle).map_err(|e| e.at(location))?;
         let driver = Arc::clone(driver);
         Ok(Self(Arc::new(Physical { driver, handle, bytes, released: false })))
     }

@@ -7,11 +7,13 @@ use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUipcEventHandle,
     CUipcMemHandle, CUjit_option, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute, CUmemPoolProps,
-    CUmemoryPool, CUmodule, CUpointer_attribute, CUstream, CUuuid,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream,
+    CUuuid,
 };
 use libloading::Library;
 
+use super::raw::WrittenProperties;
 use crate::Result;
 use crate::dylib::{Search, Status, function_table, version_text};
 
@@ -147,6 +149,21 @@ function_table! {
             usize,
             *const CUmemAllocationProp,
             c_ulonglong,
+        );
+        "CUDA 10.2" cuMemExportToShareableHandle(
+            *mut c_void,
+            CUmemGenericAllocationHandle,
+            CUmemAllocationHandleType,
+            c_ulonglong,
+        );
+        "CUDA 10.2" cuMemImportFromShareableHandle(
+            *mut CUmemGenericAllocationHandle,
+            *mut c_void,
+            CUmemAllocationHandleType,
+        );
+        "CUDA 10.2" cuMemGetAllocationPropertiesFromHandle(
+            *mut WrittenProperties,
+            CUmemGenericAllocationHandle,
         );
         "CUDA 10.2" cuMemRelease(CUmemGenericAllocationHandle);
         "CUDA 10.2" cuMemMap(

@@ -387,6 +387,22 @@ unsafe impl Driver for CudaDriver {
         Ok(unsafe { PhysicalHandle::from_raw(device, handle) })
     }
 
+    #[cfg(unix)]
+    fn mem_create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
+        self.create_shareable(device, bytes)
+    }
+
+    #[cfg(unix)]
+    unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.export(memory) }
+    }
+
+    #[cfg(unix)]
+    fn mem_import(&self, device: usize, _bytes: usize, handle: OsHandle) -> Result<PhysicalHandle> {
+        self.import(device, handle)
+    }
+
     unsafe fn mem_release(&self, memory: PhysicalHandle) -> Result<()> {
         release!(self, memory.device(), cuMemRelease?(memory.raw()))
     }

@@ -32,6 +32,8 @@ mod launch;
 mod nvml;
 mod properties;
 mod raw;
+#[cfg(unix)]
+mod share;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

@@ -1,6 +1,6 @@
 //! Our types as the driver's.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use cudarc::driver::sys::{
@@ -42,6 +42,36 @@ pub(super) fn pinned_on(device: usize) -> CUmemAllocationProp {
         win32HandleMetaData: ptr::null_mut(),
         // SAFETY: plain integers, for which zero is valid and means no wish.
         allocFlags: unsafe { std::mem::zeroed() },
+    }
+}
+
+/// Memory that can be given to other processes by a file descriptor.
+#[cfg(unix)]
+pub(super) fn shareable_on(device: usize) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        ..pinned_on(device)
+    }
+}
+
+/// `CUmemAllocationProp` as the driver writes it, with integers for its enums.
+#[derive(Default)]
+#[repr(C)]
+pub(super) struct WrittenProperties {
+    kind: c_uint,
+    handle_types: c_uint,
+    location_kind: c_uint,
+    location: c_int,
+    meta_data: usize,
+    flags: [u8; 8],
+}
+
+impl WrittenProperties {
+    /// The device whose memory it is, if it is a device's.
+    #[cfg(unix)]
+    pub(super) fn device(&self) -> Option<usize> {
+        let on_device = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_uint;
+        usize::try_from(self.location).ok().filter(|_| self.location_kind == on_device)
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 use crate::system::{self, Behind};
-pub(super) use crate::system::{MemoryFile, in_pages};
+pub(super) use crate::system::{MemoryFile, SharedFile, in_pages};
 
 /// A private mapping, unmapped on drop. Addresses are numbers with exposed provenance.
 #[derive(Debug)]

@@ -61,6 +61,8 @@ calls! {
     AddressReserve = "cuMemAddressReserve";
     AddressFree = "cuMemAddressFree";
     MemCreate = "cuMemCreate";
+    MemExport = "cuMemExportToShareableHandle";
+    MemImport = "cuMemImportFromShareableHandle";
     MemRelease = "cuMemRelease";
     MemMap = "cuMemMap";
     MemSetAccess = "cuMemSetAccess";

@@ -330,6 +330,18 @@ unsafe impl Driver for SimDriver {
         forward!(self, MemCreate, device, s => s.mem_create(device, bytes))
     }
 
+    fn mem_create_shareable(&self, device: usize, bytes: usize) -> Result<PhysicalHandle> {
+        forward!(self, MemCreate, device, s => s.mem_create_shareable(device, bytes))
+    }
+
+    unsafe fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
+        forward!(self, MemExport, memory.device(), s => s.mem_export(memory))
+    }
+
+    fn mem_import(&self, device: usize, bytes: usize, handle: OsHandle) -> Result<PhysicalHandle> {
+        forward!(self, MemImport, device, s => s.mem_import(device, bytes, handle))
+    }
+
     unsafe fn mem_release(&self, memory: PhysicalHandle) -> Result<()> {
         release!(self, MemRelease, memory.device(), s => s.mem_release(memory))
     }

@@ -108,8 +108,10 @@ impl State {
         }
         let result = match op.kind {
             OpKind::Host(f) => return Some(f),
-            OpKind::Work(work) => self.run_work(device, &work),
-            OpKind::Graph(graph) => self.run_graph(&graph),
+            OpKind::Work(work) => {
+                self.lock_shared().and_then(|_locked| self.run_work(device, &work))
+            }
+            OpKind::Graph(graph) => self.lock_shared().and_then(|_locked| self.run_graph(&graph)),
             OpKind::Wait => Ok(0.0),
             OpKind::Hold(hold) => {
                 hold.need();

@@ -146,6 +146,7 @@ mod peers;
 mod pools;
 mod properties;
 mod session;
+mod share;
 mod state;
 mod streams;
 mod visible;

@@ -1,9 +1,10 @@
 //! Virtual memory management: reservations, physical memory, mappings, access.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::CallKind;
-use super::backing::{Mapping, MemoryFile};
+use super::backing::{Mapping, MemoryFile, SharedFile};
 use super::memory::{Kind, Region, User};
 use super::state::{State, error};
 use crate::*;
@@ -11,13 +12,27 @@ use crate::*;
 /// Sizes and offsets are multiples of this.
 const GRANULARITY: usize = 2 << 20;
 
-/// Memory without an address: a piece of the driver's file.
+/// Memory without an address: a piece of the driver's file, or a file of its own.
 pub(super) struct Physical {
     pub(super) device: usize,
     pub(super) bytes: usize,
-    offset: u64,
+    pub(super) source: Source,
     mappings: usize,
     released: bool,
+}
+
+/// Where the bytes of physical memory are.
+pub(super) enum Source {
+    /// At an offset of the driver's file.
+    Own(u64),
+    /// In a file that other processes may have too.
+    Shared { file: Arc<SharedFile>, imported: bool },
+}
+
+impl Physical {
+    pub(super) fn new(device: usize, bytes: usize, source: Source) -> Self {
+        Self { device, bytes, source, mappings: 0, released: false }
+    }
 }
 
 /// A mapping inside a reservation.
@@ -60,7 +75,7 @@ pub(super) fn covering(
     (reached >= end).then(|| mappings.range(first..end).map(|(_, m)| m))
 }
 
-fn aligned(bytes: usize) -> bool {
+pub(super) fn aligned(bytes: usize) -> bool {
     bytes > 0 && bytes.is_multiple_of(GRANULARITY)
 }
 
@@ -70,7 +85,7 @@ impl State {
     }
 
     /// Refuses devices without virtual memory: what is needed to make any begins here.
-    fn has_virtual_memory(&self, call: CallKind, device: usize) -> Result<()> {
+    pub(super) fn has_virtual_memory(&self, call: CallKind, device: usize) -> Result<()> {
         if self.devices[device].properties.virtual_memory_management {
             return Ok(());
         }
@@ -97,7 +112,12 @@ impl State {
         Ok(unsafe { DevicePtr::from_raw(base) })
     }
 
-    fn not_a_multiple(&self, call: CallKind, device: usize, bytes: usize) -> DriverError {
+    pub(super) fn not_a_multiple(
+        &self,
+        call: CallKind,
+        device: usize,
+        bytes: usize,
+    ) -> DriverError {
         let why = format!("{bytes} bytes are not a positive multiple of {GRANULARITY}");
         error(call, CudaCode::INVALID_VALUE, device, &why)
     }
@@ -142,11 +162,14 @@ impl State {
                 "the host has no memory file",
             ));
         };
-        let id = self.fresh();
-        let physical = Physical { device, bytes, offset, mappings: 0, released: false };
+        Ok(self.add_physical(Physical::new(device, bytes, Source::Own(offset))))
+    }
+
+    pub(super) fn add_physical(&mut self, physical: Physical) -> PhysicalHandle {
+        let (id, device) = (self.fresh(), physical.device);
         self.physical.insert(id, physical);
         // SAFETY: just made.
-        Ok(unsafe { PhysicalHandle::from_raw(device, id) })
+        unsafe { PhysicalHandle::from_raw(device, id) }
     }
 
     pub(super) fn mem_release(&mut self, handle: PhysicalHandle) -> Result<()> {
@@ -167,9 +190,12 @@ impl State {
         if !physical.released || physical.mappings > 0 {
             return;
         }
-        self.devices[physical.device].used -= physical.bytes;
-        if let Some(file) = &self.memory.file {
-            file.punch(physical.offset, physical.bytes);
+        // What another process created counts there.
+        if !matches!(physical.source, Source::Shared { imported: true, .. }) {
+            self.devices[physical.device].used -= physical.bytes;
+        }
+        if let (Source::Own(offset), Some(file)) = (&physical.source, &self.memory.file) {
+            file.punch(*offset, physical.bytes);
         }
         self.physical.remove(&id);
     }
@@ -216,8 +242,12 @@ impl State {
         if before.is_some_and(|(&start, mapped)| start + mapped.bytes > at) {
             return refuse("something is already mapped there");
         }
-        let file = self.memory.file.as_ref();
-        if file.is_none_or(|file| host.place(at, bytes, file, physical.offset).is_err()) {
+        let placed = match (&physical.source, &self.memory.file) {
+            (Source::Own(offset), Some(file)) => host.place(at, bytes, file, *offset).is_ok(),
+            (Source::Own(_), None) => false,
+            (Source::Shared { file, .. }, _) => host.place(at, bytes, &file.file, 0).is_ok(),
+        };
+        if !placed {
             return Err(error(call, CudaCode::MAP_FAILED, device, "the host cannot map it"));
         }
         physical.mappings += 1;

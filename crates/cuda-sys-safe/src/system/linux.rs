@@ -43,6 +43,43 @@ pub(super) fn memory_file() -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
+/// An empty file in memory whose size can be fixed.
+pub(super) fn shared_file() -> io::Result<File> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a literal with a NUL.
+    let fd = unsafe { libc::memfd_create(c"warpline-shared".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Seals that keep a file's size as it is.
+const FIXED: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Keeps the size of such a file as it is, for everybody and for good.
+pub(super) fn fix_size(file: &File) -> io::Result<()> {
+    // SAFETY: takes an open file and a number.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, FIXED) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether that was done, and it can still be written to.
+pub(super) fn has_fixed_size(file: &File) -> bool {
+    // SAFETY: takes an open file. For what is no file in memory the result is negative.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals == FIXED
+}
+
+/// The same file, as if opened by somebody else.
+pub(super) fn open_again(file: &File) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    File::options().read(true).write(true).open(path)
+}
+
 /// Makes part of a file a hole.
 pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -28,6 +28,23 @@ pub(super) fn memory_file() -> io::Result<File> {
     Ok(file)
 }
 
+/// Not done: a file's size cannot be fixed there, and who has it open could make others fault.
+pub(super) fn shared_file() -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn fix_size(_file: &File) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(super) fn has_fixed_size(_file: &File) -> bool {
+    false
+}
+
+pub(super) fn open_again(_file: &File) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 /// Makes part of a file a hole.
 pub(super) fn punch(file: &File, offset: u64, bytes: usize) {
     let hole = libc::fpunchhole_t {

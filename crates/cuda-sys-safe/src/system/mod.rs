@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | pages for devices | huge where possible, provided in one call, not copied by forks | touched one by one | touched one by one |
 //! | memory mapped at several addresses | a file in memory | an unlinked temporary file | not done: simulated devices have no virtual memory |
+//! | memory for other processes | a file in memory whose size is sealed | not done | not done |
 //! | forks | noticed | noticed | there are none |
 //! | elevated rights | `AT_SECURE` | `issetugid` | a program has its caller's |
 //! | libraries | `dlopen` | `dlopen` | never from the current folder; `PATH` and `CUDA_PATH` are searched |
@@ -36,8 +37,8 @@ use windows as this;
 compile_error!("Warpline knows Linux, macOS and Windows; crates/cuda-sys-safe/src/system says how");
 
 pub(crate) use this::{
-    CAN_MAP_TWICE, MemoryFile, has_elevated_rights, hide, library_folders, map, map_for_devices,
-    on_fork, open_library, page_size, place, populate, unmap,
+    CAN_MAP_TWICE, MemoryFile, SharedFile, has_elevated_rights, hide, library_folders, map,
+    map_for_devices, on_fork, open_library, page_size, place, populate, unmap,
 };
 
 /// What is behind new addresses.

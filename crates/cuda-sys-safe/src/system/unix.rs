@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
@@ -143,6 +144,59 @@ impl MemoryFile {
     /// Gives back the memory of a piece, which is then zeros.
     pub(crate) fn punch(&self, offset: u64, bytes: usize) {
         variant::punch(&self.file, offset, bytes);
+    }
+}
+
+/// A file in memory that other processes may have, whose size nobody can change.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    pub(crate) file: MemoryFile,
+    /// Which file it is, whoever opened it.
+    pub(crate) id: u64,
+}
+
+impl SharedFile {
+    /// A new one of zeros.
+    pub(crate) fn create(bytes: usize) -> io::Result<Self> {
+        let file = variant::shared_file()?;
+        file.set_len(bytes as u64)?;
+        variant::fix_size(&file)?;
+        Self::new(file)
+    }
+
+    fn new(file: File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { id: metadata.ino(), file: MemoryFile { file, end: metadata.len() } })
+    }
+
+    /// What another process opens it with.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        Ok(variant::open_again(&self.file.file)?.into())
+    }
+
+    /// What another process exported. One that could become smaller, so that touching it would
+    /// fault, is refused.
+    pub(crate) fn import(handle: OwnedFd, bytes: usize) -> io::Result<Self> {
+        let received = File::from(handle);
+        if !variant::has_fixed_size(&received) || received.metadata()?.len() != bytes as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // Opened anew: a lock belongs to whoever opened the file.
+        Self::new(variant::open_again(&received)?)
+    }
+
+    /// Waits until nobody else has the lock, and takes it.
+    pub(crate) fn lock(&self) -> io::Result<()> {
+        loop {
+            match self.file.file.lock() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                locked => return locked,
+            }
+        }
+    }
+
+    pub(crate) fn unlock(&self) {
+        let _ = self.file.file.unlock();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::io;
+use std::os::windows::io::OwnedHandle;
 use std::path::{Path, PathBuf, absolute};
 use std::ptr::{NonNull, null};
 use std::sync::OnceLock;
@@ -103,6 +104,35 @@ impl MemoryFile {
 
     pub(crate) fn punch(&self, _offset: u64, _bytes: usize) {
         match *self {}
+    }
+}
+
+/// There is none: simulated devices have no virtual memory here.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    pub(crate) file: MemoryFile,
+    pub(crate) id: u64,
+}
+
+impl SharedFile {
+    pub(crate) fn create(_bytes: usize) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn export(&self) -> io::Result<OwnedHandle> {
+        match self.file {}
+    }
+
+    pub(crate) fn import(_handle: OwnedHandle, _bytes: usize) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn lock(&self) -> io::Result<()> {
+        match self.file {}
+    }
+
+    pub(crate) fn unlock(&self) {
+        match self.file {}
     }
 }
 

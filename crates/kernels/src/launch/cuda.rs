@@ -251,7 +251,8 @@ where
         // The page-locked cache is told under either policy: what it reuses, host code writes.
         // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
         let told = policy == SyncPolicy::Auto && storage.member().is_none();
-        if told || storage.is_pinned() {
+        // Shared memory is unmapped when the streams that it was told of are done with it.
+        if told || storage.is_pinned() || storage.is_shared() {
             storage.note_stream(uses, stream);
         }
     }

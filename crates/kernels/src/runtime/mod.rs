@@ -3,6 +3,7 @@
 mod device;
 mod kernel_cache;
 mod peers;
+mod shared;
 mod staging;
 
 use std::sync::{Arc, PoisonError};
@@ -22,6 +23,8 @@ pub use device::CudaDevice;
 pub(crate) use kernel_cache::module;
 pub use kernel_cache::{KernelSet, Module};
 use peers::Peers;
+use shared::Shared;
+pub(crate) use shared::{SharedMapping, new_memory_id};
 pub use staging::Staging;
 
 /// Who orders work on different streams.
@@ -67,6 +70,8 @@ pub struct Runtime(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    /// Dropped first: it waits for streams.
+    shared: Shared,
     devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
     peers: Peers,
@@ -110,6 +115,7 @@ impl Runtime {
             detector.follow(gpu);
         }
         Self(Arc::new(Inner {
+            shared: Shared::default(),
             peers: Peers::new(gpus.len()),
             devices,
             gpus,

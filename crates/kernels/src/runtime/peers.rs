@@ -98,6 +98,7 @@ impl Runtime {
         let failed = |e| Error::driver("enable_peer_access", e);
         self.driver()?.enable_peer_access(device, peer).map_err(failed)?;
         self.device(peer)?.allocator().backend().allow_peer(device).map_err(failed)?;
+        self.0.shared.allow(device, peer).map_err(failed)?;
         peers.pair(device, peer).store(LINKED, Ordering::Release);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Memory that tensors share, and the record of who used it last.
 
 mod marks;
+mod shared;
 mod uses;
 
 use std::ops::Range;
@@ -16,6 +17,9 @@ use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::graph::{Log, Member};
 use crate::{CudaDevice, Error, Result, Runtime, race};
+
+pub use shared::ExportedStorage;
+use shared::SharedBlock;
 
 pub(crate) use marks::{Marks, Source, Sources};
 pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
@@ -69,6 +73,13 @@ impl Drop for Inner {
             let range = start..start + self.bytes as i64;
             race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
         }
+        if matches!(self.memory, Memory::Shared(_))
+            && let Memory::Shared(block) = std::mem::replace(&mut self.memory, Memory::Gone)
+        {
+            let used = uses.conflicting(true).map(|used| &used.stream);
+            let streams = used.chain(uses.told()).cloned();
+            return self.runtime.retire_shared(block.mapping, streams);
+        }
         let Some(member) = &self.member else { return };
         if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Gone) {
             member.leave(key, uses, block);
@@ -81,6 +92,8 @@ enum Memory {
     Pageable(HostMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
+    /// Of a device, and perhaps of other processes too.
+    Shared(SharedBlock),
     /// While it is dropped.
     Gone,
 }
@@ -199,6 +212,7 @@ impl Storage {
     pub fn cuda_device(&self) -> Option<&CudaDevice> {
         match &self.0.memory {
             Memory::Device(index, _) => self.0.runtime.device(*index).ok(),
+            Memory::Shared(block) => self.0.runtime.device(block.device).ok(),
             _ => None,
         }
     }
@@ -225,6 +239,7 @@ impl Storage {
     pub fn address(&self) -> u64 {
         match &self.0.memory {
             Memory::Device(_, block) => block.address(),
+            Memory::Shared(block) => block.mapping.ptr().addr(),
             Memory::Pinned(block) => block.as_ptr().addr().get() as u64,
             Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
             Memory::Gone => 0,
@@ -248,7 +263,7 @@ impl Storage {
             Memory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             Memory::Device(_, block) => block.record_stream(stream.raw()),
             Memory::Pinned(block) => block.record_use(stream.raw()),
-            Memory::Pageable(_) | Memory::Gone => {}
+            Memory::Shared(_) | Memory::Pageable(_) | Memory::Gone => {}
         }
         Ok(())
     }
@@ -335,7 +350,7 @@ impl Storage {
         match &self.0.memory {
             Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
             Memory::Pinned(block) => Some(block.as_ptr().as_ptr()),
-            Memory::Device(..) | Memory::Gone => None,
+            Memory::Device(..) | Memory::Shared(_) | Memory::Gone => None,
         }
     }
 
@@ -345,6 +360,7 @@ impl Storage {
             // SAFETY: the block is alive as long as `self`, and launches that use it keep their
             // storages alive until the work is enqueued and tell the allocator of the stream.
             Memory::Device(_, block) => Some(unsafe { DevicePtr::from_raw(block.address()) }),
+            Memory::Shared(block) => Some(block.mapping.ptr()),
             _ => None,
         }
     }
@@ -366,6 +382,10 @@ impl Storage {
                 if uses.first_on(stream) {
                     block.record_use(stream.raw());
                 }
+            }
+            // Whoever drops it waits for the streams of its uses, and for these.
+            Memory::Shared(_) => {
+                uses.first_on(stream);
             }
             Memory::Pageable(_) | Memory::Gone => {}
         }

@@ -219,6 +219,13 @@ pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) 
     runtime.enable_peer_access(device, peer)
 }
 
+/// Gives back memory that was shared with other processes, was dropped here, and that no work uses any
+/// more (`torch.cuda.ipc_collect`). Sharing and receiving do so too. Returns the bytes that work still
+/// uses. Nothing need ever be collected for another process, as memory belongs to whoever has it.
+pub fn ipc_collect() -> usize {
+    crate::runtime().ipc_collect()
+}
+
 /// Seeds the generator of the current device.
 ///
 /// # Errors

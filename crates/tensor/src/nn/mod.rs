@@ -44,6 +44,26 @@ pub trait Module {
         })
     }
 
+    /// Puts every parameter into memory that other processes can have, and which
+    /// `warpline::multiprocessing` carries to them. When one cannot be, none is.
+    ///
+    /// # Errors
+    /// As [`Tensor::share_memory`].
+    fn share_memory(&mut self) -> Result<()> {
+        let mut shared = Vec::new();
+        self.visit_parameters(&mut |_, parameter| {
+            shared.push(parameter.share_memory()?);
+            Ok(())
+        })?;
+        let mut shared = shared.into_iter();
+        self.visit_parameters(&mut |_, parameter| {
+            if let Some(new) = shared.next() {
+                *parameter = new;
+            }
+            Ok(())
+        })
+    }
+
     /// Every parameter, in the order of [`Module::visit_parameters`].
     fn parameters(&mut self) -> Vec<Tensor> {
         let mut all = Vec::new();

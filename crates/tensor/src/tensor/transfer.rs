@@ -123,6 +123,30 @@ impl Tensor {
         self.to(TensorOptions::new().pin_memory(true))
     }
 
+    /// A contiguous copy in memory that other processes can have; the tensor itself if it is in such
+    /// memory already (`torch.Tensor.share_memory_`, which moves the tensor itself there). A channel of
+    /// `warpline::multiprocessing` carries it to them.
+    ///
+    /// # Errors
+    /// [`Error::CannotShare`], which says why: a CPU tensor; a driver or system that cannot. Out of
+    /// memory; what making the copy fails with.
+    #[track_caller]
+    pub fn share_memory(&self) -> Result<Self> {
+        if self.is_shared() {
+            return Ok(self.clone());
+        }
+        let exec = self.exec()?;
+        let out = exec.shared(self.size(), self.dtype())?;
+        copy::copy(exec.target(), self.as_view(), out.as_view())?;
+        Ok(out)
+    }
+
+    /// Whether it is in memory that other processes can have.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.storage().is_shared()
+    }
+
     /// Copies the elements of `src` here, broadcast to this tensor's sizes and converted to its
     /// dtype, across devices where they differ. With `non_blocking`, a copy between a GPU and
     /// page-locked memory is not waited for.

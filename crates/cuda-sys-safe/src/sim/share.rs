@@ -1,0 +1,104 @@
+//! Physical memory that several processes have: a file in memory for each piece, so that processes
+//! with a simulator each really share bytes.
+//!
+//! Work that may touch such memory runs under a lock on its file, which keeps the simulators of all
+//! processes from it meanwhile: as on a device, a race between processes gives wrong data and no
+//! undefined behaviour. The system gives up the lock of a process that ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::CallKind;
+use super::backing::SharedFile;
+use super::exec::RunError;
+use super::state::{State, error};
+use super::vmm::{Physical, Source, aligned};
+use crate::*;
+
+impl State {
+    pub(super) fn mem_create_shareable(
+        &mut self,
+        device: usize,
+        bytes: usize,
+    ) -> Result<PhysicalHandle> {
+        let call = CallKind::MemCreate;
+        self.has_virtual_memory(call, device)?;
+        if !aligned(bytes) {
+            return Err(self.not_a_multiple(call, device, bytes));
+        }
+        self.charge(call, device, bytes)?;
+        match SharedFile::create(bytes) {
+            Ok(file) => {
+                let source = Source::Shared { file: Arc::new(file), imported: false };
+                Ok(self.add_physical(Physical::new(device, bytes, source)))
+            }
+            Err(why) => {
+                self.devices[device].used -= bytes;
+                let why = format!("the host has no file to share: {why}");
+                Err(error(call, CudaCode::NOT_SUPPORTED, device, &why))
+            }
+        }
+    }
+
+    pub(super) fn mem_export(&self, memory: PhysicalHandle) -> Result<OsHandle> {
+        let refuse = |why: &str| {
+            Err(error(CallKind::MemExport, CudaCode::INVALID_VALUE, memory.device(), why))
+        };
+        match self.physical.get(&memory.raw()).map(|physical| &physical.source) {
+            Some(Source::Shared { file, .. }) => {
+                file.export().or_else(|why| refuse(&format!("the host refuses: {why}")))
+            }
+            Some(Source::Own(_)) => refuse("the memory was not created for other processes"),
+            None => refuse("the physical memory is not live"),
+        }
+    }
+
+    pub(super) fn mem_import(
+        &mut self,
+        device: usize,
+        bytes: usize,
+        handle: OsHandle,
+    ) -> Result<PhysicalHandle> {
+        let call = CallKind::MemImport;
+        self.has_virtual_memory(call, device)?;
+        if !aligned(bytes) {
+            return Err(self.not_a_multiple(call, device, bytes));
+        }
+        let file = SharedFile::import(handle, bytes).map_err(|why| {
+            let why = format!("not {bytes} bytes of memory of a simulated device: {why}");
+            error(call, CudaCode::INVALID_VALUE, device, &why)
+        })?;
+        let source = Source::Shared { file: Arc::new(file), imported: true };
+        Ok(self.add_physical(Physical::new(device, bytes, source)))
+    }
+
+    /// Keeps the simulators of other processes from all memory that they may have, until the result
+    /// is dropped.
+    pub(super) fn lock_shared(&self) -> Result<Locked, RunError> {
+        // Memory that was sent and came back is there twice. In one order everywhere.
+        let mut files = BTreeMap::new();
+        for physical in self.physical.values() {
+            if let Source::Shared { file, .. } = &physical.source {
+                files.insert(file.id, Arc::clone(file));
+            }
+        }
+        let mut locked = Locked(Vec::new());
+        for file in files.into_values() {
+            file.lock().map_err(|why| RunError {
+                code: CudaCode::LAUNCH_FAILED,
+                why: format!("the host cannot lock memory that processes share: {why}"),
+            })?;
+            locked.0.push(file);
+        }
+        Ok(locked)
+    }
+}
+
+/// Locked files.
+pub(super) struct Locked(Vec<Arc<SharedFile>>);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|file| file.unlock());
+    }
+}

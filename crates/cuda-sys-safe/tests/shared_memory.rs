@@ -1,0 +1,150 @@
+//! Physical memory that two drivers have, as two processes do.
+#![cfg(target_os = "linux")]
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::owned::{Mapping, PhysicalMemory, Reservation, Stream};
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
+use warpline_cuda_sys_safe::*;
+
+const PAGE: usize = 2 << 20;
+
+fn sim() -> (Arc<SimDriver>, Arc<dyn Driver>) {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(2) }.build();
+    (sim.clone(), sim)
+}
+
+fn map(driver: &Arc<dyn Driver>, memory: &PhysicalMemory) -> Result<Mapping> {
+    let mapping = Reservation::new(driver, 0, memory.bytes())?.map(0, memory, 0, memory.bytes())?;
+    mapping.set_access(&[(0, MemAccess::ReadWrite)])?;
+    Ok(mapping)
+}
+
+fn fill(driver: &Arc<dyn Driver>, mapping: &Mapping, value: u8, bytes: usize) {
+    let stream = Stream::new(driver, 0, StreamFlags::default()).unwrap();
+    let value = MemsetValue::U8(value);
+    // SAFETY: inside the mapping, which outlives the work.
+    unsafe { driver.memset_async(mapping.ptr(), value, bytes, stream.handle()) }.unwrap();
+    stream.synchronize().unwrap();
+}
+
+fn byte(driver: &Arc<dyn Driver>, mapping: &Mapping, at: usize) -> u8 {
+    let mut out = 0u8;
+    let src = CopyEnd::Device { device: 0, ptr: mapping.range(at, 1).unwrap() };
+    let copy = Copy { dst: CopyEnd::Host(NonNull::from(&mut out)), src, bytes: 1 };
+    // SAFETY: both ends are live, and the call returns when the byte is there.
+    unsafe { driver.memcpy(0, &copy) }.unwrap();
+    out
+}
+
+#[test]
+fn both_see_what_either_writes_and_it_outlives_its_maker() {
+    let ((maker_sim, maker), (peer_sim, peer)) = (sim(), sim());
+    let made = PhysicalMemory::shareable(&maker, 0, 2 * PAGE).unwrap();
+    let here = map(&maker, &made).unwrap();
+    let handle = made.export().unwrap();
+    let there = PhysicalMemory::import(&peer, 0, 2 * PAGE, handle)
+        .and_then(|memory| map(&peer, &memory))
+        .unwrap();
+    assert_eq!(byte(&peer, &there, 0), 0, "new memory is zeros");
+
+    fill(&maker, &here, 7, 2 * PAGE);
+    assert_eq!([0, 2 * PAGE - 1].map(|at| byte(&peer, &there, at)), [7; 2]);
+    fill(&peer, &there, 9, 1);
+    assert_eq!([0, 1].map(|at| byte(&maker, &here, at)), [9, 7]);
+
+    let free = |driver: &Arc<dyn Driver>| driver.mem_info(0).unwrap().free;
+    assert_eq!(free(&peer) - free(&maker), 2 * PAGE, "it counts where it was made");
+    drop((here, made));
+    assert_eq!(free(&peer), free(&maker));
+    drop(maker);
+    assert!(maker_sim.books().is_settled());
+    drop(maker_sim);
+    assert_eq!([0, 1].map(|at| byte(&peer, &there, at)), [9, 7]);
+    drop(there);
+    assert!(peer_sim.books().is_settled());
+    assert_eq!(free(&peer), peer.mem_info(0).unwrap().total);
+}
+
+#[test]
+fn what_is_no_such_memory_is_refused() {
+    let (_, driver) = sim();
+    let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
+    let code = plain.export().unwrap_err().code();
+    assert_eq!(code, Some(CudaCode::INVALID_VALUE), "it was not created for other processes");
+
+    let import = |bytes, fd: OwnedFd| PhysicalMemory::import(&driver, 0, bytes, fd).map(drop);
+    let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+    let executable = || OwnedFd::from(File::open("/proc/self/exe").unwrap());
+    assert_eq!(import(PAGE, null()).unwrap_err().code(), Some(CudaCode::INVALID_VALUE));
+    assert_eq!(import(PAGE, executable()).unwrap_err().code(), Some(CudaCode::INVALID_VALUE));
+
+    // A file that could become smaller would let whoever sent it make this process fault.
+    // SAFETY: the name is a literal with a NUL, and the descriptor is new.
+    let unsealed: OwnedFd = unsafe {
+        use std::os::fd::FromRawFd;
+        OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING))
+    };
+    File::from(unsealed.try_clone().unwrap()).set_len(PAGE as u64).unwrap();
+    assert_eq!(import(PAGE, unsealed).unwrap_err().code(), Some(CudaCode::INVALID_VALUE));
+
+    let made = PhysicalMemory::shareable(&driver, 0, PAGE).unwrap();
+    for bytes in [0, 1, PAGE - 1, PAGE + 1, 2 * PAGE, usize::MAX] {
+        assert!(import(bytes, made.export().unwrap()).is_err(), "{bytes} bytes of {PAGE}");
+    }
+    let file = File::from(made.export().unwrap());
+    assert!(file.set_len(0).is_err() && file.set_len(4 << 20).is_err(), "its size is fixed");
+    import(PAGE, made.export().unwrap()).unwrap();
+}
+
+/// Exports memory, and imports it where it was made.
+fn comes_back(driver: &Arc<dyn Driver>) {
+    let made = PhysicalMemory::shareable(driver, 0, PAGE).unwrap();
+    let again = PhysicalMemory::import(driver, 0, PAGE, made.export().unwrap()).unwrap();
+    let [first, second] = [&made, &again].map(|memory| map(driver, memory).unwrap());
+    fill(driver, &first, 3, PAGE);
+    assert_eq!(byte(driver, &second, PAGE - 1), 3);
+    drop((first, made)); // who made it is gone
+    assert_eq!(byte(driver, &second, 0), 3);
+}
+
+#[test]
+fn memory_that_comes_back_is_the_same() {
+    let (sim, driver) = sim();
+    comes_back(&driver);
+    assert!(sim.books().is_settled());
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_memory_that_comes_back_is_the_same() {
+    comes_back(&real::load().unwrap());
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_what_is_no_such_memory_is_refused() {
+    let driver = real::load().unwrap();
+    let plain = PhysicalMemory::new(&driver, 0, PAGE).unwrap();
+    assert!(plain.export().is_err(), "it was not created for other processes");
+    for path in ["/dev/null", "/proc/self/exe"] {
+        let file = OwnedFd::from(File::open(path).unwrap());
+        assert!(PhysicalMemory::import(&driver, 0, PAGE, file).is_err(), "{path}");
+    }
+    // More than there is shows at the latest when it is mapped.
+    let made = PhysicalMemory::shareable(&driver, 0, PAGE).unwrap();
+    let more = PhysicalMemory::import(&driver, 0, 2 * PAGE, made.export().unwrap());
+    assert!(more.and_then(|more| map(&driver, &more)).is_err());
+    comes_back(&driver); // nothing is spoiled
+}
+
+#[test]
+fn drivers_that_cannot_share_say_so() {
+    let null: Arc<dyn Driver> = Arc::new(null::NullDriver::new(1));
+    let error = PhysicalMemory::shareable(&null, 0, PAGE).unwrap_err();
+    assert_eq!(error.code(), Some(CudaCode::NOT_SUPPORTED));
+    assert!(error.to_string().contains("cannot share memory"), "{error}");
+}

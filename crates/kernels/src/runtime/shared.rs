@@ -1,0 +1,175 @@
+//! Memory that other processes may have too: which devices may reach it, and when it is unmapped.
+//!
+//! Unmapping does not wait for work that uses the addresses, so what is dropped waits here until
+//! events say that its streams are done with it. The host waits only where the runtime ends.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::owned::{Event, Mapping};
+use warpline_cuda_sys_safe::{DriverError, EventFlags, MemAccess};
+use warpline_stream::Stream;
+use warpline_sync::{Mutex, MutexGuard};
+
+use super::Runtime;
+
+/// A mapping of such memory, and its device.
+#[derive(Debug)]
+pub(crate) struct SharedMapping {
+    device: usize,
+    mapping: Mapping,
+}
+
+impl Deref for SharedMapping {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Shared(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    live: Vec<Weak<SharedMapping>>,
+    /// Which devices may reach the memory of which others, the owner second.
+    peers: Vec<(usize, usize)>,
+    retired: Vec<Retired>,
+}
+
+/// A mapping that nobody has any more, and streams that may still use it.
+#[derive(Debug)]
+struct Retired {
+    mapping: Arc<SharedMapping>,
+    streams: SmallVec<[(Stream, Option<Event>); 2]>,
+}
+
+impl Retired {
+    /// Whether all its streams are done with it.
+    fn is_unused(&mut self) -> bool {
+        self.streams.retain(|(stream, event)| {
+            if stream.raw().driver().lost(stream.device_index()).is_some() {
+                return false;
+            }
+            if event.is_none() && !stream.is_capturing() {
+                *event = recorded(stream).ok();
+            }
+            match event.as_ref().map(Event::query) {
+                Some(Ok(done)) => !done,
+                // Recorded in a capture that had just begun, say.
+                Some(Err(_)) => {
+                    *event = None;
+                    true
+                }
+                None => true,
+            }
+        });
+        self.streams.is_empty()
+    }
+}
+
+fn recorded(stream: &Stream) -> Result<Event, DriverError> {
+    let device = stream.device_index();
+    let event = Event::new(stream.raw().driver(), device, EventFlags::default())?;
+    event.record(stream.raw())?;
+    Ok(event)
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens all such memory of `owner`, now and later, to `device`.
+    pub(super) fn allow(&self, device: usize, owner: usize) -> Result<(), DriverError> {
+        let mut state = self.lock();
+        for mapping in state.live.iter().filter_map(Weak::upgrade) {
+            if mapping.device == owner {
+                mapping.set_access(&[(device, MemAccess::ReadWrite)])?;
+            }
+        }
+        state.peers.push((device, owner));
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for Retired { mapping, streams } in state.retired.drain(..) {
+            let lost = |s: &Stream| s.raw().driver().lost(s.device_index()).is_some();
+            if !streams.iter().all(|(s, _)| s.raw().synchronize().is_ok() || lost(s)) {
+                // Work may still use it: it stays mapped for as long as the process lives.
+                std::mem::forget(mapping);
+            }
+        }
+    }
+}
+
+impl Runtime {
+    /// Opens a new mapping to its device and to those that may reach that one's memory.
+    pub(crate) fn open_shared(
+        &self,
+        device: usize,
+        mapping: Mapping,
+    ) -> Result<Arc<SharedMapping>, DriverError> {
+        let mut state = self.0.shared.lock();
+        let peers = state.peers.iter().filter(|(_, owner)| *owner == device).map(|&(peer, _)| peer);
+        let access: SmallVec<[(usize, MemAccess); 4]> =
+            std::iter::once(device).chain(peers).map(|d| (d, MemAccess::ReadWrite)).collect();
+        mapping.set_access(&access)?;
+        let mapping = Arc::new(SharedMapping { device, mapping });
+        state.live.retain(|other| other.strong_count() > 0);
+        state.live.push(Arc::downgrade(&mapping));
+        Ok(mapping)
+    }
+
+    /// Unmaps memory once these streams are done with what they were given so far.
+    pub(crate) fn retire_shared(
+        &self,
+        mapping: Arc<SharedMapping>,
+        streams: impl Iterator<Item = Stream>,
+    ) {
+        let mut retired = Retired { mapping, streams: SmallVec::new() };
+        for stream in streams {
+            if !retired.streams.iter().any(|(known, _)| *known == stream) {
+                retired.streams.push((stream, None));
+            }
+        }
+        if retired.is_unused() {
+            return; // and is unmapped without the lock
+        }
+        self.0.shared.lock().retired.push(retired);
+    }
+
+    /// Unmaps memory that was dropped and that no work uses any more; says how much waits.
+    pub(crate) fn sweep_shared(&self) -> usize {
+        let mut state = self.0.shared.lock();
+        let unused: Vec<_> = state.retired.extract_if(.., Retired::is_unused).collect();
+        let waiting = state.retired.iter().map(|retired| retired.mapping.bytes()).sum();
+        drop(state);
+        drop(unused); // without the lock
+        waiting
+    }
+
+    /// Gives back memory that was shared with other processes, was dropped here, and that no work
+    /// uses any more (`torch.cuda.ipc_collect`). It is done whenever memory is shared or received too.
+    /// Returns the bytes that work still uses.
+    pub fn ipc_collect(&self) -> usize {
+        self.sweep_shared()
+    }
+}
+
+/// A number that no other such memory has, whichever process made it.
+pub(crate) fn new_memory_id() -> u128 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let time =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+    let count = NEXT.fetch_add(1, Ordering::Relaxed) as u32;
+    u128::from(time) << 64 | u128::from(std::process::id()) << 32 | u128::from(count)
+}

@@ -1,0 +1,255 @@
+//! Device memory that other processes may have too.
+//!
+//! Each such storage is physical memory of its own, mapped here and wherever it was sent: nothing
+//! else of this process can be seen there. It lives until nobody has it, whoever made it.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::owned::{PhysicalMemory, Reservation};
+use warpline_cuda_sys_safe::{CudaCode, DriverError, MemsetValue, OsHandle};
+use warpline_stream::{Stream, StreamError};
+
+use super::{Memory, Site, Storage};
+use crate::launch::TOKEN;
+use crate::runtime::{SharedMapping, new_memory_id};
+use crate::{CudaDevice, Error, Result, Runtime};
+
+/// A storage's part in memory that processes share.
+#[derive(Debug)]
+pub(super) struct SharedBlock {
+    pub(super) device: usize,
+    pub(super) mapping: Arc<SharedMapping>,
+    /// The same in each process.
+    id: u128,
+    /// Whether another process made it.
+    received: bool,
+}
+
+/// What another process makes a [`Storage`] of, with [`Storage::import`].
+#[derive(Debug)]
+pub struct ExportedStorage {
+    /// Carries the memory.
+    pub handle: OsHandle,
+    /// The storage's size.
+    pub bytes: usize,
+    /// The memory's size.
+    pub mapped: usize,
+    /// The same in each process that has it.
+    pub id: u128,
+    /// The UUID of its device.
+    pub device: [u8; 16],
+    /// The driver that the memory is of, such as `cuda`.
+    pub driver: &'static str,
+}
+
+impl Storage {
+    /// Zeroed memory on the stream's device that [`Storage::export`] can give to other processes.
+    /// It does not come from the caching allocator, and does not count among what that allocated.
+    ///
+    /// # Errors
+    /// [`Error::CannotShare`] where driver, device or system cannot share memory, and while the
+    /// stream is captured; the driver's own, out of memory first among them.
+    #[track_caller]
+    pub fn shared(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
+        const OP: &str = "share_memory";
+        runtime.check_stream(stream, OP)?;
+        runtime.check_process(OP)?;
+        let device = runtime.device(stream.device_index())?;
+        runtime.sweep_shared();
+        let memory = create(device, bytes).map_err(|e| cannot_share(OP, e))?;
+        let mapping = map(runtime, device, &memory).map_err(|e| Error::driver(OP, e))?;
+        // What was there before is nobody else's business.
+        let cleared = clear(stream, &mapping, Site { op: OP, location: Location::caller() });
+        if let Err(error) = cleared {
+            runtime.retire_shared(mapping, std::iter::once(stream.clone()));
+            return Err(error);
+        }
+        let storage = Self::of_shared(runtime, device, mapping, bytes, (new_memory_id(), false));
+        storage.enter_former_use(stream);
+        Ok(storage)
+    }
+
+    /// What another process gets at this memory with, once all work that writes to it is done. The
+    /// host waits for that.
+    ///
+    /// # Errors
+    /// [`Error::CannotShare`] of a storage that is not [`Storage::shared`], or that came from
+    /// another process; what work that writes to it failed with; the driver's own.
+    pub fn export(&self) -> Result<ExportedStorage> {
+        const OP: &str = "send";
+        let Memory::Shared(block) = &self.0.memory else {
+            return Err(self.not_shared(OP));
+        };
+        if block.received {
+            let reason =
+                "it came from another process: only who made it can send it, or send a copy";
+            return Err(Error::CannotShare { op: OP, reason: reason.into() });
+        }
+        self.wait_for_host(false)?;
+        self.check_marks(0..self.bytes())?;
+        let device = self.0.runtime.device(block.device)?;
+        let handle = block.mapping.memory().export().map_err(|e| Error::driver(OP, e))?;
+        Ok(ExportedStorage {
+            handle,
+            bytes: self.0.bytes,
+            mapped: block.mapping.bytes(),
+            id: block.id,
+            device: device.properties().uuid,
+            driver: device.driver().name(),
+        })
+    }
+
+    /// The memory that another process exported, all of whose work on it is done.
+    ///
+    /// Others may write to it at any time. On a device that gives wrong data at worst.
+    ///
+    /// # Errors
+    /// [`Error::CannotShare`] if its device is not visible here; the driver's own, if it is no such
+    /// memory.
+    #[track_caller]
+    pub fn import(runtime: &Runtime, exported: ExportedStorage) -> Result<Self> {
+        const OP: &str = "recv";
+        runtime.check_process(OP)?;
+        let ExportedStorage { handle, bytes, mapped, id, device: uuid, driver } = exported;
+        let device = device_of(runtime, uuid, driver)?;
+        if bytes > mapped {
+            let reason = format!("{bytes} bytes do not lie inside memory of {mapped} bytes");
+            return Err(Error::invalid(OP, reason));
+        }
+        runtime.sweep_shared();
+        let failed = |e| Error::driver(OP, e);
+        let memory = PhysicalMemory::import(device.driver(), device.index(), mapped, handle);
+        let mapping = map(runtime, device, &memory.map_err(failed)?).map_err(failed)?;
+        Ok(Self::of_shared(runtime, device, mapping, bytes, (id, true)))
+    }
+
+    #[track_caller]
+    fn of_shared(
+        runtime: &Runtime,
+        device: &CudaDevice,
+        mapping: Arc<SharedMapping>,
+        bytes: usize,
+        (id, received): (u128, bool),
+    ) -> Self {
+        let block = SharedBlock { device: device.index(), mapping, id, received };
+        Self::new(runtime, Memory::Shared(block), bytes)
+    }
+
+    /// Whether other processes may have this memory too.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self.0.memory, Memory::Shared(_))
+    }
+
+    /// The number that its memory has in each process.
+    ///
+    /// # Errors
+    /// [`Error::CannotShare`] of a storage that no other process can have.
+    pub fn shared_id(&self, op: &'static str) -> Result<u128> {
+        match &self.0.memory {
+            Memory::Shared(block) => Ok(block.id),
+            _ => Err(self.not_shared(op)),
+        }
+    }
+
+    /// Blocks the host until all work on the storage that was enqueued here is done.
+    ///
+    /// # Errors
+    /// What that work failed with.
+    pub fn wait_until_unused(&self) -> Result<()> {
+        self.wait_for_host(true)?;
+        self.check_marks(0..self.bytes())
+    }
+
+    fn not_shared(&self, op: &'static str) -> Error {
+        let reason = match &self.0.memory {
+            Memory::Pageable(_) | Memory::Pinned(_) => {
+                "it is in host memory, of which other processes get copies; move it to a GPU, or \
+                 send the copy with a pipe or file"
+            }
+            _ => {
+                "its memory is of the caching allocator, where other tensors may lie beside it; \
+                 share what `share_memory` returns"
+            }
+        };
+        Error::CannotShare { op, reason: reason.into() }
+    }
+}
+
+/// Memory in whole pages. Where there is none left, unused memory of the allocator's makes room.
+fn create(device: &CudaDevice, bytes: usize) -> Result<PhysicalMemory, DriverError> {
+    let (driver, index) = (device.driver(), device.index());
+    let page = driver.mem_granularity(index)?.max(1);
+    let whole = bytes.max(1).checked_next_multiple_of(page).filter(|&b| b <= isize::MAX as usize);
+    let whole = whole.ok_or_else(|| {
+        let reason = format!("{bytes} bytes are more than can be addressed");
+        DriverError::InvalidArgument { call: "cuMemCreate", reason }
+    })?;
+    match PhysicalMemory::shareable(driver, index, whole) {
+        Err(e) if e.code() == Some(CudaCode::OUT_OF_MEMORY) => {
+            device.allocator().empty_cache();
+            PhysicalMemory::shareable(driver, index, whole)
+        }
+        made => made,
+    }
+}
+
+fn map(
+    runtime: &Runtime,
+    device: &CudaDevice,
+    memory: &PhysicalMemory,
+) -> Result<Arc<SharedMapping>, DriverError> {
+    let bytes = memory.bytes();
+    let range = Reservation::new(device.driver(), device.index(), bytes)?;
+    runtime.open_shared(device.index(), range.map(0, memory, 0, bytes)?)
+}
+
+/// Fills all of new memory with zeros.
+fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
+    let words = mapping.bytes() / 4;
+    let failed = |e: StreamError| match e.driver_error() {
+        Some(source) => Error::driver(site.op, source.clone().at(site.location)),
+        None => e.into(),
+    };
+    stream
+        .submit(TOKEN, |handle| {
+            if stream.is_capturing() {
+                return Err(StreamError::Capturing { call: site.op });
+            }
+            let driver = stream.raw().driver();
+            // SAFETY: all of a mapping that goes only once the stream is done with it, whether or
+            // not there comes to be a storage.
+            unsafe { driver.memset_async(mapping.ptr(), MemsetValue::U32(0), words, handle) }?;
+            stream.note_launch(
+                site.op,
+                site.location,
+                [("bytes", [words * 4].as_slice())].into_iter(),
+            );
+            Ok::<_, StreamError>(())
+        })
+        .map_err(failed)?;
+    Ok(())
+}
+
+fn device_of<'a>(runtime: &'a Runtime, uuid: [u8; 16], driver: &str) -> Result<&'a CudaDevice> {
+    let refuse = |reason: String| Err(Error::CannotShare { op: "recv", reason });
+    let own = runtime.driver()?.name();
+    if own != driver {
+        return refuse(format!("it is memory of the {driver} driver, and this runtime has {own}"));
+    }
+    let mut all = (0..runtime.device_count()).filter_map(|index| runtime.device(index).ok());
+    let hex = || uuid.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    match all.find(|device| device.properties().uuid == uuid) {
+        Some(device) => Ok(device),
+        None => refuse(format!("it is on the GPU {}, which is not visible to this process", hex())),
+    }
+}
+
+#[cold]
+fn cannot_share(op: &'static str, error: DriverError) -> Error {
+    if error.code() == Some(CudaCode::NOT_SUPPORTED) {
+        return Error::CannotShare { op, reason: error.to_string() };
+    }
+    Error::driver(op, error)
+}

@@ -1,0 +1,58 @@
+//! Tensors that several processes have (`torch.multiprocessing`).
+//!
+//! [`Tensor::share_memory`](crate::Tensor::share_memory) copies a GPU tensor once into memory that other processes can map; a
+//! [`Channel`] over a Unix socket carries such tensors, views among them, without copying them.
+//!
+//! ```
+//! use warpline::multiprocessing::Channel;
+//! use warpline::{arange, simulated, with_runtime};
+//!
+//! // Two processes; here two runtimes, as only threads fit into an example.
+//! let (here, there) = Channel::pair()?;
+//! let peer = std::thread::spawn(move || -> warpline::Result<()> {
+//!     with_runtime(&simulated(1)?, || {
+//!         let tensor = there.recv()?;
+//!         tensor.fill_(7.0)?;
+//!         there.send_event(&tensor)
+//!     })
+//! });
+//! with_runtime(&simulated(1)?, || -> warpline::Result<()> {
+//!     let tensor = arange(4, "cuda:0")?.share_memory()?;
+//!     here.send(&tensor)?;
+//!     here.recv_event(&tensor)?; // the peer's work on it comes before what follows
+//!     assert_eq!(tensor.to_vec::<i64>()?, [7; 4]);
+//!     Ok(())
+//! })?;
+//! peer.join().unwrap()?;
+//! # Ok::<(), warpline::Error>(())
+//! ```
+//!
+//! # What is promised
+//! - **Lifetime.** The memory lives until no process has it, and a message on its way counts. Who made
+//!   it may end, or be killed at any moment: the others keep the memory with what was last written,
+//!   nothing leaks, and what needs the one that is gone is [`Error::PeerGone`](crate::Error::PeerGone).
+//! - **Order.** [`Channel::send`] comes after all work that the sender has enqueued on the tensor, so
+//!   that the receiver finds what that wrote, and never what was there before. After that each process
+//!   orders its own work only: one tells the other with [`Channel::send_event`] and
+//!   [`Channel::recv_event`] that it is done with a tensor for now. Work of two processes on the same
+//!   bytes that nothing orders gives wrong data, as between unordered streams, and is reported by
+//!   nobody.
+//! - **What is visible.** Exactly the storage of what was sent: its memory has no neighbours, and was
+//!   zeroed when it was made. A view is sent with its whole storage, as in PyTorch.
+//! - **Trust.** What arrives is checked: a peer that sends nonsense causes an error. It may write to the
+//!   shared memory at any time, which is as safe as any race on a GPU.
+//!
+//! # What cannot be shared
+//! [`Error::CannotShare`](crate::Error::CannotShare) says why: CPU tensors; memory of the caching
+//! allocator (share what `share_memory` returns); what came from another process (send a copy); GPUs
+//! that the receiver does not see; drivers without virtual memory; systems other than Linux.
+//!
+//! Shared memory is in whole pages of 2 MiB, does not come from the caching allocator, and is not
+//! counted by [`cuda::memory_allocated`](crate::cuda::memory_allocated). What was dropped while work
+//! used it is given back by the next call here, or by
+//! [`cuda::ipc_collect`](crate::cuda::ipc_collect).
+
+mod channel;
+mod message;
+
+pub use channel::Channel;

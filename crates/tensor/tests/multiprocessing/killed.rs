@@ -1,0 +1,249 @@
+//! Either process is killed with -9 at each of ten points. The other keeps what it has, with the right
+//! data, or is told that its peer is gone; nothing is left behind.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, getpid, kill_process};
+use warpline::multiprocessing::Channel;
+use warpline::{DType, Error, Result, Runtime, Tensor, cuda, full, with_runtime, zeros};
+
+use crate::common;
+use crate::processes::{Peer, alone, runtime, specs};
+
+/// Elements: 64 MiB on a GPU, so that what is left behind shows.
+const GPU: usize = 16 << 20;
+const SIM: usize = 4 << 10;
+
+const MAKER: [&str; 10] = [
+    "start",
+    "made",
+    "shared",
+    "enqueued",
+    "sent",
+    "enqueued more",
+    "dropped",
+    "half sent",
+    "sent both",
+    "told",
+];
+const RECEIVER: [&str; 10] = [
+    "start",
+    "half sent",
+    "received",
+    "read",
+    "enqueued",
+    "done",
+    "told",
+    "received both",
+    "dropped",
+    "closed",
+];
+
+/// Ends this process as `kill -9` does, if this is the point.
+struct Points<'a>(&'a str);
+
+impl Points<'_> {
+    fn reached(&self, point: &str) {
+        if self.0 == point {
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+    }
+}
+
+fn elements() -> usize {
+    if warpline::runtime().driver().is_ok_and(|d| d.name() == "sim") { SIM } else { GPU }
+}
+
+/// Some bytes that begin a message.
+fn half(channel: &Channel) {
+    let mut socket = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
+    socket.write_all(b"wrplne").unwrap();
+}
+
+/// In the other process: makes two tensors and sends them.
+pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
+    let points = Points(point);
+    points.reached("start");
+    let tensor = full(&[elements()], 1.0, (DType::F32, "cuda:0"))?;
+    points.reached("made");
+    let tensor = tensor.share_memory()?;
+    points.reached("shared");
+    for _ in 0..20 {
+        tensor.add_(1.0)?;
+    }
+    points.reached("enqueued");
+    channel.send(&tensor)?;
+    points.reached("sent");
+    let second = tensor.add(1.0)?.share_memory()?;
+    points.reached("enqueued more");
+    drop(tensor);
+    points.reached("dropped");
+    if point == "half sent" {
+        half(channel);
+    }
+    points.reached("half sent");
+    channel.send(&second)?;
+    points.reached("sent both");
+    channel.send_event(&second)?;
+    points.reached("told");
+    unreachable!("no point is {point}");
+}
+
+/// In the other process: receives two tensors and changes the first.
+pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
+    let points = Points(point);
+    points.reached("start");
+    if point == "half sent" {
+        half(channel);
+    }
+    points.reached("half sent");
+    let tensor = channel.recv()?;
+    points.reached("received");
+    assert!(all(&tensor, 1.0)?);
+    points.reached("read");
+    tensor.fill_(7.0)?;
+    points.reached("enqueued");
+    cuda::synchronize(())?;
+    points.reached("done");
+    channel.send_event(&tensor)?;
+    points.reached("told");
+    let second = channel.recv()?;
+    points.reached("received both");
+    drop((tensor, second));
+    points.reached("dropped");
+    let socket = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
+    let _ = socket.shutdown(std::net::Shutdown::Both);
+    points.reached("closed");
+    unreachable!("no point is {point}");
+}
+
+/// What it is, or `None` where the peer is gone.
+fn or_gone<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::PeerGone { .. }) => Ok(None),
+        Err(other) => Err(other),
+    }
+}
+
+fn all(tensor: &Tensor, value: f32) -> Result<bool> {
+    let wrong = tensor.to_vec::<f32>()?.into_iter().find(|&v| v != value);
+    Ok(wrong.is_none())
+}
+
+/// Memory is used anew, which must not be what is shared.
+fn churn() -> Result<()> {
+    for i in 0..4 {
+        full(&[elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;
+    }
+    cuda::synchronize(())
+}
+
+fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<usize> {
+    let peer = Peer::start(&format!("maker@{point}"), spec);
+    with_runtime(world, || {
+        let first = or_gone(peer.channel.recv())?;
+        let second = or_gone(peer.channel.recv())?;
+        let told = match &second {
+            Some(second) => or_gone(peer.channel.recv_event(second))?,
+            None => None,
+        };
+        let after = peer.channel.recv();
+        assert!(matches!(after, Err(Error::PeerGone { .. } | Error::InvalidArgument { .. })));
+        assert!(!peer.ended(), "{spec}: it was to be killed when it was {point}");
+        churn()?;
+        for (tensor, value) in [(&first, 21.0), (&second, 22.0)] {
+            let Some(tensor) = tensor else { continue };
+            assert!(all(tensor, value)?, "{spec}: killed when {point}: wrong data");
+            tensor.add_(1.0)?; // and it can be used on
+            assert!(all(tensor, value + 1.0)?);
+        }
+        Ok(usize::from(first.is_some())
+            + usize::from(second.is_some())
+            + usize::from(told.is_some()))
+    })
+}
+
+fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
+    let peer = Peer::start(&format!("receiver@{point}"), spec);
+    with_runtime(world, || {
+        let tensor = full(&[elements()], 1.0, (DType::F32, "cuda:0"))?.share_memory()?;
+        let second = zeros(&[elements()], "cuda:0")?.share_memory()?;
+        or_gone(peer.channel.send(&tensor))?;
+        let told = or_gone(peer.channel.recv_event(&tensor))?.is_some();
+        or_gone(peer.channel.send(&second))?;
+        let after = peer.channel.recv();
+        assert!(matches!(after, Err(Error::PeerGone { .. } | Error::InvalidArgument { .. })));
+        assert!(!peer.ended(), "{spec}: it was to be killed when it was {point}");
+        churn()?;
+        let values = tensor.to_vec::<f32>()?;
+        assert!(values.iter().all(|v| *v == 7.0 || !told && *v == 1.0), "{spec}: {point}");
+        assert!(all(&second, 0.0)?);
+        tensor.fill_(3.0)?;
+        assert!(all(&tensor, 3.0)?);
+        Ok(told)
+    })
+}
+
+/// Files of shared memory that this process has open or mapped.
+fn files_left() -> usize {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    let fds = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    let open = fds.filter(|to| to.to_string_lossy().contains("warpline-shared")).count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    open + maps.matches("warpline-shared").count()
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Kills at each point on both sides.
+fn kill_everywhere(spec: &str) {
+    let world = runtime(spec);
+    let failed = |point| move |e: Error| -> usize { panic!("{spec}, killed when {point}: {e}") };
+    // How much of it arrives if the maker is killed at each point.
+    let arrives = [0, 0, 0, 0, 1, 1, 1, 1, 2, 3];
+    for (point, arrives) in MAKER.into_iter().zip(arrives) {
+        let arrived = survive_maker(spec, &world, point).unwrap_or_else(failed(point));
+        assert_eq!(arrived, arrives, "{spec}, killed when {point}");
+    }
+    for (index, point) in RECEIVER.into_iter().enumerate() {
+        let told = survive_receiver(spec, &world, point).map(usize::from);
+        let told = told.unwrap_or_else(failed(point));
+        assert_eq!(told == 1, index >= 6, "{spec}, killed when {point}");
+    }
+}
+
+#[test]
+fn s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+    let _alone = alone();
+    for spec in specs() {
+        kill_everywhere(&spec);
+        assert_eq!(files_left(), 0, "{spec}: memory of the dead is still here");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
+    let _alone = alone();
+    let spec = common::gpu_spec();
+    let world = runtime(&spec);
+    let free = || with_runtime(&world, || cuda::mem_get_info(0).map(|info| info.free)).unwrap();
+    survive_maker(&spec, &world, "start").unwrap(); // what a first use takes
+    with_runtime(&world, cuda::empty_cache);
+    let (before, fds) = (free(), descriptors());
+    kill_everywhere(&spec);
+    // The driver gives back what the dead had soon after.
+    let start = Instant::now();
+    while free() + (256 << 20) < before && start.elapsed() < Duration::from_secs(30) {
+        with_runtime(&world, cuda::empty_cache);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(free() + (256 << 20) >= before, "{} of {before} bytes are free again", free());
+    assert!(descriptors() <= fds + 8, "{} descriptors, {fds} before", descriptors());
+}

@@ -1,0 +1,10 @@
+//! Tensors that several processes have. Runtimes of their own in threads stand for processes where
+//! many schedules are run; programs with real processes run on simulated and on real GPUs alike.
+#![cfg(target_os = "linux")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod killed;
+mod processes;
+mod refusals;
+mod threads;

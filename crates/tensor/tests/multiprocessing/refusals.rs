@@ -1,0 +1,212 @@
+//! What cannot be shared says why; what a peer sends cannot do harm.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use warpline::multiprocessing::Channel;
+use warpline::{DType, Error, Result, arange, cuda, ones, with_runtime, zeros};
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+
+use crate::threads::{pair, world};
+
+/// Runs on one simulated GPU.
+fn alone(body: impl FnOnce() -> Result<()>) {
+    let (_, runtime) = world(1, Schedule::Lazy);
+    with_runtime(&runtime, body).unwrap();
+}
+
+fn reason(result: Result<impl Sized>) -> String {
+    match result {
+        Err(Error::CannotShare { op, reason }) => format!("{op}: {reason}"),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("it was shared"),
+    }
+}
+
+#[test]
+fn what_cannot_be_sent_says_why() {
+    alone(|| {
+        let (here, there) = pair();
+        assert!(reason(ones(&[2], ())?.share_memory()).contains("host memory"));
+        assert!(reason(here.send(&ones(&[2], ())?)).contains("host memory"));
+        assert!(reason(here.send(&ones(&[2], "cuda")?)).contains("share_memory"));
+        let shared = arange(6, "cuda")?.share_memory()?;
+        let wide = shared.narrow(0, 0, 1)?.expand(&[7])?;
+        assert!(reason(here.send(&wide)).contains("contiguous"), "7 elements of a storage of 6");
+        here.send(&shared)?;
+        let received = there.recv()?;
+        assert!(reason(there.send(&received)).contains("came from another process"));
+        there.send(&received.copy()?.share_memory()?)?;
+        assert_eq!(here.recv()?.to_vec::<i64>()?, [0, 1, 2, 3, 4, 5]);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_cannot_be_received_says_why() {
+    let (here, there) = pair();
+    let (_, two) = world(2, Schedule::Lazy);
+    with_runtime(&two, || here.send(&ones(&[2], "cuda:1")?.share_memory()?)).unwrap();
+    alone(|| {
+        assert!(reason(there.recv()).contains("not visible to this process"));
+        Ok(())
+    });
+    // What was refused is not lost for others of the channel.
+    with_runtime(&two, || here.send(&ones(&[2], "cuda:0")?.share_memory()?)).unwrap();
+    alone(|| {
+        assert_eq!(there.recv()?.to_vec::<f32>()?, [1.0; 2]);
+        Ok(())
+    });
+}
+
+#[test]
+fn it_is_on_the_same_gpu_whatever_its_number() {
+    let (here, there) = pair();
+    let [all, second] = [None, Some("1")].map(|v| warpline::simulated_with(2, v).unwrap());
+    with_runtime(&all, || here.send(&ones(&[2], "cuda:1")?.share_memory()?)).unwrap();
+    with_runtime(&second, || -> Result<()> {
+        let tensor = there.recv()?;
+        assert_eq!(tensor.device().to_string(), "cuda:0");
+        assert_eq!(tensor.to_vec::<f32>()?, [1.0; 2]);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_device_without_virtual_memory_says_so() {
+    let mut config = SimConfig::new(1);
+    config.properties.virtual_memory_management = false;
+    let runtime = warpline::Runtime::new(config.build(), warpline::RuntimeConfig::default());
+    with_runtime(&runtime.unwrap(), || {
+        let reason = reason(ones(&[2], "cuda").unwrap().share_memory());
+        assert!(reason.contains("virtual memory"), "{reason}");
+    });
+}
+
+#[test]
+fn captures_refuse_what_the_host_waits_for() {
+    alone(|| {
+        let (here, _there) = pair();
+        let shared = zeros(&[4], "cuda")?.share_memory()?;
+        let (graph, ()) = cuda::graph(|| {
+            let local = shared.add(1.0)?;
+            let refused =
+                [local.share_memory().map(drop), here.send(&shared), here.send_event(&shared)];
+            for refused in refused {
+                assert!(matches!(refused, Err(Error::Capture { .. })), "{refused:?}");
+            }
+            Ok(())
+        })?;
+        graph.replay()?;
+        here.send(&shared)
+    });
+}
+
+#[test]
+fn a_closed_channel_is_a_peer_that_is_gone() {
+    alone(|| {
+        let (here, there) = pair();
+        let shared = ones(&[2], "cuda")?.share_memory()?;
+        drop(there);
+        let gone = [
+            here.recv().map(drop),
+            here.send(&shared),
+            here.send_event(&shared),
+            here.recv_event(&shared),
+        ];
+        for gone in gone {
+            assert!(matches!(gone, Err(Error::PeerGone { .. })), "{gone:?}");
+        }
+        assert_eq!(shared.to_vec::<f32>()?, [1.0; 2]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_peer_that_does_nothing_is_waited_for_as_long_as_was_said() {
+    alone(|| {
+        let (here, _there) = pair();
+        here.set_timeout(Some(Duration::from_millis(10)))?;
+        let error = here.recv().unwrap_err().to_string();
+        assert!(error.contains("timeout"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn nonsense_is_an_error() {
+    alone(|| {
+        // A message as it should be, but for the memory, and each with one byte changed.
+        let shared = ones(&[2], "cuda")?.share_memory()?;
+        let (a, mut b) = UnixStream::pair().unwrap();
+        Channel::new(a).send(&shared)?;
+        let mut good = vec![0; 1024];
+        let length = std::io::Read::read(&mut b, &mut good).unwrap();
+        good.truncate(length);
+        for at in 0..=good.len() {
+            let mut bytes = good.clone();
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 0x81;
+            }
+            let (mut raw, end) = UnixStream::pair().unwrap();
+            raw.write_all(&bytes).unwrap();
+            drop(raw);
+            assert!(Channel::new(end).recv().is_err(), "byte {at}: no memory came along");
+        }
+        // Half a message, and then nothing more.
+        let (mut raw, end) = UnixStream::pair().unwrap();
+        raw.write_all(&good[..good.len() / 2]).unwrap();
+        drop(raw);
+        let end = Channel::new(end);
+        for _ in 0..2 {
+            assert!(matches!(end.recv(), Err(Error::PeerGone { .. })));
+        }
+        // Nonsense from a peer that is there.
+        let (mut raw, end) = UnixStream::pair().unwrap();
+        raw.write_all(&[0; 100]).unwrap();
+        let end = Channel::new(end);
+        assert!(end.recv().unwrap_err().to_string().contains("no message"));
+        let again = end.recv().unwrap_err().to_string();
+        assert!(again.contains("new channel"), "{again}");
+        Ok(())
+    });
+}
+
+#[test]
+fn events_are_of_the_tensor_that_they_are_waited_for_with() {
+    alone(|| {
+        let (here, there) = pair();
+        let [one, other] =
+            [ones(&[2], "cuda")?.share_memory()?, zeros(&[2], "cuda")?.share_memory()?];
+        here.send_event(&one)?;
+        let error = there.recv_event(&other).unwrap_err().to_string();
+        assert!(error.contains("another tensor"), "{error}");
+        here.send_event(&one)?;
+        let error = there.recv().unwrap_err().to_string();
+        assert!(error.contains("another kind"), "{error}");
+        here.send_event(&one)?;
+        there.recv_event(&one)
+    });
+}
+
+#[test]
+fn memory_has_no_neighbours_and_no_past() {
+    alone(|| {
+        let (here, there) = pair();
+        for _ in 0..3 {
+            // Memory of the device that has been in use.
+            drop(ones(&[4 << 20], "cuda")?);
+            cuda::empty_cache();
+            let (one, other) =
+                (ones(&[1], "cuda")?.share_memory()?, ones(&[1], "cuda")?.share_memory()?);
+            assert!(one.data_ptr().abs_diff(other.data_ptr()) >= 2 << 20, "pages of its own");
+            here.send(&one)?;
+            let received = there.recv()?;
+            assert_eq!(received.storage().bytes(), DType::F32.size(), "no more than that");
+            assert!(received.narrow(0, 0, 2).is_err());
+        }
+        Ok(())
+    });
+}
