@@ -59,6 +59,17 @@ fn shortest(_: usize) -> Done {
     // Three chunks beside two.
     let out = net.forward((vec![ones(&[6], 0)?], ones(&[2], 0)?))?;
     assert_eq!(values(&out)?, [3.0, 3.0]);
+    // Within lists and maps too, whichever comes first.
+    for (a, b) in [(6, 2), (2, 6)] {
+        let net = DataParallel::new(Runs(|(list, map): (Vec<Tensor>, Map)| {
+            assert_eq!((list.len(), map.len()), (2, 2));
+            Ok(vec![list[0].clone(), map["b"].clone()])
+        }))?;
+        let map = [("a".to_owned(), ones(&[a], 0)?), ("b".to_owned(), ones(&[b], 0)?)];
+        let out = net.forward((vec![ones(&[a], 0)?, ones(&[b], 0)?], map.into()))?;
+        let expected = |n: usize| if n == 6 { [4] } else { [2] };
+        assert_eq!((out[0].size(), out[1].size()), (&expected(a)[..], &expected(b)[..]));
+    }
     // An empty list is as long as there are devices.
     let out = net.forward((vec![], ones(&[3], 0)?))?;
     assert_eq!(values(&out)?, [1.0; 3]);

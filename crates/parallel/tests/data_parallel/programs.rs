@@ -1,6 +1,7 @@
 //! Random programs, and the race detector.
 
-use warpline::{Tensor, cuda, full, runtime, tensor};
+use warpline::nn::Linear;
+use warpline::{Tensor, cuda, full, ones, runtime, tensor};
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
 use crate::nets::Counts;
@@ -9,6 +10,8 @@ use crate::world::{Done, on_sim, values};
 crate::on_both! {
     Auto([1, 2, 3, 5, 8]) random_programs gpu2_random_programs => any;
     Manual([2, 3]) no_race_is_its_own gpu2_no_race_is_its_own => no_race;
+    Manual([2, 3]) kept_copies_are_in_order_on_other_streams
+        gpu2_kept_copies_are_in_order_on_other_streams => other_streams;
 }
 
 /// A small generator: xorshift.
@@ -122,6 +125,34 @@ fn no_race(devices: usize) -> Done {
     }
     let races = cuda::take_races();
     assert!(races.is_empty(), "{races:#?}");
+    Ok(())
+}
+
+/// What is kept from one forward to the next was written on streams that the program has since left,
+/// and it knows nothing of that.
+fn other_streams(devices: usize) -> Done {
+    let options = DataParallelOptions::new().output_device(1);
+    let net = DataParallel::with_options(Linear::new(2, 2, 0)?, options)?;
+    let x = ones(&[devices, 2], ())?.pin_memory()?;
+    for device in 0..devices {
+        cuda::synchronize(device)?;
+    }
+    let mut outputs = Vec::new();
+    for round in 0..3 {
+        for device in 0..devices {
+            let stream = cuda::exclusive_stream(device, 0)?;
+            runtime().devices()?.set_current_stream(&stream)?;
+        }
+        let out = net.forward(x.clone())?;
+        let races = cuda::take_races();
+        assert!(races.is_empty(), "round {round}: {races:#?}");
+        outputs.push(out); // read later: what the host has seen done is in order
+    }
+    for device in 0..devices {
+        cuda::synchronize(device)?;
+    }
+    let outputs = outputs.iter().map(values).collect::<anyhow::Result<Vec<_>>>()?;
+    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]), "{outputs:?}");
     Ok(())
 }
 

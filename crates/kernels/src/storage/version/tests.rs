@@ -1,3 +1,5 @@
+//! What moves a version, and what does not.
+
 use std::panic::Location;
 
 use warpline_cuda_sys_safe::MemsetValue;
