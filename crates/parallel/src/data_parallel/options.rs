@@ -1,6 +1,6 @@
 //! Which devices are used.
 
-use warpline::{Device, Error, Result, Runtime};
+use warpline::{Device, Result, Runtime};
 
 use super::DataParallelError;
 
@@ -126,33 +126,52 @@ impl DataParallelOptions {
             None => Device::cuda(first),
             Some(output_device) => output_device.device(runtime)?,
         };
-        if let Some(warning) = imbalance(runtime, &device_ids)? {
+        let sizes = device_ids.iter().map(|&device| sizes(runtime, device));
+        if let Some(warning) = imbalance(&sizes.collect::<Result<Vec<_>>>()?) {
             tracing::warn!("{warning}");
         }
         Ok((device_ids, output_device))
     }
 }
 
+/// A device, its memory, and its multiprocessors.
+type Sizes = (usize, [u64; 2]);
+
+fn sizes(runtime: &Runtime, device: usize) -> Result<Sizes> {
+    let properties = runtime.device(device)?.device().properties();
+    let memory = properties.total_memory as u64;
+    Ok((device, [memory, u64::from(properties.multiprocessor_count)]))
+}
+
 /// What PyTorch warns of: the smallest GPU has less than three quarters of the largest's memory or
 /// multiprocessors.
-fn imbalance(runtime: &Runtime, device_ids: &[usize]) -> Result<Option<String>, Error> {
-    let mut sizes = Vec::with_capacity(device_ids.len());
-    for &device in device_ids {
-        let properties = runtime.device(device)?.device().properties();
-        sizes.push((
-            device,
-            [properties.total_memory as u64, u64::from(properties.multiprocessor_count)],
-        ));
-    }
-    Ok([0, 1].into_iter().find_map(|what| {
+fn imbalance(sizes: &[Sizes]) -> Option<String> {
+    [0, 1].into_iter().find_map(|what| {
         let least = sizes.iter().min_by_key(|(_, size)| size[what])?;
         let most = sizes.iter().max_by_key(|(_, size)| size[what])?;
         (4 * least.1[what] < 3 * most.1[what]).then(|| unbalanced(least.0, most.0))
-    }))
+    })
 }
 
 fn unbalanced(least: usize, most: usize) -> String {
     format!(
         "There is an imbalance between your GPUs. You may want to exclude GPU {least} which has less than 75% of the memory or cores of GPU {most}. You can do so by setting the device_ids argument to DataParallel, or by setting the CUDA_VISIBLE_DEVICES environment variable."
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_of_less_than_three_quarters_are_warned_of() {
+        let device = |i, memory, cores| (i, [memory, cores]);
+        assert_eq!(imbalance(&[device(0, 100, 132)]), None);
+        assert_eq!(imbalance(&[device(0, 100, 132), device(1, 75, 99)]), None);
+        let memory = imbalance(&[device(2, 74, 132), device(0, 100, 132), device(1, 90, 132)]);
+        let memory = memory.expect("a warning");
+        assert!(memory.contains("exclude GPU 2 which") && memory.contains("of GPU 0."), "{memory}");
+        let cores = imbalance(&[device(0, 100, 132), device(1, 100, 98)]).expect("a warning");
+        assert!(cores.contains("exclude GPU 1 which"), "{cores}");
+    }
 }
