@@ -35,7 +35,7 @@ pub use launch::Target;
 pub use layout::{Layout, Sizes, Strides, broadcast, checked_numel, resolve_dim};
 pub use race::{Race, RaceReport, RacingUse};
 pub use runtime::{CudaDevice, KernelSet, Module, Runtime, RuntimeConfig, Staging, SyncPolicy};
-pub use storage::{ExportedStorage, Site, Storage};
+pub use storage::{ExportedStorage, Site, Storage, Version};
 pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::Access;
 pub use warpline_stream::IndexCheck;

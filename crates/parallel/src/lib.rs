@@ -2,3 +2,7 @@
 //! `torch.distributed`).
 
 #![forbid(unsafe_code)]
+
+pub mod data_parallel;
+
+pub use data_parallel::{DataParallel, DataParallelError, DataParallelOptions};

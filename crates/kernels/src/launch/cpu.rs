@@ -66,6 +66,9 @@ fn with_checked(
         for operand in operands {
             wait_for_host(&Touch::from(*operand))?;
         }
+        for operand in operands.iter().filter(|operand| operand.access.writes()) {
+            operand.view.storage.enter_write();
+        }
         let failed = f(&HostLaunch { pointers: &pointers, params, parallel: host::may_parallel() });
         wrote_on_host(operands.iter().map(|operand| Touch::from(*operand)), failed.as_ref());
         Ok(failed)

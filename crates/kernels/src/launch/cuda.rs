@@ -247,13 +247,16 @@ where
         None
     };
     wait_for_uses(stream, policy, distinct, &uses)?;
-    for ((storage, _), uses) in distinct.iter().zip(&mut uses) {
+    for ((storage, write), uses) in distinct.iter().zip(&mut uses) {
         // The page-locked cache is told under either policy: what it reuses, host code writes.
         // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
         let told = policy == SyncPolicy::Auto && storage.member().is_none();
         // Shared memory is unmapped when the streams that it was told of are done with it.
         if told || storage.is_pinned() || storage.is_shared() {
             storage.note_stream(uses, stream);
+        }
+        if *write {
+            storage.enter_write();
         }
     }
     let op = f()?;

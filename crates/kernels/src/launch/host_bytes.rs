@@ -50,6 +50,7 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
     with_host_locks([(storage, true)].into_iter(), || {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
+        storage.enter_write();
         // SAFETY: as in `read_bytes`, with the write lock and no device work left.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(offset), bytes.len());

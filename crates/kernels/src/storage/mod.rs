@@ -3,6 +3,7 @@
 mod marks;
 mod shared;
 mod uses;
+mod version;
 
 use std::ops::Range;
 use std::panic::Location;
@@ -12,7 +13,7 @@ use warpline_alloc::cuda::{CudaBlock, CudaPinnedBlock};
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError};
 use warpline_stream::Stream;
-use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::graph::{Log, Member};
@@ -23,6 +24,7 @@ use shared::SharedBlock;
 
 pub(crate) use marks::{Marks, Source, Sources};
 pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
+pub use version::Version;
 
 /// The bytes behind one or more tensors. Clones share them; the last one frees them.
 #[derive(Clone, Debug)]
@@ -39,6 +41,8 @@ struct Inner {
     /// Whether bytes depend on checks that may have failed: host code need not lock `uses` to know.
     /// Changed under the lock on `uses`, and of host memory under its host lock too.
     marked: AtomicBool,
+    /// How often the bytes were written, for [`Version`].
+    writes: AtomicU64,
     /// Guards host bytes against host code. Device memory does not need it.
     host: RwLock<()>,
     /// Where it was allocated.
@@ -189,6 +193,7 @@ impl Storage {
             runtime: runtime.clone(),
             uses: Mutex::default(),
             marked: AtomicBool::new(false),
+            writes: AtomicU64::new(0),
             host: RwLock::new(()),
             allocated: Location::caller(),
             member,

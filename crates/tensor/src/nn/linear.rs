@@ -1,6 +1,6 @@
 //! An affine map.
 
-use super::Module;
+use super::{Forward, Module};
 use crate::{Result, Tensor, TensorOptions, empty};
 
 /// `x @ weightᵀ + bias` (`torch.nn.Linear`): `[.., in]` to `[.., out]`.
@@ -48,5 +48,14 @@ impl Module for Linear {
     ) -> Result<()> {
         visit("weight", &mut self.weight)?;
         visit("bias", &mut self.bias)
+    }
+}
+
+impl Forward<Tensor> for Linear {
+    type Output = Tensor;
+
+    #[track_caller]
+    fn forward(&self, x: Tensor) -> Result<Tensor> {
+        self.forward(&x)
     }
 }

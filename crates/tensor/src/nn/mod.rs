@@ -1,10 +1,14 @@
 //! Modules: parameters that move together (`torch.nn`).
 
+mod activation;
 mod linear;
 mod rnn;
+mod sequential;
 
+pub use activation::ReLU;
 pub use linear::Linear;
 pub use rnn::RnnCell;
+pub use sequential::{Layer, Sequential};
 
 use crate::device::IntoDevice;
 use crate::{Result, Tensor};
@@ -20,8 +24,21 @@ pub trait Module {
         visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
     ) -> Result<()>;
 
-    /// Moves every parameter to a device. What is there already stays. When one cannot be moved,
-    /// none is.
+    /// Visits every buffer with its name, in a fixed order: tensors that belong to the module but
+    /// are not learned, such as a running mean. By default there are none.
+    ///
+    /// # Errors
+    /// The first that `visit` answers with.
+    fn visit_buffers(
+        &mut self,
+        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let _ = visit;
+        Ok(())
+    }
+
+    /// Moves every parameter and buffer to a device. What is there already stays. When one cannot
+    /// be moved, none is.
     ///
     /// # Errors
     /// As [`Tensor::to`].
@@ -31,17 +48,21 @@ pub trait Module {
     {
         let device = device.into_device()?;
         let mut moved = Vec::new();
-        self.visit_parameters(&mut |_, parameter| {
-            moved.push(parameter.to(device)?);
+        let mut moves = |_: &str, tensor: &mut Tensor| {
+            moved.push(tensor.to(device)?);
             Ok(())
-        })?;
+        };
+        self.visit_parameters(&mut moves)?;
+        self.visit_buffers(&mut moves)?;
         let mut moved = moved.into_iter();
-        self.visit_parameters(&mut |_, parameter| {
+        let mut puts = |_: &str, tensor: &mut Tensor| {
             if let Some(new) = moved.next() {
-                *parameter = new;
+                *tensor = new;
             }
             Ok(())
-        })
+        };
+        self.visit_parameters(&mut puts)?;
+        self.visit_buffers(&mut puts)
     }
 
     /// Puts every parameter into memory that other processes can have, and which
@@ -74,4 +95,28 @@ pub trait Module {
         });
         all
     }
+
+    /// Every buffer, in the order of [`Module::visit_buffers`].
+    fn buffers(&mut self) -> Vec<Tensor> {
+        let mut all = Vec::new();
+        // Collecting cannot fail.
+        let _ = self.visit_buffers(&mut |_, buffer| {
+            all.push(buffer.clone());
+            Ok(())
+        });
+        all
+    }
+}
+
+/// What a module computes, where others are to call it: `DataParallel`, [`Sequential`]. Several
+/// inputs are a tuple.
+pub trait Forward<Input> {
+    /// What comes out.
+    type Output;
+
+    /// Computes the output. It takes `&self`: a buffer is updated in place.
+    ///
+    /// # Errors
+    /// Whatever the module's ops fail with.
+    fn forward(&self, input: Input) -> Result<Self::Output>;
 }

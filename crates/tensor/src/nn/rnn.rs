@@ -1,6 +1,6 @@
 //! A recurrent cell.
 
-use super::{Linear, Module};
+use super::{Forward, Linear, Module};
 use crate::{Result, Tensor, TensorOptions};
 
 /// `tanh(W x + b + U h + c)` (`torch.nn.RNNCell`): input `[batch, in]`, hidden `[batch, hidden]`.
@@ -50,5 +50,15 @@ impl Module for RnnCell {
     ) -> Result<()> {
         self.input.visit_parameters(&mut |name, p| visit(&format!("input.{name}"), p))?;
         self.hidden.visit_parameters(&mut |name, p| visit(&format!("hidden.{name}"), p))
+    }
+}
+
+/// Of the input and the hidden state.
+impl Forward<(Tensor, Tensor)> for RnnCell {
+    type Output = Tensor;
+
+    #[track_caller]
+    fn forward(&self, (x, hidden): (Tensor, Tensor)) -> Result<Tensor> {
+        self.forward(&x, &hidden)
     }
 }

@@ -1,0 +1,85 @@
+//! A network on several GPUs, as PyTorch's CUDA-semantics note has it:
+//!
+//! ```sh
+//! WARPLINE_DRIVER=sim:4 cargo run -p warpline-parallel --example data_parallel
+//! cargo run --release -p warpline-parallel --example data_parallel -- --devices 2
+//! ```
+
+use std::sync::{Arc, Mutex};
+
+use clap::Parser;
+use warpline::nn::{Forward, Linear, Module, ReLU, Sequential};
+use warpline::{Result, Tensor, cuda, manual_seed, randn};
+use warpline_parallel::{DataParallel, DataParallelOptions};
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// How many GPUs; all there are by default.
+    #[arg(long)]
+    devices: Option<usize>,
+    /// Rows of the input.
+    #[arg(long, default_value_t = 10)]
+    batch: usize,
+}
+
+/// A network that notes where it computes what.
+#[derive(Clone)]
+struct Model {
+    net: Sequential,
+    notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl Module for Model {
+    fn visit_parameters(
+        &mut self,
+        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        self.net.visit_parameters(visit)
+    }
+}
+
+impl Forward<Tensor> for Model {
+    type Output = Tensor;
+
+    fn forward(&self, x: Tensor) -> Result<Tensor> {
+        let (device, size) = (x.device(), x.size().to_vec());
+        let out = self.net.forward(x)?;
+        let note = format!("    in {device}: {size:?} to {:?} on {}", out.size(), out.device());
+        self.notes.lock().unwrap_or_else(|e| e.into_inner()).push(note);
+        Ok(out)
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    println!("{} CUDA device(s)", cuda::device_count());
+    manual_seed(1);
+    let net =
+        Sequential::new().with(Linear::new(16, 32, ())?).with(ReLU).with(Linear::new(32, 4, ())?);
+    let mut model = Model { net, notes: Arc::default() };
+    if cuda::is_available() {
+        model.to("cuda:0")?;
+    }
+    let x = randn(&[args.batch, 16], ())?;
+    let x = if cuda::is_available() { x.to("cuda:0")? } else { x };
+    let expected = model.net.forward(x.clone())?;
+
+    let mut options = DataParallelOptions::new();
+    if let Some(devices) = args.devices {
+        options = options.device_ids(&(0..devices).collect::<Vec<_>>());
+    }
+    let net = DataParallel::with_options(model, options)?;
+    for forward in 1..=2 {
+        println!("forward {forward} over {:?}", net.device_ids());
+        let out = net.forward(x.clone())?;
+        let mut notes =
+            std::mem::take(&mut *net.module().notes.lock().unwrap_or_else(|e| e.into_inner()));
+        notes.sort();
+        notes.iter().for_each(|note| println!("{note}"));
+        println!("    out: {:?} on {}", out.size(), out.device());
+        let difference = out.sub(&expected)?.abs()?.flatten(0, -1)?.max(0)?.0.item::<f32>()?;
+        println!("    largest difference from one device: {difference:e}");
+        anyhow::ensure!(difference <= 1e-5, "the outputs differ");
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! How long a forward of eight `Linear` with `ReLU` takes on one GPU and on several. Beside it,
+//! `benches/data_parallel.py` measures PyTorch with the same shapes.
+//!
+//! ```sh
+//! cargo run --release -p warpline-parallel --example data_parallel_speed
+//! WARPLINE_DRIVER=sim:2 cargo run --release -p warpline-parallel --example data_parallel_speed -- \
+//!     --width 64 --batches 64
+//! ```
+
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use warpline::nn::{Forward, Linear, ReLU, Sequential};
+use warpline::{DType, Device, cuda, randn};
+use warpline_parallel::{DataParallel, DataParallelOptions};
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// Numbers of GPUs; 2, 4 and 8 by default, as far as there are so many.
+    #[arg(long, value_delimiter = ',')]
+    devices: Vec<usize>,
+    /// Rows of the input.
+    #[arg(long, value_delimiter = ',', default_values_t = [1024, 8192, 32768])]
+    batches: Vec<usize>,
+    /// Inputs and outputs of each layer.
+    #[arg(long, default_value_t = 4096)]
+    width: usize,
+    /// Timed forwards, of which the median counts.
+    #[arg(long, default_value_t = 9)]
+    runs: usize,
+    /// Have the input in page-locked memory, and not on the first GPU.
+    #[arg(long)]
+    pinned: bool,
+}
+
+fn synchronize() -> anyhow::Result<()> {
+    for device in 0..cuda::device_count() {
+        cuda::synchronize(device)?;
+    }
+    Ok(())
+}
+
+/// The median time until all is done, and until the host was free again.
+fn time(runs: usize, f: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<[Duration; 2]> {
+    f()?;
+    f()?;
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..runs.max(1) {
+        synchronize()?;
+        let start = Instant::now();
+        f()?;
+        times[1].push(start.elapsed());
+        synchronize()?;
+        times[0].push(start.elapsed());
+    }
+    Ok(times.map(|mut times| {
+        times.sort();
+        times[times.len() / 2]
+    }))
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let found = cuda::device_count();
+    println!("{found} GPU(s): {}", cuda::get_device_name(0)?);
+    let mut counts = args.devices.clone();
+    if counts.is_empty() {
+        counts = [2, 4, 8].into_iter().filter(|n| *n <= found).collect();
+    }
+    let options = (DType::BF16, Device::cuda(0));
+    let mut net = Sequential::new();
+    for _ in 0..8 {
+        net.push(Linear::new(args.width, args.width, options)?);
+        net.push(ReLU);
+    }
+    for batch in args.batches {
+        let x = randn(&[batch, args.width], options)?;
+        let input = if args.pinned { x.cpu()?.pin_memory()? } else { x };
+        let [one, host] = time(args.runs, || {
+            drop(net.forward(input.to_non_blocking(Device::cuda(0))?)?);
+            Ok(())
+        })?;
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        println!("batch {batch:6}  1 GPU : {:9.1} us (host {:7.1} us)", us(one), us(host));
+        for &count in &counts {
+            let ids: Vec<usize> = (0..count).collect();
+            let options = DataParallelOptions::new().device_ids(&ids);
+            let parallel = DataParallel::with_options(net.clone(), options)?;
+            let [all, host] = time(args.runs, || {
+                drop(parallel.forward(input.clone())?);
+                Ok(())
+            })?;
+            println!(
+                "batch {batch:6}  {count} GPUs: {:9.1} us (host {:7.1} us)  x{:.2}",
+                us(all),
+                us(host),
+                us(one) / us(all)
+            );
+        }
+    }
+    Ok(())
+}

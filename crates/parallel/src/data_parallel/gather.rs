@@ -1,0 +1,179 @@
+//! Outputs of replicas, joined on one device.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use warpline::{Device, Tensor};
+use warpline_kernels::resolve_dim;
+
+use super::DataParallelError;
+
+/// Where outputs are joined.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherTo {
+    pub(super) device: Device,
+    pub(super) dim: isize,
+}
+
+/// An output that can be joined (`torch.nn.parallel.gather`): tensors along a dimension, on a GPU or
+/// the CPU; tuples, `Vec`s and maps part by part; `Option`s of which the first decides whether there
+/// is anything to join.
+pub trait Gather: Sized + Send + 'static {
+    /// Joins the outputs of the replicas, which are in their order; there is at least one.
+    ///
+    /// # Errors
+    /// [`DataParallelError::GatherFromCpu`], [`DataParallelError::GatherShapes`],
+    /// [`DataParallelError::GatherStructure`]; what copying fails with.
+    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError>;
+}
+
+/// Along dimension 0 tensors without dimensions become the elements of a vector.
+impl Gather for Tensor {
+    #[track_caller]
+    fn gather(mut outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+        if let Some(replica) = outputs.iter().position(|output| !output.is_cuda()) {
+            return Err(DataParallelError::GatherFromCpu { replica });
+        }
+        if to.dim == 0 && outputs.iter().all(|output| output.dim() == 0) {
+            for output in &mut outputs {
+                *output = output.view(&[1])?;
+            }
+        }
+        let Some(first) = outputs.first() else { return Err(nothing()) };
+        let dim = resolve_dim(to.dim, first.dim())?;
+        let mut sizes = first.size().to_vec();
+        sizes[dim] = 0;
+        for (replica, output) in outputs.iter().enumerate() {
+            let found = output.size();
+            let fits = found.len() == sizes.len()
+                && (0..sizes.len()).all(|d| d == dim || found[d] == first.size()[d]);
+            if !fits {
+                return Err(DataParallelError::GatherShapes {
+                    replica,
+                    found: found.to_vec(),
+                    expected: first.size().to_vec(),
+                    dim: to.dim,
+                });
+            }
+            sizes[dim] += found[dim];
+        }
+        let joined = first.new_empty(&sizes, to.device)?;
+        // What is on its way from another device first; the host waits only for a result of its own.
+        for near in [false, true] {
+            let mut start = 0;
+            for output in &outputs {
+                let length = output.size()[dim];
+                if (output.device() == to.device) == near {
+                    let place = joined.narrow(dim as isize, start as isize, length)?;
+                    place.copy_(output, joined.is_cuda())?;
+                }
+                start += length;
+            }
+        }
+        Ok(joined)
+    }
+}
+
+impl<T: Gather> Gather for Option<T> {
+    #[track_caller]
+    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+        if matches!(outputs.first(), Some(None)) {
+            return Ok(None);
+        }
+        let count = outputs.len();
+        let outputs: Vec<T> = outputs.into_iter().flatten().collect();
+        if outputs.len() < count {
+            return Err(unlike("replica 0 has an output and another has none".into()));
+        }
+        T::gather(outputs, to).map(Some)
+    }
+}
+
+impl<T: Gather> Gather for Vec<T> {
+    #[track_caller]
+    fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+        let lengths: Vec<usize> = outputs.iter().map(Vec::len).collect();
+        let length = lengths.first().copied().ok_or_else(nothing)?;
+        if lengths.iter().any(|l| *l != length) {
+            return Err(unlike(format!("lists of lengths {lengths:?}")));
+        }
+        let mut outputs: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
+        let part = |_| T::gather(outputs.iter_mut().flat_map(Iterator::next).collect(), to);
+        (0..length).map(part).collect()
+    }
+}
+
+macro_rules! maps {
+    ($($map:ident: $($key:path),*;)*) => {$(
+        impl<K, V> Gather for $map<K, V>
+        where
+            K: Debug + Send + 'static $(+ $key)*,
+            V: Gather,
+        {
+            #[track_caller]
+            fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+                let mut outputs = outputs.into_iter();
+                let first = outputs.next().ok_or_else(nothing)?;
+                let mut others: Vec<Self> = outputs.collect();
+                if others.iter().any(|other| other.len() != first.len()) {
+                    return Err(unlike("All dicts must have the same number of keys".into()));
+                }
+                let mut joined = Self::new();
+                for (key, value) in first {
+                    let mut parts = vec![value];
+                    for other in &mut others {
+                        let missing = || unlike(format!("not all have the key {key:?}"));
+                        parts.push(other.remove(&key).ok_or_else(missing)?);
+                    }
+                    joined.insert(key, V::gather(parts, to)?);
+                }
+                Ok(joined)
+            }
+        }
+    )*};
+}
+
+maps! {
+    HashMap: Eq, Hash;
+    BTreeMap: Ord;
+}
+
+impl Gather for () {
+    fn gather(_: Vec<Self>, _: GatherTo) -> Result<Self, DataParallelError> {
+        Ok(())
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident $value:ident),*);)*) => {$(
+        impl<$($name: Gather),*> Gather for ($($name,)*) {
+            #[track_caller]
+            fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
+                struct Parts<$($name),*> { $($value: Vec<$name>),* }
+                let mut parts = Parts { $($value: Vec::with_capacity(outputs.len())),* };
+                for ($($value,)*) in outputs {
+                    $(parts.$value.push($value);)*
+                }
+                Ok(($($name::gather(parts.$value, to)?,)*))
+            }
+        }
+    )*};
+}
+
+tuples! {
+    (A a);
+    (A a, B b);
+    (A a, B b, C c);
+    (A a, B b, C c, D d);
+    (A a, B b, C c, D d, E e);
+    (A a, B b, C c, D d, E e, F f);
+}
+
+fn unlike(reason: String) -> DataParallelError {
+    DataParallelError::GatherStructure { reason }
+}
+
+fn nothing() -> DataParallelError {
+    unlike("there are none".into())
+}

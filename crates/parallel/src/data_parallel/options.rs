@@ -1,0 +1,177 @@
+//! Which devices are used.
+
+use warpline::{Device, Result, Runtime};
+
+use super::DataParallelError;
+
+/// Settings of a [`super::DataParallel`].
+///
+/// ```
+/// use warpline_parallel::DataParallelOptions;
+///
+/// let options = DataParallelOptions::new().device_ids(&[2, 0]).output_device("cpu").dim(1);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct DataParallelOptions {
+    device_ids: Option<Vec<usize>>,
+    output_device: Option<OutputDevice>,
+    pub(super) dim: isize,
+}
+
+/// Where outputs are joined: made from a [`Device`], a name such as `"cpu"`, a GPU's index, or −1 for
+/// the CPU.
+#[derive(Clone, Debug)]
+pub struct OutputDevice(Named);
+
+#[derive(Clone, Debug)]
+enum Named {
+    Device(Device),
+    Text(String),
+    Number(i32),
+}
+
+impl From<Device> for OutputDevice {
+    fn from(device: Device) -> Self {
+        Self(Named::Device(device))
+    }
+}
+
+impl From<&str> for OutputDevice {
+    fn from(text: &str) -> Self {
+        Self(Named::Text(text.into()))
+    }
+}
+
+impl From<usize> for OutputDevice {
+    fn from(index: usize) -> Self {
+        Self(Named::Device(Device::cuda(index)))
+    }
+}
+
+impl From<i32> for OutputDevice {
+    fn from(number: i32) -> Self {
+        Self(Named::Number(number))
+    }
+}
+
+impl OutputDevice {
+    fn device(&self, runtime: &Runtime) -> Result<Device, DataParallelError> {
+        let device = match &self.0 {
+            Named::Device(device) => *device,
+            Named::Text(text) => text.parse()?,
+            Named::Number(-1) => Device::Cpu,
+            Named::Number(number) => match usize::try_from(*number) {
+                Ok(index) => Device::cuda(index),
+                Err(_) => return Err(DataParallelError::OutputDevice { output_device: *number }),
+            },
+        };
+        let Device::Cuda(index) = device else { return Ok(device) };
+        let index = match index {
+            Some(index) => index,
+            None => runtime.devices()?.current_device(),
+        };
+        runtime.device(index)?;
+        Ok(Device::cuda(index))
+    }
+}
+
+impl DataParallelOptions {
+    /// All GPUs, outputs on the first, batches along dimension 0.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Which GPUs, of which the first has the module.
+    #[must_use]
+    pub fn device_ids(mut self, device_ids: &[usize]) -> Self {
+        self.device_ids = Some(device_ids.to_vec());
+        self
+    }
+
+    /// Where outputs are joined; it need not be one of the GPUs that compute.
+    #[must_use]
+    pub fn output_device(mut self, device: impl Into<OutputDevice>) -> Self {
+        self.output_device = Some(device.into());
+        self
+    }
+
+    /// The dimension along which inputs are cut and outputs joined.
+    #[must_use]
+    pub fn dim(mut self, dim: isize) -> Self {
+        self.dim = dim;
+        self
+    }
+
+    /// The GPUs, and where outputs are joined. Without GPUs there are none, whatever was asked for.
+    pub(super) fn devices(
+        &self,
+        runtime: &Runtime,
+    ) -> Result<(Vec<usize>, Device), DataParallelError> {
+        let count = runtime.device_count();
+        if count == 0 {
+            return Ok((Vec::new(), Device::Cpu));
+        }
+        let device_ids = self.device_ids.clone().unwrap_or_else(|| (0..count).collect());
+        let refused =
+            |reason| DataParallelError::DeviceIds { device_ids: device_ids.clone(), reason };
+        let Some(&first) = device_ids.first() else { return Err(refused("there must be one")) };
+        for (i, &device) in device_ids.iter().enumerate() {
+            runtime.device(device)?;
+            if device_ids[..i].contains(&device) {
+                return Err(refused("each device can be there once"));
+            }
+        }
+        let output_device = match &self.output_device {
+            None => Device::cuda(first),
+            Some(output_device) => output_device.device(runtime)?,
+        };
+        let sizes = device_ids.iter().map(|&device| sizes(runtime, device));
+        if let Some(warning) = imbalance(&sizes.collect::<Result<Vec<_>>>()?) {
+            tracing::warn!("{warning}");
+        }
+        Ok((device_ids, output_device))
+    }
+}
+
+/// A device, its memory, and its multiprocessors.
+type Sizes = (usize, [u64; 2]);
+
+fn sizes(runtime: &Runtime, device: usize) -> Result<Sizes> {
+    let properties = runtime.device(device)?.device().properties();
+    let memory = properties.total_memory as u64;
+    Ok((device, [memory, u64::from(properties.multiprocessor_count)]))
+}
+
+/// What PyTorch warns of: the smallest GPU has less than three quarters of the largest's memory or
+/// multiprocessors.
+fn imbalance(sizes: &[Sizes]) -> Option<String> {
+    [0, 1].into_iter().find_map(|what| {
+        let least = sizes.iter().min_by_key(|(_, size)| size[what])?;
+        let most = sizes.iter().max_by_key(|(_, size)| size[what])?;
+        (4 * least.1[what] < 3 * most.1[what]).then(|| unbalanced(least.0, most.0))
+    })
+}
+
+fn unbalanced(least: usize, most: usize) -> String {
+    format!(
+        "There is an imbalance between your GPUs. You may want to exclude GPU {least} which has less than 75% of the memory or cores of GPU {most}. You can do so by setting the device_ids argument to DataParallel, or by setting the CUDA_VISIBLE_DEVICES environment variable."
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_of_less_than_three_quarters_are_warned_of() {
+        let device = |i, memory, cores| (i, [memory, cores]);
+        assert_eq!(imbalance(&[device(0, 100, 132)]), None);
+        assert_eq!(imbalance(&[device(0, 100, 132), device(1, 75, 99)]), None);
+        let memory = imbalance(&[device(2, 74, 132), device(0, 100, 132), device(1, 90, 132)]);
+        let memory = memory.expect("a warning");
+        assert!(memory.contains("exclude GPU 2 which") && memory.contains("of GPU 0."), "{memory}");
+        let cores = imbalance(&[device(0, 100, 132), device(1, 100, 98)]).expect("a warning");
+        assert!(cores.contains("exclude GPU 1 which"), "{cores}");
+    }
+}

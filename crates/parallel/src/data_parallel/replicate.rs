@@ -1,0 +1,162 @@
+//! Copies of a module's parameters and buffers on other devices, which are made anew only where
+//! either side was written since.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use warpline::nn::Module;
+use warpline::{DType, Device, Error, Result, Runtime, Tensor};
+use warpline_kernels::Version;
+use warpline_stream::Stream;
+
+use super::DataParallelError;
+
+/// The parameters and buffers of a module.
+pub(super) struct Tensors {
+    /// Each once, though several parameters may be the same tensor.
+    distinct: Vec<Tensor>,
+    /// For each that is visited, which of these it is.
+    places: Arc<[usize]>,
+}
+
+impl Tensors {
+    /// Looks at them all.
+    ///
+    /// # Errors
+    /// [`DataParallelError::WrongDevice`]; [`Error::RuntimeMismatch`].
+    pub(super) fn of(
+        module: &mut impl Module,
+        runtime: &Runtime,
+        device: usize,
+    ) -> Result<Self, DataParallelError> {
+        let (mut all, mut found) = (Vec::new(), None);
+        let mut look = |_: &str, tensor: &mut Tensor| {
+            if !tensor.storage().runtime().same_as(runtime) {
+                return Err(Error::RuntimeMismatch { op: "DataParallel" });
+            }
+            if tensor.device() != Device::cuda(device) {
+                found.get_or_insert(tensor.device());
+            }
+            all.push(tensor.clone());
+            Ok(())
+        };
+        module.visit_parameters(&mut look)?;
+        module.visit_buffers(&mut look)?;
+        if let Some(found) = found {
+            return Err(DataParallelError::WrongDevice { expected: device, found });
+        }
+        Ok(Self::new(all))
+    }
+
+    fn new(all: Vec<Tensor>) -> Self {
+        type Key<'a> = (u64, DType, &'a [usize], &'a [isize]);
+        let mut known: HashMap<Key<'_>, usize> = HashMap::with_capacity(all.len());
+        let mut first = Vec::with_capacity(all.len());
+        let places = all.iter().enumerate().map(|(i, tensor)| {
+            let key = (tensor.data_ptr(), tensor.dtype(), tensor.size(), tensor.stride());
+            *known.entry(key).or_insert_with(|| {
+                first.push(i);
+                first.len() - 1
+            })
+        });
+        let places: Arc<[usize]> = places.collect();
+        let distinct = first.iter().map(|&i| all[i].clone()).collect();
+        Self { distinct, places }
+    }
+}
+
+/// The copies on one device, kept from one forward to the next.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    copies: Vec<Kept>,
+    /// The stream that they were used on last.
+    stream: Option<Stream>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    tensor: Tensor,
+    /// What it is a copy of, and itself, as both were then.
+    versions: [Version; 2],
+}
+
+impl Kept {
+    fn new(source: &Tensor, device: usize) -> Result<Self> {
+        let version = source.storage().version();
+        let tensor = source.to_non_blocking(Device::cuda(device))?;
+        let versions = [version, tensor.storage().version()];
+        Ok(Self { tensor, versions })
+    }
+
+    /// Brings it up to date.
+    fn refresh(&mut self, source: &Tensor, device: usize) -> Result<()> {
+        let (copy, [theirs, own]) = (&self.tensor, &self.versions);
+        let alike = copy.size() == source.size()
+            && copy.dtype() == source.dtype()
+            && copy.storage().runtime().same_as(source.storage().runtime());
+        // Whoever has kept a tensor of a former replica keeps it as it is.
+        if !alike || !copy.storage().is_unique() {
+            *self = Self::new(source, device)?;
+        } else if !theirs.is_of(source.storage()) || !own.is_of(copy.storage()) {
+            let version = source.storage().version();
+            copy.copy_(source, true)?;
+            self.versions = [version, copy.storage().version()];
+        }
+        Ok(())
+    }
+}
+
+impl Copies {
+    /// Makes them what the module's tensors are, for use on this stream of their device.
+    fn refresh(&mut self, tensors: &Tensors, stream: &Stream) -> Result<()> {
+        // Under `SyncPolicy::Manual` nothing else orders uses on two streams.
+        if let Some(last) = &self.stream
+            && last != stream
+        {
+            stream.wait_stream(last)?;
+        }
+        self.stream = Some(stream.clone());
+        self.copies.truncate(tensors.distinct.len());
+        for (i, source) in tensors.distinct.iter().enumerate() {
+            match self.copies.get_mut(i) {
+                Some(kept) => kept.refresh(source, stream.device_index())?,
+                None => self.copies.push(Kept::new(source, stream.device_index())?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts them in the place of a module's own.
+    fn put(&self, module: &mut impl Module, places: &[usize]) -> Result<()> {
+        let mut places = places.iter();
+        let mut put = |_: &str, tensor: &mut Tensor| {
+            let copy = places.next().and_then(|&place| self.copies.get(place));
+            let copy = copy.ok_or_else(|| {
+                let reason = "a clone of the module has more parameters or buffers than it";
+                Error::invalid("DataParallel", reason.into())
+            })?;
+            *tensor = copy.tensor.clone();
+            Ok(())
+        };
+        module.visit_parameters(&mut put)?;
+        module.visit_buffers(&mut put)
+    }
+}
+
+/// A replica for each stream's device (`replicate`). The first has the module's own tensors.
+pub(super) fn replicate<M: Module + Clone>(
+    module: M,
+    tensors: &Tensors,
+    kept: &mut [Copies],
+    streams: &[Stream],
+) -> Result<Vec<M>> {
+    let mut replicas = Vec::with_capacity(streams.len());
+    for (copies, stream) in kept.iter_mut().zip(&streams[1..]) {
+        copies.refresh(tensors, stream)?;
+        let mut replica = module.clone();
+        copies.put(&mut replica, &tensors.places)?;
+        replicas.push(replica);
+    }
+    replicas.insert(0, module);
+    Ok(replicas)
+}

@@ -1,0 +1,172 @@
+//! Inputs, cut into one piece for each device.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use warpline::{DType, Device, Result, Scalar, Tensor};
+
+/// Where the pieces of an input go.
+#[derive(Clone, Copy, Debug)]
+pub struct ScatterTo<'a> {
+    pub(super) device_ids: &'a [usize],
+    pub(super) dim: isize,
+}
+
+impl ScatterTo<'_> {
+    /// How many devices there are. There may be fewer pieces.
+    #[must_use]
+    pub fn devices(&self) -> usize {
+        self.device_ids.len()
+    }
+}
+
+/// An input that can be cut up (`torch.nn.parallel.scatter`). Tensors are cut along one dimension
+/// into chunks of ⌈size / devices⌉, of which there may be fewer than devices; tuples, `Vec`s,
+/// `Option`s and maps have theirs cut; anything else every replica has: numbers and text as they are,
+/// and what is shared by reference in an [`Arc`].
+///
+/// A struct of one's own goes by way of a tuple:
+///
+/// ```
+/// use warpline::{Result, Tensor};
+/// use warpline_parallel::data_parallel::{Scatter, ScatterTo};
+///
+/// struct Batch { images: Tensor, scale: f64 }
+///
+/// impl Scatter for Batch {
+///     fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+///         let pieces = (self.images, self.scale).scatter(to)?;
+///         Ok(pieces.into_iter().map(|(images, scale)| Batch { images, scale }).collect())
+///     }
+/// }
+/// ```
+pub trait Scatter: Sized + Send + 'static {
+    /// The pieces, in the devices' order: at least one, and at most as many as there are devices.
+    ///
+    /// # Errors
+    /// What cutting and copying fail with.
+    fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>>;
+}
+
+/// From page-locked memory and from a GPU the pieces are copied without the host waiting.
+impl Scatter for Tensor {
+    #[track_caller]
+    fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+        let mut chunks = self.chunk(to.devices(), to.dim)?;
+        // The first device's piece is mostly there already; the others have a way to go.
+        let places = chunks.iter_mut().zip(to.device_ids).skip(1);
+        for (chunk, &device) in places {
+            *chunk = chunk.to_non_blocking(Device::cuda(device))?;
+        }
+        if let (Some(chunk), Some(&device)) = (chunks.first_mut(), to.device_ids.first()) {
+            *chunk = chunk.to_non_blocking(Device::cuda(device))?;
+        }
+        Ok(chunks)
+    }
+}
+
+impl<T: Scatter + Clone> Scatter for Option<T> {
+    #[track_caller]
+    fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+        match self {
+            Some(value) => Ok(value.scatter(to)?.into_iter().map(Some).collect()),
+            None => Ok(vec![None; to.devices()]),
+        }
+    }
+}
+
+/// Adds one more part to each piece; where there are fewer of it, the pieces beyond go.
+fn add<T, P>(
+    pieces: &mut Option<Vec<T>>,
+    parts: Vec<P>,
+    new: impl Fn() -> T,
+    put: impl Fn(&mut T, P),
+) {
+    let pieces = pieces.get_or_insert_with(|| parts.iter().map(|_| new()).collect());
+    pieces.truncate(parts.len());
+    for (piece, part) in pieces.iter_mut().zip(parts) {
+        put(piece, part);
+    }
+}
+
+impl<T: Scatter> Scatter for Vec<T> {
+    #[track_caller]
+    fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+        let mut pieces = None;
+        for value in self {
+            add(&mut pieces, value.scatter(to)?, Vec::new, Vec::push);
+        }
+        Ok(pieces.unwrap_or_else(|| (0..to.devices()).map(|_| Vec::new()).collect()))
+    }
+}
+
+macro_rules! maps {
+    ($($map:ident: $($key:path),*;)*) => {$(
+        impl<K, V> Scatter for $map<K, V>
+        where
+            K: Clone + Send + 'static $(+ $key)*,
+            V: Scatter,
+        {
+            #[track_caller]
+            fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+                let mut pieces = None;
+                for (key, value) in self {
+                    let put = |piece: &mut Self, part| drop(piece.insert(key.clone(), part));
+                    add(&mut pieces, value.scatter(to)?, Self::new, put);
+                }
+                Ok(pieces.unwrap_or_else(|| (0..to.devices()).map(|_| Self::new()).collect()))
+            }
+        }
+    )*};
+}
+
+maps! {
+    HashMap: Eq, Hash;
+    BTreeMap: Ord;
+}
+
+macro_rules! tuples {
+    ($(($($name:ident $value:ident),*);)*) => {$(
+        impl<$($name: Scatter),*> Scatter for ($($name,)*) {
+            #[track_caller]
+            fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+                let ($($value,)*) = self;
+                $(let mut $value = $value.scatter(to)?.into_iter();)*
+                // As Python's `zip`: to the end of the shortest.
+                Ok(std::iter::from_fn(|| Some(($($value.next()?,)*))).collect())
+            }
+        }
+    )*};
+}
+
+tuples! {
+    (A a);
+    (A a, B b);
+    (A a, B b, C c);
+    (A a, B b, C c, D d);
+    (A a, B b, C c, D d, E e);
+    (A a, B b, C c, D d, E e, F f);
+}
+
+macro_rules! whole {
+    ($($type:ty),*) => {$(
+        impl Scatter for $type {
+            fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+                Ok(vec![self; to.devices()])
+            }
+        }
+    )*};
+}
+
+whole! {
+    (), bool, char, u8, u16, u32, u64, usize, i8, i16, i32, i64, isize, f32, f64,
+    String, &'static str, Scalar, DType, Device
+}
+
+/// Every replica has the same one.
+impl<T: Send + Sync + 'static + ?Sized> Scatter for Arc<T> {
+    fn scatter(self, to: ScatterTo<'_>) -> Result<Vec<Self>> {
+        Ok(vec![self; to.devices()])
+    }
+}

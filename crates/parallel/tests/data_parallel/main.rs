@@ -1,0 +1,11 @@
+//! `DataParallel` on simulated GPUs under many schedules, and on real ones.
+
+mod failures;
+mod nested;
+mod nets;
+mod options;
+mod programs;
+mod replicas;
+mod scatter;
+mod threads;
+mod world;
