@@ -264,6 +264,20 @@ pub enum DriverError {
         /// Where the call was asked for.
         location: Option<&'static Location<'static>>,
     },
+    /// Ranks of a communicator called different things where they had to call the same. A real NCCL
+    /// hangs there, or mixes up data; the simulated one says so, to all ranks.
+    #[error(
+        "the ranks of a communicator disagree about its {what}: rank {} called {}, rank {} called {}",
+        ranks[0], calls[0], ranks[1], calls[1]
+    )]
+    CollectiveMismatch {
+        /// What they disagree about, such as `collective number 3`.
+        what: String,
+        /// Two ranks that disagree.
+        ranks: [usize; 2],
+        /// What each of them called.
+        calls: [String; 2],
+    },
     /// Any other failure of a driver call.
     #[error("{0}")]
     Cuda(Box<CudaError>),
