@@ -13,7 +13,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A rank: its device with a stream and some floats.
 struct Rank {
-    sim: Arc<SimDriver>,
+    driver: Arc<dyn Driver>,
+    /// Where it is simulated.
+    sim: Option<Arc<SimDriver>>,
     comm: Communicator,
     stream: Stream,
     memory: DeviceMemory,
@@ -23,11 +25,15 @@ const FLOATS: usize = 64;
 
 impl Rank {
     fn new(sim: &Arc<SimDriver>, device: usize, comm: Communicator) -> Self {
-        let driver: Arc<dyn Driver> = sim.clone();
+        let rank = Self::on(sim.clone(), device, comm);
+        Self { sim: Some(sim.clone()), ..rank }
+    }
+
+    fn on(driver: Arc<dyn Driver>, device: usize, comm: Communicator) -> Self {
         let flags = StreamFlags { non_blocking: true, ..StreamFlags::default() };
         let stream = Stream::new(&driver, device, flags).unwrap();
         let memory = DeviceMemory::new(&driver, device, FLOATS * 4).unwrap();
-        Self { sim: sim.clone(), comm, stream, memory }
+        Self { driver, sim: None, comm, stream, memory }
     }
 
     fn set(&self, values: &[f32]) {
@@ -51,7 +57,7 @@ impl Rank {
     fn copy(&self, dst: CopyEnd, src: CopyEnd, bytes: usize) {
         let copy = Copy { dst, src, bytes };
         // SAFETY: the memory is alive; the ends in pageable memory are done with when it returns.
-        unsafe { self.sim.memcpy_async(&copy, self.stream.handle()) }.unwrap();
+        unsafe { self.driver.memcpy_async(&copy, self.stream.handle()) }.unwrap();
     }
 
     fn enqueue(&self, calls: &[Collective]) -> Result<()> {
@@ -261,7 +267,7 @@ fn a_dead_rank_is_named_to_those_who_wait_for_it() {
     for schedule in schedules() {
         let texts = ranks(3, schedule, false, |rank| {
             if rank.comm.rank() == 1 {
-                rank.sim.kill_ranks(rank.comm.device());
+                rank.sim.as_ref().unwrap().kill_ranks(rank.comm.device());
                 return rank.error().to_string();
             }
             let enqueued = rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]);
@@ -463,4 +469,34 @@ fn a_process_that_dies_is_named() {
         rank.comm.abort();
         rank.stream.synchronize().unwrap();
     }
+}
+
+/// The same program, by the library itself. Run it with `NCCL_NVLS_ENABLE=0`.
+#[test]
+#[ignore = "needs two GPUs and NCCL"]
+fn gpu2_the_library_runs_the_same_program() {
+    assert_eq!(std::env::var("NCCL_NVLS_ENABLE").as_deref(), Ok("0"), "multicast must stay off");
+    let driver = real::load().unwrap();
+    let id = driver.nccl().unwrap().unique_id().unwrap();
+    assert!(driver.nccl().unwrap().version().unwrap() >= 21_800);
+    std::thread::scope(|scope| {
+        let join = |device: usize| {
+            let (driver, id) = (&driver, &id);
+            scope.spawn(move || {
+                let comm = Communicator::new(driver, device, id, 2, device, LIMIT).unwrap();
+                let rank = Rank::on(driver.clone(), device, comm);
+                program(&rank);
+                // Abort in the middle: the other rank never comes.
+                if device == 0 {
+                    rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]).unwrap();
+                }
+                rank.comm.abort();
+                rank.stream.synchronize().unwrap();
+                let refused = rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]).unwrap_err();
+                assert!(refused.to_string().contains("the communicator was aborted"), "{refused}");
+            })
+        };
+        let threads = [0, 1].map(join);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }
