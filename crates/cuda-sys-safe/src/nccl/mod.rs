@@ -5,6 +5,9 @@
 //! for the real one, a simulated one for the simulated. Its communicators never block: a call that
 //! is not through yet is [`CommState::InProgress`], and [`Nccl::comm_state`] is asked until it is.
 
+pub(crate) mod real;
+pub(crate) mod sim;
+
 use std::fmt;
 
 use crate::{DevicePtr, Result, StreamHandle};
@@ -181,6 +184,10 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         color: Option<u32>,
         key: usize,
     ) -> Result<Option<CommHandle>>;
+
+    /// Its rank in the communicator, and how many there are (`ncclCommUserRank`, `ncclCommCount`);
+    /// of one that was [`CommState::Ready`].
+    unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)>;
 
     /// Whether the last call is through. Errors are of whatever was asked of it before, such as a
     /// rank that is gone.
