@@ -11,7 +11,7 @@ use crate::world::{Done, SimBox, values};
 
 crate::on_both! {
     Auto([2, 5]) nested_inputs_and_outputs gpu2_nested_inputs_and_outputs => nested;
-    Auto([3]) the_shortest_decides gpu2_the_shortest_decides => shortest;
+    Auto([2, 3, 5]) the_shortest_decides gpu2_the_shortest_decides => shortest;
     Auto([2, 3]) scalars_become_a_vector gpu2_scalars_become_a_vector => scalars;
 }
 
@@ -52,27 +52,28 @@ fn nested(devices: usize) -> Done {
 }
 
 /// As Python's `zip`: of inputs with different numbers of chunks the fewest count.
-fn shortest(_: usize) -> Done {
+fn shortest(devices: usize) -> Done {
+    let (many, few) = (2 * devices, devices - 1);
     let net = DataParallel::new(Runs(|(x, y): (Vec<Tensor>, Tensor)| {
         x.first().map_or_else(|| y.clone().add(0.0), |x| x.sum(())?.add(&y.sum(())?))
     }))?;
-    // Three chunks beside two.
-    let out = net.forward((vec![ones(&[6], 0)?], ones(&[2], 0)?))?;
-    assert_eq!(values(&out)?, [3.0, 3.0]);
+    // A chunk for each device beside one fewer.
+    let out = net.forward((vec![ones(&[many], 0)?], ones(&[few], 0)?))?;
+    assert_eq!(values(&out)?, vec![3.0; few]);
     // Within lists and maps too, whichever comes first.
-    for (a, b) in [(6, 2), (2, 6)] {
+    for (a, b) in [(many, few), (few, many)] {
         let net = DataParallel::new(Runs(|(list, map): (Vec<Tensor>, Map)| {
             assert_eq!((list.len(), map.len()), (2, 2));
             Ok(vec![list[0].clone(), map["b"].clone()])
         }))?;
         let map = [("a".to_owned(), ones(&[a], 0)?), ("b".to_owned(), ones(&[b], 0)?)];
         let out = net.forward((vec![ones(&[a], 0)?, ones(&[b], 0)?], map.into()))?;
-        let expected = |n: usize| if n == 6 { [4] } else { [2] };
+        let expected = |n: usize| if n == many { [2 * few] } else { [few] };
         assert_eq!((out[0].size(), out[1].size()), (&expected(a)[..], &expected(b)[..]));
     }
     // An empty list is as long as there are devices.
-    let out = net.forward((vec![], ones(&[3], 0)?))?;
-    assert_eq!(values(&out)?, [1.0; 3]);
+    let out = net.forward((vec![], ones(&[devices], 0)?))?;
+    assert_eq!(values(&out)?, vec![1.0; devices]);
     Ok(())
 }
 
