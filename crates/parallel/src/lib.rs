@@ -2,3 +2,5 @@
 //! `torch.distributed`).
 
 #![forbid(unsafe_code)]
+
+pub mod distributed;
