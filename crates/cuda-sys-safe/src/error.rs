@@ -172,6 +172,22 @@ impl fmt::Display for CudaError {
     }
 }
 
+/// Ranks of a communicator that called different things where they had to call the same. A real NCCL
+/// hangs there, or mixes up data; the simulated one says so, to all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the ranks of a communicator disagree about {what}: rank {} called {}, rank {} called {}",
+    ranks[0], calls[0], ranks[1], calls[1]
+)]
+pub struct CollectiveMismatch {
+    /// What they disagree about, such as `collective number 3`, counted from 0.
+    pub what: String,
+    /// Two ranks that disagree.
+    pub ranks: [usize; 2],
+    /// What each of them called.
+    pub calls: [String; 2],
+}
+
 /// Why a driver could not do what was asked.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DriverError {
@@ -264,6 +280,9 @@ pub enum DriverError {
         /// Where the call was asked for.
         location: Option<&'static Location<'static>>,
     },
+    /// Ranks of a communicator called different things where they had to call the same.
+    #[error("{0}")]
+    CollectiveMismatch(Box<CollectiveMismatch>),
     /// Any other failure of a driver call.
     #[error("{0}")]
     Cuda(Box<CudaError>),

@@ -110,6 +110,9 @@ pub enum DeviceCode<'a> {
     /// A library that enqueues its own kernels on the stream, such as cuBLAS. Only a real
     /// driver calls it, with the footprints' pointers; a simulated one runs the CPU implementation.
     Library(&'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<()>),
+    /// Collectives, which enqueue themselves on every driver's streams: real and simulated ones
+    /// alike call it, and run no CPU implementation.
+    Collective(&'a dyn Fn(StreamHandle) -> Result<()>),
 }
 
 impl fmt::Debug for DeviceCode<'_> {
@@ -123,6 +126,7 @@ impl fmt::Debug for DeviceCode<'_> {
                 .field("shared_bytes", shared_bytes)
                 .finish(),
             Self::Library(_) => f.write_str("Library"),
+            Self::Collective(_) => f.write_str("Collective"),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 mod any_view_tests;
+pub mod collective;
 pub mod copy;
 mod dispatch;
 mod dtype;

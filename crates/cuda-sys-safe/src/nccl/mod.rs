@@ -182,6 +182,10 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         key: usize,
     ) -> Result<Option<CommHandle>>;
 
+    /// Its rank in the communicator, and how many there are (`ncclCommUserRank`, `ncclCommCount`);
+    /// of one that was [`CommState::Ready`].
+    unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)>;
+
     /// Whether the last call is through. Errors are of whatever was asked of it before, such as a
     /// rank that is gone.
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState>;

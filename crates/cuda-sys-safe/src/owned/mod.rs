@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::{Driver, DriverError, Result};
 
+mod communicator;
 mod event;
 mod graph;
 mod host;
@@ -21,6 +22,7 @@ mod token;
 mod vmm;
 mod words;
 
+pub use communicator::Communicator;
 pub use event::Event;
 pub use graph::{Capture, Graph, GraphExec};
 pub use host::HostMemory;

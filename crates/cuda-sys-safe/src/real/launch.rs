@@ -152,6 +152,7 @@ impl CudaDriver {
             }
             DeviceCode::Library(call) => call(stream, &pointers)
                 .map_err(|e| e.with_detail(|| launch.op.to_owned()).at(launch.location)),
+            DeviceCode::Collective(call) => call(stream).map_err(|e| e.at(launch.location)),
         }
     }
 

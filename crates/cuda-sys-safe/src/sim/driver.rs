@@ -299,7 +299,10 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        enqueue!(self, Launch, stream, s => s.launch(stream, launch))
+        let DeviceCode::Collective(call) = launch.code else {
+            return enqueue!(self, Launch, stream, s => s.launch(stream, launch));
+        };
+        self.launch_collective(stream, launch, call)
     }
 
     fn can_access_peer(&self, device: usize, peer: usize) -> Result<bool> {

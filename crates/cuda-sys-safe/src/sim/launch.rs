@@ -4,11 +4,11 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use super::CallKind;
 use super::exec::{RunError, kernel_time};
 use super::memory::User;
 use super::state::{Label, State, error};
 use super::streams::{OpKind, Point, Work};
+use super::{CallKind, SimDriver};
 use crate::*;
 
 /// What a kernel may be given as parameters, in bytes.
@@ -76,6 +76,31 @@ impl OwnedLaunch {
         let params = &bytemuck::cast_slice::<u128, u8>(&self.params)[..self.param_bytes];
         // SAFETY: as the caller promises; the parameters are those of the launch.
         unsafe { (self.host)(&HostLaunch { pointers, params, parallel: false }) }
+    }
+}
+
+impl SimDriver {
+    /// A launch that enqueues itself.
+    pub(super) fn launch_collective(
+        &self,
+        stream: StreamHandle,
+        launch: &Launch<'_>,
+        enqueue: &dyn Fn(StreamHandle) -> Result<()>,
+    ) -> Result<()> {
+        let (call, device) = (CallKind::Launch, stream.device());
+        let mut state = self.enter(call, device)?;
+        let key = state.stream_key(call, stream)?;
+        let checked = state.check_captures(key, call);
+        checked
+            .and_then(|()| state.check_launch(device, launch))
+            .inspect_err(|_| state.spoil_capture_of(stream))?;
+        self.settle(state);
+        enqueue(stream).map_err(|e| e.at(launch.location))?;
+        // Not in there: whoever enqueues holds the communicator, which others may have to abort.
+        let state = self.lock();
+        let captured = state.streams.get(&key).is_some_and(|s| s.capture.is_some());
+        let point = (!captured).then(|| state.tail(key));
+        self.enqueued(state, call, device, point)
     }
 }
 

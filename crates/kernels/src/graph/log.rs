@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use smallvec::SmallVec;
 use warpline_alloc::PoolRoute;
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
+use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
 use warpline_sync::{Mutex, MutexGuard};
@@ -26,6 +27,8 @@ pub(crate) struct Log {
     /// Where kernels say that a check failed, one for each that checks. Not under the lock on
     /// `noted`, which is held while they are enqueued.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,
+    /// The communicators that take part, for the same reason under a lock of their own.
+    communicators: Mutex<Vec<Communicator>>,
 }
 
 #[derive(Default)]
@@ -67,6 +70,7 @@ pub(super) struct Notes {
     pub(super) flows: Flows,
     pub(super) draws: u64,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
+    pub(super) communicators: Vec<Communicator>,
 }
 
 impl Noted {
@@ -86,8 +90,14 @@ impl Noted {
 
 impl Log {
     pub(super) fn new(pool: GraphPool, state: Storage) -> Self {
-        let replayed = Replayed::default();
-        Self { pool, state, replayed, noted: Mutex::default(), mailboxes: Mutex::default() }
+        Self {
+            pool,
+            state,
+            replayed: Replayed::default(),
+            noted: Mutex::default(),
+            mailboxes: Mutex::default(),
+            communicators: Mutex::default(),
+        }
     }
 
     /// The notes of the capture that a stream takes part in.
@@ -161,6 +171,18 @@ impl Log {
         Ok((mailboxes.len() - 1, told))
     }
 
+    /// Keeps a communicator for the graph, whose replays take part in it.
+    pub(crate) fn keep_communicator(&self, comm: &Communicator) {
+        let mut communicators = self.communicators();
+        if !communicators.iter().any(|kept| kept.id() == comm.id()) {
+            communicators.push(comm.clone());
+        }
+    }
+
+    fn communicators(&self) -> MutexGuard<'_, Vec<Communicator>> {
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn mailboxes(&self) -> MutexGuard<'_, Vec<Arc<Mailbox>>> {
         self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -225,13 +247,16 @@ impl Log {
         let noted = std::mem::take(&mut *self.noted());
         let Noted { entries, needed, made, routes, parked, draws } = noted;
         let mailboxes = std::mem::take(&mut *self.mailboxes());
+        let mut communicators = std::mem::take(&mut *self.communicators());
+        // Replays lock them in this order.
+        communicators.sort_unstable_by_key(Communicator::id);
         drop((made, routes, parked));
         let (mut storages, mut flows) = (Vec::with_capacity(entries.len()), Flows::new());
         for (key, entry) in entries {
             storages.push((entry.storage, entry.writes));
             flows.insert(key, entry.uses.marks);
         }
-        Notes { storages, needed, flows, draws, mailboxes }
+        Notes { storages, needed, flows, draws, mailboxes, communicators }
     }
 }
 

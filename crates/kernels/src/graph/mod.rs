@@ -12,11 +12,11 @@ use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
-use warpline_cuda_sys_safe::owned::GraphExec;
+use warpline_cuda_sys_safe::owned::{Communicator, GraphExec};
 use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
 use warpline_sync::atomic::Ordering;
 
-use crate::launch::{Flows, TOKEN, replay};
+use crate::launch::{Flows, ReplayUses, TOKEN, replay};
 use crate::storage::Site;
 use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target, random};
 use log::Held;
@@ -99,6 +99,7 @@ impl Capturing {
             needed: notes.needed,
             draws: notes.draws,
             mailboxes: notes.mailboxes,
+            communicators: notes.communicators,
             flows: notes.flows,
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
@@ -133,6 +134,8 @@ pub struct Graph {
     draws: u64,
     /// Where its kernels say that a check failed.
     mailboxes: Vec<Arc<Mailbox>>,
+    /// The communicators that replays take part in.
+    communicators: Vec<Communicator>,
     /// How a replay passes on which checks failed, by the keys of what is held.
     flows: Flows,
     runtime: Runtime,
@@ -187,9 +190,14 @@ impl Graph {
         let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
         storages.push((state, true));
         let site = Site { op: OP, location };
+        let uses = ReplayUses {
+            mailboxes: &self.mailboxes,
+            communicators: &self.communicators,
+            flows: &self.flows,
+        };
         // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
-        // the pool, and with the runtime the modules.
-        unsafe { replay(&self.exec, &self.mailboxes, &self.flows, stream, &mut storages, site) }?;
+        // the pool, communicators, and with the runtime the modules.
+        unsafe { replay(&self.exec, uses, stream, &mut storages, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())
     }

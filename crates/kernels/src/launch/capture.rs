@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::owned::GraphExec;
+use warpline_cuda_sys_safe::DriverError;
+use warpline_cuda_sys_safe::owned::{Communicator, GraphExec};
 use warpline_stream::{CheckedLaunch, Mailbox, Stream};
 
 use super::cpu::with_host_locks;
@@ -12,19 +13,30 @@ use crate::race::Touch;
 use crate::storage::{Site, Source};
 use crate::{Result, Storage};
 
-/// Enqueues a replay, which uses `storages` (each once, with whether it is written). Its kernels
-/// say in `mailboxes` that a check failed; `flows` says what that makes of the storages.
+/// What a replay uses besides storages.
+#[derive(Clone, Copy)]
+pub(crate) struct ReplayUses<'a> {
+    /// Where its kernels say that a check failed.
+    pub(crate) mailboxes: &'a [Arc<Mailbox>],
+    /// What its collectives are of.
+    pub(crate) communicators: &'a [Communicator],
+    /// What a failed check makes of the storages.
+    pub(crate) flows: &'a Flows,
+}
+
+/// Enqueues a replay, which uses `storages` (each once, with whether it is written).
 ///
 /// # Safety
-/// The storages are all that was captured, the pool's memory is kept, and so are the modules.
+/// The storages and communicators are all that were captured, the pool's memory is kept, and so are
+/// the modules.
 pub(crate) unsafe fn replay(
     exec: &GraphExec,
-    mailboxes: &[Arc<Mailbox>],
-    flows: &Flows,
+    uses: ReplayUses<'_>,
     stream: &Stream,
     storages: &mut [(&Storage, bool)],
     site: Site,
 ) -> Result<()> {
+    let ReplayUses { mailboxes, communicators, flows } = uses;
     storages.sort_unstable_by_key(|(storage, _)| storage.key());
     let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
     let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
@@ -36,8 +48,9 @@ pub(crate) unsafe fn replay(
             let replay = |mailbox: &Arc<Mailbox>| mailbox.enter_replay(stream, op);
             let replays: Vec<CheckedLaunch> = mailboxes.iter().filter_map(replay).collect();
             // SAFETY: the caller's; the replay is entered as a use of the storages, so that their
-            // memory goes to nobody else before it is done.
-            unsafe { exec.launch(stream.raw()) }.inspect_err(|_| {
+            // memory goes to nobody else before it is done; no communicator is aborted meanwhile.
+            let launch = || unsafe { exec.launch(stream.raw()) };
+            while_usable(communicators, &launch).inspect_err(|_| {
                 mailboxes.iter().zip(&replays).for_each(|(mailbox, r)| mailbox.withdraw(r));
             })?;
             marking.own.borrow_mut().extend(replays.into_iter().map(Source::Launch));
@@ -47,4 +60,15 @@ pub(crate) unsafe fn replay(
     })
     .map_err(|e| located(e, stream, site))?;
     Ok(())
+}
+
+/// Launches a graph of which the communicators can be used, and are not aborted meanwhile.
+fn while_usable(
+    communicators: &[Communicator],
+    launch: &dyn Fn() -> Result<(), DriverError>,
+) -> Result<(), DriverError> {
+    match communicators {
+        [] => launch(),
+        [first, rest @ ..] => first.while_usable(|| while_usable(rest, launch))?,
+    }
 }

@@ -1,7 +1,7 @@
 //! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::{DeviceCode, DriverError, Footprint, Launch, StreamHandle};
+use warpline_cuda_sys_safe::{DeviceCode, DevicePtr, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
 use warpline_sync::MutexGuard;
 
@@ -10,7 +10,7 @@ use super::{Call, Code, Report, TOKEN, distinct};
 use crate::graph::Log;
 use crate::race::{Touch, Watch};
 use crate::storage::{FORMER, Site, Uses, uses_elsewhere};
-use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy};
+use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy, View};
 
 pub(super) fn run(
     device: &CudaDevice,
@@ -39,6 +39,7 @@ pub(super) fn run(
             DeviceCode::Kernel { function: function(set, index)?, grid, block, shared_bytes }
         }
         Code::Library(f) => DeviceCode::Library(f),
+        Code::Collective(f) => DeviceCode::Collective(f),
     };
     let mut footprints: SmallVec<[Footprint<'_>; 4]> = SmallVec::new();
     for operand in call.operands {
@@ -81,7 +82,8 @@ pub(super) fn footprint<'a>(
     operand: &Operand<'a>,
 ) -> Result<Footprint<'a>> {
     let view = operand.view;
-    let (Some(base), Some(owner)) = (view.storage.device_ptr(), view.storage.cuda_device()) else {
+    let ptr = address(op, &view)?;
+    let Some(owner) = view.storage.cuda_device() else {
         return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
     };
     // A kernel that follows another device's address without peer access loses its own device.
@@ -89,17 +91,23 @@ pub(super) fn footprint<'a>(
     {
         return Err(other_device(op, device, owner.index()));
     }
-    let item_size = view.dtype.size();
-    // SAFETY: a layout lies inside its storage, so its first element does.
-    let ptr = unsafe { base.offset((view.layout.offset() * item_size) as i64) };
     Ok(Footprint {
         ptr,
         device: owner.index(),
-        item_size,
+        item_size: view.dtype.size(),
         sizes: view.sizes(),
         strides: view.strides(),
         access: operand.access,
     })
+}
+
+/// Where a view's first element is in device memory.
+pub(crate) fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
+    let Some(base) = view.storage.device_ptr() else {
+        return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
+    };
+    // SAFETY: a layout lies inside its storage, so its first element does.
+    Ok(unsafe { base.offset((view.layout.offset() * view.dtype.size()) as i64) })
 }
 
 #[cold]

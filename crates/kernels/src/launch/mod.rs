@@ -30,8 +30,9 @@ use warpline_stream::Stream;
 
 use crate::{CudaDevice, Error, KernelSet, Operand, Result, Runtime, Storage};
 
-pub(crate) use capture::replay;
+pub(crate) use capture::{ReplayUses, replay};
 pub(crate) use cpu::with_operands;
+pub(crate) use cuda::address;
 #[cfg(test)]
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{read_bytes, write_bytes};
@@ -79,6 +80,9 @@ impl Target<'_> {
 /// A library call: it is given the stream and one pointer per operand.
 pub type LibraryCall<'a> = &'a dyn Fn(StreamHandle, &[DevicePtr]) -> Result<(), DriverError>;
 
+/// A call of NCCL's, which is given the stream.
+pub type CollectiveCall<'a> = &'a dyn Fn(StreamHandle) -> Result<(), DriverError>;
+
 /// The code a GPU runs for an op.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // a closure has nothing to show
@@ -98,6 +102,8 @@ pub enum Code<'a> {
     },
     /// A library call that enqueues its own kernels, given one pointer per operand.
     Library(LibraryCall<'a>),
+    /// Collectives, which enqueue themselves on every driver's streams.
+    Collective(CollectiveCall<'a>),
 }
 
 /// One op, ready to run.

@@ -1,0 +1,159 @@
+//! What a call on a communicator is refused for, before anything is enqueued.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::nccl::ReduceOp;
+use warpline_cuda_sys_safe::owned::Communicator;
+
+use super::{Op, nccl_type};
+use crate::{CudaDevice, DType, Error, Result, View};
+
+/// Refuses a communicator of another device or driver than the target's.
+pub(super) fn device(op: &'static str, comm: &Communicator, device: &CudaDevice) -> Result<()> {
+    if !Arc::ptr_eq(comm.driver(), device.driver()) {
+        return Err(Error::RuntimeMismatch { op });
+    }
+    same_device(op, comm, device.index())
+}
+
+fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<()> {
+    if comm.device() == device {
+        return Ok(());
+    }
+    let [first, second] = [comm.device(), device].map(|index| format!("cuda:{index}"));
+    Err(Error::DeviceMismatch { op, first, second })
+}
+
+/// Refuses what is wrong with one call by itself.
+pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+    let (input, output) = call.views();
+    for view in input.iter().chain(&output) {
+        nccl_type(op, view.dtype)?;
+        match view.storage.cuda_device() {
+            Some(device) => same_device(op, comm, device.index())?,
+            None => {
+                let first = format!("cuda:{}", comm.device());
+                return Err(Error::DeviceMismatch { op, first, second: "cpu".into() });
+            }
+        }
+        if !view.layout.is_contiguous() {
+            let reason = format!(
+                "a tensor of sizes {:?} with strides {:?} is not contiguous; NCCL needs it to be: \
+                 call contiguous() first",
+                view.sizes(),
+                view.strides()
+            );
+            return Err(Error::invalid(op, reason));
+        }
+        view.check_inside(op)?;
+    }
+    if let (Some(input), Some(output)) = (input, output)
+        && input.dtype != output.dtype
+    {
+        return Err(Error::DTypeMismatch { op, expected: input.dtype, actual: output.dtype });
+    }
+    match *call {
+        Op::AllReduce { input, op: ReduceOp::Avg, .. }
+        | Op::Reduce { input, op: ReduceOp::Avg, .. }
+        | Op::ReduceScatter { input, op: ReduceOp::Avg, .. }
+            if input.dtype == DType::Bool =>
+        {
+            return Err(Error::UnsupportedDType { op, dtype: DType::Bool });
+        }
+        Op::Broadcast { root: rank, .. }
+        | Op::Reduce { root: rank, .. }
+        | Op::Send { peer: rank, .. }
+        | Op::Recv { peer: rank, .. }
+            if rank >= comm.ranks() =>
+        {
+            let reason = format!("there is no rank {rank}: there are {}", comm.ranks());
+            return Err(Error::invalid(op, reason));
+        }
+        _ => {}
+    }
+    sizes(op, comm, call)?;
+    in_place(op, comm, call)
+}
+
+fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+    let (Some(input), Some(output)) = call.views() else { return Ok(()) };
+    let (from, to) = match call {
+        Op::AllGather { .. } => (comm.ranks(), 1),
+        Op::ReduceScatter { .. } => (1, comm.ranks()),
+        _ => (1, 1),
+    };
+    if input.numel().checked_mul(from) == output.numel().checked_mul(to) {
+        return Ok(());
+    }
+    let rule = match call {
+        Op::AllGather { .. } => {
+            "the output has to have as many elements as the inputs of all ranks"
+        }
+        Op::ReduceScatter { .. } => "the input has to have as many elements for each rank",
+        _ => "both have to have as many elements",
+    };
+    Err(Error::ShapeMismatch {
+        op,
+        reason: format!(
+            "an input of sizes {:?} and an output of {:?} on {} ranks: {rule}",
+            input.sizes(),
+            output.sizes(),
+            comm.ranks()
+        ),
+    })
+}
+
+/// Refuses an output that shares memory with its input, but where it lies as NCCL has it in place.
+fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
+    let (Some(input), Some(output)) = call.views() else { return Ok(()) };
+    let (from, to) = (bytes(&input), bytes(&output));
+    let allowed = match call {
+        Op::AllGather { .. } => from.start == to.start + comm.rank() * from.len(),
+        Op::ReduceScatter { .. } => to.start == from.start + comm.rank() * to.len(),
+        _ => from == to,
+    };
+    if allowed || !share(&input, &output) {
+        return Ok(());
+    }
+    Err(Error::OverlappingOperands { op })
+}
+
+/// Refuses what is wrong with calls only together: they run in no order, and what is sent to oneself
+/// has to be received in the same group.
+pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> Result<()> {
+    for (i, a) in calls.iter().enumerate() {
+        for b in &calls[i + 1..] {
+            let ((a_in, a_out), (b_in, b_out)) = (a.views(), b.views());
+            let clash = |x: &Option<View<'_>>, y: &Option<View<'_>>| match (x, y) {
+                (Some(x), Some(y)) => share(x, y),
+                _ => false,
+            };
+            if clash(&a_out, &b_out) || clash(&a_out, &b_in) || clash(&a_in, &b_out) {
+                return Err(Error::OverlappingOperands { op });
+            }
+        }
+    }
+    let own = comm.rank();
+    let to = calls.iter().filter(|c| matches!(c, Op::Send { peer, .. } if *peer == own)).count();
+    let from = calls.iter().filter(|c| matches!(c, Op::Recv { peer, .. } if *peer == own)).count();
+    if to == from {
+        return Ok(());
+    }
+    let reason = format!(
+        "rank {own} sends {to} tensors to itself and receives {from} in the same group; they would \
+         wait for each other for ever"
+    );
+    Err(Error::invalid(op, reason))
+}
+
+/// The bytes of a contiguous view in its storage.
+fn bytes(view: &View<'_>) -> Range<usize> {
+    let start = view.layout.offset() * view.dtype.size();
+    start..start + view.numel() * view.dtype.size()
+}
+
+fn share(a: &View<'_>, b: &View<'_>) -> bool {
+    let (x, y) = (bytes(a), bytes(b));
+    a.storage.same_as(b.storage) && x.start < y.end && y.start < x.end
+}
