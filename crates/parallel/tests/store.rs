@@ -38,8 +38,11 @@ impl Drop for TempFile {
     }
 }
 
-/// Two ends of a store of each kind, and what keeps it.
-fn stores() -> Vec<(&'static str, [Arc<dyn Store>; 2], Box<dyn Send>)> {
+/// A kind of store: two ends of one, and what keeps it.
+type Kind = (&'static str, [Arc<dyn Store>; 2], Box<dyn Send>);
+
+/// Each kind.
+fn stores() -> Vec<Kind> {
     let file = TempFile::new();
     let open = || Arc::new(FileStore::open(&file.0).unwrap());
     let files: [Arc<dyn Store>; 2] = [open(), open()];

@@ -34,6 +34,9 @@ pub struct FileStore {
     log: Mutex<Log>,
 }
 
+/// A record's kind, key and value.
+type Entry<'a> = (u8, &'a str, &'a [u8]);
+
 /// The file, and what of it was read.
 #[derive(Debug)]
 struct Log {
@@ -78,7 +81,7 @@ impl FileStore {
         result
     }
 
-    fn append(&self, op: &'static str, log: &mut Log, entry: (u8, &str, &[u8])) -> StoreResult<()> {
+    fn append(&self, op: &'static str, log: &mut Log, entry: Entry<'_>) -> StoreResult<()> {
         log.append(entry).map_err(|error| failed(op, &self.path, &error))
     }
 
@@ -132,7 +135,7 @@ impl Log {
             }
             (rest, self.read) = (after, MAGIC.len() as u64);
         }
-        while let Some((kind, key, value, size)) = record(rest)? {
+        while let Some(((kind, key, value), size)) = record(rest)? {
             match kind {
                 SET => drop(self.values.insert(key.into(), value.into())),
                 _ => drop(self.values.remove(key)),
@@ -144,7 +147,7 @@ impl Log {
     }
 
     /// Appends a record, in place of one that has no end.
-    fn append(&mut self, (kind, key, value): (u8, &str, &[u8])) -> io::Result<()> {
+    fn append(&mut self, (kind, key, value): Entry<'_>) -> io::Result<()> {
         self.file.set_len(self.read)?;
         self.file.seek(SeekFrom::Start(self.read))?;
         let mut bytes = Vec::with_capacity(MAGIC.len() + HEADER + key.len() + value.len());
@@ -167,7 +170,7 @@ impl Log {
 }
 
 /// The first record of some bytes, with its size; `None` where they do not hold all of it.
-fn record(bytes: &[u8]) -> io::Result<Option<(u8, &str, &[u8], usize)>> {
+fn record(bytes: &[u8]) -> io::Result<Option<(Entry<'_>, usize)>> {
     let Some((header, rest)) = bytes.split_at_checked(HEADER) else { return Ok(None) };
     let length = |at: usize| {
         let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
@@ -181,7 +184,7 @@ fn record(bytes: &[u8]) -> io::Result<Option<(u8, &str, &[u8], usize)>> {
     let Some((value, _)) = rest.split_at_checked(value) else { return Ok(None) };
     let size = HEADER + key.len() + value.len();
     let key = std::str::from_utf8(key).map_err(|_| not_a_store("a key"))?;
-    Ok(Some((kind, key, value, size)))
+    Ok(Some(((kind, key, value), size)))
 }
 
 fn not_a_store(what: &str) -> io::Error {
