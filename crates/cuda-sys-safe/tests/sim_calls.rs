@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use warpline_cuda_sys_safe::nccl::Nccl;
 use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, PhysicalMemory, Reservation, Stream};
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
@@ -45,6 +46,8 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
         d.begin_capture(stream, CaptureMode::Relaxed)?;
         let graph = d.end_capture(stream)?;
         let exec = d.graph_instantiate(graph)?;
+        let nccl: &dyn Nccl = d.nccl()?;
+        let comm = nccl.comm_init(0, &nccl.unique_id()?, 1, 0)?;
         let copy =
             Copy { dst: CopyEnd::Device { device: 0, ptr }, src: CopyEnd::Host(host), bytes: 64 };
         match kind {
@@ -124,6 +127,8 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::IpcCloseMem => d.ipc_close_mem(0, ptr),
             K::IpcEventHandle => d.ipc_event_handle(shared).map(drop),
             K::IpcOpenEvent => d.ipc_open_event(0, IpcEventHandle::from_bytes([0; 64])).map(drop),
+            K::CommInit => nccl.comm_init(0, &nccl.unique_id()?, 1, 0).map(drop),
+            K::GroupEnd => nccl.enqueue(comm, &[], stream).map(drop),
         }
     }
 }

@@ -5,6 +5,8 @@
 //! for the real one, a simulated one for the simulated. Its communicators never block: a call that
 //! is not through yet is [`CommState::InProgress`], and [`Nccl::comm_state`] is asked until it is.
 
+pub(crate) mod sim;
+
 use std::fmt;
 
 use crate::{DevicePtr, Result, StreamHandle};

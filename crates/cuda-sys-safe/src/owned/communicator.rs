@@ -13,7 +13,7 @@ use crate::{Driver, DriverError, Result, StreamHandle};
 /// A rank's end of an NCCL communicator on one device (`ncclComm_t`). Clones share it; when the last
 /// one is dropped it is aborted, and nothing is waited for. Any thread may use it: they take turns.
 ///
-/// ```no_run
+/// ```
 /// use std::{sync::Arc, thread, time::Duration};
 /// use warpline_cuda_sys_safe::{Driver, owned::Communicator, sim::SimConfig};
 ///
@@ -73,7 +73,7 @@ impl Communicator {
         let join = || {
             let nccl = driver.nccl()?;
             let pending = Pending::new(driver, nccl.comm_init(device, id, ranks, rank)?);
-            let who = format!("rank {rank} of {ranks}, on cuda:{device}");
+            let who = format!("rank {rank} of {ranks} (cuda:{device})");
             pending.ready("ncclCommInitRankConfig", timeout, &who)?;
             pending.communicator(nccl, timeout)
         };
@@ -194,7 +194,7 @@ impl Communicator {
     }
 
     fn who(&self) -> String {
-        format!("rank {} of {}, on cuda:{}", self.0.rank, self.0.ranks, self.0.device)
+        format!("rank {} of {} (cuda:{})", self.0.rank, self.0.ranks, self.0.device)
     }
 }
 

@@ -84,6 +84,8 @@ calls! {
     IpcCloseMem = "cuIpcCloseMemHandle";
     IpcEventHandle = "cuIpcGetEventHandle";
     IpcOpenEvent = "cuIpcOpenEventHandle";
+    CommInit = "ncclCommInitRankConfig";
+    GroupEnd = "ncclGroupEnd";
 }
 
 impl CallKind {

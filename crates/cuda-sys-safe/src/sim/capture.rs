@@ -163,7 +163,12 @@ impl State {
             _ if capture.invalid => refuse(CudaCode::STREAM_CAPTURE_INVALIDATED, ""),
             OpKind::Work(work) => {
                 let node = Frontier::from([capture.nodes.len()]);
-                let after = capture.frontiers.insert(key, node).unwrap_or_default();
+                let mut after = capture.frontiers.insert(key, node).unwrap_or_default();
+                // A communicator's work keeps its order in graphs too.
+                if let Some(comm) = work.communicator() {
+                    let of_comm = |node: &Node| node.work.communicator() == Some(comm);
+                    after.extend(capture.nodes.iter().rposition(of_comm));
+                }
                 capture.nodes.push(Node { device, label, work, after });
                 Ok(())
             }

@@ -1,6 +1,7 @@
 //! What kind of box to simulate.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{H200_TOTAL_MEMORY, SimDriver, h200};
 use crate::DeviceProperties;
@@ -47,6 +48,9 @@ pub struct SimConfig {
     pub check_footprints: bool,
     /// Whether allocations are surrounded by filled zones that are checked when they are freed.
     pub redzones: bool,
+    /// How long a wait on the host lasts for collectives whose other ranks do not come, before the
+    /// device is lost with `LAUNCH_TIMEOUT`. (A real one hangs.)
+    pub collective_timeout: Duration,
     /// What each device is, apart from its UUID, PCI address and memory. Without
     /// `virtual_memory_management` it has none, as on systems where we cannot simulate it.
     pub properties: DeviceProperties,
@@ -66,6 +70,7 @@ impl SimConfig {
             unlinked_peers: Vec::new(),
             check_footprints: false,
             redzones: true,
+            collective_timeout: Duration::from_secs(60),
             properties: h200(0),
         }
     }
@@ -112,7 +117,7 @@ impl SimConfig {
     /// Builds the box. An `Arc<dyn Driver>` is a clone of the result away.
     #[must_use]
     pub fn build(self) -> Arc<SimDriver> {
-        Arc::new(SimDriver::new(self))
+        Arc::new_cyclic(|me| SimDriver::new(self, me.clone()))
     }
 }
 

@@ -455,6 +455,10 @@ unsafe impl Driver for SimDriver {
         let call = CallKind::IpcOpenEvent;
         forward!(self, IpcOpenEvent, device, s => Err(s.ipc_open(call, device, &handle.0)))
     }
+
+    fn nccl(&self) -> Result<&dyn nccl::Nccl> {
+        Ok(self)
+    }
 }
 
 impl SimDriver {

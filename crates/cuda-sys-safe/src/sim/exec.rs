@@ -1,8 +1,10 @@
 //! The executor: which operation runs next, and running it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use super::capture::Graph;
+use super::capture::{Graph, Node};
+use super::collectives::{Begun, Group, Replay};
 use super::copies::CopyWork;
 use super::memory::Kind;
 use super::state::{HostFn, Label, State};
@@ -58,7 +60,9 @@ impl State {
     fn runnable(&self) -> impl Iterator<Item = (Key, u64)> {
         self.streams.iter().filter_map(|(&key, stream)| {
             let op = stream.queue.front()?;
-            let ready = !self.held(key) && op.after.iter().all(|&p| self.reached(p));
+            let ready = !self.held(key)
+                && op.after.iter().all(|&p| self.reached(p))
+                && op.blocked_on().is_none();
             ready.then_some((key, op.sequence))
         })
     }
@@ -69,8 +73,15 @@ impl State {
         matches!(next, Some(Op { kind: OpKind::Hold(hold), .. }) if !hold.is_open())
     }
 
-    /// Waits name only earlier operations, so following them ends.
     fn pick_toward(&self, point: Point) -> Option<Key> {
+        let key = self.next_toward(point)?;
+        let blocked = self.streams.get(&key)?.queue.front()?.blocked_on().is_some();
+        (!blocked).then_some(key)
+    }
+
+    /// The stream whose next operation comes first on the way to a point, even if it waits for other
+    /// ranks. Waits name only earlier operations, so following them ends.
+    pub(super) fn next_toward(&self, point: Point) -> Option<Key> {
         let mut point = point;
         loop {
             if self.reached(point) {
@@ -89,7 +100,7 @@ impl State {
     pub(super) fn run_next(&mut self, key: Key) -> Option<HostFn> {
         let stream = self.streams.get_mut(&key)?;
         let device = stream.device;
-        let op = stream.queue.pop_front()?;
+        let mut op = stream.queue.pop_front()?;
         let mut begin = stream.clock.max(op.issued);
         for &point in &op.after {
             begin = begin.max(self.ended_at(point));
@@ -98,7 +109,8 @@ impl State {
             stream.clock = begin;
         }
         let label = op.label;
-        if let Some(code) = self.fault_at_run(label.call, device) {
+        let fault = if op.begun.is_none() { self.fault_at_run(label.call, device) } else { None };
+        if let Some(code) = fault {
             if let OpKind::Host(f) = op.kind {
                 self.trash.push(f);
             }
@@ -108,8 +120,27 @@ impl State {
         }
         let result = match op.kind {
             OpKind::Host(f) => return Some(f),
+            OpKind::Work(Work::Group(ref group)) => {
+                let run = self.run_group(device, group, op.begun.take());
+                match run {
+                    Ok(Ran::Stands(begun)) => {
+                        return self.stand(key, Op { begun: Some(begun), ..op });
+                    }
+                    Ok(Ran::Ended(time)) => Ok(time),
+                    Err(error) => Err(error),
+                }
+            }
             OpKind::Work(work) => self.run_work(device, &work),
-            OpKind::Graph(graph) => self.run_graph(&graph),
+            OpKind::Graph(ref graph) => {
+                let run = self.run_graph(graph, op.begun.take());
+                match run {
+                    Ok(Ran::Stands(begun)) => {
+                        return self.stand(key, Op { begun: Some(begun), ..op });
+                    }
+                    Ok(Ran::Ended(time)) => Ok(time),
+                    Err(error) => Err(error),
+                }
+            }
             OpKind::Wait => Ok(0.0),
             OpKind::Hold(hold) => {
                 hold.need();
@@ -177,6 +208,8 @@ impl State {
         match work {
             Work::Copy(copy) => self.run_copy(copy),
             Work::Memset(memset) => self.run_memset(memset),
+            // Not done in one go: see `run_group`.
+            Work::Group(_) => Ok(0.0),
             Work::Kernel(launch) => {
                 let ran = catch_unwind(AssertUnwindSafe(|| self.run_kernel(device, launch)));
                 ran.unwrap_or_else(|_| {
@@ -189,30 +222,86 @@ impl State {
         }
     }
 
-    /// Runs a graph's nodes in an order that their dependencies allow.
-    fn run_graph(&mut self, graph: &Graph) -> Result<f64, RunError> {
-        let mut left: Vec<usize> = (0..graph.nodes.len()).collect();
-        let mut done = vec![false; graph.nodes.len()];
-        let mut time = 2.0;
-        while !left.is_empty() {
-            let ready: Vec<usize> = (0..left.len())
-                .filter(|&i| graph.nodes[left[i]].after.iter().all(|&n| done[n]))
-                .collect();
-            let Some(&pick) = ready.get(self.random(ready.len().max(1))) else { break };
-            let node = left.remove(pick);
-            done[node] = true;
-            let graph_node = &graph.nodes[node];
-            if let Some(code) = self.fault_at_run(graph_node.label.call, graph_node.device) {
+    /// Runs a graph's nodes in an order that their dependencies allow, as far as other ranks let it.
+    fn run_graph(&mut self, graph: &Graph, begun: Option<Begun>) -> Result<Ran, RunError> {
+        let mut replay = match begun {
+            Some(Begun::Graph(replay)) => replay,
+            _ => Replay::new(graph),
+        };
+        while !replay.left.is_empty() {
+            let can_run = |&i: &usize| {
+                let node = replay.left[i];
+                let begun = replay.begun.iter().find(|(begun, ..)| *begun == node);
+                graph.nodes[node].after.iter().all(|&n| replay.done[n])
+                    && begun.is_none_or(|(_, seat, op)| !seat.is_blocked(*op))
+            };
+            let ready: Vec<usize> = (0..replay.left.len()).filter(can_run).collect();
+            let Some(&pick) = ready.get(self.random(ready.len().max(1))) else {
+                return Ok(Ran::Stands(Begun::Graph(replay)));
+            };
+            let node = replay.left[pick];
+            let begun = replay.begun.iter().position(|(begun, ..)| *begun == node);
+            let begun = begun.map(|i| Begun::Group(replay.begun.swap_remove(i).2));
+            let Node { device, label, work, .. } = &graph.nodes[node];
+            let fault = if begun.is_none() { self.fault_at_run(label.call, *device) } else { None };
+            if let Some(code) = fault {
                 return Err(RunError { code, why: "injected fault in a graph".into() });
             }
-            let spent = self.run_work(graph_node.device, &graph_node.work);
-            time += spent.map_err(|e| RunError {
-                why: format!("node `{}`: {}", graph_node.label.op, e.why),
-                ..e
-            })?;
+            let ran = match work {
+                Work::Group(group) => self.run_group(*device, group, begun),
+                work => self.run_work(*device, work).map(Ran::Ended),
+            };
+            let ran =
+                ran.map_err(|e| RunError { why: format!("node `{}`: {}", label.op, e.why), ..e })?;
+            match (ran, work) {
+                (Ran::Ended(spent), _) => {
+                    replay.left.remove(pick);
+                    replay.done[node] = true;
+                    replay.time += spent;
+                }
+                (Ran::Stands(Begun::Group(op)), Work::Group(group)) => {
+                    replay.begun.push((node, Arc::clone(group.seat()), op));
+                }
+                (Ran::Stands(_), _) => {}
+            }
         }
-        Ok(time)
+        Ok(Ran::Ended(replay.time))
     }
+
+    /// Begins a group, or ends one that has begun.
+    fn run_group(
+        &mut self,
+        device: usize,
+        group: &Group,
+        begun: Option<Begun>,
+    ) -> Result<Ran, RunError> {
+        match begun {
+            Some(Begun::Group(number)) => Ok(match self.end_group(device, group, number)? {
+                Some(time) => Ran::Ended(time),
+                None => Ran::Stands(Begun::Group(number)),
+            }),
+            _ => Ok(match self.begin_group(device, group)? {
+                Some(number) => Ran::Stands(Begun::Group(number)),
+                None => Ran::Ended(0.0),
+            }),
+        }
+    }
+
+    /// Puts back an operation that has begun and not ended.
+    fn stand(&mut self, key: Key, op: Op) -> Option<HostFn> {
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.queue.push_front(op);
+        }
+        None
+    }
+}
+
+/// How far an operation came.
+enum Ran {
+    /// To its end, in so many microseconds.
+    Ended(f64),
+    /// To where it waits for other ranks.
+    Stands(Begun),
 }
 
 /// Runs a host function, whose panic goes no further.

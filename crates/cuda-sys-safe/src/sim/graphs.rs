@@ -38,8 +38,16 @@ impl State {
         let Some(exec) = self.graph_execs.get(&handle.raw()) else {
             return Err(error(call, CudaCode::INVALID_VALUE, handle.device(), "no such graph"));
         };
-        let (graph, latest) = (OpKind::Graph(Arc::clone(&exec.graph)), exec.latest);
-        let point = self.enqueue(key, Label::of(call), graph, latest.as_slice())?;
+        let (graph, latest) = (Arc::clone(&exec.graph), exec.latest);
+        let comms = || graph.nodes.iter().filter_map(|node| node.work.communicator());
+        let mut after = self.latest_of(comms());
+        after.extend(latest);
+        let point =
+            self.enqueue(key, Label::of(call), OpKind::Graph(Arc::clone(&graph)), &after)?;
+        if let Some(point) = point {
+            self.note_latest(comms(), point);
+            crate::nccl::sim::bump();
+        }
         if let Some(exec) = self.graph_execs.get_mut(&handle.raw())
             && point.is_some()
             && !exec.graph.nodes.is_empty()

@@ -128,6 +128,7 @@ mod backing;
 mod books;
 mod calls;
 mod capture;
+mod collectives;
 mod config;
 mod copies;
 mod driver;

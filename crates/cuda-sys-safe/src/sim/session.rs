@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::collectives::Patience;
 use super::exec::{Pick, run_host};
 use super::state::{Label, State, error};
 use super::streams::Point;
@@ -17,6 +18,9 @@ pub struct SimDriver {
     /// Signalled when a host function has ended.
     host_fn_ended: Condvar,
     pub(super) refused: owned::Refused,
+    /// This very driver, for other threads that run what they wait for.
+    pub(super) me: Weak<Self>,
+    pub(super) number: u64,
 }
 
 pub(super) type Guard<'a> = MutexGuard<'a, State>;
@@ -28,7 +32,7 @@ thread_local! {
 
 /// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     Ran,
     /// Nothing can run.
     Idle,
@@ -40,12 +44,14 @@ enum Step {
 const CALL_TIME: f64 = 2.0;
 
 impl SimDriver {
-    pub(super) fn new(config: SimConfig) -> Self {
+    pub(super) fn new(config: SimConfig, me: Weak<Self>) -> Self {
         Self {
             process: std::process::id(),
             state: Mutex::new(State::new(config)),
             host_fn_ended: Condvar::new(),
             refused: owned::Refused::default(),
+            me,
+            number: Self::fresh_number(),
         }
     }
 
@@ -163,13 +169,21 @@ impl SimDriver {
     /// Makes the host wait until all points are reached.
     pub(super) fn wait<'a>(&'a self, mut state: Guard<'a>, points: &[Point]) -> Guard<'a> {
         state.host_waits += 1;
+        let mut patience = Patience::new(state.config.collective_timeout);
         while let Some(&unmet) = points.iter().find(|&&p| !state.reached(p)) {
             let (next, step) = self.step(state, Pick::Needed(unmet));
             state = match step {
-                Step::Ran => next,
+                Step::Ran => {
+                    patience.renew();
+                    next
+                }
                 Step::Busy => self.host_fn_ended.wait(next).unwrap_or_else(PoisonError::into_inner),
-                // Waits name earlier operations only, so something can always run.
-                Step::Idle => return self.air(next),
+                // Waits name earlier operations only, so something can always run, or other ranks
+                // have to.
+                Step::Idle => match self.wait_for_ranks(next, unmet, &mut patience) {
+                    (next, true) => next,
+                    (next, false) => return self.air(next),
+                },
             };
         }
         for &point in points {
@@ -184,13 +198,16 @@ impl SimDriver {
         if state.reached(point) {
             return (state, true);
         }
-        let (state, _) = self.step(state, Pick::Toward(point));
+        let (mut state, step) = self.step(state, Pick::Toward(point));
+        if step == Step::Idle {
+            state = self.ask_ranks(state, point);
+        }
         let reached = state.reached(point);
         (self.air(state), reached)
     }
 
     /// Runs one operation. A host function runs outside the lock; nothing else runs meanwhile.
-    fn step<'a>(&'a self, mut state: Guard<'a>, pick: Pick) -> (Guard<'a>, Step) {
+    pub(super) fn step<'a>(&'a self, mut state: Guard<'a>, pick: Pick) -> (Guard<'a>, Step) {
         if state.host_fn_running {
             return (state, Step::Busy);
         }
@@ -208,6 +225,7 @@ impl SimDriver {
         let label = Label { op: "host function", ..Label::of(CallKind::LaunchHostFunc) };
         state.ended(key, label, begin, Ok(3.0));
         self.host_fn_ended.notify_all();
+        nccl::sim::bump();
         (state, Step::Ran)
     }
 

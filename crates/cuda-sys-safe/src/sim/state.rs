@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 
 use super::books::Overrun;
 use super::capture::{Capture, Graph};
+use super::collectives::Comm;
 use super::events::Event;
 use super::faults::Armed;
 use super::footprint::FootprintViolation;
@@ -37,6 +38,7 @@ pub(super) struct State {
     pub(super) capture_modes: BTreeMap<u64, CaptureMode>,
     pub(super) graphs: BTreeMap<u64, (usize, Arc<Graph>)>,
     pub(super) graph_execs: BTreeMap<u64, GraphExec>,
+    pub(super) comms: BTreeMap<u64, Comm>,
     pub(super) faults: Vec<Armed>,
     pub(super) calls: BTreeMap<CallKind, u64>,
     pub(super) host_waits: u64,
@@ -118,6 +120,7 @@ impl State {
             capture_modes: BTreeMap::new(),
             graphs: BTreeMap::new(),
             graph_execs: BTreeMap::new(),
+            comms: BTreeMap::new(),
             faults: Vec::new(),
             calls: BTreeMap::new(),
             host_waits: 0,
@@ -177,6 +180,7 @@ impl State {
             self.devices[device].lost = Some(Arc::clone(&cause));
         }
         self.forget_captures(|_, of| all.contains(&of));
+        self.kill_ranks(&all);
         let keys: Vec<_> = self.streams.keys().copied().collect();
         for key in keys {
             if all.contains(&self.streams[&key].device) {

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::CallKind;
 use super::capture::Graph;
+use super::collectives::{Begun, Group};
 use super::copies::{CopyWork, MemsetWork};
 use super::hold::Hold;
 use super::launch::OwnedLaunch;
@@ -44,6 +45,8 @@ pub(super) struct Op {
     pub(super) issued: f64,
     pub(super) label: Label,
     pub(super) kind: OpKind,
+    /// How far it has come, if it has begun and not ended.
+    pub(super) begun: Option<Begun>,
 }
 
 pub(super) enum OpKind {
@@ -63,6 +66,7 @@ pub(super) enum Work {
     Copy(CopyWork),
     Memset(MemsetWork),
     Kernel(Arc<OwnedLaunch>),
+    Group(Arc<Group>),
 }
 
 /// Least and greatest priority.
@@ -197,7 +201,7 @@ impl State {
         let Some(stream) = self.streams.get_mut(&key) else { return Ok(None) };
         stream.enqueued += 1;
         let position = stream.enqueued;
-        stream.queue.push_back(Op { sequence, after: waits, issued, label, kind });
+        stream.queue.push_back(Op { sequence, after: waits, issued, label, kind, begun: None });
         Ok(Some(Point { stream: key, position }))
     }
 

@@ -99,7 +99,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// to this very rank that are not received in the group; otherwise as [`launch::run`], with NCCL's
 /// own as [`Error::Driver`].
 ///
-/// ```no_run
+/// ```
 /// use std::{panic::Location, thread, time::Duration};
 /// use warpline_cuda_sys_safe::nccl::ReduceOp;
 /// use warpline_cuda_sys_safe::{owned::Communicator, sim::SimConfig};

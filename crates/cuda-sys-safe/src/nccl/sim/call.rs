@@ -1,0 +1,129 @@
+//! What a rank has called, without its addresses: what ranks must agree about.
+
+use std::fmt;
+
+use crate::DevicePtr;
+use crate::nccl::{Collective, NcclType, ReduceOp};
+
+/// Which call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    Send,
+    Recv,
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CallDesc {
+    pub(super) kind: Kind,
+    pub(super) count: usize,
+    pub(super) dtype: NcclType,
+    pub(super) op: Option<ReduceOp>,
+    /// The root, or the other rank of a send or receive.
+    pub(super) rank: Option<usize>,
+}
+
+/// The memory that a call uses, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) read: Option<(DevicePtr, usize)>,
+    pub(crate) write: Option<(DevicePtr, usize)>,
+}
+
+impl CallDesc {
+    pub(crate) fn of(call: &Collective) -> Self {
+        let desc = |kind, count, dtype, op, rank| Self { kind, count, dtype, op, rank };
+        match *call {
+            Collective::AllReduce { count, dtype, op, .. } => {
+                desc(Kind::AllReduce, count, dtype, Some(op), None)
+            }
+            Collective::Broadcast { count, dtype, root, .. } => {
+                desc(Kind::Broadcast, count, dtype, None, Some(root))
+            }
+            Collective::Reduce { count, dtype, op, root, .. } => {
+                desc(Kind::Reduce, count, dtype, Some(op), Some(root))
+            }
+            Collective::AllGather { count, dtype, .. } => {
+                desc(Kind::AllGather, count, dtype, None, None)
+            }
+            Collective::ReduceScatter { count, dtype, op, .. } => {
+                desc(Kind::ReduceScatter, count, dtype, Some(op), None)
+            }
+            Collective::Send { count, dtype, peer, .. } => {
+                desc(Kind::Send, count, dtype, None, Some(peer))
+            }
+            Collective::Recv { count, dtype, peer, .. } => {
+                desc(Kind::Recv, count, dtype, None, Some(peer))
+            }
+        }
+    }
+
+    /// Whether it is between two ranks.
+    pub(super) fn is_between_two(&self) -> bool {
+        matches!(self.kind, Kind::Send | Kind::Recv)
+    }
+
+    /// Whether it does nothing, on any rank.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.count == 0 && !self.is_between_two()
+    }
+
+    /// Why it cannot be called, if so, on a communicator of so many ranks.
+    pub(crate) fn refusal(&self, ranks: usize) -> Option<String> {
+        if let Some(rank) = self.rank.filter(|&rank| rank >= ranks) {
+            return Some(format!("{self}: there is no rank {rank}, there are {ranks}"));
+        }
+        let bytes = self.count.checked_mul(self.dtype.size()).and_then(|n| n.checked_mul(ranks));
+        match bytes.filter(|&bytes| isize::try_from(bytes).is_ok()) {
+            Some(_) => None,
+            None => Some(format!("{self}: more than can be addressed")),
+        }
+    }
+
+    /// What a rank reads and writes in it.
+    pub(crate) fn memory(call: &Collective, rank: usize, ranks: usize) -> Memory {
+        let desc = Self::of(call);
+        let part = desc.count * desc.dtype.size();
+        let only = |root: usize, is: (DevicePtr, usize)| (root == rank).then_some(is);
+        let (read, write) = match *call {
+            Collective::AllReduce { send, recv, .. } => (Some((send, part)), Some((recv, part))),
+            Collective::Broadcast { send, recv, root, .. } => {
+                (only(root, (send, part)), Some((recv, part)))
+            }
+            Collective::Reduce { send, recv, root, .. } => {
+                (Some((send, part)), only(root, (recv, part)))
+            }
+            Collective::AllGather { send, recv, .. } => {
+                (Some((send, part)), Some((recv, part * ranks)))
+            }
+            Collective::ReduceScatter { send, recv, .. } => {
+                (Some((send, part * ranks)), Some((recv, part)))
+            }
+            Collective::Send { send, .. } => (Some((send, part)), None),
+            Collective::Recv { recv, .. } => (None, Some((recv, part))),
+        };
+        let some = |memory: Option<(DevicePtr, usize)>| memory.filter(|&(_, bytes)| bytes > 0);
+        Memory { read: some(read), write: some(write) }
+    }
+}
+
+impl fmt::Display for CallDesc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({} of {:?}", self.kind, self.count, self.dtype)?;
+        if let Some(op) = self.op {
+            write!(f, ", {op:?}")?;
+        }
+        match (self.kind, self.rank) {
+            (Kind::Send, Some(peer)) => write!(f, ", to rank {peer}")?,
+            (Kind::Recv, Some(peer)) => write!(f, ", from rank {peer}")?,
+            (_, Some(root)) => write!(f, ", root {root}")?,
+            (_, None) => {}
+        }
+        f.write_str(")")
+    }
+}

@@ -1,0 +1,165 @@
+//! NCCL's interface, call by call.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::hub::{Ask, Hub, Place, failed};
+use super::{Seat, bump};
+use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
+use crate::sim::SimDriver;
+use crate::{Result, StreamHandle};
+
+/// The version that is imitated.
+const VERSION: u32 = 22_800;
+
+/// What an id begins with.
+const MAGIC: [u8; 16] = *b"warpline sim id\0";
+
+/// A number that no other process has.
+pub(super) fn process() -> u64 {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
+}
+
+/// What an id says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Id {
+    process: u64,
+    number: u64,
+}
+
+impl Id {
+    fn to_bytes(self) -> UniqueId {
+        let mut bytes = [0; UniqueId::BYTES];
+        bytes[..16].copy_from_slice(&MAGIC);
+        bytes[16..24].copy_from_slice(&self.process.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.number.to_le_bytes());
+        UniqueId::from_bytes(bytes)
+    }
+
+    fn read(id: &UniqueId) -> Option<Self> {
+        let (words, _) = id.as_bytes().as_chunks::<8>();
+        let number = |at: usize| u64::from_le_bytes(words[at]);
+        (id.as_bytes()[..16] == MAGIC).then(|| Self { process: number(2), number: number(3) })
+    }
+
+    /// The way to its hub.
+    fn hub(self) -> Option<Arc<dyn Ask>> {
+        if self.process == process() {
+            return Some(Hub::find(self.number)?);
+        }
+        None
+    }
+}
+
+fn refused(call: &'static str, why: String) -> crate::DriverError {
+    failed(call, "ncclInvalidArgument", why)
+}
+
+// SAFETY: what is enqueued is an operation of the stream, which touches what the calls name when it
+// begins and when it ends.
+unsafe impl Nccl for SimDriver {
+    fn version(&self) -> Result<u32> {
+        Ok(VERSION)
+    }
+
+    fn unique_id(&self) -> Result<UniqueId> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Hub::open(number);
+        Ok(Id { process: process(), number }.to_bytes())
+    }
+
+    fn comm_init(
+        &self,
+        device: usize,
+        id: &UniqueId,
+        ranks: usize,
+        rank: usize,
+    ) -> Result<CommHandle> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        self.enter_comm_init(device)?;
+        if rank >= ranks {
+            return Err(refused(CALL, format!("rank {rank} was asked for of {ranks} ranks")));
+        }
+        let Some((id, hub)) = Id::read(id).and_then(|id| Some((id, id.hub()?))) else {
+            let why = "the id is of no simulated NCCL that waits for ranks: each communicator needs \
+                       a new one";
+            return Err(refused(CALL, why.to_owned()));
+        };
+        let place = Place { process: process(), driver: self.number(), device };
+        let seat = Seat::new((id.process, id.number), hub, self.weak(), place);
+        seat.join(ranks, rank);
+        if seat.is_ready().is_ok_and(|ready| ready) {
+            Hub::close(id.number);
+        }
+        Ok(self.enter_seat(seat))
+    }
+
+    unsafe fn comm_split(
+        &self,
+        comm: CommHandle,
+        color: Option<u32>,
+        key: usize,
+    ) -> Result<Option<CommHandle>> {
+        let seat = self.ready_seat("ncclCommSplit", comm)?;
+        Ok(seat.split(color, key).map(|child| self.enter_seat(child)))
+    }
+
+    unsafe fn comm_rank(&self, comm: CommHandle) -> Result<(usize, usize)> {
+        const CALL: &str = "ncclCommUserRank";
+        let seat = self.seat(CALL, comm)?;
+        seat.rank().ok_or_else(|| refused(CALL, "the communicator is not ready".into()))
+    }
+
+    unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState> {
+        let seat = self.seat("ncclCommGetAsyncError", comm)?;
+        if !seat.is_ready()? {
+            return Ok(CommState::InProgress);
+        }
+        // Devices work while somebody asks.
+        let (ran, behind) = self.advance(&seat, false);
+        if let (false, Some(behind)) = (ran, behind) {
+            super::help(&behind, false);
+        }
+        seat.is_ready().map(|_| CommState::Ready)
+    }
+
+    unsafe fn enqueue(
+        &self,
+        comm: CommHandle,
+        calls: &[Collective],
+        stream: StreamHandle,
+    ) -> Result<CommState> {
+        let seat = self.ready_seat("ncclGroupEnd", comm)?;
+        self.enqueue_group(comm, seat, calls, stream)?;
+        bump();
+        Ok(CommState::Ready)
+    }
+
+    unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()> {
+        let seat = self.seat("ncclCommAbort", comm)?;
+        self.forget_seat(comm);
+        seat.abort();
+        Ok(())
+    }
+}
+
+impl SimDriver {
+    /// The ranks on a device die, as if it were another process that did: their communicators fail,
+    /// and when other ranks wait for them, theirs do.
+    pub fn kill_ranks(&self, device: usize) {
+        for seat in self.seats_on(device) {
+            seat.die();
+        }
+    }
+
+    fn ready_seat(&self, call: &'static str, comm: CommHandle) -> Result<Arc<Seat>> {
+        let seat = self.seat(call, comm)?;
+        match seat.is_ready()? {
+            true => Ok(seat),
+            false => Err(refused(call, "the communicator's last call is still in progress".into())),
+        }
+    }
+}

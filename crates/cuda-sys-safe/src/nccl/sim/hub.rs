@@ -1,0 +1,314 @@
+//! What knows all ranks of the communicators that come of one id.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::call::CallDesc;
+use crate::DriverError;
+
+/// Bytes that several ranks are given.
+pub(super) type Bytes = Arc<[u8]>;
+
+/// A rank of a communicator, as its hub numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Member {
+    pub(super) comm: usize,
+    pub(super) rank: usize,
+}
+
+/// Where a rank is: its process, its box of devices there, its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) process: u64,
+    pub(super) driver: u64,
+    pub(super) device: usize,
+}
+
+/// What a rank is told.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// All ranks have joined.
+    Ready,
+    /// Part `part` of its operation `op` is done.
+    Done { op: u64, part: usize, output: Bytes },
+    /// Nothing more will be done.
+    Failed(DriverError),
+    /// The oldest split that is under way is done. What it is a rank of now, and of how many.
+    Split(Option<(Member, usize)>),
+    /// Another process waits for it.
+    Wanted,
+}
+
+/// Where a rank hears of events.
+pub(super) trait Deliver: Send + Sync {
+    /// Called with the hub locked: it must neither wait nor call the hub.
+    fn deliver(&self, event: Event);
+}
+
+pub(super) type Sink = Arc<dyn Deliver>;
+
+/// A rank's end, as others know it.
+#[derive(Clone)]
+pub(super) struct Guest {
+    pub(super) sink: Sink,
+    pub(super) place: Place,
+}
+
+/// How a rank came to be gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Departure {
+    Aborted,
+    Died,
+}
+
+/// What a rank asks of the hub.
+pub(super) enum Request {
+    Join {
+        ranks: usize,
+        rank: usize,
+        guest: Guest,
+    },
+    /// It begins a group: what it calls, and gives.
+    Begin {
+        member: Member,
+        op: u64,
+        calls: Vec<(CallDesc, Vec<u8>)>,
+    },
+    /// `guest` is its end of what comes of it.
+    Split {
+        member: Member,
+        color: Option<u32>,
+        key: usize,
+        guest: Option<Guest>,
+    },
+    Leave {
+        member: Member,
+        why: Departure,
+    },
+    /// Somebody waits for what it has begun.
+    Want {
+        member: Member,
+    },
+}
+
+/// What takes requests: a hub, or the way to one.
+pub(super) trait Ask: Send + Sync + fmt::Debug {
+    fn ask(&self, request: Request);
+}
+
+/// A call of one rank that waits for others.
+pub(super) struct Given {
+    pub(super) desc: CallDesc,
+    pub(super) op: u64,
+    pub(super) part: usize,
+    pub(super) input: Vec<u8>,
+}
+
+/// A communicator.
+pub(super) struct Comm {
+    pub(super) guests: Vec<Option<Guest>>,
+    pub(super) gone: Vec<Option<Departure>>,
+    pub(super) failure: Option<DriverError>,
+    /// What each rank has given to the calls of all, by number.
+    pub(super) rounds: BTreeMap<u64, Vec<Option<Given>>>,
+    /// The number of each rank's next one.
+    pub(super) next: Vec<u64>,
+    /// Sends and receives that are not matched yet, by who sends and who receives.
+    pub(super) pairs: BTreeMap<(usize, usize), Pair>,
+    /// Splits under way, by rank.
+    pub(super) splits: Vec<VecDeque<Split>>,
+}
+
+#[derive(Default)]
+pub(super) struct Pair {
+    pub(super) sends: VecDeque<Given>,
+    pub(super) recvs: VecDeque<Given>,
+}
+
+pub(super) struct Split {
+    pub(super) color: Option<u32>,
+    pub(super) key: usize,
+    pub(super) guest: Option<Guest>,
+}
+
+/// All communicators that come of one id. The first is the one that was asked for; the others are
+/// split off.
+#[derive(Default)]
+pub(super) struct Hub {
+    comms: Mutex<Vec<Comm>>,
+}
+
+/// The hubs of this process whose ranks have not all joined yet, by number.
+static HUBS: Mutex<Option<HashMap<u64, Arc<Hub>>>> = Mutex::new(None);
+
+impl Hub {
+    /// A new one, to be found by this number until all have joined.
+    pub(super) fn open(number: u64) {
+        let mut hubs = HUBS.lock().unwrap_or_else(PoisonError::into_inner);
+        hubs.get_or_insert_default().insert(number, Arc::default());
+    }
+
+    pub(super) fn find(number: u64) -> Option<Arc<Self>> {
+        let hubs = HUBS.lock().unwrap_or_else(PoisonError::into_inner);
+        hubs.as_ref()?.get(&number).cloned()
+    }
+
+    /// Forgets the hub of a number, for whose id no other rank can come.
+    pub(super) fn close(number: u64) {
+        let mut hubs = HUBS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hubs) = hubs.as_mut() {
+            hubs.remove(&number);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Comm>> {
+        self.comms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn join(comms: &mut Vec<Comm>, ranks: usize, rank: usize, guest: Guest) {
+        if comms.is_empty() {
+            comms.push(Comm::new(vec![None; ranks]));
+        }
+        let comm = &mut comms[0];
+        let have = comm.guests.len();
+        let refusal = if ranks != have {
+            Some(format!("rank {rank} was told of {ranks} ranks, an earlier one of {have}"))
+        } else if comm.guests[rank].is_some() || comm.gone[rank].is_some() {
+            Some(format!("rank {rank} of {ranks} joins twice"))
+        } else {
+            comm.guests.iter().position(|g| g.as_ref().is_some_and(|g| g.place == guest.place)).map(
+                |other| {
+                    let device = guest.place.device;
+                    format!("duplicate GPU: rank {rank} and rank {other} are both on cuda:{device}")
+                },
+            )
+        };
+        if let Some(why) = refusal {
+            let error = failed("ncclCommInitRankConfig", "ncclInvalidUsage", why);
+            guest.sink.deliver(Event::Failed(error.clone()));
+            return comm.fail(error);
+        }
+        if let Some(failure) = &comm.failure {
+            return guest.sink.deliver(Event::Failed(failure.clone()));
+        }
+        comm.guests[rank] = Some(guest);
+        if comm.guests.iter().all(Option::is_some) {
+            comm.tell_all(|_| Event::Ready);
+        }
+    }
+
+    fn split(comms: &mut Vec<Comm>, member: Member, split: Split) {
+        let comm = &mut comms[member.comm];
+        comm.splits[member.rank].push_back(split);
+        comm.miss_the_gone();
+        if comm.failure.is_some() || comm.splits.iter().any(VecDeque::is_empty) {
+            return;
+        }
+        let mut splits: Vec<Option<Split>> =
+            comm.splits.iter_mut().map(VecDeque::pop_front).collect();
+        let mut parts: BTreeMap<u32, Vec<(usize, usize)>> = BTreeMap::new();
+        for (rank, split) in splits.iter().enumerate() {
+            let Some(Split { color, key, .. }) = split else { continue };
+            match color {
+                Some(color) => parts.entry(*color).or_default().push((*key, rank)),
+                None => comm.tell(rank, Event::Split(None)),
+            }
+        }
+        for mut part in parts.into_values() {
+            part.sort_unstable();
+            let of_split = |rank: usize| splits[rank].take().and_then(|split| split.guest);
+            let guests: Vec<Option<Guest>> =
+                part.iter().map(|&(_, rank)| rank).map(of_split).collect();
+            let (id, ranks) = (comms.len(), guests.len());
+            comms.push(Comm::new(guests));
+            for (new, (_, rank)) in part.into_iter().enumerate() {
+                let now = (Member { comm: id, rank: new }, ranks);
+                comms[member.comm].tell(rank, Event::Split(Some(now)));
+            }
+        }
+    }
+}
+
+impl Ask for Hub {
+    fn ask(&self, request: Request) {
+        let mut comms = self.lock();
+        match request {
+            Request::Join { ranks, rank, guest } => Self::join(&mut comms, ranks, rank, guest),
+            Request::Begin { member, op, calls } => {
+                comms[member.comm].begin(member.rank, op, calls);
+            }
+            Request::Split { member, color, key, guest } => {
+                Self::split(&mut comms, member, Split { color, key, guest });
+            }
+            Request::Leave { member, why } => {
+                if let Some(comm) = comms.get_mut(member.comm) {
+                    comm.leave(member.rank, why);
+                }
+            }
+            Request::Want { member } => comms[member.comm].want(member.rank),
+        }
+    }
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub").finish_non_exhaustive()
+    }
+}
+
+impl Comm {
+    fn new(guests: Vec<Option<Guest>>) -> Self {
+        let ranks = guests.len();
+        Self {
+            guests,
+            gone: vec![None; ranks],
+            failure: None,
+            rounds: BTreeMap::new(),
+            next: vec![0; ranks],
+            pairs: BTreeMap::new(),
+            splits: (0..ranks).map(|_| VecDeque::new()).collect(),
+        }
+    }
+
+    pub(super) fn tell(&self, rank: usize, event: Event) {
+        if let Some(guest) = &self.guests[rank] {
+            guest.sink.deliver(event);
+        }
+    }
+
+    fn tell_all(&self, event: impl Fn(usize) -> Event) {
+        (0..self.guests.len()).for_each(|rank| self.tell(rank, event(rank)));
+    }
+
+    /// Ends it for all ranks. The first reason counts.
+    pub(super) fn fail(&mut self, error: DriverError) {
+        if self.failure.is_none() {
+            self.tell_all(|_| Event::Failed(error.clone()));
+            self.failure = Some(error);
+            // Nobody will be given anything any more.
+            self.rounds.clear();
+            self.pairs.clear();
+        }
+    }
+
+    fn leave(&mut self, rank: usize, why: Departure) {
+        self.gone[rank].get_or_insert(why);
+        self.guests[rank] = None;
+        self.miss_the_gone();
+    }
+
+    /// Has the other processes' ranks run what this one waits for.
+    fn want(&self, rank: usize) {
+        let Some(Some(guest)) = self.guests.get(rank) else { return };
+        let elsewhere = |other: &&Guest| other.place.process != guest.place.process;
+        for other in self.guests.iter().flatten().filter(elsewhere) {
+            other.sink.deliver(Event::Wanted);
+        }
+    }
+}
+
+/// An error as NCCL's.
+pub(super) fn failed(call: &'static str, status: &str, detail: String) -> DriverError {
+    DriverError::LibraryCall { call, status: status.into(), detail, location: None }
+}

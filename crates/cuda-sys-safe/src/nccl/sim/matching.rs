@@ -1,0 +1,160 @@
+//! Matching what ranks have called, and what each of them gets.
+
+use std::sync::Arc;
+
+use super::call::{CallDesc, Kind};
+use super::hub::{Bytes, Comm, Departure, Event, Given, failed};
+use super::reduce::reduce;
+use crate::nccl::ReduceOp;
+use crate::{CollectiveMismatch, DriverError};
+
+impl Comm {
+    /// A rank begins a group.
+    pub(super) fn begin(&mut self, rank: usize, op: u64, calls: Vec<(CallDesc, Vec<u8>)>) {
+        for (part, (desc, input)) in calls.into_iter().enumerate() {
+            if self.failure.is_some() {
+                return;
+            }
+            let given = Given { desc, op, part, input };
+            match (desc.kind, desc.rank) {
+                (Kind::Send, Some(peer)) => {
+                    self.pairs.entry((rank, peer)).or_default().sends.push_back(given);
+                    self.match_pair(rank, peer);
+                }
+                (Kind::Recv, Some(peer)) => {
+                    self.pairs.entry((peer, rank)).or_default().recvs.push_back(given);
+                    self.match_pair(peer, rank);
+                }
+                _ => self.enter(rank, given),
+            }
+        }
+        self.miss_the_gone();
+    }
+
+    /// A rank enters its next call of all ranks.
+    fn enter(&mut self, rank: usize, given: Given) {
+        let ranks = self.guests.len();
+        let number = self.next[rank];
+        self.next[rank] += 1;
+        let round = self.rounds.entry(number).or_insert_with(|| (0..ranks).map(|_| None).collect());
+        let differs = |other: &Option<Given>| other.as_ref().is_some_and(|o| o.desc != given.desc);
+        if let Some(other) = round.iter().position(differs) {
+            let first = round[other].as_ref().map_or(given.desc, |given| given.desc);
+            let what = format!("collective number {number}");
+            return self.fail(mismatch(what, [(other, first), (rank, given.desc)]));
+        }
+        round[rank] = Some(given);
+        if round.iter().all(Option::is_some)
+            && let Some(round) = self.rounds.remove(&number)
+        {
+            let round: Vec<Given> = round.into_iter().flatten().collect();
+            let outputs = outputs(&round);
+            for (rank, (given, output)) in round.iter().zip(outputs).enumerate() {
+                self.tell(rank, Event::Done { op: given.op, part: given.part, output });
+            }
+        }
+    }
+
+    fn match_pair(&mut self, from: usize, to: usize) {
+        let Some(pair) = self.pairs.get_mut(&(from, to)) else { return };
+        if pair.sends.is_empty() || pair.recvs.is_empty() {
+            return;
+        }
+        let (Some(send), Some(recv)) = (pair.sends.pop_front(), pair.recvs.pop_front()) else {
+            return;
+        };
+        if (send.desc.count, send.desc.dtype) != (recv.desc.count, recv.desc.dtype) {
+            let what = format!("what rank {from} sends to rank {to}");
+            return self.fail(mismatch(what, [(from, send.desc), (to, recv.desc)]));
+        }
+        self.tell(from, Event::Done { op: send.op, part: send.part, output: Bytes::default() });
+        let output = send.input.into();
+        self.tell(to, Event::Done { op: recv.op, part: recv.part, output });
+    }
+
+    /// Ends it if a rank is gone that another one waits for.
+    pub(super) fn miss_the_gone(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let gone = self.gone.iter().enumerate().filter_map(|(rank, why)| Some((rank, (*why)?)));
+        let missed = gone.clone().find_map(|(rank, why)| {
+            let waiting = self.waiting_for(rank)?;
+            Some((rank, why, waiting))
+        });
+        let Some((rank, why, waiting)) = missed else { return };
+        let how = match why {
+            Departure::Aborted => "has aborted the communicator",
+            Departure::Died => "has died",
+        };
+        let ranks = self.guests.len();
+        let detail = format!("rank {rank} of {ranks} {how}; {waiting}");
+        self.fail(failed("ncclCommGetAsyncError", "ncclRemoteError", detail));
+    }
+
+    /// Who waits for a rank, in what.
+    fn waiting_for(&self, gone: usize) -> Option<String> {
+        // Of the first communicator: it can never be complete.
+        let joined = |rank: usize| self.guests[rank].is_some() || self.gone[rank].is_some();
+        if !(0..self.guests.len()).all(joined) && self.guests.iter().any(Option::is_some) {
+            return Some("not all ranks had joined".to_owned());
+        }
+        let here = |rank: usize| self.gone[rank].is_none();
+        let in_call = |rank: usize, desc: CallDesc| format!("rank {rank} waits for it in {desc}");
+        for round in self.rounds.values().filter(|round| round[gone].is_none()) {
+            let mut given = round.iter().enumerate();
+            if let Some((rank, desc)) =
+                given.find_map(|(r, g)| Some((r, g.as_ref().filter(|_| here(r))?.desc)))
+            {
+                return Some(in_call(rank, desc));
+            }
+        }
+        for (&(from, to), pair) in &self.pairs {
+            let alone = match gone {
+                _ if gone == to => pair.sends.front().map(|given| (from, given.desc)),
+                _ if gone == from => pair.recvs.front().map(|given| (to, given.desc)),
+                _ => None,
+            };
+            if let Some((rank, desc)) = alone.filter(|&(rank, _)| here(rank)) {
+                return Some(in_call(rank, desc));
+            }
+        }
+        let mut ranks = 0..self.splits.len();
+        let splitting = ranks.find(|&rank| here(rank) && !self.splits[rank].is_empty());
+        let rank = splitting.filter(|_| self.splits[gone].is_empty())?;
+        Some(format!("rank {rank} waits for it in a split"))
+    }
+}
+
+fn mismatch(what: String, [first, second]: [(usize, CallDesc); 2]) -> DriverError {
+    DriverError::CollectiveMismatch(Box::new(CollectiveMismatch {
+        what,
+        ranks: [first.0, second.0],
+        calls: [first.1.to_string(), second.1.to_string()],
+    }))
+}
+
+/// What each rank gets of a call that all have entered.
+fn outputs(round: &[Given]) -> Vec<Bytes> {
+    let ranks = round.len();
+    let inputs: Vec<&[u8]> = round.iter().map(|given| &given.input[..]).collect();
+    let CallDesc { kind, dtype, op, rank, .. } = round[0].desc;
+    let combined = || reduce(dtype, op.unwrap_or(ReduceOp::Sum), &inputs);
+    let root = rank.unwrap_or(0);
+    let all = |bytes: Vec<u8>| vec![Bytes::from(bytes); ranks];
+    match kind {
+        Kind::AllReduce => all(combined()),
+        Kind::Broadcast => all(round[root].input.clone()),
+        Kind::AllGather => all(inputs.concat()),
+        Kind::Reduce => {
+            let mut outputs = vec![Bytes::default(); ranks];
+            outputs[root] = combined().into();
+            outputs
+        }
+        Kind::ReduceScatter => {
+            let combined = combined();
+            combined.chunks(combined.len() / ranks).map(Arc::from).collect()
+        }
+        Kind::Send | Kind::Recv => vec![Bytes::default(); ranks],
+    }
+}

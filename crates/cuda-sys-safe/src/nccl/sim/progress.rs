@@ -1,0 +1,91 @@
+//! Having other ranks' devices run what somebody waits for.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::Seat;
+
+/// Counts whatever may let a rank go on.
+static VERSION: Mutex<u64> = Mutex::new(0);
+static CHANGED: Condvar = Condvar::new();
+
+/// All ranks of this process.
+static SEATS: Mutex<Vec<Weak<Seat>>> = Mutex::new(Vec::new());
+
+/// Notes that something has changed for which somebody may wait.
+pub(crate) fn bump() {
+    *VERSION.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    CHANGED.notify_all();
+}
+
+/// What [`wait`] compares with.
+pub(crate) fn version() -> u64 {
+    *VERSION.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until something has changed since `seen`, or for `limit`.
+pub(crate) fn wait(seen: u64, limit: Duration) {
+    let version = VERSION.lock().unwrap_or_else(PoisonError::into_inner);
+    let waited = CHANGED.wait_timeout_while(version, limit, |version| *version == seen);
+    drop(waited.unwrap_or_else(PoisonError::into_inner));
+}
+
+pub(super) fn enter(seat: &Arc<Seat>) {
+    let mut seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
+    seats.retain(|seat| seat.strong_count() > 0);
+    seats.push(Arc::downgrade(seat));
+}
+
+fn seats() -> Vec<Arc<Seat>> {
+    let seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
+    seats.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Has the devices of this process run one operation each toward what the ranks of a communicator
+/// have been given, and toward what these wait for; `needed` lets streams go that are held back.
+/// Asks other processes for the same. Whether anything ran here.
+///
+/// No lock of a driver is held.
+pub(crate) fn help(blocked: &Arc<Seat>, needed: bool) -> bool {
+    let all = seats();
+    let mut open = vec![Arc::clone(blocked)];
+    let mut asked: Vec<Arc<Seat>> = Vec::new();
+    let mut ran = false;
+    while let Some(comm) = open.pop() {
+        if asked.iter().any(|seat| seat.is_with(&comm)) {
+            continue;
+        }
+        comm.want();
+        for seat in all.iter().filter(|seat| seat.is_with(&comm)) {
+            let Some(driver) = seat.driver() else { continue };
+            let (advanced, behind) = driver.advance(seat, needed);
+            ran |= advanced;
+            open.extend(behind);
+        }
+        asked.push(comm);
+    }
+    ran
+}
+
+/// Has a thread run what other processes wait for, from now on.
+pub(super) fn serve() {
+    static SERVED: AtomicBool = AtomicBool::new(false);
+    if SERVED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let served = std::thread::Builder::new().name("warpline-sim-nccl".into()).spawn(|| {
+        loop {
+            let seen = version();
+            let wanted: Vec<_> = seats().into_iter().filter(|seat| seat.is_wanted()).collect();
+            let ran = wanted.iter().fold(false, |ran, seat| help(seat, true) | ran);
+            drop(wanted);
+            if !ran {
+                wait(seen, Duration::from_secs(1));
+            }
+        }
+    });
+    if served.is_err() {
+        SERVED.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,226 @@
+//! A rank's own end of a communicator.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::call::CallDesc;
+use super::hub::{Ask, Bytes, Deliver, Departure, Event, Guest, Member, Place, Request};
+use super::progress;
+use crate::sim::SimDriver;
+use crate::{DriverError, Result};
+
+/// A rank's end of a communicator: what it was told.
+pub(crate) struct Seat {
+    /// What tells this id's communicators from others.
+    id: (u64, u64),
+    hub: Arc<dyn Ask>,
+    driver: Weak<SimDriver>,
+    place: Place,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    member: Option<(Member, usize)>,
+    ready: bool,
+    failure: Option<DriverError>,
+    over: bool,
+    next_op: u64,
+    /// Operations that have begun and not ended: what each of their calls came to.
+    begun: BTreeMap<u64, Vec<Option<Bytes>>>,
+    /// The ends of splits under way, oldest first.
+    splits: VecDeque<Option<Arc<Seat>>>,
+    wanted: bool,
+}
+
+/// What an operation came to.
+pub(crate) enum Outcome {
+    /// It waits for others.
+    Blocked,
+    /// It is done; an output for each call.
+    Done(Vec<Bytes>),
+    /// The communicator was aborted.
+    Aborted,
+}
+
+impl Seat {
+    pub(super) fn new(
+        id: (u64, u64),
+        hub: Arc<dyn Ask>,
+        driver: &Weak<SimDriver>,
+        place: Place,
+    ) -> Arc<Self> {
+        let state = Mutex::default();
+        let seat = Arc::new(Self { id, hub, driver: driver.clone(), place, state });
+        progress::enter(&seat);
+        seat
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn guest(self: &Arc<Self>) -> Guest {
+        Guest { sink: Arc::clone(self) as Arc<dyn Deliver>, place: self.place }
+    }
+
+    /// Begins to join.
+    pub(super) fn join(self: &Arc<Self>, ranks: usize, rank: usize) {
+        self.lock().member = Some((Member { comm: 0, rank }, ranks));
+        self.hub.ask(Request::Join { ranks, rank, guest: self.guest() });
+    }
+
+    /// Its rank, and how many there are.
+    pub(crate) fn rank(&self) -> Option<(usize, usize)> {
+        self.lock().member.map(|(member, ranks)| (member.rank, ranks))
+    }
+
+    /// Whether all that was asked for is through.
+    pub(crate) fn is_ready(&self) -> Result<bool> {
+        let state = self.lock();
+        match &state.failure {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(state.ready && state.splits.is_empty()),
+        }
+    }
+
+    /// Begins a group. Its number; none if the communicator is over.
+    pub(crate) fn begin(&self, calls: Vec<(CallDesc, Vec<u8>)>) -> Option<u64> {
+        let (member, op) = {
+            let mut state = self.lock();
+            let (member, _) = state.member.filter(|_| !state.over)?;
+            let op = state.next_op;
+            state.next_op += 1;
+            state.begun.insert(op, vec![None; calls.len()]);
+            (member, op)
+        };
+        self.hub.ask(Request::Begin { member, op, calls });
+        Some(op)
+    }
+
+    /// Whether an operation that has begun waits for others.
+    pub(crate) fn is_blocked(&self, op: u64) -> bool {
+        let state = self.lock();
+        let parts = state.begun.get(&op);
+        !state.over && parts.is_some_and(|parts| parts.iter().any(Option::is_none))
+    }
+
+    /// Ends an operation that is not blocked.
+    pub(crate) fn end(&self, op: u64) -> Outcome {
+        let mut state = self.lock();
+        if state.over {
+            return Outcome::Aborted;
+        }
+        let Some(parts) = state.begun.remove(&op) else { return Outcome::Aborted };
+        if parts.iter().any(Option::is_none) {
+            state.begun.insert(op, parts);
+            return Outcome::Blocked;
+        }
+        Outcome::Done(parts.into_iter().flatten().collect())
+    }
+
+    /// Begins to split the communicator.
+    pub(super) fn split(self: &Arc<Self>, color: Option<u32>, key: usize) -> Option<Arc<Self>> {
+        let child =
+            color.map(|_| Self::new(self.id, Arc::clone(&self.hub), &self.driver, self.place));
+        let member = {
+            let mut state = self.lock();
+            state.splits.push_back(child.clone());
+            state.member?.0
+        };
+        let guest = child.as_ref().map(Self::guest);
+        self.hub.ask(Request::Split { member, color, key, guest });
+        child
+    }
+
+    /// Leaves the communicator; what has begun ends.
+    pub(crate) fn abort(&self) {
+        self.leave(Departure::Aborted);
+        self.lock().over = true;
+        progress::bump();
+    }
+
+    /// Leaves the communicator as if the process had died: what has begun stands.
+    pub(crate) fn die(&self) {
+        self.leave(Departure::Died);
+        let mut state = self.lock();
+        let dead = || super::hub::failed("ncclCommGetAsyncError", "ncclSystemError", DEAD.into());
+        state.failure.get_or_insert_with(dead);
+        drop(state);
+        progress::bump();
+    }
+
+    fn leave(&self, why: Departure) {
+        let member = self.lock().member;
+        if let Some((member, _)) = member {
+            self.hub.ask(Request::Leave { member, why });
+        }
+    }
+
+    /// Lets other processes know that somebody waits here.
+    pub(super) fn want(&self) {
+        if let Some((member, _)) = self.lock().member {
+            self.hub.ask(Request::Want { member });
+        }
+    }
+
+    /// Whether another process waits for this rank.
+    pub(super) fn is_wanted(&self) -> bool {
+        let state = self.lock();
+        state.wanted && !state.over
+    }
+
+    /// Whether two are ranks of one communicator.
+    pub(super) fn is_with(&self, other: &Self) -> bool {
+        let comm = |seat: &Self| seat.lock().member.map(|(member, _)| member.comm);
+        self.id == other.id && comm(self).is_some_and(|own| Some(own) == comm(other))
+    }
+
+    /// The driver of its device, if there still is one.
+    pub(super) fn driver(&self) -> Option<Arc<SimDriver>> {
+        self.driver.upgrade()
+    }
+
+    pub(crate) fn device(&self) -> usize {
+        self.place.device
+    }
+}
+
+const DEAD: &str = "this rank has died";
+
+impl Deliver for Seat {
+    fn deliver(&self, event: Event) {
+        let mut state = self.lock();
+        match event {
+            Event::Ready => state.ready = true,
+            Event::Done { op, part, output } => {
+                if let Some(parts) = state.begun.get_mut(&op) {
+                    parts[part] = Some(output);
+                }
+            }
+            Event::Failed(error) => {
+                state.failure.get_or_insert(error);
+            }
+            Event::Split(now) => {
+                if let Some(Some(child)) = state.splits.pop_front() {
+                    let mut child = child.lock();
+                    (child.member, child.ready) = (now, true);
+                }
+            }
+            Event::Wanted => state.wanted = true,
+        }
+        let wanted = state.wanted;
+        drop(state);
+        if wanted {
+            progress::serve();
+        }
+        progress::bump();
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seat").field("place", &self.place).finish_non_exhaustive()
+    }
+}
