@@ -82,6 +82,17 @@ impl From<warpline_stream::StreamError> for Error {
     }
 }
 
+/// For closures that return the tensors' own errors, such as that of a graph's capture: what is not
+/// one is kept as text.
+impl From<Error> for warpline::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Op(error) => error,
+            other => Self::invalid("process group", other.to_string()),
+        }
+    }
+}
+
 impl Error {
     /// The failure of the group behind this error, if it is one.
     #[must_use]

@@ -9,12 +9,15 @@ use warpline::cuda::{Event, Stream};
 
 use super::Result;
 use super::group::Shared;
+use super::record::State;
 
 /// A collective that was launched (`torch.distributed.Work`). It keeps the tensors of the call.
 /// Dropped, it changes nothing: the collective goes on.
 pub struct Work {
     group: Arc<Shared>,
     done: Done,
+    /// In the rank's record.
+    id: u64,
     seq: u64,
     tensors: Vec<Tensor>,
 }
@@ -34,8 +37,13 @@ const SPIN: Duration = Duration::from_micros(100);
 const NAP: Duration = Duration::from_millis(1);
 
 impl Work {
-    pub(super) fn new(group: Arc<Shared>, done: Done, seq: u64, tensors: Vec<Tensor>) -> Self {
-        Self { group, done, seq, tensors }
+    pub(super) fn new(
+        group: Arc<Shared>,
+        done: Done,
+        (id, seq): (u64, u64),
+        tensors: Vec<Tensor>,
+    ) -> Self {
+        Self { group, done, id, seq, tensors }
     }
 
     /// Its number in the group.
@@ -80,7 +88,11 @@ impl Work {
         };
         // Work that was aborted counts as done for the driver.
         self.group.check_alive()?;
-        Ok(done?)
+        let done = done?;
+        if done {
+            self.group.ring().set(self.id, State::Done);
+        }
+        Ok(done)
     }
 
     /// Blocks the host until the collective is done, or the group has failed.

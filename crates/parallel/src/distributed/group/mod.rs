@@ -268,7 +268,7 @@ impl ProcessGroup {
         } else {
             Done::Op(stream.clone(), stream.last_op())
         };
-        Ok(Work::new(Arc::clone(shared), done, seq, keep))
+        Ok(Work::new(Arc::clone(shared), done, (id, seq), keep))
     }
 }
 
