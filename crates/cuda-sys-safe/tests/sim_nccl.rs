@@ -13,7 +13,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// A rank: its device with a stream and some floats.
 struct Rank {
-    sim: Arc<SimDriver>,
+    driver: Arc<dyn Driver>,
+    /// Where it is simulated.
+    sim: Option<Arc<SimDriver>>,
     comm: Communicator,
     stream: Stream,
     memory: DeviceMemory,
@@ -23,11 +25,15 @@ const FLOATS: usize = 64;
 
 impl Rank {
     fn new(sim: &Arc<SimDriver>, device: usize, comm: Communicator) -> Self {
-        let driver: Arc<dyn Driver> = sim.clone();
+        let rank = Self::on(sim.clone(), device, comm);
+        Self { sim: Some(sim.clone()), ..rank }
+    }
+
+    fn on(driver: Arc<dyn Driver>, device: usize, comm: Communicator) -> Self {
         let flags = StreamFlags { non_blocking: true, ..StreamFlags::default() };
         let stream = Stream::new(&driver, device, flags).unwrap();
         let memory = DeviceMemory::new(&driver, device, FLOATS * 4).unwrap();
-        Self { sim: sim.clone(), comm, stream, memory }
+        Self { driver, sim: None, comm, stream, memory }
     }
 
     fn set(&self, values: &[f32]) {
@@ -51,7 +57,7 @@ impl Rank {
     fn copy(&self, dst: CopyEnd, src: CopyEnd, bytes: usize) {
         let copy = Copy { dst, src, bytes };
         // SAFETY: the memory is alive; the ends in pageable memory are done with when it returns.
-        unsafe { self.sim.memcpy_async(&copy, self.stream.handle()) }.unwrap();
+        unsafe { self.driver.memcpy_async(&copy, self.stream.handle()) }.unwrap();
     }
 
     fn enqueue(&self, calls: &[Collective]) -> Result<()> {
@@ -261,7 +267,7 @@ fn a_dead_rank_is_named_to_those_who_wait_for_it() {
     for schedule in schedules() {
         let texts = ranks(3, schedule, false, |rank| {
             if rank.comm.rank() == 1 {
-                rank.sim.kill_ranks(rank.comm.device());
+                rank.sim.as_ref().unwrap().kill_ranks(rank.comm.device());
                 return rank.error().to_string();
             }
             let enqueued = rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]);
@@ -354,4 +360,143 @@ fn ranks_that_cannot_join_are_refused() {
         };
         assert!(state.unwrap_err().to_string().contains(why));
     }
+}
+
+const CHILD: &str = "WARPLINE_TEST_NCCL_RANK";
+
+/// Starts this test in another process, as a rank.
+fn child(test: &str, rank: usize, seed: u64, id: &nccl::UniqueId) -> std::process::Child {
+    let id: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    std::process::Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env(CHILD, format!("{rank} {seed} {id}"))
+        .spawn()
+        .unwrap()
+}
+
+/// What a child was started as.
+fn started_as() -> Option<(usize, u64, nccl::UniqueId)> {
+    let text = std::env::var(CHILD).ok()?;
+    let words: Vec<&str> = text.split(' ').collect();
+    let byte = |i: usize| u8::from_str_radix(&words[2][2 * i..2 * i + 2], 16).unwrap();
+    let id = nccl::UniqueId::from_bytes(std::array::from_fn(byte));
+    Some((words[0].parse().unwrap(), words[1].parse().unwrap(), id))
+}
+
+/// A rank in a box of its own.
+fn rank_of(id: &nccl::UniqueId, ranks: usize, rank: usize, seed: u64) -> Rank {
+    let schedule = if seed == 0 { Schedule::Lazy } else { Schedule::Seeded(seed) };
+    let sim = SimConfig { schedule, capacity: 1 << 30, ..SimConfig::new(1) }.build();
+    let driver: Arc<dyn Driver> = sim.clone();
+    let comm = Communicator::new(&driver, 0, id, ranks, rank, LIMIT).unwrap();
+    Rank::new(&sim, 0, comm)
+}
+
+fn new_id() -> nccl::UniqueId {
+    SimConfig::new(1).build().nccl().unwrap().unique_id().unwrap()
+}
+
+/// Sums, then sums of the even and of the odd ranks, then a ring.
+fn program(rank: &Rank) {
+    let (me, n) = (rank.comm.rank(), rank.comm.ranks());
+    rank.set(&[me as f32 + 1.0]);
+    rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]).unwrap();
+    assert_eq!(rank.get(1), [(n * (n + 1) / 2) as f32]);
+
+    let part = rank.comm.split(Some(me as u32 % 2), n - me, LIMIT).unwrap().unwrap();
+    let size = (n - me % 2).div_ceil(2);
+    assert_eq!((part.ranks(), part.rank()), (size, size - 1 - me / 2), "in the order of keys");
+    rank.set(&[me as f32]);
+    // SAFETY: the stream and the memory are alive until the work is waited for.
+    unsafe { part.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)], rank.stream.handle()) }.unwrap();
+    let sum: usize = (0..n).filter(|other| other % 2 == me % 2).sum();
+    assert_eq!(rank.get(1), [sum as f32]);
+
+    let (send, count, dtype) = (rank.memory.ptr(), 1, NcclType::F32);
+    // SAFETY: within the memory.
+    let recv = unsafe { send.offset(4) };
+    rank.set(&[me as f32, -1.0]);
+    rank.enqueue(&[
+        Collective::Recv { recv, count, dtype, peer: (me + n - 1) % n },
+        Collective::Send { send, count, dtype, peer: (me + 1) % n },
+    ])
+    .unwrap();
+    assert_eq!(rank.get(2), [me as f32, ((me + n - 1) % n) as f32]);
+}
+
+#[test]
+fn threads_and_processes_run_one_program() {
+    const RANKS: usize = 3;
+    if let Some((rank, seed, id)) = started_as() {
+        return program(&rank_of(&id, RANKS, rank, seed));
+    }
+    for schedule in schedules() {
+        ranks(RANKS, schedule, true, program);
+        ranks(5, schedule, false, program);
+    }
+    for seed in 0..4 {
+        let id = new_id();
+        let test = "threads_and_processes_run_one_program";
+        let children: Vec<_> = (1..RANKS).map(|rank| child(test, rank, seed, &id)).collect();
+        let own = rank_of(&id, RANKS, 0, seed);
+        program(&own);
+        // The hub is here: it has to live as long as others need it.
+        for mut child in children {
+            assert!(child.wait().unwrap().success(), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_dies_is_named() {
+    if let Some((rank, seed, id)) = started_as() {
+        let rank = rank_of(&id, 2, rank, seed);
+        rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]).unwrap();
+        rank.stream.synchronize().unwrap();
+        std::process::abort();
+    }
+    for seed in 0..4 {
+        let id = new_id();
+        let mut child = child("a_process_that_dies_is_named", 1, seed, &id);
+        let rank = rank_of(&id, 2, 0, seed);
+        rank.set(&[1.0]);
+        rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]).unwrap();
+        rank.stream.synchronize().unwrap();
+        assert!(!child.wait().unwrap().success());
+        let _ = rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]);
+        let error = rank.error().to_string();
+        assert!(error.contains("rank 1 of 2 has died"), "seed {seed}: {error}");
+        rank.comm.abort();
+        rank.stream.synchronize().unwrap();
+    }
+}
+
+/// The same program, by the library itself. Run it with `NCCL_NVLS_ENABLE=0`.
+#[test]
+#[ignore = "needs two GPUs and NCCL"]
+fn gpu2_the_library_runs_the_same_program() {
+    assert_eq!(std::env::var("NCCL_NVLS_ENABLE").as_deref(), Ok("0"), "multicast must stay off");
+    let driver = real::load().unwrap();
+    let id = driver.nccl().unwrap().unique_id().unwrap();
+    assert!(driver.nccl().unwrap().version().unwrap() >= 21_800);
+    std::thread::scope(|scope| {
+        let join = |device: usize| {
+            let (driver, id) = (&driver, &id);
+            scope.spawn(move || {
+                let comm = Communicator::new(driver, device, id, 2, device, LIMIT).unwrap();
+                let rank = Rank::on(driver.clone(), device, comm);
+                program(&rank);
+                // Abort in the middle: the other rank never comes.
+                if device == 0 {
+                    rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]).unwrap();
+                }
+                rank.comm.abort();
+                rank.stream.synchronize().unwrap();
+                let refused = rank.enqueue(&[rank.all_reduce(1, ReduceOp::Sum)]).unwrap_err();
+                assert!(refused.to_string().contains("the communicator was aborted"), "{refused}");
+            })
+        };
+        let threads = [0, 1].map(join);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }

@@ -575,4 +575,9 @@ unsafe impl Driver for CudaDriver {
         // SAFETY: just opened by this driver.
         Ok(unsafe { EventHandle::from_raw(device, event as usize as u64) })
     }
+
+    fn nccl(&self) -> Result<&dyn nccl::Nccl> {
+        nccl::real::available()?;
+        Ok(self)
+    }
 }

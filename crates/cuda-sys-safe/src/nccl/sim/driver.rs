@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::hub::{Ask, Hub, Place, failed};
+use super::process::{Connection, port};
 use super::{Seat, bump};
 use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::sim::SimDriver;
@@ -27,6 +28,8 @@ pub(super) fn process() -> u64 {
 struct Id {
     process: u64,
     number: u64,
+    /// Where other processes ask for the hub; 0 if nowhere.
+    port: u16,
 }
 
 impl Id {
@@ -35,13 +38,16 @@ impl Id {
         bytes[..16].copy_from_slice(&MAGIC);
         bytes[16..24].copy_from_slice(&self.process.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.number.to_le_bytes());
+        bytes[32..34].copy_from_slice(&self.port.to_le_bytes());
         UniqueId::from_bytes(bytes)
     }
 
     fn read(id: &UniqueId) -> Option<Self> {
         let (words, _) = id.as_bytes().as_chunks::<8>();
         let number = |at: usize| u64::from_le_bytes(words[at]);
-        (id.as_bytes()[..16] == MAGIC).then(|| Self { process: number(2), number: number(3) })
+        let port = u16::from_le_bytes([id.as_bytes()[32], id.as_bytes()[33]]);
+        let ours = id.as_bytes()[..16] == MAGIC;
+        ours.then(|| Self { process: number(2), number: number(3), port })
     }
 
     /// The way to its hub.
@@ -49,7 +55,7 @@ impl Id {
         if self.process == process() {
             return Some(Hub::find(self.number)?);
         }
-        None
+        Some(Connection::open(self.port, self.process, self.number)?)
     }
 }
 
@@ -68,7 +74,7 @@ unsafe impl Nccl for SimDriver {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Hub::open(number);
-        Ok(Id { process: process(), number }.to_bytes())
+        Ok(Id { process: process(), number, port: port().unwrap_or(0) }.to_bytes())
     }
 
     fn comm_init(
@@ -91,9 +97,6 @@ unsafe impl Nccl for SimDriver {
         let place = Place { process: process(), driver: self.number(), device };
         let seat = Seat::new((id.process, id.number), hub, self.weak(), place);
         seat.join(ranks, rank);
-        if seat.is_ready().is_ok_and(|ready| ready) {
-            Hub::close(id.number);
-        }
         Ok(self.enter_seat(seat))
     }
 

@@ -44,6 +44,11 @@ pub(super) enum Event {
 pub(super) trait Deliver: Send + Sync {
     /// Called with the hub locked: it must neither wait nor call the hub.
     fn deliver(&self, event: Event);
+
+    /// Whether it is in another process.
+    fn is_elsewhere(&self) -> bool {
+        false
+    }
 }
 
 pub(super) type Sink = Arc<dyn Deliver>;
@@ -154,11 +159,10 @@ impl Hub {
         hubs.as_ref()?.get(&number).cloned()
     }
 
-    /// Forgets the hub of a number, for whose id no other rank can come.
-    pub(super) fn close(number: u64) {
+    fn close(hub: &Self) {
         let mut hubs = HUBS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hubs) = hubs.as_mut() {
-            hubs.remove(&number);
+            hubs.retain(|_, other| !std::ptr::eq(&**other, hub));
         }
     }
 
@@ -166,7 +170,8 @@ impl Hub {
         self.comms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(comms: &mut Vec<Comm>, ranks: usize, rank: usize, guest: Guest) {
+    /// Whether all have joined now.
+    fn join(comms: &mut Vec<Comm>, ranks: usize, rank: usize, guest: Guest) -> bool {
         if comms.is_empty() {
             comms.push(Comm::new(vec![None; ranks]));
         }
@@ -187,15 +192,19 @@ impl Hub {
         if let Some(why) = refusal {
             let error = failed("ncclCommInitRankConfig", "ncclInvalidUsage", why);
             guest.sink.deliver(Event::Failed(error.clone()));
-            return comm.fail(error);
+            comm.fail(error);
+            return false;
         }
         if let Some(failure) = &comm.failure {
-            return guest.sink.deliver(Event::Failed(failure.clone()));
+            guest.sink.deliver(Event::Failed(failure.clone()));
+            return false;
         }
         comm.guests[rank] = Some(guest);
         if comm.guests.iter().all(Option::is_some) {
-            comm.tell_all(|_| Event::Ready);
+            comm.tell_all(|_| Some(Event::Ready));
+            return true;
         }
+        false
     }
 
     fn split(comms: &mut Vec<Comm>, member: Member, split: Split) {
@@ -233,19 +242,36 @@ impl Hub {
 impl Ask for Hub {
     fn ask(&self, request: Request) {
         let mut comms = self.lock();
+        // Another process may say anything.
+        let known = |member: Member| {
+            comms.get(member.comm).is_some_and(|comm| member.rank < comm.guests.len())
+        };
+        match &request {
+            Request::Join { ranks, rank, .. } if rank >= ranks => return,
+            Request::Begin { member, .. }
+            | Request::Split { member, .. }
+            | Request::Leave { member, .. }
+            | Request::Want { member }
+                if !known(*member) =>
+            {
+                return;
+            }
+            _ => {}
+        }
         match request {
-            Request::Join { ranks, rank, guest } => Self::join(&mut comms, ranks, rank, guest),
+            Request::Join { ranks, rank, guest } => {
+                if Self::join(&mut comms, ranks, rank, guest) {
+                    // For its id no other rank can come.
+                    Self::close(self);
+                }
+            }
             Request::Begin { member, op, calls } => {
                 comms[member.comm].begin(member.rank, op, calls);
             }
             Request::Split { member, color, key, guest } => {
                 Self::split(&mut comms, member, Split { color, key, guest });
             }
-            Request::Leave { member, why } => {
-                if let Some(comm) = comms.get_mut(member.comm) {
-                    comm.leave(member.rank, why);
-                }
-            }
+            Request::Leave { member, why } => comms[member.comm].leave(member.rank, why),
             Request::Want { member } => comms[member.comm].want(member.rank),
         }
     }
@@ -277,14 +303,24 @@ impl Comm {
         }
     }
 
-    fn tell_all(&self, event: impl Fn(usize) -> Event) {
-        (0..self.guests.len()).for_each(|rank| self.tell(rank, event(rank)));
+    /// Tells all of them, other processes first: this one may end as soon as its own rank is told.
+    pub(super) fn tell_all(&self, mut event: impl FnMut(usize) -> Option<Event>) {
+        for elsewhere in [true, false] {
+            for (rank, guest) in self.guests.iter().enumerate() {
+                let Some(guest) = guest else { continue };
+                if guest.sink.is_elsewhere() == elsewhere
+                    && let Some(event) = event(rank)
+                {
+                    guest.sink.deliver(event);
+                }
+            }
+        }
     }
 
     /// Ends it for all ranks. The first reason counts.
     pub(super) fn fail(&mut self, error: DriverError) {
         if self.failure.is_none() {
-            self.tell_all(|_| Event::Failed(error.clone()));
+            self.tell_all(|_| Some(Event::Failed(error.clone())));
             self.failure = Some(error);
             // Nobody will be given anything any more.
             self.rounds.clear();

@@ -49,9 +49,10 @@ impl Comm {
         {
             let round: Vec<Given> = round.into_iter().flatten().collect();
             let outputs = outputs(&round);
-            for (rank, (given, output)) in round.iter().zip(outputs).enumerate() {
-                self.tell(rank, Event::Done { op: given.op, part: given.part, output });
-            }
+            self.tell_all(|rank| {
+                let (op, part) = (round[rank].op, round[rank].part);
+                Some(Event::Done { op, part, output: outputs[rank].clone() })
+            });
         }
     }
 
@@ -67,9 +68,19 @@ impl Comm {
             let what = format!("what rank {from} sends to rank {to}");
             return self.fail(mismatch(what, [(from, send.desc), (to, recv.desc)]));
         }
-        self.tell(from, Event::Done { op: send.op, part: send.part, output: Bytes::default() });
-        let output = send.input.into();
-        self.tell(to, Event::Done { op: recv.op, part: recv.part, output });
+        let sent = Event::Done { op: send.op, part: send.part, output: Bytes::default() };
+        let got = Event::Done { op: recv.op, part: recv.part, output: send.input.into() };
+        if from == to {
+            // Two parts of one group.
+            self.tell(from, sent);
+            return self.tell(to, got);
+        }
+        let (mut sent, mut got) = (Some(sent), Some(got));
+        self.tell_all(|rank| match rank {
+            _ if rank == from => sent.take(),
+            _ if rank == to => got.take(),
+            _ => None,
+        });
     }
 
     /// Ends it if a rank is gone that another one waits for.

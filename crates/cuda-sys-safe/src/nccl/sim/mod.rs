@@ -38,9 +38,11 @@
 //! halves.
 
 mod call;
+mod codec;
 mod driver;
 mod hub;
 mod matching;
+mod process;
 mod progress;
 mod reduce;
 mod seat;

@@ -31,7 +31,10 @@ struct State {
     begun: BTreeMap<u64, Vec<Option<Bytes>>>,
     /// The ends of splits under way, oldest first.
     splits: VecDeque<Option<Arc<Seat>>>,
+    /// Whether another process waits for it.
     wanted: bool,
+    /// Whether other processes were told that somebody waits here.
+    asked: bool,
 }
 
 /// What an operation came to.
@@ -160,7 +163,12 @@ impl Seat {
 
     /// Lets other processes know that somebody waits here.
     pub(super) fn want(&self) {
-        if let Some((member, _)) = self.lock().member {
+        let member = {
+            let mut state = self.lock();
+            // They remember it.
+            if std::mem::replace(&mut state.asked, true) { None } else { state.member }
+        };
+        if let Some((member, _)) = member {
             self.hub.ask(Request::Want { member });
         }
     }

@@ -1,0 +1,199 @@
+//! Requests and events as bytes, for ranks of other processes.
+
+use std::sync::Arc;
+
+use super::call::{CallDesc, Kind};
+use super::hub::{Departure, Event, Member, Place};
+use crate::nccl::{NcclType, ReduceOp};
+use crate::{CollectiveMismatch, DriverError};
+
+/// Bytes that are written.
+#[derive(Default)]
+pub(super) struct Writer(pub(super) Vec<u8>);
+
+/// Bytes that are read. None is what they end too early for, or mean nothing as.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+
+const KINDS: [Kind; 7] = [
+    Kind::AllReduce,
+    Kind::Broadcast,
+    Kind::Reduce,
+    Kind::AllGather,
+    Kind::ReduceScatter,
+    Kind::Send,
+    Kind::Recv,
+];
+
+const TYPES: [NcclType; 10] = [
+    NcclType::I8,
+    NcclType::U8,
+    NcclType::I32,
+    NcclType::U32,
+    NcclType::I64,
+    NcclType::U64,
+    NcclType::F16,
+    NcclType::F32,
+    NcclType::F64,
+    NcclType::BF16,
+];
+
+const OPS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
+
+/// The calls that errors are of.
+const CALLS: [&str; 2] = ["ncclCommInitRankConfig", "ncclCommGetAsyncError"];
+
+impl Writer {
+    pub(super) fn number(&mut self, number: u64) -> &mut Self {
+        self.0.extend(number.to_le_bytes());
+        self
+    }
+
+    pub(super) fn size(&mut self, size: usize) -> &mut Self {
+        self.number(size as u64)
+    }
+
+    /// A number, or none.
+    pub(super) fn maybe(&mut self, number: Option<u64>) -> &mut Self {
+        self.size(number.is_some().into()).number(number.unwrap_or(0))
+    }
+
+    fn one_of<T: PartialEq>(&mut self, all: &[T], one: &T) -> &mut Self {
+        self.size(all.iter().position(|other| other == one).unwrap_or(all.len()))
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.size(bytes.len()).0.extend(bytes);
+        self
+    }
+
+    pub(super) fn member(&mut self, member: Member) -> &mut Self {
+        self.size(member.comm).size(member.rank)
+    }
+
+    pub(super) fn place(&mut self, place: Place) -> &mut Self {
+        self.number(place.process).number(place.driver).size(place.device)
+    }
+
+    pub(super) fn departure(&mut self, why: Departure) -> &mut Self {
+        self.size((why == Departure::Died).into())
+    }
+
+    pub(super) fn desc(&mut self, desc: &CallDesc) -> &mut Self {
+        self.one_of(&KINDS, &desc.kind).size(desc.count).one_of(&TYPES, &desc.dtype);
+        self.size(desc.op.map_or(OPS.len(), |op| OPS.iter().position(|o| *o == op).unwrap_or(0)));
+        self.maybe(desc.rank.map(|rank| rank as u64))
+    }
+
+    pub(super) fn event(&mut self, event: &Event) -> &mut Self {
+        match event {
+            Event::Ready => self.size(0),
+            Event::Done { op, part, output } => self.size(1).number(*op).size(*part).bytes(output),
+            Event::Failed(error) => self.size(2).error(error),
+            Event::Split(None) => self.size(3),
+            Event::Split(Some((member, ranks))) => self.size(4).member(*member).size(*ranks),
+            Event::Wanted => self.size(5),
+        }
+    }
+
+    fn error(&mut self, error: &DriverError) -> &mut Self {
+        match error {
+            DriverError::CollectiveMismatch(found) => {
+                let CollectiveMismatch { what, ranks, calls } = &**found;
+                self.size(0).bytes(what.as_bytes()).size(ranks[0]).size(ranks[1]);
+                self.bytes(calls[0].as_bytes()).bytes(calls[1].as_bytes())
+            }
+            DriverError::LibraryCall { call, status, detail, .. } => {
+                self.size(1).one_of(&CALLS, call).bytes(status.as_bytes()).bytes(detail.as_bytes())
+            }
+            other => {
+                let text = other.to_string();
+                self.size(1).size(1).bytes(b"ncclInternalError").bytes(text.as_bytes())
+            }
+        }
+    }
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn number(&mut self) -> Option<u64> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*first))
+    }
+
+    pub(super) fn size(&mut self) -> Option<usize> {
+        usize::try_from(self.number()?).ok()
+    }
+
+    pub(super) fn maybe(&mut self) -> Option<Option<u64>> {
+        let (some, number) = (self.number()?, self.number()?);
+        Some((some == 1).then_some(number))
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> Option<T> {
+        all.get(self.size()?).copied()
+    }
+
+    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
+        let size = self.size()?;
+        let (bytes, rest) = self.0.split_at_checked(size)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        Some(String::from_utf8_lossy(self.bytes()?).into_owned())
+    }
+
+    pub(super) fn member(&mut self) -> Option<Member> {
+        Some(Member { comm: self.size()?, rank: self.size()? })
+    }
+
+    pub(super) fn place(&mut self) -> Option<Place> {
+        Some(Place { process: self.number()?, driver: self.number()?, device: self.size()? })
+    }
+
+    pub(super) fn departure(&mut self) -> Option<Departure> {
+        self.one_of(&[Departure::Aborted, Departure::Died])
+    }
+
+    pub(super) fn desc(&mut self) -> Option<CallDesc> {
+        Some(CallDesc {
+            kind: self.one_of(&KINDS)?,
+            count: self.size()?,
+            dtype: self.one_of(&TYPES)?,
+            op: OPS.get(self.size()?).copied(),
+            rank: self.maybe()?.map(|rank| rank as usize),
+        })
+    }
+
+    pub(super) fn event(&mut self) -> Option<Event> {
+        Some(match self.number()? {
+            0 => Event::Ready,
+            1 => {
+                let (op, part) = (self.number()?, self.size()?);
+                Event::Done { op, part, output: Arc::from(self.bytes()?) }
+            }
+            2 => Event::Failed(self.error()?),
+            3 => Event::Split(None),
+            4 => Event::Split(Some((self.member()?, self.size()?))),
+            5 => Event::Wanted,
+            _ => return None,
+        })
+    }
+
+    fn error(&mut self) -> Option<DriverError> {
+        Some(match self.number()? {
+            0 => DriverError::CollectiveMismatch(Box::new(CollectiveMismatch {
+                what: self.text()?,
+                ranks: [self.size()?, self.size()?],
+                calls: [self.text()?, self.text()?],
+            })),
+            1 => {
+                let call = self.one_of(&CALLS)?;
+                super::hub::failed(call, &self.text()?, self.text()?)
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,245 @@
+//! Ranks of other processes: their requests come, and their events go, through a local socket.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use super::codec::{Reader, Writer};
+use super::driver::process;
+use super::hub::{Ask, Deliver, Departure, Event, Guest, Hub, Member, Request, failed};
+
+/// How long a greeting may take, or a process not take what it is told.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The port at which other processes find this one's hubs. None where there can be no socket.
+pub(super) fn port() -> Option<u16> {
+    static PORT: OnceLock<Option<u16>> = OnceLock::new();
+    *PORT.get_or_init(|| {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+        let port = listener.local_addr().ok()?.port();
+        let accept = move || {
+            for stream in listener.incoming().flatten() {
+                start("warpline-sim-hub", move || serve(stream));
+            }
+        };
+        start("warpline-sim-hubs", accept).then_some(port)
+    })
+}
+
+fn start(name: &str, f: impl FnOnce() + Send + 'static) -> bool {
+    std::thread::Builder::new().name(name.into()).spawn(f).is_ok()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    let mut frame = (bytes.len() as u64).to_le_bytes().to_vec();
+    frame.extend(bytes);
+    stream.write_all(&frame)
+}
+
+fn receive(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
+    let mut size = [0; 8];
+    stream.read_exact(&mut size)?;
+    let size = u64::from_le_bytes(size);
+    let mut bytes = Vec::new();
+    stream.take(size).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 == size { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+// ---- the side of the hub ----------------------------------------------------------------
+
+/// A rank in another process.
+struct Remote {
+    stream: Arc<Mutex<TcpStream>>,
+    /// What the process calls this rank's end.
+    token: u64,
+    members: Arc<Mutex<Vec<Member>>>,
+}
+
+impl Deliver for Remote {
+    fn deliver(&self, event: Event) {
+        if let Event::Split(Some((member, _))) = &event {
+            locked(&self.members).push(*member);
+        }
+        let mut writer = Writer::default();
+        writer.number(self.token).event(&event);
+        let stream = locked(&self.stream);
+        if send(&stream, &writer.0).is_err() {
+            // Whoever reads from it finds that its process is gone.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn is_elsewhere(&self) -> bool {
+        true
+    }
+}
+
+/// Serves one rank of another process, with all that is split off its communicator.
+fn serve(stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = stream.set_write_timeout(Some(PATIENCE));
+    let Some(hub) = greeted(&stream) else { return };
+    let Ok(own) = stream.try_clone() else { return };
+    let (own, members) = (Arc::new(Mutex::new(own)), Arc::<Mutex<Vec<Member>>>::default());
+    let guest = |reader: &mut Reader<'_>| -> Option<Option<Guest>> {
+        let Some(token) = reader.maybe()? else { return Some(None) };
+        let place = reader.place()?;
+        let (stream, members) = (Arc::clone(&own), Arc::clone(&members));
+        Some(Some(Guest { sink: Arc::new(Remote { stream, token, members }), place }))
+    };
+    while let Ok(bytes) = receive(&stream) {
+        let mut reader = Reader(&bytes);
+        let Some(request) = request(&mut reader, &guest) else { break };
+        if let Request::Join { rank, .. } = &request {
+            locked(&members).push(Member { comm: 0, rank: *rank });
+        }
+        hub.ask(request);
+    }
+    // Those that have left before stay as they were.
+    let members = std::mem::take(&mut *locked(&members));
+    for member in members {
+        hub.ask(Request::Leave { member, why: Departure::Died });
+    }
+}
+
+/// The hub that a process asks for: only one that has the id knows this process's number.
+fn greeted(stream: &TcpStream) -> Option<Arc<Hub>> {
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut greeting = [0; 16];
+    let mut reader = stream;
+    reader.read_exact(&mut greeting).ok()?;
+    let mut greeting = Reader(&greeting);
+    let known = greeting.number()? == process();
+    stream.set_read_timeout(None).ok()?;
+    Hub::find(greeting.number().filter(|_| known)?)
+}
+
+type ReadGuest<'a> = &'a dyn Fn(&mut Reader<'_>) -> Option<Option<Guest>>;
+
+fn request(reader: &mut Reader<'_>, guest: ReadGuest<'_>) -> Option<Request> {
+    Some(match reader.number()? {
+        0 => {
+            let (ranks, rank) = (reader.size()?, reader.size()?);
+            Request::Join { ranks, rank, guest: guest(reader)?? }
+        }
+        1 => {
+            let (member, op) = (reader.member()?, reader.number()?);
+            let mut calls = Vec::new();
+            for _ in 0..reader.size()? {
+                calls.push((reader.desc()?, reader.bytes()?.to_vec()));
+            }
+            Request::Begin { member, op, calls }
+        }
+        2 => {
+            let (member, color, key) = (reader.member()?, reader.maybe()?, reader.size()?);
+            let color = color.map(|color| color as u32);
+            Request::Split { member, color, key, guest: guest(reader)? }
+        }
+        3 => Request::Leave { member: reader.member()?, why: reader.departure()? },
+        4 => Request::Want { member: reader.member()? },
+        _ => return None,
+    })
+}
+
+// ---- the side of the rank ---------------------------------------------------------------
+
+type Seats = Arc<Mutex<HashMap<u64, Weak<dyn Deliver>>>>;
+
+/// The way to a hub of another process. It ends with the last rank that uses it.
+pub(super) struct Connection {
+    stream: Mutex<TcpStream>,
+    seats: Seats,
+}
+
+impl Connection {
+    /// None if the process is gone.
+    pub(super) fn open(port: u16, process: u64, number: u64) -> Option<Arc<Self>> {
+        let stream =
+            TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE).ok()?;
+        let _ = stream.set_nodelay(true);
+        stream.set_write_timeout(Some(PATIENCE)).ok()?;
+        let mut greeting = Writer::default();
+        greeting.number(process).number(number);
+        (&stream).write_all(&greeting.0).ok()?;
+        let (incoming, seats) = (stream.try_clone().ok()?, Seats::default());
+        let known = Arc::clone(&seats);
+        let connection = Arc::new(Self { stream: Mutex::new(stream), seats });
+        start("warpline-sim-rank", move || listen(&incoming, &known)).then_some(connection)
+    }
+
+    fn guest(&self, writer: &mut Writer, guest: Option<&Guest>) {
+        let Some(guest) = guest else {
+            writer.maybe(None);
+            return;
+        };
+        let mut seats = locked(&self.seats);
+        let token = seats.len() as u64;
+        seats.insert(token, Arc::downgrade(&guest.sink));
+        writer.maybe(Some(token)).place(guest.place);
+    }
+}
+
+impl Ask for Connection {
+    fn ask(&self, request: Request) {
+        let mut writer = Writer::default();
+        match &request {
+            Request::Join { ranks, rank, guest } => {
+                writer.number(0).size(*ranks).size(*rank);
+                self.guest(&mut writer, Some(guest));
+            }
+            Request::Begin { member, op, calls } => {
+                writer.number(1).member(*member).number(*op).size(calls.len());
+                for (desc, input) in calls {
+                    writer.desc(desc).bytes(input);
+                }
+            }
+            Request::Split { member, color, key, guest } => {
+                writer.number(2).member(*member).maybe(color.map(u64::from)).size(*key);
+                self.guest(&mut writer, guest.as_ref());
+            }
+            Request::Leave { member, why } => {
+                writer.number(3).member(*member).departure(*why);
+            }
+            Request::Want { member } => {
+                writer.number(4).member(*member);
+            }
+        }
+        // Where this fails, the thread that listens finds it too.
+        let _ = send(&locked(&self.stream), &writer.0);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let _ = locked(&self.stream).shutdown(Shutdown::Both);
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+/// Tells ranks what the hub says, until it is gone.
+fn listen(stream: &TcpStream, seats: &Seats) {
+    while let Ok(bytes) = receive(stream) {
+        let mut reader = Reader(&bytes);
+        let Some((token, event)) = reader.number().zip(reader.event()) else { break };
+        let seat = locked(seats).get(&token).and_then(Weak::upgrade);
+        if let Some(seat) = seat {
+            seat.deliver(event);
+        }
+    }
+    let why = "the process of the rank that made the id is gone, or has no such communicator";
+    let error = failed("ncclCommGetAsyncError", "ncclRemoteError", why.to_owned());
+    let all: Vec<_> = locked(seats).values().filter_map(Weak::upgrade).collect();
+    all.iter().for_each(|seat| seat.deliver(Event::Failed(error.clone())));
+}
