@@ -4,13 +4,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpline::{Runtime, RuntimeConfig, SyncPolicy, open, with_runtime};
+use warpline::{Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, with_runtime};
 use warpline_parallel::distributed::{
     Error, HashStore, InitOptions, ProcessGroup, Result, init_process_group,
 };
 
 /// Long enough to be never reached.
 pub(crate) const LONG: Duration = Duration::from_secs(50);
+
+/// Three times one number, on each rank.
+pub(crate) fn at(group: &ProcessGroup, value: usize) -> Result<Tensor> {
+    Ok(full(&[3], value as f64, group.device())?)
+}
+
+pub(crate) fn values(t: &Tensor) -> Result<Vec<f32>> {
+    Ok(t.to_vec()?)
+}
 
 /// Ranks in one world of devices, who meet in a store of their own.
 #[derive(Clone, Debug)]

@@ -126,8 +126,7 @@ impl Shared {
     /// What to return for an error of a launch: the group's failure, where there is one or NCCL's
     /// error makes one.
     fn explained(&self, error: warpline::Error) -> Error {
-        use warpline_cuda_sys_safe::DriverError;
-        if let Some(DriverError::LibraryCall { .. }) = error.driver_error() {
+        if is_of_comm(&error) {
             self.wake(|wanted| wanted.trouble = Some(error.to_string()));
             // It asks the other ranks, within bounds.
             let mut left = watchdog::bound(self.parts.timeout) + Duration::from_secs(10);
@@ -139,6 +138,12 @@ impl Shared {
         }
         self.check_alive().err().unwrap_or(Error::Op(error))
     }
+}
+
+/// Whether it is NCCL that failed, not this call alone.
+fn is_of_comm(error: &warpline::Error) -> bool {
+    use warpline_cuda_sys_safe::DriverError::{CollectiveMismatch, LibraryCall};
+    matches!(error.driver_error(), Some(LibraryCall { .. } | CollectiveMismatch(_)))
 }
 
 impl ProcessGroup {
@@ -255,12 +260,11 @@ impl ProcessGroup {
         })();
         match launched {
             Ok(state) => shared.ring().set(id, state),
+            // Its record stays, for the ranks to see.
+            Err(Error::Op(error)) if is_of_comm(&error) => return Err(shared.explained(error)),
             Err(error) => {
                 shared.ring().undo(id);
-                return Err(match error {
-                    Error::Op(error) => shared.explained(error),
-                    other => other,
-                });
+                return Err(error);
             }
         }
         let done = if async_op {
