@@ -137,7 +137,7 @@ fn listening((host, port): (&str, u16)) -> SocketAddr {
 /// A process may make several groups, one after the other or at once: the n-th that a rank makes
 /// with some name and number of ranks meets the n-th of the others.
 ///
-/// ```no_run
+/// ```
 /// use std::sync::Arc;
 /// use warpline::{full, simulated, with_runtime};
 /// use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
