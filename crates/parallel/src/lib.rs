@@ -4,5 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod data_parallel;
+pub mod distributed;
 
 pub use data_parallel::{DataParallel, DataParallelError, DataParallelOptions};

@@ -56,7 +56,9 @@ impl Tensor {
         Self { storage: self.storage.clone(), layout, dtype: self.dtype }
     }
 
-    pub(crate) fn as_view(&self) -> View<'_> {
+    /// The tensor as functions of `warpline_kernels` take it.
+    #[must_use]
+    pub fn as_view(&self) -> View<'_> {
         View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
     }
 

@@ -1,0 +1,223 @@
+//! Who this process is, as launchers say it in the environment.
+
+use std::env::VarError;
+use std::time::Duration;
+
+use super::{Error, Result};
+
+/// What the environment says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Environment {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) local_rank: Option<usize>,
+    pub(super) host: String,
+    /// Of the store.
+    pub(super) port: u16,
+    /// Whether the launcher hosts the store, not rank 0.
+    pub(super) launcher_hosts: bool,
+    pub(super) debug: bool,
+}
+
+/// The default of `init_process_group`, as PyTorch's for NCCL.
+pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The names that launchers have for one thing, the usual first.
+const RANK: [&str; 3] = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"];
+const WORLD_SIZE: [&str; 3] = ["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"];
+const LOCAL_RANK: [&str; 3] = ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"];
+
+type Read<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
+
+/// What was found wrong so far.
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn text(&mut self, read: Read<'_>, name: &str) -> Option<String> {
+        match read(name) {
+            Ok(text) => Some(text.trim().to_string()),
+            Err(VarError::NotPresent) => None,
+            Err(VarError::NotUnicode(_)) => {
+                self.0.push(format!("{name} is not UTF-8"));
+                None
+            }
+        }
+    }
+
+    fn number<T: std::str::FromStr>(&mut self, name: &str, text: &str, kind: &str) -> Option<T> {
+        let number = text.parse().ok();
+        if number.is_none() {
+            self.0.push(format!("{name} is {text:?}, which is not {kind}"));
+        }
+        number
+    }
+
+    /// The first of these that is set, with its name.
+    fn first<'n>(&mut self, read: Read<'_>, names: &[&'n str]) -> Option<(&'n str, String)> {
+        names.iter().find_map(|name| Some((*name, self.text(read, name)?)))
+    }
+}
+
+/// Reads it. Rank and number of ranks are taken from one launcher: Slurm's and Open MPI's own
+/// variables count only where `RANK` is not set.
+pub(super) fn read(read: Read<'_>) -> Result<Environment> {
+    let mut problems = Problems(Vec::new());
+    let rank = problems.first(read, &RANK);
+    let launcher = rank.as_ref().and_then(|(name, _)| RANK.iter().position(|r| r == name));
+    // Of one launcher alone, so that no rank of one is counted among those of another.
+    let names = |all: &[&'static str; 3]| launcher.map_or(vec![all[0]], |at| vec![all[at]]);
+    let world_size = problems.first(read, &names(&WORLD_SIZE));
+    let local_rank = problems.first(read, &names(&LOCAL_RANK));
+    let host = problems.text(read, "MASTER_ADDR");
+    let own_port = problems.text(read, "WARPLINE_MASTER_PORT");
+    let port = problems.text(read, "MASTER_PORT");
+    for (name, there) in [
+        ("MASTER_ADDR", host.as_ref().is_some_and(|host| !host.is_empty())),
+        ("MASTER_PORT", own_port.is_some() || port.is_some()),
+    ] {
+        if !there {
+            problems.0.push(format!("{name} is not set"));
+        }
+    }
+    if rank.is_none() {
+        problems.0.push("RANK is not set (nor are SLURM_PROCID, OMPI_COMM_WORLD_RANK)".into());
+    }
+    if world_size.is_none() {
+        problems.0.push(format!("{} is not set", names(&WORLD_SIZE)[0]));
+    }
+    const COUNT: &str = "a number from 0 on";
+    let rank_name = rank.as_ref().map_or("RANK", |(name, _)| name);
+    let rank = rank.and_then(|(name, text)| problems.number::<usize>(name, &text, COUNT));
+    let world_size = world_size.and_then(|(name, text)| {
+        let number = problems.number::<usize>(name, &text, COUNT)?;
+        if number == 0 {
+            problems.0.push(format!("{name} is 0, but there has to be a rank"));
+        }
+        Some(number).filter(|n| *n > 0)
+    });
+    let local_rank = local_rank.and_then(|(name, text)| problems.number(name, &text, COUNT));
+    let agent = problems.text(read, "TORCHELASTIC_USE_AGENT_STORE");
+    let agent = agent.is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    const PORT: &str = "a port, a number up to 65535";
+    let port = match own_port {
+        Some(text) => problems.number::<u16>("WARPLINE_MASTER_PORT", &text, PORT),
+        None => {
+            let port = port.and_then(|text| problems.number::<u16>("MASTER_PORT", &text, PORT));
+            port.map(|port| if agent { beside(port) } else { port })
+        }
+    };
+    if let (Some(rank), Some(world_size)) = (rank, world_size)
+        && rank >= world_size
+    {
+        problems.0.push(format!("{rank_name} is {rank}, but there are {world_size} ranks"));
+    }
+    let launcher_hosts = problems.text(read, "WARPLINE_LAUNCHER_STORE").is_some_and(|v| v == "1");
+    let debug = problems.text(read, "WARPLINE_DISTRIBUTED_DEBUG");
+    let debug = match debug.as_deref() {
+        None | Some("" | "OFF" | "INFO") => false,
+        Some("DETAIL") => true,
+        Some(other) => {
+            let text =
+                format!("WARPLINE_DISTRIBUTED_DEBUG is {other:?}; there are OFF, INFO, DETAIL");
+            problems.0.push(text);
+            false
+        }
+    };
+    match (rank, world_size, host, port) {
+        (Some(rank), Some(world_size), Some(host), Some(port)) if problems.0.is_empty() => {
+            Ok(Environment { rank, world_size, local_rank, host, port, launcher_hosts, debug })
+        }
+        _ => Err(Error::Environment { problems: problems.0 }),
+    }
+}
+
+/// The port for our store where PyTorch's agent listens on `MASTER_PORT` itself: the next one.
+fn beside(port: u16) -> u16 {
+    port.checked_add(1).unwrap_or(port - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(variables: &[(&str, &str)]) -> Result<Environment> {
+        read(&|name| {
+            let found = variables.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_string()).ok_or(VarError::NotPresent)
+        })
+    }
+
+    const STORE: [(&str, &str); 2] = [("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "29500")];
+
+    #[test]
+    fn each_launcher_is_understood() {
+        for (rank, size, local) in [
+            ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+            ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ] {
+            let own = [(rank, "3"), (size, "4"), (local, "1")];
+            let found = with(&[&STORE[..], &own].concat()).unwrap();
+            assert_eq!((found.rank, found.world_size, found.local_rank), (3, 4, Some(1)), "{rank}");
+            assert_eq!((found.host.as_str(), found.port), ("10.0.0.1", 29500));
+        }
+    }
+
+    #[test]
+    fn the_usual_variables_come_first_and_launchers_are_not_mixed() {
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1")];
+        let own = [("RANK", "0"), ("WORLD_SIZE", "1")];
+        let found = with(&[&STORE[..], &slurm, &own].concat()).unwrap();
+        assert_eq!((found.rank, found.world_size, found.local_rank), (0, 1, None));
+        let error = with(&[&STORE[..], &slurm, &own[..1]].concat()).unwrap_err().to_string();
+        assert!(error.contains("WORLD_SIZE is not set"), "{error}");
+    }
+
+    #[test]
+    fn all_that_is_missing_or_wrong_is_named() {
+        let error = with(&[]).unwrap_err().to_string();
+        for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+            assert!(error.contains(&format!("{name} is not set")), "{name}: {error}");
+        }
+        let wrong = [
+            ("RANK", "-1"),
+            ("WORLD_SIZE", "two"),
+            ("LOCAL_RANK", "x"),
+            ("MASTER_ADDR", ""),
+            ("MASTER_PORT", "65536"),
+            ("WARPLINE_DISTRIBUTED_DEBUG", "ON"),
+        ];
+        let error = with(&wrong).unwrap_err().to_string();
+        for (name, value) in wrong {
+            assert!(error.contains(name) && error.contains(value), "{name}: {error}");
+        }
+        let error = with(&[&STORE[..], &[("RANK", "2"), ("WORLD_SIZE", "2")]].concat());
+        assert!(error.unwrap_err().to_string().contains("RANK is 2, but there are 2 ranks"));
+        let error = with(&[&STORE[..], &[("RANK", "0"), ("WORLD_SIZE", "0")]].concat());
+        assert!(error.unwrap_err().to_string().contains("WORLD_SIZE is 0"));
+    }
+
+    #[test]
+    fn the_port_of_pytorchs_agent_is_left_alone() {
+        let ranks = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "h")];
+        let agent = ("TORCHELASTIC_USE_AGENT_STORE", "True");
+        let port = |more: &[(&'static str, &'static str)]| {
+            with(&[&ranks[..], more].concat()).unwrap().port
+        };
+        assert_eq!(port(&[("MASTER_PORT", "29500")]), 29500);
+        assert_eq!(port(&[("MASTER_PORT", "29500"), agent]), 29501);
+        assert_eq!(port(&[("MASTER_PORT", "65535"), agent]), 65534);
+        let own = ("WARPLINE_MASTER_PORT", "7000");
+        assert_eq!(port(&[("MASTER_PORT", "29500"), agent, own]), 7000);
+        assert_eq!(port(&[own]), 7000);
+    }
+
+    #[test]
+    fn debug_mode_is_read() {
+        let own = [("RANK", "0"), ("WORLD_SIZE", "1")];
+        for (value, debug) in [("DETAIL", true), ("INFO", false), ("OFF", false)] {
+            let mode = [("WARPLINE_DISTRIBUTED_DEBUG", value)];
+            assert_eq!(with(&[&STORE[..], &own, &mode].concat()).unwrap().debug, debug);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! A process group: a rank's end of it, and how its calls are launched.
+
+mod collectives;
+mod lists;
+mod pairs;
+mod subgroups;
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use warpline::cuda::Stream;
+use warpline::{Runtime, Tensor};
+use warpline_cuda_sys_safe::owned::{self, Communicator};
+use warpline_kernels::Target;
+use warpline_stream::EventFlags;
+
+use super::record::{Ring, Signature, State};
+use super::work::Done;
+use super::{Error, Failure, Result, Store, Work, check, watchdog};
+
+pub use pairs::P2p;
+
+/// A rank's end of a process group (`torch.distributed.ProcessGroup`, with NCCL below).
+///
+/// All ranks make the same calls in the same order, each with tensors on its own device. A call
+/// returns before it is done. Without `async_op` it is enqueued on the current stream, like any op.
+/// With it, it goes to the group's own stream, after what the current one was given so far, and
+/// [`Work::wait`] makes the current stream wait for it; ops that use its tensors wait by themselves
+/// under [`warpline::SyncPolicy::Auto`]. A call without `async_op` may be captured in a graph.
+///
+/// Clones share the group. When the last one is dropped it ends once its work is done, in the
+/// background; so wait for that work before the process ends.
+///
+/// See [`init_process_group`](super::init_process_group) for how it is made and an example.
+#[derive(Clone)]
+pub struct ProcessGroup(Arc<Handle>);
+
+/// What users hold: when it goes, the watchdog ends.
+#[derive(Debug)]
+struct Handle(Arc<Shared>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.wake(|wanted| wanted.stop = true);
+    }
+}
+
+/// What a group is made of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) name: String,
+    /// The ranks it has in the first group.
+    pub(super) members: Vec<usize>,
+    pub(super) runtime: Runtime,
+    pub(super) comm: Communicator,
+    pub(super) store: Arc<dyn Store>,
+    /// Which rank of the first group hosts the store, where it is known to go with it.
+    pub(super) store_host: Option<usize>,
+    pub(super) timeout: Duration,
+    pub(super) debug: bool,
+}
+
+/// What the threads that call and the watchdog share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) parts: Parts,
+    stream: Stream,
+    /// Held from a call's number to its launch, so that both have one order.
+    launching: Mutex<()>,
+    ring: Mutex<Ring>,
+    failure: OnceLock<Error>,
+    wanted: Mutex<Wanted>,
+    wake: Condvar,
+    barrier: OnceLock<Tensor>,
+    subgroups: Mutex<u64>,
+}
+
+/// What is asked of the watchdog.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    /// Nobody holds the group any more.
+    pub(super) stop: bool,
+    /// A launch failed, with this.
+    pub(super) trouble: Option<String>,
+}
+
+impl Shared {
+    pub(super) fn rank(&self) -> usize {
+        self.parts.comm.rank()
+    }
+
+    pub(super) fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self, change: impl FnOnce(&mut Wanted)) {
+        change(&mut self.wanted.lock().unwrap_or_else(PoisonError::into_inner));
+        self.wake.notify_all();
+    }
+
+    /// Waits a while, or until something is asked of the watchdog; what that is.
+    pub(super) fn wanted(&self, tick: Duration) -> (bool, Option<String>) {
+        let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.wake.wait_timeout_while(wanted, tick, |w| !w.stop && w.trouble.is_none());
+        let mut wanted = waited.unwrap_or_else(PoisonError::into_inner).0;
+        (wanted.stop, wanted.trouble.take())
+    }
+
+    /// Refuses what comes after a failure.
+    pub(super) fn check_alive(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// From now on all is refused.
+    pub(super) fn fail(&self, failure: Failure) {
+        let failure = Arc::new(failure);
+        let lost = !failure.missing.is_empty() || !failure.reason.starts_with(watchdog::TIMED_OUT);
+        let error =
+            if lost { Error::PeerFailed(failure) } else { Error::CollectiveTimeout(failure) };
+        let _ = self.failure.set(error);
+        self.parts.comm.abort();
+    }
+
+    /// What to return for an error of a launch: the group's failure, where there is one or NCCL's
+    /// error makes one.
+    fn explained(&self, error: warpline::Error) -> Error {
+        if is_of_comm(&error) {
+            self.wake(|wanted| wanted.trouble = Some(error.to_string()));
+            // It asks the other ranks, within bounds.
+            let mut left = watchdog::bound(self.parts.timeout) + Duration::from_secs(10);
+            let nap = Duration::from_millis(2);
+            while self.failure.get().is_none() && !left.is_zero() {
+                std::thread::sleep(nap);
+                left = left.saturating_sub(nap);
+            }
+        }
+        self.check_alive().err().unwrap_or(Error::Op(error))
+    }
+}
+
+/// Whether it is NCCL that failed, not this call alone.
+fn is_of_comm(error: &warpline::Error) -> bool {
+    use warpline_cuda_sys_safe::DriverError::{CollectiveMismatch, LibraryCall};
+    matches!(error.driver_error(), Some(LibraryCall { .. } | CollectiveMismatch(_)))
+}
+
+impl ProcessGroup {
+    pub(super) fn new(parts: Parts) -> Result<Self> {
+        let gpu = parts.runtime.device(parts.comm.device())?;
+        let stream = gpu.device().exclusive_stream(0)?;
+        let shared = Arc::new(Shared {
+            parts,
+            stream,
+            launching: Mutex::default(),
+            ring: Mutex::default(),
+            failure: OnceLock::new(),
+            wanted: Mutex::default(),
+            wake: Condvar::new(),
+            barrier: OnceLock::new(),
+            subgroups: Mutex::default(),
+        });
+        watchdog::start(&shared).map_err(|error| Error::Init {
+            rank: shared.rank(),
+            world_size: shared.parts.comm.ranks(),
+            reason: format!("its watchdog cannot be started: {error}"),
+            missing: Vec::new(),
+        })?;
+        Ok(Self(Arc::new(Handle(shared))))
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.0.0
+    }
+
+    /// This rank's number in the group (`get_rank`).
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.shared().rank()
+    }
+
+    /// How many ranks it has (`get_world_size`).
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.shared().parts.comm.ranks()
+    }
+
+    /// The device of this rank's tensors.
+    #[must_use]
+    pub fn device(&self) -> warpline::Device {
+        warpline::Device::cuda(self.shared().parts.comm.device())
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared().parts.name
+    }
+
+    /// How long a collective may take.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.shared().parts.timeout
+    }
+
+    /// Why it can be used no more; `None` while it can.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.shared().failure.get().cloned()
+    }
+
+    fn invalid(&self, op: &'static str, reason: String) -> Error {
+        Error::InvalidArgument { op, rank: self.rank(), reason }
+    }
+
+    /// Records a call, compares it with the other ranks' in debug mode, and runs `enqueue` with the
+    /// stream that it goes to as the current one.
+    fn launch(
+        &self,
+        (signature, async_op): (Signature, bool),
+        location: &'static Location<'static>,
+        keep: Vec<Tensor>,
+        enqueue: impl FnOnce(Target<'_>, &Communicator) -> Result<()>,
+    ) -> Result<Work> {
+        let shared = self.shared();
+        let parts = &shared.parts;
+        let (runtime, device) = (&parts.runtime, parts.comm.device());
+        let devices = runtime.devices()?;
+        let current = devices.current_stream(device)?;
+        let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.check_alive()?;
+        let stream = if async_op { &shared.stream } else { &current };
+        let text = parts.debug.then(|| signature.to_string());
+        let alone = signature.peer.is_some();
+        let (id, seq) = shared.ring().begin(signature, location);
+        if let Some(text) = text.filter(|_| !alone) {
+            let agreed = check::compare(shared, seq, &text);
+            if agreed.is_err() {
+                shared.ring().set(id, State::Done);
+            }
+            agreed?;
+        }
+        let launched = (|| {
+            let _current = if async_op {
+                stream.wait_stream(&current)?;
+                Some(devices.stream_guard(stream)?)
+            } else {
+                None
+            };
+            enqueue(Target::Cuda(runtime, runtime.device(device)?, stream), &parts.comm)?;
+            // What is captured runs in replays, which are launches of their own.
+            if stream.is_capturing() {
+                return Ok(State::Done);
+            }
+            let driver = runtime.driver()?;
+            let event = owned::Event::new(driver, device, EventFlags::default())
+                .and_then(|event| event.record(stream.raw()).map(|()| event));
+            Ok(State::Launched(event.map_err(|e| warpline::Error::driver("record", e))?))
+        })();
+        match launched {
+            Ok(state) => shared.ring().set(id, state),
+            // Its record stays, for the ranks to see.
+            Err(Error::Op(error)) if is_of_comm(&error) => return Err(shared.explained(error)),
+            Err(error) => {
+                shared.ring().undo(id);
+                return Err(error);
+            }
+        }
+        let done = if async_op {
+            Done::Event(stream.record_event(None)?)
+        } else {
+            Done::Op(stream.clone(), stream.last_op())
+        };
+        Ok(Work::new(Arc::clone(shared), done, (id, seq), keep))
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("name", &self.name())
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
+            .field("device", &self.device())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,84 @@
+//! What two ranks do: send and receive.
+
+use std::panic::Location;
+
+use warpline::Tensor;
+use warpline_kernels::collective::{self, Op};
+
+use super::super::record::Signature;
+use super::super::{Result, Work};
+use super::ProcessGroup;
+
+/// One of several sends and receives (`torch.distributed.P2POp`).
+#[derive(Clone, Copy)]
+#[allow(missing_debug_implementations)] // tensors show their elements, which may still be written
+pub enum P2p<'a> {
+    /// Sends the tensor to that rank (`isend`).
+    Send(&'a Tensor, usize),
+    /// Receives the tensor from that rank (`irecv`).
+    Recv(&'a Tensor, usize),
+}
+
+impl ProcessGroup {
+    /// Sends a tensor to rank `dst` (`torch.distributed.send`; with `async_op`, `isend`).
+    ///
+    /// Two ranks that both send before they receive wait for each other, on the GPU, until the
+    /// timeout: [`ProcessGroup::batch_isend_irecv`] does both at once.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::broadcast`]; for this very rank as `dst`.
+    #[track_caller]
+    pub fn send(&self, tensor: &Tensor, dst: usize, async_op: bool) -> Result<Work> {
+        let location = Location::caller();
+        let op = Op::Send { input: tensor.as_view(), peer: dst };
+        let signature = Signature::new("send").of(tensor).peer(dst, true);
+        self.launch((signature, async_op), location, vec![tensor.clone()], |target, comm| {
+            Ok(collective::run(target, comm, "send", &[op], location)?)
+        })
+    }
+
+    /// Receives a tensor from rank `src` (`torch.distributed.recv`; with `async_op`, `irecv`).
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::send`].
+    #[track_caller]
+    pub fn recv(&self, tensor: &Tensor, src: usize, async_op: bool) -> Result<Work> {
+        let location = Location::caller();
+        let op = Op::Recv { output: tensor.as_view(), peer: src };
+        let signature = Signature::new("recv").of(tensor).peer(src, false);
+        self.launch((signature, async_op), location, vec![tensor.clone()], |target, comm| {
+            Ok(collective::run(target, comm, "recv", &[op], location)?)
+        })
+    }
+
+    /// Several sends and receives, in one launch and in no order among them, on the group's stream
+    /// (`torch.distributed.batch_isend_irecv`). Not all ranks have to take part, and it is not
+    /// compared in debug mode.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::send`]; for none at all.
+    #[track_caller]
+    pub fn batch_isend_irecv(&self, calls: &[P2p<'_>]) -> Result<Work> {
+        const NAME: &str = "batch_isend_irecv";
+        let location = Location::caller();
+        if calls.is_empty() {
+            return Err(self.invalid(NAME, "at least one send or receive has to be given".into()));
+        }
+        let op = |call: &P2p<'_>| match *call {
+            P2p::Send(tensor, peer) => (tensor.clone(), peer, true),
+            P2p::Recv(tensor, peer) => (tensor.clone(), peer, false),
+        };
+        let all: Vec<_> = calls.iter().map(op).collect();
+        let ops = all.iter().map(|(tensor, peer, sends)| match sends {
+            true => Op::Send { input: tensor.as_view(), peer: *peer },
+            false => Op::Recv { output: tensor.as_view(), peer: *peer },
+        });
+        let ops: Vec<_> = ops.collect();
+        // Of no rank in particular.
+        let signature = Signature::new(NAME).peer(usize::MAX, true);
+        let keep = all.iter().map(|(tensor, ..)| tensor.clone()).collect();
+        self.launch((signature, true), location, keep, |target, comm| {
+            Ok(collective::run(target, comm, NAME, &ops, location)?)
+        })
+    }
+}

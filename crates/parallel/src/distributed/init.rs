@@ -1,0 +1,221 @@
+//! How ranks come together in a group.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use warpline::runtime;
+use warpline_cuda_sys_safe::nccl::UniqueId;
+use warpline_cuda_sys_safe::owned::Communicator;
+
+use super::environment::{self, DEFAULT_TIMEOUT, Environment};
+use super::group::Parts;
+use super::{Error, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
+
+/// What [`init_process_group`] is given.
+#[derive(Clone, Debug)]
+pub struct InitOptions {
+    /// Where the ranks meet.
+    pub store: Arc<dyn Store>,
+    /// This rank's number, from 0 on.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub world_size: usize,
+    /// How long a collective may take, and the coming together of all ranks.
+    pub timeout: Duration,
+    /// The index of this rank's device; `None` is the current one.
+    pub device: Option<usize>,
+    /// Whether the ranks' calls are compared through the store before they are launched, as with
+    /// `WARPLINE_DISTRIBUTED_DEBUG=DETAIL`. That costs several round trips for each.
+    pub debug: bool,
+    /// The group's name in errors and in the store.
+    pub name: String,
+    /// Which rank hosts the store, if it goes with that rank: errors name it then.
+    pub store_host: Option<usize>,
+}
+
+impl InitOptions {
+    /// From code: the ranks may be threads, each with a group of its own. The timeout is 10 minutes,
+    /// the device the current one.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, rank: usize, world_size: usize) -> Self {
+        Self {
+            store,
+            rank,
+            world_size,
+            timeout: DEFAULT_TIMEOUT,
+            device: None,
+            debug: false,
+            name: "default".into(),
+            store_host: None,
+        }
+    }
+
+    /// From the environment, as launchers set it.
+    ///
+    /// | variable | meaning |
+    /// |---|---|
+    /// | `RANK`, `WORLD_SIZE` | this rank, and how many there are |
+    /// | `LOCAL_RANK` | the index of its device. Where only one device is visible, that one |
+    /// | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 hosts the store |
+    /// | `WARPLINE_MASTER_PORT` | the same, before `MASTER_PORT` |
+    /// | `WARPLINE_DISTRIBUTED_DEBUG` | `DETAIL`: [`InitOptions::debug`] |
+    ///
+    /// Where `RANK` is not set, Slurm's `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID`, or else
+    /// Open MPI's `OMPI_COMM_WORLD_RANK`, `_SIZE` and `_LOCAL_RANK`, are taken. Neither sets
+    /// `MASTER_ADDR` and `MASTER_PORT`: the job's script has to.
+    ///
+    /// `torchrun` listens on `MASTER_PORT` itself (`TORCHELASTIC_USE_AGENT_STORE=True`), with a
+    /// protocol of PyTorch's own. Then the store is at the next port, `MASTER_PORT + 1` (below it
+    /// after 65535), which has to be free on rank 0's host, or at `WARPLINE_MASTER_PORT`.
+    ///
+    /// A process makes its store once: groups that are made later from the environment meet there
+    /// too. Rank 0 listens on the loopback alone where `MASTER_ADDR` is that, otherwise on all of
+    /// its host's addresses.
+    ///
+    /// # Errors
+    /// [`Error::Environment`], which names each variable that is missing or wrong;
+    /// [`Error::Store`] where the store cannot be hosted or reached.
+    pub fn from_env() -> Result<Self> {
+        Self::from_env_with(DEFAULT_TIMEOUT)
+    }
+
+    /// [`InitOptions::from_env`] with another timeout, which holds for reaching the store too.
+    ///
+    /// # Errors
+    /// As [`InitOptions::from_env`].
+    pub fn from_env_with(timeout: Duration) -> Result<Self> {
+        let found = environment::read(&|name| std::env::var(name))?;
+        let store = store_of(&found, timeout)?;
+        let mut options = Self::new(store, found.rank, found.world_size);
+        options.store_host = (!found.launcher_hosts).then_some(0);
+        options.timeout = timeout;
+        options.debug = found.debug;
+        options.device = match found.local_rank {
+            // A launcher may show each rank no device but its own.
+            Some(_) if runtime().device_count() == 1 => Some(0),
+            local_rank => local_rank,
+        };
+        Ok(options)
+    }
+}
+
+/// The store that this process has made from the environment, with what it was made from.
+static STORE: Mutex<Option<(Environment, Arc<TcpStore>)>> = Mutex::new(None);
+
+fn store_of(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
+    let mut made = STORE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((from, store)) = &*made
+        && (&from.host, from.port, from.rank) == (&found.host, found.port, found.rank)
+    {
+        return Ok(Arc::clone(store));
+    }
+    let address = (found.host.as_str(), found.port);
+    let store = if found.rank == 0 && !found.launcher_hosts {
+        TcpStore::host(listening(address))?
+    } else {
+        TcpStore::connect(address, timeout)?
+    };
+    let store = Arc::new(store);
+    *made = Some((found.clone(), Arc::clone(&store)));
+    Ok(store)
+}
+
+/// Where rank 0 listens.
+fn listening((host, port): (&str, u16)) -> SocketAddr {
+    let found: Vec<_> = (host, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+    match found.iter().map(SocketAddr::ip).find(|ip| !ip.is_loopback()) {
+        None if !found.is_empty() => found[0],
+        Some(IpAddr::V6(_)) => (Ipv6Addr::UNSPECIFIED, port).into(),
+        _ => (Ipv4Addr::UNSPECIFIED, port).into(),
+    }
+}
+
+/// Brings the ranks together in a process group (`torch.distributed.init_process_group`). All call
+/// it, and it returns once all have. Each rank has a device of its own.
+///
+/// A process may make several groups, one after the other or at once: the n-th that a rank makes
+/// with some name and number of ranks meets the n-th of the others.
+///
+/// ```
+/// use std::sync::Arc;
+/// use warpline::{full, simulated, with_runtime};
+/// use warpline_parallel::distributed::{HashStore, InitOptions, ReduceOp, init_process_group};
+///
+/// let (runtime, store) = (simulated(2)?, Arc::new(HashStore::new()));
+/// std::thread::scope(|scope| {
+///     for rank in 0..2 {
+///         let (runtime, store) = (&runtime, store.clone());
+///         scope.spawn(move || {
+///             with_runtime(runtime, || {
+///                 let mut options = InitOptions::new(store, rank, 2);
+///                 options.device = Some(rank);
+///                 let group = init_process_group(options)?;
+///                 let x = full(&[4], rank as f64 + 1.0, rank)?;
+///                 group.all_reduce(&x, ReduceOp::Sum, false)?;
+///                 assert_eq!(x.to_vec::<f32>()?, [3.0; 4]);
+///                 Ok::<_, warpline_parallel::distributed::Error>(())
+///             })
+///             .unwrap();
+///         });
+///     }
+/// });
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Init`] where not all ranks come within the timeout, naming those; [`Error::Store`];
+/// [`Error::Op`] without a GPU or without NCCL.
+pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
+    let InitOptions { rank, world_size, timeout, .. } = options;
+    if rank >= world_size {
+        let reason = format!("there are {world_size} ranks, numbered from 0 on");
+        return Err(Error::InvalidArgument { op: "init_process_group", rank, reason });
+    }
+    let runtime = runtime();
+    let device = match options.device {
+        Some(device) => device,
+        None => runtime.devices()?.current_device(),
+    };
+    let driver = runtime.device(device)?.driver();
+    let nccl = |e| Error::Op(warpline::Error::driver("init_process_group", e));
+    // All ranks make as many groups as this one; one that joins again begins where it left off.
+    let name = &options.name;
+    let round = options.store.add(&format!("{name}/{world_size}/{rank}"), 1)?;
+    let prefix = format!("{name}/{world_size}/round {round}");
+    let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, options.store));
+    store.set(&format!("came/{rank}"), b"")?;
+    let failed = |reason: String| {
+        let came = |other: &usize| store.check(&[&format!("came/{other}")]).unwrap_or(false);
+        let missing = (0..world_size).filter(|other| !came(other)).collect();
+        Error::Init { rank, world_size, reason, missing }
+    };
+    let id = if rank == 0 {
+        let id = driver.nccl().and_then(|nccl| nccl.unique_id());
+        // So that the others do not wait for it in vain.
+        let told = id.as_ref().map_or_else(|e| e.to_string().into(), |id| id.as_bytes().to_vec());
+        store.set("id", &told)?;
+        id.map_err(nccl)?
+    } else {
+        driver.nccl().map_err(nccl)?;
+        let told = match store.get("id", timeout) {
+            Err(error @ StoreError::Timeout { .. }) => return Err(failed(error.to_string())),
+            told => told?,
+        };
+        let bytes = told.as_slice().try_into();
+        let text = || format!("rank 0 has no id: {}", String::from_utf8_lossy(&told));
+        UniqueId::from_bytes(bytes.map_err(|_| failed(text()))?)
+    };
+    let comm = Communicator::new(driver, device, &id, world_size, rank, timeout);
+    let comm = comm.map_err(|error| failed(error.to_string()))?;
+    ProcessGroup::new(Parts {
+        name: options.name,
+        members: (0..world_size).collect(),
+        runtime: runtime.clone(),
+        comm,
+        store,
+        store_host: options.store_host,
+        timeout,
+        debug: options.debug,
+    })
+}

@@ -1,0 +1,306 @@
+//! Starts the ranks of one host as processes, as `warpline-run` does.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::TcpStore;
+
+/// Where a line was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// To the standard output.
+    Stdout,
+    /// To the standard error.
+    Stderr,
+}
+
+/// What is told of each line of a rank's output, without its end.
+pub type OnLine = Arc<dyn Fn(usize, Output, &str) + Send + Sync>;
+
+/// A program that is to run as several ranks on this host.
+///
+/// Each process finds `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and
+/// `MASTER_PORT` in its environment, and
+/// [`InitOptions::from_env`](super::InitOptions::from_env) does the rest. The store is the launcher's
+/// own, so that it outlives each rank.
+///
+/// ```no_run
+/// use warpline_parallel::distributed::launch::Launch;
+///
+/// let status = Launch::new("target/release/examples/all_reduce", 2).arg("--size").arg("64").run()?;
+/// std::process::exit(status.code());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Launch {
+    program: PathBuf,
+    args: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
+    ranks: usize,
+    keep_going: bool,
+    on_line: OnLine,
+}
+
+/// How long the output of ranks that have ended is waited for: a process of theirs may hold it open.
+const LAST_OUTPUT: Duration = Duration::from_secs(5);
+/// How often the ranks are asked whether they have ended.
+const POLL: Duration = Duration::from_millis(5);
+
+impl Launch {
+    /// `program` as this many ranks.
+    pub fn new(program: impl Into<PathBuf>, ranks: usize) -> Self {
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            variables: Vec::new(),
+            ranks,
+            keep_going: false,
+            on_line: Arc::new(print),
+        }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Sets a variable of every rank's environment.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// The driver that the ranks use: `cuda`, or `sim` and options (`WARPLINE_DRIVER`). `sim` alone
+    /// gives each rank as many simulated devices as there are ranks.
+    #[must_use]
+    pub fn driver(self, spec: &str) -> Self {
+        let devices = format!("sim:{}", self.ranks);
+        self.env("WARPLINE_DRIVER", if spec == "sim" { devices.as_str() } else { spec })
+    }
+
+    /// Lets the others go on when a rank fails. Otherwise they are killed.
+    #[must_use]
+    pub fn keep_going(mut self, keep_going: bool) -> Self {
+        self.keep_going = keep_going;
+        self
+    }
+
+    /// Says what is done with each line of output. By default it is printed after `[rank]: `.
+    #[must_use]
+    pub fn on_line(mut self, on_line: OnLine) -> Self {
+        self.on_line = on_line;
+        self
+    }
+
+    /// Runs all ranks to their end.
+    ///
+    /// # Errors
+    /// As [`Launch::spawn`].
+    pub fn run(self) -> io::Result<Outcome> {
+        self.spawn()?.wait()
+    }
+
+    /// Starts all ranks.
+    ///
+    /// # Errors
+    /// Where the program cannot be started, or there is no port for the store; an
+    /// [`io::ErrorKind::InvalidInput`] without ranks. No rank is left running then.
+    pub fn spawn(self) -> io::Result<Ranks> {
+        if self.ranks == 0 {
+            let text = "at least one rank has to be started";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let store = TcpStore::host("127.0.0.1:0").map_err(io::Error::other)?;
+        let (ended, ends) = channel();
+        let mut ranks = Ranks {
+            children: Vec::new(),
+            ends,
+            readers: 0,
+            keep_going: self.keep_going,
+            first_failed: None,
+            _store: store,
+        };
+        for rank in 0..self.ranks {
+            let mut command = Command::new(&self.program);
+            command.args(&self.args).stdin(Stdio::null());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            // What a launcher around this one has set means another store.
+            for name in ["TORCHELASTIC_USE_AGENT_STORE", "WARPLINE_MASTER_PORT"] {
+                command.env_remove(name);
+            }
+            command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+            command.env("WORLD_SIZE", self.ranks.to_string());
+            command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
+            command.env("MASTER_ADDR", "127.0.0.1");
+            command.env("MASTER_PORT", ranks._store.port().to_string());
+            command.env("WARPLINE_LAUNCHER_STORE", "1");
+            command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+            let child = command.spawn().map_err(|error| {
+                let text = format!("{} cannot be started: {error}", self.program.display());
+                io::Error::new(error.kind(), text)
+            })?;
+            ranks.children.push((child, None));
+            let child = &mut ranks.children[rank].0;
+            let pipes: [(Output, Option<Box<dyn Read + Send>>); 2] = [
+                (Output::Stdout, child.stdout.take().map(|pipe| Box::new(pipe) as _)),
+                (Output::Stderr, child.stderr.take().map(|pipe| Box::new(pipe) as _)),
+            ];
+            for (output, pipe) in pipes {
+                let Some(pipe) = pipe else { continue };
+                let (on_line, ended) = (Arc::clone(&self.on_line), ended.clone());
+                let thread = std::thread::Builder::new().name("warpline-output".into());
+                thread.spawn(move || read_lines((rank, output), pipe, &on_line, &ended))?;
+                ranks.readers += 1;
+            }
+        }
+        Ok(ranks)
+    }
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launch")
+            .field("program", &self.program)
+            .field("args", &self.args)
+            .field("ranks", &self.ranks)
+            .finish_non_exhaustive()
+    }
+}
+
+fn read_lines(
+    (rank, output): (usize, Output),
+    pipe: impl Read,
+    on_line: &OnLine,
+    ended: &Sender<()>,
+) {
+    let (mut pipe, mut line) = (BufReader::new(pipe), Vec::new());
+    while matches!(pipe.read_until(b'\n', &mut line), Ok(1..)) {
+        let text = String::from_utf8_lossy(&line);
+        on_line(rank, output, text.strip_suffix('\n').unwrap_or(&text));
+        line.clear();
+    }
+    let _ = ended.send(());
+}
+
+/// One write for each line, so that those of several ranks do not mix.
+fn print(rank: usize, output: Output, line: &str) {
+    let text = format!("[{rank}]: {line}\n");
+    // Nothing can be told of it where our own output is closed.
+    let _ = match output {
+        Output::Stdout => io::stdout().lock().write_all(text.as_bytes()),
+        Output::Stderr => io::stderr().lock().write_all(text.as_bytes()),
+    };
+}
+
+/// Ranks that run. Those that still do when it is dropped are killed.
+#[derive(Debug)]
+pub struct Ranks {
+    children: Vec<(Child, Option<ExitStatus>)>,
+    ends: Receiver<()>,
+    readers: usize,
+    keep_going: bool,
+    first_failed: Option<usize>,
+    _store: TcpStore,
+}
+
+impl Ranks {
+    /// Kills a rank.
+    ///
+    /// # Errors
+    /// The system's own; an [`io::ErrorKind::InvalidInput`] for a rank that there is not.
+    pub fn kill(&mut self, rank: usize) -> io::Result<()> {
+        let child = self.children.get_mut(rank);
+        child.ok_or(io::ErrorKind::InvalidInput)?.0.kill()
+    }
+
+    /// Waits until all have ended. When one fails the others are killed, unless
+    /// [`Launch::keep_going`] was asked for.
+    ///
+    /// # Errors
+    /// The system's own.
+    pub fn wait(mut self) -> io::Result<Outcome> {
+        loop {
+            let mut running = false;
+            for rank in 0..self.children.len() {
+                let (child, status) = &mut self.children[rank];
+                if status.is_none() {
+                    *status = child.try_wait()?;
+                    running |= status.is_none();
+                    if status.is_some_and(|status| !status.success()) {
+                        self.first_failed.get_or_insert(rank);
+                    }
+                }
+            }
+            if !running {
+                break;
+            }
+            if self.first_failed.is_some() && !self.keep_going {
+                self.kill_all();
+            }
+            std::thread::sleep(POLL);
+        }
+        let deadline = Instant::now() + LAST_OUTPUT;
+        for _ in 0..self.readers {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.ends.recv_timeout(left).is_err() {
+                break;
+            }
+        }
+        let statuses = self.children.iter().filter_map(|(_, status)| *status).collect();
+        Ok(Outcome { statuses, first_failed: self.first_failed })
+    }
+
+    fn kill_all(&mut self) {
+        for (child, status) in &mut self.children {
+            if status.is_none() {
+                // One that has just ended needs no more.
+                let _ = child.kill();
+            }
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.kill_all();
+        for (child, status) in &mut self.children {
+            if status.is_none() {
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+/// How the ranks have ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Of each rank.
+    pub statuses: Vec<ExitStatus>,
+    /// The rank that failed first; `None` where all went well.
+    pub first_failed: Option<usize>,
+}
+
+impl Outcome {
+    /// The exit code for all of them: that of the rank that failed first, or 0. A rank that a signal
+    /// has ended has 128 and its number, as in a shell.
+    #[must_use]
+    pub fn code(&self) -> i32 {
+        let Some(status) = self.first_failed.and_then(|rank| self.statuses.get(rank)) else {
+            return 0;
+        };
+        #[cfg(unix)]
+        if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(status) {
+            return 128 + signal;
+        }
+        status.code().unwrap_or(1)
+    }
+}

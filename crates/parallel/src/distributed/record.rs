@@ -1,0 +1,360 @@
+//! Each rank's record of its last calls on a group, and what several ranks' records say together.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::panic::Location;
+use std::time::Instant;
+
+use warpline::Tensor;
+use warpline_cuda_sys_safe::nccl::ReduceOp;
+use warpline_cuda_sys_safe::owned::Event;
+
+use super::RankCall;
+
+/// Finished calls that are kept.
+const KEPT: usize = 256;
+
+/// A call as it is compared between ranks.
+#[derive(Clone, Debug)]
+pub(super) struct Signature {
+    pub(super) op: &'static str,
+    /// Dtypes and sizes, where they have to be the same on all ranks.
+    shapes: Vec<(&'static str, Vec<usize>)>,
+    reduce: Option<ReduceOp>,
+    root: Option<usize>,
+    /// The other rank, of what only two ranks do, and whether this one sends. `usize::MAX` is of
+    /// several.
+    pub(super) peer: Option<(usize, bool)>,
+}
+
+impl Signature {
+    pub(super) fn new(op: &'static str) -> Self {
+        Self { op, shapes: Vec::new(), reduce: None, root: None, peer: None }
+    }
+
+    pub(super) fn of(mut self, tensor: &Tensor) -> Self {
+        self.shapes.push((tensor.dtype().name(), tensor.size().to_vec()));
+        self
+    }
+
+    pub(super) fn reduce(mut self, op: ReduceOp) -> Self {
+        self.reduce = Some(op);
+        self
+    }
+
+    pub(super) fn root(mut self, root: usize) -> Self {
+        self.root = Some(root);
+        self
+    }
+
+    /// The ranks of a group.
+    pub(super) fn ranks(mut self, ranks: &[usize]) -> Self {
+        self.shapes.push(("ranks ", ranks.to_vec()));
+        self
+    }
+
+    pub(super) fn peer(mut self, peer: usize, sends: bool) -> Self {
+        self.peer = Some((peer, sends));
+        self
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.op)?;
+        let mut between = "";
+        for (dtype, sizes) in &self.shapes {
+            write!(f, "{between}{dtype}{sizes:?}")?;
+            between = ", ";
+        }
+        if let Some(reduce) = self.reduce {
+            write!(f, "{between}{reduce:?}")?;
+            between = ", ";
+        }
+        if let Some(root) = self.root {
+            write!(f, "{between}root {root}")?;
+            between = ", ";
+        }
+        if let Some((peer, sends)) = self.peer.filter(|(peer, _)| *peer != usize::MAX) {
+            write!(f, "{between}{} {peer}", if sends { "to" } else { "from" })?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// How far a call is.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Not yet launched: the ranks' calls are being compared.
+    Preparing,
+    /// On its stream; the event is recorded after it.
+    Launched(Event),
+    /// Done, or captured, to run in replays.
+    Done,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Over all calls of this rank on the group.
+    id: u64,
+    /// Of a collective its number in the group; of what two ranks do its number between them, in
+    /// that direction.
+    seq: u64,
+    signature: Signature,
+    location: &'static Location<'static>,
+    begun: Instant,
+    state: State,
+}
+
+/// The last calls of a rank, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    entries: VecDeque<Entry>,
+    next_id: u64,
+    collectives: u64,
+    pairs: HashMap<(usize, bool), u64>,
+}
+
+impl Ring {
+    /// Enters a call; its id and number.
+    pub(super) fn begin(
+        &mut self,
+        signature: Signature,
+        location: &'static Location<'static>,
+    ) -> (u64, u64) {
+        if self.entries.len() >= KEPT && self.next_id.is_multiple_of(32) {
+            self.settle();
+        }
+        let counter = match signature.peer {
+            Some(pair) => self.pairs.entry(pair).or_default(),
+            None => &mut self.collectives,
+        };
+        *counter += 1;
+        let (id, seq) = (self.next_id, *counter);
+        self.next_id += 1;
+        let (begun, state) = (Instant::now(), State::Preparing);
+        self.entries.push_back(Entry { id, seq, signature, location, begun, state });
+        (id, seq)
+    }
+
+    fn find(&self, id: u64) -> Option<usize> {
+        self.entries.iter().rposition(|entry| entry.id == id)
+    }
+
+    /// Says how far a call is.
+    pub(super) fn set(&mut self, id: u64, state: State) {
+        if let Some(at) = self.find(id) {
+            self.entries[at].state = state;
+        }
+    }
+
+    /// Takes back a call that was refused: the last one.
+    pub(super) fn undo(&mut self, id: u64) {
+        let Some(entry) = self.find(id).and_then(|at| self.entries.remove(at)) else { return };
+        match entry.signature.peer {
+            Some(pair) => *self.pairs.entry(pair).or_insert(1) -= 1,
+            None => self.collectives -= 1,
+        }
+    }
+
+    /// Notes what is done by now, from the oldest on, and forgets what is too much.
+    pub(super) fn settle(&mut self) {
+        for entry in &mut self.entries {
+            match &entry.state {
+                State::Done => {}
+                // An error is a device's that is lost, which launches report.
+                State::Launched(event) if event.query().unwrap_or(true) => {
+                    entry.state = State::Done;
+                }
+                _ => break,
+            }
+        }
+        while self.entries.len() > KEPT
+            && self.entries.front().is_some_and(|e| matches!(e.state, State::Done))
+        {
+            self.entries.pop_front();
+        }
+    }
+
+    /// The oldest call that is not done, and since when it is under way. [`Ring::settle`] comes
+    /// first.
+    pub(super) fn oldest_unfinished(&self) -> Option<(Call, Instant)> {
+        let mut unfinished = self.entries.iter().filter(|e| !matches!(e.state, State::Done));
+        unfinished.next().map(|entry| (Call::of(entry), entry.begun))
+    }
+
+    /// The last call.
+    pub(super) fn last(&self) -> Option<Call> {
+        self.entries.back().map(Call::of)
+    }
+
+    pub(super) fn calls(&self) -> Vec<Call> {
+        self.entries.iter().map(Call::of).collect()
+    }
+}
+
+/// An entry as it is published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) seq: u64,
+    /// The other rank and whether this one sends, of what only two ranks do.
+    pub(super) peer: Option<(usize, bool)>,
+    /// As all ranks have to call it.
+    pub(super) text: String,
+    pub(super) location: String,
+    pub(super) done: bool,
+}
+
+impl Call {
+    fn of(entry: &Entry) -> Self {
+        Self {
+            seq: entry.seq,
+            peer: entry.signature.peer,
+            text: entry.signature.to_string(),
+            location: entry.location.to_string(),
+            done: matches!(entry.state, State::Done),
+        }
+    }
+}
+
+/// A rank's calls as bytes for the store: a line each, its fields between tabs.
+pub(super) fn encode(calls: &[Call]) -> Vec<u8> {
+    let mut text = String::new();
+    for call in calls {
+        let peer = call.peer.map_or(String::new(), |(rank, sends)| {
+            format!("{}{rank}", if sends { '>' } else { '<' })
+        });
+        let done = if call.done { "done" } else { "" };
+        let fields = [&call.seq.to_string(), &peer, done, &call.text, &call.location];
+        let line: Vec<_> = fields.iter().map(|field| field.replace(['\t', '\n'], " ")).collect();
+        text += &line.join("\t");
+        text.push('\n');
+    }
+    text.into()
+}
+
+/// What [`encode`] has written; lines that make no sense are left out.
+pub(super) fn decode(bytes: &[u8]) -> Vec<Call> {
+    let text = String::from_utf8_lossy(bytes);
+    let call = |line: &str| {
+        let fields: Vec<_> = line.split('\t').collect();
+        let [seq, peer, done, text, location] = fields[..] else { return None };
+        let peer = match peer.split_at_checked(1) {
+            Some((way, rank)) => Some((rank.parse().ok()?, way == ">")),
+            None => None,
+        };
+        let seq = seq.parse().ok()?;
+        let (text, location) = (text.into(), location.into());
+        Some(Call { seq, peer, text, location, done: done == "done" })
+    };
+    text.lines().filter_map(call).collect()
+}
+
+/// What the others have called otherwise than `rank`, whose record is `own`, needs. `others` are the
+/// records of the ranks that published one.
+pub(super) fn differences(
+    rank: usize,
+    own: &[Call],
+    unfinished: &Call,
+    others: &[(usize, Vec<Call>)],
+) -> Vec<RankCall> {
+    if let Some((peer, sends)) = unfinished.peer {
+        let Some((_, calls)) = others.iter().find(|(other, _)| *other == peer) else {
+            return Vec::new();
+        };
+        let matching = |c: &&Call| c.peer == Some((rank, !sends)) && c.seq == unfinished.seq;
+        if calls.iter().any(|c| matching(&c)) {
+            return Vec::new();
+        }
+        let op = if sends { "recv" } else { "send" };
+        let call = format!("has not called the {op} that goes with it; {}", last(calls));
+        return vec![RankCall { rank: peer, call }];
+    }
+    // The first collective that two ranks called differently, if there is one.
+    let own = own.iter().filter(|c| c.peer.is_none() && c.seq <= unfinished.seq);
+    for call in own {
+        let found = others.iter().filter_map(|(rank, calls)| {
+            let theirs = calls.iter().find(|c| c.peer.is_none() && c.seq == call.seq)?;
+            (theirs.text != call.text).then(|| {
+                let call = format!(
+                    "called {} as number {} at {}",
+                    theirs.text, theirs.seq, theirs.location
+                );
+                RankCall { rank: *rank, call }
+            })
+        });
+        let found: Vec<_> = found.collect();
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    let behind = others.iter().filter(|(_, calls)| {
+        calls.iter().filter(|c| c.peer.is_none()).map(|c| c.seq).max() < Some(unfinished.seq)
+    });
+    behind
+        .map(|(rank, calls)| RankCall {
+            rank: *rank,
+            call: format!("has not called it; {}", last(calls)),
+        })
+        .collect()
+}
+
+fn last(calls: &[Call]) -> String {
+    match calls.last() {
+        None => "it has called nothing on the group".into(),
+        Some(call) => format!(
+            "its last call was {}, number {}, at {}, {}",
+            call.text,
+            call.seq,
+            call.location,
+            if call.done { "done" } else { "not done" }
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(seq: u64, text: &str) -> Call {
+        let (text, location) = (text.into(), format!("main.rs:{seq}:1"));
+        Call { seq, peer: None, text, location, done: false }
+    }
+
+    #[test]
+    fn records_round_trip() {
+        let mut calls = vec![call(1, "all_reduce(float32[2], Sum)"), call(2, "barrier()")];
+        calls[0].done = true;
+        for peer in [(3, true), (12, false)] {
+            calls.push(Call { peer: Some(peer), ..call(7, "p2p") });
+        }
+        assert_eq!(decode(&encode(&calls)), calls);
+        assert_eq!(decode(b"nonsense\n\xff\t\t"), []);
+    }
+
+    #[test]
+    fn the_ranks_that_differ_are_named() {
+        let own = [call(1, "a"), call(2, "b"), call(3, "c")];
+        let same = own.to_vec();
+        let other = vec![call(1, "a"), call(2, "x"), call(3, "c")];
+        let behind = vec![call(1, "a")];
+        let found = |others: &[(usize, Vec<Call>)]| differences(0, &own, &own[2], others);
+        assert_eq!(found(&[(1, same.clone())]), []);
+        let differing = found(&[(1, same.clone()), (2, other)]);
+        assert_eq!(differing.len(), 1);
+        assert_eq!(differing[0].to_string(), "rank 2 called x as number 2 at main.rs:2:1");
+        let differing = found(&[(1, behind), (2, same), (3, vec![])]);
+        assert_eq!(differing.iter().map(|d| d.rank).collect::<Vec<_>>(), [1, 3]);
+        assert!(differing[0].call.contains("its last call was a, number 1"), "{}", differing[0]);
+    }
+
+    #[test]
+    fn a_send_needs_its_own_recv() {
+        let send = Call { peer: Some((1, true)), ..call(2, "send") };
+        let recv = |seq| Call { peer: Some((0, false)), ..call(seq, "recv") };
+        let found = |calls: Vec<Call>| differences(0, &[], &send, &[(1, calls)]);
+        assert_eq!(found(vec![recv(1), recv(2)]), []);
+        assert_eq!(found(vec![recv(1)])[0].rank, 1);
+        assert_eq!(found(vec![Call { peer: Some((0, true)), ..recv(2) }]).len(), 1);
+    }
+}

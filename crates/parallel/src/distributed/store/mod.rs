@@ -1,0 +1,223 @@
+//! Where the ranks of a group meet: keys and values that all of them see (`torch.distributed.Store`).
+
+mod file;
+mod hash;
+mod prefix;
+mod table;
+mod tcp;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use file::FileStore;
+pub use hash::HashStore;
+pub use prefix::PrefixStore;
+pub use tcp::TcpStore;
+
+/// The result of a store's operation.
+pub type StoreResult<T> = Result<T, StoreError>;
+
+/// The most bytes that a key may have.
+pub const MAX_KEY: usize = 4 << 10;
+/// The most bytes that a value may have.
+pub const MAX_VALUE: usize = 16 << 20;
+/// The most keys that may be waited for at once.
+pub const MAX_KEYS: usize = 1 << 16;
+
+/// Keys and values that all ranks see (`torch.distributed.Store`).
+///
+/// Operations on one key are atomic, and a value that was set is seen by all later operations of
+/// every rank. A store may be used by several threads at once; one that waits holds up no other.
+///
+/// ```
+/// use std::time::Duration;
+/// use warpline_parallel::distributed::{HashStore, Store};
+///
+/// let store = HashStore::new();
+/// store.set("id", b"42")?;
+/// assert_eq!(store.get("id", Duration::from_secs(1))?, b"42");
+/// assert_eq!(store.add("joined", 1)?, 1);
+/// # Ok::<(), warpline_parallel::distributed::StoreError>(())
+/// ```
+pub trait Store: Send + Sync + fmt::Debug {
+    /// Sets a key, whether or not it was set before.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`]; what the store's own transport fails with.
+    fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
+
+    /// A key's value, waited for until it is set.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`]; as [`Store::set`].
+    fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;
+
+    /// Adds to a key's value, a decimal number, which starts at 0; returns the sum.
+    ///
+    /// # Errors
+    /// [`StoreError::NotANumber`] where the key was set to something else, or the sum is beyond
+    /// 64 bits; as [`Store::set`].
+    fn add(&self, key: &str, amount: i64) -> StoreResult<i64>;
+
+    /// Sets a key to `desired` if its value is `expected`, or if it is not set and `expected` is
+    /// empty; returns what its value is then. `None` where it is not set: PyTorch's returns
+    /// `expected` there.
+    ///
+    /// # Errors
+    /// As [`Store::set`].
+    fn compare_set(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> StoreResult<Option<Vec<u8>>>;
+
+    /// Deletes a key (`delete_key`); whether it was set.
+    ///
+    /// # Errors
+    /// As [`Store::set`].
+    fn delete(&self, key: &str) -> StoreResult<bool>;
+
+    /// Waits until all of these keys are set.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`]; as [`Store::set`].
+    fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()>;
+
+    /// Whether all of these keys are set.
+    ///
+    /// # Errors
+    /// As [`Store::set`].
+    fn check(&self, keys: &[&str]) -> StoreResult<bool>;
+}
+
+/// Why a store could not do what was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// A key was not set in time.
+    #[error("{op}: not all of the keys {keys:?} were set within {timeout:?}")]
+    Timeout {
+        /// The operation.
+        op: &'static str,
+        /// The keys that were waited for; the first few of many.
+        keys: Vec<String>,
+        /// How long.
+        timeout: Duration,
+    },
+    /// A key, a value or a list of keys beyond the limits.
+    #[error("{op}: {what} has {size}, the most is {max}")]
+    TooLarge {
+        /// The operation.
+        op: &'static str,
+        /// What is too large.
+        what: &'static str,
+        /// Its size.
+        size: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A value that cannot be added to.
+    #[error("add: the key {key:?} holds {value:?}, to which {amount} cannot be added")]
+    NotANumber {
+        /// The key.
+        key: String,
+        /// Its value; the first few bytes of a long one.
+        value: String,
+        /// What was to be added.
+        amount: i64,
+    },
+    /// Nobody answered at the store's address in time.
+    #[error(
+        "no store could be reached at {address} within {timeout:?}: {reason}. Rank 0 hosts it: is \
+         it running, and is this address right as seen from here?"
+    )]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// How long was tried.
+        timeout: Duration,
+        /// What the last try failed with.
+        reason: String,
+    },
+    /// What listens at the address is no store of this kind.
+    #[error(
+        "what listens at {address} is not a Warpline store: {reason}. PyTorch's own stores speak \
+         another protocol; choose another port"
+    )]
+    NotAStore {
+        /// The address.
+        address: String,
+        /// What it did.
+        reason: String,
+    },
+    /// The store's server is gone.
+    #[error("{op}: the connection to the store at {address} is lost: {reason}")]
+    Lost {
+        /// The operation.
+        op: &'static str,
+        /// The server's address.
+        address: String,
+        /// What the connection failed with.
+        reason: String,
+    },
+    /// The port cannot be listened on.
+    #[error("the store cannot listen on {address}: {reason}. Choose another port")]
+    Bind {
+        /// The address.
+        address: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The store's file cannot be used.
+    #[error("{op}: the store's file {path} cannot be used: {reason}")]
+    File {
+        /// The operation.
+        op: &'static str,
+        /// Its path.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+fn check_size(op: &'static str, what: &'static str, size: usize, max: usize) -> StoreResult<()> {
+    if size <= max { Ok(()) } else { Err(StoreError::TooLarge { op, what, size, max }) }
+}
+
+fn check_key(op: &'static str, key: &str) -> StoreResult<()> {
+    check_size(op, "the key", key.len(), MAX_KEY)
+}
+
+fn check_keys(op: &'static str, keys: &[&str]) -> StoreResult<()> {
+    check_size(op, "the list of keys", keys.len(), MAX_KEYS)?;
+    // So that a list fits a message as a value does.
+    let bytes = keys.iter().map(|key| key.len() + 4).sum();
+    check_size(op, "the text of the keys", bytes, MAX_VALUE)?;
+    keys.iter().try_for_each(|key| check_key(op, key))
+}
+
+fn check_value(op: &'static str, value: &[u8]) -> StoreResult<()> {
+    check_size(op, "the value", value.len(), MAX_VALUE)
+}
+
+fn timed_out(op: &'static str, keys: &[&str], timeout: Duration) -> StoreError {
+    let keys = keys.iter().take(8).map(ToString::to_string).collect();
+    StoreError::Timeout { op, keys, timeout }
+}
+
+/// The sum that `add` leaves, of a value that is there.
+fn sum(key: &str, value: Option<&[u8]>, amount: i64) -> StoreResult<i64> {
+    let Some(value) = value else { return Ok(amount) };
+    let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+    number.and_then(|n| n.checked_add(amount)).ok_or_else(|| StoreError::NotANumber {
+        key: key.into(),
+        value: String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned(),
+        amount,
+    })
+}
+
+/// Whether `compare_set` sets.
+fn may_set(value: Option<&[u8]>, expected: &[u8]) -> bool {
+    value.map_or(expected.is_empty(), |value| value == expected)
+}

@@ -1,0 +1,66 @@
+//! A part of a store of one's own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Store, StoreResult};
+
+/// A store all of whose keys begin with a prefix in the one below
+/// (`torch.distributed.PrefixStore`).
+#[derive(Clone, Debug)]
+pub struct PrefixStore {
+    prefix: String,
+    below: Arc<dyn Store>,
+}
+
+impl PrefixStore {
+    /// The keys of `below` that begin with `prefix` and a slash.
+    #[must_use]
+    pub fn new(prefix: impl Into<String>, below: Arc<dyn Store>) -> Self {
+        Self { prefix: prefix.into(), below }
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}/{key}", self.prefix)
+    }
+
+    fn with_keys<R>(&self, keys: &[&str], f: impl FnOnce(&[&str]) -> R) -> R {
+        let keys: Vec<_> = keys.iter().map(|key| self.key(key)).collect();
+        f(&keys.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+}
+
+impl Store for PrefixStore {
+    fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
+        self.below.set(&self.key(key), value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
+        self.below.get(&self.key(key), timeout)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
+        self.below.add(&self.key(key), amount)
+    }
+
+    fn compare_set(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> StoreResult<Option<Vec<u8>>> {
+        self.below.compare_set(&self.key(key), expected, desired)
+    }
+
+    fn delete(&self, key: &str) -> StoreResult<bool> {
+        self.below.delete(&self.key(key))
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
+        self.with_keys(keys, |keys| self.below.wait(keys, timeout))
+    }
+
+    fn check(&self, keys: &[&str]) -> StoreResult<bool> {
+        self.with_keys(keys, |keys| self.below.check(keys))
+    }
+}

@@ -1,0 +1,270 @@
+//! What goes over the wire: a greeting, then messages, each with its length before it.
+
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use super::super::{MAX_KEY, MAX_VALUE};
+
+/// What either side says first.
+const GREETING: &[u8; 8] = b"WLSTORE1";
+/// The most bytes of a message: a key, two values and their lengths.
+const MAX_MESSAGE: usize = 2 * MAX_VALUE + MAX_KEY + 64;
+
+/// Says who we are, and hears whether the other side is one of us.
+pub(super) fn greet(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    stream.write_all(GREETING)?;
+    let mut heard = [0; GREETING.len()];
+    match stream.read_exact(&mut heard) {
+        Ok(()) if &heard == GREETING => Ok(()),
+        Ok(()) => Err(invalid("it greets otherwise")),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                Err(invalid("it does not return the greeting"))
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+pub(super) fn send(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(message.len()).map_err(|_| invalid("a message is too long"))?;
+    // One write, so that it is one packet where it fits.
+    let mut bytes = Vec::with_capacity(4 + message.len());
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(message);
+    stream.write_all(&bytes)
+}
+
+pub(super) fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_MESSAGE {
+        return Err(invalid("a message is too long"));
+    }
+    // Grown as it comes: who only says a length gets no memory for it.
+    let mut message = Vec::new();
+    if stream.take(length as u64).read_to_end(&mut message)? < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(message)
+}
+
+fn invalid(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// What a client asks for.
+#[derive(Debug, PartialEq)]
+pub(super) enum Request<'a> {
+    Set { key: &'a str, value: &'a [u8] },
+    Get { key: &'a str, wait: Duration },
+    Add { key: &'a str, amount: i64 },
+    CompareSet { key: &'a str, expected: &'a [u8], desired: &'a [u8] },
+    Delete { key: &'a str },
+    Wait { keys: Vec<&'a str>, wait: Duration },
+    Check { keys: Vec<&'a str> },
+}
+
+/// What the server says to it.
+#[derive(Debug, PartialEq)]
+pub(super) enum Reply {
+    Done,
+    Value(Vec<u8>),
+    Number(i64),
+    /// A key that is not set.
+    NotYet,
+    /// The value that cannot be added to.
+    NotANumber(String),
+}
+
+impl<'a> Request<'a> {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Set { key, value } => Out::new(0).text(key).bytes(value).0,
+            Self::Get { key, wait } => Out::new(1).number(millis(*wait)).text(key).0,
+            Self::Add { key, amount } => Out::new(2).number(*amount).text(key).0,
+            Self::CompareSet { key, expected, desired } => {
+                Out::new(3).text(key).bytes(expected).bytes(desired).0
+            }
+            Self::Delete { key } => Out::new(4).text(key).0,
+            Self::Wait { keys, wait } => {
+                keys.iter().fold(Out::new(5).number(millis(*wait)), |out, key| out.text(key)).0
+            }
+            Self::Check { keys } => keys.iter().fold(Out::new(6), |out, key| out.text(key)).0,
+        }
+    }
+
+    pub(super) fn decode(message: &'a [u8]) -> io::Result<Self> {
+        let (&kind, rest) = message.split_first().ok_or_else(|| invalid("an empty message"))?;
+        let mut rest = In(rest);
+        let request = match kind {
+            0 => Self::Set { key: rest.text()?, value: rest.bytes()? },
+            1 => {
+                let wait = rest.duration()?;
+                Self::Get { key: rest.text()?, wait }
+            }
+            2 => {
+                let amount = rest.number()?;
+                Self::Add { key: rest.text()?, amount }
+            }
+            3 => {
+                let key = rest.text()?;
+                Self::CompareSet { key, expected: rest.bytes()?, desired: rest.bytes()? }
+            }
+            4 => Self::Delete { key: rest.text()? },
+            5 => {
+                let wait = rest.duration()?;
+                Self::Wait { keys: rest.texts()?, wait }
+            }
+            6 => Self::Check { keys: rest.texts()? },
+            _ => return Err(invalid("an unknown request")),
+        };
+        rest.end()?;
+        Ok(request)
+    }
+}
+
+impl Reply {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Done => Out::new(0).0,
+            Self::Value(value) => Out::new(1).bytes(value).0,
+            Self::Number(number) => Out::new(2).number(*number).0,
+            Self::NotYet => Out::new(3).0,
+            Self::NotANumber(value) => Out::new(4).text(value).0,
+        }
+    }
+
+    pub(super) fn decode(message: &[u8]) -> io::Result<Self> {
+        let (&kind, rest) = message.split_first().ok_or_else(|| invalid("an empty message"))?;
+        let mut rest = In(rest);
+        let reply = match kind {
+            0 => Self::Done,
+            1 => Self::Value(rest.bytes()?.into()),
+            2 => Self::Number(rest.number()?),
+            3 => Self::NotYet,
+            4 => Self::NotANumber(rest.text()?.into()),
+            _ => return Err(invalid("an unknown reply")),
+        };
+        rest.end()?;
+        Ok(reply)
+    }
+}
+
+fn millis(wait: Duration) -> i64 {
+    wait.as_millis().try_into().unwrap_or(i64::MAX)
+}
+
+/// A message in the making.
+struct Out(Vec<u8>);
+
+impl Out {
+    fn new(kind: u8) -> Self {
+        Self(vec![kind])
+    }
+
+    fn number(mut self, number: i64) -> Self {
+        self.0.extend(number.to_le_bytes());
+        self
+    }
+
+    fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend((bytes.len() as u32).to_le_bytes());
+        self.0.extend(bytes);
+        self
+    }
+
+    fn text(self, text: &str) -> Self {
+        self.bytes(text.as_bytes())
+    }
+}
+
+/// What is left of a message.
+struct In<'a>(&'a [u8]);
+
+impl<'a> In<'a> {
+    fn take(&mut self, count: usize) -> io::Result<&'a [u8]> {
+        let cut = self.0.split_at_checked(count);
+        let (taken, rest) = cut.ok_or_else(|| invalid("a message is too short"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self) -> io::Result<i64> {
+        let mut number = [0; 8];
+        number.copy_from_slice(self.take(8)?);
+        Ok(i64::from_le_bytes(number))
+    }
+
+    fn duration(&mut self) -> io::Result<Duration> {
+        Ok(Duration::from_millis(self.number()?.try_into().unwrap_or(0)))
+    }
+
+    fn bytes(&mut self) -> io::Result<&'a [u8]> {
+        let mut length = [0; 4];
+        length.copy_from_slice(self.take(4)?);
+        self.take(u32::from_le_bytes(length) as usize)
+    }
+
+    fn text(&mut self) -> io::Result<&'a str> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| invalid("a key is not UTF-8"))
+    }
+
+    fn texts(&mut self) -> io::Result<Vec<&'a str>> {
+        let mut texts = Vec::new();
+        while !self.0.is_empty() {
+            texts.push(self.text()?);
+        }
+        Ok(texts)
+    }
+
+    fn end(&self) -> io::Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(invalid("a message is too long")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_round_trip_and_are_refused_when_cut() {
+        let wait = Duration::from_millis(7);
+        for request in [
+            Request::Set { key: "a", value: b"b" },
+            Request::Get { key: "key", wait },
+            Request::Add { key: "n", amount: -3 },
+            Request::CompareSet { key: "k", expected: b"", desired: &[0; 300] },
+            Request::Delete { key: "k" },
+            Request::Wait { keys: vec!["a", "bc"], wait },
+            Request::Check { keys: vec!["a"] },
+        ] {
+            let bytes = request.encode();
+            assert_eq!(Request::decode(&bytes).unwrap(), request);
+            assert!(Request::decode(&bytes[..bytes.len() - 1]).is_err(), "{request:?}");
+            assert!(Request::decode(&[&bytes[..], &[0]].concat()).is_err(), "{request:?}");
+        }
+        let text = "x".into();
+        for reply in [
+            Reply::Done,
+            Reply::Value(vec![1, 2]),
+            Reply::Number(-1),
+            Reply::NotYet,
+            Reply::NotANumber(text),
+        ] {
+            assert_eq!(Reply::decode(&reply.encode()).unwrap(), reply);
+        }
+        assert!(Request::decode(&[]).is_err() && Request::decode(&[99]).is_err());
+        assert!(Request::decode(&[4, 1, 0, 0, 0, 0xff]).is_err(), "not UTF-8");
+    }
+
+    #[test]
+    fn a_length_beyond_the_limit_is_refused_before_anything_is_read() {
+        let mut bytes = (MAX_MESSAGE as u32 + 1).to_le_bytes().to_vec();
+        bytes.extend([0; 100]);
+        let mut stream = bytes.as_slice();
+        assert_eq!(receive(&mut stream).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(stream.len(), 100);
+    }
+}

@@ -1,0 +1,118 @@
+//! A thread per group that notices what hangs, asks the ranks what they called, and ends the group.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::group::Shared;
+use super::record::{self, Call};
+use super::{Failure, StoreError};
+
+/// How a failure's reason begins that is nothing but a timeout.
+pub(super) const TIMED_OUT: &str = "it was not done within";
+/// Set in the store by the first rank that notices.
+const FAILED: &str = "failed";
+
+/// How long the other ranks have to publish their records.
+pub(super) fn bound(timeout: Duration) -> Duration {
+    timeout.clamp(Duration::from_secs(1), Duration::from_secs(30))
+}
+
+/// How often it looks.
+fn tick(timeout: Duration) -> Duration {
+    (timeout / 8).clamp(Duration::from_millis(2), Duration::from_secs(1))
+}
+
+/// Starts it. It ends once nobody holds the group and its work is done, or the group has failed.
+pub(super) fn start(group: &Arc<Shared>) -> io::Result<()> {
+    let group = Arc::clone(group);
+    let thread = std::thread::Builder::new().name("warpline-watchdog".into());
+    thread.spawn(move || watch(&group)).map(drop)
+}
+
+fn watch(group: &Shared) {
+    let timeout = group.parts.timeout;
+    let mut tick = tick(timeout);
+    loop {
+        let (stop, trouble) = group.wanted(tick);
+        let unfinished = {
+            let mut ring = group.ring();
+            ring.settle();
+            ring.oldest_unfinished()
+        };
+        let late = unfinished.as_ref().is_some_and(|(_, begun)| begun.elapsed() >= timeout);
+        let reason = match (trouble, group.parts.comm.state()) {
+            (Some(trouble), _) => Some(trouble),
+            (None, Err(error)) => Some(error.to_string()),
+            (None, Ok(_)) if late => Some(format!("{TIMED_OUT} {timeout:?}")),
+            // A store that is gone is no failure: its host may have ended after the last call.
+            (None, Ok(_)) => match group.parts.store.check(&[FAILED]) {
+                Ok(true) => Some(reported(group)),
+                _ => None,
+            },
+        };
+        if let Some(reason) = reason {
+            let call = unfinished.map(|(call, _)| call);
+            return group.fail(examine(group, reason, call));
+        }
+        if stop {
+            if unfinished.is_none() {
+                return;
+            }
+            // Nobody wakes it any more.
+            tick = Duration::from_millis(2);
+            std::thread::sleep(tick);
+        }
+    }
+}
+
+fn reported(group: &Shared) -> String {
+    let told = group.parts.store.get(FAILED, Duration::ZERO).unwrap_or_default();
+    String::from_utf8_lossy(&told).into_owned()
+}
+
+/// Publishes this rank's record, reads the others', and says what is wrong.
+fn examine(group: &Shared, reason: String, unfinished: Option<Call>) -> Failure {
+    let (parts, rank) = (&group.parts, group.rank());
+    let (own, last) = {
+        let ring = group.ring();
+        (ring.calls(), ring.last())
+    };
+    let call = unfinished.clone().or(last);
+    let told = match &call {
+        Some(call) => format!("rank {rank} has reported of {}: {reason}", call.text),
+        None => format!("rank {rank} has reported: {reason}"),
+    };
+    let mut lost = None;
+    let mut note = |result: Result<(), StoreError>| {
+        if let Err(error @ StoreError::Lost { .. }) = result {
+            lost = Some(error);
+        }
+    };
+    note(parts.store.set(&format!("record/{rank}"), &record::encode(&own)));
+    note(parts.store.compare_set(FAILED, b"", told.as_bytes()).map(drop));
+    let deadline = Instant::now() + bound(parts.timeout);
+    let (mut others, mut missing) = (Vec::new(), Vec::new());
+    for other in (0..parts.comm.ranks()).filter(|other| *other != rank) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match parts.store.get(&format!("record/{other}"), left) {
+            Ok(bytes) => others.push((other, record::decode(&bytes))),
+            Err(StoreError::Timeout { .. }) => missing.push(other),
+            Err(error) => note(Err(error)),
+        }
+    }
+    let mut reason = reason;
+    if let Some(error) = lost {
+        reason = format!("{reason}; {error}");
+        let host = parts.store_host.and_then(|host| parts.members.iter().position(|m| *m == host));
+        missing.extend(host.filter(|host| *host != rank && !missing.contains(host)));
+    }
+    let differing = match &unfinished {
+        Some(unfinished) => record::differences(rank, &own, unfinished, &others),
+        None => Vec::new(),
+    };
+    let (op, seq, location) =
+        call.map(|call| (call.text, call.seq, call.location)).unwrap_or_default();
+    let (group, timeout) = (parts.name.clone(), parts.timeout);
+    Failure { group, rank, op, seq, location, reason, missing, differing, timeout }
+}

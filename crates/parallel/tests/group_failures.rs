@@ -1,0 +1,189 @@
+//! What becomes of process groups whose ranks disagree, are late or are gone.
+
+mod group_support;
+
+use std::time::{Duration, Instant};
+
+use group_support::{LONG, Ranks, at, schedules, values};
+use warpline::{DType, open, zeros};
+use warpline_parallel::distributed::{Error, ProcessGroup, ReduceOp, Result};
+
+/// That a group is as good as any.
+fn works(group: &ProcessGroup) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    for async_op in [false, true] {
+        let x = at(group, rank + 1)?;
+        group.all_reduce(&x, ReduceOp::Sum, async_op)?.wait()?;
+        assert_eq!(values(&x)?, [(ranks * (ranks + 1) / 2) as f32; 3]);
+    }
+    group.barrier()
+}
+
+#[test]
+fn debug_mode_names_the_ranks_that_differ_and_launches_nothing() {
+    schedules(&[3], |ranks| {
+        ranks.debug().run(|group| {
+            let (rank, x) = (group.rank(), at(&group, 1)?);
+            let error = match rank {
+                1 => group.broadcast(&x, 0, false),
+                _ => group.all_reduce(&x, ReduceOp::Sum, false),
+            }
+            .unwrap_err();
+            let Error::Mismatch { seq: 1, differing, .. } = &error else { panic!("{error}") };
+            let ranks: Vec<_> = differing.iter().map(|d| d.rank).collect();
+            assert_eq!(ranks, if rank == 1 { vec![0, 2] } else { vec![1] });
+            assert!(error.to_string().contains("all_reduce(float32[3], Sum)"), "{error}");
+            assert!(error.to_string().contains("broadcast(float32[3], root 0)"), "{error}");
+            assert_eq!(values(&x)?, [1.0; 3]);
+            // Dtype, shape, reduction and root count too.
+            let y = zeros(&[3], (if rank == 2 { DType::F64 } else { DType::F32 }, group.device()))?;
+            assert!(group.all_reduce(&y, ReduceOp::Sum, true).is_err());
+            let y = zeros(&[if rank == 2 { 3 } else { 4 }], group.device())?;
+            assert!(group.all_reduce(&y, ReduceOp::Sum, true).is_err());
+            let op = if rank == 2 { ReduceOp::Max } else { ReduceOp::Min };
+            assert!(group.all_reduce(&x, op, true).is_err());
+            assert!(group.broadcast(&x, usize::from(rank == 2), true).is_err());
+            works(&group)
+        });
+    });
+}
+
+/// Calls that do not match are named by each rank, whoever notices.
+#[test]
+fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
+    schedules(&[3], |ranks| {
+        let errors = ranks.timeout(Duration::from_secs(5)).run(|group| {
+            // All have joined, which would otherwise fail.
+            group.barrier()?;
+            let x = at(&group, 1)?;
+            let work = match group.rank() {
+                1 => group.broadcast(&x, 0, true),
+                _ => group.all_reduce(&x, ReduceOp::Sum, true),
+            };
+            Ok(work.and_then(|work| work.synchronize()).unwrap_err())
+        });
+        for (rank, error) in errors.iter().enumerate() {
+            let failure = error.failure().unwrap_or_else(|| panic!("rank {rank}: {error}"));
+            assert_eq!(failure.rank, rank);
+            let text = error.to_string();
+            // As the ranks' records have them, or as the simulated NCCL does.
+            for calls in [
+                ["all_reduce(float32[3], Sum)", "AllReduce(3"],
+                ["broadcast(float32[3], root 0)", "Broadcast(3"],
+            ] {
+                assert!(calls.iter().any(|call| text.contains(call)), "rank {rank}: {text}");
+            }
+            assert!(text.contains("group_failures.rs:"), "rank {rank}: {text}");
+        }
+    });
+}
+
+/// Reached on purpose, but not by ranks that make their calls, however busy the machine is.
+const SHORT: Duration = Duration::from_millis(1500);
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_timeout_and_a_new_group_works() {
+    schedules(&[3], |ranks| {
+        let ranks = ranks.timeout(SHORT);
+        ranks.run(|group| {
+            let x = at(&group, 1)?;
+            group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
+            let error = if group.rank() == 2 {
+                // Alive, but late: its watchdog hears of the others' trouble.
+                let begun = Instant::now();
+                while group.failure().is_none() {
+                    assert!(begun.elapsed() < LONG);
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                group.all_reduce(&x, ReduceOp::Sum, false).unwrap_err()
+            } else {
+                group.all_reduce(&x, ReduceOp::Max, true)?.synchronize().unwrap_err()
+            };
+            let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+            assert_eq!((failure.rank, failure.missing.len()), (group.rank(), 0), "{error}");
+            assert!(error.to_string().contains("all_reduce(float32[3], Max)"), "{error}");
+            if group.rank() != 2 {
+                assert!(matches!(error, Error::CollectiveTimeout(_) | Error::PeerFailed(_)));
+                assert_eq!((failure.seq, failure.differing.len()), (2, 1), "{error}");
+                assert_eq!(failure.differing[0].rank, 2, "{error}");
+                assert!(failure.location.contains("group_failures.rs:"), "{error}");
+            }
+            // Everything after it is refused with the same.
+            assert!(group.barrier().unwrap_err().failure().is_some());
+            assert!(group.new_group(&[0]).unwrap_err().failure().is_some());
+            Ok(())
+        });
+        // The process lives, and makes a new one.
+        ranks.timeout(LONG).run(|group| works(&group));
+    });
+}
+
+/// Runs with a rank that is gone before it makes its call: all others get an error that names it.
+fn a_rank_is_gone(ranks: &Ranks) {
+    let gone = ranks.len() - 1;
+    let errors = ranks.timeout(SHORT).run(|group| {
+        let x = at(&group, 1)?;
+        group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
+        if group.rank() == gone {
+            return Ok(None); // and drops its end
+        }
+        let begun = Instant::now();
+        let failed = group.all_reduce(&x, ReduceOp::Sum, true).and_then(|work| work.synchronize());
+        assert!(begun.elapsed() < LONG);
+        Ok(failed.err())
+    });
+    for (rank, error) in errors.iter().enumerate().take(gone) {
+        let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} has no error"));
+        assert!(matches!(error, Error::PeerFailed(_)), "{error}");
+        let failure = error.failure().unwrap();
+        assert!(failure.missing.contains(&gone), "{error}");
+        assert_eq!((failure.rank, failure.seq), (rank, 2));
+        assert!(failure.op.starts_with("all_reduce("), "{error}");
+        assert!(failure.location.contains("group_failures.rs:"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_gone_is_named_by_all_others() {
+    for spec in ["sim:3,lazy", "sim:3,seed=1", "sim:3,eager"] {
+        let ranks = Ranks::new(spec, 3);
+        a_rank_is_gone(&ranks);
+        ranks.run(|group| works(&group));
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_a_rank_that_is_gone_is_named_by_all_others() {
+    let ranks = Ranks::new(&group_support::gpu_spec(), 2);
+    a_rank_is_gone(&ranks);
+    ranks.run(|group| works(&group));
+}
+
+#[test]
+fn a_group_that_is_dropped_with_work_that_cannot_end_does_not_hang() {
+    let ranks = Ranks::new("sim:2,seed=3", 2);
+    let begun = Instant::now();
+    ranks.timeout(SHORT).run(|group| {
+        if group.rank() == 0 {
+            drop(group.all_reduce(&at(&group, 1)?, ReduceOp::Sum, true)?);
+        }
+        drop(group);
+        Ok(())
+    });
+    assert!(begun.elapsed() < LONG);
+}
+
+#[test]
+fn ranks_that_do_not_join_are_named() {
+    let runtime = open("sim:3", &warpline::RuntimeConfig::default()).unwrap();
+    let ranks = Ranks::in_runtime(runtime, 3).timeout(SHORT);
+    for absent in 0..3 {
+        let errors = ranks.init_without(absent);
+        assert_eq!(errors.len(), 2);
+        for error in errors {
+            let Error::Init { missing, world_size: 3, .. } = &error else { panic!("{error}") };
+            assert_eq!(*missing, [absent], "{error}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Ranks that are threads, each with its end of a group.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use warpline::{Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, with_runtime};
+use warpline_parallel::distributed::{
+    Error, HashStore, InitOptions, ProcessGroup, Result, init_process_group,
+};
+
+/// Long enough to be never reached.
+pub(crate) const LONG: Duration = Duration::from_secs(50);
+
+/// Three times one number, on each rank.
+pub(crate) fn at(group: &ProcessGroup, value: usize) -> Result<Tensor> {
+    Ok(full(&[3], value as f64, group.device())?)
+}
+
+pub(crate) fn values(t: &Tensor) -> Result<Vec<f32>> {
+    Ok(t.to_vec()?)
+}
+
+/// Ranks in one world of devices, who meet in a store of their own.
+#[derive(Clone, Debug)]
+pub(crate) struct Ranks {
+    runtime: Runtime,
+    ranks: usize,
+    timeout: Duration,
+    debug: bool,
+}
+
+pub(crate) fn number(name: &str, default: usize) -> usize {
+    match std::env::var(name) {
+        Ok(text) => text.trim().parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
+        Err(_) => default,
+    }
+}
+
+pub(crate) fn gpu_spec() -> String {
+    std::env::var("WARPLINE_DRIVER").unwrap_or_else(|_| "cuda".into())
+}
+
+/// Runs a test for these numbers of ranks under the laziest schedule and `WARPLINE_SCHEDULES` (8)
+/// seeded ones.
+pub(crate) fn schedules(ranks: &[usize], body: impl Fn(&Ranks)) {
+    /// Names the world, its seed with it, where a test fails.
+    struct OnPanic(String);
+    impl Drop for OnPanic {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("failed in WARPLINE_DRIVER={}", self.0);
+            }
+        }
+    }
+    for &ranks in ranks {
+        let seeds = (0..number("WARPLINE_SCHEDULES", 8)).map(|seed| format!("seed={seed}"));
+        for schedule in std::iter::once("lazy".to_string()).chain(seeds) {
+            let spec = format!("sim:{ranks},{schedule}");
+            let _named = OnPanic(spec.clone());
+            body(&Ranks::new(&spec, ranks));
+        }
+    }
+}
+
+impl Ranks {
+    pub(crate) fn new(spec: &str, ranks: usize) -> Self {
+        let runtime =
+            open(spec, &RuntimeConfig::default()).unwrap_or_else(|e| panic!("{spec}: {e}"));
+        Self::in_runtime(runtime, ranks)
+    }
+
+    /// In a world where nothing is ordered but by the program.
+    pub(crate) fn manual(spec: &str, ranks: usize) -> Self {
+        let config = RuntimeConfig { sync_policy: SyncPolicy::Manual, ..RuntimeConfig::default() };
+        Self::in_runtime(open(spec, &config).unwrap_or_else(|e| panic!("{spec}: {e}")), ranks)
+    }
+
+    pub(crate) fn in_runtime(runtime: Runtime, ranks: usize) -> Self {
+        assert!(runtime.device_count() >= ranks, "{ranks} devices are needed");
+        Self { runtime, ranks, timeout: LONG, debug: false }
+    }
+
+    pub(crate) fn timeout(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    pub(crate) fn debug(&self) -> Self {
+        Self { debug: true, ..self.clone() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ranks
+    }
+
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Runs `body` on each rank; what they return, in their order.
+    pub(crate) fn run<R: Send>(&self, body: impl Fn(ProcessGroup) -> Result<R> + Sync) -> Vec<R> {
+        let ranks: Vec<_> = (0..self.ranks).collect();
+        let results = self.on(&ranks, |options| body(init_process_group(options)?));
+        let result = |(rank, result): (usize, Result<R>)| {
+            result.unwrap_or_else(|error| panic!("rank {rank}: {error}"))
+        };
+        results.into_iter().enumerate().map(result).collect()
+    }
+
+    /// Begins a group without one of the ranks; the others' errors.
+    pub(crate) fn init_without(&self, absent: usize) -> Vec<Error> {
+        let ranks: Vec<_> = (0..self.ranks).filter(|rank| *rank != absent).collect();
+        let results = self.on(&ranks, init_process_group);
+        results.into_iter().map(|result| result.unwrap_err()).collect()
+    }
+
+    fn on<R: Send>(&self, ranks: &[usize], body: impl Fn(InitOptions) -> R + Sync) -> Vec<R> {
+        let store = Arc::new(HashStore::new());
+        std::thread::scope(|scope| {
+            let thread = |&rank: &usize| {
+                let mut options = InitOptions::new(store.clone(), rank, self.ranks);
+                options.device = Some(rank);
+                options.timeout = self.timeout;
+                options.debug = self.debug;
+                let body = &body;
+                scope.spawn(move || with_runtime(&self.runtime, || body(options)))
+            };
+            let threads: Vec<_> = ranks.iter().map(thread).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined.map(|r| r.unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! `warpline-run`, and the library under it.
+#![cfg(unix)]
+
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use warpline_parallel::distributed::launch::{Launch, Output};
+
+fn warpline_run(args: &[&str]) -> (Option<i32>, String, String) {
+    let run = Command::new(env!("CARGO_BIN_EXE_warpline-run")).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (run.status.code(), text(run.stdout), text(run.stderr))
+}
+
+#[test]
+fn each_rank_is_told_who_it_is_and_its_lines_are_told_apart() {
+    let script = r#"echo "$RANK $LOCAL_RANK of $WORLD_SIZE, $LOCAL_WORLD_SIZE here, $WARPLINE_DRIVER $1"
+        echo "$MASTER_ADDR:$MASTER_PORT" >&2; printf unfinished"#;
+    let (code, out, err) =
+        warpline_run(&["--nproc", "3", "--driver", "sim", "--", "sh", "-c", script, "x", "-y"]);
+    assert_eq!(code, Some(0), "{err}");
+    let mut lines: Vec<_> = out.lines().collect();
+    lines.sort_unstable();
+    let mut wanted = Vec::new();
+    for rank in 0..3 {
+        wanted.push(format!("[{rank}]: {rank} {rank} of 3, 3 here, sim:3 -y"));
+        wanted.push(format!("[{rank}]: unfinished"));
+    }
+    assert_eq!(lines, wanted);
+    assert_eq!(err.lines().filter(|line| line.contains("]: 127.0.0.1:")).count(), 3, "{err}");
+}
+
+#[test]
+fn when_a_rank_fails_the_others_are_killed_and_its_code_is_returned() {
+    let begun = Instant::now();
+    let script = r#"if [ "$RANK" = 1 ]; then exit 7; fi; exec sleep 100"#;
+    let (code, _, err) = warpline_run(&["-n", "3", "sh", "-c", script]);
+    assert_eq!(code, Some(7));
+    assert!(err.contains("rank 1 failed"), "{err}");
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_rank_that_a_signal_ends_counts_as_in_a_shell() {
+    let (code, ..) = warpline_run(&["-n", "2", "sh", "-c", "kill -9 $$"]);
+    assert_eq!(code, Some(137));
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let (code, _, err) = warpline_run(&["-n", "2", "/no/such/program"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("/no/such/program"), "{err}");
+    let (code, _, err) = warpline_run(&["-n", "0", "true"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("at least one rank"), "{err}");
+}
+
+#[test]
+fn the_others_go_on_if_asked_for_and_a_rank_can_be_killed() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&lines);
+    let launch = Launch::new("sh", 2).arg("-c");
+    let script = r#"if [ "$RANK" = 0 ]; then exec sleep 100; fi; sleep 0.2; echo late"#;
+    let launch =
+        launch.arg(script).keep_going(true).on_line(Arc::new(move |rank, output, line| {
+            seen.lock().unwrap().push((rank, output, line.to_string()));
+        }));
+    let mut ranks = launch.spawn().unwrap();
+    ranks.kill(0).unwrap();
+    let outcome = ranks.wait().unwrap();
+    assert_eq!((outcome.first_failed, outcome.code()), (Some(0), 137));
+    assert!(outcome.statuses[1].success());
+    assert_eq!(*lines.lock().unwrap(), [(1, Output::Stdout, "late".to_string())]);
+}

@@ -1,0 +1,302 @@
+//! Stores: against a map, with many clients, and files that were left half written.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use warpline_parallel::distributed::{
+    FileStore, HashStore, MAX_KEY, MAX_VALUE, PrefixStore, Store, StoreError, TcpStore,
+};
+
+/// Long enough to be never reached.
+const LONG: Duration = Duration::from_secs(60);
+const NONE: Duration = Duration::ZERO;
+
+/// A file that is not there, and is removed in the end.
+struct TempFile(PathBuf);
+
+impl TempFile {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "warpline-store-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A kind of store: two ends of one, and what keeps it.
+type Kind = (&'static str, [Arc<dyn Store>; 2], Box<dyn Send>);
+
+/// Each kind.
+fn stores() -> Vec<Kind> {
+    let file = TempFile::new();
+    let open = || Arc::new(FileStore::open(&file.0).unwrap());
+    let files: [Arc<dyn Store>; 2] = [open(), open()];
+    let hash = HashStore::new();
+    let host = || Arc::new(TcpStore::host("127.0.0.1:0").unwrap());
+    let client = |host: &TcpStore| -> Arc<dyn Store> {
+        Arc::new(TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap())
+    };
+    let (first, second) = (host(), host());
+    let prefixed = |prefix| Arc::new(PrefixStore::new(prefix, Arc::new(hash.clone())));
+    vec![
+        ("hash", [Arc::new(hash.clone()), Arc::new(hash.clone())], Box::new(())),
+        ("prefix", [prefixed("a"), prefixed("a")], Box::new(())),
+        ("file", files, Box::new(file)),
+        ("tcp, two clients", [client(&first), client(&first)], Box::new(first)),
+        ("tcp, the host too", [second.clone(), client(&second)], Box::new(second)),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Set(String, Vec<u8>),
+    Get(String),
+    Add(String, i64),
+    CompareSet(String, Vec<u8>, Vec<u8>),
+    Delete(String),
+    Wait(Vec<String>),
+    Check(Vec<String>),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let key = || prop::sample::select(vec!["", "a", "b/c", "ключ"]).prop_map(String::from);
+    let value = || {
+        prop_oneof![
+            Just(b"7".to_vec()),
+            Just(Vec::new()),
+            Just(b"9223372036854775807".to_vec()),
+            prop::collection::vec(any::<u8>(), 0..4),
+        ]
+    };
+    let keys = || prop::collection::vec(key(), 0..3);
+    prop_oneof![
+        (key(), value()).prop_map(|(k, v)| Op::Set(k, v)),
+        key().prop_map(Op::Get),
+        (key(), -3..3i64).prop_map(|(k, n)| Op::Add(k, n)),
+        (key(), value(), value()).prop_map(|(k, e, d)| Op::CompareSet(k, e, d)),
+        key().prop_map(Op::Delete),
+        keys().prop_map(Op::Wait),
+        keys().prop_map(Op::Check),
+    ]
+}
+
+/// What an operation returns, as text: of errors, the kind.
+fn run(store: &dyn Store, op: &Op) -> String {
+    fn shown<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
+        match result {
+            Ok(value) => format!("{value:?}"),
+            Err(StoreError::Timeout { .. }) => "timeout".into(),
+            Err(StoreError::NotANumber { .. }) => "no number".into(),
+            Err(other) => format!("unexpected: {other}"),
+        }
+    }
+    fn refs(keys: &[String]) -> Vec<&str> {
+        keys.iter().map(String::as_str).collect()
+    }
+    match op {
+        Op::Set(key, value) => shown(store.set(key, value)),
+        Op::Get(key) => shown(store.get(key, NONE)),
+        Op::Add(key, amount) => shown(store.add(key, *amount)),
+        Op::CompareSet(key, expected, desired) => shown(store.compare_set(key, expected, desired)),
+        Op::Delete(key) => shown(store.delete(key)),
+        Op::Wait(keys) => shown(store.wait(&refs(keys), NONE)),
+        Op::Check(keys) => shown(store.check(&refs(keys))),
+    }
+}
+
+/// The same on a map.
+fn model(map: &mut HashMap<String, Vec<u8>>, op: &Op) -> String {
+    let all = |map: &HashMap<String, Vec<u8>>, keys: &[String]| {
+        keys.iter().all(|key| map.contains_key(key))
+    };
+    match op {
+        Op::Set(key, value) => {
+            map.insert(key.clone(), value.clone());
+            "()".into()
+        }
+        Op::Get(key) => map.get(key).map_or("timeout".into(), |value| format!("{value:?}")),
+        Op::Add(key, amount) => {
+            let old = map.get(key).map(|v| String::from_utf8_lossy(v).parse::<i64>());
+            let sum = old.unwrap_or(Ok(0)).ok().and_then(|old| old.checked_add(*amount));
+            let Some(sum) = sum else { return "no number".into() };
+            map.insert(key.clone(), sum.to_string().into());
+            sum.to_string()
+        }
+        Op::CompareSet(key, expected, desired) => {
+            let sets = map.get(key).map_or(expected.is_empty(), |value| value == expected);
+            if sets {
+                map.insert(key.clone(), desired.clone());
+            }
+            format!("{:?}", map.get(key))
+        }
+        Op::Delete(key) => map.remove(key).is_some().to_string(),
+        Op::Wait(keys) => (if all(map, keys) { "()" } else { "timeout" }).into(),
+        Op::Check(keys) => all(map, keys).to_string(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_store_is_a_map(program in prop::collection::vec((0..2usize, op()), 1..30)) {
+        for (name, ends, _kept) in stores() {
+            let mut map = HashMap::new();
+            for (at, (end, op)) in program.iter().enumerate() {
+                let (found, wanted) = (run(&*ends[*end], op), model(&mut map, op));
+                prop_assert_eq!(found, wanted, "{}, operation {}: {:?}", name, at, op);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_that_comes_later_is_waited_for() {
+    for (name, [a, b], _kept) in stores() {
+        let waiting = std::thread::spawn(move || {
+            a.wait(&["one", "two"], LONG)?;
+            a.get("three", LONG)
+        });
+        for key in ["one", "two", "three"] {
+            std::thread::sleep(Duration::from_millis(5));
+            b.set(key, key.as_bytes()).unwrap();
+        }
+        assert_eq!(waiting.join().unwrap().unwrap(), b"three", "{name}");
+    }
+}
+
+#[test]
+fn a_wait_ends_at_its_timeout_and_names_the_keys() {
+    for (name, [store, _], _kept) in stores() {
+        let begun = Instant::now();
+        let timeout = Duration::from_millis(60);
+        let error = store.get("missing", timeout).unwrap_err();
+        assert!(begun.elapsed() >= timeout, "{name}");
+        assert_eq!(
+            error.to_string().contains("missing\""),
+            matches!(error, StoreError::Timeout { op: "get", .. }),
+            "{name}: {error}"
+        );
+        let error = store.wait(&["missing", "too"], timeout).unwrap_err();
+        assert!(matches!(error, StoreError::Timeout { op: "wait", .. }), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_wait_holds_up_nobody() {
+    for (name, [store, other], _kept) in stores() {
+        let waiting = {
+            let store = Arc::clone(&store);
+            std::thread::spawn(move || store.get("late", LONG))
+        };
+        for _ in 0..20 {
+            store.add("n", 1).unwrap();
+        }
+        store.set("late", b"x").unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap(), b"x", "{name}");
+        assert_eq!(other.add("n", 0).unwrap(), 20, "{name}");
+    }
+}
+
+#[test]
+fn what_is_too_large_is_refused_and_what_just_fits_is_not() {
+    for (name, [store, other], _kept) in stores() {
+        let (key, value) = ("k".repeat(MAX_KEY - 2), vec![7; MAX_VALUE]);
+        store.set(&key, &value).unwrap();
+        assert!(other.get(&key, NONE).unwrap() == value, "{name}");
+        assert!(other.compare_set(&key, &value, &value).unwrap() == Some(value.clone()), "{name}");
+        let long = "k".repeat(MAX_KEY + 1);
+        for error in [
+            store.set("k", &vec![7; MAX_VALUE + 1]).unwrap_err(),
+            store.set(&long, b"").unwrap_err(),
+            store.get(&long, NONE).unwrap_err(),
+            store.wait(&["a", &long], NONE).unwrap_err(),
+            store.check(&vec!["a"; 1 << 17]).unwrap_err(),
+        ] {
+            assert!(matches!(error, StoreError::TooLarge { .. }), "{name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn prefixes_keep_apart() {
+    let below: Arc<dyn Store> = Arc::new(HashStore::new());
+    let [a, b] = ["a", "b"].map(|prefix| PrefixStore::new(prefix, Arc::clone(&below)));
+    a.set("k", b"1").unwrap();
+    assert!(!b.check(&["k"]).unwrap());
+    assert_eq!(below.get("a/k", NONE).unwrap(), b"1");
+}
+
+#[test]
+fn many_clients_count_to_one_number() {
+    const CLIENTS: i64 = 32;
+    const EACH: i64 = 25;
+    for (name, ends, _kept) in stores() {
+        std::thread::scope(|scope| {
+            for client in 0..CLIENTS {
+                let store = &ends[client as usize % 2];
+                scope.spawn(move || {
+                    for _ in 0..EACH {
+                        store.add("n", 1).unwrap();
+                    }
+                    if store.add("arrived", 1).unwrap() == CLIENTS {
+                        store.set("all", b"").unwrap();
+                    }
+                    store.wait(&["all"], LONG).unwrap();
+                    assert_eq!(store.add("n", 0).unwrap(), CLIENTS * EACH, "{name}");
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_record_that_a_killed_process_left_half_written_is_passed_over() {
+    let file = TempFile::new();
+    FileStore::open(&file.0).unwrap().set("whole", b"1").unwrap();
+    let whole = std::fs::read(&file.0).unwrap();
+    let record = {
+        let more = FileStore::open(&file.0).unwrap();
+        more.set("half", b"22").unwrap();
+        std::fs::read(&file.0).unwrap().split_off(whole.len())
+    };
+    for cut in 0..record.len() {
+        std::fs::write(&file.0, [&whole, &record[..cut]].concat()).unwrap();
+        let store = FileStore::open(&file.0).unwrap();
+        assert!(store.check(&["whole"]).unwrap() && !store.check(&["half"]).unwrap(), "{cut}");
+        store.set("next", b"3").unwrap();
+        let again = FileStore::open(&file.0).unwrap();
+        assert!(again.check(&["whole", "next"]).unwrap(), "{cut}");
+    }
+    // Cut within the file's own mark, too.
+    for cut in 0..8 {
+        std::fs::write(&file.0, &whole[..cut]).unwrap();
+        let store = FileStore::open(&file.0).unwrap();
+        store.set("k", b"").unwrap();
+        assert!(FileStore::open(&file.0).unwrap().check(&["k"]).unwrap(), "{cut}");
+    }
+}
+
+#[test]
+fn a_file_of_something_else_is_refused() {
+    let file = TempFile::new();
+    std::fs::write(&file.0, "some other file's text").unwrap();
+    let error = FileStore::open(&file.0).unwrap_err();
+    assert!(matches!(error, StoreError::File { op: "open", .. }), "{error}");
+    assert_eq!(std::fs::read(&file.0).unwrap(), b"some other file's text");
+    let error = FileStore::open("/nowhere/to/be/found").unwrap_err();
+    assert!(error.to_string().contains("/nowhere/to/be/found"), "{error}");
+}
