@@ -13,6 +13,7 @@
 //! turned off from here, since a program's environment cannot be changed safely once it has threads.
 
 mod api;
+mod exit;
 mod find;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -37,10 +38,25 @@ struct Library {
     version: u32,
 }
 
-/// The process's NCCL.
-fn library() -> Result<&'static Library> {
+/// The library during a call, for which the process waits before it ends.
+struct Entered {
+    library: &'static Library,
+    _call: exit::Call,
+}
+
+impl std::ops::Deref for Entered {
+    type Target = Library;
+
+    fn deref(&self) -> &Library {
+        self.library
+    }
+}
+
+/// The process's NCCL, to be called once.
+fn library() -> Result<Entered> {
     static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
-    LIBRARY.get_or_init(|| load(&find::candidates())).as_ref().map_err(Clone::clone)
+    let library = LIBRARY.get_or_init(|| load(&find::candidates())).as_ref();
+    Ok(Entered { library: library.map_err(Clone::clone)?, _call: exit::enter()? })
 }
 
 fn load(candidates: &[std::path::PathBuf]) -> Result<Library> {
@@ -52,6 +68,7 @@ fn load(candidates: &[std::path::PathBuf]) -> Result<Library> {
     let status = unsafe { (api.ncclGetVersion)(&mut version) };
     let version = version as u32;
     if status == SUCCESS && version >= OLDEST {
+        exit::register();
         return Ok(Library { api, version });
     }
     Err(DriverError::MissingSymbol {
