@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod cut;
 mod killed;
 mod processes;
 mod refusals;
