@@ -43,10 +43,10 @@ const RECEIVER: [&str; 10] = [
 ];
 
 /// Ends this process as `kill -9` does, if this is the point.
-struct Points<'a>(&'a str);
+pub(crate) struct Points<'a>(pub(crate) &'a str);
 
 impl Points<'_> {
-    fn reached(&self, point: &str) {
+    pub(crate) fn reached(&self, point: &str) {
         if self.0 == point {
             let _ = kill_process(getpid(), Signal::KILL);
         }

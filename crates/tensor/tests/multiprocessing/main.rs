@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod cut;
+mod host;
 mod killed;
 mod processes;
 mod refusals;

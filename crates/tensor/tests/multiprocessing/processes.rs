@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use warpline::multiprocessing::Channel;
 use warpline::{Result, Runtime, RuntimeConfig, arange, with_runtime};
 
-use crate::{common, cut, killed};
+use crate::{common, cut, host, killed};
 
 const PROGRAM: &str = "WARPLINE_TEST_SHARE";
 const SPEC: &str = "WARPLINE_TEST_SHARE_SPEC";
@@ -84,6 +84,8 @@ fn child() {
         Some(("receiver", point)) => killed::receiver(&channel, point),
         Some(("cut maker", point)) => cut::maker(&channel, point),
         Some(("cut receiver", point)) => cut::receiver(&channel, point),
+        Some(("host", point)) => host::killed(&channel, point),
+        Some(("survivor", "host")) => host::survivor(&spec),
         Some(("survivor", "cuts")) => cut::survivor(&spec),
         Some(_) => killed::survivor(&spec),
     });
