@@ -26,7 +26,7 @@ use crate::killed::{all, churn, descriptors, elements, files_left, or_gone};
 use crate::processes::{LONG, Peer, specs};
 
 /// The bytes that all messages begin with: a mark, the kind, the length of the rest.
-const HEAD: usize = 16;
+pub(crate) const HEAD: usize = 16;
 
 /// Where a message ends, unless it is whole: after so many bytes, or so many before its end.
 const CUTS: [(&str, Cut); 6] = [
@@ -85,7 +85,7 @@ fn kill_once(reached: impl Fn() -> bool) -> ! {
 }
 
 /// One message and its descriptor.
-fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
+pub(crate) fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut message = vec![0; HEAD];

@@ -1,7 +1,7 @@
 //! Host memory that processes share.
 
 use std::fs::File;
-use std::io::{IoSlice, Read};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -9,12 +9,13 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use warpline::multiprocessing::Channel;
 use warpline::{
-    DType, Error, Result, TensorOptions, arange, cuda, full, ones, with_runtime, zeros,
+    DType, Error, Result, Tensor, TensorOptions, arange, cuda, full, ones, with_runtime, zeros,
 };
 use warpline::{Runtime, RuntimeConfig};
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::sim::Schedule;
 
+use crate::cut::{HEAD, take};
 use crate::killed::{Points, all, descriptors, files_left, or_gone};
 use crate::processes::{Peer, specs};
 use crate::threads::{both, pair, world};
@@ -151,26 +152,48 @@ fn a_process_without_gpus_shares_host_memory_too() {
     .unwrap();
 }
 
-/// What a peer says of memory that it is not.
+/// What one message says came with the descriptor of another.
+fn swapped(message: &[u8], handle: &File) -> String {
+    let (raw, end) = UnixStream::pair().unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let handles = [handle.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&handles));
+    let part = [IoSlice::new(message)];
+    assert_eq!(sendmsg(&raw, &part, &mut control, SendFlags::empty()).unwrap(), message.len());
+    Channel::new(end).recv().unwrap_err().to_string()
+}
+
 #[test]
-fn other_files_are_no_host_memory() {
+fn other_files_are_no_host_memory_and_that_is_no_devices() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
-        let (a, mut b) = UnixStream::pair().unwrap();
-        Channel::new(a).send(&arange(4, ())?.share_memory()?)?;
-        let mut message = vec![0; 1024];
-        let length = b.read(&mut message).unwrap();
-        message.truncate(length);
+        let sent = |tensor: &Tensor| -> Result<_> {
+            let (a, b) = UnixStream::pair().unwrap();
+            Channel::new(a).send(tensor)?;
+            let (message, handle) = take(&b);
+            Ok((message, File::from(handle.expect("its memory"))))
+        };
+        let (host, host_file) = sent(&arange(4, ())?.share_memory()?)?;
+        let (device, device_file) = sent(&arange(4, "cuda")?.share_memory()?)?;
         let exe = File::open("/proc/self/exe").unwrap();
-        let (raw, end) = UnixStream::pair().unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let handles = [exe.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&handles));
-        let part = [IoSlice::new(&message)];
-        assert_eq!(sendmsg(&raw, &part, &mut control, SendFlags::empty()).unwrap(), length);
-        let error = Channel::new(end).recv().unwrap_err().to_string();
-        assert!(error.contains("host memory for several processes"), "{error}");
+        for file in [&exe, &device_file] {
+            let error = swapped(&host, file);
+            assert!(error.contains("host memory for several processes"), "{error}");
+        }
+        assert!(swapped(&device, &host_file).contains("memory of a simulated device"));
+        // A size that is right for the file, but not for what it is said to be.
+        let flipped = |message: &[u8]| {
+            let mut message = message.to_vec();
+            message[HEAD + 3] ^= 1; // whether it is of the host
+            message
+        };
+        let error = swapped(&flipped(&device), &device_file);
+        assert!(error.contains("none such has this size"), "{error}");
+        let mut host = flipped(&host);
+        host[HEAD + 4..HEAD + 20].copy_from_slice(&device[HEAD + 4..HEAD + 20]);
+        let error = swapped(&host, &host_file);
+        assert!(error.contains("not a positive multiple"), "{error}");
         Ok(())
     })
     .unwrap();
