@@ -19,6 +19,7 @@ pub mod null;
 pub mod nvrtc;
 mod open;
 pub mod owned;
+mod racy;
 pub mod real;
 pub mod sim;
 mod system;

@@ -275,6 +275,15 @@ pub enum Error {
         /// The op.
         op: &'static str,
     },
+    /// An op of the host on host memory that other processes may write to at any time.
+    #[error(
+        "{op}: the tensor is in host memory that other processes may write to at any time; use a \
+         `copy()` of it, and `copy_` to write to it"
+    )]
+    SharedHostMemory {
+        /// The op.
+        op: &'static str,
+    },
     /// A tensor that other processes cannot get at.
     #[error("{op}: the tensor cannot be shared with another process: {reason}")]
     CannotShare {

@@ -65,12 +65,12 @@ impl<'a> Exec<'a> {
     pub(crate) fn shared(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
         let layout = Layout::contiguous(sizes)?;
         let bytes = byte_size(&layout, dtype)?;
-        let Self::Cuda(runtime, _, stream) = self else {
-            let reason = "it is in host memory, which other processes get copies of; move it to a GPU                           first";
-            return Err(Error::CannotShare { op: "share_memory", reason: reason.into() });
-        };
         self.refuse_capture("share_memory")?;
-        Ok(Tensor::from_parts(Storage::shared(runtime, bytes, stream)?, layout, dtype))
+        let storage = match self {
+            Self::Cpu(runtime) => Storage::shared_host(runtime, bytes)?,
+            Self::Cuda(runtime, _, stream) => Storage::shared(runtime, bytes, stream)?,
+        };
+        Ok(Tensor::from_parts(storage, layout, dtype))
     }
 
     /// A new row-major tensor here, its elements not set.

@@ -111,6 +111,12 @@ impl Memory {
         before.take_while(|(base, r)| *base + r.bytes > address).any(|(_, r)| r.owned.is_some())
     }
 
+    /// Whether an address is in memory of the program that was registered.
+    pub(super) fn is_registered(&self, address: usize) -> bool {
+        let range = self.host.range(..=address).next_back();
+        range.is_some_and(|(base, r)| *base + r.bytes > address && r.owned.is_none())
+    }
+
     /// Whether a range overlaps a freed or live page-locked range, and which.
     pub(super) fn host_range(&self, address: usize, bytes: usize) -> HostOverlap {
         let end = address.saturating_add(bytes);

@@ -10,7 +10,8 @@ use super::state::{State, error};
 use crate::*;
 
 /// Sizes and offsets are multiples of this.
-const GRANULARITY: usize = 2 << 20;
+/// What tells such a file from one of host memory, see `owned::SharedHostMemory`.
+const GRANULARITY: usize = crate::system::HUGE;
 
 /// Memory without an address: a piece of the driver's file, or a file of its own.
 pub(super) struct Physical {

@@ -67,11 +67,16 @@ pub(super) fn fix_size(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether that was done, and it can still be written to.
+/// Whether that was done, and it can still be written to. Not of one in pages of its own pool, which
+/// may be empty when a page that somebody gave back is touched again.
 pub(super) fn has_fixed_size(file: &File) -> bool {
     // SAFETY: takes an open file. For what is no file in memory the result is negative.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    seals == FIXED
+    // SAFETY: plain integers, for which zero is valid.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: takes an open file and a place for the result.
+    let known = unsafe { libc::fstatfs(file.as_raw_fd(), &mut system) } == 0;
+    seals == FIXED && known && system.f_type == libc::TMPFS_MAGIC
 }
 
 /// The same file, as if opened by somebody else.

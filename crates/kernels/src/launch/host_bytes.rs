@@ -22,11 +22,18 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
     let site = Site { op: "read_bytes", location: Location::caller() };
     let (storage, offset) = src;
     check_range("read_bytes", storage, offset, out.len())?;
-    let base = storage.host_ptr().ok_or_else(|| not_host("read_bytes"))?;
+    let base = storage.host_ptr();
+    if base.is_none() && !storage.is_shared_host() {
+        return Err(not_host("read_bytes", storage));
+    }
     let touch = Touch::range(storage, offset, out.len(), Access::Read);
     with_host_locks([(storage, false)].into_iter(), || {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
+        let Some(base) = base else {
+            // SAFETY: its read lock is held and device work that writes the bytes is done.
+            return unsafe { storage.read_shared_host(offset, out) };
+        };
         // SAFETY: the bytes lie inside the storage, always initialised; its read lock is held and
         // device work that writes them is done. `out` is a borrow, so it cannot overlap them.
         unsafe {
@@ -45,7 +52,10 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
     let site = Site { op: "write_bytes", location: Location::caller() };
     let (storage, offset) = dst;
     check_range("write_bytes", storage, offset, bytes.len())?;
-    let base = storage.host_ptr().ok_or_else(|| not_host("write_bytes"))?;
+    let base = storage.host_ptr();
+    if base.is_none() && !storage.is_shared_host() {
+        return Err(not_host("write_bytes", storage));
+    }
     let touch = Touch::range(storage, offset, bytes.len(), Access::Write);
     with_host_locks([(storage, true)].into_iter(), || {
         check_host(&touch, 0, site)?;
@@ -53,7 +63,12 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
         storage.enter_write();
         // SAFETY: as in `read_bytes`, with the write lock and no device work left.
         unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(offset), bytes.len());
+            match base {
+                Some(base) => {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(offset), bytes.len());
+                }
+                None => storage.write_shared_host(offset, bytes)?,
+            }
         }
         wrote_on_host([touch].into_iter(), None);
         Ok(())

@@ -219,9 +219,10 @@ pub(super) fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
     }
     storage
         .host_ptr()
+        .or_else(|| storage.shared_host_ptr())
         .and_then(|base| NonNull::new(base.wrapping_add(offset)))
         .map(CopyEnd::Host)
-        .ok_or_else(|| not_host("copy_"))
+        .ok_or_else(|| not_host("copy_", storage))
 }
 
 pub(super) fn check_range(
@@ -258,7 +259,7 @@ pub fn memset(
     if count == 0 {
         return Ok(());
     }
-    let base = dst.0.device_ptr().ok_or_else(|| not_host(op))?;
+    let base = dst.0.device_ptr().ok_or_else(|| not_host(op, dst.0))?;
     // SAFETY: inside the storage, as checked above.
     let ptr = unsafe { base.offset(dst.1 as i64) };
     let driver = stream.raw().driver();

@@ -24,7 +24,7 @@ pub(crate) use kernel_cache::module;
 pub use kernel_cache::{KernelSet, Module};
 use peers::Peers;
 use shared::Shared;
-pub(crate) use shared::{SharedMapping, new_memory_id};
+pub(crate) use shared::{SharedMapping, Unused, new_memory_id};
 pub use staging::Staging;
 
 /// Who orders work on different streams.

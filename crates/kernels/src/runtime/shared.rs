@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::owned::{Event, Mapping};
+use warpline_cuda_sys_safe::owned::{Event, Mapping, SharedHostMemory};
 use warpline_cuda_sys_safe::{DriverError, EventFlags, MemAccess};
 use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard};
@@ -42,10 +42,26 @@ struct State {
     retired: Vec<Retired>,
 }
 
-/// A mapping that nobody has any more, and streams that may still use it.
+/// Memory that nobody here has any more.
+#[derive(Debug)]
+pub(crate) enum Unused {
+    Device(Arc<SharedMapping>),
+    Host(SharedHostMemory),
+}
+
+impl Unused {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Device(mapping) => mapping.bytes(),
+            Self::Host(memory) => memory.bytes(),
+        }
+    }
+}
+
+/// Such memory, and streams that may still use it.
 #[derive(Debug)]
 struct Retired {
-    mapping: Arc<SharedMapping>,
+    memory: Unused,
     streams: SmallVec<[(Stream, Option<Event>); 2]>,
 }
 
@@ -101,11 +117,11 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for Retired { mapping, streams } in state.retired.drain(..) {
+        for Retired { memory, streams } in state.retired.drain(..) {
             let lost = |s: &Stream| s.raw().driver().lost(s.device_index()).is_some();
             if !streams.iter().all(|(s, _)| s.raw().synchronize().is_ok() || lost(s)) {
                 // Work may still use it: it stays mapped for as long as the process lives.
-                std::mem::forget(mapping);
+                std::mem::forget(memory);
             }
         }
     }
@@ -129,13 +145,10 @@ impl Runtime {
         Ok(mapping)
     }
 
-    /// Unmaps memory once these streams are done with what they were given so far.
-    pub(crate) fn retire_shared(
-        &self,
-        mapping: Arc<SharedMapping>,
-        streams: impl Iterator<Item = Stream>,
-    ) {
-        let mut retired = Retired { mapping, streams: SmallVec::new() };
+    /// Unmaps memory once these streams are done with what they were given so far. Host memory is then
+    /// page-locked no more, for which the driver may wait.
+    pub(crate) fn retire_shared(&self, memory: Unused, streams: impl Iterator<Item = Stream>) {
+        let mut retired = Retired { memory, streams: SmallVec::new() };
         for stream in streams {
             if !retired.streams.iter().any(|(known, _)| *known == stream) {
                 retired.streams.push((stream, None));
@@ -151,7 +164,7 @@ impl Runtime {
     pub(crate) fn sweep_shared(&self) -> usize {
         let mut state = self.0.shared.lock();
         let unused: Vec<_> = state.retired.extract_if(.., Retired::is_unused).collect();
-        let waiting = state.retired.iter().map(|retired| retired.mapping.bytes()).sum();
+        let waiting = state.retired.iter().map(|retired| retired.memory.bytes()).sum();
         drop(state);
         drop(unused); // without the lock
         waiting

@@ -2,6 +2,7 @@
 
 mod marks;
 mod shared;
+mod shared_host;
 mod uses;
 mod version;
 
@@ -17,10 +18,12 @@ use warpline_sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::graph::{Log, Member};
+use crate::runtime::Unused;
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
 pub use shared::ExportedStorage;
 use shared::SharedBlock;
+use shared_host::SharedHostBlock;
 
 pub(crate) use marks::{Marks, Source, Sources};
 pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
@@ -77,12 +80,15 @@ impl Drop for Inner {
             let range = start..start + self.bytes as i64;
             race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
         }
-        if matches!(self.memory, Memory::Shared(_))
-            && let Memory::Shared(block) = std::mem::replace(&mut self.memory, Memory::Gone)
-        {
+        if matches!(self.memory, Memory::Shared(_) | Memory::SharedHost(_)) {
+            let unused = match std::mem::replace(&mut self.memory, Memory::Gone) {
+                Memory::Shared(block) => Unused::Device(block.mapping),
+                Memory::SharedHost(block) => Unused::Host(block.memory),
+                _ => return,
+            };
             let used = uses.conflicting(true).map(|used| &used.stream);
             let streams = used.chain(uses.told()).cloned();
-            return self.runtime.retire_shared(block.mapping, streams);
+            return self.runtime.retire_shared(unused, streams);
         }
         let Some(member) = &self.member else { return };
         if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Gone) {
@@ -98,6 +104,8 @@ enum Memory {
     Device(usize, CudaBlock),
     /// Of a device, and perhaps of other processes too.
     Shared(SharedBlock),
+    /// Of the host, and perhaps of other processes too: nobody may have a reference to it.
+    SharedHost(SharedHostBlock),
     /// While it is dropped.
     Gone,
 }
@@ -225,7 +233,11 @@ impl Storage {
     /// Whether it is page-locked host memory.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
-        matches!(self.0.memory, Memory::Pinned(_))
+        match &self.0.memory {
+            Memory::Pinned(_) => true,
+            Memory::SharedHost(block) => block.memory.is_pinned(),
+            _ => false,
+        }
     }
 
     /// Where it was allocated.
@@ -246,6 +258,7 @@ impl Storage {
             Memory::Device(_, block) => block.address(),
             Memory::Shared(block) => block.mapping.ptr().addr(),
             Memory::Pinned(block) => block.as_ptr().addr().get() as u64,
+            Memory::SharedHost(block) => block.memory.as_ptr().addr().get() as u64,
             Memory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
             Memory::Gone => 0,
         }
@@ -268,7 +281,7 @@ impl Storage {
             Memory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             Memory::Device(_, block) => block.record_stream(stream.raw()),
             Memory::Pinned(block) => block.record_use(stream.raw()),
-            Memory::Shared(_) | Memory::Pageable(_) | Memory::Gone => {}
+            Memory::Shared(_) | Memory::SharedHost(_) | Memory::Pageable(_) | Memory::Gone => {}
         }
         Ok(())
     }
@@ -350,12 +363,12 @@ impl Storage {
         &self.0.host
     }
 
-    /// The host bytes' address, `None` for device memory.
+    /// The host bytes' address, `None` for device memory and where other processes may write.
     pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
             Memory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
             Memory::Pinned(block) => Some(block.as_ptr().as_ptr()),
-            Memory::Device(..) | Memory::Shared(_) | Memory::Gone => None,
+            Memory::Device(..) | Memory::Shared(_) | Memory::SharedHost(_) | Memory::Gone => None,
         }
     }
 
@@ -389,7 +402,7 @@ impl Storage {
                 }
             }
             // Whoever drops it waits for the streams of its uses, and for these.
-            Memory::Shared(_) => {
+            Memory::Shared(_) | Memory::SharedHost(_) => {
                 uses.first_on(stream);
             }
             Memory::Pageable(_) | Memory::Gone => {}
@@ -406,8 +419,11 @@ pub struct Site {
     pub location: &'static Location<'static>,
 }
 
-/// Refuses an operation on host memory that is really a device's.
-pub(crate) fn not_host(op: &'static str) -> Error {
+/// Refuses an operation on host memory that is really a device's, or other processes' too.
+pub(crate) fn not_host(op: &'static str, storage: &Storage) -> Error {
+    if storage.is_shared_host() {
+        return Error::SharedHostMemory { op };
+    }
     Error::driver(
         op,
         DriverError::InvalidArgument {

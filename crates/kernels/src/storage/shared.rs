@@ -12,7 +12,7 @@ use warpline_stream::{Stream, StreamError};
 
 use super::{Memory, Site, Storage};
 use crate::launch::TOKEN;
-use crate::runtime::{SharedMapping, new_memory_id};
+use crate::runtime::{SharedMapping, Unused, new_memory_id};
 use crate::{CudaDevice, Error, Result, Runtime};
 
 /// A storage's part in memory that processes share.
@@ -37,8 +37,10 @@ pub struct ExportedStorage {
     pub mapped: usize,
     /// The same in each process that has it.
     pub id: u128,
-    /// The UUID of its device.
+    /// The UUID of its device; zeros of host memory.
     pub device: [u8; 16],
+    /// Whether it is host memory.
+    pub host: bool,
     /// The driver that the memory is of, such as `cuda`.
     pub driver: &'static str,
 }
@@ -62,7 +64,7 @@ impl Storage {
         // What was there before is nobody else's business.
         let cleared = clear(stream, &mapping, Site { op: OP, location: Location::caller() });
         if let Err(error) = cleared {
-            runtime.retire_shared(mapping, std::iter::once(stream.clone()));
+            runtime.retire_shared(Unused::Device(mapping), std::iter::once(stream.clone()));
             return Err(error);
         }
         let storage = Self::of_shared(runtime, device, mapping, bytes, (new_memory_id(), false));
@@ -78,16 +80,23 @@ impl Storage {
     /// another process; what work that writes to it failed with; the driver's own.
     pub fn export(&self) -> Result<ExportedStorage> {
         const OP: &str = "send";
-        let Memory::Shared(block) = &self.0.memory else {
-            return Err(self.not_shared(OP));
+        let received = match &self.0.memory {
+            Memory::Shared(block) => block.received,
+            Memory::SharedHost(block) => block.received,
+            _ => return Err(self.not_shared(OP)),
         };
-        if block.received {
+        if received {
             let reason =
                 "it came from another process: only who made it can send it, or send a copy";
             return Err(Error::CannotShare { op: OP, reason: reason.into() });
         }
         self.wait_for_host(false)?;
         self.check_marks(0..self.bytes())?;
+        let block = match &self.0.memory {
+            Memory::Shared(block) => block,
+            Memory::SharedHost(block) => return block.export(self.bytes()),
+            _ => return Err(self.not_shared(OP)),
+        };
         let device = self.0.runtime.device(block.device)?;
         let handle = block.mapping.memory().export().map_err(|e| Error::driver(OP, e))?;
         Ok(ExportedStorage {
@@ -96,6 +105,7 @@ impl Storage {
             mapped: block.mapping.bytes(),
             id: block.id,
             device: device.properties().uuid,
+            host: false,
             driver: device.driver().name(),
         })
     }
@@ -111,12 +121,16 @@ impl Storage {
     pub fn import(runtime: &Runtime, exported: ExportedStorage) -> Result<Self> {
         const OP: &str = "recv";
         runtime.check_process(OP)?;
-        let ExportedStorage { handle, bytes, mapped, id, device: uuid, driver } = exported;
-        let device = device_of(runtime, uuid, driver)?;
-        if bytes > mapped {
+        if exported.bytes > exported.mapped {
+            let (bytes, mapped) = (exported.bytes, exported.mapped);
             let reason = format!("{bytes} bytes do not lie inside memory of {mapped} bytes");
             return Err(Error::invalid(OP, reason));
         }
+        if exported.host {
+            return Self::import_host(runtime, exported);
+        }
+        let ExportedStorage { handle, bytes, mapped, id, device: uuid, driver, .. } = exported;
+        let device = device_of(runtime, uuid, driver)?;
         runtime.sweep_shared();
         let failed = |e| Error::driver(OP, e);
         let memory = PhysicalMemory::import(device.driver(), device.index(), mapped, handle);
@@ -139,7 +153,7 @@ impl Storage {
     /// Whether other processes may have this memory too.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        matches!(self.0.memory, Memory::Shared(_))
+        matches!(self.0.memory, Memory::Shared(_) | Memory::SharedHost(_))
     }
 
     /// The number that its memory has in each process.
@@ -149,6 +163,7 @@ impl Storage {
     pub fn shared_id(&self, op: &'static str) -> Result<u128> {
         match &self.0.memory {
             Memory::Shared(block) => Ok(block.id),
+            Memory::SharedHost(block) => Ok(block.id),
             _ => Err(self.not_shared(op)),
         }
     }
@@ -165,8 +180,7 @@ impl Storage {
     fn not_shared(&self, op: &'static str) -> Error {
         let reason = match &self.0.memory {
             Memory::Pageable(_) | Memory::Pinned(_) => {
-                "it is in host memory, of which other processes get copies; move it to a GPU, or \
-                 send the copy with a pipe or file"
+                "it is in host memory of this process alone; share what `share_memory` returns"
             }
             _ => {
                 "its memory is of the caching allocator, where other tensors may lie beside it; \
@@ -247,7 +261,7 @@ fn device_of<'a>(runtime: &'a Runtime, uuid: [u8; 16], driver: &str) -> Result<&
 }
 
 #[cold]
-fn cannot_share(op: &'static str, error: DriverError) -> Error {
+pub(super) fn cannot_share(op: &'static str, error: DriverError) -> Error {
     if error.code() == Some(CudaCode::NOT_SUPPORTED) {
         return Error::CannotShare { op, reason: error.to_string() };
     }

@@ -87,8 +87,8 @@ impl Channel {
         let handle = handle.ok_or_else(|| nonsense("no memory came with it"))?;
         let sent = Sent::decode(&body)?;
         let driver = sent.driver();
-        let Sent { layout, dtype, bytes, mapped, id, device, .. } = sent;
-        let exported = ExportedStorage { handle, bytes, mapped, id, device, driver };
+        let Sent { layout, dtype, bytes, mapped, id, device, host, .. } = sent;
+        let exported = ExportedStorage { handle, bytes, mapped, id, device, host, driver };
         let tensor = Tensor::from_parts(Storage::import(&runtime, exported)?, layout, dtype);
         tensor.as_view().check_inside(OP)?;
         Ok(tensor)

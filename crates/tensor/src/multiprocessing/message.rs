@@ -36,6 +36,8 @@ pub(super) struct Sent {
     pub(super) device: [u8; 16],
     /// Of the simulated driver, not of `cuda`.
     pub(super) simulated: bool,
+    /// Of the host, not of a device.
+    pub(super) host: bool,
 }
 
 impl Sent {
@@ -48,6 +50,7 @@ impl Sent {
             id: exported.id,
             device: exported.device,
             simulated: exported.driver != "cuda",
+            host: exported.host,
         };
         // What the other side would refuse is said here.
         match sent.flaw() {
@@ -78,8 +81,8 @@ impl Sent {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut body =
-            vec![self.dtype as u8, u8::from(self.simulated), self.layout.ndim() as u8, 0];
+        let mut body = vec![self.dtype as u8, u8::from(self.simulated), self.layout.ndim() as u8];
+        body.push(u8::from(self.host));
         body.extend_from_slice(&self.device);
         body.extend_from_slice(&self.id.to_le_bytes());
         let numbers = [self.bytes, self.mapped, self.layout.offset()];
@@ -91,7 +94,7 @@ impl Sent {
 
     pub(super) fn decode(body: &[u8]) -> Result<Self> {
         let mut rest = body;
-        let [dtype, simulated, ndim, _] = take(&mut rest)?;
+        let [dtype, simulated, ndim, host] = take(&mut rest)?;
         let (device, id) = (take(&mut rest)?, u128::from_le_bytes(take(&mut rest)?));
         let mut number = || take(&mut rest).map(u64::from_le_bytes);
         let mut size = || usize::try_from(number()?).map_err(|_| nonsense("a size is too large"));
@@ -105,7 +108,8 @@ impl Sent {
         let dtype = DType::ALL.get(usize::from(dtype)).copied();
         let dtype = dtype.ok_or_else(|| nonsense("its dtype is unknown"))?;
         let layout = Layout::from_parts(sizes, strides, offset);
-        let sent = Self { layout, dtype, bytes, mapped, id, device, simulated: simulated != 0 };
+        let [simulated, host] = [simulated, host].map(|flag| flag != 0);
+        let sent = Self { layout, dtype, bytes, mapped, id, device, simulated, host };
         match sent.flaw() {
             None => Ok(sent),
             Some(flaw) => Err(nonsense(flaw)),
@@ -178,6 +182,7 @@ mod tests {
             id: 7 << 64 | 9,
             device: [3; 16],
             simulated: true,
+            host: false,
         }
     }
 

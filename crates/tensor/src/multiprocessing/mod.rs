@@ -1,6 +1,6 @@
 //! Tensors that several processes have (`torch.multiprocessing`).
 //!
-//! [`Tensor::share_memory`](crate::Tensor::share_memory) copies a GPU tensor once into memory that other processes can map; a
+//! [`Tensor::share_memory`](crate::Tensor::share_memory) copies a tensor once into memory that other processes can map; a
 //! [`Channel`] over a Unix socket carries such tensors, views among them, without copying them.
 //!
 //! ```
@@ -42,12 +42,19 @@
 //! - **Trust.** What arrives is checked: a peer that sends nonsense causes an error. It may write to the
 //!   shared memory at any time, which is as safe as any race on a GPU.
 //!
+//! # Host memory
+//! That of a CPU tensor is page-locked in each process that has GPUs, so that copies from and to them
+//! need not be waited for. The others may write to it at any time, so host code gets copies only:
+//! [`Tensor::copy`](crate::Tensor::copy), [`Tensor::copy_`](crate::Tensor::copy_) into a contiguous
+//! one, [`Tensor::to_vec`](crate::Tensor::to_vec), printing. Ops on the host itself are
+//! [`Error::SharedHostMemory`](crate::Error::SharedHostMemory), where PyTorch lets them race.
+//!
 //! # What cannot be shared
-//! [`Error::CannotShare`](crate::Error::CannotShare) says why: CPU tensors; memory of the caching
+//! [`Error::CannotShare`](crate::Error::CannotShare) says why: modules on the host; memory of the caching
 //! allocator (share what `share_memory` returns); what came from another process (send a copy); GPUs
 //! that the receiver does not see; drivers without virtual memory; systems other than Linux.
 //!
-//! Shared memory is in whole pages of 2 MiB, does not come from the caching allocator, and is not
+//! Shared memory of a GPU is in whole pages of 2 MiB, does not come from the caching allocator, and is not
 //! counted by [`cuda::memory_allocated`](crate::cuda::memory_allocated). What was dropped while work
 //! used it is given back by the next call here, or by
 //! [`cuda::ipc_collect`](crate::cuda::ipc_collect).

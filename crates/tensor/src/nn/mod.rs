@@ -11,7 +11,7 @@ pub use rnn::RnnCell;
 pub use sequential::{Layer, Sequential};
 
 use crate::device::IntoDevice;
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// Something with parameters (`torch.nn.Module`).
 pub trait Module {
@@ -69,10 +69,16 @@ pub trait Module {
     /// `warpline::multiprocessing` carries to them. When one cannot be, none is.
     ///
     /// # Errors
-    /// As [`Tensor::share_memory`].
+    /// As [`Tensor::share_memory`]; [`Error::CannotShare`] of a module on the host, which could not be
+    /// used any more.
     fn share_memory(&mut self) -> Result<()> {
         let mut shared = Vec::new();
         self.visit_parameters(&mut |_, parameter| {
+            if !parameter.is_cuda() {
+                let reason = "a parameter is on the host, where ops on shared memory are refused; \
+                              move the module to a GPU first, or share tensors one by one";
+                return Err(Error::CannotShare { op: "share_memory", reason: reason.into() });
+            }
             shared.push(parameter.share_memory()?);
             Ok(())
         })?;

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use bytemuck::checked;
 use half::{bf16, f16};
-use warpline_kernels::{copy, launch};
+use warpline_kernels::{Storage, copy, launch};
 
 use crate::exec::{Exec, empty as empty_in, reaches};
 use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
@@ -34,6 +34,9 @@ impl Tensor {
     /// A contiguous copy of this dtype, made where it is to be and the elements can be read from.
     #[track_caller]
     pub(crate) fn converted_by(&self, exec: &Exec<'_>, dtype: DType) -> Result<Self> {
+        if self.storage().is_shared_host() {
+            return self.of_this_process()?.converted_by(exec, dtype);
+        }
         let out = exec.empty(self.size(), dtype)?;
         copy::copy(exec.target(), self.as_view(), out.as_view())?;
         Ok(out)
@@ -127,17 +130,21 @@ impl Tensor {
     /// memory already (`torch.Tensor.share_memory_`, which moves the tensor itself there). A channel of
     /// `warpline::multiprocessing` carries it to them.
     ///
+    /// That of a CPU tensor is page-locked where there is a GPU. Since others may write to it at any
+    /// time, it can be copied (from and to GPUs without waiting, by [`Tensor::copy`], by
+    /// [`Tensor::copy_`] where it is contiguous), read ([`Tensor::to_vec`], [`Tensor::item`], printing)
+    /// and sent; ops on the host are refused ([`Error::SharedHostMemory`]).
+    ///
     /// # Errors
-    /// [`Error::CannotShare`], which says why: a CPU tensor; a driver or system that cannot. Out of
-    /// memory; what making the copy fails with.
+    /// [`Error::CannotShare`], which says why: a driver or system that cannot. Out of memory; what
+    /// making the copy fails with.
     #[track_caller]
     pub fn share_memory(&self) -> Result<Self> {
         if self.is_shared() {
             return Ok(self.clone());
         }
-        let exec = self.exec()?;
-        let out = exec.shared(self.size(), self.dtype())?;
-        copy::copy(exec.target(), self.as_view(), out.as_view())?;
+        let out = self.exec()?.shared(self.size(), self.dtype())?;
+        out.copy_(self, false)?;
         Ok(out)
     }
 
@@ -176,7 +183,7 @@ impl Tensor {
             self.copy_across(src, non_blocking)?;
             return Ok(self);
         }
-        let apart;
+        let (apart, private);
         if self.storage().same_as(src.storage()) {
             if self.layout() == src.layout() && self.dtype() == src.dtype() {
                 return Ok(self);
@@ -185,8 +192,38 @@ impl Tensor {
             apart = src.duplicate()?;
             src = &apart;
         }
+        if self.storage().is_shared_host() {
+            return self.write_shared_host(src);
+        }
+        if src.storage().is_shared_host() {
+            private = src.of_this_process()?;
+            src = &private;
+        }
         let exec = self.exec()?;
         copy::copy(exec.target(), src.as_view(), self.as_view())?;
+        Ok(self)
+    }
+
+    /// A copy, laid out alike, of host memory that other processes may write to meanwhile.
+    #[track_caller]
+    fn of_this_process(&self) -> Result<Self> {
+        let mut bytes = vec![0; self.storage().bytes()];
+        launch::read_bytes((self.storage(), 0), &mut bytes)?;
+        let copy = Storage::pageable(self.storage().runtime(), bytes.len())?;
+        launch::write_bytes((&copy, 0), &bytes)?;
+        Ok(Self::from_parts(copy, self.layout().clone(), self.dtype()))
+    }
+
+    /// Writes the elements of a CPU tensor of these sizes to such memory.
+    #[track_caller]
+    fn write_shared_host(&self, src: &Tensor) -> Result<&Self> {
+        if !self.is_contiguous() {
+            return Err(Error::SharedHostMemory { op: "copy_" });
+        }
+        let src = src.converted(self.dtype())?;
+        let mut bytes = vec![0; src.numel() * src.element_size()];
+        launch::read_bytes((src.storage(), src.byte_offset()), &mut bytes)?;
+        launch::write_bytes((self.storage(), self.byte_offset()), &bytes)?;
         Ok(self)
     }
 

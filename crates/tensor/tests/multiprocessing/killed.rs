@@ -43,17 +43,17 @@ const RECEIVER: [&str; 10] = [
 ];
 
 /// Ends this process as `kill -9` does, if this is the point.
-struct Points<'a>(&'a str);
+pub(crate) struct Points<'a>(pub(crate) &'a str);
 
 impl Points<'_> {
-    fn reached(&self, point: &str) {
+    pub(crate) fn reached(&self, point: &str) {
         if self.0 == point {
             let _ = kill_process(getpid(), Signal::KILL);
         }
     }
 }
 
-fn elements() -> usize {
+pub(crate) fn elements() -> usize {
     if warpline::runtime().driver().is_ok_and(|d| d.name() == "sim") { SIM } else { GPU }
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
 }
 
 /// What it is, or `None` where the peer is gone.
-fn or_gone<T>(result: Result<T>) -> Result<Option<T>> {
+pub(crate) fn or_gone<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(Error::PeerGone { .. }) => Ok(None),
@@ -129,13 +129,13 @@ fn or_gone<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
-fn all(tensor: &Tensor, value: f32) -> Result<bool> {
+pub(crate) fn all(tensor: &Tensor, value: f32) -> Result<bool> {
     let wrong = tensor.to_vec::<f32>()?.into_iter().find(|&v| v != value);
     Ok(wrong.is_none())
 }
 
 /// Memory is used anew, which must not be what is shared.
-fn churn() -> Result<()> {
+pub(crate) fn churn() -> Result<()> {
     for i in 0..4 {
         full(&[elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;
     }
@@ -189,7 +189,7 @@ fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
 }
 
 /// Files of shared memory that this process has open or mapped.
-fn files_left() -> usize {
+pub(crate) fn files_left() -> usize {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap();
     let fds = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
     let open = fds.filter(|to| to.to_string_lossy().contains("warpline-shared")).count();
@@ -197,7 +197,7 @@ fn files_left() -> usize {
     open + maps.matches("warpline-shared").count()
 }
 
-fn descriptors() -> usize {
+pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -218,13 +218,19 @@ fn kill_everywhere(spec: &str) {
     }
 }
 
+/// In a process of its own: it is left with the descriptors that it had.
+pub(crate) fn survivor(spec: &str) -> Result<()> {
+    survive_maker(spec, &warpline::runtime(), "start")?; // what a first use opens
+    let before = descriptors();
+    kill_everywhere(spec);
+    assert_eq!(files_left(), 0, "{spec}: memory of the dead is still here");
+    assert_eq!(descriptors(), before, "{spec}: descriptors of the dead are still here");
+    Ok(())
+}
+
 #[test]
 fn s33_who_survives_a_kill_keeps_right_data_and_nothing_leaks() {
-    let _alone = alone();
-    for spec in specs() {
-        kill_everywhere(&spec);
-        assert_eq!(files_left(), 0, "{spec}: memory of the dead is still here");
-    }
+    specs().iter().for_each(|spec| Peer::survives("points", spec));
 }
 
 #[test]

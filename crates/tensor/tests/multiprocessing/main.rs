@@ -4,6 +4,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod cut;
+mod host;
 mod killed;
 mod processes;
 mod refusals;

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use warpline::multiprocessing::Channel;
 use warpline::{Result, Runtime, RuntimeConfig, arange, with_runtime};
 
-use crate::{common, killed};
+use crate::{common, cut, host, killed};
 
 const PROGRAM: &str = "WARPLINE_TEST_SHARE";
 const SPEC: &str = "WARPLINE_TEST_SHARE_SPEC";
 
 /// Longer than any of it takes.
-const LONG: Duration = Duration::from_secs(120);
+pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// These tests look at all descriptors of the process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -49,6 +49,11 @@ impl Peer {
         Self { process, channel }
     }
 
+    /// Runs the side that survives, so that nothing but it opens descriptors there.
+    pub(crate) fn survives(program: &str, spec: &str) {
+        assert!(Self::start(&format!("survivor@{program}"), spec).ended(), "{spec}: see above");
+    }
+
     /// Waits until it has ended; whether it did so well.
     pub(crate) fn ended(mut self) -> bool {
         let start = Instant::now();
@@ -76,7 +81,13 @@ fn child() {
     let ran = with_runtime(&runtime(&spec), || match program.split_once('@') {
         None => exchange(&channel),
         Some(("maker", point)) => killed::maker(&channel, point),
-        Some((_, point)) => killed::receiver(&channel, point),
+        Some(("receiver", point)) => killed::receiver(&channel, point),
+        Some(("cut maker", point)) => cut::maker(&channel, point),
+        Some(("cut receiver", point)) => cut::receiver(&channel, point),
+        Some(("host", point)) => host::killed(&channel, point),
+        Some(("survivor", "host")) => host::survivor(&spec),
+        Some(("survivor", "cuts")) => cut::survivor(&spec),
+        Some(_) => killed::survivor(&spec),
     });
     ran.unwrap_or_else(|e| panic!("{spec}, {program}: {e}"));
 }

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use warpline::multiprocessing::Channel;
+use warpline::nn::{Linear, Module};
 use warpline::{DType, Error, Result, arange, cuda, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
@@ -28,7 +29,9 @@ fn reason(result: Result<impl Sized>) -> String {
 fn what_cannot_be_sent_says_why() {
     alone(|| {
         let (here, there) = pair();
-        assert!(reason(ones(&[2], ())?.share_memory()).contains("host memory"));
+        let mut linear = Linear::new(3, 2, ())?;
+        assert!(reason(linear.share_memory()).contains("on the host"));
+        assert!(!linear.parameters()[0].is_shared());
         assert!(reason(here.send(&ones(&[2], ())?)).contains("host memory"));
         assert!(reason(here.send(&ones(&[2], "cuda")?)).contains("share_memory"));
         let shared = arange(6, "cuda")?.share_memory()?;

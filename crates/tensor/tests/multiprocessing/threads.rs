@@ -23,7 +23,10 @@ pub(crate) fn pair() -> (Channel, Channel) {
 }
 
 /// Runs both sides under 64 pairs of schedules, and looks whether both worlds are settled after.
-fn both(maker: impl Fn(Channel) -> Result<()> + Sync, peer: impl Fn(Channel) -> Result<()> + Sync) {
+pub(crate) fn both(
+    maker: impl Fn(Channel) -> Result<()> + Sync,
+    peer: impl Fn(Channel) -> Result<()> + Sync,
+) {
     let count = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(64);
     for seed in 0..count {
         let schedule = |salt| match seed {

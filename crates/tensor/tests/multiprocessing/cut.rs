@@ -1,0 +1,265 @@
+//! Either process is killed with -9 inside a call of the channel: before anything of a message has
+//! left, or after so many of its bytes, the descriptor with the first of them.
+//!
+//! The socket hands over a message of this size in one piece, so no kill can be timed to come between
+//! its bytes. In the process to be killed a channel of its own stands in: what it wrote goes on to the
+//! real socket, or what came there goes to it, only as far as the point says.
+
+use std::io::{IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
+};
+use rustix::process::{Signal, getpid, kill_process};
+use warpline::multiprocessing::Channel;
+use warpline::{DType, Error, Result, Runtime, full, with_runtime};
+
+use crate::common;
+use crate::killed::{all, churn, descriptors, elements, files_left, or_gone};
+use crate::processes::{LONG, Peer, specs};
+
+/// The bytes that all messages begin with: a mark, the kind, the length of the rest.
+pub(crate) const HEAD: usize = 16;
+
+/// Where a message ends, unless it is whole: after so many bytes, or so many before its end.
+const CUTS: [(&str, Cut); 6] = [
+    ("tensor, one byte", Cut::After(1)),
+    ("tensor, nearly its head", Cut::After(HEAD - 1)),
+    ("tensor, its head", Cut::After(HEAD)),
+    ("tensor, one byte of its body", Cut::After(HEAD + 1)),
+    ("tensor, all but one byte", Cut::Before(1)),
+    ("event, one byte", Cut::After(1)),
+];
+const EVENT_CUTS: [(&str, Cut); 2] =
+    [("event, its head", Cut::After(HEAD)), ("event, all but one byte", Cut::Before(1))];
+
+/// Ten points each: those of a message that is cut, and two more.
+const MAKER: [&str; 2] = ["exported, and the socket takes nothing", "tensor, nothing of it"];
+const RECEIVER: [&str; 2] = ["the memory came", "it is mapped"];
+
+#[derive(Clone, Copy)]
+enum Cut {
+    After(usize),
+    Before(usize),
+}
+
+impl Cut {
+    /// Of the point, if a message is cut there.
+    fn of(point: &str) -> Option<Self> {
+        CUTS.into_iter().chain(EVENT_CUTS).find(|(name, _)| *name == point).map(|(_, cut)| cut)
+    }
+
+    fn len(self, message: usize) -> usize {
+        match self {
+            Self::After(bytes) => bytes,
+            Self::Before(bytes) => message - bytes,
+        }
+    }
+}
+
+/// The points of one side, the two of its own first.
+fn points(own: [&'static str; 2]) -> impl Iterator<Item = &'static str> {
+    own.into_iter().chain(CUTS.into_iter().chain(EVENT_CUTS).map(|(name, _)| name))
+}
+
+fn kill() -> ! {
+    let _ = kill_process(getpid(), Signal::KILL);
+    unreachable!("it was killed");
+}
+
+/// Waits for what another thread brings about, and ends this process then.
+fn kill_once(reached: impl Fn() -> bool) -> ! {
+    let start = Instant::now();
+    while !reached() {
+        assert!(start.elapsed() < LONG, "it is never so");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill()
+}
+
+/// One message and its descriptor.
+pub(crate) fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut message = vec![0; HEAD];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let mut parts = [IoSliceMut::new(&mut message)];
+    assert_eq!(recvmsg(socket, &mut parts, &mut control, flags).unwrap().bytes, HEAD);
+    let handle = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut handles) => handles.next(),
+        _ => None,
+    });
+    let length = u32::from_le_bytes(message[HEAD - 4..].try_into().unwrap());
+    message.resize(HEAD + length as usize, 0);
+    let mut socket = socket;
+    socket.read_exact(&mut message[HEAD..]).unwrap();
+    (message, handle)
+}
+
+/// The beginning of a message.
+fn pass(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
+    let handles: Vec<_> = handle.into_iter().collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !handles.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&handles)));
+    }
+    let part = [IoSlice::new(message)];
+    let sent = sendmsg(socket, &part, &mut control, SendFlags::NOSIGNAL);
+    assert_eq!(sent.unwrap(), message.len());
+}
+
+fn pass_whole(from: &UnixStream, to: &UnixStream) {
+    let (message, handle) = take(from);
+    pass(to, &message, handle.as_ref().map(AsFd::as_fd));
+}
+
+/// The socket beneath a channel, a channel that stands in for it, and that one's other end.
+fn stand_in(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
+    let real = UnixStream::from(channel.as_fd().try_clone_to_owned().unwrap());
+    let (near, far) = UnixStream::pair().unwrap();
+    let near = Channel::new(near);
+    near.set_timeout(Some(LONG)).unwrap();
+    (real, near, far)
+}
+
+/// In the other process: sends a tensor and its event, as far as the point says.
+pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
+    let (real, near, far) = stand_in(channel);
+    let tensor = full(&[elements()], 5.0, (DType::F32, "cuda:0"))?.share_memory()?;
+    tensor.add_(1.0)?;
+    if point == MAKER[0] {
+        while send(&near, &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
+        let before = descriptors();
+        std::thread::spawn(move || kill_once(|| descriptors() > before));
+        near.send(&tensor)?;
+        unreachable!("the socket takes nothing");
+    }
+    near.send(&tensor)?;
+    if point == MAKER[1] {
+        kill();
+    }
+    if point.starts_with("event") {
+        pass_whole(&far, &real);
+        near.send_event(&tensor)?;
+    }
+    let (message, handle) = take(&far);
+    let sent = Cut::of(point).expect("a point").len(message.len());
+    pass(&real, &message[..sent], handle.as_ref().map(AsFd::as_fd));
+    kill();
+}
+
+/// In the other process: receives a tensor, and an event of it is sent, as far as the point says.
+pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
+    let (real, near, far) = stand_in(channel);
+    let runtime = warpline::runtime();
+    let (message, handle) = take(&real);
+    let handle = handle.as_ref().map(AsFd::as_fd);
+    if point.starts_with("event") {
+        pass(&far, &message, handle);
+        let tensor = near.recv()?;
+        tensor.fill_(7.0)?;
+        near.send_event(&tensor)?;
+        let (message, _) = take(&far);
+        let sent = Cut::of(point).expect("a point").len(message.len());
+        pass(&real, &message[..sent], None);
+        kill();
+    }
+    if point == RECEIVER[0] {
+        kill(); // in a descriptor of this process, and nothing has been made of it
+    }
+    let (near, received) = (Arc::new(near), Arc::new(AtomicBool::new(false)));
+    let (inside, done) = (near.clone(), received.clone());
+    std::thread::spawn(move || {
+        let kept = with_runtime(&runtime, || inside.recv());
+        done.store(true, Relaxed);
+        std::thread::park(); // with the tensor
+        drop(kept);
+    });
+    if point == RECEIVER[1] {
+        // A GPU's memory has no name there.
+        let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap();
+        pass(&far, &message, handle);
+        kill_once(|| received.load(Relaxed) || mapped().contains("warpline-shared"));
+    }
+    let sent = Cut::of(point).expect("a point").len(message.len());
+    pass(&far, &message[..sent], handle);
+    kill_once(|| rustix::io::ioctl_fionread(&*near).unwrap() == 0);
+}
+
+fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<()> {
+    let peer = Peer::start(&format!("cut maker@{point}"), spec);
+    with_runtime(world, || {
+        let tensor = or_gone(peer.channel.recv())?;
+        assert_eq!(tensor.is_some(), point.starts_with("event"), "the tensor is whole then");
+        if let Some(tensor) = &tensor {
+            assert!(or_gone(peer.channel.recv_event(tensor))?.is_none(), "the event is not whole");
+        }
+        assert!(matches!(peer.channel.recv(), Err(Error::PeerGone { .. })));
+        assert!(!peer.ended(), "it was to be killed");
+        churn()?;
+        if let Some(tensor) = tensor {
+            assert!(all(&tensor, 6.0)?, "stale data");
+            tensor.add_(1.0)?;
+            assert!(all(&tensor, 7.0)?);
+        }
+        Ok(())
+    })
+}
+
+fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
+    let peer = Peer::start(&format!("cut receiver@{point}"), spec);
+    with_runtime(world, || {
+        let tensor = full(&[elements()], 1.0, (DType::F32, "cuda:0"))?.share_memory()?;
+        peer.channel.send(&tensor)?;
+        assert!(or_gone(peer.channel.recv_event(&tensor))?.is_none(), "no event is whole");
+        assert!(matches!(peer.channel.send_event(&tensor), Err(Error::PeerGone { .. })));
+        assert!(!peer.ended(), "it was to be killed");
+        churn()?;
+        assert!(all(&tensor, if point.starts_with("event") { 7.0 } else { 1.0 })?, "wrong data");
+        tensor.fill_(3.0)?;
+        assert!(all(&tensor, 3.0)?);
+        Ok(())
+    })
+}
+
+/// In a process of its own: it is left with the descriptors that it had.
+pub(crate) fn survivor(spec: &str) -> Result<()> {
+    let world = warpline::runtime();
+    survive_maker(spec, &world, MAKER[0])?; // what a first use opens
+    // The real driver keeps some of its own.
+    let most = descriptors() + if spec.starts_with("sim") { 0 } else { 8 };
+    let left = |point: &str| {
+        assert_eq!(files_left(), 0, "{spec}, {point}: memory of the dead is still here");
+        assert!(descriptors() <= most, "{spec}, {point}: {most} descriptors before");
+    };
+    let failed = |point| move |e: Error| panic!("{spec}, {point}: {e}");
+    for point in points(MAKER) {
+        survive_maker(spec, &world, point).unwrap_or_else(failed(point));
+        left(point);
+    }
+    for point in points(RECEIVER) {
+        survive_receiver(spec, &world, point).unwrap_or_else(failed(point));
+        left(point);
+    }
+    Ok(())
+}
+
+#[test]
+fn s33_either_side_is_killed_inside_a_message() {
+    assert_eq!([points(MAKER).count(), points(RECEIVER).count()], [10; 2]);
+    specs().iter().for_each(|spec| Peer::survives("cuts", spec));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_s33_either_side_is_killed_inside_a_message() {
+    Peer::survives("cuts", &common::gpu_spec());
+}
