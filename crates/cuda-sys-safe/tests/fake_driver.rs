@@ -4,12 +4,14 @@
 use std::ffi::{CStr, CString, c_char};
 use std::panic::Location;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use libloading::Library;
 use warpline_cuda_sys_safe::owned::*;
 use warpline_cuda_sys_safe::*;
+
+#[path = "fake/build.rs"]
+mod build;
 
 /// The fake and a driver on it. Each test has a copy, and so a state, of its own.
 struct Fake {
@@ -20,22 +22,7 @@ struct Fake {
 impl Fake {
     fn new(test: &str) -> Self {
         static BUILT: OnceLock<PathBuf> = OnceLock::new();
-        let built = BUILT.get_or_init(|| {
-            let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-            let out = folder.join(format!("libfake_cuda_{}.so", std::process::id()));
-            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/cuda.rs");
-            let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
-            let output = Command::new(rustc)
-                .args(["--edition=2024", "--crate-type=cdylib", source, "-o"])
-                .arg(&out)
-                .output()
-                .expect("these tests need rustc");
-            let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{errors}");
-            let built = folder.join("libfake_cuda.so");
-            std::fs::rename(out, &built).unwrap();
-            built
-        });
+        let built = BUILT.get_or_init(|| build::library("cuda"));
         let path = built.with_extension(format!("{}.{test}.so", std::process::id()));
         std::fs::copy(built, &path).unwrap();
         // SAFETY: built from the source beside this file.

@@ -58,6 +58,7 @@ impl Communicator {
     /// longer than `timeout` either until NCCL has taken it.
     ///
     /// # Errors
+    /// [`DriverError::InvalidArgument`] for a rank that there is not;
     /// [`DriverError::LibraryNotFound`] without NCCL; [`DriverError::LibraryCall`] with NCCL's own,
     /// and with `ncclInProgress` where not all ranks have come within `timeout`.
     #[track_caller]
@@ -69,12 +70,18 @@ impl Communicator {
         rank: usize,
         timeout: Duration,
     ) -> Result<Self> {
+        const CALL: &str = "ncclCommInitRankConfig";
         let location = Location::caller();
         let join = || {
+            // NCCL counts in C's ints.
+            if rank >= ranks || i32::try_from(ranks).is_err() {
+                let reason = format!("rank {rank} was asked for of {ranks} ranks");
+                return Err(DriverError::InvalidArgument { call: CALL, reason });
+            }
             let nccl = driver.nccl()?;
             let pending = Pending::new(driver, nccl.comm_init(device, id, ranks, rank)?);
             let who = format!("rank {rank} of {ranks} (cuda:{device})");
-            pending.ready("ncclCommInitRankConfig", timeout, &who)?;
+            pending.ready(CALL, timeout, &who)?;
             pending.communicator(nccl, timeout)
         };
         join().map_err(|e: DriverError| e.at(location))

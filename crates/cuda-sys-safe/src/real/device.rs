@@ -1,6 +1,6 @@
 //! What is known of each device, and what every call passes through.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
@@ -15,6 +15,8 @@ pub(super) struct Device {
     context: OnceLock<Context>,
     /// Held while the context is retained, so that it is retained once.
     retaining: Mutex<()>,
+    /// Held while NCCL is given work for the device.
+    nccl: Mutex<()>,
     lost: OnceLock<Arc<CudaError>>,
 }
 
@@ -28,7 +30,8 @@ unsafe impl Sync for Context {}
 
 impl Device {
     pub(super) fn new(raw: CUdevice) -> Self {
-        Self { raw, context: OnceLock::new(), retaining: Mutex::new(()), lost: OnceLock::new() }
+        let (retaining, nccl) = (Mutex::new(()), Mutex::new(()));
+        Self { raw, context: OnceLock::new(), retaining, nccl, lost: OnceLock::new() }
     }
 
     /// The error that poisoned it, or another device and it.
@@ -60,6 +63,17 @@ impl CudaDriver {
         } else {
             Err(DriverError::ForkedChild { call, parent: self.birth.pid })
         }
+    }
+
+    /// Waits until no other thread gives NCCL work for the device, whatever the communicator: NCCL wants
+    /// one at a time.
+    pub(crate) fn nccl_turn(
+        &self,
+        call: &'static str,
+        device: usize,
+    ) -> Result<MutexGuard<'_, ()>> {
+        let state = self.admit(call, device)?;
+        Ok(state.nccl.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// As [`Self::admit`], and makes the device's context current.

@@ -228,6 +228,7 @@ unsafe impl Nccl for CudaDriver {
             let reason = format!("rank {rank} of {ranks} is more than NCCL can count");
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         };
+        let _turn = self.nccl_turn(CALL, device)?;
         relaxed(self, device, || {
             let (slot, id) = (new_slot(), RawId(*id.as_bytes()));
             let mut config = Config::non_blocking();
@@ -256,6 +257,7 @@ unsafe impl Nccl for CudaDriver {
         let number = color.map_or(Ok(NO_COLOR), c_int::try_from);
         let number = number.map_err(|_| refuse(format!("color {color:?} is too large")))?;
         let key = c_int::try_from(key).map_err(|_| refuse(format!("key {key} is too large")))?;
+        let _turn = self.nccl_turn(CALL, comm.device())?;
         relaxed(self, comm.device(), || {
             let slot = new_slot();
             // SAFETY: the caller vouches for the communicator; the slot is never freed while NCCL may
@@ -308,14 +310,16 @@ unsafe impl Nccl for CudaDriver {
         calls: &[Collective],
         stream: StreamHandle,
     ) -> Result<CommState> {
+        const CALL: &str = "ncclGroupEnd";
         let (library, device) = (library()?, comm.device());
         if stream.device() != device {
             let reason = format!(
                 "the stream is on cuda:{}, the communicator on cuda:{device}",
                 stream.device()
             );
-            return Err(DriverError::InvalidArgument { call: "ncclGroupEnd", reason });
+            return Err(DriverError::InvalidArgument { call: CALL, reason });
         }
+        let _turn = self.nccl_turn(CALL, device)?;
         relaxed(self, device, || {
             // SAFETY: the caller vouches for the communicator.
             let comm = unsafe { raw(comm) };
@@ -330,13 +334,14 @@ unsafe impl Nccl for CudaDriver {
             // SAFETY: a group was begun, and has to end whatever happened.
             let status = unsafe { (library.api.ncclGroupEnd)() };
             called?;
-            library.check("ncclGroupEnd", status, comm)
+            library.check(CALL, status, comm)
         })
     }
 
     unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()> {
         const CALL: &str = "ncclCommAbort";
         let library = library()?;
+        // It takes no turn: it may be what ends the work that a thread which has the turn waits for.
         relaxed(self, comm.device(), || {
             // SAFETY: the caller vouches for the communicator.
             let own = unsafe { raw(comm) };

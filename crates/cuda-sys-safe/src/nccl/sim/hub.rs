@@ -91,6 +91,12 @@ pub(super) enum Request {
         member: Member,
         why: Departure,
     },
+    /// It leaves what comes of its split of this number, which may be under way yet.
+    Abandon {
+        member: Member,
+        split: u64,
+        why: Departure,
+    },
     /// Somebody waits for what it has begun.
     Want {
         member: Member,
@@ -123,6 +129,10 @@ pub(super) struct Comm {
     pub(super) pairs: BTreeMap<(usize, usize), Pair>,
     /// Splits under way, by rank.
     pub(super) splits: Vec<VecDeque<Split>>,
+    /// How many splits each rank has begun.
+    begun_splits: Vec<u64>,
+    /// Which rank of another communicator each rank was, and the number of its split.
+    origins: Vec<Option<(Member, u64)>>,
 }
 
 #[derive(Default)]
@@ -135,6 +145,9 @@ pub(super) struct Split {
     pub(super) color: Option<u32>,
     pub(super) key: usize,
     pub(super) guest: Option<Guest>,
+    number: u64,
+    /// Why the new communicator's rank is gone before there is one.
+    gone: Option<Departure>,
 }
 
 /// All communicators that come of one id. The first is the one that was asked for; the others are
@@ -207,9 +220,17 @@ impl Hub {
         false
     }
 
-    fn split(comms: &mut Vec<Comm>, member: Member, split: Split) {
+    fn split(
+        comms: &mut Vec<Comm>,
+        member: Member,
+        color: Option<u32>,
+        key: usize,
+        guest: Option<Guest>,
+    ) {
         let comm = &mut comms[member.comm];
-        comm.splits[member.rank].push_back(split);
+        let number = comm.begun_splits[member.rank];
+        comm.begun_splits[member.rank] += 1;
+        comm.splits[member.rank].push_back(Split { color, key, guest, number, gone: None });
         comm.miss_the_gone();
         if comm.failure.is_some() || comm.splits.iter().any(VecDeque::is_empty) {
             return;
@@ -226,14 +247,34 @@ impl Hub {
         }
         for mut part in parts.into_values() {
             part.sort_unstable();
-            let of_split = |rank: usize| splits[rank].take().and_then(|split| split.guest);
-            let guests: Vec<Option<Guest>> =
-                part.iter().map(|&(_, rank)| rank).map(of_split).collect();
-            let (id, ranks) = (comms.len(), guests.len());
-            comms.push(Comm::new(guests));
+            let (id, ranks) = (comms.len(), part.len());
+            let mut comm = Comm::new(vec![None; ranks]);
+            for (new, &(_, rank)) in part.iter().enumerate() {
+                let Some(split) = splits[rank].take() else { continue };
+                comm.origins[new] = Some((Member { comm: member.comm, rank }, split.number));
+                // Who is gone from the whole is not here either.
+                comm.gone[new] = split.gone.or(comms[member.comm].gone[rank]);
+                comm.guests[new] = split.guest.filter(|_| comm.gone[new].is_none());
+            }
+            comms.push(comm);
             for (new, (_, rank)) in part.into_iter().enumerate() {
                 let now = (Member { comm: id, rank: new }, ranks);
                 comms[member.comm].tell(rank, Event::Split(Some(now)));
+            }
+        }
+    }
+
+    /// A rank leaves what comes of a split, or has come.
+    fn abandon(comms: &mut [Comm], origin: (Member, u64), why: Departure) {
+        let (member, number) = origin;
+        let mut under_way = comms[member.comm].splits[member.rank].iter_mut();
+        if let Some(split) = under_way.find(|split| split.number == number) {
+            split.gone.get_or_insert(why);
+            return;
+        }
+        for comm in comms {
+            if let Some(rank) = comm.origins.iter().position(|&from| from == Some(origin)) {
+                return comm.leave(rank, why);
             }
         }
     }
@@ -251,6 +292,7 @@ impl Ask for Hub {
             Request::Begin { member, .. }
             | Request::Split { member, .. }
             | Request::Leave { member, .. }
+            | Request::Abandon { member, .. }
             | Request::Want { member }
                 if !known(*member) =>
             {
@@ -269,7 +311,10 @@ impl Ask for Hub {
                 comms[member.comm].begin(member.rank, op, calls);
             }
             Request::Split { member, color, key, guest } => {
-                Self::split(&mut comms, member, Split { color, key, guest });
+                Self::split(&mut comms, member, color, key, guest);
+            }
+            Request::Abandon { member, split, why } => {
+                Self::abandon(&mut comms, (member, split), why);
             }
             Request::Leave { member, why } => comms[member.comm].leave(member.rank, why),
             Request::Want { member } => comms[member.comm].want(member.rank),
@@ -294,6 +339,8 @@ impl Comm {
             next: vec![0; ranks],
             pairs: BTreeMap::new(),
             splits: (0..ranks).map(|_| VecDeque::new()).collect(),
+            begun_splits: vec![0; ranks],
+            origins: vec![None; ranks],
         }
     }
 

@@ -102,10 +102,16 @@ fn serve(stream: TcpStream) {
         }
         hub.ask(request);
     }
-    // Those that have left before stay as they were.
-    let members = std::mem::take(&mut *locked(&members));
-    for member in members {
-        hub.ask(Request::Leave { member, why: Departure::Died });
+    // Those that have left before stay as they were. Until it has left all, a split may make it a rank
+    // of another one.
+    loop {
+        let left = std::mem::take(&mut *locked(&members));
+        if left.is_empty() {
+            break;
+        }
+        for member in left {
+            hub.ask(Request::Leave { member, why: Departure::Died });
+        }
     }
 }
 
@@ -144,6 +150,10 @@ fn request(reader: &mut Reader<'_>, guest: ReadGuest<'_>) -> Option<Request> {
         }
         3 => Request::Leave { member: reader.member()?, why: reader.departure()? },
         4 => Request::Want { member: reader.member()? },
+        5 => {
+            let (member, split) = (reader.member()?, reader.number()?);
+            Request::Abandon { member, split, why: reader.departure()? }
+        }
         _ => return None,
     })
 }
@@ -209,6 +219,9 @@ impl Ask for Connection {
             }
             Request::Want { member } => {
                 writer.number(4).member(*member);
+            }
+            Request::Abandon { member, split, why } => {
+                writer.number(5).member(*member).number(*split).departure(*why);
             }
         }
         // Where this fails, the thread that listens finds it too.

@@ -29,6 +29,9 @@ struct State {
     next_op: u64,
     /// Operations that have begun and not ended: what each of their calls came to.
     begun: BTreeMap<u64, Vec<Option<Bytes>>>,
+    /// Of which rank's split it came, and the number of that.
+    origin: Option<(Member, u64)>,
+    begun_splits: u64,
     /// The ends of splits under way, oldest first.
     splits: VecDeque<Option<Arc<Seat>>>,
     /// Whether another process waits for it.
@@ -129,8 +132,13 @@ impl Seat {
             color.map(|_| Self::new(self.id, Arc::clone(&self.hub), &self.driver, self.place));
         let member = {
             let mut state = self.lock();
+            let (member, _) = state.member?;
+            if let Some(child) = &child {
+                child.lock().origin = Some((member, state.begun_splits));
+            }
+            state.begun_splits += 1;
             state.splits.push_back(child.clone());
-            state.member?.0
+            member
         };
         let guest = child.as_ref().map(Self::guest);
         self.hub.ask(Request::Split { member, color, key, guest });
@@ -140,7 +148,16 @@ impl Seat {
     /// Leaves the communicator; what has begun ends.
     pub(crate) fn abort(&self) {
         self.leave(Departure::Aborted);
-        self.lock().over = true;
+        let splits = {
+            let mut state = self.lock();
+            state.over = true;
+            std::mem::take(&mut state.splits)
+        };
+        let why = "the communicator that it was to be split off was aborted";
+        let error = super::hub::failed("ncclCommGetAsyncError", "ncclInvalidUsage", why.to_owned());
+        for child in splits.into_iter().flatten() {
+            child.deliver(Event::Failed(error.clone()));
+        }
         progress::bump();
     }
 
@@ -155,9 +172,17 @@ impl Seat {
     }
 
     fn leave(&self, why: Departure) {
-        let member = self.lock().member;
-        if let Some((member, _)) = member {
-            self.hub.ask(Request::Leave { member, why });
+        let (member, origin) = {
+            let state = self.lock();
+            (state.member, state.origin)
+        };
+        match (member, origin) {
+            (Some((member, _)), _) => self.hub.ask(Request::Leave { member, why }),
+            // The split that it is to come of is under way, or was a moment ago.
+            (None, Some((member, split))) => {
+                self.hub.ask(Request::Abandon { member, split, why });
+            }
+            (None, None) => {}
         }
     }
 
@@ -208,6 +233,10 @@ impl Deliver for Seat {
                 }
             }
             Event::Failed(error) => {
+                // What was to be split off never comes.
+                for child in state.splits.iter().flatten() {
+                    child.lock().failure.get_or_insert_with(|| error.clone());
+                }
                 state.failure.get_or_insert(error);
             }
             Event::Split(now) => {
