@@ -21,8 +21,9 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use libloading::Library;
 use warpline::cuda::{self, Stream};
-use warpline::{Tensor, full, runtime, with_runtime, zeros};
+use warpline::{Runtime, RuntimeConfig, Tensor, full, runtime, with_runtime, zeros};
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, UniqueId};
+use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_cuda_sys_safe::owned::{Communicator, DeviceMemory};
 use warpline_parallel::distributed::{
     HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
@@ -42,6 +43,9 @@ struct Args {
     /// Loops that are timed, of which the median counts.
     #[arg(long, default_value_t = 9)]
     loops: usize,
+    /// Calls a driver and an NCCL that do nothing: what is left is the host's own work.
+    #[arg(long)]
+    null: bool,
     /// Calls in a loop.
     #[arg(long, default_value_t = 50)]
     calls: usize,
@@ -142,12 +146,11 @@ impl Bare {
         let library = unsafe { Library::new("libnccl.so.2") }?;
         let mut comm = ptr::null_mut();
         // SAFETY: the signature is nccl.h's.
-        let init = unsafe { library.get::<Init>(b"ncclCommInitRank\0") }?;
+        let init = *unsafe { library.get::<Init>(b"ncclCommInitRank\0") }?;
         // SAFETY: the pointer is valid for writes; all ranks call it, each on a thread of its own.
         let status =
             unsafe { init(&mut comm, ranks as c_int, RawId(*id.as_bytes()), rank as c_int) };
         ensure!(status == 0, "ncclCommInitRank: status {status}");
-        drop(init);
         Ok(Self { library, comm })
     }
 
@@ -163,8 +166,8 @@ impl Bare {
         // SAFETY: the signature is nccl.h's.
         let call = *unsafe { self.library.get::<AllReduce>(b"ncclAllReduce\0") }?;
         let pointer = |raw: u64| ptr::without_provenance_mut::<c_void>(raw as usize);
-        let at = pointer(memory.ptr().addr() as u64);
-        let (comm, stream) = (self.comm, pointer(stream.raw().handle().raw() as u64));
+        let at = pointer(memory.ptr().addr());
+        let (comm, stream) = (self.comm, pointer(stream.raw().handle().raw()));
         Ok(move || {
             // SAFETY: the caller keeps communicator, memory and stream until it has synchronised.
             let status = unsafe { call(at, at, count, F32, SUM, comm, stream) };
@@ -206,7 +209,9 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
     let mut options = InitOptions::new(store.clone(), rank, args.ranks);
     (options.device, options.timeout) = (Some(rank), LIMIT);
     let group = init_process_group(options)?;
-    check(&group)?;
+    if !args.null {
+        check(&group)?;
+    }
     let (runtime, stream) = (runtime(), cuda::current_stream(rank)?);
     let driver = runtime.driver()?;
     let comm = Communicator::new(driver, rank, &ids[0], args.ranks, rank, LIMIT)?;
@@ -241,18 +246,24 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
         let times = time(args, start, &stream, &ways)?;
         all.push((ways.iter().map(|way| way.0).collect(), times));
     }
-    check(&group)?;
+    if !args.null {
+        check(&group)?;
+    }
     start.wait()?;
     Ok(all)
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let runtime = runtime();
+    let runtime = match args.null {
+        true => Runtime::new(Arc::new(NullDriver::new(args.ranks)), RuntimeConfig::default())?,
+        false => runtime(),
+    };
     let found = runtime.device_count();
     ensure!(found >= args.ranks, "{} GPUs are needed; there are {found}", args.ranks);
     let nccl = runtime.driver()?.nccl()?;
-    println!("{} x {}, NCCL {}", args.ranks, cuda::get_device_name(0)?, nccl.version()?);
+    let name = with_runtime(&runtime, || cuda::get_device_name(0))?;
+    println!("{} x {}, NCCL {}", args.ranks, name, nccl.version()?);
     let ids = [nccl.unique_id()?, nccl.unique_id()?];
     let start = Start { ranks: args.ranks, came: AtomicUsize::new(0) };
     let shared = Shared { store: Arc::new(HashStore::new()), ids, start, args };
