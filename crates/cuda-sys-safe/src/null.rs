@@ -412,6 +412,10 @@ unsafe impl Driver for NullDriver {
         self.check(device)?;
         Ok(handle!(self, EventHandle, device))
     }
+
+    fn nccl(&self) -> Result<&dyn nccl::Nccl> {
+        Ok(self)
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! for the real one, a simulated one for the simulated. Its communicators never block: a call that
 //! is not through yet is [`CommState::InProgress`], and [`Nccl::comm_state`] is asked until it is.
 
+mod null;
 pub(crate) mod real;
 pub(crate) mod sim;
 

@@ -8,6 +8,7 @@ mod group;
 mod init;
 pub mod launch;
 mod record;
+mod signature;
 mod store;
 mod watchdog;
 mod work;

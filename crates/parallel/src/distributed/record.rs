@@ -1,86 +1,20 @@
 //! Each rank's record of its last calls on a group, and what several ranks' records say together.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::panic::Location;
 use std::time::Instant;
 
-use warpline::Tensor;
-use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_cuda_sys_safe::owned::Event;
 
 use super::RankCall;
+use super::signature::Signature;
 
 /// Finished calls that are kept.
 const KEPT: usize = 256;
-
-/// A call as it is compared between ranks.
-#[derive(Clone, Debug)]
-pub(super) struct Signature {
-    pub(super) op: &'static str,
-    /// Dtypes and sizes, where they have to be the same on all ranks.
-    shapes: Vec<(&'static str, Vec<usize>)>,
-    reduce: Option<ReduceOp>,
-    root: Option<usize>,
-    /// The other rank, of what only two ranks do, and whether this one sends. `usize::MAX` is of
-    /// several.
-    pub(super) peer: Option<(usize, bool)>,
-}
-
-impl Signature {
-    pub(super) fn new(op: &'static str) -> Self {
-        Self { op, shapes: Vec::new(), reduce: None, root: None, peer: None }
-    }
-
-    pub(super) fn of(mut self, tensor: &Tensor) -> Self {
-        self.shapes.push((tensor.dtype().name(), tensor.size().to_vec()));
-        self
-    }
-
-    pub(super) fn reduce(mut self, op: ReduceOp) -> Self {
-        self.reduce = Some(op);
-        self
-    }
-
-    pub(super) fn root(mut self, root: usize) -> Self {
-        self.root = Some(root);
-        self
-    }
-
-    /// The ranks of a group.
-    pub(super) fn ranks(mut self, ranks: &[usize]) -> Self {
-        self.shapes.push(("ranks ", ranks.to_vec()));
-        self
-    }
-
-    pub(super) fn peer(mut self, peer: usize, sends: bool) -> Self {
-        self.peer = Some((peer, sends));
-        self
-    }
-}
-
-impl fmt::Display for Signature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}(", self.op)?;
-        let mut between = "";
-        for (dtype, sizes) in &self.shapes {
-            write!(f, "{between}{dtype}{sizes:?}")?;
-            between = ", ";
-        }
-        if let Some(reduce) = self.reduce {
-            write!(f, "{between}{reduce:?}")?;
-            between = ", ";
-        }
-        if let Some(root) = self.root {
-            write!(f, "{between}root {root}")?;
-            between = ", ";
-        }
-        if let Some((peer, sends)) = self.peer.filter(|(peer, _)| *peer != usize::MAX) {
-            write!(f, "{between}{} {peer}", if sends { "to" } else { "from" })?;
-        }
-        f.write_str(")")
-    }
-}
+/// Calls from one look at which are done to the next, where nobody else looks.
+const LOOK: u64 = 16;
+/// Idle events that are kept: making one costs as much as recording it.
+const IDLE: usize = 64;
 
 /// How far a call is.
 #[derive(Debug)]
@@ -113,6 +47,10 @@ pub(super) struct Ring {
     next_id: u64,
     collectives: u64,
     pairs: HashMap<(usize, bool), u64>,
+    /// The first calls, so many, are done.
+    finished: usize,
+    /// Events of calls that are done.
+    idle: Vec<Event>,
 }
 
 impl Ring {
@@ -122,7 +60,7 @@ impl Ring {
         signature: Signature,
         location: &'static Location<'static>,
     ) -> (u64, u64) {
-        if self.entries.len() >= KEPT && self.next_id.is_multiple_of(32) {
+        if self.next_id.is_multiple_of(LOOK) {
             self.settle();
         }
         let counter = match signature.peer {
@@ -137,6 +75,11 @@ impl Ring {
         (id, seq)
     }
 
+    /// An event to record after a call, if there is an idle one.
+    pub(super) fn idle_event(&mut self) -> Option<Event> {
+        self.idle.pop()
+    }
+
     fn find(&self, id: u64) -> Option<usize> {
         self.entries.iter().rposition(|entry| entry.id == id)
     }
@@ -144,13 +87,24 @@ impl Ring {
     /// Says how far a call is.
     pub(super) fn set(&mut self, id: u64, state: State) {
         if let Some(at) = self.find(id) {
-            self.entries[at].state = state;
+            let former = std::mem::replace(&mut self.entries[at].state, state);
+            self.reuse(former);
+        }
+    }
+
+    /// Keeps the event of a call that is done.
+    fn reuse(&mut self, former: State) {
+        if let State::Launched(event) = former
+            && self.idle.len() < IDLE
+        {
+            self.idle.push(event);
         }
     }
 
     /// Takes back a call that was refused: the last one.
     pub(super) fn undo(&mut self, id: u64) {
         let Some(entry) = self.find(id).and_then(|at| self.entries.remove(at)) else { return };
+        self.finished = self.finished.min(self.entries.len());
         match entry.signature.peer {
             Some(pair) => *self.pairs.entry(pair).or_insert(1) -= 1,
             None => self.collectives -= 1,
@@ -159,20 +113,23 @@ impl Ring {
 
     /// Notes what is done by now, from the oldest on, and forgets what is too much.
     pub(super) fn settle(&mut self) {
-        for entry in &mut self.entries {
-            match &entry.state {
-                State::Done => {}
+        while let Some(entry) = self.entries.get_mut(self.finished) {
+            let done = match &entry.state {
+                State::Done => true,
                 // An error is a device's that is lost, which launches report.
-                State::Launched(event) if event.query().unwrap_or(true) => {
-                    entry.state = State::Done;
-                }
-                _ => break,
+                State::Launched(event) => event.query().unwrap_or(true),
+                State::Preparing => false,
+            };
+            if !done {
+                break;
             }
+            let former = std::mem::replace(&mut entry.state, State::Done);
+            self.reuse(former);
+            self.finished += 1;
         }
-        while self.entries.len() > KEPT
-            && self.entries.front().is_some_and(|e| matches!(e.state, State::Done))
-        {
+        while self.entries.len() > KEPT && self.finished > 0 {
             self.entries.pop_front();
+            self.finished -= 1;
         }
     }
 
@@ -314,11 +271,39 @@ fn last(calls: &[Call]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use warpline_cuda_sys_safe::null::NullDriver;
+    use warpline_cuda_sys_safe::{Driver, EventFlags};
+
     use super::*;
 
     fn call(seq: u64, text: &str) -> Call {
         let (text, location) = (text.into(), format!("main.rs:{seq}:1"));
         Call { seq, peer: None, text, location, done: false }
+    }
+
+    #[test]
+    fn the_record_stays_short_and_events_are_reused() {
+        let driver: Arc<dyn Driver> = Arc::new(NullDriver::new(1));
+        let (mut ring, mut made) = (Ring::default(), 0);
+        for _ in 0..10 * KEPT {
+            let (id, _) = ring.begin(Signature::new("barrier"), Location::caller());
+            let event = ring.idle_event().unwrap_or_else(|| {
+                made += 1;
+                Event::new(&driver, 0, EventFlags::default()).unwrap()
+            });
+            ring.set(id, State::Launched(event));
+        }
+        assert!(made as u64 <= 2 * LOOK && ring.entries.len() as u64 <= KEPT as u64 + LOOK);
+        ring.settle();
+        assert!(ring.oldest_unfinished().is_none());
+        // A refused call leaves the numbers as they were.
+        let (id, seq) = ring.begin(Signature::new("barrier"), Location::caller());
+        ring.undo(id);
+        let (_, again) = ring.begin(Signature::new("barrier"), Location::caller());
+        assert_eq!(seq, again);
+        assert!(ring.oldest_unfinished().is_some());
     }
 
     #[test]

@@ -4,12 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use warpline::Tensor;
 use warpline::cuda::{Event, Stream};
 
 use super::Result;
 use super::group::Shared;
 use super::record::State;
+
+/// The tensors of a call.
+pub(super) type Tensors = SmallVec<[Tensor; 2]>;
 
 /// A collective that was launched (`torch.distributed.Work`). It keeps the tensors of the call.
 /// Dropped, it changes nothing: the collective goes on.
@@ -19,7 +23,7 @@ pub struct Work {
     /// In the rank's record.
     id: u64,
     seq: u64,
-    tensors: Vec<Tensor>,
+    tensors: Tensors,
 }
 
 /// Where its end is.
@@ -41,7 +45,7 @@ impl Work {
         group: Arc<Shared>,
         done: Done,
         (id, seq): (u64, u64),
-        tensors: Vec<Tensor>,
+        tensors: Tensors,
     ) -> Self {
         Self { group, done, id, seq, tensors }
     }

@@ -3,11 +3,12 @@
 use std::panic::Location;
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
 use warpline::{DType, Tensor, with_runtime, zeros};
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_kernels::collective::{self, Op};
 
-use super::super::record::Signature;
+use super::super::signature::Signature;
 use super::super::{Result, Work};
 use super::ProcessGroup;
 
@@ -54,9 +55,9 @@ impl ProcessGroup {
         location: &'static Location<'static>,
     ) -> Result<Work> {
         let signature = tensors.iter().fold(Signature::new(name).reduce(op), Signature::of);
-        self.launch((signature, async_op), location, tensors.to_vec(), |target, comm| {
+        self.launch((signature, async_op), location, tensors.into(), |target, comm| {
             let ops = tensors.iter().map(Tensor::as_view);
-            let ops: Vec<_> =
+            let ops: SmallVec<[_; 1]> =
                 ops.map(|view| Op::AllReduce { input: view, output: view, op }).collect();
             Ok(collective::run(target, comm, name, &ops, location)?)
         })
@@ -72,7 +73,7 @@ impl ProcessGroup {
         let view = tensor.as_view();
         let op = Op::Broadcast { input: view, output: view, root: src };
         let signature = Signature::new("broadcast").of(tensor).root(src);
-        self.launch((signature, async_op), location, vec![tensor.clone()], |target, comm| {
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             Ok(collective::run(target, comm, "broadcast", &[op], location)?)
         })
     }
@@ -94,7 +95,7 @@ impl ProcessGroup {
         let view = tensor.as_view();
         let call = Op::Reduce { input: view, output: view, op, root: dst };
         let signature = Signature::new("reduce").of(tensor).reduce(op).root(dst);
-        self.launch((signature, async_op), location, vec![tensor.clone()], |target, comm| {
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             Ok(collective::run(target, comm, "reduce", &[call], location)?)
         })
     }
@@ -114,7 +115,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let op = Op::AllGather { input: input.as_view(), output: output.as_view() };
         let signature = Signature::new("all_gather_into_tensor").of(output).of(input);
-        let keep = vec![output.clone(), input.clone()];
+        let keep = smallvec![output.clone(), input.clone()];
         self.launch((signature, async_op), location, keep, |target, comm| {
             Ok(collective::run(target, comm, "all_gather_into_tensor", &[op], location)?)
         })
@@ -136,7 +137,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let call = Op::ReduceScatter { input: input.as_view(), output: output.as_view(), op };
         let signature = Signature::new("reduce_scatter_tensor").of(output).of(input).reduce(op);
-        let keep = vec![output.clone(), input.clone()];
+        let keep = smallvec![output.clone(), input.clone()];
         self.launch((signature, async_op), location, keep, |target, comm| {
             Ok(collective::run(target, comm, "reduce_scatter_tensor", &[call], location)?)
         })
@@ -160,10 +161,12 @@ impl ProcessGroup {
         let view = tensor.as_view();
         let op = Op::AllReduce { input: view, output: view, op: ReduceOp::Max };
         let signature = Signature::new("barrier");
-        let work =
-            self.launch((signature, false), location, vec![tensor.clone()], |target, comm| {
-                Ok(collective::run(target, comm, "barrier", &[op], location)?)
-            })?;
+        let work = self.launch(
+            (signature, false),
+            location,
+            smallvec![tensor.clone()],
+            |target, comm| Ok(collective::run(target, comm, "barrier", &[op], location)?),
+        )?;
         work.synchronize()
     }
 

@@ -2,11 +2,13 @@
 
 use std::panic::Location;
 
+use smallvec::smallvec;
 use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_kernels::collective::{self, Op};
 
-use super::super::record::Signature;
+use super::super::signature::Signature;
+use super::super::work::Tensors;
 use super::super::{Result, Work};
 use super::ProcessGroup;
 
@@ -123,7 +125,7 @@ impl ProcessGroup {
         if output_splits.is_none() && input_splits.is_none() {
             signature = signature.of(output).of(input);
         }
-        let keep = vec![output.clone(), input.clone()];
+        let keep = smallvec![output.clone(), input.clone()];
         self.exchange((signature, async_op), (&outputs, &inputs), keep, location)
     }
 
@@ -159,7 +161,7 @@ impl ProcessGroup {
         &self,
         call: (Signature, bool),
         (outputs, inputs): (&[Tensor], &[Tensor]),
-        keep: Vec<Tensor>,
+        keep: Tensors,
         location: &'static Location<'static>,
     ) -> Result<Work> {
         let sends = inputs.iter().enumerate();

@@ -16,8 +16,9 @@ use warpline_cuda_sys_safe::owned::{self, Communicator};
 use warpline_kernels::Target;
 use warpline_stream::EventFlags;
 
-use super::record::{Ring, Signature, State};
-use super::work::Done;
+use super::record::{Ring, State};
+use super::signature::Signature;
+use super::work::{Done, Tensors};
 use super::{Error, Failure, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
@@ -220,7 +221,7 @@ impl ProcessGroup {
         &self,
         (signature, async_op): (Signature, bool),
         location: &'static Location<'static>,
-        keep: Vec<Tensor>,
+        keep: Tensors,
         enqueue: impl FnOnce(Target<'_>, &Communicator) -> Result<()>,
     ) -> Result<Work> {
         let shared = self.shared();
@@ -233,7 +234,11 @@ impl ProcessGroup {
         let stream = if async_op { &shared.stream } else { &current };
         let text = parts.debug.then(|| signature.to_string());
         let alone = signature.peer.is_some();
-        let (id, seq) = shared.ring().begin(signature, location);
+        let (id, seq, event) = {
+            let mut ring = shared.ring();
+            let (id, seq) = ring.begin(signature, location);
+            (id, seq, ring.idle_event())
+        };
         if let Some(text) = text.filter(|_| !alone) {
             let agreed = check::compare(shared, seq, &text);
             if agreed.is_err() {
@@ -254,7 +259,9 @@ impl ProcessGroup {
                 return Ok(State::Done);
             }
             let driver = runtime.driver()?;
-            let event = owned::Event::new(driver, device, EventFlags::default())
+            // Not the stream's own kind: a look at it is no order that the program has made.
+            let event = event
+                .map_or_else(|| owned::Event::new(driver, device, EventFlags::default()), Ok)
                 .and_then(|event| event.record(stream.raw()).map(|()| event));
             Ok(State::Launched(event.map_err(|e| warpline::Error::driver("record", e))?))
         })();

@@ -2,10 +2,11 @@
 
 use std::panic::Location;
 
+use smallvec::smallvec;
 use warpline::Tensor;
 use warpline_kernels::collective::{self, Op};
 
-use super::super::record::Signature;
+use super::super::signature::Signature;
 use super::super::{Result, Work};
 use super::ProcessGroup;
 
@@ -32,7 +33,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let op = Op::Send { input: tensor.as_view(), peer: dst };
         let signature = Signature::new("send").of(tensor).peer(dst, true);
-        self.launch((signature, async_op), location, vec![tensor.clone()], |target, comm| {
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             Ok(collective::run(target, comm, "send", &[op], location)?)
         })
     }
@@ -46,7 +47,7 @@ impl ProcessGroup {
         let location = Location::caller();
         let op = Op::Recv { output: tensor.as_view(), peer: src };
         let signature = Signature::new("recv").of(tensor).peer(src, false);
-        self.launch((signature, async_op), location, vec![tensor.clone()], |target, comm| {
+        self.launch((signature, async_op), location, smallvec![tensor.clone()], |target, comm| {
             Ok(collective::run(target, comm, "recv", &[op], location)?)
         })
     }

@@ -3,7 +3,8 @@
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
-use super::super::record::{Signature, State};
+use super::super::record::State;
+use super::super::signature::Signature;
 use super::super::{PrefixStore, Result, check};
 use super::{Parts, ProcessGroup};
 

@@ -1,0 +1,294 @@
+//! How long an all-reduce of two or more GPUs takes through a process group, and by NCCL itself in
+//! the same process. Beside it, `benches/all_reduce.py` measures PyTorch with the same sizes.
+//!
+//! ```sh
+//! cargo run --release -p warpline-parallel --example all_reduce_speed
+//! WARPLINE_DRIVER=sim:2 cargo run -p warpline-parallel --example all_reduce_speed -- \
+//!     --kib 4,64 --runs 5 --loops 2
+//! ```
+//!
+//! For each size and way: the median time from a rank's call to its stream being synchronised, all
+//! ranks having started together; the median time per call of many that are enqueued before one
+//! synchronisation; and how long the host was busy with each of those.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use libloading::Library;
+use warpline::cuda::{self, Stream};
+use warpline::{Runtime, RuntimeConfig, Tensor, full, runtime, with_runtime, zeros};
+use warpline_cuda_sys_safe::nccl::{Collective, NcclType, UniqueId};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_cuda_sys_safe::owned::{Communicator, DeviceMemory};
+use warpline_parallel::distributed::{
+    HashStore, InitOptions, ProcessGroup, ReduceOp, init_process_group,
+};
+
+#[derive(Clone, Debug, Parser)]
+struct Args {
+    /// Ranks: threads with a GPU each.
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Sizes in KiB.
+    #[arg(long, value_delimiter = ',', default_values_t = [4, 1024, 32 * 1024, 256 * 1024])]
+    kib: Vec<usize>,
+    /// Single calls that are timed, of which the median counts.
+    #[arg(long, default_value_t = 100)]
+    runs: usize,
+    /// Loops that are timed, of which the median counts.
+    #[arg(long, default_value_t = 9)]
+    loops: usize,
+    /// Calls a driver and an NCCL that do nothing: what is left is the host's own work.
+    #[arg(long)]
+    null: bool,
+    /// Calls in a loop.
+    #[arg(long, default_value_t = 50)]
+    calls: usize,
+}
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where all ranks wait for each other, without sleeping.
+struct Start {
+    ranks: usize,
+    came: AtomicUsize,
+}
+
+impl Start {
+    fn wait(&self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let round = self.came.fetch_add(1, Ordering::AcqRel) / self.ranks + 1;
+        while self.came.load(Ordering::Acquire) < round * self.ranks {
+            ensure!(begun.elapsed() < LIMIT, "another rank is gone");
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+}
+
+/// One way to call an all-reduce.
+type Way<'a> = (&'static str, Box<dyn Fn() -> anyhow::Result<()> + 'a>);
+
+/// Per way: of one call, per call of a loop, and of that the host's part.
+type Times = Vec<[Duration; 3]>;
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn time(args: &Args, start: &Start, stream: &Stream, ways: &[Way<'_>]) -> anyhow::Result<Times> {
+    let mut all = vec![[const { Vec::new() }; 3]; ways.len()];
+    for _ in 0..5 {
+        for (_, call) in ways {
+            call()?;
+            stream.raw().synchronize()?;
+        }
+    }
+    // In turns, so that a clock that changes meets all of them.
+    for _ in 0..args.runs {
+        for ((_, call), times) in ways.iter().zip(&mut all) {
+            start.wait()?;
+            let begun = Instant::now();
+            call()?;
+            stream.raw().synchronize()?;
+            times[0].push(begun.elapsed());
+        }
+    }
+    let calls = args.calls.max(1) as u32;
+    for _ in 0..args.loops {
+        for ((_, call), times) in ways.iter().zip(&mut all) {
+            start.wait()?;
+            let begun = Instant::now();
+            for _ in 0..calls {
+                call()?;
+            }
+            times[2].push(begun.elapsed() / calls);
+            stream.raw().synchronize()?;
+            times[1].push(begun.elapsed() / calls);
+        }
+    }
+    Ok(all.into_iter().map(|times| times.map(|mut t| median(&mut t))).collect())
+}
+
+/// NCCL as it comes, with a communicator whose calls block.
+struct Bare {
+    library: Library,
+    comm: *mut c_void,
+}
+
+/// `ncclUniqueId`.
+#[repr(C)]
+struct RawId([u8; UniqueId::BYTES]);
+
+type Init = unsafe extern "C" fn(*mut *mut c_void, c_int, RawId, c_int) -> c_int;
+type AllReduce = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    c_int,
+    c_int,
+    *mut c_void,
+    *mut c_void,
+) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
+
+impl Bare {
+    /// With the device that is current for the driver on this thread.
+    fn new(id: &UniqueId, ranks: usize, rank: usize) -> anyhow::Result<Self> {
+        // SAFETY: it is NCCL's, which is loaded already and found by its name.
+        let library = unsafe { Library::new("libnccl.so.2") }?;
+        let mut comm = ptr::null_mut();
+        // SAFETY: the signature is nccl.h's.
+        let init = *unsafe { library.get::<Init>(b"ncclCommInitRank\0") }?;
+        // SAFETY: the pointer is valid for writes; all ranks call it, each on a thread of its own.
+        let status =
+            unsafe { init(&mut comm, ranks as c_int, RawId(*id.as_bytes()), rank as c_int) };
+        ensure!(status == 0, "ncclCommInitRank: status {status}");
+        Ok(Self { library, comm })
+    }
+
+    /// What sums floats in place.
+    fn all_reduce(
+        &self,
+        memory: &DeviceMemory,
+        count: usize,
+        stream: &Stream,
+    ) -> anyhow::Result<impl Fn() -> anyhow::Result<()>> {
+        const F32: c_int = 7;
+        const SUM: c_int = 0;
+        // SAFETY: the signature is nccl.h's.
+        let call = *unsafe { self.library.get::<AllReduce>(b"ncclAllReduce\0") }?;
+        let pointer = |raw: u64| ptr::without_provenance_mut::<c_void>(raw as usize);
+        let at = pointer(memory.ptr().addr());
+        let (comm, stream) = (self.comm, pointer(stream.raw().handle().raw()));
+        Ok(move || {
+            // SAFETY: the caller keeps communicator, memory and stream until it has synchronised.
+            let status = unsafe { call(at, at, count, F32, SUM, comm, stream) };
+            ensure!(status == 0, "ncclAllReduce: status {status}");
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        // SAFETY: the signature is nccl.h's; the communicator is not used afterwards.
+        if let Ok(destroy) = unsafe { self.library.get::<Destroy>(b"ncclCommDestroy\0") } {
+            // SAFETY: as above.
+            unsafe { destroy(self.comm) };
+        }
+    }
+}
+
+/// What each rank needs besides its number.
+struct Shared {
+    args: Args,
+    store: Arc<HashStore>,
+    ids: [UniqueId; 2],
+    start: Start,
+}
+
+fn check(group: &ProcessGroup) -> anyhow::Result<()> {
+    let x = full(&[1000], group.rank() as f64 + 1.0, group.device())?;
+    group.all_reduce(&x, ReduceOp::Sum, false)?;
+    let sum = (group.world_size() * (group.world_size() + 1) / 2) as f32;
+    ensure!(x.to_vec::<f32>()?.iter().all(|v| *v == sum), "the sums are wrong");
+    Ok(())
+}
+
+fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, Times)>> {
+    let Shared { args, store, ids, start } = shared;
+    cuda::set_device(rank)?;
+    let mut options = InitOptions::new(store.clone(), rank, args.ranks);
+    (options.device, options.timeout) = (Some(rank), LIMIT);
+    let group = init_process_group(options)?;
+    if !args.null {
+        check(&group)?;
+    }
+    let (runtime, stream) = (runtime(), cuda::current_stream(rank)?);
+    let driver = runtime.driver()?;
+    let comm = Communicator::new(driver, rank, &ids[0], args.ranks, rank, LIMIT)?;
+    // A driver call makes the device current on this thread, for NCCL to take.
+    stream.raw().synchronize()?;
+    let real = driver.name() == "cuda";
+    let bare = real.then(|| Bare::new(&ids[1], args.ranks, rank)).transpose()?;
+    let mut all = Vec::new();
+    for kib in &args.kib {
+        let count = kib * 1024 / size_of::<f32>();
+        let memory = DeviceMemory::new(driver, rank, kib * 1024)?;
+        let x: Tensor = zeros(&[count], rank)?;
+        let (send, recv) = (memory.ptr(), memory.ptr());
+        let (dtype, op) = (NcclType::F32, ReduceOp::Sum);
+        let call = [Collective::AllReduce { send, recv, count, dtype, op }];
+        let mut ways: Vec<Way<'_>> = Vec::new();
+        if let Some(bare) = &bare {
+            ways.push(("NCCL", Box::new(bare.all_reduce(&memory, count, &stream)?)));
+        }
+        ways.push((
+            "NCCL, non-blocking",
+            Box::new(|| {
+                // SAFETY: stream and memory are alive, as large as it says, until it is synchronised.
+                Ok(unsafe { comm.enqueue(&call, stream.raw().handle()) }?)
+            }),
+        ));
+        ways.push(("process group", Box::new(|| Ok(group.all_reduce(&x, op, false).map(drop)?))));
+        ways.push((
+            "process group, async_op",
+            Box::new(|| Ok(group.all_reduce(&x, op, true)?.wait()?)),
+        ));
+        let times = time(args, start, &stream, &ways)?;
+        all.push((ways.iter().map(|way| way.0).collect(), times));
+    }
+    if !args.null {
+        check(&group)?;
+    }
+    start.wait()?;
+    Ok(all)
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let runtime = match args.null {
+        true => Runtime::new(Arc::new(NullDriver::new(args.ranks)), RuntimeConfig::default())?,
+        false => runtime(),
+    };
+    let found = runtime.device_count();
+    ensure!(found >= args.ranks, "{} GPUs are needed; there are {found}", args.ranks);
+    let nccl = runtime.driver()?.nccl()?;
+    let name = with_runtime(&runtime, || cuda::get_device_name(0))?;
+    println!("{} x {}, NCCL {}", args.ranks, name, nccl.version()?);
+    let ids = [nccl.unique_id()?, nccl.unique_id()?];
+    let start = Start { ranks: args.ranks, came: AtomicUsize::new(0) };
+    let shared = Shared { store: Arc::new(HashStore::new()), ids, start, args };
+    let results = std::thread::scope(|scope| {
+        let begin = |number| {
+            let (shared, runtime) = (&shared, &runtime);
+            scope.spawn(move || with_runtime(runtime, || rank(shared, number)))
+        };
+        let ranks: Vec<_> = (0..shared.args.ranks).map(begin).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        ranks.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>()
+    })?;
+    let first = results.first().context("there is no rank")?;
+    println!(
+        "{:>10}  {:24}{:>12}{:>12}{:>12}{:>9}",
+        "", "", "one call", "in a loop", "host", "GB/s"
+    );
+    for (kib, (names, times)) in shared.args.kib.iter().zip(first) {
+        for (name, time) in names.iter().zip(times) {
+            let [one, each, host] = time.map(|t| t.as_secs_f64() * 1e6);
+            let rate = (kib * 1024) as f64 / each / 1e3;
+            println!("{kib:6} KiB  {name:24}{one:9.2} us{each:9.2} us{host:9.2} us{rate:9.2}");
+        }
+    }
+    Ok(())
+}
