@@ -82,7 +82,7 @@ impl Drop for Inner {
         {
             let used = uses.conflicting(true).map(|used| &used.stream);
             let streams = used.chain(uses.told()).cloned();
-            return self.runtime.retire_shared(block.mapping, streams);
+            return self.runtime.retire_shared(block.id, block.mapping, streams);
         }
         let Some(member) = &self.member else { return };
         if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Gone) {
@@ -167,7 +167,8 @@ impl Storage {
         member: Option<Member>,
     ) -> Self {
         let index = stream.device_index();
-        let storage = Self::build(runtime, Memory::Device(index, block), bytes, member);
+        let memory = Memory::Device(index, block);
+        let storage = Self::build(runtime, memory, bytes, member, Location::caller());
         storage.exhume(index, stream);
         storage
     }
@@ -182,11 +183,16 @@ impl Storage {
 
     #[track_caller]
     fn new(runtime: &Runtime, memory: Memory, bytes: usize) -> Self {
-        Self::build(runtime, memory, bytes, None)
+        Self::build(runtime, memory, bytes, None, Location::caller())
     }
 
-    #[track_caller]
-    fn build(runtime: &Runtime, memory: Memory, bytes: usize, member: Option<Member>) -> Self {
+    fn build(
+        runtime: &Runtime,
+        memory: Memory,
+        bytes: usize,
+        member: Option<Member>,
+        allocated: &'static Location<'static>,
+    ) -> Self {
         Self(Arc::new(Inner {
             memory,
             bytes,
@@ -195,7 +201,7 @@ impl Storage {
             marked: AtomicBool::new(false),
             writes: AtomicU64::new(0),
             host: RwLock::new(()),
-            allocated: Location::caller(),
+            allocated,
             member,
         }))
     }

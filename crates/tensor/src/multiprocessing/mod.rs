@@ -32,8 +32,8 @@
 //!   it may end, or be killed at any moment: the others keep the memory with what was last written,
 //!   nothing leaks, and what needs the one that is gone is [`Error::PeerGone`](crate::Error::PeerGone).
 //! - **Order.** [`Channel::send`] comes after all work that the sender has enqueued on the tensor, so
-//!   that the receiver finds what that wrote, and never what was there before. After that each process
-//!   orders its own work only: one tells the other with [`Channel::send_event`] and
+//!   that the receiver finds what that wrote, and never what was there before. What a process has
+//!   already, it gets as the same storage once more. After that each process orders its own work only: one tells the other with [`Channel::send_event`] and
 //!   [`Channel::recv_event`] that it is done with a tensor for now. Work of two processes on the same
 //!   bytes that nothing orders gives wrong data, as between unordered streams, and is reported by
 //!   nobody.
