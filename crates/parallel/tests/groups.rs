@@ -314,3 +314,23 @@ fn captured(group: &ProcessGroup) -> Result<()> {
     }
     group.barrier()
 }
+
+#[test]
+fn what_waits_on_the_host_is_not_captured_and_works_after() {
+    schedules(&[2], |ranks| {
+        ranks.run(|group| {
+            cuda::set_device(group.device())?;
+            let side = cuda::stream_from_pool(group.device(), 0)?;
+            cuda::with_stream(&side, || {
+                CudaGraph::new().capture(|| {
+                    for refused in [group.barrier(), group.new_group(&[0, 1]).map(drop)] {
+                        let error = refused.expect_err("refused");
+                        assert!(error.to_string().contains("waits on the host"), "{error}");
+                    }
+                    Ok(())
+                })
+            })??;
+            all_collectives(&group, false)
+        });
+    });
+}

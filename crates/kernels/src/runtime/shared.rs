@@ -3,6 +3,8 @@
 //! Unmapping does not wait for work that uses the addresses, so what is dropped waits here until
 //! events say that its streams are done with it. The host waits only where the runtime ends.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
@@ -15,6 +17,8 @@ use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::Runtime;
+use crate::storage::WeakStorage;
+use crate::{Result, Storage};
 
 /// A mapping of such memory, and its device.
 #[derive(Debug)]
@@ -32,7 +36,12 @@ impl Deref for SharedMapping {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Shared(Mutex<State>);
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// The storage of each memory, by its number: memory that comes more than once is one storage, so
+    /// that all work on it is ordered. An entry goes once its storage is dropped and retired.
+    storages: Mutex<HashMap<u128, WeakStorage>>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -58,9 +67,18 @@ impl Unused {
     }
 }
 
+impl State {
+    /// The streams that may still use memory of this number that was dropped.
+    fn users(&self, id: u128) -> Vec<Stream> {
+        let retired = self.retired.iter().filter(|retired| retired.id == id);
+        retired.flat_map(|retired| retired.streams.iter().map(|(s, _)| s.clone())).collect()
+    }
+}
+
 /// Such memory, and streams that may still use it.
 #[derive(Debug)]
 struct Retired {
+    id: u128,
     memory: Unused,
     streams: SmallVec<[(Stream, Option<Event>); 2]>,
 }
@@ -98,7 +116,12 @@ fn recorded(stream: &Stream) -> Result<Event, DriverError> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No storage may be dropped while it is locked.
+    fn storages(&self) -> MutexGuard<'_, HashMap<u128, WeakStorage>> {
+        self.storages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens all such memory of `owner`, now and later, to `device`.
@@ -116,8 +139,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for Retired { memory, streams } in state.retired.drain(..) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for Retired { memory, streams, .. } in state.retired.drain(..) {
             let lost = |s: &Stream| s.raw().driver().lost(s.device_index()).is_some();
             if !streams.iter().all(|(s, _)| s.raw().synchronize().is_ok() || lost(s)) {
                 // Work may still use it: it stays mapped for as long as the process lives.
@@ -145,19 +168,63 @@ impl Runtime {
         Ok(mapping)
     }
 
+    /// The storage of this number's memory, or the one that `make` makes of it.
+    ///
+    /// # Errors
+    /// What `make` fails with, and what work failed with that still uses the memory, which was
+    /// dropped here: the host waits for it.
+    pub(crate) fn shared_storage(
+        &self,
+        id: u128,
+        make: impl FnOnce() -> Result<Storage>,
+    ) -> Result<Storage> {
+        let shared = &self.0.shared;
+        loop {
+            let mut storages = shared.storages();
+            match storages.get(&id).map(WeakStorage::upgrade) {
+                Some(Some(storage)) => return Ok(storage),
+                Some(None) => {
+                    // Another thread is about to retire it.
+                    drop(storages);
+                    std::thread::yield_now();
+                    continue;
+                }
+                None => {}
+            }
+            let used = shared.lock().users(id);
+            if used.is_empty() {
+                let storage = make()?;
+                storages.insert(id, storage.downgrade());
+                return Ok(storage);
+            }
+            drop(storages);
+            for stream in used {
+                stream.synchronize()?;
+            }
+            self.sweep_shared();
+        }
+    }
+
     /// Unmaps memory once these streams are done with what they were given so far. Host memory is then
     /// page-locked no more, for which the driver may wait.
-    pub(crate) fn retire_shared(&self, memory: Unused, streams: impl Iterator<Item = Stream>) {
-        let mut retired = Retired { memory, streams: SmallVec::new() };
+    pub(crate) fn retire_shared(
+        &self,
+        id: u128,
+        memory: Unused,
+        streams: impl Iterator<Item = Stream>,
+    ) {
+        let mut retired = Retired { id, memory, streams: SmallVec::new() };
         for stream in streams {
             if !retired.streams.iter().any(|(known, _)| *known == stream) {
                 retired.streams.push((stream, None));
             }
         }
-        if retired.is_unused() {
-            return; // and is unmapped without the lock
+        let shared = &self.0.shared;
+        // What is unused is unmapped without the lock.
+        if !retired.is_unused() {
+            shared.lock().retired.push(retired);
         }
-        self.0.shared.lock().retired.push(retired);
+        shared.storages().remove(&id);
     }
 
     /// Unmaps memory that was dropped and that no work uses any more; says how much waits.
@@ -178,11 +245,13 @@ impl Runtime {
     }
 }
 
-/// A number that no other such memory has, whichever process made it.
+/// A number that no other such memory has, whichever process made it, and that nobody guesses: who
+/// names it has the memory.
 pub(crate) fn new_memory_id() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let time =
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    let count = NEXT.fetch_add(1, Ordering::Relaxed) as u32;
-    u128::from(time) << 64 | u128::from(std::process::id()) << 32 | u128::from(count)
+    let seed = (time, std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let [high, low] = [(); 2].map(|()| u128::from(RandomState::new().hash_one(seed)));
+    high << 64 | low
 }

@@ -81,14 +81,14 @@ impl Drop for Inner {
             race::bury(&self.runtime, (*index, range, block.stream_id()), self.allocated, uses);
         }
         if matches!(self.memory, Memory::Shared(_) | Memory::SharedHost(_)) {
-            let unused = match std::mem::replace(&mut self.memory, Memory::Gone) {
-                Memory::Shared(block) => Unused::Device(block.mapping),
-                Memory::SharedHost(block) => Unused::Host(block.memory),
+            let (id, unused) = match std::mem::replace(&mut self.memory, Memory::Gone) {
+                Memory::Shared(block) => (block.id, Unused::Device(block.mapping)),
+                Memory::SharedHost(block) => (block.id, Unused::Host(block.memory)),
                 _ => return,
             };
             let used = uses.conflicting(true).map(|used| &used.stream);
             let streams = used.chain(uses.told()).cloned();
-            return self.runtime.retire_shared(unused, streams);
+            return self.runtime.retire_shared(id, unused, streams);
         }
         let Some(member) = &self.member else { return };
         if let Memory::Device(_, block) = std::mem::replace(&mut self.memory, Memory::Gone) {
@@ -175,7 +175,8 @@ impl Storage {
         member: Option<Member>,
     ) -> Self {
         let index = stream.device_index();
-        let storage = Self::build(runtime, Memory::Device(index, block), bytes, member);
+        let memory = Memory::Device(index, block);
+        let storage = Self::build(runtime, memory, bytes, member, Location::caller());
         storage.exhume(index, stream);
         storage
     }
@@ -190,11 +191,16 @@ impl Storage {
 
     #[track_caller]
     fn new(runtime: &Runtime, memory: Memory, bytes: usize) -> Self {
-        Self::build(runtime, memory, bytes, None)
+        Self::build(runtime, memory, bytes, None, Location::caller())
     }
 
-    #[track_caller]
-    fn build(runtime: &Runtime, memory: Memory, bytes: usize, member: Option<Member>) -> Self {
+    fn build(
+        runtime: &Runtime,
+        memory: Memory,
+        bytes: usize,
+        member: Option<Member>,
+        allocated: &'static Location<'static>,
+    ) -> Self {
         Self(Arc::new(Inner {
             memory,
             bytes,
@@ -203,7 +209,7 @@ impl Storage {
             marked: AtomicBool::new(false),
             writes: AtomicU64::new(0),
             host: RwLock::new(()),
-            allocated: Location::caller(),
+            allocated,
             member,
         }))
     }

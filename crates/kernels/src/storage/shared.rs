@@ -21,7 +21,7 @@ pub(super) struct SharedBlock {
     pub(super) device: usize,
     pub(super) mapping: Arc<SharedMapping>,
     /// The same in each process.
-    id: u128,
+    pub(super) id: u128,
     /// Whether another process made it.
     received: bool,
 }
@@ -45,6 +45,12 @@ pub struct ExportedStorage {
     pub driver: &'static str,
 }
 
+/// A message that gives memory the number of another.
+#[cold]
+pub(super) fn other_memory(op: &'static str) -> Error {
+    Error::invalid(op, "other memory has come with this number before".to_owned())
+}
+
 impl Storage {
     /// Zeroed memory on the stream's device that [`Storage::export`] can give to other processes.
     /// It does not come from the caching allocator, and does not count among what that allocated.
@@ -63,21 +69,25 @@ impl Storage {
         let mapping = map(runtime, device, &memory).map_err(|e| Error::driver(OP, e))?;
         // What was there before is nobody else's business.
         let cleared = clear(stream, &mapping, Site { op: OP, location: Location::caller() });
+        let id = new_memory_id();
         if let Err(error) = cleared {
-            runtime.retire_shared(Unused::Device(mapping), std::iter::once(stream.clone()));
+            runtime.retire_shared(id, Unused::Device(mapping), std::iter::once(stream.clone()));
             return Err(error);
         }
-        let storage = Self::of_shared(runtime, device, mapping, bytes, (new_memory_id(), false));
+        let location = Location::caller();
+        let storage = runtime.shared_storage(id, || {
+            Ok(Self::of_shared(runtime, device, mapping, bytes, (id, false), location))
+        })?;
         storage.enter_former_use(stream);
         Ok(storage)
     }
 
-    /// What another process gets at this memory with, once all work that writes to it is done. The
-    /// host waits for that.
+    /// What another process gets at this memory with, once all work on it that was enqueued here is
+    /// done. The host waits for that.
     ///
     /// # Errors
     /// [`Error::CannotShare`] of a storage that is not [`Storage::shared`], or that came from
-    /// another process; what work that writes to it failed with; the driver's own.
+    /// another process; what that work failed with; the driver's own.
     pub fn export(&self) -> Result<ExportedStorage> {
         const OP: &str = "send";
         let received = match &self.0.memory {
@@ -90,8 +100,8 @@ impl Storage {
                 "it came from another process: only who made it can send it, or send a copy";
             return Err(Error::CannotShare { op: OP, reason: reason.into() });
         }
-        self.wait_for_host(false)?;
-        self.check_marks(0..self.bytes())?;
+        // Reads too: whoever gets it may write at once.
+        self.wait_until_unused()?;
         let block = match &self.0.memory {
             Memory::Shared(block) => block,
             Memory::SharedHost(block) => return block.export(self.bytes()),
@@ -112,7 +122,8 @@ impl Storage {
 
     /// The memory that another process exported, all of whose work on it is done.
     ///
-    /// Others may write to it at any time. On a device that gives wrong data at worst.
+    /// Others may write to it at any time. On a device that gives wrong data at worst. What has come
+    /// before, or was made here, is that storage.
     ///
     /// # Errors
     /// [`Error::CannotShare`] if its device is not visible here; the driver's own, if it is no such
@@ -133,21 +144,29 @@ impl Storage {
         let device = device_of(runtime, uuid, driver)?;
         runtime.sweep_shared();
         let failed = |e| Error::driver(OP, e);
-        let memory = PhysicalMemory::import(device.driver(), device.index(), mapped, handle);
-        let mapping = map(runtime, device, &memory.map_err(failed)?).map_err(failed)?;
-        Ok(Self::of_shared(runtime, device, mapping, bytes, (id, true)))
+        let location = Location::caller();
+        let storage = runtime.shared_storage(id, || {
+            let memory = PhysicalMemory::import(device.driver(), device.index(), mapped, handle);
+            let mapping = map(runtime, device, &memory.map_err(failed)?).map_err(failed)?;
+            Ok(Self::of_shared(runtime, device, mapping, bytes, (id, true), location))
+        })?;
+        let found = storage.cuda_device().map(CudaDevice::index);
+        if storage.bytes() != bytes || found != Some(device.index()) {
+            return Err(other_memory(OP));
+        }
+        Ok(storage)
     }
 
-    #[track_caller]
     fn of_shared(
         runtime: &Runtime,
         device: &CudaDevice,
         mapping: Arc<SharedMapping>,
         bytes: usize,
         (id, received): (u128, bool),
+        location: &'static Location<'static>,
     ) -> Self {
         let block = SharedBlock { device: device.index(), mapping, id, received };
-        Self::new(runtime, Memory::Shared(block), bytes)
+        Self::build(runtime, Memory::Shared(block), bytes, None, location)
     }
 
     /// Whether other processes may have this memory too.

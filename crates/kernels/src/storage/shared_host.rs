@@ -3,11 +3,13 @@
 //! They may write to it at any time, so that no Rust reference to it may ever be made: host kernels
 //! are refused, the host reads and writes it by copies of whole bytes, and devices by theirs.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::Driver;
 use warpline_cuda_sys_safe::owned::SharedHostMemory;
 
+use super::shared::other_memory;
 use super::{ExportedStorage, Memory, Storage};
 use crate::runtime::new_memory_id;
 use crate::{Error, Result, Runtime};
@@ -54,18 +56,28 @@ impl Storage {
             None => Error::CannotShare { op: OP, reason: e.to_string() },
             Some(_) => Error::driver(OP, e),
         })?;
-        let block = SharedHostBlock { memory, id: new_memory_id(), received: false };
-        Ok(Self::new(runtime, Memory::SharedHost(block), bytes))
+        let (id, location) = (new_memory_id(), Location::caller());
+        runtime.shared_storage(id, || {
+            let block = SharedHostBlock { memory, id, received: false };
+            Ok(Self::build(runtime, Memory::SharedHost(block), bytes, None, location))
+        })
     }
 
     #[track_caller]
     pub(super) fn import_host(runtime: &Runtime, exported: ExportedStorage) -> Result<Self> {
         runtime.sweep_shared();
         let ExportedStorage { handle, bytes, mapped, id, .. } = exported;
-        let memory = SharedHostMemory::import(driver(runtime), mapped, handle);
-        let memory = memory.map_err(|e| Error::driver("recv", e))?;
-        let block = SharedHostBlock { memory, id, received: true };
-        Ok(Self::new(runtime, Memory::SharedHost(block), bytes))
+        let location = Location::caller();
+        let storage = runtime.shared_storage(id, || {
+            let memory = SharedHostMemory::import(driver(runtime), mapped, handle);
+            let memory = memory.map_err(|e| Error::driver("recv", e))?;
+            let block = SharedHostBlock { memory, id, received: true };
+            Ok(Self::build(runtime, Memory::SharedHost(block), bytes, None, location))
+        })?;
+        if storage.bytes() != bytes || !storage.is_shared_host() {
+            return Err(other_memory("recv"));
+        }
+        Ok(storage)
     }
 
     /// Whether it is host memory that other processes may have too.

@@ -78,6 +78,8 @@ struct Kept {
     tensor: Tensor,
     /// What it is a copy of, and itself, as both were then.
     versions: [Version; 2],
+    /// Which elements of that storage it is a copy of: from where on, and with which strides.
+    place: (u64, Vec<isize>),
 }
 
 impl Kept {
@@ -85,22 +87,27 @@ impl Kept {
         let version = source.storage().version();
         let tensor = source.to_non_blocking(Device::cuda(device))?;
         let versions = [version, tensor.storage().version()];
-        Ok(Self { tensor, versions })
+        Ok(Self { tensor, versions, place: (source.data_ptr(), source.stride().to_vec()) })
     }
 
     /// Brings it up to date.
     fn refresh(&mut self, source: &Tensor, device: usize) -> Result<()> {
         let (copy, [theirs, own]) = (&self.tensor, &self.versions);
+        let (address, strides) = (source.data_ptr(), source.stride());
         let alike = copy.size() == source.size()
             && copy.dtype() == source.dtype()
             && copy.storage().runtime().same_as(source.storage().runtime());
         // Whoever has kept a tensor of a former replica keeps it as it is.
         if !alike || !copy.storage().is_unique() {
             *self = Self::new(source, device)?;
-        } else if !theirs.is_of(source.storage()) || !own.is_of(copy.storage()) {
+        } else if !theirs.is_of(source.storage())
+            || !own.is_of(copy.storage())
+            || (self.place.0, &*self.place.1) != (address, strides)
+        {
             let version = source.storage().version();
             copy.copy_(source, true)?;
             self.versions = [version, copy.storage().version()];
+            self.place = (address, strides.to_vec());
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Parameters and buffers of replicas: what they are at each forward, and what is copied for that.
 
+use warpline::nn::{Linear, Module};
 use warpline::{Device, Tensor, cuda, full, ones, tensor};
 use warpline_parallel::DataParallel;
 
@@ -63,6 +64,10 @@ fn changes(devices: usize) -> Done {
     check(&net, 8.0, "replaced by a view")?;
     wide.fill_(9.0)?;
     check(&net, 9.0, "through what it is a view of")?;
+    wide.select(1, 2)?.fill_(4.0)?;
+    check(&net, 9.0, "beside what it is a view of")?;
+    net.module_mut().weight = wide.select(1, 2)?.narrow(0, 1, 1)?;
+    check(&net, 4.0, "replaced by another view of the same memory")?;
     let weight = net.module().weight.clone();
     weight.fill_(1.0)?;
     cuda::synchronize(0)?;
@@ -132,7 +137,7 @@ fn only_what_changed_is_copied() {
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         // A module whose tensors nobody changes.
-        let net = DataParallel::new(warpline::nn::Linear::new(1, 1, 0)?)?;
+        let net = DataParallel::new(Linear::new(1, 1, 0)?)?;
         let x = ones(&[3, 1], 0)?;
         let forward = || -> Done {
             drop(net.forward(x.clone())?);
@@ -153,6 +158,27 @@ fn only_what_changed_is_copied() {
         };
         assert_eq!(copies(&with_few)?, 1 + 2 + 1);
         assert_eq!(copies(&forward)?, 1 + 2 * 2 + 1);
+        Ok(())
+    });
+}
+
+/// What is in other places of the same memory, with the same sizes, is another tensor.
+#[test]
+fn a_transposed_parameter_is_copied_anew() {
+    SimBox::lazy(2).enter(|| {
+        let mut net = DataParallel::new(Linear::new(2, 2, 0)?)?;
+        let visit = |net: &mut DataParallel<Linear>,
+                     f: &dyn Fn(&Tensor) -> warpline::Result<Tensor>| {
+            net.module_mut().visit_parameters(&mut |name, p| {
+                *p = if name == "weight" { f(p)? } else { p.zero_()?.clone() };
+                Ok(())
+            })
+        };
+        visit(&mut net, &|_| tensor([1f32, 2.0, 3.0, 4.0], 0)?.view(&[2, 2]))?;
+        let x = tensor([1f32, 0.0, 1.0, 0.0], 0)?.view(&[2, 2])?;
+        assert_eq!(values(&net.forward(x.clone())?)?, [1.0, 3.0, 1.0, 3.0]);
+        visit(&mut net, &|weight| weight.transpose(0, 1))?;
+        assert_eq!(values(&net.forward(x)?)?, [1.0, 2.0, 1.0, 2.0]);
         Ok(())
     });
 }

@@ -32,11 +32,11 @@
 //!   it may end, or be killed at any moment: the others keep the memory with what was last written,
 //!   nothing leaks, and what needs the one that is gone is [`Error::PeerGone`](crate::Error::PeerGone).
 //! - **Order.** [`Channel::send`] comes after all work that the sender has enqueued on the tensor, so
-//!   that the receiver finds what that wrote, and never what was there before. After that each process
-//!   orders its own work only: one tells the other with [`Channel::send_event`] and
-//!   [`Channel::recv_event`] that it is done with a tensor for now. Work of two processes on the same
-//!   bytes that nothing orders gives wrong data, as between unordered streams, and is reported by
-//!   nobody.
+//!   that the receiver finds what that wrote, and never what was there before. What a process has
+//!   already, it gets as the same storage once more. After that each process orders its own work
+//!   only: one tells the other with [`Channel::send_event`] and [`Channel::recv_event`] that it is
+//!   done with a tensor for now. Work of two processes on the same bytes that nothing orders gives
+//!   wrong data, as between unordered streams, and is reported by nobody.
 //! - **What is visible.** Exactly the storage of what was sent: its memory has no neighbours, and was
 //!   zeroed when it was made. A view is sent with its whole storage, as in PyTorch.
 //! - **Trust.** What arrives is checked: a peer that sends nonsense causes an error. It may write to the

@@ -83,14 +83,20 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
         assert_eq!(shared.to(DType::I64)?.to_vec::<i64>()?, [0, 1, 2, 3, 4, 5]);
         assert_eq!(received.to("cuda")?.to_vec::<f32>()?, [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         assert_eq!(shared.to_string(), shared.copy()?.to_string());
-        // One memory at two addresses; a row is contiguous.
+        // One memory; a row is contiguous.
         shared.select(0, 1)?.copy_(&full(&[3], 9.0, DType::F64)?, false)?;
         assert_eq!(received.to_vec::<f32>()?, [0.0, 9.0, 1.0, 9.0, 2.0, 9.0]);
         let flipped = shared.copy()?.copy_(&shared, false)?.mul(-1.0)?;
         shared.copy_(&flipped, false)?;
         assert_eq!(received.select(1, 1)?.to_vec::<f32>()?, [-9.0; 3]);
-        assert!(matches!(there.send(&received), Err(Error::CannotShare { .. })));
-        Ok(())
+        here.send(&shared)?;
+        let (_, other) = world(1, Schedule::Lazy);
+        with_runtime(&other, || {
+            let received = there.recv()?;
+            assert_eq!(received.to_vec::<f32>()?, shared.to_vec::<f32>()?);
+            assert!(matches!(there.send(&received), Err(Error::CannotShare { .. })));
+            Ok(())
+        })
     })
     .unwrap();
     drop(runtime);

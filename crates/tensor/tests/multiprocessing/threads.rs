@@ -108,6 +108,28 @@ fn s33_what_other_streams_were_given_comes_before_the_sending() {
 }
 
 #[test]
+fn s33_what_reads_it_comes_before_the_sending_too() {
+    both(
+        |channel| {
+            let tensor = numbers(100)?.share_memory()?;
+            cuda::synchronize(())?;
+            let side = cuda::stream_from_pool((), 0)?;
+            let copy = cuda::with_stream(&side, || tensor.add(1.0))??;
+            channel.send(&tensor)?;
+            channel.recv_event(&tensor)?;
+            let expected: Vec<f32> = (1..=100).map(|i| i as f32).collect();
+            assert_eq!(copy.to_vec::<f32>()?, expected, "nothing of what the receiver wrote");
+            Ok(())
+        },
+        |channel| {
+            let tensor = channel.recv()?;
+            tensor.fill_(-7.0)?;
+            channel.send_event(&tensor)
+        },
+    );
+}
+
+#[test]
 fn s33_views_arrive_as_they_are() {
     both(
         |channel| {
@@ -129,6 +151,52 @@ fn s33_views_arrive_as_they_are() {
             channel.send_event(&row)
         },
     );
+}
+
+/// Memory that comes more than once is one storage, on which all work is ordered.
+#[test]
+fn s33_what_comes_again_is_ordered_with_what_came_before() {
+    both(
+        |channel| {
+            let tensor = zeros(&[100], "cuda:0")?.share_memory()?;
+            for part in [tensor.clone(), tensor.narrow(0, 50, 50)?, tensor.clone()] {
+                channel.send(&part)?;
+            }
+            channel.recv_event(&tensor)
+        },
+        |channel| {
+            let side = cuda::stream_from_pool((), 0)?;
+            let (all, half) = (channel.recv()?, channel.recv()?);
+            assert!(all.storage().same_as(half.storage()));
+            cuda::with_stream(&side, || all.add_(1.0).map(drop))??;
+            assert_eq!(half.to_vec::<f32>()?, [1.0; 50]);
+            // Dropped, with work on it under way.
+            cuda::with_stream(&side, || all.add_(1.0).map(drop))??;
+            drop((all, half));
+            let again = channel.recv()?;
+            assert_eq!(again.to_vec::<f32>()?, [2.0; 100]);
+            channel.send_event(&again)
+        },
+    );
+}
+
+#[test]
+fn s33_what_comes_back_is_what_was_sent() {
+    let (_, runtime) = world(1, Schedule::Lazy);
+    with_runtime(&runtime, || -> Result<()> {
+        let (here, there) = pair();
+        let tensor = numbers(10)?.share_memory()?;
+        here.send(&tensor)?;
+        let back = there.recv()?;
+        assert!(back.storage().same_as(tensor.storage()));
+        // And after it was dropped on its way.
+        here.send(&tensor)?;
+        tensor.add_(1.0)?;
+        drop((tensor, back));
+        assert_eq!(there.recv()?.to_vec::<f32>()?[9], 10.0);
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

@@ -147,11 +147,13 @@ impl ProcessGroup {
     /// is done (`torch.distributed.barrier`).
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; what earlier work on the device failed with.
+    /// As [`ProcessGroup::all_reduce`]; what earlier work on the device failed with; while the
+    /// current stream is captured.
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let location = Location::caller();
         let shared = self.shared();
+        self.refuse_capture("barrier")?;
         if shared.barrier.get().is_none() {
             let options = (DType::U8, self.device());
             let made = with_runtime(&shared.parts.runtime, || zeros(&[1], options))?;

@@ -215,6 +215,18 @@ impl ProcessGroup {
         Error::InvalidArgument { op, rank: self.rank(), reason }
     }
 
+    /// Refuses what waits on the host while the current stream is captured: there is nothing to wait
+    /// for.
+    fn refuse_capture(&self, op: &'static str) -> Result<()> {
+        let parts = &self.shared().parts;
+        let current = parts.runtime.devices()?.current_stream(parts.comm.device())?;
+        if !current.is_capturing() {
+            return Ok(());
+        }
+        let reason = "it waits on the host, which a capture cannot: call it before or after";
+        Err(Error::Op(warpline::Error::capture(op, reason.into())))
+    }
+
     /// Records a call, compares it with the other ranks' in debug mode, and runs `enqueue` with the
     /// stream that it goes to as the current one.
     fn launch(

@@ -16,7 +16,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](super::super::Error::InvalidArgument) for a list that is empty, or has a rank twice or one that there is
-    /// not; as [`ProcessGroup::all_reduce`].
+    /// not; while the current stream is captured; as [`ProcessGroup::all_reduce`].
     #[track_caller]
     pub fn new_group(&self, ranks: &[usize]) -> Result<Option<ProcessGroup>> {
         const NAME: &str = "new_group";
@@ -33,6 +33,7 @@ impl ProcessGroup {
         }
         let shared = self.shared();
         let parts = &shared.parts;
+        self.refuse_capture(NAME)?;
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain()?;
         let signature = Signature::new(NAME).ranks(&sorted);
