@@ -1,7 +1,7 @@
 //! Ranks that are processes, and processes with an environment of their own.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::nccl::UniqueId;
@@ -58,6 +58,9 @@ pub(crate) fn without_multicast(test: &str, body: fn()) {
         assert_eq!(std::env::var(VARIABLE).as_deref(), Ok("0"));
         return body();
     }
+    // Kernels that wait for each other are slow where processes share a GPU.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = again(test, &["--ignored"]);
     let mut process = Process(command.env(VARIABLE, "0").env(WITHIN, "1").spawn().unwrap());
     assert!(process.succeeds(), "{test} failed in its own process, or took {PATIENCE:?}");
