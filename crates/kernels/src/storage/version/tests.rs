@@ -157,6 +157,6 @@ fn a_storage_is_unique_while_nobody_else_has_it() {
 fn memory_that_another_process_may_write_has_always_changed() {
     let runtime = runtime(SyncPolicy::Auto, vec![]);
     let stream = runtime.device(0).unwrap().device().default_stream();
-    let storage = Storage::shared(&runtime, 8, &stream).unwrap();
+    let storage = Storage::shared(&runtime, 8, stream).unwrap();
     assert!(!storage.version().is_of(&storage));
 }
