@@ -44,6 +44,19 @@ pub enum Error {
     /// each launch that reads it and is made once the failure is known.
     #[error(transparent)]
     IndexCheck(#[from] IndexCheck),
+    /// A collective did not come to its end, as another rank is gone or late, so that what it was to
+    /// write cannot be used: until that is overwritten, each host read of it, or of anything computed
+    /// from it, returns this, and so does each launch that reads it and is made once the failure is
+    /// known. `source` is the process group's own error.
+    #[error("what {op} at {location} was to write cannot be used, as it has failed: {source}")]
+    Collective {
+        /// The collective.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
+        /// Why it failed.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
     /// Memory could not be had.
     #[error(transparent)]
     Alloc(Arc<AllocError>),

@@ -160,6 +160,65 @@ fn gpu2_a_rank_that_is_gone_is_named_by_all_others() {
     ranks.run(|group| works(&group));
 }
 
+/// Runs with a rank that is gone: what the other's collective was to write, and what was computed from
+/// it, cannot be read, and what was done before can.
+fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
+    ranks.timeout(SHORT).run(|group| {
+        let (x, done) = (at(&group, 1)?, at(&group, 1)?);
+        group.all_reduce(&done, ReduceOp::Sum, async_op)?.synchronize()?;
+        group.barrier()?;
+        if group.rank() == 1 {
+            return Ok(());
+        }
+        let work = group.all_reduce(&x, ReduceOp::Sum, async_op)?;
+        if async_op {
+            work.wait()?;
+        }
+        let y = (&x + 1.0)?;
+        let sum = y.sum(())?;
+        let copy = x.to_non_blocking("cpu")?;
+        let refused = |what: &str, error: Option<warpline::Error>| {
+            let error = error.unwrap_or_else(|| panic!("{what} was read"));
+            assert!(matches!(error, warpline::Error::Collective { .. }), "{what}: {error}");
+            assert!(error.to_string().contains("all_reduce at "), "{error}");
+            let error = Error::from(error);
+            let failure = error.failure().unwrap_or_else(|| panic!("{what}: {error}"));
+            assert_eq!((failure.rank, failure.seq), (0, 3), "{error}");
+        };
+        refused("what depends on a result", sum.item::<f32>().err());
+        refused("the sum", y.to_vec::<f32>().err());
+        refused("the result", x.to_vec::<f32>().err());
+        refused("a copy", copy.to_vec::<f32>().err());
+        // Nor is it used by what is launched now.
+        refused("an operand", (&x * 2.0).err());
+        assert_eq!(values(&done)?, [2.0; 3]);
+        assert_eq!(values(&(&done + 1.0)?)?, [3.0; 3]);
+        x.fill_(7.0)?;
+        assert_eq!(values(&(&x + 1.0)?)?, [8.0; 3]);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_an_aborted_collective_was_to_write_cannot_be_read() {
+    for spec in ["sim:2,lazy", "sim:2,seed=1", "sim:2,eager"] {
+        let ranks = Ranks::new(spec, 2);
+        for async_op in [false, true] {
+            unfinished_results_are_refused(&ranks, async_op);
+        }
+        ranks.run(|group| works(&group));
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_what_an_aborted_collective_was_to_write_cannot_be_read() {
+    let ranks = Ranks::new(&group_support::gpu_spec(), 2);
+    for async_op in [false, true] {
+        unfinished_results_are_refused(&ranks, async_op);
+    }
+}
+
 #[test]
 fn a_group_that_is_dropped_with_work_that_cannot_end_does_not_hang() {
     let ranks = Ranks::new("sim:2,seed=3", 2);

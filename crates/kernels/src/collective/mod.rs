@@ -2,6 +2,7 @@
 //! of their tensors, looked at for races, named in error reports, captured in graphs.
 
 mod check;
+mod completion;
 #[cfg(test)]
 mod tests;
 
@@ -9,11 +10,13 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
-use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DevicePtr, HostLaunch, StreamHandle};
 
 use crate::graph::Log;
 use crate::launch::{self, Call, Code, address};
+pub(crate) use completion::Pending;
+pub use completion::{Completion, Watched};
+
 use crate::{DType, Error, Operand, Result, Target, View};
 
 /// One call on a communicator, of contiguous tensors on its device. `output` may be `input`, of
@@ -128,13 +131,14 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 ///     .collect::<Result<(), _>>()?;
 /// # Ok::<(), warpline_kernels::Error>(())
 /// ```
-pub fn run(
+pub fn run<'a>(
     target: Target<'_>,
-    comm: &Communicator,
+    comm: impl Into<Watched<'a>>,
     name: &'static str,
     ops: &[Op<'_>],
     location: &'static Location<'static>,
 ) -> Result<()> {
+    let Watched { comm, number } = comm.into();
     let Target::Cuda(_, device, stream) = target else {
         let first = format!("cuda:{}", comm.device());
         return Err(Error::DeviceMismatch { op: name, first, second: "cpu".into() });
@@ -163,7 +167,7 @@ pub fn run(
         operands: &operands,
         params: &[],
         host: no_host,
-        code: Code::Collective(&enqueue),
+        code: Code::Collective { enqueue: &enqueue, number },
         location,
     };
     // SAFETY: NCCL reads inputs and writes outputs, of the sizes that were checked.

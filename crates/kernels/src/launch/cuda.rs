@@ -7,9 +7,10 @@ use warpline_sync::MutexGuard;
 
 use super::marks::Marking;
 use super::{Call, Code, Report, TOKEN, distinct};
+use crate::collective::Pending;
 use crate::graph::Log;
 use crate::race::{Touch, Watch};
-use crate::storage::{FORMER, Site, Uses, uses_elsewhere};
+use crate::storage::{FORMER, Site, Source, Uses, uses_elsewhere};
 use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy, View};
 
 pub(super) fn run(
@@ -39,7 +40,7 @@ pub(super) fn run(
             DeviceCode::Kernel { function: function(set, index)?, grid, block, shared_bytes }
         }
         Code::Library(f) => DeviceCode::Library(f),
-        Code::Collective(f) => DeviceCode::Collective(f),
+        Code::Collective { enqueue, .. } => DeviceCode::Collective(enqueue),
     };
     let mut footprints: SmallVec<[Footprint<'_>; 4]> = SmallVec::new();
     for operand in call.operands {
@@ -67,6 +68,13 @@ pub(super) fn run(
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.
         unsafe { device.driver().launch(h, &launch) }.inspect_err(|_| marking.refused(stream))?;
+        // What is captured runs in replays.
+        if let Code::Collective { number: Some(number), .. } = call.code
+            && Log::of(stream).is_none()
+        {
+            let pending = Pending::new(number, call.op, call.location);
+            marking.own.borrow_mut().push(Source::Collective(pending));
+        }
         let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
         stream.note_launch(call.op, call.location, operands);
         Ok(())
@@ -284,7 +292,7 @@ where
         false => return Ok(op),
     };
     if let Some(failed) = marking.failed() {
-        return Err(failed.into()); // its own, no earlier one's
+        return Err(failed); // its own, no earlier one's
     }
     waited.map_err(|e| match e.driver_error() {
         Some(source) => Error::driver(site.op, source.clone()), // its own, no earlier one's

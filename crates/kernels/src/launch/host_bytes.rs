@@ -16,7 +16,7 @@ use crate::{Result, Storage};
 ///
 /// # Errors
 /// [`crate::Error::IndexOutOfRange`] when they do not lie inside; what that work failed with;
-/// [`crate::Error::IndexCheck`] of what they were computed from.
+/// [`crate::Error::IndexCheck`] and [`crate::Error::Collective`] of what they were computed from.
 #[track_caller]
 pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
     let site = Site { op: "read_bytes", location: Location::caller() };

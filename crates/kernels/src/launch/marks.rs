@@ -1,7 +1,8 @@
-//! How failed checks of indices are passed on, from what work reads to what it writes.
+//! How failed checks of indices and failed collectives are passed on, from what work reads to what it
+//! writes.
 //!
-//! A launch of a kernel that checks marks what it writes. Work that reads marked bytes marks what it
-//! writes with the same, as whether the check failed is not known yet; where it is known, the work is
+//! A launch of a kernel that checks, and one of a collective, marks what it writes. Work that reads marked bytes marks what it
+//! writes with the same, as whether it failed is not known yet; where it is known, the work is
 //! refused. Bytes that are overwritten lose their marks.
 
 use std::cell::RefCell;
@@ -14,7 +15,7 @@ use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck, Stream};
 
 use crate::race::Touch;
 use crate::storage::{Marks, Source, Sources, Uses};
-use crate::{Result, Storage};
+use crate::{Error, Result, Storage};
 
 /// What a capture noted of each storage, by its key: how a replay passes marks on.
 pub(crate) type Flows = HashMap<usize, Marks>;
@@ -39,13 +40,14 @@ impl Marking<'_> {
         }
     }
 
-    /// What its own checks said, if it is known that one failed.
-    pub(crate) fn failed(&self) -> Option<IndexCheck> {
+    /// What it itself failed with, if that is known.
+    pub(crate) fn failed(&self) -> Option<Error> {
         self.own.borrow().iter().find_map(|source| match source {
             Source::Launch(launch) => match launch.outcome() {
-                CheckOutcome::Failed(failed) => Some(failed.clone()),
+                CheckOutcome::Failed(failed) => Some(failed.clone().into()),
                 _ => None,
             },
+            Source::Collective(pending) => pending.failed(),
             _ => None,
         })
     }
@@ -53,7 +55,7 @@ impl Marking<'_> {
     /// What the marks of all that is read are.
     ///
     /// # Errors
-    /// [`crate::Error::IndexCheck`] where it is known that a check failed.
+    /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`] where it is known that one failed.
     #[inline]
     pub(crate) fn carry(
         &self,
@@ -159,7 +161,7 @@ fn write(storage: &Storage, marks: &mut Marks, touches: &[Touch<'_>], sources: &
 }
 
 /// Waits for device work that an access of host code conflicts with, and refuses to read what
-/// depends on a check that failed: with that failure, whatever the wait reports.
+/// depends on what failed: with that failure, whatever the wait reports.
 pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     let waited = touch.storage.wait_for_host(touch.access.writes());
     if touch.access.reads()

@@ -28,6 +28,7 @@ use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 use warpline_stream::Stream;
 
+use crate::collective::Completion;
 use crate::{CudaDevice, Error, KernelSet, Operand, Result, Runtime, Storage};
 
 pub(crate) use capture::{ReplayUses, replay};
@@ -103,7 +104,12 @@ pub enum Code<'a> {
     /// A library call that enqueues its own kernels, given one pointer per operand.
     Library(LibraryCall<'a>),
     /// Collectives, which enqueue themselves on every driver's streams.
-    Collective(CollectiveCall<'a>),
+    Collective {
+        /// The calls.
+        enqueue: CollectiveCall<'a>,
+        /// Their number, by which what they write is refused should they fail.
+        number: Option<(&'a Completion, u64)>,
+    },
 }
 
 /// One op, ready to run.
@@ -128,8 +134,9 @@ pub struct Call<'a> {
 ///
 /// # Errors
 /// [`crate::Error::RuntimeMismatch`]; [`crate::Error::Driver`] where the driver refuses the launch;
-/// on a CUDA target also what an operand's earlier work failed with; [`crate::Error::IndexCheck`] of
-/// what an operand was computed from, where that is known to have failed.
+/// on a CUDA target also what an operand's earlier work failed with; [`crate::Error::IndexCheck`] and
+/// [`crate::Error::Collective`] of what an operand was computed from, where that is known to have
+/// failed.
 ///
 /// # Safety
 /// `call.host` and the GPU code must do to each operand no more than declared, given `params`.

@@ -1,11 +1,13 @@
-//! Which bytes of a storage depend on checks of indices that failed, or that may still fail.
+//! Which bytes of a storage depend on checks of indices, or collectives, that failed or may still
+//! fail.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck};
+use warpline_stream::{CheckOutcome, CheckedLaunch};
 
-use crate::Result;
+use crate::collective::Pending;
+use crate::{Error, Result};
 
 /// More marks than these of one storage become one, of all bytes between them.
 const MOST: usize = 16;
@@ -15,6 +17,8 @@ const MOST: usize = 16;
 pub(crate) enum Source {
     /// A launch, or a replay of one.
     Launch(CheckedLaunch),
+    /// A collective.
+    Collective(Pending),
     /// In a capture: the kernel of this number among those that check.
     Captured(usize),
     /// In a capture: what the graph finds when it is replayed in what it reads.
@@ -28,7 +32,18 @@ pub(crate) type Sources = SmallVec<[Source; 2]>;
 
 fn join(sources: &mut Sources, more: &[Source]) {
     for source in more {
-        if !sources.contains(source) {
+        if let Source::Collective(new) = source {
+            // One for each communicator will do.
+            let known = sources.iter_mut().find_map(|known| match known {
+                Source::Collective(old) if old.covers(new) || new.covers(old) => Some(old),
+                _ => None,
+            });
+            match known {
+                Some(old) if !old.covers(new) => *old = new.clone(),
+                Some(_) => {}
+                None => sources.push(source.clone()),
+            }
+        } else if !sources.contains(source) {
             sources.push(source.clone());
         }
     }
@@ -73,7 +88,7 @@ impl Marks {
     /// Adds what these bytes depend on to `sources`.
     ///
     /// # Errors
-    /// [`crate::Error::IndexCheck`] where that is known to have failed.
+    /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`] where that is known to have failed.
     pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {
         self.forget_passed();
         for mark in &self.marks {
@@ -86,6 +101,10 @@ impl Marks {
                     Source::Launch(launch) => match launch.outcome() {
                         CheckOutcome::Failed(failed) => return Err(failed.clone().into()),
                         _ => source,
+                    },
+                    Source::Collective(pending) => match pending.failed() {
+                        Some(failed) => return Err(failed),
+                        None => source,
                     },
                     Source::Before => {
                         let found = self.found.get_or_insert_with(|| read.clone());
@@ -100,12 +119,13 @@ impl Marks {
         Ok(())
     }
 
-    /// What a check of these bytes said, all work that writes them being done.
-    pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<IndexCheck> {
+    /// Why these bytes are not what they should be, all work that writes them being over.
+    pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<Error> {
         self.forget_passed();
         let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
         read.flat_map(|mark| &mark.sources).find_map(|source| match source {
-            Source::Launch(launch) => launch.said().inspect(|_| launch.tell()),
+            Source::Launch(launch) => launch.said().inspect(|_| launch.tell()).map(Error::from),
+            Source::Collective(pending) => pending.failed(),
             _ => None,
         })
     }
@@ -114,6 +134,7 @@ impl Marks {
         self.marks.retain_mut(|mark| {
             mark.sources.retain(|source| match source {
                 Source::Launch(launch) => launch.outcome() != CheckOutcome::Passed,
+                Source::Collective(pending) => !pending.is_done(),
                 _ => true,
             });
             !mark.sources.is_empty()
@@ -140,7 +161,9 @@ impl Marks {
         if let Some(mark) = self.marks.iter_mut().find(|mark| mark.bytes == *bytes) {
             return join(&mut mark.sources, sources);
         }
-        self.marks.push(Mark { bytes: bytes.clone(), sources: sources.into() });
+        let mut each = Sources::new();
+        join(&mut each, sources);
+        self.marks.push(Mark { bytes: bytes.clone(), sources: each });
         if self.marks.len() > MOST {
             let mut marks = std::mem::take(&mut self.marks).into_iter();
             let Some(mut all) = marks.next() else { return };
@@ -172,7 +195,7 @@ impl Marks {
                     Source::Captured(kernel) => {
                         new.add(bytes, launches.get(*kernel..=*kernel).unwrap_or_default());
                     }
-                    Source::Launch(_) => {}
+                    Source::Launch(_) | Source::Collective(_) => {}
                 }
             }
         }
@@ -183,6 +206,7 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::Completion;
 
     fn source(kernel: usize) -> Sources {
         [Source::Captured(kernel)].into_iter().collect()
@@ -219,6 +243,27 @@ mod tests {
             assert!(read(&mut marks, 10 * i..10 * i + 1).contains(&Source::Captured(i % 5)));
         }
         assert!(read(&mut marks, 2000..3000).is_empty());
+    }
+
+    #[test]
+    fn of_a_communicators_collectives_the_last_counts() {
+        let completions = [Completion::default(), Completion::default()];
+        let here = std::panic::Location::caller();
+        let of = |at: usize, number| {
+            Source::Collective(Pending::new((&completions[at], number), "test", here))
+        };
+        let mut marks = Marks::default();
+        for sources in [[of(0, 1), of(1, 1)], [of(0, 3), of(0, 2)]] {
+            marks.add(&(0..8), &sources);
+        }
+        assert_eq!(read(&mut marks, 0..8), [of(0, 3), of(1, 1)]);
+        completions[1].done_up_to(1);
+        assert_eq!(read(&mut marks, 0..8), [of(0, 3)]);
+        completions[0].done_up_to(2);
+        completions[0].fail(std::sync::Arc::new(std::fmt::Error));
+        assert!(matches!(marks.failed(&(7..9)), Some(Error::Collective { .. })));
+        assert!(marks.failed(&(8..9)).is_none());
+        assert!(marks.read(&(0..1), &mut Sources::new()).is_err());
     }
 
     #[test]

@@ -320,16 +320,16 @@ impl Storage {
     }
 
     /// Refuses to read bytes, all work that writes them being done, if they depend on a check of
-    /// indices that failed.
+    /// indices, or on a collective, that failed.
     ///
     /// # Errors
-    /// [`Error::IndexCheck`].
+    /// [`Error::IndexCheck`]; [`Error::Collective`].
     pub fn check_marks(&self, bytes: Range<usize>) -> Result<()> {
         if !self.is_marked() {
             return Ok(());
         }
         match self.uses().marks.failed(&bytes) {
-            Some(failed) => Err(failed.into()),
+            Some(failed) => Err(failed),
             None => Ok(()),
         }
     }

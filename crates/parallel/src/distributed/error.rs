@@ -99,6 +99,10 @@ impl Error {
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             Self::CollectiveTimeout(failure) | Self::PeerFailed(failure) => Some(failure),
+            // Of what was to be written.
+            Self::Op(warpline::Error::Collective { source, .. }) => {
+                source.downcast_ref::<Self>()?.failure()
+            }
             _ => None,
         }
     }

@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use warpline_cuda_sys_safe::owned::Event;
 
+use warpline_kernels::collective::Completion;
+
 use super::RankCall;
 use super::signature::Signature;
 
@@ -49,6 +51,8 @@ pub(super) struct Ring {
     pairs: HashMap<(usize, bool), u64>,
     /// The first calls, so many, are done.
     finished: usize,
+    /// What knows of them by their ids, counted from 1 on.
+    completion: Completion,
     /// Events of calls that are done.
     idle: Vec<Event>,
 }
@@ -73,6 +77,11 @@ impl Ring {
         let (begun, state) = (Instant::now(), State::Preparing);
         self.entries.push_back(Entry { id, seq, signature, location, begun, state });
         (id, seq)
+    }
+
+    /// How far the calls are, for what depends on their results.
+    pub(super) fn completion(&self) -> &Completion {
+        &self.completion
     }
 
     /// An event to record after a call, if there is an idle one.
@@ -124,8 +133,10 @@ impl Ring {
                 break;
             }
             let former = std::mem::replace(&mut entry.state, State::Done);
+            let id = entry.id;
             self.reuse(former);
             self.finished += 1;
+            self.completion.done_up_to(id + 1);
         }
         while self.entries.len() > KEPT && self.finished > 0 {
             self.entries.pop_front();

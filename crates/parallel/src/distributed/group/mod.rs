@@ -14,6 +14,7 @@ use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
 use warpline_cuda_sys_safe::owned::{self, Communicator};
 use warpline_kernels::Target;
+use warpline_kernels::collective::Watched;
 use warpline_stream::EventFlags;
 
 use super::record::{Ring, State};
@@ -30,6 +31,10 @@ pub use pairs::P2p;
 /// With it, it goes to the group's own stream, after what the current one was given so far, and
 /// [`Work::wait`] makes the current stream wait for it; ops that use its tensors wait by themselves
 /// under [`warpline::SyncPolicy::Auto`]. A call without `async_op` may be captured in a graph.
+///
+/// Once the group has failed, what its unfinished calls were to write holds anything: reading it on the
+/// host, or anything computed from it, is [`warpline::Error::Collective`], until it is overwritten. Of
+/// calls in a graph's replays that is not known: look at [`ProcessGroup::failure`] after them.
 ///
 /// Clones share the group. When the last one is dropped it ends once its work is done, in the
 /// background; so wait for that work before the process ends.
@@ -120,6 +125,13 @@ impl Shared {
         let lost = !failure.missing.is_empty() || !failure.reason.starts_with(watchdog::TIMED_OUT);
         let error =
             if lost { Error::PeerFailed(failure) } else { Error::CollectiveTimeout(failure) };
+        let completion = {
+            let mut ring = self.ring();
+            // The last time that what is done is known from what was aborted.
+            ring.settle();
+            ring.completion().clone()
+        };
+        completion.fail(Arc::new(error.clone()));
         let _ = self.failure.set(error);
         self.parts.comm.abort();
     }
@@ -234,7 +246,7 @@ impl ProcessGroup {
         (signature, async_op): (Signature, bool),
         location: &'static Location<'static>,
         keep: Tensors,
-        enqueue: impl FnOnce(Target<'_>, &Communicator) -> Result<()>,
+        enqueue: impl FnOnce(Target<'_>, Watched<'_>) -> Result<()>,
     ) -> Result<Work> {
         let shared = self.shared();
         let parts = &shared.parts;
@@ -246,10 +258,10 @@ impl ProcessGroup {
         let stream = if async_op { &shared.stream } else { &current };
         let text = parts.debug.then(|| signature.to_string());
         let alone = signature.peer.is_some();
-        let (id, seq, event) = {
+        let (id, seq, event, completion) = {
             let mut ring = shared.ring();
             let (id, seq) = ring.begin(signature, location);
-            (id, seq, ring.idle_event())
+            (id, seq, ring.idle_event(), ring.completion().clone())
         };
         if let Some(text) = text.filter(|_| !alone) {
             let agreed = check::compare(shared, seq, &text);
@@ -265,7 +277,8 @@ impl ProcessGroup {
             } else {
                 None
             };
-            enqueue(Target::Cuda(runtime, runtime.device(device)?, stream), &parts.comm)?;
+            let target = Target::Cuda(runtime, runtime.device(device)?, stream);
+            enqueue(target, Watched::new(&parts.comm, &completion, id + 1))?;
             // What is captured runs in replays, which are launches of their own.
             if stream.is_capturing() {
                 return Ok(State::Done);
