@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use warpline::runtime;
+use warpline::{Runtime, runtime};
 use warpline_cuda_sys_safe::nccl::UniqueId;
 use warpline_cuda_sys_safe::owned::Communicator;
 
@@ -135,7 +135,8 @@ fn listening((host, port): (&str, u16)) -> SocketAddr {
 /// it, and it returns once all have. Each rank has a device of its own.
 ///
 /// A process may make several groups, one after the other or at once: the n-th that a rank makes
-/// with some name and number of ranks meets the n-th of the others.
+/// with some name and number of ranks meets the n-th of the others, those left out where a rank gave
+/// up: after an error all may try again.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -167,7 +168,7 @@ fn listening((host, port): (&str, u16)) -> SocketAddr {
 /// [`Error::Init`] where not all ranks come within the timeout, naming those; [`Error::Store`];
 /// [`Error::Op`] without a GPU or without NCCL.
 pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
-    let InitOptions { rank, world_size, timeout, .. } = options;
+    let InitOptions { rank, world_size, .. } = options;
     if rank >= world_size {
         let reason = format!("there are {world_size} ranks, numbered from 0 on");
         return Err(Error::InvalidArgument { op: "init_process_group", rank, reason });
@@ -177,13 +178,38 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
         Some(device) => device,
         None => runtime.devices()?.current_device(),
     };
-    let driver = runtime.device(device)?.driver();
-    let nccl = |e| Error::Op(warpline::Error::driver("init_process_group", e));
     // All ranks make as many groups as this one; one that joins again begins where it left off.
     let name = &options.name;
-    let round = options.store.add(&format!("{name}/{world_size}/{rank}"), 1)?;
-    let prefix = format!("{name}/{world_size}/round {round}");
-    let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, options.store));
+    let store = loop {
+        let round = options.store.add(&format!("{name}/{world_size}/{rank}"), 1)?;
+        let prefix = format!("{name}/{world_size}/round {round}");
+        let store = PrefixStore::new(prefix, Arc::clone(&options.store));
+        // Who gave up waiting here tries the next, if any.
+        if !store.check(&[GIVEN_UP])? {
+            break Arc::new(store);
+        }
+    };
+    let joined = join(options, runtime, device, Arc::<PrefixStore>::clone(&store));
+    if joined.is_err() {
+        // As far as the store can still be told.
+        let _ = store.set(GIVEN_UP, b"");
+    }
+    joined
+}
+
+/// Set by a rank that has left without a group.
+const GIVEN_UP: &str = "given up";
+
+/// Meets the others of this round.
+fn join(
+    options: InitOptions,
+    runtime: Runtime,
+    device: usize,
+    store: Arc<dyn Store>,
+) -> Result<ProcessGroup> {
+    let InitOptions { rank, world_size, timeout, .. } = options;
+    let driver = runtime.device(device)?.driver();
+    let nccl = |e| Error::Op(warpline::Error::driver("init_process_group", e));
     store.set(&format!("came/{rank}"), b"")?;
     let failed = |reason: String| {
         let came = |other: &usize| store.check(&[&format!("came/{other}")]).unwrap_or(false);
@@ -211,7 +237,7 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     ProcessGroup::new(Parts {
         name: options.name,
         members: (0..world_size).collect(),
-        runtime: runtime.clone(),
+        runtime,
         comm,
         store,
         store_host: options.store_host,

@@ -263,8 +263,9 @@ impl ProcessGroup {
             let (id, seq) = ring.begin(signature, location);
             (id, seq, ring.idle_event(), ring.completion().clone())
         };
-        if let Some(text) = text.filter(|_| !alone) {
-            let agreed = check::compare(shared, seq, &text);
+        let text = text.filter(|_| !alone);
+        if let Some(text) = &text {
+            let agreed = check::compare(shared, seq, text);
             if agreed.is_err() {
                 shared.ring().set(id, State::Done);
             }
@@ -295,7 +296,11 @@ impl ProcessGroup {
             // Its record stays, for the ranks to see.
             Err(Error::Op(error)) if is_of_comm(&error) => return Err(shared.explained(error)),
             Err(error) => {
-                shared.ring().undo(id);
+                // What the ranks have compared has had its number on all of them.
+                match text {
+                    Some(_) => shared.ring().set(id, State::Done),
+                    None => shared.ring().undo(id),
+                }
                 return Err(error);
             }
         }

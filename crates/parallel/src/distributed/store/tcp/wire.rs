@@ -152,8 +152,9 @@ impl Reply {
     }
 }
 
+/// Rounded up, so that nobody is told before the time that it is over.
 fn millis(wait: Duration) -> i64 {
-    wait.as_millis().try_into().unwrap_or(i64::MAX)
+    wait.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i64::MAX)
 }
 
 /// A message in the making.
@@ -255,6 +256,10 @@ mod tests {
         ] {
             assert_eq!(Reply::decode(&reply.encode()).unwrap(), reply);
         }
+        let wait = Duration::from_micros(59_999);
+        let bytes = Request::Get { key: "k", wait }.encode();
+        let rounded = Request::Get { key: "k", wait: Duration::from_millis(60) };
+        assert_eq!(Request::decode(&bytes).unwrap(), rounded);
         assert!(Request::decode(&[]).is_err() && Request::decode(&[99]).is_err());
         assert!(Request::decode(&[4, 1, 0, 0, 0, 0xff]).is_err(), "not UTF-8");
     }
