@@ -129,7 +129,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// thread::scope(|s| [0, 1].map(|r| s.spawn(move || rank(r))).map(|t| t.join().unwrap()))
 ///     .into_iter()
 ///     .collect::<Result<(), _>>()?;
-/// # Ok::<(), warpline_kernels::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn run<'a>(
     target: Target<'_>,
