@@ -28,7 +28,8 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     // Set by whoever starts ranks.
-    if std::env::var_os("WORLD_SIZE").is_some() || std::env::var_os("SLURM_NTASKS").is_some() {
+    let names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+    if names.iter().any(|name| std::env::var_os(name).is_some()) {
         return match rank(args.size) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {

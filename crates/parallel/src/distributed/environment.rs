@@ -22,10 +22,16 @@ pub(super) struct Environment {
 /// The default of `init_process_group`, as PyTorch's for NCCL.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The names that launchers have for one thing, the usual first.
-const RANK: [&str; 3] = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"];
-const WORLD_SIZE: [&str; 3] = ["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"];
-const LOCAL_RANK: [&str; 3] = ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"];
+/// How many kinds of launchers are known.
+const LAUNCHERS: usize = 4;
+
+/// The names that launchers have for one thing: torchrun, Open MPI, MPICH and Intel MPI, Slurm. What MPI
+/// starts in a job of Slurm's has Slurm's variables too, all ranks the same ones, so these come last.
+const RANK: [&str; LAUNCHERS] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+const WORLD_SIZE: [&str; LAUNCHERS] =
+    ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"];
+const LOCAL_RANK: [&str; LAUNCHERS] =
+    ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
 type Read<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
 
@@ -58,14 +64,14 @@ impl Problems {
     }
 }
 
-/// Reads it. Rank and number of ranks are taken from one launcher: Slurm's and Open MPI's own
+/// Reads it. Rank and number of ranks are taken from one launcher: MPI's and Slurm's own
 /// variables count only where `RANK` is not set.
 pub(super) fn read(read: Read<'_>) -> Result<Environment> {
     let mut problems = Problems(Vec::new());
     let rank = problems.first(read, &RANK);
     let launcher = rank.as_ref().and_then(|(name, _)| RANK.iter().position(|r| r == name));
     // Of one launcher alone, so that no rank of one is counted among those of another.
-    let names = |all: &[&'static str; 3]| launcher.map_or(vec![all[0]], |at| vec![all[at]]);
+    let names = |all: &[&'static str; LAUNCHERS]| launcher.map_or(vec![all[0]], |at| vec![all[at]]);
     let world_size = problems.first(read, &names(&WORLD_SIZE));
     let local_rank = problems.first(read, &names(&LOCAL_RANK));
     let host = problems.text(read, "MASTER_ADDR");
@@ -80,7 +86,7 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
         }
     }
     if rank.is_none() {
-        problems.0.push("RANK is not set (nor are SLURM_PROCID, OMPI_COMM_WORLD_RANK)".into());
+        problems.0.push(format!("RANK is not set (nor are {})", RANK[1..].join(", ")));
     }
     if world_size.is_none() {
         problems.0.push(format!("{} is not set", names(&WORLD_SIZE)[0]));
@@ -155,6 +161,7 @@ mod tests {
             ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
             ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
             ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+            ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
         ] {
             let own = [(rank, "3"), (size, "4"), (local, "1")];
             let found = with(&[&STORE[..], &own].concat()).unwrap();
@@ -171,6 +178,19 @@ mod tests {
         assert_eq!((found.rank, found.world_size, found.local_rank), (0, 1, None));
         let error = with(&[&STORE[..], &slurm, &own[..1]].concat()).unwrap_err().to_string();
         assert!(error.contains("WORLD_SIZE is not set"), "{error}");
+    }
+
+    #[test]
+    fn what_mpi_starts_in_a_job_of_slurms_is_mpis() {
+        let job = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0")];
+        for [rank, size, local] in [
+            ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+            ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
+        ] {
+            let own = [(rank, "3"), (size, "4"), (local, "1")];
+            let found = with(&[&STORE[..], &job, &own].concat()).unwrap();
+            assert_eq!((found.rank, found.world_size, found.local_rank), (3, 4, Some(1)), "{rank}");
+        }
     }
 
     #[test]

@@ -61,9 +61,10 @@ impl InitOptions {
     /// | `WARPLINE_MASTER_PORT` | the same, before `MASTER_PORT` |
     /// | `WARPLINE_DISTRIBUTED_DEBUG` | `DETAIL`: [`InitOptions::debug`] |
     ///
-    /// Where `RANK` is not set, Slurm's `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID`, or else
-    /// Open MPI's `OMPI_COMM_WORLD_RANK`, `_SIZE` and `_LOCAL_RANK`, are taken. Neither sets
-    /// `MASTER_ADDR` and `MASTER_PORT`: the job's script has to.
+    /// Where `RANK` is not set, Open MPI's `OMPI_COMM_WORLD_RANK`, `_SIZE` and `_LOCAL_RANK` are taken, or
+    /// else `PMI_RANK`, `PMI_SIZE` and `MPI_LOCALRANKID` of MPICH and Intel MPI, or else Slurm's
+    /// `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_LOCALID`. None of these sets `MASTER_ADDR` and
+    /// `MASTER_PORT`: the job's script has to.
     ///
     /// `torchrun` listens on `MASTER_PORT` itself (`TORCHELASTIC_USE_AGENT_STORE=True`), with a
     /// protocol of PyTorch's own. Then the store is at the next port, `MASTER_PORT + 1` (below it
