@@ -13,8 +13,8 @@ use crate::nets::{Counts, Runs};
 use crate::world::{Done, SimBox, values};
 
 crate::on_both! {
-    Auto([2, 4]) the_first_error_in_replica_order gpu2_the_first_error_in_replica_order => errors;
-    Auto([2, 4]) panics_are_resumed gpu2_panics_are_resumed => panics;
+    Auto([2, 4]) s28_the_first_error_in_replica_order gpu2_s28_the_first_error_in_replica_order => errors;
+    Auto([2, 4]) s28_panics_are_resumed gpu2_s28_panics_are_resumed => panics;
 }
 
 fn device_of(x: &Tensor) -> usize {

@@ -10,9 +10,9 @@ use crate::nets::Runs;
 use crate::world::{Done, SimBox, values};
 
 crate::on_both! {
-    Auto([2, 5]) nested_inputs_and_outputs gpu2_nested_inputs_and_outputs => nested;
-    Auto([2, 3, 5]) the_shortest_decides gpu2_the_shortest_decides => shortest;
-    Auto([2, 3]) scalars_become_a_vector gpu2_scalars_become_a_vector => scalars;
+    Auto([2, 5]) s28_nested_inputs_and_outputs gpu2_s28_nested_inputs_and_outputs => nested;
+    Auto([2, 3, 5]) s28_the_shortest_decides gpu2_s28_the_shortest_decides => shortest;
+    Auto([2, 3]) s28_scalars_become_a_vector gpu2_s28_scalars_become_a_vector => scalars;
 }
 
 type Map = HashMap<String, Tensor>;

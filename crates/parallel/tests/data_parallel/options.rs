@@ -8,8 +8,8 @@ use crate::nets::{Counts, Runs};
 use crate::world::{Done, SimBox, values};
 
 crate::on_both! {
-    Auto([2, 3]) outputs_go_where_they_are_asked_for
-        gpu2_outputs_go_where_they_are_asked_for => output_device;
+    Auto([2, 3]) s28_outputs_go_where_they_are_asked_for
+        gpu2_s28_outputs_go_where_they_are_asked_for => output_device;
 }
 
 fn output_device(devices: usize) -> Done {

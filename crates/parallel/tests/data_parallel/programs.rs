@@ -8,10 +8,10 @@ use crate::nets::Counts;
 use crate::world::{Done, on_sim, values};
 
 crate::on_both! {
-    Auto([1, 2, 3, 5, 8]) random_programs gpu2_random_programs => any;
-    Manual([2, 3]) no_race_is_its_own gpu2_no_race_is_its_own => no_race;
-    Manual([2, 3]) kept_copies_are_in_order_on_other_streams
-        gpu2_kept_copies_are_in_order_on_other_streams => other_streams;
+    Auto([1, 2, 3, 5, 8]) s28_random_programs gpu2_s28_random_programs => any;
+    Manual([2, 3]) s28_no_race_is_its_own gpu2_s28_no_race_is_its_own => no_race;
+    Manual([2, 3]) s28_kept_copies_are_in_order_on_other_streams
+        gpu2_s28_kept_copies_are_in_order_on_other_streams => other_streams;
 }
 
 /// A small generator: xorshift.

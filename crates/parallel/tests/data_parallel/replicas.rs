@@ -8,11 +8,11 @@ use crate::nets::{Counts, Tied};
 use crate::world::{Done, SimBox, values};
 
 crate::on_both! {
-    Auto([2, 4]) buffers_of_the_first_stay_and_others_are_lost
-        gpu2_buffers_of_the_first_stay_and_others_are_lost => buffers;
-    Auto([2, 3]) changes_are_seen gpu2_changes_are_seen => changes;
-    Auto([2, 8]) tied_parameters_stay_tied gpu2_tied_parameters_stay_tied => tied;
-    Auto([2]) what_was_kept_from_a_replica_stays gpu2_what_was_kept_from_a_replica_stays => left;
+    Auto([2, 4]) s28_buffers_of_the_first_stay_and_others_are_lost
+        gpu2_s28_buffers_of_the_first_stay_and_others_are_lost => buffers;
+    Auto([2, 3]) s28_changes_are_seen gpu2_s28_changes_are_seen => changes;
+    Auto([2, 8]) s28_tied_parameters_stay_tied gpu2_s28_tied_parameters_stay_tied => tied;
+    Auto([2]) s28_what_was_kept_from_a_replica_stays gpu2_s28_what_was_kept_from_a_replica_stays => left;
 }
 
 /// `[1, 10, 100, …]`, one for each device.

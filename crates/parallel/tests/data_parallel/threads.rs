@@ -13,8 +13,8 @@ use crate::nets::{Counts, Runs};
 use crate::world::{Done, SimBox, values};
 
 crate::on_both! {
-    Auto([2, 3]) several_at_once gpu2_several_at_once => several;
-    Auto([2, 8]) two_threads_share_one gpu2_two_threads_share_one => shared;
+    Auto([2, 3]) s28_several_at_once gpu2_s28_several_at_once => several;
+    Auto([2, 8]) s28_two_threads_share_one gpu2_s28_two_threads_share_one => shared;
 }
 
 fn in_thread(
@@ -125,6 +125,28 @@ fn threads_are_kept_and_end_with_it() {
         for _ in 0..3 {
             ended.recv_timeout(Duration::from_secs(60)).expect("a thread ends");
         }
+        Ok(())
+    });
+}
+
+/// Each device has its part of the work before the host waits for anything.
+#[test]
+fn s29_eight_gpus_are_kept_busy() {
+    let world = SimBox::lazy(8);
+    world.enter(|| {
+        let net = DataParallel::new(Counts::new(0)?)?;
+        let x = ones(&[16], 0)?;
+        net.forward(x.clone())?;
+        for device in 0..8 {
+            cuda::synchronize(device)?;
+        }
+        let waits = world.host_waits();
+        let out = net.forward(x)?;
+        assert_eq!(world.host_waits(), waits, "the host waited in a forward");
+        for device in 0..8 {
+            assert!(!cuda::current_stream(device)?.query()?, "cuda:{device} has nothing to do");
+        }
+        assert_eq!(out.size(), [16]);
         Ok(())
     });
 }
