@@ -35,6 +35,26 @@ fn first(storage: &Storage) -> u8 {
     out[0]
 }
 
+/// Most of what there is on a [`tight`] device.
+const MOST: usize = 44 << 20;
+
+/// A device on which memory has to go from one stream to another.
+fn tight() -> Runtime {
+    let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
+    Runtime::new(sim.build(), RuntimeConfig::default()).unwrap()
+}
+
+fn fill(stream: &Stream, storage: &Storage, value: u8) {
+    let (value, bytes) = (MemsetValue::U8(value), storage.bytes());
+    memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
+}
+
+/// Leaves memory to which a stream has yet to write sevens.
+fn drop_after_fill(runtime: &Runtime, former: &Stream) {
+    let dropped = Storage::device(runtime, MOST, former).unwrap();
+    fill(former, &dropped, 7);
+}
+
 #[test]
 fn a_stream_wrapped_twice_is_waited_for_by_either() {
     let (sim, runtime) = lazy();
@@ -195,20 +215,12 @@ fn no_other_devices_memory_is_taken_for_a_devices_own() {
 
 #[test]
 fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
-    let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
-    let runtime = Runtime::new(sim.build(), RuntimeConfig::default()).unwrap();
+    let runtime = tight();
     let device = runtime.device(0).unwrap().device();
     let [former, home, other] = [(); 3].map(|()| device.stream_from_pool(0).unwrap());
-    let fill = |stream: &Stream, storage: &Storage, value| {
-        let (value, bytes) = (MemsetValue::U8(value), storage.bytes());
-        memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
-    };
-    let most = 44 << 20;
-    let dropped = Storage::device(&runtime, most, &former).unwrap();
-    fill(&former, &dropped, 7);
-    drop(dropped);
+    drop_after_fill(&runtime, &former);
     // The allocator lets `home` wait for `former`, of which nothing is numbered.
-    let again = Storage::device(&runtime, most, &home).unwrap();
+    let again = Storage::device(&runtime, MOST, &home).unwrap();
     fill(&other, &again, 1);
     other.synchronize().unwrap();
     former.synchronize().unwrap();
@@ -219,29 +231,21 @@ fn pages_mapped_elsewhere_come_after_their_last_user_on_any_stream() {
 
 #[test]
 fn memory_of_a_captured_stream_comes_after_all_that_it_was_given_before() {
-    let sim = SimConfig { schedule: Schedule::Lazy, capacity: 64 << 20, ..SimConfig::new(1) };
-    let runtime = Runtime::new(sim.build(), RuntimeConfig::default()).unwrap();
+    let runtime = tight();
     let gpu = runtime.device(0).unwrap();
     let [former, home, other] = [(); 3].map(|()| gpu.device().stream_from_pool(0).unwrap());
-    let fill = |stream: &Stream, storage: &Storage, value| {
-        let (value, bytes) = (MemsetValue::U8(value), storage.bytes());
-        memset(stream, (storage, 0), value, bytes, "memset", Location::caller()).unwrap();
-    };
-    let most = 44 << 20;
-    let dropped = Storage::device(&runtime, most, &former).unwrap();
-    fill(&former, &dropped, 7);
-    drop(dropped);
+    drop_after_fill(&runtime, &former);
     let small = Storage::device(&runtime, N, &home).unwrap();
     fill(&home, &small, 0);
     // The allocator lets `home` wait for `former`, which is no operation of its own.
-    let again = Storage::device(&runtime, most, &home).unwrap();
+    let again = Storage::device(&runtime, MOST, &home).unwrap();
     let capture = Capturing::begin(&runtime, &home, &GraphPool::new(gpu)).unwrap();
     fill(&other, &again, 1);
     other.synchronize().unwrap();
     drop(capture);
     former.synchronize().unwrap();
     let pinned = Storage::pinned(&runtime, N).unwrap();
-    for at in (0..most).step_by(1 << 20) {
+    for at in (0..MOST).step_by(1 << 20) {
         copy_bytes(&other, (&pinned, 0), (&again, at), N, true, Location::caller()).unwrap();
         assert_eq!(first(&pinned), 1, "at {at}");
     }

@@ -96,6 +96,20 @@ pub enum NcclType {
 }
 
 impl NcclType {
+    /// Every type, in declaration order.
+    pub const ALL: [Self; 10] = [
+        Self::I8,
+        Self::U8,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+        Self::F16,
+        Self::F32,
+        Self::F64,
+        Self::BF16,
+    ];
+
     /// Bytes per element.
     #[must_use]
     pub const fn size(self) -> usize {
@@ -121,6 +135,11 @@ pub enum ReduceOp {
     Min,
     /// Their mean.
     Avg,
+}
+
+impl ReduceOp {
+    /// Every way, in declaration order.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Product, Self::Max, Self::Min, Self::Avg];
 }
 
 /// One call on a communicator; counts are in elements.

@@ -14,7 +14,7 @@ const UNTOUCHED: u8 = 0xa5;
 impl Rank {
     /// Every type with every reduction.
     fn reductions(&self) -> impl Iterator<Item = (NcclType, ReduceOp)> {
-        TYPES.into_iter().flat_map(|dtype| OPS.map(|op| (dtype, op)))
+        NcclType::ALL.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)))
     }
 
     /// What all ranks give.
@@ -63,7 +63,7 @@ programs! {
 
     broadcast([1, 2, 3, 4], rank, t) {
         let (me, ranks) = rank.me();
-        for dtype in TYPES {
+        for dtype in NcclType::ALL {
             let inputs = rank.all(dtype, ReduceOp::Sum, COUNT);
             for root in 0..ranks {
                 for to in [0, RECV] {
@@ -101,7 +101,7 @@ programs! {
 
     all_gather([1, 2, 3, 8], rank, t) {
         let (me, ranks) = rank.me();
-        for dtype in TYPES {
+        for dtype in NcclType::ALL {
             let inputs = rank.all(dtype, ReduceOp::Sum, COUNT);
             let expected = encode(dtype, &inputs.concat());
             let part = COUNT * dtype.size();
@@ -138,7 +138,7 @@ programs! {
     a_ring_of_sends([1, 2, 3, 8], rank, t) {
         let (me, ranks) = rank.me();
         let (before, after) = ((me + ranks - 1) % ranks, (me + 1) % ranks);
-        for dtype in TYPES {
+        for dtype in NcclType::ALL {
             let inputs = rank.all(dtype, ReduceOp::Sum, COUNT);
             let calls = [
                 Collective::Send { send: rank.at(0), count: COUNT, dtype, peer: after },
@@ -152,7 +152,7 @@ programs! {
 
     all_to_all([1, 2, 3, 8], rank, t) {
         let (me, ranks) = rank.me();
-        for dtype in TYPES {
+        for dtype in NcclType::ALL {
             let inputs = rank.all(dtype, ReduceOp::Sum, COUNT * ranks);
             let part = COUNT * dtype.size();
             let calls: Vec<_> = (0..ranks)
@@ -174,7 +174,7 @@ programs! {
 
     gather_and_scatter([1, 2, 3, 8], rank, t) {
         let (me, ranks) = rank.me();
-        for (number, dtype) in TYPES.into_iter().enumerate() {
+        for (number, dtype) in NcclType::ALL.into_iter().enumerate() {
             let root = number % ranks;
             let part = COUNT * dtype.size();
             let inputs = rank.all(dtype, ReduceOp::Sum, COUNT * ranks);

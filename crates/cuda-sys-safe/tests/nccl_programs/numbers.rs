@@ -3,22 +3,6 @@
 use half::{bf16, f16};
 use warpline_cuda_sys_safe::nccl::{NcclType, ReduceOp};
 
-pub(crate) const TYPES: [NcclType; 10] = [
-    NcclType::I8,
-    NcclType::U8,
-    NcclType::I32,
-    NcclType::U32,
-    NcclType::I64,
-    NcclType::U64,
-    NcclType::F16,
-    NcclType::F32,
-    NcclType::F64,
-    NcclType::BF16,
-];
-
-pub(crate) const OPS: [ReduceOp; 5] =
-    [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
-
 /// Integers as elements; those of an integer type wrap.
 pub(crate) fn encode(dtype: NcclType, values: &[i128]) -> Vec<u8> {
     let one = |&value: &i128| -> Vec<u8> {

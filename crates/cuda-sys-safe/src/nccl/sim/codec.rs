@@ -24,22 +24,6 @@ const KINDS: [Kind; 7] = [
     Kind::Recv,
 ];
 
-const TYPES: [NcclType; 10] = [
-    NcclType::I8,
-    NcclType::U8,
-    NcclType::I32,
-    NcclType::U32,
-    NcclType::I64,
-    NcclType::U64,
-    NcclType::F16,
-    NcclType::F32,
-    NcclType::F64,
-    NcclType::BF16,
-];
-
-const OPS: [ReduceOp; 5] =
-    [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
-
 /// The calls that errors are of.
 const CALLS: [&str; 2] = ["ncclCommInitRankConfig", "ncclCommGetAsyncError"];
 
@@ -80,8 +64,10 @@ impl Writer {
     }
 
     pub(super) fn desc(&mut self, desc: &CallDesc) -> &mut Self {
-        self.one_of(&KINDS, &desc.kind).size(desc.count).one_of(&TYPES, &desc.dtype);
-        self.size(desc.op.map_or(OPS.len(), |op| OPS.iter().position(|o| *o == op).unwrap_or(0)));
+        self.one_of(&KINDS, &desc.kind).size(desc.count).one_of(&NcclType::ALL, &desc.dtype);
+        self.size(desc.op.map_or(ReduceOp::ALL.len(), |op| {
+            ReduceOp::ALL.iter().position(|o| *o == op).unwrap_or(0)
+        }));
         self.maybe(desc.rank.map(|rank| rank as u64))
     }
 
@@ -161,8 +147,8 @@ impl<'a> Reader<'a> {
         Some(CallDesc {
             kind: self.one_of(&KINDS)?,
             count: self.size()?,
-            dtype: self.one_of(&TYPES)?,
-            op: OPS.get(self.size()?).copied(),
+            dtype: self.one_of(&NcclType::ALL)?,
+            op: ReduceOp::ALL.get(self.size()?).copied(),
             rank: self.maybe()?.map(|rank| rank as usize),
         })
     }
