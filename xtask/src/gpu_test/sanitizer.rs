@@ -21,11 +21,15 @@ const FOLDERS: [&str; 2] = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sani
 const NEED_OVERLAP: [&str; 2] =
     ["gpu_s07_ops_return_before_they_run", "gpu_s12_streams_overlap_past_a_wait"];
 /// Tests whose large products take racecheck minutes each. It would check cuBLAS's kernels, not ours.
-const LARGE_PRODUCTS: [&str; 4] = [
+const LARGE_PRODUCTS: [&str; 8] = [
     "gpu_s13_synchronize_waits_for_all",
     "gpu_s13_an_event_covers_what_came_before",
+    "gpu_s13_wait_stream_orders",
+    "gpu_s13_wait_event_orders",
     "gpu2_s13_wait_event_orders_across_devices",
     "gpu_s13_elapsed_time",
+    "gpu_s14_recorded_streams_finish_with_the_memory",
+    "gpu_s14_by_default_nothing_need_be_recorded",
 ];
 
 impl Sanitizer {

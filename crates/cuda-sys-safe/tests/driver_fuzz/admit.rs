@@ -82,6 +82,9 @@ impl Model {
             {
                 None
             }
+            HostUnregister { device, .. } if self.gate.is_some() && self.gated_device != device => {
+                None
+            }
             HostFree { buf, .. } | HostUnregister { buf, .. } => {
                 let b = self.buf(buf)?;
                 plain(!matches!(b.kind, Kind::Alloc | Kind::Pool) && self.idle(b.content))
