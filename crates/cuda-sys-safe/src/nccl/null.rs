@@ -46,13 +46,12 @@ unsafe impl Nccl for NullDriver {
         Ok(CommState::Ready)
     }
 
-    unsafe fn enqueue(
-        &self,
-        _: CommHandle,
-        _: &[Collective],
-        _: StreamHandle,
-    ) -> Result<CommState> {
-        Ok(CommState::Ready)
+    unsafe fn enqueue(&self, _: CommHandle, _: &[Collective], _: StreamHandle) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn comm_interrupt(&self, _: CommHandle) -> Result<()> {
+        Ok(())
     }
 
     unsafe fn comm_abort(&self, _: CommHandle) -> Result<()> {
