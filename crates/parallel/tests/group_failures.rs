@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use group_support::{LONG, Ranks, at, schedules, values};
-use warpline::{DType, open, with_runtime, zeros};
+use warpline::{DType, Runtime, RuntimeConfig, open, with_runtime, zeros};
+use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_parallel::distributed::{
     Error, HashStore, InitOptions, ProcessGroup, ReduceOp, Result, init_process_group,
 };
@@ -241,6 +242,35 @@ fn a_group_that_is_dropped_with_work_that_cannot_end_does_not_hang() {
         Ok(())
     });
     assert!(begun.elapsed() < LONG);
+}
+
+/// NCCL's first call, which connects the ranks, does not return until all have made it.
+#[test]
+fn a_call_that_hangs_in_nccl_ends_at_the_timeout() {
+    let driver = Arc::new(NullDriver::with_hanging_collectives(2));
+    let runtime = Runtime::new(driver, RuntimeConfig::default()).unwrap();
+    for async_op in [false, true] {
+        let ranks = Ranks::in_runtime(runtime.clone(), 2).timeout(Duration::from_millis(300));
+        let begun = Instant::now();
+        let errors = ranks.run(|group| {
+            let x = at(&group, 1)?;
+            if group.rank() == 0 {
+                return Ok(group.all_reduce(&x, ReduceOp::Sum, async_op).unwrap_err());
+            }
+            while group.failure().is_none() {
+                assert!(begun.elapsed() < LONG);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(group.failure().unwrap())
+        });
+        let failure = errors[0].failure().unwrap_or_else(|| panic!("{}", errors[0]));
+        assert!(failure.op.starts_with("all_reduce("), "{failure:?}");
+        assert!(failure.reason.starts_with("it was not done within 300ms"), "{failure:?}");
+        assert!(failure.location.contains("group_failures.rs:"), "{failure:?}");
+        assert_eq!(failure.differing.len(), 1, "{failure:?}");
+        assert_eq!((failure.differing[0].rank, errors[1].failure().unwrap().rank), (1, 1));
+        assert!(begun.elapsed() < LONG);
+    }
 }
 
 #[test]

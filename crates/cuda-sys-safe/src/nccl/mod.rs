@@ -6,7 +6,7 @@
 //! is not through yet is [`CommState::InProgress`], and [`Nccl::comm_state`] is asked until it is. A
 //! collective may block until all ranks have called it; [`Nccl::comm_interrupt`] ends it.
 
-mod null;
+pub(crate) mod null;
 pub(crate) mod real;
 pub(crate) mod sim;
 
