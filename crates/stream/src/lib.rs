@@ -46,6 +46,7 @@ mod guard;
 mod launches;
 mod mailbox;
 mod numbering;
+mod op_event;
 mod order;
 mod stream;
 
@@ -59,6 +60,7 @@ pub use event::Event;
 pub use guard::{DeviceGuard, StreamGuard};
 pub use launches::{Launch, PendingLaunches};
 pub use mailbox::Mailbox;
+pub use op_event::OpEvent;
 pub use stream::Stream;
 pub use warpline_cuda_sys_safe::EventFlags;
 

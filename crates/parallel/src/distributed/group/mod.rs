@@ -12,10 +12,9 @@ use std::time::Duration;
 
 use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
-use warpline_cuda_sys_safe::owned::{self, Communicator};
+use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_kernels::Target;
 use warpline_kernels::collective::Watched;
-use warpline_stream::EventFlags;
 
 use super::record::{Ring, State};
 use super::signature::Signature;
@@ -258,10 +257,10 @@ impl ProcessGroup {
         let stream = if async_op { &shared.stream } else { &current };
         let text = parts.debug.then(|| signature.to_string());
         let alone = signature.peer.is_some();
-        let (id, seq, event, completion) = {
+        let (id, seq, completion) = {
             let mut ring = shared.ring();
             let (id, seq) = ring.begin(signature, location);
-            (id, seq, ring.idle_event(), ring.completion().clone())
+            (id, seq, ring.completion().clone())
         };
         let text = text.filter(|_| !alone);
         if let Some(text) = &text {
@@ -282,17 +281,13 @@ impl ProcessGroup {
             enqueue(target, Watched::new(&parts.comm, &completion, id + 1))?;
             // What is captured runs in replays, which are launches of their own.
             if stream.is_capturing() {
-                return Ok(State::Done);
+                return Ok(None);
             }
-            let driver = runtime.driver()?;
-            // Not the stream's own kind: a look at it is no order that the program has made.
-            let event = event
-                .map_or_else(|| owned::Event::new(driver, device, EventFlags::default()), Ok)
-                .and_then(|event| event.record(stream.raw()).map(|()| event));
-            Ok(State::Launched(event.map_err(|e| warpline::Error::driver("record", e))?))
+            // The watchdog asks it without the stream's lock, which a call that hangs holds.
+            Ok(Some(stream.op_event(stream.last_op())?))
         })();
-        match launched {
-            Ok(state) => shared.ring().set(id, state),
+        let event = match launched {
+            Ok(event) => event,
             // Its record stays, for the ranks to see.
             Err(Error::Op(error)) if is_of_comm(&error) => return Err(shared.explained(error)),
             Err(error) => {
@@ -303,12 +298,13 @@ impl ProcessGroup {
                 }
                 return Err(error);
             }
-        }
-        let done = if async_op {
-            Done::Event(stream.record_event(None)?)
-        } else {
-            Done::Op(stream.clone(), stream.last_op())
         };
+        let done = match &event {
+            _ if !async_op => Done::Op(stream.clone(), stream.last_op()),
+            Some(event) => Done::Event(event.clone()),
+            None => Done::Captured(stream.record_event(None)?),
+        };
+        shared.ring().set(id, event.map_or(State::Done, State::Launched));
         Ok(Work::new(Arc::clone(shared), done, (id, seq), keep))
     }
 }
