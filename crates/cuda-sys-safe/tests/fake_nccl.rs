@@ -39,6 +39,7 @@ fn with_fakes(test: &str, version: u32, body: fn(&Arc<dyn Driver>)) {
         .env(CUDA, &fakes[0])
         .env(NCCL, &fakes[1])
         .env("FAKE_NCCL_VERSION", version.to_string())
+        .envs(test.contains("never_block").then_some(("NCCL_COMM_BLOCKING", "0")))
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -203,6 +204,28 @@ fn an_abort_ends_a_call_that_hangs() {
         let order = "abort 2\nall-reduce on 3 has ended\nabort 1\nabort 3\n";
         assert_eq!(log(), order);
         assert_eq!(counted("fake_misuses"), 0);
+    });
+}
+
+/// The environment may say so.
+#[test]
+fn calls_that_never_block_are_waited_for_until_an_abort() {
+    with_fakes("calls_that_never_block_are_waited_for_until_an_abort", 22_800, |driver| {
+        let comm = Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
+        (0..3).for_each(|_| enqueue(&comm).unwrap());
+        counted("fake_hang");
+        std::thread::scope(|scope| {
+            let (began, begun) = std::sync::mpsc::channel();
+            let comm = &comm;
+            let hanging = scope.spawn(move || {
+                began.send(()).unwrap();
+                enqueue(comm)
+            });
+            begun.recv().unwrap();
+            comm.abort();
+            assert!(hanging.join().unwrap().is_err());
+        });
+        assert_eq!((counted("fake_misuses"), counted("fake_alive")), (0, 0));
     });
 }
 

@@ -259,7 +259,7 @@ impl Comm {
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut c_uint) -> c_uint {
     // SAFETY: callers pass what they were given.
     let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
-    if comm.inside.load(SeqCst) > 0 {
+    if comm.inside.load(SeqCst) > 0 && !never_blocks() {
         return misuse("a state while another thread is in a call");
     }
     // SAFETY: callers pass live pointers, as those of the real functions do.
@@ -332,7 +332,13 @@ pub unsafe extern "C" fn ncclAllReduce(
         }
         std::thread::yield_now();
     }
-    while HANG.load(SeqCst) && !comm.aborted.load(SeqCst) {
+    if comm.to_ask.load(SeqCst) > 0 {
+        return misuse("a call before the last one is through");
+    }
+    if never_blocks() {
+        comm.to_ask.store(if HANG.load(SeqCst) { usize::MAX } else { ASKED }, SeqCst);
+    }
+    while !never_blocks() && HANG.load(SeqCst) && !comm.aborted.load(SeqCst) {
         std::thread::sleep(Duration::from_millis(1));
     }
     let aborted = comm.aborted.load(SeqCst);
@@ -346,6 +352,16 @@ pub unsafe extern "C" fn ncclAllReduce(
     if aborted { INTERNAL_ERROR } else { SUCCESS }
 }
 
+/// As NCCL's own, it goes before what a configuration says.
+fn never_blocks() -> bool {
+    std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|text| text == "0")
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> c_uint {
+    if never_blocks() { IN_PROGRESS } else { SUCCESS }
+}
+
 macro_rules! plain {
     ($($name:ident)*) => {$(
         // The arguments it is called with stay unread.
@@ -357,7 +373,7 @@ macro_rules! plain {
 }
 
 plain! {
-    ncclGetUniqueId ncclGroupStart ncclGroupEnd ncclBroadcast ncclReduce ncclAllGather ncclReduceScatter
+    ncclGetUniqueId ncclGroupStart ncclBroadcast ncclReduce ncclAllGather ncclReduceScatter
     ncclSend ncclRecv
 }
 

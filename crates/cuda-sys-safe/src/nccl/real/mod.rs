@@ -312,7 +312,11 @@ unsafe impl Nccl for CudaDriver {
             // SAFETY: a group was begun, and has to end whatever happened.
             let status = unsafe { (library.api.ncclGroupEnd)() };
             called?;
-            library.check(CALL, status, comm).map(drop)
+            match library.check(CALL, status, comm)? {
+                CommState::Ready => Ok(()),
+                // `NCCL_COMM_BLOCKING=0` in the environment goes before what we ask for.
+                CommState::InProgress => stages.wait(&library, CALL),
+            }
         })
     }
 

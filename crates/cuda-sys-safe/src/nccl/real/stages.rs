@@ -146,6 +146,18 @@ impl Stages {
         })
     }
 
+    /// Waits until a call that did not block is through, or was interrupted.
+    #[cold]
+    pub(super) fn wait(&self, library: &Library, call: &'static str) -> Result<()> {
+        while library.state(self.comm.load(Ordering::Acquire))? == CommState::InProgress {
+            if self.is_interrupted() {
+                return Err(interrupted(call));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     /// Ends what hangs, by aborting the parent.
     ///
     /// # Safety
