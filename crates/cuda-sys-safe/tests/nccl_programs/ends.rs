@@ -63,6 +63,36 @@ programs! {
         rank.meet();
     } => ["aborted: true", "what stood has ended: ok", "enqueue: ncclInvalidUsage"]
 
+    abort_of_a_first_call([2, 3], rank, t) {
+        let comm = rank.comm.split(Some(0), 0, LIMIT)?.expect("it has a color");
+        rank.meet();
+        std::thread::scope(|scope| {
+            if rank.me().0 > 0 {
+                return comm.abort();
+            }
+            // NCCL's call, which would connect the ranks, waits for the others, who never make it.
+            let call = scope.spawn(|| rank.enqueue_on(&comm, &[sum(rank)], &rank.stream));
+            let began = std::time::Instant::now();
+            while !call.is_finished() && began.elapsed().as_millis() < 100 {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            comm.abort();
+            // It has returned by now, whatever it made of it.
+            let _ = call.join().expect("no panic");
+        });
+        rank.meet();
+        t.call("what stood has ended", rank.stream.synchronize());
+        t.call("state", comm.state());
+        rank.meet();
+        t.call("its parent", rank.enqueue(&[sum(rank)]));
+        t.call("is done", rank.stream.synchronize());
+    } => [
+        "what stood has ended: ok",
+        "state: ncclInvalidUsage",
+        "its parent: ok",
+        "is done: ok",
+    ]
+
     dropped_without_an_abort([2, 3], rank, t) {
         let comm = another(rank)?;
         if rank.me().0 == 0 {
