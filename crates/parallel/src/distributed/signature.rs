@@ -1,10 +1,12 @@
 //! What a rank called, as it is compared with the other ranks' calls.
 
 use std::fmt;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
+use warpline_kernels::collective::Calls;
 
 /// A dtype and sizes.
 type Shape = (&'static str, SmallVec<[usize; 4]>);
@@ -20,11 +22,13 @@ pub(super) struct Signature {
     /// The other rank, of what only two ranks do, and whether this one sends. `usize::MAX` is of
     /// several.
     pub(super) peer: Option<(usize, bool)>,
+    /// Of a replay, what was captured.
+    calls: Option<Calls>,
 }
 
 impl Signature {
     pub(super) fn new(op: &'static str) -> Self {
-        Self { op, shapes: SmallVec::new(), reduce: None, root: None, peer: None }
+        Self { op, shapes: SmallVec::new(), reduce: None, root: None, peer: None, calls: None }
     }
 
     pub(super) fn of(mut self, tensor: &Tensor) -> Self {
@@ -45,6 +49,15 @@ impl Signature {
     /// The ranks of a group.
     pub(super) fn ranks(mut self, ranks: &[usize]) -> Self {
         self.shapes.push(("ranks ", SmallVec::from_slice(ranks)));
+        self
+    }
+
+    /// The calls that a replay makes. With any among them that not all ranks make, no other rank need
+    /// have the like.
+    pub(super) fn calls(mut self, calls: &Calls) -> Self {
+        let alone = calls.iter().any(|call| matches!(*call, "send" | "recv" | "batch_isend_irecv"));
+        self.peer = alone.then_some((usize::MAX, true));
+        self.calls = Some(Arc::clone(calls));
         self
     }
 
@@ -72,6 +85,13 @@ impl fmt::Display for Signature {
         }
         if let Some((peer, sends)) = self.peer.filter(|(peer, _)| *peer != usize::MAX) {
             write!(f, "{between}{} {peer}", if sends { "to" } else { "from" })?;
+        }
+        for calls in self.calls.iter().flat_map(|calls| calls.chunk_by(|a, b| a == b)) {
+            match calls.len() {
+                1 => write!(f, "{between}{}", calls[0])?,
+                count => write!(f, "{between}{count} x {}", calls[0])?,
+            }
+            between = ", ";
         }
         f.write_str(")")
     }

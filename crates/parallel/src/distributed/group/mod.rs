@@ -3,6 +3,7 @@
 mod collectives;
 mod lists;
 mod pairs;
+mod replays;
 mod subgroups;
 
 use std::fmt;
@@ -14,7 +15,7 @@ use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
 use warpline_cuda_sys_safe::owned::{self, Communicator};
 use warpline_kernels::Target;
-use warpline_kernels::collective::Watched;
+use warpline_kernels::collective::{Replays, Watched};
 use warpline_stream::EventFlags;
 
 use super::record::{Ring, State};
@@ -30,11 +31,11 @@ pub use pairs::P2p;
 /// returns before it is done. Without `async_op` it is enqueued on the current stream, like any op.
 /// With it, it goes to the group's own stream, after what the current one was given so far, and
 /// [`Work::wait`] makes the current stream wait for it; ops that use its tensors wait by themselves
-/// under [`warpline::SyncPolicy::Auto`]. A call without `async_op` may be captured in a graph.
+/// under [`warpline::SyncPolicy::Auto`]. A call without `async_op` may be captured in a graph, which
+/// keeps the group; each replay counts as one call, with the same timeout.
 ///
 /// Once the group has failed, what its unfinished calls were to write holds anything: reading it on the
-/// host, or anything computed from it, is [`warpline::Error::Collective`], until it is overwritten. Of
-/// calls in a graph's replays that is not known: look at [`ProcessGroup::failure`] after them.
+/// host, or anything computed from it, is [`warpline::Error::Collective`], until it is overwritten.
 ///
 /// Clones share the group. When the last one is dropped it ends once its work is done, in the
 /// background; so wait for that work before the process ends.
@@ -117,6 +118,17 @@ impl Shared {
     /// Refuses what comes after a failure.
     pub(super) fn check_alive(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// The state of a call that was just enqueued, with an idle event if there is one.
+    fn launched(&self, stream: &Stream, idle: Option<owned::Event>) -> Result<State> {
+        let Parts { runtime, comm, .. } = &self.parts;
+        let driver = runtime.driver()?;
+        // Not the stream's own kind: a look at it is no order that the program has made.
+        let event = idle
+            .map_or_else(|| owned::Event::new(driver, comm.device(), EventFlags::default()), Ok)
+            .and_then(|event| event.record(stream.raw()).map(|()| event));
+        Ok(State::Launched(event.map_err(|e| warpline::Error::driver("record", e))?))
     }
 
     /// From now on all is refused.
@@ -279,17 +291,13 @@ impl ProcessGroup {
                 None
             };
             let target = Target::Cuda(runtime, runtime.device(device)?, stream);
-            enqueue(target, Watched::new(&parts.comm, &completion, id + 1))?;
+            let replays = || Arc::clone(&self.0) as Arc<dyn Replays>;
+            enqueue(target, Watched::new(&parts.comm, &completion, id + 1, &replays))?;
             // What is captured runs in replays, which are launches of their own.
             if stream.is_capturing() {
                 return Ok(State::Done);
             }
-            let driver = runtime.driver()?;
-            // Not the stream's own kind: a look at it is no order that the program has made.
-            let event = event
-                .map_or_else(|| owned::Event::new(driver, device, EventFlags::default()), Ok)
-                .and_then(|event| event.record(stream.raw()).map(|()| event));
-            Ok(State::Launched(event.map_err(|e| warpline::Error::driver("record", e))?))
+            shared.launched(stream, event)
         })();
         match launched {
             Ok(state) => shared.ring().set(id, state),
