@@ -26,7 +26,9 @@ pub struct InitOptions {
     /// The index of this rank's device; `None` is the current one.
     pub device: Option<usize>,
     /// Whether the ranks' calls are compared through the store before they are launched, as with
-    /// `WARPLINE_DISTRIBUTED_DEBUG=DETAIL`. That costs several round trips for each.
+    /// `WARPLINE_DISTRIBUTED_DEBUG=DETAIL`: of collectives all that has to be the same, of sends and
+    /// receives dtype and number of elements, in their order between two ranks. That costs several
+    /// round trips for each, and the call waits for the other ranks' on the host.
     pub debug: bool,
     /// The group's name in errors and in the store.
     pub name: String,

@@ -8,8 +8,8 @@ use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_kernels::collective::Calls;
 
-/// A dtype and sizes.
-type Shape = (&'static str, SmallVec<[usize; 4]>);
+/// A dtype, and sizes where they count.
+type Shape = (&'static str, Option<SmallVec<[usize; 4]>>);
 
 /// A call as it is compared between ranks.
 #[derive(Clone, Debug)]
@@ -24,16 +24,46 @@ pub(super) struct Signature {
     pub(super) peer: Option<(usize, bool)>,
     /// Of a replay, what was captured.
     calls: Option<Calls>,
+    /// In debug mode, what it sends to and receives from single ranks.
+    pub(super) parts: Vec<Signature>,
 }
 
 impl Signature {
     pub(super) fn new(op: &'static str) -> Self {
-        Self { op, shapes: SmallVec::new(), reduce: None, root: None, peer: None, calls: None }
+        Self {
+            op,
+            shapes: SmallVec::new(),
+            reduce: None,
+            root: None,
+            peer: None,
+            calls: None,
+            parts: Vec::new(),
+        }
     }
 
     pub(super) fn of(mut self, tensor: &Tensor) -> Self {
-        self.shapes.push((tensor.dtype().name(), SmallVec::from_slice(tensor.size())));
+        self.shapes.push((tensor.dtype().name(), Some(SmallVec::from_slice(tensor.size()))));
         self
+    }
+
+    /// A tensor whose sizes may differ from rank to rank.
+    pub(super) fn of_dtype(mut self, tensor: &Tensor) -> Self {
+        self.shapes.push((tensor.dtype().name(), None));
+        self
+    }
+
+    pub(super) fn parts(mut self, parts: impl Iterator<Item = Signature>) -> Self {
+        self.parts.extend(parts);
+        self
+    }
+
+    /// Of what two ranks do, what both ends have to agree on.
+    pub(super) fn content(&self) -> String {
+        let content = self.shapes.first().map(|(dtype, sizes)| {
+            let count: usize = sizes.iter().flatten().product();
+            format!("{count} of {dtype}")
+        });
+        content.unwrap_or_default()
     }
 
     pub(super) fn reduce(mut self, op: ReduceOp) -> Self {
@@ -48,7 +78,7 @@ impl Signature {
 
     /// The ranks of a group.
     pub(super) fn ranks(mut self, ranks: &[usize]) -> Self {
-        self.shapes.push(("ranks ", SmallVec::from_slice(ranks)));
+        self.shapes.push(("ranks ", Some(SmallVec::from_slice(ranks))));
         self
     }
 
@@ -72,7 +102,8 @@ impl fmt::Display for Signature {
         write!(f, "{}(", self.op)?;
         let mut between = "";
         for (dtype, sizes) in &self.shapes {
-            write!(f, "{between}{dtype}{sizes:?}")?;
+            write!(f, "{between}{dtype}")?;
+            sizes.iter().try_for_each(|sizes| write!(f, "{sizes:?}"))?;
             between = ", ";
         }
         if let Some(reduce) = self.reduce {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use warpline::{Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, with_runtime};
 use warpline_parallel::distributed::{
-    Error, HashStore, InitOptions, ProcessGroup, Result, init_process_group,
+    Error, HashStore, InitOptions, ProcessGroup, ReduceOp, Result, init_process_group,
 };
 
 /// Long enough to be never reached.
@@ -19,6 +19,17 @@ pub(crate) fn at(group: &ProcessGroup, value: usize) -> Result<Tensor> {
 
 pub(crate) fn values(t: &Tensor) -> Result<Vec<f32>> {
     Ok(t.to_vec()?)
+}
+
+/// That a group is as good as any.
+pub(crate) fn works(group: &ProcessGroup) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    for async_op in [false, true] {
+        let x = at(group, rank + 1)?;
+        group.all_reduce(&x, ReduceOp::Sum, async_op)?.wait()?;
+        assert_eq!(values(&x)?, [(ranks * (ranks + 1) / 2) as f32; 3]);
+    }
+    group.barrier()
 }
 
 /// Ranks in one world of devices, who meet in a store of their own.

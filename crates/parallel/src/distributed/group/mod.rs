@@ -6,6 +6,7 @@ mod pairs;
 mod replays;
 mod subgroups;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -82,6 +83,8 @@ pub(super) struct Shared {
     wake: Condvar,
     barrier: OnceLock<Tensor>,
     subgroups: Mutex<u64>,
+    /// In debug mode: how many sends and receives were compared, by the other rank and direction.
+    compared: Mutex<HashMap<(usize, bool), u64>>,
 }
 
 /// What is asked of the watchdog.
@@ -100,6 +103,14 @@ impl Shared {
 
     pub(super) fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of the next send to, or receive from, a rank, among those that are compared.
+    pub(super) fn next_of_pair(&self, end: (usize, bool)) -> u64 {
+        let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = compared.entry(end).or_default();
+        *count += 1;
+        *count
     }
 
     fn wake(&self, change: impl FnOnce(&mut Wanted)) {
@@ -185,6 +196,7 @@ impl ProcessGroup {
             wake: Condvar::new(),
             barrier: OnceLock::new(),
             subgroups: Mutex::default(),
+            compared: Mutex::default(),
         });
         watchdog::start(&shared).map_err(|error| Error::Init {
             rank: shared.rank(),
@@ -268,21 +280,16 @@ impl ProcessGroup {
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
         shared.check_alive()?;
         let stream = if async_op { &shared.stream } else { &current };
-        let text = parts.debug.then(|| signature.to_string());
-        let alone = signature.peer.is_some();
+        let checked = parts.debug.then(|| signature.clone());
         let (id, seq, event, completion) = {
             let mut ring = shared.ring();
             let (id, seq) = ring.begin(signature, location);
             (id, seq, ring.idle_event(), ring.completion().clone())
         };
-        let text = text.filter(|_| !alone);
-        if let Some(text) = &text {
-            let agreed = check::compare(shared, seq, text);
-            if agreed.is_err() {
-                shared.ring().set(id, State::Done);
-            }
-            agreed?;
-        }
+        let compared = checked.map_or(Ok(false), |call| {
+            let compared = check::compare(shared, seq, &call);
+            compared.inspect_err(|_| shared.ring().set(id, State::Done))
+        })?;
         let launched = (|| {
             let _current = if async_op {
                 stream.wait_stream(&current)?;
@@ -305,9 +312,9 @@ impl ProcessGroup {
             Err(Error::Op(error)) if is_of_comm(&error) => return Err(shared.explained(error)),
             Err(error) => {
                 // What the ranks have compared has had its number on all of them.
-                match text {
-                    Some(_) => shared.ring().set(id, State::Done),
-                    None => shared.ring().undo(id),
+                match compared {
+                    true => shared.ring().set(id, State::Done),
+                    false => shared.ring().undo(id),
                 }
                 return Err(error);
             }
