@@ -39,6 +39,8 @@ pub(crate) struct Ranks {
     ranks: usize,
     timeout: Duration,
     debug: bool,
+    /// Whether ranks say which device is theirs.
+    devices: bool,
 }
 
 pub(crate) fn number(name: &str, default: usize) -> usize {
@@ -89,7 +91,7 @@ impl Ranks {
 
     pub(crate) fn in_runtime(runtime: Runtime, ranks: usize) -> Self {
         assert!(runtime.device_count() >= ranks, "{ranks} devices are needed");
-        Self { runtime, ranks, timeout: LONG, debug: false }
+        Self { runtime, ranks, timeout: LONG, debug: false, devices: true }
     }
 
     pub(crate) fn timeout(&self, timeout: Duration) -> Self {
@@ -98,6 +100,10 @@ impl Ranks {
 
     pub(crate) fn debug(&self) -> Self {
         Self { debug: true, ..self.clone() }
+    }
+
+    pub(crate) fn without_devices(&self) -> Self {
+        Self { devices: false, ..self.clone() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -130,7 +136,7 @@ impl Ranks {
         std::thread::scope(|scope| {
             let thread = |&rank: &usize| {
                 let mut options = InitOptions::new(store.clone(), rank, self.ranks);
-                options.device = Some(rank);
+                options.device = self.devices.then_some(rank);
                 options.timeout = self.timeout;
                 options.debug = self.debug;
                 let body = &body;
