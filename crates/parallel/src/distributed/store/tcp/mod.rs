@@ -193,20 +193,27 @@ fn connect(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream>
     for address in addresses {
         // A timeout of zero is refused.
         let timeout = timeout.clamp(Duration::from_millis(10), REPLY_TIMEOUT);
-        let greeted = TcpStream::connect_timeout(address, timeout).and_then(|mut stream| {
-            stream.set_nodelay(true)?;
-            stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-            stream.set_read_timeout(Some(timeout.max(Duration::from_secs(1))))?;
-            wire::greet(&mut stream)?;
-            stream.set_read_timeout(Some(REPLY_TIMEOUT + WAIT_SLICE))?;
-            Ok(stream)
-        });
-        match greeted {
+        let connected = TcpStream::connect_timeout(address, timeout);
+        match connected.and_then(|stream| greet(stream, timeout)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+fn greet(mut stream: TcpStream, timeout: Duration) -> io::Result<TcpStream> {
+    // Where nobody listens, a connection may get the very port that it goes to as its own, and then
+    // reaches itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there"));
+    }
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
+    stream.set_read_timeout(Some(timeout.max(Duration::from_secs(1))))?;
+    wire::greet(&mut stream)?;
+    stream.set_read_timeout(Some(REPLY_TIMEOUT + WAIT_SLICE))?;
+    Ok(stream)
 }
 
 /// Whether somebody was there who speaks something else.
@@ -287,5 +294,26 @@ impl Store for TcpStore {
             Reply::Number(n) => Ok(n != 0),
             reply => Err(self.unexpected(reply, "", 0)),
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_to_itself_is_no_store() {
+        let own = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&own, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let stream = TcpStream::from(own);
+        let address = stream.local_addr().unwrap();
+        connect(&stream, &address).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), address);
+        let error = greet(stream, REPLY_TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+        // So that a client tries again.
+        assert!(!is_foreign(&error));
     }
 }
