@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Store, StoreError, StoreResult, check_key, check_keys, check_value, timed_out};
+use super::{StoreError, StoreResult, Unchecked, timed_out};
 use server::Server;
 use wire::{Reply, Request};
 
@@ -228,10 +228,8 @@ fn shown(addresses: &[SocketAddr]) -> String {
     }
 }
 
-impl Store for TcpStore {
+impl Unchecked for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
-        check_key("set", key)?;
-        check_value("set", value)?;
         match self.request("set", &Request::Set { key, value })? {
             Reply::Done => Ok(()),
             reply => Err(self.unexpected(reply, key, 0)),
@@ -239,7 +237,6 @@ impl Store for TcpStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        check_key("get", key)?;
         let request = |wait| Request::Get { key, wait };
         match self.waited(("get", &[key], timeout), request)? {
             Reply::Value(value) => Ok(value),
@@ -248,7 +245,6 @@ impl Store for TcpStore {
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
-        check_key("add", key)?;
         match self.request("add", &Request::Add { key, amount })? {
             Reply::Number(sum) => Ok(sum),
             reply => Err(self.unexpected(reply, key, amount)),
@@ -261,9 +257,6 @@ impl Store for TcpStore {
         expected: &[u8],
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
-        check_key("compare_set", key)?;
-        check_value("compare_set", expected)?;
-        check_value("compare_set", desired)?;
         match self.request("compare_set", &Request::CompareSet { key, expected, desired })? {
             Reply::Value(value) => Ok(Some(value)),
             Reply::NotYet => Ok(None),
@@ -272,7 +265,6 @@ impl Store for TcpStore {
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
-        check_key("delete", key)?;
         match self.request("delete", &Request::Delete { key })? {
             Reply::Number(n) => Ok(n != 0),
             reply => Err(self.unexpected(reply, key, 0)),
@@ -280,7 +272,6 @@ impl Store for TcpStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        check_keys("wait", keys)?;
         let request = |wait| Request::Wait { keys: keys.to_vec(), wait };
         match self.waited(("wait", keys, timeout), request)? {
             Reply::Done => Ok(()),
@@ -289,7 +280,6 @@ impl Store for TcpStore {
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        check_keys("check", keys)?;
         match self.request("check", &Request::Check { keys: keys.to_vec() })? {
             Reply::Number(n) => Ok(n != 0),
             reply => Err(self.unexpected(reply, "", 0)),
