@@ -53,6 +53,7 @@ mod stream;
 pub use capture::{CaptureGuard, CaptureLog, Captured};
 pub use checked::{CheckOutcome, CheckedLaunch, IndexCheck};
 pub use clock::Before;
+pub use current::apart;
 pub use device::{Device, STREAMS_PER_POOL};
 pub use devices::Devices;
 pub use error::{Result, StreamError};

@@ -1,6 +1,7 @@
 //! Which collectives are done, for what depends on what they were to write.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_sync::OnceLock;
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
+use super::Replays;
 use crate::Error;
 
 /// How far the collectives of a communicator are, and why the others never will be: work that is
@@ -40,23 +42,39 @@ impl Completion {
 
 /// A communicator to call a collective on, and perhaps the call's number in a [`Completion`], by
 /// which what it writes is refused should it fail.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Watched<'a> {
     pub(super) comm: &'a Communicator,
     pub(super) number: Option<(&'a Completion, u64)>,
+    pub(super) replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
 }
 
 impl<'a> Watched<'a> {
-    /// Numbers begin with 1 and are those of the calls' order.
+    /// Numbers begin with 1 and are those of the calls' order. A graph in which the call is captured
+    /// keeps what `replays` returns.
     #[must_use]
-    pub fn new(comm: &'a Communicator, completion: &'a Completion, number: u64) -> Self {
-        Self { comm, number: Some((completion, number)) }
+    pub fn new(
+        comm: &'a Communicator,
+        completion: &'a Completion,
+        number: u64,
+        replays: &'a dyn Fn() -> Arc<dyn Replays>,
+    ) -> Self {
+        Self { comm, number: Some((completion, number)), replays: Some(replays) }
     }
 }
 
 impl<'a> From<&'a Communicator> for Watched<'a> {
     fn from(comm: &'a Communicator) -> Self {
-        Self { comm, number: None }
+        Self { comm, number: None, replays: None }
+    }
+}
+
+impl fmt::Debug for Watched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched")
+            .field("comm", &self.comm)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
     }
 }
 
@@ -92,6 +110,15 @@ impl Pending {
     /// Whether the other one is done, or fails, with this one: it came before it on the communicator.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.completion.0, &other.completion.0) && self.number >= other.number
+    }
+}
+
+impl Pending {
+    /// Of a captured collective: it as it runs in a replay, if this is the replay's on its
+    /// communicator.
+    pub(crate) fn in_replay(&self, replay: &Self) -> Option<Self> {
+        Arc::ptr_eq(&self.completion.0, &replay.completion.0)
+            .then(|| Self { number: replay.number, ..self.clone() })
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod check;
 mod completion;
+mod replays;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,8 @@ use crate::graph::Log;
 use crate::launch::{self, Call, Code, address};
 pub(crate) use completion::Pending;
 pub use completion::{Completion, Watched};
+pub use replays::{Calls, Replays};
+pub(crate) use replays::{Captured, watched};
 
 use crate::{DType, Error, Operand, Result, Target, View};
 
@@ -138,7 +141,7 @@ pub fn run<'a>(
     ops: &[Op<'_>],
     location: &'static Location<'static>,
 ) -> Result<()> {
-    let Watched { comm, number } = comm.into();
+    let Watched { comm, number, replays } = comm.into();
     let Target::Cuda(_, device, stream) = target else {
         let first = format!("cuda:{}", comm.device());
         return Err(Error::DeviceMismatch { op: name, first, second: "cpu".into() });
@@ -156,7 +159,7 @@ pub fn run<'a>(
     check::group(name, comm, ops)?;
     let enqueue = |stream_handle: StreamHandle| {
         if let Some(log) = Log::of(stream) {
-            log.keep_communicator(comm);
+            log.keep_communicator(comm, name, replays);
         }
         // SAFETY: the driver calls this with the live stream of the device; the addresses are of the
         // operands, checked for size, which the launch keeps alive; graphs replay in `while_usable`.

@@ -23,7 +23,8 @@ pub(crate) type Flows = HashMap<usize, Marks>;
 /// What the marks of work are, besides those of what it reads.
 #[derive(Default)]
 pub(crate) struct Marking<'a> {
-    /// Its own launches that check, or a replay's in their order. There once it is enqueued.
+    /// Its own launches that check, or a replay's in their order, and collectives. There once it is
+    /// enqueued.
     pub(crate) own: RefCell<Sources>,
     /// Of a replay, which does not read and write all that it declares.
     pub(crate) flows: Option<&'a Flows>,

@@ -17,10 +17,12 @@ const MOST: usize = 16;
 pub(crate) enum Source {
     /// A launch, or a replay of one.
     Launch(CheckedLaunch),
-    /// A collective.
+    /// A collective, or a replay of some.
     Collective(Pending),
     /// In a capture: the kernel of this number among those that check.
     Captured(usize),
+    /// In a capture: a collective.
+    CapturedCollective(Pending),
     /// In a capture: what the graph finds when it is replayed in what it reads.
     Found,
     /// In a capture: what the same bytes depended on before.
@@ -32,10 +34,14 @@ pub(crate) type Sources = SmallVec<[Source; 2]>;
 
 fn join(sources: &mut Sources, more: &[Source]) {
     for source in more {
-        if let Source::Collective(new) = source {
+        if let Source::Collective(new) | Source::CapturedCollective(new) = source {
             // One for each communicator will do.
             let known = sources.iter_mut().find_map(|known| match known {
-                Source::Collective(old) if old.covers(new) || new.covers(old) => Some(old),
+                Source::Collective(old) | Source::CapturedCollective(old)
+                    if old.covers(new) || new.covers(old) =>
+                {
+                    Some(old)
+                }
                 _ => None,
             });
             match known {
@@ -181,7 +187,8 @@ impl Marks {
     }
 
     /// By a capture's notes of a storage, its marks after a replay: `old` are those before it, `found`
-    /// what all that it reads depended on, `launches` its kernels that check.
+    /// what all that it reads depended on, `launches` its kernels that check, and it itself on each
+    /// communicator.
     pub(crate) fn replayed(&self, old: &Self, found: &[Source], launches: &[Source]) -> Self {
         let mut new = Self::default();
         for Mark { bytes, sources } in &self.marks {
@@ -194,6 +201,13 @@ impl Marks {
                     Source::Found => new.add(bytes, found),
                     Source::Captured(kernel) => {
                         new.add(bytes, launches.get(*kernel..=*kernel).unwrap_or_default());
+                    }
+                    Source::CapturedCollective(captured) => {
+                        let numbered = launches.iter().find_map(|launch| match launch {
+                            Source::Collective(replay) => captured.in_replay(replay),
+                            _ => None,
+                        });
+                        new.add(bytes, numbered.map(Source::Collective).as_slice());
                     }
                     Source::Launch(_) | Source::Collective(_) => {}
                 }
@@ -264,6 +278,28 @@ mod tests {
         assert!(matches!(marks.failed(&(7..9)), Some(Error::Collective { .. })));
         assert!(marks.failed(&(8..9)).is_none());
         assert!(marks.read(&(0..1), &mut Sources::new()).is_err());
+    }
+
+    #[test]
+    fn captured_collectives_are_the_replays_of_their_communicator() {
+        let completions = [Completion::default(), Completion::default()];
+        let of = |op, at: usize, number| {
+            let here = std::panic::Location::caller();
+            Pending::new((&completions[at], number), op, here)
+        };
+        let mut note = Marks::default();
+        for (bytes, at, number) in [(0..8, 0, 1), (0..8, 0, 2), (8..16, 1, 1)] {
+            note.add(&bytes, &[Source::CapturedCollective(of("captured", at, number))]);
+        }
+        assert_eq!(read(&mut note, 0..8).len(), 1);
+        let replays = [0, 1].map(|at| Source::Collective(of("replay", at, 10 + at as u64)));
+        let mut new = note.replayed(&Marks::default(), &[], &replays);
+        assert_eq!(read(&mut new, 0..8), [Source::Collective(of("captured", 0, 10))]);
+        assert_eq!(read(&mut new, 8..16), [Source::Collective(of("captured", 1, 11))]);
+        completions[0].fail(std::sync::Arc::new(std::fmt::Error));
+        let text = new.failed(&(0..8)).unwrap().to_string();
+        assert!(text.contains("what captured at "), "{text}");
+        assert!(new.failed(&(8..16)).is_none());
     }
 
     #[test]
