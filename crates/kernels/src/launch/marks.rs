@@ -48,7 +48,7 @@ impl Marking<'_> {
                 _ => None,
             },
             Source::Collective(pending) => pending.failed(),
-            _ => None,
+            _ => None, // a peer's work is nobody's own
         })
     }
 

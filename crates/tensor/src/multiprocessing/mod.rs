@@ -61,5 +61,6 @@
 
 mod channel;
 mod message;
+mod order;
 
 pub use channel::Channel;
