@@ -93,11 +93,12 @@ fn orders(runtime: &Runtime, stream: &Stream) -> bool {
     runtime.sync_policy() == SyncPolicy::Auto && !runtime.detects_races() && !stream.is_capturing()
 }
 
-/// Whether this driver's streams cannot signal and wait.
+/// Whether this driver's streams cannot signal and wait, or not by this address of host memory.
 fn unsupported(error: &Error) -> bool {
     error.driver_error().is_some_and(|error| {
         let missing = matches!(error, DriverError::MissingSymbol { .. });
-        missing || error.code() == Some(CudaCode::NOT_SUPPORTED)
+        let code = error.code();
+        missing || matches!(code, Some(CudaCode::NOT_SUPPORTED | CudaCode::INVALID_VALUE))
     })
 }
 

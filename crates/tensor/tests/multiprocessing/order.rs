@@ -1,6 +1,9 @@
 //! Streams of both sides wait for each other, and the hosts do not; whoever is killed with work before
 //! that leaves no stale data to the other.
 
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
@@ -207,6 +210,57 @@ fn s33_streams_signal_in_the_order_in_which_tensors_are_sent() {
             Ok(())
         },
     );
+}
+
+/// Whether a check failed is known only once it has run: the host waits for that.
+#[test]
+fn s33_what_failed_is_not_sent() {
+    let (_, runtime) = world(1, Schedule::Lazy);
+    with_runtime(&runtime, || -> Result<()> {
+        let (here, _there) = pair();
+        let tensor = shared(1.0)?;
+        let bad = full(&[600], 9000, (DType::I64, "cuda:0"))?;
+        tensor.copy_(&ones(&[600], (DType::F32, "cuda:0"))?.index_select(0, &bad)?, true)?;
+        let refused = here.send(&tensor);
+        assert!(matches!(refused, Err(Error::IndexCheck(_))), "{refused:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// What depends on a third process is sent once that has done its part, and not if it is gone.
+#[test]
+fn s33_what_another_process_has_not_done_is_not_sent_on() {
+    let worlds = [0, 1, 2].map(|_| world(1, Schedule::Lazy));
+    let (third, (second, to_third)) = (pair(), pair());
+    let (from_third, to_second) = third;
+    let hold = with_runtime(&worlds[0].1, || -> Result<_> {
+        let tensor = shared(1.0)?;
+        let hold = worlds[0].0.hold(StreamHandle::default_of(0)).unwrap();
+        tensor.add_(1.0)?;
+        to_second.send(&tensor)?;
+        Ok(hold)
+    })
+    .unwrap();
+    with_runtime(&worlds[1].1, || -> Result<()> {
+        let tensor = from_third.recv()?;
+        let own = tensor.add(1.0)?.share_memory()?;
+        // As if it were killed: it does no more, and its end is closed.
+        let socket = UnixStream::from(to_second.as_fd().try_clone_to_owned().unwrap());
+        socket.shutdown(Shutdown::Both).unwrap();
+        for _ in 0..2 {
+            assert!(gone(second.send(&own)), "it was sent on");
+            assert!(gone(from_third.send_event(&tensor)));
+        }
+        second.send(&shared(4.0)?)
+    })
+    .unwrap();
+    with_runtime(&worlds[2].1, || {
+        assert!(held(&to_third.recv()?, 4.0)?);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    hold.open();
 }
 
 /// A capture can hold no such wait: there the host waits, as before.
