@@ -112,6 +112,12 @@ impl Marks {
         join_awaited(&mut self.awaited, &awaited);
     }
 
+    /// Adds what other processes may still do to the storage, whichever of its bytes are read.
+    pub(crate) fn read_awaited(&mut self, sources: &mut Sources) {
+        self.forget_passed();
+        join(sources, &self.awaited);
+    }
+
     /// See [`crate::Storage::depends_on_others`].
     pub(crate) fn has_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
         self.forget_passed();

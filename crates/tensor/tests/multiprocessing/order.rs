@@ -263,6 +263,39 @@ fn s33_what_another_process_has_not_done_is_not_sent_on() {
     hold.open();
 }
 
+/// What a graph reads and overwrites is known no better for that.
+#[test]
+fn s33_replays_pass_on_what_a_process_that_is_gone_has_not_done() {
+    let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
+    let (here, there) = pair();
+    let tensor = with_runtime(&worlds[0].1, || shared(1.0)).unwrap();
+    let mut hold = None;
+    let send = |run: &dyn Fn() -> Result<()>| with_runtime(&worlds[0].1, run).unwrap();
+    send(&|| here.send(&tensor));
+    with_runtime(&worlds[1].1, || -> Result<()> {
+        let received = there.recv()?;
+        assert!(held(&received, 1.0)?);
+        let (graph, out) = cuda::graph(|| {
+            received.fill_(2.0)?;
+            received.add(1.0)
+        })?;
+        hold = Some(worlds[0].0.hold(StreamHandle::default_of(0)).unwrap());
+        send(&|| tensor.add_(1.0).and_then(|_| here.send_event(&tensor)));
+        there.recv_event(&received)?;
+        graph.replay()?;
+        // As if it were killed.
+        let socket = UnixStream::from(here.as_fd().try_clone_to_owned().unwrap());
+        socket.shutdown(Shutdown::Both).unwrap();
+        assert!(gone(received.to_vec::<f32>()), "its work may still come");
+        assert!(gone(received.add(1.0).and_then(|sum| sum.to_vec::<f32>())));
+        // Between the graph's two kernels the other one may have written.
+        assert!(gone(out.to_vec::<f32>()));
+        Ok(())
+    })
+    .unwrap();
+    hold.inspect(Hold::open);
+}
+
 /// A capture can hold no such wait: there the host waits, as before.
 #[test]
 fn s33_what_arrives_in_a_capture_is_waited_for() {
