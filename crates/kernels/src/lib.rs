@@ -24,6 +24,7 @@ mod race;
 pub mod random;
 pub mod reduce;
 mod runtime;
+mod semaphore;
 pub mod softmax;
 mod storage;
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub use launch::Target;
 pub use layout::{Layout, Sizes, Strides, broadcast, checked_numel, resolve_dim};
 pub use race::{Race, RaceReport, RacingUse};
 pub use runtime::{CudaDevice, KernelSet, Module, Runtime, RuntimeConfig, Staging, SyncPolicy};
+pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
 pub use storage::{ExportedStorage, Site, Storage, Version};
 pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::Access;

@@ -150,6 +150,7 @@ mod session;
 mod share;
 mod state;
 mod streams;
+mod values;
 mod visible;
 mod vmm;
 

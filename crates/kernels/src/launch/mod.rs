@@ -33,9 +33,7 @@ use crate::{CudaDevice, Error, KernelSet, Operand, Result, Runtime, Storage};
 
 pub(crate) use capture::{ReplayUses, replay};
 pub(crate) use cpu::with_operands;
-pub(crate) use cuda::address;
-#[cfg(test)]
-pub(crate) use cuda::enqueue;
+pub(crate) use cuda::{address, enqueue};
 pub use host_bytes::{read_bytes, write_bytes};
 pub(crate) use marks::{Flows, Marking};
 pub(crate) use report::Report;
