@@ -207,6 +207,26 @@ fn an_abort_ends_a_call_that_hangs() {
     });
 }
 
+#[test]
+fn an_abort_that_waits_for_a_graph_keeps_nobody_waiting() {
+    with_fakes("an_abort_that_waits_for_a_graph_keeps_nobody_waiting", 22_800, |driver| {
+        let comm = Communicator::new(driver, 0, &ID, 2, 0, LIMIT).unwrap();
+        enqueue(&comm).unwrap();
+        counted("fake_graph");
+        std::thread::scope(|scope| {
+            let abort = scope.spawn(|| comm.abort());
+            until("the abort waits", || counted("fake_waiting") == 1);
+            assert!(comm.is_aborted() && comm.state().is_err());
+            // By who has the graph, and would never come to destroy it.
+            let launch = comm.while_usable(|| unreachable!("it is aborted"));
+            assert!(launch.is_err() && enqueue(&comm).is_err());
+            assert!(!abort.is_finished());
+            counted("fake_graph");
+        });
+        assert_eq!((counted("fake_misuses"), counted("fake_alive")), (0, 0));
+    });
+}
+
 /// The environment may say so.
 #[test]
 fn calls_that_never_block_are_waited_for_until_an_abort() {

@@ -139,6 +139,10 @@ impl Communicator {
     /// them have, on all their devices, for which the driver may need the others' threads. So until all
     /// ranks have aborted it, none of these threads may wait on the host for work that needs a rank
     /// which has not: let the threads meet after the abort.
+    ///
+    /// NCCL's abort also waits until those graphs are destroyed in which its calls were captured, and
+    /// the last one of several threads for all of theirs. What was launched has ended by then, and new
+    /// uses are refused at once; but a thread that has yet to destroy such a graph lets another one abort.
     pub fn abort(&self) {
         self.0.handle.abort(&*self.0.driver);
     }
@@ -272,7 +276,7 @@ impl Handle {
         self.with_locked(call, self.lock(), f)
     }
 
-    /// It is freed with the lock held, after `aborted` was set: here it is alive.
+    /// It is freed once the lock was held after `aborted` was set: here it is alive.
     fn with_locked<R>(
         &self,
         call: &'static str,
@@ -343,10 +347,12 @@ impl Handle {
                 Ok(()) => Some(self.lock()),
                 Err(_) => self.calling.try_lock().ok(),
             };
-            if calling.is_some() {
-                // SAFETY: alive until now, and used by nobody else while it is locked, nor later.
-                let _ = unsafe { nccl.comm_abort(self.comm) };
-            }
+            let Some(calling) = calling else { return };
+            // Who gets it from now on is refused. NCCL may wait until a graph is destroyed, by a thread
+            // that may want to launch it first.
+            drop(calling);
+            // SAFETY: alive until now, and nobody uses it any more: see `with_locked`.
+            let _ = unsafe { nccl.comm_abort(self.comm) };
         });
     }
 

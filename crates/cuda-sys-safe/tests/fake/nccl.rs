@@ -28,6 +28,10 @@ static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
 /// Whether all-reduces wait for ranks that never come.
 static HANG: AtomicBool = AtomicBool::new(false);
+/// Whether a graph holds collectives, for whose end aborts of the communicator wait.
+static GRAPH: AtomicBool = AtomicBool::new(false);
+/// How many aborts wait for that.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// The communicator of this number is never ready.
 static STALLED: AtomicUsize = AtomicUsize::new(0);
 static LOG: Mutex<String> = Mutex::new(String::new());
@@ -75,6 +79,18 @@ pub extern "C" fn fake_inside() -> usize {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_hang() -> usize {
     usize::from(HANG.swap(true, SeqCst))
+}
+
+/// From now on a graph holds collectives; the second time, none does any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_graph() -> usize {
+    usize::from(GRAPH.fetch_xor(true, SeqCst))
+}
+
+/// How many aborts wait for the graph's end.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_waiting() -> usize {
+    WAITING.load(SeqCst)
 }
 
 /// The communicator that is made next but that many is never ready.
@@ -301,6 +317,11 @@ pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_uint {
     if comm.inside.load(SeqCst) > 0 {
         misuse("an abort that frees what a call uses");
     }
+    WAITING.fetch_add(1, SeqCst);
+    while comm.blocking && GRAPH.load(SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    WAITING.fetch_sub(1, SeqCst);
     comm.freed.store(true, SeqCst);
     ALIVE.fetch_sub(1, SeqCst);
     SUCCESS
