@@ -6,9 +6,11 @@
 //! that recorded it is killed. Here the waiting process itself lets its streams go on once it sees that
 //! the other is gone; the number that was there by then says what was done, and the rest is refused.
 
+mod awaited;
+
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use warpline_cuda_sys_safe::owned::SharedWords;
 use warpline_cuda_sys_safe::{Access, CudaCode, DriverError, OsHandle};
@@ -20,6 +22,7 @@ use crate::race::Touch;
 use crate::runtime::{Unused, new_memory_id};
 use crate::storage::Site;
 use crate::{CudaDevice, Error, Result, Runtime, Storage, SyncPolicy};
+pub(crate) use awaited::Awaited;
 
 /// Which of a semaphore's words has the number.
 const WORD: usize = 0;
@@ -66,6 +69,14 @@ impl Page {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.contains(stream) {
             streams.push(stream.clone());
+        }
+    }
+
+    fn synchronize(&self) {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for stream in streams {
+            // Should this fail, the device is lost or captures.
+            let _ = stream.raw().synchronize();
         }
     }
 }
@@ -257,14 +268,20 @@ impl PeerSemaphore {
 
     /// Lets go on what waits for a process that is gone. What it has not done by now counts as never
     /// done, and [`Error::PeerGone`] is what reading it fails with.
-    pub fn end(&self) {
+    ///
+    /// Its GPU may still come to a signal before those that are waited for, which makes the number
+    /// smaller again. So where this returns true, it has to be called again and again, until
+    /// [`PeerSemaphore::settle`] has returned.
+    pub fn end(&self) -> bool {
         let mut state = self.state();
-        if state.ended_at.is_none() {
-            state.ended_at = Some(self.0.page.number());
-            if let Some(words) = &self.0.page.words {
-                let _ = words.store(WORD, state.awaited); // there is such a word
-            }
+        let number = self.0.page.number();
+        let ended_at = *state.ended_at.get_or_insert(number);
+        if let Some(words) = &self.0.page.words
+            && !reaches(number, state.awaited)
+        {
+            let _ = words.store(WORD, state.awaited); // there is such a word
         }
+        !reaches(ended_at, state.awaited)
     }
 
     /// Has what `stream` does from now on with the storage come after what the other process did there
@@ -314,77 +331,20 @@ impl PeerSemaphore {
         }
     }
 
-    /// Blocks the host until all numbers that streams wait for are there, or it has ended.
+    /// Blocks the host until all numbers that streams wait for are there, or it has ended and the
+    /// streams are past them all the same.
     pub fn settle(&self) {
-        let settled = || {
-            let state = self.state();
-            state.ended_at.is_some() || reaches(self.0.page.number(), state.awaited)
-        };
-        while !settled() {
-            std::thread::sleep(SLICE);
+        let page = &self.0.page;
+        loop {
+            let (awaited, ended_at) = {
+                let state = self.state();
+                (state.awaited, state.ended_at)
+            };
+            match ended_at {
+                None if !reaches(page.number(), awaited) => std::thread::sleep(SLICE),
+                Some(ended_at) if !reaches(ended_at, awaited) => return page.synchronize(),
+                _ => return,
+            }
         }
     }
 }
-
-/// A number that bytes wait for.
-#[derive(Clone, Debug)]
-pub(crate) struct Awaited {
-    semaphore: PeerSemaphore,
-    number: u32,
-    op: &'static str,
-    location: &'static Location<'static>,
-}
-
-impl Awaited {
-    pub(crate) fn is_there(&self) -> bool {
-        self.semaphore.is_there(self.number)
-    }
-
-    /// The error, if it is known that it never will be there.
-    pub(crate) fn failed(&self) -> Option<Error> {
-        let ended_at = self.semaphore.state().ended_at?;
-        (!reaches(ended_at, self.number)).then(|| self.gone())
-    }
-
-    pub(crate) fn is_of(&self, semaphore: &PeerSemaphore) -> bool {
-        Arc::ptr_eq(&self.semaphore.0, &semaphore.0)
-    }
-
-    /// Whether the other one is there once this is.
-    pub(crate) fn covers(&self, other: &Self) -> bool {
-        self.is_of(&other.semaphore) && reaches(self.number, other.number)
-    }
-
-    fn wait_on_host(&self, limit: Option<Duration>) -> Result<()> {
-        let start = Instant::now();
-        while !self.is_there() {
-            if let Some(gone) = self.failed() {
-                return Err(gone);
-            }
-            if limit.is_some_and(|limit| start.elapsed() > limit) {
-                let reason = "the other process's work was not done before the timeout".to_owned();
-                return Err(Error::invalid(self.op, reason));
-            }
-            std::thread::sleep(SLICE);
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn gone(&self) -> Error {
-        let reason = format!(
-            "it ended before its work was done that the call at {} was to wait for; what the tensor \
-             holds is not known, and may still change",
-            self.location
-        );
-        Error::PeerGone { op: self.op, reason }
-    }
-}
-
-impl PartialEq for Awaited {
-    fn eq(&self, other: &Self) -> bool {
-        self.is_of(&other.semaphore) && self.number == other.number
-    }
-}
-
-impl Eq for Awaited {}

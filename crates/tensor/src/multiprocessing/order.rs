@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use warpline_kernels::{
     CudaDevice, Error, OwnSemaphore, PeerSemaphore, Runtime, SharedSemaphore, Storage,
 };
@@ -78,9 +78,11 @@ const MOST: usize = 1024;
 /// A thread that lets this process's streams go on once the other process is gone.
 #[derive(Debug)]
 struct Watch {
-    thread: Option<JoinHandle<()>>,
+    /// Where it runs: it does not in a forked child.
+    process: u32,
+    thread: JoinHandle<()>,
     /// Closed for the thread to end.
-    end: Option<UnixStream>,
+    end: UnixStream,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -119,32 +121,40 @@ impl Peers {
         index: u32,
         socket: &UnixStream,
     ) -> Result<PeerSemaphore> {
-        self.watch(socket)?;
+        let _one_at_a_time = self.watch(socket)?;
         let uuid = device.properties().uuid;
-        let mut state = locked(&self.state);
-        let ended = state.ended;
         let never = || nonsense("it waits for a semaphore that never came");
-        let known = state.semaphores.get_mut(index as usize).ok_or_else(never)?;
-        if matches!(known, Known::Announced(shared) if shared.device == uuid)
-            && let Known::Announced(shared) = std::mem::replace(known, Known::Nothing)
-        {
-            let semaphore = PeerSemaphore::import(runtime, device.index(), shared)?;
-            if ended {
-                semaphore.end();
+        let announced = {
+            let mut state = locked(&self.state);
+            let known = state.semaphores.get_mut(index as usize).ok_or_else(never)?;
+            match std::mem::replace(known, Known::Nothing) {
+                Known::Announced(shared) if shared.device == uuid => shared,
+                other => {
+                    *known = other;
+                    return match known {
+                        Known::Open(of, semaphore) if *of == uuid => Ok(semaphore.clone()),
+                        _ => Err(never()),
+                    };
+                }
             }
-            *known = Known::Open(uuid, semaphore);
+        };
+        // The driver may wait for streams here, which go on by the thread that needs the lock.
+        let semaphore = PeerSemaphore::import(runtime, device.index(), announced)?;
+        let mut state = locked(&self.state);
+        if state.ended {
+            semaphore.end();
         }
-        match known {
-            Known::Open(of, semaphore) if *of == uuid => Ok(semaphore.clone()),
-            _ => Err(never()),
+        if let Some(known) = state.semaphores.get_mut(index as usize) {
+            *known = Known::Open(uuid, semaphore.clone());
         }
+        Ok(semaphore)
     }
 
     /// Starts the thread, before any stream waits.
-    fn watch(&self, socket: &UnixStream) -> Result<()> {
+    fn watch(&self, socket: &UnixStream) -> Result<MutexGuard<'_, Option<Watch>>> {
         let mut watch = locked(&self.watch);
         if watch.is_some() {
-            return Ok(());
+            return Ok(watch);
         }
         let failed = |e: std::io::Error| {
             Error::invalid("recv", format!("nobody can watch the other process: {e}"))
@@ -154,25 +164,36 @@ impl Peers {
         let state = Arc::clone(&self.state);
         let run = move || watch_for_end(&state, socket, ended);
         let thread = std::thread::Builder::new().name("warpline-peer".into()).spawn(run);
-        *watch = Some(Watch { thread: Some(thread.map_err(failed)?), end: Some(end) });
-        Ok(())
+        let (process, thread) = (std::process::id(), thread.map_err(failed)?);
+        *watch = Some(Watch { process, thread, end });
+        Ok(watch)
     }
 }
 
+/// How often streams are let go on that a GPU of a process that is gone may still stop.
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
 fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, ended: UnixStream) {
+    let mut is_gone = false;
     loop {
         let mut fds =
-            [PollFd::new(&socket, PollFlags::RDHUP), PollFd::new(&ended, PollFlags::RDHUP)];
-        let polled = poll(&mut fds, None);
+            [PollFd::new(&ended, PollFlags::RDHUP), PollFd::new(&socket, PollFlags::RDHUP)];
+        let polled = match is_gone {
+            false => poll(&mut fds, None),
+            true => poll(&mut fds[..1], Some(&AGAIN)),
+        };
         if matches!(polled, Err(e) if e == rustix::io::Errno::INTR) {
             continue;
         }
-        let [gone, over] = fds.map(|fd| !fd.revents().is_empty());
-        if gone || polled.is_err() {
+        let [over, gone] = fds.map(|fd| !fd.revents().is_empty());
+        is_gone |= gone || polled.is_err();
+        if is_gone {
             let mut state = locked(state);
             state.ended = true;
-            state.open().for_each(PeerSemaphore::end);
-            return;
+            let again = state.open().filter(|semaphore| semaphore.end()).count();
+            if again == 0 {
+                return;
+            }
         }
         if over {
             return;
@@ -182,12 +203,14 @@ fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, ended: UnixStream) {
 
 impl Drop for Peers {
     fn drop(&mut self) {
+        let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Watch { process, thread, end }) = watch else { return }; // no stream waits
+        if process != std::process::id() {
+            return; // the parent does it
+        }
         // The thread lets them go on if need be.
         self.all().iter().for_each(PeerSemaphore::settle);
-        let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Watch { thread: Some(thread), end }) = watch.take() {
-            drop(end);
-            let _ = thread.join(); // it does not panic
-        }
+        drop(end);
+        let _ = thread.join(); // it does not panic
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, getpid, kill_process};
 use warpline::multiprocessing::Channel;
@@ -261,6 +261,60 @@ fn s33_what_another_process_has_not_done_is_not_sent_on() {
     })
     .unwrap();
     hold.open();
+}
+
+/// What the GPU of a process that is gone still does stops nobody: a signal before the one that is
+/// waited for makes the number smaller again.
+#[test]
+fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
+    for drops in [false, true] {
+        let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
+        let hold = |at: usize| worlds[at].0.hold(StreamHandle::default_of(0)).unwrap();
+        let (here, there) = pair();
+        let (tensor, holds) = with_runtime(&worlds[0].1, || -> Result<_> {
+            let tensor = shared(1.0)?;
+            let first = hold(0);
+            tensor.add_(1.0)?;
+            here.send(&tensor)?;
+            let second = hold(0);
+            tensor.add_(1.0)?;
+            here.send_event(&tensor)?;
+            Ok((tensor, [first, second]))
+        })
+        .unwrap();
+        let own = with_runtime(&worlds[1].1, || -> Result<Hold> {
+            let received = there.recv()?;
+            let own = hold(1); // behind other work
+            there.recv_event(&received)?;
+            // As if it were killed.
+            let socket = UnixStream::from(here.as_fd().try_clone_to_owned().unwrap());
+            socket.shutdown(Shutdown::Both).unwrap();
+            let start = Instant::now();
+            while received.add(1.0).is_ok() {
+                assert!(start.elapsed() < LONG, "nobody sees that it is gone");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(own)
+        })
+        .unwrap();
+        holds[0].open();
+        worlds[0].0.run_all();
+        own.open();
+        let (done, ended) = channel();
+        let runtime = worlds[1].1.clone();
+        std::thread::spawn(move || {
+            let synchronized = with_runtime(&runtime, || {
+                if drops {
+                    drop(there);
+                }
+                cuda::synchronize(())
+            });
+            done.send(synchronized).unwrap();
+        });
+        ended.recv_timeout(LONG).expect("the stream hangs").unwrap();
+        holds[1].open();
+        drop(tensor);
+    }
 }
 
 /// What a graph reads and overwrites is known no better for that.

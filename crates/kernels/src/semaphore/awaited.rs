@@ -1,0 +1,71 @@
+//! What other processes are still to do, for what depends on it.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{PeerSemaphore, SLICE, reaches};
+use crate::{Error, Result};
+
+/// A number that bytes wait for.
+#[derive(Clone, Debug)]
+pub(crate) struct Awaited {
+    pub(super) semaphore: PeerSemaphore,
+    pub(super) number: u32,
+    pub(super) op: &'static str,
+    pub(super) location: &'static Location<'static>,
+}
+
+impl Awaited {
+    pub(crate) fn is_there(&self) -> bool {
+        self.semaphore.is_there(self.number)
+    }
+
+    /// The error, if it is known that it never will be there.
+    pub(crate) fn failed(&self) -> Option<Error> {
+        let ended_at = self.semaphore.state().ended_at?;
+        (!reaches(ended_at, self.number)).then(|| self.gone())
+    }
+
+    pub(crate) fn is_of(&self, semaphore: &PeerSemaphore) -> bool {
+        Arc::ptr_eq(&self.semaphore.0, &semaphore.0)
+    }
+
+    /// Whether the other one is there once this is.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        self.is_of(&other.semaphore) && reaches(self.number, other.number)
+    }
+
+    pub(super) fn wait_on_host(&self, limit: Option<Duration>) -> Result<()> {
+        let start = Instant::now();
+        while !self.is_there() {
+            if let Some(gone) = self.failed() {
+                return Err(gone);
+            }
+            if limit.is_some_and(|limit| start.elapsed() > limit) {
+                let reason = "the other process's work was not done before the timeout".to_owned();
+                return Err(Error::invalid(self.op, reason));
+            }
+            std::thread::sleep(SLICE);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    pub(super) fn gone(&self) -> Error {
+        let reason = format!(
+            "it ended before its work was done that the call at {} was to wait for; what the tensor \
+             holds is not known, and may still change",
+            self.location
+        );
+        Error::PeerGone { op: self.op, reason }
+    }
+}
+
+impl PartialEq for Awaited {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_of(&other.semaphore) && self.number == other.number
+    }
+}
+
+impl Eq for Awaited {}
