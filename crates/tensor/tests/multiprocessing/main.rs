@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod cut;
+mod forked;
 mod host;
 mod killed;
 mod order;
