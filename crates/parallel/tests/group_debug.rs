@@ -2,9 +2,16 @@
 
 mod group_support;
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use group_support::{at, schedules, values, works};
-use warpline::{DType, zeros};
-use warpline_parallel::distributed::{Error, P2p, ReduceOp, Result};
+use warpline::cuda::{self, CudaGraph};
+use warpline::{DType, with_runtime, zeros};
+use warpline_parallel::distributed::{
+    Error, HashStore, InitOptions, P2p, ReduceOp, Result, Store, StoreResult, init_process_group,
+};
 
 /// The ranks of an error in debug mode that differ, and its text.
 fn mismatch<T>(result: Result<T>) -> (Vec<usize>, String) {
@@ -152,5 +159,80 @@ fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
             assert!(text.contains("of int32") && text.contains("all_to_all()"), "{text}");
             works(&group)
         });
+    });
+}
+
+/// A store that knows which keys of comparisons it has.
+#[derive(Debug, Default)]
+struct Listed {
+    store: HashStore,
+    keys: Mutex<BTreeSet<String>>,
+}
+
+impl Store for Listed {
+    fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
+        if key.contains("/check/") {
+            self.keys.lock().unwrap().insert(key.into());
+        }
+        self.store.set(key, value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
+        self.store.get(key, timeout)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
+        self.store.add(key, amount)
+    }
+
+    fn compare_set(&self, key: &str, old: &[u8], new: &[u8]) -> StoreResult<Option<Vec<u8>>> {
+        self.store.compare_set(key, old, new)
+    }
+
+    fn delete(&self, key: &str) -> StoreResult<bool> {
+        self.keys.lock().unwrap().remove(key);
+        self.store.delete(key)
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
+        self.store.wait(keys, timeout)
+    }
+
+    fn check(&self, keys: &[&str]) -> StoreResult<bool> {
+        self.store.check(keys)
+    }
+}
+
+#[test]
+fn debug_mode_leaves_nothing_in_the_store_between_replays() {
+    schedules(&[2], |ranks| {
+        let listed = Arc::new(Listed::default());
+        let rank = |rank: usize| {
+            let mut options = InitOptions::new(listed.clone(), rank, 2);
+            (options.device, options.debug) = (Some(rank), true);
+            let group = init_process_group(options)?;
+            cuda::set_device(group.device())?;
+            let x = at(&group, 0)?;
+            group.all_reduce(&x, ReduceOp::Sum, false)?;
+            let side = cuda::stream_from_pool(group.device(), 0)?;
+            let mut graph = CudaGraph::new();
+            cuda::with_stream(&side, || {
+                graph.capture(|| Ok(group.all_reduce(&x, ReduceOp::Sum, false).map(drop)?))
+            })??;
+            // Each replay has a number of its own, and nothing in the store.
+            for replays in 0..6 {
+                (0..replays).try_for_each(|_| graph.replay())?;
+                group.all_reduce(&x, ReduceOp::Sum, false)?;
+            }
+            group.barrier()
+        };
+        std::thread::scope(|scope| {
+            let run = |of| scope.spawn(move || with_runtime(ranks.runtime(), || rank(of)));
+            for rank in [0, 1].map(run) {
+                rank.join().unwrap().unwrap();
+            }
+        });
+        let left = listed.keys.lock().unwrap();
+        assert_eq!(left.len(), 2, "each rank's last: {left:?}");
     });
 }

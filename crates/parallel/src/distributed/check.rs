@@ -48,9 +48,9 @@ fn collective(group: &Shared, seq: u64, call: &Signature) -> Result<Vec<RankCall
         false => told(group, &key(seq, other)),
     });
     let told: Vec<_> = told.collect::<Result<_>>()?;
-    // All have come to this call, so that nobody reads that of two before.
-    if seq > 2 {
-        parts.store.delete(&key(seq - 2, rank))?;
+    // All have come to this call, so that nobody reads what was compared before.
+    if let Some(last) = group.compared_last(seq) {
+        parts.store.delete(&key(last, rank))?;
     }
     let calls: Vec<Vec<&str>> = told.iter().map(|told| told.split('\n').collect()).collect();
     let mut differing = Vec::new();

@@ -85,6 +85,8 @@ pub(super) struct Shared {
     subgroups: Mutex<u64>,
     /// In debug mode: how many sends and receives were compared, by the other rank and direction.
     compared: Mutex<HashMap<(usize, bool), u64>>,
+    /// In debug mode: the number of the last collective that was compared. Replays are not.
+    compared_last: Mutex<Option<u64>>,
 }
 
 /// What is asked of the watchdog.
@@ -111,6 +113,11 @@ impl Shared {
         let count = compared.entry(end).or_default();
         *count += 1;
         *count
+    }
+
+    /// Enters that this collective was compared; the number of the one before.
+    pub(super) fn compared_last(&self, seq: u64) -> Option<u64> {
+        self.compared_last.lock().unwrap_or_else(PoisonError::into_inner).replace(seq)
     }
 
     fn wake(&self, change: impl FnOnce(&mut Wanted)) {
@@ -192,6 +199,7 @@ impl ProcessGroup {
             barrier: OnceLock::new(),
             subgroups: Mutex::default(),
             compared: Mutex::default(),
+            compared_last: Mutex::default(),
         });
         watchdog::start(&shared).map_err(|error| Error::Init {
             rank: shared.rank(),
