@@ -311,8 +311,9 @@ fn s33_a_late_signal_of_a_process_that_is_gone_stops_no_stream() {
             });
             done.send(synchronized).unwrap();
         });
-        ended.recv_timeout(LONG).expect("the stream hangs").unwrap();
+        let ended = ended.recv_timeout(LONG / 4);
         holds[1].open();
+        ended.expect("the stream hangs").unwrap();
         drop(tensor);
     }
 }
