@@ -6,7 +6,7 @@ use warpline::{Result, with_runtime};
 use warpline_cuda_sys_safe::StreamHandle;
 use warpline_cuda_sys_safe::sim::Schedule;
 
-use crate::processes::LONG;
+use crate::processes::{LONG, alone};
 use crate::threads::{pair, world};
 
 /// Whether a forked child comes to its end in which `f` is run.
@@ -35,6 +35,7 @@ fn ends_in_child(f: impl FnOnce()) -> bool {
 
 #[test]
 fn s33_a_forked_child_drops_a_channel_and_waits_for_nobody() {
+    let _alone = alone(); // it has all descriptors of the process for a while
     let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
     let (here, there) = pair();
     let hold = with_runtime(&worlds[0].1, || -> Result<_> {
