@@ -16,8 +16,18 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("warpline-alloc", &["warpline-sync", "warpline-cuda-sys-safe"]),
     ("warpline-stream", &["warpline-sync", "warpline-cuda-sys-safe"]),
     (
-        "warpline-kernels",
+        "warpline-runtime",
         &["warpline-sync", "warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream"],
+    ),
+    (
+        "warpline-kernels",
+        &[
+            "warpline-sync",
+            "warpline-cuda-sys-safe",
+            "warpline-alloc",
+            "warpline-stream",
+            "warpline-runtime",
+        ],
     ),
     (
         "warpline",
@@ -26,6 +36,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
+            "warpline-runtime",
             "warpline-kernels",
         ],
     ),
@@ -36,6 +47,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
+            "warpline-runtime",
             "warpline-kernels",
             "warpline",
         ],

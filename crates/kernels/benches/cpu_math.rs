@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_kernels::elementwise::unary::{UnaryOp, unary};
 use warpline_kernels::fill::linspace;
 use warpline_kernels::softmax::softmax;
-use warpline_kernels::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
+use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
 
 const SIZES: [usize; 2] = [1024, 1024];
 const NUMEL: usize = SIZES[0] * SIZES[1];

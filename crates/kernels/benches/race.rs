@@ -6,7 +6,7 @@ use std::sync::Arc;
 use criterion::{Criterion, criterion_group, criterion_main};
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_kernels::elementwise::binary::{BinaryOp, binary};
-use warpline_kernels::{
+use warpline_runtime::{
     DType, Layout, RaceReport, Runtime, RuntimeConfig, Storage, SyncPolicy, Target, View,
 };
 

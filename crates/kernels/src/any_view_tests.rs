@@ -6,8 +6,9 @@ use crate::elementwise::binary::{BinaryOp, binary};
 use crate::indexing::gather;
 use crate::reduce::{ReduceOp, reduce};
 use crate::softmax::softmax;
-use crate::testing::{Tensor, assert_close, on_every_target};
-use crate::{DType, Layout, Target, copy, matmul};
+use crate::{copy, matmul};
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target};
+use warpline_runtime::{DType, Layout, Target};
 
 /// What a view of these sizes is made of, from its memory: the order in which the dimensions lie
 /// there, and per dimension the elements between neighbours, whether it runs backwards, and

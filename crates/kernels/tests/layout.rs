@@ -1,7 +1,7 @@
 //! Views against a model that spells out every element's offset.
 
 use proptest::prelude::*;
-use warpline_kernels::{Error, Layout, broadcast};
+use warpline_runtime::{Error, Layout, broadcast};
 
 /// The offset of every element, in row-major order of the indices.
 fn offsets(layout: &Layout) -> Vec<isize> {

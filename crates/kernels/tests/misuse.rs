@@ -8,9 +8,9 @@ use warpline_alloc::PoolOptions;
 use warpline_alloc::cuda::CudaBackend;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::{Driver, MemsetValue, StreamFlags, owned};
-use warpline_kernels::graph::{Capturing, GraphPool};
-use warpline_kernels::launch::{copy_bytes, memset, read_bytes, write_bytes};
-use warpline_kernels::{Runtime, RuntimeConfig, Storage};
+use warpline_runtime::graph::{Capturing, GraphPool};
+use warpline_runtime::launch::{copy_bytes, memset, read_bytes, write_bytes};
+use warpline_runtime::{Runtime, RuntimeConfig, Storage};
 use warpline_stream::Stream;
 
 const N: usize = 4096;

@@ -5,8 +5,8 @@ use std::panic::Location;
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 use warpline_kernels::elementwise::unary::{UnaryOp, unary};
-use warpline_kernels::launch::{copy_bytes, read_bytes, write_bytes};
-use warpline_kernels::{DType, Layout, Runtime, RuntimeConfig, Storage, SyncPolicy, Target, View};
+use warpline_runtime::launch::{copy_bytes, read_bytes, write_bytes};
+use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, SyncPolicy, Target, View};
 
 const MIB: usize = 1 << 20;
 

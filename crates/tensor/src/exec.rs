@@ -1,9 +1,9 @@
 //! Where an op runs and its result is made: one look-up per op, shared by all of them.
 
-use warpline_kernels::{CudaDevice, Layout, Target};
+use warpline_runtime::{CudaDevice, Layout, Target};
 use warpline_stream::Stream;
 
-use warpline_kernels::Storage;
+use warpline_runtime::Storage;
 
 use crate::{DType, Device, Error, Result, Runtime, Tensor, TensorOptions};
 

@@ -37,7 +37,7 @@ pub use tensor::{
     arange_start, arange_start_step, cat, embedding, empty, eye, full, linspace, ones,
     promote_types, rand, randint, randn, randperm, result_type, stack, tensor, zeros,
 };
-pub use warpline_kernels::{
+pub use warpline_runtime::{
     Access, Category, DType, Element, Error, IndexCheck, Race, RaceReport, RacingUse, Result,
     Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
 };

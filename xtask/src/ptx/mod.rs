@@ -17,8 +17,12 @@ use self::nvrtc::Compiler;
 use self::source::Module;
 use crate::workspace;
 
-/// Where CUDA sources are. Headers are beside them or in a folder `cuda` below the same one of these.
-const SOURCES: &[&str] = &["crates/kernels/src", "crates/cuda-sys-safe/tests"];
+/// Where CUDA sources are. Headers are beside them, or in [`HEADERS`].
+const SOURCES: &[&str] =
+    &["crates/runtime/src", "crates/kernels/src", "crates/cuda-sys-safe/tests"];
+
+/// Where the headers are that all families share.
+const HEADERS: &str = "crates/runtime/src/cuda";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -58,7 +62,7 @@ fn modules(root: &Path, family: Option<&str>) -> Result<Vec<Module>> {
             let name = workspace::relative(&sources, &path);
             let name = name.trim_end_matches(".cu");
             if family.is_none_or(|family| name.split('/').any(|part| part == family)) {
-                modules.push(Module::read(&sources, &path)?);
+                modules.push(Module::read(&sources, &root.join(HEADERS), &path)?);
             }
         }
     }

@@ -72,7 +72,7 @@ impl Compiler {
         let mut options = vec![
             format!("--gpu-architecture={architecture}"),
             folder(module.path.parent().unwrap_or(Path::new("."))),
-            folder(&module.sources.join("cuda")),
+            folder(&module.shared),
             folder(&self.include),
         ];
         options.extend(OPTIONS.iter().map(|&o| o.to_owned()));
@@ -145,7 +145,7 @@ mod tests {
             extern \"C\" __global__ void widen(const __half* a, const __nv_bfloat16* b, float* c)\n\
             { c[0] = __half2float(a[0]) + __bfloat162float(b[0]); }\n";
         fs::write(&path, source).unwrap();
-        let module = Module::read(dir.path(), &path).unwrap();
+        let module = Module::read(dir.path(), dir.path(), &path).unwrap();
         let (ptx, cubin) = compiler.compile(&module).unwrap();
         assert!(ptx.contains(".version 8.0") && ptx.contains(".target sm_75"));
         assert!(ptx.contains(".entry widen("));

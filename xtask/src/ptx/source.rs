@@ -23,19 +23,21 @@ pub(super) const CUBIN_ARCHITECTURE: &str = "sm_90";
 pub(super) struct Module {
     pub(super) path: PathBuf,
     pub(super) text: String,
-    /// The folder all sources are below; a quoted include is looked for in its `cuda` folder too.
-    pub(super) sources: PathBuf,
+    /// The folder that the source is below.
+    sources: PathBuf,
+    /// Where a quoted include is looked for that is not beside the source.
+    pub(super) shared: PathBuf,
     /// The headers it includes, directly or not, with their text, each once.
     headers: Vec<(PathBuf, String)>,
 }
 
 impl Module {
-    pub(super) fn read(sources: &Path, path: &Path) -> Result<Self> {
+    pub(super) fn read(sources: &Path, shared: &Path, path: &Path) -> Result<Self> {
         let text = workspace::read(path)?;
         let mut headers = Vec::new();
-        add_headers(sources, path, &text, &mut headers)?;
-        let (path, sources) = (path.to_owned(), sources.to_owned());
-        Ok(Self { path, text, sources, headers })
+        add_headers(shared, path, &text, &mut headers)?;
+        let (path, sources, shared) = (path.to_owned(), sources.to_owned(), shared.to_owned());
+        Ok(Self { path, text, sources, shared, headers })
     }
 
     pub(super) fn file_name(&self) -> String {
@@ -65,7 +67,8 @@ impl Module {
         add(&self.file_name());
         add(&self.text);
         for (path, text) in &self.headers {
-            add(&workspace::relative(&self.sources, path));
+            let below = if path.starts_with(&self.shared) { &self.shared } else { &self.sources };
+            add(&workspace::relative(below, path));
             add(text);
         }
         hex(&hash.finalize())
@@ -87,22 +90,23 @@ fn hex(bytes: &[u8]) -> String {
 /// Adds the headers that `text` includes in quotes, and those that these include. The ones in
 /// angle brackets are the toolkit's, whose version is part of the hash.
 fn add_headers(
-    sources: &Path,
+    shared: &Path,
     path: &Path,
     text: &str,
     headers: &mut Vec<(PathBuf, String)>,
 ) -> Result<()> {
     for name in text.lines().filter_map(quoted_include) {
         let beside = path.with_file_name(name);
-        let shared = sources.join("cuda").join(name);
-        let header = [beside, shared].into_iter().find(|p| p.is_file()).with_context(|| {
-            format!("{} includes {name:?}, which is neither beside it nor in cuda/", path.display())
+        let elsewhere = shared.join(name);
+        let header = [beside, elsewhere].into_iter().find(|p| p.is_file()).with_context(|| {
+            let (path, shared) = (path.display(), shared.display());
+            format!("{path} includes {name:?}, which is neither beside it nor in {shared}")
         })?;
         let header = header.canonicalize()?;
         if !headers.iter().any(|(known, _)| *known == header) {
             let text = workspace::read(&header)?;
             headers.push((header.clone(), text.clone()));
-            add_headers(sources, &header, &text, headers)?;
+            add_headers(shared, &header, &text, headers)?;
         }
     }
     Ok(())
@@ -166,7 +170,7 @@ mod tests {
             fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
             fs::write(root.join(name), text).unwrap();
         }
-        Module::read(&root, &root.join(files[0].0))
+        Module::read(&root, &root.join("cuda"), &root.join(files[0].0))
     }
 
     #[test]

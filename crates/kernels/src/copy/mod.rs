@@ -8,11 +8,11 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::dispatch::dispatch;
-use crate::elementwise::{Kernel, Op, run, vector_width};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, KernelSet, Result, Target, View, launch};
+use warpline_runtime::dispatch;
+use warpline_runtime::iter::{Kernel, Op, run, vector_width};
+use warpline_runtime::module;
+use warpline_runtime::overlap::{self, Overlap};
+use warpline_runtime::{DType, KernelSet, Result, Target, View, launch};
 
 /// The kernels' arguments: codes of [`DType`], which only the kernels for any pair look at.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -64,8 +64,8 @@ static SET: KernelSet = KernelSet::new(module!("copy"), 2 * (4 + 14 + 1), |i| {
 /// tensors too, of which PyTorch promises nothing there.
 ///
 /// # Errors
-/// [`crate::Error::ShapeMismatch`], [`crate::Error::OverlappingWrite`],
-/// [`crate::Error::OverlappingOperands`], [`crate::Error::OutOfStorage`], and what a launch can fail with.
+/// [`warpline_runtime::Error::ShapeMismatch`], [`warpline_runtime::Error::OverlappingWrite`],
+/// [`warpline_runtime::Error::OverlappingOperands`], [`warpline_runtime::Error::OutOfStorage`], and what a launch can fail with.
 #[track_caller]
 pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     const NAME: &str = "copy_";

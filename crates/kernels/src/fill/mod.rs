@@ -8,11 +8,11 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::dispatch::dispatch;
-use crate::elementwise::{BLOCK, Kernel, Op, grid, run, vector_width};
-use crate::launch::{Call, Code};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Layout, Result, Scalar, Target, View, launch};
+use warpline_runtime::dispatch;
+use warpline_runtime::iter::{BLOCK, Kernel, Op, grid, run, vector_width};
+use warpline_runtime::launch::{Call, Code};
+use warpline_runtime::module;
+use warpline_runtime::{DType, Error, KernelSet, Layout, Result, Scalar, Target, View, launch};
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
 static SET: KernelSet = KernelSet::new(module!("fill"), 8 + 9, |i| match i {

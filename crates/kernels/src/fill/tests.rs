@@ -1,7 +1,7 @@
 //! Cases for fills, the same on every target.
 
 use super::*;
-use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, shapes, stored};
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, shapes, stored};
 
 fn fills(target: Target<'_>) {
     for shape in shapes() {
@@ -97,5 +97,5 @@ fn what_cannot_be_done_is_an_error() {
 
 #[test]
 fn the_module_has_every_kernel() {
-    crate::testing::assert_entries(&[&SET]);
+    warpline_runtime::testing::assert_entries(&[&SET]);
 }

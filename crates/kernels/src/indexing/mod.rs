@@ -13,11 +13,11 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::elementwise::{BLOCK, Index, Plan, grid, halves};
-use crate::launch::{self, Call, Code, Report};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Layout, Result, Sizes, Strides, Target, View};
+use warpline_runtime::iter::{BLOCK, Index, Plan, grid, halves};
+use warpline_runtime::launch::{self, Call, Code, Report};
+use warpline_runtime::module;
+use warpline_runtime::overlap::{self, Overlap};
+use warpline_runtime::{DType, Error, KernelSet, Layout, Result, Sizes, Strides, Target, View};
 
 /// By the size of an element, then by the indices' dtype.
 static KERNELS: KernelSet = KernelSet::new(module!("indexing"), 8, |i| {

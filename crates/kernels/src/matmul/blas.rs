@@ -4,7 +4,7 @@ use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs};
 use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError, StreamHandle};
 
 use super::{Params, Steps};
-use crate::DType;
+use warpline_runtime::DType;
 
 /// A product as cuBLAS is to be asked for it, all but the addresses.
 #[derive(Clone, Copy, Debug)]

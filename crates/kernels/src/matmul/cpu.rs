@@ -4,7 +4,7 @@ use gemm::Parallelism;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Params, Steps};
-use crate::host::{self, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
 /// Products below which threads cost more than they bring.
 const PARALLEL_FROM: u64 = 1 << 17;

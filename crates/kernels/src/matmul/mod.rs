@@ -11,11 +11,11 @@ use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::blas::Blas;
 use warpline_cuda_sys_safe::{DevicePtr, HostKernel, StreamHandle};
 
-use crate::launch::{self, Call, Code};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Result, Target, View};
 use blas::Gemm;
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module;
+use warpline_runtime::overlap::{self, Overlap};
+use warpline_runtime::{DType, Error, KernelSet, Result, Target, View};
 
 const OP: &str = "matmul";
 

@@ -9,18 +9,18 @@ use warpline_cuda_sys_safe::{DeviceProperties, HostKernel, HostLaunch};
 use super::order::Order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::real::Real;
-use super::state::{Place, Sequence};
 use super::{Fill, FromInt, Kind};
-use crate::dispatch::dispatch;
-use crate::host::{self, Shared};
-use crate::launch::{self, Call, Code};
-use crate::runtime::module;
-use crate::{CudaDevice, DType, KernelSet, Result, Target, View};
+use warpline_runtime::dispatch;
+use warpline_runtime::graph::{Place, Sequence};
+use warpline_runtime::host::{self, Shared};
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module;
+use warpline_runtime::{CudaDevice, DType, KernelSet, Result, Target, View};
 
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
 
-pub(super) static KERNELS: KernelSet = KernelSet::new(module!("random"), 17, kernel_name);
+pub(super) static KERNELS: KernelSet = KernelSet::new(module!("random"), 16, kernel_name);
 
 const REALS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -30,7 +30,6 @@ fn kernel_name(index: usize) -> String {
         13 => "random_bernoulli_f64".into(),
         14 => "random_randint32".into(),
         15 => "random_randint64".into(),
-        super::state::SET_STATE => "random_set_state".into(),
         _ => format!(
             "random_{}_{}",
             ["uniform", "normal", "exponential"][index / 4 % 3],

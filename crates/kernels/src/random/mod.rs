@@ -5,13 +5,11 @@
 //! beyond 2^31 elements PyTorch splits the launch and values differ from then on.
 
 mod cuda;
-mod generator;
 mod mt;
 mod order;
 mod permute;
 mod philox;
 mod real;
-mod state;
 #[cfg(test)]
 mod tests;
 
@@ -20,16 +18,15 @@ use std::sync::PoisonError;
 
 use half::{bf16, f16};
 
-use crate::dispatch::dispatch;
-use crate::host::{Cast, HostElement};
-use crate::launch;
-use crate::{DType, Error, Result, Site, Target, View};
 use mt::Out;
 use order::Order;
+use warpline_runtime::dispatch;
+use warpline_runtime::generator::CpuGenerator;
+use warpline_runtime::host::{Cast, HostElement};
+use warpline_runtime::launch;
+use warpline_runtime::{DType, Error, Result, Site, Target, View};
 
-pub use generator::{CpuGenerator, CudaGenerator, DEFAULT_SEED};
 pub use permute::randperm;
-pub(crate) use state::set_state;
 
 /// Integer ranges from here on are drawn from 64 bits: the remainder of 32 would be skewed.
 const WIDE_RANGE: u64 = 1 << 28;

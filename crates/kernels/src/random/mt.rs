@@ -4,10 +4,11 @@
 
 use warpline_cuda_sys_safe::HostLaunch;
 
+use super::FromInt;
 use super::order::Order;
 use super::real::Real;
-use super::{CpuGenerator, FromInt};
-use crate::host::{self, Shared};
+use warpline_runtime::generator::CpuGenerator;
+use warpline_runtime::host::{self, Shared};
 
 /// The operand of a fill.
 pub(super) struct Out<'a> {
@@ -112,13 +113,13 @@ fn box_muller<T: Real>(block: &mut [T; 16], mean: T, std: T) {
 
 /// One standard normal value; they come in pairs, of which the generator keeps the second.
 fn one_normal(generator: &mut CpuGenerator) -> f64 {
-    if let Some(value) = generator.next_normal.take() {
+    if let Some(value) = generator.take_normal() {
         return value;
     }
     let (u, v) = (unit::<f64>(generator), unit::<f64>(generator));
     let radius = (-2.0 * (-v).ln_1p()).sqrt();
     let (sin, cos) = (std::f64::consts::TAU * u).sin_cos();
-    generator.next_normal = Some(radius * sin);
+    generator.keep_normal(radius * sin);
     radius * cos
 }
 

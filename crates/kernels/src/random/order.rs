@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
-use crate::{Error, Layout, Result};
+use warpline_runtime::{Error, Layout, Result};
 
 /// Dimensions a kernel can walk, after merging.
 pub(super) const MAX_DIMS: usize = 8;

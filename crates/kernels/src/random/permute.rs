@@ -12,13 +12,13 @@ use warpline_stream::Stream;
 use super::cuda::{BLOCK, geometry};
 use super::order::Order;
 use super::philox::{pairs as pairs_of, philox};
-use super::state::{Place, Sequence};
 use super::{FromInt, mt, on_cpu};
-use crate::dispatch::dispatch;
-use crate::host::{self, Shared};
-use crate::launch::{self, Call, Code};
-use crate::runtime::module;
-use crate::{
+use warpline_runtime::dispatch;
+use warpline_runtime::graph::{Place, Sequence};
+use warpline_runtime::host::{self, Shared};
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module;
+use warpline_runtime::{
     CudaDevice, DType, Error, KernelSet, Layout, Operand, Result, Runtime, Storage, Target, View,
 };
 
@@ -95,10 +95,15 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
         _ if n == 0 => Ok(()),
         Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out, location),
         Target::Cpu(_) => {
-            on_cpu(target, out, crate::Site { op: OP, location }, |out, dtype, generator| {
-                // SAFETY: the operand's elements are of `dtype`.
-                unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
-            })
+            on_cpu(
+                target,
+                out,
+                warpline_runtime::Site { op: OP, location },
+                |out, dtype, generator| {
+                    // SAFETY: the operand's elements are of `dtype`.
+                    unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
+                },
+            )
         }
     }
 }

@@ -151,9 +151,3 @@ KERNEL(random_bernoulli_f32, void, bernoulli<float>)
 KERNEL(random_bernoulli_f64, void, bernoulli<double>)
 KERNEL(random_randint32, void, randint32)
 KERNEL(random_randint64, void, randint64)
-
-// Where a replay's random ops start.
-extern "C" __global__ void random_set_state(u64 *state, Place place) {
-    state[0] = place.seed;
-    state[1] = place.offset;
-}

@@ -1,7 +1,7 @@
 // Philox4x32-10, and what PyTorch makes of its words.
 #pragma once
 
-#include "element.cuh"
+#include "philox.cuh"
 
 struct Words {
     u32 w[4];
@@ -25,15 +25,6 @@ __device__ __forceinline__ Words philox(u64 seed, u64 subsequence, u64 counter) 
     }
     return {{c0, c1, c2, c3}};
 }
-
-// A place in the sequence of a seed. In a graph it counts from the replay's, which is in memory.
-struct Place {
-    u64 seed, offset, in_graph;
-
-    __device__ __forceinline__ Place resolve(const u64 *state) const {
-        return in_graph ? Place{state[0], state[1] + offset, 0} : *this;
-    }
-};
 
 __device__ __forceinline__ u64 wide(u32 high, u32 low) { return (u64)high << 32 | low; }
 

@@ -7,9 +7,9 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::fold::{Fold, Source};
 use super::plan::Plan;
-use crate::DType;
-use crate::dispatch::dispatch;
-use crate::host::{self, Cast, GRAIN, HostElement, Shared};
+use warpline_runtime::DType;
+use warpline_runtime::dispatch;
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Shared};
 
 /// Elements taken together, so that the compiler may use vector instructions.
 const LANES: usize = 16;

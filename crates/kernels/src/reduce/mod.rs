@@ -10,12 +10,12 @@ use std::panic::Location;
 
 use warpline_cuda_sys_safe::HostKernel;
 
-use crate::dispatch::dispatch;
-use crate::launch::{self, Call, Code};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Layout, Operand, Result, Storage, Target, View};
 use fold::{Arg, Source, Truths};
 use plan::{BLOCK, Plan};
+use warpline_runtime::dispatch;
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module;
+use warpline_runtime::{DType, Error, KernelSet, Layout, Operand, Result, Storage, Target, View};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

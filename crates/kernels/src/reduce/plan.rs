@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
-use crate::{Error, Result, View};
+use warpline_runtime::{Error, Result, View};
 
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;

@@ -1,7 +1,7 @@
 //! Cases for reductions, the same on every target.
 
 use super::*;
-use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 
 const OPS: [ReduceOp; 9] = [
     ReduceOp::Sum,

@@ -3,8 +3,9 @@
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Params;
-use crate::host::math::{self, LANES, Loop, vectorized};
-use crate::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use crate::math::{self, Loop, vectorized};
+use warpline_runtime::host::LANES;
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 
 /// A type that softmax is computed of.
 pub(super) trait Float: Number + Cast<f64> {

@@ -10,10 +10,10 @@ use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostKernel;
 
-use crate::launch::{self, Call, Code};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Result, Target, View};
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module;
+use warpline_runtime::overlap::{self, Overlap};
+use warpline_runtime::{DType, Error, KernelSet, Result, Target, View};
 
 /// Dimensions besides the one that a kernel can tell apart.
 const MAX_DIMS: usize = 16;

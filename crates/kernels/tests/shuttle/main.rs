@@ -21,8 +21,8 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
-use warpline_kernels::launch::{self, Call, Code};
-use warpline_kernels::{
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::{
     CudaDevice, DType, KernelSet, Layout, Module, Operand, Result, Runtime, RuntimeConfig, Staging,
     Storage, Target, View,
 };

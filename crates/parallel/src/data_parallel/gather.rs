@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::hash::Hash;
 
 use warpline::{Device, Tensor};
-use warpline_kernels::resolve_dim;
+use warpline_runtime::resolve_dim;
 
 use super::DataParallelError;
 

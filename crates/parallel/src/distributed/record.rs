@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use warpline_cuda_sys_safe::owned::Event;
 
-use warpline_kernels::collective::Completion;
+use warpline_runtime::Completion;
 
 use super::RankCall;
 use super::signature::Signature;

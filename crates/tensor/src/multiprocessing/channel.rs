@@ -11,7 +11,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use warpline_kernels::{ExportedStorage, Storage};
+use warpline_runtime::{ExportedStorage, Storage};
 
 use super::message::{self, HEAD, Kind, Sent, nonsense};
 use crate::{Error, Result, Tensor};

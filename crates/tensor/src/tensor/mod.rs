@@ -16,7 +16,7 @@ mod transfer;
 mod unary;
 mod views;
 
-use warpline_kernels::{Layout, Storage, View};
+use warpline_runtime::{Layout, Storage, View};
 
 use crate::exec::Exec;
 use crate::{DType, Device, Result};

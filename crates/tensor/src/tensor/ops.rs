@@ -1,7 +1,7 @@
 //! Arithmetic and comparisons, with operators.
 
 use warpline_kernels::elementwise::binary::{BinaryOp, binary, binary_scalar, scalar_binary};
-use warpline_kernels::{View, broadcast};
+use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
 use crate::exec::check_together;

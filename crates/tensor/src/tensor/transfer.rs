@@ -4,7 +4,8 @@ use std::panic::Location;
 
 use bytemuck::checked;
 use half::{bf16, f16};
-use warpline_kernels::{Storage, copy, launch};
+use warpline_kernels::copy;
+use warpline_runtime::{Storage, launch};
 
 use crate::exec::{Exec, empty as empty_in, reaches};
 use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use smallvec::SmallVec;
-use warpline_kernels::{Layout, Sizes, checked_numel, resolve_dim};
+use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};

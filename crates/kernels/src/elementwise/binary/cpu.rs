@@ -3,9 +3,9 @@
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::{Args, BinaryOp};
-use crate::Scalar;
-use crate::elementwise::{Flat, Index, Params, Space};
-use crate::host::{HostElement, Number, Shared, Truth, map1, map2, params};
+use warpline_runtime::Scalar;
+use warpline_runtime::host::{HostElement, Number, Shared, Truth, map1, map2, params};
+use warpline_runtime::iter::{Flat, Index, Params, Space};
 
 type C<T> = <T as HostElement>::Compute;
 

@@ -1,8 +1,10 @@
 //! Cases for binary ops, the same on every target.
 
 use super::*;
-use crate::Layout;
-use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored};
+use warpline_runtime::Layout;
+use warpline_runtime::testing::{
+    Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored,
+};
 
 /// One op in exact arithmetic; integers wrap when the result is stored.
 fn reference(op: BinaryOp, dtype: DType, a: f64, b: f64) -> f64 {
@@ -199,7 +201,7 @@ fn codes_are_positions() {
 #[test]
 fn the_modules_have_every_kernel() {
     // Comparisons of bool are in the kernels of its arithmetic.
-    crate::testing::assert_entries(&[&INT, &FLOAT]);
+    warpline_runtime::testing::assert_entries(&[&INT, &FLOAT]);
 }
 
 #[test]
@@ -207,7 +209,7 @@ fn what_32_bits_cannot_reach_is_done_in_parts() {
     on_every_target(|target| {
         let Target::Cpu(runtime) = target else { return };
         // Three bytes a gibibyte apart; of the memory between them nothing is touched.
-        let storage = crate::Storage::pageable(runtime, (1 << 31) + 1).unwrap();
+        let storage = warpline_runtime::Storage::pageable(runtime, (1 << 31) + 1).unwrap();
         let layout =
             Layout::from_parts([3].into_iter().collect(), [1 << 30].into_iter().collect(), 0);
         let far = Tensor { storage, layout, dtype: DType::U8 };

@@ -5,8 +5,9 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::{Args, UnaryOp};
-use crate::elementwise::{Flat, Index, Params, Space};
-use crate::host::{HostElement, Number, Shared, map_slices, map1, math, params};
+use crate::math;
+use warpline_runtime::host::{HostElement, Number, Shared, map_slices, map1, params};
+use warpline_runtime::iter::{Flat, Index, Params, Space};
 
 /// Of integers and bool: flat and strided.
 pub(super) fn int_kernels<T: HostElement<Compute: Simple>>() -> [HostKernel; 2] {

@@ -8,10 +8,10 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Kernel, Op, run, vector_width};
-use crate::dispatch::dispatch;
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Result, Target, View};
+use warpline_runtime::dispatch;
+use warpline_runtime::iter::{Kernel, Op, run, vector_width};
+use warpline_runtime::module;
+use warpline_runtime::{DType, Error, KernelSet, Result, Target, View};
 
 /// What is computed from one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

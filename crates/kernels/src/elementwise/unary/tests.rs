@@ -1,7 +1,9 @@
 //! Cases for unary ops, the same on every target.
 
 use super::*;
-use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored};
+use warpline_runtime::testing::{
+    Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored,
+};
 
 fn reference(op: UnaryOp, x: f64) -> f64 {
     match op {
@@ -129,5 +131,5 @@ fn codes_are_positions() {
 
 #[test]
 fn the_modules_have_every_kernel() {
-    crate::testing::assert_entries(&[&INT, &F16, &BF16, &F32, &F64]);
+    warpline_runtime::testing::assert_entries(&[&INT, &F16, &BF16, &F32, &F64]);
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
 use warpline_cuda_sys_safe::owned::{self, Communicator};
-use warpline_kernels::Target;
 use warpline_kernels::collective::Watched;
+use warpline_runtime::Target;
 use warpline_stream::EventFlags;
 
 use super::record::{Ring, State};
