@@ -313,3 +313,33 @@ fn an_overrun_of_pool_memory_surfaces_as_itself_first() {
     let later = world.stream.synchronize().unwrap_err();
     assert!(matches!(later, DriverError::DeviceLost { .. }), "{later}");
 }
+
+/// The driver would read beyond what it was given, and go on.
+#[test]
+fn a_launch_with_other_parameters_than_the_kernels_is_refused() {
+    const PTX: &str = "\
+        .version 8.0\n.target sm_75\n.address_size 64\n\
+        .visible .entry k(\n\t.param .u64 k_param_0,\n\t.param .align 8 .b8 k_param_1[24]\n)\n\
+        .maxntid 256, 1, 1\n{ ret; }\n";
+    unsafe fn nothing(_: &HostLaunch<'_>) {}
+    let world = world(1, false);
+    let memory = world.memory(0, 4);
+    let module = Module::load_ptx(&world.driver, 0, PTX).unwrap();
+    let function = module.function(KERNEL).unwrap();
+    let launch = |operands: usize, params: &[u8]| {
+        let [grid, block] = [[1; 3]; 2];
+        let code = DeviceCode::Kernel { function: function.handle(), grid, block, shared_bytes: 0 };
+        let footprints = vec![bytes(0, memory.ptr(), &[4], Access::Read); operands];
+        let (footprints, location) = (footprints.as_slice(), Location::caller());
+        let launch = Launch { op: "test", code, host: nothing, footprints, params, location };
+        // SAFETY: the function does nothing.
+        unsafe { world.driver.launch(world.stream.handle(), &launch) }
+    };
+    launch(1, &[0; 24]).unwrap();
+    for (operands, params) in [(1, &[0; 16][..]), (2, &[0; 24]), (0, &[0; 24]), (1, &[])] {
+        let error = launch(operands, params).unwrap_err();
+        assert_eq!(error.code(), Some(CudaCode::INVALID_VALUE));
+        assert!(error.to_string().contains("for a kernel that takes [8, 24]"), "{error}");
+    }
+    world.stream.synchronize().unwrap();
+}

@@ -14,6 +14,9 @@ pub mod fill;
 pub mod indexing;
 mod math;
 pub mod matmul;
+mod programs;
 pub mod random;
 pub mod reduce;
 pub mod softmax;
+
+pub use programs::programs;

@@ -68,6 +68,17 @@ impl DType {
         }
     }
 
+    /// The suffixes of all, in order: what modules that exist for each dtype are called.
+    pub const SUFFIXES: [&str; 10] = {
+        let mut suffixes = [""; 10];
+        let mut i = 0;
+        while i < suffixes.len() {
+            suffixes[i] = Self::ALL[i].suffix();
+            i += 1;
+        }
+        suffixes
+    };
+
     /// PyTorch's name without the `torch.`, such as `float32`.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -57,6 +57,14 @@ pub enum Error {
         /// Why it failed.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
+    /// An op has no code for this GPU: none was compiled ahead of time, and none can be now.
+    #[error("{op}: there is no GPU code: {reason}")]
+    NoGpuCode {
+        /// The op.
+        op: &'static str,
+        /// Why not, and what would help.
+        reason: String,
+    },
     /// Memory could not be had.
     #[error(transparent)]
     Alloc(Arc<AllocError>),

@@ -4,11 +4,9 @@ use std::panic::Location;
 use std::sync::PoisonError;
 
 use crate::host::{self, Cast, HostElement, Number, Shared};
-use crate::iter::{self, Flat, Index, Kernel, Params, Space};
-use crate::{
-    DType, KernelSet, Layout, Module, Result, Runtime, RuntimeConfig, Scalar, Storage, Target,
-    View, launch,
-};
+use crate::iter::{self, Flat, Index, Params, Space};
+use crate::module::{Program, Source};
+use crate::{DType, Layout, Result, Runtime, RuntimeConfig, Scalar, Storage, Target, View, launch};
 use warpline_alloc::AllocatorConfig;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_cuda_sys_safe::{DriverError, HostKernel, HostLaunch};
@@ -55,21 +53,9 @@ fn on_driver(runtime: Runtime, body: impl Fn(Target<'_>)) {
     stream.synchronize().unwrap();
 }
 
-/// Kernels of [`fill`] and [`copy`], which no GPU is given: what simulated ones run is below.
-const PTX: &str = "\
-.version 8.0
-.target sm_75
-.address_size 64
-.visible .entry test_fill_flat(.param .u64 a, .param .align 8 .b8 b[16]) { ret; }
-.visible .entry test_fill_strided(.param .u64 a, .param .align 8 .b8 b[272]) { ret; }
-.visible .entry test_copy_flat(.param .u64 a, .param .u64 b, .param .align 8 .b8 c[16]) { ret; }
-.visible .entry test_copy_strided(.param .u64 a, .param .u64 b, .param .align 8 .b8 c[336]) { ret; }
-";
-
-pub(crate) static KERNELS: KernelSet = KernelSet::new(Module::new("testing", PTX), 4, |i| {
-    let name = ["fill_flat", "fill_strided", "copy_flat", "copy_strided"][i % 4];
-    format!("test_{name}")
-});
+/// Kernels of [`fill`] and [`copy`], which are named and no more: what simulated devices run is below.
+pub(crate) static KERNELS: Program =
+    Program::new("testing", &["fill", "copy"], iter::KERNELS, |_, _| Source::new());
 
 /// Sets every byte of a view's elements, on the CPU and on simulated devices.
 ///
@@ -89,9 +75,9 @@ pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
             };
         });
     }
-    let kernels = [(0, set::<Flat> as HostKernel), (1, set::<Index<1>> as HostKernel)];
+    let host = [set::<Flat> as HostKernel, set::<Index<1>>];
     let args = [byte.into(), out.dtype.size() as u32];
-    run(target, "fill_", kernels, [out], args, Location::caller())
+    run(target, ("fill_", 0), host, [out], args, Location::caller())
 }
 
 /// Copies one view to another of its sizes and dtype, on the CPU and on simulated devices.
@@ -111,21 +97,20 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
             unsafe { at(0, from).copy_to(at(1, to), size) };
         });
     }
-    let kernels = [(2, put::<Flat> as HostKernel), (3, put::<Index<2>> as HostKernel)];
+    let host = [put::<Flat> as HostKernel, put::<Index<2>>];
     let args = [0, to.dtype.size() as u32];
-    run(target, "copy_", kernels, [from, to], args, Location::caller())
+    run(target, ("copy_", 1), host, [from, to], args, Location::caller())
 }
 
 fn run<const N: usize>(
     target: Target<'_>,
-    name: &'static str,
-    kernels: [(usize, HostKernel); 2],
+    (name, variant): (&'static str, usize),
+    host: [HostKernel; 2],
     views: [View<'_>; N],
     args: [u32; 2],
     location: &'static Location<'static>,
 ) -> Result<()> {
-    let [flat, strided] = kernels.map(|(index, host)| Kernel { index, host });
-    let op = iter::Op { name, set: &KERNELS, flat, strided, vector: 1, location };
+    let op = iter::Op { name, program: (&KERNELS, variant), host, vector: 1, location };
     // SAFETY: the functions read all operands but the last, which they write, and take such parameters.
     unsafe { iter::run(target, &op, views, args) }
 }
@@ -351,21 +336,4 @@ pub fn shapes() -> Vec<Shape> {
             ],
         ),
     ]
-}
-
-/// Each set's kernels are its module's entry points, one for one.
-#[track_caller]
-pub fn assert_entries(sets: &[&crate::KernelSet]) {
-    for set in sets {
-        let mut entries: Vec<&str> = set
-            .ptx()
-            .lines()
-            .filter_map(|line| line.split_once(".entry ")?.1.split('(').next())
-            .map(str::trim)
-            .collect();
-        let mut names: Vec<String> = set.names().collect();
-        entries.sort_unstable();
-        names.sort_unstable();
-        assert_eq!(entries, names, "in {}", set.name());
-    }
 }

@@ -103,8 +103,3 @@ fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
         assert_eq!(a.floats(target), [1.0, 2.0, 1.0, 2.0]);
     });
 }
-
-#[test]
-fn the_module_has_every_kernel() {
-    warpline_runtime::testing::assert_entries(&[&SET]);
-}

@@ -13,19 +13,28 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::programs::{bits, committed};
+use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{BLOCK, Index, Plan, grid, halves};
 use warpline_runtime::launch::{self, Call, Code, Report};
-use warpline_runtime::module;
+use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Error, KernelSet, Layout, Result, Sizes, Strides, Target, View};
+use warpline_runtime::{DType, Error, Layout, Result, Sizes, Strides, Target, View};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
 /// By the size of an element, then by the indices' dtype.
-static KERNELS: KernelSet = KernelSet::new(module!("indexing"), 8, |i| {
-    let size = ["1_byte", "2_bytes", "4_bytes", "8_bytes"][i / 2 % 4];
-    format!("gather_{size}_{}", ["i32", "i64"][i % 2])
-});
+const VARIANTS: &[&str] =
+    &["u8_i32", "u8_i64", "u16_i32", "u16_i64", "u32_i32", "u32_i64", "u64_i32", "u64_i64"];
 
-/// Mirrors `indexing.cu`. `step` is the source's stride of the dimension that is indexed.
+static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
+    let of = Source::new().with::<Pick>().add(module::ELEMENT).add(module::REPORT);
+    let of = of.add(module::SPACE).add(include_str!("gather.cuh"));
+    of.add(&format!("GATHER({})", variant.replace('_', ", ")))
+})
+.with_ptx(committed);
+
+/// `step` is the source's stride of the dimension that is indexed.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Pick {
@@ -33,6 +42,8 @@ struct Pick {
     step: i64,
     space: Index<3>,
 }
+
+cuda_struct!(Pick { report, step, space });
 
 /// What of the source is indexed.
 struct Along {
@@ -286,8 +297,7 @@ fn part(
         params: bytemuck::bytes_of(&params),
         host: cpu::kernel(item, index.dtype),
         code: Code::Kernel {
-            set: &KERNELS,
-            index: 2 * item.ilog2() as usize + usize::from(index.dtype == DType::I64),
+            kernel: (&GATHER, 2 * bits(item) + usize::from(index.dtype == DType::I64), 0),
             grid: grid(target, out.numel()),
             block: [BLOCK, 1, 1],
             shared_bytes: 0,

@@ -370,8 +370,3 @@ fn bad_arguments() {
         fails!(embed(&a, &make(F32, &[2, 2])), Error::ShapeMismatch { .. });
     });
 }
-
-#[test]
-fn the_module_has_every_kernel() {
-    warpline_runtime::testing::assert_entries(&[&KERNELS]);
-}

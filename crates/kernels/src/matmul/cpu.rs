@@ -3,7 +3,7 @@
 use gemm::Parallelism;
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::{Params, Steps};
+use super::{Product, Steps};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
 /// Products below which threads cost more than they bring.
@@ -26,9 +26,9 @@ fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s, and [`Params`].
+/// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s, and [`Product`].
 pub(super) unsafe fn floats<T: 'static + Copy + From<bool>>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     for batch in 0..p.batch as i64 {
         for (row, m) in parts(p.m, LARGEST) {
@@ -50,7 +50,7 @@ pub(super) unsafe fn floats<T: 'static + Copy + From<bool>>(launch: &HostLaunch<
 /// # Safety
 /// As [`floats`].
 pub(super) unsafe fn halves<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let parallel = launch.parallel;
     let [most_m, most_n, most_k] = [p.m, p.n, p.k].map(|size| size.min(BLOCK) as usize);
@@ -175,7 +175,7 @@ unsafe fn gemm<T: 'static + Copy + From<bool>>(
 /// # Safety
 /// As [`floats`].
 pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let grain = ((1 << 14) / p.n.saturating_mul(p.k).max(1)).max(1) as usize;
     let zero = T::from_parts(0.0, 0);

@@ -11,21 +11,26 @@ use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::blas::Blas;
 use warpline_cuda_sys_safe::{DevicePtr, HostKernel, StreamHandle};
 
+use crate::programs::{NUMBERS, committed};
 use blas::Gemm;
+use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code};
-use warpline_runtime::module;
+use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Error, KernelSet, Result, Target, View};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
 const OP: &str = "matmul";
 
 /// Rows and columns of a block's part of the result.
 const TILE: u64 = 64;
 
-static KERNELS: KernelSet = KernelSet::new(module!("matmul"), 9, |i| {
-    // All dtypes but bool, in their order.
-    format!("matmul_{}", DType::ALL[1 + i % 9].suffix())
-});
+pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL];
+
+static MATMUL: Program = Program::new("matmul", NUMBERS, &[""], |_, ty| {
+    let of = Source::new().with::<Product>().add(module::ELEMENT);
+    of.add(include_str!("matmul.cuh")).add(&format!("MATMUL({ty})"))
+})
+.with_ptx(committed);
 
 /// Strides in elements: from matrix to matrix, row to row, column to column.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -35,6 +40,8 @@ struct Steps {
     row: i64,
     column: i64,
 }
+
+cuda_struct!(Steps { batch, row, column });
 
 impl Steps {
     fn of(view: &View<'_>) -> Self {
@@ -50,10 +57,10 @@ impl Steps {
     }
 }
 
-/// Mirrors `matmul.cu`: `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
+/// `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+struct Product {
     batch: u64,
     m: u64,
     n: u64,
@@ -62,6 +69,8 @@ struct Params {
     b: Steps,
     c: Steps,
 }
+
+cuda_struct!(Product { batch, m, n, k, a, b, c });
 
 /// The product of two matrices (`torch.mm`: `m × k` by `k × n` into `m × n`) or of as many pairs
 /// of matrices (`torch.bmm`, with a first dimension that counts them). All of one dtype, any but
@@ -95,8 +104,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         Code::Library(&library)
     } else {
         Code::Kernel {
-            set: &KERNELS,
-            index,
+            kernel: (&MATMUL, index, 0),
             grid: [tiles as u32, 1, params.batch.min(65_535) as u32],
             block: [256, 1, 1],
             shared_bytes: 0,
@@ -123,7 +131,7 @@ pub fn needs_contiguous(view: View<'_>) -> bool {
     !blas::takes(rows as u64, columns as u64, Steps::of(&view))
 }
 
-fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Params> {
+fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
     for other in [b, out] {
         if other.dtype != a.dtype {
             return Err(Error::DTypeMismatch { op: OP, expected: a.dtype, actual: other.dtype });
@@ -155,7 +163,7 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Params> {
         }
     }
     let [batch, m, n, k] = [batch, m, n, k].map(|v| v as u64);
-    Ok(Params { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
+    Ok(Product { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
 }
 
 /// The kernel's number and its CPU implementation.

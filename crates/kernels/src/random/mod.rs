@@ -24,9 +24,19 @@ use warpline_runtime::dispatch;
 use warpline_runtime::generator::CpuGenerator;
 use warpline_runtime::host::{Cast, HostElement};
 use warpline_runtime::launch;
+use warpline_runtime::module::Program;
 use warpline_runtime::{DType, Error, Result, Site, Target, View};
 
 pub use permute::randperm;
+
+pub(crate) const PROGRAMS: &[&Program] = &[
+    &cuda::UNIFORM,
+    &cuda::NORMAL,
+    &cuda::EXPONENTIAL,
+    &cuda::BERNOULLI,
+    &cuda::RANDINT,
+    &permute::PERMUTE,
+];
 
 /// Integer ranges from here on are drawn from 64 bits: the remainder of 32 would be skewed.
 const WIDE_RANGE: u64 = 1 << 28;

@@ -19,6 +19,8 @@ pub(super) struct Order {
     strides: [i64; MAX_DIMS],
 }
 
+warpline_runtime::cuda_struct!(Order { ndim, sizes, strides });
+
 impl Order {
     pub(super) fn new(op: &'static str, layout: &Layout) -> Result<Self> {
         let mut dims: SmallVec<[(usize, isize); 6]> = SmallVec::new();

@@ -1,8 +1,9 @@
-//! Which elements go into which result, and how the work is shared out. Mirrors `reduce.cuh`.
+//! Which elements go into which result, and how the work is shared out.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
+use warpline_runtime::cuda_struct;
 use warpline_runtime::{Error, Result, View};
 
 /// Threads per block.
@@ -23,6 +24,8 @@ pub(super) struct Dims {
     source: [i64; MAX_DIMS],
     result: [i64; MAX_DIMS],
 }
+
+cuda_struct!(Dims { ndim, sizes, source, result });
 
 type Dim = (usize, isize, isize);
 
@@ -97,6 +100,21 @@ pub(super) struct Plan {
     pub(super) kept: Dims,
     pub(super) reduced: Dims,
 }
+
+cuda_struct!(Plan {
+    outputs,
+    extent,
+    lanes,
+    outs,
+    outs_first,
+    splits,
+    chunk,
+    source_dtype,
+    result_dtype,
+    divisor,
+    kept,
+    reduced,
+});
 
 impl Plan {
     /// `dims` are to be reduced, all of them if there are none. `ordered` says that the elements'

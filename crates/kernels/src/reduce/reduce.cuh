@@ -1,30 +1,9 @@
-// Reductions over any dimensions. Mirrors `plan.rs`.
+// Reductions over any dimensions.
 //
 // A block of 256 threads has `lanes` threads for each of `outs` results. Where few results are
 // reduced from much, `splits` blocks share each, and a second kernel folds what they leave.
-#pragma once
 
-#include "element.cuh"
-
-#define REDUCE_DIMS 16
 #define REDUCE_BLOCK 256
-
-// From the innermost dimension out; strides in elements.
-struct Dims {
-    u64 ndim;
-    u64 sizes[REDUCE_DIMS];
-    i64 source[REDUCE_DIMS];
-    i64 result[REDUCE_DIMS];
-};
-
-struct Plan {
-    u64 outputs, extent;
-    u64 lanes, outs, outs_first;
-    u64 splits, chunk;
-    u64 source_dtype, result_dtype;
-    f64 divisor;
-    Dims kept, reduced;
-};
 
 __device__ __noinline__ i64 walk(u64 ndim, const u64 *sizes, const i64 *strides, u64 index) {
     i64 offset = 0;
@@ -44,16 +23,16 @@ template <class T> struct Load {
     }
 };
 
-// Every integer and bool, as i64. Dtypes are numbered as in Rust.
+// Every integer and bool, as i64.
 struct LoadInt {
     typedef i64 value;
     static __device__ __forceinline__ i64 at(const void *p, u64 dtype, i64 i) {
         switch (dtype) {
-        case 0: return ((const u8 *)p)[i] != 0;
-        case 1: return ((const u8 *)p)[i];
-        case 2: return ((const i8 *)p)[i];
-        case 3: return ((const i16 *)p)[i];
-        case 4: return ((const i32 *)p)[i];
+        case DTYPE_bool: return ((const u8 *)p)[i] != 0;
+        case DTYPE_u8: return ((const u8 *)p)[i];
+        case DTYPE_i8: return ((const i8 *)p)[i];
+        case DTYPE_i16: return ((const i16 *)p)[i];
+        case DTYPE_i32: return ((const i32 *)p)[i];
         default: return ((const i64 *)p)[i];
         }
     }
@@ -64,8 +43,8 @@ struct LoadFloat {
     typedef f32 value;
     static __device__ __forceinline__ f32 at(const void *p, u64 dtype, i64 i) {
         switch (dtype) {
-        case 6: return load(((const f16 *)p)[i]);
-        case 7: return load(((const bf16 *)p)[i]);
+        case DTYPE_f16: return load(((const f16 *)p)[i]);
+        case DTYPE_bf16: return load(((const bf16 *)p)[i]);
         default: return ((const f32 *)p)[i];
         }
     }
@@ -75,27 +54,27 @@ struct LoadFloat {
 struct LoadTruth {
     typedef i64 value;
     static __device__ __forceinline__ i64 at(const void *p, u64 dtype, i64 i) {
-        if (dtype < 6) return LoadInt::at(p, dtype, i) != 0;
-        if (dtype < 9) return LoadFloat::at(p, dtype, i) != 0;
+        if (dtype < DTYPE_f16) return LoadInt::at(p, dtype, i) != 0;
+        if (dtype < DTYPE_f64) return LoadFloat::at(p, dtype, i) != 0;
         return ((const f64 *)p)[i] != 0;
     }
 };
 
 __device__ __forceinline__ void put(void *p, u64 dtype, i64 i, f32 v) {
     switch (dtype) {
-    case 6: store(((f16 *)p)[i], v); break;
-    case 7: store(((bf16 *)p)[i], v); break;
+    case DTYPE_f16: store(((f16 *)p)[i], v); break;
+    case DTYPE_bf16: store(((bf16 *)p)[i], v); break;
     default: ((f32 *)p)[i] = v;
     }
 }
 __device__ __forceinline__ void put(void *p, u64, i64 i, f64 v) { ((f64 *)p)[i] = v; }
 __device__ __forceinline__ void put(void *p, u64 dtype, i64 i, i64 v) {
     switch (dtype) {
-    case 0: ((u8 *)p)[i] = v != 0; break;
-    case 1:
-    case 2: ((u8 *)p)[i] = (u8)v; break;
-    case 3: ((i16 *)p)[i] = (i16)v; break;
-    case 4: ((i32 *)p)[i] = (i32)v; break;
+    case DTYPE_bool: ((u8 *)p)[i] = v != 0; break;
+    case DTYPE_u8:
+    case DTYPE_i8: ((u8 *)p)[i] = (u8)v; break;
+    case DTYPE_i16: ((i16 *)p)[i] = (i16)v; break;
+    case DTYPE_i32: ((i32 *)p)[i] = (i32)v; break;
     default: ((i64 *)p)[i] = v;
     }
 }
@@ -167,6 +146,14 @@ template <class A, bool MAX> struct Arg {
     static __device__ __forceinline__ i64 result(acc a, const Plan &) { return a.index; }
 };
 
+// Over no elements any is false and all is true.
+template <bool ALL> struct Truths {
+    typedef i64 acc;
+    static __device__ __forceinline__ i64 identity() { return ALL; }
+    static __device__ __forceinline__ i64 make(i64 v, u64) { return v; }
+    static __device__ __forceinline__ i64 merge(i64 a, i64 b) { return ALL ? a & b : a | b; }
+    static __device__ __forceinline__ i64 result(i64 a, const Plan &) { return a; }
+};
 // ---- how -----------------------------------------------------------------------------------
 
 // Folds the lanes of each result in a block; lane 0 has the answer.
@@ -240,27 +227,17 @@ __device__ __forceinline__ void finish(const typename F::acc *partial, void *res
     const i64 at = walk(p.kept.ndim, p.kept.sizes, p.kept.result, blockIdx.x);
     put(result, p.result_dtype, at, F::result(a, p));
 }
+template <class A> using ArgMax = Arg<A, true>;
+template <class A> using ArgMin = Arg<A, false>;
 
-#define REDUCE(NAME, F, L)                                                                     \
-    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void reduce_##NAME(                  \
-        const void *source, void *result, Plan p) {                                            \
-        reduce<F, L>(source, result, p);                                                       \
+// A program's kernels: `FOLD` of what `LOAD` makes of elements.
+#define REDUCTION(NAME, FOLD, LOAD)                                                            \
+    typedef FOLD folded;                                                                       \
+    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void NAME##_reduce(                  \
+        const void *source, void *result, const __grid_constant__ Plan p) {                    \
+        reduce<folded, LOAD>(source, result, p);                                               \
+    }                                                                                          \
+    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void NAME##_finish(                  \
+        const folded::acc *partial, void *result, const __grid_constant__ Plan p) {            \
+        finish<folded>(partial, result, p);                                                    \
     }
-#define FINISH(NAME, F)                                                                        \
-    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void finish_##NAME(                  \
-        const F::acc *partial, void *result, Plan p) {                                         \
-        finish<F>(partial, result, p);                                                         \
-    }
-// An op over every dtype but bool; integers go by i64.
-#define REDUCE_NUMBERS(OP, F)                \
-    typedef F<f32> OP##_of_f32;              \
-    typedef F<f64> OP##_of_f64;              \
-    typedef F<i64> OP##_of_i64;              \
-    REDUCE(OP##_f16, OP##_of_f32, Load<f16>) \
-    REDUCE(OP##_bf16, OP##_of_f32, Load<bf16>) \
-    REDUCE(OP##_f32, OP##_of_f32, Load<f32>) \
-    REDUCE(OP##_f64, OP##_of_f64, Load<f64>) \
-    REDUCE(OP##_int, OP##_of_i64, LoadInt)   \
-    FINISH(OP##_f32, OP##_of_f32)            \
-    FINISH(OP##_f64, OP##_of_f64)            \
-    FINISH(OP##_int, OP##_of_i64)

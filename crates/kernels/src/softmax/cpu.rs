@@ -2,7 +2,7 @@
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::Params;
+use super::Rows;
 use crate::math::{self, Loop, vectorized};
 use warpline_runtime::host::LANES;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
@@ -108,9 +108,9 @@ fn lowest<C: Number>() -> C {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: source and result, of `T`s, and [`Params`].
+/// As [`warpline_cuda_sys_safe::HostKernel`]: source and result, of `T`s, and [`Rows`].
 pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Rows = host::params(launch);
     let (source, result) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let size = p.size as usize;
     let grain = (GRAIN / 8 / size).max(1);

@@ -10,10 +10,12 @@ use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostKernel;
 
+use crate::programs::{FLOATS, committed};
+use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code};
-use warpline_runtime::module;
+use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Error, KernelSet, Result, Target, View};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
 /// Dimensions besides the one that a kernel can tell apart.
 const MAX_DIMS: usize = 16;
@@ -24,14 +26,18 @@ const BLOCK: u32 = 256;
 /// Blocks at most; each loops over rows.
 const MAX_BLOCKS: usize = 1 << 20;
 
-static KERNELS: KernelSet = KernelSet::new(module!("softmax"), 4, |i| {
-    ["softmax_f16", "softmax_bf16", "softmax_f32", "softmax_f64"][i % 4].into()
-});
+pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX];
 
-/// Mirrors `softmax.cu`. Strides in elements; dimensions from the innermost out.
+static SOFTMAX: Program = Program::new("softmax", FLOATS, &[""], |_, ty| {
+    let of = Source::new().with::<Rows>().add(module::ELEMENT);
+    of.add(include_str!("softmax.cuh")).add(&format!("SOFTMAX({ty})"))
+})
+.with_ptx(committed);
+
+/// Strides in elements; dimensions from the innermost out.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+struct Rows {
     rows: u64,
     size: u64,
     source_step: i64,
@@ -43,7 +49,9 @@ struct Params {
     result: [i64; MAX_DIMS],
 }
 
-impl Params {
+cuda_struct!(Rows { rows, size, source_step, result_step, log, ndim, sizes, source, result });
+
+impl Rows {
     /// Where a row's first elements are in the source and in the result.
     fn row(&self, mut row: usize) -> (isize, isize) {
         let (mut source, mut result) = (0, 0);
@@ -117,8 +125,7 @@ pub fn softmax(
         params: bytemuck::bytes_of(&params),
         host,
         code: Code::Kernel {
-            set: &KERNELS,
-            index,
+            kernel: (&SOFTMAX, index, 0),
             grid: [blocks, 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
@@ -126,12 +133,12 @@ pub fn softmax(
         location,
     };
     // SAFETY: the parameters reach the elements of both views, a row of `out` is written after
-    // that row of `a` has been read, and both kernels take `Params`.
+    // that row of `a` has been read, and both kernels take `Rows`.
     unsafe { launch::run(target, &call) }
 }
 
-fn params(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Params> {
-    let mut params = Params::zeroed();
+fn params(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Rows> {
+    let mut params = Rows::zeroed();
     (params.size, params.log) = (1, log.into());
     let mut dims: SmallVec<[(usize, isize, isize); 6]> = SmallVec::new();
     for d in (0..a.sizes().len()).rev() {

@@ -1,16 +1,4 @@
-// Element types in memory and the types they are computed in. Mirrors `host/element.rs`.
-#pragma once
-
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-typedef float f32;
-typedef double f64;
+// Element types in memory and the types they are computed in, as in `host/element.rs`.
 
 // A byte that is true unless it is 0; written as 0 or 1.
 struct boolean { u8 byte; };
@@ -89,13 +77,8 @@ template <class D, class S> __device__ __forceinline__ D cast(S v) {
     }
 }
 
-// A scalar operand, rounded on the host as its op wants it; integers and bools take `i`.
-struct Number {
-    f64 f;
-    i64 i;
-};
-
-template <class C> __device__ __forceinline__ C number(const Number& n) {
+// A scalar operand, rounded on the host as its op wants it: floats take `f`, others `i`.
+template <class C, class Number> __device__ __forceinline__ C number(const Number& n) {
     if constexpr (is_float<C>::value) {
         return (C)n.f;
     } else if constexpr (same<C, bool>::value) {

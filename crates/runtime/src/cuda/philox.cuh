@@ -1,13 +1,4 @@
-// Where random ops start. Mirrors `graph/philox.rs`.
-#pragma once
-
-#include "element.cuh"
-
-// A place in the sequence of a seed. In a graph it counts from the replay's, which is in memory.
-struct Place {
-    u64 seed, offset, in_graph;
-
-    __device__ __forceinline__ Place resolve(const u64 *state) const {
-        return in_graph ? Place{state[0], state[1] + offset, 0} : *this;
-    }
-};
+// Where random ops start: in the sequence of a seed, or in that of a replay, which is in memory.
+__device__ __forceinline__ Place resolve(const Place& place, const u64* state) {
+    return place.in_graph ? Place{state[0], state[1] + place.offset, 0} : place;
+}

@@ -1,21 +1,9 @@
-// How a kernel says that a check failed: it never traps. Mirrors `launch/report.rs`.
-#pragma once
-
-#include "element.cuh"
-
-// Where to say it, and what. Any of a launch's failures will do; one that stands there stays.
-struct Report {
-    u64* mailbox;
-    u64 launch;
-    u64 site;
-    u64 dim;
-    u64 size;
-};
+// How a kernel says that a check failed: it never traps. // Any of a launch's failures will do; one that stands there stays.
 
 // Whether an index is one of the dimension's. Says so if it is not.
 __device__ __forceinline__ bool check_index(i64 index, const Report& report) {
     if ((u64)index < report.size) return true;
-    volatile u64* mailbox = report.mailbox;
+    volatile u64* mailbox = (volatile u64*)report.mailbox;
     if (mailbox[0] == 0) {
         mailbox[1] = (u64)index;
         mailbox[2] = report.site;

@@ -1,31 +1,7 @@
-// The elements an elementwise kernel goes over. Mirrors `elementwise/space.rs`.
-#pragma once
+// The elements that a kernel of the iteration layer goes over: 32 bits suffice for them, since what is
+// larger is launched in parts.
 
-#include "element.cuh"
-
-// All operands are contiguous and aligned to whole vectors.
-struct Flat {
-    u64 numel;
-};
-
-#define MAX_DIMS 16
-
-// Dimensions from the innermost out, with strides in elements per operand. 32 bits suffice: what
-// is larger is launched in parts.
-template <int N> struct Index {
-    u32 numel;
-    u32 ndim;
-    u32 sizes[MAX_DIMS];
-    u32 magic[MAX_DIMS];
-    u32 shift[MAX_DIMS];
-    i32 strides[N][MAX_DIMS];
-};
-
-// A kernel's parameter block: where, then what.
-template <class Space, class Args> struct Params {
-    Space space;
-    Args args;
-};
+template <int N> struct Index;
 
 // Where element `i` of each operand lies.
 template <int N>

@@ -24,6 +24,7 @@ use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target};
 use log::Held;
 
 pub(crate) use log::Log;
+pub(crate) use philox::PHILOX;
 pub use philox::{Place, Sequence};
 pub use pool::GraphPool;
 

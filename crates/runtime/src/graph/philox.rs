@@ -11,9 +11,14 @@ use super::Log;
 use crate::generator::CudaGenerator;
 use crate::host::{self, Shared};
 use crate::launch::{self, Call, Code};
-use crate::{CudaDevice, DType, KernelSet, Layout, Operand, Result, Storage, Target, View, module};
+use crate::module::{Program, Source};
+use crate::{CudaDevice, DType, Layout, Operand, Result, Storage, Target, View};
 
-static KERNELS: KernelSet = KernelSet::new(module!("philox"), 1, |_| "philox_set_state".into());
+/// What writes where the random ops of a replay start.
+pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
+    Source::new().with::<Place>().add(include_str!("philox.cu"))
+})
+.with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.gz")));
 
 /// A place in the sequence of a seed. In a graph it counts from the replay's, which the kernel
 /// finds in memory: PyTorch's `PhiloxCudaState`.
@@ -24,6 +29,8 @@ pub struct Place {
     offset: u64,
     in_graph: u64,
 }
+
+crate::cuda_struct!(Place { seed, offset, in_graph });
 
 impl Place {
     /// The seed and the offset.
@@ -42,16 +49,16 @@ impl Place {
 
 /// What a random op on CUDA draws from: the device's generator, or a graph that is captured. Held
 /// until the op is enqueued, since the order of draws is the order of launches.
-pub struct Sequence<'a>(Source<'a>);
+pub struct Sequence<'a>(Origin<'a>);
 
-enum Source<'a> {
+enum Origin<'a> {
     Generator(MutexGuard<'a, CudaGenerator>),
     Graph(Arc<Log>),
 }
 
 impl std::fmt::Debug for Sequence<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let of = if matches!(self.0, Source::Graph(_)) { "graph" } else { "generator" };
+        let of = if matches!(self.0, Origin::Graph(_)) { "graph" } else { "generator" };
         f.debug_tuple("Sequence").field(&of).finish()
     }
 }
@@ -62,9 +69,9 @@ impl<'a> Sequence<'a> {
     pub fn of(target: Target<'_>, device: &'a CudaDevice) -> Self {
         let log = if let Target::Cuda(_, _, stream) = target { Log::of(stream) } else { None };
         Self(match log {
-            Some(log) => Source::Graph(log),
+            Some(log) => Origin::Graph(log),
             None => {
-                Source::Generator(device.generator().lock().unwrap_or_else(PoisonError::into_inner))
+                Origin::Generator(device.generator().lock().unwrap_or_else(PoisonError::into_inner))
             }
         })
     }
@@ -72,11 +79,11 @@ impl<'a> Sequence<'a> {
     /// The place for a kernel of which no thread takes more than `values` values.
     pub fn advance(&mut self, values: u64) -> Place {
         match &mut self.0 {
-            Source::Generator(generator) => {
+            Origin::Generator(generator) => {
                 let (seed, offset) = generator.advance(values);
                 Place { seed, offset, in_graph: 0 }
             }
-            Source::Graph(log) => Place { seed: 0, offset: log.draw(values), in_graph: 1 },
+            Origin::Graph(log) => Place { seed: 0, offset: log.draw(values), in_graph: 1 },
         }
     }
 
@@ -85,13 +92,13 @@ impl<'a> Sequence<'a> {
     /// # Errors
     /// None.
     pub fn state_layout(&self) -> Result<Layout> {
-        Layout::contiguous(&[if matches!(self.0, Source::Graph(_)) { 2 } else { 0 }])
+        Layout::contiguous(&[if matches!(self.0, Origin::Graph(_)) { 2 } else { 0 }])
     }
 
     /// The kernel's second operand; `other` stands for the state where there is none.
     #[must_use]
     pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
-        let storage = if let Source::Graph(log) = &self.0 { log.state() } else { other };
+        let storage = if let Origin::Graph(log) = &self.0 { log.state() } else { other };
         View { storage, layout, dtype: DType::I64 }.read()
     }
 }
@@ -113,8 +120,7 @@ pub(super) fn set_state(
         params: bytemuck::bytes_of(&place),
         host: write_state as HostKernel,
         code: Code::Kernel {
-            set: &KERNELS,
-            index: 0,
+            kernel: (&PHILOX, 0, 0),
             grid: [1; 3],
             block: [1; 3],
             shared_bytes: 0,

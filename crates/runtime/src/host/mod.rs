@@ -13,7 +13,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use warpline_cuda_sys_safe::{HostLaunch, fork_generation};
 
 pub use element::{Cast, CastAny, HostElement, Number, Truth};
-pub use strided::{GRAIN, LANES, map_slices, map0, map1, map2, rows};
+pub use strided::{GRAIN, LANES, load, map0, map1, rows, store};
 
 /// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
 /// could pick up another job of the program that needs a lock this thread holds.

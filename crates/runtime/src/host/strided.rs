@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{HostElement, Number, Shared, parallel_for};
+use super::{Shared, parallel_for};
 use crate::iter::Index;
 
 /// Elements that loops take at once. Slices that are a multiple of it have no scalar remainder.
@@ -32,8 +32,12 @@ pub fn rows<const N: usize>(
 // LANES elements are handled together. All of them are read before any is written, so that an
 // operand may be the result in place, and the compiler may use vector instructions.
 
+/// Reads [`LANES`] elements.
+///
+/// # Safety
+/// They are declared, from `p` on at this stride, and nobody writes them meanwhile.
 #[inline(always)]
-unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
+pub unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
     match stride {
         // SAFETY: the caller's promise that LANES elements at this stride are declared.
         1 => unsafe { p.cast::<[T; LANES]>().read() },
@@ -44,8 +48,12 @@ unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
     }
 }
 
+/// Writes [`LANES`] elements.
+///
+/// # Safety
+/// As [`load`], for writes.
 #[inline(always)]
-unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
+pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
     if stride == 1 {
         // SAFETY: the caller's promise that LANES elements at this stride are declared.
         unsafe { p.cast::<[T; LANES]>().write(values) };
@@ -100,104 +108,6 @@ pub unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
             for k in whole as isize..n as isize {
                 // SAFETY: element `k` of the row.
                 unsafe { out.offset(k * so).write(f(a.offset(k * sa).read())) };
-            }
-        });
-    });
-}
-
-/// Elements that [`map_slices`] makes a slice of: enough that a call is nothing, few enough that
-/// they stay in the nearest cache.
-const SLICE: usize = 32 * LANES;
-
-/// `out = a` with `f` applied to slices of it; `out` may be `a` itself. A slice's length is a
-/// multiple of [`LANES`]; what is beyond a row's end is anything.
-///
-/// # Safety
-/// As [`map1`].
-pub unsafe fn map_slices<T: HostElement>(
-    a: Shared<T>,
-    out: Shared<T>,
-    index: &Index<2>,
-    parallel: bool,
-    f: fn(&mut [T::Compute]),
-) {
-    let [sa, so] = index.inner_strides();
-    parallel_for(parallel, index.numel(), GRAIN, |range| {
-        let mut slice = [T::Compute::from_parts(0.0, 0); SLICE];
-        rows(index, range, |[ia, io], n| {
-            for first in (0..n).step_by(SLICE) {
-                let n = SLICE.min(n - first);
-                let (a, out) = (a.at(ia + first as isize * sa), out.at(io + first as isize * so));
-                let slice = &mut slice[..n.next_multiple_of(LANES)];
-                // SAFETY: n elements of the row from `first` on, as the caller promises.
-                unsafe {
-                    read(a, sa, n, slice);
-                    f(slice);
-                    write(out, so, n, slice);
-                }
-            }
-        });
-    });
-}
-
-/// Reads the first `n` of a slice.
-unsafe fn read<T: HostElement>(a: *const T, stride: isize, n: usize, slice: &mut [T::Compute]) {
-    let (chunks, rest) = slice[..n].as_chunks_mut::<LANES>();
-    for (k, chunk) in chunks.iter_mut().enumerate() {
-        // SAFETY: the caller's promise that n elements at this stride are declared.
-        *chunk = unsafe { load(a.offset((k * LANES) as isize * stride), stride) }.map(T::get);
-    }
-    for (x, k) in rest.iter_mut().zip(n - n % LANES..) {
-        // SAFETY: as above.
-        *x = unsafe { a.offset(k as isize * stride).read() }.get();
-    }
-}
-
-/// Writes the first `n` of a slice.
-unsafe fn write<T: HostElement>(out: *mut T, stride: isize, n: usize, slice: &[T::Compute]) {
-    let (chunks, rest) = slice[..n].as_chunks::<LANES>();
-    for (k, chunk) in chunks.iter().enumerate() {
-        let values = chunk.map(T::put);
-        // SAFETY: the caller's promise that n elements at this stride are declared.
-        unsafe { store(out.offset((k * LANES) as isize * stride), stride, values) };
-    }
-    for (&x, k) in rest.iter().zip(n - n % LANES..) {
-        // SAFETY: as above.
-        unsafe { out.offset(k as isize * stride).write(T::put(x)) };
-    }
-}
-
-/// `out = f(a, b)` element by element; `out` may be `a` or `b` itself.
-///
-/// # Safety
-/// As [`map1`].
-pub unsafe fn map2<A: Copy + Sync, B: Copy + Sync, O: Copy + Sync>(
-    a: Shared<A>,
-    b: Shared<B>,
-    out: Shared<O>,
-    index: &Index<3>,
-    parallel: bool,
-    f: impl Fn(A, B) -> O + Sync,
-) {
-    let [sa, sb, so] = index.inner_strides();
-    parallel_for(parallel, index.numel(), GRAIN, |range| {
-        rows(index, range, |[ia, ib, io], n| {
-            let (a, b) = (a.at(ia), b.at(ib));
-            let out = out.at(io);
-            let whole = n - n % LANES;
-            for k in (0..whole as isize).step_by(LANES) {
-                // SAFETY: LANES elements of the row from `k` on, as the caller promises.
-                unsafe {
-                    let (x, y) = (load(a.offset(k * sa), sa), load(b.offset(k * sb), sb));
-                    store(out.offset(k * so), so, std::array::from_fn(|j| f(x[j], y[j])));
-                }
-            }
-            for k in whole as isize..n as isize {
-                // SAFETY: element `k` of the row.
-                unsafe {
-                    let value = f(a.offset(k * sa).read(), b.offset(k * sb).read());
-                    out.offset(k * so).write(value);
-                }
             }
         });
     });

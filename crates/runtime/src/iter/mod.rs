@@ -14,9 +14,15 @@ use bytemuck::Pod;
 use warpline_cuda_sys_safe::HostKernel;
 
 use crate::launch::{Call, Code};
-use crate::{Error, KernelSet, Layout, Operand, Result, Target, View, launch};
+use crate::module::Program;
+use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
 
 pub use space::{Flat, Index, Params, Plan, Space};
+
+/// The kernels of programs of this layer.
+pub const KERNELS: &[&str] = &["flat", "strided"];
+const FLAT: usize = 0;
+const STRIDED: usize = 1;
 
 /// Threads per block.
 pub const BLOCK: u32 = 256;
@@ -24,27 +30,17 @@ pub const BLOCK: u32 = 256;
 /// Blocks that a multiprocessor gets at most; the kernels loop over what is left.
 pub const BLOCKS_PER_SM: u32 = 32;
 
-/// A kernel with its CPU implementation.
-#[derive(Clone, Copy, Debug)]
-pub struct Kernel {
-    /// Its number in the set.
-    pub index: usize,
-    /// What the CPU runs.
-    pub host: HostKernel,
-}
-
 /// An elementwise op on operands of some dtype: takes [`Params`] of its arguments, and of [`Flat`]
 /// or an [`Index`].
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     /// PyTorch's name.
     pub name: &'static str,
-    /// Where its kernels are.
-    pub set: &'static KernelSet,
-    /// For operands that are contiguous and aligned to whole vectors.
-    pub flat: Kernel,
-    /// For all others.
-    pub strided: Kernel,
+    /// The program, and the number of the variant. Its first kernel is for operands that are
+    /// contiguous and aligned to whole vectors, the second for all others.
+    pub program: (&'static Program, usize),
+    /// The CPU implementations of both.
+    pub host: [HostKernel; 2],
     /// Elements that a thread of the flat kernel takes at a time.
     pub vector: usize,
     /// Where the op was called.
@@ -71,6 +67,25 @@ pub unsafe fn run<const N: usize, A: Pod>(
     views: [View<'_>; N],
     args: A,
 ) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { run_some(target, op, views, 0, args) }
+}
+
+/// [`run`] where some operands are not touched: those whose bit in `untouched` is set, for which the
+/// kernels have numbers among their arguments. `views` has the result in their place.
+///
+/// # Errors
+/// As [`run`].
+///
+/// # Safety
+/// As [`run`].
+pub unsafe fn run_some<const N: usize, A: Pod>(
+    target: Target<'_>,
+    op: &Op,
+    views: [View<'_>; N],
+    untouched: u64,
+    args: A,
+) -> Result<()> {
     let out = views[N - 1];
     out.check_writable(op.name)?;
     for view in &views {
@@ -86,7 +101,7 @@ pub unsafe fn run<const N: usize, A: Pod>(
         view.check_no_partial_overlap(&out, op.name)?;
     }
     // SAFETY: the caller's promise.
-    unsafe { run_part(target, op, views, args) }
+    unsafe { run_part(target, op, views, untouched, args) }
 }
 
 /// # Safety
@@ -95,6 +110,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
     target: Target<'_>,
     op: &Op,
     views: [View<'_>; N],
+    untouched: u64,
     args: A,
 ) -> Result<()> {
     let sizes = views[N - 1].sizes();
@@ -106,11 +122,15 @@ unsafe fn run_part<const N: usize, A: Pod>(
     if !plan.fits() {
         return halves(&views, |part| {
             // SAFETY: the caller's promise, which holds for parts too.
-            unsafe { run_part(target, op, part, args) }
+            unsafe { run_part(target, op, part, untouched, args) }
         });
     }
-    let operands: [Operand<'_>; N] =
-        std::array::from_fn(|k| if k == N - 1 { views[k].write() } else { views[k].read() });
+    let nothing = Layout::from_parts(Sizes::from_slice(&[0]), Strides::from_slice(&[1]), 0);
+    let operands: [Operand<'_>; N] = std::array::from_fn(|k| match views[k] {
+        view if k == N - 1 => view.write(),
+        view if untouched >> k & 1 == 1 => View { layout: &nothing, ..view }.read(),
+        view => view.read(),
+    });
     let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(op.vector);
     // SAFETY: the parameters are those the kernel and its CPU implementation take; for the rest
     // the caller's promise.
@@ -118,10 +138,10 @@ unsafe fn run_part<const N: usize, A: Pod>(
         if plan.is_contiguous() && views.iter().all(aligned) {
             let params = Params::new(Flat { numel: numel as u64 }, args);
             let threads = numel.div_ceil(op.vector);
-            launch_one(target, op, op.flat, &operands, bytemuck::bytes_of(&params), threads)
+            launch_one(target, op, FLAT, &operands, bytemuck::bytes_of(&params), threads)
         } else {
             let params = Params::new(plan.index(op.name)?, args);
-            launch_one(target, op, op.strided, &operands, bytemuck::bytes_of(&params), numel)
+            launch_one(target, op, STRIDED, &operands, bytemuck::bytes_of(&params), numel)
         }
     }
 }
@@ -131,7 +151,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
 unsafe fn launch_one(
     target: Target<'_>,
     op: &Op,
-    kernel: Kernel,
+    kernel: usize,
     operands: &[Operand<'_>],
     params: &[u8],
     threads: usize,
@@ -140,10 +160,9 @@ unsafe fn launch_one(
         op: op.name,
         operands,
         params,
-        host: kernel.host,
+        host: op.host[kernel],
         code: Code::Kernel {
-            set: op.set,
-            index: kernel.index,
+            kernel: (op.program.0, op.program.1, kernel),
             grid: grid(target, threads),
             block: [BLOCK, 1, 1],
             shared_bytes: 0,

@@ -1,8 +1,9 @@
-//! The elements an elementwise kernel goes over. Mirrors `cuda/space.cuh`.
+//! The elements an elementwise kernel goes over.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
+use crate::module::{CudaType, Definitions, field};
 use crate::{Error, Result};
 
 /// Dimensions a kernel can tell apart; what merges with a neighbour does not count.
@@ -15,6 +16,8 @@ pub struct Flat {
     /// Elements of each operand.
     pub numel: u64,
 }
+
+crate::cuda_struct!(Flat { numel });
 
 /// `N` operands over common sizes, from the innermost dimension out, strides in elements.
 ///
@@ -35,6 +38,8 @@ pub struct Index<const N: usize> {
 unsafe impl<const N: usize> Zeroable for Index<N> {}
 // SAFETY: `repr(C)` with 32-bit integers only: no padding, every bit pattern is valid.
 unsafe impl<const N: usize> Pod for Index<N> {}
+
+crate::cuda_struct!(Index<N> { numel, ndim, sizes, magic, shift, strides });
 
 impl<const N: usize> Index<N> {
     /// Elements of each operand.
@@ -136,6 +141,18 @@ unsafe impl<S: Zeroable, A: Zeroable> Zeroable for Params<S, A> {}
 // SAFETY: both parts are plain data in `repr(C)`, and `new`, the only constructor besides copies of
 // its bytes, does not compile where there would be padding between or after them.
 unsafe impl<S: Pod, A: Pod> Pod for Params<S, A> {}
+
+impl<S: CudaType, A: CudaType> CudaType for Params<S, A> {
+    fn declare(name: &str) -> String {
+        format!("Params<{}, {}> {name}", S::declare("").trim_end(), A::declare("").trim_end())
+    }
+
+    fn define(definitions: &mut Definitions) {
+        let fields =
+            [field("space", |own: &Self| &own.space), field("args", |own: &Self| &own.args)];
+        definitions.structure::<Self>(Self::declare("").trim_end(), &fields);
+    }
+}
 
 /// Sizes and strides after dimensions of size 1 are gone, the rest is sorted by stride, and
 /// neighbours are merged. From the innermost dimension out.

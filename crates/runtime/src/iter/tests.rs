@@ -30,12 +30,10 @@ fn what_reaches_too_far_is_cut_where_it_does() {
     let memory = Storage::device(&runtime, bytes, &stream).unwrap();
     let targets =
         [(Target::Cpu(&runtime), &host), (Target::Cuda(&runtime, device, &stream), &memory)];
-    let kernel = Kernel { index: 1, host: count };
     let op = Op {
         name: "fill_",
-        set: &KERNELS,
-        flat: kernel,
-        strided: kernel,
+        program: (&KERNELS, 0),
+        host: [count, count],
         vector: 1,
         location: Location::caller(),
     };

@@ -27,8 +27,8 @@ pub(super) fn run(
         return Err(other_device(call.op, device.index(), stream.device_index()));
     }
     let site = Site { op: call.op, location: call.location };
-    let function = |set, index| {
-        device.function(set, index).map_err(|e| match e.driver_error() {
+    let function = |kernel| {
+        device.function(kernel).map_err(|e| match e.driver_error() {
             Some(source) if source.loses_device() => {
                 located(StreamError::from(source.clone()).into(), stream, site)
             }
@@ -36,8 +36,8 @@ pub(super) fn run(
         })
     };
     let code = match call.code {
-        Code::Kernel { set, index, grid, block, shared_bytes } => {
-            DeviceCode::Kernel { function: function(set, index)?, grid, block, shared_bytes }
+        Code::Kernel { kernel, grid, block, shared_bytes } => {
+            DeviceCode::Kernel { function: function(kernel)?, grid, block, shared_bytes }
         }
         Code::Library(f) => DeviceCode::Library(f),
         Code::Collective { enqueue, .. } => DeviceCode::Collective(enqueue),

@@ -29,7 +29,8 @@ use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 use warpline_stream::Stream;
 
 use crate::completion::Completion;
-use crate::{CudaDevice, Error, KernelSet, Operand, Result, Runtime, Storage};
+use crate::module::Program;
+use crate::{CudaDevice, Error, Operand, Result, Runtime, Storage};
 
 pub(crate) use capture::{ReplayUses, replay};
 pub use cpu::with_operands;
@@ -91,12 +92,10 @@ pub type CollectiveCall<'a> = &'a dyn Fn(StreamHandle) -> Result<(), DriverError
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // a closure has nothing to show
 pub enum Code<'a> {
-    /// Kernel `index` of a set. Its arguments are one pointer per operand, then the parameters.
+    /// A kernel. Its arguments are one pointer per operand, then the parameters.
     Kernel {
-        /// The set.
-        set: &'static KernelSet,
-        /// Which of its kernels.
-        index: usize,
+        /// The program, the number of its variant, and of that the number of the kernel.
+        kernel: (&'static Program, usize, usize),
         /// Blocks in x, y, z.
         grid: [u32; 3],
         /// Threads in x, y, z.

@@ -15,7 +15,7 @@ use crate::storage::Source;
 type Words = [AtomicU64; 5];
 
 /// The first argument of a kernel that checks indices: what it checks them against, and where it
-/// says that one is out of range. Mirrors `cuda/report.cuh`.
+/// says that one is out of range.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Report {
@@ -26,6 +26,8 @@ pub struct Report {
     dim: u64,
     size: u64,
 }
+
+crate::cuda_struct!(Report { mailbox, launch, site, dim, size });
 
 /// A parameter block on its way to the driver.
 pub(super) type Params = SmallVec<[u8; 512]>;

@@ -2,15 +2,15 @@
 
 use std::sync::{Arc, PoisonError};
 
-use warpline_alloc::AllocatorConfig;
 use warpline_alloc::cuda::{CudaAllocator, CudaBackend};
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, FunctionHandle};
 use warpline_stream::Device;
 use warpline_sync::Mutex;
 
-use super::kernel_cache::{KernelCache, KernelSet};
+use super::RuntimeConfig;
 use crate::Result;
 use crate::generator::CudaGenerator;
+use crate::module::{KernelCache, Program};
 
 /// A device with what the runtime keeps for it.
 #[derive(Debug)]
@@ -22,13 +22,12 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    pub(super) fn new(device: Device, config: AllocatorConfig) -> Self {
+    pub(super) fn new(device: Device, config: &RuntimeConfig) -> Self {
         let backend = CudaBackend::new(Arc::clone(device.driver()), device.index());
-        let kernels = KernelCache::new(&**device.driver(), device.properties());
         Self {
             device,
-            allocator: CudaAllocator::new(backend, config),
-            kernels,
+            allocator: CudaAllocator::new(backend, config.allocator.clone()),
+            kernels: KernelCache::new(config.compile_cache.clone()),
             generator: Mutex::default(),
         }
     }
@@ -75,7 +74,10 @@ impl CudaDevice {
     }
 
     /// A kernel, loading its module on first use.
-    pub(crate) fn function(&self, set: &'static KernelSet, index: usize) -> Result<FunctionHandle> {
-        self.kernels.function(self.device.driver(), self.device.index(), set, index)
+    pub(crate) fn function(
+        &self,
+        kernel: (&'static Program, usize, usize),
+    ) -> Result<FunctionHandle> {
+        self.kernels.function(self.device.driver(), self.device.index(), kernel)
     }
 }

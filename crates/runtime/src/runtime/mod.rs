@@ -1,11 +1,11 @@
 //! A runtime: one driver, its devices, their caches, and how they are to be used.
 
 mod device;
-mod kernel_cache;
 mod peers;
 mod shared;
 mod staging;
 
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
@@ -20,7 +20,6 @@ use crate::race::Detector;
 use crate::{Error, Race, RaceReport, Result};
 
 pub use device::CudaDevice;
-pub use kernel_cache::{KernelSet, Module};
 use peers::Peers;
 use shared::Shared;
 pub(crate) use shared::{SharedMapping, Unused, new_memory_id};
@@ -52,6 +51,8 @@ pub struct RuntimeConfig {
     pub allocator: AllocatorConfig,
     /// How copies go through page-locked memory.
     pub staging: Staging,
+    /// Where GPU code that is compiled at run time is kept for later processes; nowhere if there is none.
+    pub compile_cache: Option<PathBuf>,
 }
 
 /// One driver with its devices and caches: an isolated world. Clones share it.
@@ -93,8 +94,7 @@ impl Runtime {
     /// The driver's own, when it cannot say what its devices are.
     pub fn new(driver: Arc<dyn Driver>, config: RuntimeConfig) -> Result<Self> {
         let devices = Devices::new(driver)?;
-        let gpus =
-            devices.iter().map(|d| CudaDevice::new(d.clone(), config.allocator.clone())).collect();
+        let gpus = devices.iter().map(|d| CudaDevice::new(d.clone(), &config)).collect();
         Ok(Self::build(Ok(devices), gpus, &config))
     }
 

@@ -1,6 +1,6 @@
 //! Arithmetic and comparisons, with operators.
 
-use warpline_kernels::elementwise::binary::{BinaryOp, binary, binary_scalar, scalar_binary};
+use warpline_kernels::elementwise::{self as table, Op, binary};
 use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
@@ -30,7 +30,7 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
 
 /// `a op b` of two tensors, into a new one.
 #[track_caller]
-fn tensors(op: BinaryOp, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let common = result_type(a, b);
     check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
     if a.is_cuda() != b.is_cuda() && a.storage().runtime().same_as(b.storage().runtime()) {
@@ -72,7 +72,7 @@ fn tensors(op: BinaryOp, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// The element of a CPU tensor without dimensions. It counts as a number, but wraps in a smaller
 /// integer dtype as other tensors do, where a number would be refused.
 #[track_caller]
-fn number_of(tensor: &Tensor, op: BinaryOp, common: DType) -> Result<Scalar> {
+fn number_of(tensor: &Tensor, op: &'static Op, common: DType) -> Result<Scalar> {
     let (compute, _) = op.dtypes(common)?;
     if compute.category() == Category::Int {
         return tensor.in_dtype(compute)?.to_scalar();
@@ -83,7 +83,7 @@ fn number_of(tensor: &Tensor, op: BinaryOp, common: DType) -> Result<Scalar> {
 /// `a op number`, or `number op a` if `reversed`, of operands that meet in `common`.
 #[track_caller]
 fn with_scalar(
-    op: BinaryOp,
+    op: &'static Op,
     a: &Tensor,
     number: Scalar,
     common: DType,
@@ -101,15 +101,15 @@ fn with_scalar(
     let out = exec.empty(a.size(), result)?;
     let (target, view) = (exec.target(), a.as_view());
     if reversed {
-        scalar_binary(target, op, number, view, out.as_view())?;
+        binary(target, op, number, view, out.as_view())?;
     } else {
-        binary_scalar(target, op, view, number, out.as_view())?;
+        binary(target, op, view, number, out.as_view())?;
     }
     Ok(out)
 }
 
 #[track_caller]
-fn apply(op: BinaryOp, a: &Tensor, b: TensorOrScalar<'_>) -> Result<Tensor> {
+fn apply(op: &'static Op, a: &Tensor, b: TensorOrScalar<'_>) -> Result<Tensor> {
     match b {
         TensorOrScalar::Tensor(b) => tensors(op, a, b),
         TensorOrScalar::Scalar(b) => scalar_op(op, a, b, false),
@@ -117,14 +117,14 @@ fn apply(op: BinaryOp, a: &Tensor, b: TensorOrScalar<'_>) -> Result<Tensor> {
 }
 
 #[track_caller]
-fn scalar_op(op: BinaryOp, a: &Tensor, b: Scalar, reversed: bool) -> Result<Tensor> {
+fn scalar_op(op: &'static Op, a: &Tensor, b: Scalar, reversed: bool) -> Result<Tensor> {
     let is_bool = a.dtype() == DType::Bool || b.category() == Category::Bool;
     check_bool_sub(op, is_bool)?;
     with_scalar(op, a, b, result_type_scalar(a, b), reversed)
 }
 
-fn check_bool_sub(op: BinaryOp, is_bool: bool) -> Result<()> {
-    if op == BinaryOp::Sub && is_bool {
+fn check_bool_sub(op: &'static Op, is_bool: bool) -> Result<()> {
+    if op.name() == table::SUB.name() && is_bool {
         return Err(Error::UnsupportedDType { op: "sub", dtype: DType::Bool });
     }
     Ok(())
@@ -152,7 +152,7 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
 
 /// `a op= b`.
 #[track_caller]
-fn in_place(op: BinaryOp, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
+fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
     let common = match b {
         TensorOrScalar::Tensor(b) => result_type(a, b),
         TensorOrScalar::Scalar(b) => result_type_scalar(a, b),
@@ -174,7 +174,7 @@ fn in_place(op: BinaryOp, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>)
                 check_bool_sub(op, number.category() == Category::Bool)?;
                 check_fits(name, number, compute)?;
                 let exec = a.exec()?;
-                return binary_scalar(exec.target(), op, a.as_view(), number, a.as_view());
+                return binary(exec.target(), op, a.as_view(), number, a.as_view());
             }
             TensorOrScalar::Tensor(b) => {
                 // Elements in step may be overwritten; any other overlap goes through a copy.
@@ -223,7 +223,7 @@ macro_rules! methods {
             /// with.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-                apply(BinaryOp::$op, self, other.into())
+                apply(&table::$op, self, other.into())
             }
         )*}
     };
@@ -231,29 +231,29 @@ macro_rules! methods {
 
 methods! {
     /// `self + other`.
-    add Add;
+    add ADD;
     /// `self - other`; not for bools.
-    sub Sub;
+    sub SUB;
     /// `self * other`.
-    mul Mul;
+    mul MUL;
     /// `self / other`, a float for integers too.
-    div Div;
+    div DIV;
     /// The larger of each two elements; NaN if either is.
-    maximum Maximum;
+    maximum MAXIMUM;
     /// The smaller of each two elements; NaN if either is.
-    minimum Minimum;
+    minimum MINIMUM;
     /// Where `self == other`, as bools.
-    eq Eq;
+    eq EQ;
     /// Where `self != other`, as bools.
-    ne Ne;
+    ne NE;
     /// Where `self < other`, as bools.
-    lt Lt;
+    lt LT;
     /// Where `self <= other`, as bools.
-    le Le;
+    le LE;
     /// Where `self > other`, as bools.
-    gt Gt;
+    gt GT;
     /// Where `self >= other`, as bools.
-    ge Ge;
+    ge GE;
 }
 
 macro_rules! in_place_methods {
@@ -266,7 +266,7 @@ macro_rules! in_place_methods {
             /// as without the underscore.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-                in_place(BinaryOp::$op, stringify!($name), self, other.into())?;
+                in_place(&table::$op, stringify!($name), self, other.into())?;
                 Ok(self)
             }
         )*}
@@ -275,13 +275,13 @@ macro_rules! in_place_methods {
 
 in_place_methods! {
     /// Adds `other` to each element.
-    add_ Add;
+    add_ ADD;
     /// Subtracts `other` from each element; not for bools.
-    sub_ Sub;
+    sub_ SUB;
     /// Multiplies each element by `other`.
-    mul_ Mul;
+    mul_ MUL;
     /// Divides each element by `other`.
-    div_ Div;
+    div_ DIV;
 }
 
 impl Tensor {
@@ -304,33 +304,33 @@ impl Tensor {
 }
 
 macro_rules! operators {
-    ($($trait:ident $method:ident;)*) => {$(
+    ($($trait:ident $method:ident $op:ident;)*) => {$(
         impl std::ops::$trait<&Tensor> for &Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: &Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, self, other)
+                tensors(&table::$op, self, other)
             }
         }
         impl std::ops::$trait<&Tensor> for Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: &Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, &self, other)
+                tensors(&table::$op, &self, other)
             }
         }
         impl std::ops::$trait<Tensor> for &Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, self, &other)
+                tensors(&table::$op, self, &other)
             }
         }
         impl std::ops::$trait<Tensor> for Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, &self, &other)
+                tensors(&table::$op, &self, &other)
             }
         }
         // One implementation for all numbers, so that a literal needs no suffix.
@@ -338,34 +338,34 @@ macro_rules! operators {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, number: S) -> Result<Tensor> {
-                scalar_op(BinaryOp::$trait, self, number.into(), false)
+                scalar_op(&table::$op, self, number.into(), false)
             }
         }
         impl<S: Into<Scalar>> std::ops::$trait<S> for Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, number: S) -> Result<Tensor> {
-                scalar_op(BinaryOp::$trait, &self, number.into(), false)
+                scalar_op(&table::$op, &self, number.into(), false)
             }
         }
-        operators!(@left f64 $trait $method);
-        operators!(@left i64 $trait $method);
+        operators!(@left f64 $trait $method $op);
+        operators!(@left i64 $trait $method $op);
     )*};
     // On the left only these two, so that a literal is one of them.
-    (@left $ty:ident $trait:ident $method:ident) => {
+    (@left $ty:ident $trait:ident $method:ident $op:ident) => {
         impl std::ops::$trait<&Tensor> for $ty {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, tensor: &Tensor) -> Result<Tensor> {
-                scalar_op(BinaryOp::$trait, tensor, self.into(), true)
+                scalar_op(&table::$op, tensor, self.into(), true)
             }
         }
     };
 }
 
 operators! {
-    Add add;
-    Sub sub;
-    Mul mul;
-    Div div;
+    Add add ADD;
+    Sub sub SUB;
+    Mul mul MUL;
+    Div div DIV;
 }

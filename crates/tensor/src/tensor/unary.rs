@@ -1,13 +1,13 @@
 //! Functions of one element.
 
-use warpline_kernels::elementwise::unary::{UnaryOp, unary};
+use warpline_kernels::elementwise::{self as table, Op, unary};
 
 use crate::{Result, Tensor};
 
 /// `op(a)` into a new tensor; where only floats have the function, integers become `float32`.
 #[track_caller]
-fn apply(op: UnaryOp, a: &Tensor) -> Result<Tensor> {
-    let dtype = op.dtype(a.dtype())?;
+fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
+    let (dtype, result) = op.dtypes(a.dtype())?;
     let converted;
     let mut a = a;
     if a.dtype() != dtype {
@@ -15,7 +15,7 @@ fn apply(op: UnaryOp, a: &Tensor) -> Result<Tensor> {
         a = &converted;
     }
     let exec = a.exec()?;
-    let out = exec.empty(a.size(), dtype)?;
+    let out = exec.empty(a.size(), result)?;
     unary(exec.target(), op, a.as_view(), out.as_view())?;
     Ok(out)
 }
@@ -29,7 +29,7 @@ macro_rules! methods {
             /// [`crate::Error::UnsupportedDType`], and what the launch fails with.
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
-                apply(UnaryOp::$op, self)
+                apply(&table::$op, self)
             }
         )*}
     };
@@ -37,58 +37,58 @@ macro_rules! methods {
 
 methods! {
     /// `-self`; not for bools.
-    neg Neg;
+    neg NEG;
     /// Without its sign; not for bools.
-    abs Abs;
+    abs ABS;
     /// −1, 0 or 1; 0 for NaN.
-    sign Sign;
+    sign SIGN;
     /// Times itself.
-    square Square;
+    square SQUARE;
     /// The larger of each element and zero; not for bools.
-    relu Relu;
+    relu RELU;
     /// The largest integer not above it; not for bools.
-    floor Floor;
+    floor FLOOR;
     /// The smallest integer not below it; not for bools.
-    ceil Ceil;
+    ceil CEIL;
     /// The nearest integer, the even one of two as near; not for bools.
-    round Round;
+    round ROUND;
     /// `e` to the power of each element.
-    exp Exp;
+    exp EXP;
     /// `exp(self) - 1`, exact near zero.
-    expm1 Expm1;
+    expm1 EXPM1;
     /// The natural logarithm.
-    log Log;
+    log LOG;
     /// `log(1 + self)`, exact near zero.
-    log1p Log1p;
+    log1p LOG1P;
     /// The square root.
-    sqrt Sqrt;
+    sqrt SQRT;
     /// One over the square root.
-    rsqrt Rsqrt;
+    rsqrt RSQRT;
     /// One over each element.
-    reciprocal Reciprocal;
+    reciprocal RECIPROCAL;
     /// The sine.
-    sin Sin;
+    sin SIN;
     /// The cosine.
-    cos Cos;
+    cos COS;
     /// The hyperbolic tangent.
-    tanh Tanh;
+    tanh TANH;
     /// The error function.
-    erf Erf;
+    erf ERF;
     /// `1 / (1 + exp(-self))`.
-    sigmoid Sigmoid;
+    sigmoid SIGMOID;
     /// `self * sigmoid(self)`. Floats only.
-    silu Silu;
+    silu SILU;
     /// The Gaussian error linear unit, by the error function. Floats only.
-    gelu Gelu;
+    gelu GELU;
     /// The Gaussian error linear unit by its `tanh` approximation. Floats only.
-    gelu_tanh GeluTanh;
+    gelu_tanh GELU_TANH;
 }
 
 impl std::ops::Neg for &Tensor {
     type Output = Result<Tensor>;
     #[track_caller]
     fn neg(self) -> Result<Tensor> {
-        apply(UnaryOp::Neg, self)
+        apply(&table::NEG, self)
     }
 }
 
@@ -96,6 +96,6 @@ impl std::ops::Neg for Tensor {
     type Output = Result<Tensor>;
     #[track_caller]
     fn neg(self) -> Result<Tensor> {
-        apply(UnaryOp::Neg, &self)
+        apply(&table::NEG, &self)
     }
 }

@@ -1,0 +1,4 @@
+//! Ops of the table, against plain arithmetic.
+
+mod binary;
+mod unary;
