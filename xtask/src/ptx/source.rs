@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use sha2::{Digest, Sha256};
 
 use super::nvrtc::{NVRTC_VERSION, RUNTIME_VERSION};
@@ -25,19 +25,17 @@ pub(super) struct Module {
     pub(super) text: String,
     /// The folder that the source is below.
     sources: PathBuf,
-    /// Where a quoted include is looked for that is not beside the source.
-    pub(super) shared: PathBuf,
     /// The headers it includes, directly or not, with their text, each once.
     headers: Vec<(PathBuf, String)>,
 }
 
 impl Module {
-    pub(super) fn read(sources: &Path, shared: &Path, path: &Path) -> Result<Self> {
+    pub(super) fn read(sources: &Path, path: &Path) -> Result<Self> {
         let text = workspace::read(path)?;
         let mut headers = Vec::new();
-        add_headers(shared, path, &text, &mut headers)?;
-        let (path, sources, shared) = (path.to_owned(), sources.to_owned(), shared.to_owned());
-        Ok(Self { path, text, sources, shared, headers })
+        add_headers(path, &text, &mut headers)?;
+        let (path, sources) = (path.to_owned(), sources.to_owned());
+        Ok(Self { path, text, sources, headers })
     }
 
     pub(super) fn file_name(&self) -> String {
@@ -67,8 +65,7 @@ impl Module {
         add(&self.file_name());
         add(&self.text);
         for (path, text) in &self.headers {
-            let below = if path.starts_with(&self.shared) { &self.shared } else { &self.sources };
-            add(&workspace::relative(below, path));
+            add(&workspace::relative(&self.sources, path));
             add(text);
         }
         hex(&hash.finalize())
@@ -89,24 +86,17 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Adds the headers that `text` includes in quotes, and those that these include. The ones in
 /// angle brackets are the toolkit's, whose version is part of the hash.
-fn add_headers(
-    shared: &Path,
-    path: &Path,
-    text: &str,
-    headers: &mut Vec<(PathBuf, String)>,
-) -> Result<()> {
+fn add_headers(path: &Path, text: &str, headers: &mut Vec<(PathBuf, String)>) -> Result<()> {
     for name in text.lines().filter_map(quoted_include) {
-        let beside = path.with_file_name(name);
-        let elsewhere = shared.join(name);
-        let header = [beside, elsewhere].into_iter().find(|p| p.is_file()).with_context(|| {
-            let (path, shared) = (path.display(), shared.display());
-            format!("{path} includes {name:?}, which is neither beside it nor in {shared}")
-        })?;
+        let header = path.with_file_name(name);
+        if !header.is_file() {
+            bail!("{} includes {name:?}, which is not beside it", path.display());
+        }
         let header = header.canonicalize()?;
         if !headers.iter().any(|(known, _)| *known == header) {
             let text = workspace::read(&header)?;
             headers.push((header.clone(), text.clone()));
-            add_headers(shared, &header, &text, headers)?;
+            add_headers(&header, &text, headers)?;
         }
     }
     Ok(())
@@ -170,7 +160,7 @@ mod tests {
             fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
             fs::write(root.join(name), text).unwrap();
         }
-        Module::read(&root, &root.join("cuda"), &root.join(files[0].0))
+        Module::read(&root, &root.join(files[0].0))
     }
 
     #[test]
@@ -181,12 +171,12 @@ mod tests {
                 "#include \"own.cuh\"\n# include  \"all.cuh\"\n#include <cuda_fp16.h>\n",
             ),
             ("add/own.cuh", "#include \"all.cuh\"\n"),
-            ("cuda/all.cuh", "#include \"all.cuh\"\nint x;\n"),
+            ("add/all.cuh", "#include \"all.cuh\"\nint x;\n"),
         ];
         let read = module(&files).unwrap();
         let names: Vec<_> =
             read.headers.iter().map(|(p, _)| workspace::relative(&read.sources, p)).collect();
-        assert_eq!(names, ["add/own.cuh", "cuda/all.cuh"]);
+        assert_eq!(names, ["add/own.cuh", "add/all.cuh"]);
 
         let mut changed = files;
         changed[2].1 = "#include \"all.cuh\"\nint y;\n";

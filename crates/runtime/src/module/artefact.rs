@@ -78,6 +78,28 @@ pub fn stale<'a>(folder: &Path, programs: &[&'a Program]) -> Vec<&'a Program> {
     programs.iter().filter(is_stale).copied().collect()
 }
 
+/// Whether a program's file is what compiling its source gives.
+///
+/// # Errors
+/// The compiler's own.
+pub fn agrees(folder: &Path, program: &Program, compiler: &Compiler) -> Result<bool> {
+    let packed = pack(program, compiler)?;
+    Ok(fs::read(path(folder, program)).is_ok_and(|file| file == packed))
+}
+
+/// All variants' PTX, each after its head, compressed.
+fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
+    let mut text = format!("// {}: compiled by NVRTC {}\n", program.name(), compiler.version());
+    for variant in 0..program.variants().len() {
+        text += &head(program, variant);
+        text += &compiler.ptx(program, variant)?;
+    }
+    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+    // Into memory: nothing fails.
+    let written = packed.write_all(text.as_bytes()).and_then(|()| packed.finish());
+    written.map_err(|e| Error::NoGpuCode { op: program.name(), reason: e.to_string() })
+}
+
 /// Compiles a program and writes its file, unless that is there and of this source.
 ///
 /// # Errors
@@ -86,18 +108,11 @@ pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<C
     if stale(folder, &[program]).is_empty() {
         return Ok(Change::None);
     }
-    let mut text = format!("// {}: compiled by NVRTC {}\n", program.name(), compiler.version());
-    for variant in 0..program.variants().len() {
-        text += &head(program, variant);
-        text += &compiler.ptx(program, variant)?;
-    }
+    let packed = pack(program, compiler)?;
     let failed = |e: std::io::Error| Error::NoGpuCode {
         op: program.name(),
         reason: format!("its file in {} cannot be written: {e}", folder.display()),
     };
-    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
-    packed.write_all(text.as_bytes()).map_err(failed)?;
-    let packed = packed.finish().map_err(failed)?;
     fs::write(path(folder, program), packed).map_err(failed)?;
     Ok(Change::Written)
 }

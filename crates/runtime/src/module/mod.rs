@@ -16,7 +16,7 @@ mod tests;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use artefact::{Change, stale, update};
+pub use artefact::{Change, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compile::{ARCHITECTURE, Compiler};
 pub use layout::{CudaType, Definitions, field};
