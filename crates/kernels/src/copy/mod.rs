@@ -45,16 +45,16 @@ static CAST: Program = Program::new("cast", PAIRS, iter::KERNELS, |_, pair| {
 .with_ptx(committed);
 
 static ANY: Program =
-    Program::new("cast_any", &[""], iter::KERNELS, |_, _| base().add(include_str!("any.cuh")))
+    Program::new("cast_any", &[""], iter::KERNELS, |_, _| base().push(include_str!("any.cuh")))
         .with_ptx(committed);
 
 fn base() -> Source {
     let of = Source::new().with::<Params<Flat, Args>>().with::<Params<Index<2>, Args>>();
-    of.add(module::ELEMENT).add(module::SPACE)
+    of.push(module::ELEMENT).push(module::SPACE)
 }
 
 fn source(program: &str, variant: &str, from: &str, to: &str) -> Source {
-    base().add(include_str!("copy.cuh")).add(&format!("COPY({program}_{variant}, {from}, {to})"))
+    base().push(include_str!("copy.cuh")).push(&format!("COPY({program}_{variant}, {from}, {to})"))
 }
 
 /// The variant of [`CAST`] for these dtypes.

@@ -8,7 +8,7 @@ use crate::math;
 
 ops! {
     /// `torch.relu`: a NaN stays one; not on bool.
-    RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", { int => x.max(0), float => if x < 0.0 { 0.0 } else { x } }
+    RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", { int => if x > 0 { x } else { 0 }, float => if x < 0.0 { 0.0 } else { x } }
     /// `torch.erf`.
     ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", { f32 = math::erf, f64 = scalars(libm::erf) }
     /// `torch.sigmoid`.

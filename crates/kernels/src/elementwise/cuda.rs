@@ -16,8 +16,8 @@ pub(super) fn source(op: &Op, variant: &str) -> Source {
         2 => structs::<2, 3>(),
         _ => structs::<3, 4>(),
     };
-    let source = source.add(ELEMENT).add(SPACE).add(include_str!("functions.cuh"));
-    source.add(include_str!("elementwise.cuh")).add(&kernels(op, variant))
+    let source = source.push(ELEMENT).push(SPACE).push(include_str!("functions.cuh"));
+    source.push(include_str!("elementwise.cuh")).push(&kernels(op, variant))
 }
 
 fn structs<const I: usize, const N: usize>() -> Source {

@@ -20,14 +20,14 @@ pub(crate) const PROGRAMS: &[&Program] = &[&FILL, &SEQUENCE];
 
 static FILL: Program = Program::new("fill", BITS, iter::KERNELS, |_, ty| {
     let of = Source::new().with::<Params<Flat, Fill>>().with::<Params<Index<1>, Fill>>();
-    let of = of.add(module::ELEMENT).add(module::SPACE).add(include_str!("fill.cuh"));
-    of.add(&format!("FILL({ty}, {ty})"))
+    let of = of.push(module::ELEMENT).push(module::SPACE).push(include_str!("fill.cuh"));
+    of.push(&format!("FILL({ty}, {ty})"))
 })
 .with_ptx(committed);
 
 static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
-    let of = Source::new().with::<Sequence>().add(module::ELEMENT).add(module::SPACE);
-    of.add(include_str!("sequence.cuh")).add(&format!("SEQUENCE({ty}, {ty})"))
+    let of = Source::new().with::<Sequence>().push(module::ELEMENT).push(module::SPACE);
+    of.push(include_str!("sequence.cuh")).push(&format!("SEQUENCE({ty}, {ty})"))
 })
 .with_ptx(committed);
 

@@ -28,9 +28,9 @@ const VARIANTS: &[&str] =
     &["u8_i32", "u8_i64", "u16_i32", "u16_i64", "u32_i32", "u32_i64", "u64_i32", "u64_i64"];
 
 static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
-    let of = Source::new().with::<Pick>().add(module::ELEMENT).add(module::REPORT);
-    let of = of.add(module::SPACE).add(include_str!("gather.cuh"));
-    of.add(&format!("GATHER({})", variant.replace('_', ", ")))
+    let of = Source::new().with::<Pick>().push(module::ELEMENT).push(module::REPORT);
+    let of = of.push(module::SPACE).push(include_str!("gather.cuh"));
+    of.push(&format!("GATHER({})", variant.replace('_', ", ")))
 })
 .with_ptx(committed);
 

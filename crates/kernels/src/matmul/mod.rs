@@ -27,8 +27,8 @@ const TILE: u64 = 64;
 pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL];
 
 static MATMUL: Program = Program::new("matmul", NUMBERS, &[""], |_, ty| {
-    let of = Source::new().with::<Product>().add(module::ELEMENT);
-    of.add(include_str!("matmul.cuh")).add(&format!("MATMUL({ty})"))
+    let of = Source::new().with::<Product>().push(module::ELEMENT);
+    of.push(include_str!("matmul.cuh")).push(&format!("MATMUL({ty})"))
 })
 .with_ptx(committed);
 

@@ -47,14 +47,14 @@ fn any(name: &str, variant: &str) -> Source {
 }
 
 fn source(name: &str, variant: &str, out: &str) -> Source {
-    let of = base().with::<Draw>().add(include_str!("fill.cuh"));
-    of.add(&format!("RANDOM({name}_{variant}, {out}, {name}<{variant}>)"))
+    let of = base().with::<Draw>().push(include_str!("fill.cuh"));
+    of.push(&format!("RANDOM({name}_{variant}, {out}, {name}<{variant}>)"))
 }
 
 /// What draws words, and stores elements in their order.
 pub(super) fn base() -> Source {
     let of = Source::new().with::<Place>().with::<Order>();
-    of.add(module::ELEMENT).add(module::PHILOX).add(include_str!("random.cuh"))
+    of.push(module::ELEMENT).push(module::PHILOX).push(include_str!("random.cuh"))
 }
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -120,8 +120,8 @@ fn source(program: &Program, fold: &str, variant: &str) -> Source {
         float => ("<f32>", format!("Load<{float}>")),
     };
     let name = if variant.is_empty() { String::new() } else { format!("_{variant}") };
-    let of = Source::new().with::<Plan>().add(module::ELEMENT).add(include_str!("reduce.cuh"));
-    of.add(&format!("REDUCTION({}{name}, {fold}{acc}, {load})", program.name()))
+    let of = Source::new().with::<Plan>().push(module::ELEMENT).push(include_str!("reduce.cuh"));
+    of.push(&format!("REDUCTION({}{name}, {fold}{acc}, {load})", program.name()))
 }
 
 /// A program with the number of its variant.

@@ -29,8 +29,8 @@ const MAX_BLOCKS: usize = 1 << 20;
 pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX];
 
 static SOFTMAX: Program = Program::new("softmax", FLOATS, &[""], |_, ty| {
-    let of = Source::new().with::<Rows>().add(module::ELEMENT);
-    of.add(include_str!("softmax.cuh")).add(&format!("SOFTMAX({ty})"))
+    let of = Source::new().with::<Rows>().push(module::ELEMENT);
+    of.push(include_str!("softmax.cuh")).push(&format!("SOFTMAX({ty})"))
 })
 .with_ptx(committed);
 

@@ -16,7 +16,7 @@ use crate::{CudaDevice, DType, Layout, Operand, Result, Storage, Target, View};
 
 /// What writes where the random ops of a replay start.
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
-    Source::new().with::<Place>().add(include_str!("philox.cu"))
+    Source::new().with::<Place>().push(include_str!("philox.cu"))
 })
 .with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.gz")));
 

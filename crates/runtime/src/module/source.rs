@@ -42,7 +42,7 @@ impl Source {
 
     /// Adds text.
     #[must_use]
-    pub fn add(mut self, text: &str) -> Self {
+    pub fn push(mut self, text: &str) -> Self {
         self.body += text;
         self.body.push('\n');
         self

@@ -22,7 +22,7 @@ cuda_struct!(Args { scale, codes, last });
 
 #[test]
 fn structs_are_defined_once_and_what_they_hold_before_them() {
-    let text = Source::new().with::<Params<Flat, Args>>().with::<Args>().add("// end").text();
+    let text = Source::new().with::<Params<Flat, Args>>().with::<Args>().push("// end").text();
     for line in [
         "    f64 scale;\n    u16 codes[3][2];\n    u32 last;\n};\nstatic_assert(sizeof(Args) == 24, \"\");",
         "template <> struct Params<Flat, Args> {\n    Flat space;\n    Args args;\n};",
@@ -39,7 +39,7 @@ fn structs_are_defined_once_and_what_they_hold_before_them() {
 }
 
 fn of_args(program: &Program, variant: &str) -> Source {
-    Source::new().with::<Args>().add(&format!("// {} of {variant}", program.name()))
+    Source::new().with::<Args>().push(&format!("// {} of {variant}", program.name()))
 }
 
 static PROGRAM: Program = Program::new("test_program", &["f32", "f64"], &["flat", ""], of_args);
