@@ -31,7 +31,7 @@ const TILE: u64 = 2048;
 const KERNELS: &[&str] = &["keys", "sort", "step", "merge", "ties", "write"];
 
 pub(super) static PERMUTE: Program = Program::new("permute", &[""], KERNELS, |_, _| {
-    base().with::<Permutation>().with::<Pair>().add(include_str!("permute.cuh"))
+    base().with::<Permutation>().with::<Pair>().push(include_str!("permute.cuh"))
 })
 .with_ptx(committed);
 
