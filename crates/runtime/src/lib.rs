@@ -30,7 +30,7 @@ pub use dtype::{Category, DType, Element, Scalar};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use launch::Target;
-pub use layout::{Layout, Sizes, Strides, broadcast, checked_numel, resolve_dim};
+pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel, resolve_dim};
 pub use race::{Race, RaceReport, RacingUse};
 pub use runtime::{CudaDevice, Runtime, RuntimeConfig, Staging, SyncPolicy};
 pub use storage::{ExportedStorage, Site, Storage, Version};

@@ -38,8 +38,8 @@ pub use tensor::{
     promote_types, rand, randint, randn, randperm, result_type, stack, tensor, zeros,
 };
 pub use warpline_runtime::{
-    Access, Category, DType, Element, Error, IndexCheck, Race, RaceReport, RacingUse, Result,
-    Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
+    Access, Category, DType, Element, Error, IndexCheck, MemoryFormat, Race, RaceReport, RacingUse,
+    Result, Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
 };
 
 pub(crate) use tensor::index;

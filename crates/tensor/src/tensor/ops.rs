@@ -56,13 +56,13 @@ fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         b = &converted_b;
     }
     if a.size() == b.size() {
-        let out = exec.empty(a.size(), result)?;
+        let out = exec.empty_for(&[a.layout(), b.layout()], result)?;
         binary(exec.target(), op, a.as_view(), b.as_view(), out.as_view())?;
         return Ok(out);
     }
     let sizes = broadcast(a.size(), b.size())?;
     let (layout_a, layout_b) = (a.layout().expand(&sizes)?, b.layout().expand(&sizes)?);
-    let out = exec.empty(&sizes, result)?;
+    let out = exec.empty_for(&[&layout_a, &layout_b], result)?;
     let a = View { layout: &layout_a, ..a.as_view() };
     let b = View { layout: &layout_b, ..b.as_view() };
     binary(exec.target(), op, a, b, out.as_view())?;
@@ -98,7 +98,7 @@ fn with_scalar(
         a = &converted;
     }
     let exec = a.exec()?;
-    let out = exec.empty(a.size(), result)?;
+    let out = exec.empty_for(&[a.layout()], result)?;
     let (target, view) = (exec.target(), a.as_view());
     if reversed {
         binary(target, op, number, view, out.as_view())?;

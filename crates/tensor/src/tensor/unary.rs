@@ -15,7 +15,7 @@ fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
         a = &converted;
     }
     let exec = a.exec()?;
-    let out = exec.empty(a.size(), result)?;
+    let out = exec.empty_for(&[a.layout()], result)?;
     unary(exec.target(), op, a.as_view(), out.as_view())?;
     Ok(out)
 }

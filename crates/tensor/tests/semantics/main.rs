@@ -9,6 +9,7 @@ mod bad_input;
 mod copies;
 mod devices;
 mod factories;
+mod formats;
 mod memory;
 mod memory_history;
 mod memory_pools;

@@ -1,5 +1,8 @@
 //! Sizes, strides and offset of a tensor in its storage, and the views that only change these.
 
+mod format;
+
+pub use format::MemoryFormat;
 use smallvec::SmallVec;
 
 use crate::{Error, Result};
