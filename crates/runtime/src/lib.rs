@@ -34,6 +34,6 @@ pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel,
 pub use race::{Race, RaceReport, RacingUse};
 pub use runtime::{CudaDevice, Runtime, RuntimeConfig, Staging, SyncPolicy};
 pub use storage::{ExportedStorage, Site, Storage, Version};
-pub use view::{Operand, View};
+pub use view::{Operand, View, check_operands};
 pub use warpline_cuda_sys_safe::Access;
 pub use warpline_stream::IndexCheck;

@@ -86,21 +86,6 @@ impl<'a> View<'a> {
         if low < 0 { None } else { (high as usize + 1).checked_mul(self.dtype.size()) }
     }
 
-    /// Refuses to write `out` elementwise from `self` when they share memory in any way but being
-    /// the same elements.
-    ///
-    /// # Errors
-    /// [`Error::OverlappingOperands`].
-    pub fn check_no_partial_overlap(&self, out: &Self, op: &'static str) -> Result<()> {
-        if !self.storage.same_as(out.storage) {
-            return Ok(());
-        }
-        match overlap::between((self.layout, self.dtype.size()), (out.layout, out.dtype.size())) {
-            Overlap::None | Overlap::Same => Ok(()),
-            Overlap::Some => Err(Error::OverlappingOperands { op }),
-        }
-    }
-
     /// Refuses to write where several indices share an address, as threads of one launch would
     /// then write it at once; and where that is hard to tell, as of no view of a plain tensor.
     ///
@@ -109,6 +94,35 @@ impl<'a> View<'a> {
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
         if overlap::within(self.layout) { Err(Error::OverlappingWrite { op }) } else { Ok(()) }
     }
+}
+
+/// Refuses operands that a kernel cannot have, which reads `inputs` and writes `out`: layouts that reach
+/// outside their storage, indices of `out` that share an address, and inputs that share memory with it.
+/// With `in_place` an input may be the very elements of `out`.
+///
+/// # Errors
+/// [`Error::OverlappingWrite`]; [`Error::OutOfStorage`]; [`Error::OverlappingOperands`].
+pub fn check_operands(
+    op: &'static str,
+    inputs: &[View<'_>],
+    out: View<'_>,
+    in_place: bool,
+) -> Result<()> {
+    out.check_writable(op)?;
+    out.check_inside(op)?;
+    for input in inputs {
+        input.check_inside(op)?;
+        if !input.storage.same_as(out.storage) {
+            continue;
+        }
+        let [read, written] = [input, &out].map(|view| (view.layout, view.dtype.size()));
+        match overlap::between(read, written) {
+            Overlap::None => {}
+            Overlap::Same if in_place => {}
+            _ => return Err(Error::OverlappingOperands { op }),
+        }
+    }
+    Ok(())
 }
 
 /// A view and what is done with it.

@@ -12,7 +12,7 @@ use crate::programs::{BITS, NUMBERS, bits, committed};
 use warpline_runtime::iter::{self, BLOCK, Flat, Index, Op, Params, grid, run, vector_width};
 use warpline_runtime::launch::{Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Layout, Result, Scalar, Target, View, launch};
+use warpline_runtime::{Error, Layout, Result, Scalar, Target, View, check_operands, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
@@ -148,8 +148,7 @@ fn run_sequence(
         let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
         return Err(Error::ShapeMismatch { op: name, reason });
     };
-    out.check_writable(name)?;
-    out.check_inside(name)?;
+    check_operands(name, &[], out, false)?;
     let host = dispatch!(
         dtype,
         number T => cpu::sequence::<T>,

@@ -18,8 +18,9 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{BLOCK, Index, Plan, grid, halves};
 use warpline_runtime::launch::{self, Call, Code, Report};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Error, Layout, Result, Sizes, Strides, Target, View};
+use warpline_runtime::{
+    DType, Error, Layout, Result, Sizes, Strides, Target, View, check_operands,
+};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
@@ -214,17 +215,7 @@ fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> R
     if out.dtype != input.dtype {
         return Err(Error::DTypeMismatch { op, expected: input.dtype, actual: out.dtype });
     }
-    out.check_writable(op)?;
-    for view in [input, index, out] {
-        view.check_inside(op)?;
-    }
-    for view in [&input, &index] {
-        let (read, written) = ((view.layout, view.dtype.size()), (out.layout, out.dtype.size()));
-        if view.storage.same_as(out.storage) && overlap::between(read, written) != Overlap::None {
-            return Err(Error::OverlappingOperands { op });
-        }
-    }
-    Ok(())
+    check_operands(op, &[input, index], out, false)
 }
 
 fn check_sizes(

@@ -16,8 +16,7 @@ use blas::Gemm;
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Error, Result, Target, View};
+use warpline_runtime::{DType, Error, Result, Target, View, check_operands};
 
 const OP: &str = "matmul";
 
@@ -150,18 +149,7 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
         }
         _ => return Err(mismatch()),
     };
-    out.check_writable(OP)?;
-    for view in [a, b, out] {
-        view.check_inside(OP)?;
-    }
-    let item = a.dtype.size();
-    for input in [a, b] {
-        if input.storage.same_as(out.storage)
-            && overlap::between((input.layout, item), (out.layout, item)) != Overlap::None
-        {
-            return Err(Error::OverlappingOperands { op: OP });
-        }
-    }
+    check_operands(OP, &[a, b], out, false)?;
     let [batch, m, n, k] = [batch, m, n, k].map(|v| v as u64);
     Ok(Product { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
 }

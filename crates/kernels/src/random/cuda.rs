@@ -6,13 +6,14 @@ use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use warpline_cuda_sys_safe::{DeviceProperties, HostKernel, HostLaunch};
 
-use super::order::Order;
+use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::real::Real;
 use super::{Fill, FromInt, Kind};
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
+use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{CudaDevice, DType, Result, Target, View};
@@ -53,8 +54,11 @@ fn source(name: &str, variant: &str, out: &str) -> Source {
 
 /// What draws words, and stores elements in their order.
 pub(super) fn base() -> Source {
-    let of = Source::new().with::<Place>().with::<Order>();
-    of.push(module::ELEMENT).push(module::PHILOX).push(include_str!("random.cuh"))
+    let of = Source::new().with::<Place>().with::<Walk<1>>();
+    of.push(module::ELEMENT)
+        .push(module::WALK)
+        .push(module::PHILOX)
+        .push(include_str!("random.cuh"))
 }
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -69,7 +73,7 @@ struct Draw {
     range: u64,
     base: i64,
     dtype: u64,
-    order: Order,
+    order: Walk<1>,
 }
 
 cuda_struct!(Draw { numel, place, threads, a, b, range, base, dtype, order });
@@ -105,7 +109,7 @@ pub(super) fn fill(
         Kind::Randint if wide => (&RANDINT, 1, dispatch!(dtype, all T => randint64::<T>)),
         Kind::Randint => (&RANDINT, 0, dispatch!(dtype, all T => randint32::<T>)),
     };
-    let order = Order::new(fill.op, out.layout)?;
+    let order = order(fill.op, out.layout)?;
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
     // Held until the launch is enqueued: the order of draws is the order of launches.
     let mut sequence = Sequence::of(target, device);
@@ -172,7 +176,7 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
                 let indices = (first..numel).step_by(threads);
                 for (index, value) in indices.zip(values(&p, words)) {
                     // SAFETY: an element of the operand; each index is one thread's.
-                    unsafe { out.write(p.order.offset(index), value) };
+                    unsafe { out.write(p.order.offsets(index)[0], value) };
                 }
             }
         }

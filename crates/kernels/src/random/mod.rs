@@ -19,7 +19,7 @@ use std::sync::PoisonError;
 use half::{bf16, f16};
 
 use mt::Out;
-use order::Order;
+use order::order;
 use warpline_runtime::dispatch;
 use warpline_runtime::generator::CpuGenerator;
 use warpline_runtime::host::{Cast, HostElement};
@@ -221,8 +221,7 @@ fn require_float(op: &'static str, dtype: DType) -> Result<()> {
 }
 
 fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
-    out.check_writable(fill.op)?;
-    out.check_inside(fill.op)?;
+    warpline_runtime::check_operands(fill.op, &[], out, false)?;
     if out.numel() == 0 {
         return Ok(());
     }
@@ -257,7 +256,7 @@ fn on_cpu(
     site: Site,
     f: impl FnOnce(&Out<'_>, DType, &mut CpuGenerator),
 ) -> Result<()> {
-    let order = Order::new(site.op, out.layout)?;
+    let order = order(site.op, out.layout)?;
     let runtime = target.runtime();
     // Taken before the storage's lock, always: two fills of one tensor wait for one another here.
     let mut generator = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,12 +10,13 @@ use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use warpline_stream::Stream;
 
 use super::cuda::{BLOCK, base, geometry};
-use super::order::Order;
+use super::order::order;
 use super::philox::{pairs as pairs_of, philox};
 use super::{FromInt, mt, on_cpu};
 use crate::programs::committed;
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
+use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::Program;
 use warpline_runtime::{
@@ -46,7 +47,7 @@ struct Permutation {
     size: u64,
     distance: u64,
     dtype: u64,
-    order: Order,
+    order: Walk<1>,
 }
 
 cuda_struct!(Permutation { n, pairs, place, threads, bits, size, distance, dtype, order });
@@ -96,8 +97,7 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
             format!("n is {n}, but {} holds at most {largest}", out.dtype),
         ));
     }
-    out.check_writable(OP)?;
-    out.check_inside(OP)?;
+    warpline_runtime::check_operands(OP, &[], out, false)?;
     target.check(OP)?;
     match target {
         _ if n == 0 => Ok(()),
@@ -128,7 +128,7 @@ fn on_cuda(
     let storage = Storage::device(runtime, count * size_of::<Pair>(), stream)?;
     let layout = Layout::contiguous(&[count * 2])?;
     let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
-    let order = Order::new(OP, out.layout)?;
+    let order = order(OP, out.layout)?;
 
     let (blocks, values) = geometry(device.properties(), n, 2);
     // Held until all is enqueued: the order of draws is the order of launches.
@@ -312,7 +312,7 @@ unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>) {
         for i in range {
             // SAFETY: there are at least `n` pairs, and `out` has `n` elements.
             unsafe {
-                out.write(p.order.offset(i), T::from_i64(pairs.read(i as isize).index as i64))
+                out.write(p.order.offsets(i)[0], T::from_i64(pairs.read(i as isize).index as i64))
             };
         }
     });

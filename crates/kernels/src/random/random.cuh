@@ -80,19 +80,9 @@ struct Lanes<double> {
     static __device__ __forceinline__ void normal(Words x, double *out) { normal_doubles(x, out); }
 };
 
-// Out of line: its divisions would dominate every kernel's code.
-__device__ __noinline__ i64 walk(const Order &order, u64 index) {
-    i64 offset = 0;
-    for (u64 d = 0; d < order.ndim; d++) {
-        offset += (i64)(index % order.sizes[d]) * order.strides[d];
-        index /= order.sizes[d];
-    }
-    return offset;
-}
-
 // Where element `index` of a tensor lies, in the order in which elements are filled.
-__device__ __forceinline__ i64 offset_of(const Order &order, u64 index) {
-    return order.ndim == 1 ? (i64)index * order.strides[0] : walk(order, index);
+__device__ __forceinline__ i64 offset_of(const Walk<1> &order, u64 index) {
+    return order.ndim == 1 ? (i64)index * order.strides[0][0] : walk(order, 0, index);
 }
 
 // Writes an integer as an element of any dtype.

@@ -16,7 +16,9 @@ use plan::{BLOCK, Plan};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Operand, Result, Storage, Target, View};
+use warpline_runtime::{
+    DType, Error, Layout, Operand, Result, Storage, Target, View, check_operands,
+};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,7 +122,11 @@ fn source(program: &Program, fold: &str, variant: &str) -> Source {
         float => ("<f32>", format!("Load<{float}>")),
     };
     let name = if variant.is_empty() { String::new() } else { format!("_{variant}") };
-    let of = Source::new().with::<Plan>().push(module::ELEMENT).push(include_str!("reduce.cuh"));
+    let of = Source::new()
+        .with::<Plan>()
+        .push(module::ELEMENT)
+        .push(module::WALK)
+        .push(include_str!("reduce.cuh"));
     of.push(&format!("REDUCTION({}{name}, {fold}{acc}, {load})", program.name()))
 }
 
@@ -194,12 +200,8 @@ pub fn reduce(
             format!("takes one dimension or all of them, not {dims:?}"),
         ));
     }
-    out.check_writable(name)?;
-    for view in [a, out] {
-        view.check_inside(name)?;
-    }
     // Another thread may still read what one writes.
-    a.check_no_partial_overlap(&out, name)?;
+    check_operands(name, &[a], out, true)?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
     if plan.extent == 0 && op.needs_elements() {
         return Err(Error::invalid(

@@ -5,14 +5,8 @@
 
 #define REDUCE_BLOCK 256
 
-__device__ __noinline__ i64 walk(u64 ndim, const u64 *sizes, const i64 *strides, u64 index) {
-    i64 offset = 0;
-    for (u64 d = 0; d < ndim; d++) {
-        offset += (i64)(index % sizes[d]) * strides[d];
-        index /= sizes[d];
-    }
-    return offset;
-}
+// Operands of `kept`.
+enum { SOURCE, RESULT };
 
 // ---- elements ----------------------------------------------------------------------------
 
@@ -182,12 +176,12 @@ __device__ __forceinline__ void reduce(const void *source, void *result, const P
     const u64 output = (u64)blockIdx.x * outs + slot;
     acc a[4] = {F::identity(), F::identity(), F::identity(), F::identity()};
     if (output < p.outputs) {
-        const i64 base = walk(p.kept.ndim, p.kept.sizes, p.kept.source, output);
+        const i64 base = walk(p.kept, SOURCE, output);
         const u64 begin = blockIdx.y * p.chunk;
         const u64 end = begin + p.chunk < p.extent ? begin + p.chunk : p.extent;
         u64 i = begin + lane;
         if (p.reduced.ndim == 1) {
-            const i64 stride = p.reduced.source[0];
+            const i64 stride = p.reduced.strides[SOURCE][0];
             for (; i + 3 * lanes < end; i += 4 * lanes) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
@@ -200,7 +194,7 @@ __device__ __forceinline__ void reduce(const void *source, void *result, const P
             }
         } else {
             for (; i < end; i += lanes) {
-                const i64 at = base + walk(p.reduced.ndim, p.reduced.sizes, p.reduced.source, i);
+                const i64 at = base + walk(p.reduced, SOURCE, i);
                 a[0] = F::merge(a[0], F::make(L::at(source, p.source_dtype, at), i));
             }
         }
@@ -210,7 +204,7 @@ __device__ __forceinline__ void reduce(const void *source, void *result, const P
     if (p.splits > 1) {
         ((acc *)result)[blockIdx.y * p.outputs + output] = whole;
     } else {
-        const i64 at = walk(p.kept.ndim, p.kept.sizes, p.kept.result, output);
+        const i64 at = walk(p.kept, RESULT, output);
         put(result, p.result_dtype, at, F::result(whole, p));
     }
 }
@@ -224,7 +218,7 @@ __device__ __forceinline__ void finish(const typename F::acc *partial, void *res
     }
     a = fold<F>(a, threadIdx.x, 0, REDUCE_BLOCK, 1);
     if (threadIdx.x != 0) return;
-    const i64 at = walk(p.kept.ndim, p.kept.sizes, p.kept.result, blockIdx.x);
+    const i64 at = walk(p.kept, RESULT, blockIdx.x);
     put(result, p.result_dtype, at, F::result(a, p));
 }
 template <class A> using ArgMax = Arg<A, true>;

@@ -7,18 +7,14 @@ mod tests;
 use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
-use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostKernel;
 
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::cuda_struct;
+use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Error, Result, Target, View};
-
-/// Dimensions besides the one that a kernel can tell apart.
-const MAX_DIMS: usize = 16;
+use warpline_runtime::{DType, Error, Result, Target, View, check_operands};
 
 /// Threads per block.
 const BLOCK: u32 = 256;
@@ -29,12 +25,12 @@ const MAX_BLOCKS: usize = 1 << 20;
 pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX];
 
 static SOFTMAX: Program = Program::new("softmax", FLOATS, &[""], |_, ty| {
-    let of = Source::new().with::<Rows>().push(module::ELEMENT);
+    let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::WALK);
     of.push(include_str!("softmax.cuh")).push(&format!("SOFTMAX({ty})"))
 })
 .with_ptx(committed);
 
-/// Strides in elements; dimensions from the innermost out.
+/// The rows, of a source and a result, and the steps along each.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Rows {
@@ -43,28 +39,10 @@ struct Rows {
     source_step: i64,
     result_step: i64,
     log: u64,
-    ndim: u64,
-    sizes: [u64; MAX_DIMS],
-    source: [i64; MAX_DIMS],
-    result: [i64; MAX_DIMS],
+    walk: Walk<2>,
 }
 
-cuda_struct!(Rows { rows, size, source_step, result_step, log, ndim, sizes, source, result });
-
-impl Rows {
-    /// Where a row's first elements are in the source and in the result.
-    fn row(&self, mut row: usize) -> (isize, isize) {
-        let (mut source, mut result) = (0, 0);
-        for d in 0..self.ndim as usize {
-            let size = self.sizes[d] as usize;
-            let i = (row % size) as isize;
-            source += i * self.source[d] as isize;
-            result += i * self.result[d] as isize;
-            row /= size;
-        }
-        (source, result)
-    }
-}
+cuda_struct!(Rows { rows, size, source_step, result_step, log, walk });
 
 /// `torch.softmax` over dimension `dim` of `a`, or `torch.log_softmax` where `log`, into `out` of
 /// the same sizes and float dtype. The halves are computed in `f32`. `out` may be `a` itself.
@@ -104,20 +82,11 @@ pub fn softmax(
     if dim >= ndim.max(1) {
         return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
     }
-    out.check_writable(op)?;
-    for view in [a, out] {
-        view.check_inside(op)?;
-    }
-    let item = a.dtype.size();
-    if a.storage.same_as(out.storage)
-        && overlap::between((a.layout, item), (out.layout, item)) == Overlap::Some
-    {
-        return Err(Error::OverlappingOperands { op });
-    }
+    check_operands(op, &[a], out, true)?;
     if a.numel() == 0 {
         return Ok(());
     }
-    let params = params(op, a, dim, out, log)?;
+    let params = rows(op, a, dim, out, log)?;
     let blocks = (params.rows as usize).min(MAX_BLOCKS) as u32;
     let call = Call {
         op,
@@ -137,33 +106,13 @@ pub fn softmax(
     unsafe { launch::run(target, &call) }
 }
 
-fn params(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Rows> {
-    let mut params = Rows::zeroed();
-    (params.size, params.log) = (1, log.into());
-    let mut dims: SmallVec<[(usize, isize, isize); 6]> = SmallVec::new();
-    for d in (0..a.sizes().len()).rev() {
-        let (size, source, result) = (a.sizes()[d], a.strides()[d], out.strides()[d]);
-        if d == dim {
-            params.size = size as u64;
-            (params.source_step, params.result_step) = (source as i64, result as i64);
-            continue;
-        }
-        match dims.last_mut() {
-            _ if size == 1 => {}
-            Some((n, s, r)) if source == *s * *n as isize && result == *r * *n as isize => {
-                *n *= size
-            }
-            _ => dims.push((size, source, result)),
-        }
-    }
-    if dims.len() > MAX_DIMS {
-        return Err(Error::TooManyDims { op, ndim: dims.len(), max: MAX_DIMS });
-    }
-    params.rows = dims.iter().map(|d| d.0 as u64).product();
-    params.ndim = dims.len() as u64;
-    for (d, (size, source, result)) in dims.into_iter().enumerate() {
-        params.sizes[d] = size as u64;
-        (params.source[d], params.result[d]) = (source as i64, result as i64);
-    }
-    Ok(params)
+fn rows(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Rows> {
+    let of = |d: usize| (a.sizes()[d], [a.strides()[d], out.strides()[d]]);
+    let others = (0..a.sizes().len()).rev().filter(|&d| d != dim).map(of);
+    // A scalar is a row of one element.
+    let (size, steps) = if a.sizes().is_empty() { (1, [0; 2]) } else { of(dim) };
+    let walk = Walk::new(op, others)?;
+    let [source_step, result_step] = steps.map(|step| step as i64);
+    let (rows, size) = (walk.numel() as u64, size as u64);
+    Ok(Rows { rows, size, source_step, result_step, log: log.into(), walk })
 }

@@ -30,15 +30,8 @@ template <class T> __device__ __forceinline__ void softmax(const T *source, T *r
     typedef compute_t<T> C;
     __shared__ C shared[SOFTMAX_BLOCK / 32];
     for (u64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
-        u64 rest = row;
-        const T *from = source;
-        T *to = result;
-        for (u64 d = 0; d < p.ndim; d++) {
-            const i64 i = (i64)(rest % p.sizes[d]);
-            from += i * p.source[d];
-            to += i * p.result[d];
-            rest /= p.sizes[d];
-        }
+        const T *from = source + walk(p.walk, 0, row);
+        T *to = result + walk(p.walk, 1, row);
         // A thread that has no element leaves the first one's value to the others.
         C largest = load(*from);
         for (u64 i = threadIdx.x; i < p.size; i += SOFTMAX_BLOCK) {

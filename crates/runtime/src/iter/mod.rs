@@ -7,6 +7,7 @@
 mod space;
 #[cfg(test)]
 mod tests;
+mod walk;
 
 use std::panic::Location;
 
@@ -15,9 +16,10 @@ use warpline_cuda_sys_safe::HostKernel;
 
 use crate::launch::{Call, Code};
 use crate::module::Program;
-use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
+use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, check_operands, launch};
 
 pub use space::{Flat, Index, Params, Plan, Space};
+pub use walk::{Dim, Walk};
 
 /// The kernels of programs of this layer.
 pub const KERNELS: &[&str] = &["flat", "strided"];
@@ -87,9 +89,7 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
     args: A,
 ) -> Result<()> {
     let out = views[N - 1];
-    out.check_writable(op.name)?;
     for view in &views {
-        view.check_inside(op.name)?;
         if view.sizes() != out.sizes() {
             return Err(Error::ShapeMismatch {
                 op: op.name,
@@ -97,9 +97,7 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
             });
         }
     }
-    for view in &views[..N - 1] {
-        view.check_no_partial_overlap(&out, op.name)?;
-    }
+    check_operands(op.name, &views[..N - 1], out, true)?;
     // SAFETY: the caller's promise.
     unsafe { run_part(target, op, views, untouched, args) }
 }

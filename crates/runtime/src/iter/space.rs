@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
+use super::walk::{Dim, merged};
 use crate::module::{CudaType, Definitions, field};
 use crate::{Error, Result};
 
@@ -158,7 +159,7 @@ impl<S: CudaType, A: CudaType> CudaType for Params<S, A> {
 /// neighbours are merged. From the innermost dimension out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<const N: usize> {
-    dims: SmallVec<[(usize, [isize; N]); 4]>,
+    dims: SmallVec<[Dim<N>; 4]>,
     numel: usize,
 }
 
@@ -167,7 +168,7 @@ impl<const N: usize> Plan<N> {
     /// skipped or visited twice, but the order is the one that suits the operands' memory.
     pub fn new(sizes: &[usize], strides: [&[isize]; N]) -> Self {
         let numel = sizes.iter().product();
-        let mut dims: SmallVec<[(usize, [isize; N]); 4]> = SmallVec::new();
+        let mut dims: SmallVec<[Dim<N>; 4]> = SmallVec::new();
         if numel == 0 {
             return Self { dims, numel };
         }
@@ -180,18 +181,7 @@ impl<const N: usize> Plan<N> {
                 at -= 1;
             }
         }
-        let mut merged = 0;
-        for d in 1..dims.len() {
-            let (size, strides) = dims[merged];
-            let follows = (0..N).all(|k| dims[d].1[k] == strides[k] * size as isize);
-            if follows {
-                dims[merged].0 *= dims[d].0;
-            } else {
-                merged += 1;
-                dims[merged] = dims[d];
-            }
-        }
-        dims.truncate(merged + 1);
+        let dims = merged(dims);
         Self { dims, numel }
     }
 
@@ -237,7 +227,7 @@ impl<const N: usize> Plan<N> {
 
 /// Whether dimension `a` belongs further in than `b`: by the strides of the written operand, then
 /// of the others; where those say nothing, the order stays.
-fn goes_inside<const N: usize>(a: &(usize, [isize; N]), b: &(usize, [isize; N])) -> bool {
+fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
     for k in (0..N).rev() {
         let (x, y) = (a.1[k].unsigned_abs(), b.1[k].unsigned_abs());
         if x == 0 || y == 0 || x == y {

@@ -89,7 +89,7 @@ impl Layout {
         if self.is_dense() {
             return Self { offset: 0, ..self.clone() };
         }
-        Self::dense(&self.sizes, &order_of(&self.sizes, &[self]))
+        Self::dense(&self.sizes, &self.by_stride())
     }
 
     /// The layout of an elementwise op's result, from its operands', which have its sizes: row-major where
@@ -106,6 +106,11 @@ impl Layout {
             return Self::dense(&first.sizes, &order);
         }
         Self::dense(&first.sizes, &order_of(&first.sizes, operands))
+    }
+
+    /// The dimensions from the innermost out in memory; those that say nothing, of stride 0, stay.
+    pub fn by_stride(&self) -> SmallVec<[usize; 6]> {
+        order_of(&self.sizes, &[self])
     }
 
     /// Dimensions one after the other in memory, from the innermost out.

@@ -20,7 +20,7 @@ pub use artefact::{Change, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compile::{ARCHITECTURE, Compiler};
 pub use layout::{CudaType, Definitions, field};
-pub use source::{ELEMENT, PHILOX, REPORT, SPACE, Source};
+pub use source::{ELEMENT, PHILOX, REPORT, SPACE, Source, WALK};
 
 /// The GPU code of an op, or of several that are one kernel: CUDA source for modules that differ in
 /// one thing, mostly the dtype, with the same kernels each.

@@ -12,6 +12,8 @@ pub const REPORT: &str = include_str!("../cuda/report.cuh");
 /// The elements that a kernel of the iteration layer goes over; after [`ELEMENT`].
 pub const SPACE: &str = include_str!("../cuda/space.cuh");
 
+/// Where elements of a [`Walk`](crate::iter::Walk) lie.
+pub const WALK: &str = include_str!("../cuda/walk.cuh");
 /// Where random ops start, from the [`Place`](crate::graph::Place) that they are given.
 pub const PHILOX: &str = include_str!("../cuda/philox.cuh");
 
