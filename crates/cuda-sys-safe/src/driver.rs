@@ -125,6 +125,37 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// `cuStreamWaitEvent`: later work on the stream waits for the event's latest record.
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
 
+    /// `cuStreamWaitValue32`: later work on the stream waits until the word is at least the value,
+    /// numbers going round: until their difference, as a signed number, is not negative. The word is
+    /// in page-locked host memory, and anybody may write it, other processes too.
+    ///
+    /// # Errors
+    /// That the stream is captured; that this driver has no such waits.
+    unsafe fn stream_wait_value32(
+        &self,
+        stream: StreamHandle,
+        word: NonNull<u32>,
+        value: u32,
+    ) -> Result<()> {
+        let _ = (word, value);
+        Err(no_value("cuStreamWaitValue32_v2", stream.device()))
+    }
+
+    /// `cuStreamWriteValue32`: once earlier work on the stream is done, and everybody who sees the
+    /// value can see what that wrote, the word in page-locked host memory gets the value.
+    ///
+    /// # Errors
+    /// As [`Driver::stream_wait_value32`].
+    unsafe fn stream_write_value32(
+        &self,
+        stream: StreamHandle,
+        word: NonNull<u32>,
+        value: u32,
+    ) -> Result<()> {
+        let _ = (word, value);
+        Err(no_value("cuStreamWriteValue32_v2", stream.device()))
+    }
+
     /// `cuStreamGetPriority`.
     unsafe fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
 
@@ -332,5 +363,10 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
 
 fn cannot_share(call: &'static str, device: usize) -> DriverError {
     let why = "this driver or system cannot share memory with other processes";
+    DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
+}
+
+fn no_value(call: &'static str, device: usize) -> DriverError {
+    let why = "this driver's streams cannot wait for values in memory";
     DriverError::cuda(call, CudaCode::NOT_SUPPORTED, Some(device)).with_detail(|| why.into())
 }

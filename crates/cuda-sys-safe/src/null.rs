@@ -27,6 +27,7 @@ pub struct NullDriver {
     devices: usize,
     next: AtomicU64,
     refused: owned::Refused,
+    pub(crate) hanging: Option<crate::nccl::null::Hanging>,
 }
 
 impl NullDriver {
@@ -37,7 +38,15 @@ impl NullDriver {
             devices,
             next: AtomicU64::new(1 << DEVICE_SHIFT),
             refused: owned::Refused::default(),
+            hanging: None,
         }
+    }
+
+    /// As [`NullDriver::new`], but collectives hang, each until its communicator is aborted: so do
+    /// NCCL's when they wait for ranks that never come.
+    #[must_use]
+    pub fn with_hanging_collectives(devices: usize) -> Self {
+        Self { hanging: Some(Default::default()), ..Self::new(devices) }
     }
 
     fn check(&self, device: usize) -> Result<()> {
@@ -267,8 +276,11 @@ unsafe impl Driver for NullDriver {
         Ok(())
     }
 
-    unsafe fn launch(&self, _stream: StreamHandle, _launch: &Launch<'_>) -> Result<()> {
-        Ok(())
+    unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
+        match launch.code {
+            DeviceCode::Collective(call) => call(stream),
+            _ => Ok(()),
+        }
     }
 
     fn can_access_peer(&self, device: usize, peer: usize) -> Result<bool> {

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use warpline_cuda_sys_safe::owned::{Mapping, PhysicalMemory, Reservation, Stream};
+use warpline_cuda_sys_safe::owned::{Mapping, PhysicalMemory, Reservation, SharedWords, Stream};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
 
@@ -147,4 +147,80 @@ fn drivers_that_cannot_share_say_so() {
     let error = PhysicalMemory::shareable(&null, 0, PAGE).unwrap_err();
     assert_eq!(error.code(), Some(CudaCode::NOT_SUPPORTED));
     assert!(error.to_string().contains("cannot share memory"), "{error}");
+}
+
+/// Streams write words and wait for them; the host, and whoever else has them, may write them too.
+fn words_order_streams(driver: &Arc<dyn Driver>, peer: &Arc<dyn Driver>) {
+    let new = |driver| Stream::new(driver, 0, StreamFlags::default()).unwrap();
+    let (waits, waits_too, writes) = (new(driver), new(driver), new(peer));
+    let own = SharedWords::new(driver, 0).unwrap();
+    let words = SharedWords::import(peer, 0, own.bytes(), own.export().unwrap()).unwrap();
+    assert_eq!([own.load(0), own.load(own.count() - 1)].map(Result::unwrap), [0; 2]);
+    assert!(own.load(own.count()).is_err() && own.store(own.count(), 1).is_err());
+
+    // SAFETY: all streams are waited for before the words are dropped.
+    unsafe {
+        own.wait_on(&waits, 0, 5).unwrap();
+        own.wait_on(&waits_too, 1, 1).unwrap();
+        for _ in 0..100 {
+            assert!(!waits.query().unwrap(), "4 is not enough");
+            words.store(0, 4).unwrap();
+        }
+        words.write_on(&writes, 0, 7).unwrap();
+        waits.synchronize().unwrap();
+        assert_eq!(own.load(0).unwrap(), 7);
+        own.wait_on(&waits, 0, 6).unwrap();
+        waits.synchronize().unwrap();
+
+        // Numbers go round.
+        words.store(0, u32::MAX).unwrap();
+        own.wait_on(&waits, 0, 1).unwrap();
+        assert!(!waits.query().unwrap() && !waits_too.query().unwrap());
+        words.store(0, 1).unwrap();
+        waits.synchronize().unwrap();
+        own.store(1, 1).unwrap(); // the host itself lets it go on
+        waits_too.synchronize().unwrap();
+        assert!(words.write_on(&writes, words.count(), 0).is_err());
+    }
+    writes.synchronize().unwrap();
+}
+
+#[test]
+fn words_order_streams_of_two_drivers() {
+    let ((maker_sim, maker), (peer_sim, peer)) = (sim(), sim());
+    words_order_streams(&maker, &peer);
+    words_order_streams(&maker, &maker);
+    for schedule in (0..64).map(Schedule::Seeded) {
+        maker_sim.set_schedule(schedule);
+        words_order_streams(&maker, &peer);
+    }
+    assert!(maker_sim.books().is_settled() && peer_sim.books().is_settled());
+}
+
+#[test]
+fn a_captured_stream_and_other_memory_have_no_words() {
+    let (sim, driver) = sim();
+    let words = SharedWords::new(&driver, 0).unwrap();
+    let stream = sim.stream_create(0, StreamFlags::default()).unwrap();
+    let mut own = 0;
+    // SAFETY: the stream lives, and nothing is enqueued with the word.
+    unsafe {
+        let word = NonNull::from(&mut own);
+        let refused = sim.stream_write_value32(stream, word, 1).unwrap_err();
+        assert_eq!(refused.code(), Some(CudaCode::INVALID_VALUE), "not page-locked");
+        sim.begin_capture(stream, CaptureMode::Relaxed).unwrap();
+        let owned = Stream::from_external(&driver, stream);
+        for refused in [words.write_on(&owned, 0, 1), words.wait_on(&owned, 0, 1)] {
+            let code = refused.unwrap_err().code();
+            assert_eq!(code, Some(CudaCode::STREAM_CAPTURE_UNSUPPORTED));
+        }
+    }
+    assert_eq!(words.load(0).unwrap(), 0);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_words_order_streams() {
+    let driver = real::load().unwrap();
+    words_order_streams(&driver, &driver);
 }

@@ -79,6 +79,8 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::StreamQuery => d.stream_query(stream).map(drop),
             K::StreamSynchronize => d.stream_synchronize(stream),
             K::StreamWaitEvent => d.stream_wait_event(stream, event),
+            K::StreamWaitValue => d.stream_wait_value32(stream, host.cast(), 0),
+            K::StreamWriteValue => d.stream_write_value32(stream, host.cast(), 0),
             K::StreamPriority => d.stream_priority(stream).map(drop),
             K::LaunchHostFunc => d.launch_host_func(stream, Box::new(|| ())),
             K::EventCreate => d.event_create(0, timing).map(drop),

@@ -356,6 +356,32 @@ fn ranks_that_cannot_join_are_refused() {
     }
 }
 
+#[test]
+fn an_interrupted_communicator_ends_what_stands_and_is_still_to_be_freed() {
+    let sim = SimConfig { capacity: 1 << 24, ..SimConfig::new(2) }.build();
+    let driver: Arc<dyn Driver> = sim.clone();
+    let nccl = driver.nccl().unwrap();
+    let id = nccl.unique_id().unwrap();
+    let comms = [0, 1].map(|rank| nccl.comm_init(rank, &id, 2, rank).unwrap());
+    let memory = owned::DeviceMemory::new(&driver, 0, 4).unwrap();
+    let stream = owned::Stream::new(&driver, 0, StreamFlags::default()).unwrap();
+    let (at, dtype, op) = (memory.ptr(), nccl::NcclType::F32, nccl::ReduceOp::Sum);
+    let sum = nccl::Collective::AllReduce { send: at, recv: at, count: 1, dtype, op };
+    // SAFETY: handles and memory are alive, and used by this thread alone.
+    unsafe {
+        assert_eq!(nccl.comm_state(comms[0]).unwrap(), nccl::CommState::Ready);
+        nccl.enqueue(comms[0], &[sum], stream.handle()).unwrap();
+        nccl.comm_interrupt(comms[0]).unwrap();
+        stream.synchronize().unwrap();
+        for comm in comms {
+            nccl.comm_abort(comm).unwrap();
+            assert!(nccl.comm_abort(comm).is_err());
+        }
+    }
+    drop((stream, memory));
+    assert!(sim.books().is_settled() && sim.violations().is_empty());
+}
+
 const CHILD: &str = "WARPLINE_TEST_NCCL_RANK";
 
 /// Starts this test in another process, as a rank.

@@ -232,7 +232,7 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
             ways.push(("NCCL", Box::new(bare.all_reduce(&memory, count, &stream)?)));
         }
         ways.push((
-            "NCCL, non-blocking",
+            "Communicator",
             Box::new(|| {
                 // SAFETY: stream and memory are alive, as large as it says, until it is synchronised.
                 Ok(unsafe { comm.enqueue(&call, stream.raw().handle()) }?)

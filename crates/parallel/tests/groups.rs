@@ -5,7 +5,7 @@ mod group_support;
 
 use group_support::{Ranks, at, schedules, values};
 use warpline::cuda::{self, CudaGraph};
-use warpline::{DType, Tensor, arange, full, tensor, zeros};
+use warpline::{DType, Device, Tensor, arange, full, tensor, zeros};
 use warpline_parallel::distributed::{Error, P2p, ProcessGroup, ReduceOp, Result, Work};
 
 fn of(group: &ProcessGroup, values: &[f32]) -> Result<Tensor> {
@@ -292,6 +292,15 @@ fn a_captured_collective_runs_in_each_replay() {
 #[ignore = "needs two GPUs"]
 fn gpu2_a_captured_collective_runs_in_each_replay() {
     Ranks::new(&group_support::gpu_spec(), 2).run(|group| captured(&group));
+}
+
+#[test]
+fn ranks_that_say_nothing_of_devices_have_one_each() {
+    let ranks = Ranks::new("sim:3,seed=1", 3);
+    ranks.without_devices().run(|group| {
+        assert_eq!(group.device(), Device::cuda(group.rank()));
+        all_collectives(&group, false)
+    });
 }
 
 fn captured(group: &ProcessGroup) -> Result<()> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use warpline_parallel::distributed::{
-    FileStore, HashStore, MAX_KEY, MAX_VALUE, PrefixStore, Store, StoreError, TcpStore,
+    FileStore, HashStore, MAX_KEY, MAX_VALUE, PrefixStore, Store, StoreError, StoreResult, TcpStore,
 };
 
 /// Long enough to be never reached.
@@ -218,17 +218,71 @@ fn what_is_too_large_is_refused_and_what_just_fits_is_not() {
         store.set(&key, &value).unwrap();
         assert!(other.get(&key, NONE).unwrap() == value, "{name}");
         assert!(other.compare_set(&key, &value, &value).unwrap() == Some(value.clone()), "{name}");
-        let long = "k".repeat(MAX_KEY + 1);
-        for error in [
-            store.set("k", &vec![7; MAX_VALUE + 1]).unwrap_err(),
-            store.set(&long, b"").unwrap_err(),
-            store.get(&long, NONE).unwrap_err(),
-            store.wait(&["a", &long], NONE).unwrap_err(),
-            store.check(&vec!["a"; 1 << 17]).unwrap_err(),
-        ] {
+        let (long, huge) = ("k".repeat(MAX_KEY + 1), vec![7; MAX_VALUE + 1]);
+        for (at, error) in [
+            store.set("k", &huge).err(),
+            store.set(&long, b"").err(),
+            store.get(&long, NONE).err(),
+            store.add(&long, 1).err(),
+            store.compare_set(&long, b"", b"").err(),
+            store.compare_set("k", &huge, b"").err(),
+            store.compare_set("k", b"", &huge).err(),
+            store.delete(&long).err(),
+            store.wait(&["a", &long], NONE).err(),
+            store.wait(&vec!["a"; 1 << 17], NONE).err(),
+            store.check(&["a", &long]).err(),
+            store.check(&vec!["a"; 1 << 17]).err(),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let error = error.unwrap_or_else(|| panic!("{name}: {at} is not refused"));
             assert!(matches!(error, StoreError::TooLarge { .. }), "{name}: {error}");
         }
+        assert!(!other.check(&["k"]).unwrap(), "{name}");
     }
+}
+
+/// A store of a program's own, which knows nothing but to say what it was asked.
+#[derive(Debug)]
+struct Own;
+
+impl Store for Own {
+    fn set(&self, key: &str, _: &[u8]) -> StoreResult<()> {
+        Err(StoreError::TooLarge { op: "set", what: "this", size: key.len(), max: 0 })
+    }
+
+    fn get(&self, key: &str, _: Duration) -> StoreResult<Vec<u8>> {
+        Ok(key.into())
+    }
+
+    fn add(&self, _: &str, amount: i64) -> StoreResult<i64> {
+        Ok(amount)
+    }
+
+    fn compare_set(&self, _: &str, _: &[u8], _: &[u8]) -> StoreResult<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn delete(&self, _: &str) -> StoreResult<bool> {
+        Ok(false)
+    }
+
+    fn wait(&self, _: &[&str], _: Duration) -> StoreResult<()> {
+        Ok(())
+    }
+
+    fn check(&self, keys: &[&str]) -> StoreResult<bool> {
+        Ok(keys.iter().all(|key| key.starts_with("a/")))
+    }
+}
+
+#[test]
+fn programs_may_have_stores_of_their_own() {
+    let store = PrefixStore::new("a", Arc::new(Own));
+    assert_eq!(store.get("k", NONE).unwrap(), b"a/k");
+    assert!(store.check(&["k", "l"]).unwrap());
+    assert!(matches!(store.set("k", b""), Err(StoreError::TooLarge { size: 3, .. })));
 }
 
 #[test]

@@ -72,6 +72,15 @@ impl Pending {
     }
 }
 
+impl Pending {
+    /// Of a captured collective: it as it runs in a replay, if this is the replay's on its
+    /// communicator.
+    pub(crate) fn in_replay(&self, replay: &Self) -> Option<Self> {
+        Arc::ptr_eq(&self.completion.0, &replay.completion.0)
+            .then(|| Self { number: replay.number, ..self.clone() })
+    }
+}
+
 impl PartialEq for Pending {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.completion.0, &other.completion.0) && self.number == other.number

@@ -313,7 +313,8 @@ pub enum Error {
         /// Why not, and what to do instead.
         reason: String,
     },
-    /// The process at the other end of a channel has ended, or closed it.
+    /// The process at the other end of a channel has ended, or closed it; or it had before it did what
+    /// a tensor was to hold.
     #[error("{op}: the other process is gone: {reason}")]
     PeerGone {
         /// The op.

@@ -171,3 +171,41 @@ pub(crate) fn restore(id: u64, on: usize, (device, mut stream): Former) {
         stream = replace(c, on, stream.take());
     });
 }
+
+/// Runs `f` as in a thread that has chosen no device and no stream yet, and forgets what it chose
+/// after it, also while panicking. For threads that are kept, and run calls that have nothing to do
+/// with one another.
+///
+/// ```
+/// use std::sync::Arc;
+/// use warpline_cuda_sys_safe::{Driver, sim::SimConfig};
+/// use warpline_stream::{Devices, apart};
+///
+/// let driver: Arc<dyn Driver> = SimConfig::new(2).build();
+/// let devices = Devices::new(driver)?;
+/// devices.set_device(1)?;
+/// apart(|| {
+///     assert_eq!(devices.current_device(), 0);
+///     devices.set_current_stream(&devices.get(1)?.stream_from_pool(0)?)
+/// })?;
+/// assert_eq!(devices.current_device(), 1);
+/// assert!(devices.current_stream(1)?.is_default());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn apart<R>(f: impl FnOnce() -> R) -> R {
+    struct Restore(Vec<Current>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            swap(&mut self.0);
+        }
+    }
+    fn swap(other: &mut Vec<Current>) {
+        // The thread may be ending: nothing is current any more.
+        let _ = CURRENT.try_with(|table| std::mem::swap(&mut *table.borrow_mut(), other));
+    }
+    let mut restore = Restore(Vec::new());
+    swap(&mut restore.0);
+    let result = f();
+    drop(restore);
+    result
+}

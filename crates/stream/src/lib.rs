@@ -46,12 +46,14 @@ mod guard;
 mod launches;
 mod mailbox;
 mod numbering;
+mod op_event;
 mod order;
 mod stream;
 
 pub use capture::{CaptureGuard, CaptureLog, Captured};
 pub use checked::{CheckOutcome, CheckedLaunch, IndexCheck};
 pub use clock::Before;
+pub use current::apart;
 pub use device::{Device, STREAMS_PER_POOL};
 pub use devices::Devices;
 pub use error::{Result, StreamError};
@@ -59,6 +61,7 @@ pub use event::Event;
 pub use guard::{DeviceGuard, StreamGuard};
 pub use launches::{Launch, PendingLaunches};
 pub use mailbox::Mailbox;
+pub use op_event::OpEvent;
 pub use stream::Stream;
 pub use warpline_cuda_sys_safe::EventFlags;
 

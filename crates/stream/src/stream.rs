@@ -239,6 +239,12 @@ impl Stream {
         }
     }
 
+    /// An event recorded at or after an operation, and where.
+    #[track_caller]
+    pub(crate) fn checkpoint(&self, op: OpNumber) -> Result<(Arc<PooledEvent>, Point)> {
+        self.0.checkpoint(op)
+    }
+
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0.core
     }

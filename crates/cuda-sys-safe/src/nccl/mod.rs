@@ -2,10 +2,11 @@
 //!
 //! [`Nccl`] is to NCCL what [`Driver`](crate::Driver) is to the CUDA driver, and
 //! [`Driver::nccl`](crate::Driver::nccl) returns the one that goes with a driver: the library itself
-//! for the real one, a simulated one for the simulated. Its communicators never block: a call that
-//! is not through yet is [`CommState::InProgress`], and [`Nccl::comm_state`] is asked until it is.
+//! for the real one, a simulated one for the simulated. Making communicators never blocks: a call that
+//! is not through yet is [`CommState::InProgress`], and [`Nccl::comm_state`] is asked until it is. A
+//! collective may block until all ranks have called it; [`Nccl::comm_interrupt`] ends it.
 
-mod null;
+pub(crate) mod null;
 pub(crate) mod real;
 pub(crate) mod sim;
 
@@ -213,13 +214,21 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
     /// rank that is gone.
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState>;
 
-    /// Enqueues calls as one group: they begin together and wait for no order among them.
+    /// Enqueues calls as one group: they begin together and wait for no order among them. It may
+    /// block until all ranks have called it, and while another communicator's call does for one of the
+    /// same device.
     unsafe fn enqueue(
         &self,
         comm: CommHandle,
         calls: &[Collective],
         stream: StreamHandle,
-    ) -> Result<CommState>;
+    ) -> Result<()>;
+
+    /// Ends what hangs: what it enqueued ends without a result, and a call on another thread returns,
+    /// whose use goes on unharmed until then. Of the communicator's calls this is the one that may be
+    /// made while another is under way; it is made once, by one thread. After it, only
+    /// [`Nccl::comm_abort`] may be called.
+    unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()>;
 
     /// Ends a communicator at once, whatever its state: what it enqueued ends without a result. The
     /// handle is invalid afterwards.

@@ -1,11 +1,42 @@
 //! An NCCL that does nothing, for the driver that does nothing.
 
+use std::collections::HashSet;
+use std::sync::{Condvar, Mutex, PoisonError};
+
 use super::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::null::NullDriver;
-use crate::{Result, StreamHandle};
+use crate::{DriverError, Result, StreamHandle};
 
 /// Where a handle's raw value has the number of ranks; below it is the rank.
 const RANKS_SHIFT: u32 = 32;
+
+/// Where calls hang.
+#[derive(Debug, Default)]
+pub(crate) struct Hanging {
+    /// Communicators whose calls no longer do.
+    interrupted: Mutex<HashSet<CommHandle>>,
+    changed: Condvar,
+}
+
+impl Hanging {
+    fn hang(&self, comm: CommHandle) -> DriverError {
+        let interrupted = self.interrupted.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = self.changed.wait_while(interrupted, |all| !all.contains(&comm));
+        drop(wait.unwrap_or_else(PoisonError::into_inner));
+        let (call, status) = ("ncclGroupEnd", "ncclInternalError".into());
+        DriverError::LibraryCall { call, status, detail: "interrupted".into(), location: None }
+    }
+
+    /// Another one may have been called the same.
+    fn begin(&self, comm: CommHandle) {
+        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).remove(&comm);
+    }
+
+    fn interrupt(&self, comm: CommHandle) {
+        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).insert(comm);
+        self.changed.notify_all();
+    }
+}
 
 // SAFETY: it enqueues nothing and touches nothing.
 unsafe impl Nccl for NullDriver {
@@ -25,7 +56,11 @@ unsafe impl Nccl for NullDriver {
         rank: usize,
     ) -> Result<CommHandle> {
         // SAFETY: this is how this implementation numbers them.
-        Ok(unsafe { CommHandle::new((ranks as u64) << RANKS_SHIFT | rank as u64, device) })
+        let comm = unsafe { CommHandle::new((ranks as u64) << RANKS_SHIFT | rank as u64, device) };
+        if let Some(hanging) = &self.hanging {
+            hanging.begin(comm);
+        }
+        Ok(comm)
     }
 
     unsafe fn comm_split(
@@ -46,13 +81,15 @@ unsafe impl Nccl for NullDriver {
         Ok(CommState::Ready)
     }
 
-    unsafe fn enqueue(
-        &self,
-        _: CommHandle,
-        _: &[Collective],
-        _: StreamHandle,
-    ) -> Result<CommState> {
-        Ok(CommState::Ready)
+    unsafe fn enqueue(&self, comm: CommHandle, _: &[Collective], _: StreamHandle) -> Result<()> {
+        self.hanging.as_ref().map_or(Ok(()), |hanging| Err(hanging.hang(comm)))
+    }
+
+    unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()> {
+        if let Some(hanging) = &self.hanging {
+            hanging.interrupt(comm);
+        }
+        Ok(())
     }
 
     unsafe fn comm_abort(&self, _: CommHandle) -> Result<()> {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use warpline_sync::{Mutex, MutexGuard};
+use warpline_sync::atomic::{AtomicBool, Ordering};
+use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::nccl::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::{Driver, DriverError, Result, StreamHandle};
@@ -39,12 +40,19 @@ struct Shared {
     device: usize,
     ranks: usize,
     rank: usize,
-    timeout: Duration,
-    handle: Handle,
+    handle: Arc<Handle>,
 }
 
-/// Held while NCCL is called. None once it was aborted.
-struct Handle(Mutex<Option<CommHandle>>);
+/// What a communicator is for NCCL.
+struct Handle {
+    comm: CommHandle,
+    /// Held while NCCL is called, which may take as long as other ranks do.
+    calling: Mutex<()>,
+    /// Whether an abort has begun. It is set without `calling`.
+    aborted: AtomicBool,
+    /// There once it was freed: whoever aborts too waits for that.
+    freed: OnceLock<()>,
+}
 
 /// How long NCCL is asked again and again before the thread sleeps between the questions.
 const SPIN: Duration = Duration::from_micros(100);
@@ -54,8 +62,7 @@ const NAP: Duration = Duration::from_millis(1);
 
 impl Communicator {
     /// Joins a communicator of `ranks` as `rank`, with this device, and waits until all have
-    /// (`ncclCommInitRankConfig`). All are given the same `id`. What is enqueued later may take no
-    /// longer than `timeout` either until NCCL has taken it.
+    /// (`ncclCommInitRankConfig`). All are given the same `id`.
     ///
     /// # Errors
     /// [`DriverError::InvalidArgument`] for a rank that there is not;
@@ -79,10 +86,9 @@ impl Communicator {
                 return Err(DriverError::InvalidArgument { call: CALL, reason });
             }
             let nccl = driver.nccl()?;
-            let pending = Pending::new(driver, nccl.comm_init(device, id, ranks, rank)?);
+            let new = Shared::new(driver, nccl.comm_init(device, id, ranks, rank)?);
             let who = format!("rank {rank} of {ranks} (cuda:{device})");
-            pending.ready(CALL, timeout, &who)?;
-            pending.communicator(nccl, timeout)
+            new.made(nccl, CALL, (timeout, &who))
         };
         join().map_err(|e: DriverError| e.at(location))
     }
@@ -103,16 +109,16 @@ impl Communicator {
                 // SAFETY: alive, and used by nobody else while it is locked.
                 unsafe { nccl.comm_split(handle, color, key) }
             })?;
-            let child = child.map(|handle| Pending::new(&shared.driver, handle));
+            let child = child.map(|handle| Shared::new(&shared.driver, handle));
             shared.handle.ready(nccl, CALL, timeout, &self.who())?;
             let Some(child) = child else { return Ok(None) };
-            child.ready(CALL, timeout, &self.who())?;
-            child.communicator(nccl, shared.timeout).map(Some)
+            child.made(nccl, CALL, (timeout, &self.who())).map(Some)
         };
         split().map_err(|e: DriverError| e.at(location))
     }
 
-    /// Whether the last call is through, and no rank has failed (`ncclCommGetAsyncError`).
+    /// Whether the last call is through, and no rank has failed (`ncclCommGetAsyncError`). It never
+    /// blocks: while another thread is in a call, that is [`CommState::InProgress`].
     ///
     /// # Errors
     /// [`DriverError::LibraryCall`] with NCCL's own: `ncclRemoteError` where a rank is gone that the
@@ -125,20 +131,31 @@ impl Communicator {
         state().map_err(|e| e.at(location))
     }
 
-    /// Ends it at once: what it has enqueued ends without a result, and all later uses are refused
-    /// (`ncclCommAbort`). The other ranks have to do the same. Doing it twice does nothing.
+    /// Ends it at once: what it has enqueued ends without a result, a call that hangs on another
+    /// thread returns an error, and all later uses are refused (`ncclCommAbort`). The other ranks have
+    /// to do the same. Doing it twice does nothing.
+    ///
+    /// Where several ranks are threads of one process, NCCL's last abort of theirs frees what all of
+    /// them have, on all their devices, for which the driver may need the others' threads. So until all
+    /// ranks have aborted it, none of these threads may wait on the host for work that needs a rank
+    /// which has not: let the threads meet after the abort.
+    ///
+    /// NCCL's abort also waits until those graphs are destroyed in which its calls were captured, and
+    /// the last one of several threads for all of theirs. What was launched has ended by then, and new
+    /// uses are refused at once; but a thread that has yet to destroy such a graph lets another one abort.
     pub fn abort(&self) {
         self.0.handle.abort(&*self.0.driver);
     }
 
-    /// Whether it was aborted.
+    /// Whether it was aborted, or is being aborted. It never blocks.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
-        self.0.handle.lock().is_none()
+        self.0.handle.is_aborted()
     }
 
     /// Enqueues calls as one group (`ncclGroupStart` to `ncclGroupEnd`). What launches it calls this
-    /// from [`DeviceCode::Collective`](crate::DeviceCode::Collective).
+    /// from [`DeviceCode::Collective`](crate::DeviceCode::Collective). The first call of a kind connects
+    /// the ranks, and blocks until the others make it too, or another thread calls [`Self::abort`].
     ///
     /// # Errors
     /// [`DriverError::LibraryCall`] with NCCL's own, and after [`Self::abort`].
@@ -151,14 +168,10 @@ impl Communicator {
         const CALL: &str = "ncclGroupEnd";
         let shared = &*self.0;
         let nccl = shared.driver.nccl()?;
-        let state = shared.handle.with(CALL, |handle| {
+        shared.handle.with(CALL, |handle| {
             // SAFETY: alive, and used by nobody else while it is locked; the rest is the caller's.
             unsafe { nccl.enqueue(handle, calls, stream) }
-        })?;
-        match state {
-            CommState::Ready => Ok(()),
-            CommState::InProgress => shared.handle.ready(nccl, CALL, shared.timeout, &self.who()),
-        }
+        })
     }
 
     /// Calls `f`, which launches a graph in which the communicator takes part; it is not aborted
@@ -217,62 +230,84 @@ impl fmt::Debug for Communicator {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.handle.abandon(&self.driver);
+        Handle::abandon(&self.handle, &self.driver);
     }
 }
 
-/// A communicator that is being made.
-struct Pending {
-    driver: Arc<dyn Driver>,
-    device: usize,
-    handle: Handle,
-}
-
-impl Pending {
-    fn new(driver: &Arc<dyn Driver>, handle: CommHandle) -> Self {
-        let device = handle.device();
-        Self { driver: Arc::clone(driver), device, handle: Handle(Mutex::new(Some(handle))) }
+impl Shared {
+    /// What is being made. It does not know its rank yet.
+    fn new(driver: &Arc<dyn Driver>, comm: CommHandle) -> Self {
+        let (driver, handle) = (Arc::clone(driver), Arc::new(Handle::new(comm)));
+        Self { driver, device: comm.device(), ranks: 0, rank: 0, handle }
     }
 
-    fn ready(&self, call: &'static str, timeout: Duration, who: &str) -> Result<()> {
-        self.handle.ready(self.driver.nccl()?, call, timeout, who)
-    }
-
-    fn communicator(self, nccl: &dyn Nccl, timeout: Duration) -> Result<Communicator> {
-        let (rank, ranks) = self.handle.with("ncclCommUserRank", |handle| {
+    /// Waits until it is made.
+    fn made(
+        mut self,
+        nccl: &dyn Nccl,
+        call: &'static str,
+        (timeout, who): (Duration, &str),
+    ) -> Result<Communicator> {
+        self.handle.ready(nccl, call, timeout, who)?;
+        (self.rank, self.ranks) = self.handle.with("ncclCommUserRank", |comm| {
             // SAFETY: alive, and used by nobody else while it is locked.
-            unsafe { nccl.comm_rank(handle) }
+            unsafe { nccl.comm_rank(comm) }
         })?;
-        let handle = Handle(Mutex::new(self.handle.lock().take()));
-        let (driver, device) = (Arc::clone(&self.driver), self.device);
-        Ok(Communicator(Arc::new(Shared { driver, device, ranks, rank, timeout, handle })))
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        self.handle.abandon(&self.driver);
+        Ok(Communicator(Arc::new(self)))
     }
 }
 
 impl Handle {
-    fn lock(&self) -> MutexGuard<'_, Option<CommHandle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(comm: CommHandle) -> Self {
+        let (calling, aborted) = (Mutex::new(()), AtomicBool::new(false));
+        Self { comm, calling, aborted, freed: OnceLock::new() }
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.calling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls NCCL.
     fn with<R>(&self, call: &'static str, f: impl FnOnce(CommHandle) -> Result<R>) -> Result<R> {
-        let locked = self.lock();
-        match *locked {
-            Some(handle) => f(handle),
-            None => Err(failed(call, "ncclInvalidUsage", "the communicator was aborted".into())),
+        self.with_locked(call, self.lock(), f)
+    }
+
+    /// It is freed once the lock was held after `aborted` was set: here it is alive.
+    fn with_locked<R>(
+        &self,
+        call: &'static str,
+        _calling: MutexGuard<'_, ()>,
+        f: impl FnOnce(CommHandle) -> Result<R>,
+    ) -> Result<R> {
+        let aborted = || failed(call, "ncclInvalidUsage", "the communicator was aborted".into());
+        if self.is_aborted() {
+            return Err(aborted());
         }
+        // What an abort has ended has failed of that, whatever NCCL makes of it.
+        f(self.comm).map_err(|error| if self.is_aborted() { aborted() } else { error })
     }
 
     fn state(&self, nccl: &dyn Nccl) -> Result<CommState> {
-        self.with("ncclCommGetAsyncError", |handle| {
+        const CALL: &str = "ncclCommGetAsyncError";
+        let calling = match self.calling.try_lock() {
+            Ok(calling) => calling,
+            Err(TryLockError::Poisoned(calling)) => calling.into_inner(),
+            // Another thread is in a call, perhaps for long; or it aborts.
+            Err(TryLockError::WouldBlock) if !self.is_aborted() => {
+                return Ok(CommState::InProgress);
+            }
+            Err(TryLockError::WouldBlock) => {
+                let why = "the communicator was aborted".into();
+                return Err(failed(CALL, "ncclInvalidUsage", why));
+            }
+        };
+        self.with_locked(CALL, calling, |comm| {
             // SAFETY: alive, and used by nobody else while it is locked.
-            unsafe { nccl.comm_state(handle) }
+            unsafe { nccl.comm_state(comm) }
         })
     }
 
@@ -301,28 +336,35 @@ impl Handle {
     }
 
     fn abort(&self, driver: &dyn Driver) {
-        let mut locked = self.lock();
-        if let (Some(handle), Ok(nccl)) = (locked.take(), driver.nccl()) {
-            // SAFETY: alive until now, and used by nobody else while it is locked. An error of an
-            // abort changes nothing: the handle is gone.
-            let _ = unsafe { nccl.comm_abort(handle) };
-        }
+        self.freed.get_or_init(|| {
+            self.aborted.store(true, Ordering::Release);
+            // Errors change nothing: nobody uses it any more.
+            let Ok(nccl) = driver.nccl() else { return };
+            // SAFETY: alive until it is freed below, and only here.
+            let interrupted = unsafe { nccl.comm_interrupt(self.comm) };
+            // A call on another thread soon returns. Where NCCL could not be told, it may not.
+            let calling = match interrupted {
+                Ok(()) => Some(self.lock()),
+                Err(_) => self.calling.try_lock().ok(),
+            };
+            let Some(calling) = calling else { return };
+            // Who gets it from now on is refused. NCCL may wait until a graph is destroyed, by a thread
+            // that may want to launch it first.
+            drop(calling);
+            // SAFETY: alive until now, and nobody uses it any more: see `with_locked`.
+            let _ = unsafe { nccl.comm_abort(self.comm) };
+        });
     }
 
     /// Aborts it where nobody waits for that: the library's abort may take long.
-    fn abandon(&self, driver: &Arc<dyn Driver>) {
-        if driver.name() != "cuda" {
-            return self.abort(&**driver);
+    fn abandon(handle: &Arc<Self>, driver: &Arc<dyn Driver>) {
+        if handle.is_aborted() || driver.name() != "cuda" {
+            return handle.abort(&**driver);
         }
-        let Some(handle) = self.lock().take() else { return };
-        let driver = Arc::clone(driver);
+        let (handle, driver) = (Arc::clone(handle), Arc::clone(driver));
         // Without a thread it is leaked, which is better than to hang.
-        let _ = std::thread::Builder::new().name("warpline-nccl-abort".into()).spawn(move || {
-            if let Ok(nccl) = driver.nccl() {
-                // SAFETY: alive until now, and nobody else has it any more.
-                let _ = unsafe { nccl.comm_abort(handle) };
-            }
-        });
+        let thread = std::thread::Builder::new().name("warpline-nccl-abort".into());
+        let _ = thread.spawn(move || handle.abort(&*driver));
     }
 }
 

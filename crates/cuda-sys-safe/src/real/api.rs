@@ -183,6 +183,9 @@ function_table! {
         "CUDA 11.2" cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
         "CUDA 11.2" cuMemFreeAsync(CUdeviceptr, CUstream);
 
+        "CUDA 11.7" cuStreamWaitValue32_v2(CUstream, CUdeviceptr, c_uint, c_uint);
+        "CUDA 11.7" cuStreamWriteValue32_v2(CUstream, CUdeviceptr, c_uint, c_uint);
+
         "CUDA 4.1" cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
         "CUDA 11.0" cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
         "CUDA 4.1" cuIpcCloseMemHandle(CUdeviceptr);

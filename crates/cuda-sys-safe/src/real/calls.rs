@@ -246,6 +246,30 @@ unsafe impl Driver for CudaDriver {
         call!(self, stream.device(), cuStreamWaitEvent(raw_stream(stream), raw_event(event), 0))
     }
 
+    unsafe fn stream_wait_value32(
+        &self,
+        stream: StreamHandle,
+        word: NonNull<u32>,
+        value: u32,
+    ) -> Result<()> {
+        /// `CU_STREAM_WAIT_VALUE_GEQ`.
+        const AT_LEAST: u32 = 0;
+        let (raw, at) = (raw_stream(stream), word.as_ptr().expose_provenance() as u64);
+        call!(self, stream.device(), cuStreamWaitValue32_v2?(raw, at, value, AT_LEAST))
+    }
+
+    unsafe fn stream_write_value32(
+        &self,
+        stream: StreamHandle,
+        word: NonNull<u32>,
+        value: u32,
+    ) -> Result<()> {
+        /// `CU_STREAM_WRITE_VALUE_DEFAULT`: behind a fence for the whole system.
+        const FENCED: u32 = 0;
+        let (raw, at) = (raw_stream(stream), word.as_ptr().expose_provenance() as u64);
+        call!(self, stream.device(), cuStreamWriteValue32_v2?(raw, at, value, FENCED))
+    }
+
     unsafe fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
         let mut priority = 0;
         call!(self, stream.device(), cuStreamGetPriority(raw_stream(stream), &mut priority))?;

@@ -1,6 +1,6 @@
 //! What is known of each device, and what every call passes through.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
@@ -65,15 +65,19 @@ impl CudaDriver {
         }
     }
 
-    /// Waits until no other thread gives NCCL work for the device, whatever the communicator: NCCL wants
-    /// one at a time.
+    /// The turn to give NCCL work for the device, whatever the communicator: NCCL wants one thread at a
+    /// time. None while another has it, which may last until the ranks that it waits for have come.
+    #[inline]
     pub(crate) fn nccl_turn(
         &self,
         call: &'static str,
         device: usize,
-    ) -> Result<MutexGuard<'_, ()>> {
-        let state = self.admit(call, device)?;
-        Ok(state.nccl.lock().unwrap_or_else(PoisonError::into_inner))
+    ) -> Result<Option<MutexGuard<'_, ()>>> {
+        Ok(match self.admit(call, device)?.nccl.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        })
     }
 
     /// As [`Self::admit`], and makes the device's context current.

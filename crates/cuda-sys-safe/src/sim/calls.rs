@@ -41,6 +41,8 @@ calls! {
     StreamQuery = "cuStreamQuery";
     StreamSynchronize = "cuStreamSynchronize";
     StreamWaitEvent = "cuStreamWaitEvent";
+    StreamWaitValue = "cuStreamWaitValue32_v2";
+    StreamWriteValue = "cuStreamWriteValue32_v2";
     StreamPriority = "cuStreamGetPriority";
     LaunchHostFunc = "cuLaunchHostFunc";
     EventCreate = "cuEventCreate";

@@ -160,6 +160,10 @@ impl State {
                 let why = "a host function that runs once cannot be captured";
                 refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
             }
+            OpKind::WaitValue(..) | OpKind::WriteValue(..) => {
+                let why = "a word in host memory is written and waited for outside captures";
+                refuse(CudaCode::STREAM_CAPTURE_UNSUPPORTED, why)
+            }
             _ if capture.invalid => refuse(CudaCode::STREAM_CAPTURE_INVALIDATED, ""),
             OpKind::Work(work) => {
                 let node = Frontier::from([capture.nodes.len()]);

@@ -222,6 +222,33 @@ unsafe impl Driver for SimDriver {
         Ok(())
     }
 
+    unsafe fn stream_wait_value32(
+        &self,
+        stream: StreamHandle,
+        word: NonNull<u32>,
+        value: u32,
+    ) -> Result<()> {
+        let call = CallKind::StreamWaitValue;
+        let mut s = self.enter(call, stream.device())?;
+        s.stream_value(call, stream, word, |word| OpKind::WaitValue(word, value))?;
+        self.after_enqueue(s);
+        Ok(())
+    }
+
+    unsafe fn stream_write_value32(
+        &self,
+        stream: StreamHandle,
+        word: NonNull<u32>,
+        value: u32,
+    ) -> Result<()> {
+        let call = CallKind::StreamWriteValue;
+        let mut s = self.enter(call, stream.device())?;
+        s.stream_value(call, stream, word, |word| OpKind::WriteValue(word, value))?;
+        self.after_enqueue(s);
+        self.write_values_in_time();
+        Ok(())
+    }
+
     unsafe fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
         forward!(self, StreamPriority, stream.device(), s => {
             let key = s.stream_key(CallKind::StreamPriority, stream)?;

@@ -60,9 +60,8 @@ impl State {
     fn runnable(&self) -> impl Iterator<Item = (Key, u64)> {
         self.streams.iter().filter_map(|(&key, stream)| {
             let op = stream.queue.front()?;
-            let ready = !self.held(key)
-                && op.after.iter().all(|&p| self.reached(p))
-                && op.blocked_on().is_none();
+            let ready =
+                !self.held(key) && op.after.iter().all(|&p| self.reached(p)) && !op.is_blocked();
             ready.then_some((key, op.sequence))
         })
     }
@@ -75,7 +74,7 @@ impl State {
 
     fn pick_toward(&self, point: Point) -> Option<Key> {
         let key = self.next_toward(point)?;
-        let blocked = self.streams.get(&key)?.queue.front()?.blocked_on().is_some();
+        let blocked = self.streams.get(&key)?.queue.front()?.is_blocked();
         (!blocked).then_some(key)
     }
 
@@ -146,7 +145,11 @@ impl State {
                     Err(error) => Err(error),
                 }
             }
-            OpKind::Wait => Ok(0.0),
+            OpKind::Wait | OpKind::WaitValue(..) => Ok(0.0),
+            OpKind::WriteValue(word, value) => {
+                word.set(value);
+                Ok(0.5)
+            }
             OpKind::Hold(hold) => {
                 hold.need();
                 Ok(0.0)

@@ -151,6 +151,7 @@ mod session;
 mod share;
 mod state;
 mod streams;
+mod values;
 mod visible;
 mod vmm;
 

@@ -178,8 +178,9 @@ impl SimDriver {
                     next
                 }
                 Step::Busy => self.host_fn_ended.wait(next).unwrap_or_else(PoisonError::into_inner),
-                // Waits name earlier operations only, so something can always run, or other ranks
-                // have to.
+                // Waits name earlier operations only, so something can always run, or other ranks or
+                // processes have to.
+                Step::Idle if next.waits_for_value(unmet) => self.wait_for_value(next),
                 Step::Idle => match self.wait_for_ranks(next, unmet, &mut patience) {
                     (next, true) => next,
                     (next, false) => return self.air(next),

@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) trash: Vec<HostFn>,
     /// Whether some thread runs a host function, outside the lock. Nothing else runs meanwhile.
     pub(super) host_fn_running: bool,
+    /// Whether a thread runs what comes before writes of words.
+    pub(super) writes_values: bool,
     /// Virtual microseconds of the host.
     pub(super) host_clock: f64,
     pub(super) sequence: u64,
@@ -128,6 +130,7 @@ impl State {
             overruns: Vec::new(),
             trash: Vec::new(),
             host_fn_running: false,
+            writes_values: false,
             host_clock: 0.0,
             sequence: 0,
             next_id: 0x1000,

@@ -12,6 +12,7 @@ use super::copies::{CopyWork, MemsetWork};
 use super::hold::Hold;
 use super::launch::OwnedLaunch;
 use super::state::{HostFn, Label, State, error};
+use super::values::Word;
 use crate::*;
 
 /// The key of a stream in the books: its raw handle, or a small number for a default stream.
@@ -53,6 +54,8 @@ pub(super) enum OpKind {
     Work(Work),
     Record(u64),
     Wait,
+    WaitValue(Word, u32),
+    WriteValue(Word, u32),
     Host(HostFn),
     Hold(Hold),
     Graph(Arc<Graph>),

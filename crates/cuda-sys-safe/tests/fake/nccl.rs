@@ -1,11 +1,19 @@
-//! An NCCL without GPUs, for `fake_nccl.rs`, which compiles it. Communicators are ready at once, and
-//! nothing is computed; it notes which threads are inside together. For that, the count of a call says
+//! An NCCL without GPUs, for `fake_nccl.rs`, which compiles it. Nothing is computed, and ranks do not
+//! meet; it notes which calls are made on which communicators, which are numbered in their order, what
+//! is used that is freed, and which threads are inside together. For that, the count of a call says
 //! which device it is on.
 #![allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+const SUCCESS: c_uint = 0;
+const INTERNAL_ERROR: c_uint = 3;
+const INVALID_USAGE: c_uint = 5;
+const IN_PROGRESS: c_uint = 7;
 
 /// How many threads are inside, by device.
 static INSIDE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
@@ -13,6 +21,34 @@ static INSIDE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 static OVERLAPS: AtomicUsize = AtomicUsize::new(0);
 /// How often there was one for each device.
 static MEETINGS: AtomicUsize = AtomicUsize::new(0);
+/// How often something was called that NCCL does not allow.
+static MISUSES: AtomicUsize = AtomicUsize::new(0);
+/// How many communicators are there.
+static ALIVE: AtomicUsize = AtomicUsize::new(0);
+static NUMBER: AtomicUsize = AtomicUsize::new(0);
+/// Whether all-reduces wait for ranks that never come.
+static HANG: AtomicBool = AtomicBool::new(false);
+/// Whether a graph holds collectives, for whose end aborts of the communicator wait.
+static GRAPH: AtomicBool = AtomicBool::new(false);
+/// How many aborts wait for that.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// The communicator of this number is never ready.
+static STALLED: AtomicUsize = AtomicUsize::new(0);
+static LOG: Mutex<String> = Mutex::new(String::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn log(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(lock(&LOG), "{line}");
+}
+
+fn misuse(what: &str) -> c_uint {
+    MISUSES.fetch_add(1, SeqCst);
+    log(format_args!("misuse: {what}"));
+    INVALID_USAGE
+}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_overlaps() -> usize {
@@ -24,67 +60,289 @@ pub extern "C" fn fake_meetings() -> usize {
     MEETINGS.load(SeqCst)
 }
 
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_misuses() -> usize {
+    MISUSES.load(SeqCst)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_alive() -> usize {
+    ALIVE.load(SeqCst)
+}
+
+/// How many threads are inside a call on device 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_inside() -> usize {
+    INSIDE[0].load(SeqCst)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_hang() -> usize {
+    usize::from(HANG.swap(true, SeqCst))
+}
+
+/// From now on a graph holds collectives; the second time, none does any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_graph() -> usize {
+    usize::from(GRAPH.fetch_xor(true, SeqCst))
+}
+
+/// How many aborts wait for the graph's end.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_waiting() -> usize {
+    WAITING.load(SeqCst)
+}
+
+/// The communicator that is made next but that many is never ready.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_stall(after: usize) {
+    STALLED.store(NUMBER.load(SeqCst) + after + 1, SeqCst);
+}
+
+/// The calls until now, a line each, to be kept.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_log() -> *const c_char {
+    CString::new(std::mem::take(&mut *lock(&LOG))).unwrap_or_default().into_raw()
+}
+
+/// `ncclConfig_t`.
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+/// A communicator. It is never really freed.
+pub struct Comm {
+    number: usize,
+    rank: c_int,
+    ranks: c_int,
+    blocking: bool,
+    shares: bool,
+    aborted: Arc<AtomicBool>,
+    freed: AtomicBool,
+    /// How many threads are inside.
+    inside: AtomicUsize,
+    /// How often one has to ask until what is under way is through.
+    to_ask: AtomicUsize,
+    /// Where what is being split off it is written, and what that is.
+    splitting: Mutex<Option<(AtomicPtr<*mut Comm>, AtomicPtr<Comm>)>>,
+}
+
+const ASKED: usize = 2;
+
+impl Comm {
+    /// A new one, with the configuration it is to have.
+    unsafe fn new(
+        (rank, ranks): (c_int, c_int),
+        config: *const Config,
+        aborted: Arc<AtomicBool>,
+    ) -> &'static Self {
+        // SAFETY: callers pass live pointers, as those of the real functions do.
+        let config = unsafe { &*config };
+        let number = NUMBER.fetch_add(1, SeqCst) + 1;
+        ALIVE.fetch_add(1, SeqCst);
+        let (blocking, shares) = (config.blocking == 1, config.split_share == 1);
+        let (freed, inside) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (to_ask, splitting) = (AtomicUsize::new(0), Mutex::new(None));
+        Box::leak(Box::new(Self {
+            number,
+            rank,
+            ranks,
+            blocking,
+            shares,
+            aborted,
+            freed,
+            inside,
+            to_ask,
+            splitting,
+        }))
+    }
+
+    fn kind(&self) -> String {
+        let blocking = if self.blocking { "blocking" } else { "non-blocking" };
+        format!("{}: {blocking}{}", self.number, if self.shares { ", sharing" } else { "" })
+    }
+
+    /// What is called.
+    unsafe fn of(comm: *mut Comm) -> Option<&'static Self> {
+        if comm.is_null() {
+            misuse("no communicator");
+            return None;
+        }
+        // SAFETY: communicators are never freed.
+        let comm = unsafe { &*comm };
+        if comm.freed.load(SeqCst) {
+            misuse("a communicator that is freed");
+            return None;
+        }
+        Some(comm)
+    }
+
+    fn pointer(&self) -> *mut Self {
+        std::ptr::from_ref(self).cast_mut()
+    }
+}
+
 /// As the environment says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_uint {
     let told = std::env::var("FAKE_NCCL_VERSION").ok().and_then(|text| text.parse().ok());
     // SAFETY: callers pass live pointers, as those of the real functions do.
     unsafe { *version = told.unwrap_or(22_800) };
-    0
+    SUCCESS
 }
 
 /// `ncclUniqueId`.
 #[repr(C)]
 pub struct Id([u8; 128]);
 
-/// Ready, with any rank's handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankConfig(
-    comm: *mut *mut c_void,
-    _: c_int,
+    slot: *mut *mut Comm,
+    ranks: c_int,
     _: Id,
-    _: c_int,
-    _: *mut c_void,
+    rank: c_int,
+    config: *mut Config,
 ) -> c_uint {
     // SAFETY: callers pass live pointers, as those of the real functions do.
-    unsafe { *comm = comm.cast() };
-    0
+    let comm = unsafe { Comm::new((rank, ranks), config, Arc::default()) };
+    log(format_args!("init {}", comm.kind()));
+    comm.to_ask.store(ASKED, SeqCst);
+    // SAFETY: as above.
+    unsafe { *slot = comm.pointer() };
+    IN_PROGRESS
 }
 
-unsafe fn zero(number: *mut c_int, value: c_int) -> c_uint {
+/// The new one is written when the split is through, after somebody has asked a while.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(
+    whole: *mut Comm,
+    color: c_int,
+    key: c_int,
+    slot: *mut *mut Comm,
+    config: *mut Config,
+) -> c_uint {
+    // SAFETY: callers pass what they were given.
+    let Some(whole) = (unsafe { Comm::of(whole) }) else { return INVALID_USAGE };
+    let mut splitting = lock(&whole.splitting);
+    if whole.to_ask.load(SeqCst) > 0 || splitting.is_some() || whole.blocking {
+        return misuse("a split of what is not ready, or blocks");
+    }
+    whole.to_ask.store(ASKED, SeqCst);
+    if color < 0 {
+        log(format_args!("split {}, no color", whole.number));
+        return IN_PROGRESS;
+    }
+    let aborted = if whole.shares { Arc::clone(&whole.aborted) } else { Arc::default() };
     // SAFETY: callers pass live pointers, as those of the real functions do.
-    unsafe { *number = value };
-    0
+    let part = unsafe { Comm::new((key, whole.ranks), config, aborted) };
+    log(format_args!("split {}, color {color}, key {key}, to {}", whole.number, part.kind()));
+    *splitting = Some((AtomicPtr::new(slot), AtomicPtr::new(part.pointer())));
+    IN_PROGRESS
+}
+
+impl Comm {
+    /// Goes on with what is under way. Whether that is through.
+    fn go_on(&self) -> bool {
+        let mut splitting = lock(&self.splitting);
+        let stalled = |number: usize| STALLED.load(SeqCst) == number;
+        // SAFETY: communicators are never freed.
+        let part = splitting.as_ref().map(|(_, part)| unsafe { &*part.load(SeqCst) });
+        let number = part.map_or(self.number, |part| part.number);
+        if self.to_ask.load(SeqCst) == 0 {
+            return true;
+        }
+        if stalled(number) || self.to_ask.fetch_sub(1, SeqCst) > 1 {
+            return false;
+        }
+        if let Some((slot, part)) = splitting.take() {
+            // SAFETY: the caller of the split lets the slot live until now.
+            unsafe { *slot.load(SeqCst) = part.load(SeqCst) };
+        }
+        true
+    }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommGetAsyncError(_: *mut c_void, error: *mut c_int) -> c_uint {
-    // SAFETY: the caller's.
-    unsafe { zero(error, 0) }
+pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut c_uint) -> c_uint {
+    // SAFETY: callers pass what they were given.
+    let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
+    if comm.inside.load(SeqCst) > 0 && !never_blocks() {
+        return misuse("a state while another thread is in a call");
+    }
+    // SAFETY: callers pass live pointers, as those of the real functions do.
+    unsafe { *error = if comm.go_on() { SUCCESS } else { IN_PROGRESS } };
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommUserRank(_: *mut c_void, rank: *mut c_int) -> c_uint {
-    // SAFETY: the caller's.
-    unsafe { zero(rank, 0) }
+pub unsafe extern "C" fn ncclCommUserRank(comm: *mut Comm, rank: *mut c_int) -> c_uint {
+    // SAFETY: callers pass what they were given, and live pointers.
+    unsafe {
+        let Some(comm) = Comm::of(comm) else { return INVALID_USAGE };
+        *rank = comm.rank;
+    }
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommCount(_: *mut c_void, ranks: *mut c_int) -> c_uint {
-    // SAFETY: the caller's.
-    unsafe { zero(ranks, 1) }
+pub unsafe extern "C" fn ncclCommCount(comm: *mut Comm, ranks: *mut c_int) -> c_uint {
+    // SAFETY: callers pass what they were given, and live pointers.
+    unsafe {
+        let Some(comm) = Comm::of(comm) else { return INVALID_USAGE };
+        *ranks = comm.ranks;
+    }
+    SUCCESS
+}
+
+/// Ends splits that are under way, and calls on what shares its flag.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_uint {
+    // SAFETY: callers pass what they were given.
+    let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
+    log(format_args!("abort {}", comm.number));
+    comm.aborted.store(true, SeqCst);
+    if let Some((slot, part)) = lock(&comm.splitting).take() {
+        // SAFETY: the caller of the split lets the slot live until now.
+        unsafe { *slot.load(SeqCst) = part.load(SeqCst) };
+    }
+    if comm.inside.load(SeqCst) > 0 {
+        misuse("an abort that frees what a call uses");
+    }
+    WAITING.fetch_add(1, SeqCst);
+    while comm.blocking && GRAPH.load(SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    WAITING.fetch_sub(1, SeqCst);
+    comm.freed.store(true, SeqCst);
+    ALIVE.fetch_sub(1, SeqCst);
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclAllReduce(
+pub unsafe extern "C" fn ncclAllReduce(
     _: *mut c_void,
     _: *mut c_void,
     device: usize,
     _: c_int,
     _: c_int,
-    _: *mut c_void,
+    comm: *mut Comm,
     _: *mut c_void,
 ) -> c_uint {
+    // SAFETY: callers pass what they were given.
+    let Some(comm) = (unsafe { Comm::of(comm) }) else { return INVALID_USAGE };
+    if !comm.blocking {
+        return misuse("a collective that does not block");
+    }
+    comm.inside.fetch_add(1, SeqCst);
     if INSIDE[device].fetch_add(1, SeqCst) > 0 {
         OVERLAPS.fetch_add(1, SeqCst);
     }
@@ -95,8 +353,34 @@ pub extern "C" fn ncclAllReduce(
         }
         std::thread::yield_now();
     }
+    if comm.to_ask.load(SeqCst) > 0 {
+        return misuse("a call before the last one is through");
+    }
+    if never_blocks() {
+        comm.to_ask.store(if HANG.load(SeqCst) { usize::MAX } else { ASKED }, SeqCst);
+    }
+    while !never_blocks() && HANG.load(SeqCst) && !comm.aborted.load(SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let aborted = comm.aborted.load(SeqCst);
+    if aborted {
+        // The abort is long over.
+        std::thread::sleep(Duration::from_millis(50));
+        log(format_args!("all-reduce on {} has ended", comm.number));
+    }
     INSIDE[device].fetch_sub(1, SeqCst);
-    0
+    comm.inside.fetch_sub(1, SeqCst);
+    if aborted { INTERNAL_ERROR } else { SUCCESS }
+}
+
+/// As NCCL's own, it goes before what a configuration says.
+fn never_blocks() -> bool {
+    std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|text| text == "0")
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> c_uint {
+    if never_blocks() { IN_PROGRESS } else { SUCCESS }
 }
 
 macro_rules! plain {
@@ -104,14 +388,14 @@ macro_rules! plain {
         // The arguments it is called with stay unread.
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> c_uint {
-            0
+            SUCCESS
         }
     )*};
 }
 
 plain! {
-    ncclGetUniqueId ncclCommSplit ncclCommAbort ncclGroupStart ncclGroupEnd ncclBroadcast ncclReduce
-    ncclAllGather ncclReduceScatter ncclSend ncclRecv
+    ncclGetUniqueId ncclGroupStart ncclBroadcast ncclReduce ncclAllGather ncclReduceScatter
+    ncclSend ncclRecv
 }
 
 #[unsafe(no_mangle)]

@@ -64,6 +64,8 @@ programs! {
         let part = whole.split(Some(0), 0, LIMIT)?.expect("it has a color");
         rank.meet();
         whole.abort();
+        // While a rank aborts, none waits on the host for what needs it.
+        rank.meet();
         let (send, dtype, op) = (rank.at(0), NcclType::I32, ReduceOp::Sum);
         rank.put(0, bytemuck::bytes_of(&[1i32]))?;
         let call = Collective::AllReduce { send, recv: send, count: 1, dtype, op };

@@ -5,7 +5,9 @@ mod check;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
@@ -13,7 +15,7 @@ use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DevicePtr, HostLaunch, StreamHandle};
 
 use warpline_runtime::launch::{self, Call, Code, address};
-use warpline_runtime::{Completion, DType, Error, Operand, Result, Target, View};
+use warpline_runtime::{Completion, DType, Error, Operand, Replays, Result, Target, View};
 
 /// One call on a communicator, of contiguous tensors on its device. `output` may be `input`, of
 /// [`Op::AllGather`] and [`Op::ReduceScatter`] the rank's own part of the larger one; otherwise they
@@ -83,23 +85,39 @@ pub enum Op<'a> {
 
 /// A communicator to call a collective on, and perhaps the call's number in a [`Completion`], by
 /// which what it writes is refused should it fail.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Watched<'a> {
     comm: &'a Communicator,
     number: Option<(&'a Completion, u64)>,
+    replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
 }
 
 impl<'a> Watched<'a> {
-    /// Numbers begin with 1 and are those of the calls' order.
+    /// Numbers begin with 1 and are those of the calls' order. A graph in which the call is captured
+    /// keeps what `replays` returns.
     #[must_use]
-    pub fn new(comm: &'a Communicator, completion: &'a Completion, number: u64) -> Self {
-        Self { comm, number: Some((completion, number)) }
+    pub fn new(
+        comm: &'a Communicator,
+        completion: &'a Completion,
+        number: u64,
+        replays: &'a dyn Fn() -> Arc<dyn Replays>,
+    ) -> Self {
+        Self { comm, number: Some((completion, number)), replays: Some(replays) }
     }
 }
 
 impl<'a> From<&'a Communicator> for Watched<'a> {
     fn from(comm: &'a Communicator) -> Self {
-        Self { comm, number: None }
+        Self { comm, number: None, replays: None }
+    }
+}
+
+impl fmt::Debug for Watched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched")
+            .field("comm", &self.comm)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
     }
 }
 
@@ -157,7 +175,7 @@ pub fn run<'a>(
     ops: &[Op<'_>],
     location: &'static Location<'static>,
 ) -> Result<()> {
-    let Watched { comm, number } = comm.into();
+    let Watched { comm, number, replays } = comm.into();
     let Target::Cuda(_, device, _) = target else {
         let first = format!("cuda:{}", comm.device());
         return Err(Error::DeviceMismatch { op: name, first, second: "cpu".into() });
@@ -183,7 +201,7 @@ pub fn run<'a>(
         operands: &operands,
         params: &[],
         host: no_host,
-        code: Code::Collective { enqueue: &enqueue, comm, number },
+        code: Code::Collective { enqueue: &enqueue, comm, number, replays },
         location,
     };
     // SAFETY: NCCL reads inputs and writes outputs, of the sizes that were checked.

@@ -7,7 +7,7 @@ use std::{hint, thread};
 
 use warpline::nn::Forward;
 use warpline::{Runtime, cuda, with_runtime};
-use warpline_stream::Stream;
+use warpline_stream::{Stream, apart};
 
 use super::DataParallelError;
 
@@ -36,7 +36,8 @@ impl Worker {
         let work = move || {
             while let Some(message) = next(&received) {
                 if let Message::Call(call) = message {
-                    call();
+                    // Each is as in a thread of its own, whatever the one before left behind.
+                    let _ = catch_unwind(AssertUnwindSafe(|| apart(call)));
                 }
             }
         };

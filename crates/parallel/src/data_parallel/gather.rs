@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::sync::Once;
 
 use warpline::{Device, Tensor};
 use warpline_runtime::resolve_dim;
 
 use super::DataParallelError;
+
+const SCALARS: &str = "Was asked to gather along dimension 0, but all input tensors were scalars; \
+                       will instead unsqueeze and return a vector.";
 
 /// Where outputs are joined.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +32,8 @@ pub trait Gather: Sized + Send + 'static {
     fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError>;
 }
 
-/// Along dimension 0 tensors without dimensions become the elements of a vector.
+/// Along dimension 0 tensors without dimensions become the elements of a vector, of which a warning is
+/// logged through `tracing`, once in a process.
 impl Gather for Tensor {
     #[track_caller]
     fn gather(mut outputs: Vec<Self>, to: GatherTo) -> Result<Self, DataParallelError> {
@@ -36,6 +41,9 @@ impl Gather for Tensor {
             return Err(DataParallelError::GatherFromCpu { replica });
         }
         if to.dim == 0 && outputs.iter().all(|output| output.dim() == 0) {
+            // Once, as Python's warnings.
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| tracing::warn!("{SCALARS}"));
             for output in &mut outputs {
                 *output = output.view(&[1])?;
             }

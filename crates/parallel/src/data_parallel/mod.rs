@@ -52,8 +52,9 @@ use replicate::{Copies, Tensors, replicate};
 /// - Where there is no GPU the module runs as it is; on one GPU it is called directly.
 ///
 /// Unlike in PyTorch, copies of parameters and buffers are kept, and made again only where either
-/// side was written since. Each device but the first has a thread for as long as this lives. Forwards
-/// of several threads run one after the other, as far as the host is concerned. In a graph's capture
+/// side was written since. Each device but the first has a thread for as long as this lives; what
+/// a module chooses there (the current device, current streams) ends with the call. Forwards of several
+/// threads run one after the other, as far as the host is concerned. In a graph's capture
 /// it is refused, unless it has one GPU.
 #[derive(Debug)]
 pub struct DataParallel<M> {

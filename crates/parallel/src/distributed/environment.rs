@@ -33,6 +33,24 @@ const WORLD_SIZE: [&str; LAUNCHERS] =
 const LOCAL_RANK: [&str; LAUNCHERS] =
     ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
 
+impl Environment {
+    /// The index of the rank's device, where it is said and there is any.
+    pub(super) fn device(&self, devices: usize) -> Result<Option<usize>> {
+        match self.local_rank {
+            // A launcher may show each rank no device but its own.
+            Some(_) if devices == 1 => Ok(Some(0)),
+            Some(local) if local >= devices && devices > 0 => {
+                let problem = format!(
+                    "the local rank (LOCAL_RANK) is {local}, but the devices are cuda:0 to cuda:{}",
+                    devices - 1
+                );
+                Err(Error::Environment { problems: vec![problem] })
+            }
+            local_rank => Ok(local_rank),
+        }
+    }
+}
+
 type Read<'a> = &'a dyn Fn(&str) -> Result<String, VarError>;
 
 /// What was found wrong so far.
@@ -215,6 +233,22 @@ mod tests {
         assert!(error.unwrap_err().to_string().contains("RANK is 2, but there are 2 ranks"));
         let error = with(&[&STORE[..], &[("RANK", "0"), ("WORLD_SIZE", "0")]].concat());
         assert!(error.unwrap_err().to_string().contains("WORLD_SIZE is 0"));
+    }
+
+    #[test]
+    fn the_device_is_the_local_rank() {
+        let device = |local: Option<&'static str>, devices| {
+            let ranks = [("RANK", "5"), ("WORLD_SIZE", "8")];
+            let local: Vec<_> = local.map(|local| ("LOCAL_RANK", local)).into_iter().collect();
+            with(&[&STORE[..], &ranks, &local].concat()).unwrap().device(devices)
+        };
+        assert_eq!(device(Some("3"), 4).unwrap(), Some(3));
+        assert_eq!(device(Some("3"), 1).unwrap(), Some(0));
+        assert_eq!(device(None, 4).unwrap(), None);
+        let error = device(Some("4"), 4).unwrap_err().to_string();
+        assert!(error.contains("LOCAL_RANK") && error.contains("is 4, but"), "{error}");
+        // Without any device, that is what init_process_group reports.
+        assert_eq!(device(Some("3"), 0).unwrap(), Some(3));
     }
 
     #[test]

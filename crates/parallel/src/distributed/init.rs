@@ -23,10 +23,13 @@ pub struct InitOptions {
     pub world_size: usize,
     /// How long a collective may take, and the coming together of all ranks.
     pub timeout: Duration,
-    /// The index of this rank's device; `None` is the current one.
+    /// The index of this rank's device. `None` is the rank modulo the number of devices, as PyTorch
+    /// guesses: right where each host has as many ranks as devices.
     pub device: Option<usize>,
     /// Whether the ranks' calls are compared through the store before they are launched, as with
-    /// `WARPLINE_DISTRIBUTED_DEBUG=DETAIL`. That costs several round trips for each.
+    /// `WARPLINE_DISTRIBUTED_DEBUG=DETAIL`: of collectives all that has to be the same, of sends and
+    /// receives dtype and number of elements, in their order between two ranks. That costs several
+    /// round trips for each, and the call waits for the other ranks' on the host.
     pub debug: bool,
     /// The group's name in errors and in the store.
     pub name: String,
@@ -36,7 +39,7 @@ pub struct InitOptions {
 
 impl InitOptions {
     /// From code: the ranks may be threads, each with a group of its own. The timeout is 10 minutes,
-    /// the device the current one.
+    /// the device [`None`](InitOptions::device).
     #[must_use]
     pub fn new(store: Arc<dyn Store>, rank: usize, world_size: usize) -> Self {
         Self {
@@ -56,7 +59,7 @@ impl InitOptions {
     /// | variable | meaning |
     /// |---|---|
     /// | `RANK`, `WORLD_SIZE` | this rank, and how many there are |
-    /// | `LOCAL_RANK` | the index of its device. Where only one device is visible, that one |
+    /// | `LOCAL_RANK` | the index of its device. Where only one device is visible, that one. Without it, as [`InitOptions::device`] says |
     /// | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 hosts the store |
     /// | `WARPLINE_MASTER_PORT` | the same, before `MASTER_PORT` |
     /// | `WARPLINE_DISTRIBUTED_DEBUG` | `DETAIL`: [`InitOptions::debug`] |
@@ -75,8 +78,8 @@ impl InitOptions {
     /// its host's addresses.
     ///
     /// # Errors
-    /// [`Error::Environment`], which names each variable that is missing or wrong;
-    /// [`Error::Store`] where the store cannot be hosted or reached.
+    /// [`Error::Environment`], which names each variable that is missing or wrong, a local rank for
+    /// which there is no device included; [`Error::Store`] where the store cannot be hosted or reached.
     pub fn from_env() -> Result<Self> {
         Self::from_env_with(DEFAULT_TIMEOUT)
     }
@@ -87,16 +90,14 @@ impl InitOptions {
     /// As [`InitOptions::from_env`].
     pub fn from_env_with(timeout: Duration) -> Result<Self> {
         let found = environment::read(&|name| std::env::var(name))?;
+        // Before the store is reached: nobody waits for a rank that cannot be one.
+        let device = found.device(runtime().device_count())?;
         let store = store_of(&found, timeout)?;
         let mut options = Self::new(store, found.rank, found.world_size);
         options.store_host = (!found.launcher_hosts).then_some(0);
         options.timeout = timeout;
         options.debug = found.debug;
-        options.device = match found.local_rank {
-            // A launcher may show each rank no device but its own.
-            Some(_) if runtime().device_count() == 1 => Some(0),
-            local_rank => local_rank,
-        };
+        options.device = device;
         Ok(options)
     }
 }
@@ -177,7 +178,7 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     let runtime = runtime();
     let device = match options.device {
         Some(device) => device,
-        None => runtime.devices()?.current_device(),
+        None => guessed(rank, runtime.devices()?.count()),
     };
     // All ranks make as many groups as this one; one that joins again begins where it left off.
     let name = &options.name;
@@ -196,6 +197,19 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
         let _ = store.set(GIVEN_UP, b"");
     }
     joined
+}
+
+/// The device of a rank that says nothing of it.
+fn guessed(rank: usize, devices: usize) -> usize {
+    let device = rank.checked_rem(devices).unwrap_or(0);
+    if devices > 1 {
+        // As PyTorch warns.
+        tracing::warn!(
+            "init_process_group: rank {rank} takes cuda:{device}, which is a guess by its rank; where \
+             hosts have other numbers of ranks than of devices, set LOCAL_RANK or InitOptions::device"
+        );
+    }
+    device
 }
 
 /// Set by a rank that has left without a group.
@@ -245,4 +259,17 @@ fn join(
         timeout,
         debug: options.debug,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_spread_over_the_devices() {
+        // As on two hosts of three devices.
+        let all: Vec<_> = (0..6).map(|rank| guessed(rank, 3)).collect();
+        assert_eq!(all, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(guessed(5, 1), 0);
+    }
 }

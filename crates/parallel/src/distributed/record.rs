@@ -4,9 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
 use std::time::Instant;
 
-use warpline_cuda_sys_safe::owned::Event;
-
+use smallvec::SmallVec;
 use warpline_runtime::Completion;
+use warpline_stream::OpEvent;
 
 use super::RankCall;
 use super::signature::Signature;
@@ -15,16 +15,14 @@ use super::signature::Signature;
 const KEPT: usize = 256;
 /// Calls from one look at which are done to the next, where nobody else looks.
 const LOOK: u64 = 16;
-/// Idle events that are kept: making one costs as much as recording it.
-const IDLE: usize = 64;
 
 /// How far a call is.
 #[derive(Debug)]
 pub(super) enum State {
     /// Not yet launched: the ranks' calls are being compared.
     Preparing,
-    /// On its stream; the event is recorded after it.
-    Launched(Event),
+    /// On its stream; the event comes after it.
+    Launched(OpEvent),
     /// Done, or captured, to run in replays.
     Done,
 }
@@ -53,8 +51,6 @@ pub(super) struct Ring {
     finished: usize,
     /// What knows of them by their ids, counted from 1 on.
     completion: Completion,
-    /// Events of calls that are done.
-    idle: Vec<Event>,
 }
 
 impl Ring {
@@ -84,11 +80,6 @@ impl Ring {
         &self.completion
     }
 
-    /// An event to record after a call, if there is an idle one.
-    pub(super) fn idle_event(&mut self) -> Option<Event> {
-        self.idle.pop()
-    }
-
     fn find(&self, id: u64) -> Option<usize> {
         self.entries.iter().rposition(|entry| entry.id == id)
     }
@@ -96,17 +87,7 @@ impl Ring {
     /// Says how far a call is.
     pub(super) fn set(&mut self, id: u64, state: State) {
         if let Some(at) = self.find(id) {
-            let former = std::mem::replace(&mut self.entries[at].state, state);
-            self.reuse(former);
-        }
-    }
-
-    /// Keeps the event of a call that is done.
-    fn reuse(&mut self, former: State) {
-        if let State::Launched(event) = former
-            && self.idle.len() < IDLE
-        {
-            self.idle.push(event);
+            self.entries[at].state = state;
         }
     }
 
@@ -122,21 +103,25 @@ impl Ring {
 
     /// Notes what is done by now, from the oldest on, and forgets what is too much.
     pub(super) fn settle(&mut self) {
-        while let Some(entry) = self.entries.get_mut(self.finished) {
-            let done = match &entry.state {
-                State::Done => true,
-                // An error is a device's that is lost, which launches report.
-                State::Launched(event) => event.query().unwrap_or(true),
-                State::Preparing => false,
-            };
-            if !done {
-                break;
-            }
-            let former = std::mem::replace(&mut entry.state, State::Done);
-            let id = entry.id;
-            self.reuse(former);
-            self.finished += 1;
-            self.completion.done_up_to(id + 1);
+        let open = self.entries.range(self.finished..);
+        let begun = open.take_while(|entry| !matches!(entry.state, State::Preparing));
+        let end = self.finished + begun.count();
+        let launched = (self.finished..end).filter_map(|at| match &self.entries[at].state {
+            State::Launched(event) => Some((at, event)),
+            _ => None,
+        });
+        let launched: SmallVec<[_; 2 * LOOK as usize]> = launched.collect();
+        // NCCL runs a communicator's calls one after the other: few have to be asked. An error is a
+        // device's that is lost, which launches report.
+        let done = |(_, event): &(usize, &OpEvent)| event.query_silently().unwrap_or(true);
+        let finished = launched.get(done_of(&launched, done)).map_or(end, |open| open.0);
+        drop(launched);
+        for entry in self.entries.range_mut(self.finished..finished) {
+            entry.state = State::Done;
+        }
+        if finished > self.finished {
+            self.completion.done_up_to(self.entries[finished - 1].id + 1);
+            self.finished = finished;
         }
         while self.entries.len() > KEPT && self.finished > 0 {
             self.entries.pop_front();
@@ -158,6 +143,14 @@ impl Ring {
 
     pub(super) fn calls(&self) -> Vec<Call> {
         self.entries.iter().map(Call::of).collect()
+    }
+}
+
+/// How many of these, which end one after the other, are done.
+fn done_of<T>(all: &[T], done: impl Fn(&T) -> bool) -> usize {
+    match all.last() {
+        Some(last) if done(last) => all.len(),
+        _ => all.partition_point(done),
     }
 }
 
@@ -284,8 +277,8 @@ fn last(calls: &[Call]) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use warpline_cuda_sys_safe::null::NullDriver;
-    use warpline_cuda_sys_safe::{Driver, EventFlags};
+    use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
+    use warpline_stream::{Devices, Stream};
 
     use super::*;
 
@@ -294,25 +287,72 @@ mod tests {
         Call { seq, peer: None, text, location, done: false }
     }
 
+    /// Two streams of a simulated device that does nothing by itself.
+    fn streams() -> (Arc<SimDriver>, [Stream; 2]) {
+        let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+        let devices = Devices::new(sim.clone()).unwrap();
+        let device = devices.get(0).unwrap();
+        (sim, [(); 2].map(|()| device.exclusive_stream(0).unwrap()))
+    }
+
+    fn begin(ring: &mut Ring) -> (u64, u64) {
+        ring.begin(Signature::new("barrier"), Location::caller())
+    }
+
     #[test]
-    fn the_record_stays_short_and_events_are_reused() {
-        let driver: Arc<dyn Driver> = Arc::new(NullDriver::new(1));
-        let (mut ring, mut made) = (Ring::default(), 0);
-        for _ in 0..10 * KEPT {
-            let (id, _) = ring.begin(Signature::new("barrier"), Location::caller());
-            let event = ring.idle_event().unwrap_or_else(|| {
-                made += 1;
-                Event::new(&driver, 0, EventFlags::default()).unwrap()
-            });
-            ring.set(id, State::Launched(event));
+    fn few_have_to_be_asked_which_are_done() {
+        for total in 0..40 {
+            for done in 0..=total {
+                let asked = std::cell::Cell::new(0);
+                let is_done = |number: &usize| {
+                    asked.set(asked.get() + 1);
+                    *number < done
+                };
+                assert_eq!(done_of(&(0..total).collect::<Vec<_>>(), is_done), done);
+                assert!(asked.get() <= if done == total { 1 } else { 8 }, "{total}, {done}");
+            }
         }
-        assert!(made as u64 <= 2 * LOOK && ring.entries.len() as u64 <= KEPT as u64 + LOOK);
+    }
+
+    #[test]
+    fn what_is_not_launched_is_not_done_and_what_is_captured_is() {
+        let (sim, [stream, other]) = streams();
+        let mut ring = Ring::default();
+        for call in 0..10 {
+            let (id, _) = begin(&mut ring);
+            stream.wait_stream(&other).unwrap(); // an operation
+            let event = stream.op_event(stream.last_op()).unwrap();
+            match call {
+                4 | 9 => ring.set(id, State::Done),
+                7 => {}
+                _ => ring.set(id, State::Launched(event)),
+            }
+        }
+        sim.run_all();
+        ring.settle();
+        assert_eq!(ring.oldest_unfinished().map(|(call, _)| call.seq), Some(8));
+        assert_eq!(ring.finished, 7);
+        ring.set(7, State::Done);
+        ring.settle();
+        assert!(ring.oldest_unfinished().is_none() && ring.finished == 10);
+    }
+
+    #[test]
+    fn the_record_stays_short() {
+        let (_, [stream, _]) = streams();
+        let mut ring = Ring::default();
+        for _ in 0..10 * KEPT {
+            let (id, _) = begin(&mut ring);
+            ring.set(id, State::Launched(stream.op_event(stream.last_op()).unwrap()));
+            stream.synchronize().unwrap();
+        }
+        assert!(ring.entries.len() as u64 <= KEPT as u64 + LOOK);
         ring.settle();
         assert!(ring.oldest_unfinished().is_none());
         // A refused call leaves the numbers as they were.
-        let (id, seq) = ring.begin(Signature::new("barrier"), Location::caller());
+        let (id, seq) = begin(&mut ring);
         ring.undo(id);
-        let (_, again) = ring.begin(Signature::new("barrier"), Location::caller());
+        let (_, again) = begin(&mut ring);
         assert_eq!(seq, again);
         assert!(ring.oldest_unfinished().is_some());
     }

@@ -1,13 +1,15 @@
 //! What a rank called, as it is compared with the other ranks' calls.
 
 use std::fmt;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
+use warpline_runtime::Calls;
 
-/// A dtype and sizes.
-type Shape = (&'static str, SmallVec<[usize; 4]>);
+/// A dtype, and sizes where they count.
+type Shape = (&'static str, Option<SmallVec<[usize; 4]>>);
 
 /// A call as it is compared between ranks.
 #[derive(Clone, Debug)]
@@ -20,16 +22,48 @@ pub(super) struct Signature {
     /// The other rank, of what only two ranks do, and whether this one sends. `usize::MAX` is of
     /// several.
     pub(super) peer: Option<(usize, bool)>,
+    /// Of a replay, what was captured.
+    calls: Option<Calls>,
+    /// In debug mode, what it sends to and receives from single ranks.
+    pub(super) parts: Vec<Signature>,
 }
 
 impl Signature {
     pub(super) fn new(op: &'static str) -> Self {
-        Self { op, shapes: SmallVec::new(), reduce: None, root: None, peer: None }
+        Self {
+            op,
+            shapes: SmallVec::new(),
+            reduce: None,
+            root: None,
+            peer: None,
+            calls: None,
+            parts: Vec::new(),
+        }
     }
 
     pub(super) fn of(mut self, tensor: &Tensor) -> Self {
-        self.shapes.push((tensor.dtype().name(), SmallVec::from_slice(tensor.size())));
+        self.shapes.push((tensor.dtype().name(), Some(SmallVec::from_slice(tensor.size()))));
         self
+    }
+
+    /// A tensor whose sizes may differ from rank to rank.
+    pub(super) fn of_dtype(mut self, tensor: &Tensor) -> Self {
+        self.shapes.push((tensor.dtype().name(), None));
+        self
+    }
+
+    pub(super) fn parts(mut self, parts: impl Iterator<Item = Signature>) -> Self {
+        self.parts.extend(parts);
+        self
+    }
+
+    /// Of what two ranks do, what both ends have to agree on.
+    pub(super) fn content(&self) -> String {
+        let content = self.shapes.first().map(|(dtype, sizes)| {
+            let count: usize = sizes.iter().flatten().product();
+            format!("{count} of {dtype}")
+        });
+        content.unwrap_or_default()
     }
 
     pub(super) fn reduce(mut self, op: ReduceOp) -> Self {
@@ -44,7 +78,16 @@ impl Signature {
 
     /// The ranks of a group.
     pub(super) fn ranks(mut self, ranks: &[usize]) -> Self {
-        self.shapes.push(("ranks ", SmallVec::from_slice(ranks)));
+        self.shapes.push(("ranks ", Some(SmallVec::from_slice(ranks))));
+        self
+    }
+
+    /// The calls that a replay makes. With any among them that not all ranks make, no other rank need
+    /// have the like.
+    pub(super) fn calls(mut self, calls: &Calls) -> Self {
+        let alone = calls.iter().any(|call| matches!(*call, "send" | "recv" | "batch_isend_irecv"));
+        self.peer = alone.then_some((usize::MAX, true));
+        self.calls = Some(Arc::clone(calls));
         self
     }
 
@@ -59,7 +102,8 @@ impl fmt::Display for Signature {
         write!(f, "{}(", self.op)?;
         let mut between = "";
         for (dtype, sizes) in &self.shapes {
-            write!(f, "{between}{dtype}{sizes:?}")?;
+            write!(f, "{between}{dtype}")?;
+            sizes.iter().try_for_each(|sizes| write!(f, "{sizes:?}"))?;
             between = ", ";
         }
         if let Some(reduce) = self.reduce {
@@ -72,6 +116,13 @@ impl fmt::Display for Signature {
         }
         if let Some((peer, sends)) = self.peer.filter(|(peer, _)| *peer != usize::MAX) {
             write!(f, "{between}{} {peer}", if sends { "to" } else { "from" })?;
+        }
+        for calls in self.calls.iter().flat_map(|calls| calls.chunk_by(|a, b| a == b)) {
+            match calls.len() {
+                1 => write!(f, "{between}{}", calls[0])?,
+                count => write!(f, "{between}{count} x {}", calls[0])?,
+            }
+            between = ", ";
         }
         f.write_str(")")
     }

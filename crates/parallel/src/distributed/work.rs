@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use warpline::Tensor;
 use warpline::cuda::{Event, Stream};
+use warpline_stream::OpEvent;
 
 use super::Result;
 use super::group::Shared;
@@ -32,7 +33,9 @@ pub(super) enum Done {
     /// On the stream that was current.
     Op(Stream, u64),
     /// On the group's stream.
-    Event(Event),
+    Event(OpEvent),
+    /// In a capture that the group's stream has joined.
+    Captured(Event),
 }
 
 /// How long a host wait asks again and again before it sleeps between the questions.
@@ -76,6 +79,7 @@ impl Work {
         match &self.done {
             Done::Op(stream, op) => current.wait_for(stream, *op)?,
             Done::Event(event) => event.wait(&current)?,
+            Done::Captured(event) => event.wait(&current)?,
         }
         Ok(())
     }
@@ -89,6 +93,7 @@ impl Work {
         let done = match &self.done {
             Done::Op(stream, op) => stream.is_done(*op),
             Done::Event(event) => event.query(),
+            Done::Captured(event) => event.query(),
         };
         // Work that was aborted counts as done for the driver.
         self.group.check_alive()?;

@@ -1,6 +1,7 @@
 //! Several at once, several callers, and what is left when it goes.
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -14,7 +15,55 @@ use crate::world::{Done, SimBox, values};
 
 crate::on_both! {
     Auto([2, 3]) s28_several_at_once gpu2_s28_several_at_once => several;
+    Auto([2, 3]) s28_what_replicas_choose_ends_with_them gpu2_s28_what_replicas_choose_ends_with_them => choices;
     Auto([2, 8]) s28_two_threads_share_one gpu2_s28_two_threads_share_one => shared;
+}
+
+/// Replicas that choose streams and devices, and panic then.
+fn choices(devices: usize) -> Done {
+    let caller = thread::current().id();
+    let (seen, noted) = channel();
+    let net = DataParallel::new(Runs(move |(x, fails): (Tensor, bool)| {
+        if thread::current().id() == caller {
+            return Ok(x);
+        }
+        let world = runtime();
+        let streams: warpline::Result<Vec<_>> = (0..devices).map(cuda::current_stream).collect();
+        seen.send((x.device(), cuda::current_device()?, streams?)).expect("the test listens");
+        for d in 0..devices {
+            world.devices()?.set_current_stream(&cuda::stream_from_pool(d, 0)?)?;
+        }
+        cuda::set_device(0)?;
+        assert!(!fails, "on purpose");
+        Ok(x)
+    }))?;
+    for forward in 0..6 {
+        // Of its own device the stream that the caller has.
+        let own: Vec<_> =
+            (0..devices).map(|d| cuda::stream_from_pool(d, 0)).collect::<Result<_, _>>()?;
+        let devices_of = runtime();
+        for stream in &own {
+            devices_of.devices()?.set_current_stream(stream)?;
+        }
+        let fails = forward % 2 == 1;
+        let x = ones(&[devices], 0)?;
+        let ran = catch_unwind(AssertUnwindSafe(|| net.forward((x, fails))));
+        match ran {
+            Ok(out) => assert_eq!(values(&out?)?, vec![1.0; devices]),
+            Err(_) => assert!(fails),
+        }
+        let found: Vec<_> = noted.try_iter().collect();
+        assert_eq!(found.len(), devices - 1);
+        for (at, current, streams) in found {
+            let at = at.index().expect("a GPU");
+            assert_eq!(current, at);
+            for (d, stream) in streams.iter().enumerate() {
+                let expected = if d == at { *stream == own[d] } else { stream.is_default() };
+                assert!(expected, "forward {forward} on cuda:{at} finds {stream:?}");
+            }
+        }
+    }
+    Ok(())
 }
 
 fn in_thread(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use warpline::{Runtime, RuntimeConfig, SyncPolicy, Tensor, full, open, with_runtime};
 use warpline_parallel::distributed::{
-    Error, HashStore, InitOptions, ProcessGroup, Result, init_process_group,
+    Error, HashStore, InitOptions, ProcessGroup, ReduceOp, Result, init_process_group,
 };
 
 /// Long enough to be never reached.
@@ -21,6 +21,17 @@ pub(crate) fn values(t: &Tensor) -> Result<Vec<f32>> {
     Ok(t.to_vec()?)
 }
 
+/// That a group is as good as any.
+pub(crate) fn works(group: &ProcessGroup) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    for async_op in [false, true] {
+        let x = at(group, rank + 1)?;
+        group.all_reduce(&x, ReduceOp::Sum, async_op)?.wait()?;
+        assert_eq!(values(&x)?, [(ranks * (ranks + 1) / 2) as f32; 3]);
+    }
+    group.barrier()
+}
+
 /// Ranks in one world of devices, who meet in a store of their own.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranks {
@@ -28,6 +39,8 @@ pub(crate) struct Ranks {
     ranks: usize,
     timeout: Duration,
     debug: bool,
+    /// Whether ranks say which device is theirs.
+    devices: bool,
 }
 
 pub(crate) fn number(name: &str, default: usize) -> usize {
@@ -78,7 +91,7 @@ impl Ranks {
 
     pub(crate) fn in_runtime(runtime: Runtime, ranks: usize) -> Self {
         assert!(runtime.device_count() >= ranks, "{ranks} devices are needed");
-        Self { runtime, ranks, timeout: LONG, debug: false }
+        Self { runtime, ranks, timeout: LONG, debug: false, devices: true }
     }
 
     pub(crate) fn timeout(&self, timeout: Duration) -> Self {
@@ -87,6 +100,10 @@ impl Ranks {
 
     pub(crate) fn debug(&self) -> Self {
         Self { debug: true, ..self.clone() }
+    }
+
+    pub(crate) fn without_devices(&self) -> Self {
+        Self { devices: false, ..self.clone() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -119,7 +136,7 @@ impl Ranks {
         std::thread::scope(|scope| {
             let thread = |&rank: &usize| {
                 let mut options = InitOptions::new(store.clone(), rank, self.ranks);
-                options.device = Some(rank);
+                options.device = self.devices.then_some(rank);
                 options.timeout = self.timeout;
                 options.debug = self.debug;
                 let body = &body;

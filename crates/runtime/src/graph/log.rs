@@ -14,6 +14,7 @@ use warpline_sync::{Mutex, MutexGuard};
 use super::pool::GraphPool;
 use crate::launch::{Flows, Marking, TOKEN};
 use crate::race::{Touch, Watch};
+use crate::replays::{self, Replays};
 use crate::storage::{Marks, Member, Replayed, Site, Uses, WeakStorage, uses_elsewhere};
 use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
 
@@ -27,7 +28,7 @@ pub(crate) struct Log {
     /// `noted`, which is held while they are enqueued.
     mailboxes: Mutex<Vec<Arc<Mailbox>>>,
     /// The communicators that take part, for the same reason under a lock of their own.
-    communicators: Mutex<Vec<Communicator>>,
+    communicators: Mutex<Vec<Taking>>,
 }
 
 #[derive(Default)]
@@ -71,7 +72,14 @@ pub(super) struct Notes {
     pub(super) flows: Flows,
     pub(super) draws: u64,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
-    pub(super) communicators: Vec<Communicator>,
+    pub(super) communicators: Vec<replays::Captured>,
+}
+
+/// A communicator that takes part, who watches it, and the names of its calls.
+struct Taking {
+    comm: Communicator,
+    replays: Option<Arc<dyn Replays>>,
+    calls: Vec<&'static str>,
 }
 
 impl Noted {
@@ -193,14 +201,26 @@ impl Log {
     }
 
     /// Keeps a communicator for the graph, whose replays take part in it.
-    pub(crate) fn keep_communicator(&self, comm: &Communicator) {
+    pub(crate) fn keep_communicator(
+        &self,
+        comm: &Communicator,
+        call: &'static str,
+        replays: Option<&dyn Fn() -> Arc<dyn Replays>>,
+    ) {
         let mut communicators = self.communicators();
-        if !communicators.iter().any(|kept| kept.id() == comm.id()) {
-            communicators.push(comm.clone());
+        let kept = communicators.iter().position(|kept| kept.comm.id() == comm.id());
+        let at = kept.unwrap_or_else(|| {
+            communicators.push(Taking { comm: comm.clone(), replays: None, calls: Vec::new() });
+            communicators.len() - 1
+        });
+        // What nobody watches is no call of those who do.
+        if let Some(replays) = replays {
+            communicators[at].replays.get_or_insert_with(replays);
+            communicators[at].calls.push(call);
         }
     }
 
-    fn communicators(&self) -> MutexGuard<'_, Vec<Communicator>> {
+    fn communicators(&self) -> MutexGuard<'_, Vec<Taking>> {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -271,7 +291,11 @@ impl Log {
         let mailboxes = std::mem::take(&mut *self.mailboxes());
         let mut communicators = std::mem::take(&mut *self.communicators());
         // Replays lock them in this order.
-        communicators.sort_unstable_by_key(Communicator::id);
+        communicators.sort_unstable_by_key(|taking| taking.comm.id());
+        let captured = communicators.into_iter().map(|Taking { comm, replays, calls }| {
+            replays::Captured { comm, watched: replays.map(|replays| (replays, calls.into())) }
+        });
+        let communicators = captured.collect();
         drop((made, twins, parked));
         let (mut storages, mut flows) = (Vec::with_capacity(entries.len()), Flows::new());
         for (key, entry) in entries {

@@ -14,12 +14,13 @@ use std::sync::{Arc, PoisonError};
 
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
-use warpline_cuda_sys_safe::owned::{Communicator, GraphExec};
+use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
 use warpline_sync::atomic::Ordering;
 
 use crate::launch::{Flows, ReplayUses, TOKEN, replay};
-use crate::storage::{Replayed, Site};
+use crate::replays;
+use crate::storage::{Replayed, Site, Sources};
 use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target};
 use log::Held;
 
@@ -137,7 +138,7 @@ pub struct Graph {
     /// Where its kernels say that a check failed.
     mailboxes: Vec<Arc<Mailbox>>,
     /// The communicators that replays take part in.
-    communicators: Vec<Communicator>,
+    communicators: Vec<replays::Captured>,
     /// How a replay passes on which checks failed, by the keys of what is held.
     flows: Flows,
     runtime: Runtime,
@@ -164,7 +165,8 @@ impl Graph {
     /// # Errors
     /// [`Error::Capture`] while `stream` is captured; [`Error::NotReplayed`] while a graph was not
     /// replayed whose results it uses; [`Error::DeviceMismatch`],
-    /// [`Error::RuntimeMismatch`]; otherwise as [`crate::launch::run`].
+    /// [`Error::RuntimeMismatch`]; [`Error::Collective`] where a process group has failed whose calls it
+    /// holds; otherwise as [`crate::launch::run`].
     #[track_caller]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         const OP: &str = "replay";
@@ -178,6 +180,14 @@ impl Graph {
         if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
             return Err(Error::NotReplayed { op: OP });
         }
+        let site = Site { op: OP, location };
+        replays::watched(&self.communicators, stream, site, &mut Sources::new(), &mut |numbers| {
+            self.enqueue(stream, site, numbers)
+        })
+    }
+
+    /// Enqueues a replay, which has these numbers on its communicators.
+    fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
         let state = &self.log.state;
         // Held until the replay is enqueued: the order of draws is the order of launches.
@@ -186,15 +196,15 @@ impl Graph {
             let target = Target::Cuda(&self.runtime, device, stream);
             let held =
                 generator.insert(device.generator().lock().unwrap_or_else(PoisonError::into_inner));
-            philox::set_state(target, state, held, self.draws, location)?;
+            philox::set_state(target, state, held, self.draws, site.location)?;
         }
         let used = self.used();
         let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
         storages.push((state, true));
-        let site = Site { op: OP, location };
         let uses = ReplayUses {
             mailboxes: &self.mailboxes,
             communicators: &self.communicators,
+            numbers,
             flows: &self.flows,
         };
         // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
-use warpline_cuda_sys_safe::owned::{Communicator, GraphExec};
+use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CheckedLaunch, Mailbox, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{enqueue_now, located};
 use super::{Flows, Marking, TOKEN};
 use crate::race::Touch;
-use crate::storage::{Site, Source};
+use crate::replays::Captured;
+use crate::storage::{Site, Source, Sources};
 use crate::{Result, Storage};
 
 /// What a replay uses besides storages.
@@ -19,7 +20,9 @@ pub(crate) struct ReplayUses<'a> {
     /// Where its kernels say that a check failed.
     pub(crate) mailboxes: &'a [Arc<Mailbox>],
     /// What its collectives are of.
-    pub(crate) communicators: &'a [Communicator],
+    pub(crate) communicators: &'a [Captured],
+    /// What the replay is on those that are watched.
+    pub(crate) numbers: &'a Sources,
     /// What a failed check makes of the storages.
     pub(crate) flows: &'a Flows,
 }
@@ -36,7 +39,7 @@ pub(crate) unsafe fn replay(
     storages: &mut [(&Storage, bool)],
     site: Site,
 ) -> Result<()> {
-    let ReplayUses { mailboxes, communicators, flows } = uses;
+    let ReplayUses { mailboxes, communicators, numbers, flows } = uses;
     storages.sort_unstable_by_key(|(storage, _)| storage.key());
     let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
     let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
@@ -53,7 +56,8 @@ pub(crate) unsafe fn replay(
             while_usable(communicators, &launch).inspect_err(|_| {
                 mailboxes.iter().zip(&replays).for_each(|(mailbox, r)| mailbox.withdraw(r));
             })?;
-            marking.own.borrow_mut().extend(replays.into_iter().map(Source::Launch));
+            let launches = replays.into_iter().map(Source::Launch);
+            marking.own.borrow_mut().extend(launches.chain(numbers.iter().cloned()));
             stream.note_launch(site.op, site.location, std::iter::empty());
             Ok(())
         })
@@ -64,11 +68,11 @@ pub(crate) unsafe fn replay(
 
 /// Launches a graph of which the communicators can be used, and are not aborted meanwhile.
 fn while_usable(
-    communicators: &[Communicator],
+    communicators: &[Captured],
     launch: &dyn Fn() -> Result<(), DriverError>,
 ) -> Result<(), DriverError> {
     match communicators {
         [] => launch(),
-        [first, rest @ ..] => first.while_usable(|| while_usable(rest, launch))?,
+        [first, rest @ ..] => first.comm.while_usable(|| while_usable(rest, launch))?,
     }
 }

@@ -64,21 +64,23 @@ pub(super) fn run(
             params: params.as_deref().unwrap_or(call.params),
             location: call.location,
         };
-        if let Code::Collective { comm, .. } = call.code
+        if let Code::Collective { comm, replays, .. } = call.code
             && let Some(log) = Log::of(stream)
         {
-            log.keep_communicator(comm);
+            log.keep_communicator(comm, call.op, replays);
         }
         // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
         // allocators have been told of this stream; the caller of `launch::run` vouches that the
         // code does no more than declared.
         unsafe { device.driver().launch(h, &launch) }.inspect_err(|_| marking.refused(stream))?;
-        // What is captured runs in replays.
-        if let Code::Collective { number: Some(number), .. } = call.code
-            && Log::of(stream).is_none()
-        {
+        if let Code::Collective { number: Some(number), .. } = call.code {
             let pending = Pending::new(number, call.op, call.location);
-            marking.own.borrow_mut().push(Source::Collective(pending));
+            // What is captured runs in replays, which have numbers of their own.
+            let source = match Log::of(stream) {
+                None => Source::Collective(pending),
+                Some(_) => Source::CapturedCollective(pending),
+            };
+            marking.own.borrow_mut().push(source);
         }
         let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
         stream.note_launch(call.op, call.location, operands);

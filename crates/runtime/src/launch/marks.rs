@@ -23,7 +23,8 @@ pub(crate) type Flows = HashMap<usize, Marks>;
 /// What the marks of work are, besides those of what it reads.
 #[derive(Default)]
 pub(crate) struct Marking<'a> {
-    /// Its own launches that check, or a replay's in their order. There once it is enqueued.
+    /// Its own launches that check, or a replay's in their order, and collectives. There once it is
+    /// enqueued.
     pub(crate) own: RefCell<Sources>,
     /// Of a replay, which does not read and write all that it declares.
     pub(crate) flows: Option<&'a Flows>,
@@ -48,7 +49,7 @@ impl Marking<'_> {
                 _ => None,
             },
             Source::Collective(pending) => pending.failed(),
-            _ => None,
+            _ => None, // a peer's work is nobody's own
         })
     }
 
@@ -83,6 +84,7 @@ impl Marking<'_> {
                 continue;
             }
             if let Some(flows) = self.flows {
+                uses.marks.read_awaited(carried);
                 if let Some(found) = flows.get(&storage.key()).and_then(Marks::found) {
                     uses.marks.read(found, carried)?;
                 }
@@ -141,6 +143,10 @@ impl Marking<'_> {
                 Some(flows) => {
                     let Some(flow) = flows.get(&storage.key()) else { continue };
                     uses.marks = flow.replayed(&uses.marks, &carried, own);
+                    // What it reads of its own writes to such memory is known no better.
+                    let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
+                    let peers: Sources = peers.cloned().collect();
+                    uses.marks.add(&(0..storage.bytes()), &peers);
                 }
             }
         }

@@ -22,6 +22,7 @@ mod unlinked;
 mod unlinked_tests;
 
 use std::panic::Location;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::owned::{Communicator, LaunchToken};
@@ -30,12 +31,12 @@ use warpline_stream::Stream;
 
 use crate::completion::Completion;
 use crate::module::Program;
+use crate::replays::Replays;
 use crate::{CudaDevice, Error, Operand, Result, Runtime, Storage};
 
 pub(crate) use capture::{ReplayUses, replay};
 pub use cpu::with_operands;
 pub use cuda::address;
-#[cfg(test)]
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{read_bytes, write_bytes};
 pub(crate) use marks::{Flows, Marking};
@@ -113,6 +114,8 @@ pub enum Code<'a> {
         comm: &'a Communicator,
         /// Their number, by which what they write is refused should they fail.
         number: Option<(&'a Completion, u64)>,
+        /// Who is to watch the replays of a graph that takes them in.
+        replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
     },
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::owned::{Event, Mapping, SharedHostMemory};
+use warpline_cuda_sys_safe::owned::{Event, Mapping, SharedHostMemory, SharedWords};
 use warpline_cuda_sys_safe::{DriverError, EventFlags, MemAccess};
 use warpline_stream::Stream;
 use warpline_sync::{Mutex, MutexGuard};
@@ -56,6 +56,7 @@ struct State {
 pub(crate) enum Unused {
     Device(Arc<SharedMapping>),
     Host(SharedHostMemory),
+    Words(SharedWords),
 }
 
 impl Unused {
@@ -63,6 +64,7 @@ impl Unused {
         match self {
             Self::Device(mapping) => mapping.bytes(),
             Self::Host(memory) => memory.bytes(),
+            Self::Words(words) => words.bytes(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Which bytes of a storage depend on checks of indices, or collectives, that failed or may still
-//! fail.
+//! Which bytes of a storage depend on checks of indices, collectives, or work of other processes, that
+//! failed or may still fail.
 
 use std::ops::Range;
 
@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use warpline_stream::{CheckOutcome, CheckedLaunch};
 
 use crate::completion::Pending;
+use crate::semaphore::{Awaited, PeerSemaphore};
 use crate::{Error, Result};
 
 /// More marks than these of one storage become one, of all bytes between them.
@@ -17,10 +18,14 @@ const MOST: usize = 16;
 pub(crate) enum Source {
     /// A launch, or a replay of one.
     Launch(CheckedLaunch),
-    /// A collective.
+    /// A collective, or a replay of some.
     Collective(Pending),
+    /// Work of another process.
+    Peer(Awaited),
     /// In a capture: the kernel of this number among those that check.
     Captured(usize),
+    /// In a capture: a collective.
+    CapturedCollective(Pending),
     /// In a capture: what the graph finds when it is replayed in what it reads.
     Found,
     /// In a capture: what the same bytes depended on before.
@@ -32,10 +37,14 @@ pub(crate) type Sources = SmallVec<[Source; 2]>;
 
 fn join(sources: &mut Sources, more: &[Source]) {
     for source in more {
-        if let Source::Collective(new) = source {
+        if let Source::Collective(new) | Source::CapturedCollective(new) = source {
             // One for each communicator will do.
             let known = sources.iter_mut().find_map(|known| match known {
-                Source::Collective(old) if old.covers(new) || new.covers(old) => Some(old),
+                Source::Collective(old) | Source::CapturedCollective(old)
+                    if old.covers(new) || new.covers(old) =>
+                {
+                    Some(old)
+                }
                 _ => None,
             });
             match known {
@@ -43,9 +52,24 @@ fn join(sources: &mut Sources, more: &[Source]) {
                 Some(_) => {}
                 None => sources.push(source.clone()),
             }
+        } else if let Source::Peer(new) = source {
+            join_awaited(sources, new);
         } else if !sources.contains(source) {
             sources.push(source.clone());
         }
+    }
+}
+
+/// One for each semaphore will do.
+fn join_awaited(sources: &mut Sources, new: &Awaited) {
+    let known = sources.iter_mut().find_map(|known| match known {
+        Source::Peer(old) if old.covers(new) || new.covers(old) => Some(old),
+        _ => None,
+    });
+    match known {
+        Some(old) if !old.covers(new) => *old = new.clone(),
+        Some(_) => {}
+        None => sources.push(Source::Peer(new.clone())),
     }
 }
 
@@ -68,6 +92,9 @@ struct Mark {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {
     marks: Vec<Mark>,
+    /// What other processes are known to be still doing to the storage, or were when they ended: until
+    /// it is done, nobody can say of any byte that nothing is written to it any more.
+    awaited: Sources,
     /// In a capture: bytes that are read as they are before the replay.
     found: Option<Range<usize>>,
 }
@@ -82,15 +109,44 @@ impl Marks {
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.marks.is_empty()
+        self.marks.is_empty() && self.awaited.is_empty()
+    }
+
+    /// See [`crate::Storage::mark_awaited`].
+    pub(crate) fn await_peer(&mut self, awaited: Awaited) {
+        self.forget_passed();
+        join_awaited(&mut self.awaited, &awaited);
+    }
+
+    /// Adds what other processes may still do to the storage, whichever of its bytes are read.
+    pub(crate) fn read_awaited(&mut self, sources: &mut Sources) {
+        self.forget_passed();
+        join(sources, &self.awaited);
+    }
+
+    /// See [`crate::Storage::depends_on_others`].
+    pub(crate) fn has_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
+        self.forget_passed();
+        let marked = self.marks.iter().flat_map(|mark| &mark.sources);
+        marked.chain(&self.awaited).any(|source| match source {
+            Source::Peer(awaited) => !peers.iter().any(|peer| awaited.is_of(peer)),
+            _ => true,
+        })
     }
 
     /// Adds what these bytes depend on to `sources`.
     ///
     /// # Errors
-    /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`] where that is known to have failed.
+    /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`], [`crate::Error::PeerGone`] where that
+    /// is known to have failed.
     pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {
         self.forget_passed();
+        for source in &self.awaited {
+            if let Source::Peer(awaited) = source {
+                awaited.failed().map_or(Ok(()), Err)?;
+                join_awaited(sources, awaited);
+            }
+        }
         for mark in &self.marks {
             let read = meet(&mark.bytes, bytes);
             if read.is_empty() {
@@ -103,6 +159,10 @@ impl Marks {
                         _ => source,
                     },
                     Source::Collective(pending) => match pending.failed() {
+                        Some(failed) => return Err(failed),
+                        None => source,
+                    },
+                    Source::Peer(awaited) => match awaited.failed() {
                         Some(failed) => return Err(failed),
                         None => source,
                     },
@@ -123,18 +183,23 @@ impl Marks {
     pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<Error> {
         self.forget_passed();
         let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
-        read.flat_map(|mark| &mark.sources).find_map(|source| match source {
+        let sources = read.flat_map(|mark| &mark.sources).chain(&self.awaited);
+        sources.into_iter().find_map(|source| match source {
             Source::Launch(launch) => launch.said().inspect(|_| launch.tell()).map(Error::from),
             Source::Collective(pending) => pending.failed(),
+            Source::Peer(awaited) => awaited.failed(),
             _ => None,
         })
     }
 
     fn forget_passed(&mut self) {
+        self.awaited
+            .retain(|source| !matches!(source, Source::Peer(awaited) if awaited.is_there()));
         self.marks.retain_mut(|mark| {
             mark.sources.retain(|source| match source {
                 Source::Launch(launch) => launch.outcome() != CheckOutcome::Passed,
                 Source::Collective(pending) => !pending.is_done(),
+                Source::Peer(awaited) => !awaited.is_there(),
                 _ => true,
             });
             !mark.sources.is_empty()
@@ -181,9 +246,10 @@ impl Marks {
     }
 
     /// By a capture's notes of a storage, its marks after a replay: `old` are those before it, `found`
-    /// what all that it reads depended on, `launches` its kernels that check.
+    /// what all that it reads depended on, `launches` its kernels that check, and it itself on each
+    /// communicator.
     pub(crate) fn replayed(&self, old: &Self, found: &[Source], launches: &[Source]) -> Self {
-        let mut new = Self::default();
+        let mut new = Self { awaited: old.awaited.clone(), ..Self::default() };
         for Mark { bytes, sources } in &self.marks {
             for source in sources {
                 match source {
@@ -195,7 +261,14 @@ impl Marks {
                     Source::Captured(kernel) => {
                         new.add(bytes, launches.get(*kernel..=*kernel).unwrap_or_default());
                     }
-                    Source::Launch(_) | Source::Collective(_) => {}
+                    Source::CapturedCollective(captured) => {
+                        let numbered = launches.iter().find_map(|launch| match launch {
+                            Source::Collective(replay) => captured.in_replay(replay),
+                            _ => None,
+                        });
+                        new.add(bytes, numbered.map(Source::Collective).as_slice());
+                    }
+                    Source::Launch(_) | Source::Collective(_) | Source::Peer(_) => {}
                 }
             }
         }
@@ -264,6 +337,28 @@ mod tests {
         assert!(matches!(marks.failed(&(7..9)), Some(Error::Collective { .. })));
         assert!(marks.failed(&(8..9)).is_none());
         assert!(marks.read(&(0..1), &mut Sources::new()).is_err());
+    }
+
+    #[test]
+    fn captured_collectives_are_the_replays_of_their_communicator() {
+        let completions = [Completion::default(), Completion::default()];
+        let of = |op, at: usize, number| {
+            let here = std::panic::Location::caller();
+            Pending::new((&completions[at], number), op, here)
+        };
+        let mut note = Marks::default();
+        for (bytes, at, number) in [(0..8, 0, 1), (0..8, 0, 2), (8..16, 1, 1)] {
+            note.add(&bytes, &[Source::CapturedCollective(of("captured", at, number))]);
+        }
+        assert_eq!(read(&mut note, 0..8).len(), 1);
+        let replays = [0, 1].map(|at| Source::Collective(of("replay", at, 10 + at as u64)));
+        let mut new = note.replayed(&Marks::default(), &[], &replays);
+        assert_eq!(read(&mut new, 0..8), [Source::Collective(of("captured", 0, 10))]);
+        assert_eq!(read(&mut new, 8..16), [Source::Collective(of("captured", 1, 11))]);
+        completions[0].fail(std::sync::Arc::new(std::fmt::Error));
+        let text = new.failed(&(0..8)).unwrap().to_string();
+        assert!(text.contains("what captured at "), "{text}");
+        assert!(new.failed(&(8..16)).is_none());
     }
 
     #[test]

@@ -19,6 +19,7 @@ use warpline_sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::runtime::Unused;
+use crate::semaphore::{Awaited, PeerSemaphore};
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
 pub use shared::ExportedStorage;
@@ -289,10 +290,10 @@ impl Storage {
     }
 
     /// Refuses to read bytes, all work that writes them being done, if they depend on a check of
-    /// indices, or on a collective, that failed.
+    /// indices, or on a collective, that failed, or on work of a process that is gone.
     ///
     /// # Errors
-    /// [`Error::IndexCheck`]; [`Error::Collective`].
+    /// [`Error::IndexCheck`]; [`Error::Collective`]; [`Error::PeerGone`].
     pub fn check_marks(&self, bytes: Range<usize>) -> Result<()> {
         if !self.is_marked() {
             return Ok(());
@@ -301,6 +302,19 @@ impl Storage {
             Some(failed) => Err(failed),
             None => Ok(()),
         }
+    }
+
+    /// Marks all its bytes, however often they are overwritten, until work of another process is known
+    /// to be done.
+    pub(crate) fn mark_awaited(&self, awaited: Awaited) {
+        let mut uses = self.uses();
+        uses.marks.await_peer(awaited);
+        self.set_marked(!uses.marks.is_empty());
+    }
+
+    /// Whether some bytes depend on more than work of the process that signals these.
+    pub(crate) fn depends_on_others(&self, peers: &[&PeerSemaphore]) -> bool {
+        self.is_marked() && self.uses().marks.has_others(peers)
     }
 
     #[inline]

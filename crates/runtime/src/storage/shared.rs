@@ -82,12 +82,11 @@ impl Storage {
         Ok(storage)
     }
 
-    /// What another process gets at this memory with, once all work on it that was enqueued here is
-    /// done. The host waits for that.
+    /// What another process gets at this memory with. Work on it may be under way.
     ///
     /// # Errors
     /// [`Error::CannotShare`] of a storage that is not [`Storage::shared`], or that came from
-    /// another process; what that work failed with; the driver's own.
+    /// another process; the driver's own.
     pub fn export(&self) -> Result<ExportedStorage> {
         const OP: &str = "send";
         let received = match &self.0.memory {
@@ -100,8 +99,6 @@ impl Storage {
                 "it came from another process: only who made it can send it, or send a copy";
             return Err(Error::CannotShare { op: OP, reason: reason.into() });
         }
-        // Reads too: whoever gets it may write at once.
-        self.wait_until_unused()?;
         let block = match &self.0.memory {
             Memory::Shared(block) => block,
             Memory::SharedHost(block) => return block.export(self.bytes()),
@@ -120,7 +117,7 @@ impl Storage {
         })
     }
 
-    /// The memory that another process exported, all of whose work on it is done.
+    /// The memory that another process exported.
     ///
     /// Others may write to it at any time. On a device that gives wrong data at worst. What has come
     /// before, or was made here, is that storage.

@@ -153,6 +153,32 @@ fn a_wait_for_an_operation_older_than_all_checkpoints_still_covers_it() {
 }
 
 #[test]
+fn an_operations_event_is_its_checkpoint_and_says_when_it_is_done() {
+    let (driver, devices) = counted(1, 0);
+    let device = devices.get(0).unwrap();
+    let [from, to, other] = [(); 3].map(|()| device.exclusive_stream(0).unwrap());
+    work(&to, || ());
+    let clock = Clock::default();
+    let (early, op) = clock.mark(&from);
+    let records = driver.calls("event_record");
+    let event = from.op_event(op).unwrap();
+    assert_eq!(driver.calls("event_record"), records, "the operation has one already");
+    // More than there are checkpoints: it is not recorded anew, or would be done with the last.
+    let late: Vec<_> = (0..200).map(|_| clock.mark(&from).0).collect();
+    assert!(driver.calls("event_create") <= 66, "the others are reused");
+    driver.drain(from.raw().handle(), 2 * late.len());
+    assert!(early.ran() && late.iter().all(|late| !late.ran()));
+    assert!(event.query_silently().unwrap());
+    assert!(!to.is_ordered_after(&from, op).unwrap(), "that was no order");
+    event.wait(&to).unwrap();
+    assert!(to.is_ordered_after(&from, op).unwrap());
+    assert!(!to.is_ordered_after(&from, op + 1).unwrap());
+    assert!(!other.is_ordered_after(&from, op).unwrap());
+    assert!(event.query().unwrap());
+    assert!(other.is_ordered_after(&from, op).unwrap(), "that was one");
+}
+
+#[test]
 fn checkpoints_of_a_dropped_stream_are_reused() {
     let (driver, devices) = counted(1, 0);
     let device = devices.get(0).unwrap();

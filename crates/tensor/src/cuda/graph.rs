@@ -125,7 +125,8 @@ impl CudaGraph {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an empty graph; [`Error::Capture`] while the current stream
-    /// is captured; otherwise what launching fails with.
+    /// is captured; [`Error::Collective`] once a process group has failed whose calls it holds; otherwise
+    /// what launching fails with.
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
         let graph = self.captured("replay")?;

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::panic::Location;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,9 +12,10 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use warpline_runtime::{ExportedStorage, Storage};
+use warpline_runtime::{ExportedStorage, OwnSemaphore, SharedSemaphore, Storage, Target};
 
-use super::message::{self, HEAD, Kind, Sent, nonsense};
+use super::message::{self, HEAD, Kind, Sent, Signal, nonsense};
+use super::order::{Own, Peers};
 use crate::{Error, Result, Tensor};
 
 /// A connection to another process that carries tensors, over a Unix socket.
@@ -21,13 +23,20 @@ use crate::{Error, Result, Tensor};
 /// Both directions may be used at once, from several threads; messages of one direction arrive one
 /// after another. After an error in the middle of a message the channel is of no further use.
 ///
+/// Dropped, it waits for what this process has enqueued that the other one is to find done, and for
+/// what the other one has told it that it has enqueued.
+///
 /// See [the module](super) for what is promised.
 #[derive(Debug)]
 pub struct Channel {
-    socket: UnixStream,
     /// Each direction, and whether part of a message was lost there.
     sending: Mutex<bool>,
     receiving: Mutex<bool>,
+    /// What this process signals; dropped, and waited for, before the socket is closed.
+    own: Mutex<Own>,
+    /// What the other process signals.
+    peers: Peers,
+    socket: UnixStream,
 }
 
 impl Channel {
@@ -35,7 +44,7 @@ impl Channel {
     #[must_use]
     pub fn new(socket: UnixStream) -> Self {
         let [sending, receiving] = [Mutex::default(), Mutex::default()];
-        Self { socket, sending, receiving }
+        Self { sending, receiving, own: Mutex::default(), peers: Peers::default(), socket }
     }
 
     /// Two ends of one channel. One goes to a child process, as a descriptor that it inherits.
@@ -58,21 +67,29 @@ impl Channel {
     }
 
     /// Sends a tensor that [`Tensor::share_memory`] returned, or a view of one: the receiver gets the
-    /// same memory. All work on it that this process has enqueued comes before; the host waits for it.
+    /// same memory. All work on it that this process has enqueued comes before all that the receiver
+    /// does with it. Streams wait for that and not the host, where they can; see
+    /// [the module](super).
     ///
     /// # Errors
-    /// [`Error::CannotShare`]; [`Error::PeerGone`]; what work on the tensor failed with.
+    /// [`Error::CannotShare`]; [`Error::PeerGone`]; what work on the tensor failed with, if that is
+    /// known.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send";
+        let location = Location::caller();
         tensor.exec()?.refuse_capture(OP)?;
         tensor.as_view().check_inside(OP)?;
         let exported = tensor.storage().export()?;
-        let message = Sent::new(tensor, &exported)?.encode();
+        Sent::new(tensor, &exported, None)?; // or nothing is enqueued
+        let signal = self.signal(OP, tensor, location)?;
+        let message = Sent::new(tensor, &exported, signal)?.encode();
         self.write(OP, &message, Some(exported.handle.as_fd()))
     }
 
-    /// Receives a tensor. What the sender had enqueued on it by the time it sent it is done.
+    /// Receives a tensor. What the sender had enqueued on it by the time it sent it comes before all
+    /// that is done with it here. Should the sender be gone before that was done, reading it, or what
+    /// was computed from it, is [`Error::PeerGone`].
     ///
     /// It is on the same GPU, whatever its number is here, and cannot be sent on, but copied.
     ///
@@ -82,34 +99,37 @@ impl Channel {
     #[track_caller]
     pub fn recv(&self) -> Result<Tensor> {
         const OP: &str = "recv";
+        let location = Location::caller();
         let runtime = crate::runtime();
         let (body, handle) = self.read(OP, Kind::Tensor)?;
         let handle = handle.ok_or_else(|| nonsense("no memory came with it"))?;
         let sent = Sent::decode(&body)?;
         let driver = sent.driver();
-        let Sent { layout, dtype, bytes, mapped, id, device, host, .. } = sent;
+        let Sent { layout, dtype, bytes, mapped, id, device, host, signal, .. } = sent;
         let exported = ExportedStorage { handle, bytes, mapped, id, device, host, driver };
         let tensor = Tensor::from_parts(Storage::import(&runtime, exported)?, layout, dtype);
         tensor.as_view().check_inside(OP)?;
+        self.await_peer(OP, &tensor, signal, location)?;
         Ok(tensor)
     }
 
     /// Tells the other process that all work on a tensor that both have, which this one has enqueued,
-    /// is done. The host waits for it.
+    /// is done, or will be: it is ordered as by [`Channel::send`].
     ///
     /// # Errors
     /// As [`Channel::send`].
     #[track_caller]
     pub fn send_event(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "send_event";
+        let location = Location::caller();
         tensor.exec()?.refuse_capture(OP)?;
         let id = tensor.storage().shared_id(OP)?;
-        tensor.storage().wait_until_unused()?;
-        self.write(OP, &message::event(id), None)
+        let signal = self.signal(OP, tensor, location)?;
+        self.write(OP, &message::event(id, signal), None)
     }
 
     /// Waits until the other process has called [`Channel::send_event`] with this tensor: what it did
-    /// there comes before all that is done here from now on.
+    /// there comes before all that is done here from now on, as with [`Channel::recv`].
     ///
     /// # Errors
     /// [`Error::PeerGone`] if it never will; [`Error::InvalidArgument`] if it sent something else, or a
@@ -117,12 +137,62 @@ impl Channel {
     #[track_caller]
     pub fn recv_event(&self, tensor: &Tensor) -> Result<()> {
         const OP: &str = "recv_event";
+        let location = Location::caller();
         let id = tensor.storage().shared_id(OP)?;
         let (body, _) = self.read(OP, Kind::Event)?;
-        if message::decode_event(&body)? == id {
-            return Ok(());
+        let (sent, signal) = message::decode_event(&body)?;
+        if sent == id {
+            return self.await_peer(OP, tensor, signal, location);
         }
         Err(Error::invalid(OP, "the other process sent the event of another tensor".into()))
+    }
+
+    /// Has a stream signal that all work on a tensor is done, and tells the other process by what;
+    /// or waits for that work.
+    fn signal(
+        &self,
+        op: &'static str,
+        tensor: &Tensor,
+        location: &'static Location<'static>,
+    ) -> Result<Option<Signal>> {
+        let (exec, storage) = (tensor.exec()?, tensor.storage());
+        if let Target::Cuda(runtime, device, stream) = exec.target() {
+            let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+            let announce = |index, semaphore: &OwnSemaphore| {
+                let shared = semaphore.export()?;
+                let message = message::semaphore(index, shared.device, shared.bytes);
+                self.write(op, &message, Some(shared.handle.as_fd()))
+            };
+            if let Some((index, semaphore)) = own.of(runtime, device.index(), storage, announce)? {
+                let peers = self.peers.all();
+                let peers: Vec<_> = peers.iter().collect();
+                let number = semaphore.signal(storage, stream, &peers, op, location)?;
+                if let Some(number) = number {
+                    return Ok(Some(Signal { semaphore: index, number }));
+                }
+            }
+        }
+        // Reads too: whoever gets it may write at once.
+        storage.wait_until_unused()?;
+        Ok(None)
+    }
+
+    /// Has all later work on a tensor come after what the other process has signalled.
+    fn await_peer(
+        &self,
+        op: &'static str,
+        tensor: &Tensor,
+        signal: Option<Signal>,
+        location: &'static Location<'static>,
+    ) -> Result<()> {
+        let Some(Signal { semaphore, number }) = signal else { return Ok(()) };
+        let (exec, storage) = (tensor.exec()?, tensor.storage());
+        let Target::Cuda(runtime, device, stream) = exec.target() else {
+            return Err(nonsense("it is in host memory, where no stream signals"));
+        };
+        let semaphore = self.peers.of(runtime, device, semaphore, &self.socket)?;
+        let limit = self.socket.read_timeout().ok().flatten();
+        semaphore.wait((storage, stream), number, limit, op, location)
     }
 
     fn write(
@@ -159,17 +229,34 @@ impl Channel {
 
     fn read(&self, op: &'static str, expected: Kind) -> Result<(Vec<u8>, Option<OwnedFd>)> {
         let mut broken = whole(&self.receiving, op)?;
+        loop {
+            let (kind, body, handle) = self.read_one(op, &mut broken)?;
+            if kind == Kind::Semaphore {
+                let (index, device, bytes) = message::decode_semaphore(&body)?;
+                let handle = handle.ok_or_else(|| nonsense("no semaphore came with it"))?;
+                self.peers.announced(index, SharedSemaphore { handle, bytes, device })?;
+                continue;
+            }
+            if kind != expected {
+                let reason = format!("the other process sent a message of another kind: {kind:?}");
+                return Err(Error::invalid(op, reason));
+            }
+            return Ok((body, handle));
+        }
+    }
+
+    fn read_one(
+        &self,
+        op: &'static str,
+        broken: &mut bool,
+    ) -> Result<(Kind, Vec<u8>, Option<OwnedFd>)> {
         let mut head = [0; HEAD];
-        let (first, handle) = self.read_first(op, &mut head, &mut broken)?;
+        let (first, handle) = self.read_first(op, &mut head, broken)?;
         // From here on an error loses part of a message; nothing follows what a peer that is gone sent.
         let read = self.read_message(op, &mut head, first);
         *broken = !matches!(read, Ok(_) | Err(Error::PeerGone { .. }));
         let (kind, body) = read?;
-        if kind != expected {
-            let reason = format!("the other process sent a message of another kind: {kind:?}");
-            return Err(Error::invalid(op, reason));
-        }
-        Ok((body, handle))
+        Ok((kind, body, handle))
     }
 
     /// The first bytes of a message, with which its descriptor comes.

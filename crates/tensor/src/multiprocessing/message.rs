@@ -5,7 +5,7 @@ use warpline_runtime::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
 use crate::{DType, Error, Result, Tensor};
 
 /// The first bytes of each message: a mark and the version of what follows.
-const MARK: [u8; 8] = *b"wrplne\x00\x01";
+const MARK: [u8; 8] = *b"wrplne\x00\x02";
 
 /// Bytes of the part that all messages have: the mark, the kind, the length of the rest.
 pub(super) const HEAD: usize = 16;
@@ -21,8 +21,18 @@ const MOST_BYTES: usize = 128 + 16 * MOST_DIMS;
 pub(super) enum Kind {
     /// A tensor, whose memory comes along.
     Tensor = 1,
-    /// All work on a tensor is done.
+    /// All work on a tensor is done, or will be.
     Event = 2,
+    /// The semaphore, which comes along, that messages after it name numbers of.
+    Semaphore = 3,
+}
+
+/// That a semaphore of the sender has a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Signal {
+    /// The semaphore, by its number among those of the sender.
+    pub(super) semaphore: u32,
+    pub(super) number: u32,
 }
 
 /// A tensor but for what carries its memory.
@@ -38,10 +48,16 @@ pub(super) struct Sent {
     pub(super) simulated: bool,
     /// Of the host, not of a device.
     pub(super) host: bool,
+    /// What says that the work on it is done; none if it is.
+    pub(super) signal: Option<Signal>,
 }
 
 impl Sent {
-    pub(super) fn new(tensor: &Tensor, exported: &ExportedStorage) -> Result<Self> {
+    pub(super) fn new(
+        tensor: &Tensor,
+        exported: &ExportedStorage,
+        signal: Option<Signal>,
+    ) -> Result<Self> {
         let sent = Self {
             layout: tensor.layout().clone(),
             dtype: tensor.dtype(),
@@ -51,6 +67,7 @@ impl Sent {
             device: exported.device,
             simulated: exported.driver != "cuda",
             host: exported.host,
+            signal,
         };
         // What the other side would refuse is said here.
         match sent.flaw() {
@@ -85,6 +102,7 @@ impl Sent {
         body.push(u8::from(self.host));
         body.extend_from_slice(&self.device);
         body.extend_from_slice(&self.id.to_le_bytes());
+        body.extend_from_slice(&encode_signal(self.signal));
         let numbers = [self.bytes, self.mapped, self.layout.offset()];
         let numbers = numbers.iter().chain(self.layout.sizes()).map(|&number| number as u64);
         let strides = self.layout.strides().iter().map(|&stride| stride as i64 as u64);
@@ -96,6 +114,7 @@ impl Sent {
         let mut rest = body;
         let [dtype, simulated, ndim, host] = take(&mut rest)?;
         let (device, id) = (take(&mut rest)?, u128::from_le_bytes(take(&mut rest)?));
+        let signal = take_signal(&mut rest)?;
         let mut number = || take(&mut rest).map(u64::from_le_bytes);
         let mut size = || usize::try_from(number()?).map_err(|_| nonsense("a size is too large"));
         let (bytes, mapped, offset) = (size()?, size()?, size()?);
@@ -109,7 +128,7 @@ impl Sent {
         let dtype = dtype.ok_or_else(|| nonsense("its dtype is unknown"))?;
         let layout = Layout::from_parts(sizes, strides, offset);
         let [simulated, host] = [simulated, host].map(|flag| flag != 0);
-        let sent = Self { layout, dtype, bytes, mapped, id, device, simulated, host };
+        let sent = Self { layout, dtype, bytes, mapped, id, device, simulated, host, signal };
         match sent.flaw() {
             None => Ok(sent),
             Some(flaw) => Err(nonsense(flaw)),
@@ -117,15 +136,47 @@ impl Sent {
     }
 }
 
-/// That all work on the tensor of this number is done.
-pub(super) fn event(id: u128) -> Vec<u8> {
-    message(Kind::Event, &id.to_le_bytes())
+/// That all work on the tensor of this number is done, or what says so.
+pub(super) fn event(id: u128, signal: Option<Signal>) -> Vec<u8> {
+    let body = [id.to_le_bytes().as_slice(), &encode_signal(signal)].concat();
+    message(Kind::Event, &body)
 }
 
-pub(super) fn decode_event(body: &[u8]) -> Result<u128> {
+pub(super) fn decode_event(body: &[u8]) -> Result<(u128, Option<Signal>)> {
     let mut rest = body;
-    let id = take(&mut rest)?;
-    if rest.is_empty() { Ok(u128::from_le_bytes(id)) } else { Err(nonsense("it is too long")) }
+    let id = u128::from_le_bytes(take(&mut rest)?);
+    let signal = take_signal(&mut rest)?;
+    if rest.is_empty() { Ok((id, signal)) } else { Err(nonsense("it is too long")) }
+}
+
+/// A semaphore, but for what carries it, and its number among those of the sender.
+pub(super) fn semaphore(index: u32, device: [u8; 16], bytes: usize) -> Vec<u8> {
+    let (index, bytes) = (index.to_le_bytes(), (bytes as u64).to_le_bytes());
+    message(Kind::Semaphore, &[device.as_slice(), &index, &bytes].concat())
+}
+
+pub(super) fn decode_semaphore(body: &[u8]) -> Result<(u32, [u8; 16], usize)> {
+    let mut rest = body;
+    let (device, index) = (take(&mut rest)?, u32::from_le_bytes(take(&mut rest)?));
+    let bytes = usize::try_from(u64::from_le_bytes(take(&mut rest)?));
+    let bytes = bytes.map_err(|_| nonsense("a size is too large"))?;
+    if rest.is_empty() { Ok((index, device, bytes)) } else { Err(nonsense("it is too long")) }
+}
+
+fn encode_signal(signal: Option<Signal>) -> [u8; 9] {
+    let mut body = [0; 9];
+    if let Some(Signal { semaphore, number }) = signal {
+        body[0] = 1;
+        body[1..5].copy_from_slice(&semaphore.to_le_bytes());
+        body[5..].copy_from_slice(&number.to_le_bytes());
+    }
+    body
+}
+
+fn take_signal(rest: &mut &[u8]) -> Result<Option<Signal>> {
+    let [there] = take(rest)?;
+    let [semaphore, number] = [take(rest)?, take(rest)?].map(u32::from_le_bytes);
+    Ok((there != 0).then_some(Signal { semaphore, number }))
 }
 
 fn message(kind: Kind, body: &[u8]) -> Vec<u8> {
@@ -148,6 +199,7 @@ pub(super) fn decode_head(head: [u8; HEAD]) -> Result<(Kind, usize)> {
     let kind = match kind {
         1 => Kind::Tensor,
         2 => Kind::Event,
+        3 => Kind::Semaphore,
         _ => return Err(nonsense("its kind is unknown")),
     };
     match usize::try_from(length) {
@@ -183,6 +235,7 @@ mod tests {
             device: [3; 16],
             simulated: true,
             host: false,
+            signal: Some(Signal { semaphore: u32::MAX - 1, number: u32::MAX }),
         }
     }
 
@@ -195,7 +248,12 @@ mod tests {
     #[test]
     fn messages_come_back_as_they_were() {
         assert_eq!(Sent::decode(&body(&sent().encode())).unwrap(), sent());
-        assert_eq!(decode_event(&body(&event(1 << 100))).unwrap(), 1 << 100);
+        for signal in [None, sent().signal, Some(Signal { semaphore: 0, number: 0 })] {
+            let event = body(&event(1 << 100, signal));
+            assert_eq!(decode_event(&event).unwrap(), (1 << 100, signal));
+        }
+        let semaphore = body(&semaphore(7, [9; 16], 4096));
+        assert_eq!(decode_semaphore(&semaphore).unwrap(), (7, [9; 16], 4096));
     }
 
     #[test]

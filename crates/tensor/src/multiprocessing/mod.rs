@@ -31,12 +31,22 @@
 //! - **Lifetime.** The memory lives until no process has it, and a message on its way counts. Who made
 //!   it may end, or be killed at any moment: the others keep the memory with what was last written,
 //!   nothing leaks, and what needs the one that is gone is [`Error::PeerGone`](crate::Error::PeerGone).
-//! - **Order.** [`Channel::send`] comes after all work that the sender has enqueued on the tensor, so
-//!   that the receiver finds what that wrote, and never what was there before. What a process has
-//!   already, it gets as the same storage once more. After that each process orders its own work
-//!   only: one tells the other with [`Channel::send_event`] and [`Channel::recv_event`] that it is
+//! - **Order.** [`Channel::send`] comes after all work that the sender has enqueued on the tensor, and
+//!   all that the receiver does with it comes after that, so that it finds what that wrote, and never
+//!   what was there before. Streams wait for each other on the GPU, the hosts for nothing. What a
+//!   process has already, it gets as the same storage once more. After that each process orders its own
+//!   work only: one tells the other with [`Channel::send_event`] and [`Channel::recv_event`] that it is
 //!   done with a tensor for now. Work of two processes on the same bytes that nothing orders gives
 //!   wrong data, as between unordered streams, and is reported by nobody.
+//! - **Kills.** Work that a process had enqueued when it was killed may never be done. Whoever waits for
+//!   it goes on, and each read on the host of such a tensor, or of what was computed from it, is
+//!   [`Error::PeerGone`](crate::Error::PeerGone), for good: what it holds is not known, and its last
+//!   user's kernels may still write to it. A process that ends by itself drops its channels first,
+//!   which waits for what they have sent.
+//! - **Where the host waits.** The sender's, for host memory, under
+//!   [`SyncPolicy::Manual`](crate::SyncPolicy), and where it is open whether a tensor's values are
+//!   good: they depend on indices that are being checked, or on a third process. The receiver's, where
+//!   its stream is captured.
 //! - **What is visible.** Exactly the storage of what was sent: its memory has no neighbours, and was
 //!   zeroed when it was made. A view is sent with its whole storage, as in PyTorch.
 //! - **Trust.** What arrives is checked: a peer that sends nonsense causes an error. It may write to the
@@ -61,5 +71,6 @@
 
 mod channel;
 mod message;
+mod order;
 
 pub use channel::Channel;

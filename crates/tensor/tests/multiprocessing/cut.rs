@@ -19,7 +19,7 @@ use rustix::net::{
 };
 use rustix::process::{Signal, getpid, kill_process};
 use warpline::multiprocessing::Channel;
-use warpline::{DType, Error, Result, Runtime, full, with_runtime};
+use warpline::{DType, Error, Result, Runtime, cuda, full, with_runtime};
 
 use crate::common;
 use crate::killed::{all, churn, descriptors, elements, files_left, or_gone};
@@ -103,6 +103,20 @@ pub(crate) fn take(socket: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
     (message, handle)
 }
 
+/// The first message that announces no semaphore; those that do go on.
+pub(crate) fn take_next(from: &UnixStream, to: Option<&UnixStream>) -> (Vec<u8>, Option<OwnedFd>) {
+    const SEMAPHORE: u8 = 3;
+    loop {
+        let (message, handle) = take(from);
+        if message[8] != SEMAPHORE {
+            return (message, handle);
+        }
+        if let Some(to) = to {
+            pass(to, &message, handle.as_ref().map(AsFd::as_fd));
+        }
+    }
+}
+
 /// The beginning of a message.
 fn pass(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
     let handles: Vec<_> = handle.into_iter().collect();
@@ -117,7 +131,7 @@ fn pass(socket: &UnixStream, message: &[u8], handle: Option<BorrowedFd<'_>>) {
 }
 
 fn pass_whole(from: &UnixStream, to: &UnixStream) {
-    let (message, handle) = take(from);
+    let (message, handle) = take_next(from, Some(to));
     pass(to, &message, handle.as_ref().map(AsFd::as_fd));
 }
 
@@ -143,14 +157,16 @@ pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
         unreachable!("the socket takes nothing");
     }
     near.send(&tensor)?;
+    cuda::synchronize(())?; // what it is killed in is the message
     if point == MAKER[1] {
         kill();
     }
     if point.starts_with("event") {
         pass_whole(&far, &real);
         near.send_event(&tensor)?;
+        cuda::synchronize(())?;
     }
-    let (message, handle) = take(&far);
+    let (message, handle) = take_next(&far, Some(&real));
     let sent = Cut::of(point).expect("a point").len(message.len());
     pass(&real, &message[..sent], handle.as_ref().map(AsFd::as_fd));
     kill();
@@ -160,14 +176,15 @@ pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
 pub(crate) fn receiver(channel: &Channel, point: &str) -> Result<()> {
     let (real, near, far) = stand_in(channel);
     let runtime = warpline::runtime();
-    let (message, handle) = take(&real);
+    let (message, handle) = take_next(&real, Some(&far));
     let handle = handle.as_ref().map(AsFd::as_fd);
     if point.starts_with("event") {
         pass(&far, &message, handle);
         let tensor = near.recv()?;
         tensor.fill_(7.0)?;
         near.send_event(&tensor)?;
-        let (message, _) = take(&far);
+        cuda::synchronize(())?;
+        let (message, _) = take_next(&far, Some(&real));
         let sent = Cut::of(point).expect("a point").len(message.len());
         pass(&real, &message[..sent], None);
         kill();

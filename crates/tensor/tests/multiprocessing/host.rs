@@ -15,7 +15,7 @@ use warpline::{Runtime, RuntimeConfig};
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::sim::Schedule;
 
-use crate::cut::{HEAD, take};
+use crate::cut::{HEAD, take_next};
 use crate::killed::{Points, all, descriptors, files_left, or_gone};
 use crate::processes::{Peer, specs};
 use crate::threads::{both, pair, world};
@@ -176,7 +176,7 @@ fn other_files_are_no_host_memory_and_that_is_no_devices() {
         let sent = |tensor: &Tensor| -> Result<_> {
             let (a, b) = UnixStream::pair().unwrap();
             Channel::new(a).send(tensor)?;
-            let (message, handle) = take(&b);
+            let (message, handle) = take_next(&b, None);
             Ok((message, File::from(handle.expect("its memory"))))
         };
         let (host, host_file) = sent(&arange(4, ())?.share_memory()?)?;

@@ -7,6 +7,7 @@ mod common;
 mod cut;
 mod host;
 mod killed;
+mod order;
 mod processes;
 mod refusals;
 mod threads;

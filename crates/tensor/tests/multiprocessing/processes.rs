@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use warpline::multiprocessing::Channel;
 use warpline::{Result, Runtime, RuntimeConfig, arange, with_runtime};
 
-use crate::{common, cut, host, killed};
+use crate::{common, cut, host, killed, order};
 
 const PROGRAM: &str = "WARPLINE_TEST_SHARE";
 const SPEC: &str = "WARPLINE_TEST_SHARE_SPEC";
@@ -82,6 +82,7 @@ fn child() {
         None => exchange(&channel),
         Some(("maker", point)) => killed::maker(&channel, point),
         Some(("receiver", point)) => killed::receiver(&channel, point),
+        Some(("order", side)) => order::killed(&channel, side),
         Some(("cut maker", point)) => cut::maker(&channel, point),
         Some(("cut receiver", point)) => cut::receiver(&channel, point),
         Some(("host", point)) => host::killed(&channel, point),

@@ -9,6 +9,7 @@ use warpline::nn::{Linear, Module};
 use warpline::{DType, Error, Result, arange, cuda, ones, with_runtime, zeros};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 
+use crate::cut::take_next;
 use crate::threads::{pair, world};
 
 /// Runs on one simulated GPU.
@@ -146,11 +147,9 @@ fn nonsense_is_an_error() {
     alone(|| {
         // A message as it should be, but for the memory, and each with one byte changed.
         let shared = ones(&[2], "cuda")?.share_memory()?;
-        let (a, mut b) = UnixStream::pair().unwrap();
+        let (a, b) = UnixStream::pair().unwrap();
         Channel::new(a).send(&shared)?;
-        let mut good = vec![0; 1024];
-        let length = std::io::Read::read(&mut b, &mut good).unwrap();
-        good.truncate(length);
+        let (good, _) = take_next(&b, None);
         for at in 0..=good.len() {
             let mut bytes = good.clone();
             if let Some(byte) = bytes.get_mut(at) {

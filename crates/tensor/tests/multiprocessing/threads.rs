@@ -205,6 +205,7 @@ fn s33_memory_outlives_its_maker_and_then_is_gone() {
     let maker = std::thread::spawn(move || {
         let (sim, runtime) = world(1, Schedule::Lazy);
         with_runtime(&runtime, || a.send(&numbers(5)?.share_memory()?)).unwrap();
+        drop(a);
         drop(runtime);
         assert!(sim.books().is_settled());
     });
@@ -218,7 +219,7 @@ fn s33_memory_outlives_its_maker_and_then_is_gone() {
         Ok(())
     })
     .unwrap();
-    drop(runtime);
+    drop((b, runtime));
     assert!(sim.books().is_settled());
 }
 

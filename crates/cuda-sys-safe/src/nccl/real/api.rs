@@ -25,6 +25,7 @@ pub(super) struct Config {
 }
 
 impl Config {
+    /// Of one whose calls return before they are through.
     pub(super) fn non_blocking() -> Self {
         const UNDEFINED: c_int = c_int::MIN;
         Self {
@@ -38,6 +39,16 @@ impl Config {
             net_name: std::ptr::null(),
             split_share: UNDEFINED,
         }
+    }
+
+    /// As [`Self::non_blocking`], sharing its abort flag with what is split off it.
+    pub(super) fn sharing() -> Self {
+        Self { split_share: 1, ..Self::non_blocking() }
+    }
+
+    /// Of one whose calls return when they are through.
+    pub(super) fn blocking() -> Self {
+        Self { blocking: 1, ..Self::non_blocking() }
     }
 }
 

@@ -6,7 +6,7 @@
 //! are waited for, and later ones are refused.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::{DriverError, Result};
@@ -14,7 +14,7 @@ use crate::{DriverError, Result};
 /// Whether the process ends: no call begins any more.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Held for reading during each call.
+/// Held for reading during each call, and for writing once the process has ended for NCCL.
 static CALLS: RwLock<()> = RwLock::new(());
 
 /// How long calls under way are waited for.
@@ -25,12 +25,21 @@ pub(super) type Call = RwLockReadGuard<'static, ()>;
 
 /// Begins a call.
 pub(super) fn enter() -> Result<Call> {
-    let call = CALLS.read().unwrap_or_else(PoisonError::into_inner);
-    if ENDING.load(Ordering::Acquire) {
-        let reason = "the process is ending".to_owned();
-        return Err(DriverError::InvalidArgument { call: "NCCL", reason });
+    if ENDING.load(Ordering::Acquire) { Err(ending()) } else { enter_to_abort() }
+}
+
+/// Begins an abort, which may be what ends a call that is under way: while one is waited for, aborts
+/// are let in.
+pub(super) fn enter_to_abort() -> Result<Call> {
+    match CALLS.try_read() {
+        Ok(call) => Ok(call),
+        Err(TryLockError::Poisoned(call)) => Ok(call.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(ending()),
     }
-    Ok(call)
+}
+
+fn ending() -> DriverError {
+    DriverError::InvalidArgument { call: "NCCL", reason: "the process is ending".to_owned() }
 }
 
 /// Has [`end`] called when the process ends: before what the libraries registered that are loaded by
@@ -47,9 +56,10 @@ pub(super) fn register() {
 extern "C" fn end() {
     let start = Instant::now();
     ENDING.store(true, Ordering::Release);
-    while let Err(TryLockError::WouldBlock) = CALLS.try_write() {
-        if start.elapsed() > PATIENCE {
-            return;
+    while start.elapsed() < PATIENCE {
+        if let Ok(calls) = CALLS.try_write() {
+            // No abort begins any more either.
+            return std::mem::forget(calls);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -72,11 +82,17 @@ mod tests {
             std::thread::spawn(move || {
                 let call = enter().expect("the process is not ending yet");
                 entered.send(()).expect("somebody waits");
-                std::thread::sleep(Duration::from_millis(300));
-                eprintln!("the call is over");
+                let began = Instant::now();
+                while enter().is_ok() && began.elapsed() < PATIENCE / 2 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                eprintln!("a call: {}, an abort: {}", enter().is_ok(), enter_to_abort().is_ok());
                 drop(call);
+                while enter_to_abort().is_ok() && began.elapsed() < PATIENCE {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 // Nobody comes to this if the process has ended by now.
-                eprintln!("then: {}", enter().map(drop).map_err(|e| e.to_string()).is_err());
+                eprintln!("then an abort: {}", enter_to_abort().is_ok());
             });
             wait.recv().expect("it begins");
             std::process::exit(0);
@@ -89,7 +105,8 @@ mod tests {
             .output()
             .unwrap();
         let printed = String::from_utf8_lossy(&child.stderr);
-        assert!(child.status.success() && printed.contains("the call is over"), "{printed}");
-        assert!(!printed.contains("then: false"), "{printed}");
+        let meanwhile = printed.contains("a call: false, an abort: true");
+        assert!(child.status.success() && meanwhile, "{printed}");
+        assert!(!printed.contains("then an abort: true"), "{printed}");
     }
 }

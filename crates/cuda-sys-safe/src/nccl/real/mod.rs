@@ -15,13 +15,16 @@
 mod api;
 mod exit;
 mod find;
+mod stages;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, OnceLock};
+use std::time::Duration;
 
 use self::api::{Api, Config, RawId, reduce_op, status_name, type_code};
+use self::stages::Stages;
 use super::{Collective, CommHandle, CommState, Nccl, UniqueId};
 use crate::dylib::Status;
 use crate::real::CudaDriver;
@@ -52,11 +55,19 @@ impl std::ops::Deref for Entered {
     }
 }
 
+fn loaded() -> Result<&'static Library> {
+    static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
+    LIBRARY.get_or_init(|| load(&find::candidates())).as_ref().map_err(Clone::clone)
+}
+
 /// The process's NCCL, to be called once.
 fn library() -> Result<Entered> {
-    static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| load(&find::candidates())).as_ref();
-    Ok(Entered { library: library.map_err(Clone::clone)?, _call: exit::enter()? })
+    Ok(Entered { library: loaded()?, _call: exit::enter()? })
+}
+
+/// As [`library`], for an abort.
+fn library_to_abort() -> Result<Entered> {
+    Ok(Entered { library: loaded()?, _call: exit::enter_to_abort()? })
 }
 
 fn load(candidates: &[std::path::PathBuf]) -> Result<Library> {
@@ -82,26 +93,6 @@ fn load(candidates: &[std::path::PathBuf]) -> Result<Library> {
 /// Whether there is an NCCL, for [`Driver::nccl`] of the real driver.
 pub(crate) fn available() -> Result<()> {
     library().map(drop)
-}
-
-/// Where NCCL writes a communicator: that of a split comes some time after the call.
-type Slot = AtomicPtr<c_void>;
-
-fn slot(comm: CommHandle) -> *mut Slot {
-    ptr::with_exposed_provenance_mut(comm.raw() as usize)
-}
-
-/// NCCL's own handle; null until it has made one.
-///
-/// # Safety
-/// The communicator is alive.
-unsafe fn raw(comm: CommHandle) -> *mut c_void {
-    // SAFETY: the slot lives as long as the communicator.
-    unsafe { (*slot(comm)).load(Ordering::Acquire) }
-}
-
-fn new_slot() -> *mut Slot {
-    Box::into_raw(Box::new(Slot::new(ptr::null_mut())))
 }
 
 fn address(ptr: DevicePtr) -> *mut c_void {
@@ -228,18 +219,15 @@ unsafe impl Nccl for CudaDriver {
             let reason = format!("rank {rank} of {ranks} is more than NCCL can count");
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         };
-        let _turn = self.nccl_turn(CALL, device)?;
         relaxed(self, device, || {
-            let (slot, id) = (new_slot(), RawId(*id.as_bytes()));
+            let (stages, comm) = Stages::open(device);
+            let (root, id) = (stages.root.as_ptr(), RawId(*id.as_bytes()));
             let mut config = Config::non_blocking();
             // SAFETY: the slot is never freed while NCCL may write it; the configuration is read
             // before the call returns; the device's context is current.
-            let status = unsafe {
-                let comm = (*slot).as_ptr();
-                (library.api.ncclCommInitRankConfig)(comm, count, id, own, &mut config)
-            };
-            // SAFETY: just made. Where the call failed it is leaked, for NCCL may still know it.
-            let comm = unsafe { CommHandle::new(slot.expose_provenance() as u64, device) };
+            let status =
+                unsafe { (library.api.ncclCommInitRankConfig)(root, count, id, own, &mut config) };
+            // Where the call failed it is leaked, for NCCL may still know it.
             library.check(CALL, status, ptr::null_mut()).map(|_| comm)
         })
     }
@@ -257,20 +245,17 @@ unsafe impl Nccl for CudaDriver {
         let number = color.map_or(Ok(NO_COLOR), c_int::try_from);
         let number = number.map_err(|_| refuse(format!("color {color:?} is too large")))?;
         let key = c_int::try_from(key).map_err(|_| refuse(format!("key {key} is too large")))?;
-        let _turn = self.nccl_turn(CALL, comm.device())?;
+        // SAFETY: the caller vouches for the communicator.
+        let whole = unsafe { Stages::of(comm) };
         relaxed(self, comm.device(), || {
-            let slot = new_slot();
+            let (part, child) = Stages::open(comm.device());
+            let (root, slot) = (whole.root.load(Ordering::Acquire), part.root.as_ptr());
+            let mut config = Config::non_blocking();
             // SAFETY: the caller vouches for the communicator; the slot is never freed while NCCL may
-            // write it. Without a configuration the new one is as its parent.
-            let (status, parent) = unsafe {
-                let parent = raw(comm);
-                let child = (*slot).as_ptr();
-                let none = ptr::null_mut();
-                ((library.api.ncclCommSplit)(parent, number, key, child, none), parent)
-            };
-            library.check(CALL, status, parent)?;
-            // SAFETY: just made.
-            let child = unsafe { CommHandle::new(slot.expose_provenance() as u64, comm.device()) };
+            // write it; the configuration is read before the call returns.
+            let status =
+                unsafe { (library.api.ncclCommSplit)(root, number, key, slot, &mut config) };
+            library.check(CALL, status, root)?;
             Ok(color.map(|_| child))
         })
     }
@@ -280,7 +265,7 @@ unsafe impl Nccl for CudaDriver {
         let (mut rank, mut ranks) = (0, 0);
         // SAFETY: the caller vouches for the communicator; both pointers are valid for writes.
         let (comm, first, second) = unsafe {
-            let comm = raw(comm);
+            let comm = Stages::of(comm).comm.load(Ordering::Acquire);
             let first = (library.api.ncclCommUserRank)(comm, &mut rank);
             (comm, first, (library.api.ncclCommCount)(comm, &mut ranks))
         };
@@ -290,18 +275,9 @@ unsafe impl Nccl for CudaDriver {
     }
 
     unsafe fn comm_state(&self, comm: CommHandle) -> Result<CommState> {
-        const CALL: &str = "ncclCommGetAsyncError";
         let library = library()?;
         // SAFETY: the caller vouches for the communicator.
-        let comm = unsafe { raw(comm) };
-        if comm.is_null() {
-            return Ok(CommState::InProgress);
-        }
-        let mut state = 0;
-        // SAFETY: alive; the pointer is valid for writes.
-        let status = unsafe { (library.api.ncclCommGetAsyncError)(comm, &mut state) };
-        library.check(CALL, status, comm)?;
-        library.check(CALL, state, comm)
+        unsafe { Stages::of(comm).state(&library, self, comm.device()) }
     }
 
     unsafe fn enqueue(
@@ -309,7 +285,7 @@ unsafe impl Nccl for CudaDriver {
         comm: CommHandle,
         calls: &[Collective],
         stream: StreamHandle,
-    ) -> Result<CommState> {
+    ) -> Result<()> {
         const CALL: &str = "ncclGroupEnd";
         let (library, device) = (library()?, comm.device());
         if stream.device() != device {
@@ -319,10 +295,12 @@ unsafe impl Nccl for CudaDriver {
             );
             return Err(DriverError::InvalidArgument { call: CALL, reason });
         }
-        let _turn = self.nccl_turn(CALL, device)?;
+        // SAFETY: the caller vouches for the communicator.
+        let stages = unsafe { Stages::of(comm) };
+        // Held until the other ranks have come, where this is the first call that needs them.
+        let _turn = self.turn_of(CALL, stages, device)?;
         relaxed(self, device, || {
-            // SAFETY: the caller vouches for the communicator.
-            let comm = unsafe { raw(comm) };
+            let comm = stages.comm.load(Ordering::Acquire);
             let stream = ptr::without_provenance_mut(stream.raw() as usize);
             // SAFETY: takes nothing.
             library.check("ncclGroupStart", unsafe { (library.api.ncclGroupStart)() }, comm)?;
@@ -334,29 +312,60 @@ unsafe impl Nccl for CudaDriver {
             // SAFETY: a group was begun, and has to end whatever happened.
             let status = unsafe { (library.api.ncclGroupEnd)() };
             called?;
-            library.check(CALL, status, comm)
+            match library.check(CALL, status, comm)? {
+                CommState::Ready => Ok(()),
+                // `NCCL_COMM_BLOCKING=0` in the environment goes before what we ask for.
+                CommState::InProgress => stages.wait(&library, CALL),
+            }
         })
     }
 
+    unsafe fn comm_interrupt(&self, comm: CommHandle) -> Result<()> {
+        let (library, device) = (library_to_abort()?, comm.device());
+        // It takes no turn: the call that it ends has the turn.
+        let mode = match self.exchange_capture_mode(device, CaptureMode::Relaxed) {
+            // What waits for other ranks does so on a lost device too.
+            Err(error) if error.loses_device() => None,
+            mode => Some(mode?),
+        };
+        // SAFETY: the caller vouches for the communicator.
+        let result = unsafe { Stages::of(comm).interrupt(&library) };
+        if let Some(mode) = mode {
+            self.exchange_capture_mode(device, mode)?;
+        }
+        result
+    }
+
     unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()> {
-        const CALL: &str = "ncclCommAbort";
-        let library = library()?;
+        let library = library_to_abort()?;
         // It takes no turn: it may be what ends the work that a thread which has the turn waits for.
         relaxed(self, comm.device(), || {
             // SAFETY: the caller vouches for the communicator.
-            let own = unsafe { raw(comm) };
-            if own.is_null() {
-                // A split that never came to its end: NCCL may still write the slot.
-                return Ok(());
-            }
-            // SAFETY: alive, and never used again; nor is its slot, which NCCL has written.
-            let status = unsafe {
-                let status = (library.api.ncclCommAbort)(own);
-                drop(Box::from_raw(slot(comm)));
-                status
-            };
-            library.check(CALL, status, ptr::null_mut()).map(drop)
+            unsafe { Stages::close(comm, &library) }
         })
+    }
+}
+
+impl CudaDriver {
+    /// Waits for the turn to give NCCL work for a device, or until the communicator is interrupted:
+    /// who has the turn may wait for ranks that never come.
+    fn turn_of(
+        &self,
+        call: &'static str,
+        stages: &Stages,
+        device: usize,
+    ) -> Result<MutexGuard<'_, ()>> {
+        let mut nap = Duration::from_micros(1);
+        loop {
+            if stages.is_interrupted() {
+                return Err(stages::interrupted(call));
+            }
+            if let Some(turn) = self.nccl_turn(call, device)? {
+                return Ok(turn);
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(1));
+        }
     }
 }
 

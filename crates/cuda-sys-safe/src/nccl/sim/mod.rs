@@ -6,7 +6,7 @@
 //!
 //! # What it imitates
 //!
-//! **Communicators.** Non-blocking: one is `Ready` once all ranks have joined. What a rank enqueues on
+//! **Communicators.** One is `Ready` once all ranks have joined. No call blocks. What a rank enqueues on
 //! one communicator runs in that order, whatever the streams and graphs. Calls without elements do
 //! nothing, but sends and receives. After an error nothing more can be enqueued.
 //!

@@ -121,10 +121,8 @@ impl ProcessGroup {
         let location = Location::caller();
         let outputs = self.parts(NAME, "the output", output, output_splits)?;
         let inputs = self.parts(NAME, "the input", input, input_splits)?;
-        let mut signature = Signature::new(NAME);
-        if output_splits.is_none() && input_splits.is_none() {
-            signature = signature.of(output).of(input);
-        }
+        // Sizes may differ, however they were given.
+        let signature = Signature::new(NAME).of_dtype(input);
         let keep = smallvec![output.clone(), input.clone()];
         self.exchange((signature, async_op), (&outputs, &inputs), keep, location)
     }
@@ -159,7 +157,7 @@ impl ProcessGroup {
 
     fn exchange(
         &self,
-        call: (Signature, bool),
+        (signature, async_op): (Signature, bool),
         (outputs, inputs): (&[Tensor], &[Tensor]),
         keep: Tensors,
         location: &'static Location<'static>,
@@ -169,8 +167,19 @@ impl ProcessGroup {
         let recvs = outputs.iter().enumerate();
         let recvs = recvs.map(|(peer, output)| Op::Recv { output: output.as_view(), peer });
         let ops: Vec<_> = sends.chain(recvs).collect();
-        let name = call.0.op;
-        self.launch(call, location, keep, |target, comm| {
+        let name = signature.op;
+        let call = match self.shared().parts.debug {
+            true => {
+                let both = inputs.iter().map(|t| (t, true)).enumerate();
+                let both = both.chain(outputs.iter().map(|t| (t, false)).enumerate());
+                let part = |(peer, (t, sends)): (usize, (&Tensor, bool))| {
+                    Signature::new(if sends { "send" } else { "recv" }).of(t).peer(peer, sends)
+                };
+                signature.parts(both.map(part))
+            }
+            false => signature,
+        };
+        self.launch((call, async_op), location, keep, |target, comm| {
             Ok(collective::run(target, comm, name, &ops, location)?)
         })
     }

@@ -3,8 +3,10 @@
 mod collectives;
 mod lists;
 mod pairs;
+mod replays;
 mod subgroups;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,10 +14,10 @@ use std::time::Duration;
 
 use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
-use warpline_cuda_sys_safe::owned::{self, Communicator};
+use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_kernels::collective::Watched;
-use warpline_runtime::Target;
-use warpline_stream::EventFlags;
+use warpline_runtime::{Replays, Target};
+use warpline_stream::OpEvent;
 
 use super::record::{Ring, State};
 use super::signature::Signature;
@@ -30,11 +32,11 @@ pub use pairs::P2p;
 /// returns before it is done. Without `async_op` it is enqueued on the current stream, like any op.
 /// With it, it goes to the group's own stream, after what the current one was given so far, and
 /// [`Work::wait`] makes the current stream wait for it; ops that use its tensors wait by themselves
-/// under [`warpline::SyncPolicy::Auto`]. A call without `async_op` may be captured in a graph.
+/// under [`warpline::SyncPolicy::Auto`]. A call without `async_op` may be captured in a graph, which
+/// keeps the group; each replay counts as one call, with the same timeout.
 ///
 /// Once the group has failed, what its unfinished calls were to write holds anything: reading it on the
-/// host, or anything computed from it, is [`warpline::Error::Collective`], until it is overwritten. Of
-/// calls in a graph's replays that is not known: look at [`ProcessGroup::failure`] after them.
+/// host, or anything computed from it, is [`warpline::Error::Collective`], until it is overwritten.
 ///
 /// Clones share the group. When the last one is dropped it ends once its work is done, in the
 /// background; so wait for that work before the process ends.
@@ -81,6 +83,8 @@ pub(super) struct Shared {
     wake: Condvar,
     barrier: OnceLock<Tensor>,
     subgroups: Mutex<u64>,
+    /// In debug mode: how many sends and receives were compared, by the other rank and direction.
+    compared: Mutex<HashMap<(usize, bool), u64>>,
 }
 
 /// What is asked of the watchdog.
@@ -99,6 +103,14 @@ impl Shared {
 
     pub(super) fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of the next send to, or receive from, a rank, among those that are compared.
+    pub(super) fn next_of_pair(&self, end: (usize, bool)) -> u64 {
+        let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = compared.entry(end).or_default();
+        *count += 1;
+        *count
     }
 
     fn wake(&self, change: impl FnOnce(&mut Wanted)) {
@@ -159,6 +171,12 @@ fn is_of_comm(error: &warpline::Error) -> bool {
     matches!(error.driver_error(), Some(LibraryCall { .. } | CollectiveMismatch(_)))
 }
 
+/// The event after what was just enqueued. The watchdog asks it without the stream's lock, which a call
+/// that hangs holds.
+fn launched(stream: &Stream) -> Result<OpEvent> {
+    Ok(stream.op_event(stream.last_op())?)
+}
+
 impl ProcessGroup {
     pub(super) fn new(parts: Parts) -> Result<Self> {
         let gpu = parts.runtime.device(parts.comm.device())?;
@@ -173,6 +191,7 @@ impl ProcessGroup {
             wake: Condvar::new(),
             barrier: OnceLock::new(),
             subgroups: Mutex::default(),
+            compared: Mutex::default(),
         });
         watchdog::start(&shared).map_err(|error| Error::Init {
             rank: shared.rank(),
@@ -256,22 +275,17 @@ impl ProcessGroup {
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
         shared.check_alive()?;
         let stream = if async_op { &shared.stream } else { &current };
-        let text = parts.debug.then(|| signature.to_string());
-        let alone = signature.peer.is_some();
-        let (id, seq, event, completion) = {
+        let checked = parts.debug.then(|| signature.clone());
+        let (id, seq, completion) = {
             let mut ring = shared.ring();
             let (id, seq) = ring.begin(signature, location);
-            (id, seq, ring.idle_event(), ring.completion().clone())
+            (id, seq, ring.completion().clone())
         };
-        let text = text.filter(|_| !alone);
-        if let Some(text) = &text {
-            let agreed = check::compare(shared, seq, text);
-            if agreed.is_err() {
-                shared.ring().set(id, State::Done);
-            }
-            agreed?;
-        }
-        let launched = (|| {
+        let compared = checked.map_or(Ok(false), |call| {
+            let compared = check::compare(shared, seq, &call);
+            compared.inspect_err(|_| shared.ring().set(id, State::Done))
+        })?;
+        let enqueued = (|| {
             let _current = if async_op {
                 stream.wait_stream(&current)?;
                 Some(devices.stream_guard(stream)?)
@@ -279,36 +293,33 @@ impl ProcessGroup {
                 None
             };
             let target = Target::Cuda(runtime, runtime.device(device)?, stream);
-            enqueue(target, Watched::new(&parts.comm, &completion, id + 1))?;
+            let replays = || Arc::clone(&self.0) as Arc<dyn Replays>;
+            enqueue(target, Watched::new(&parts.comm, &completion, id + 1, &replays))?;
             // What is captured runs in replays, which are launches of their own.
             if stream.is_capturing() {
-                return Ok(State::Done);
+                return Ok(None);
             }
-            let driver = runtime.driver()?;
-            // Not the stream's own kind: a look at it is no order that the program has made.
-            let event = event
-                .map_or_else(|| owned::Event::new(driver, device, EventFlags::default()), Ok)
-                .and_then(|event| event.record(stream.raw()).map(|()| event));
-            Ok(State::Launched(event.map_err(|e| warpline::Error::driver("record", e))?))
+            launched(stream).map(Some)
         })();
-        match launched {
-            Ok(state) => shared.ring().set(id, state),
+        let event = match enqueued {
+            Ok(event) => event,
             // Its record stays, for the ranks to see.
             Err(Error::Op(error)) if is_of_comm(&error) => return Err(shared.explained(error)),
             Err(error) => {
                 // What the ranks have compared has had its number on all of them.
-                match text {
-                    Some(_) => shared.ring().set(id, State::Done),
-                    None => shared.ring().undo(id),
+                match compared {
+                    true => shared.ring().set(id, State::Done),
+                    false => shared.ring().undo(id),
                 }
                 return Err(error);
             }
-        }
-        let done = if async_op {
-            Done::Event(stream.record_event(None)?)
-        } else {
-            Done::Op(stream.clone(), stream.last_op())
         };
+        let done = match &event {
+            _ if !async_op => Done::Op(stream.clone(), stream.last_op()),
+            Some(event) => Done::Event(event.clone()),
+            None => Done::Captured(stream.record_event(None)?),
+        };
+        shared.ring().set(id, event.map_or(State::Done, State::Launched));
         Ok(Work::new(Arc::clone(shared), done, (id, seq), keep))
     }
 }

@@ -53,8 +53,7 @@ impl ProcessGroup {
     }
 
     /// Several sends and receives, in one launch and in no order among them, on the group's stream
-    /// (`torch.distributed.batch_isend_irecv`). Not all ranks have to take part, and it is not
-    /// compared in debug mode.
+    /// (`torch.distributed.batch_isend_irecv`). Not all ranks have to take part.
     ///
     /// # Errors
     /// As [`ProcessGroup::send`]; for none at all.
@@ -76,7 +75,12 @@ impl ProcessGroup {
         });
         let ops: Vec<_> = ops.collect();
         // Of no rank in particular.
-        let signature = Signature::new(NAME).peer(usize::MAX, true);
+        let mut signature = Signature::new(NAME).peer(usize::MAX, true);
+        if self.shared().parts.debug {
+            signature = signature.parts(all.iter().map(|(tensor, peer, sends)| {
+                Signature::new(if *sends { "send" } else { "recv" }).of(tensor).peer(*peer, *sends)
+            }));
+        }
         let keep = all.iter().map(|(tensor, ..)| tensor.clone()).collect();
         self.launch((signature, true), location, keep, |target, comm| {
             Ok(collective::run(target, comm, NAME, &ops, location)?)

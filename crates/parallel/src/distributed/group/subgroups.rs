@@ -37,11 +37,10 @@ impl ProcessGroup {
         let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain()?;
         let signature = Signature::new(NAME).ranks(&sorted);
-        let text = signature.to_string();
-        let (id, seq) = shared.ring().begin(signature, location);
+        let (id, seq) = shared.ring().begin(signature.clone(), location);
         let made = (|| {
             if parts.debug {
-                check::compare(shared, seq, &text)?;
+                check::compare(shared, seq, &signature)?;
             }
             let color = sorted.contains(&self.rank()).then_some(0);
             let comm = parts.comm.split(color, self.rank(), parts.timeout);

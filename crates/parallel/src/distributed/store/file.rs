@@ -7,10 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{
-    MAX_KEY, MAX_VALUE, Store, StoreError, StoreResult, check_key, check_keys, check_value,
-    may_set, sum, timed_out,
-};
+use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, may_set, sum, timed_out};
 
 /// What the file begins with.
 const MAGIC: &[u8; 8] = b"WLFSTOR1";
@@ -192,20 +189,16 @@ fn not_a_store(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-impl Store for FileStore {
+impl Unchecked for FileStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
-        check_key("set", key)?;
-        check_value("set", value)?;
         self.locked("set", |log| self.append("set", log, (SET, key, value)))
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        check_key("get", key)?;
         self.waited(("get", &[key], timeout), |log| log.values.get(key).cloned())
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
-        check_key("add", key)?;
         self.locked("add", |log| {
             let sum = sum(key, log.values.get(key).map(Vec::as_slice), amount)?;
             self.append("add", log, (SET, key, sum.to_string().as_bytes()))?;
@@ -219,9 +212,6 @@ impl Store for FileStore {
         expected: &[u8],
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
-        check_key("compare_set", key)?;
-        check_value("compare_set", expected)?;
-        check_value("compare_set", desired)?;
         self.locked("compare_set", |log| {
             let value = log.values.get(key);
             if !may_set(value.map(Vec::as_slice), expected) {
@@ -233,7 +223,6 @@ impl Store for FileStore {
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
-        check_key("delete", key)?;
         self.locked("delete", |log| {
             if !log.values.contains_key(key) {
                 return Ok(false);
@@ -244,14 +233,12 @@ impl Store for FileStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        check_keys("wait", keys)?;
         self.waited(("wait", keys, timeout), |log| {
             keys.iter().all(|key| log.values.contains_key(*key)).then_some(())
         })
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        check_keys("check", keys)?;
         self.locked("check", |log| Ok(keys.iter().all(|key| log.values.contains_key(*key))))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::table::Table;
-use super::{Store, StoreResult, check_key, check_keys, check_value, timed_out};
+use super::{StoreResult, Unchecked, timed_out};
 
 /// A store in this process's memory, for ranks that are threads of it
 /// (`torch.distributed.HashStore`). Clones share it.
@@ -19,21 +19,17 @@ impl HashStore {
     }
 }
 
-impl Store for HashStore {
+impl Unchecked for HashStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
-        check_key("set", key)?;
-        check_value("set", value)?;
         self.0.set(key, value);
         Ok(())
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        check_key("get", key)?;
         self.0.get(key, timeout).ok_or_else(|| timed_out("get", &[key], timeout))
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
-        check_key("add", key)?;
         self.0.add(key, amount)
     }
 
@@ -43,24 +39,18 @@ impl Store for HashStore {
         expected: &[u8],
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
-        check_key("compare_set", key)?;
-        check_value("compare_set", expected)?;
-        check_value("compare_set", desired)?;
         Ok(self.0.compare_set(key, expected, desired))
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
-        check_key("delete", key)?;
         Ok(self.0.delete(key))
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        check_keys("wait", keys)?;
         if self.0.wait(keys, timeout) { Ok(()) } else { Err(timed_out("wait", keys, timeout)) }
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        check_keys("check", keys)?;
         Ok(self.0.check(keys))
     }
 }

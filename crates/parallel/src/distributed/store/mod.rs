@@ -1,5 +1,6 @@
 //! Where the ranks of a group meet: keys and values that all of them see (`torch.distributed.Store`).
 
+mod checked;
 mod file;
 mod hash;
 mod prefix;
@@ -9,6 +10,7 @@ mod tcp;
 use std::fmt;
 use std::time::Duration;
 
+use checked::Unchecked;
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
@@ -179,26 +181,6 @@ pub enum StoreError {
         /// Why not.
         reason: String,
     },
-}
-
-fn check_size(op: &'static str, what: &'static str, size: usize, max: usize) -> StoreResult<()> {
-    if size <= max { Ok(()) } else { Err(StoreError::TooLarge { op, what, size, max }) }
-}
-
-fn check_key(op: &'static str, key: &str) -> StoreResult<()> {
-    check_size(op, "the key", key.len(), MAX_KEY)
-}
-
-fn check_keys(op: &'static str, keys: &[&str]) -> StoreResult<()> {
-    check_size(op, "the list of keys", keys.len(), MAX_KEYS)?;
-    // So that a list fits a message as a value does.
-    let bytes = keys.iter().map(|key| key.len() + 4).sum();
-    check_size(op, "the text of the keys", bytes, MAX_VALUE)?;
-    keys.iter().try_for_each(|key| check_key(op, key))
-}
-
-fn check_value(op: &'static str, value: &[u8]) -> StoreResult<()> {
-    check_size(op, "the value", value.len(), MAX_VALUE)
 }
 
 fn timed_out(op: &'static str, keys: &[&str], timeout: Duration) -> StoreError {

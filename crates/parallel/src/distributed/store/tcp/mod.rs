@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Store, StoreError, StoreResult, check_key, check_keys, check_value, timed_out};
+use super::{StoreError, StoreResult, Unchecked, timed_out};
 use server::Server;
 use wire::{Reply, Request};
 
@@ -193,20 +193,27 @@ fn connect(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream>
     for address in addresses {
         // A timeout of zero is refused.
         let timeout = timeout.clamp(Duration::from_millis(10), REPLY_TIMEOUT);
-        let greeted = TcpStream::connect_timeout(address, timeout).and_then(|mut stream| {
-            stream.set_nodelay(true)?;
-            stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-            stream.set_read_timeout(Some(timeout.max(Duration::from_secs(1))))?;
-            wire::greet(&mut stream)?;
-            stream.set_read_timeout(Some(REPLY_TIMEOUT + WAIT_SLICE))?;
-            Ok(stream)
-        });
-        match greeted {
+        let connected = TcpStream::connect_timeout(address, timeout);
+        match connected.and_then(|stream| greet(stream, timeout)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+fn greet(mut stream: TcpStream, timeout: Duration) -> io::Result<TcpStream> {
+    // Where nobody listens, a connection may get the very port that it goes to as its own, and then
+    // reaches itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there"));
+    }
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
+    stream.set_read_timeout(Some(timeout.max(Duration::from_secs(1))))?;
+    wire::greet(&mut stream)?;
+    stream.set_read_timeout(Some(REPLY_TIMEOUT + WAIT_SLICE))?;
+    Ok(stream)
 }
 
 /// Whether somebody was there who speaks something else.
@@ -221,10 +228,8 @@ fn shown(addresses: &[SocketAddr]) -> String {
     }
 }
 
-impl Store for TcpStore {
+impl Unchecked for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
-        check_key("set", key)?;
-        check_value("set", value)?;
         match self.request("set", &Request::Set { key, value })? {
             Reply::Done => Ok(()),
             reply => Err(self.unexpected(reply, key, 0)),
@@ -232,7 +237,6 @@ impl Store for TcpStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        check_key("get", key)?;
         let request = |wait| Request::Get { key, wait };
         match self.waited(("get", &[key], timeout), request)? {
             Reply::Value(value) => Ok(value),
@@ -241,7 +245,6 @@ impl Store for TcpStore {
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
-        check_key("add", key)?;
         match self.request("add", &Request::Add { key, amount })? {
             Reply::Number(sum) => Ok(sum),
             reply => Err(self.unexpected(reply, key, amount)),
@@ -254,9 +257,6 @@ impl Store for TcpStore {
         expected: &[u8],
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
-        check_key("compare_set", key)?;
-        check_value("compare_set", expected)?;
-        check_value("compare_set", desired)?;
         match self.request("compare_set", &Request::CompareSet { key, expected, desired })? {
             Reply::Value(value) => Ok(Some(value)),
             Reply::NotYet => Ok(None),
@@ -265,7 +265,6 @@ impl Store for TcpStore {
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
-        check_key("delete", key)?;
         match self.request("delete", &Request::Delete { key })? {
             Reply::Number(n) => Ok(n != 0),
             reply => Err(self.unexpected(reply, key, 0)),
@@ -273,7 +272,6 @@ impl Store for TcpStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        check_keys("wait", keys)?;
         let request = |wait| Request::Wait { keys: keys.to_vec(), wait };
         match self.waited(("wait", keys, timeout), request)? {
             Reply::Done => Ok(()),
@@ -282,10 +280,30 @@ impl Store for TcpStore {
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        check_keys("check", keys)?;
         match self.request("check", &Request::Check { keys: keys.to_vec() })? {
             Reply::Number(n) => Ok(n != 0),
             reply => Err(self.unexpected(reply, "", 0)),
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_to_itself_is_no_store() {
+        let own = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&own, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let stream = TcpStream::from(own);
+        let address = stream.local_addr().unwrap();
+        connect(&stream, &address).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), address);
+        let error = greet(stream, REPLY_TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+        // So that a client tries again.
+        assert!(!is_foreign(&error));
     }
 }

@@ -1,0 +1,55 @@
+//! Replays of graphs in which a group's calls were captured: each is a call of its own.
+
+use std::panic::Location;
+use std::sync::{Arc, PoisonError};
+
+use warpline::cuda::Stream;
+use warpline_runtime::{Calls, Completion, Replays};
+
+use super::super::Error;
+use super::super::record::State;
+use super::super::signature::Signature;
+use super::{Handle, is_of_comm, launched};
+
+const NAME: &str = "replay";
+
+/// As a replay's own error, which is a tensor's.
+fn refused(error: Error, location: &'static Location<'static>) -> warpline::Error {
+    match error {
+        Error::Op(error) => error,
+        failed => warpline::Error::Collective { op: NAME, location, source: Arc::new(failed) },
+    }
+}
+
+/// Not compared in debug mode, as the calls were when they were captured.
+impl Replays for Handle {
+    fn replay(
+        &self,
+        calls: &Calls,
+        stream: &Stream,
+        location: &'static Location<'static>,
+        launch: &mut dyn FnMut(&Completion, u64) -> warpline::Result<()>,
+    ) -> warpline::Result<()> {
+        let shared = &self.0;
+        let _in_order = shared.launching.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.check_alive().map_err(|failed| refused(failed, location))?;
+        let (id, completion) = {
+            let mut ring = shared.ring();
+            let (id, _) = ring.begin(Signature::new(NAME).calls(calls), location);
+            (id, ring.completion().clone())
+        };
+        let enqueued = launch(&completion, id + 1).map_err(Error::from);
+        match enqueued.and_then(|()| launched(stream)) {
+            Ok(event) => shared.ring().set(id, State::Launched(event)),
+            // Its record stays, for the ranks to see.
+            Err(Error::Op(error)) if is_of_comm(&error) => {
+                return Err(refused(shared.explained(error), location));
+            }
+            Err(error) => {
+                shared.ring().undo(id);
+                return Err(refused(error, location));
+            }
+        }
+        Ok(())
+    }
+}
