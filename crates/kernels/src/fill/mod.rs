@@ -160,6 +160,7 @@ fn run_sequence(
         op: name,
         operands: &[out.write()],
         params: bytemuck::bytes_of(&sequence),
+        checks_indices: false,
         host,
         code: Code::Kernel {
             kernel: (&SEQUENCE, dtype as usize - 1, 0),

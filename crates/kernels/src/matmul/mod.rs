@@ -114,6 +114,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         op: OP,
         operands: &[a.read(), b.read(), out.write()],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code,
         location,

@@ -156,6 +156,7 @@ fn on_cuda(
             op: OP,
             operands,
             params: bytemuck::bytes_of(params),
+            checks_indices: false,
             host,
             code: Code::Kernel {
                 kernel: (&PERMUTE, 0, index),

@@ -228,6 +228,7 @@ pub fn reduce(
             op: name,
             operands,
             params: bytemuck::bytes_of(&plan),
+            checks_indices: false,
             host: host[kernel],
             code: Code::Kernel { kernel: (program, variant, kernel), grid, block, shared_bytes: 0 },
             location,

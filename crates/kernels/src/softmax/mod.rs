@@ -123,6 +123,7 @@ pub fn softmax(
         op,
         operands: &[a.read(), out.write()],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code: Code::Kernel {
             kernel: (&SOFTMAX, index, 0),

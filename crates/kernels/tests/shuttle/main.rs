@@ -21,11 +21,11 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
-use warpline_runtime::module::{Program, Source};
 use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{Program, Source};
 use warpline_runtime::{
-    CudaDevice, DType, Layout, Operand, Result, Runtime, RuntimeConfig, Staging,
-    Storage, Target, View,
+    CudaDevice, DType, Layout, Operand, Result, Runtime, RuntimeConfig, Staging, Storage, Target,
+    View,
 };
 use warpline_stream::Stream;
 
@@ -145,6 +145,7 @@ fn mix(target: Target<'_>, to: &Storage, from: &Storage, factor: i64, add: i64) 
         op: "mix",
         operands: &operands,
         params: &[factor.to_ne_bytes(), add.to_ne_bytes()].concat(),
+        checks_indices: false,
         host: mix_on_host,
         code: Code::Kernel {
             kernel: (&MIX, 0, 0),

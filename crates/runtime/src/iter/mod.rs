@@ -160,6 +160,7 @@ unsafe fn launch_one(
         op: op.name,
         operands,
         params,
+        checks_indices: false,
         host: op.host[kernel],
         code: Code::Kernel {
             kernel: (op.program.0, op.program.1, kernel),
