@@ -8,6 +8,7 @@
 mod artefact;
 mod cache;
 mod compile;
+mod compiled;
 mod layout;
 mod source;
 #[cfg(test)]
