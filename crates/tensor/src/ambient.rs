@@ -9,6 +9,7 @@
 //! | `WARPLINE_CACHE` | the folder that keeps what NVRTC compiled for later processes; empty: none; unset: `warpline` in the user's folder for caches |
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
+//! A program with rights that its caller has not (a setuid program) keeps no code, and reads none.
 //! One that cannot be used leaves a runtime without CUDA, whose errors name it.
 
 use std::cell::RefCell;
@@ -144,6 +145,7 @@ fn open_from_environment(
         Some(folder) => Some(PathBuf::from(folder)).filter(|folder| !folder.as_os_str().is_empty()),
         None => caches(|name| read(name).ok()).map(|caches| caches.join("warpline")),
     };
+    config.compile_cache.take_if(|_| warpline_cuda_sys_safe::has_elevated_rights());
     let (spec, visible) = (value("WARPLINE_DRIVER")?, value("CUDA_VISIBLE_DEVICES")?);
     let driver = warpline_cuda_sys_safe::open(spec.as_deref(), visible.as_deref())?;
     Runtime::new(driver, config.clone()).map_err(|error| {

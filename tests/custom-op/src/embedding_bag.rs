@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use warpline_runtime::host::{HostKernel, HostLaunch, Shared, parallel_for, params};
 use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct, iter};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, iter};
 
 /// What the kernel and the CPU function are told. Strides are in elements.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -63,11 +63,11 @@ unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>) {
     let p: Bags = params(launch);
     let (weight, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
     let indices = Shared::<i64>::operand(launch, 1);
-    let place = |strides: [i64; 2], at: [i64; 2]| {
-        (at[0] * strides[0] + at[1] * strides[1]) as isize
-    };
+    let place =
+        |strides: [i64; 2], at: [i64; 2]| (at[0] * strides[0] + at[1] * strides[1]) as isize;
     parallel_for(launch.parallel, p.rows as usize, 64, |rows| {
-        for (row, column) in rows.flat_map(|row| (0..p.width).map(move |c| (row as i64, c as i64))) {
+        for (row, column) in rows.flat_map(|row| (0..p.width).map(move |c| (row as i64, c as i64)))
+        {
             let mut sum = T::default();
             for k in 0..p.bag as i64 {
                 // SAFETY: an element of the indices; one of the weight, as the index was found to be
@@ -115,7 +115,8 @@ pub fn embedding_bag(
         return Err(Error::ShapeMismatch { op: OP, reason });
     };
     if out.sizes() != [rows, width] {
-        let reason = format!("a result of {:?} where {:?} are computed", out.sizes(), [rows, width]);
+        let reason =
+            format!("a result of {:?} where {:?} are computed", out.sizes(), [rows, width]);
         return Err(Error::ShapeMismatch { op: OP, reason });
     }
     let operands = [weight.read(), indices.read(), out.write()];
@@ -130,40 +131,26 @@ pub fn embedding_bag(
         indices: strides(indices),
         out: strides(out),
     };
-    // SAFETY: both functions take `Bags` and these element types; with the sizes and strides of the
-    // views they read no element of the weight before its index is checked, and none but what the
-    // operands declare; `check_operands` is content, and each element of `out` is one thread's.
-    unsafe { run(target, variant, host, &operands, &bags, location) }
-}
-
-/// # Safety
-/// As [`launch::run`].
-unsafe fn run(
-    target: Target<'_>,
-    variant: usize,
-    host: HostKernel,
-    operands: &[Operand<'_>; 3],
-    bags: &Bags,
-    location: &'static Location<'static>,
-) -> Result<()> {
-    let elements = operands[2].view.numel();
-    if elements == 0 {
+    if out.numel() == 0 {
         return Ok(());
     }
     let call = Call {
-        op: "embedding_bag",
-        operands,
-        params: bytemuck::bytes_of(bags),
+        op: OP,
+        operands: &operands,
+        params: bytemuck::bytes_of(&bags),
         checks_indices: true,
         host,
         code: Code::Kernel {
             kernel: (&PROGRAM, variant, 0),
-            grid: iter::grid(target, elements),
+            grid: iter::grid(target, out.numel()),
             block: [iter::BLOCK, 1, 1],
             shared_bytes: 0,
         },
         location,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: both functions take `Bags` and these element types. With the sizes and strides of the
+    // views they reach no elements but the operands', the weight's only where an index was found to
+    // be of one of its rows. `check_operands` is content, and each element of `out` is written by one
+    // thread.
     unsafe { launch::run(target, &call) }
 }
