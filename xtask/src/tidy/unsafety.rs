@@ -8,7 +8,6 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/cuda-sys-safe/src/", "the layer that calls CUDA"),
     ("crates/runtime/src/launch/", "the launch edge: raw addresses meet kernels"),
     ("crates/runtime/src/graph/mod.rs", "replays, whose memory the graph keeps"),
-    ("crates/runtime/src/runtime/kernel_cache.rs", "loads the machine code that is embedded"),
     ("crates/runtime/src/host/", "host views of storages, under their locks"),
     ("crates/runtime/src/storage/", "shares what the locks guard between threads"),
     ("crates/runtime/src/testing.rs", "reads and writes tensors' bytes"),
