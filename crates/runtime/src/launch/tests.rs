@@ -281,7 +281,7 @@ fn a_copy_to_pageable_memory_is_done_when_it_returns() {
 #[test]
 fn operands_that_overlap_or_leave_their_storage_are_refused() {
     let runtime = runtime(SyncPolicy::Auto);
-    let (x, y) = [(); 2].map(|()| Storage::pageable(&runtime, 64).unwrap()).into();
+    let [x, y] = [(); 2].map(|()| Storage::pageable(&runtime, 64).unwrap());
     let row = crate::Layout::contiguous(&[8]).unwrap();
     let at = |offset: usize, stride: isize| {
         crate::Layout::from_parts([8].as_slice().into(), [stride].as_slice().into(), offset)
