@@ -212,14 +212,14 @@ unsafe fn writes_two(launch: &HostLaunch<'_>) {
     unsafe { (out.write(0, 1.0), out.write(1, 1.0)) };
 }
 
-/// Reads the element after the one that it declares.
+/// Reads the element after the one that it declares, and writes what depends on it.
 ///
 /// # Safety
 /// There is such an element.
 unsafe fn reads_next(launch: &HostLaunch<'_>) {
-    let (of, out) = (Shared::<f32>::operand(launch, 0), Shared::<f32>::operand(launch, 1));
+    let (of, out) = (Shared::<u32>::operand(launch, 0), Shared::<u32>::operand(launch, 1));
     // SAFETY: the caller's promise.
-    unsafe { out.write(0, of.read(1)) };
+    unsafe { out.write(0, !of.read(1)) };
 }
 
 /// Writes nothing.
