@@ -58,6 +58,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Crate {
     pub(crate) name: String,
+    pub(crate) version: String,
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
     pub(crate) targets: Vec<Target>,

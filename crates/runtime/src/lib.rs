@@ -3,7 +3,8 @@
 //!
 //! An op describes each launch in one [`launch::Call`]. From that come the order between streams,
 //! race reports, what a simulated GPU runs, and what an error says. Ops take [`View`]s and a
-//! [`Target`]; [`iter`] walks operands of any strides.
+//! [`Target`]; [`iter`] walks operands of any strides. [`launch::run`] is the one unsafe step of an op, and
+//! says what its author vouches for; `docs/custom-ops.md` walks through an op of another crate.
 
 mod completion;
 #[macro_use]
@@ -38,6 +39,6 @@ pub use replays::{Calls, Replays};
 pub use runtime::{CudaDevice, Runtime, RuntimeConfig, Staging, SyncPolicy};
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
 pub use storage::{ExportedStorage, Site, Storage, Version};
-pub use view::{Operand, View, check_operands};
+pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::Access;
-pub use warpline_stream::IndexCheck;
+pub use warpline_stream::{IndexCheck, Stream};

@@ -2,7 +2,7 @@
 
 use warpline_cuda_sys_safe::Access;
 
-use crate::overlap::{self, Overlap};
+use crate::overlap;
 use crate::{DType, Error, Layout, Result, Storage, checked_numel};
 
 /// A borrowed tensor: what every op takes.
@@ -94,35 +94,6 @@ impl<'a> View<'a> {
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
         if overlap::within(self.layout) { Err(Error::OverlappingWrite { op }) } else { Ok(()) }
     }
-}
-
-/// Refuses operands that a kernel cannot have, which reads `inputs` and writes `out`: layouts that reach
-/// outside their storage, indices of `out` that share an address, and inputs that share memory with it.
-/// With `in_place` an input may be the very elements of `out`.
-///
-/// # Errors
-/// [`Error::OverlappingWrite`]; [`Error::OutOfStorage`]; [`Error::OverlappingOperands`].
-pub fn check_operands(
-    op: &'static str,
-    inputs: &[View<'_>],
-    out: View<'_>,
-    in_place: bool,
-) -> Result<()> {
-    out.check_writable(op)?;
-    out.check_inside(op)?;
-    for input in inputs {
-        input.check_inside(op)?;
-        if !input.storage.same_as(out.storage) {
-            continue;
-        }
-        let [read, written] = [input, &out].map(|view| (view.layout, view.dtype.size()));
-        match overlap::between(read, written) {
-            Overlap::None => {}
-            Overlap::Same if in_place => {}
-            _ => return Err(Error::OverlappingOperands { op }),
-        }
-    }
-    Ok(())
 }
 
 /// A view and what is done with it.

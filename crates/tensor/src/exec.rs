@@ -7,10 +7,13 @@ use warpline_runtime::Storage;
 
 use crate::{DType, Device, Error, Result, Runtime, Tensor, TensorOptions};
 
-/// The host, or a device with this thread's current stream on it.
+/// Where ops on a tensor run: the host, or its device with this thread's current stream there. For ops
+/// of other crates, which take a [`Target`] and the tensors' [views](Tensor::as_view).
 #[derive(Debug)]
-pub(crate) enum Exec<'a> {
+pub enum Exec<'a> {
+    /// The host.
     Cpu(&'a Runtime),
+    /// A stream of a device.
     Cuda(&'a Runtime, &'a CudaDevice, Stream),
 }
 
@@ -42,7 +45,8 @@ impl<'a> Exec<'a> {
     }
 
     /// As ops take it. Ops are called outside closures, so that they see their caller's location.
-    pub(crate) fn target(&self) -> Target<'_> {
+    #[must_use]
+    pub fn target(&self) -> Target<'_> {
         match self {
             Self::Cpu(runtime) => Target::Cpu(runtime),
             Self::Cuda(runtime, gpu, stream) => Target::Cuda(runtime, gpu, stream),

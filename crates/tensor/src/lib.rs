@@ -31,6 +31,7 @@ mod tensor;
 
 pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
 pub use device::{Device, IntoDevice};
+pub use exec::Exec;
 pub use options::TensorOptions;
 pub use tensor::{
     Index, IntoDims, IntoIndices, Pending, Tensor, TensorData, TensorOrScalar, arange,

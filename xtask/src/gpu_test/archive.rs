@@ -233,6 +233,7 @@ mod tests {
         let dir = temp();
         let layer = Crate {
             name: "warpline".to_owned(),
+            version: "0.1.0".to_owned(),
             manifest_path: dir.path().join("crates/tensor/Cargo.toml"),
             dependencies: Vec::new(),
             targets: Vec::new(),

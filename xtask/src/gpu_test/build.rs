@@ -178,6 +178,7 @@ mod tests {
         ];
         let member = |name: &str| Crate {
             name: name.to_owned(),
+            version: "0.1.0".to_owned(),
             manifest_path: format!("/w/{name}/Cargo.toml").into(),
             dependencies: Vec::new(),
             targets: Vec::new(),

@@ -200,6 +200,7 @@ pub fn run<'a>(
         op: name,
         operands: &operands,
         params: &[],
+        checks_indices: false,
         host: no_host,
         code: Code::Collective { enqueue: &enqueue, comm, number, replays },
         location,

@@ -12,7 +12,7 @@ use crate::programs::{BITS, bits, committed, cuda_type};
 use warpline_runtime::iter::{self, Flat, Index, Op, Params, run, vector_width};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
-use warpline_runtime::{DType, Result, Target, View, check_operands, launch};
+use warpline_runtime::{DType, Result, Target, View, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
 /// The kernels' arguments: codes of [`DType`], which only the kernels for any pair look at.
@@ -97,7 +97,7 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
         && dst.storage.cuda_device().is_some()
     {
         let size = src.dtype.size();
-        check_operands(NAME, &[src], dst, true)?;
+        launch::check_in_place(NAME, &[src.read(), dst.write()])?;
         let (to, from) = (dst.layout.offset() * size, src.layout.offset() * size);
         let bytes = src.numel() * size;
         return launch::copy_bytes(

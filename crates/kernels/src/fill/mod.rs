@@ -12,7 +12,7 @@ use crate::programs::{BITS, NUMBERS, bits, committed};
 use warpline_runtime::iter::{self, BLOCK, Flat, Index, Op, Params, grid, run, vector_width};
 use warpline_runtime::launch::{Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Layout, Result, Scalar, Target, View, check_operands, launch};
+use warpline_runtime::{Error, Layout, Result, Scalar, Target, View, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
@@ -148,7 +148,7 @@ fn run_sequence(
         let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
         return Err(Error::ShapeMismatch { op: name, reason });
     };
-    check_operands(name, &[], out, false)?;
+    launch::check_operands(name, &[out.write()])?;
     let host = dispatch!(
         dtype,
         number T => cpu::sequence::<T>,
@@ -159,6 +159,7 @@ fn run_sequence(
         op: name,
         operands: &[out.write()],
         params: bytemuck::bytes_of(&sequence),
+        checks_indices: false,
         host,
         code: Code::Kernel {
             kernel: (&SEQUENCE, dtype as usize - 1, 0),

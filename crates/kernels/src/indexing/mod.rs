@@ -16,11 +16,9 @@ use bytemuck::{Pod, Zeroable};
 use crate::programs::{bits, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{BLOCK, Index, Plan, grid, halves};
-use warpline_runtime::launch::{self, Call, Code, Report};
+use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, Layout, Result, Sizes, Strides, Target, View, check_operands,
-};
+use warpline_runtime::{DType, Error, Layout, Result, Sizes, Strides, Target, View};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
@@ -215,7 +213,7 @@ fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> R
     if out.dtype != input.dtype {
         return Err(Error::DTypeMismatch { op, expected: input.dtype, actual: out.dtype });
     }
-    check_operands(op, &[input, index], out, false)
+    check_operands(op, &[input.read(), index.read(), out.write()])
 }
 
 fn check_sizes(
@@ -286,6 +284,7 @@ fn part(
             out.write(),
         ],
         params: bytemuck::bytes_of(&params),
+        checks_indices: true,
         host: cpu::kernel(item, index.dtype),
         code: Code::Kernel {
             kernel: (&GATHER, 2 * bits(item) + usize::from(index.dtype == DType::I64), 0),
@@ -297,7 +296,7 @@ fn part(
     };
     // SAFETY: the parameters reach the source only where an index is in range, the index and the
     // result where their layouts say, and begin with a report; both kernels take `Pick`.
-    unsafe { launch::run_checked(target, &call) }
+    unsafe { launch::run(target, &call) }
 }
 
 /// Each element once, of a layout that repeats some.

@@ -16,7 +16,7 @@ use blas::Gemm;
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, check_operands};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
 const OP: &str = "matmul";
 
@@ -113,6 +113,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         op: OP,
         operands: &[a.read(), b.read(), out.write()],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code,
         location,
@@ -149,7 +150,7 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
         }
         _ => return Err(mismatch()),
     };
-    check_operands(OP, &[a, b], out, false)?;
+    launch::check_operands(OP, &[a.read(), b.read(), out.write()])?;
     let [batch, m, n, k] = [batch, m, n, k].map(|v| v as u64);
     Ok(Product { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
 }

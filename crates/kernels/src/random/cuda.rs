@@ -129,6 +129,7 @@ pub(super) fn fill(
         op: fill.op,
         operands: &[out.write(), sequence.state(&layout, out.storage)],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code: Code::Kernel {
             kernel: (program, variant, 0),

@@ -221,7 +221,7 @@ fn require_float(op: &'static str, dtype: DType) -> Result<()> {
 }
 
 fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
-    warpline_runtime::check_operands(fill.op, &[], out, false)?;
+    launch::check_operands(fill.op, &[out.write()])?;
     if out.numel() == 0 {
         return Ok(());
     }

@@ -97,7 +97,7 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
             format!("n is {n}, but {} holds at most {largest}", out.dtype),
         ));
     }
-    warpline_runtime::check_operands(OP, &[], out, false)?;
+    launch::check_operands(OP, &[out.write()])?;
     target.check(OP)?;
     match target {
         _ if n == 0 => Ok(()),
@@ -156,6 +156,7 @@ fn on_cuda(
             op: OP,
             operands,
             params: bytemuck::bytes_of(params),
+            checks_indices: false,
             host,
             code: Code::Kernel {
                 kernel: (&PERMUTE, 0, index),

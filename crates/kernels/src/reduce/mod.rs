@@ -16,9 +16,7 @@ use plan::{BLOCK, Plan};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{
-    DType, Error, Layout, Operand, Result, Storage, Target, View, check_operands,
-};
+use warpline_runtime::{DType, Error, Layout, Operand, Result, Storage, Target, View};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -201,7 +199,7 @@ pub fn reduce(
         ));
     }
     // Another thread may still read what one writes.
-    check_operands(name, &[a], out, true)?;
+    launch::check_in_place(name, &[a.read(), out.write()])?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
     if plan.extent == 0 && op.needs_elements() {
         return Err(Error::invalid(
@@ -230,6 +228,7 @@ pub fn reduce(
             op: name,
             operands,
             params: bytemuck::bytes_of(&plan),
+            checks_indices: false,
             host: host[kernel],
             code: Code::Kernel { kernel: (program, variant, kernel), grid, block, shared_bytes: 0 },
             location,

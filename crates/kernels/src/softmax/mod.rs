@@ -14,7 +14,7 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View, check_operands};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
 /// Threads per block.
 const BLOCK: u32 = 256;
@@ -82,7 +82,7 @@ pub fn softmax(
     if dim >= ndim.max(1) {
         return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
     }
-    check_operands(op, &[a], out, true)?;
+    launch::check_in_place(op, &[a.read(), out.write()])?;
     if a.numel() == 0 {
         return Ok(());
     }
@@ -92,6 +92,7 @@ pub fn softmax(
         op,
         operands: &[a.read(), out.write()],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code: Code::Kernel {
             kernel: (&SOFTMAX, index, 0),

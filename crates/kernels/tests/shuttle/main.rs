@@ -145,6 +145,7 @@ fn mix(target: Target<'_>, to: &Storage, from: &Storage, factor: i64, add: i64) 
         op: "mix",
         operands: &operands,
         params: &[factor.to_ne_bytes(), add.to_ne_bytes()].concat(),
+        checks_indices: false,
         host: mix_on_host,
         code: Code::Kernel {
             kernel: (&MIX, 0, 0),

@@ -118,6 +118,7 @@ pub(super) fn set_state(
         op: "replay",
         operands: &[View { storage: state, layout: &layout, dtype: DType::I64 }.write()],
         params: bytemuck::bytes_of(&place),
+        checks_indices: false,
         host: write_state as HostKernel,
         code: Code::Kernel {
             kernel: (&PHILOX, 0, 0),

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use bytemuck::AnyBitPattern;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use warpline_cuda_sys_safe::{HostLaunch, fork_generation};
+use warpline_cuda_sys_safe::fork_generation;
 
 pub use element::{Cast, CastAny, HostElement, Number, Truth};
 pub use strided::{GRAIN, LANES, load, map0, map1, rows, store};
+pub use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 /// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
 /// could pick up another job of the program that needs a lock this thread holds.

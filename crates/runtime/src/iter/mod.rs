@@ -16,7 +16,7 @@ use warpline_cuda_sys_safe::HostKernel;
 
 use crate::launch::{Call, Code};
 use crate::module::Program;
-use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, check_operands, launch};
+use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
 
 pub use space::{Flat, Index, Params, Plan, Space};
 pub use walk::{Dim, Walk};
@@ -97,7 +97,9 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
             });
         }
     }
-    check_operands(op.name, &views[..N - 1], out, true)?;
+    let operands: [Operand<'_>; N] =
+        std::array::from_fn(|k| if k == N - 1 { out.write() } else { views[k].read() });
+    launch::check_in_place(op.name, &operands)?;
     // SAFETY: the caller's promise.
     unsafe { run_part(target, op, views, untouched, args) }
 }
@@ -158,6 +160,7 @@ unsafe fn launch_one(
         op: op.name,
         operands,
         params,
+        checks_indices: false,
         host: op.host[kernel],
         code: Code::Kernel {
             kernel: (op.program.0, op.program.1, kernel),

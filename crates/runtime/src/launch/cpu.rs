@@ -12,10 +12,10 @@ use crate::race::{Touch, check_host};
 use crate::storage::{Site, not_host};
 use crate::{Error, IndexCheck, Operand, Result, Storage, host};
 
-pub(super) fn run(call: &Call<'_>, checks: bool) -> Result<()> {
+pub(super) fn run(call: &Call<'_>) -> Result<()> {
     let site = Site { op: call.op, location: call.location };
     let reported = Local::default();
-    let params = checks.then(|| reported.params(call));
+    let params = call.checks_indices.then(|| reported.params(call));
     let failed =
         with_checked(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
             // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of

@@ -13,12 +13,7 @@ use crate::race::{Touch, Watch};
 use crate::storage::{FORMER, Site, Source, Uses, uses_elsewhere};
 use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy, View};
 
-pub(super) fn run(
-    device: &CudaDevice,
-    stream: &Stream,
-    call: &Call<'_>,
-    checks: bool,
-) -> Result<()> {
+pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
     // Streams of two worlds cannot be ordered, and a kernel means nothing to another device's stream.
     if device.device().devices_id() != stream.devices_id() {
         return Err(Error::RuntimeMismatch { op: call.op });
@@ -48,7 +43,7 @@ pub(super) fn run(
     }
     let marking = Marking::default();
     enqueue_marked(stream, call.operands.iter().copied(), site, &marking, |h| {
-        let params = match checks {
+        let params = match call.checks_indices {
             true => {
                 let (params, own) = Report::on_stream(call, stream)?;
                 marking.own.borrow_mut().push(own);

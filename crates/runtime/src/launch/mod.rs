@@ -31,6 +31,7 @@ use warpline_stream::Stream;
 
 use crate::completion::Completion;
 use crate::module::Program;
+use crate::overlap::{self, Overlap};
 use crate::replays::Replays;
 use crate::{CudaDevice, Error, Operand, Result, Runtime, Storage};
 
@@ -119,7 +120,7 @@ pub enum Code<'a> {
     },
 }
 
-/// One op, ready to run.
+/// One op, ready to run: what [`run`] is to be told, and what its caller vouches for.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // as `Code`
 pub struct Call<'a> {
@@ -129,6 +130,9 @@ pub struct Call<'a> {
     pub operands: &'a [Operand<'a>],
     /// The kernel's parameter block (`bytemuck::bytes_of`); empty if it takes none.
     pub params: &'a [u8],
+    /// Whether the code checks indices, and says what is wrong with one by the [`Report`] with which
+    /// the parameters then begin.
+    pub checks_indices: bool,
     /// The CPU implementation: what runs for CPU tensors and on a simulated GPU.
     pub host: HostKernel,
     /// What runs on a GPU.
@@ -137,41 +141,108 @@ pub struct Call<'a> {
     pub location: &'static Location<'static>,
 }
 
-/// Runs an op.
+/// Runs an op. This is the one unsafe step of any op, of whatever crate.
+///
+/// What no operand has elements for is not run. Otherwise, on the CPU, device work that the operands
+/// have to wait for is waited for, and the CPU implementation runs now; on a device the launch is
+/// enqueued, in order with the operands' uses on other streams.
+///
+/// Where the code checks indices, a failed check is this call's error on the CPU. On a device it is
+/// that of a wait that covers the launch: the kernel cannot stop its stream, and what comes after it
+/// runs. What it wrote is marked, so that each read of it is that error, too.
 ///
 /// # Errors
-/// [`crate::Error::RuntimeMismatch`]; [`crate::Error::Driver`] where the driver refuses the launch;
-/// on a CUDA target also what an operand's earlier work failed with; [`crate::Error::IndexCheck`] and
-/// [`crate::Error::Collective`] of what an operand was computed from, where that is known to have
-/// failed.
+/// [`Error::RuntimeMismatch`]; [`Error::DeviceMismatch`]; [`Error::NoGpuCode`] where a real device
+/// has no code for the op; [`Error::Driver`] where the driver refuses the launch; on a CUDA target
+/// also what an operand's earlier work failed with; [`Error::IndexCheck`] and [`Error::Collective`]
+/// of what an operand was computed from, where that is known to have failed; [`Error::IndexCheck`] of
+/// the op itself on the CPU; [`Error::Race`] under [`SyncPolicy::Manual`](crate::SyncPolicy).
 ///
 /// # Safety
-/// `call.host` and the GPU code must do to each operand no more than declared, given `params`.
+/// Order, lifetimes and the addresses that the code is given are seen to here. The caller vouches for
+/// what only the op's author can know:
+///
+/// - **The operands lie in their storages**: [`View::check_inside`](crate::View::check_inside) is
+///   content with each. [`check_operands`] asks that of all.
+/// - **The code keeps to its operands.** The GPU code and `call.host` both read no element but of
+///   operands that are declared as read, and write none but of those declared as written. An element
+///   is what a view's layout reaches from the pointer of the operand, which is that of index zero:
+///   strides may be negative. An operand that is declared as [`View::write`](crate::View::write) has
+///   every element written and none read before. All that is reached in another way, such as by
+///   numbers among the parameters, is one of these elements.
+/// - **What an index decides is checked first.** Indices come from memory and may be anything. With
+///   one that is out of range, the code touches nothing but the report ([`Report::check_index`],
+///   `check_index` in CUDA), goes on as if it were not there, and writes its results all the same.
+/// - **The parameters are the kernel's.** The kernel's arguments are one pointer for each operand, in
+///   this order, and then, unless `params` is empty, one struct by value, of which `params` are the
+///   bytes; `call.host` reads the same struct. If `checks_indices` it begins with a [`Report`], and
+///   if not it has none. A struct of which [`cuda_struct!`](crate::cuda_struct) generates CUDA's
+///   definition is the same on both sides.
+/// - **The element types are right.** Both take operands to be of the views' dtypes, and accept
+///   any bytes in them, as a bool's other than 0 and 1.
+/// - **Threads do not race.** No element is written by one thread of the launch and touched by
+///   another, but by atomics or with a barrier of the block between. So views that are written have
+///   no two indices at one address, and operands do not share memory with one that is written,
+///   which [`check_operands`] refuses, unless the code is made for it.
+/// - **The kernel runs with this grid, block and dynamic shared memory**, and ends. One that is
+///   compiled for fewer threads, or needs more shared memory, is an error of the driver's, not
+///   what touches memory outside of it.
+/// - **`call.host` keeps to itself.** It runs while locks of its operands are held, perhaps on a
+///   thread of the simulator: it launches nothing and uses no tensors. All its threads are done when
+///   it returns.
+/// - **A library or collective call** enqueues on the stream that it is given and no other, and is
+///   done with the host's memory that it was given when it returns.
 pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
-    run_any(target, call, false)
-}
-
-/// [`run`] for a kernel that checks indices, whose parameters begin with a [`Report`]. On the CPU a
-/// failed check is this call's error. On a device it is that of a wait that covers the launch: the
-/// kernel cannot stop its stream, and what comes after it runs. What it writes is marked with that.
-///
-/// # Errors
-/// As [`run`]; [`crate::Error::IndexCheck`].
-///
-/// # Safety
-/// As [`run`].
-pub unsafe fn run_checked(target: Target<'_>, call: &Call<'_>) -> Result<()> {
-    run_any(target, call, true)
-}
-
-fn run_any(target: Target<'_>, call: &Call<'_>, checks: bool) -> Result<()> {
     if call.operands.iter().all(|o| o.view.numel() == 0) && !call.operands.is_empty() {
         return Ok(());
     }
-    match target {
-        Target::Cpu(_) => cpu::run(call, checks),
-        Target::Cuda(_, device, stream) => cuda::run(device, stream, call, checks),
+    if call.checks_indices && call.params.len() < size_of::<Report>() {
+        let reason = "the parameters of an op that checks indices must begin with a `Report`";
+        return Err(Error::invalid(call.op, reason.to_owned()));
     }
+    match target {
+        Target::Cpu(_) => cpu::run(call),
+        Target::Cuda(_, device, stream) => cuda::run(device, stream, call),
+    }
+}
+
+/// Refuses operands that an op has no way to deal with unless it was made for them: views that reach
+/// outside their storages, written ones with several indices at one address, and any that share
+/// memory with one that is written.
+///
+/// # Errors
+/// [`Error::OutOfStorage`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`].
+pub fn check_operands(op: &'static str, operands: &[Operand<'_>]) -> Result<()> {
+    check_sharing(op, operands, false)
+}
+
+/// [`check_operands`] for an op that may work in place: an operand may be the very elements of one that is
+/// written.
+///
+/// # Errors
+/// As [`check_operands`].
+pub fn check_in_place(op: &'static str, operands: &[Operand<'_>]) -> Result<()> {
+    check_sharing(op, operands, true)
+}
+
+fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> Result<()> {
+    for (at, written) in operands.iter().enumerate().filter(|(_, o)| o.access.writes()) {
+        written.view.check_writable(op)?;
+        let apart = |one: &Operand<'_>| {
+            let views = [one.view, written.view];
+            let [one, other] = views.map(|view| (view.layout, view.dtype.size()));
+            !views[0].storage.same_as(views[1].storage)
+                || match overlap::between(one, other) {
+                    Overlap::None => true,
+                    Overlap::Same => in_place,
+                    Overlap::Some => false,
+                }
+        };
+        if !operands.iter().enumerate().all(|(other, operand)| other == at || apart(operand)) {
+            return Err(Error::OverlappingOperands { op });
+        }
+    }
+    operands.iter().try_for_each(|operand| operand.view.check_inside(op))
 }
 
 /// Each storage once, with whether it is written, in the order in which locks are taken.

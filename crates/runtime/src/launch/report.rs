@@ -14,7 +14,8 @@ use crate::storage::Source;
 /// A place in a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
 type Words = [AtomicU64; 5];
 
-/// The first argument of a kernel that checks indices: what it checks them against, and where it
+/// What the parameters of a kernel that checks indices begin with
+/// ([`checks_indices`](super::Call::checks_indices)): what it checks them against, and where it
 /// says that one is out of range.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -71,7 +72,8 @@ impl Report {
     /// Whether an index is one of the dimension's. Says so if it is not.
     ///
     /// # Safety
-    /// The report's mailbox is there.
+    /// The report is of the parameters that a CPU implementation was given, and that still runs: its
+    /// mailbox is there then.
     pub unsafe fn check_index(&self, index: i64) -> bool {
         if (index as u64) < self.size {
             return true;

@@ -277,3 +277,59 @@ fn a_copy_to_pageable_memory_is_done_when_it_returns() {
         assert_eq!(bytes, [7; 64], "{schedule:?}");
     }
 }
+
+#[test]
+fn operands_that_overlap_or_leave_their_storage_are_refused() {
+    let runtime = runtime(SyncPolicy::Auto);
+    let [x, y] = [(); 2].map(|()| Storage::pageable(&runtime, 64).unwrap());
+    let row = crate::Layout::contiguous(&[8]).unwrap();
+    let at = |offset: usize, stride: isize| {
+        crate::Layout::from_parts([8].as_slice().into(), [stride].as_slice().into(), offset)
+    };
+    let (later, twice, far) = (at(8, 1), at(0, 0), at(9, 1));
+    let of = |storage, layout| crate::View { storage, layout, dtype: crate::DType::F32 };
+    let check = |operands: &[Operand<'_>]| check_operands("op", operands);
+    let out = of(&x, &row).write();
+    check(&[of(&x, &later).read(), of(&y, &row).read(), out]).unwrap();
+    check(&[of(&y, &row).read(), of(&y, &row).read(), of(&y, &twice).read()]).unwrap();
+    let refused = check(&[of(&x, &row).read(), out]);
+    assert!(matches!(refused, Err(Error::OverlappingOperands { op: "op" })), "{refused:?}");
+    let refused = check(&[out, of(&x, &row).read_write()]);
+    assert!(matches!(refused, Err(Error::OverlappingOperands { .. })), "{refused:?}");
+    let refused = check(&[of(&x, &twice).read_write()]);
+    assert!(matches!(refused, Err(Error::OverlappingWrite { .. })), "{refused:?}");
+    let refused = check(&[of(&y, &far).read(), out]);
+    assert!(matches!(refused, Err(Error::OutOfStorage { .. })), "{refused:?}");
+}
+
+#[test]
+fn what_checks_indices_has_parameters_for_the_report() {
+    static NAMED: Program =
+        Program::new("named", &[""], &[""], |_, _| crate::module::Source::new());
+    unsafe fn nothing(_: &warpline_cuda_sys_safe::HostLaunch<'_>) {}
+    let runtime = runtime(SyncPolicy::Auto);
+    let storage = Storage::pageable(&runtime, 64).unwrap();
+    let layout = crate::Layout::contiguous(&[8]).unwrap();
+    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
+    let run = |checks_indices| {
+        let call = Call {
+            op: "named",
+            operands: &[view.read()],
+            params: &[0; 8],
+            checks_indices,
+            host: nothing,
+            code: Code::Kernel {
+                kernel: (&NAMED, 0, 0),
+                grid: [1; 3],
+                block: [1; 3],
+                shared_bytes: 0,
+            },
+            location: Location::caller(),
+        };
+        // SAFETY: it does nothing.
+        unsafe { super::run(Target::Cpu(&runtime), &call) }
+    };
+    run(false).unwrap();
+    let refused = run(true);
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+}

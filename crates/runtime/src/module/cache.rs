@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::owned::{Function, Module};
 use warpline_cuda_sys_safe::{Driver, FunctionHandle};
 use warpline_sync::OnceLock;
 
-use super::{Program, artefact, compile};
+use super::{Program, artefact, compiled};
 use crate::{Error, Result};
 
 /// Modules of a chunk, and chunks: 16 Ki modules, of which a process has one for each op and dtype.
@@ -65,8 +65,8 @@ impl KernelCache {
         Ok(function.get_or_init(|| found).handle())
     }
 
-    /// A variant's PTX: compiled ahead of time, or now. Devices that are not real run none, and are
-    /// given no more than the kernels' names where there is nothing else.
+    /// A variant's PTX: compiled ahead of time, or now. Devices that are not real run none: where there
+    /// is no compiler, or nothing to compile, they are given the kernels' names.
     fn code(
         &self,
         driver: &Arc<dyn Driver>,
@@ -76,11 +76,20 @@ impl KernelCache {
         if let Some(ptx) = artefact::committed(program, variant) {
             return Ok(ptx);
         }
-        match compile::at_run_time(program, variant, self.folder.as_deref()) {
-            Err(_) if driver.name() != "cuda" => Ok(names_only(program, variant)),
-            ptx => ptx,
+        let compiled = compiled::at_run_time(program, variant, self.folder.as_deref());
+        let is_real = driver.name() == "cuda";
+        match compiled {
+            Ok(ptx) if !is_real && !has_kernels(&ptx, program, variant) => {
+                Ok(names_only(program, variant))
+            }
+            Err(Error::NoGpuCode { .. }) if !is_real => Ok(names_only(program, variant)),
+            compiled => compiled,
         }
     }
+}
+
+fn has_kernels(ptx: &str, program: &Program, variant: usize) -> bool {
+    program.kernels(variant).all(|kernel| ptx.contains(&format!(".entry {kernel}(")))
 }
 
 fn empty<T>(count: usize) -> Box<[OnceLock<T>]> {

@@ -1,13 +1,8 @@
 //! From CUDA source to PTX, by NVRTC.
 
-use std::path::Path;
-use std::sync::{LazyLock, PoisonError};
-
-use dashmap::DashMap;
 use warpline_cuda_sys_safe::nvrtc::Nvrtc;
-use warpline_sync::Mutex;
 
-use super::{Program, artefact};
+use super::Program;
 use crate::{Error, Result};
 
 /// What PTX is made for; every device of that capability or a later one runs it.
@@ -60,56 +55,4 @@ fn plain(ptx: &str) -> String {
         out.push('\n');
     }
     out
-}
-
-/// What was compiled in this process, by the hash of its source.
-static COMPILED: LazyLock<DashMap<String, String>> = LazyLock::new(DashMap::new);
-
-/// One compilation at a time: the second who wants the same finds it.
-static COMPILING: Mutex<()> = Mutex::new(());
-
-/// A variant's PTX, compiled in this process, by an earlier one that kept it in `folder`, or now.
-pub(super) fn at_run_time(
-    program: &Program,
-    variant: usize,
-    folder: Option<&Path>,
-) -> Result<String> {
-    let hash = artefact::hash(program, variant);
-    let known = || COMPILED.get(&hash).map(|ptx| ptx.clone());
-    if let Some(ptx) = known() {
-        return Ok(ptx);
-    }
-    let _turn = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(ptx) = known() {
-        return Ok(ptx);
-    }
-    let file = folder.map(|folder| folder.join(format!("{hash}.ptx")));
-    let kept = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
-    let ptx = match kept.filter(|ptx| whole(ptx, program, variant)) {
-        Some(ptx) => ptx,
-        None => {
-            let ptx = Compiler::find()?.ptx(program, variant)?;
-            if let Some(file) = &file {
-                keep(file, &ptx);
-            }
-            ptx
-        }
-    };
-    COMPILED.insert(hash, ptx.clone());
-    Ok(ptx)
-}
-
-/// Whether a file has all kernels: it may be another program's, cut off, or changed by hand.
-fn whole(ptx: &str, program: &Program, variant: usize) -> bool {
-    program.kernels(variant).all(|kernel| ptx.contains(&format!(".entry {kernel}(")))
-}
-
-/// Written aside and renamed, so that nobody finds half of it. Without a place it is compiled again
-/// by the next process.
-fn keep(file: &Path, ptx: &str) {
-    let aside = file.with_extension(format!("{}.tmp", std::process::id()));
-    let written = file.parent().map_or(Ok(()), std::fs::create_dir_all);
-    if written.and_then(|()| std::fs::write(&aside, ptx)).is_ok() {
-        let _ = std::fs::rename(&aside, file);
-    }
 }

@@ -8,6 +8,7 @@
 mod artefact;
 mod cache;
 mod compile;
+mod compiled;
 mod layout;
 mod source;
 #[cfg(test)]
@@ -54,7 +55,7 @@ impl Program {
     }
 
     /// With what it was compiled to ahead of time: the file that [`update`] wrote, by the program's
-    /// name.
+    /// name. An empty one, with which to begin, is as good as none.
     #[must_use]
     pub const fn with_ptx(self, committed: fn(&str) -> Option<&'static [u8]>) -> Self {
         // `id` has not been given yet.

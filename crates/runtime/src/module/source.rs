@@ -7,7 +7,8 @@ use crate::DType;
 
 /// Element types in memory and what they are computed in, conversion, scalar operands.
 pub const ELEMENT: &str = include_str!("../cuda/element.cuh");
-/// How a kernel says that a check failed; after [`ELEMENT`].
+/// `check_index`, by which a kernel says that a check failed, of parameters that begin with a
+/// [`Report`](crate::launch::Report).
 pub const REPORT: &str = include_str!("../cuda/report.cuh");
 /// The elements that a kernel of the iteration layer goes over; after [`ELEMENT`].
 pub const SPACE: &str = include_str!("../cuda/space.cuh");

@@ -56,7 +56,7 @@ impl Tensor {
         Self { storage: self.storage.clone(), layout, dtype: self.dtype }
     }
 
-    /// The tensor as functions of `warpline_kernels` take it.
+    /// The tensor as functions of `warpline_kernels` take it, and ops of other crates.
     #[must_use]
     pub fn as_view(&self) -> View<'_> {
         View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
@@ -66,8 +66,11 @@ impl Tensor {
         &self.layout
     }
 
-    /// Where ops on this tensor run.
-    pub(crate) fn exec(&self) -> Result<Exec<'_>> {
+    /// Where ops on this tensor run, whatever device is current.
+    ///
+    /// # Errors
+    /// None for a tensor whose device still works.
+    pub fn exec(&self) -> Result<Exec<'_>> {
         Exec::of(&self.storage)
     }
 
