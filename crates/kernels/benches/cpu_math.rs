@@ -54,7 +54,9 @@ fn cpu_math(c: &mut Criterion) {
     let view = |storage| View { storage, layout: &layout, dtype: DType::F32 };
 
     // The logarithm of what is negative is no work.
-    let range = |op: &elementwise::Op| if op.name() == elementwise::LOG.name() { [1e-3, 1e3] } else { [-8.0, 8.0] };
+    let range = |op: &elementwise::Op| {
+        if op.name() == elementwise::LOG.name() { [1e-3, 1e3] } else { [-8.0, 8.0] }
+    };
     let values = |[from, to]: [f64; 2]| -> Vec<f32> {
         (0..NUMEL).map(|i| (from + (to - from) * i as f64 / NUMEL as f64) as f32).collect()
     };

@@ -71,7 +71,8 @@ mod tests {
         for program in programs() {
             for variant in 0..program.variants().len() {
                 let ptx = program.ptx(variant).unwrap();
-                let entries = ptx.lines().filter_map(|line| line.split_once(".entry ")?.1.split('(').next());
+                let entries =
+                    ptx.lines().filter_map(|line| line.split_once(".entry ")?.1.split('(').next());
                 let mut entries: Vec<&str> = entries.map(str::trim).collect();
                 let mut names: Vec<String> = program.kernels(variant).collect();
                 entries.sort_unstable();

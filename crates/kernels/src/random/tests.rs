@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::*;
 use warpline_runtime::DType::{BF16, F16, F32, F64, I64};
+use warpline_runtime::Layout;
 use warpline_runtime::generator::{CudaGenerator, DEFAULT_SEED};
 use warpline_runtime::testing::{Tensor, gpu_is_simulated, on_every_target, on_gpu};
-use warpline_runtime::Layout;
 
 /// A contiguous tensor of `n` elements after an op.
 fn filled(

@@ -21,11 +21,11 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
-use warpline_runtime::module::{Program, Source};
 use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{Program, Source};
 use warpline_runtime::{
-    CudaDevice, DType, Layout, Operand, Result, Runtime, RuntimeConfig, Staging,
-    Storage, Target, View,
+    CudaDevice, DType, Layout, Operand, Result, Runtime, RuntimeConfig, Staging, Storage, Target,
+    View,
 };
 use warpline_stream::Stream;
 
