@@ -6,7 +6,9 @@ use warpline_alloc::{
     AllocatorConfig, Block, BlockState, CachingAllocator, Policy, PoolKind, PoolOptions,
 };
 
-use crate::common::{Fake, FakeError, MIB, Physical, Random, check_books, check_disjoint, physical};
+use crate::common::{
+    Fake, FakeError, MIB, Physical, Random, check_books, check_disjoint, physical,
+};
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -1,6 +1,6 @@
-use crate::common::{Fake, MIB, Random, check_books};
 //! Statistics and reports.
 
+use crate::common::{Fake, MIB, Random, check_books};
 
 #[test]
 fn the_keys_are_pytorchs() {
