@@ -157,7 +157,7 @@ fn a_rank_that_is_gone_is_named_by_all_others() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_a_rank_that_is_gone_is_named_by_all_others() {
-    let ranks = Ranks::new(&group_support::gpu_spec(), 2);
+    let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     a_rank_is_gone(&ranks);
     ranks.run(|group| works(&group));
 }
@@ -222,7 +222,7 @@ fn what_an_aborted_collective_was_to_write_cannot_be_read() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_what_an_aborted_collective_was_to_write_cannot_be_read() {
-    let ranks = Ranks::new(&group_support::gpu_spec(), 2);
+    let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     for async_op in [false, true] {
         unfinished_results_are_refused(&ranks, async_op);
     }

@@ -141,7 +141,7 @@ fn every_collective_is_what_it_should_be() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_every_collective_is_what_it_should_be() {
-    let ranks = Ranks::new(&group_support::gpu_spec(), 2);
+    let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     ranks.run(|group| all_collectives(&group, false));
     ranks.run(|group| all_collectives(&group, true));
 }
@@ -213,7 +213,7 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
 /// what comes later; under `SyncPolicy::Manual` nothing else does.
 #[test]
 fn async_work_is_ordered_by_wait_alone() {
-    for seed in 0..group_support::number("WARPLINE_SCHEDULES", 8) {
+    for seed in 0..crate::group_support::number("WARPLINE_SCHEDULES", 8) {
         let ranks = Ranks::manual(&format!("sim:2,seed={seed}"), 2);
         ranks.run(|group| {
             let side = cuda::stream_from_pool(group.device(), 0)?;
@@ -290,7 +290,7 @@ fn a_captured_collective_runs_in_each_replay() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_a_captured_collective_runs_in_each_replay() {
-    Ranks::new(&group_support::gpu_spec(), 2).run(|group| captured(&group));
+    Ranks::new(&crate::group_support::gpu_spec(), 2).run(|group| captured(&group));
 }
 
 fn captured(group: &ProcessGroup) -> Result<()> {

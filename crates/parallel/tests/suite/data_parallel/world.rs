@@ -89,13 +89,13 @@ macro_rules! on_both {
     ($($policy:ident($devices:expr) $sim:ident $gpu:ident => $body:expr;)*) => {$(
         #[test]
         fn $sim() {
-            $crate::world::on_sim($devices, warpline::SyncPolicy::$policy, $body);
+            $crate::data_parallel::world::on_sim($devices, warpline::SyncPolicy::$policy, $body);
         }
 
         #[test]
         #[ignore = "needs two GPUs"]
         fn $gpu() {
-            $crate::world::on_gpu(2, warpline::SyncPolicy::$policy, $body);
+            $crate::data_parallel::world::on_gpu(2, warpline::SyncPolicy::$policy, $body);
         }
     )*};
 }
