@@ -75,7 +75,10 @@ pub(crate) struct Dependency {
 /// What a crate builds: its library, a test, an example.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Target {
+    pub(crate) name: String,
     pub(crate) kind: Vec<String>,
+    /// The file it begins with.
+    pub(crate) src_path: PathBuf,
 }
 
 impl Crate {

@@ -43,7 +43,7 @@ __device__ void embedding_bag(const T* weight, const i64* indices, T* out, const
 
 /// The kernel of a variant, which is called `embedding_bag_f32` or `embedding_bag_f64`.
 fn source(_: &Program, dtype: &str) -> Source {
-    Source::new().with::<Bags>().add(module::REPORT).add(CUDA).add(&format!(
+    Source::new().with::<Bags>().push(module::REPORT).push(CUDA).push(&format!(
         r#"extern "C" __global__ void embedding_bag_{dtype}(
             const {dtype}* weight, const i64* indices, {dtype}* out, const __grid_constant__ Bags p) {{
             embedding_bag(weight, indices, out, p);

@@ -1,12 +1,14 @@
 //! Building the tests and listing what was built.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::workspace::{self, Crate};
+use super::output;
+use crate::workspace::{self, Crate, Target};
 
 /// The profile in the root `Cargo.toml` for binaries that travel.
 pub(super) const ARCHIVE_PROFILE: &str = "gpu";
@@ -31,18 +33,53 @@ pub(super) fn layers(root: &Path) -> Result<Vec<Crate>> {
     Ok(crates)
 }
 
-/// Builds the unit tests and the integration tests of every layer.
+/// Builds the unit tests and the integration tests that hold GPU tests, of every layer.
 pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<Binary>> {
     let layers = layers(root)?;
-    let mut args = strings(&["test", "--no-run", "--lib"]);
-    if layers.iter().any(|c| c.has("test")) {
-        args.push("--tests".to_owned());
+    let (mut libraries, mut tests) = (BTreeSet::new(), BTreeSet::new());
+    for layer in &layers {
+        for target in &layer.targets {
+            if !has_gpu_tests(target)? {
+                continue;
+            }
+            match target.kind.iter().any(|kind| kind == "test") {
+                true => tests.insert(target.name.clone()),
+                false => libraries.insert(layer.name.clone()),
+            };
+        }
     }
+    let mut built = Vec::new();
+    let mut args = strings(&["test", "--no-run"]);
     for layer in &layers {
         args.extend(["--package".to_owned(), layer.name.clone()]);
     }
-    let built = cargo(root, profile, &args)?;
+    args.extend(tests.into_iter().flat_map(|name| ["--test".to_owned(), name]));
+    built.extend(cargo(root, profile, &args)?);
+    // `--lib` is of all packages that are named.
+    let mut args = strings(&["test", "--no-run", "--lib"]);
+    args.extend(libraries.into_iter().flat_map(|name| ["--package".to_owned(), name]));
+    built.extend(cargo(root, profile, &args)?);
     Ok(in_order(built, &layers, |artifact| artifact.profile.test))
+}
+
+/// Whether a library's unit tests or an integration test hold a GPU test: a function of such a name
+/// stands in a file of theirs.
+fn has_gpu_tests(target: &Target) -> Result<bool> {
+    let is = |wanted: &str| target.kind.iter().any(|kind| kind == wanted);
+    let root = &target.src_path;
+    let files = match root.file_name().is_some_and(|name| name == "main.rs" || name == "lib.rs") {
+        _ if !is("lib") && !is("test") => return Ok(false),
+        true => workspace::files(root.parent().unwrap_or(root), &["rs"])?,
+        false => vec![root.clone()],
+    };
+    for file in files {
+        let text = workspace::read(&file)?;
+        let mut names = text.lines().filter_map(|line| line.trim_start().strip_prefix("fn "));
+        if names.any(|name| output::gpus_needed(name).is_some()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Builds one integration test, of whichever layer has it.
@@ -190,6 +227,21 @@ mod tests {
         };
         assert_eq!(names(|a| a.profile.test), ["a", "one", "two"]);
         assert_eq!(names(|a| a.target.kind[0] == "example"), ["run"]);
+    }
+
+    #[test]
+    fn what_runs_on_the_host_alone_is_not_built() {
+        let layers = layers(&workspace::root().unwrap()).unwrap();
+        let found = |package: &str, name: &str| {
+            let layer = layers.iter().find(|layer| layer.name == package).unwrap();
+            let target = layer.targets.iter().find(|target| target.name == name).unwrap();
+            has_gpu_tests(target).unwrap()
+        };
+        assert!(found("warpline", "semantics") && found("warpline-alloc", "gpu_host"));
+        assert!(found("warpline-kernels", "warpline_kernels"));
+        assert!(!found("warpline-alloc", "host_suite"));
+        assert!(!found("warpline-runtime", "warpline_runtime"));
+        assert!(!found("warpline", "cuda_semantics"), "an example");
     }
 
     #[test]

@@ -124,7 +124,7 @@ mod tests {
 
     static TWICE: Program = Program::new("twice", &["f32", "f64"], &[""], |_, ty| {
         let text = "extern \"C\" __global__ void twice_T(T* x) { x[threadIdx.x] *= 2; }";
-        Source::new().add(&text.replace('T', ty))
+        Source::new().push(&text.replace('T', ty))
     });
 
     /// A folder that is not there yet, and goes with this.
