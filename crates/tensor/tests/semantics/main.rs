@@ -8,6 +8,7 @@ mod common;
 mod bad_input;
 mod copies;
 mod devices;
+mod elementwise;
 mod factories;
 mod memory;
 mod memory_history;
