@@ -9,7 +9,9 @@ use crate::math;
 
 ops! {
     /// `torch.relu`: a NaN stays one; not on bool.
-    RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", { int => x.max(0), float => if x < 0.0 { 0.0 } else { x } }
+    RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", {
+        int => if x > 0 { x } else { 0 }, float => if x < 0.0 { 0.0 } else { x }
+    }
     /// `torch.erf`.
     ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", { f32 = math::erf, f64 = scalars(libm::erf) }
     /// `torch.sigmoid`.
@@ -42,7 +44,7 @@ ops! {
     /// `torch.nn.functional.selu`. Floats only.
     SELU = "selu"(x), FLOATS => Same,
         "(C)1.0507009873554804934193349852946 * (x > (C)0 ? x : (C)1.6732632423543772848170429916717 * expm1_of(x))", {
-        float => 1.050_700_987_355_480_5 * if x > 0.0 { x } else { 1.673_263_242_354_377_2 * x.exp_m1() }
+        float => x.selu()
     }
     /// `torch.nn.functional.leaky_relu`. Floats only.
     LEAKY_RELU = "leaky_relu"(x, slope), FLOATS => Same, "x > (C)0 ? x : x * slope", {

@@ -74,8 +74,9 @@ macro_rules! integers {
             }
             #[inline(always)]
             fn shifted_right(self, count: Self) -> Self {
-                let most = $max_shift;
-                if count < 0 || count as u64 > most { self.checked_shr(most as u32).unwrap_or(0) } else { self.checked_shr(count as u32).unwrap_or(0) }
+                let whole = count < 0 || count as u64 > $max_shift;
+                let count = if whole { $max_shift } else { count as u32 };
+                self.checked_shr(count).unwrap_or(0)
             }
             #[inline(always)]
             fn common_divisor(self, y: Self) -> Self {

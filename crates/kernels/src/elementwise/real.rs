@@ -2,6 +2,9 @@
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI};
 
+const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
+const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
+
 /// A float that ops are computed in.
 pub(super) trait Real: Copy {
     /// What a quotient that is rounded down leaves: of the divisor's sign.
@@ -20,6 +23,8 @@ pub(super) trait Real: Copy {
     fn logit(self, eps: Self) -> Self;
     /// ln(1 + eˣ).
     fn softplus(self) -> Self;
+    /// x where positive, else α (eˣ - 1), scaled so that mean and variance stay.
+    fn selu(self) -> Self;
     /// At least `low` and at most `high`; NaN if any is.
     fn clamped(self, low: Self, high: Self) -> Self;
 }
@@ -79,6 +84,11 @@ macro_rules! reals {
             #[inline(always)]
             fn softplus(self) -> Self {
                 self.exp().ln_1p()
+            }
+            #[inline(always)]
+            fn selu(self) -> Self {
+                let alpha = SELU_ALPHA as $ty;
+                SELU_SCALE as $ty * if self > 0.0 { self } else { alpha * self.exp_m1() }
             }
             #[inline(always)]
             fn clamped(self, low: Self, high: Self) -> Self {

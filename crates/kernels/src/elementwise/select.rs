@@ -9,7 +9,7 @@ ops! {
     HEAVISIDE = "heaviside"(x, y), ALL => Same, "x == (C)0 ? y : (C)(x > (C)0)", {
         bool => x | y,
         int => if x == 0 { y } else { x.cmp(&0).is_gt().into() },
-        float => if x == 0.0 { y } else { f32::from(u8::from(x > 0.0)).into() }
+        float => if x == 0.0 { y } else if x > 0.0 { 1.0 } else { 0.0 }
     }
     /// `torch.lerp`: `x + w (y - x)`, from the nearer end. Floats only.
     LERP = "lerp"(x, y, w), FLOATS => Same, "absolute(w) < (C)0.5 ? x + w * (y - x) : y - (y - x) * ((C)1 - w)", {

@@ -127,7 +127,7 @@ rows! {
 fn s32_methods_are_found_by_name() {
     let square = |x: &Tensor| warpline::by_name::unary("square").expect("a method")(x);
     crate::common::cpu(|_| {
-        let a = tensor(&[3i64], ())?;
+        let a = tensor([3i64], ())?;
         assert_eq!(square(&a)?.to_vec::<i64>()?, [9]);
         let add = warpline::by_name::binary("add").expect("a method");
         assert_eq!(add(&a, TensorOrScalar::from(2))?.to_vec::<i64>()?, [5]);
