@@ -33,10 +33,12 @@ pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_ru
 pub use device::{Device, IntoDevice};
 pub use exec::Exec;
 pub use options::TensorOptions;
+#[doc(hidden)]
+pub use tensor::by_name;
 pub use tensor::{
-    Index, IntoDims, IntoIndices, Pending, Tensor, TensorData, TensorOrScalar, arange,
-    arange_start, arange_start_step, cat, embedding, empty, eye, full, linspace, ones,
-    promote_types, rand, randint, randn, randperm, result_type, stack, tensor, zeros,
+    Index, IntoDims, IntoIndices, Pending, RoundingMode, Tensor, TensorData, TensorOrScalar,
+    arange, arange_start, arange_start_step, cat, embedding, empty, eye, full, linspace, ones,
+    promote_types, rand, randint, randn, randperm, result_type, stack, tensor, where_cond, zeros,
 };
 pub use warpline_runtime::{
     Access, Category, DType, Element, Error, IndexCheck, MemoryFormat, Race, RaceReport, RacingUse,

@@ -6,7 +6,7 @@ use warpline_runtime::DType;
 use warpline_runtime::iter::{Flat, Index, Params};
 use warpline_runtime::module::{ELEMENT, SPACE, Source};
 
-use super::{Numbers, Op, Output};
+use super::{Numbers, Op, Output, functions};
 use crate::programs::cuda_type;
 
 /// The source of an op's kernels for a dtype.
@@ -14,9 +14,10 @@ pub(super) fn source(op: &Op, variant: &str) -> Source {
     let source = match op.inputs.len() {
         1 => structs::<1, 2>(),
         2 => structs::<2, 3>(),
-        _ => structs::<3, 4>(),
+        3 => structs::<3, 4>(),
+        _ => structs::<4, 5>(),
     };
-    let source = source.push(ELEMENT).push(SPACE).push(include_str!("functions.cuh"));
+    let source = source.push(ELEMENT).push(SPACE).push(&functions::called_by(op.cuda));
     source.push(include_str!("elementwise.cuh")).push(&kernels(op, variant))
 }
 

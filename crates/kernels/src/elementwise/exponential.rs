@@ -1,6 +1,7 @@
-//! Exponentials, logarithms, roots.
+//! Powers, exponentials, logarithms, roots.
 
 use super::host::scalars;
+use super::integer::Integer;
 use super::table::ops;
 use crate::math;
 
@@ -17,4 +18,12 @@ ops! {
     SQRT = "sqrt"(x), TO_FLOATS => Same, "sqrt_of(x)", { float => x.sqrt() }
     /// `torch.rsqrt`.
     RSQRT = "rsqrt"(x), TO_FLOATS => Same, "rsqrt_of(x)", { float => 1.0 / x.sqrt() }
+    /// `torch.exp2`.
+    EXP2 = "exp2"(x), TO_FLOATS => Same, "exp2_of(x)", { float => x.exp2() }
+    /// `torch.log2`.
+    LOG2 = "log2"(x), TO_FLOATS => Same, "log2_of(x)", { float => x.log2() }
+    /// `torch.log10`.
+    LOG10 = "log10"(x), TO_FLOATS => Same, "log10_of(x)", { float => x.log10() }
+    /// `torch.pow`. Integers wrap, and have 0 as a negative power unless they are 1 or -1. Not on bool.
+    POW = "pow"(x, y), NUMBERS => Same, "power(x, y)", { int => x.to_power(y), float => x.powf(y) }
 }

@@ -5,11 +5,20 @@
 
 mod activation;
 mod arithmetic;
+mod bitwise;
 mod comparison;
 mod cuda;
+mod division;
 mod exponential;
+mod extremes;
+mod functions;
+mod gamma;
 mod host;
+mod integer;
+mod logical;
+mod real;
 mod rounding;
+mod select;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -26,24 +35,36 @@ use warpline_runtime::{cuda_struct, dispatch, iter};
 
 pub use activation::*;
 pub use arithmetic::*;
+pub use bitwise::*;
 pub use comparison::*;
+pub use division::*;
 pub use exponential::*;
+pub use extremes::*;
+pub use gamma::*;
+pub use logical::*;
 pub use rounding::*;
+pub use select::*;
 pub use trigonometric::*;
 
 /// The entries, a file after the other.
-const FILES: [&[&Op]; 6] = [
+const FILES: &[&[&Op]] = &[
     activation::OPS,
     arithmetic::OPS,
+    bitwise::OPS,
     comparison::OPS,
+    division::OPS,
     exponential::OPS,
+    extremes::OPS,
+    gamma::OPS,
+    logical::OPS,
     rounding::OPS,
+    select::OPS,
     trigonometric::OPS,
 ];
 
 /// Every op of the table.
 pub fn table() -> impl Iterator<Item = &'static Op> {
-    FILES.into_iter().flatten().copied()
+    FILES.iter().copied().flatten().copied()
 }
 
 pub(crate) fn programs() -> impl Iterator<Item = &'static Program> {
@@ -83,6 +104,12 @@ struct DTypes {
 const ALL: DTypes = DTypes { first: DType::Bool, last: DType::F64, converts: false };
 const NUMBERS: DTypes = DTypes { first: DType::U8, ..ALL };
 const FLOATS: DTypes = DTypes { first: DType::F16, ..ALL };
+/// Integers of any width.
+const INTEGERS: DTypes = DTypes { first: DType::U8, last: DType::I64, converts: false };
+/// Integers and bools.
+const INTEGRAL: DTypes = DTypes { first: DType::Bool, ..INTEGERS };
+/// Floats that are computed in as they are.
+const WIDE_FLOATS: DTypes = DTypes { first: DType::F32, ..ALL };
 /// Floats, which others are converted to.
 const TO_FLOATS: DTypes = DTypes { converts: true, ..FLOATS };
 
@@ -174,6 +201,12 @@ impl Op {
         self.name
     }
 
+    /// Whether an operand is a condition: bools, whatever the others are.
+    #[must_use]
+    pub fn is_condition(&self, operand: usize) -> bool {
+        self.inputs.get(operand).is_some_and(|input| input.is_bool)
+    }
+
     /// How many operands it has.
     #[must_use]
     pub const fn inputs(&self) -> usize {
@@ -232,18 +265,20 @@ pub fn binary<'a>(
     run::<2, 3>(target, op, [a.into(), b.into()], out, Location::caller())
 }
 
-/// `out = op(a, b, c)`; otherwise as [`binary`].
+/// `out` is the op of one to four operands; otherwise as [`binary`].
 ///
 /// # Errors
 /// As [`binary`].
 #[track_caller]
-pub fn ternary<'a>(
-    target: Target<'_>,
-    op: &'static Op,
-    [a, b, c]: [Arg<'a>; 3],
-    out: View<'a>,
-) -> Result<()> {
-    run::<3, 4>(target, op, [a, b, c], out, Location::caller())
+pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    match *args {
+        [a] => run::<1, 2>(target, op, [a], out, location),
+        [a, b] => run::<2, 3>(target, op, [a, b], out, location),
+        [a, b, c] => run::<3, 4>(target, op, [a, b, c], out, location),
+        [a, b, c, d] => run::<4, 5>(target, op, [a, b, c, d], out, location),
+        _ => Err(Error::invalid(op.name, format!("takes 1 to 4 operands, not {}", args.len()))),
+    }
 }
 
 /// Runs an op of `I` inputs, with the result `N` operands.

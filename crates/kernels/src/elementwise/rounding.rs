@@ -9,6 +9,10 @@ ops! {
     CEIL = "ceil"(x), NUMBERS => Same, "ceil_of(x)", { int => x, float => x.ceil() }
     /// `torch.round`: to even where two integers are as near; not on bool.
     ROUND = "round"(x), NUMBERS => Same, "round_of(x)", { int => x, float => x.round_ties_even() }
+    /// `torch.trunc`; not on bool.
+    TRUNC = "trunc"(x), NUMBERS => Same, "trunc_of(x)", { int => x, float => x.trunc() }
+    /// `torch.frac`: what `trunc` leaves. Floats only.
+    FRAC = "frac"(x), FLOATS => Same, "x - trunc_of(x)", { float => x - x.trunc() }
     /// `torch.sign`: -1, 0 or 1; 0 of NaN.
     SIGN = "sign"(x), ALL => Same, "(x > (C)0) - (x < (C)0)", {
         bool => x,

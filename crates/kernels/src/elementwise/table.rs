@@ -5,7 +5,7 @@
 /// the CPU's, of which each is for some of the compute types:
 ///
 /// - `all` for any [`Number`](warpline_runtime::host::Number), or `bool`, `int` (any width), `float`
-///   (`f32` and `f64`) for these alone;
+///   (`f32` and `f64`) for these alone, or `f32` and `f64` each; `C` in `all` is the compute type;
 /// - `f32 = function, f64 = function` for functions that change a slice of one input in place.
 macro_rules! ops {
     ($($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)?),+),
@@ -84,6 +84,10 @@ macro_rules! cpu {
         table::cpu_of! { $f, $output, $inputs, $body, f32 f64 }
         $(table::cpu! { $f, $output, $inputs, $($rest)* })?
     };
+    ($f:ident, $output:ident, $inputs:tt, f32 => $single:expr, f64 => $double:expr) => {
+        table::cpu_of! { $f, $output, $inputs, $single, f32 }
+        table::cpu_of! { $f, $output, $inputs, $double, f64 }
+    };
     ($f:ident, $output:ident, $inputs:tt, $ty:ident = $function:expr $(, $($rest:tt)*)?) => {
         impl host::Function<$ty, 1> for $f {
             type Out = $ty;
@@ -132,10 +136,16 @@ macro_rules! host {
             other => warpline_runtime::dispatch!(other, int T => table::kernels!($f, $output, $inputs, T), _ => None),
         }
     };
+    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, int => $i:expr) => {
+        warpline_runtime::dispatch!($dtype, int T => table::kernels!($f, $output, $inputs, T), _ => None)
+    };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, int => $i:expr, float => $e:expr) => {
         warpline_runtime::dispatch!($dtype, number T => table::kernels!($f, $output, $inputs, T), _ => None)
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, float => $e:expr) => {
+        warpline_runtime::dispatch!($dtype, float T => table::kernels!($f, $output, $inputs, T), _ => None)
+    };
+    ($dtype:ident, $f:ident, $output:ident, $inputs:tt, f32 => $($_:tt)*) => {
         warpline_runtime::dispatch!($dtype, float T => table::kernels!($f, $output, $inputs, T), _ => None)
     };
     ($dtype:ident, $f:ident, $output:ident, $inputs:tt, f32 = $($_:tt)*) => {
@@ -176,6 +186,9 @@ macro_rules! count {
     };
     ($a:ident $b:ident $c:ident) => {
         3
+    };
+    ($a:ident $b:ident $c:ident $d:ident) => {
+        4
     };
 }
 

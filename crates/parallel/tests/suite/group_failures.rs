@@ -237,7 +237,7 @@ fn a_call_that_hangs_in_nccl_ends_at_the_timeout() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn gpu2_a_call_that_hangs_in_nccl_ends_at_the_timeout() {
-    let ranks = Ranks::new(&group_support::gpu_spec(), 2);
+    let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
     a_first_call_waits_in_vain(&ranks);
     ranks.run(|group| works(&group));
 }

@@ -1,13 +1,19 @@
 //! The tensor: shared memory, a layout over it, a dtype.
 
+mod activations;
+mod bounds;
+pub mod by_name;
 mod data;
 mod factories;
 pub(crate) mod index;
 mod inplace;
 mod matmul;
 mod new_like;
+mod operands;
+mod operators;
 mod ops;
 mod pending;
+mod powers;
 mod print;
 mod promote;
 mod reduce;
@@ -21,6 +27,7 @@ use warpline_runtime::{Layout, Storage, View};
 use crate::exec::Exec;
 use crate::{DType, Device, Result};
 
+pub use bounds::where_cond;
 pub use data::TensorData;
 pub use factories::{
     arange, arange_start, arange_start_step, empty, eye, full, linspace, ones, rand, randint,
@@ -29,6 +36,7 @@ pub use factories::{
 pub use index::{Index, IntoIndices};
 pub use ops::TensorOrScalar;
 pub use pending::Pending;
+pub use powers::RoundingMode;
 pub use promote::{promote_types, result_type};
 pub use reduce::IntoDims;
 pub use select::embedding;

@@ -33,6 +33,7 @@ mod s31_modules;
 mod bad_input;
 mod copies;
 mod devices;
+mod elementwise;
 mod factories;
 mod failures;
 mod formats;

@@ -50,8 +50,9 @@ pub(crate) struct Goldens {
 }
 
 impl Goldens {
-    pub(crate) fn load() -> Self {
-        let folder = common::goldens().join("ops");
+    /// A folder of cases.
+    pub(crate) fn load(folder: &str) -> Self {
+        let folder = common::goldens().join(folder);
         let read = |name: &str| {
             let path = folder.join(name);
             std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))

@@ -9,9 +9,20 @@ use warpline::{DType, Device, Result, Tensor};
 
 use cases::Goldens;
 
+use crate::common;
+
 /// Runs every case of every known op on a device, and panics with all that failed.
 pub(crate) fn run(device: Device) {
-    let goldens = Goldens::load();
+    run_folder("ops", device);
+    // A folder of one's own may do without.
+    if std::env::var_os("WARPLINE_GOLDENS").is_none() || common::goldens().join("breadth").is_dir()
+    {
+        run_folder("breadth", device);
+    }
+}
+
+fn run_folder(folder: &str, device: Device) {
+    let goldens = Goldens::load(folder);
     let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
     let mut failures = Vec::new();
     let mut passed = 0;
@@ -35,7 +46,10 @@ pub(crate) fn run(device: Device) {
         }
     }
     let missing: usize = unknown.values().sum();
-    println!("{device}: {passed} cases passed, {missing} of {} ops not there yet:", unknown.len());
+    println!(
+        "{folder} on {device}: {passed} cases passed, {missing} of {} ops not there yet:",
+        unknown.len()
+    );
     println!("{unknown:?}");
     assert!(failures.is_empty(), "{device}: {} failed\n{}", failures.len(), failures.join("\n"));
     assert!(passed > 0 || goldens.cases.is_empty(), "no case was run");
