@@ -9,8 +9,8 @@ template <class T> __device__ __forceinline__ void matmul(const T *a, const T *b
     typedef compute_t<T> C;
     // One column more than needed, so that columns do not share a bank.
     __shared__ C left[DEPTH][TILE + 1], right[DEPTH][TILE + 1];
-    const u64 columns = (p.n + TILE - 1) / TILE;
-    const u64 row0 = blockIdx.x / columns * TILE, column0 = blockIdx.x % columns * TILE;
+    const u32 columns = (u32)((p.n + TILE - 1) / TILE), row = blockIdx.x / columns;
+    const u64 row0 = (u64)row * TILE, column0 = (u64)(blockIdx.x - row * columns) * TILE;
     const u32 tx = threadIdx.x % (TILE / PART), ty = threadIdx.x / (TILE / PART);
     // Neighbouring threads read neighbouring elements, whichever way an operand lies.
     const bool a_rows = p.a.column == 1, b_rows = p.b.column == 1;

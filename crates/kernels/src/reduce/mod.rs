@@ -215,6 +215,8 @@ pub fn reduce(
     }
     if op == ReduceOp::Mean {
         plan.divisor = plan.extent as f64;
+        // A GPU multiplies, as in PyTorch.
+        plan.scale = 1.0 / plan.divisor;
     }
     if let Target::Cuda(_, device, _) = target {
         let gpu = device.properties();

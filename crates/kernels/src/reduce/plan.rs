@@ -30,7 +30,9 @@ pub(super) struct Plan {
     pub(super) chunk: u64,
     pub(super) source_dtype: u64,
     pub(super) result_dtype: u64,
+    /// What a sum is divided by, and its reciprocal.
     pub(super) divisor: f64,
+    pub(super) scale: f64,
     /// Of the source and of the result.
     pub(super) kept: Walk<2>,
     /// Of the source.
@@ -48,6 +50,7 @@ cuda_struct!(Plan {
     source_dtype,
     result_dtype,
     divisor,
+    scale,
     kept,
     reduced,
 });
@@ -114,6 +117,7 @@ impl Plan {
             source_dtype: a.dtype as u64,
             result_dtype: out.dtype as u64,
             divisor: 1.0,
+            scale: 1.0,
             kept: Walk::new(op, kept_dims)?,
             reduced: Walk::new(op, reduced_dims)?,
         })

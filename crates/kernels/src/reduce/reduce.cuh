@@ -82,16 +82,16 @@ template <> struct Lowest<i64> { static __device__ i64 get() { return (i64)(1ull
 template <class A> struct Highest { static __device__ A get() { return -Lowest<A>::get(); } };
 template <> struct Highest<i64> { static __device__ i64 get() { return (i64)~(1ull << 63); } };
 
-__device__ __forceinline__ f32 quotient(f32 v, f64 d) { return v / (f32)d; }
-__device__ __forceinline__ f64 quotient(f64 v, f64 d) { return v / d; }
-__device__ __forceinline__ i64 quotient(i64 v, f64) { return v; }
+__device__ __forceinline__ f32 scaled(f32 v, f64 scale) { return v * (f32)scale; }
+__device__ __forceinline__ f64 scaled(f64 v, f64 scale) { return v * scale; }
+__device__ __forceinline__ i64 scaled(i64 v, f64) { return v; }
 
 template <class A> struct Sum {
     typedef A acc;
     static __device__ __forceinline__ A identity() { return 0; }
     static __device__ __forceinline__ A make(A v, u64) { return v; }
     static __device__ __forceinline__ A merge(A a, A b) { return a + b; }
-    static __device__ __forceinline__ A result(A a, const Plan &p) { return quotient(a, p.divisor); }
+    static __device__ __forceinline__ A result(A a, const Plan &p) { return scaled(a, p.scale); }
 };
 
 template <class A> struct Prod {
@@ -170,9 +170,11 @@ template <class F, class L>
 __device__ __forceinline__ void reduce(const void *source, void *result, const Plan &p) {
     typedef typename F::acc acc;
     const u32 lanes = (u32)p.lanes, outs = (u32)p.outs;
-    // Neighbouring threads read neighbouring elements: of one result, or of several.
-    const u32 lane = p.outs_first ? threadIdx.x / outs : threadIdx.x % lanes;
-    const u32 slot = p.outs_first ? threadIdx.x % outs : threadIdx.x / lanes;
+    // Neighbouring threads read neighbouring elements: of one result, or of several. Both numbers are
+    // powers of two.
+    const u32 minor = p.outs_first ? outs : lanes;
+    const u32 low = threadIdx.x & (minor - 1), high = threadIdx.x >> (31 - __clz(minor));
+    const u32 lane = p.outs_first ? high : low, slot = p.outs_first ? low : high;
     const u64 output = (u64)blockIdx.x * outs + slot;
     acc a[4] = {F::identity(), F::identity(), F::identity(), F::identity()};
     if (output < p.outputs) {

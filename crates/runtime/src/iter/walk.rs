@@ -30,10 +30,13 @@ pub(super) fn merged<const N: usize>(
 pub struct Walk<const N: usize> {
     ndim: u64,
     sizes: [u64; MAX_DIMS],
+    /// With `shift`, what a GPU divides by `sizes` with.
+    magic: [u64; MAX_DIMS],
+    shift: [u64; MAX_DIMS],
     strides: [[i64; MAX_DIMS]; N],
 }
 
-crate::cuda_struct!(Walk<N> { ndim, sizes, strides });
+crate::cuda_struct!(Walk<N> { ndim, sizes, magic, shift, strides });
 
 // SAFETY: all fields are numbers, so zeros are valid.
 unsafe impl<const N: usize> Zeroable for Walk<N> {}
@@ -53,6 +56,7 @@ impl<const N: usize> Walk<N> {
         let mut walk = Self { ndim: dims.len() as u64, ..Self::zeroed() };
         for (d, (size, strides)) in dims.into_iter().enumerate() {
             walk.sizes[d] = size as u64;
+            (walk.magic[d], walk.shift[d]) = magic(size as u64);
             for (to, stride) in walk.strides.iter_mut().zip(strides) {
                 to[d] = stride as i64;
             }
@@ -93,9 +97,30 @@ impl<const N: usize> Walk<N> {
     }
 }
 
+/// Multiplier and shift with `i / d == (mulhi(i, m) + i) >> s` for every `i < 2⁶³`; anything for no `d`.
+fn magic(d: u64) -> (u64, u64) {
+    let d = d.max(1);
+    let shift = u64::BITS - (d - 1).leading_zeros();
+    let multiplier = ((1u128 << 64) * ((1u128 << shift) - u128::from(d))) / u128::from(d) + 1;
+    (multiplier as u64, shift.into())
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn magic_divides(d in 1u64..1 << 63, i in 0u64..1 << 63, small in 1u64..1000) {
+            for d in [d, small, d >> 31 | 1] {
+                let (m, s) = magic(d);
+                let high = ((u128::from(i) * u128::from(m)) >> 64) as u64;
+                prop_assert_eq!((high + i) >> s, i / d);
+            }
+        }
+    }
 
     #[test]
     fn offsets_are_those_of_nested_loops() {
