@@ -96,7 +96,11 @@ pub(super) fn targets(
     if crates.is_empty() {
         return Ok(Vec::new());
     }
-    let args = ["build".to_owned(), format!("--{kind}"), "*".to_owned()];
+    // By their names: other crates' programs would need what these do not.
+    let targets = crates.iter().flat_map(|member| &member.targets);
+    let names = targets.filter(|target| target.kind.iter().any(|k| k == kind));
+    let names = names.flat_map(|target| [format!("--{kind}"), target.name.clone()]);
+    let args: Vec<String> = strings(&["build"]).into_iter().chain(names).collect();
     let built = cargo(root, profile, &args)?;
     Ok(in_order(built, &crates, |artifact| artifact.target.kind.iter().any(|k| k == kind)))
 }
