@@ -36,30 +36,25 @@ pub(super) fn layers(root: &Path) -> Result<Vec<Crate>> {
 /// Builds the unit tests and the integration tests that hold GPU tests, of every layer.
 pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<Binary>> {
     let layers = layers(root)?;
-    let (mut libraries, mut tests) = (BTreeSet::new(), BTreeSet::new());
+    let (mut args, mut chosen) = (strings(&["test", "--no-run"]), BTreeSet::new());
     for layer in &layers {
         for target in &layer.targets {
             if !has_gpu_tests(target)? {
                 continue;
             }
             match target.kind.iter().any(|kind| kind == "test") {
-                true => tests.insert(target.name.clone()),
-                false => libraries.insert(layer.name.clone()),
-            };
+                true => args.extend(["--test".to_owned(), target.name.clone()]),
+                false if args.iter().any(|arg| arg == "--lib") => {}
+                false => args.push("--lib".to_owned()),
+            }
+            chosen.insert((layer.name.clone(), target.name.clone()));
         }
     }
-    let mut built = Vec::new();
-    let mut args = strings(&["test", "--no-run"]);
-    for layer in &layers {
-        args.extend(["--package".to_owned(), layer.name.clone()]);
-    }
-    args.extend(tests.into_iter().flat_map(|name| ["--test".to_owned(), name]));
-    built.extend(cargo(root, profile, &args)?);
-    // `--lib` is of all packages that are named.
-    let mut args = strings(&["test", "--no-run", "--lib"]);
-    args.extend(libraries.into_iter().flat_map(|name| ["--package".to_owned(), name]));
-    built.extend(cargo(root, profile, &args)?);
-    Ok(in_order(built, &layers, |artifact| artifact.profile.test))
+    let mut binaries =
+        in_order(cargo(root, profile, &args)?, &layers, |artifact| artifact.profile.test);
+    // Cargo takes the targets' names of all crates.
+    binaries.retain(|binary| chosen.contains(&(binary.package.clone(), binary.name.clone())));
+    Ok(binaries)
 }
 
 /// Whether a library's unit tests or an integration test hold a GPU test: a function of such a name
@@ -85,7 +80,7 @@ fn has_gpu_tests(target: &Target) -> Result<bool> {
 /// Builds one integration test, of whichever layer has it.
 pub(super) fn test(root: &Path, profile: &str, name: &str) -> Result<Vec<Binary>> {
     let layers = layers(root)?;
-    let args = strings(&["test", "--no-run", "--workspace", "--test", name]);
+    let args = strings(&["test", "--no-run", "--test", name]);
     let built = cargo(root, profile, &args)?;
     Ok(in_order(built, &layers, |artifact| artifact.profile.test))
 }
@@ -101,10 +96,11 @@ pub(super) fn targets(
     if crates.is_empty() {
         return Ok(Vec::new());
     }
-    let mut args = vec!["build".to_owned(), format!("--{kind}"), "*".to_owned()];
-    for member in &crates {
-        args.extend(["--package".to_owned(), member.name.clone()]);
-    }
+    // By their names: other crates' programs would need what these do not.
+    let targets = crates.iter().flat_map(|member| &member.targets);
+    let names = targets.filter(|target| target.kind.iter().any(|k| k == kind));
+    let names = names.flat_map(|target| [format!("--{kind}"), target.name.clone()]);
+    let args: Vec<String> = strings(&["build"]).into_iter().chain(names).collect();
     let built = cargo(root, profile, &args)?;
     Ok(in_order(built, &crates, |artifact| artifact.target.kind.iter().any(|k| k == kind)))
 }
@@ -133,9 +129,12 @@ struct ArtifactProfile {
     test: bool,
 }
 
+/// Always of the whole workspace: for some of its crates alone, those below might have other features
+/// and would be built again.
 fn cargo(root: &Path, profile: &str, args: &[String]) -> Result<Vec<Artifact>> {
     let output = Command::new(workspace::cargo())
         .args(args)
+        .arg("--workspace")
         .args(["--profile", profile, "--message-format=json-render-diagnostics"])
         .current_dir(root)
         .stderr(Stdio::inherit())
