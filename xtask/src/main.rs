@@ -1,8 +1,9 @@
-//! Warpline's chores: `cargo xtask ptx | tidy | gpu-test | ci`.
+//! Warpline's chores: `cargo xtask ptx | tidy | gpu-test | custom-op | ci`.
 
 #![forbid(unsafe_code)]
 
 mod ci;
+mod custom_op;
 mod gpu_test;
 mod ptx;
 mod tidy;
@@ -27,6 +28,8 @@ enum Command {
     Tidy,
     /// Run the GPU tests of every layer, here or from an archive
     GpuTest(Box<gpu_test::Args>),
+    /// Package the crates, and test a crate with an op of its own against the packages
+    CustomOp(custom_op::Args),
     /// Run what continuous integration runs
     Ci(ci::Args),
 }
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Ptx(args) => ptx::run(&args),
         Command::Tidy => tidy::run(),
         Command::GpuTest(args) => gpu_test::run(&args),
+        Command::CustomOp(args) => custom_op::run(&args),
         Command::Ci(args) => ci::run(&args),
     };
     match result {

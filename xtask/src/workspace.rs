@@ -16,8 +16,18 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("warpline-alloc", &["warpline-sync", "warpline-cuda-sys-safe"]),
     ("warpline-stream", &["warpline-sync", "warpline-cuda-sys-safe"]),
     (
-        "warpline-kernels",
+        "warpline-runtime",
         &["warpline-sync", "warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream"],
+    ),
+    (
+        "warpline-kernels",
+        &[
+            "warpline-sync",
+            "warpline-cuda-sys-safe",
+            "warpline-alloc",
+            "warpline-stream",
+            "warpline-runtime",
+        ],
     ),
     (
         "warpline",
@@ -26,6 +36,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
+            "warpline-runtime",
             "warpline-kernels",
         ],
     ),
@@ -36,6 +47,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
+            "warpline-runtime",
             "warpline-kernels",
             "warpline",
         ],
@@ -46,6 +58,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Crate {
     pub(crate) name: String,
+    pub(crate) version: String,
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
     pub(crate) targets: Vec<Target>,
@@ -62,7 +75,10 @@ pub(crate) struct Dependency {
 /// What a crate builds: its library, a test, an example.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Target {
+    pub(crate) name: String,
     pub(crate) kind: Vec<String>,
+    /// The file it begins with.
+    pub(crate) src_path: PathBuf,
 }
 
 impl Crate {

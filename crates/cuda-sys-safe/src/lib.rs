@@ -31,3 +31,10 @@ pub use launch::{Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch};
 pub use open::open;
 pub use real::fork_generation;
 pub use types::*;
+
+/// Whether the program has rights that whoever started it has not (a setuid program), who must choose
+/// neither its libraries nor the code that it keeps.
+#[must_use]
+pub fn has_elevated_rights() -> bool {
+    system::has_elevated_rights()
+}

@@ -5,24 +5,26 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use warpline_cuda_sys_safe::DriverError;
-use warpline_kernels::elementwise::unary::{UnaryOp, unary};
+use warpline_kernels::elementwise::{self, unary};
 use warpline_kernels::fill::linspace;
 use warpline_kernels::softmax::softmax;
-use warpline_kernels::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
+use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
 
 const SIZES: [usize; 2] = [1024, 1024];
 const NUMEL: usize = SIZES[0] * SIZES[1];
 
 /// An op, its name, and what it is compared with.
-type Op = (UnaryOp, &'static str, fn(f32) -> f32);
+type Op = (&'static elementwise::Op, &'static str, fn(f32) -> f32);
 
 const OPS: [Op; 6] = [
-    (UnaryOp::Exp, "exp", f32::exp),
-    (UnaryOp::Log, "log", f32::ln),
-    (UnaryOp::Tanh, "tanh", f32::tanh),
-    (UnaryOp::Sigmoid, "sigmoid", |x| 1.0 / (1.0 + (-x).exp())),
-    (UnaryOp::Gelu, "gelu", |x| x * 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))),
-    (UnaryOp::GeluTanh, "gelu_tanh", |x| {
+    (&elementwise::EXP, "exp", f32::exp),
+    (&elementwise::LOG, "log", f32::ln),
+    (&elementwise::TANH, "tanh", f32::tanh),
+    (&elementwise::SIGMOID, "sigmoid", |x| 1.0 / (1.0 + (-x).exp())),
+    (&elementwise::GELU, "gelu", |x| {
+        x * 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+    }),
+    (&elementwise::GELU_TANH, "gelu_tanh", |x| {
         0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044715 * x * x * x)).tanh())
     }),
 ];
@@ -52,7 +54,9 @@ fn cpu_math(c: &mut Criterion) {
     let view = |storage| View { storage, layout: &layout, dtype: DType::F32 };
 
     // The logarithm of what is negative is no work.
-    let range = |op| if op == UnaryOp::Log { [1e-3, 1e3] } else { [-8.0, 8.0] };
+    let range = |op: &elementwise::Op| {
+        if op.name() == elementwise::LOG.name() { [1e-3, 1e3] } else { [-8.0, 8.0] }
+    };
     let values = |[from, to]: [f64; 2]| -> Vec<f32> {
         (0..NUMEL).map(|i| (from + (to - from) * i as f64 / NUMEL as f64) as f32).collect()
     };

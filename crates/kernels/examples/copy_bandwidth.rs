@@ -15,9 +15,8 @@ use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::owned::{DeviceMemory, HostMemory};
 use warpline_cuda_sys_safe::{Copy, CopyEnd, Driver};
-use warpline_kernels::{
-    DType, Layout, Runtime, RuntimeConfig, Storage, Target, View, launch, matmul,
-};
+use warpline_kernels::matmul;
+use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View, launch};
 use warpline_stream::{Event, EventFlags, Stream};
 
 type Answer<T = ()> = Result<T, Box<dyn Error>>;

@@ -2,12 +2,13 @@
 
 use proptest::prelude::*;
 
-use crate::elementwise::binary::{BinaryOp, binary};
+use crate::elementwise::{self, binary};
 use crate::indexing::gather;
 use crate::reduce::{ReduceOp, reduce};
 use crate::softmax::softmax;
-use crate::testing::{Tensor, assert_close, on_every_target};
-use crate::{DType, Layout, Target, copy, matmul};
+use crate::{copy, matmul};
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target};
+use warpline_runtime::{DType, Layout, Target};
 
 /// What a view of these sizes is made of, from its memory: the order in which the dimensions lie
 /// there, and per dimension the elements between neighbours, whether it runs backwards, and
@@ -62,7 +63,7 @@ proptest! {
                 tensor(target, DType::F32, &sizes, &b, false),
             );
             let sum = tensor(target, DType::F32, &sizes, &out, true);
-            binary(target, BinaryOp::Sub, x.view(), y.view(), sum.view()).unwrap();
+            binary(target, &elementwise::SUB, x.view(), y.view(), sum.view()).unwrap();
             let expected: Vec<f64> =
                 x.floats(target).iter().zip(y.floats(target)).map(|(x, y)| x - y).collect();
             assert_close(DType::F32, &sum.floats(target), &expected, "sub");

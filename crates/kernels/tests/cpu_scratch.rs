@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_kernels::matmul::matmul;
 use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
-use warpline_kernels::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
+use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
 
 /// The system's allocator, which notes how much is allocated, now and at most.
 struct Counting;

@@ -7,14 +7,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::sim::SimConfig;
-use warpline_kernels::elementwise::unary::{UnaryOp, unary};
+use warpline_kernels::elementwise::{self, unary};
 use warpline_kernels::fill::fill;
-use warpline_kernels::launch::{read_bytes, write_bytes};
 use warpline_kernels::matmul::matmul;
 use warpline_kernels::random::{normal, randperm};
 use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
-use warpline_kernels::{
+use warpline_runtime::launch::{read_bytes, write_bytes};
+use warpline_runtime::{
     DType, Error, Layout, Runtime, RuntimeConfig, Scalar, Storage, Target, View,
 };
 
@@ -65,7 +65,7 @@ fn every_kind_of_op(runtime: &Runtime, old: &Storage) {
         let [a, b] = [old, &own].map(|storage| View { storage, layout: &layout, dtype });
         let c = View { storage: &sums, ..a };
         fill(target, a, Scalar::Float(-1.0)).unwrap();
-        unary(target, UnaryOp::Neg, a, b).unwrap();
+        unary(target, &elementwise::NEG, a, b).unwrap();
         matmul(target, a, b, c).unwrap();
         softmax(target, c, 1, b, false).unwrap();
         normal(target, a, 0.0, 1.0).unwrap();
@@ -167,7 +167,7 @@ fn page_locked_memory_and_cuda_are_refused_in_a_forked_child() {
         let own = Storage::pageable(&runtime, 64).unwrap();
         let here = std::panic::Location::caller();
         if let Ok(memory) = Storage::device(&runtime, 64, stream) {
-            forked(warpline_kernels::launch::copy_bytes(
+            forked(warpline_runtime::launch::copy_bytes(
                 stream,
                 (&memory, 0),
                 (&own, 0),

@@ -6,13 +6,16 @@
 //! | `WARPLINE_DRIVER` | `cuda` (or unset): the machine's driver; `sim:N` and options: N simulated GPUs |
 //! | `CUDA_VISIBLE_DEVICES` | which devices there are, and their order |
 //! | `CUDA_LAUNCH_BLOCKING` | `1`: each launch is waited for and reports its own failure |
+//! | `WARPLINE_CACHE` | the folder that keeps what NVRTC compiled for later processes; empty: none; unset: `warpline` in the user's folder for caches |
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
+//! A program with rights that its caller has not (a setuid program) keeps no code, and reads none.
 //! One that cannot be used leaves a runtime without CUDA, whose errors name it.
 
 use std::cell::RefCell;
 use std::env::VarError;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
@@ -138,12 +141,30 @@ fn open_from_environment(
         ConfigError::Variable { variable, reason } => refused(variable, reason.to_string()),
         other => refused("allocator options", other.to_string()),
     })?;
+    config.compile_cache = match value("WARPLINE_CACHE")? {
+        Some(folder) => Some(PathBuf::from(folder)).filter(|folder| !folder.as_os_str().is_empty()),
+        None => caches(|name| read(name).ok()).map(|caches| caches.join("warpline")),
+    };
+    config.compile_cache.take_if(|_| warpline_cuda_sys_safe::has_elevated_rights());
     let (spec, visible) = (value("WARPLINE_DRIVER")?, value("CUDA_VISIBLE_DEVICES")?);
     let driver = warpline_cuda_sys_safe::open(spec.as_deref(), visible.as_deref())?;
     Runtime::new(driver, config.clone()).map_err(|error| {
         let reason = error.driver_error().cloned();
         reason.unwrap_or_else(|| refused("WARPLINE_DRIVER", error.to_string()))
     })
+}
+
+/// The user's folder for caches, by the system's custom. One that is not absolute is of no use, as what
+/// it names changes with the current folder.
+fn caches(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let folder = |name| read(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
+    if cfg!(windows) {
+        folder("LOCALAPPDATA")
+    } else if cfg!(target_os = "macos") {
+        Some(folder("HOME")?.join("Library/Caches"))
+    } else {
+        folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
+    }
 }
 
 fn refused(call: &'static str, reason: String) -> DriverError {
@@ -154,11 +175,36 @@ fn refused(call: &'static str, reason: String) -> DriverError {
 mod tests {
     use super::*;
 
-    fn with(variables: &[(&str, &str)]) -> Runtime {
-        from_environment(|name| {
+    fn lookup(
+        variables: &[(&str, &str)],
+    ) -> impl Fn(&str) -> std::result::Result<String, VarError> {
+        move |name| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_string()).ok_or(VarError::NotPresent)
-        })
+        }
+    }
+
+    fn with(variables: &[(&str, &str)]) -> Runtime {
+        from_environment(lookup(variables))
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_compiled_is_kept_where_the_user_keeps_caches() {
+        let folder = |variables: &[(&str, &str)]| {
+            let mut config = RuntimeConfig::default();
+            let all = [&[("WARPLINE_DRIVER", "sim:1")], variables].concat();
+            open_from_environment(lookup(&all), &mut config).unwrap();
+            config.compile_cache
+        };
+        let home = ("HOME", "/home/me");
+        assert_eq!(folder(&[]), None, "nobody knows where");
+        assert_eq!(folder(&[home]), Some("/home/me/.cache/warpline".into()));
+        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "/c")]), Some("/c/warpline".into()));
+        let nowhere = ("XDG_CACHE_HOME", "c");
+        assert_eq!(folder(&[home, nowhere]), Some("/home/me/.cache/warpline".into()));
+        assert_eq!(folder(&[home, ("WARPLINE_CACHE", "here")]), Some("here".into()));
+        assert_eq!(folder(&[home, ("WARPLINE_CACHE", "")]), None);
     }
 
     /// Why there is no CUDA.
@@ -193,6 +239,7 @@ mod tests {
             "CUDA_VISIBLE_DEVICES",
             "PYTORCH_CUDA_ALLOC_CONF",
             "PYTORCH_NO_CUDA_MEMORY_CACHING",
+            "WARPLINE_CACHE",
             "WARPLINE_DRIVER",
         ] {
             let runtime = from_environment(|name| match name {

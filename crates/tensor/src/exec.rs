@@ -1,16 +1,19 @@
 //! Where an op runs and its result is made: one look-up per op, shared by all of them.
 
-use warpline_kernels::{CudaDevice, Layout, Target};
+use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Target};
 use warpline_stream::Stream;
 
-use warpline_kernels::Storage;
+use warpline_runtime::Storage;
 
 use crate::{DType, Device, Error, Result, Runtime, Tensor, TensorOptions};
 
-/// The host, or a device with this thread's current stream on it.
+/// Where ops on a tensor run: the host, or its device with this thread's current stream there. For ops
+/// of other crates, which take a [`Target`] and the tensors' [views](Tensor::as_view).
 #[derive(Debug)]
-pub(crate) enum Exec<'a> {
+pub enum Exec<'a> {
+    /// The host.
     Cpu(&'a Runtime),
+    /// A stream of a device.
     Cuda(&'a Runtime, &'a CudaDevice, Stream),
 }
 
@@ -42,7 +45,8 @@ impl<'a> Exec<'a> {
     }
 
     /// As ops take it. Ops are called outside closures, so that they see their caller's location.
-    pub(crate) fn target(&self) -> Target<'_> {
+    #[must_use]
+    pub fn target(&self) -> Target<'_> {
         match self {
             Self::Cpu(runtime) => Target::Cpu(runtime),
             Self::Cuda(runtime, gpu, stream) => Target::Cuda(runtime, gpu, stream),
@@ -76,7 +80,18 @@ impl<'a> Exec<'a> {
     /// A new row-major tensor here, its elements not set.
     #[track_caller]
     pub(crate) fn empty(&self, sizes: &[usize], dtype: DType) -> Result<Tensor> {
-        let layout = Layout::contiguous(sizes)?;
+        self.empty_in(Layout::contiguous(sizes)?, dtype)
+    }
+
+    /// A new tensor here for an elementwise op's result, whose operands lie like this.
+    #[track_caller]
+    pub(crate) fn empty_for(&self, operands: &[&Layout], dtype: DType) -> Result<Tensor> {
+        self.empty_in(Layout::of_result(operands), dtype)
+    }
+
+    /// A new tensor here of a dense layout, its elements not set.
+    #[track_caller]
+    pub(crate) fn empty_in(&self, layout: Layout, dtype: DType) -> Result<Tensor> {
         let bytes = byte_size(&layout, dtype)?;
         let storage = match self {
             Self::Cpu(runtime) => Storage::pageable(runtime, bytes)?,
@@ -94,15 +109,26 @@ pub(crate) fn empty(
     options: &TensorOptions,
     dtype: DType,
 ) -> Result<Tensor> {
+    let format = options.requested_memory_format().unwrap_or(MemoryFormat::Contiguous);
+    empty_in(runtime, Layout::in_format(sizes, format)?, options, dtype)
+}
+
+/// [`empty`] of a dense layout, whatever format the options ask for.
+#[track_caller]
+pub(crate) fn empty_in(
+    runtime: &Runtime,
+    layout: Layout,
+    options: &TensorOptions,
+    dtype: DType,
+) -> Result<Tensor> {
     let dtype = options.requested_dtype().unwrap_or(dtype);
     let device = options.requested_device()?.unwrap_or_default();
     if !options.pins_memory() {
-        return Exec::on(runtime, device)?.empty(sizes, dtype);
+        return Exec::on(runtime, device)?.empty_in(layout, dtype);
     }
     if device.is_cuda() {
         return Err(Error::CannotPin { device: device.to_string() });
     }
-    let layout = Layout::contiguous(sizes)?;
     let storage = Storage::pinned(runtime, byte_size(&layout, dtype)?)?;
     Ok(Tensor::from_parts(storage, layout, dtype))
 }

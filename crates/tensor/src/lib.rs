@@ -31,15 +31,18 @@ mod tensor;
 
 pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
 pub use device::{Device, IntoDevice};
+pub use exec::Exec;
 pub use options::TensorOptions;
+#[doc(hidden)]
+pub use tensor::by_name;
 pub use tensor::{
-    Index, IntoDims, IntoIndices, Pending, Tensor, TensorData, TensorOrScalar, arange,
-    arange_start, arange_start_step, cat, embedding, empty, eye, full, linspace, ones,
-    promote_types, rand, randint, randn, randperm, result_type, stack, tensor, zeros,
+    Index, IntoDims, IntoIndices, Pending, RoundingMode, Tensor, TensorData, TensorOrScalar,
+    arange, arange_start, arange_start_step, cat, embedding, empty, eye, full, linspace, ones,
+    promote_types, rand, randint, randn, randperm, result_type, stack, tensor, where_cond, zeros,
 };
-pub use warpline_kernels::{
-    Access, Category, DType, Element, Error, IndexCheck, Race, RaceReport, RacingUse, Result,
-    Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
+pub use warpline_runtime::{
+    Access, Category, DType, Element, Error, IndexCheck, MemoryFormat, Race, RaceReport, RacingUse,
+    Result, Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
 };
 
 pub(crate) use tensor::index;

@@ -1,8 +1,8 @@
-//! What a factory is told besides sizes: dtype, device, page-locking.
+//! What a factory is told besides sizes: dtype, device, page-locking, memory format.
 
-use crate::{DType, Device, Error, IntoDevice, Result};
+use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 
-/// Where and as what a tensor is made (`dtype=`, `device=`, `pin_memory=`).
+/// Where and as what a tensor is made (`dtype=`, `device=`, `pin_memory=`, `memory_format=`).
 ///
 /// Functions take `impl Into<TensorOptions>`, so most calls need no builder: `()` for the
 /// defaults, a dtype, a device or its name, or `(dtype, device)`.
@@ -23,6 +23,7 @@ pub struct TensorOptions {
     /// A bad name is kept and reported by the call that uses the options.
     device: Option<Result<Device, Box<Error>>>,
     pin_memory: bool,
+    memory_format: Option<MemoryFormat>,
 }
 
 impl TensorOptions {
@@ -54,6 +55,19 @@ impl TensorOptions {
         self
     }
 
+    /// Asks for an order of dimensions in memory.
+    #[must_use]
+    pub fn memory_format(mut self, format: MemoryFormat) -> Self {
+        self.memory_format = Some(format);
+        self
+    }
+
+    /// The order of dimensions asked for.
+    #[must_use]
+    pub fn requested_memory_format(&self) -> Option<MemoryFormat> {
+        self.memory_format
+    }
+
     /// The dtype asked for.
     #[must_use]
     pub fn requested_dtype(&self) -> Option<DType> {
@@ -78,6 +92,20 @@ impl TensorOptions {
         self.pin_memory
     }
 
+    /// What a module's options ask of one of its tensors.
+    pub(crate) fn for_tensor(&self, tensor: &crate::Tensor) -> Self {
+        let dimensions = match self.memory_format {
+            Some(MemoryFormat::ChannelsLast) => tensor.dim() == 4,
+            Some(MemoryFormat::ChannelsLast3d) => tensor.dim() == 5,
+            _ => true,
+        };
+        Self {
+            dtype: self.dtype.filter(|_| tensor.dtype().is_float()),
+            memory_format: self.memory_format.filter(|_| dimensions),
+            ..self.clone()
+        }
+    }
+
     /// These, with what is not asked for taken from `dtype` and `device`.
     pub(crate) fn or(mut self, dtype: DType, device: Device) -> Self {
         self.dtype.get_or_insert(dtype);
@@ -95,6 +123,12 @@ impl From<()> for TensorOptions {
 impl From<DType> for TensorOptions {
     fn from(dtype: DType) -> Self {
         Self::new().dtype(dtype)
+    }
+}
+
+impl From<MemoryFormat> for TensorOptions {
+    fn from(format: MemoryFormat) -> Self {
+        Self::new().memory_format(format)
     }
 }
 

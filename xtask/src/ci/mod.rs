@@ -70,6 +70,7 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
     ];
     if full || test {
         steps.push(alloc_alone());
+        steps.push(step("an op of another crate", &["xtask", "custom-op"], &[]));
         // Whose schedules take longest comes last, and has the fewest.
         let crates = [
             ("warpline-alloc", "1000", "20000"),
@@ -168,16 +169,21 @@ mod tests {
     fn the_usual_run_has_eight_schedules_and_no_rebuild() {
         let steps = steps(false, true);
         let names: Vec<_> = steps.iter().map(|s| s.name.as_str()).collect();
-        let checks = ["format", "tidy", "ptx", "clippy", "docs", "alloc alone"];
+        let checks =
+            ["format", "tidy", "ptx", "clippy", "docs", "alloc alone", "an op of another crate"];
         let threads =
             ["alloc", "stream", "kernels"].map(|c| format!("schedules of threads, warpline-{c}"));
-        assert_eq!(names[..6], checks);
-        assert_eq!(names[6..9], threads);
-        assert_eq!(names[9..], ["tests"]);
+        assert_eq!(names[..7], checks);
+        assert_eq!(names[7..10], threads);
+        assert_eq!(names[10..], ["tests"]);
         assert_eq!(named(&steps, "tests")[0].env, [("WARPLINE_SCHEDULES", "8")]);
         assert_eq!(named(&steps, "alone")[0].limit, Some(Duration::from_secs(60)));
         let untested = super::steps(false, false);
-        assert!(["tests", "alone", "threads"].iter().all(|part| named(&untested, part).is_empty()));
+        assert!(
+            ["tests", "alone", "another crate", "threads"]
+                .iter()
+                .all(|part| named(&untested, part).is_empty())
+        );
     }
 
     #[test]

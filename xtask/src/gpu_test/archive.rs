@@ -1,11 +1,13 @@
 //! The tests in one file, for a host with neither cargo nor a network.
 //!
-//! The archive holds `xtask` (first, so that `tar xf FILE xtask` is quick), `manifest.json`,
-//! `tests/`, `examples/`, `benches/`, and the test data of every crate below `crates/`.
+//! The archive holds `xtask` (first, so that `tar xf FILE xtask` is quick), and in `files.tar.lzma`
+//! `manifest.json`, `tests/`, `examples/`, `benches/`, and the test data of every crate below
+//! `crates/`. All programs have the same code below them, which gzip is too short-sighted to write
+//! once; LZMA is not, and `xtask` brings it along to hosts that have no tool for it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter};
+use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use serde::{Deserialize, Serialize};
 
 use super::build::{self, ARCHIVE_PROFILE, Binary};
@@ -34,6 +37,11 @@ pub(super) struct Manifest {
 type Entry = (PathBuf, String);
 
 const MANIFEST: &str = "manifest.json";
+
+const FILES: &str = "files.tar.lzma";
+
+/// How far apart two places may lie that are alike and written once: more than a few programs.
+const REACH: u32 = 64 << 20;
 
 pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     let layers = build::layers(root)?;
@@ -122,16 +130,27 @@ fn pack(root: &Path, file: &Path, xtask: &Path, built: &Manifest, data: &[Entry]
         tar.append_path_with_name(path, name)?;
     }
     let manifest = serde_json::to_vec_pretty(&manifest)?;
-    let mut header = tar::Header::new_gnu();
-    header.set_size(manifest.len() as u64);
-    header.set_mode(0o644);
-    tar.append_data(&mut header, MANIFEST, manifest.as_slice())?;
-    for (path, name) in &entries[1..] {
+    append(&mut tar, FILES, &pack_files(&manifest, &entries[1..])?)?;
+    tar.into_inner()?.finish()?;
+    Ok(())
+}
+
+fn pack_files(manifest: &[u8], entries: &[Entry]) -> Result<Vec<u8>> {
+    let options = LzmaOptions { dict_size: REACH, ..LzmaOptions::with_preset(3) };
+    let mut tar = tar::Builder::new(LzmaWriter::new_use_header(Vec::new(), &options, None)?);
+    append(&mut tar, MANIFEST, manifest)?;
+    for (path, name) in entries {
         tar.append_path_with_name(path, name)
             .with_context(|| format!("cannot add {}", path.display()))?;
     }
-    tar.into_inner()?.finish()?;
-    Ok(())
+    Ok(tar.into_inner()?.finish()?)
+}
+
+fn append(tar: &mut tar::Builder<impl Write>, name: &str, bytes: &[u8]) -> Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o644);
+    Ok(tar.append_data(&mut header, name, bytes)?)
 }
 
 /// Unpacks into `dir` and makes the manifest's paths absolute.
@@ -139,7 +158,13 @@ pub(super) fn unpack(file: &Path, dir: &Path) -> Result<Manifest> {
     fs::create_dir_all(dir)?;
     let dir = dir.canonicalize()?;
     let reader = GzDecoder::new(BufReader::new(File::open(file)?));
-    tar::Archive::new(reader).unpack(&dir)?;
+    for entry in tar::Archive::new(reader).entries()? {
+        let mut entry = entry?;
+        match entry.path()?.as_os_str() == FILES {
+            true => unpack_files(&mut entry, &dir)?,
+            false => drop(entry.unpack_in(&dir)?),
+        }
+    }
     let text = fs::read(dir.join(MANIFEST)).context("it is no archive of gpu-test")?;
     let mut manifest: Manifest = serde_json::from_slice(&text)?;
     ensure!(manifest.host == host(), "it was made for {}, and this is {}", manifest.host, host());
@@ -151,6 +176,11 @@ pub(super) fn unpack(file: &Path, dir: &Path) -> Result<Manifest> {
         fs::create_dir_all(&binary.dir)?;
     }
     Ok(manifest)
+}
+
+fn unpack_files(files: &mut dyn Read, dir: &Path) -> Result<()> {
+    let files = LzmaReader::new_mem_limit(BufReader::new(files), u32::MAX, None)?;
+    Ok(tar::Archive::new(files).unpack(dir)?)
 }
 
 #[cfg(test)]
@@ -233,6 +263,7 @@ mod tests {
         let dir = temp();
         let layer = Crate {
             name: "warpline".to_owned(),
+            version: "0.1.0".to_owned(),
             manifest_path: dir.path().join("crates/tensor/Cargo.toml"),
             dependencies: Vec::new(),
             targets: Vec::new(),

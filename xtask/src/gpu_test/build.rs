@@ -1,12 +1,14 @@
 //! Building the tests and listing what was built.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::workspace::{self, Crate};
+use super::output;
+use crate::workspace::{self, Crate, Target};
 
 /// The profile in the root `Cargo.toml` for binaries that travel.
 pub(super) const ARCHIVE_PROFILE: &str = "gpu";
@@ -31,24 +33,54 @@ pub(super) fn layers(root: &Path) -> Result<Vec<Crate>> {
     Ok(crates)
 }
 
-/// Builds the unit tests and the integration tests of every layer.
+/// Builds the unit tests and the integration tests that hold GPU tests, of every layer.
 pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<Binary>> {
     let layers = layers(root)?;
-    let mut args = strings(&["test", "--no-run", "--lib"]);
-    if layers.iter().any(|c| c.has("test")) {
-        args.push("--tests".to_owned());
-    }
+    let (mut args, mut chosen) = (strings(&["test", "--no-run"]), BTreeSet::new());
     for layer in &layers {
-        args.extend(["--package".to_owned(), layer.name.clone()]);
+        for target in &layer.targets {
+            if !has_gpu_tests(target)? {
+                continue;
+            }
+            match target.kind.iter().any(|kind| kind == "test") {
+                true => args.extend(["--test".to_owned(), target.name.clone()]),
+                false if args.iter().any(|arg| arg == "--lib") => {}
+                false => args.push("--lib".to_owned()),
+            }
+            chosen.insert((layer.name.clone(), target.name.clone()));
+        }
     }
-    let built = cargo(root, profile, &args)?;
-    Ok(in_order(built, &layers, |artifact| artifact.profile.test))
+    let mut binaries =
+        in_order(cargo(root, profile, &args)?, &layers, |artifact| artifact.profile.test);
+    // Cargo takes the targets' names of all crates.
+    binaries.retain(|binary| chosen.contains(&(binary.package.clone(), binary.name.clone())));
+    Ok(binaries)
+}
+
+/// Whether a library's unit tests or an integration test hold a GPU test: a function of such a name
+/// stands in a file of theirs.
+fn has_gpu_tests(target: &Target) -> Result<bool> {
+    let is = |wanted: &str| target.kind.iter().any(|kind| kind == wanted);
+    let root = &target.src_path;
+    let files = match root.file_name().is_some_and(|name| name == "main.rs" || name == "lib.rs") {
+        _ if !is("lib") && !is("test") => return Ok(false),
+        true => workspace::files(root.parent().unwrap_or(root), &["rs"])?,
+        false => vec![root.clone()],
+    };
+    for file in files {
+        let text = workspace::read(&file)?;
+        let mut names = text.lines().filter_map(|line| line.trim_start().strip_prefix("fn "));
+        if names.any(|name| output::gpus_needed(name).is_some()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Builds one integration test, of whichever layer has it.
 pub(super) fn test(root: &Path, profile: &str, name: &str) -> Result<Vec<Binary>> {
     let layers = layers(root)?;
-    let args = strings(&["test", "--no-run", "--workspace", "--test", name]);
+    let args = strings(&["test", "--no-run", "--test", name]);
     let built = cargo(root, profile, &args)?;
     Ok(in_order(built, &layers, |artifact| artifact.profile.test))
 }
@@ -64,10 +96,11 @@ pub(super) fn targets(
     if crates.is_empty() {
         return Ok(Vec::new());
     }
-    let mut args = vec!["build".to_owned(), format!("--{kind}"), "*".to_owned()];
-    for member in &crates {
-        args.extend(["--package".to_owned(), member.name.clone()]);
-    }
+    // By their names: other crates' programs would need what these do not.
+    let targets = crates.iter().flat_map(|member| &member.targets);
+    let names = targets.filter(|target| target.kind.iter().any(|k| k == kind));
+    let names = names.flat_map(|target| [format!("--{kind}"), target.name.clone()]);
+    let args: Vec<String> = strings(&["build"]).into_iter().chain(names).collect();
     let built = cargo(root, profile, &args)?;
     Ok(in_order(built, &crates, |artifact| artifact.target.kind.iter().any(|k| k == kind)))
 }
@@ -96,9 +129,12 @@ struct ArtifactProfile {
     test: bool,
 }
 
+/// Always of the whole workspace: for some of its crates alone, those below might have other features
+/// and would be built again.
 fn cargo(root: &Path, profile: &str, args: &[String]) -> Result<Vec<Artifact>> {
     let output = Command::new(workspace::cargo())
         .args(args)
+        .arg("--workspace")
         .args(["--profile", profile, "--message-format=json-render-diagnostics"])
         .current_dir(root)
         .stderr(Stdio::inherit())
@@ -178,6 +214,7 @@ mod tests {
         ];
         let member = |name: &str| Crate {
             name: name.to_owned(),
+            version: "0.1.0".to_owned(),
             manifest_path: format!("/w/{name}/Cargo.toml").into(),
             dependencies: Vec::new(),
             targets: Vec::new(),
@@ -189,6 +226,21 @@ mod tests {
         };
         assert_eq!(names(|a| a.profile.test), ["a", "one", "two"]);
         assert_eq!(names(|a| a.target.kind[0] == "example"), ["run"]);
+    }
+
+    #[test]
+    fn what_runs_on_the_host_alone_is_not_built() {
+        let layers = layers(&workspace::root().unwrap()).unwrap();
+        let found = |package: &str, name: &str| {
+            let layer = layers.iter().find(|layer| layer.name == package).unwrap();
+            let target = layer.targets.iter().find(|target| target.name == name).unwrap();
+            has_gpu_tests(target).unwrap()
+        };
+        assert!(found("warpline", "semantics") && found("warpline-alloc", "gpu_host"));
+        assert!(found("warpline-kernels", "warpline_kernels"));
+        assert!(!found("warpline-alloc", "host_suite"));
+        assert!(!found("warpline-runtime", "warpline_runtime"));
+        assert!(!found("warpline", "cuda_semantics"), "an example");
     }
 
     #[test]

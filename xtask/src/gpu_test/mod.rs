@@ -2,8 +2,9 @@
 //!
 //! A GPU test is one whose name begins with `gpu_`, or with `gpu2_` (`gpu3_`, ...) when it needs so
 //! many GPUs. It is `#[ignore]`d, so that `cargo test` passes without a GPU, and takes the driver
-//! that `WARPLINE_DRIVER` names: `sim:N`, or the real one when that is unset. Tests that only make
-//! sense on a real GPU are in a test target whose own name begins with `gpu_`. A test reads its data
+//! that `WARPLINE_DRIVER` names: `sim:N`, or the real one when that is unset. A target is built where
+//! `fn gpu_…` stands in one of its own files. Tests that only make sense on a real GPU are in a test
+//! target whose own name begins with `gpu_`. A test reads its data
 //! below the folder that the *run-time* environment variable `CARGO_MANIFEST_DIR` names
 //! (`WARPLINE_TEST_DATA` holds the same), and falls back to `env!("CARGO_MANIFEST_DIR")`: when the
 //! tests come out of an archive, the folder they were built in does not exist.

@@ -1,9 +1,6 @@
-//! `cargo xtask ptx`: compiles every CUDA source to the PTX and machine code committed beside it.
-//!
-//! Each `NAME.cu` below one of [`SOURCES`] is one module. It becomes `NAME.ptx`, for `compute_75`,
-//! and `NAME.sm90.cubin`, which spares the driver of a Hopper device the compilation at first use.
-//! The header of a `.ptx` holds a hash over everything that went into it and one over the machine
-//! code, so that a check needs no compiler.
+//! `cargo xtask ptx`: compiles the programs of all ops, which `crates/kernels/examples/ptx.rs` knows, with
+//! the NVRTC that is pinned; and the CUDA sources of the driver's tests, to a `.ptx` and a
+//! `.sm90.cubin` beside each, whose hashes are in the `.ptx`'s header.
 
 mod nvrtc;
 mod source;
@@ -17,14 +14,13 @@ use self::nvrtc::Compiler;
 use self::source::Module;
 use crate::workspace;
 
-/// Where CUDA sources are. Headers are beside them or in a folder `cuda` below the same one of these.
-const SOURCES: &[&str] = &["crates/kernels/src", "crates/cuda-sys-safe/tests"];
+/// Where the driver's tests have CUDA sources.
+const SOURCES: &[&str] = &["crates/cuda-sys-safe/tests"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only the sources with this name, or below a folder of this name
-    #[arg(long, value_name = "NAME")]
-    family: Option<String>,
+    /// Only the programs of these names
+    names: Vec<String>,
     /// Write nothing; fail when a source and its PTX do not agree, by their hashes
     #[arg(long)]
     check: bool,
@@ -35,37 +31,57 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root()?;
-    let modules = modules(&root, args.family.as_deref())?;
-    if args.check {
-        let compiler = if args.rebuild { Some(Compiler::find(&root)?) } else { None };
-        return check(&root, &modules, args.family.is_none(), compiler.as_ref());
+    let modules = modules(&root)?;
+    let compiler = (!args.check || args.rebuild).then(|| Compiler::find(&root)).transpose()?;
+    let mode = match (args.check, args.rebuild) {
+        (false, _) => None,
+        (true, false) => Some("--check"),
+        (true, true) => Some("--rebuild"),
+    };
+    run_programs(&root, mode, &args.names, compiler.as_ref())?;
+    match &compiler {
+        _ if !args.names.is_empty() => Ok(()),
+        Some(compiler) if !args.check => write_all(&root, &modules, compiler),
+        compiler => check(&root, &modules, compiler.as_ref()),
     }
-    let compiler = Compiler::find(&root)?;
-    for module in &modules {
-        let (text, cubin) = compile(&compiler, module)?;
-        write(&root, &module.ptx_path(), text.as_bytes())?;
-        write(&root, &module.cubin_path(), &cubin)?;
+}
+
+/// The programs of all ops.
+fn run_programs(
+    root: &Path,
+    mode: Option<&str>,
+    names: &[String],
+    compiler: Option<&Compiler>,
+) -> Result<()> {
+    let sh = xshell::Shell::new()?;
+    sh.change_dir(root);
+    let cargo = workspace::cargo();
+    let mut command = xshell::cmd!(
+        sh,
+        "{cargo} run --quiet -p warpline-kernels --example ptx -- {mode...} {names...}"
+    );
+    if let Some(compiler) = compiler {
+        command = command.env("WARPLINE_NVRTC", compiler.library());
     }
-    println!("{} CUDA sources compiled", modules.len());
+    Ok(command.run()?)
+}
+
+fn write_all(root: &Path, modules: &[Module], compiler: &Compiler) -> Result<()> {
+    for module in modules {
+        let (text, cubin) = compile(compiler, module)?;
+        write(root, &module.ptx_path(), text.as_bytes())?;
+        write(root, &module.cubin_path(), &cubin)?;
+    }
     Ok(())
 }
 
-/// The modules of the workspace, all of them or one family's.
-fn modules(root: &Path, family: Option<&str>) -> Result<Vec<Module>> {
+/// The modules of the driver's tests.
+fn modules(root: &Path) -> Result<Vec<Module>> {
     let mut modules = Vec::new();
     for sources in SOURCES.iter().map(|sources| root.join(sources)) {
         for path in workspace::files(&sources, &["cu"])? {
-            let name = workspace::relative(&sources, &path);
-            let name = name.trim_end_matches(".cu");
-            if family.is_none_or(|family| name.split('/').any(|part| part == family)) {
-                modules.push(Module::read(&sources, &path)?);
-            }
+            modules.push(Module::read(&sources, &path)?);
         }
-    }
-    if let Some(family) = family
-        && modules.is_empty()
-    {
-        bail!("no CUDA source belongs to a family {family:?}");
     }
     Ok(modules)
 }
@@ -104,8 +120,8 @@ fn fault(module: &Module, compiler: Option<&Compiler>) -> Result<Option<&'static
     Ok(None)
 }
 
-/// Compares every module with its committed PTX; `all` says that `modules` are all there are.
-fn check(root: &Path, modules: &[Module], all: bool, compiler: Option<&Compiler>) -> Result<()> {
+/// Compares every module with its committed PTX.
+fn check(root: &Path, modules: &[Module], compiler: Option<&Compiler>) -> Result<()> {
     let mut wrong = Vec::new();
     let mut expected: Vec<PathBuf> = Vec::new();
     for module in modules {
@@ -114,14 +130,12 @@ fn check(root: &Path, modules: &[Module], all: bool, compiler: Option<&Compiler>
         }
         expected.extend([module.ptx_path(), module.cubin_path()]);
     }
-    if all {
-        for sources in SOURCES {
-            for path in workspace::files(&root.join(sources), &["ptx", "cubin"])? {
-                let by_hand =
-                    || fs::read(&path).is_ok_and(|text| text.starts_with(b"// Written by hand"));
-                if !expected.contains(&path) && !by_hand() {
-                    wrong.push(format!("{}: no source for it", workspace::relative(root, &path)));
-                }
+    for sources in SOURCES {
+        for path in workspace::files(&root.join(sources), &["ptx", "cubin"])? {
+            let by_hand =
+                || fs::read(&path).is_ok_and(|text| text.starts_with(b"// Written by hand"));
+            if !expected.contains(&path) && !by_hand() {
+                wrong.push(format!("{}: no source for it", workspace::relative(root, &path)));
             }
         }
     }
@@ -146,7 +160,7 @@ mod tests {
         fs::create_dir_all(sources.join("unary")).unwrap();
         fs::write(sources.join("unary/common.cuh"), "#define ONE 1\n").unwrap();
         fs::write(sources.join("unary/neg.cu"), "#include \"common.cuh\"\n").unwrap();
-        for module in modules(dir.path(), None).unwrap() {
+        for module in modules(dir.path()).unwrap() {
             let text = source::with_header(&module, ".version 8.0\n", b"code");
             fs::write(module.ptx_path(), text).unwrap();
             fs::write(module.cubin_path(), b"code").unwrap();
@@ -155,7 +169,7 @@ mod tests {
     }
 
     fn checks(root: &Path) -> bool {
-        check(root, &modules(root, None).unwrap(), true, None).is_ok()
+        check(root, &modules(root).unwrap(), None).is_ok()
     }
 
     #[test]
@@ -184,14 +198,5 @@ mod tests {
         assert!(!checks(dir.path()), "old.ptx has no source");
         fs::remove_file(sources.join("unary/old.ptx")).unwrap();
         assert!(checks(dir.path()));
-    }
-
-    #[test]
-    fn a_family_is_a_file_or_a_folder() {
-        let (dir, _) = scene();
-        assert_eq!(modules(dir.path(), Some("unary")).unwrap().len(), 1);
-        assert_eq!(modules(dir.path(), Some("neg")).unwrap().len(), 1);
-        let error = modules(dir.path(), Some("binary")).unwrap_err().to_string();
-        assert!(error.contains("binary"), "{error}");
     }
 }

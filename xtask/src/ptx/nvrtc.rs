@@ -25,6 +25,7 @@ nvidia-cuda-runtime-cu12==12.0.146 --hash=sha256:18c038592af387684812fa712642aa9
 pub(super) struct Compiler {
     nvrtc: Nvrtc,
     include: PathBuf,
+    library: PathBuf,
 }
 
 impl Compiler {
@@ -45,7 +46,12 @@ impl Compiler {
             library.display()
         );
         ensure!(include.join("cuda_fp16.h").is_file(), "{} has no cuda_fp16.h", include.display());
-        Ok(Self { nvrtc, include })
+        Ok(Self { nvrtc, include, library })
+    }
+
+    /// Where the library is.
+    pub(super) fn library(&self) -> &Path {
+        &self.library
     }
 
     /// The module's PTX and its machine code.
@@ -72,7 +78,6 @@ impl Compiler {
         let mut options = vec![
             format!("--gpu-architecture={architecture}"),
             folder(module.path.parent().unwrap_or(Path::new("."))),
-            folder(&module.sources.join("cuda")),
             folder(&self.include),
         ];
         options.extend(OPTIONS.iter().map(|&o| o.to_owned()));

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use sha2::{Digest, Sha256};
 
 use super::nvrtc::{NVRTC_VERSION, RUNTIME_VERSION};
@@ -23,8 +23,8 @@ pub(super) const CUBIN_ARCHITECTURE: &str = "sm_90";
 pub(super) struct Module {
     pub(super) path: PathBuf,
     pub(super) text: String,
-    /// The folder all sources are below; a quoted include is looked for in its `cuda` folder too.
-    pub(super) sources: PathBuf,
+    /// The folder that the source is below.
+    sources: PathBuf,
     /// The headers it includes, directly or not, with their text, each once.
     headers: Vec<(PathBuf, String)>,
 }
@@ -33,7 +33,7 @@ impl Module {
     pub(super) fn read(sources: &Path, path: &Path) -> Result<Self> {
         let text = workspace::read(path)?;
         let mut headers = Vec::new();
-        add_headers(sources, path, &text, &mut headers)?;
+        add_headers(path, &text, &mut headers)?;
         let (path, sources) = (path.to_owned(), sources.to_owned());
         Ok(Self { path, text, sources, headers })
     }
@@ -86,23 +86,17 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Adds the headers that `text` includes in quotes, and those that these include. The ones in
 /// angle brackets are the toolkit's, whose version is part of the hash.
-fn add_headers(
-    sources: &Path,
-    path: &Path,
-    text: &str,
-    headers: &mut Vec<(PathBuf, String)>,
-) -> Result<()> {
+fn add_headers(path: &Path, text: &str, headers: &mut Vec<(PathBuf, String)>) -> Result<()> {
     for name in text.lines().filter_map(quoted_include) {
-        let beside = path.with_file_name(name);
-        let shared = sources.join("cuda").join(name);
-        let header = [beside, shared].into_iter().find(|p| p.is_file()).with_context(|| {
-            format!("{} includes {name:?}, which is neither beside it nor in cuda/", path.display())
-        })?;
+        let header = path.with_file_name(name);
+        if !header.is_file() {
+            bail!("{} includes {name:?}, which is not beside it", path.display());
+        }
         let header = header.canonicalize()?;
         if !headers.iter().any(|(known, _)| *known == header) {
             let text = workspace::read(&header)?;
             headers.push((header.clone(), text.clone()));
-            add_headers(sources, &header, &text, headers)?;
+            add_headers(&header, &text, headers)?;
         }
     }
     Ok(())
@@ -177,12 +171,12 @@ mod tests {
                 "#include \"own.cuh\"\n# include  \"all.cuh\"\n#include <cuda_fp16.h>\n",
             ),
             ("add/own.cuh", "#include \"all.cuh\"\n"),
-            ("cuda/all.cuh", "#include \"all.cuh\"\nint x;\n"),
+            ("add/all.cuh", "#include \"all.cuh\"\nint x;\n"),
         ];
         let read = module(&files).unwrap();
         let names: Vec<_> =
             read.headers.iter().map(|(p, _)| workspace::relative(&read.sources, p)).collect();
-        assert_eq!(names, ["add/own.cuh", "cuda/all.cuh"]);
+        assert_eq!(names, ["add/own.cuh", "add/all.cuh"]);
 
         let mut changed = files;
         changed[2].1 = "#include \"all.cuh\"\nint y;\n";

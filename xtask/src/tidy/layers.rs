@@ -79,6 +79,7 @@ mod tests {
             .collect();
         let member = Crate {
             name: name.to_owned(),
+            version: "0.1.0".to_owned(),
             manifest_path: "Cargo.toml".into(),
             dependencies,
             targets: Vec::new(),

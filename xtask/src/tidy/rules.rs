@@ -11,7 +11,8 @@ const MANY_LINES: usize = 400;
 const LEFT_OVER: &[&str] = &["todo!", "unimplemented!", "dbg!"];
 
 /// Crates whose locks a checker of schedules must know.
-const CHECKED: &[&str] = &["crates/alloc/src/", "crates/stream/src/", "crates/kernels/src/"];
+const CHECKED: &[&str] =
+    &["crates/alloc/src/", "crates/stream/src/", "crates/runtime/src/", "crates/kernels/src/"];
 /// What they take from `warpline-sync`. Other things of the standard library stop no thread.
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar", "MutexGuard", "Barrier"];
 

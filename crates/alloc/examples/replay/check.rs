@@ -7,10 +7,10 @@
 use warpline_alloc::{Block, CudaBackend};
 use warpline_cuda_sys_safe::owned::Stream;
 
-use crate::bytes::Bytes;
-use crate::device::Device;
-use crate::run::{Watch, failure};
-use crate::trace::{Op, Trace};
+use super::bytes::Bytes;
+use super::device::Device;
+use super::run::{Watch, failure};
+use super::trace::{Op, Trace};
 
 /// Pieces of a block start where pages do, so that two that are mapped to one page differ.
 const PAGE: usize = 2 << 20;

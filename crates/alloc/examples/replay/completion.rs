@@ -20,8 +20,8 @@ use warpline_alloc::{CudaAllocator, CudaBackend, CudaBlock};
 use warpline_cuda_sys_safe::owned::{Event, Stream};
 use warpline_cuda_sys_safe::{Driver, DriverError, EventFlags, StreamFlags};
 
-use crate::run::{Watch, failure};
-use crate::trace::{Late, Trace};
+use super::run::{Watch, failure};
+use super::trace::{Late, Trace};
 
 /// How long a use lasts at most, where nothing says otherwise. Only a call that waits for it makes
 /// it last.

@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::owned::Stream;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
 use warpline_cuda_sys_safe::{Driver, DriverError, StreamFlags, real};
 
-use crate::trace::Trace;
+use super::trace::Trace;
 
 /// Where to replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -5,9 +5,9 @@ use std::fmt;
 use serde::Serialize;
 use warpline_alloc::MemoryStats;
 
-use crate::policy::Policy;
-use crate::run::Outcome;
-use crate::trace::Trace;
+use super::policy::Policy;
+use super::run::Outcome;
+use super::trace::Trace;
 
 /// A trace's replays. Sizes in bytes; all but `warm_ns_per_event` are the first replay's, which
 /// starts with an empty cache.

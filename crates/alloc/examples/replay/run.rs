@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use warpline_alloc::{Backend, Block, CachingAllocator, MemoryStats};
 
-use crate::trace::{Op, Origin, Trace};
+use super::trace::{Op, Origin, Trace};
 
 /// Looks on while a trace is replayed. `at` is an index into [`Trace::ops`], or their number for
 /// blocks that outlive the trace.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use warpline_alloc::{Backend, CachingAllocator};
 
-use crate::run::Watch;
+use super::run::Watch;
 
 /// Writes a line after each event: its index from 0, and bytes requested, allocated and reserved.
 #[derive(Debug)]

@@ -25,6 +25,7 @@
 //! it is told apart by its code.
 
 mod api;
+mod call;
 mod calls;
 mod device;
 mod fork;

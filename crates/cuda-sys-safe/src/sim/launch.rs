@@ -155,6 +155,9 @@ impl State {
         let Some(known) = self.functions.get(&function.raw()).filter(|f| f.device == device) else {
             return refuse(CudaCode::INVALID_HANDLE, "no such function on this device".into());
         };
+        if let Err(why) = known.check_params(launch) {
+            return invalid(why);
+        }
         let within = |sizes: [u32; 3], most: [u32; 3]| {
             sizes.iter().zip(most).all(|(&size, most)| (1..=most).contains(&size))
         };

@@ -112,7 +112,8 @@
 //! # What it checks besides
 //!
 //! Redzones around allocations (found when freed and by [`SimDriver::overruns`]); kernels'
-//! footprints ([`SimConfig::check_footprints`], [`SimDriver::violations`]); what is alive and how
+//! footprints ([`SimConfig::check_footprints`], [`SimDriver::violations`]); that a launch gives as many
+//! parameters as the kernel's PTX declares, and of those sizes; what is alive and how
 //! often each call was made ([`SimDriver::books`]); any failure on demand
 //! ([`SimDriver::inject`]); which calls wait for a stream ([`SimDriver::hold`]).
 //!

@@ -1,6 +1,8 @@
-//! Modules: PTX text is read for the names of its kernels, nothing more.
+//! Modules: PTX text is read for the names of its kernels and the sizes of their parameters, nothing
+//! more.
 
 use std::ffi::CStr;
+use std::sync::Arc;
 
 use super::CallKind;
 use super::state::{State, error};
@@ -15,15 +17,25 @@ pub(super) struct Module {
 }
 
 enum Image {
-    /// Names of entry points.
-    Ptx(Vec<String>),
+    /// Entry points.
+    Ptx(Vec<Entry>),
     /// An ELF file: it has a section `.text.NAME` per kernel.
     Cubin(Vec<u8>),
 }
 
+/// A kernel as PTX declares it.
+struct Entry {
+    name: String,
+    params: Params,
+}
+
+/// The sizes of a kernel's parameters, in bytes; none where a kernel has none, or its code is a cubin.
+type Params = Arc<[usize]>;
+
 pub(super) struct Function {
     pub(super) device: usize,
     module: u64,
+    params: Params,
     /// Dynamic shared memory that a launch may ask for.
     pub(super) max_shared: u32,
 }
@@ -41,7 +53,7 @@ impl State {
         Ok(unsafe { ModuleHandle::from_raw(device, id) })
     }
 
-    fn read_ptx(&self, device: usize, image: &[u8]) -> Result<Vec<String>> {
+    fn read_ptx(&self, device: usize, image: &[u8]) -> Result<Vec<Entry>> {
         let refuse = |code, why: &str| Err(error(CallKind::ModuleLoad, code, device, why));
         let end = image.iter().position(|&b| b == 0).unwrap_or(image.len());
         let Ok(text) = std::str::from_utf8(&image[..end]) else {
@@ -74,11 +86,7 @@ impl State {
         if text.matches('{').count() != text.matches('}').count() {
             return refuse(CudaCode::INVALID_PTX, "its braces do not match");
         }
-        let entries = text.split(".entry").skip(1);
-        Ok(entries
-            .filter_map(|rest| rest.split(['(', '{']).next())
-            .map(|name| name.trim().to_owned())
-            .collect())
+        Ok(text.split(".entry").skip(1).filter_map(Entry::read).collect())
     }
 
     pub(super) fn module_unload(&mut self, module: ModuleHandle) -> Result<()> {
@@ -103,20 +111,23 @@ impl State {
         let call = CallKind::ModuleFunction;
         let module = self.module(call, handle)?;
         let device = handle.device();
-        let found = match &module.image {
-            Image::Ptx(names) => names.iter().any(|n| n.as_bytes() == name.to_bytes()),
+        let params = match &module.image {
+            Image::Ptx(entries) => {
+                let entry = entries.iter().find(|entry| entry.name.as_bytes() == name.to_bytes());
+                entry.map(|entry| Arc::clone(&entry.params))
+            }
             Image::Cubin(bytes) => {
                 let section = [b".text.", name.to_bytes_with_nul()].concat();
-                bytes.windows(section.len()).any(|w| w == section)
+                bytes.windows(section.len()).any(|w| w == section).then(|| Arc::from([]))
             }
         };
-        if !found {
+        let Some(params) = params else {
             let why = format!("no kernel {name:?} in the module");
             return Err(error(call, CudaCode::NOT_FOUND, device, &why));
-        }
+        };
         let id = self.fresh();
         let max_shared = self.devices[device].properties.shared_memory_per_block as u32;
-        self.functions.insert(id, Function { device, module: handle.raw(), max_shared });
+        self.functions.insert(id, Function { device, module: handle.raw(), params, max_shared });
         // SAFETY: just made.
         Ok(unsafe { FunctionHandle::from_raw(device, id) })
     }
@@ -134,6 +145,43 @@ impl State {
         }
         function.max_shared = bytes;
         Ok(())
+    }
+}
+
+impl Entry {
+    /// From what follows `.entry`: a name, and a list of parameters in parentheses.
+    fn read(text: &str) -> Option<Self> {
+        let name = text.split(['(', '{']).next()?.trim().to_owned();
+        let list = text[..text.find('{').unwrap_or(text.len())].split_once('(');
+        let list = list.and_then(|(_, rest)| rest.rsplit_once(')')).map_or("", |(list, _)| list);
+        let params = list.split(',').filter_map(param_size).collect();
+        Some(Self { name, params })
+    }
+}
+
+/// The size of a parameter such as `.param .u64 name` or `.param .align 8 .b8 name[104]`.
+fn param_size(declaration: &str) -> Option<usize> {
+    let mut words = declaration.split_whitespace();
+    let bits = words.clone().find_map(|word| {
+        let digits = word.strip_prefix('.')?.trim_start_matches(['b', 'u', 's', 'f']);
+        digits.parse::<usize>().ok()
+    })?;
+    let count = words.next_back().and_then(|name| name.split_once('['));
+    let count = count.and_then(|(_, count)| count.trim_end_matches(']').parse().ok());
+    Some(bits / 8 * count.unwrap_or(1))
+}
+
+impl Function {
+    /// Refuses a launch with other parameters than the kernel's: the driver would read on beyond them.
+    /// A kernel without any is taken to be a stand-in, as where there is no code for it.
+    pub(super) fn check_params(&self, launch: &Launch<'_>) -> Result<(), String> {
+        let block = Some(launch.params.len()).filter(|&bytes| bytes > 0);
+        let given = launch.footprints.iter().map(|_| size_of::<u64>()).chain(block);
+        if self.params.is_empty() || given.clone().eq(self.params.iter().copied()) {
+            return Ok(());
+        }
+        let given: Vec<usize> = given.collect();
+        Err(format!("parameters of {given:?} bytes for a kernel that takes {:?}", self.params))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::gate::{Gate, Porter};
 use crate::model::PAGE;
 use crate::step::*;
 
-const ADD: &str = include_str!("../driver_programs/kernels.ptx");
+const ADD: &str = include_str!("../suite/driver_programs/kernels.ptx");
 const STOP: &str = "\n.visible .entry stop(.param .u64 dst, .param .u64 src, \
     .param .align 4 .b8 params[8])\n{\n    trap;\n    ret;\n}\n";
 

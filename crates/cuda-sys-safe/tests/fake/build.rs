@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The library that `NAME.rs` becomes.
 pub(crate) fn library(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let out = folder.join(format!("libfake_{name}_{}.so", std::process::id()));
+    // Tests of this process may build the same one at once.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let out = folder.join(format!("libfake_{name}_{process}_{next}.so"));
     let source = format!("{}/tests/fake/{name}.rs", env!("CARGO_MANIFEST_DIR"));
     let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
     let output = Command::new(rustc)

@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::nccl::ReduceOp;
 use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::{Op, nccl_type};
-use crate::{CudaDevice, DType, Error, Result, View};
+use warpline_runtime::{CudaDevice, DType, Error, Result, View};
 
 /// Refuses a communicator of another device or driver than the target's.
 pub(super) fn device(op: &'static str, comm: &Communicator, device: &CudaDevice) -> Result<()> {

@@ -2,25 +2,20 @@
 //! of their tensors, looked at for races, named in error reports, captured in graphs.
 
 mod check;
-mod completion;
-mod replays;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::nccl::{Collective, NcclType, ReduceOp};
+use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DevicePtr, HostLaunch, StreamHandle};
 
-use crate::graph::Log;
-use crate::launch::{self, Call, Code, address};
-pub(crate) use completion::Pending;
-pub use completion::{Completion, Watched};
-pub use replays::{Calls, Replays};
-pub(crate) use replays::{Captured, watched};
-
-use crate::{DType, Error, Operand, Result, Target, View};
+use warpline_runtime::launch::{self, Call, Code, address};
+use warpline_runtime::{Completion, DType, Error, Operand, Replays, Result, Target, View};
 
 /// One call on a communicator, of contiguous tensors on its device. `output` may be `input`, of
 /// [`Op::AllGather`] and [`Op::ReduceScatter`] the rank's own part of the larger one; otherwise they
@@ -88,6 +83,44 @@ pub enum Op<'a> {
     },
 }
 
+/// A communicator to call a collective on, and perhaps the call's number in a [`Completion`], by
+/// which what it writes is refused should it fail.
+#[derive(Clone, Copy)]
+pub struct Watched<'a> {
+    comm: &'a Communicator,
+    number: Option<(&'a Completion, u64)>,
+    replays: Option<&'a dyn Fn() -> Arc<dyn Replays>>,
+}
+
+impl<'a> Watched<'a> {
+    /// Numbers begin with 1 and are those of the calls' order. A graph in which the call is captured
+    /// keeps what `replays` returns.
+    #[must_use]
+    pub fn new(
+        comm: &'a Communicator,
+        completion: &'a Completion,
+        number: u64,
+        replays: &'a dyn Fn() -> Arc<dyn Replays>,
+    ) -> Self {
+        Self { comm, number: Some((completion, number)), replays: Some(replays) }
+    }
+}
+
+impl<'a> From<&'a Communicator> for Watched<'a> {
+    fn from(comm: &'a Communicator) -> Self {
+        Self { comm, number: None, replays: None }
+    }
+}
+
+impl fmt::Debug for Watched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched")
+            .field("comm", &self.comm)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
 /// What a rank does with its tensors in one call.
 type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 
@@ -110,11 +143,12 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 /// use warpline_cuda_sys_safe::nccl::ReduceOp;
 /// use warpline_cuda_sys_safe::{owned::Communicator, sim::SimConfig};
 /// use warpline_kernels::collective::{self, Op};
-/// use warpline_kernels::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View, fill};
+/// use warpline_kernels::fill;
+/// use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
 ///
 /// let runtime = Runtime::new(SimConfig::new(2).build(), RuntimeConfig::default())?;
 /// let id = runtime.driver()?.nccl()?.unique_id()?;
-/// let rank = |rank: usize| -> Result<(), warpline_kernels::Error> {
+/// let rank = |rank: usize| -> Result<(), warpline_runtime::Error> {
 ///     let limit = Duration::from_secs(60);
 ///     let driver = runtime.driver()?;
 ///     let comm = Communicator::new(driver, rank, &id, 2, rank, limit).expect("two ranks");
@@ -142,7 +176,7 @@ pub fn run<'a>(
     location: &'static Location<'static>,
 ) -> Result<()> {
     let Watched { comm, number, replays } = comm.into();
-    let Target::Cuda(_, device, stream) = target else {
+    let Target::Cuda(_, device, _) = target else {
         let first = format!("cuda:{}", comm.device());
         return Err(Error::DeviceMismatch { op: name, first, second: "cpu".into() });
     };
@@ -158,9 +192,6 @@ pub fn run<'a>(
     }
     check::group(name, comm, ops)?;
     let enqueue = |stream_handle: StreamHandle| {
-        if let Some(log) = Log::of(stream) {
-            log.keep_communicator(comm, name, replays);
-        }
         // SAFETY: the driver calls this with the live stream of the device; the addresses are of the
         // operands, checked for size, which the launch keeps alive; graphs replay in `while_usable`.
         unsafe { comm.enqueue(&calls, stream_handle) }
@@ -169,8 +200,9 @@ pub fn run<'a>(
         op: name,
         operands: &operands,
         params: &[],
+        checks_indices: false,
         host: no_host,
-        code: Code::Collective { enqueue: &enqueue, number },
+        code: Code::Collective { enqueue: &enqueue, comm, number, replays },
         location,
     };
     // SAFETY: NCCL reads inputs and writes outputs, of the sizes that were checked.

@@ -9,9 +9,10 @@ use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 use warpline_stream::Stream;
 
 use super::*;
-use crate::graph::{Capturing, GraphPool};
-use crate::testing::{Tensor, small_sim};
-use crate::{CudaDevice, Runtime, RuntimeConfig, SyncPolicy, fill};
+use crate::fill;
+use warpline_runtime::graph::{Capturing, GraphPool};
+use warpline_runtime::testing::{Tensor, small_sim};
+use warpline_runtime::{CudaDevice, Runtime, RuntimeConfig, SyncPolicy};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

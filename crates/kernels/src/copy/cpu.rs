@@ -3,8 +3,8 @@
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::Args;
-use crate::elementwise::{Flat, Index, Params, Space};
-use crate::host::{Cast, HostElement, Shared, map1, params};
+use warpline_runtime::host::{Cast, HostElement, Shared, map1, params};
+use warpline_runtime::iter::{Flat, Index, Params, Space};
 
 /// Of elements of `size` bytes that stay as they are: flat and strided.
 pub(super) fn same(size: usize) -> [HostKernel; 2] {

@@ -8,11 +8,12 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::dispatch::dispatch;
-use crate::elementwise::{Kernel, Op, run, vector_width};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, KernelSet, Result, Target, View, launch};
+use crate::programs::{BITS, bits, committed, cuda_type};
+use warpline_runtime::iter::{self, Flat, Index, Op, Params, run, vector_width};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::overlap::{self, Overlap};
+use warpline_runtime::{DType, Result, Target, View, launch};
+use warpline_runtime::{cuda_struct, dispatch};
 
 /// The kernels' arguments: codes of [`DType`], which only the kernels for any pair look at.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -22,37 +23,44 @@ struct Args {
     to: u32,
 }
 
-/// Pairs with kernels of their own.
-const PAIRS: [(DType, DType); 14] = [
-    (DType::F32, DType::F16),
-    (DType::F16, DType::F32),
-    (DType::F32, DType::BF16),
-    (DType::BF16, DType::F32),
-    (DType::F32, DType::F64),
-    (DType::F64, DType::F32),
-    (DType::I64, DType::F32),
-    (DType::I32, DType::F32),
-    (DType::U8, DType::F32),
-    (DType::Bool, DType::F32),
-    (DType::F32, DType::I64),
-    (DType::Bool, DType::I64),
-    (DType::I32, DType::I64),
-    (DType::I64, DType::I32),
+cuda_struct!(Args { from, to });
+
+pub(crate) const PROGRAMS: &[&Program] = &[&COPY, &CAST, &ANY];
+
+/// Of one dtype: only the size of elements matters.
+static COPY: Program =
+    Program::new("copy", BITS, iter::KERNELS, |_, ty| source("copy", ty, ty, ty))
+        .with_ptx(committed);
+
+/// Conversions that have kernels of their own. The others go through [`ANY`].
+const PAIRS: &[&str] = &[
+    "f32_f16", "f16_f32", "f32_bf16", "bf16_f32", "f32_f64", "f64_f32", "i64_f32", "i32_f32",
+    "u8_f32", "bool_f32", "f32_i64", "bool_i64", "i32_i64", "i64_i32",
 ];
 
-/// Copies of elements of 1, 2, 4 and 8 bytes as they are; then the pairs; then any pair. Of each a
-/// flat and a strided kernel.
-static SET: KernelSet = KernelSet::new(module!("copy"), 2 * (4 + 14 + 1), |i| {
-    let name = match i / 2 {
-        0 => "1_byte".to_owned(),
-        k @ 1..4 => format!("{}_bytes", 1 << k),
-        k => PAIRS.get(k - 4).map_or_else(
-            || "any".to_owned(),
-            |(from, to)| format!("{}_{}", from.suffix(), to.suffix()),
-        ),
-    };
-    format!("copy_{name}_{}", if i % 2 == 0 { "flat" } else { "strided" })
-});
+static CAST: Program = Program::new("cast", PAIRS, iter::KERNELS, |_, pair| {
+    let (from, to) = pair.split_once('_').unwrap_or_default();
+    source("cast", pair, cuda_type(from), cuda_type(to))
+})
+.with_ptx(committed);
+
+static ANY: Program =
+    Program::new("cast_any", &[""], iter::KERNELS, |_, _| base().push(include_str!("any.cuh")))
+        .with_ptx(committed);
+
+fn base() -> Source {
+    let of = Source::new().with::<Params<Flat, Args>>().with::<Params<Index<2>, Args>>();
+    of.push(module::ELEMENT).push(module::SPACE)
+}
+
+fn source(program: &str, variant: &str, from: &str, to: &str) -> Source {
+    base().push(include_str!("copy.cuh")).push(&format!("COPY({program}_{variant}, {from}, {to})"))
+}
+
+/// The variant of [`CAST`] for these dtypes.
+fn pair(from: DType, to: DType) -> Option<usize> {
+    PAIRS.iter().position(|pair| pair.split_once('_') == Some((from.suffix(), to.suffix())))
+}
 
 /// Copies `src` into `dst`, of the same sizes and on the same device, converting to its dtype:
 /// floats lose their fraction on the way to integers, integers wrap, anything but 0 is true.
@@ -64,8 +72,8 @@ static SET: KernelSet = KernelSet::new(module!("copy"), 2 * (4 + 14 + 1), |i| {
 /// tensors too, of which PyTorch promises nothing there.
 ///
 /// # Errors
-/// [`crate::Error::ShapeMismatch`], [`crate::Error::OverlappingWrite`],
-/// [`crate::Error::OverlappingOperands`], [`crate::Error::OutOfStorage`], and what a launch can fail with.
+/// [`warpline_runtime::Error::ShapeMismatch`], [`warpline_runtime::Error::OverlappingWrite`],
+/// [`warpline_runtime::Error::OverlappingOperands`], [`warpline_runtime::Error::OutOfStorage`], and what a launch can fail with.
 #[track_caller]
 pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     const NAME: &str = "copy_";
@@ -89,7 +97,7 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
         && dst.storage.cuda_device().is_some()
     {
         let size = src.dtype.size();
-        src.check_no_partial_overlap(&dst, NAME)?;
+        launch::check_in_place(NAME, &[src.read(), dst.write()])?;
         let (to, from) = (dst.layout.offset() * size, src.layout.offset() * size);
         let bytes = src.numel() * size;
         return launch::copy_bytes(
@@ -101,27 +109,20 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
             location,
         );
     }
-    let (first, vector, hosts) = if src.dtype == dst.dtype {
+    let (program, vector, host) = if src.dtype == dst.dtype {
         let size = src.dtype.size();
-        (2 * size.ilog2() as usize, vector_width(size), cpu::same(size))
+        ((&COPY, bits(size)), vector_width(size), cpu::same(size))
     } else {
-        let hosts =
+        let host =
             dispatch!(src.dtype, all S => dispatch!(dst.dtype, all D => cpu::cast::<S, D>()));
-        match PAIRS.iter().position(|&pair| pair == (src.dtype, dst.dtype)) {
+        match pair(src.dtype, dst.dtype) {
             Some(pair) => {
-                (2 * (4 + pair), vector_width(src.dtype.size().max(dst.dtype.size())), hosts)
+                ((&CAST, pair), vector_width(src.dtype.size().max(dst.dtype.size())), host)
             }
-            None => (2 * (4 + PAIRS.len()), 1, hosts),
+            None => ((&ANY, 0), 1, host),
         }
     };
-    let described = Op {
-        name: NAME,
-        set: &SET,
-        flat: Kernel { index: first, host: hosts[0] },
-        strided: Kernel { index: first + 1, host: hosts[1] },
-        vector,
-        location,
-    };
+    let described = Op { name: NAME, program, host, vector, location };
     let args = Args { from: src.dtype as u32, to: dst.dtype as u32 };
     // SAFETY: the kernels and CPU implementations are those of this pair of dtypes.
     unsafe { run(target, &described, [src, dst], args) }

@@ -1,8 +1,10 @@
 //! Cases for copies and casts, the same on every target.
 
 use super::*;
-use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored};
-use crate::{Error, Scalar};
+use warpline_runtime::testing::{
+    Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored,
+};
+use warpline_runtime::{Error, Scalar};
 
 fn every_shape_and_pair(target: Target<'_>) {
     for shape in shapes() {
@@ -100,9 +102,4 @@ fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
         copy(target, top.view(), bottom.view()).unwrap();
         assert_eq!(a.floats(target), [1.0, 2.0, 1.0, 2.0]);
     });
-}
-
-#[test]
-fn the_module_has_every_kernel() {
-    crate::testing::assert_entries(&[&SET]);
 }

@@ -1,280 +1,362 @@
 //! Ops that compute each element of the result from the same element of their operands.
 //!
-//! A family declares its kernels once: per dtype a *flat* one, for operands that are contiguous
-//! and aligned, and a *strided* one, each with a CPU implementation that takes the same
-//! parameters. `run` chooses between them, checks the operands, and launches.
+//! An op is an entry of a table ([`table`]): name, dtypes, what CUDA computes, what the CPU computes.
+//! Kernels (`cuda.rs`) and loops (`host.rs`) are the same for all.
 
-pub mod binary;
-mod space;
-pub mod unary;
+mod activation;
+mod arithmetic;
+mod bitwise;
+mod comparison;
+mod cuda;
+mod division;
+mod exponential;
+mod extremes;
+mod functions;
+mod gamma;
+mod host;
+mod integer;
+mod logical;
+mod real;
+mod rounding;
+mod select;
+mod table;
+#[cfg(test)]
+mod tests;
+mod trigonometric;
 
 use std::panic::Location;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::HostKernel;
+use warpline_runtime::host::{HostElement, Number as _};
+use warpline_runtime::module::Program;
+use warpline_runtime::{Category, DType, Error, Result, Scalar, Target, View};
+use warpline_runtime::{cuda_struct, dispatch, iter};
 
-use crate::launch::{Call, Code};
-use crate::{Error, KernelSet, Layout, Operand, Result, Target, View, launch};
+pub use activation::*;
+pub use arithmetic::*;
+pub use bitwise::*;
+pub use comparison::*;
+pub use division::*;
+pub use exponential::*;
+pub use extremes::*;
+pub use gamma::*;
+pub use logical::*;
+pub use rounding::*;
+pub use select::*;
+pub use trigonometric::*;
 
-pub(crate) use space::{Flat, Index, Params, Plan, Space};
+/// The entries, a file after the other.
+const FILES: &[&[&Op]] = &[
+    activation::OPS,
+    arithmetic::OPS,
+    bitwise::OPS,
+    comparison::OPS,
+    division::OPS,
+    exponential::OPS,
+    extremes::OPS,
+    gamma::OPS,
+    logical::OPS,
+    rounding::OPS,
+    select::OPS,
+    trigonometric::OPS,
+];
 
-/// Threads per block.
-pub(crate) const BLOCK: u32 = 256;
+/// Every op of the table.
+pub fn table() -> impl Iterator<Item = &'static Op> {
+    FILES.iter().copied().flatten().copied()
+}
 
-/// Blocks that a multiprocessor gets at most; the kernels loop over what is left.
-pub(crate) const BLOCKS_PER_SM: u32 = 32;
+pub(crate) fn programs() -> impl Iterator<Item = &'static Program> {
+    table().map(|op| &op.program)
+}
 
-/// A kernel with its CPU implementation.
+/// An op's entry.
+#[derive(Debug)]
+pub struct Op {
+    name: &'static str,
+    inputs: &'static [Input],
+    dtypes: DTypes,
+    output: Output,
+    /// CUDA's expression of the inputs, of one type `C` in which they are computed.
+    cuda: &'static str,
+    host: fn(DType) -> Option<[HostKernel; 2]>,
+    program: Program,
+}
+
+/// What an input is called in CUDA's expression, and what its elements are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel {
-    /// Its number in the set.
-    pub(crate) index: usize,
-    /// What the CPU runs.
-    pub(crate) host: HostKernel,
+struct Input {
+    name: &'static str,
+    /// Of a condition; the others are of the dtype that is computed in.
+    is_bool: bool,
 }
 
-/// An elementwise op on operands of some dtype: takes [`Params`] of its arguments, and of [`Flat`]
-/// or an [`Index`].
+/// The dtypes that an op is computed in: a range of [`DType::ALL`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Op {
-    pub(crate) name: &'static str,
-    pub(crate) set: &'static KernelSet,
-    pub(crate) flat: Kernel,
-    pub(crate) strided: Kernel,
-    /// Elements that a thread of the flat kernel takes at a time.
-    pub(crate) vector: usize,
-    pub(crate) location: &'static Location<'static>,
+struct DTypes {
+    first: DType,
+    last: DType,
+    /// Whether integers and bools are computed in `f32`.
+    converts: bool,
 }
 
-/// Elements of `size` bytes that a flat kernel takes at a time: 16 bytes, but no more than 8.
-pub(crate) const fn vector_width(size: usize) -> usize {
-    if size < 2 { 8 } else { 16 / size }
+const ALL: DTypes = DTypes { first: DType::Bool, last: DType::F64, converts: false };
+const NUMBERS: DTypes = DTypes { first: DType::U8, ..ALL };
+const FLOATS: DTypes = DTypes { first: DType::F16, ..ALL };
+/// Integers of any width.
+const INTEGERS: DTypes = DTypes { first: DType::U8, last: DType::I64, converts: false };
+/// Integers and bools.
+const INTEGRAL: DTypes = DTypes { first: DType::Bool, ..INTEGERS };
+/// Floats that are computed in as they are.
+const WIDE_FLOATS: DTypes = DTypes { first: DType::F32, ..ALL };
+/// Floats, which others are converted to.
+const TO_FLOATS: DTypes = DTypes { converts: true, ..FLOATS };
+
+impl DTypes {
+    const fn variants(self) -> &'static [&'static str] {
+        let (_, from) = DType::SUFFIXES.split_at(self.first as usize);
+        from.split_at(self.last as usize - self.first as usize + 1).0
+    }
+
+    fn variant(self, dtype: DType) -> usize {
+        dtype as usize - self.first as usize
+    }
 }
 
-/// Runs an op on `N` views of the same sizes: all but the last are read, the last is written.
+/// What the result's elements are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    /// Of the dtype that is computed in.
+    Same,
+    /// Bools. Numbers among the operands are rounded to the dtype first, as PyTorch compares.
+    Bool,
+}
+
+/// An operand: a tensor, or a number, which costs neither memory nor a second launch.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    /// A tensor, with the result's sizes; expand it to broadcast it.
+    Tensor(View<'a>),
+    /// A number.
+    Number(Scalar),
+}
+
+impl<'a> From<View<'a>> for Arg<'a> {
+    fn from(view: View<'a>) -> Self {
+        Self::Tensor(view)
+    }
+}
+
+impl From<Scalar> for Arg<'_> {
+    fn from(number: Scalar) -> Self {
+        Self::Number(number)
+    }
+}
+
+/// A number as a kernel takes it: floats take `f`, others `i`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+struct Number {
+    f: f64,
+    i: i64,
+}
+
+cuda_struct!(Number { f, i });
+
+impl Number {
+    /// As an op on `dtype` takes it.
+    fn new(value: Scalar, dtype: DType, rounded: bool) -> Self {
+        let value = dispatch!(dtype, all T => {
+            let value = <T as HostElement>::Compute::from_scalar(value);
+            if rounded { T::put(value).get().to_scalar() } else { value.to_scalar() }
+        });
+        match value {
+            // A float for integers has been refused before; what is left means true or false.
+            Scalar::Float(f) => Self { f, i: i64::from(f != 0.0) },
+            other => Self { f: other.to_f64(), i: other.to_i64() },
+        }
+    }
+}
+
+/// The kernels' arguments besides the operands: which of `N` inputs are numbers, by bits, and those.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Numbers<const N: usize> {
+    which: u64,
+    number: [Number; N],
+}
+
+cuda_struct!(Numbers<N> { which, number });
+
+// SAFETY: all fields are numbers, so zeros are valid.
+unsafe impl<const N: usize> Zeroable for Numbers<N> {}
+// SAFETY: `repr(C)` with 64-bit fields only: no padding, every bit pattern is valid.
+unsafe impl<const N: usize> Pod for Numbers<N> {}
+
+impl Op {
+    /// PyTorch's name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether an operand is a condition: bools, whatever the others are.
+    #[must_use]
+    pub fn is_condition(&self, operand: usize) -> bool {
+        self.inputs.get(operand).is_some_and(|input| input.is_bool)
+    }
+
+    /// How many operands it has.
+    #[must_use]
+    pub const fn inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// The dtype that operands are converted to, and the result's, for operands that meet in
+    /// `common` ([`DType::promote`], [`Scalar::result_type`]).
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] where PyTorch has no such op of the dtype.
+    pub fn dtypes(&self, common: DType) -> Result<(DType, DType)> {
+        let compute = if (self.dtypes.first..=self.dtypes.last).contains(&common) {
+            common
+        } else if self.dtypes.converts {
+            DType::F32
+        } else {
+            return Err(Error::UnsupportedDType { op: self.name, dtype: common });
+        };
+        Ok((compute, if self.output == Output::Bool { DType::Bool } else { compute }))
+    }
+
+    /// Elements that a thread takes at a time: fewer of what takes long.
+    fn vector(&self, dtype: DType) -> usize {
+        let most = if self.inputs.len() == 1 { 4 } else { 8 };
+        iter::vector_width(dtype.size()).min(most)
+    }
+}
+
+/// `out = op(a)`. `a` has the first dtype of [`Op::dtypes`], `out` the second; they have the same
+/// sizes. `out` may be `a` itself.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`],
-/// [`Error::OutOfStorage`], [`Error::TooManyDims`], and those of [`launch::run`].
+/// [`Error::DTypeMismatch`], [`Error::UnsupportedDType`], [`Error::ShapeMismatch`],
+/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], and what a launch can fail with;
+/// [`Error::InvalidArgument`] where the op has another number of operands.
+#[track_caller]
+pub fn unary(target: Target<'_>, op: &'static Op, a: View<'_>, out: View<'_>) -> Result<()> {
+    run::<1, 2>(target, op, [a.into()], out, Location::caller())
+}
+
+/// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch,
+/// arithmetic on half-width floats takes a number in `f32`, while comparisons round it to the tensor's
+/// dtype first.
 ///
-/// # Safety
-/// The kernels and CPU implementations must be right for the views' dtypes and these arguments,
-/// and do no more than read all operands and write the last, elements in step.
-pub(crate) unsafe fn run<const N: usize, A: Pod>(
+/// # Errors
+/// As [`unary`]; [`Error::CannotCast`] for a float number among integers.
+#[track_caller]
+pub fn binary<'a>(
     target: Target<'_>,
-    op: &Op,
-    views: [View<'_>; N],
-    args: A,
+    op: &'static Op,
+    a: impl Into<Arg<'a>>,
+    b: impl Into<Arg<'a>>,
+    out: View<'a>,
 ) -> Result<()> {
-    let out = views[N - 1];
-    out.check_writable(op.name)?;
-    for view in &views {
-        view.check_inside(op.name)?;
-        if view.sizes() != out.sizes() {
-            return Err(Error::ShapeMismatch {
-                op: op.name,
-                reason: format!("operands of {:?} and {:?}", view.sizes(), out.sizes()),
-            });
-        }
-    }
-    for view in &views[..N - 1] {
-        view.check_no_partial_overlap(&out, op.name)?;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { run_part(target, op, views, args) }
+    run::<2, 3>(target, op, [a.into(), b.into()], out, Location::caller())
 }
 
-/// # Safety
-/// As [`run`].
-unsafe fn run_part<const N: usize, A: Pod>(
+/// `out` is the op of one to four operands; otherwise as [`binary`].
+///
+/// # Errors
+/// As [`binary`].
+#[track_caller]
+pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    match *args {
+        [a] => run::<1, 2>(target, op, [a], out, location),
+        [a, b] => run::<2, 3>(target, op, [a, b], out, location),
+        [a, b, c] => run::<3, 4>(target, op, [a, b, c], out, location),
+        [a, b, c, d] => run::<4, 5>(target, op, [a, b, c, d], out, location),
+        _ => Err(Error::invalid(op.name, format!("takes 1 to 4 operands, not {}", args.len()))),
+    }
+}
+
+/// Runs an op of `I` inputs, with the result `N` operands.
+fn run<const I: usize, const N: usize>(
     target: Target<'_>,
-    op: &Op,
-    views: [View<'_>; N],
-    args: A,
+    op: &'static Op,
+    args: [Arg<'_>; I],
+    out: View<'_>,
+    location: &'static Location<'static>,
 ) -> Result<()> {
-    let sizes = views[N - 1].sizes();
-    let plan = Plan::new(sizes, views.map(|v| v.strides()));
-    let numel = views[N - 1].numel();
-    if numel == 0 {
-        return Ok(());
+    if op.inputs.len() != I {
+        let reason = format!("takes {} operands, not {I}", op.inputs.len());
+        return Err(Error::invalid(op.name, reason));
     }
-    if !plan.fits() {
-        return halves(&views, |part| {
-            // SAFETY: the caller's promise, which holds for parts too.
-            unsafe { run_part(target, op, part, args) }
-        });
-    }
-    let operands: [Operand<'_>; N] =
-        std::array::from_fn(|k| if k == N - 1 { views[k].write() } else { views[k].read() });
-    let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(op.vector);
-    // SAFETY: the parameters are those the kernel and its CPU implementation take; for the rest
-    // the caller's promise.
-    unsafe {
-        if plan.is_contiguous() && views.iter().all(aligned) {
-            let params = Params::new(Flat { numel: numel as u64 }, args);
-            let threads = numel.div_ceil(op.vector);
-            launch_one(target, op, op.flat, &operands, bytemuck::bytes_of(&params), threads)
-        } else {
-            let params = Params::new(plan.index(op.name)?, args);
-            launch_one(target, op, op.strided, &operands, bytemuck::bytes_of(&params), numel)
-        }
-    }
-}
-
-/// # Safety
-/// As [`launch::run`].
-unsafe fn launch_one(
-    target: Target<'_>,
-    op: &Op,
-    kernel: Kernel,
-    operands: &[Operand<'_>],
-    params: &[u8],
-    threads: usize,
-) -> Result<()> {
-    let call = Call {
-        op: op.name,
-        operands,
-        params,
-        host: kernel.host,
-        code: Code::Kernel {
-            set: op.set,
-            index: kernel.index,
-            grid: grid(target, threads),
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location: op.location,
-    };
-    // SAFETY: the caller's promise.
-    unsafe { launch::run(target, &call) }
-}
-
-/// Blocks of [`BLOCK`] threads for kernels that loop over what the grid leaves.
-pub(crate) fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
-    let most = match target {
-        Target::Cpu(_) => 1,
-        Target::Cuda(_, device, _) => {
-            device.properties().multiprocessor_count.max(1) * BLOCKS_PER_SM
-        }
-    };
-    let blocks = threads.div_ceil(BLOCK as usize).min(most as usize);
-    [blocks as u32, 1, 1]
-}
-
-/// Calls `f` on the two halves of views that are too large for one launch. They are cut where they
-/// reach furthest: a dimension of few elements may be what takes them too far.
-pub(crate) fn halves<const N: usize>(
-    views: &[View<'_>; N],
-    mut f: impl FnMut([View<'_>; N]) -> Result<()>,
-) -> Result<()> {
-    let sizes = views[N - 1].sizes();
-    // There is a dimension: one element always fits.
-    let reach = |d: usize, view: &View<'_>| {
-        sizes[d].saturating_sub(1).saturating_mul(view.strides()[d].unsigned_abs())
-    };
-    let furthest = |&d: &usize| views.iter().map(|view| reach(d, view)).max();
-    let Some(dim) = (0..sizes.len()).max_by_key(furthest) else { return Ok(()) };
-    let middle = sizes[dim] / 2;
-    for (start, length) in [(0, middle), (middle, sizes[dim] - middle)] {
-        let mut layouts: [Option<Layout>; N] = [const { None }; N];
-        for (layout, view) in layouts.iter_mut().zip(views) {
-            *layout = Some(view.layout.narrow(dim as isize, start as isize, length)?);
-        }
-        f(std::array::from_fn(|k| View {
-            layout: layouts[k].as_ref().unwrap_or(views[k].layout),
-            ..views[k]
-        }))?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use smallvec::smallvec;
-    use warpline_cuda_sys_safe::HostLaunch;
-    use warpline_cuda_sys_safe::null::NullDriver;
-
-    use super::binary::{BinaryOp, binary};
-    use super::*;
-    use crate::testing::{Tensor, small_sim};
-    use crate::{DType, Runtime, RuntimeConfig, Storage};
-
-    static SET: KernelSet = KernelSet::new(crate::runtime::module!("../fill/fill"), 8, |i| {
-        format!("fill_{}_bytes_{}", 1 << (i / 2), if i % 2 == 0 { "flat" } else { "strided" })
-    });
-    static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
-
-    unsafe fn count(_: &HostLaunch<'_>) {
-        LAUNCHES.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Few launches do where they can: far strides are cut, not what lies between them.
-    #[test]
-    fn what_reaches_too_far_is_cut_where_it_does() {
-        let runtime = Runtime::new(small_sim(1).build(), RuntimeConfig::default()).unwrap();
-        let device = runtime.device(0).unwrap();
-        let stream = device.device().stream_from_pool(0).unwrap();
-        let n = 1usize << 20;
-        let bytes = (1 << 32) + n;
-        let host = Storage::pageable(&runtime, bytes).unwrap();
-        let memory = Storage::device(&runtime, bytes, &stream).unwrap();
-        let targets =
-            [(Target::Cpu(&runtime), &host), (Target::Cuda(&runtime, device, &stream), &memory)];
-        let kernel = Kernel { index: 3, host: count };
-        let op = Op {
-            name: "fill_",
-            set: &SET,
-            flat: kernel,
-            strided: kernel,
-            vector: 1,
-            location: Location::caller(),
-        };
-        for (target, storage) in targets {
-            for (sizes, strides, launches) in [
-                ([2usize, n], [1isize << 30, 1], 1),
-                ([2, n], [1 << 31, 1], 2),
-                ([n, 2], [1, 1 << 31], 2),
-                ([3, n], [1 << 31, 1], 3),
-                ([2, 1 << 30], [1 << 31, 2], 2),
-                ([2, 1 << 31], [1 << 31, 1], 4),
-            ] {
-                let layout = Layout::from_parts(
-                    sizes.as_slice().into(),
-                    smallvec![strides[0], strides[1]],
-                    0,
-                );
-                LAUNCHES.store(0, Ordering::Relaxed);
-                let view = View { storage, layout: &layout, dtype: DType::U8 };
-                // SAFETY: the function touches nothing, and no GPU runs the kernel.
-                unsafe { run(target, &op, [view], 0u64) }.unwrap();
-                stream.synchronize().unwrap();
-                let counted = LAUNCHES.load(Ordering::Relaxed);
-                assert_eq!(counted, launches, "{sizes:?} {strides:?} {target:?}");
+    let dtype = check(op, &args, out)?;
+    let mut numbers = Numbers { which: 0, number: [Number::default(); I] };
+    let mut views = [out; N];
+    for (k, arg) in args.into_iter().enumerate() {
+        match arg {
+            Arg::Tensor(view) => views[k] = view,
+            Arg::Number(value) => {
+                let dtype = if op.inputs[k].is_bool { DType::Bool } else { dtype };
+                numbers.which |= 1 << k;
+                numbers.number[k] = Number::new(value, dtype, op.output == Output::Bool);
             }
         }
     }
+    let host = (op.host)(dtype).ok_or(Error::UnsupportedDType { op: op.name, dtype })?;
+    let described = iter::Op {
+        name: op.name,
+        program: (&op.program, op.dtypes.variant(dtype)),
+        host,
+        vector: op.vector(dtype),
+        location,
+    };
+    // SAFETY: kernels and loops are those of the dtypes just checked; inputs that are numbers are not
+    // touched, and are said so.
+    unsafe { iter::run_some(target, &described, views, numbers.which, numbers) }
+}
 
-    #[test]
-    fn a_stream_is_given_the_launch_and_refuses_host_memory() {
-        let driver = Arc::new(NullDriver::new(1));
-        let runtime = Runtime::new(driver, RuntimeConfig::default()).unwrap();
-        let device = runtime.device(0).unwrap();
-        let stream = device.device().stream_from_pool(0).unwrap();
-        let target = Target::Cuda(&runtime, device, &stream);
-        let a = Tensor::garbage(target, DType::F32, &[1000, 7]);
-        let turned = a.with(|l| l.transpose(0, 1));
-        let before = stream.last_op();
-        let out = Tensor::garbage(target, DType::F32, &[7, 1000]);
-        let copied = stream.last_op();
-        binary(target, BinaryOp::Add, turned.view(), out.view(), out.view()).unwrap();
-        assert!(before < copied && copied < stream.last_op());
-
-        let host = Tensor::garbage(Target::Cpu(&runtime), DType::F32, &[1000, 7]);
-        let error = binary(target, BinaryOp::Add, a.view(), host.view(), a.view());
-        assert!(matches!(error, Err(Error::DeviceMismatch { .. })));
+/// The dtype that the op is computed in.
+fn check(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
+    let mismatch = |expected, actual| Err(Error::DTypeMismatch { op: op.name, expected, actual });
+    let mut dtype = None;
+    for (input, arg) in op.inputs.iter().zip(args) {
+        let Arg::Tensor(view) = arg else { continue };
+        if input.is_bool {
+            if view.dtype != DType::Bool {
+                return mismatch(DType::Bool, view.dtype);
+            }
+            continue;
+        }
+        let expected = *dtype.get_or_insert(view.dtype);
+        if view.dtype != expected {
+            return mismatch(expected, view.dtype);
+        }
     }
+    // Where all are numbers, the result says it.
+    let dtype = match dtype {
+        Some(dtype) => dtype,
+        None if op.output == Output::Same => out.dtype,
+        None => return Err(Error::invalid(op.name, "needs a tensor among its operands".into())),
+    };
+    let (compute, result) = op.dtypes(dtype)?;
+    if compute != dtype {
+        return Err(Error::UnsupportedDType { op: op.name, dtype });
+    }
+    if out.dtype != result {
+        return mismatch(result, out.dtype);
+    }
+    for (input, arg) in op.inputs.iter().zip(args) {
+        if let Arg::Number(value) = arg
+            && value.category() == Category::Float
+            && !dtype.is_float()
+            && !input.is_bool
+        {
+            return Err(Error::CannotCast { op: op.name, from: DType::F32, to: dtype });
+        }
+    }
+    Ok(dtype)
 }

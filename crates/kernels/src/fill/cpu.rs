@@ -3,9 +3,11 @@
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::{Fill, Sequence};
-use crate::Scalar;
-use crate::elementwise::{Flat, Index, Params, Space};
-use crate::host::{Cast, GRAIN, HostElement, Number, Shared, map0, parallel_for, params};
+use warpline_runtime::Scalar;
+use warpline_runtime::host::{
+    Cast, GRAIN, HostElement, Number, Shared, map0, parallel_for, params,
+};
+use warpline_runtime::iter::{Flat, Index, Params, Space};
 
 /// The bytes of an element, in the low bytes.
 pub(super) fn bits<T: HostElement>(value: Scalar) -> u64 {

@@ -8,19 +8,28 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::dispatch::dispatch;
-use crate::elementwise::{BLOCK, Kernel, Op, grid, run, vector_width};
-use crate::launch::{Call, Code};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Layout, Result, Scalar, Target, View, launch};
+use crate::programs::{BITS, NUMBERS, bits, committed};
+use warpline_runtime::iter::{self, BLOCK, Flat, Index, Op, Params, grid, run, vector_width};
+use warpline_runtime::launch::{Call, Code};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{Error, Layout, Result, Scalar, Target, View, launch};
+use warpline_runtime::{cuda_struct, dispatch};
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
-static SET: KernelSet = KernelSet::new(module!("fill"), 8 + 9, |i| match i {
-    0 => "fill_1_byte_flat".into(),
-    1 => "fill_1_byte_strided".into(),
-    2..8 => format!("fill_{}_bytes_{}", 1 << (i / 2), if i % 2 == 0 { "flat" } else { "strided" }),
-    _ => format!("sequence_{}", DType::ALL[i - 7].suffix()),
-});
+pub(crate) const PROGRAMS: &[&Program] = &[&FILL, &SEQUENCE];
+
+static FILL: Program = Program::new("fill", BITS, iter::KERNELS, |_, ty| {
+    let of = Source::new().with::<Params<Flat, Fill>>().with::<Params<Index<1>, Fill>>();
+    let of = of.push(module::ELEMENT).push(module::SPACE).push(include_str!("fill.cuh"));
+    of.push(&format!("FILL({ty}, {ty})"))
+})
+.with_ptx(committed);
+
+static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
+    let of = Source::new().with::<Sequence>().push(module::ELEMENT).push(module::SPACE);
+    of.push(include_str!("sequence.cuh")).push(&format!("SEQUENCE({ty}, {ty})"))
+})
+.with_ptx(committed);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -28,6 +37,8 @@ struct Fill {
     /// The element, in the low bytes.
     bits: u64,
 }
+
+cuda_struct!(Fill { bits });
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -44,6 +55,8 @@ struct Sequence {
     first_int: i64,
     step_int: i64,
 }
+
+cuda_struct!(Sequence { numel, stride, middle, exact, first, last, step, first_int, step_int });
 
 /// Sets every element to `value`, converted to the dtype (`Tensor.fill_`).
 ///
@@ -62,19 +75,16 @@ fn fill_at(
     location: &'static Location<'static>,
 ) -> Result<()> {
     let size = out.dtype.size();
-    let first = 2 * size.ilog2() as usize;
-    let [flat, strided] = cpu::fill_kernels(size);
     let op = Op {
         name,
-        set: &SET,
-        flat: Kernel { index: first, host: flat },
-        strided: Kernel { index: first + 1, host: strided },
+        program: (&FILL, bits(size)),
+        host: cpu::fill_kernels(size),
         vector: vector_width(size),
         location,
     };
-    let bits = dispatch!(out.dtype, all T => cpu::bits::<T>(value));
+    let value = dispatch!(out.dtype, all T => cpu::bits::<T>(value));
     // SAFETY: the kernels and CPU implementations are those of elements of this size.
-    unsafe { run(target, &op, [out], Fill { bits }) }
+    unsafe { run(target, &op, [out], Fill { bits: value }) }
 }
 
 /// `start + i * step` for each element `i` of a tensor of one dimension (`torch.arange`): in
@@ -138,8 +148,7 @@ fn run_sequence(
         let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
         return Err(Error::ShapeMismatch { op: name, reason });
     };
-    out.check_writable(name)?;
-    out.check_inside(name)?;
+    launch::check_operands(name, &[out.write()])?;
     let host = dispatch!(
         dtype,
         number T => cpu::sequence::<T>,
@@ -150,10 +159,10 @@ fn run_sequence(
         op: name,
         operands: &[out.write()],
         params: bytemuck::bytes_of(&sequence),
+        checks_indices: false,
         host,
         code: Code::Kernel {
-            set: &SET,
-            index: 7 + dtype as usize,
+            kernel: (&SEQUENCE, dtype as usize - 1, 0),
             grid: grid(target, out.numel()),
             block: [BLOCK, 1, 1],
             shared_bytes: 0,

@@ -1,7 +1,8 @@
 //! Cases for fills, the same on every target.
 
 use super::*;
-use crate::testing::{Tensor, assert_close, on_every_target, on_gpu, shapes, stored};
+use warpline_runtime::DType;
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, shapes, stored};
 
 fn fills(target: Target<'_>) {
     for shape in shapes() {
@@ -93,9 +94,4 @@ fn what_cannot_be_done_is_an_error() {
         let error = fill(target, expanded.view(), Scalar::Int(1));
         assert!(matches!(error, Err(Error::OverlappingWrite { .. })));
     });
-}
-
-#[test]
-fn the_module_has_every_kernel() {
-    crate::testing::assert_entries(&[&SET]);
 }

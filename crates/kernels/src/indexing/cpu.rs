@@ -3,8 +3,8 @@
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::Pick;
-use crate::DType;
-use crate::host::{Cast, GRAIN, HostElement, Shared, parallel_for, params, rows};
+use warpline_runtime::DType;
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, parallel_for, params, rows};
 
 /// Of elements of `size` bytes, with indices of a dtype.
 pub(super) fn kernel(size: usize, index: DType) -> HostKernel {

@@ -13,19 +13,27 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::elementwise::{BLOCK, Index, Plan, grid, halves};
-use crate::launch::{self, Call, Code, Report};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Layout, Result, Sizes, Strides, Target, View};
+use crate::programs::{bits, committed};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::iter::{BLOCK, Index, Plan, grid, halves};
+use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Layout, Result, Sizes, Strides, Target, View};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
 /// By the size of an element, then by the indices' dtype.
-static KERNELS: KernelSet = KernelSet::new(module!("indexing"), 8, |i| {
-    let size = ["1_byte", "2_bytes", "4_bytes", "8_bytes"][i / 2 % 4];
-    format!("gather_{size}_{}", ["i32", "i64"][i % 2])
-});
+const VARIANTS: &[&str] =
+    &["u8_i32", "u8_i64", "u16_i32", "u16_i64", "u32_i32", "u32_i64", "u64_i32", "u64_i64"];
 
-/// Mirrors `indexing.cu`. `step` is the source's stride of the dimension that is indexed.
+static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
+    let of = Source::new().with::<Pick>().push(module::ELEMENT).push(module::REPORT);
+    let of = of.push(module::SPACE).push(include_str!("gather.cuh"));
+    of.push(&format!("GATHER({})", variant.replace('_', ", ")))
+})
+.with_ptx(committed);
+
+/// `step` is the source's stride of the dimension that is indexed.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Pick {
@@ -33,6 +41,8 @@ struct Pick {
     step: i64,
     space: Index<3>,
 }
+
+cuda_struct!(Pick { report, step, space });
 
 /// What of the source is indexed.
 struct Along {
@@ -203,17 +213,7 @@ fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> R
     if out.dtype != input.dtype {
         return Err(Error::DTypeMismatch { op, expected: input.dtype, actual: out.dtype });
     }
-    out.check_writable(op)?;
-    for view in [input, index, out] {
-        view.check_inside(op)?;
-    }
-    for view in [&input, &index] {
-        let (read, written) = ((view.layout, view.dtype.size()), (out.layout, out.dtype.size()));
-        if view.storage.same_as(out.storage) && overlap::between(read, written) != Overlap::None {
-            return Err(Error::OverlappingOperands { op });
-        }
-    }
-    Ok(())
+    check_operands(op, &[input.read(), index.read(), out.write()])
 }
 
 fn check_sizes(
@@ -284,10 +284,10 @@ fn part(
             out.write(),
         ],
         params: bytemuck::bytes_of(&params),
+        checks_indices: true,
         host: cpu::kernel(item, index.dtype),
         code: Code::Kernel {
-            set: &KERNELS,
-            index: 2 * item.ilog2() as usize + usize::from(index.dtype == DType::I64),
+            kernel: (&GATHER, 2 * bits(item) + usize::from(index.dtype == DType::I64), 0),
             grid: grid(target, out.numel()),
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
@@ -296,7 +296,7 @@ fn part(
     };
     // SAFETY: the parameters reach the source only where an index is in range, the index and the
     // result where their layouts say, and begin with a report; both kernels take `Pick`.
-    unsafe { launch::run_checked(target, &call) }
+    unsafe { launch::run(target, &call) }
 }
 
 /// Each element once, of a layout that repeats some.

@@ -1,8 +1,8 @@
 //! Cases for indexing, the same on every target.
 
 use super::*;
-use crate::DType::{BF16, F32, F64, I8, I16, I32, I64};
-use crate::testing::{Tensor, on_every_target, on_gpu, samples, shapes};
+use warpline_runtime::DType::{BF16, F32, F64, I8, I16, I32, I64};
+use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples, shapes};
 
 /// Row-major steps of sizes.
 fn steps(sizes: &[usize]) -> Vec<usize> {
@@ -132,7 +132,7 @@ fn out_of_range(target: Target<'_>) {
     for (bad, dtype) in [(-1, I64), (4, I32), (i64::MIN, I64), (1 << 40, I64), (i64::MAX, I64)] {
         let index = Tensor::new(target, dtype, &[3], &[0.0, 77.0, 2.0]);
         let one = index.with(|l| l.narrow(0, 1, 1));
-        crate::fill::fill(target, one.view(), crate::Scalar::Int(bad)).unwrap();
+        crate::fill::fill(target, one.view(), warpline_runtime::Scalar::Int(bad)).unwrap();
         let out = Tensor::garbage(target, F32, &[3, 3]);
         let line = line!() + 1;
         let at_once = index_select(target, input.view(), 0, index.view(), out.view());
@@ -153,17 +153,24 @@ fn out_of_range(target: Target<'_>) {
 
 /// What an op wrote whose check failed cannot be used, on the CPU as on a device: until it is
 /// overwritten, though by a part of what its memory holds.
-fn assert_marked(target: Target<'_>, out: &Tensor, error: &crate::IndexCheck) {
+fn assert_marked(target: Target<'_>, out: &Tensor, error: &warpline_runtime::IndexCheck) {
     let copy = Tensor::garbage(target, out.dtype, out.view().sizes());
     for _ in 0..2 {
         let used = crate::copy::copy(target, out.view(), copy.view());
         assert!(matches!(&used, Err(Error::IndexCheck(failed)) if failed == error), "{used:?}");
         let read = match target {
-            Target::Cpu(_) => crate::launch::read_bytes((&out.storage, 0), &mut [0]),
+            Target::Cpu(_) => warpline_runtime::launch::read_bytes((&out.storage, 0), &mut [0]),
             Target::Cuda(runtime, _, stream) => {
-                let host = crate::Storage::pageable(runtime, 1).unwrap();
+                let host = warpline_runtime::Storage::pageable(runtime, 1).unwrap();
                 let here = std::panic::Location::caller();
-                crate::launch::copy_bytes(stream, (&host, 0), (&out.storage, 0), 1, false, here)
+                warpline_runtime::launch::copy_bytes(
+                    stream,
+                    (&host, 0),
+                    (&out.storage, 0),
+                    1,
+                    false,
+                    here,
+                )
             }
         };
         assert!(matches!(&read, Err(Error::IndexCheck(failed)) if failed == error), "{read:?}");
@@ -189,7 +196,7 @@ fn marked_in_part(target: Target<'_>) {
         assert_eq!(copy.floats(target), [77.0; 2]);
     }
     for from in [1, 3] {
-        crate::fill::fill(target, part(from).view(), crate::Scalar::Float(1.0)).unwrap();
+        crate::fill::fill(target, part(from).view(), warpline_runtime::Scalar::Float(1.0)).unwrap();
     }
     assert_eq!(all.floats(target), [77.0, 1.0, 1.0, 1.0, 1.0, 77.0]);
 }
@@ -206,7 +213,7 @@ fn gpu_a_part_is_marked() {
 }
 
 /// The error of an op, at once or at a wait.
-fn reported(target: Target<'_>, at_once: Result<()>) -> crate::IndexCheck {
+fn reported(target: Target<'_>, at_once: Result<()>) -> warpline_runtime::IndexCheck {
     let error = match target {
         Target::Cpu(_) => at_once.expect_err("on the host it is known at once"),
         Target::Cuda(_, _, stream) => {
@@ -276,11 +283,14 @@ fn gpu_many_are_reported_as_one() {
 #[test]
 fn far_apart() {
     let reason = warpline_cuda_sys_safe::DriverError::NoDevice { reason: "not needed".into() };
-    let runtime = crate::Runtime::without_cuda(reason, &crate::RuntimeConfig::default());
+    let runtime = warpline_runtime::Runtime::without_cuda(
+        reason,
+        &warpline_runtime::RuntimeConfig::default(),
+    );
     let target = Target::Cpu(&runtime);
     // Of so much memory, little is ever touched.
     let far = Tensor {
-        storage: crate::Storage::pageable(&runtime, (3 << 30) + 2).unwrap(),
+        storage: warpline_runtime::Storage::pageable(&runtime, (3 << 30) + 2).unwrap(),
         layout: Layout::from_parts(
             Sizes::from_slice(&[4, 2]),
             Strides::from_slice(&[1 << 30, 1]),
@@ -307,7 +317,8 @@ fn far_apart() {
 #[test]
 fn nothing_runs_on_null() {
     let driver = std::sync::Arc::new(warpline_cuda_sys_safe::null::NullDriver::new(1));
-    let runtime = crate::Runtime::new(driver, crate::RuntimeConfig::default()).unwrap();
+    let runtime =
+        warpline_runtime::Runtime::new(driver, warpline_runtime::RuntimeConfig::default()).unwrap();
     let device = runtime.device(0).unwrap();
     let stream = device.device().default_stream();
     let target = Target::Cuda(&runtime, device, stream);
@@ -358,9 +369,4 @@ fn bad_arguments() {
         fails!(embed(&make(F32, &[2]), &out), Error::ShapeMismatch { op: "embedding", .. });
         fails!(embed(&a, &make(F32, &[2, 2])), Error::ShapeMismatch { .. });
     });
-}
-
-#[test]
-fn the_module_has_every_kernel() {
-    crate::testing::assert_entries(&[&KERNELS]);
 }

@@ -3,8 +3,8 @@
 use warpline_cuda_sys_safe::blas::{Blas, BlasType, GemmArgs};
 use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError, StreamHandle};
 
-use super::{Params, Steps};
-use crate::DType;
+use super::{Product, Steps};
+use warpline_runtime::DType;
 
 /// A product as cuBLAS is to be asked for it, all but the addresses.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub(super) fn takes(rows: u64, columns: u64, steps: Steps) -> bool {
 
 impl Gemm {
     /// `None` when cuBLAS cannot do it as it lies.
-    pub(super) fn new(dtype: DType, p: &Params) -> Option<Self> {
+    pub(super) fn new(dtype: DType, p: &Product) -> Option<Self> {
         let dtype = match dtype {
             DType::F16 => BlasType::F16,
             DType::BF16 => BlasType::BF16,
@@ -60,7 +60,7 @@ impl Gemm {
             Lie::Columns(ldc) => {
                 let turned = |s: Steps| Steps { row: s.column, column: s.row, ..s };
                 let (a, b, c) = (turned(p.b), turned(p.a), turned(p.c));
-                (true, Params { m: p.n, n: p.m, a, b, c, ..*p }, ldc)
+                (true, Product { m: p.n, n: p.m, a, b, c, ..*p }, ldc)
             }
         };
         // What lies in rows is, to cuBLAS, its transpose: it computes the transposed result from

@@ -1,10 +1,10 @@
 //! The CPU implementation of matrix products.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::{Params, Steps};
-use crate::host::{self, GRAIN, HostElement, Number, Shared};
+use super::{Product, Steps};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
 /// Products below which threads cost more than they bring.
 const PARALLEL_FROM: u64 = 1 << 17;
@@ -20,15 +20,57 @@ const BLOCK: u64 = 1024;
 /// Elements that a row of integers is summed up in at a time.
 const SUMS: u64 = 1024;
 
+/// A product in memory, as `gemm` computes it: sizes, then each matrix with its steps from column to
+/// column and from row to row.
+type Multiply<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
+
+/// What `gemm` multiplies. Its crates for these two are used, and not the one that picks among all
+/// dtypes: those for complex numbers take long to build.
+pub(super) trait Float: Copy + From<bool> {
+    fn multiply() -> Multiply<Self>;
+}
+
+impl Float for f32 {
+    fn multiply() -> Multiply<Self> {
+        gemm_f32::gemm::f32::get_gemm_fn()
+    }
+}
+
+impl Float for f64 {
+    fn multiply() -> Multiply<Self> {
+        gemm_f64::gemm::f64::get_gemm_fn()
+    }
+}
+
 /// A dimension's parts of at most `most`: where each begins, and its length.
 fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..size.div_ceil(most)).map(move |i| (i * most, most.min(size - i * most)))
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s, and [`Params`].
-pub(super) unsafe fn floats<T: 'static + Copy + From<bool>>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+/// As [`warpline_cuda_sys_safe::HostKernel`]: `a`, `b` and the result, of `T`s, and [`Product`].
+pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
+    let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     for batch in 0..p.batch as i64 {
         for (row, m) in parts(p.m, LARGEST) {
@@ -50,7 +92,7 @@ pub(super) unsafe fn floats<T: 'static + Copy + From<bool>>(launch: &HostLaunch<
 /// # Safety
 /// As [`floats`].
 pub(super) unsafe fn halves<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let parallel = launch.parallel;
     let [most_m, most_n, most_k] = [p.m, p.n, p.k].map(|size| size.min(BLOCK) as usize);
@@ -131,8 +173,8 @@ unsafe fn widen<T: HostElement<Compute = f32>>(
 ///
 /// # Safety
 /// The pointers are valid for matrices of these sizes and strides.
-unsafe fn gemm<T: 'static + Copy + From<bool>>(
-    [m, n, k]: [u64; 3],
+unsafe fn gemm<T: Float>(
+    [mut m, mut n, k]: [u64; 3],
     parallel: bool,
     (a, sa): (*mut T, Steps),
     (b, sb): (*mut T, Steps),
@@ -142,24 +184,32 @@ unsafe fn gemm<T: 'static + Copy + From<bool>>(
     let large = m.saturating_mul(n).saturating_mul(k) >= PARALLEL_FROM;
     let parallel = parallel && large && host::has_threads();
     let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
-    let (a, b, c) = (Shared(a), Shared(b), Shared(c));
+    let (mut a, mut b, mut c) = ((Shared(a), sa), (Shared(b), sb), (Shared(c), sc));
+    if c.1.column < c.1.row {
+        // It is faster by columns: the transpose of the product is that of the transposes.
+        (m, n) = (n, m);
+        std::mem::swap(&mut a, &mut b);
+        for (_, steps) in [&mut a, &mut b, &mut c] {
+            std::mem::swap(&mut steps.row, &mut steps.column);
+        }
+    }
     let run = || {
         // SAFETY: the caller's promise.
         unsafe {
-            gemm::gemm(
+            T::multiply()(
                 m as usize,
                 n as usize,
                 k as usize,
-                c.at(0),
-                sc.column as isize,
-                sc.row as isize,
+                c.0.at(0),
+                c.1.column as isize,
+                c.1.row as isize,
                 adds,
-                a.at(0),
-                sa.column as isize,
-                sa.row as isize,
-                b.at(0),
-                sb.column as isize,
-                sb.row as isize,
+                a.0.at(0),
+                a.1.column as isize,
+                a.1.row as isize,
+                b.0.at(0),
+                b.1.column as isize,
+                b.1.row as isize,
                 T::from(adds),
                 T::from(true),
                 false,
@@ -175,7 +225,7 @@ unsafe fn gemm<T: 'static + Copy + From<bool>>(
 /// # Safety
 /// As [`floats`].
 pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let grain = ((1 << 14) / p.n.saturating_mul(p.k).max(1)).max(1) as usize;
     let zero = T::from_parts(0.0, 0);

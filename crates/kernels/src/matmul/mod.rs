@@ -11,21 +11,25 @@ use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::blas::Blas;
 use warpline_cuda_sys_safe::{DevicePtr, HostKernel, StreamHandle};
 
-use crate::launch::{self, Call, Code};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Result, Target, View};
+use crate::programs::{NUMBERS, committed};
 use blas::Gemm;
+use warpline_runtime::cuda_struct;
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
 const OP: &str = "matmul";
 
 /// Rows and columns of a block's part of the result.
 const TILE: u64 = 64;
 
-static KERNELS: KernelSet = KernelSet::new(module!("matmul"), 9, |i| {
-    // All dtypes but bool, in their order.
-    format!("matmul_{}", DType::ALL[1 + i % 9].suffix())
-});
+pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL];
+
+static MATMUL: Program = Program::new("matmul", NUMBERS, &[""], |_, ty| {
+    let of = Source::new().with::<Product>().push(module::ELEMENT);
+    of.push(include_str!("matmul.cuh")).push(&format!("MATMUL({ty})"))
+})
+.with_ptx(committed);
 
 /// Strides in elements: from matrix to matrix, row to row, column to column.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -35,6 +39,8 @@ struct Steps {
     row: i64,
     column: i64,
 }
+
+cuda_struct!(Steps { batch, row, column });
 
 impl Steps {
     fn of(view: &View<'_>) -> Self {
@@ -50,10 +56,10 @@ impl Steps {
     }
 }
 
-/// Mirrors `matmul.cu`: `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
+/// `c[i] = a[i] · b[i]` for each of `batch`, of `m × k` by `k × n`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+struct Product {
     batch: u64,
     m: u64,
     n: u64,
@@ -62,6 +68,8 @@ struct Params {
     b: Steps,
     c: Steps,
 }
+
+cuda_struct!(Product { batch, m, n, k, a, b, c });
 
 /// The product of two matrices (`torch.mm`: `m × k` by `k × n` into `m × n`) or of as many pairs
 /// of matrices (`torch.bmm`, with a first dimension that counts them). All of one dtype, any but
@@ -95,8 +103,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         Code::Library(&library)
     } else {
         Code::Kernel {
-            set: &KERNELS,
-            index,
+            kernel: (&MATMUL, index, 0),
             grid: [tiles as u32, 1, params.batch.min(65_535) as u32],
             block: [256, 1, 1],
             shared_bytes: 0,
@@ -106,6 +113,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         op: OP,
         operands: &[a.read(), b.read(), out.write()],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code,
         location,
@@ -123,7 +131,7 @@ pub fn needs_contiguous(view: View<'_>) -> bool {
     !blas::takes(rows as u64, columns as u64, Steps::of(&view))
 }
 
-fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Params> {
+fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
     for other in [b, out] {
         if other.dtype != a.dtype {
             return Err(Error::DTypeMismatch { op: OP, expected: a.dtype, actual: other.dtype });
@@ -142,20 +150,9 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Params> {
         }
         _ => return Err(mismatch()),
     };
-    out.check_writable(OP)?;
-    for view in [a, b, out] {
-        view.check_inside(OP)?;
-    }
-    let item = a.dtype.size();
-    for input in [a, b] {
-        if input.storage.same_as(out.storage)
-            && overlap::between((input.layout, item), (out.layout, item)) != Overlap::None
-        {
-            return Err(Error::OverlappingOperands { op: OP });
-        }
-    }
+    launch::check_operands(OP, &[a.read(), b.read(), out.write()])?;
     let [batch, m, n, k] = [batch, m, n, k].map(|v| v as u64);
-    Ok(Params { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
+    Ok(Product { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
 }
 
 /// The kernel's number and its CPU implementation.

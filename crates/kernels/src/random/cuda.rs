@@ -6,42 +6,64 @@ use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use warpline_cuda_sys_safe::{DeviceProperties, HostKernel, HostLaunch};
 
-use super::order::Order;
+use super::order::order;
 use super::philox::{normal2, normal4, pairs, philox, uniform2, uniform4};
 use super::real::Real;
-use super::state::{Place, Sequence};
 use super::{Fill, FromInt, Kind};
-use crate::dispatch::dispatch;
-use crate::host::{self, Shared};
-use crate::launch::{self, Call, Code};
-use crate::runtime::module;
-use crate::{CudaDevice, DType, KernelSet, Result, Target, View};
+use crate::programs::{FLOATS, committed};
+use warpline_runtime::graph::{Place, Sequence};
+use warpline_runtime::host::{self, Shared};
+use warpline_runtime::iter::Walk;
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{CudaDevice, DType, Result, Target, View};
+use warpline_runtime::{cuda_struct, dispatch};
 
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
 
-pub(super) static KERNELS: KernelSet = KernelSet::new(module!("random"), 17, kernel_name);
+/// A program of a distribution, whose kernel is CUDA's template of its name. `source` is [`typed`],
+/// or [`any`] where the result's dtype is a parameter.
+macro_rules! random {
+    ($name:literal, $variants:expr, $source:ident) => {
+        Program::new($name, $variants, &[""], |program, variant| $source(program.name(), variant))
+            .with_ptx(committed)
+    };
+}
 
-const REALS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+pub(super) static UNIFORM: Program = random!("uniform", FLOATS, typed);
+pub(super) static NORMAL: Program = random!("normal", FLOATS, typed);
+pub(super) static EXPONENTIAL: Program = random!("exponential", FLOATS, typed);
+/// By what probabilities are: doubles for doubles only.
+pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any);
+/// By the bits of a draw.
+pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
 
-fn kernel_name(index: usize) -> String {
-    match index {
-        12 => "random_bernoulli_f32".into(),
-        13 => "random_bernoulli_f64".into(),
-        14 => "random_randint32".into(),
-        15 => "random_randint64".into(),
-        super::state::SET_STATE => "random_set_state".into(),
-        _ => format!(
-            "random_{}_{}",
-            ["uniform", "normal", "exponential"][index / 4 % 3],
-            REALS[index % 4].suffix()
-        ),
-    }
+fn typed(name: &str, variant: &str) -> Source {
+    source(name, variant, variant)
+}
+
+fn any(name: &str, variant: &str) -> Source {
+    source(name, variant, "void")
+}
+
+fn source(name: &str, variant: &str, out: &str) -> Source {
+    let of = base().with::<Draw>().push(include_str!("fill.cuh"));
+    of.push(&format!("RANDOM({name}_{variant}, {out}, {name}<{variant}>)"))
+}
+
+/// What draws words, and stores elements in their order.
+pub(super) fn base() -> Source {
+    let of = Source::new().with::<Place>().with::<Walk<1>>();
+    of.push(module::ELEMENT)
+        .push(module::WALK)
+        .push(module::PHILOX)
+        .push(include_str!("random.cuh"))
 }
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+struct Draw {
     numel: u64,
     place: Place,
     /// Threads in the grid; each has a sequence of its own.
@@ -51,8 +73,10 @@ struct Params {
     range: u64,
     base: i64,
     dtype: u64,
-    order: Order,
+    order: Walk<1>,
 }
+
+cuda_struct!(Draw { numel, place, threads, a, b, range, base, dtype, order });
 
 /// Blocks of a fill, and values that no thread takes more of: PyTorch's policy, on which the
 /// values depend. `lanes` is how many values four words make.
@@ -72,22 +96,24 @@ pub(super) fn fill(
 ) -> Result<()> {
     let dtype = out.dtype;
     let double = dtype == DType::F64;
-    let real = || REALS.iter().position(|&d| d == dtype).unwrap_or(0);
     let wide = fill.range == 0 || fill.range >= super::WIDE_RANGE;
-    let (index, lanes, host): (usize, u64, HostKernel) = match fill.kind {
-        Kind::Uniform => (real(), if double { 2 } else { 4 }, real_host(dtype, fill.kind)),
-        Kind::Normal => (4 + real(), if double { 2 } else { 4 }, real_host(dtype, fill.kind)),
-        Kind::Exponential => (8 + real(), if double { 2 } else { 4 }, real_host(dtype, fill.kind)),
-        Kind::Bernoulli if double => (13, 2, dispatch!(dtype, all T => bernoulli::<T>)),
-        Kind::Bernoulli => (12, 4, dispatch!(dtype, all T => bernoulli::<T>)),
-        Kind::Randint if wide => (15, 2, dispatch!(dtype, all T => randint64::<T>)),
-        Kind::Randint => (14, 4, dispatch!(dtype, all T => randint32::<T>)),
+    let two = if fill.kind == Kind::Randint { wide } else { double };
+    let lanes = if two { 2 } else { 4 };
+    let real =
+        |program| (program, dtype as usize - DType::F16 as usize, real_host(dtype, fill.kind));
+    let (program, variant, host): (&'static Program, usize, HostKernel) = match fill.kind {
+        Kind::Uniform => real(&UNIFORM),
+        Kind::Normal => real(&NORMAL),
+        Kind::Exponential => real(&EXPONENTIAL),
+        Kind::Bernoulli => (&BERNOULLI, double.into(), dispatch!(dtype, all T => bernoulli::<T>)),
+        Kind::Randint if wide => (&RANDINT, 1, dispatch!(dtype, all T => randint64::<T>)),
+        Kind::Randint => (&RANDINT, 0, dispatch!(dtype, all T => randint32::<T>)),
     };
-    let order = Order::new(fill.op, out.layout)?;
+    let order = order(fill.op, out.layout)?;
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
     // Held until the launch is enqueued: the order of draws is the order of launches.
     let mut sequence = Sequence::of(target, device);
-    let params = Params {
+    let params = Draw {
         numel: out.numel() as u64,
         place: sequence.advance(values),
         threads: blocks * BLOCK,
@@ -103,10 +129,10 @@ pub(super) fn fill(
         op: fill.op,
         operands: &[out.write(), sequence.state(&layout, out.storage)],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code: Code::Kernel {
-            set: &KERNELS,
-            index,
+            kernel: (program, variant, 0),
             grid: [blocks as u32, 1, 1],
             block: [BLOCK as u32, 1, 1],
             shared_bytes: 0,
@@ -114,7 +140,7 @@ pub(super) fn fill(
         location: fill.location,
     };
     // SAFETY: kernel and host code write each element of `out` once, through its strides, read
-    // the state if `Params` says that it is there, and both take `Params`.
+    // the state if `Draw` says that it is there, and both take `Draw`.
     unsafe { launch::run(target, &call) }
 }
 
@@ -132,15 +158,15 @@ fn real_host(dtype: DType, kind: Kind) -> HostKernel {
 /// The CPU implementation of a fill: as the kernel, with threads for threads.
 ///
 /// # Safety
-/// As [`HostKernel`], with elements of `T` and [`Params`].
+/// As [`HostKernel`], with elements of `T` and [`Draw`].
 unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
     launch: &HostLaunch<'_>,
     lanes: usize,
-    values: impl Fn(&Params, [u32; 4]) -> I + Sync,
+    values: impl Fn(&Draw, [u32; 4]) -> I + Sync,
 ) {
-    let p: Params = host::params(launch);
+    let p: Draw = host::params(launch);
     let out = Shared::<T>::operand(launch, 0);
-    // SAFETY: the second operand is the state that `Params` speaks of.
+    // SAFETY: the second operand is the state that `Draw` speaks of.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
     let (numel, threads) = (p.numel as usize, p.threads as usize);
     host::parallel_for(launch.parallel, threads.min(numel), 256, |range| {
@@ -151,7 +177,7 @@ unsafe fn each<T: Copy, I: IntoIterator<Item = T>>(
                 let indices = (first..numel).step_by(threads);
                 for (index, value) in indices.zip(values(&p, words)) {
                     // SAFETY: an element of the operand; each index is one thread's.
-                    unsafe { out.write(p.order.offset(index), value) };
+                    unsafe { out.write(p.order.offsets(index)[0], value) };
                 }
             }
         }
@@ -196,7 +222,7 @@ lanes! {
 }
 
 unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>) {
-    let value = |p: &Params, words| {
+    let value = |p: &Draw, words| {
         let (from, to) = (T::from_f64(p.a), T::from_f64(p.b));
         let (range, base) = (to.sub(from).widen(), from.widen());
         T::uniform(words).into_iter().map(move |u| {
@@ -210,7 +236,7 @@ unsafe fn uniform<T: Lanes>(launch: &HostLaunch<'_>) {
 }
 
 unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>) {
-    let value = |p: &Params, words| {
+    let value = |p: &Draw, words| {
         let (mean, std) = (T::Acc::from_f64(p.a), T::Acc::from_f64(p.b));
         T::normal(words).into_iter().map(move |z| T::narrow(z.mul_add(std, mean)))
     };
@@ -219,7 +245,7 @@ unsafe fn normal<T: Lanes>(launch: &HostLaunch<'_>) {
 }
 
 unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>) {
-    let value = |p: &Params, words| {
+    let value = |p: &Draw, words| {
         // In the accumulation type, which holds both constants exactly.
         let half_epsilon = 0.5f64.powi(T::Acc::DIGITS as i32);
         let lambda = T::Acc::from_f64(p.a).to_f64();
@@ -242,7 +268,7 @@ unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>) {
         if TypeId::of::<T>() == TypeId::of::<f64>() {
             each(launch, 2, |p, words| uniform2(words).map(|u| T::from_i64((u < p.a).into())));
         } else {
-            let value = |p: &Params, words| {
+            let value = |p: &Draw, words| {
                 let probability = p.a as f32;
                 uniform4(words).map(|u| T::from_i64((u < probability).into()))
             };
@@ -252,7 +278,7 @@ unsafe fn bernoulli<T: FromInt>(launch: &HostLaunch<'_>) {
 }
 
 unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>) {
-    let value = |p: &Params, words: [u32; 4]| {
+    let value = |p: &Draw, words: [u32; 4]| {
         let (range, base) = (p.range as u32, p.base);
         words.map(|w| T::from_i64(i64::from(w % range).wrapping_add(base)))
     };
@@ -261,7 +287,7 @@ unsafe fn randint32<T: FromInt>(launch: &HostLaunch<'_>) {
 }
 
 unsafe fn randint64<T: FromInt>(launch: &HostLaunch<'_>) {
-    let value = |p: &Params, words| {
+    let value = |p: &Draw, words| {
         let (range, base) = (p.range, p.base);
         // A range of 2^64 is written as 0.
         pairs(words)

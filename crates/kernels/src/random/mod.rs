@@ -5,13 +5,11 @@
 //! beyond 2^31 elements PyTorch splits the launch and values differ from then on.
 
 mod cuda;
-mod generator;
 mod mt;
 mod order;
 mod permute;
 mod philox;
 mod real;
-mod state;
 #[cfg(test)]
 mod tests;
 
@@ -20,16 +18,25 @@ use std::sync::PoisonError;
 
 use half::{bf16, f16};
 
-use crate::dispatch::dispatch;
-use crate::host::{Cast, HostElement};
-use crate::launch;
-use crate::{DType, Error, Result, Site, Target, View};
 use mt::Out;
-use order::Order;
+use order::order;
+use warpline_runtime::dispatch;
+use warpline_runtime::generator::CpuGenerator;
+use warpline_runtime::host::{Cast, HostElement};
+use warpline_runtime::launch;
+use warpline_runtime::module::Program;
+use warpline_runtime::{DType, Error, Result, Site, Target, View};
 
-pub use generator::{CpuGenerator, CudaGenerator, DEFAULT_SEED};
 pub use permute::randperm;
-pub(crate) use state::set_state;
+
+pub(crate) const PROGRAMS: &[&Program] = &[
+    &cuda::UNIFORM,
+    &cuda::NORMAL,
+    &cuda::EXPONENTIAL,
+    &cuda::BERNOULLI,
+    &cuda::RANDINT,
+    &permute::PERMUTE,
+];
 
 /// Integer ranges from here on are drawn from 64 bits: the remainder of 32 would be skewed.
 const WIDE_RANGE: u64 = 1 << 28;
@@ -214,8 +221,7 @@ fn require_float(op: &'static str, dtype: DType) -> Result<()> {
 }
 
 fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
-    out.check_writable(fill.op)?;
-    out.check_inside(fill.op)?;
+    launch::check_operands(fill.op, &[out.write()])?;
     if out.numel() == 0 {
         return Ok(());
     }
@@ -250,7 +256,7 @@ fn on_cpu(
     site: Site,
     f: impl FnOnce(&Out<'_>, DType, &mut CpuGenerator),
 ) -> Result<()> {
-    let order = Order::new(site.op, out.layout)?;
+    let order = order(site.op, out.layout)?;
     let runtime = target.runtime();
     // Taken before the storage's lock, always: two fills of one tensor wait for one another here.
     let mut generator = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,15 +4,16 @@
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::order::Order;
+use super::FromInt;
 use super::real::Real;
-use super::{CpuGenerator, FromInt};
-use crate::host::{self, Shared};
+use warpline_runtime::generator::CpuGenerator;
+use warpline_runtime::host::{self, Shared};
+use warpline_runtime::iter::Walk;
 
 /// The operand of a fill.
 pub(super) struct Out<'a> {
     pub(super) launch: &'a HostLaunch<'a>,
-    pub(super) order: Order,
+    pub(super) order: Walk<1>,
     pub(super) numel: usize,
     pub(super) contiguous: bool,
 }
@@ -26,7 +27,7 @@ impl Out<'_> {
         let out = Shared::<T>::operand(self.launch, 0);
         for i in 0..self.numel {
             // SAFETY: `order` reaches the operand's elements, which a fill declares written.
-            unsafe { out.write(self.order.offset(i), next()) };
+            unsafe { out.write(self.order.offsets(i)[0], next()) };
         }
     }
 }
@@ -112,13 +113,13 @@ fn box_muller<T: Real>(block: &mut [T; 16], mean: T, std: T) {
 
 /// One standard normal value; they come in pairs, of which the generator keeps the second.
 fn one_normal(generator: &mut CpuGenerator) -> f64 {
-    if let Some(value) = generator.next_normal.take() {
+    if let Some(value) = generator.take_normal() {
         return value;
     }
     let (u, v) = (unit::<f64>(generator), unit::<f64>(generator));
     let radius = (-2.0 * (-v).ln_1p()).sqrt();
     let (sin, cos) = (std::f64::consts::TAU * u).sin_cos();
-    generator.next_normal = Some(radius * sin);
+    generator.keep_normal(radius * sin);
     radius * cos
 }
 
@@ -177,7 +178,7 @@ pub(super) unsafe fn randperm<T: FromInt>(out: &Out<'_>, generator: &mut CpuGene
     for i in 0..n.saturating_sub(1) {
         let bits = if wide { generator.random64() } else { generator.random().into() };
         let other = i + bits % (n - i);
-        let (a, b) = (out.order.offset(i as usize), out.order.offset(other as usize));
+        let (a, b) = (out.order.offsets(i as usize)[0], out.order.offsets(other as usize)[0]);
         // SAFETY: both are elements of the operand, which `fill` has written.
         unsafe {
             let (x, y) = (data.read(a), data.read(b));

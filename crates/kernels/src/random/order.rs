@@ -1,83 +1,13 @@
 //! The order in which a tensor of any strides is filled.
 
-use bytemuck::{Pod, Zeroable};
-use smallvec::SmallVec;
-
-use crate::{Error, Layout, Result};
-
-/// Dimensions a kernel can walk, after merging.
-pub(super) const MAX_DIMS: usize = 8;
+use warpline_runtime::iter::Walk;
+use warpline_runtime::{Layout, Result};
 
 /// A tensor's elements in the order in which random values are given to them, which is that of
-/// memory, as in PyTorch: filling a transposed tensor fills its base. Innermost dimension first.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Order {
-    ndim: u64,
-    sizes: [u64; MAX_DIMS],
-    /// In elements.
-    strides: [i64; MAX_DIMS],
-}
-
-impl Order {
-    pub(super) fn new(op: &'static str, layout: &Layout) -> Result<Self> {
-        let mut dims: SmallVec<[(usize, isize); 6]> = SmallVec::new();
-        for (&size, &stride) in layout.sizes().iter().zip(layout.strides()).rev() {
-            if size == 1 {
-                continue;
-            }
-            // Insertion that keeps the order of dimensions that tell nothing, of stride zero.
-            dims.push((size, stride));
-            let mut at = dims.len() - 1;
-            for before in (0..at).rev() {
-                let (a, b) = (dims[before], dims[at]);
-                if a.1 == 0 || b.1 == 0 || (a.1 == b.1 && a.0 <= b.0) {
-                    continue;
-                }
-                if a.1 < b.1 {
-                    break;
-                }
-                dims.swap(before, at);
-                at = before;
-            }
-        }
-        let mut merged: SmallVec<[(usize, isize); 6]> = SmallVec::new();
-        for (size, stride) in dims {
-            match merged.last_mut() {
-                Some((s, t)) if stride == *t * *s as isize => *s *= size,
-                _ => merged.push((size, stride)),
-            }
-        }
-        if merged.len() > MAX_DIMS {
-            return Err(Error::invalid(
-                op,
-                format!(
-                    "a tensor whose {} dimensions cannot be merged to {MAX_DIMS} or fewer; make it contiguous first",
-                    merged.len()
-                ),
-            ));
-        }
-        let mut order = Self { ndim: merged.len() as u64, ..Self::zeroed() };
-        for (d, (size, stride)) in merged.into_iter().enumerate() {
-            (order.sizes[d], order.strides[d]) = (size as u64, stride as i64);
-        }
-        Ok(order)
-    }
-
-    /// Where element `index` is, in elements from the first.
-    #[inline]
-    pub(super) fn offset(&self, index: usize) -> isize {
-        if self.ndim == 1 {
-            return index as isize * self.strides[0] as isize;
-        }
-        let (mut rest, mut offset) = (index, 0);
-        for d in 0..self.ndim as usize {
-            let size = self.sizes[d] as usize;
-            offset += (rest % size) as isize * self.strides[d] as isize;
-            rest /= size;
-        }
-        offset
-    }
+/// memory, as in PyTorch: filling a transposed tensor fills its base.
+pub(super) fn order(op: &'static str, layout: &Layout) -> Result<Walk<1>> {
+    let dims = layout.by_stride();
+    Walk::new(op, dims.into_iter().map(|d| (layout.sizes()[d], [layout.strides()[d]])))
 }
 
 #[cfg(test)]
@@ -85,8 +15,8 @@ mod tests {
     use super::*;
 
     fn offsets(layout: &Layout) -> Vec<isize> {
-        let order = Order::new("test", layout).unwrap();
-        (0..layout.numel()).map(|i| order.offset(i)).collect()
+        let order = order("test", layout).unwrap();
+        (0..layout.numel()).map(|i| order.offsets(i)[0]).collect()
     }
 
     #[test]
@@ -103,9 +33,9 @@ mod tests {
     #[test]
     fn dimensions_merge() {
         let base = Layout::contiguous(&[2; 10]).unwrap();
-        assert_eq!(Order::new("test", &base).unwrap().ndim, 1);
-        let gaps = Layout::contiguous(&[3; 9]).unwrap();
-        let gaps = (0..9).fold(gaps, |l, d| l.narrow(d, 0, 2).unwrap());
-        assert!(Order::new("test", &gaps).is_err());
+        assert_eq!(order("test", &base).unwrap().inner(), (1024, [1]));
+        let gaps = Layout::contiguous(&[3; 17]).unwrap();
+        let gaps = (0..17).fold(gaps, |l, d| l.narrow(d, 0, 2).unwrap());
+        assert!(order("test", &gaps).is_err());
     }
 }

@@ -9,31 +9,36 @@ use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use warpline_stream::Stream;
 
-use super::cuda::{BLOCK, geometry};
-use super::order::Order;
+use super::cuda::{BLOCK, base, geometry};
+use super::order::order;
 use super::philox::{pairs as pairs_of, philox};
-use super::state::{Place, Sequence};
 use super::{FromInt, mt, on_cpu};
-use crate::dispatch::dispatch;
-use crate::host::{self, Shared};
-use crate::launch::{self, Call, Code};
-use crate::runtime::module;
-use crate::{
-    CudaDevice, DType, Error, KernelSet, Layout, Operand, Result, Runtime, Storage, Target, View,
+use crate::programs::committed;
+use warpline_runtime::graph::{Place, Sequence};
+use warpline_runtime::host::{self, Shared};
+use warpline_runtime::iter::Walk;
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::Program;
+use warpline_runtime::{
+    CudaDevice, DType, Error, Layout, Operand, Result, Runtime, Storage, Target, View,
 };
+use warpline_runtime::{cuda_struct, dispatch};
 
 const OP: &str = "randperm";
 
 /// Pairs that one block sorts by itself; half as many threads.
 const TILE: u64 = 2048;
 
-pub(super) static KERNELS: KernelSet = KernelSet::new(module!("permute"), 6, |i| {
-    format!("permute_{}", ["keys", "sort", "step", "merge", "ties", "write"][i % 6])
-});
+const KERNELS: &[&str] = &["keys", "sort", "step", "merge", "ties", "write"];
+
+pub(super) static PERMUTE: Program = Program::new("permute", &[""], KERNELS, |_, _| {
+    base().with::<Permutation>().with::<Pair>().push(include_str!("permute.cuh"))
+})
+.with_ptx(committed);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+struct Permutation {
     n: u64,
     pairs: u64,
     place: Place,
@@ -42,8 +47,10 @@ struct Params {
     size: u64,
     distance: u64,
     dtype: u64,
-    order: Order,
+    order: Walk<1>,
 }
+
+cuda_struct!(Permutation { n, pairs, place, threads, bits, size, distance, dtype, order });
 
 /// A key and the index it belongs to; the order of pairs is that of keys, then of indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
@@ -52,6 +59,8 @@ struct Pair {
     key: u64,
     index: u64,
 }
+
+cuda_struct!(Pair { key, index });
 
 /// Writes a random permutation of `0..n` (`torch.randperm`) into `out`, which has one dimension
 /// of size `n`, in any dtype that holds its values but bool.
@@ -88,17 +97,21 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
             format!("n is {n}, but {} holds at most {largest}", out.dtype),
         ));
     }
-    out.check_writable(OP)?;
-    out.check_inside(OP)?;
+    launch::check_operands(OP, &[out.write()])?;
     target.check(OP)?;
     match target {
         _ if n == 0 => Ok(()),
         Target::Cuda(runtime, device, stream) => on_cuda(runtime, device, stream, out, location),
         Target::Cpu(_) => {
-            on_cpu(target, out, crate::Site { op: OP, location }, |out, dtype, generator| {
-                // SAFETY: the operand's elements are of `dtype`.
-                unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
-            })
+            on_cpu(
+                target,
+                out,
+                warpline_runtime::Site { op: OP, location },
+                |out, dtype, generator| {
+                    // SAFETY: the operand's elements are of `dtype`.
+                    unsafe { dispatch!(dtype, all T => mt::randperm::<T>(out, generator)) }
+                },
+            )
         }
     }
 }
@@ -115,14 +128,14 @@ fn on_cuda(
     let storage = Storage::device(runtime, count * size_of::<Pair>(), stream)?;
     let layout = Layout::contiguous(&[count * 2])?;
     let pairs = View { storage: &storage, layout: &layout, dtype: DType::I64 };
-    let order = Order::new(OP, out.layout)?;
+    let order = order(OP, out.layout)?;
 
     let (blocks, values) = geometry(device.properties(), n, 2);
     // Held until all is enqueued: the order of draws is the order of launches.
     let target = Target::Cuda(runtime, device, stream);
     let mut sequence = Sequence::of(target, device);
     let count = count as u64;
-    let mut params = Params {
+    let mut params = Permutation {
         n: n as u64,
         pairs: count,
         place: sequence.advance(values),
@@ -133,26 +146,30 @@ fn on_cuda(
         dtype: out.dtype as u64,
         order,
     };
-    let run =
-        |index: usize, operands: &[Operand<'_>], params: &Params, host, blocks: u64, block: u64| {
-            let call = Call {
-                op: OP,
-                operands,
-                params: bytemuck::bytes_of(params),
-                host,
-                code: Code::Kernel {
-                    set: &KERNELS,
-                    index,
-                    grid: [blocks as u32, 1, 1],
-                    block: [block as u32, 1, 1],
-                    shared_bytes: 0,
-                },
-                location,
-            };
-            // SAFETY: kernels and host code stay within the `pairs` there are and within `out`, which
-            // has `n` elements, read the state if `Params` says that it is there, and take `Params`.
-            unsafe { launch::run(target, &call) }
+    let run = |index: usize,
+               operands: &[Operand<'_>],
+               params: &Permutation,
+               host,
+               blocks: u64,
+               block: u64| {
+        let call = Call {
+            op: OP,
+            operands,
+            params: bytemuck::bytes_of(params),
+            checks_indices: false,
+            host,
+            code: Code::Kernel {
+                kernel: (&PERMUTE, 0, index),
+                grid: [blocks as u32, 1, 1],
+                block: [block as u32, 1, 1],
+                shared_bytes: 0,
+            },
+            location,
         };
+        // SAFETY: kernels and host code stay within the `pairs` there are and within `out`, which
+        // has `n` elements, read the state if `Permutation` says that it is there, and take `Permutation`.
+        unsafe { launch::run(target, &call) }
+    };
     let state_layout = sequence.state_layout()?;
     run(
         0,
@@ -189,12 +206,12 @@ fn key_bits(n: f64) -> u64 {
 }
 
 /// # Safety
-/// As [`HostKernel`]: an operand of pairs, for keys and ties one of state, and [`Params`].
+/// As [`HostKernel`]: an operand of pairs, for keys and ties one of state, and [`Permutation`].
 unsafe fn keys(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Permutation = host::params(launch);
     let out = Shared::<Pair>::operand(launch, 0);
     let mask = if p.bits == 64 { u64::MAX } else { (1 << p.bits) - 1 };
-    // SAFETY: the second operand is the state that `Params` speaks of.
+    // SAFETY: the second operand is the state that `Permutation` speaks of.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
     let modulus = if p.bits <= 32 { u32::MAX.into() } else { u64::MAX };
     let threads = p.threads as usize;
@@ -223,14 +240,14 @@ unsafe fn sort_tiles(launch: &HostLaunch<'_>) {
 /// # Safety
 /// As [`keys`].
 unsafe fn merge(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Permutation = host::params(launch);
     // SAFETY: the caller's promise.
     unsafe { tiles(launch, p.size) }
 }
 
 /// Sorts each tile, upwards where `size` is not in its position.
 unsafe fn tiles(launch: &HostLaunch<'_>, size: u64) {
-    let p: Params = host::params(launch);
+    let p: Permutation = host::params(launch);
     let data = Shared::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / TILE) as usize, 4, |range| {
         for tile in range {
@@ -249,7 +266,7 @@ unsafe fn tiles(launch: &HostLaunch<'_>, size: u64) {
 /// # Safety
 /// As [`keys`].
 unsafe fn step(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Permutation = host::params(launch);
     let data = Shared::<Pair>::operand(launch, 0);
     host::parallel_for(launch.parallel, (p.pairs / 2) as usize, 1 << 14, |range| {
         for thread in range {
@@ -270,9 +287,9 @@ unsafe fn step(launch: &HostLaunch<'_>) {
 /// # Safety
 /// As [`keys`].
 unsafe fn ties(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Permutation = host::params(launch);
     let data = Shared::<Pair>::operand(launch, 0);
-    // SAFETY: the second operand is the state that `Params` speaks of.
+    // SAFETY: the second operand is the state that `Permutation` speaks of.
     let (seed, offset) = unsafe { p.place.get(launch, 1) };
     // SAFETY: there are at least `n` pairs, and nobody else touches them meanwhile.
     let pairs = unsafe { std::slice::from_raw_parts_mut(data.0, p.n as usize) };
@@ -288,15 +305,15 @@ unsafe fn ties(launch: &HostLaunch<'_>) {
 }
 
 /// # Safety
-/// As [`HostKernel`]: pairs, elements of `T`, and [`Params`].
+/// As [`HostKernel`]: pairs, elements of `T`, and [`Permutation`].
 unsafe fn write<T: FromInt>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Permutation = host::params(launch);
     let (pairs, out) = (Shared::<Pair>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     host::parallel_for(launch.parallel, p.n as usize, 1 << 14, |range| {
         for i in range {
             // SAFETY: there are at least `n` pairs, and `out` has `n` elements.
             unsafe {
-                out.write(p.order.offset(i), T::from_i64(pairs.read(i as isize).index as i64))
+                out.write(p.order.offsets(i)[0], T::from_i64(pairs.read(i as isize).index as i64))
             };
         }
     });

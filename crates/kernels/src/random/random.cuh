@@ -1,7 +1,4 @@
 // Philox4x32-10, and what PyTorch makes of its words.
-#pragma once
-
-#include "element.cuh"
 
 struct Words {
     u32 w[4];
@@ -25,15 +22,6 @@ __device__ __forceinline__ Words philox(u64 seed, u64 subsequence, u64 counter) 
     }
     return {{c0, c1, c2, c3}};
 }
-
-// A place in the sequence of a seed. In a graph it counts from the replay's, which is in memory.
-struct Place {
-    u64 seed, offset, in_graph;
-
-    __device__ __forceinline__ Place resolve(const u64 *state) const {
-        return in_graph ? Place{state[0], state[1] + offset, 0} : *this;
-    }
-};
 
 __device__ __forceinline__ u64 wide(u32 high, u32 low) { return (u64)high << 32 | low; }
 
@@ -92,39 +80,23 @@ struct Lanes<double> {
     static __device__ __forceinline__ void normal(Words x, double *out) { normal_doubles(x, out); }
 };
 
-// A tensor's elements in the order in which they are filled; innermost dimension first.
-struct Order {
-    u64 ndim;
-    u64 sizes[8];
-    i64 strides[8];
+// Where element `index` of a tensor lies, in the order in which elements are filled.
+__device__ __forceinline__ i64 offset_of(const Walk<1> &order, u64 index) {
+    return order.ndim == 1 ? (i64)index * order.strides[0][0] : walk(order, 0, index);
+}
 
-    __device__ __forceinline__ i64 offset(u64 index) const {
-        return ndim == 1 ? (i64)index * strides[0] : walk(index);
-    }
-
-    // Out of line: its divisions would dominate every kernel's code.
-    __device__ __noinline__ i64 walk(u64 index) const {
-        i64 offset = 0;
-        for (u64 d = 0; d < ndim; d++) {
-            offset += (i64)(index % sizes[d]) * strides[d];
-            index /= sizes[d];
-        }
-        return offset;
-    }
-};
-
-// Writes an integer as an element of any dtype, numbered as in Rust.
+// Writes an integer as an element of any dtype.
 __device__ __noinline__ void store_integer(void *out, u64 dtype, i64 at, i64 value) {
     switch (dtype) {
-    case 0: ((bool *)out)[at] = value != 0; break;
-    case 1:
-    case 2: ((char *)out)[at] = (char)value; break;
-    case 3: ((i16 *)out)[at] = (short)value; break;
-    case 4: ((i32 *)out)[at] = (int)value; break;
-    case 5: ((i64 *)out)[at] = value; break;
-    case 6: store(((f16 *)out)[at], (f32)value); break;
-    case 7: store(((bf16 *)out)[at], (f32)value); break;
-    case 8: ((f32 *)out)[at] = (f32)value; break;
-    case 9: ((f64 *)out)[at] = (f64)value; break;
+    case DTYPE_bool: ((bool *)out)[at] = value != 0; break;
+    case DTYPE_u8:
+    case DTYPE_i8: ((char *)out)[at] = (char)value; break;
+    case DTYPE_i16: ((i16 *)out)[at] = (short)value; break;
+    case DTYPE_i32: ((i32 *)out)[at] = (int)value; break;
+    case DTYPE_i64: ((i64 *)out)[at] = value; break;
+    case DTYPE_f16: store(((f16 *)out)[at], (f32)value); break;
+    case DTYPE_bf16: store(((bf16 *)out)[at], (f32)value); break;
+    case DTYPE_f32: ((f32 *)out)[at] = (f32)value; break;
+    case DTYPE_f64: ((f64 *)out)[at] = (f64)value; break;
     }
 }

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::*;
-use crate::DType::{BF16, F16, F32, F64, I64};
-use crate::testing::{Tensor, gpu_is_simulated, on_every_target, on_gpu};
-use crate::{KernelSet, Layout};
+use warpline_runtime::DType::{BF16, F16, F32, F64, I64};
+use warpline_runtime::Layout;
+use warpline_runtime::generator::{CudaGenerator, DEFAULT_SEED};
+use warpline_runtime::testing::{Tensor, gpu_is_simulated, on_every_target, on_gpu};
 
 /// A contiguous tensor of `n` elements after an op.
 fn filled(
@@ -245,34 +246,27 @@ fn bad_arguments_are_refused() {
 }
 
 #[test]
-fn the_ptx_has_every_kernel() {
-    for set in [&cuda::KERNELS, &permute::KERNELS] as [&KernelSet; 2] {
-        for name in set.names() {
-            assert!(set.ptx().contains(&format!(".visible .entry {name}(")), "{name}");
-        }
-        assert_eq!(set.ptx().matches(".visible .entry").count(), set.names().count());
-    }
-}
-
-#[test]
 fn order_is_that_of_the_layouts_memory() {
     let layout = Layout::contiguous(&[3, 1, 5]).unwrap().permute(&[2, 1, 0]).unwrap();
-    let order = Order::new("test", &layout).unwrap();
-    assert!((0..15).map(|i| order.offset(i)).eq(0..15));
+    let order = order("test", &layout).unwrap();
+    assert!((0..15).map(|i| order.offsets(i)[0]).eq(0..15));
 }
 
 #[test]
 fn a_view_beyond_its_storage_is_refused() {
     on_every_target(|target| {
         let mut out = Tensor::garbage(target, DType::F32, &[4]);
-        out.layout = crate::Layout::contiguous(&[1000]).unwrap();
+        out.layout = warpline_runtime::Layout::contiguous(&[1000]).unwrap();
         let answers = [
             uniform(target, out.view(), 0.0, 1.0),
             randint(target, out.view(), 0, 9),
             permute::randperm(target, out.view()),
         ];
         for answer in answers {
-            assert!(matches!(answer, Err(crate::Error::OutOfStorage { .. })), "{answer:?}");
+            assert!(
+                matches!(answer, Err(warpline_runtime::Error::OutOfStorage { .. })),
+                "{answer:?}"
+            );
         }
     });
 }
@@ -284,4 +278,28 @@ fn any_place_of_the_sequence_can_be_asked_for() {
         generator.set_offset(asked);
         assert_eq!(generator.offset(), place);
     }
+}
+
+/// Streams and devices of two runtimes, or two devices: refused before anything is drawn.
+#[test]
+fn a_refused_op_draws_nothing() {
+    let runtimes = [(); 2].map(|()| {
+        let sim = warpline_runtime::testing::small_sim(1).build();
+        warpline_runtime::Runtime::new(sim, Default::default()).unwrap()
+    });
+    let devices = runtimes.each_ref().map(|runtime| runtime.device(0).unwrap());
+    let [here, there] = devices.map(|device| device.device().stream_from_pool(0).unwrap());
+    let ours = Target::Cuda(&runtimes[0], devices[0], &here);
+    let out = Tensor::garbage(ours, DType::I64, &[8]);
+    let state = || format!("{:?}", devices[0].generator().lock().unwrap());
+    let before = state();
+    for target in [
+        Target::Cuda(&runtimes[0], devices[0], &there),
+        Target::Cuda(&runtimes[0], devices[1], &there),
+    ] {
+        for answer in [randint(target, out.view(), 0, 9), randperm(target, out.view())] {
+            assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
+        }
+    }
+    assert_eq!(state(), before);
 }

@@ -7,9 +7,9 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::fold::{Fold, Source};
 use super::plan::Plan;
-use crate::DType;
-use crate::dispatch::dispatch;
-use crate::host::{self, Cast, GRAIN, HostElement, Shared};
+use warpline_runtime::DType;
+use warpline_runtime::dispatch;
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Shared};
 
 /// Elements taken together, so that the compiler may use vector instructions.
 const LANES: usize = 16;
@@ -70,7 +70,7 @@ pub(super) unsafe fn finish<F: Fold>(launch: &HostLaunch<'_>) {
 /// As [`reduce`]; no other thread writes that result.
 unsafe fn store<F: Fold>(result: Shared<u8>, plan: &Plan, output: usize, acc: F::Acc) {
     let value = F::result(acc);
-    let at = plan.kept.result(output);
+    let at = plan.kept.offsets(output)[1];
     dispatch!(DType::ALL[plan.result_dtype as usize], all T => {
         let value = if plan.divisor == 1.0 {
             T::put(value.cast())
@@ -96,8 +96,8 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
 ) {
     let outputs = plan.outputs as usize;
     let grain = (GRAIN / range.len().max(1)).max(1);
-    let (inner, step) = plan.kept.inner();
-    let side_by_side = outputs > 1 && step.abs() < plan.reduced.inner().1.abs();
+    let (inner, [step, _]) = plan.kept.inner();
+    let side_by_side = outputs > 1 && step.abs() < plan.reduced.inner().1[0].abs();
     if !side_by_side
         && parallel
         && range.len() > 2 * GRAIN
@@ -106,7 +106,7 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
     {
         // Few results of many elements each: threads share a result.
         for output in 0..outputs {
-            let base = plan.kept.source(output);
+            let base = plan.kept.offsets(output)[0];
             let piece = |piece| {
                 let begin = range.start + piece * GRAIN;
                 // SAFETY: the caller's promise.
@@ -128,7 +128,7 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
     host::parallel_for(parallel, outputs, grain, |mine| {
         let mut output = mine.start;
         while output < mine.end {
-            let base = plan.kept.source(output);
+            let base = plan.kept.offsets(output)[0];
             if !side_by_side {
                 // SAFETY: the caller's promise.
                 leave(output, unsafe { one::<F, T>(source, plan, base, range.clone()) });
@@ -138,7 +138,7 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
             let n = (inner - output % inner).min(mine.end - output).min(TILE);
             let mut accs = [F::identity(); TILE];
             for i in range.clone() {
-                let at = base + plan.reduced.source(i);
+                let at = base + plan.reduced.offsets(i)[0];
                 for (k, acc) in accs[..n].iter_mut().enumerate() {
                     // SAFETY: the caller's promise.
                     let value = unsafe { source.read(at + k as isize * step) };
@@ -163,12 +163,12 @@ unsafe fn one<F: Fold<Value = T::Wide>, T: Source>(
     base: isize,
     range: Range<usize>,
 ) -> F::Acc {
-    let (inner, step) = plan.reduced.inner();
+    let (inner, [step]) = plan.reduced.inner();
     let mut accs = [F::identity(); LANES];
     let mut i = range.start;
     while i < range.end {
         let n = (inner - i % inner).min(range.end - i);
-        let row = base + plan.reduced.source(i);
+        let row = base + plan.reduced.offsets(i)[0];
         let whole = if step == 1 { n - n % LANES } else { 0 };
         for k in (0..whole).step_by(LANES) {
             // SAFETY: a run of elements without gaps, as the caller promises.

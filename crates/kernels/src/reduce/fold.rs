@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::host::{Cast, CastAny, HostElement, Number};
+use warpline_runtime::host::{Cast, CastAny, HostElement, Number};
 
 /// A reduction of values `V`, such as a sum.
 pub(super) trait Fold: 'static {
@@ -148,7 +148,7 @@ macro_rules! sources {
 }
 
 sources! {
-    crate::host::Truth => i64;
+    warpline_runtime::host::Truth => i64;
     u8 => i64;
     i8 => i64;
     i16 => i64;

@@ -10,12 +10,13 @@ use std::panic::Location;
 
 use warpline_cuda_sys_safe::HostKernel;
 
-use crate::dispatch::dispatch;
-use crate::launch::{self, Call, Code};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Layout, Operand, Result, Storage, Target, View};
-use fold::{Arg, Source, Truths};
+use crate::programs::committed;
+use fold::{Arg, Truths};
 use plan::{BLOCK, Plan};
+use warpline_runtime::dispatch;
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Layout, Operand, Result, Storage, Target, View};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,58 +82,77 @@ impl ReduceOp {
     }
 }
 
-static SUM: KernelSet = KernelSet::new(module!("reduce_sum"), 8, |i| numbers(i, ["sum"; 2]));
-static EXTREME: KernelSet =
-    KernelSet::new(module!("reduce_extreme"), 16, |i| numbers(i, ["max", "min"]));
-static ARG: KernelSet =
-    KernelSet::new(module!("reduce_arg"), 16, |i| numbers(i, ["argmax", "argmin"]));
-static OTHER: KernelSet = KernelSet::new(module!("reduce_other"), 10, |i| {
-    const NAMES: [&str; 10] = [
-        "reduce_prod_f32",
-        "reduce_prod_f64",
-        "reduce_prod_int",
-        "finish_prod_f32",
-        "finish_prod_f64",
-        "finish_prod_int",
-        "reduce_any",
-        "reduce_all",
-        "finish_any",
-        "finish_all",
-    ];
-    NAMES[i % 10].into()
-});
+pub(crate) const PROGRAMS: &[&Program] = &[&SUM, &PROD, &MAX, &MIN, &ARG_MAX, &ARG_MIN, &ANY, &ALL];
 
-fn numbers(index: usize, ops: [&str; 2]) -> String {
-    const KINDS: [&str; 8] = ["f16", "bf16", "f32", "f64", "int", "f32", "f64", "int"];
-    let stage = if index % 8 < 5 { "reduce" } else { "finish" };
-    format!("{stage}_{}_{}", ops[index / 8 % 2], KINDS[index % 8])
+/// The kernels of each program.
+const REDUCE: usize = 0;
+const FINISH: usize = 1;
+
+/// All integers go by one kernel.
+const NUMBERS: &[&str] = &["f16", "bf16", "f32", "f64", "int"];
+
+/// A program of `fold`, which is CUDA's name for what is done.
+macro_rules! reduction {
+    ($name:literal, $variants:expr, $fold:literal) => {
+        Program::new($name, $variants, &["reduce", "finish"], |program, variant| {
+            source(program, $fold, variant)
+        })
+        .with_ptx(committed)
+    };
 }
 
-/// A kernel's number with its CPU implementation.
-type Kernel = (usize, HostKernel);
+static SUM: Program = reduction!("sum", NUMBERS, "Sum");
+static PROD: Program = reduction!("prod", &["f32", "f64", "int"], "Prod");
+static MAX: Program = reduction!("amax", NUMBERS, "Max");
+static MIN: Program = reduction!("amin", NUMBERS, "Min");
+static ARG_MAX: Program = reduction!("argmax", NUMBERS, "ArgMax");
+static ARG_MIN: Program = reduction!("argmin", NUMBERS, "ArgMin");
+static ANY: Program = reduction!("any", &[""], "Truths<false>");
+static ALL: Program = reduction!("all", &[""], "Truths<true>");
 
-/// The set, the kernel that reduces, and the one that folds its splits.
-fn kernels(op: ReduceOp, dtype: DType) -> (&'static KernelSet, Kernel, Kernel) {
+fn source(program: &Program, fold: &str, variant: &str) -> Source {
+    // What elements are read as; narrow floats of a product are told apart at run time.
+    let (acc, load) = match variant {
+        "" => ("", "LoadTruth".to_owned()),
+        "int" => ("<i64>", "LoadInt".to_owned()),
+        "f64" => ("<f64>", "Load<f64>".to_owned()),
+        "f32" if program.name() == "prod" => ("<f32>", "LoadFloat".to_owned()),
+        float => ("<f32>", format!("Load<{float}>")),
+    };
+    let name = if variant.is_empty() { String::new() } else { format!("_{variant}") };
+    let of = Source::new()
+        .with::<Plan>()
+        .push(module::ELEMENT)
+        .push(module::WALK)
+        .push(include_str!("reduce.cuh"));
+    of.push(&format!("REDUCTION({}{name}, {fold}{acc}, {load})", program.name()))
+}
+
+/// A program with the number of its variant.
+type Variant = (&'static Program, usize);
+
+/// The program, and the CPU implementations of its kernels: what reduces, and what folds its splits.
+fn kernels(op: ReduceOp, dtype: DType) -> (Variant, [HostKernel; 2]) {
     use ReduceOp::*;
-    let (width, wide) = match dtype {
-        DType::F16 => (0, 0),
-        DType::BF16 => (1, 0),
-        DType::F32 => (2, 0),
-        DType::F64 => (3, 1),
-        _ => (4, 2),
+    let program = match op {
+        Sum | Mean => &SUM,
+        Prod => &PROD,
+        Max => &MAX,
+        Min => &MIN,
+        ArgMax => &ARG_MAX,
+        ArgMin => &ARG_MIN,
+        Any => &ANY,
+        All => &ALL,
     };
-    let (set, first, last) = match op {
-        Sum | Mean => (&SUM, width, 5 + wide),
-        Max => (&EXTREME, width, 5 + wide),
-        Min => (&EXTREME, 8 + width, 13 + wide),
-        ArgMax => (&ARG, width, 5 + wide),
-        ArgMin => (&ARG, 8 + width, 13 + wide),
-        Prod => (&OTHER, wide, 3 + wide),
-        Any => (&OTHER, 6, 8),
-        All => (&OTHER, 7, 9),
+    let suffix = match (op, dtype) {
+        (Any | All, _) => "",
+        (Prod, DType::F16 | DType::BF16) => "f32",
+        (_, dtype) if dtype.is_float() => dtype.suffix(),
+        _ => "int",
     };
+    let variant = program.variants().iter().position(|&v| v == suffix).unwrap_or_default();
     dispatch!(dtype, all T => {
-        type W = <T as Source>::Wide;
+        type W = <T as fold::Source>::Wide;
         let (reduce, finish): (HostKernel, HostKernel) = match op {
             Sum | Mean => (cpu::reduce::<fold::Sum<W>, T>, cpu::finish::<fold::Sum<W>>),
             Prod => (cpu::reduce::<fold::Prod<W>, T>, cpu::finish::<fold::Prod<W>>),
@@ -143,7 +163,7 @@ fn kernels(op: ReduceOp, dtype: DType) -> (&'static KernelSet, Kernel, Kernel) {
             Any => (cpu::reduce::<Truths<W, false>, T>, cpu::finish::<Truths<W, false>>),
             All => (cpu::reduce::<Truths<W, true>, T>, cpu::finish::<Truths<W, true>>),
         };
-        (set, (first, reduce), (last, finish))
+        ((program, variant), [reduce, finish])
     })
 }
 
@@ -178,12 +198,8 @@ pub fn reduce(
             format!("takes one dimension or all of them, not {dims:?}"),
         ));
     }
-    out.check_writable(name)?;
-    for view in [a, out] {
-        view.check_inside(name)?;
-    }
     // Another thread may still read what one writes.
-    a.check_no_partial_overlap(&out, name)?;
+    launch::check_in_place(name, &[a.read(), out.write()])?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
     if plan.extent == 0 && op.needs_elements() {
         return Err(Error::invalid(
@@ -199,21 +215,24 @@ pub fn reduce(
     }
     if op == ReduceOp::Mean {
         plan.divisor = plan.extent as f64;
+        // A GPU multiplies, as in PyTorch.
+        plan.scale = 1.0 / plan.divisor;
     }
     if let Target::Cuda(_, device, _) = target {
         let gpu = device.properties();
         let per_sm = (u64::from(gpu.max_threads_per_multiprocessor) / BLOCK).max(1);
         plan.share_out(u64::from(gpu.multiprocessor_count) * per_sm);
     }
-    let (set, (first, reduce), (last, finish)) = kernels(op, a.dtype);
-    let run = |operands: &[Operand<'_>], (index, host): Kernel, grid: [u32; 3]| {
+    let ((program, variant), host) = kernels(op, a.dtype);
+    let run = |operands: &[Operand<'_>], kernel: usize, grid: [u32; 3]| {
         let block = [BLOCK as u32, 1, 1];
         let call = Call {
             op: name,
             operands,
             params: bytemuck::bytes_of(&plan),
-            host,
-            code: Code::Kernel { set, index, grid, block, shared_bytes: 0 },
+            checks_indices: false,
+            host: host[kernel],
+            code: Code::Kernel { kernel: (program, variant, kernel), grid, block, shared_bytes: 0 },
             location,
         };
         // SAFETY: the plan reaches no more than the elements of `a` and `out`, or of the partial
@@ -222,16 +241,16 @@ pub fn reduce(
     };
     let grid = [plan.blocks() as u32, plan.splits as u32, 1];
     let Target::Cuda(runtime, _, stream) = target else {
-        return run(&[a.read(), out.write()], (first, reduce), grid);
+        return run(&[a.read(), out.write()], REDUCE, grid);
     };
     if plan.splits == 1 {
-        return run(&[a.read(), out.write()], (first, reduce), grid);
+        return run(&[a.read(), out.write()], REDUCE, grid);
     }
     // Eight bytes for each value, and as many for its index.
     let partials = (plan.outputs * plan.splits) as usize * if indices { 2 } else { 1 };
     let storage = Storage::device(runtime, partials * 8, stream)?;
     let layout = Layout::contiguous(&[partials])?;
     let partial = View { storage: &storage, layout: &layout, dtype: DType::I64 };
-    run(&[a.read(), partial.write()], (first, reduce), grid)?;
-    run(&[partial.read(), out.write()], (last, finish), [plan.outputs as u32, 1, 1])
+    run(&[a.read(), partial.write()], REDUCE, grid)?;
+    run(&[partial.read(), out.write()], FINISH, [plan.outputs as u32, 1, 1])
 }

@@ -1,80 +1,17 @@
-//! Which elements go into which result, and how the work is shared out. Mirrors `reduce.cuh`.
+//! Which elements go into which result, and how the work is shared out.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
-use crate::{Error, Result, View};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::iter::{Dim, Walk};
+use warpline_runtime::{Error, Result, View};
 
 /// Threads per block.
 pub(super) const BLOCK: u64 = 256;
 
-/// Dimensions a kernel can tell apart; what merges with a neighbour does not count.
-const MAX_DIMS: usize = 16;
-
 /// Elements that a lane should have to itself before a result is split among blocks.
 const PER_LANE: u64 = 16;
-
-/// From the innermost dimension out; strides in elements.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Dims {
-    ndim: u64,
-    sizes: [u64; MAX_DIMS],
-    source: [i64; MAX_DIMS],
-    result: [i64; MAX_DIMS],
-}
-
-type Dim = (usize, isize, isize);
-
-impl Dims {
-    fn new(op: &'static str, dims: &[Dim]) -> Result<Self> {
-        let mut merged: SmallVec<[Dim; 6]> = SmallVec::new();
-        for &(size, source, result) in dims {
-            if size == 1 {
-                continue;
-            }
-            match merged.last_mut() {
-                Some((n, s, r)) if source == *s * *n as isize && result == *r * *n as isize => {
-                    *n *= size
-                }
-                _ => merged.push((size, source, result)),
-            }
-        }
-        if merged.len() > MAX_DIMS {
-            return Err(Error::TooManyDims { op, ndim: merged.len(), max: MAX_DIMS });
-        }
-        let mut out = Self { ndim: merged.len() as u64, ..Self::zeroed() };
-        for (d, (size, source, result)) in merged.into_iter().enumerate() {
-            out.sizes[d] = size as u64;
-            (out.source[d], out.result[d]) = (source as i64, result as i64);
-        }
-        Ok(out)
-    }
-
-    /// Size and source stride of the innermost dimension.
-    pub(super) fn inner(&self) -> (usize, isize) {
-        if self.ndim == 0 { (1, 0) } else { (self.sizes[0] as usize, self.source[0] as isize) }
-    }
-
-    fn walk(&self, strides: &[i64; MAX_DIMS], mut index: usize) -> isize {
-        let mut offset = 0;
-        for (&size, &stride) in self.sizes.iter().zip(strides).take(self.ndim as usize) {
-            offset += (index % size as usize) as isize * stride as isize;
-            index /= size as usize;
-        }
-        offset
-    }
-
-    /// Where element `index` is in the source.
-    pub(super) fn source(&self, index: usize) -> isize {
-        self.walk(&self.source, index)
-    }
-
-    /// Where element `index` is in the result.
-    pub(super) fn result(&self, index: usize) -> isize {
-        self.walk(&self.result, index)
-    }
-}
 
 /// The parameter block of every reduction.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -93,10 +30,30 @@ pub(super) struct Plan {
     pub(super) chunk: u64,
     pub(super) source_dtype: u64,
     pub(super) result_dtype: u64,
+    /// What a sum is divided by, and its reciprocal.
     pub(super) divisor: f64,
-    pub(super) kept: Dims,
-    pub(super) reduced: Dims,
+    pub(super) scale: f64,
+    /// Of the source and of the result.
+    pub(super) kept: Walk<2>,
+    /// Of the source.
+    pub(super) reduced: Walk<1>,
 }
+
+cuda_struct!(Plan {
+    outputs,
+    extent,
+    lanes,
+    outs,
+    outs_first,
+    splits,
+    chunk,
+    source_dtype,
+    result_dtype,
+    divisor,
+    scale,
+    kept,
+    reduced,
+});
 
 impl Plan {
     /// `dims` are to be reduced, all of them if there are none. `ordered` says that the elements'
@@ -130,23 +87,23 @@ impl Plan {
                 ),
             });
         }
-        let mut kept_dims: SmallVec<[Dim; 6]> = kept
+        let mut kept_dims: SmallVec<[Dim<2>; 6]> = kept
             .iter()
             .enumerate()
             .map(|(i, &d)| {
-                (a.sizes()[d], a.strides()[d], out.strides()[if keepdim { d } else { i }])
+                (a.sizes()[d], [a.strides()[d], out.strides()[if keepdim { d } else { i }]])
             })
             .rev()
             .collect();
-        let mut reduced_dims: SmallVec<[Dim; 6]> = (0..ndim)
+        let mut reduced_dims: SmallVec<[Dim<1>; 6]> = (0..ndim)
             .filter(|&d| is_reduced(d))
-            .map(|d| (a.sizes()[d], a.strides()[d], 0))
+            .map(|d| (a.sizes()[d], [a.strides()[d]]))
             .rev()
             .collect();
         // Neighbours in memory belong together wherever the order does not count.
-        kept_dims.sort_by_key(|d| d.1.unsigned_abs());
+        kept_dims.sort_by_key(|d| d.1[0].unsigned_abs());
         if !ordered {
-            reduced_dims.sort_by_key(|d| d.1.unsigned_abs());
+            reduced_dims.sort_by_key(|d| d.1[0].unsigned_abs());
         }
         let extent: usize = reduced_dims.iter().map(|d| d.0).product();
         Ok(Self {
@@ -160,15 +117,16 @@ impl Plan {
             source_dtype: a.dtype as u64,
             result_dtype: out.dtype as u64,
             divisor: 1.0,
-            kept: Dims::new(op, &kept_dims)?,
-            reduced: Dims::new(op, &reduced_dims)?,
+            scale: 1.0,
+            kept: Walk::new(op, kept_dims)?,
+            reduced: Walk::new(op, reduced_dims)?,
         })
     }
 
     /// Shares the work out to the blocks of a GPU that has `resident` at a time.
     pub(super) fn share_out(&mut self, resident: u64) {
         let outs_first =
-            self.outputs > 1 && self.kept.inner().1.abs() < self.reduced.inner().1.abs();
+            self.outputs > 1 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         let lanes = self.extent.max(1).next_power_of_two();
         self.lanes = if outs_first {
             lanes.min(BLOCK / self.outputs.next_power_of_two().min(64))

@@ -1,39 +1,12 @@
-// Reductions over any dimensions. Mirrors `plan.rs`.
+// Reductions over any dimensions.
 //
 // A block of 256 threads has `lanes` threads for each of `outs` results. Where few results are
 // reduced from much, `splits` blocks share each, and a second kernel folds what they leave.
-#pragma once
 
-#include "element.cuh"
-
-#define REDUCE_DIMS 16
 #define REDUCE_BLOCK 256
 
-// From the innermost dimension out; strides in elements.
-struct Dims {
-    u64 ndim;
-    u64 sizes[REDUCE_DIMS];
-    i64 source[REDUCE_DIMS];
-    i64 result[REDUCE_DIMS];
-};
-
-struct Plan {
-    u64 outputs, extent;
-    u64 lanes, outs, outs_first;
-    u64 splits, chunk;
-    u64 source_dtype, result_dtype;
-    f64 divisor;
-    Dims kept, reduced;
-};
-
-__device__ __noinline__ i64 walk(u64 ndim, const u64 *sizes, const i64 *strides, u64 index) {
-    i64 offset = 0;
-    for (u64 d = 0; d < ndim; d++) {
-        offset += (i64)(index % sizes[d]) * strides[d];
-        index /= sizes[d];
-    }
-    return offset;
-}
+// Operands of `kept`.
+enum { SOURCE, RESULT };
 
 // ---- elements ----------------------------------------------------------------------------
 
@@ -44,16 +17,16 @@ template <class T> struct Load {
     }
 };
 
-// Every integer and bool, as i64. Dtypes are numbered as in Rust.
+// Every integer and bool, as i64.
 struct LoadInt {
     typedef i64 value;
     static __device__ __forceinline__ i64 at(const void *p, u64 dtype, i64 i) {
         switch (dtype) {
-        case 0: return ((const u8 *)p)[i] != 0;
-        case 1: return ((const u8 *)p)[i];
-        case 2: return ((const i8 *)p)[i];
-        case 3: return ((const i16 *)p)[i];
-        case 4: return ((const i32 *)p)[i];
+        case DTYPE_bool: return ((const u8 *)p)[i] != 0;
+        case DTYPE_u8: return ((const u8 *)p)[i];
+        case DTYPE_i8: return ((const i8 *)p)[i];
+        case DTYPE_i16: return ((const i16 *)p)[i];
+        case DTYPE_i32: return ((const i32 *)p)[i];
         default: return ((const i64 *)p)[i];
         }
     }
@@ -64,8 +37,8 @@ struct LoadFloat {
     typedef f32 value;
     static __device__ __forceinline__ f32 at(const void *p, u64 dtype, i64 i) {
         switch (dtype) {
-        case 6: return load(((const f16 *)p)[i]);
-        case 7: return load(((const bf16 *)p)[i]);
+        case DTYPE_f16: return load(((const f16 *)p)[i]);
+        case DTYPE_bf16: return load(((const bf16 *)p)[i]);
         default: return ((const f32 *)p)[i];
         }
     }
@@ -75,27 +48,27 @@ struct LoadFloat {
 struct LoadTruth {
     typedef i64 value;
     static __device__ __forceinline__ i64 at(const void *p, u64 dtype, i64 i) {
-        if (dtype < 6) return LoadInt::at(p, dtype, i) != 0;
-        if (dtype < 9) return LoadFloat::at(p, dtype, i) != 0;
+        if (dtype < DTYPE_f16) return LoadInt::at(p, dtype, i) != 0;
+        if (dtype < DTYPE_f64) return LoadFloat::at(p, dtype, i) != 0;
         return ((const f64 *)p)[i] != 0;
     }
 };
 
 __device__ __forceinline__ void put(void *p, u64 dtype, i64 i, f32 v) {
     switch (dtype) {
-    case 6: store(((f16 *)p)[i], v); break;
-    case 7: store(((bf16 *)p)[i], v); break;
+    case DTYPE_f16: store(((f16 *)p)[i], v); break;
+    case DTYPE_bf16: store(((bf16 *)p)[i], v); break;
     default: ((f32 *)p)[i] = v;
     }
 }
 __device__ __forceinline__ void put(void *p, u64, i64 i, f64 v) { ((f64 *)p)[i] = v; }
 __device__ __forceinline__ void put(void *p, u64 dtype, i64 i, i64 v) {
     switch (dtype) {
-    case 0: ((u8 *)p)[i] = v != 0; break;
-    case 1:
-    case 2: ((u8 *)p)[i] = (u8)v; break;
-    case 3: ((i16 *)p)[i] = (i16)v; break;
-    case 4: ((i32 *)p)[i] = (i32)v; break;
+    case DTYPE_bool: ((u8 *)p)[i] = v != 0; break;
+    case DTYPE_u8:
+    case DTYPE_i8: ((u8 *)p)[i] = (u8)v; break;
+    case DTYPE_i16: ((i16 *)p)[i] = (i16)v; break;
+    case DTYPE_i32: ((i32 *)p)[i] = (i32)v; break;
     default: ((i64 *)p)[i] = v;
     }
 }
@@ -109,16 +82,16 @@ template <> struct Lowest<i64> { static __device__ i64 get() { return (i64)(1ull
 template <class A> struct Highest { static __device__ A get() { return -Lowest<A>::get(); } };
 template <> struct Highest<i64> { static __device__ i64 get() { return (i64)~(1ull << 63); } };
 
-__device__ __forceinline__ f32 quotient(f32 v, f64 d) { return v / (f32)d; }
-__device__ __forceinline__ f64 quotient(f64 v, f64 d) { return v / d; }
-__device__ __forceinline__ i64 quotient(i64 v, f64) { return v; }
+__device__ __forceinline__ f32 scaled(f32 v, f64 scale) { return v * (f32)scale; }
+__device__ __forceinline__ f64 scaled(f64 v, f64 scale) { return v * scale; }
+__device__ __forceinline__ i64 scaled(i64 v, f64) { return v; }
 
 template <class A> struct Sum {
     typedef A acc;
     static __device__ __forceinline__ A identity() { return 0; }
     static __device__ __forceinline__ A make(A v, u64) { return v; }
     static __device__ __forceinline__ A merge(A a, A b) { return a + b; }
-    static __device__ __forceinline__ A result(A a, const Plan &p) { return quotient(a, p.divisor); }
+    static __device__ __forceinline__ A result(A a, const Plan &p) { return scaled(a, p.scale); }
 };
 
 template <class A> struct Prod {
@@ -167,6 +140,14 @@ template <class A, bool MAX> struct Arg {
     static __device__ __forceinline__ i64 result(acc a, const Plan &) { return a.index; }
 };
 
+// Over no elements any is false and all is true.
+template <bool ALL> struct Truths {
+    typedef i64 acc;
+    static __device__ __forceinline__ i64 identity() { return ALL; }
+    static __device__ __forceinline__ i64 make(i64 v, u64) { return v; }
+    static __device__ __forceinline__ i64 merge(i64 a, i64 b) { return ALL ? a & b : a | b; }
+    static __device__ __forceinline__ i64 result(i64 a, const Plan &) { return a; }
+};
 // ---- how -----------------------------------------------------------------------------------
 
 // Folds the lanes of each result in a block; lane 0 has the answer.
@@ -189,18 +170,20 @@ template <class F, class L>
 __device__ __forceinline__ void reduce(const void *source, void *result, const Plan &p) {
     typedef typename F::acc acc;
     const u32 lanes = (u32)p.lanes, outs = (u32)p.outs;
-    // Neighbouring threads read neighbouring elements: of one result, or of several.
-    const u32 lane = p.outs_first ? threadIdx.x / outs : threadIdx.x % lanes;
-    const u32 slot = p.outs_first ? threadIdx.x % outs : threadIdx.x / lanes;
+    // Neighbouring threads read neighbouring elements: of one result, or of several. Both numbers are
+    // powers of two.
+    const u32 minor = p.outs_first ? outs : lanes;
+    const u32 low = threadIdx.x & (minor - 1), high = threadIdx.x >> (31 - __clz(minor));
+    const u32 lane = p.outs_first ? high : low, slot = p.outs_first ? low : high;
     const u64 output = (u64)blockIdx.x * outs + slot;
     acc a[4] = {F::identity(), F::identity(), F::identity(), F::identity()};
     if (output < p.outputs) {
-        const i64 base = walk(p.kept.ndim, p.kept.sizes, p.kept.source, output);
+        const i64 base = walk(p.kept, SOURCE, output);
         const u64 begin = blockIdx.y * p.chunk;
         const u64 end = begin + p.chunk < p.extent ? begin + p.chunk : p.extent;
         u64 i = begin + lane;
         if (p.reduced.ndim == 1) {
-            const i64 stride = p.reduced.source[0];
+            const i64 stride = p.reduced.strides[SOURCE][0];
             for (; i + 3 * lanes < end; i += 4 * lanes) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
@@ -213,7 +196,7 @@ __device__ __forceinline__ void reduce(const void *source, void *result, const P
             }
         } else {
             for (; i < end; i += lanes) {
-                const i64 at = base + walk(p.reduced.ndim, p.reduced.sizes, p.reduced.source, i);
+                const i64 at = base + walk(p.reduced, SOURCE, i);
                 a[0] = F::merge(a[0], F::make(L::at(source, p.source_dtype, at), i));
             }
         }
@@ -223,7 +206,7 @@ __device__ __forceinline__ void reduce(const void *source, void *result, const P
     if (p.splits > 1) {
         ((acc *)result)[blockIdx.y * p.outputs + output] = whole;
     } else {
-        const i64 at = walk(p.kept.ndim, p.kept.sizes, p.kept.result, output);
+        const i64 at = walk(p.kept, RESULT, output);
         put(result, p.result_dtype, at, F::result(whole, p));
     }
 }
@@ -237,30 +220,20 @@ __device__ __forceinline__ void finish(const typename F::acc *partial, void *res
     }
     a = fold<F>(a, threadIdx.x, 0, REDUCE_BLOCK, 1);
     if (threadIdx.x != 0) return;
-    const i64 at = walk(p.kept.ndim, p.kept.sizes, p.kept.result, blockIdx.x);
+    const i64 at = walk(p.kept, RESULT, blockIdx.x);
     put(result, p.result_dtype, at, F::result(a, p));
 }
+template <class A> using ArgMax = Arg<A, true>;
+template <class A> using ArgMin = Arg<A, false>;
 
-#define REDUCE(NAME, F, L)                                                                     \
-    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void reduce_##NAME(                  \
-        const void *source, void *result, Plan p) {                                            \
-        reduce<F, L>(source, result, p);                                                       \
+// A program's kernels: `FOLD` of what `LOAD` makes of elements.
+#define REDUCTION(NAME, FOLD, LOAD)                                                            \
+    typedef FOLD folded;                                                                       \
+    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void NAME##_reduce(                  \
+        const void *source, void *result, const __grid_constant__ Plan p) {                    \
+        reduce<folded, LOAD>(source, result, p);                                               \
+    }                                                                                          \
+    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void NAME##_finish(                  \
+        const folded::acc *partial, void *result, const __grid_constant__ Plan p) {            \
+        finish<folded>(partial, result, p);                                                    \
     }
-#define FINISH(NAME, F)                                                                        \
-    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void finish_##NAME(                  \
-        const F::acc *partial, void *result, Plan p) {                                         \
-        finish<F>(partial, result, p);                                                         \
-    }
-// An op over every dtype but bool; integers go by i64.
-#define REDUCE_NUMBERS(OP, F)                \
-    typedef F<f32> OP##_of_f32;              \
-    typedef F<f64> OP##_of_f64;              \
-    typedef F<i64> OP##_of_i64;              \
-    REDUCE(OP##_f16, OP##_of_f32, Load<f16>) \
-    REDUCE(OP##_bf16, OP##_of_f32, Load<bf16>) \
-    REDUCE(OP##_f32, OP##_of_f32, Load<f32>) \
-    REDUCE(OP##_f64, OP##_of_f64, Load<f64>) \
-    REDUCE(OP##_int, OP##_of_i64, LoadInt)   \
-    FINISH(OP##_f32, OP##_of_f32)            \
-    FINISH(OP##_f64, OP##_of_f64)            \
-    FINISH(OP##_int, OP##_of_i64)

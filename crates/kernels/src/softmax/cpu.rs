@@ -2,9 +2,10 @@
 
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::Params;
-use crate::host::math::{self, LANES, Loop, vectorized};
-use crate::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use super::Rows;
+use crate::math::{self, Loop, vectorized};
+use warpline_runtime::host::LANES;
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 
 /// A type that softmax is computed of.
 pub(super) trait Float: Number + Cast<f64> {
@@ -107,16 +108,16 @@ fn lowest<C: Number>() -> C {
 }
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: source and result, of `T`s, and [`Params`].
+/// As [`warpline_cuda_sys_safe::HostKernel`]: source and result, of `T`s, and [`Rows`].
 pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch<'_>) {
-    let p: Params = host::params(launch);
+    let p: Rows = host::params(launch);
     let (source, result) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let size = p.size as usize;
     let grain = (GRAIN / 8 / size).max(1);
     host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
         let mut block = vec![[lowest::<T::Compute>(); LANES]; size.min(BLOCK).div_ceil(LANES)];
         for index in rows {
-            let (from, to) = p.row(index);
+            let [from, to] = p.walk.offsets(index);
             let read = |first: usize, values: &mut [T::Compute]| {
                 for (i, x) in (first as isize..).zip(values) {
                     // SAFETY: an element of the source.

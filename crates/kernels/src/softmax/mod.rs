@@ -7,16 +7,14 @@ mod tests;
 use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
-use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostKernel;
 
-use crate::launch::{self, Call, Code};
-use crate::overlap::{self, Overlap};
-use crate::runtime::module;
-use crate::{DType, Error, KernelSet, Result, Target, View};
-
-/// Dimensions besides the one that a kernel can tell apart.
-const MAX_DIMS: usize = 16;
+use crate::programs::{FLOATS, committed};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::iter::Walk;
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Result, Target, View};
 
 /// Threads per block.
 const BLOCK: u32 = 256;
@@ -24,39 +22,27 @@ const BLOCK: u32 = 256;
 /// Blocks at most; each loops over rows.
 const MAX_BLOCKS: usize = 1 << 20;
 
-static KERNELS: KernelSet = KernelSet::new(module!("softmax"), 4, |i| {
-    ["softmax_f16", "softmax_bf16", "softmax_f32", "softmax_f64"][i % 4].into()
-});
+pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX];
 
-/// Mirrors `softmax.cu`. Strides in elements; dimensions from the innermost out.
+static SOFTMAX: Program = Program::new("softmax", FLOATS, &[""], |_, ty| {
+    let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::WALK);
+    of.push(include_str!("softmax.cuh")).push(&format!("SOFTMAX({ty})"))
+})
+.with_ptx(committed);
+
+/// The rows, of a source and a result, and the steps along each.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+struct Rows {
     rows: u64,
     size: u64,
     source_step: i64,
     result_step: i64,
     log: u64,
-    ndim: u64,
-    sizes: [u64; MAX_DIMS],
-    source: [i64; MAX_DIMS],
-    result: [i64; MAX_DIMS],
+    walk: Walk<2>,
 }
 
-impl Params {
-    /// Where a row's first elements are in the source and in the result.
-    fn row(&self, mut row: usize) -> (isize, isize) {
-        let (mut source, mut result) = (0, 0);
-        for d in 0..self.ndim as usize {
-            let size = self.sizes[d] as usize;
-            let i = (row % size) as isize;
-            source += i * self.source[d] as isize;
-            result += i * self.result[d] as isize;
-            row /= size;
-        }
-        (source, result)
-    }
-}
+cuda_struct!(Rows { rows, size, source_step, result_step, log, walk });
 
 /// `torch.softmax` over dimension `dim` of `a`, or `torch.log_softmax` where `log`, into `out` of
 /// the same sizes and float dtype. The halves are computed in `f32`. `out` may be `a` itself.
@@ -96,29 +82,20 @@ pub fn softmax(
     if dim >= ndim.max(1) {
         return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
     }
-    out.check_writable(op)?;
-    for view in [a, out] {
-        view.check_inside(op)?;
-    }
-    let item = a.dtype.size();
-    if a.storage.same_as(out.storage)
-        && overlap::between((a.layout, item), (out.layout, item)) == Overlap::Some
-    {
-        return Err(Error::OverlappingOperands { op });
-    }
+    launch::check_in_place(op, &[a.read(), out.write()])?;
     if a.numel() == 0 {
         return Ok(());
     }
-    let params = params(op, a, dim, out, log)?;
+    let params = rows(op, a, dim, out, log)?;
     let blocks = (params.rows as usize).min(MAX_BLOCKS) as u32;
     let call = Call {
         op,
         operands: &[a.read(), out.write()],
         params: bytemuck::bytes_of(&params),
+        checks_indices: false,
         host,
         code: Code::Kernel {
-            set: &KERNELS,
-            index,
+            kernel: (&SOFTMAX, index, 0),
             grid: [blocks, 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
@@ -126,37 +103,17 @@ pub fn softmax(
         location,
     };
     // SAFETY: the parameters reach the elements of both views, a row of `out` is written after
-    // that row of `a` has been read, and both kernels take `Params`.
+    // that row of `a` has been read, and both kernels take `Rows`.
     unsafe { launch::run(target, &call) }
 }
 
-fn params(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Params> {
-    let mut params = Params::zeroed();
-    (params.size, params.log) = (1, log.into());
-    let mut dims: SmallVec<[(usize, isize, isize); 6]> = SmallVec::new();
-    for d in (0..a.sizes().len()).rev() {
-        let (size, source, result) = (a.sizes()[d], a.strides()[d], out.strides()[d]);
-        if d == dim {
-            params.size = size as u64;
-            (params.source_step, params.result_step) = (source as i64, result as i64);
-            continue;
-        }
-        match dims.last_mut() {
-            _ if size == 1 => {}
-            Some((n, s, r)) if source == *s * *n as isize && result == *r * *n as isize => {
-                *n *= size
-            }
-            _ => dims.push((size, source, result)),
-        }
-    }
-    if dims.len() > MAX_DIMS {
-        return Err(Error::TooManyDims { op, ndim: dims.len(), max: MAX_DIMS });
-    }
-    params.rows = dims.iter().map(|d| d.0 as u64).product();
-    params.ndim = dims.len() as u64;
-    for (d, (size, source, result)) in dims.into_iter().enumerate() {
-        params.sizes[d] = size as u64;
-        (params.source[d], params.result[d]) = (source as i64, result as i64);
-    }
-    Ok(params)
+fn rows(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Rows> {
+    let of = |d: usize| (a.sizes()[d], [a.strides()[d], out.strides()[d]]);
+    let others = (0..a.sizes().len()).rev().filter(|&d| d != dim).map(of);
+    // A scalar is a row of one element.
+    let (size, steps) = if a.sizes().is_empty() { (1, [0; 2]) } else { of(dim) };
+    let walk = Walk::new(op, others)?;
+    let [source_step, result_step] = steps.map(|step| step as i64);
+    let (rows, size) = (walk.numel() as u64, size as u64);
+    Ok(Rows { rows, size, source_step, result_step, log: log.into(), walk })
 }

@@ -1,7 +1,7 @@
 //! Who may touch host memory: ops of the CPU on storages that threads share, in any order, with
 //! copies from and to the device meanwhile.
 
-use warpline_kernels::Storage;
+use warpline_runtime::Storage;
 
 use super::program::{Shared, Step, run};
 use super::*;

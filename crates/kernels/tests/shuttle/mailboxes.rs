@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use warpline_kernels::graph::{Capturing, GraphPool};
-use warpline_kernels::{Error, Storage, indexing};
+use warpline_kernels::indexing;
+use warpline_runtime::graph::{Capturing, GraphPool};
+use warpline_runtime::{Error, Storage};
 use warpline_stream::StreamError;
 
 use super::*;

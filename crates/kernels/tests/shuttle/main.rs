@@ -21,10 +21,11 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use warpline_cuda_sys_safe::HostLaunch;
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
-use warpline_kernels::launch::{self, Call, Code};
-use warpline_kernels::{
-    CudaDevice, DType, KernelSet, Layout, Module, Operand, Result, Runtime, RuntimeConfig, Staging,
-    Storage, Target, View,
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{Program, Source};
+use warpline_runtime::{
+    CudaDevice, DType, Layout, Operand, Result, Runtime, RuntimeConfig, Staging, Storage, Target,
+    View,
 };
 use warpline_stream::Stream;
 
@@ -116,11 +117,8 @@ fn value_of(stream: &Stream, storage: &Storage) -> i64 {
     value(&host)
 }
 
-static KERNELS: KernelSet = KernelSet::new(
-    Module::new("shuttle", ".version 8.0\n.target sm_80\n.entry mix() {}"),
-    1,
-    |_| "mix".into(),
-);
+/// No GPU is given it.
+static MIX: Program = Program::new("mix", &[""], &[""], |_, _| Source::new());
 
 /// # Safety
 /// Its operands are two tensors of [`COUNT`] elements, its parameters two `i64`s.
@@ -147,10 +145,10 @@ fn mix(target: Target<'_>, to: &Storage, from: &Storage, factor: i64, add: i64) 
         op: "mix",
         operands: &operands,
         params: &[factor.to_ne_bytes(), add.to_ne_bytes()].concat(),
+        checks_indices: false,
         host: mix_on_host,
         code: Code::Kernel {
-            set: &KERNELS,
-            index: 0,
+            kernel: (&MIX, 0, 0),
             grid: [1; 3],
             block: [32, 1, 1],
             shared_bytes: 0,

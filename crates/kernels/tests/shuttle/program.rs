@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::panic::Location;
 
 use warpline_cuda_sys_safe::MemsetValue;
-use warpline_kernels::graph::Graph;
-use warpline_kernels::launch::{memset, write_bytes};
-use warpline_kernels::{Storage, Target};
+use warpline_runtime::graph::Graph;
+use warpline_runtime::launch::{memset, write_bytes};
+use warpline_runtime::{Storage, Target};
 use warpline_stream::Stream;
 
 use super::*;

@@ -1,8 +1,8 @@
 //! Graphs replayed by several threads, among other uses of the same memory.
 
 use shuttle::sync::atomic::{AtomicI64, Ordering};
-use warpline_kernels::Storage;
-use warpline_kernels::graph::{Capturing, GraphPool};
+use warpline_runtime::Storage;
+use warpline_runtime::graph::{Capturing, GraphPool};
 
 use super::program::{Captured, Shared, Step, run};
 use super::*;

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
-use warpline_kernels::{Error, Storage};
+use warpline_runtime::{Error, Storage};
 
 use super::*;
 
@@ -79,8 +79,8 @@ fn no_capture_holds_a_piece() {
         let captures = {
             let (runtime, stream) = (runtime.clone(), stream.clone());
             move || {
-                let pool = warpline_kernels::graph::GraphPool::new(gpu(&runtime));
-                let begun = warpline_kernels::graph::Capturing::begin(&runtime, &stream, &pool);
+                let pool = warpline_runtime::graph::GraphPool::new(gpu(&runtime));
+                let begun = warpline_runtime::graph::Capturing::begin(&runtime, &stream, &pool);
                 drop(begun.unwrap());
                 true
             }

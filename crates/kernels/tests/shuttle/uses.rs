@@ -1,6 +1,6 @@
 //! Who used a storage last: ops of several threads on storages that they share.
 
-use warpline_kernels::Storage;
+use warpline_runtime::Storage;
 
 use super::program::{Shared, run};
 use super::*;

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::sync::Once;
 
 use warpline::{Device, Tensor};
-use warpline_kernels::resolve_dim;
+use warpline_runtime::resolve_dim;
 
 use super::DataParallelError;
 

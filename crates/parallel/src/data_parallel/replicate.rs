@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use warpline::nn::Module;
 use warpline::{DType, Device, Error, Result, Runtime, Tensor};
-use warpline_kernels::Version;
+use warpline_runtime::Version;
 use warpline_stream::Stream;
 
 use super::DataParallelError;

@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use warpline_kernels::collective::Completion;
+use warpline_runtime::Completion;
 use warpline_stream::OpEvent;
 
 use super::RankCall;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use warpline::Tensor;
 use warpline_cuda_sys_safe::nccl::ReduceOp;
-use warpline_kernels::collective::Calls;
+use warpline_runtime::Calls;
 
 /// A dtype, and sizes where they count.
 type Shape = (&'static str, Option<SmallVec<[usize; 4]>>);

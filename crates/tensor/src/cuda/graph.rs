@@ -1,11 +1,11 @@
 //! Graphs: a run of ops that is captured once and replayed at the cost of one launch.
 
-use warpline_kernels::graph::{Capturing, Graph};
+use warpline_runtime::graph::{Capturing, Graph};
 
 use super::{CudaDeviceArg, Stream};
 use crate::{Error, Result, runtime};
 
-pub use warpline_kernels::graph::GraphPool;
+pub use warpline_runtime::graph::GraphPool;
 
 /// Captured work (`torch.cuda.CUDAGraph`).
 ///

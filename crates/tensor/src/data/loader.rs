@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use warpline_kernels::Runtime;
+use warpline_runtime::Runtime;
 
 use super::{Collate, Dataset, PinMemory};
 use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};

@@ -12,7 +12,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use warpline_kernels::{ExportedStorage, OwnSemaphore, SharedSemaphore, Storage, Target};
+use warpline_runtime::{ExportedStorage, OwnSemaphore, SharedSemaphore, Storage, Target};
 
 use super::message::{self, HEAD, Kind, Sent, Signal, nonsense};
 use super::order::{Own, Peers};

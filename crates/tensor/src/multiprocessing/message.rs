@@ -1,6 +1,6 @@
 //! What a message says, and that it says nothing that cannot be.
 
-use warpline_kernels::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
+use warpline_runtime::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
 
 use crate::{DType, Error, Result, Tensor};
 

@@ -10,8 +10,7 @@ pub use linear::Linear;
 pub use rnn::RnnCell;
 pub use sequential::{Layer, Sequential};
 
-use crate::device::IntoDevice;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, TensorOptions};
 
 /// Something with parameters (`torch.nn.Module`).
 pub trait Module {
@@ -37,19 +36,26 @@ pub trait Module {
         Ok(())
     }
 
-    /// Moves every parameter and buffer to a device. What is there already stays. When one cannot
-    /// be moved, none is.
+    /// Moves every parameter and buffer to a device; floats to a dtype, and those of as many dimensions to
+    /// a memory format (`Module.to`). What is as asked for stays. When one cannot be moved, none is.
     ///
     /// # Errors
     /// As [`Tensor::to`].
-    fn to(&mut self, device: impl IntoDevice) -> Result<()>
+    fn to(&mut self, options: impl Into<TensorOptions>) -> Result<()>
     where
         Self: Sized,
     {
-        let device = device.into_device()?;
+        let options = options.into();
+        if let Some(dtype) = options.requested_dtype()
+            && !dtype.is_float()
+        {
+            let reason = format!("a module's dtype is that of a float, not {dtype}");
+            return Err(Error::invalid("Module::to", reason));
+        }
+        options.requested_device()?;
         let mut moved = Vec::new();
         let mut moves = |_: &str, tensor: &mut Tensor| {
-            moved.push(tensor.to(device)?);
+            moved.push(tensor.to(options.for_tensor(tensor))?);
             Ok(())
         };
         self.visit_parameters(&mut moves)?;

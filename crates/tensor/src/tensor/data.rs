@@ -1,6 +1,6 @@
 //! What a tensor can be made from: numbers, arrays, slices and vectors, nested.
 
-use warpline_kernels::Sizes;
+use warpline_runtime::Sizes;
 
 use crate::{Element, Error, Result};
 

@@ -1,6 +1,7 @@
 //! Functions that make tensors.
 
-use warpline_kernels::{fill, launch, random};
+use warpline_kernels::{fill, random};
+use warpline_runtime::launch;
 
 use super::data::TensorData;
 use crate::exec::empty as empty_in;

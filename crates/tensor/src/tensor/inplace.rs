@@ -14,8 +14,7 @@ impl Tensor {
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<&Self> {
         let value = value.into();
-        check_fits("fill_", value, self.dtype())?;
-        check_float_fits("fill_", value, self.dtype())?;
+        check_filled("fill_", value, self.dtype())?;
         let exec = self.exec()?;
         fill::fill(exec.target(), self.as_view(), value)?;
         Ok(self)
@@ -97,6 +96,12 @@ fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
         None => Ok(()),
         Some((name, v)) => Err(Error::invalid(op, format!("{name} must be finite, but is {v}"))),
     }
+}
+
+/// Refuses what a dtype cannot hold.
+pub(super) fn check_filled(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
+    check_fits(op, value, dtype)?;
+    check_float_fits(op, value, dtype)
 }
 
 /// Refuses a finite float that a dtype cannot hold; infinities and NaN are floats' own.

@@ -1,7 +1,8 @@
 //! Matrix products, with PyTorch's rules for ranks.
 
 use smallvec::SmallVec;
-use warpline_kernels::{Sizes, broadcast, checked_numel, matmul as kernel};
+use warpline_kernels::matmul as kernel;
+use warpline_runtime::{Sizes, broadcast, checked_numel};
 
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};

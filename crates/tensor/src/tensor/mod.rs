@@ -1,13 +1,19 @@
 //! The tensor: shared memory, a layout over it, a dtype.
 
+mod activations;
+mod bounds;
+pub mod by_name;
 mod data;
 mod factories;
 pub(crate) mod index;
 mod inplace;
 mod matmul;
 mod new_like;
+mod operands;
+mod operators;
 mod ops;
 mod pending;
+mod powers;
 mod print;
 mod promote;
 mod reduce;
@@ -16,11 +22,12 @@ mod transfer;
 mod unary;
 mod views;
 
-use warpline_kernels::{Layout, Storage, View};
+use warpline_runtime::{Layout, Storage, View};
 
 use crate::exec::Exec;
 use crate::{DType, Device, Result};
 
+pub use bounds::where_cond;
 pub use data::TensorData;
 pub use factories::{
     arange, arange_start, arange_start_step, empty, eye, full, linspace, ones, rand, randint,
@@ -29,6 +36,7 @@ pub use factories::{
 pub use index::{Index, IntoIndices};
 pub use ops::TensorOrScalar;
 pub use pending::Pending;
+pub use powers::RoundingMode;
 pub use promote::{promote_types, result_type};
 pub use reduce::IntoDims;
 pub use select::embedding;
@@ -56,7 +64,7 @@ impl Tensor {
         Self { storage: self.storage.clone(), layout, dtype: self.dtype }
     }
 
-    /// The tensor as functions of `warpline_kernels` take it.
+    /// The tensor as functions of `warpline_kernels` take it, and ops of other crates.
     #[must_use]
     pub fn as_view(&self) -> View<'_> {
         View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
@@ -66,8 +74,11 @@ impl Tensor {
         &self.layout
     }
 
-    /// Where ops on this tensor run.
-    pub(crate) fn exec(&self) -> Result<Exec<'_>> {
+    /// Where ops on this tensor run, whatever device is current.
+    ///
+    /// # Errors
+    /// None for a tensor whose device still works.
+    pub fn exec(&self) -> Result<Exec<'_>> {
         Exec::of(&self.storage)
     }
 

@@ -3,7 +3,7 @@
 
 use super::data::TensorData;
 use super::factories::tensor_in;
-use crate::exec::empty as empty_in;
+use crate::exec::{self, empty_in};
 use crate::{Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
@@ -18,7 +18,7 @@ impl Tensor {
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn new_empty(&self, sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Self> {
-        empty_in(self.storage().runtime(), sizes, &self.options(options), self.dtype())
+        exec::empty(self.storage().runtime(), sizes, &self.options(options), self.dtype())
     }
 
     /// One value everywhere, of `sizes`, on this tensor's device and of its dtype.
@@ -68,13 +68,15 @@ impl Tensor {
         tensor_in(self.storage().runtime(), data, &self.options(options))
     }
 
-    /// Elements not set, with this tensor's sizes, dtype and device.
+    /// Elements not set, with this tensor's sizes, dtype, device and order of dimensions in memory.
     ///
     /// # Errors
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn empty_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.new_empty(self.size(), options)
+        let options = self.options(options);
+        let layout = self.layout_in(options.requested_memory_format())?;
+        empty_in(self.storage().runtime(), layout, &options, self.dtype())
     }
 
     /// One value everywhere, with this tensor's sizes, dtype and device.
@@ -87,7 +89,9 @@ impl Tensor {
         value: impl Into<Scalar>,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        self.new_full(self.size(), value, options)
+        let out = self.empty_like(options)?;
+        out.fill_(value)?;
+        Ok(out)
     }
 
     /// Zeros with this tensor's sizes, dtype and device.
@@ -96,7 +100,7 @@ impl Tensor {
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn zeros_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.new_zeros(self.size(), options)
+        self.full_like(0, options)
     }
 
     /// Ones with this tensor's sizes, dtype and device.
@@ -105,7 +109,7 @@ impl Tensor {
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn ones_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.new_ones(self.size(), options)
+        self.full_like(1, options)
     }
 
     /// Uniform in `[0, 1)`, with this tensor's sizes, dtype and device.

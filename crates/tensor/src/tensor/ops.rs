@@ -1,7 +1,7 @@
 //! Arithmetic and comparisons, with operators.
 
-use warpline_kernels::elementwise::binary::{BinaryOp, binary, binary_scalar, scalar_binary};
-use warpline_kernels::{View, broadcast};
+use warpline_kernels::elementwise::{self as table, Op, binary};
+use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
 use crate::exec::check_together;
@@ -30,7 +30,7 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
 
 /// `a op b` of two tensors, into a new one.
 #[track_caller]
-fn tensors(op: BinaryOp, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub(super) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let common = result_type(a, b);
     check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
     if a.is_cuda() != b.is_cuda() && a.storage().runtime().same_as(b.storage().runtime()) {
@@ -56,13 +56,13 @@ fn tensors(op: BinaryOp, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         b = &converted_b;
     }
     if a.size() == b.size() {
-        let out = exec.empty(a.size(), result)?;
+        let out = exec.empty_for(&[a.layout(), b.layout()], result)?;
         binary(exec.target(), op, a.as_view(), b.as_view(), out.as_view())?;
         return Ok(out);
     }
     let sizes = broadcast(a.size(), b.size())?;
     let (layout_a, layout_b) = (a.layout().expand(&sizes)?, b.layout().expand(&sizes)?);
-    let out = exec.empty(&sizes, result)?;
+    let out = exec.empty_for(&[&layout_a, &layout_b], result)?;
     let a = View { layout: &layout_a, ..a.as_view() };
     let b = View { layout: &layout_b, ..b.as_view() };
     binary(exec.target(), op, a, b, out.as_view())?;
@@ -72,7 +72,7 @@ fn tensors(op: BinaryOp, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// The element of a CPU tensor without dimensions. It counts as a number, but wraps in a smaller
 /// integer dtype as other tensors do, where a number would be refused.
 #[track_caller]
-fn number_of(tensor: &Tensor, op: BinaryOp, common: DType) -> Result<Scalar> {
+fn number_of(tensor: &Tensor, op: &'static Op, common: DType) -> Result<Scalar> {
     let (compute, _) = op.dtypes(common)?;
     if compute.category() == Category::Int {
         return tensor.in_dtype(compute)?.to_scalar();
@@ -83,7 +83,7 @@ fn number_of(tensor: &Tensor, op: BinaryOp, common: DType) -> Result<Scalar> {
 /// `a op number`, or `number op a` if `reversed`, of operands that meet in `common`.
 #[track_caller]
 fn with_scalar(
-    op: BinaryOp,
+    op: &'static Op,
     a: &Tensor,
     number: Scalar,
     common: DType,
@@ -98,18 +98,18 @@ fn with_scalar(
         a = &converted;
     }
     let exec = a.exec()?;
-    let out = exec.empty(a.size(), result)?;
+    let out = exec.empty_for(&[a.layout()], result)?;
     let (target, view) = (exec.target(), a.as_view());
     if reversed {
-        scalar_binary(target, op, number, view, out.as_view())?;
+        binary(target, op, number, view, out.as_view())?;
     } else {
-        binary_scalar(target, op, view, number, out.as_view())?;
+        binary(target, op, view, number, out.as_view())?;
     }
     Ok(out)
 }
 
 #[track_caller]
-fn apply(op: BinaryOp, a: &Tensor, b: TensorOrScalar<'_>) -> Result<Tensor> {
+pub(super) fn apply(op: &'static Op, a: &Tensor, b: TensorOrScalar<'_>) -> Result<Tensor> {
     match b {
         TensorOrScalar::Tensor(b) => tensors(op, a, b),
         TensorOrScalar::Scalar(b) => scalar_op(op, a, b, false),
@@ -117,15 +117,34 @@ fn apply(op: BinaryOp, a: &Tensor, b: TensorOrScalar<'_>) -> Result<Tensor> {
 }
 
 #[track_caller]
-fn scalar_op(op: BinaryOp, a: &Tensor, b: Scalar, reversed: bool) -> Result<Tensor> {
+pub(super) fn scalar_op(op: &'static Op, a: &Tensor, b: Scalar, reversed: bool) -> Result<Tensor> {
     let is_bool = a.dtype() == DType::Bool || b.category() == Category::Bool;
     check_bool_sub(op, is_bool)?;
+    if !reversed {
+        check_number(op, b, result_type_scalar(a, b))?;
+    }
     with_scalar(op, a, b, result_type_scalar(a, b), reversed)
 }
 
-fn check_bool_sub(op: BinaryOp, is_bool: bool) -> Result<()> {
-    if op == BinaryOp::Sub && is_bool {
+fn check_bool_sub(op: &'static Op, is_bool: bool) -> Result<()> {
+    if op.name() == table::SUB.name() && is_bool {
         return Err(Error::UnsupportedDType { op: "sub", dtype: DType::Bool });
+    }
+    Ok(())
+}
+
+/// Refuses a number that an op on integers has no result for.
+fn check_number(op: &'static Op, number: Scalar, common: DType) -> Result<()> {
+    if common.is_float() {
+        return Ok(());
+    }
+    let divides = [&table::FLOOR_DIVIDE, &table::DIV_TRUNC, &table::REMAINDER, &table::FMOD];
+    if number.to_i64() == 0 && divides.iter().any(|d| d.name() == op.name()) {
+        return Err(Error::invalid(op.name(), "integers cannot be divided by zero".into()));
+    }
+    if number.to_i64() < 0 && op.name() == table::POW.name() {
+        let reason = "integers to negative integer powers are not allowed; convert them to floats";
+        return Err(Error::invalid(op.name(), reason.into()));
     }
     Ok(())
 }
@@ -152,7 +171,7 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
 
 /// `a op= b`.
 #[track_caller]
-fn in_place(op: BinaryOp, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
+fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
     let common = match b {
         TensorOrScalar::Tensor(b) => result_type(a, b),
         TensorOrScalar::Scalar(b) => result_type_scalar(a, b),
@@ -168,13 +187,14 @@ fn in_place(op: BinaryOp, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>)
         // The CPU tensor that counts as a number beside a GPU's cannot be the one written to.
         check_together(name, a, b)?;
     }
-    if compute == a.dtype() {
+    if compute == a.dtype() && result == a.dtype() {
         match b {
             TensorOrScalar::Scalar(number) => {
                 check_bool_sub(op, number.category() == Category::Bool)?;
+                check_number(op, number, compute)?;
                 check_fits(name, number, compute)?;
                 let exec = a.exec()?;
-                return binary_scalar(exec.target(), op, a.as_view(), number, a.as_view());
+                return binary(exec.target(), op, a.as_view(), number, a.as_view());
             }
             TensorOrScalar::Tensor(b) => {
                 // Elements in step may be overwritten; any other overlap goes through a copy.
@@ -199,7 +219,7 @@ fn in_place(op: BinaryOp, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>)
     Ok(())
 }
 
-fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
+pub(super) fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
     match broadcast(a.size(), b.size()) {
         Err(error) => error,
         Ok(sizes) => Error::ShapeMismatch {
@@ -223,37 +243,86 @@ macro_rules! methods {
             /// with.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-                apply(BinaryOp::$op, self, other.into())
+                apply(&table::$op, self, other.into())
             }
         )*}
+
+        /// The methods by name.
+        pub(super) const METHODS: &[(&str, super::by_name::Binary)] =
+            &[$((stringify!($name), |a, b| a.$name(b))),*];
     };
 }
 
 methods! {
     /// `self + other`.
-    add Add;
+    add ADD;
     /// `self - other`; not for bools.
-    sub Sub;
+    sub SUB;
     /// `self * other`.
-    mul Mul;
+    mul MUL;
     /// `self / other`, a float for integers too.
-    div Div;
+    div DIV;
     /// The larger of each two elements; NaN if either is.
-    maximum Maximum;
+    maximum MAXIMUM;
     /// The smaller of each two elements; NaN if either is.
-    minimum Minimum;
+    minimum MINIMUM;
     /// Where `self == other`, as bools.
-    eq Eq;
+    eq EQ;
     /// Where `self != other`, as bools.
-    ne Ne;
+    ne NE;
     /// Where `self < other`, as bools.
-    lt Lt;
+    lt LT;
     /// Where `self <= other`, as bools.
-    le Le;
+    le LE;
     /// Where `self > other`, as bools.
-    gt Gt;
+    gt GT;
     /// Where `self >= other`, as bools.
-    ge Ge;
+    ge GE;
+    /// What [`Tensor::floor_divide`] leaves: of the divisor's sign; not for bools. An integer's by a
+    /// tensor's zero is the dividend.
+    remainder REMAINDER;
+    /// What a quotient that is rounded towards zero leaves: of the dividend's sign; not for bools. An
+    /// integer's by a tensor's zero is the dividend.
+    fmod FMOD;
+    /// The quotient, rounded down; not for bools. Of an integer by a tensor's zero all bits are set.
+    floor_divide FLOOR_DIVIDE;
+    /// The angle of the point with `self` as ordinate and `other` as abscissa.
+    atan2 ATAN2;
+    /// The root of the sum of both squares. Floats only.
+    hypot HYPOT;
+    /// With the sign of `other`.
+    copysign COPYSIGN;
+    /// The next number towards `other`. `float32` and `float64` only.
+    nextafter NEXTAFTER;
+    /// `self * log(other)`, 0 where `self` is, unless `other` is NaN.
+    xlogy XLOGY;
+    /// `log(exp(self) + exp(other))`. Floats only.
+    logaddexp LOGADDEXP;
+    /// `log2(2 ** self + 2 ** other)`. Floats only.
+    logaddexp2 LOGADDEXP2;
+    /// 0 below zero, 1 above, `other` at zero.
+    heaviside HEAVISIDE;
+    /// Whether both are other than zero.
+    logical_and LOGICAL_AND;
+    /// Whether any is other than zero.
+    logical_or LOGICAL_OR;
+    /// Whether one is other than zero.
+    logical_xor LOGICAL_XOR;
+    /// The bits that both have; integers and bools only.
+    bitwise_and BITWISE_AND;
+    /// The bits that any has; integers and bools only.
+    bitwise_or BITWISE_OR;
+    /// The bits that one has; integers and bools only.
+    bitwise_xor BITWISE_XOR;
+    /// Shifted left by `other` bits; 0 of a count that is negative or too large. Integers only.
+    bitwise_left_shift LEFT_SHIFT;
+    /// Shifted right by `other` bits, its sign filling up; so all of it where the count is negative or too
+    /// large. Integers only.
+    bitwise_right_shift RIGHT_SHIFT;
+    /// The greatest common divisor. Integers only.
+    gcd GCD;
+    /// The least common multiple. Integers only.
+    lcm LCM;
 }
 
 macro_rules! in_place_methods {
@@ -266,7 +335,7 @@ macro_rules! in_place_methods {
             /// as without the underscore.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
-                in_place(BinaryOp::$op, stringify!($name), self, other.into())?;
+                in_place(&table::$op, stringify!($name), self, other.into())?;
                 Ok(self)
             }
         )*}
@@ -275,97 +344,51 @@ macro_rules! in_place_methods {
 
 in_place_methods! {
     /// Adds `other` to each element.
-    add_ Add;
+    add_ ADD;
     /// Subtracts `other` from each element; not for bools.
-    sub_ Sub;
+    sub_ SUB;
     /// Multiplies each element by `other`.
-    mul_ Mul;
+    mul_ MUL;
     /// Divides each element by `other`.
-    div_ Div;
-}
-
-impl Tensor {
-    /// `self + alpha * other` (`torch.add` with `alpha`).
-    ///
-    /// # Errors
-    /// As [`Tensor::add`]; [`Error::InvalidArgument`] for a float `alpha` and integer tensors.
-    #[track_caller]
-    pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {
-        let alpha = alpha.into();
-        let common = result_type(self, other);
-        if alpha.category() > common.category() {
-            return Err(Error::invalid(
-                "add",
-                format!("for a result of {common}, alpha must not be a float"),
-            ));
-        }
-        self.add(&other.in_dtype(common)?.mul(alpha)?)
-    }
-}
-
-macro_rules! operators {
-    ($($trait:ident $method:ident;)*) => {$(
-        impl std::ops::$trait<&Tensor> for &Tensor {
-            type Output = Result<Tensor>;
-            #[track_caller]
-            fn $method(self, other: &Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, self, other)
-            }
-        }
-        impl std::ops::$trait<&Tensor> for Tensor {
-            type Output = Result<Tensor>;
-            #[track_caller]
-            fn $method(self, other: &Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, &self, other)
-            }
-        }
-        impl std::ops::$trait<Tensor> for &Tensor {
-            type Output = Result<Tensor>;
-            #[track_caller]
-            fn $method(self, other: Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, self, &other)
-            }
-        }
-        impl std::ops::$trait<Tensor> for Tensor {
-            type Output = Result<Tensor>;
-            #[track_caller]
-            fn $method(self, other: Tensor) -> Result<Tensor> {
-                tensors(BinaryOp::$trait, &self, &other)
-            }
-        }
-        // One implementation for all numbers, so that a literal needs no suffix.
-        impl<S: Into<Scalar>> std::ops::$trait<S> for &Tensor {
-            type Output = Result<Tensor>;
-            #[track_caller]
-            fn $method(self, number: S) -> Result<Tensor> {
-                scalar_op(BinaryOp::$trait, self, number.into(), false)
-            }
-        }
-        impl<S: Into<Scalar>> std::ops::$trait<S> for Tensor {
-            type Output = Result<Tensor>;
-            #[track_caller]
-            fn $method(self, number: S) -> Result<Tensor> {
-                scalar_op(BinaryOp::$trait, &self, number.into(), false)
-            }
-        }
-        operators!(@left f64 $trait $method);
-        operators!(@left i64 $trait $method);
-    )*};
-    // On the left only these two, so that a literal is one of them.
-    (@left $ty:ident $trait:ident $method:ident) => {
-        impl std::ops::$trait<&Tensor> for $ty {
-            type Output = Result<Tensor>;
-            #[track_caller]
-            fn $method(self, tensor: &Tensor) -> Result<Tensor> {
-                scalar_op(BinaryOp::$trait, tensor, self.into(), true)
-            }
-        }
-    };
-}
-
-operators! {
-    Add add;
-    Sub sub;
-    Mul mul;
-    Div div;
+    div_ DIV;
+    /// Raises each element to a power; not for bools.
+    pow_ POW;
+    /// [`Tensor::remainder`] in place.
+    remainder_ REMAINDER;
+    /// [`Tensor::fmod`] in place.
+    fmod_ FMOD;
+    /// [`Tensor::floor_divide`] in place.
+    floor_divide_ FLOOR_DIVIDE;
+    /// [`Tensor::atan2`] in place.
+    atan2_ ATAN2;
+    /// [`Tensor::hypot`] in place.
+    hypot_ HYPOT;
+    /// [`Tensor::copysign`] in place.
+    copysign_ COPYSIGN;
+    /// [`Tensor::nextafter`] in place.
+    nextafter_ NEXTAFTER;
+    /// [`Tensor::xlogy`] in place.
+    xlogy_ XLOGY;
+    /// [`Tensor::heaviside`] in place.
+    heaviside_ HEAVISIDE;
+    /// [`Tensor::logical_and`] in place, as 0 and 1 of this dtype.
+    logical_and_ LOGICAL_AND;
+    /// [`Tensor::logical_or`] in place, as 0 and 1 of this dtype.
+    logical_or_ LOGICAL_OR;
+    /// [`Tensor::logical_xor`] in place, as 0 and 1 of this dtype.
+    logical_xor_ LOGICAL_XOR;
+    /// [`Tensor::bitwise_and`] in place.
+    bitwise_and_ BITWISE_AND;
+    /// [`Tensor::bitwise_or`] in place.
+    bitwise_or_ BITWISE_OR;
+    /// [`Tensor::bitwise_xor`] in place.
+    bitwise_xor_ BITWISE_XOR;
+    /// [`Tensor::bitwise_left_shift`] in place.
+    bitwise_left_shift_ LEFT_SHIFT;
+    /// [`Tensor::bitwise_right_shift`] in place.
+    bitwise_right_shift_ RIGHT_SHIFT;
+    /// [`Tensor::gcd`] in place.
+    gcd_ GCD;
+    /// [`Tensor::lcm`] in place.
+    lcm_ LCM;
 }

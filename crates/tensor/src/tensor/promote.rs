@@ -25,6 +25,6 @@ pub(crate) fn result_type_scalar(a: &Tensor, b: Scalar) -> DType {
 }
 
 /// `low` counts only if it lifts `high` into another category.
-fn combine(high: DType, low: DType) -> DType {
+pub(super) fn combine(high: DType, low: DType) -> DType {
     if high == DType::Bool || low.category() > high.category() { high.promote(low) } else { high }
 }

@@ -1,9 +1,9 @@
 //! Reductions over dimensions, and softmax.
 
 use smallvec::SmallVec;
-use warpline_kernels::Sizes;
 use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
+use warpline_runtime::Sizes;
 
 use crate::{Error, Result, Tensor};
 

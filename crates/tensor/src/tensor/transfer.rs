@@ -4,14 +4,15 @@ use std::panic::Location;
 
 use bytemuck::checked;
 use half::{bf16, f16};
-use warpline_kernels::{Storage, copy, launch};
+use warpline_kernels::copy;
+use warpline_runtime::{Layout, MemoryFormat, Storage, launch};
 
-use crate::exec::{Exec, empty as empty_in, reaches};
+use crate::exec::{Exec, empty_in, reaches};
 use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
-    /// A copy of the elements in memory of its own, contiguous (torch's `clone`). Rust's `clone`
-    /// shares the memory.
+    /// A copy of the elements in memory of its own, with the dimensions in their order (torch's
+    /// `clone`). Rust's `clone` shares the memory.
     ///
     /// # Errors
     /// What making it fails with.
@@ -25,24 +26,40 @@ impl Tensor {
         self.converted(self.dtype())
     }
 
-    /// A contiguous copy of another dtype on the same device.
+    /// A copy of another dtype on the same device, with the dimensions in their order.
     #[track_caller]
     pub(crate) fn converted(&self, dtype: DType) -> Result<Self> {
         self.converted_by(&self.exec()?, dtype)
     }
 
-    /// A contiguous copy of this dtype, made where it is to be and the elements can be read from.
+    /// A copy of this dtype, with the dimensions in their order, made where it is to be and the elements
+    /// can be read from.
     #[track_caller]
     pub(crate) fn converted_by(&self, exec: &Exec<'_>, dtype: DType) -> Result<Self> {
+        self.copied_to(exec, self.layout().preserved(), dtype)
+    }
+
+    /// A copy of this dense layout and dtype.
+    #[track_caller]
+    pub(crate) fn copied_to(&self, exec: &Exec<'_>, layout: Layout, dtype: DType) -> Result<Self> {
         if self.storage().is_shared_host() {
-            return self.of_this_process()?.converted_by(exec, dtype);
+            return self.of_this_process()?.copied_to(exec, layout, dtype);
         }
-        let out = exec.empty(self.size(), dtype)?;
+        let out = exec.empty_in(layout, dtype)?;
         copy::copy(exec.target(), self.as_view(), out.as_view())?;
         Ok(out)
     }
 
-    /// This tensor, or a contiguous copy if its dtype is another.
+    /// The layout of a tensor after this one: in the format asked for, or with the dimensions in their
+    /// order.
+    pub(crate) fn layout_in(&self, format: Option<MemoryFormat>) -> Result<Layout> {
+        match format {
+            None | Some(MemoryFormat::Preserve) => Ok(self.layout().preserved()),
+            Some(format) => Layout::in_format(self.size(), format),
+        }
+    }
+
+    /// This tensor, or a copy if its dtype is another.
     #[track_caller]
     pub(crate) fn in_dtype(&self, dtype: DType) -> Result<Self> {
         if self.dtype() == dtype { Ok(self.clone()) } else { self.converted(dtype) }
@@ -103,13 +120,19 @@ impl Tensor {
         };
         let dtype = options.requested_dtype().unwrap_or(self.dtype());
         let pin = options.pins_memory();
-        if device == self.device() && dtype == self.dtype() && (!pin || self.is_pinned()) {
+        let format = options.requested_memory_format();
+        let in_format = match format {
+            None | Some(MemoryFormat::Preserve) => true,
+            Some(format) => self.layout().is_contiguous_in(format),
+        };
+        let here = device == self.device() && (!pin || self.is_pinned());
+        if here && dtype == self.dtype() && in_format {
             return Ok(self.clone());
         }
         // Only into page-locked memory can a copy from a device be asynchronous.
         let pin = pin || (non_blocking && device.is_cpu() && self.is_cuda());
         let options = TensorOptions::new().dtype(dtype).device(device).pin_memory(pin);
-        let out = empty_in(runtime, self.size(), &options, dtype)?;
+        let out = empty_in(runtime, self.layout_in(format)?, &options, dtype)?;
         out.copy_(self, non_blocking)?;
         Ok(out)
     }
@@ -220,20 +243,22 @@ impl Tensor {
         if !self.is_contiguous() {
             return Err(Error::SharedHostMemory { op: "copy_" });
         }
-        let src = src.converted(self.dtype())?;
+        let src = src.copied_to(&src.exec()?, self.layout().preserved(), self.dtype())?;
         let mut bytes = vec![0; src.numel() * src.element_size()];
         launch::read_bytes((src.storage(), src.byte_offset()), &mut bytes)?;
         launch::write_bytes((self.storage(), self.byte_offset()), &bytes)?;
         Ok(self)
     }
 
-    /// Between two devices: bytes go over once both ends are contiguous and of one dtype, for
+    /// Between two devices: bytes go over once both ends are dense, alike and of one dtype, for
     /// which the source's device converts and the destination's scatters. Where the destination's
     /// may read the source's memory, one kernel does all that.
     #[track_caller]
     fn copy_across(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         let location = Location::caller();
-        let plain = self.dtype() == src.dtype() && self.is_contiguous() && src.is_contiguous();
+        let dense = self.layout().is_dense();
+        let alike = |from: &Self, to: &Self| from.layout().strides() == to.layout().strides();
+        let plain = self.dtype() == src.dtype() && dense && alike(src, self);
         if !plain && reaches(self, src) {
             let (from, exec) = (src.exec()?, self.exec()?);
             if let (Exec::Cuda(_, _, other), Exec::Cuda(_, _, stream)) = (&from, &exec) {
@@ -243,16 +268,15 @@ impl Tensor {
                 return Ok(());
             }
         }
-        let ready = if src.is_contiguous() {
-            src.in_dtype(self.dtype())
-        } else {
-            src.converted(self.dtype())
-        };
-        let src = &ready?;
         let exec = self.exec()?;
-        let staged =
-            if self.is_contiguous() { None } else { Some(exec.empty(self.size(), self.dtype())?) };
+        let staged = if dense { None } else { Some(exec.empty(self.size(), self.dtype())?) };
         let dst = staged.as_ref().unwrap_or(self);
+        let ready;
+        let mut src = src;
+        if src.dtype() != dst.dtype() || !alike(src, dst) {
+            ready = src.copied_to(&src.exec()?, dst.layout().preserved(), dst.dtype())?;
+            src = &ready;
+        }
         let from = src.exec()?;
         let bytes = self.numel() * self.element_size();
         let ends = ((dst.storage(), dst.byte_offset()), (src.storage(), src.byte_offset()));

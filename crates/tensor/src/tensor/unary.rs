@@ -1,13 +1,13 @@
 //! Functions of one element.
 
-use warpline_kernels::elementwise::unary::{UnaryOp, unary};
+use warpline_kernels::elementwise::{self as table, Op, unary};
 
-use crate::{Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// `op(a)` into a new tensor; where only floats have the function, integers become `float32`.
 #[track_caller]
-fn apply(op: UnaryOp, a: &Tensor) -> Result<Tensor> {
-    let dtype = op.dtype(a.dtype())?;
+fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
+    let (dtype, result) = op.dtypes(a.dtype())?;
     let converted;
     let mut a = a;
     if a.dtype() != dtype {
@@ -15,7 +15,7 @@ fn apply(op: UnaryOp, a: &Tensor) -> Result<Tensor> {
         a = &converted;
     }
     let exec = a.exec()?;
-    let out = exec.empty(a.size(), dtype)?;
+    let out = exec.empty_for(&[a.layout()], result)?;
     unary(exec.target(), op, a.as_view(), out.as_view())?;
     Ok(out)
 }
@@ -29,73 +29,253 @@ macro_rules! methods {
             /// [`crate::Error::UnsupportedDType`], and what the launch fails with.
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
-                apply(UnaryOp::$op, self)
+                apply(&table::$op, self)
             }
         )*}
+
+        /// The methods by name.
+        pub(super) const METHODS: &[(&str, super::by_name::Unary)] =
+            &[$((stringify!($name), Tensor::$name)),*];
     };
 }
 
 methods! {
     /// `-self`; not for bools.
-    neg Neg;
+    neg NEG;
     /// Without its sign; not for bools.
-    abs Abs;
+    abs ABS;
     /// −1, 0 or 1; 0 for NaN.
-    sign Sign;
+    sign SIGN;
     /// Times itself.
-    square Square;
+    square SQUARE;
     /// The larger of each element and zero; not for bools.
-    relu Relu;
+    relu RELU;
     /// The largest integer not above it; not for bools.
-    floor Floor;
+    floor FLOOR;
     /// The smallest integer not below it; not for bools.
-    ceil Ceil;
+    ceil CEIL;
     /// The nearest integer, the even one of two as near; not for bools.
-    round Round;
+    round ROUND;
     /// `e` to the power of each element.
-    exp Exp;
+    exp EXP;
     /// `exp(self) - 1`, exact near zero.
-    expm1 Expm1;
+    expm1 EXPM1;
     /// The natural logarithm.
-    log Log;
+    log LOG;
     /// `log(1 + self)`, exact near zero.
-    log1p Log1p;
+    log1p LOG1P;
     /// The square root.
-    sqrt Sqrt;
+    sqrt SQRT;
     /// One over the square root.
-    rsqrt Rsqrt;
+    rsqrt RSQRT;
     /// One over each element.
-    reciprocal Reciprocal;
+    reciprocal RECIPROCAL;
     /// The sine.
-    sin Sin;
+    sin SIN;
     /// The cosine.
-    cos Cos;
+    cos COS;
     /// The hyperbolic tangent.
-    tanh Tanh;
+    tanh TANH;
     /// The error function.
-    erf Erf;
+    erf ERF;
     /// `1 / (1 + exp(-self))`.
-    sigmoid Sigmoid;
+    sigmoid SIGMOID;
     /// `self * sigmoid(self)`. Floats only.
-    silu Silu;
+    silu SILU;
     /// The Gaussian error linear unit, by the error function. Floats only.
-    gelu Gelu;
+    gelu GELU;
     /// The Gaussian error linear unit by its `tanh` approximation. Floats only.
-    gelu_tanh GeluTanh;
+    gelu_tanh GELU_TANH;
+    /// The same as [`Tensor::sign`].
+    sgn SIGN;
+    /// The integer towards zero; not for bools.
+    trunc TRUNC;
+    /// What [`Tensor::trunc`] leaves. Floats only.
+    frac FRAC;
+    /// 2 to the power of each element.
+    exp2 EXP2;
+    /// The logarithm to base 2.
+    log2 LOG2;
+    /// The logarithm to base 10.
+    log10 LOG10;
+    /// The tangent.
+    tan TAN;
+    /// The arcsine.
+    asin ASIN;
+    /// The arccosine.
+    acos ACOS;
+    /// The arctangent.
+    atan ATAN;
+    /// The hyperbolic sine.
+    sinh SINH;
+    /// The hyperbolic cosine.
+    cosh COSH;
+    /// The inverse hyperbolic sine.
+    asinh ASINH;
+    /// The inverse hyperbolic cosine.
+    acosh ACOSH;
+    /// The inverse hyperbolic tangent.
+    atanh ATANH;
+    /// Degrees in radians.
+    deg2rad DEG2RAD;
+    /// Radians in degrees.
+    rad2deg RAD2DEG;
+    /// One less the error function.
+    erfc ERFC;
+    /// The inverse of the error function.
+    erfinv ERFINV;
+    /// The logarithm of the gamma function's size.
+    lgamma LGAMMA;
+    /// The derivative of [`Tensor::lgamma`].
+    digamma DIGAMMA;
+    /// `sin(pi * self) / (pi * self)`.
+    sinc SINC;
+    /// Whether it is zero, as bools.
+    logical_not LOGICAL_NOT;
+    /// The other bits; integers and bools only.
+    bitwise_not BITWISE_NOT;
+    /// The scaled exponential linear unit. Floats only.
+    selu SELU;
+    /// `relu6(self + 3) / 6`. Floats only.
+    hardsigmoid HARDSIGMOID;
+    /// `self * relu6(self + 3) / 6`. Floats only.
+    hardswish HARDSWISH;
+    /// `self * tanh(log(1 + exp(self)))`. Floats only.
+    mish MISH;
+    /// `log(sigmoid(self))`. Floats only.
+    logsigmoid LOGSIGMOID;
+    /// `self / (1 + abs(self))`. Floats only.
+    softsign SOFTSIGN;
+    /// `self - tanh(self)`. Floats only.
+    tanhshrink TANHSHRINK;
 }
 
-impl std::ops::Neg for &Tensor {
-    type Output = Result<Tensor>;
+/// `op(a)`, where only floats may be anything but `otherwise`.
+#[track_caller]
+fn question(op: &'static Op, a: &Tensor, otherwise: bool) -> Result<Tensor> {
+    if a.dtype().is_float() { apply(op, a) } else { a.full_like(otherwise, DType::Bool) }
+}
+
+macro_rules! questions {
+    ($($(#[$doc:meta])* $name:ident $op:ident $otherwise:literal;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// What the launch fails with.
+            #[track_caller]
+            pub fn $name(&self) -> Result<Self> {
+                question(&table::$op, self, $otherwise)
+            }
+        )*}
+
+        /// The methods by name.
+        pub(super) const QUESTIONS: &[(&str, super::by_name::Unary)] =
+            &[$((stringify!($name), Tensor::$name)),*];
+    };
+}
+
+questions! {
+    /// Where it is NaN, as bools.
+    isnan ISNAN false;
+    /// Where it is inf or -inf, as bools.
+    isinf ISINF false;
+    /// Where it is a number, neither infinite nor NaN, as bools.
+    isfinite ISFINITE true;
+    /// Where it is inf, as bools.
+    isposinf ISPOSINF false;
+    /// Where it is -inf, as bools.
+    isneginf ISNEGINF false;
+}
+
+impl Tensor {
+    /// Where the sign is that of negative numbers, as bools; -0 has it too.
+    ///
+    /// # Errors
+    /// What the launch fails with.
     #[track_caller]
-    fn neg(self) -> Result<Tensor> {
-        apply(UnaryOp::Neg, self)
+    pub fn signbit(&self) -> Result<Self> {
+        if self.dtype() == DType::Bool {
+            return self.full_like(false, DType::Bool);
+        }
+        apply(&table::SIGNBIT, self)
     }
 }
 
-impl std::ops::Neg for Tensor {
-    type Output = Result<Tensor>;
-    #[track_caller]
-    fn neg(self) -> Result<Tensor> {
-        apply(UnaryOp::Neg, &self)
+#[track_caller]
+fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()> {
+    let (compute, result) = op.dtypes(a.dtype())?;
+    if result.category() > a.dtype().category() {
+        return Err(Error::CannotCast { op: name, from: result, to: a.dtype() });
     }
+    if compute == a.dtype() && result == a.dtype() {
+        let exec = a.exec()?;
+        return unary(exec.target(), op, a.as_view(), a.as_view());
+    }
+    a.as_view().check_writable(name)?;
+    a.copy_(&apply(op, a)?, false)?;
+    Ok(())
+}
+
+macro_rules! in_place_methods {
+    ($($name:ident $in_place:ident $op:ident;)*) => {
+        impl Tensor {$(
+            #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
+            ///
+            /// # Errors
+            /// [`Error::CannotCast`] where the result is of floats and this tensor is not, otherwise
+            /// as without the underscore.
+            #[track_caller]
+            pub fn $in_place(&self) -> Result<&Self> {
+                apply_in_place(&table::$op, stringify!($in_place), self)?;
+                Ok(self)
+            }
+        )*}
+    };
+}
+
+in_place_methods! {
+    neg neg_ NEG;
+    abs abs_ ABS;
+    sign sign_ SIGN;
+    square square_ SQUARE;
+    relu relu_ RELU;
+    floor floor_ FLOOR;
+    ceil ceil_ CEIL;
+    round round_ ROUND;
+    exp exp_ EXP;
+    expm1 expm1_ EXPM1;
+    log log_ LOG;
+    log1p log1p_ LOG1P;
+    sqrt sqrt_ SQRT;
+    rsqrt rsqrt_ RSQRT;
+    reciprocal reciprocal_ RECIPROCAL;
+    sin sin_ SIN;
+    cos cos_ COS;
+    tanh tanh_ TANH;
+    erf erf_ ERF;
+    sigmoid sigmoid_ SIGMOID;
+    trunc trunc_ TRUNC;
+    frac frac_ FRAC;
+    exp2 exp2_ EXP2;
+    log2 log2_ LOG2;
+    log10 log10_ LOG10;
+    tan tan_ TAN;
+    asin asin_ ASIN;
+    acos acos_ ACOS;
+    atan atan_ ATAN;
+    sinh sinh_ SINH;
+    cosh cosh_ COSH;
+    asinh asinh_ ASINH;
+    acosh acosh_ ACOSH;
+    atanh atanh_ ATANH;
+    deg2rad deg2rad_ DEG2RAD;
+    rad2deg rad2deg_ RAD2DEG;
+    erfc erfc_ ERFC;
+    erfinv erfinv_ ERFINV;
+    lgamma lgamma_ LGAMMA;
+    digamma digamma_ DIGAMMA;
+    sinc sinc_ SINC;
+    logical_not logical_not_ LOGICAL_NOT;
+    bitwise_not bitwise_not_ BITWISE_NOT;
 }

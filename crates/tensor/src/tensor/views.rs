@@ -3,10 +3,10 @@
 use std::borrow::Borrow;
 
 use smallvec::SmallVec;
-use warpline_kernels::{Layout, Sizes, checked_numel, resolve_dim};
+use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use crate::exec::check_together;
-use crate::{Error, Result, Tensor};
+use crate::{Error, MemoryFormat, Result, Tensor};
 
 impl Tensor {
     /// The same elements under other sizes: a view where the strides allow it, else a copy. One
@@ -272,7 +272,36 @@ impl Tensor {
     /// What making the copy fails with.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Self> {
-        if self.is_contiguous() { Ok(self.clone()) } else { self.duplicate() }
+        self.contiguous_in(MemoryFormat::Contiguous)
+    }
+
+    /// With the elements one after the other in a format's order (`torch.contiguous` with
+    /// `memory_format`); the tensor itself where they are.
+    ///
+    /// ```
+    /// # use warpline::{MemoryFormat, zeros};
+    /// let images = zeros(&[2, 3, 4, 5], ())?.contiguous_in(MemoryFormat::ChannelsLast)?;
+    /// assert_eq!(images.stride(), [60, 1, 15, 3]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for sizes that the format says nothing of; what making the copy fails
+    /// with.
+    #[track_caller]
+    pub fn contiguous_in(&self, format: MemoryFormat) -> Result<Self> {
+        if self.is_contiguous_in(format) {
+            return Ok(self.clone());
+        }
+        let layout = self.layout_in(Some(format))?;
+        self.copied_to(&self.exec()?, layout, self.dtype())
+    }
+
+    /// Whether the elements lie one after the other in a format's order
+    /// (`torch.is_contiguous(memory_format)`).
+    #[must_use]
+    pub fn is_contiguous_in(&self, format: MemoryFormat) -> bool {
+        self.layout().is_contiguous_in(format)
     }
 }
 

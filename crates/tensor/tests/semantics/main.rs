@@ -1,18 +1,60 @@
 //! The rows of the semantics, each by its number, on simulated boxes of one to three devices; the
-//! twins named `gpu_…` run on real ones, those named `gpu2_…` on two.
+//! twins named `gpu_…` run on real ones, those named `gpu2_…` on two. Those that need to see inside
+//! the simulated driver use [`boxes`]. With them, goldens, graphs and footprints: one program of
+//! all, which is linked once.
 
 #[macro_use]
 #[path = "../common/mod.rs"]
 mod common;
+mod boxes;
+
+mod s06_peers;
+mod s07_asynchronous;
+mod s08_index_check;
+mod s08_index_edges;
+mod s08_index_programs;
+mod s08_launch_blocking;
+mod s08_launch_ring;
+mod s08_marked_programs;
+mod s08_marked_replays;
+mod s08_marked_tensors;
+mod s10_pending;
+mod s11_streams;
+mod s12_incorrect_example;
+mod s12_programs;
+mod s13_synchronisation;
+mod s14_frees;
+mod s19_availability;
+mod s20_batches;
+mod s21_visible_devices;
+mod s27_data_loader;
+mod s31_modules;
 
 mod bad_input;
 mod copies;
 mod devices;
+mod elementwise;
 mod factories;
+mod failures;
+mod formats;
+mod hazards;
 mod memory;
 mod memory_history;
 mod memory_pools;
+mod odd_input;
 mod pinned;
+mod ported;
+mod races;
 mod random;
+mod sticky;
 mod streams;
+mod threads;
 mod visible;
+
+mod footprints;
+mod goldens_dtypes;
+mod goldens_ops;
+mod goldens_print;
+mod goldens_suite;
+mod graphs;
+mod python;

@@ -15,8 +15,8 @@ use std::time::Duration;
 use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
 use warpline_cuda_sys_safe::owned::Communicator;
-use warpline_kernels::Target;
-use warpline_kernels::collective::{Replays, Watched};
+use warpline_kernels::collective::Watched;
+use warpline_runtime::{Replays, Target};
 use warpline_stream::OpEvent;
 
 use super::record::{Ring, State};

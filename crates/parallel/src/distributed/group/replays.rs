@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use warpline::cuda::Stream;
-use warpline_kernels::collective::{Calls, Completion, Replays};
+use warpline_runtime::{Calls, Completion, Replays};
 
 use super::super::Error;
 use super::super::record::State;

@@ -1,0 +1,35 @@
+//! The allocator against a backend in plain Rust, and against the simulated driver: one program
+//! of all, which is linked once.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod tool;
+
+mod concurrent;
+mod cuda;
+mod faults;
+mod host;
+mod host_cuda;
+mod host_model;
+mod host_options;
+mod host_waste;
+mod misuse;
+mod model;
+mod oracle;
+mod out_of_memory;
+mod outlive;
+mod pages;
+mod policy;
+mod pools;
+mod ported;
+mod ported_pinned;
+mod ported_pools;
+mod ported_snapshot;
+mod refused;
+mod replay;
+mod slack;
+mod snapshot;
+mod soak;
+mod stats;
+mod traces;
+mod windows;

@@ -1,0 +1,176 @@
+//! Private pools.
+
+use warpline_alloc::{PoolOptions, TraceConfig};
+
+use crate::common::{Fake, MIB, check_books};
+
+#[test]
+fn a_route_leads_a_threads_requests_to_a_pool() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    let pool = allocator.new_pool(PoolOptions::default());
+    let outside = allocator.malloc(4 * MIB, &0).unwrap();
+    let inside = {
+        let _route = allocator.use_pool(&pool);
+        let other_thread =
+            std::thread::scope(|s| s.spawn(|| allocator.malloc(512, &0)).join().unwrap().unwrap());
+        assert_eq!(pool_of(&allocator, other_thread.address()), 0);
+        allocator.malloc(4 * MIB, &0).unwrap()
+    };
+    assert_eq!(pool_of(&allocator, inside.address()), pool.id());
+    assert_eq!(pool_of(&allocator, outside.address()), 0);
+    // What is free in the pool serves no other request.
+    let address = inside.address();
+    drop(inside);
+    assert_ne!(allocator.malloc(4 * MIB, &0).unwrap().address(), address);
+    let _route = allocator.use_pool(&pool);
+    assert_eq!(allocator.malloc(4 * MIB, &0).unwrap().address(), address);
+    check_books(&allocator);
+}
+
+fn pool_of(allocator: &warpline_alloc::CachingAllocator<Fake>, address: u64) -> u64 {
+    let segments = allocator.segments();
+    let holds = |s: &&warpline_alloc::SegmentInfo| {
+        (s.address..s.address + s.total_size as u64).contains(&address)
+    };
+    segments.iter().find(holds).unwrap().segment_pool_id.1
+}
+
+#[test]
+fn a_stream_can_be_routed_for_all_threads_and_the_last_route_wins() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    let [first, second] = [(); 2].map(|()| allocator.new_pool(PoolOptions::default()));
+    let _first = allocator.use_pool_for(&first, &5);
+    let block =
+        std::thread::scope(|s| s.spawn(|| allocator.malloc(512, &5)).join().unwrap().unwrap());
+    assert_eq!(pool_of(&allocator, block.address()), first.id());
+    assert_eq!(pool_of(&allocator, allocator.malloc(512, &4).unwrap().address()), 0);
+    {
+        let _second = allocator.use_pool(&second);
+        let block = allocator.malloc(512, &5).unwrap();
+        assert_eq!(pool_of(&allocator, block.address()), second.id());
+        assert_eq!(second.use_count(), 2);
+    }
+    assert_eq!(second.use_count(), 1);
+    let block = allocator.malloc(512, &5).unwrap();
+    assert_eq!(pool_of(&allocator, block.address()), first.id());
+}
+
+#[test]
+fn a_pool_keeps_its_memory_and_goes_with_its_last_block() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    let pool = allocator.new_pool(PoolOptions::default());
+    let [a, b] = {
+        let _route = allocator.use_pool(&pool);
+        [30 * MIB, 50 * MIB].map(|bytes| allocator.malloc(bytes, &0).unwrap())
+    };
+    drop(a);
+    allocator.empty_cache();
+    assert_eq!(allocator.memory_reserved(), 80 * MIB, "a pool in use keeps what is free");
+    drop(pool);
+    assert_eq!(allocator.memory_reserved(), 50 * MIB);
+    check_books(&allocator);
+    drop(b);
+    assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
+    let stats = allocator.memory_stats();
+    assert_eq!(stats.allocated_bytes.all.peak, 80 * MIB as i64);
+    assert_eq!(stats.allocated_bytes.all.freed, 80 * MIB as i64, "sums outlive the pool");
+}
+
+#[test]
+fn a_pool_that_lends_is_asked_before_a_request_fails() {
+    for (use_on_oom, serves) in [(false, false), (true, true)] {
+        let fake = Fake::new(100 * MIB);
+        let allocator = fake.allocator("");
+        let pool = allocator.new_pool(PoolOptions { use_on_oom, ..PoolOptions::default() });
+        {
+            let _route = allocator.use_pool(&pool);
+            drop(allocator.malloc(80 * MIB, &0).unwrap());
+        }
+        assert_eq!(allocator.malloc(60 * MIB, &0).is_ok(), serves);
+        assert!(allocator.malloc(60 * MIB, &1).is_err(), "another stream's memory is not ordered");
+        check_books(&allocator);
+    }
+}
+
+#[test]
+fn blocks_can_be_kept_whole() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    let pool = allocator.new_pool(PoolOptions { no_split: true, ..PoolOptions::default() });
+    let _route = allocator.use_pool(&pool);
+    let block = allocator.malloc(3 * MIB, &0).unwrap();
+    assert_eq!((block.size(), block.requested()), (20 * MIB, 3 * MIB));
+    check_books(&allocator);
+}
+
+#[test]
+fn a_pool_can_have_a_backend_of_its_own() {
+    let [fake, special] = [(); 2].map(|()| Fake::new(1 << 40));
+    let allocator = fake.allocator("");
+    let pool = allocator.new_pool_over(special.clone(), PoolOptions::default());
+    let block = {
+        let _route = allocator.use_pool(&pool);
+        allocator.malloc(30 * MIB, &0).unwrap()
+    };
+    assert_eq!((fake.world().used(), special.world().used()), (0, 30 * MIB));
+    assert_eq!(allocator.memory_reserved(), 30 * MIB);
+    drop((pool, block));
+    assert_eq!(special.world().used(), 0);
+}
+
+#[test]
+fn nothing_goes_back_and_no_event_is_touched_while_a_capture_is_under_way() {
+    let fake = Fake::new(200 * MIB);
+    let allocator = fake.allocator("");
+    drop(allocator.malloc(30 * MIB, &1).unwrap());
+    let pool = allocator.new_pool(PoolOptions::default());
+    let pending = allocator.malloc(30 * MIB, &2).unwrap();
+    fake.launch(3);
+    pending.record_stream(&3);
+    drop(pending);
+    let calls = || {
+        let world = fake.world();
+        (world.events_made, world.queries)
+    };
+    let before = calls();
+    let shared = {
+        let _capture = allocator.capture_to(&pool, &0);
+        let shared = allocator.malloc(30 * MIB, &0).unwrap();
+        shared.record_stream(&1);
+        let address = shared.address();
+        drop(shared);
+        assert_ne!(allocator.malloc(30 * MIB, &0).unwrap().address(), address);
+        assert!(allocator.malloc(150 * MIB, &0).is_err());
+        allocator.empty_cache();
+        assert_eq!(fake.world().frees, 0);
+        assert_eq!(calls(), before);
+        address
+    };
+    // The event comes after the capture, and then the block.
+    assert_eq!(calls().0, before.0 + 1);
+    let _route = allocator.use_pool_for(&pool, &0);
+    let blocks = [(); 2].map(|()| allocator.malloc(30 * MIB, &0).unwrap().address());
+    assert!(blocks.contains(&shared) || allocator.malloc(30 * MIB, &0).is_ok());
+    check_books(&allocator);
+}
+
+#[test]
+fn what_happens_in_a_pool_is_traced_as_well() {
+    let fake = Fake::new(1 << 40);
+    let allocator = fake.allocator("");
+    allocator.record_memory_history(Some(TraceConfig::default()));
+    let pool = allocator.new_pool(PoolOptions::default());
+    {
+        let _route = allocator.use_pool(&pool);
+        drop(allocator.malloc(512, &0).unwrap());
+    }
+    drop(pool);
+    let snapshot = allocator.snapshot();
+    let names: Vec<_> = snapshot.device_traces[0].iter().map(|e| e.action.name()).collect();
+    let expected =
+        ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free", "snapshot"];
+    assert_eq!(names, expected);
+}

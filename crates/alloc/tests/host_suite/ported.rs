@@ -1,0 +1,63 @@
+//! What PyTorch's tests of its allocators hold, one test for each, by their names. Those of
+//! pools, page-locked memory and snapshots are in files of their own.
+
+use warpline_alloc::AllocatorConfig;
+
+use crate::common::{Fake, MIB, check_books};
+
+const SEGMENTS: &str = "policy:torch";
+const EXPANDABLE: &str = "expandable_segments:True";
+const PAGES: &str = "policy:default";
+
+/// Every kind of memory may meet every other: options change while blocks live.
+const KINDS: [[&str; 3]; 4] = [
+    [SEGMENTS, EXPANDABLE, SEGMENTS],
+    [EXPANDABLE, SEGMENTS, EXPANDABLE],
+    [SEGMENTS, PAGES, EXPANDABLE],
+    [PAGES, EXPANDABLE, PAGES],
+];
+
+fn options(kind: &str, others: &str) -> AllocatorConfig {
+    let text = format!("{kind},per_process_memory_fraction:0.5,{others}");
+    AllocatorConfig::parse(&text).unwrap()
+}
+
+#[test]
+fn max_split_expandable() {
+    for kinds in KINDS {
+        let fake = Fake::with_pages(240 * MIB); // of which 120 are allowed
+        let allocator = fake.allocator("");
+        let blocks = kinds.map(|kind| {
+            allocator.set_config(options(kind, "max_split_size_mb:40"));
+            allocator.malloc(40 * MIB, &0).unwrap()
+        });
+        let error = allocator.malloc(40 * MIB, &0).unwrap_err();
+        assert!(error.is_out_of_memory(), "{kinds:?}: {error}");
+        check_books(&allocator);
+        drop(blocks);
+        // All that is cached has to go, of either kind.
+        let all = allocator.malloc(120 * MIB, &0).unwrap();
+        assert_eq!((all.size(), allocator.memory_reserved()), (120 * MIB, 120 * MIB));
+        check_books(&allocator);
+    }
+}
+
+#[test]
+fn garbage_collect_expandable() {
+    for kinds in KINDS {
+        let fake = Fake::with_pages(240 * MIB);
+        let allocator = fake.allocator("");
+        let threshold = "garbage_collection_threshold:0.5";
+        let blocks = [kinds[0], kinds[1]].map(|kind| {
+            allocator.set_config(options(kind, threshold));
+            allocator.malloc(40 * MIB, &0).unwrap()
+        });
+        drop(blocks);
+        // What is idle is collected where it can be, with the other kind among what is free.
+        drop(allocator.malloc(80 * MIB, &0).unwrap());
+        check_books(&allocator);
+        assert!(allocator.memory_reserved() <= 120 * MIB);
+        allocator.empty_cache();
+        assert_eq!(fake.world().used(), 0, "{kinds:?}");
+    }
+}

@@ -1,0 +1,22 @@
+//! The replay tool's modules, as its example has them.
+#![cfg(feature = "cuda")]
+#![allow(dead_code, unreachable_pub)] // the tests use a part
+
+#[path = "../../examples/replay/bytes.rs"]
+pub(crate) mod bytes;
+#[path = "../../examples/replay/check.rs"]
+pub(crate) mod check;
+#[path = "../../examples/replay/completion.rs"]
+pub(crate) mod completion;
+#[path = "../../examples/replay/device.rs"]
+pub(crate) mod device;
+#[path = "../../examples/replay/policy.rs"]
+pub(crate) mod policy;
+#[path = "../../examples/replay/report.rs"]
+pub(crate) mod report;
+#[path = "../../examples/replay/run.rs"]
+pub(crate) mod run;
+#[path = "../../examples/replay/timeline.rs"]
+pub(crate) mod timeline;
+#[path = "../../examples/replay/trace.rs"]
+pub(crate) mod trace;

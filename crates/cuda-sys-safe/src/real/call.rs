@@ -1,0 +1,31 @@
+//! How the driver is called.
+
+/// One call for a device: its context is made current, and a failure names call and device.
+/// `?` after the name of an optional function resolves it.
+macro_rules! call {
+    ($self:ident, $device:expr, $name:ident?($($arg:expr),* $(,)?)) => {{
+        let device: usize = $device;
+        $self.enter(stringify!($name), device)?;
+        let function = $self.api.$name()?;
+        // SAFETY: handles and addresses are live as the trait's contract has it, out-pointers are
+        // to locals, and the device's context is current.
+        let status = unsafe { function($($arg),*) };
+        $self.check(stringify!($name), device, status)
+    }};
+    ($self:ident, $device:expr, $name:ident($($arg:expr),* $(,)?)) => {{
+        let device: usize = $device;
+        $self.enter(stringify!($name), device)?;
+        // SAFETY: as above.
+        let status = unsafe { ($self.api.$name)($($arg),*) };
+        $self.check(stringify!($name), device, status)
+    }};
+}
+
+/// A call that gives something back: nothing to do once the device is lost.
+macro_rules! release {
+    ($self:ident, $device:expr, $($rest:tt)*) => {
+        if $self.settled($device) { Ok(()) } else { call!($self, $device, $($rest)*) }
+    };
+}
+
+pub(super) use {call, release};

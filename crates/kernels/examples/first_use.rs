@@ -1,0 +1,60 @@
+//! What the first use of an op costs on a GPU: its PTX is unpacked, and compiled by the driver. Run it with
+//! `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`, or the driver keeps what it has compiled.
+//!
+//! Prints the median over a program's variants of the time beyond an empty kernel's, and the longest.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use warpline_cuda_sys_safe::Driver;
+use warpline_cuda_sys_safe::owned::Module;
+use warpline_kernels::programs;
+
+const EMPTY: &str = "\
+    .version 8.0\n.target sm_75\n.address_size 64\n.visible .entry empty() { ret; }\n";
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let spec = std::env::var("WARPLINE_DRIVER").ok();
+    let driver = warpline_cuda_sys_safe::open(spec.as_deref(), None)?;
+    // The context, and the compiler's own start.
+    load(&driver, EMPTY, "empty")?;
+    let mut empty: Vec<f64> =
+        (0..9).map(|_| load(&driver, EMPTY, "empty")).collect::<Result<_, _>>()?;
+    empty.sort_by(f64::total_cmp);
+    let empty = empty[empty.len() / 2];
+    println!(
+        "{:<16} {:>8} {:>8}   ms beyond an empty kernel's {empty:.2}",
+        "program", "median", "longest"
+    );
+    let mut longest = Vec::new();
+    for program in programs() {
+        let mut times = Vec::new();
+        for variant in 0..program.variants().len() {
+            let begun = Instant::now();
+            let ptx = program.ptx(variant).ok_or("it was not compiled: run `cargo xtask ptx`")?;
+            let unpacked = begun.elapsed().as_secs_f64() * 1e3;
+            let kernel = program.kernels(variant).next().unwrap_or_default();
+            times.push(unpacked + load(&driver, &ptx, &kernel)? - empty);
+        }
+        times.sort_by(f64::total_cmp);
+        let (median, most) = (times[times.len() / 2], times[times.len() - 1]);
+        println!("{:<16} {median:>8.2} {most:>8.2}", program.name());
+        longest.push((most, program.name()));
+    }
+    longest.sort_by(|a, b| b.0.total_cmp(&a.0));
+    println!("longest: {:?}", &longest[..longest.len().min(8)]);
+    Ok(())
+}
+
+/// Milliseconds until a module's kernel can be launched.
+fn load(
+    driver: &Arc<dyn Driver>,
+    ptx: &str,
+    kernel: &str,
+) -> Result<f64, Box<dyn std::error::Error>> {
+    let name = std::ffi::CString::new(kernel)?;
+    let begun = Instant::now();
+    let module = Module::load_ptx(driver, 0, ptx)?;
+    let _function = module.function(&name)?;
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}

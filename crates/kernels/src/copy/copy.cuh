@@ -1,0 +1,33 @@
+// out = a, converted where the dtypes differ. Copies of one dtype only know the size of an element.
+template <class S, class D>
+__device__ __forceinline__ void flat(const S* a, D* out, const Params<Flat, Args>& p) {
+    constexpr int V = vector_width(sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
+    const u64 n = p.space.numel;
+    for (u64 i = thread() * V; i < n; i += threads() * V) {
+        compute_t<S> x[V];
+        compute_t<D> r[V];
+        load_vec(a + i, n - i, x);
+#pragma unroll
+        for (int k = 0; k < V; k++) r[k] = cast<compute_t<D>>(x[k]);
+        store_vec(out + i, n - i, r);
+    }
+}
+
+template <class S, class D>
+__device__ __forceinline__ void strided(const S* a, D* out, const Params<Index<2>, Args>& p) {
+    for (u64 i = thread(); i < p.space.numel; i += threads()) {
+        i32 at[2];
+        offsets(p.space, (u32)i, at);
+        store(out[at[1]], cast<compute_t<D>>(load(a[at[0]])));
+    }
+}
+
+#define COPY(name, S, D)                                                                       \
+    extern "C" __global__ void name##_flat(                                                \
+        const S* a, D* out, const __grid_constant__ Params<Flat, Args> p) {                       \
+        flat(a, out, p);                                                                          \
+    }                                                                                             \
+    extern "C" __global__ void name##_strided(                                             \
+        const S* a, D* out, const __grid_constant__ Params<Index<2>, Args> p) {                   \
+        strided(a, out, p);                                                                       \
+    }

@@ -1,0 +1,81 @@
+//! Functions of neural networks, and the error function that some are made of.
+
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
+use super::host::scalars;
+use super::real::Real;
+use super::table::ops;
+use crate::math;
+
+ops! {
+    /// `torch.relu`: a NaN stays one; not on bool.
+    RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", {
+        int => if x > 0 { x } else { 0 }, float => if x < 0.0 { 0.0 } else { x }
+    }
+    /// `torch.erf`.
+    ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", { f32 = math::erf, f64 = scalars(libm::erf) }
+    /// `torch.sigmoid`.
+    SIGMOID = "sigmoid"(x), TO_FLOATS => Same, "(C)1 / ((C)1 + exp_of(-x))", {
+        f32 = math::sigmoid, f64 = scalars(|x: f64| 1.0 / (1.0 + (-x).exp()))
+    }
+    /// `torch.nn.functional.silu`.
+    SILU = "silu"(x), FLOATS => Same, "x / ((C)1 + exp_of(-x))", {
+        f32 = math::silu, f64 = scalars(|x: f64| x / (1.0 + (-x).exp()))
+    }
+    /// `torch.nn.functional.gelu`, by the error function.
+    GELU = "gelu"(x), FLOATS => Same, "gelu_of(x)", { f32 = math::gelu, f64 = scalars(gelu) }
+    /// `torch.nn.functional.gelu` with `approximate="tanh"`.
+    GELU_TANH = "gelu_tanh"(x), FLOATS => Same, "gelu_tanh_of(x)", {
+        f32 = math::gelu_tanh, f64 = scalars(gelu_tanh)
+    }
+    /// `torch.nn.functional.softplus`. Floats only.
+    SOFTPLUS = "softplus"(x, beta, threshold), FLOATS => Same,
+        "x * beta > threshold ? x : softplus_of(x * beta) / beta", {
+        float => if x * beta > threshold { x } else { (x * beta).softplus() / beta }
+    }
+    /// `torch.nn.functional.elu`. Floats only.
+    ELU = "elu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x)", {
+        float => if x > 0.0 { x } else { alpha * x.exp_m1() }
+    }
+    /// `torch.nn.functional.celu`. Floats only.
+    CELU = "celu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x / alpha)", {
+        float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
+    }
+    /// `torch.nn.functional.selu`. Floats only.
+    SELU = "selu"(x), FLOATS => Same,
+        "(C)1.0507009873554804934193349852946 * (x > (C)0 ? x : (C)1.6732632423543772848170429916717 * expm1_of(x))", {
+        float => x.selu()
+    }
+    /// `torch.nn.functional.leaky_relu`. Floats only.
+    LEAKY_RELU = "leaky_relu"(x, slope), FLOATS => Same, "x > (C)0 ? x : x * slope", {
+        float => if x > 0.0 { x } else { x * slope }
+    }
+    /// `torch.nn.functional.hardsigmoid`. Floats only.
+    HARDSIGMOID = "hardsigmoid"(x), FLOATS => Same, "clamped(x + (C)3, (C)0, (C)6) / (C)6", {
+        float => (x + 3.0).clamped(0.0, 6.0) / 6.0
+    }
+    /// `torch.nn.functional.hardswish`. Floats only.
+    HARDSWISH = "hardswish"(x), FLOATS => Same, "x * clamped(x + (C)3, (C)0, (C)6) / (C)6", {
+        float => x * (x + 3.0).clamped(0.0, 6.0) / 6.0
+    }
+    /// `torch.nn.functional.mish`. Floats only.
+    MISH = "mish"(x), FLOATS => Same, "x * tanh_of(softplus_of(x))", { float => x * x.softplus().tanh() }
+    /// `torch.nn.functional.logsigmoid`. Floats only.
+    LOGSIGMOID = "logsigmoid"(x), FLOATS => Same, "(x >= (C)0 ? (C)0 : x) - softplus_of(-absolute(x))", {
+        float => (if x >= 0.0 { 0.0 } else { x }) - (-x.abs()).softplus()
+    }
+    /// `torch.nn.functional.softsign`. Floats only.
+    SOFTSIGN = "softsign"(x), FLOATS => Same, "x / ((C)1 + absolute(x))", { float => x / (1.0 + x.abs()) }
+    /// `torch.nn.functional.tanhshrink`. Floats only.
+    TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }
+}
+
+/// The last term as in `math::functions::gelu`.
+fn gelu(x: f64) -> f64 {
+    x * 0.5 * (1.0 + libm::erf(x * FRAC_1_SQRT_2)) + 0.0 * x
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044715 * x * x * x);
+    0.5 * x * (1.0 + inner.tanh())
+}

@@ -1,0 +1,18 @@
+//! Comparisons.
+
+use super::table::ops;
+
+ops! {
+    /// `torch.eq`.
+    EQ = "eq"(x, y), ALL => Bool, "x == y", { all => x == y }
+    /// `torch.ne`.
+    NE = "ne"(x, y), ALL => Bool, "x != y", { all => x != y }
+    /// `torch.lt`.
+    LT = "lt"(x, y), ALL => Bool, "x < y", { all => x < y }
+    /// `torch.le`.
+    LE = "le"(x, y), ALL => Bool, "x <= y", { all => x <= y }
+    /// `torch.gt`.
+    GT = "gt"(x, y), ALL => Bool, "x > y", { all => x > y }
+    /// `torch.ge`.
+    GE = "ge"(x, y), ALL => Bool, "x >= y", { all => x >= y }
+}

@@ -1,0 +1,77 @@
+//! The kernels of an op: one for operands that lie alike, one for all others.
+
+use std::fmt::Write;
+
+use warpline_runtime::DType;
+use warpline_runtime::iter::{Flat, Index, Params};
+use warpline_runtime::module::{ELEMENT, SPACE, Source};
+
+use super::{Numbers, Op, Output, functions};
+use crate::programs::cuda_type;
+
+/// The source of an op's kernels for a dtype.
+pub(super) fn source(op: &Op, variant: &str) -> Source {
+    let source = match op.inputs.len() {
+        1 => structs::<1, 2>(),
+        2 => structs::<2, 3>(),
+        3 => structs::<3, 4>(),
+        _ => structs::<4, 5>(),
+    };
+    let source = source.push(ELEMENT).push(SPACE).push(&functions::called_by(op.cuda));
+    source.push(include_str!("elementwise.cuh")).push(&kernels(op, variant))
+}
+
+fn structs<const I: usize, const N: usize>() -> Source {
+    Source::new().with::<Params<Flat, Numbers<I>>>().with::<Params<Index<N>, Numbers<I>>>()
+}
+
+/// What computes one element, and the loops around it.
+fn kernels(op: &Op, variant: &str) -> String {
+    let out = if op.output == Output::Bool { "boolean" } else { cuda_type(variant) };
+    let types = op.inputs.iter().map(|i| if i.is_bool { "boolean" } else { cuda_type(variant) });
+    let inputs: Vec<(usize, &str, &str)> =
+        op.inputs.iter().zip(types).enumerate().map(|(k, (i, ty))| (k, i.name, ty)).collect();
+    let each = |f: &dyn Fn(usize, &str, &str) -> String, between: &str| {
+        let parts: Vec<String> = inputs.iter().map(|&(k, name, ty)| f(k, name, ty)).collect();
+        parts.join(between)
+    };
+    let parameters = each(&|_, name, ty| format!("compute_t<{ty}> {name}"), ", ");
+    let pointers = each(&|k, _, ty| format!("const {ty}* in{k}"), ", ");
+    let count = inputs.len();
+    let dtype = DType::ALL.into_iter().find(|dtype| dtype.suffix() == variant);
+    let vector = dtype.map_or(1, |dtype| op.vector(dtype));
+    let name = format!("{}_{variant}", op.name);
+    let mut text = format!(
+        "typedef compute_t<{}> C;\ntypedef compute_t<{out}> R;\n\
+         __device__ __forceinline__ R function({parameters}) {{ return (R)({}); }}\n",
+        cuda_type(variant),
+        op.cuda,
+    );
+    let arrays = each(
+        &|k, _, ty| {
+            format!(
+                "        compute_t<{ty}> x{k}[V];\n        operand<{k}>(in{k} + i, n - i, p.args, x{k});\n"
+            )
+        },
+        "",
+    );
+    let _ = write!(
+        text,
+        "extern \"C\" __global__ void {name}_flat({pointers}, {out}* out, \
+         const __grid_constant__ Params<Flat, Numbers<{count}>> p) {{\n    constexpr int V = {vector};\n    \
+         const u64 n = p.space.numel;\n    for (u64 i = thread() * V; i < n; i += threads() * V) {{\n{arrays}        \
+         R r[V];\n#pragma unroll\n        for (int k = 0; k < V; k++) r[k] = function({});\n        \
+         store_vec(out + i, n - i, r);\n    }}\n}}\n",
+        each(&|k, _, _| format!("x{k}[k]"), ", "),
+    );
+    let _ = write!(
+        text,
+        "extern \"C\" __global__ void {name}_strided({pointers}, {out}* out, \
+         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    \
+         for (u64 i = thread(); i < p.space.numel; i += threads()) {{\n        i32 at[{operands}];\n        \
+         offsets(p.space, (u32)i, at);\n        store(out[at[{count}]], function({}));\n    }}\n}}\n",
+        each(&|k, _, _| format!("element<{k}>(in{k}, at[{k}], p.args)"), ", "),
+        operands = count + 1,
+    );
+    text
+}

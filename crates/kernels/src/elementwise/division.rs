@@ -1,0 +1,21 @@
+//! Quotients that are rounded, and what they leave. An integer divided by zero is defined: all bits are
+//! set, and the rest is the dividend.
+
+use super::integer::Integer;
+use super::real::Real;
+use super::table::ops;
+
+ops! {
+    /// `torch.floor_divide`, and `torch.div` with `rounding_mode="floor"`; not on bool.
+    FLOOR_DIVIDE = "floor_divide"(x, y), NUMBERS => Same, "floor_over(x, y)", {
+        int => x.floor_over(y), float => x.floor_over(y)
+    }
+    /// `torch.div` with `rounding_mode="trunc"`; not on bool.
+    DIV_TRUNC = "div_trunc"(x, y), NUMBERS => Same, "over(x, y)", { int => x.over(y), float => (x / y).trunc() }
+    /// `torch.remainder`: of the divisor's sign; not on bool.
+    REMAINDER = "remainder"(x, y), NUMBERS => Same, "floor_rest(x, y)", {
+        int => x.floor_rest(y), float => x.floor_rest(y)
+    }
+    /// `torch.fmod`: of the dividend's sign; not on bool.
+    FMOD = "fmod"(x, y), NUMBERS => Same, "rest(x, y)", { int => x.rest(y), float => x % y }
+}

@@ -1,0 +1,87 @@
+//! What an op's expression calls of `functions.cuh`, and no more: so a change there changes the GPU
+//! code of the ops that it concerns.
+
+use std::collections::HashSet;
+
+/// The file; what follows an empty line stands for itself, and so does each use of a macro.
+const FILE: &str = include_str!("functions.cuh");
+
+/// A part of the file.
+struct Part {
+    text: String,
+    /// What it declares, by any other part's name for it.
+    names: Vec<&'static str>,
+}
+
+fn parts() -> Vec<Part> {
+    let mut parts = Vec::new();
+    for text in FILE.split("\n\n") {
+        let mut rest = String::new();
+        let (mut names, mut uses) = (Vec::new(), Vec::new());
+        for line in text.lines().filter(|line| !line.starts_with("//")) {
+            if let Some(name) = declared_by_macro(line) {
+                uses.push(Part { text: format!("{line}\n"), names: vec![name] });
+                continue;
+            }
+            names.extend(declared(line));
+            rest += line;
+            rest.push('\n');
+        }
+        parts.push(Part { text: rest, names });
+        parts.extend(uses);
+    }
+    parts
+}
+
+/// `FUNCTION(name, …)`.
+fn declared_by_macro(line: &'static str) -> Option<&'static str> {
+    let (name, arguments) = line.split_once('(')?;
+    let is_macro = name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    is_macro.then(|| arguments.split([',', ')']).next())?
+}
+
+/// `#define NAME(…)`, or a function.
+fn declared(line: &'static str) -> Option<&'static str> {
+    if let Some(rest) = line.strip_prefix("#define ") {
+        return rest.split('(').next();
+    }
+    let starts = ["__device__", "template"].iter().any(|start| line.starts_with(start));
+    let (head, _) = line.split_once('(')?;
+    starts.then(|| words(head).last())?
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// The parts that an expression needs, in the file's order.
+pub(super) fn called_by(expression: &str) -> String {
+    let parts = parts();
+    let mut needed = vec![false; parts.len()];
+    let mut called: HashSet<&str> = words(expression).collect();
+    loop {
+        let next = (0..parts.len())
+            .find(|&k| !needed[k] && parts[k].names.iter().any(|name| called.contains(name)));
+        let Some(next) = next else { break };
+        needed[next] = true;
+        called.extend(words(&parts[next].text));
+    }
+    let texts = parts.iter().zip(needed).filter(|(_, needed)| *needed);
+    texts.map(|(part, _)| part.text.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_called_comes_with_what_it_calls() {
+        assert_eq!(called_by("x + y"), "");
+        let gelu = called_by("gelu_of(x)");
+        for part in ["#define FUNCTION(", "FUNCTION(erf_of, erf)", "C gelu_of(C x)"] {
+            assert!(gelu.contains(part), "{part} is not in\n{gelu}");
+        }
+        assert!(!gelu.contains("tanh_of"), "{gelu}");
+        assert_eq!(gelu.matches("FUNCTION(").count(), 2, "{gelu}");
+    }
+}

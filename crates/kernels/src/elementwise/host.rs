@@ -1,0 +1,271 @@
+//! The loops of all ops on the CPU: elements are read as what is computed in, a function goes over
+//! them, and what it leaves is written. Only the function is compiled for each op.
+
+use std::any::TypeId;
+use std::array::from_fn;
+
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_runtime::host::{
+    GRAIN, HostElement, LANES, Number, Shared, load, parallel_for, params, rows, store,
+};
+use warpline_runtime::iter::{Flat, Index, Params, Space};
+
+use super::{Input, Numbers};
+
+/// What an op computes from `N` values of `C`.
+pub(super) trait Function<C, const N: usize> {
+    /// What it results in.
+    type Out;
+
+    /// Computes `n` results.
+    ///
+    /// # Safety
+    /// The inputs are valid for `n` reads and `out` for `n` writes; an input may be `out` itself, but
+    /// may not share part of its memory. Nobody else touches it meanwhile.
+    unsafe fn run(inputs: [*const C; N], out: *mut Self::Out, n: usize);
+}
+
+/// Applies `f` to each element. Some are handled together: they are read before any is written, so that an
+/// operand may be the result, and the compiler may use vector instructions.
+///
+/// # Safety
+/// As [`Function::run`].
+#[inline(always)]
+pub(super) unsafe fn each<C: Copy, R: Copy, const N: usize>(
+    inputs: [*const C; N],
+    out: *mut R,
+    n: usize,
+    f: impl Fn([C; N]) -> R,
+) {
+    let whole = n - n % LANES;
+    for k in (0..whole).step_by(LANES) {
+        // SAFETY: LANES elements from `k` on, as the caller promises.
+        unsafe {
+            let x: [[C; LANES]; N] = inputs.map(|input| input.add(k).cast::<[C; LANES]>().read());
+            let r: [R; LANES] = from_fn(|j| f(from_fn(|i| x[i][j])));
+            out.add(k).cast::<[R; LANES]>().write(r);
+        }
+    }
+    for k in whole..n {
+        // SAFETY: element `k`.
+        unsafe { out.add(k).write(f(inputs.map(|input| input.add(k).read()))) };
+    }
+}
+
+/// Applies a function of slices.
+///
+/// # Safety
+/// As [`Function::run`].
+pub(super) unsafe fn in_slices<C: Copy>(
+    input: *const C,
+    out: *mut C,
+    n: usize,
+    f: impl Fn(&mut [C]),
+) {
+    // SAFETY: as the caller promises; the slice is made once nothing else is read.
+    unsafe {
+        if !std::ptr::eq(input, out) {
+            out.copy_from_nonoverlapping(input, n);
+        }
+        f(std::slice::from_raw_parts_mut(out, n));
+    }
+}
+
+/// `f` of every element.
+pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
+    move |values| values.iter_mut().for_each(|x| *x = f(*x))
+}
+
+/// The CPU implementations of an op on elements `T`, with results `O`.
+pub(super) fn kernels<F, T, O, const I: usize, const N: usize>(
+    inputs: &'static [Input],
+) -> [HostKernel; 2]
+where
+    T: HostElement,
+    O: HostElement,
+    F: Function<T::Compute, I, Out = O::Compute>,
+{
+    debug_assert_eq!((inputs.len(), I + 1), (I, N));
+    // Which inputs are conditions decides what is compiled.
+    if inputs[0].is_bool {
+        [start::<F, T, O, Flat, true, I, N>, start::<F, T, O, Index<N>, true, I, N>]
+    } else {
+        [start::<F, T, O, Flat, false, I, N>, start::<F, T, O, Index<N>, false, I, N>]
+    }
+}
+
+/// # Safety
+/// As [`HostKernel`]: `I` operands of `T`, the first of bools where `CONDITION` says so, then the result
+/// of `O`, with [`Params`] of `S` and [`Numbers`].
+unsafe fn start<F, T, O, S, const CONDITION: bool, const I: usize, const N: usize>(
+    launch: &HostLaunch<'_>,
+) where
+    T: HostElement,
+    O: HostElement,
+    S: Space<N>,
+    F: Function<T::Compute, I, Out = O::Compute>,
+{
+    let Params { space, args, .. }: Params<S, Numbers<I>> = params(launch);
+    // SAFETY: the caller's promise.
+    unsafe { over::<T, O, CONDITION, I, N>(launch, &space.index(), args, F::run) }
+}
+
+/// Elements that are converted at a time: enough that a call is nothing, few enough that they stay in
+/// the nearest cache.
+const SLICE: usize = 32 * LANES;
+
+/// The loop, compiled once for all ops of these types.
+///
+/// # Safety
+/// As [`start`].
+unsafe fn over<
+    T: HostElement,
+    O: HostElement,
+    const CONDITION: bool,
+    const I: usize,
+    const N: usize,
+>(
+    launch: &HostLaunch<'_>,
+    index: &Index<N>,
+    numbers: Numbers<I>,
+    f: unsafe fn([*const T::Compute; I], *mut O::Compute, usize),
+) {
+    let strides = index.inner_strides();
+    let memory: [Shared<T>; I] = from_fn(|k| Shared::operand(launch, k));
+    let result = Shared::<O>::operand(launch, I);
+    parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
+        let mut inputs: [Reader<T>; I] = from_fn(|k| {
+            let number = numbers.number[k];
+            let number =
+                (numbers.which >> k & 1 == 1).then(|| T::Compute::from_parts(number.f, number.i));
+            Reader::new(memory[k], strides[k], number, CONDITION && k == 0)
+        });
+        let mut out = Writer::new(result, strides[N - 1]);
+        let in_place = out.in_place && inputs.iter().all(|input| input.in_place);
+        rows(index, range, |at, n| {
+            let step = if in_place { n.max(1) } else { SLICE };
+            for first in (0..n).step_by(step) {
+                let n = step.min(n - first);
+                let offset = |k: usize| at[k] + first as isize * strides[k];
+                // SAFETY: n elements of the row from `first` on, as the caller promises; buffers hold
+                // as many as a slice has.
+                unsafe {
+                    let values = from_fn(|k| inputs[k].read(offset(k), n));
+                    f(values, out.place(offset(N - 1)), n);
+                    out.write(offset(N - 1), n);
+                }
+            }
+        });
+    });
+}
+
+/// Whether elements lie in memory as they are computed in.
+fn is_plain<T: HostElement>() -> bool {
+    TypeId::of::<T>() == TypeId::of::<T::Compute>()
+}
+
+/// An input, as what is computed in.
+struct Reader<T: HostElement> {
+    memory: Shared<T>,
+    stride: isize,
+    /// Whether memory is taken as it is.
+    in_place: bool,
+    is_number: bool,
+    is_condition: bool,
+    buffer: [T::Compute; SLICE],
+}
+
+impl<T: HostElement> Reader<T> {
+    fn new(
+        memory: Shared<T>,
+        stride: isize,
+        number: Option<T::Compute>,
+        is_condition: bool,
+    ) -> Self {
+        Self {
+            memory,
+            stride,
+            in_place: is_plain::<T>() && stride == 1 && number.is_none() && !is_condition,
+            is_number: number.is_some(),
+            is_condition,
+            buffer: [number.unwrap_or(T::Compute::from_parts(0.0, 0)); SLICE],
+        }
+    }
+
+    /// # Safety
+    /// There are `n` elements from `offset` on, which nobody writes meanwhile; no more than [`SLICE`],
+    /// unless it is done in place.
+    unsafe fn read(&mut self, offset: isize, n: usize) -> *const T::Compute {
+        if self.in_place {
+            return self.memory.at(offset).cast();
+        }
+        if self.is_number {
+            return self.buffer.as_ptr();
+        }
+        let (from, stride) = (self.memory.at(offset), self.stride);
+        if self.is_condition {
+            for (k, value) in self.buffer[..n].iter_mut().enumerate() {
+                // SAFETY: a condition's elements are bytes.
+                let byte = unsafe {
+                    self.memory.0.cast::<u8>().offset(offset + k as isize * stride).read()
+                };
+                *value =
+                    T::Compute::from_parts(f64::from(u8::from(byte != 0)), i64::from(byte != 0));
+            }
+            return self.buffer.as_ptr();
+        }
+        let (chunks, rest) = self.buffer[..n].as_chunks_mut::<LANES>();
+        for (k, chunk) in chunks.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *chunk =
+                unsafe { load(from.offset((k * LANES) as isize * stride), stride) }.map(T::get);
+        }
+        for (value, k) in rest.iter_mut().zip(n - n % LANES..) {
+            // SAFETY: as above.
+            *value = unsafe { from.offset(k as isize * stride).read() }.get();
+        }
+        self.buffer.as_ptr()
+    }
+}
+
+/// The result.
+struct Writer<O: HostElement> {
+    memory: Shared<O>,
+    stride: isize,
+    in_place: bool,
+    buffer: [O::Compute; SLICE],
+}
+
+impl<O: HostElement> Writer<O> {
+    fn new(memory: Shared<O>, stride: isize) -> Self {
+        Self {
+            memory,
+            stride,
+            in_place: is_plain::<O>() && stride == 1,
+            buffer: [O::Compute::from_parts(0.0, 0); SLICE],
+        }
+    }
+
+    /// Where the results of elements from `offset` on go first.
+    fn place(&mut self, offset: isize) -> *mut O::Compute {
+        if self.in_place { self.memory.at(offset).cast() } else { self.buffer.as_mut_ptr() }
+    }
+
+    /// # Safety
+    /// As [`Reader::read`], for writes; `n` results are in their place.
+    unsafe fn write(&mut self, offset: isize, n: usize) {
+        if self.in_place {
+            return;
+        }
+        let (out, stride) = (self.memory.at(offset), self.stride);
+        let (chunks, rest) = self.buffer[..n].as_chunks::<LANES>();
+        for (k, chunk) in chunks.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { store(out.offset((k * LANES) as isize * stride), stride, chunk.map(O::put)) };
+        }
+        for (&value, k) in rest.iter().zip(n - n % LANES..) {
+            // SAFETY: as above.
+            unsafe { out.offset(k as isize * stride).write(O::put(value)) };
+        }
+    }
+}

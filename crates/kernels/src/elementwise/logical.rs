@@ -1,0 +1,34 @@
+//! Questions whose answers are bools.
+
+use super::table::ops;
+
+ops! {
+    /// `torch.logical_and`: anything but 0 is true.
+    LOGICAL_AND = "logical_and"(x, y), ALL => Bool, "truth(x) && truth(y)", {
+        bool => x & y, int => x != 0 && y != 0, float => x != 0.0 && y != 0.0
+    }
+    /// `torch.logical_or`.
+    LOGICAL_OR = "logical_or"(x, y), ALL => Bool, "truth(x) || truth(y)", {
+        bool => x | y, int => x != 0 || y != 0, float => x != 0.0 || y != 0.0
+    }
+    /// `torch.logical_xor`.
+    LOGICAL_XOR = "logical_xor"(x, y), ALL => Bool, "truth(x) != truth(y)", {
+        bool => x ^ y, int => (x != 0) ^ (y != 0), float => (x != 0.0) ^ (y != 0.0)
+    }
+    /// `torch.logical_not`.
+    LOGICAL_NOT = "logical_not"(x), ALL => Bool, "!truth(x)", { bool => !x, int => x == 0, float => x == 0.0 }
+    /// `torch.isnan` of floats.
+    ISNAN = "isnan"(x), FLOATS => Bool, "x != x", { float => x.is_nan() }
+    /// `torch.isinf` of floats.
+    ISINF = "isinf"(x), FLOATS => Bool, "absolute(x) > largest<C>()", { float => x.is_infinite() }
+    /// `torch.isfinite` of floats.
+    ISFINITE = "isfinite"(x), FLOATS => Bool, "absolute(x) <= largest<C>()", { float => x.is_finite() }
+    /// `torch.isposinf` of floats.
+    ISPOSINF = "isposinf"(x), FLOATS => Bool, "x > largest<C>()", { float => x.is_infinite() && x > 0.0 }
+    /// `torch.isneginf` of floats.
+    ISNEGINF = "isneginf"(x), FLOATS => Bool, "x < -largest<C>()", { float => x.is_infinite() && x < 0.0 }
+    /// `torch.signbit`: of -0 and of some NaN too; not on bool.
+    SIGNBIT = "signbit"(x), NUMBERS => Bool, "negative(x)", {
+        int => x.cmp(&0).is_lt(), float => x.is_sign_negative()
+    }
+}

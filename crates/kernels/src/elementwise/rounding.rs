@@ -1,0 +1,22 @@
+//! Rounding and signs. Integers are what they round to.
+
+use super::table::ops;
+
+ops! {
+    /// `torch.floor`; not on bool.
+    FLOOR = "floor"(x), NUMBERS => Same, "floor_of(x)", { int => x, float => x.floor() }
+    /// `torch.ceil`; not on bool.
+    CEIL = "ceil"(x), NUMBERS => Same, "ceil_of(x)", { int => x, float => x.ceil() }
+    /// `torch.round`: to even where two integers are as near; not on bool.
+    ROUND = "round"(x), NUMBERS => Same, "round_of(x)", { int => x, float => x.round_ties_even() }
+    /// `torch.trunc`; not on bool.
+    TRUNC = "trunc"(x), NUMBERS => Same, "trunc_of(x)", { int => x, float => x.trunc() }
+    /// `torch.frac`: what `trunc` leaves. Floats only.
+    FRAC = "frac"(x), FLOATS => Same, "x - trunc_of(x)", { float => x - x.trunc() }
+    /// `torch.sign`: -1, 0 or 1; 0 of NaN.
+    SIGN = "sign"(x), ALL => Same, "(x > (C)0) - (x < (C)0)", {
+        bool => x,
+        int => x.cmp(&0) as i8 as _,
+        float => (i8::from(x > 0.0) - i8::from(x < 0.0)).into()
+    }
+}

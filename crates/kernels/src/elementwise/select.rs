@@ -1,0 +1,28 @@
+//! One of two, or something between them.
+
+use super::table::ops;
+
+ops! {
+    /// `torch.where`: `x` where the condition holds, else `y`.
+    WHERE = "where"(c: bool, x, y), ALL => Same, "c ? x : y", { all => if c == C::from_parts(0.0, 0) { y } else { x } }
+    /// `torch.heaviside`: 0 below zero, 1 above, at zero what the second operand says.
+    HEAVISIDE = "heaviside"(x, y), ALL => Same, "x == (C)0 ? y : (C)(x > (C)0)", {
+        bool => x | y,
+        int => if x == 0 { y } else { x.cmp(&0).is_gt().into() },
+        float => if x == 0.0 { y } else if x > 0.0 { 1.0 } else { 0.0 }
+    }
+    /// `torch.lerp`: `x + w (y - x)`, from the nearer end. Floats only.
+    LERP = "lerp"(x, y, w), FLOATS => Same, "absolute(w) < (C)0.5 ? x + w * (y - x) : y - (y - x) * ((C)1 - w)", {
+        float => if w.abs() < 0.5 { x + w * (y - x) } else { y - (y - x) * (1.0 - w) }
+    }
+    /// `torch.addcmul`: `x + value a b`; not on bool.
+    ADDCMUL = "addcmul"(x, a, b, value), NUMBERS => Same, "x + value * a * b", { all => x.add(value.mul(a).mul(b)) }
+    /// `torch.addcdiv`: `x + value a / b`. Floats only.
+    ADDCDIV = "addcdiv"(x, a, b, value), FLOATS => Same, "x + value * (a / b)", { float => x + value * (a / b) }
+    /// `torch.copysign`.
+    COPYSIGN = "copysign"(x, y), TO_FLOATS => Same, "with_sign(x, y)", { float => x.copysign(y) }
+    /// `torch.nextafter`, of `float32` and `float64`.
+    NEXTAFTER = "nextafter"(x, y), WIDE_FLOATS => Same, "next_after(x, y)", {
+        f32 => libm::nextafterf(x, y), f64 => libm::nextafter(x, y)
+    }
+}

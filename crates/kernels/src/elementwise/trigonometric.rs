@@ -1,0 +1,40 @@
+//! Trigonometric and hyperbolic functions.
+
+use super::host::scalars;
+use super::table::ops;
+use crate::math;
+
+ops! {
+    /// `torch.sin`.
+    SIN = "sin"(x), TO_FLOATS => Same, "sin_of(x)", { f32 = scalars(f32::sin), f64 = scalars(f64::sin) }
+    /// `torch.cos`.
+    COS = "cos"(x), TO_FLOATS => Same, "cos_of(x)", { f32 = scalars(f32::cos), f64 = scalars(f64::cos) }
+    /// `torch.tanh`.
+    TANH = "tanh"(x), TO_FLOATS => Same, "tanh_of(x)", { f32 = math::tanh, f64 = scalars(f64::tanh) }
+    /// `torch.tan`.
+    TAN = "tan"(x), TO_FLOATS => Same, "tan_of(x)", { float => x.tan() }
+    /// `torch.asin`.
+    ASIN = "asin"(x), TO_FLOATS => Same, "asin_of(x)", { float => x.asin() }
+    /// `torch.acos`.
+    ACOS = "acos"(x), TO_FLOATS => Same, "acos_of(x)", { float => x.acos() }
+    /// `torch.atan`.
+    ATAN = "atan"(x), TO_FLOATS => Same, "atan_of(x)", { float => x.atan() }
+    /// `torch.sinh`.
+    SINH = "sinh"(x), TO_FLOATS => Same, "sinh_of(x)", { float => x.sinh() }
+    /// `torch.cosh`.
+    COSH = "cosh"(x), TO_FLOATS => Same, "cosh_of(x)", { float => x.cosh() }
+    /// `torch.asinh`.
+    ASINH = "asinh"(x), TO_FLOATS => Same, "asinh_of(x)", { f32 = scalars(libm::asinhf), f64 = scalars(libm::asinh) }
+    /// `torch.acosh`.
+    ACOSH = "acosh"(x), TO_FLOATS => Same, "acosh_of(x)", { f32 = scalars(libm::acoshf), f64 = scalars(libm::acosh) }
+    /// `torch.atanh`.
+    ATANH = "atanh"(x), TO_FLOATS => Same, "atanh_of(x)", { f32 = scalars(libm::atanhf), f64 = scalars(libm::atanh) }
+    /// `torch.atan2`: the angle of the point with `y` across and `x` up.
+    ATAN2 = "atan2"(x, y), TO_FLOATS => Same, "atan2_of(x, y)", { float => x.atan2(y) }
+    /// `torch.hypot`. Floats only.
+    HYPOT = "hypot"(x, y), FLOATS => Same, "hypot_of(x, y)", { float => x.hypot(y) }
+    /// `torch.deg2rad`.
+    DEG2RAD = "deg2rad"(x), TO_FLOATS => Same, "x * (C)0.017453292519943295", { float => x.to_radians() }
+    /// `torch.rad2deg`.
+    RAD2DEG = "rad2deg"(x), TO_FLOATS => Same, "x * (C)57.29577951308232", { float => x.to_degrees() }
+}

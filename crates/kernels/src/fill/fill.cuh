@@ -1,0 +1,24 @@
+// One value, or evenly spaced ones.
+template <class T>
+__device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
+    constexpr int V = vector_width(sizeof(T));
+    T v[V];
+#pragma unroll
+    for (int k = 0; k < V; k++) v[k] = (T)p.args.bits;
+    const u64 n = p.space.numel;
+    for (u64 i = thread() * V; i < n; i += threads() * V) store_vec(out + i, n - i, v);
+}
+
+#define FILL(name, T)                                                                             \
+    extern "C" __global__ void fill_##name##_flat(                                                \
+        T* out, const __grid_constant__ Params<Flat, Fill> p) {                                   \
+        flat(out, p);                                                                             \
+    }                                                                                             \
+    extern "C" __global__ void fill_##name##_strided(                                             \
+        T* out, const __grid_constant__ Params<Index<1>, Fill> p) {                               \
+        for (u64 i = thread(); i < p.space.numel; i += threads()) {                               \
+            i32 at[1];                                                                            \
+            offsets(p.space, (u32)i, at);                                                         \
+            out[at[0]] = (T)p.args.bits;                                                          \
+        }                                                                                         \
+    }

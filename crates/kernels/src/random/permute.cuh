@@ -1,0 +1,101 @@
+// A random permutation: indices sorted by random keys.
+
+// Pairs that one block sorts in shared memory.
+#define TILE 2048
+
+__device__ __forceinline__ bool less(Pair a, Pair b) {
+    return a.key < b.key || (a.key == b.key && a.index < b.index);
+}
+
+__device__ __forceinline__ void exchange(Pair &a, Pair &b, bool ascending) {
+    if (less(b, a) == ascending) {
+        Pair t = a;
+        a = b;
+        b = t;
+    }
+}
+
+// Keys as PyTorch draws them: over all but the last value of 32 or 64 bits, of which the lowest
+// `bits` count. It makes them signed and sorts them as signed, which cancels out.
+extern "C" __global__ __launch_bounds__(256) void permute_keys(Pair *pairs, const u64 *state, const __grid_constant__ Permutation p) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    u64 mask = p.bits == 64 ? ~0ull : (1ull << p.bits) - 1;
+    Place place = resolve(p.place, state);
+    u64 counter = place.offset / 4;
+    for (u64 first = thread; first < p.n; first += p.threads * 2) {
+        Words x = philox(place.seed, thread, counter++);
+        for (int i = 0; i < 2; i++) {
+            u64 index = first + p.threads * i;
+            if (index >= p.n) continue;
+            u64 bits = wide(x.w[2 * i], x.w[2 * i + 1]);
+            u64 key = bits % (p.bits <= 32 ? 0xFFFFFFFFull : ~0ull);
+            pairs[index] = {key & mask, index};
+        }
+    }
+    for (u64 i = p.n + thread; i < p.pairs; i += p.threads) pairs[i] = {~0ull, ~0ull};
+}
+
+// All stages up to tiles of sorted pairs.
+extern "C" __global__ __launch_bounds__(1024) void permute_sort(Pair *pairs, const __grid_constant__ Permutation p) {
+    __shared__ Pair tile[TILE];
+    u64 base = (u64)blockIdx.x * TILE;
+    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) tile[i] = pairs[base + i];
+    for (u32 size = 2; size <= TILE; size *= 2) {
+        for (u32 distance = size / 2; distance > 0; distance /= 2) {
+            __syncthreads();
+            u32 low = 2 * threadIdx.x - (threadIdx.x & (distance - 1));
+            exchange(tile[low], tile[low + distance], ((base + low) & size) == 0);
+        }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) pairs[base + i] = tile[i];
+}
+
+// One stage of distance at least a tile.
+extern "C" __global__ __launch_bounds__(256) void permute_step(Pair *pairs, const __grid_constant__ Permutation p) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    u64 low = 2 * thread - (thread & (p.distance - 1));
+    exchange(pairs[low], pairs[low + p.distance], (low & p.size) == 0);
+}
+
+// The stages of distances below a tile.
+extern "C" __global__ __launch_bounds__(1024) void permute_merge(Pair *pairs, const __grid_constant__ Permutation p) {
+    __shared__ Pair tile[TILE];
+    u64 base = (u64)blockIdx.x * TILE;
+    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) tile[i] = pairs[base + i];
+    for (u32 distance = TILE / 2; distance > 0; distance /= 2) {
+        __syncthreads();
+        u32 low = 2 * threadIdx.x - (threadIdx.x & (distance - 1));
+        exchange(tile[low], tile[low + distance], ((base + low) & p.size) == 0);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < TILE; i += blockDim.x) pairs[base + i] = tile[i];
+}
+
+// Shuffles what has equal keys, which sorting leaves in order. The first of each such run does it.
+extern "C" __global__ __launch_bounds__(256) void permute_ties(Pair *pairs, const u64 *state, const __grid_constant__ Permutation p) {
+    u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at + 1 >= p.n) return;
+    u64 key = pairs[at].key;
+    if (key != pairs[at + 1].key || (at != 0 && key == pairs[at - 1].key)) return;
+    u64 count = 2;
+    while (at + count < p.n && pairs[at + count].key == key) count++;
+    Pair *run = pairs + at;
+    Place place = resolve(p.place, state);
+    Words words;
+    u32 drawn = 0;
+    for (u64 i = count - 1; i > 0; i--, drawn++) {
+        if (drawn % 4 == 0) words = philox(place.seed, at, place.offset / 4 + drawn / 4);
+        u64 other = words.w[drawn % 4] % (u32)(i + 1);
+        u64 index = run[i].index;
+        run[i].index = run[other].index;
+        run[other].index = index;
+    }
+}
+
+// The sorted indices, in the result's dtype.
+extern "C" __global__ __launch_bounds__(256) void permute_write(const Pair *pairs, void *out, const __grid_constant__ Permutation p) {
+    u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= p.n) return;
+    store_integer(out, p.dtype, offset_of(p.order, at), (i64)pairs[at].index);
+}

@@ -1,4 +1,0 @@
-// Sums, and means.
-#include "reduce.cuh"
-
-REDUCE_NUMBERS(sum, Sum)

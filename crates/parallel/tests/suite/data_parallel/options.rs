@@ -1,0 +1,122 @@
+//! Which devices are used, and what is refused.
+
+use warpline::nn::{Linear, Module};
+use warpline::{Device, Error, Tensor, cuda, ones, zeros};
+use warpline_parallel::{DataParallel, DataParallelError, DataParallelOptions};
+
+use super::nets::{Counts, Runs};
+use super::world::{Done, SimBox, values};
+
+crate::on_both! {
+    Auto([2, 3]) s28_outputs_go_where_they_are_asked_for
+        gpu2_s28_outputs_go_where_they_are_asked_for => output_device;
+}
+
+fn output_device(devices: usize) -> Done {
+    let last = devices - 1;
+    let cases: [(DataParallelOptions, Device); 6] = [
+        (DataParallelOptions::new(), Device::cuda(0)),
+        (DataParallelOptions::new().output_device(-1), Device::Cpu),
+        (DataParallelOptions::new().output_device("cpu"), Device::Cpu),
+        (DataParallelOptions::new().output_device(last), Device::cuda(last)),
+        (DataParallelOptions::new().output_device(1), Device::cuda(1)),
+        (DataParallelOptions::new().device_ids(&[1, 0]), Device::cuda(1)),
+    ];
+    for (options, place) in cases {
+        let swapped =
+            matches!(place, Device::Cuda(Some(1))) && format!("{options:?}").contains("[1");
+        let net = DataParallel::with_options(Counts::new(usize::from(swapped))?, options)?;
+        for _ in 0..2 {
+            net.module().count.zero_()?;
+            let out = net.forward(ones(&[2 * devices], 0)?)?;
+            assert_eq!((out.device(), values(&out)?), (place, vec![3.0; 2 * devices]));
+        }
+        // Of the first device's chunk alone, whichever that is.
+        assert_eq!(values(&net.module().count)?, [1.0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn devices_that_cannot_be_used_are_refused() {
+    SimBox::lazy(2).enter(|| {
+        let make = |options| DataParallel::with_options(Counts::new(0).unwrap(), options).map(drop);
+        let options = DataParallelOptions::new;
+        let twice = make(options().device_ids(&[1, 1])).unwrap_err();
+        assert!(matches!(&twice, DataParallelError::DeviceIds { .. }), "{twice}");
+        assert!(twice.to_string().contains("[1, 1]"), "{twice}");
+        let none = make(options().device_ids(&[])).unwrap_err();
+        assert!(matches!(none, DataParallelError::DeviceIds { .. }), "{none}");
+        for options in [options().device_ids(&[0, 2]), options().output_device(2)] {
+            let error = make(options).unwrap_err();
+            let named = matches!(
+                &error,
+                DataParallelError::Tensor(Error::NoSuchDevice { index: 2, count: 2 })
+            );
+            assert!(named, "{error}");
+        }
+        let error = make(options().output_device(-2)).unwrap_err();
+        assert!(matches!(error, DataParallelError::OutputDevice { output_device: -2 }), "{error}");
+        assert!(make(options().output_device("gpu")).is_err());
+        Ok(())
+    });
+}
+
+#[test]
+fn parameters_and_buffers_must_be_on_the_first_device() {
+    SimBox::lazy(2).enter(|| {
+        let message = |found: &str| {
+            format!(
+                "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one of them on device: {found}"
+            )
+        };
+        let net = DataParallel::new(Linear::new(1, 1, ())?)?;
+        let error = net.forward(ones(&[2, 1], 0)?).unwrap_err();
+        assert_eq!(error.to_string(), message("cpu"));
+        // Each forward looks, and at buffers too.
+        let mut net = DataParallel::new(Counts::new(0)?)?;
+        net.forward(ones(&[2], 0)?)?;
+        net.module_mut().count = zeros(&[], 1)?;
+        let error = net.forward(ones(&[2], 0)?).unwrap_err();
+        assert_eq!(error.to_string(), message("cuda:1"));
+        net.to("cuda:0")?;
+        net.forward(ones(&[2], 0)?)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn it_is_a_module_with_pytorchs_names() {
+    SimBox::lazy(2).enter(|| {
+        let mut net = DataParallel::new(Counts::new(0)?)?;
+        let mut names = Vec::new();
+        let mut note = |name: &str, _: &mut Tensor| {
+            names.push(name.to_owned());
+            Ok(())
+        };
+        net.visit_parameters(&mut note)?;
+        net.visit_buffers(&mut note)?;
+        assert_eq!(names, ["module.weight", "module.count"]);
+        Ok(())
+    });
+}
+
+#[test]
+fn captures_are_refused_and_go_on() {
+    SimBox::lazy(2).enter(|| {
+        let net = DataParallel::new(Runs(|x: Tensor| x.add(1.0)))?;
+        let x = ones(&[4], 0)?;
+        cuda::synchronize(0)?;
+        let options = DataParallelOptions::new().device_ids(&[0]);
+        let alone = DataParallel::with_options(Runs(|x: Tensor| x.add(1.0)), options)?;
+        let (graph, out) = cuda::graph(|| {
+            let refused = net.forward(x.clone()).map_err(Error::from);
+            assert!(matches!(&refused, Err(Error::Capture { op: "DataParallel", .. })));
+            Ok(alone.forward(x.clone())?)
+        })?;
+        graph.replay()?;
+        assert_eq!(values(&out)?, [2.0; 4]);
+        assert_eq!(values(&net.forward(x)?)?, [2.0; 4]);
+        Ok(())
+    });
+}

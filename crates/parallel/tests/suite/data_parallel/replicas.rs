@@ -1,0 +1,184 @@
+//! Parameters and buffers of replicas: what they are at each forward, and what is copied for that.
+
+use warpline::nn::{Linear, Module};
+use warpline::{Device, Tensor, cuda, full, ones, tensor};
+use warpline_parallel::DataParallel;
+
+use super::nets::{Counts, Tied};
+use super::world::{Done, SimBox, values};
+
+crate::on_both! {
+    Auto([2, 4]) s28_buffers_of_the_first_stay_and_others_are_lost
+        gpu2_s28_buffers_of_the_first_stay_and_others_are_lost => buffers;
+    Auto([2, 3]) s28_changes_are_seen gpu2_s28_changes_are_seen => changes;
+    Auto([2, 8]) s28_tied_parameters_stay_tied gpu2_s28_tied_parameters_stay_tied => tied;
+    Auto([2]) s28_what_was_kept_from_a_replica_stays gpu2_s28_what_was_kept_from_a_replica_stays => left;
+}
+
+/// `[1, 10, 100, …]`, one for each device.
+fn powers(devices: usize) -> warpline::Result<Tensor> {
+    let powers: Vec<f32> = (0..devices).map(|i| 10f32.powi(i as i32)).collect();
+    tensor(powers, 0)
+}
+
+fn buffers(devices: usize) -> Done {
+    let net = DataParallel::new(Counts::new(0)?)?;
+    let x = powers(devices)?;
+    for forward in 0..4 {
+        let out = values(&net.forward(x.clone())?)?;
+        for (i, out) in out.into_iter().enumerate() {
+            // Of the first device alone each forward's addition stays.
+            let own = 10f32.powi(i as i32);
+            assert_eq!(out, 2.0 * own + own + forward as f32, "replica {i}, forward {forward}");
+        }
+        assert_eq!(values(&net.module().count)?, [forward as f32 + 1.0]);
+    }
+    Ok(())
+}
+
+fn changes(devices: usize) -> Done {
+    let mut net = DataParallel::new(Counts::new(0)?)?;
+    let x = ones(&[devices], 0)?;
+    let check = |net: &DataParallel<Counts>, weight: f32, what: &str| -> Done {
+        net.module().count.zero_()?;
+        let out = values(&net.forward(x.clone())?)?;
+        assert_eq!(out, vec![weight + 1.0; devices], "{what}");
+        Ok(())
+    };
+    check(&net, 2.0, "as made")?;
+    net.module().weight.fill_(3.0)?;
+    check(&net, 3.0, "in place")?;
+    net.module().weight.view(&[1, 1])?.add_(1.0)?;
+    check(&net, 4.0, "through a view")?;
+    let s = cuda::stream_from_pool(0, 0)?;
+    cuda::with_stream(&s, || net.module().weight.mul_(2.0).map(drop))??;
+    check(&net, 8.0, "on another stream")?;
+    net.module().weight.copy_(&full(&[], 5.0, ())?.pin_memory()?, true)?;
+    check(&net, 5.0, "from the host")?;
+    net.module_mut().weight = full(&[], 6.0, 0)?;
+    check(&net, 6.0, "replaced")?;
+    net.module_mut().weight = full(&[1], 7.0, 0)?;
+    check(&net, 7.0, "replaced by one of another shape")?;
+    let wide = full(&[2, 3], 8.0, 0)?;
+    net.module_mut().weight = wide.select(1, 1)?.narrow(0, 1, 1)?;
+    check(&net, 8.0, "replaced by a view")?;
+    wide.fill_(9.0)?;
+    check(&net, 9.0, "through what it is a view of")?;
+    wide.select(1, 2)?.fill_(4.0)?;
+    check(&net, 9.0, "beside what it is a view of")?;
+    net.module_mut().weight = wide.select(1, 2)?.narrow(0, 1, 1)?;
+    check(&net, 4.0, "replaced by another view of the same memory")?;
+    let weight = net.module().weight.clone();
+    weight.fill_(1.0)?;
+    cuda::synchronize(0)?;
+    let (graph, ()) = cuda::graph(|| weight.add_(10.0).map(drop))?;
+    check(&net, 1.0, "captured, and not run")?;
+    graph.replay()?;
+    check(&net, 11.0, "by a graph")?;
+    graph.replay()?;
+    check(&net, 21.0, "by a graph again")
+}
+
+fn tied(devices: usize) -> Done {
+    let net = DataParallel::new(Tied::new()?)?;
+    let x = ones(&[devices, 4], 0)?;
+    for _ in 0..3 {
+        let out = net.forward(x.clone())?;
+        let mut expected = vec![2.0; 4 * devices];
+        expected[..4].fill(1.0); // the first device's has not added
+        assert_eq!(values(&out)?, expected);
+        for [a, b, c] in std::mem::take(&mut *net.module().left.lock().unwrap()) {
+            assert!(a.storage().same_as(b.storage()) && !a.storage().same_as(c.storage()));
+            let first = a.device() == Device::cuda(0);
+            assert_eq!(a.storage().same_as(net.module().weights[0].storage()), first);
+        }
+    }
+    Ok(())
+}
+
+fn left(_: usize) -> Done {
+    let net = DataParallel::new(Tied::new()?)?;
+    let x = ones(&[2, 4], 0)?;
+    net.forward(x.clone())?;
+    let find = |left: &[[Tensor; 3]]| {
+        left.iter().find(|[a, ..]| a.device() == Device::cuda(1)).cloned().expect("replica 1's")
+    };
+    let kept = find(&net.module().left.lock().unwrap().split_off(0));
+    net.module().weights[0].fill_(40.0)?;
+    net.module().weights[2].fill_(50.0)?;
+    net.forward(x)?;
+    let new = find(&net.module().left.lock().unwrap());
+    assert_eq!((values(&kept[0])?, values(&kept[2])?), (vec![2.0; 4], vec![3.0; 4]));
+    assert_eq!((values(&new[0])?, values(&new[2])?), (vec![41.0; 4], vec![50.0; 4]));
+    Ok(())
+}
+
+#[test]
+fn only_what_changed_is_copied() {
+    let world = SimBox::lazy(3);
+    world.enter(|| {
+        let net = DataParallel::new(Counts::new(0)?)?;
+        let x = ones(&[3], 0)?;
+        let copies = |f: &dyn Fn() -> Done| -> anyhow::Result<u64> {
+            let before = world.copies();
+            f()?;
+            Ok(world.copies() - before)
+        };
+        let forward = || -> Done {
+            drop(net.forward(x.clone())?);
+            Ok(())
+        };
+        // The first device's output, and of each of two others: the input and the output, and what
+        // is to be made anew; the buffer, which every forward changes, is always.
+        assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
+        assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
+        assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
+        net.module().weight.add_(1.0)?;
+        assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
+        assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
+        // A module whose tensors nobody changes.
+        let net = DataParallel::new(Linear::new(1, 1, 0)?)?;
+        let x = ones(&[3, 1], 0)?;
+        let forward = || -> Done {
+            drop(net.forward(x.clone())?);
+            Ok(())
+        };
+        assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
+        let allocated = [1, 2].map(|d| cuda::memory_allocated(d).unwrap());
+        for _ in 0..3 {
+            assert_eq!(copies(&forward)?, 1 + 2 * 2);
+        }
+        assert_eq!([1, 2].map(|d| cuda::memory_allocated(d).unwrap()), allocated);
+        // A device that got no chunk is not brought up to date.
+        net.module().weight().add_(1.0)?;
+        let few = x.narrow(0, 0, 2)?;
+        let with_few = || -> Done {
+            drop(net.forward(few.clone())?);
+            Ok(())
+        };
+        assert_eq!(copies(&with_few)?, 1 + 2 + 1);
+        assert_eq!(copies(&forward)?, 1 + 2 * 2 + 1);
+        Ok(())
+    });
+}
+
+/// What is in other places of the same memory, with the same sizes, is another tensor.
+#[test]
+fn a_transposed_parameter_is_copied_anew() {
+    SimBox::lazy(2).enter(|| {
+        let mut net = DataParallel::new(Linear::new(2, 2, 0)?)?;
+        let visit = |net: &mut DataParallel<Linear>,
+                     f: &dyn Fn(&Tensor) -> warpline::Result<Tensor>| {
+            net.module_mut().visit_parameters(&mut |name, p| {
+                *p = if name == "weight" { f(p)? } else { p.zero_()?.clone() };
+                Ok(())
+            })
+        };
+        visit(&mut net, &|_| tensor([1f32, 2.0, 3.0, 4.0], 0)?.view(&[2, 2]))?;
+        let x = tensor([1f32, 0.0, 1.0, 0.0], 0)?.view(&[2, 2])?;
+        assert_eq!(values(&net.forward(x.clone())?)?, [1.0, 3.0, 1.0, 3.0]);
+        visit(&mut net, &|weight| weight.transpose(0, 1))?;
+        assert_eq!(values(&net.forward(x)?)?, [1.0, 2.0, 1.0, 2.0]);
+        Ok(())
+    });
+}

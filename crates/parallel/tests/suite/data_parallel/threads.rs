@@ -1,0 +1,201 @@
+//! Several at once, several callers, and what is left when it goes.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use warpline::{Runtime, Tensor, cuda, full, ones, runtime, with_runtime};
+use warpline_parallel::DataParallel;
+
+use super::nets::{Counts, Runs};
+use super::world::{Done, SimBox, values};
+
+crate::on_both! {
+    Auto([2, 3]) s28_several_at_once gpu2_s28_several_at_once => several;
+    Auto([2, 3]) s28_what_replicas_choose_ends_with_them gpu2_s28_what_replicas_choose_ends_with_them => choices;
+    Auto([2, 8]) s28_two_threads_share_one gpu2_s28_two_threads_share_one => shared;
+}
+
+/// Replicas that choose streams and devices, and panic then.
+fn choices(devices: usize) -> Done {
+    let caller = thread::current().id();
+    let (seen, noted) = channel();
+    let net = DataParallel::new(Runs(move |(x, fails): (Tensor, bool)| {
+        if thread::current().id() == caller {
+            return Ok(x);
+        }
+        let world = runtime();
+        let streams: warpline::Result<Vec<_>> = (0..devices).map(cuda::current_stream).collect();
+        seen.send((x.device(), cuda::current_device()?, streams?)).expect("the test listens");
+        for d in 0..devices {
+            world.devices()?.set_current_stream(&cuda::stream_from_pool(d, 0)?)?;
+        }
+        cuda::set_device(0)?;
+        assert!(!fails, "on purpose");
+        Ok(x)
+    }))?;
+    for forward in 0..6 {
+        // Of its own device the stream that the caller has.
+        let own: Vec<_> =
+            (0..devices).map(|d| cuda::stream_from_pool(d, 0)).collect::<Result<_, _>>()?;
+        let devices_of = runtime();
+        for stream in &own {
+            devices_of.devices()?.set_current_stream(stream)?;
+        }
+        let fails = forward % 2 == 1;
+        let x = ones(&[devices], 0)?;
+        let ran = catch_unwind(AssertUnwindSafe(|| net.forward((x, fails))));
+        match ran {
+            Ok(out) => assert_eq!(values(&out?)?, vec![1.0; devices]),
+            Err(_) => assert!(fails),
+        }
+        let found: Vec<_> = noted.try_iter().collect();
+        assert_eq!(found.len(), devices - 1);
+        for (at, current, streams) in found {
+            let at = at.index().expect("a GPU");
+            assert_eq!(current, at);
+            for (d, stream) in streams.iter().enumerate() {
+                let expected = if d == at { *stream == own[d] } else { stream.is_default() };
+                assert!(expected, "forward {forward} on cuda:{at} finds {stream:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn in_thread(
+    runtime: &Runtime,
+    body: impl FnOnce() -> Done + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let runtime = runtime.clone();
+    thread::spawn(move || with_runtime(&runtime, body).unwrap_or_else(|e| panic!("{e:?}")))
+}
+
+fn several(devices: usize) -> Done {
+    let start = Arc::new(Barrier::new(3));
+    let threads: Vec<_> = (0..3)
+        .map(|i| {
+            let start = Arc::clone(&start);
+            in_thread(&runtime(), move || {
+                let net = DataParallel::new(Counts::new(0)?)?;
+                start.wait();
+                for forward in 1..=4 {
+                    net.module().weight.fill_(f64::from(i))?;
+                    let out = net.forward(ones(&[2 * devices], 0)?)?;
+                    let mut expected = vec![(i + forward) as f32; 2 * devices];
+                    assert_eq!(values(&out)?, expected);
+                    expected.clear();
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().map_err(|_| anyhow::anyhow!("a thread failed"))?;
+    }
+    Ok(())
+}
+
+/// Each on streams of its own, with an input of its own.
+fn shared(devices: usize) -> Done {
+    let weight = full(&[], 3.0, 0)?;
+    let mut counts = Counts::new(0)?;
+    counts.weight = weight.clone();
+    let net = Arc::new(DataParallel::new(counts)?);
+    let threads: Vec<_> = (1..=2)
+        .map(|i| {
+            let net = Arc::clone(&net);
+            in_thread(&runtime(), move || {
+                for d in 0..devices {
+                    runtime().devices()?.set_current_stream(&cuda::stream_from_pool(d, 0)?)?;
+                }
+                for _ in 0..4 {
+                    // Its first element is zero, so that the buffer stays.
+                    let x = full(&[devices, 2], f64::from(i), 0)?;
+                    x.narrow(1, 0, 1)?.zero_()?;
+                    let out = net.forward(x)?;
+                    let expected: Vec<f32> =
+                        (0..devices).flat_map(|_| [0.0, 3.0 * i as f32]).collect();
+                    assert_eq!(values(&out)?, expected);
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().map_err(|_| anyhow::anyhow!("a thread failed"))?;
+    }
+    Ok(())
+}
+
+/// Says so when the thread ends that has it.
+struct Ends(Sender<()>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+thread_local! {
+    static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn threads_are_kept_and_end_with_it() {
+    SimBox::lazy(4).enter(|| {
+        let (sender, ended) = channel();
+        let caller = thread::current().id();
+        let (names, named) = channel();
+        let net = DataParallel::new(Runs(move |x: Tensor| {
+            if thread::current().id() != caller {
+                ENDS.with_borrow_mut(|ends| _ = ends.get_or_insert_with(|| Ends(sender.clone())));
+                let device = x.device().index();
+                names.send((device, thread::current().id())).expect("the test listens");
+            }
+            Ok(x)
+        }))?;
+        let mut threads = Vec::new();
+        for _ in 0..3 {
+            net.forward(ones(&[4], 0)?)?;
+            let mut these: Vec<_> = named.try_iter().collect();
+            these.sort_by_key(|(device, _)| *device);
+            assert_eq!(these.len(), 3, "one for each device but the first");
+            threads.push(these);
+            // Idle for longer than they look for a message.
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert!(threads.windows(2).all(|pair| pair[0] == pair[1]), "the same each time");
+        assert!(ended.try_recv().is_err(), "none has ended");
+        drop(net);
+        for _ in 0..3 {
+            ended.recv_timeout(Duration::from_secs(60)).expect("a thread ends");
+        }
+        Ok(())
+    });
+}
+
+/// Each device has its part of the work before the host waits for anything.
+#[test]
+fn s29_eight_gpus_are_kept_busy() {
+    let world = SimBox::lazy(8);
+    world.enter(|| {
+        let net = DataParallel::new(Counts::new(0)?)?;
+        let x = ones(&[16], 0)?;
+        net.forward(x.clone())?;
+        for device in 0..8 {
+            cuda::synchronize(device)?;
+        }
+        let waits = world.host_waits();
+        let out = net.forward(x)?;
+        assert_eq!(world.host_waits(), waits, "the host waited in a forward");
+        for device in 0..8 {
+            assert!(!cuda::current_stream(device)?.query()?, "cuda:{device} has nothing to do");
+        }
+        assert_eq!(out.size(), [16]);
+        Ok(())
+    });
+}

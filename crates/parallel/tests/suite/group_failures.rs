@@ -1,0 +1,282 @@
+//! What becomes of process groups whose ranks disagree, are late or are gone.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use warpline::{Runtime, RuntimeConfig, open, with_runtime};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_parallel::distributed::{Error, HashStore, InitOptions, ReduceOp, init_process_group};
+
+use crate::group_support::{LONG, Ranks, at, schedules, values, works};
+
+/// Calls that do not match are named by each rank, whoever notices.
+#[test]
+fn a_mismatch_is_an_error_on_every_rank_that_names_the_calls() {
+    schedules(&[3], |ranks| {
+        let errors = ranks.timeout(Duration::from_secs(5)).run(|group| {
+            // All have joined, which would otherwise fail.
+            group.barrier()?;
+            let x = at(&group, 1)?;
+            let work = match group.rank() {
+                1 => group.broadcast(&x, 0, true),
+                _ => group.all_reduce(&x, ReduceOp::Sum, true),
+            };
+            Ok(work.and_then(|work| work.synchronize()).unwrap_err())
+        });
+        for (rank, error) in errors.iter().enumerate() {
+            let failure = error.failure().unwrap_or_else(|| panic!("rank {rank}: {error}"));
+            assert_eq!(failure.rank, rank);
+            let text = error.to_string();
+            // As the ranks' records have them, or as the simulated NCCL does.
+            for calls in [
+                ["all_reduce(float32[3], Sum)", "AllReduce(3"],
+                ["broadcast(float32[3], root 0)", "Broadcast(3"],
+            ] {
+                assert!(calls.iter().any(|call| text.contains(call)), "rank {rank}: {text}");
+            }
+            assert!(text.contains("group_failures.rs:"), "rank {rank}: {text}");
+        }
+    });
+}
+
+/// Reached on purpose, but not by ranks that make their calls, however busy the machine is.
+const SHORT: Duration = Duration::from_millis(1500);
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_timeout_and_a_new_group_works() {
+    schedules(&[3], |ranks| {
+        let ranks = ranks.timeout(SHORT);
+        ranks.run(|group| {
+            let x = at(&group, 1)?;
+            group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
+            let error = if group.rank() == 2 {
+                // Alive, but late: its watchdog hears of the others' trouble.
+                let begun = Instant::now();
+                while group.failure().is_none() {
+                    assert!(begun.elapsed() < LONG);
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                group.all_reduce(&x, ReduceOp::Sum, false).unwrap_err()
+            } else {
+                group.all_reduce(&x, ReduceOp::Max, true)?.synchronize().unwrap_err()
+            };
+            let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+            assert_eq!((failure.rank, failure.missing.len()), (group.rank(), 0), "{error}");
+            assert!(error.to_string().contains("all_reduce(float32[3], Max)"), "{error}");
+            if group.rank() != 2 {
+                assert!(matches!(error, Error::CollectiveTimeout(_) | Error::PeerFailed(_)));
+                assert_eq!((failure.seq, failure.differing.len()), (2, 1), "{error}");
+                assert_eq!(failure.differing[0].rank, 2, "{error}");
+                assert!(failure.location.contains("group_failures.rs:"), "{error}");
+            }
+            // Everything after it is refused with the same.
+            assert!(group.barrier().unwrap_err().failure().is_some());
+            assert!(group.new_group(&[0]).unwrap_err().failure().is_some());
+            Ok(())
+        });
+        // The process lives, and makes a new one.
+        ranks.timeout(LONG).run(|group| works(&group));
+    });
+}
+
+/// Runs with a rank that is gone before it makes its call: all others get an error that names it.
+fn a_rank_is_gone(ranks: &Ranks) {
+    let gone = ranks.len() - 1;
+    let errors = ranks.timeout(SHORT).run(|group| {
+        let x = at(&group, 1)?;
+        group.all_reduce(&x, ReduceOp::Sum, false)?.synchronize()?;
+        if group.rank() == gone {
+            return Ok(None); // and drops its end
+        }
+        let begun = Instant::now();
+        let failed = group.all_reduce(&x, ReduceOp::Sum, true).and_then(|work| work.synchronize());
+        assert!(begun.elapsed() < LONG);
+        Ok(failed.err())
+    });
+    for (rank, error) in errors.iter().enumerate().take(gone) {
+        let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} has no error"));
+        assert!(matches!(error, Error::PeerFailed(_)), "{error}");
+        let failure = error.failure().unwrap();
+        assert!(failure.missing.contains(&gone), "{error}");
+        assert_eq!((failure.rank, failure.seq), (rank, 2));
+        assert!(failure.op.starts_with("all_reduce("), "{error}");
+        assert!(failure.location.contains("group_failures.rs:"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_gone_is_named_by_all_others() {
+    for spec in ["sim:3,lazy", "sim:3,seed=1", "sim:3,eager"] {
+        let ranks = Ranks::new(spec, 3);
+        a_rank_is_gone(&ranks);
+        ranks.run(|group| works(&group));
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_a_rank_that_is_gone_is_named_by_all_others() {
+    let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
+    a_rank_is_gone(&ranks);
+    ranks.run(|group| works(&group));
+}
+
+/// Runs with a rank that is gone: what the other's collective was to write, and what was computed from
+/// it, cannot be read, and what was done before can.
+fn unfinished_results_are_refused(ranks: &Ranks, async_op: bool) {
+    ranks.timeout(SHORT).run(|group| {
+        let (x, done) = (at(&group, 1)?, at(&group, 1)?);
+        group.all_reduce(&done, ReduceOp::Sum, async_op)?.synchronize()?;
+        group.barrier()?;
+        if group.rank() == 1 {
+            return Ok(());
+        }
+        let work = group.all_reduce(&x, ReduceOp::Sum, async_op)?;
+        if async_op {
+            work.wait()?;
+        }
+        // The library's call may not return before the failure is known: then these are refused.
+        let computed = (|| {
+            let y = (&x + 1.0)?;
+            Ok((y.sum(())?, y, x.to_non_blocking("cpu")?))
+        })();
+        let refused = |what: &str, error: Option<warpline::Error>| {
+            let error = error.unwrap_or_else(|| panic!("{what} was read"));
+            assert!(matches!(error, warpline::Error::Collective { .. }), "{what}: {error}");
+            assert!(error.to_string().contains("all_reduce at "), "{error}");
+            let error = Error::from(error);
+            let failure = error.failure().unwrap_or_else(|| panic!("{what}: {error}"));
+            assert_eq!((failure.rank, failure.seq), (0, 3), "{error}");
+        };
+        match computed {
+            Ok((sum, y, copy)) => {
+                refused("what depends on a result", sum.item::<f32>().err());
+                refused("the sum", y.to_vec::<f32>().err());
+                refused("a copy", copy.to_vec::<f32>().err());
+            }
+            Err(error) => refused("an operand", Some(error)),
+        }
+        refused("the result", x.to_vec::<f32>().err());
+        // Nor is it used by what is launched now.
+        refused("an operand", (&x * 2.0).err());
+        assert_eq!(values(&done)?, [2.0; 3]);
+        assert_eq!(values(&(&done + 1.0)?)?, [3.0; 3]);
+        x.fill_(7.0)?;
+        assert_eq!(values(&(&x + 1.0)?)?, [8.0; 3]);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_an_aborted_collective_was_to_write_cannot_be_read() {
+    for spec in ["sim:2,lazy", "sim:2,seed=1", "sim:2,eager"] {
+        let ranks = Ranks::new(spec, 2);
+        for async_op in [false, true] {
+            unfinished_results_are_refused(&ranks, async_op);
+        }
+        ranks.run(|group| works(&group));
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_what_an_aborted_collective_was_to_write_cannot_be_read() {
+    let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
+    for async_op in [false, true] {
+        unfinished_results_are_refused(&ranks, async_op);
+    }
+}
+
+#[test]
+fn a_group_that_is_dropped_with_work_that_cannot_end_does_not_hang() {
+    let ranks = Ranks::new("sim:2,seed=3", 2);
+    let begun = Instant::now();
+    ranks.timeout(SHORT).run(|group| {
+        if group.rank() == 0 {
+            drop(group.all_reduce(&at(&group, 1)?, ReduceOp::Sum, true)?);
+        }
+        drop(group);
+        Ok(())
+    });
+    assert!(begun.elapsed() < LONG);
+}
+
+/// Runs with a rank that never makes its first call, for which NCCL's, which connects the ranks, waits.
+fn a_first_call_waits_in_vain(ranks: &Ranks) {
+    for async_op in [false, true] {
+        let begun = Instant::now();
+        let errors = ranks.timeout(SHORT).run(|group| {
+            let x = at(&group, 1)?;
+            if group.rank() == 0 {
+                let work = group.all_reduce(&x, ReduceOp::Sum, async_op);
+                return Ok(work.and_then(|work| work.synchronize()).unwrap_err());
+            }
+            while group.failure().is_none() {
+                assert!(begun.elapsed() < LONG);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(group.failure().unwrap())
+        });
+        let failure = errors[0].failure().unwrap_or_else(|| panic!("{}", errors[0]));
+        assert!(failure.op.starts_with("all_reduce("), "{failure:?}");
+        assert!(failure.reason.starts_with("it was not done within"), "{failure:?}");
+        assert!(failure.location.contains("group_failures.rs:"), "{failure:?}");
+        assert_eq!(failure.differing.len(), 1, "{failure:?}");
+        assert_eq!((failure.differing[0].rank, errors[1].failure().unwrap().rank), (1, 1));
+        assert!(begun.elapsed() < LONG);
+    }
+}
+
+#[test]
+fn a_call_that_hangs_in_nccl_ends_at_the_timeout() {
+    let driver = Arc::new(NullDriver::with_hanging_collectives(2));
+    let runtime = Runtime::new(driver, RuntimeConfig::default()).unwrap();
+    a_first_call_waits_in_vain(&Ranks::in_runtime(runtime, 2));
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_a_call_that_hangs_in_nccl_ends_at_the_timeout() {
+    let ranks = Ranks::new(&crate::group_support::gpu_spec(), 2);
+    a_first_call_waits_in_vain(&ranks);
+    ranks.run(|group| works(&group));
+}
+
+#[test]
+fn ranks_that_do_not_join_are_named() {
+    let runtime = open("sim:3", &warpline::RuntimeConfig::default()).unwrap();
+    let ranks = Ranks::in_runtime(runtime, 3).timeout(SHORT);
+    for absent in 0..3 {
+        let errors = ranks.init_without(absent);
+        assert_eq!(errors.len(), 2);
+        for error in errors {
+            let Error::Init { missing, world_size: 3, .. } = &error else { panic!("{error}") };
+            assert_eq!(*missing, [absent], "{error}");
+        }
+    }
+}
+
+/// A rank that gave up and tries again meets those that come only then, whichever it is.
+#[test]
+fn who_gave_up_waiting_meets_the_others_later() {
+    let runtime = open("sim:2", &warpline::RuntimeConfig::default()).unwrap();
+    for early in 0..2 {
+        let store = Arc::new(HashStore::new());
+        let init = |rank: usize, timeout| {
+            let mut options = InitOptions::new(store.clone(), rank, 2);
+            (options.device, options.timeout) = (Some(rank), timeout);
+            with_runtime(&runtime, || init_process_group(options))
+        };
+        let error = init(early, Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error, Error::Init { .. }), "{error}");
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let (runtime, init) = (&runtime, &init);
+                scope.spawn(move || {
+                    let group = init(rank, LONG).unwrap_or_else(|e| panic!("rank {rank}: {e}"));
+                    with_runtime(runtime, || works(&group)).unwrap();
+                });
+            }
+        });
+    }
+}

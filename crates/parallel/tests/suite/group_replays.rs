@@ -1,0 +1,180 @@
+//! Graphs that hold collectives, whose replays do not end.
+
+use std::time::{Duration, Instant};
+
+use crate::group_support::{LONG, Ranks, at, gpu_spec, schedules, values};
+use warpline::cuda::{self, CudaGraph};
+use warpline::{Tensor, with_runtime};
+use warpline_parallel::distributed::{Error, P2p, ProcessGroup, ReduceOp, Result};
+
+/// Reached on purpose, but not by ranks that make their calls, however busy the machine is.
+const SHORT: Duration = Duration::from_millis(1500);
+
+/// Captures what `body` calls, on a stream of its own.
+fn capture(group: &ProcessGroup, body: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
+    cuda::set_device(group.device())?;
+    let side = cuda::stream_from_pool(group.device(), 0)?;
+    let mut graph = CudaGraph::new();
+    cuda::with_stream(&side, || graph.capture(|| Ok(body()?)))??;
+    Ok(graph)
+}
+
+/// That reading this is refused as what that collective has not written.
+fn refused<T>(what: &str, op: &str, read: warpline::Result<T>) -> Error {
+    let error = read.err().unwrap_or_else(|| panic!("{what} was read"));
+    assert!(matches!(error, warpline::Error::Collective { .. }), "{what}: {error}");
+    assert!(error.to_string().contains(&format!("what {op} at ")), "{what}: {error}");
+    assert!(error.to_string().contains("group_replays.rs:"), "{what}: {error}");
+    error.into()
+}
+
+/// Rank 1 replays once less than rank 0, which hangs.
+fn a_replay_hangs(ranks: &Ranks) {
+    ranks.timeout(SHORT).run(|group| {
+        let (x, kept) = (at(&group, 1)?, at(&group, 1)?);
+        let (y, apart) = (at(&group, 0)?, at(&group, 0)?);
+        // NCCL connects the ranks at the first calls, which cannot be captured.
+        group.all_reduce(&x, ReduceOp::Max, false)?;
+        group.broadcast(&x, 0, false)?.synchronize()?;
+        let graph = capture(&group, || {
+            group.all_reduce(&x, ReduceOp::Sum, false)?;
+            group.broadcast(&x, 0, false)?;
+            group.all_reduce(&x, ReduceOp::Sum, true)?.wait()?;
+            y.copy_(&(&x + 1.0)?, true)?;
+            apart.fill_(3.0)?;
+            Ok(())
+        })?;
+        for replays in 1..3 {
+            graph.replay()?;
+            assert_eq!(values(&x)?, [4f32.powi(replays); 3]);
+        }
+        group.barrier()?;
+        if group.rank() == 1 {
+            let begun = Instant::now();
+            while group.failure().is_none() {
+                assert!(begun.elapsed() < LONG);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Nothing of its own is under way.
+            assert_eq!((values(&x)?, values(&y)?), (vec![16.0; 3], vec![17.0; 3]));
+            return Ok(());
+        }
+        graph.replay()?;
+        let later = (|| (&y + 1.0)?.sum(()))();
+        let error = refused("the result", "all_reduce", x.to_vec::<f32>());
+        let failure = error.failure().expect("the group's own");
+        // Two calls, three that were captured, two replays, a barrier, this one.
+        assert_eq!(
+            (failure.rank, failure.seq, &*failure.reason),
+            (0, 9, &*format!("it was not done within {SHORT:?}"))
+        );
+        assert_eq!(failure.op, "replay(all_reduce, broadcast, all_reduce)");
+        assert!(failure.location.contains("group_replays.rs:"), "{error}");
+        let differing: Vec<_> = failure.differing.iter().map(|d| d.rank).collect();
+        assert_eq!(differing, [1], "{error}");
+        refused("what the graph computed from it", "all_reduce", y.to_vec::<f32>());
+        refused(
+            "what was computed later",
+            "all_reduce",
+            later.and_then(|t: Tensor| t.item::<f32>()),
+        );
+        // What does not depend on it is there, and what is overwritten.
+        assert_eq!(values(&kept)?, [1.0; 3]);
+        assert_eq!(values(&apart)?, [3.0; 3]);
+        // No replay comes after it.
+        refused("a replay", "replay", {
+            x.fill_(1.0)?;
+            graph.replay()
+        });
+        assert_eq!(values(&x)?, [1.0; 3]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_replay_that_hangs_is_timed_out_and_its_results_are_refused() {
+    for spec in ["sim:2,lazy", "sim:2,seed=1", "sim:2,seed=2", "sim:2,eager"] {
+        a_replay_hangs(&Ranks::new(spec, 2));
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_a_replay_that_hangs_is_timed_out_and_its_results_are_refused() {
+    a_replay_hangs(&Ranks::new(&gpu_spec(), 2));
+}
+
+#[test]
+fn a_graph_of_two_groups_is_watched_by_each() {
+    for spec in ["sim:2,lazy", "sim:2,seed=1", "sim:2,eager"] {
+        let ranks = Ranks::new(spec, 2);
+        ranks.timeout(SHORT).run(|group| {
+            let alone = group.new_group(&[0])?;
+            let (x, y) = (at(&group, 1)?, at(&group, 1)?);
+            let graph = capture(&group, || {
+                if let Some(alone) = &alone {
+                    alone.all_reduce(&y, ReduceOp::Sum, true)?.wait()?;
+                }
+                group.all_reduce(&x, ReduceOp::Sum, false).map(drop)
+            })?;
+            graph.replay()?;
+            assert_eq!(values(&x)?, [2.0; 3]);
+            group.barrier()?;
+            let Some(alone) = alone else { return Ok(()) };
+            graph.replay()?;
+            refused("the result", "all_reduce", x.to_vec::<f32>());
+            assert!(group.failure().is_some());
+            // A replay is one call on each, which is done when all of it is.
+            match alone.all_reduce(&y, ReduceOp::Sum, false) {
+                Ok(work) => assert_eq!(work.seq(), 4),
+                Err(error) => {
+                    let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+                    assert_eq!((failure.seq, &*failure.op), (3, "replay(all_reduce)"), "{error}");
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// What two ranks do in a replay is no call that the others would lack.
+#[test]
+fn replays_of_sends_are_numbered_apart() {
+    schedules(&[3], |ranks| {
+        ranks.run(|group| {
+            let (x, y) = (at(&group, group.rank())?, at(&group, 7)?);
+            let peer = 1 - group.rank().min(1);
+            if group.rank() < 2 {
+                let graph = capture(&group, || {
+                    let both = [P2p::Send(&x, peer), P2p::Recv(&y, peer)];
+                    group.batch_isend_irecv(&both)?.wait()
+                })?;
+                graph.replay()?;
+                graph.replay()?;
+                assert_eq!(values(&y)?, [peer as f32; 3]);
+            }
+            let seq = group.all_reduce(&x, ReduceOp::Max, false)?.seq();
+            assert_eq!((seq, values(&x)?), (1, vec![2.0; 3]));
+            Ok(())
+        });
+    });
+}
+
+/// The graph keeps the group, whose watchdog would have gone otherwise.
+#[test]
+fn a_graph_whose_group_was_dropped_is_still_watched() {
+    let ranks = Ranks::new("sim:2,seed=3", 2);
+    let kept = ranks.timeout(SHORT).run(|group| {
+        let x = at(&group, 1)?;
+        let graph = capture(&group, || group.all_reduce(&x, ReduceOp::Sum, false).map(drop))?;
+        group.barrier()?;
+        Ok((graph, x))
+    });
+    let [(graph, x), _other] = &kept[..] else { panic!("two ranks") };
+    with_runtime(ranks.runtime(), || {
+        cuda::set_device(0).unwrap();
+        // The last time, where a replay would otherwise wait for ever.
+        graph.replay().unwrap();
+        refused("the result", "all_reduce", x.to_vec::<f32>());
+    });
+}

@@ -1,0 +1,159 @@
+//! Process groups whose ranks are processes, some of which are killed. The test starts itself again
+//! as each rank.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use warpline::{cuda, full};
+use warpline_parallel::distributed::launch::{Launch, Outcome};
+use warpline_parallel::distributed::{
+    InitOptions, ProcessGroup, ReduceOp, Result, init_process_group,
+};
+
+use crate::group_support::{LONG, gpu_spec, number};
+
+/// What a rank is to do.
+const PART: &str = "WARPLINE_TEST_PART";
+/// What a rank prints before it is killed.
+const READY: &str = "ready to be killed";
+
+/// A rank that was started by the tests below.
+#[test]
+#[ignore = "is started by the other tests"]
+fn rank() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let mut options = InitOptions::from_env_with(LONG).unwrap();
+    if part != "sums" {
+        // All have started before a short timeout counts.
+        options.store.set(&format!("started/{}", options.rank), b"").unwrap();
+        for rank in 0..options.world_size {
+            options.store.wait(&[&format!("started/{rank}")], LONG).unwrap();
+        }
+        options.timeout = Duration::from_secs(3);
+    }
+    let group = init_process_group(options).unwrap();
+    cuda::set_device(group.device()).unwrap();
+    match part.as_str() {
+        "sums" => sums(&group).unwrap(),
+        other => survives(group, other.parse().unwrap()),
+    }
+}
+
+fn sums(group: &ProcessGroup) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    for async_op in [false, true] {
+        let x = full(&[1000], rank as f64 + 1.0, "cuda")?;
+        group.all_reduce(&x, ReduceOp::Sum, async_op)?.wait()?;
+        assert_eq!(x.to_vec::<f32>()?, vec![(ranks * (ranks + 1) / 2) as f32; 1000]);
+        let all = full(&[ranks], -1.0, "cuda")?;
+        group.all_gather_into_tensor(&all, &full(&[1], rank as f64, "cuda")?, async_op)?.wait()?;
+        assert_eq!(all.to_vec::<f32>()?, (0..ranks).map(|r| r as f32).collect::<Vec<_>>());
+    }
+    let part = group.new_group(&[ranks - 1])?;
+    assert_eq!(part.is_some(), rank == ranks - 1);
+    group.barrier()
+}
+
+/// Goes on until a rank is killed, and then without it.
+fn survives(group: ProcessGroup, victim: usize) {
+    let rank = group.rank();
+    let x = full(&[4], 1.0, "cuda").unwrap();
+    group.all_reduce(&x, ReduceOp::Max, false).unwrap().synchronize().unwrap();
+    if rank == victim {
+        println!("{READY}");
+        std::thread::sleep(LONG);
+        return;
+    }
+    let begun = Instant::now();
+    let failed = group.all_reduce(&x, ReduceOp::Sum, true).and_then(|work| work.synchronize());
+    let error = failed.unwrap_err();
+    assert!(begun.elapsed() < LONG);
+    let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+    assert!(failure.missing.contains(&victim), "{error}");
+    assert_eq!((failure.rank, failure.seq), (rank, 2), "{error}");
+    assert!(failure.location.contains("processes.rs:"), "{error}");
+    // The process lives, and makes a group with those who are left.
+    let ranks = group.world_size();
+    drop(group);
+    let mut options = InitOptions::from_env_with(LONG).unwrap();
+    options.rank -= usize::from(rank > victim);
+    options.world_size = ranks - 1;
+    let group = init_process_group(options).unwrap();
+    sums(&group).unwrap();
+    println!("rank {rank} has survived");
+}
+
+/// Runs a part as processes; what they printed, and how they ended. The victim is killed once it is
+/// ready.
+fn run(driver: &str, ranks: usize, part: &str, victim: Option<usize>) -> (Vec<String>, Outcome) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&lines);
+    let mut launch = Launch::new(std::env::current_exe().unwrap(), ranks);
+    for arg in [&*crate::named(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"] {
+        launch = launch.arg(arg);
+    }
+    let launch = launch.driver(driver).env(PART, part).keep_going(victim.is_some());
+    let launch = launch.on_line(Arc::new(move |rank, _, line| {
+        seen.lock().unwrap().push(format!("[{rank}]: {line}"));
+    }));
+    let mut running = launch.spawn().unwrap();
+    if let Some(victim) = victim {
+        let begun = Instant::now();
+        while !lines.lock().unwrap().iter().any(|line: &String| line.ends_with(READY)) {
+            assert!(begun.elapsed() < LONG, "{:#?}", lines.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        running.kill(victim).unwrap();
+    }
+    let outcome = running.wait().unwrap();
+    let lines = std::mem::take(&mut *lines.lock().unwrap());
+    (lines, outcome)
+}
+
+fn all_go_well(driver: &str, ranks: usize) {
+    let (lines, outcome) = run(driver, ranks, "sums", None);
+    assert_eq!(outcome.code(), 0, "{driver}: {lines:#?}");
+    assert_eq!(
+        lines.iter().filter(|line| line.contains("test result: ok. 1 passed")).count(),
+        ranks
+    );
+}
+
+fn one_is_killed(driver: &str, ranks: usize, victim: usize) {
+    let (lines, outcome) = run(driver, ranks, &victim.to_string(), Some(victim));
+    for rank in (0..ranks).filter(|rank| *rank != victim) {
+        assert!(outcome.statuses[rank].success(), "{driver}: rank {rank}: {lines:#?}");
+        let survived = format!("rank {rank} has survived");
+        assert!(lines.iter().any(|line| line.contains(&survived)), "{driver}: {lines:#?}");
+    }
+    assert!(!outcome.statuses[victim].success());
+}
+
+#[test]
+fn processes_come_together() {
+    for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
+        all_go_well(&format!("sim:3,seed={seed}"), 3);
+    }
+    all_go_well("sim:2,lazy", 2);
+}
+
+#[test]
+fn a_killed_process_is_named_by_all_others_who_go_on_without_it() {
+    for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
+        one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3);
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_processes_come_together() {
+    all_go_well(&gpu_spec(), 2);
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn gpu2_a_killed_process_is_named_by_the_other() {
+    for victim in [0, 1] {
+        one_is_killed(&gpu_spec(), 2, victim);
+    }
+}

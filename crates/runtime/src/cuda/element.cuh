@@ -1,0 +1,89 @@
+// Element types in memory and the types they are computed in, as in `host/element.rs`.
+
+// A byte that is true unless it is 0; written as 0 or 1.
+struct boolean { u8 byte; };
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+// `T` is what lies in memory, `compute` what arithmetic is done in.
+template <class T> struct Element {
+    typedef T compute;
+    static __device__ __forceinline__ T load(T v) { return v; }
+    static __device__ __forceinline__ T store(T v) { return v; }
+};
+
+template <> struct Element<boolean> {
+    typedef bool compute;
+    static __device__ __forceinline__ bool load(boolean v) { return v.byte != 0; }
+    static __device__ __forceinline__ boolean store(bool v) { return boolean{(u8)v}; }
+};
+
+template <> struct Element<f16> {
+    typedef f32 compute;
+    static __device__ __forceinline__ f32 load(f16 v) {
+        f32 r;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.bits));
+        return r;
+    }
+    static __device__ __forceinline__ f16 store(f32 v) {
+        f16 r;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+        return r;
+    }
+};
+
+template <> struct Element<bf16> {
+    typedef f32 compute;
+    static __device__ __forceinline__ f32 load(bf16 v) {
+        return __uint_as_float((u32)v.bits << 16);
+    }
+    // To nearest, ties to even.
+    static __device__ __forceinline__ bf16 store(f32 v) {
+        const u32 bits = __float_as_uint(v);
+        if (v != v) return bf16{(u16)((bits >> 16) | 0x40)};
+        return bf16{(u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+    }
+};
+
+template <class T> using compute_t = typename Element<T>::compute;
+
+template <class T> __device__ __forceinline__ compute_t<T> load(const T& v) {
+    return Element<T>::load(v);
+}
+template <class T> __device__ __forceinline__ void store(T& to, compute_t<T> v) {
+    to = Element<T>::store(v);
+}
+
+template <class C> struct is_float { static const bool value = false; };
+template <> struct is_float<f32> { static const bool value = true; };
+template <> struct is_float<f64> { static const bool value = true; };
+template <class A, class B> struct same { static const bool value = false; };
+template <class A> struct same<A, A> { static const bool value = true; };
+
+// Conversion between compute types, as `Cast` in `host/element.rs`: floats go to integers towards
+// zero by way of i32, u8 and i64 by way of i64, and the device saturates there. A NaN becomes the
+// least i64, or from f64 the least i32, and from f32 the i32 0. Integers wrap; anything but 0 is
+// true. So does PyTorch.
+template <class D, class S> __device__ __forceinline__ D cast(S v) {
+    if constexpr (same<D, S>::value) {
+        return v;
+    } else if constexpr (same<D, bool>::value) {
+        return v != (S)0;
+    } else if constexpr (is_float<S>::value && !is_float<D>::value) {
+        if constexpr (same<D, u8>::value || same<D, i64>::value) return (D)(i64)v;
+        else return (D)(i32)v;
+    } else {
+        return (D)v;
+    }
+}
+
+// A scalar operand, rounded on the host as its op wants it: floats take `f`, others `i`.
+template <class C, class Number> __device__ __forceinline__ C number(const Number& n) {
+    if constexpr (is_float<C>::value) {
+        return (C)n.f;
+    } else if constexpr (same<C, bool>::value) {
+        return n.i != 0;
+    } else {
+        return (C)n.i;
+    }
+}

@@ -1,0 +1,13 @@
+template <int N> struct Walk;
+
+// Where element `index` of an operand lies. Out of line: it would be much of each kernel's code.
+template <int N> __device__ __noinline__ i64 walk(const Walk<N>& w, int operand, u64 index) {
+    i64 offset = 0;
+    for (u64 d = 0; d < w.ndim; d++) {
+        // index / sizes[d] by multiplication; exact for index < 2^63.
+        const u64 next = (__umul64hi(index, w.magic[d]) + index) >> w.shift[d];
+        offset += (i64)(index - next * w.sizes[d]) * w.strides[operand][d];
+        index = next;
+    }
+    return offset;
+}

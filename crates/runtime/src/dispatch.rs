@@ -1,0 +1,46 @@
+//! From a dtype at run time to a type at compile time.
+
+/// Evaluates an expression with a type alias for the host type of a dtype:
+/// `dispatch!(dtype, all T => f::<T>)`. With `float`, `int` or `number` (both) instead of `all`, a
+/// last arm says what happens for the others: `dispatch!(dtype, float T => f::<T>, _ => return err)`.
+///
+/// `T` is a [`crate::host::HostElement`]; bool is [`crate::host::Truth`].
+#[macro_export]
+macro_rules! dispatch {
+    ($dtype:expr, all $t:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::Bool => { type $t = $crate::host::Truth; $body }
+            other => $crate::dispatch!(other, number $t => $body, _ => unreachable!("bool is above")),
+        }
+    };
+    ($dtype:expr, number $t:ident => $body:expr, _ => $else:expr) => {
+        $crate::dispatch!(
+            $dtype,
+            int $t => $body,
+            other => $crate::dispatch!(other, float $t => $body, _ => $else)
+        )
+    };
+    ($dtype:expr, int $t:ident => $body:expr, $other:pat => $else:expr) => {
+        $crate::dispatch_arms!(
+            $dtype, $t, $body, $other, $else,
+            U8 = u8, I8 = i8, I16 = i16, I32 = i32, I64 = i64
+        )
+    };
+    ($dtype:expr, float $t:ident => $body:expr, $other:pat => $else:expr) => {
+        $crate::dispatch_arms!(
+            $dtype, $t, $body, $other, $else,
+            F16 = $crate::f16, BF16 = $crate::bf16, F32 = f32, F64 = f64
+        )
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! dispatch_arms {
+    ($dtype:expr, $t:ident, $body:expr, $other:pat, $else:expr, $($variant:ident = $ty:ty),*) => {
+        match $dtype {
+            $($crate::DType::$variant => { type $t = $ty; $body })*
+            $other => $else,
+        }
+    };
+}

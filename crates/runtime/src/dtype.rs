@@ -1,0 +1,303 @@
+//! Element types and how they combine.
+
+use std::fmt;
+
+use bytemuck::{CheckedBitPattern, NoUninit};
+use half::{bf16, f16};
+
+/// The type of a tensor's elements (`torch.dtype`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum DType {
+    /// `torch.bool`, one byte, 0 or 1.
+    Bool,
+    /// `torch.uint8`.
+    U8,
+    /// `torch.int8`.
+    I8,
+    /// `torch.int16`.
+    I16,
+    /// `torch.int32`.
+    I32,
+    /// `torch.int64`.
+    I64,
+    /// `torch.float16`.
+    F16,
+    /// `torch.bfloat16`.
+    BF16,
+    /// `torch.float32`.
+    F32,
+    /// `torch.float64`.
+    F64,
+}
+
+/// Bool below integers below floats: a higher category wins promotion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Category {
+    /// `bool`.
+    Bool,
+    /// Signed and unsigned integers.
+    Int,
+    /// Floats of any width.
+    Float,
+}
+
+impl DType {
+    /// Every dtype, in declaration order: `ALL[d as usize] == d`.
+    pub const ALL: [DType; 10] = [
+        DType::Bool,
+        DType::U8,
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+    ];
+
+    /// Bytes per element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::I16 | Self::F16 | Self::BF16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    /// The suffixes of all, in order: what modules that exist for each dtype are called.
+    pub const SUFFIXES: [&str; 10] = {
+        let mut suffixes = [""; 10];
+        let mut i = 0;
+        while i < suffixes.len() {
+            suffixes[i] = Self::ALL[i].suffix();
+            i += 1;
+        }
+        suffixes
+    };
+
+    /// PyTorch's name without the `torch.`, such as `float32`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "bool",
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+            Self::I16 => "int16",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+            Self::F16 => "float16",
+            Self::BF16 => "bfloat16",
+            Self::F32 => "float32",
+            Self::F64 => "float64",
+        }
+    }
+
+    /// The suffix of kernel names, such as `f32`.
+    #[must_use]
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Bool => "bool",
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::I16 => "i16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+
+    /// The dtype with that PyTorch name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|d| d.name() == name)
+    }
+
+    /// Its category.
+    #[must_use]
+    pub const fn category(self) -> Category {
+        match self {
+            Self::Bool => Category::Bool,
+            Self::U8 | Self::I8 | Self::I16 | Self::I32 | Self::I64 => Category::Int,
+            Self::F16 | Self::BF16 | Self::F32 | Self::F64 => Category::Float,
+        }
+    }
+
+    /// Whether it is a float.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self.category(), Category::Float)
+    }
+
+    /// The dtype two tensors' elements meet in (`torch.promote_types`).
+    #[must_use]
+    pub fn promote(self, other: Self) -> Self {
+        use DType::*;
+        if self == other {
+            return self;
+        }
+        let (low, high) = if self <= other { (self, other) } else { (other, self) };
+        match (low, high) {
+            (F16, BF16) => F32,
+            (U8, I8) => I16,
+            // The order of the enum is the order of promotion for every other pair.
+            _ => high,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "torch.{}", self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is a tensor's element.
+pub trait Element:
+    sealed::Sealed + NoUninit + CheckedBitPattern + Send + Sync + fmt::Debug + 'static
+{
+    /// Its dtype.
+    const DTYPE: DType;
+    /// Its value as a [`Scalar`].
+    fn to_scalar(self) -> Scalar;
+    /// The nearest value, converted as `as` does.
+    fn from_scalar(scalar: Scalar) -> Self;
+}
+
+macro_rules! element {
+    ($($ty:ty => $dtype:ident, $to:expr, $from:expr;)*) => {$(
+        impl sealed::Sealed for $ty {}
+        impl Element for $ty {
+            const DTYPE: DType = DType::$dtype;
+            fn to_scalar(self) -> Scalar {
+                let f: fn($ty) -> Scalar = $to;
+                f(self)
+            }
+            fn from_scalar(scalar: Scalar) -> Self {
+                let f: fn(Scalar) -> $ty = $from;
+                f(scalar)
+            }
+        }
+        impl From<$ty> for Scalar {
+            fn from(value: $ty) -> Self {
+                value.to_scalar()
+            }
+        }
+    )*};
+}
+
+element! {
+    bool => Bool, Scalar::Bool, Scalar::to_bool;
+    u8 => U8, |v| Scalar::Int(v.into()), |s| s.to_i64() as u8;
+    i8 => I8, |v| Scalar::Int(v.into()), |s| s.to_i64() as i8;
+    i16 => I16, |v| Scalar::Int(v.into()), |s| s.to_i64() as i16;
+    i32 => I32, |v| Scalar::Int(v.into()), |s| s.to_i64() as i32;
+    i64 => I64, Scalar::Int, Scalar::to_i64;
+    f16 => F16, |v| Scalar::Float(v.to_f64()), |s| f16::from_f64(s.to_f64());
+    bf16 => BF16, |v| Scalar::Float(v.to_f64()), |s| bf16::from_f64(s.to_f64());
+    f32 => F32, |v| Scalar::Float(v.into()), |s| s.to_f64() as f32;
+    f64 => F64, Scalar::Float, Scalar::to_f64;
+}
+
+/// One number of any category, as Python's `bool`, `int`, `float`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A float.
+    Float(f64),
+}
+
+impl Scalar {
+    /// Its category.
+    #[must_use]
+    pub const fn category(self) -> Category {
+        match self {
+            Self::Bool(_) => Category::Bool,
+            Self::Int(_) => Category::Int,
+            Self::Float(_) => Category::Float,
+        }
+    }
+
+    /// The dtype a factory gives it: `bool`, `int64` or `float32`.
+    #[must_use]
+    pub const fn default_dtype(self) -> DType {
+        match self {
+            Self::Bool(_) => DType::Bool,
+            Self::Int(_) => DType::I64,
+            Self::Float(_) => DType::F32,
+        }
+    }
+
+    /// The dtype of an op between a tensor of `dtype` and this number (`torch.result_type`).
+    #[must_use]
+    pub fn result_type(self, dtype: DType) -> DType {
+        if self.category() > dtype.category() { self.default_dtype() } else { dtype }
+    }
+
+    /// Whether it is not zero.
+    #[must_use]
+    pub fn to_bool(self) -> bool {
+        match self {
+            Self::Bool(v) => v,
+            Self::Int(v) => v != 0,
+            Self::Float(v) => v != 0.0,
+        }
+    }
+
+    /// As an integer, towards zero and saturating.
+    #[must_use]
+    pub fn to_i64(self) -> i64 {
+        match self {
+            Self::Bool(v) => v.into(),
+            Self::Int(v) => v,
+            Self::Float(v) => v as i64,
+        }
+    }
+
+    /// As a float.
+    #[must_use]
+    pub fn to_f64(self) -> f64 {
+        match self {
+            Self::Bool(v) => f64::from(u8::from(v)),
+            Self::Int(v) => v as f64,
+            Self::Float(v) => v,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_indexed_by_discriminant() {
+        for (i, d) in DType::ALL.into_iter().enumerate() {
+            assert_eq!(d as usize, i);
+            assert_eq!(DType::from_name(d.name()), Some(d));
+        }
+    }
+
+    #[test]
+    fn promotion_is_commutative_and_has_its_two_exceptions() {
+        for a in DType::ALL {
+            for b in DType::ALL {
+                assert_eq!(a.promote(b), b.promote(a));
+            }
+        }
+        assert_eq!(DType::U8.promote(DType::I8), DType::I16);
+        assert_eq!(DType::F16.promote(DType::BF16), DType::F32);
+    }
+}

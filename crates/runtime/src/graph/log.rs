@@ -1,0 +1,342 @@
+//! What a capture notes while it is under way: the storages that its work uses, and in what order.
+
+use std::collections::HashMap;
+use std::panic::Location;
+use std::sync::{Arc, PoisonError};
+
+use smallvec::SmallVec;
+use warpline_alloc::cuda::CudaBlock;
+use warpline_cuda_sys_safe::owned::Communicator;
+use warpline_cuda_sys_safe::{DriverError, StreamHandle};
+use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
+use warpline_sync::{Mutex, MutexGuard};
+
+use super::pool::GraphPool;
+use crate::launch::{Flows, Marking, TOKEN};
+use crate::race::{Touch, Watch};
+use crate::replays::{self, Replays};
+use crate::storage::{Marks, Member, Replayed, Site, Uses, WeakStorage, uses_elsewhere};
+use crate::{CudaDevice, Error, Result, Storage, SyncPolicy};
+
+/// One capture's notes.
+pub(crate) struct Log {
+    pub(super) pool: GraphPool,
+    pub(super) state: Storage,
+    pub(super) replayed: Replayed,
+    noted: Mutex<Noted>,
+    /// Where kernels say that a check failed, one for each that checks. Not under the lock on
+    /// `noted`, which is held while they are enqueued.
+    mailboxes: Mutex<Vec<Arc<Mailbox>>>,
+    /// The communicators that take part, for the same reason under a lock of their own.
+    communicators: Mutex<Vec<Taking>>,
+}
+
+#[derive(Default)]
+struct Noted {
+    /// By the storages' keys, which nobody else gets as long as they are held here.
+    entries: HashMap<usize, Entry>,
+    /// Of other captures whose results this one uses.
+    needed: Vec<Replayed>,
+    /// What was made in it, by the same keys.
+    made: HashMap<usize, WeakStorage>,
+    /// The twins of the streams that were given memory.
+    twins: Vec<Stream>,
+    /// Memory that was dropped while other streams that take part use it.
+    parked: Vec<(Arc<CudaBlock>, Uses)>,
+    /// Values by which random ops advanced.
+    draws: u64,
+    /// Whether the capture has ended.
+    over: bool,
+}
+
+struct Entry {
+    storage: Held,
+    writes: bool,
+    /// Its uses in the capture, on the streams' twins.
+    uses: Box<Uses>,
+}
+
+/// How a graph holds on to a storage.
+pub(super) enum Held {
+    /// It came from outside: replays use it, so it stays.
+    Kept(Storage),
+    /// It is of the graph's pool, whose memory stays; nobody need have it.
+    OfPool(WeakStorage),
+}
+
+/// What a capture leaves to its graph.
+pub(super) struct Notes {
+    pub(super) storages: Vec<(Held, bool)>,
+    pub(super) needed: Vec<Replayed>,
+    /// How a replay passes on which checks failed.
+    pub(super) flows: Flows,
+    pub(super) draws: u64,
+    pub(super) mailboxes: Vec<Arc<Mailbox>>,
+    pub(super) communicators: Vec<replays::Captured>,
+}
+
+/// A communicator that takes part, who watches it, and the names of its calls.
+struct Taking {
+    comm: Communicator,
+    replays: Option<Arc<dyn Replays>>,
+    calls: Vec<&'static str>,
+}
+
+impl Noted {
+    /// Gives back memory whose stream comes after all its uses by now.
+    fn reclaim(&mut self) {
+        let twins = &self.twins;
+        self.parked.retain(|(block, uses)| {
+            let owner = twins.iter().find(|twin| twin.id() == block.stream_id());
+            let comes_after = |twin: &Stream| {
+                let mut all = uses.conflicting(true);
+                all.all(|used| twin.is_ordered_after(&used.stream, used.op).unwrap_or(false))
+            };
+            !owner.is_some_and(comes_after)
+        });
+    }
+}
+
+impl Log {
+    pub(super) fn new(pool: GraphPool, state: Storage) -> Self {
+        Self {
+            pool,
+            state,
+            replayed: Replayed::default(),
+            noted: Mutex::default(),
+            mailboxes: Mutex::default(),
+            communicators: Mutex::default(),
+        }
+    }
+
+    /// The notes of the capture that a stream takes part in.
+    #[inline]
+    pub(crate) fn of(stream: &Stream) -> Option<Arc<Self>> {
+        Self::of_captured(&stream.captured()?)
+    }
+
+    fn of_captured(captured: &Captured) -> Option<Arc<Self>> {
+        Arc::clone(captured.log()).downcast().ok()
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory for a stream that takes part, from the pool unless the program leads requests
+    /// elsewhere. Asked for by name: a route would lead what other threads want for the stream there
+    /// too, who do not know of the capture yet, or that it is over.
+    #[track_caller]
+    pub(crate) fn malloc(
+        &self,
+        device: &CudaDevice,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<CudaBlock> {
+        let mut noted = self.noted();
+        if !noted.twins.contains(stream) {
+            let twin = stream.captured().map_or_else(|| stream.clone(), |c| c.twin().clone());
+            noted.twins.push(twin);
+        }
+        noted.reclaim();
+        drop(noted);
+        Ok(device.allocator().malloc_from(self.pool.memory(), bytes, stream.raw())?)
+    }
+
+    /// What is made in the pool.
+    pub(crate) fn member(&self) -> Member {
+        self.pool.member(&self.replayed)
+    }
+
+    /// Whether the graph keeps this memory with its pool.
+    pub(crate) fn keeps(&self, block: &CudaBlock) -> bool {
+        self.pool.memory().holds(block)
+    }
+
+    /// Keeps the memory of a storage that is dropped, if the capture uses it: it can be used again
+    /// in the capture once its own stream comes after all these uses.
+    pub(super) fn park(&self, key: usize, block: &Arc<CudaBlock>) {
+        let mut noted = self.noted();
+        if let Some(entry) = noted.entries.get_mut(&key) {
+            let uses = std::mem::take(&mut entry.uses);
+            noted.parked.push((Arc::clone(block), *uses));
+        }
+    }
+
+    /// Enters a storage that was made in the capture; false if that is over by now, and replays may
+    /// write the memory.
+    pub(crate) fn enter_made(&self, storage: &Storage) -> bool {
+        let mut noted = self.noted();
+        if noted.over {
+            return false;
+        }
+        noted.made.insert(storage.key(), storage.downgrade());
+        drop(noted);
+        self.pool.enter(storage);
+        true
+    }
+
+    /// The place, counted from the replay's, of a random op of which no thread takes more than
+    /// `values` values.
+    pub(crate) fn draw(&self, values: u64) -> u64 {
+        let mut noted = self.noted();
+        let offset = noted.draws;
+        noted.draws = offset.wrapping_add(values.next_multiple_of(4));
+        offset
+    }
+
+    /// The number of the next kernel that checks, and where it is to say that its check failed: that
+    /// lives as long as the graph.
+    pub(crate) fn checked(
+        &self,
+        stream: &Stream,
+        op: &'static str,
+        location: &'static Location<'static>,
+    ) -> Result<(usize, [u64; 3]), DriverError> {
+        let mailbox = stream.captured_mailbox(op, location)?;
+        let told = mailbox.captured();
+        let mut mailboxes = self.mailboxes();
+        mailboxes.push(mailbox);
+        Ok((mailboxes.len() - 1, told))
+    }
+
+    /// Keeps a communicator for the graph, whose replays take part in it.
+    pub(crate) fn keep_communicator(
+        &self,
+        comm: &Communicator,
+        call: &'static str,
+        replays: Option<&dyn Fn() -> Arc<dyn Replays>>,
+    ) {
+        let mut communicators = self.communicators();
+        let kept = communicators.iter().position(|kept| kept.comm.id() == comm.id());
+        let at = kept.unwrap_or_else(|| {
+            communicators.push(Taking { comm: comm.clone(), replays: None, calls: Vec::new() });
+            communicators.len() - 1
+        });
+        // What nobody watches is no call of those who do.
+        if let Some(replays) = replays {
+            communicators[at].replays.get_or_insert_with(replays);
+            communicators[at].calls.push(call);
+        }
+    }
+
+    fn communicators(&self) -> MutexGuard<'_, Vec<Taking>> {
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mailboxes(&self) -> MutexGuard<'_, Vec<Arc<Mailbox>>> {
+        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where kernels find the replay's seed and place.
+    pub(crate) fn state(&self) -> &Storage {
+        &self.state
+    }
+
+    /// Enqueues work on a captured stream, in order with the other captured uses of `storages`.
+    /// What uses them outside is for the replay to wait for.
+    pub(crate) fn enqueue(
+        captured: &Captured,
+        storages: &[(&Storage, bool)],
+        touches: &[Touch<'_>],
+        site: Site,
+        marking: &Marking<'_>,
+        f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
+    ) -> Result<OpNumber> {
+        let Some(log) = Self::of_captured(captured) else {
+            return Err(Error::capture(site.op, "the capture is not a graph's".into()));
+        };
+        let mut noted = log.noted();
+        let Noted { entries, made, .. } = &mut *noted;
+        let mut uses: SmallVec<[Box<Uses>; 4]> = SmallVec::new();
+        for (storage, _) in storages {
+            let (key, bytes) = (storage.key(), storage.bytes());
+            let entry = entries.entry(key).or_insert_with(|| {
+                let of_pool = storage.member().is_some_and(|member| log.pool.has(member));
+                let storage = if of_pool {
+                    Held::OfPool(storage.downgrade())
+                } else {
+                    Held::Kept((*storage).clone())
+                };
+                let mut uses = Box::<Uses>::default();
+                if !made.contains_key(&key) {
+                    uses.marks = Marks::before(bytes);
+                }
+                Entry { storage, writes: false, uses }
+            });
+            uses.push(std::mem::take(&mut entry.uses));
+        }
+        let op = in_order(captured, storages, touches, &mut uses, site, marking, f);
+        for ((storage, write), uses) in storages.iter().zip(uses) {
+            if let Some(entry) = noted.entries.get_mut(&storage.key()) {
+                entry.uses = uses;
+                entry.writes |= write & op.is_ok();
+            }
+        }
+        for (storage, _) in storages.iter().filter(|_| op.is_ok()) {
+            let Some(replayed) = storage.member().map(Member::replayed) else { continue };
+            let known = std::iter::once(&log.replayed).chain(&noted.needed);
+            if !known.into_iter().any(|known| Arc::ptr_eq(known, replayed)) {
+                noted.needed.push(Arc::clone(replayed));
+            }
+        }
+        op
+    }
+
+    /// Takes everything out, at the end of the capture.
+    pub(super) fn take(&self) -> Notes {
+        let over = Noted { over: true, ..Noted::default() };
+        let noted = std::mem::replace(&mut *self.noted(), over);
+        let Noted { entries, needed, made, twins, parked, draws, over: _ } = noted;
+        let mailboxes = std::mem::take(&mut *self.mailboxes());
+        let mut communicators = std::mem::take(&mut *self.communicators());
+        // Replays lock them in this order.
+        communicators.sort_unstable_by_key(|taking| taking.comm.id());
+        let captured = communicators.into_iter().map(|Taking { comm, replays, calls }| {
+            replays::Captured { comm, watched: replays.map(|replays| (replays, calls.into())) }
+        });
+        let communicators = captured.collect();
+        drop((made, twins, parked));
+        let (mut storages, mut flows) = (Vec::with_capacity(entries.len()), Flows::new());
+        for (key, entry) in entries {
+            storages.push((entry.storage, entry.writes));
+            flows.insert(key, entry.uses.marks);
+        }
+        Notes { storages, needed, flows, draws, mailboxes, communicators }
+    }
+}
+
+/// Enqueues captured work after the uses that it conflicts with, and enters it as one.
+fn in_order(
+    captured: &Captured,
+    storages: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    uses: &mut [Box<Uses>],
+    site: Site,
+    marking: &Marking<'_>,
+    f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
+) -> Result<OpNumber> {
+    let twin = captured.twin();
+    let carried = marking.carry(touches, storages, uses)?;
+    let mut watch = None;
+    if let Some((first, _)) = storages.first() {
+        if first.runtime().sync_policy() == SyncPolicy::Auto {
+            let all = storages.iter().zip(uses.iter());
+            let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
+            for used in uses_elsewhere(twin, all) {
+                twin.wait_for(&used.stream, used.op)?;
+            }
+        } else if first.runtime().detects_races() {
+            watch = Some(Watch::new(twin, site, touches, storages, uses)?);
+        }
+    }
+    let ((), op) = captured.submit(TOKEN, |handle| f(handle).map_err(StreamError::from))?;
+    for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
+        uses.enter(twin, op, *write, site);
+    }
+    marking.enter(carried, touches, storages, uses, false);
+    if let Some(watch) = watch {
+        watch.enter(twin, op, uses);
+    }
+    Ok(op)
+}

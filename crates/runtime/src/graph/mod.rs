@@ -1,0 +1,254 @@
+//! Graphs: work that was captured once and is replayed as a whole.
+//!
+//! What a capture uses is noted by `Log` as its ops are launched, and becomes the declaration of
+//! the replay: it waits for other streams' uses of the same storages, and later uses wait for it.
+//! Within a capture nothing waits for work from before it.
+
+mod log;
+mod memory;
+mod philox;
+mod pool;
+
+use std::panic::Location;
+use std::sync::{Arc, PoisonError};
+
+use warpline_alloc::cuda::CudaBackend;
+use warpline_alloc::{HostCapture, PoolRoute};
+use warpline_cuda_sys_safe::owned::GraphExec;
+use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
+use warpline_sync::atomic::Ordering;
+
+use crate::launch::{Flows, ReplayUses, TOKEN, replay};
+use crate::replays;
+use crate::storage::{Replayed, Site, Sources};
+use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target};
+use log::Held;
+
+pub(crate) use log::Log;
+pub(crate) use philox::PHILOX;
+pub use philox::{Place, Sequence};
+pub use pool::GraphPool;
+
+/// A capture under way. Dropping it ends it and forgets what was captured.
+pub struct Capturing {
+    runtime: Runtime,
+    /// There until it has ended.
+    capture: Option<CaptureGuard>,
+    log: Arc<Log>,
+    // What follows lets go once the driver's capture is over.
+    _memory: PoolRoute<CudaBackend>,
+    _pinned: HostCapture<CudaBackend>,
+}
+
+impl Capturing {
+    /// Captures what `stream` is given from now on, in this pool (`CUDAGraph.capture_begin`).
+    /// Other streams of the device join by waiting for an event that was recorded in the capture.
+    ///
+    /// The driver is asked for its relaxed mode, in which memory can be allocated and modules be
+    /// loaded: what must not happen in a capture is refused here, naming the op, and does not
+    /// spoil the capture, nor does what other threads do.
+    ///
+    /// # Errors
+    /// [`Error::Stream`] for a default stream, and for one that is captured already;
+    /// [`Error::DeviceMismatch`] for a pool of another device; [`Error::RuntimeMismatch`]; the
+    /// driver's own.
+    #[track_caller]
+    pub fn begin(runtime: &Runtime, stream: &Stream, pool: &GraphPool) -> Result<Self> {
+        runtime.check_stream(stream, "capture_begin")?;
+        let device = runtime.device(stream.device_index())?;
+        pool.check_world(device.device().devices_id(), "capture_begin")?;
+        check_device("capture_begin", pool.device(), stream)?;
+        if stream.is_capturing() {
+            return Err(Error::capture("capture_begin", "the stream is captured already".into()));
+        }
+        let state = pool.state(runtime, stream)?.clone();
+        let log = Arc::new(Log::new(pool.clone(), state));
+        pool.enter_log(&log);
+        let memory = device.allocator().capture();
+        let pinned = runtime.pinned_cache()?.capture();
+        let capture = stream.begin_capture(Arc::clone(&log) as CaptureLog, TOKEN)?;
+        Ok(Self {
+            runtime: runtime.clone(),
+            capture: Some(capture),
+            log,
+            _memory: memory,
+            _pinned: pinned,
+        })
+    }
+
+    /// Ends it and makes the graph (`CUDAGraph.capture_end`). Under [`SyncPolicy::Auto`] streams
+    /// that joined need not be waited for by the program.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]: the driver gave the capture up, or under [`SyncPolicy::Manual`] a stream
+    /// that joined was not waited for.
+    #[track_caller]
+    pub fn end(mut self) -> Result<Graph> {
+        let join = self.runtime.sync_policy() == SyncPolicy::Auto;
+        let graph = self.capture.take().map(|capture| capture.end(join));
+        let notes = self.log.take();
+        let not_capturing = StreamError::NotCapturing { call: "capture_end" };
+        let exec = graph
+            .ok_or(not_capturing)??
+            .instantiate()
+            .map_err(|e| Error::driver("capture_end", e))?;
+        // The state is declared by every replay.
+        let state = &self.log.state;
+        let others = notes.storages.into_iter();
+        let others = others.filter(|(held, _)| !matches!(held, Held::Kept(s) if s.same_as(state)));
+        Ok(Graph {
+            exec,
+            storages: others.collect(),
+            needed: notes.needed,
+            draws: notes.draws,
+            mailboxes: notes.mailboxes,
+            communicators: notes.communicators,
+            flows: notes.flows,
+            runtime: self.runtime.clone(),
+            log: Arc::clone(&self.log),
+        })
+    }
+}
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        if let Some(capture) = self.capture.take() {
+            drop(capture);
+            self.log.take();
+        }
+    }
+}
+
+impl std::fmt::Debug for Capturing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Capturing").field("capture", &self.capture).finish_non_exhaustive()
+    }
+}
+
+/// Captured work (`torch.cuda.CUDAGraph`). It keeps its pool's memory and the storages from outside
+/// that it uses. A replay that is under way when it is dropped still finishes.
+pub struct Graph {
+    exec: GraphExec,
+    /// What replays use, with whether they write it.
+    storages: Vec<(Held, bool)>,
+    /// Whether those graphs were replayed whose results it uses.
+    needed: Vec<Replayed>,
+    /// Values by which its random ops advance the generator.
+    draws: u64,
+    /// Where its kernels say that a check failed.
+    mailboxes: Vec<Arc<Mailbox>>,
+    /// The communicators that replays take part in.
+    communicators: Vec<replays::Captured>,
+    /// How a replay passes on which checks failed, by the keys of what is held.
+    flows: Flows,
+    runtime: Runtime,
+    log: Arc<Log>,
+}
+
+impl Graph {
+    /// The runtime it belongs to.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// The memory it was captured in.
+    #[must_use]
+    pub fn pool(&self) -> &GraphPool {
+        &self.log.pool
+    }
+
+    /// Runs everything that was captured, on `stream`, in order with all other uses of what it
+    /// uses, other graphs' of the same pool among them. Inputs are read where they were captured:
+    /// write new values there before. Random ops go on in the device's sequence from where it is.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] while `stream` is captured; [`Error::NotReplayed`] while a graph was not
+    /// replayed whose results it uses; [`Error::DeviceMismatch`],
+    /// [`Error::RuntimeMismatch`]; [`Error::Collective`] where a process group has failed whose calls it
+    /// holds; otherwise as [`crate::launch::run`].
+    #[track_caller]
+    pub fn replay(&self, stream: &Stream) -> Result<()> {
+        const OP: &str = "replay";
+        let location = Location::caller();
+        if stream.is_capturing() {
+            let reason = "a graph cannot be replayed on a stream that is being captured";
+            return Err(Error::capture(OP, reason.into()));
+        }
+        self.runtime.check_stream(stream, OP)?;
+        check_device(OP, self.pool().device(), stream)?;
+        if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
+            return Err(Error::NotReplayed { op: OP });
+        }
+        let site = Site { op: OP, location };
+        replays::watched(&self.communicators, stream, site, &mut Sources::new(), &mut |numbers| {
+            self.enqueue(stream, site, numbers)
+        })
+    }
+
+    /// Enqueues a replay, which has these numbers on its communicators.
+    fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
+        let device = self.runtime.device(stream.device_index())?;
+        let state = &self.log.state;
+        // Held until the replay is enqueued: the order of draws is the order of launches.
+        let mut generator = None;
+        if self.draws > 0 {
+            let target = Target::Cuda(&self.runtime, device, stream);
+            let held =
+                generator.insert(device.generator().lock().unwrap_or_else(PoisonError::into_inner));
+            philox::set_state(target, state, held, self.draws, site.location)?;
+        }
+        let used = self.used();
+        let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
+        storages.push((state, true));
+        let uses = ReplayUses {
+            mailboxes: &self.mailboxes,
+            communicators: &self.communicators,
+            numbers,
+            flows: &self.flows,
+        };
+        // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
+        // the pool, communicators, and with the runtime the modules.
+        unsafe { replay(&self.exec, uses, stream, &mut storages, site) }?;
+        self.log.replayed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What a replay uses, each storage once.
+    fn used(&self) -> Vec<(Storage, bool)> {
+        let auto = self.runtime.sync_policy() == SyncPolicy::Auto;
+        let mut used = Vec::with_capacity(self.storages.len());
+        for (held, write) in &self.storages {
+            match held {
+                Held::Kept(storage) => used.push((storage.clone(), *write)),
+                Held::OfPool(storage) if !auto => {
+                    used.extend(storage.upgrade().map(|storage| (storage, *write)));
+                }
+                Held::OfPool(_) => {}
+            }
+        }
+        if auto {
+            // Memory may have been used several times over: by all that is alive in the pool.
+            used.extend(self.pool().alive().into_iter().map(|storage| (storage, true)));
+        }
+        used
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graph")
+            .field("exec", &self.exec)
+            .field("pool", &self.pool().id())
+            .field("draws", &self.draws)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_device(op: &'static str, device: usize, stream: &Stream) -> Result<()> {
+    if stream.device_index() == device {
+        return Ok(());
+    }
+    let name = |index| format!("cuda:{index}");
+    Err(Error::DeviceMismatch { op, first: name(device), second: name(stream.device_index()) })
+}

@@ -1,0 +1,145 @@
+//! Where a random op on CUDA starts: in the generator's sequence, or in that of a replay.
+
+use std::panic::Location;
+use std::sync::{Arc, PoisonError};
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_sync::MutexGuard;
+
+use super::Log;
+use crate::generator::CudaGenerator;
+use crate::host::{self, Shared};
+use crate::launch::{self, Call, Code};
+use crate::module::{Program, Source};
+use crate::{CudaDevice, DType, Layout, Operand, Result, Storage, Target, View};
+
+/// What writes where the random ops of a replay start.
+pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
+    Source::new().with::<Place>().push(include_str!("philox.cu"))
+})
+.with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.gz")));
+
+/// A place in the sequence of a seed. In a graph it counts from the replay's, which the kernel
+/// finds in memory: PyTorch's `PhiloxCudaState`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Place {
+    seed: u64,
+    offset: u64,
+    in_graph: u64,
+}
+
+crate::cuda_struct!(Place { seed, offset, in_graph });
+
+impl Place {
+    /// The seed and the offset.
+    ///
+    /// # Safety
+    /// In a graph, operand `index` is two words of state.
+    pub unsafe fn get(&self, launch: &HostLaunch<'_>, index: usize) -> (u64, u64) {
+        if self.in_graph == 0 {
+            return (self.seed, self.offset);
+        }
+        let state = Shared::<u64>::operand(launch, index);
+        // SAFETY: the caller's promise.
+        unsafe { (state.read(0), state.read(1).wrapping_add(self.offset)) }
+    }
+}
+
+/// What a random op on CUDA draws from: the device's generator, or a graph that is captured. Held
+/// until the op is enqueued, since the order of draws is the order of launches.
+pub struct Sequence<'a>(Origin<'a>);
+
+enum Origin<'a> {
+    Generator(MutexGuard<'a, CudaGenerator>),
+    Graph(Arc<Log>),
+}
+
+impl std::fmt::Debug for Sequence<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let of = if matches!(self.0, Origin::Graph(_)) { "graph" } else { "generator" };
+        f.debug_tuple("Sequence").field(&of).finish()
+    }
+}
+
+impl<'a> Sequence<'a> {
+    /// Of an op on this target.
+    #[must_use]
+    pub fn of(target: Target<'_>, device: &'a CudaDevice) -> Self {
+        let log = if let Target::Cuda(_, _, stream) = target { Log::of(stream) } else { None };
+        Self(match log {
+            Some(log) => Origin::Graph(log),
+            None => {
+                Origin::Generator(device.generator().lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        })
+    }
+
+    /// The place for a kernel of which no thread takes more than `values` values.
+    pub fn advance(&mut self, values: u64) -> Place {
+        match &mut self.0 {
+            Origin::Generator(generator) => {
+                let (seed, offset) = generator.advance(values);
+                Place { seed, offset, in_graph: 0 }
+            }
+            Origin::Graph(log) => Place { seed: 0, offset: log.draw(values), in_graph: 1 },
+        }
+    }
+
+    /// How the state lies: outside a graph there is none.
+    ///
+    /// # Errors
+    /// None.
+    pub fn state_layout(&self) -> Result<Layout> {
+        Layout::contiguous(&[if matches!(self.0, Origin::Graph(_)) { 2 } else { 0 }])
+    }
+
+    /// The kernel's second operand; `other` stands for the state where there is none.
+    #[must_use]
+    pub fn state<'b>(&'b self, layout: &'b Layout, other: &'b Storage) -> Operand<'b> {
+        let storage = if let Origin::Graph(log) = &self.0 { log.state() } else { other };
+        View { storage, layout, dtype: DType::I64 }.read()
+    }
+}
+
+/// Writes where the random ops of a replay start, and advances the generator by all of them.
+pub(super) fn set_state(
+    target: Target<'_>,
+    state: &Storage,
+    generator: &mut CudaGenerator,
+    values: u64,
+    location: &'static Location<'static>,
+) -> Result<()> {
+    let (seed, offset) = generator.advance(values);
+    let place = Place { seed, offset, in_graph: 0 };
+    let layout = Layout::contiguous(&[2])?;
+    let call = Call {
+        op: "replay",
+        operands: &[View { storage: state, layout: &layout, dtype: DType::I64 }.write()],
+        params: bytemuck::bytes_of(&place),
+        checks_indices: false,
+        host: write_state as HostKernel,
+        code: Code::Kernel {
+            kernel: (&PHILOX, 0, 0),
+            grid: [1; 3],
+            block: [1; 3],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: kernel and host code write the two words, and take a `Place`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// # Safety
+/// As [`HostKernel`]: two words of state, and a [`Place`].
+unsafe fn write_state(launch: &HostLaunch<'_>) {
+    let place: Place = host::params(launch);
+    let state = Shared::<u64>::operand(launch, 0);
+    // SAFETY: there are two words.
+    unsafe {
+        state.write(0, place.seed);
+        state.write(1, place.offset);
+    }
+}

@@ -1,0 +1,219 @@
+//! What CPU implementations share: parameters, threads, loops over strided views.
+
+mod element;
+mod strided;
+
+use std::ops::Range;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use bytemuck::AnyBitPattern;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use warpline_cuda_sys_safe::fork_generation;
+
+pub use element::{Cast, CastAny, HostElement, Number, Truth};
+pub use strided::{GRAIN, LANES, load, map0, map1, rows, store};
+pub use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+/// Whether an op may spread over threads from here. Not from inside a parallel job: waiting there
+/// could pick up another job of the program that needs a lock this thread holds.
+pub(crate) fn may_parallel() -> bool {
+    // To a checker of schedules it is one step.
+    cfg!(not(shuttle)) && rayon::current_thread_index().is_none()
+}
+
+/// Runs `f`, which spreads over threads, on threads that do nothing but this, which are there
+/// ([`has_threads`]).
+///
+/// The program's own jobs may wait for a lock that the caller holds. Were they on the same
+/// threads, all of these could be waiting for the caller while it waits for one of them.
+pub fn on_threads<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    match threads() {
+        Some(threads) => threads.install(f),
+        None => f(),
+    }
+}
+
+/// Runs `f` here and, as they come free, on up to `others` of these threads; returns once all have.
+#[cfg(not(shuttle))]
+pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
+    match threads() {
+        Some(threads) if others > 0 && may_parallel() => threads.in_place_scope(|scope| {
+            for _ in 0..others {
+                scope.spawn(|_| f());
+            }
+            f();
+        }),
+        _ => f(),
+    }
+}
+
+/// The same on threads of the checker.
+#[cfg(shuttle)]
+pub(crate) fn together(others: usize, f: impl Fn() + Sync) {
+    warpline_sync::thread::scope(|scope| {
+        for _ in 0..others {
+            scope.spawn(&f);
+        }
+        f();
+    });
+}
+
+/// How many threads share an op's work.
+pub fn thread_count() -> usize {
+    threads().map_or(1, ThreadPool::current_num_threads)
+}
+
+/// Whether there are any. Without them rayon's own would be used, which a forked child lacks.
+pub fn has_threads() -> bool {
+    threads().is_some()
+}
+
+/// The threads of a process.
+#[derive(Debug)]
+struct Pool {
+    /// `None` where the system has given none.
+    threads: Option<ThreadPool>,
+    /// That of the process: a forked child does not have its parent's threads.
+    generation: u32,
+}
+
+/// The latest pool, which is never freed: a forked child could not end its parent's.
+// No lock or `OnceLock`: a child of a process that just had it locked would wait for ever.
+static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
+
+fn threads() -> Option<&'static ThreadPool> {
+    let generation = fork_generation();
+    let latest = POOL.load(Ordering::Acquire);
+    // SAFETY: null, or a pool that is never freed.
+    match unsafe { latest.as_ref() } {
+        Some(pool) if pool.generation == generation => pool.threads.as_ref(),
+        parents => start_threads(latest, parents, generation),
+    }
+}
+
+#[cold]
+fn start_threads(
+    latest: *mut Pool,
+    parents: Option<&Pool>,
+    generation: u32,
+) -> Option<&'static ThreadPool> {
+    // A child has as many as its parent; otherwise 0 leaves it to rayon.
+    let count = parents.and_then(|pool| pool.threads.as_ref());
+    let count = count.map_or(0, ThreadPool::current_num_threads);
+    let builder = ThreadPoolBuilder::new().num_threads(count);
+    let threads = builder.thread_name(|i| format!("warpline-cpu-{i}")).build().ok();
+    let own = Box::into_raw(Box::new(Pool { threads, generation }));
+    match POOL.compare_exchange(latest, own, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: just made, and never freed from now on.
+        Ok(_) => unsafe { &*own }.threads.as_ref(),
+        Err(others) => {
+            // SAFETY: just made, and nobody knows of it.
+            drop(unsafe { Box::from_raw(own) });
+            // SAFETY: another thread's of this process, which is never freed.
+            unsafe { &*others }.threads.as_ref()
+        }
+    }
+}
+
+/// The parameter block.
+///
+/// # Panics
+/// When the block is not a `P`: an op and its CPU implementation disagree.
+pub fn params<P: AnyBitPattern>(launch: &HostLaunch<'_>) -> P {
+    bytemuck::pod_read_unaligned(launch.params)
+}
+
+/// Runs `f` over `0..n` in ranges of about `grain`, on all cores where allowed and worth it.
+pub fn parallel_for(parallel: bool, n: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
+    spread(parallel, n, grain, &f);
+}
+
+/// Compiled once rather than for each loop body, of which there are thousands.
+fn spread(parallel: bool, n: usize, grain: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+    let grain = grain.max(1);
+    if !parallel || n <= grain || !has_threads() {
+        if n > 0 {
+            f(0..n);
+        }
+        return;
+    }
+    let pieces = n.div_ceil(grain).min(thread_count() * 4);
+    let size = n.div_ceil(pieces);
+    on_threads(|| {
+        (0..pieces).into_par_iter().for_each(|i| f(i * size..((i + 1) * size).min(n)));
+    });
+}
+
+/// A pointer that threads of one launch share; they touch disjoint elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared<T>(pub *mut T);
+
+// SAFETY: a launch's ranges are disjoint per thread, which is what its kernel promises.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T: Copy> Shared<T> {
+    /// The address `at` elements from index zero, which only an access has to have in bounds.
+    pub fn at(self, at: isize) -> *mut T {
+        self.0.wrapping_offset(at)
+    }
+
+    /// Operand `index` of a launch.
+    pub fn operand(launch: &HostLaunch<'_>, index: usize) -> Self {
+        Self(launch.pointers[index].cast())
+    }
+
+    /// Reads the element `at` elements from index zero.
+    ///
+    /// # Safety
+    /// It must be a declared element that nobody writes meanwhile.
+    pub unsafe fn read(self, at: isize) -> T {
+        // SAFETY: the caller's promise; elements are aligned because storages are.
+        unsafe { self.0.offset(at).read() }
+    }
+
+    /// Writes it.
+    ///
+    /// # Safety
+    /// It must be a declared, writable element that no other thread touches meanwhile.
+    pub unsafe fn write(self, at: isize, value: T) {
+        // SAFETY: the caller's promise; elements are aligned because storages are.
+        unsafe { self.0.offset(at).write(value) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, RwLock};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn jobs_of_the_program_that_wait_for_a_lock_do_not_stop_its_holder() {
+        let storage = Arc::new(RwLock::new(()));
+        let (began, begun) = channel();
+        let held = storage.write().unwrap();
+        for _ in 0..rayon::current_num_threads() {
+            let (storage, began) = (Arc::clone(&storage), began.clone());
+            rayon::spawn(move || {
+                began.send(()).unwrap();
+                drop(storage.write());
+            });
+        }
+        for _ in 0..rayon::current_num_threads() {
+            begun.recv().unwrap();
+        }
+        let (done, is_done) = channel();
+        std::thread::spawn(move || {
+            parallel_for(true, 1 << 20, 1 << 10, |_| ());
+            done.send(()).unwrap();
+        });
+        is_done.recv_timeout(Duration::from_secs(60)).unwrap();
+        drop(held);
+    }
+}

@@ -1,0 +1,114 @@
+//! Loops over strided operands: rows of the innermost dimension, and elementwise maps.
+
+use std::ops::Range;
+
+use super::{Shared, parallel_for};
+use crate::iter::Index;
+
+/// Elements that loops take at once. Slices that are a multiple of it have no scalar remainder.
+pub const LANES: usize = 16;
+
+/// Elements below which a second thread does not pay.
+pub const GRAIN: usize = 32 * 1024;
+
+/// Calls `row(at, n)` for each run of the innermost dimension within `range` of the linear index:
+/// `at` is where its first element lies in each operand; the others follow at the operands'
+/// strides of dimension 0.
+#[inline]
+pub fn rows<const N: usize>(
+    index: &Index<N>,
+    range: Range<usize>,
+    mut row: impl FnMut([isize; N], usize),
+) {
+    let (mut i, end) = (range.start, range.end);
+    let inner = index.size(0);
+    while i < end {
+        let n = (inner - i % inner).min(end - i);
+        row(index.offsets(i), n);
+        i += n;
+    }
+}
+
+// LANES elements are handled together. All of them are read before any is written, so that an
+// operand may be the result in place, and the compiler may use vector instructions.
+
+/// Reads [`LANES`] elements.
+///
+/// # Safety
+/// They are declared, from `p` on at this stride, and nobody writes them meanwhile.
+#[inline(always)]
+pub unsafe fn load<T: Copy>(p: *const T, stride: isize) -> [T; LANES] {
+    match stride {
+        // SAFETY: the caller's promise that LANES elements at this stride are declared.
+        1 => unsafe { p.cast::<[T; LANES]>().read() },
+        // SAFETY: as above.
+        0 => [unsafe { p.read() }; LANES],
+        // SAFETY: as above.
+        _ => std::array::from_fn(|k| unsafe { p.offset(k as isize * stride).read() }),
+    }
+}
+
+/// Writes [`LANES`] elements.
+///
+/// # Safety
+/// As [`load`], for writes.
+#[inline(always)]
+pub unsafe fn store<T: Copy>(p: *mut T, stride: isize, values: [T; LANES]) {
+    if stride == 1 {
+        // SAFETY: the caller's promise that LANES elements at this stride are declared.
+        unsafe { p.cast::<[T; LANES]>().write(values) };
+    } else {
+        for (k, v) in values.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { p.offset(k as isize * stride).write(v) };
+        }
+    }
+}
+
+/// `out = value()` for every element.
+///
+/// # Safety
+/// `out` is valid for writes at every offset of `index`, and nobody else touches it meanwhile.
+pub unsafe fn map0<O: Copy + Sync>(out: Shared<O>, index: &Index<1>, parallel: bool, v: O) {
+    let [s] = index.inner_strides();
+    parallel_for(parallel, index.numel(), GRAIN, |range| {
+        rows(index, range, |[o], n| {
+            for k in 0..n as isize {
+                // SAFETY: within the operand, as the caller promises.
+                unsafe { out.write(o + k * s, v) };
+            }
+        });
+    });
+}
+
+/// `out = f(a)` element by element; `out` may be `a` itself.
+///
+/// # Safety
+/// The pointers are valid at every offset of `index` for reads and writes respectively, and nobody
+/// else touches what they reach meanwhile.
+pub unsafe fn map1<A: Copy + Sync, O: Copy + Sync>(
+    a: Shared<A>,
+    out: Shared<O>,
+    index: &Index<2>,
+    parallel: bool,
+    f: impl Fn(A) -> O + Sync,
+) {
+    let [sa, so] = index.inner_strides();
+    parallel_for(parallel, index.numel(), GRAIN, |range| {
+        rows(index, range, |[ia, io], n| {
+            let (a, out) = (a.at(ia), out.at(io));
+            let whole = n - n % LANES;
+            for k in (0..whole as isize).step_by(LANES) {
+                // SAFETY: LANES elements of the row from `k` on, as the caller promises.
+                unsafe {
+                    let x = load(a.offset(k * sa), sa);
+                    store(out.offset(k * so), so, std::array::from_fn(|j| f(x[j])));
+                }
+            }
+            for k in whole as isize..n as isize {
+                // SAFETY: element `k` of the row.
+                unsafe { out.offset(k * so).write(f(a.offset(k * sa).read())) };
+            }
+        });
+    });
+}

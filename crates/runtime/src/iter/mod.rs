@@ -1,0 +1,214 @@
+//! The iteration layer: kernels that go over the elements of operands of common sizes and any strides.
+//!
+//! A family declares its kernels once: per dtype a *flat* one, for operands that are contiguous
+//! and aligned, and a *strided* one, each with a CPU implementation that takes the same
+//! parameters. [`run`] chooses between them, checks the operands, and launches.
+
+mod space;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::panic::Location;
+
+use bytemuck::Pod;
+use warpline_cuda_sys_safe::HostKernel;
+
+use crate::launch::{Call, Code};
+use crate::module::Program;
+use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
+
+pub use space::{Flat, Index, Params, Plan, Space};
+pub use walk::{Dim, Walk};
+
+/// The kernels of programs of this layer.
+pub const KERNELS: &[&str] = &["flat", "strided"];
+const FLAT: usize = 0;
+const STRIDED: usize = 1;
+
+/// Threads per block.
+pub const BLOCK: u32 = 256;
+
+/// Blocks that a multiprocessor gets at most; the kernels loop over what is left.
+pub const BLOCKS_PER_SM: u32 = 32;
+
+/// An elementwise op on operands of some dtype: takes [`Params`] of its arguments, and of [`Flat`]
+/// or an [`Index`].
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// PyTorch's name.
+    pub name: &'static str,
+    /// The program, and the number of the variant. Its first kernel is for operands that are
+    /// contiguous and aligned to whole vectors, the second for all others.
+    pub program: (&'static Program, usize),
+    /// The CPU implementations of both.
+    pub host: [HostKernel; 2],
+    /// Elements that a thread of the flat kernel takes at a time.
+    pub vector: usize,
+    /// Where the op was called.
+    pub location: &'static Location<'static>,
+}
+
+/// Elements of `size` bytes that a flat kernel takes at a time: 16 bytes, but no more than 8.
+pub const fn vector_width(size: usize) -> usize {
+    if size < 2 { 8 } else { 16 / size }
+}
+
+/// Runs an op on `N` views of the same sizes: all but the last are read, the last is written.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`],
+/// [`Error::OutOfStorage`], [`Error::TooManyDims`], and those of [`launch::run`].
+///
+/// # Safety
+/// The kernels and CPU implementations must be right for the views' dtypes and these arguments,
+/// and do no more than read all operands and write the last, elements in step.
+pub unsafe fn run<const N: usize, A: Pod>(
+    target: Target<'_>,
+    op: &Op,
+    views: [View<'_>; N],
+    args: A,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { run_some(target, op, views, 0, args) }
+}
+
+/// [`run`] where some operands are not touched: those whose bit in `untouched` is set, for which the
+/// kernels have numbers among their arguments. `views` has the result in their place.
+///
+/// # Errors
+/// As [`run`].
+///
+/// # Safety
+/// As [`run`].
+pub unsafe fn run_some<const N: usize, A: Pod>(
+    target: Target<'_>,
+    op: &Op,
+    views: [View<'_>; N],
+    untouched: u64,
+    args: A,
+) -> Result<()> {
+    let out = views[N - 1];
+    for view in &views {
+        if view.sizes() != out.sizes() {
+            return Err(Error::ShapeMismatch {
+                op: op.name,
+                reason: format!("operands of {:?} and {:?}", view.sizes(), out.sizes()),
+            });
+        }
+    }
+    let operands: [Operand<'_>; N] =
+        std::array::from_fn(|k| if k == N - 1 { out.write() } else { views[k].read() });
+    launch::check_in_place(op.name, &operands)?;
+    // SAFETY: the caller's promise.
+    unsafe { run_part(target, op, views, untouched, args) }
+}
+
+/// # Safety
+/// As [`run`].
+unsafe fn run_part<const N: usize, A: Pod>(
+    target: Target<'_>,
+    op: &Op,
+    views: [View<'_>; N],
+    untouched: u64,
+    args: A,
+) -> Result<()> {
+    let sizes = views[N - 1].sizes();
+    let plan = Plan::new(sizes, views.map(|v| v.strides()));
+    let numel = views[N - 1].numel();
+    if numel == 0 {
+        return Ok(());
+    }
+    if !plan.fits() {
+        return halves(&views, |part| {
+            // SAFETY: the caller's promise, which holds for parts too.
+            unsafe { run_part(target, op, part, untouched, args) }
+        });
+    }
+    let nothing = Layout::from_parts(Sizes::from_slice(&[0]), Strides::from_slice(&[1]), 0);
+    let operands: [Operand<'_>; N] = std::array::from_fn(|k| match views[k] {
+        view if k == N - 1 => view.write(),
+        view if untouched >> k & 1 == 1 => View { layout: &nothing, ..view }.read(),
+        view => view.read(),
+    });
+    let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(op.vector);
+    // SAFETY: the parameters are those the kernel and its CPU implementation take; for the rest
+    // the caller's promise.
+    unsafe {
+        if plan.is_contiguous() && views.iter().all(aligned) {
+            let params = Params::new(Flat { numel: numel as u64 }, args);
+            let threads = numel.div_ceil(op.vector);
+            launch_one(target, op, FLAT, &operands, bytemuck::bytes_of(&params), threads)
+        } else {
+            let params = Params::new(plan.index(op.name)?, args);
+            launch_one(target, op, STRIDED, &operands, bytemuck::bytes_of(&params), numel)
+        }
+    }
+}
+
+/// # Safety
+/// As [`launch::run`].
+unsafe fn launch_one(
+    target: Target<'_>,
+    op: &Op,
+    kernel: usize,
+    operands: &[Operand<'_>],
+    params: &[u8],
+    threads: usize,
+) -> Result<()> {
+    let call = Call {
+        op: op.name,
+        operands,
+        params,
+        checks_indices: false,
+        host: op.host[kernel],
+        code: Code::Kernel {
+            kernel: (op.program.0, op.program.1, kernel),
+            grid: grid(target, threads),
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location: op.location,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { launch::run(target, &call) }
+}
+
+/// Blocks of [`BLOCK`] threads for kernels that loop over what the grid leaves.
+pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
+    let most = match target {
+        Target::Cpu(_) => 1,
+        Target::Cuda(_, device, _) => {
+            device.properties().multiprocessor_count.max(1) * BLOCKS_PER_SM
+        }
+    };
+    let blocks = threads.div_ceil(BLOCK as usize).min(most as usize);
+    [blocks as u32, 1, 1]
+}
+
+/// Calls `f` on the two halves of views that are too large for one launch. They are cut where they
+/// reach furthest: a dimension of few elements may be what takes them too far.
+pub fn halves<const N: usize>(
+    views: &[View<'_>; N],
+    mut f: impl FnMut([View<'_>; N]) -> Result<()>,
+) -> Result<()> {
+    let sizes = views[N - 1].sizes();
+    // There is a dimension: one element always fits.
+    let reach = |d: usize, view: &View<'_>| {
+        sizes[d].saturating_sub(1).saturating_mul(view.strides()[d].unsigned_abs())
+    };
+    let furthest = |&d: &usize| views.iter().map(|view| reach(d, view)).max();
+    let Some(dim) = (0..sizes.len()).max_by_key(furthest) else { return Ok(()) };
+    let middle = sizes[dim] / 2;
+    for (start, length) in [(0, middle), (middle, sizes[dim] - middle)] {
+        let mut layouts: [Option<Layout>; N] = [const { None }; N];
+        for (layout, view) in layouts.iter_mut().zip(views) {
+            *layout = Some(view.layout.narrow(dim as isize, start as isize, length)?);
+        }
+        f(std::array::from_fn(|k| View {
+            layout: layouts[k].as_ref().unwrap_or(views[k].layout),
+            ..views[k]
+        }))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,379 @@
+//! The elements an elementwise kernel goes over.
+
+use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
+
+use super::walk::{Dim, merged};
+use crate::module::{CudaType, Definitions, field};
+use crate::{Error, Result};
+
+/// Dimensions a kernel can tell apart; what merges with a neighbour does not count.
+pub(super) const MAX_DIMS: usize = 16;
+
+/// All operands are contiguous and aligned to whole vectors.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Flat {
+    /// Elements of each operand.
+    pub numel: u64,
+}
+
+crate::cuda_struct!(Flat { numel });
+
+/// `N` operands over common sizes, from the innermost dimension out, strides in elements.
+///
+/// At least one element, fewer than 2³¹, and every offset fits `i32`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Index<const N: usize> {
+    numel: u32,
+    ndim: u32,
+    sizes: [u32; MAX_DIMS],
+    /// With `shift`, what a GPU divides by `sizes` with.
+    magic: [u32; MAX_DIMS],
+    shift: [u32; MAX_DIMS],
+    strides: [[i32; MAX_DIMS]; N],
+}
+
+// SAFETY: all fields are 32-bit integers, so zeros are valid.
+unsafe impl<const N: usize> Zeroable for Index<N> {}
+// SAFETY: `repr(C)` with 32-bit integers only: no padding, every bit pattern is valid.
+unsafe impl<const N: usize> Pod for Index<N> {}
+
+crate::cuda_struct!(Index<N> { numel, ndim, sizes, magic, shift, strides });
+
+impl<const N: usize> Index<N> {
+    /// Elements of each operand.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.numel as usize
+    }
+
+    /// Dimensions.
+    #[must_use]
+    pub fn ndim(&self) -> usize {
+        self.ndim as usize
+    }
+
+    /// The size of a dimension; 1 beyond the last.
+    pub fn size(&self, d: usize) -> usize {
+        self.sizes[d].max(1) as usize
+    }
+
+    /// Where element `i` of each operand lies.
+    pub fn offsets(&self, mut i: usize) -> [isize; N] {
+        let mut at = [0isize; N];
+        for d in 0..self.ndim() {
+            let size = self.size(d);
+            for (at, strides) in at.iter_mut().zip(&self.strides) {
+                *at += (i % size) as isize * strides[d] as isize;
+            }
+            i /= size;
+        }
+        at
+    }
+
+    /// The operands' strides of a dimension; 0 beyond the last.
+    pub fn strides(&self, d: usize) -> [isize; N] {
+        std::array::from_fn(|k| self.strides[k][d] as isize)
+    }
+
+    /// The operands' strides of the innermost dimension.
+    pub fn inner_strides(&self) -> [isize; N] {
+        self.strides(0)
+    }
+}
+
+/// Something that tells where the elements of `N` operands are.
+pub trait Space<const N: usize>: Pod {
+    /// As the strided kernel takes it.
+    fn index(&self) -> Index<N>;
+}
+
+impl<const N: usize> Space<N> for Index<N> {
+    fn index(&self) -> Index<N> {
+        *self
+    }
+}
+
+impl<const N: usize> Space<N> for Flat {
+    fn index(&self) -> Index<N> {
+        let mut index = Index::<N>::zeroed();
+        // Fewer than 2³¹ elements, as `Plan::fits` has seen.
+        (index.numel, index.ndim) = (self.numel as u32, 1);
+        index.sizes[0] = index.numel;
+        for strides in &mut index.strides {
+            strides[0] = 1;
+        }
+        index
+    }
+}
+
+/// Keeps [`Params`] from being made by anything but `new`.
+#[derive(Clone, Copy, Debug)]
+struct Private;
+
+/// A kernel's parameter block: where, then what.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Params<S, A> {
+    /// Where.
+    pub space: S,
+    /// What.
+    pub args: A,
+    private: Private,
+}
+
+impl<S: Pod, A: Pod> Params<S, A> {
+    const NO_PADDING: () = assert!(
+        size_of::<Self>() == size_of::<S>() + size_of::<A>(),
+        "pad the arguments: a parameter block has no implicit padding"
+    );
+
+    /// Does not compile where there would be padding between or after them.
+    pub fn new(space: S, args: A) -> Self {
+        const { Self::NO_PADDING };
+        Self { space, args, private: Private }
+    }
+}
+
+// SAFETY: both parts may be zero.
+unsafe impl<S: Zeroable, A: Zeroable> Zeroable for Params<S, A> {}
+// SAFETY: both parts are plain data in `repr(C)`, and `new`, the only constructor besides copies of
+// its bytes, does not compile where there would be padding between or after them.
+unsafe impl<S: Pod, A: Pod> Pod for Params<S, A> {}
+
+impl<S: CudaType, A: CudaType> CudaType for Params<S, A> {
+    fn declare(name: &str) -> String {
+        format!("Params<{}, {}> {name}", S::declare("").trim_end(), A::declare("").trim_end())
+    }
+
+    fn define(definitions: &mut Definitions) {
+        let fields =
+            [field("space", |own: &Self| &own.space), field("args", |own: &Self| &own.args)];
+        definitions.structure::<Self>(Self::declare("").trim_end(), &fields);
+    }
+}
+
+/// Sizes and strides after dimensions of size 1 are gone, the rest is sorted by stride, and
+/// neighbours are merged. From the innermost dimension out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan<const N: usize> {
+    dims: SmallVec<[Dim<N>; 4]>,
+    numel: usize,
+}
+
+impl<const N: usize> Plan<N> {
+    /// `strides` belong to `N` operands of these sizes, the last one written. No element is
+    /// skipped or visited twice, but the order is the one that suits the operands' memory.
+    pub fn new(sizes: &[usize], strides: [&[isize]; N]) -> Self {
+        let numel = sizes.iter().product();
+        let mut dims: SmallVec<[Dim<N>; 4]> = SmallVec::new();
+        if numel == 0 {
+            return Self { dims, numel };
+        }
+        // Row-major tensors come out sorted as they are.
+        for d in (0..sizes.len()).rev().filter(|&d| sizes[d] != 1) {
+            dims.push((sizes[d], std::array::from_fn(|k| strides[k][d])));
+            let mut at = dims.len() - 1;
+            while at > 0 && goes_inside(&dims[at], &dims[at - 1]) {
+                dims.swap(at, at - 1);
+                at -= 1;
+            }
+        }
+        let dims = merged(dims);
+        Self { dims, numel }
+    }
+
+    /// Whether every operand is one run of memory.
+    pub fn is_contiguous(&self) -> bool {
+        match self.dims.as_slice() {
+            [] => true,
+            [(_, strides)] => *strides == [1; N],
+            _ => false,
+        }
+    }
+
+    /// Whether 32-bit integers can number the elements and hold every offset.
+    pub fn fits(&self) -> bool {
+        let reach = |k: usize| {
+            self.dims.iter().fold(0usize, |sum, (size, strides)| {
+                sum.saturating_add((size - 1).saturating_mul(strides[k].unsigned_abs()))
+            })
+        };
+        self.numel <= i32::MAX as usize && (0..N).all(|k| reach(k) <= i32::MAX as usize)
+    }
+
+    /// As a kernel's parameters. Only where [`Plan::fits`].
+    ///
+    /// # Errors
+    /// [`Error::TooManyDims`].
+    pub fn index(&self, op: &'static str) -> Result<Index<N>> {
+        if self.dims.len() > MAX_DIMS {
+            return Err(Error::TooManyDims { op, ndim: self.dims.len(), max: MAX_DIMS });
+        }
+        let mut index = Index::<N>::zeroed();
+        (index.numel, index.ndim) = (self.numel as u32, self.dims.len() as u32);
+        for (d, (size, strides)) in self.dims.iter().enumerate() {
+            index.sizes[d] = *size as u32;
+            (index.magic[d], index.shift[d]) = magic(*size as u32);
+            for (to, &stride) in index.strides.iter_mut().zip(strides) {
+                to[d] = stride as i32;
+            }
+        }
+        Ok(index)
+    }
+}
+
+/// Whether dimension `a` belongs further in than `b`: by the strides of the written operand, then
+/// of the others; where those say nothing, the order stays.
+fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
+    for k in (0..N).rev() {
+        let (x, y) = (a.1[k].unsigned_abs(), b.1[k].unsigned_abs());
+        if x == 0 || y == 0 || x == y {
+            continue;
+        }
+        return x < y;
+    }
+    false
+}
+
+/// Multiplier and shift with `i / d == (mulhi(i, m) + i) >> s` for every `i < 2³¹`.
+fn magic(d: u32) -> (u32, u32) {
+    let shift = 32 - (d - 1).leading_zeros();
+    let multiplier = (((1u64 << 32) * ((1u64 << shift) - u64::from(d))) / u64::from(d)) + 1;
+    (multiplier as u32, shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive(sizes: &[usize], strides: [&[isize]; 2]) -> Vec<[isize; 2]> {
+        let mut all = vec![[0isize; 2]];
+        for d in 0..sizes.len() {
+            let steps = 0..sizes[d] as isize;
+            all = all
+                .iter()
+                .flat_map(|at| {
+                    steps.clone().map(|i| [at[0] + i * strides[0][d], at[1] + i * strides[1][d]])
+                })
+                .collect();
+        }
+        all.sort_unstable();
+        all
+    }
+
+    /// What a GPU computes from the parameters.
+    fn device_offsets(index: &Index<2>, mut i: u32) -> [isize; 2] {
+        let mut at = [0isize; 2];
+        for d in 0..index.ndim() {
+            let high = ((u64::from(i) * u64::from(index.magic[d])) >> 32) as u32;
+            let next = (high + i) >> index.shift[d];
+            let r = (i - next * index.sizes[d]) as isize;
+            for (at, stride) in at.iter_mut().zip(index.strides(d)) {
+                *at += r * stride;
+            }
+            i = next;
+        }
+        at
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_is_visited_once(
+            dims in prop::collection::vec((0usize..5, -9isize..9, 0isize..40), 0..6),
+            permutation in any::<u64>(),
+        ) {
+            let sizes: Vec<usize> = dims.iter().map(|d| d.0).collect();
+            let a: Vec<isize> = dims.iter().map(|d| d.1).collect();
+            let mut b: Vec<isize> = dims.iter().map(|d| d.2).collect();
+            if !b.is_empty() {
+                let n = b.len();
+                b.rotate_left(permutation as usize % n);
+            }
+            let plan = Plan::new(&sizes, [&a, &b]);
+            let expected = naive(&sizes, [&a, &b]);
+            prop_assert_eq!(plan.numel, expected.len());
+            if plan.numel == 0 {
+                return Ok(());
+            }
+            let index = plan.index("test").unwrap();
+            let mut host = Vec::new();
+            crate::host::rows(&index, 0..index.numel(), |at, n| {
+                let s = index.inner_strides();
+                host.extend((0..n as isize).map(|i| [at[0] + i * s[0], at[1] + i * s[1]]));
+            });
+            let device: Vec<_> = (0..plan.numel as u32).map(|i| device_offsets(&index, i)).collect();
+            prop_assert_eq!(&host, &device);
+            host.sort_unstable();
+            prop_assert_eq!(host, expected);
+        }
+
+        #[test]
+        fn rows_of_ranges_make_up_the_whole(
+            sizes in prop::collection::vec(1usize..6, 1..5),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let strides: Vec<isize> = (0..sizes.len()).map(|d| 7 * d as isize + 2).collect();
+            let index = Plan::new(&sizes, [&strides]).index("test").unwrap();
+            let cut = cut.index(index.numel());
+            let walk = |ends: &[usize]| {
+                let mut seen = Vec::new();
+                for ends in ends.windows(2) {
+                    crate::host::rows(&index, ends[0]..ends[1], |[at], n| {
+                        seen.extend((0..n as isize).map(|i| at + i * index.inner_strides()[0]));
+                    });
+                }
+                seen
+            };
+            prop_assert_eq!(walk(&[0, index.numel()]), walk(&[0, cut, index.numel()]));
+        }
+
+        #[test]
+        fn magic_divides(d in 1u32..=i32::MAX as u32, i in 0u32..=i32::MAX as u32) {
+            let (m, s) = magic(d);
+            let high = (u64::from(i) * u64::from(m)) >> 32;
+            prop_assert_eq!((high + u64::from(i)) >> s, u64::from(i / d));
+        }
+    }
+
+    #[test]
+    fn neighbours_merge_and_order_follows_the_result() {
+        // Contiguous in four dimensions: one run.
+        let plan = Plan::new(&[2, 3, 1, 4], [&[12, 4, 77, 1], &[12, 4, 5, 1]]);
+        assert!(plan.is_contiguous());
+        assert_eq!(plan.dims.as_slice(), [(24, [1, 1])]);
+        // Both transposed alike: still one run.
+        assert!(Plan::new(&[3, 4], [&[1, 3], &[1, 3]]).is_contiguous());
+        // A row broadcast over rows: two dimensions.
+        let plan = Plan::new(&[5, 4], [&[0, 1], &[4, 1]]);
+        assert_eq!(plan.dims.as_slice(), [(4, [1, 1]), (5, [0, 4])]);
+        // The written operand is walked in its own order.
+        let plan = Plan::new(&[3, 4], [&[1, 3], &[4, 1]]);
+        assert_eq!(plan.dims.as_slice(), [(4, [3, 1]), (3, [1, 4])]);
+        // One element, no dimension.
+        assert!(Plan::<2>::new(&[1, 1], [&[0, 0], &[9, 9]]).is_contiguous());
+    }
+
+    #[test]
+    fn too_many_dimensions_are_an_error() {
+        let sizes = [2usize; 17];
+        let strides: Vec<isize> = (0..17).map(|d| 3isize.pow(d)).collect();
+        let plan = Plan::new(&sizes, [&strides]);
+        assert!(matches!(plan.index("add"), Err(Error::TooManyDims { ndim: 17, .. })));
+        let distinct: BTreeSet<_> = strides.iter().collect();
+        assert_eq!(distinct.len(), 17);
+    }
+
+    #[test]
+    fn what_32_bits_cannot_hold_does_not_fit() {
+        assert!(Plan::new(&[1 << 30, 1], [&[1, 1]]).fits());
+        assert!(!Plan::new(&[1 << 31], [&[1]]).fits());
+        assert!(!Plan::new(&[3, 2], [&[1 << 30, 1]]).fits());
+    }
+}

@@ -1,0 +1,80 @@
+//! Which launches an op makes.
+
+use std::sync::Arc;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use smallvec::smallvec;
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_cuda_sys_safe::null::NullDriver;
+
+use super::*;
+use crate::testing::{self, KERNELS, Tensor, small_sim};
+use crate::{DType, Runtime, RuntimeConfig, Storage};
+
+static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
+
+unsafe fn count(_: &HostLaunch<'_>) {
+    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Few launches do where they can: far strides are cut, not what lies between them.
+#[test]
+fn what_reaches_too_far_is_cut_where_it_does() {
+    let runtime = Runtime::new(small_sim(1).build(), RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let n = 1usize << 20;
+    let bytes = (1 << 32) + n;
+    let host = Storage::pageable(&runtime, bytes).unwrap();
+    let memory = Storage::device(&runtime, bytes, &stream).unwrap();
+    let targets =
+        [(Target::Cpu(&runtime), &host), (Target::Cuda(&runtime, device, &stream), &memory)];
+    let op = Op {
+        name: "fill_",
+        program: (&KERNELS, 0),
+        host: [count, count],
+        vector: 1,
+        location: Location::caller(),
+    };
+    for (target, storage) in targets {
+        for (sizes, strides, launches) in [
+            ([2usize, n], [1isize << 30, 1], 1),
+            ([2, n], [1 << 31, 1], 2),
+            ([n, 2], [1, 1 << 31], 2),
+            ([3, n], [1 << 31, 1], 3),
+            ([2, 1 << 30], [1 << 31, 2], 2),
+            ([2, 1 << 31], [1 << 31, 1], 4),
+        ] {
+            let layout =
+                Layout::from_parts(sizes.as_slice().into(), smallvec![strides[0], strides[1]], 0);
+            LAUNCHES.store(0, Ordering::Relaxed);
+            let view = View { storage, layout: &layout, dtype: DType::U8 };
+            // SAFETY: the function touches nothing, and no GPU runs the kernel.
+            unsafe { run(target, &op, [view], 0u64) }.unwrap();
+            stream.synchronize().unwrap();
+            let counted = LAUNCHES.load(Ordering::Relaxed);
+            assert_eq!(counted, launches, "{sizes:?} {strides:?} {target:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_is_given_the_launch_and_refuses_host_memory() {
+    let driver = Arc::new(NullDriver::new(1));
+    let runtime = Runtime::new(driver, RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    let target = Target::Cuda(&runtime, device, &stream);
+    let a = Tensor::garbage(target, DType::F32, &[1000, 7]);
+    let turned = a.with(|l| l.transpose(0, 1));
+    let before = stream.last_op();
+    let out = Tensor::garbage(target, DType::F32, &[7, 1000]);
+    let copied = stream.last_op();
+    testing::copy(target, turned.view(), out.view()).unwrap();
+    assert!(before < copied && copied < stream.last_op());
+
+    let host = Tensor::garbage(Target::Cpu(&runtime), DType::F32, &[1000, 7]);
+    let error = testing::copy(target, host.view(), a.view());
+    assert!(matches!(error, Err(Error::DeviceMismatch { .. })));
+}

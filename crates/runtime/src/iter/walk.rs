@@ -1,0 +1,148 @@
+//! Dimensions that a kernel walks: of any size and in the order that they are given in.
+
+use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
+
+use super::space::MAX_DIMS;
+use crate::{Error, Result};
+
+/// A dimension of `N` operands: its size, and their strides in elements.
+pub type Dim<const N: usize> = (usize, [isize; N]);
+
+/// Neighbours that are one dimension of all operands as one; none of size 1. From the innermost out.
+pub(super) fn merged<const N: usize>(
+    dims: impl IntoIterator<Item = Dim<N>>,
+) -> SmallVec<[Dim<N>; 4]> {
+    let mut merged: SmallVec<[Dim<N>; 4]> = SmallVec::new();
+    for (size, strides) in dims.into_iter().filter(|(size, _)| *size != 1) {
+        match merged.last_mut() {
+            Some((n, inner)) if (0..N).all(|k| strides[k] == inner[k] * *n as isize) => *n *= size,
+            _ => merged.push((size, strides)),
+        }
+    }
+    merged
+}
+
+/// Dimensions of `N` operands, as a kernel takes them where elements may be more than 32 bits count:
+/// [`Index`](super::Index) is faster, and for less. CUDA's `walk` says where an element lies.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Walk<const N: usize> {
+    ndim: u64,
+    sizes: [u64; MAX_DIMS],
+    /// With `shift`, what a GPU divides by `sizes` with.
+    magic: [u64; MAX_DIMS],
+    shift: [u64; MAX_DIMS],
+    strides: [[i64; MAX_DIMS]; N],
+}
+
+crate::cuda_struct!(Walk<N> { ndim, sizes, magic, shift, strides });
+
+// SAFETY: all fields are numbers, so zeros are valid.
+unsafe impl<const N: usize> Zeroable for Walk<N> {}
+// SAFETY: `repr(C)` with 64-bit integers only: no padding, every bit pattern is valid.
+unsafe impl<const N: usize> Pod for Walk<N> {}
+
+impl<const N: usize> Walk<N> {
+    /// Of these dimensions, from the innermost out. Neighbours are merged.
+    ///
+    /// # Errors
+    /// [`Error::TooManyDims`].
+    pub fn new(op: &'static str, dims: impl IntoIterator<Item = Dim<N>>) -> Result<Self> {
+        let dims = merged(dims);
+        if dims.len() > MAX_DIMS {
+            return Err(Error::TooManyDims { op, ndim: dims.len(), max: MAX_DIMS });
+        }
+        let mut walk = Self { ndim: dims.len() as u64, ..Self::zeroed() };
+        for (d, (size, strides)) in dims.into_iter().enumerate() {
+            walk.sizes[d] = size as u64;
+            (walk.magic[d], walk.shift[d]) = magic(size as u64);
+            for (to, stride) in walk.strides.iter_mut().zip(strides) {
+                to[d] = stride as i64;
+            }
+        }
+        Ok(walk)
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.sizes[..self.ndim as usize].iter().product::<u64>() as usize
+    }
+
+    /// The innermost dimension: of one element where there is none.
+    #[must_use]
+    pub fn inner(&self) -> Dim<N> {
+        match self.ndim {
+            0 => (1, [0; N]),
+            _ => (self.sizes[0] as usize, std::array::from_fn(|k| self.strides[k][0] as isize)),
+        }
+    }
+
+    /// Where element `index` of each operand lies, in elements from the first.
+    #[inline]
+    #[must_use]
+    pub fn offsets(&self, mut index: usize) -> [isize; N] {
+        let mut at = [0; N];
+        for d in 0..self.ndim as usize {
+            let size = self.sizes[d] as usize;
+            // What is one dimension needs no division.
+            let i = if d + 1 == self.ndim as usize { index } else { index % size };
+            for (at, strides) in at.iter_mut().zip(&self.strides) {
+                *at += i as isize * strides[d] as isize;
+            }
+            index /= size.max(1);
+        }
+        at
+    }
+}
+
+/// Multiplier and shift with `i / d == (mulhi(i, m) + i) >> s` for every `i < 2⁶³`; anything for no `d`.
+fn magic(d: u64) -> (u64, u64) {
+    let d = d.max(1);
+    let shift = u64::BITS - (d - 1).leading_zeros();
+    let multiplier = ((1u128 << 64) * ((1u128 << shift) - u128::from(d))) / u128::from(d) + 1;
+    (multiplier as u64, shift.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn magic_divides(d in 1u64..1 << 63, i in 0u64..1 << 63, small in 1u64..1000) {
+            for d in [d, small, d >> 31 | 1] {
+                let (m, s) = magic(d);
+                let high = ((u128::from(i) * u128::from(m)) >> 64) as u64;
+                prop_assert_eq!((high + i) >> s, i / d);
+            }
+        }
+    }
+
+    #[test]
+    fn offsets_are_those_of_nested_loops() {
+        let dims = [(3, [2, -1]), (1, [9, 9]), (2, [6, -3]), (4, [100, 0])];
+        let walk = Walk::new("test", dims).unwrap();
+        assert_eq!((walk.ndim, walk.numel(), walk.inner()), (2, 24, (6, [2, -1])));
+        let mut index = 0;
+        for d in 0..4 {
+            for c in 0..2 {
+                for a in 0..3 {
+                    let expected = [2 * a + 6 * c + 100 * d, -a - 3 * c];
+                    assert_eq!(walk.offsets(index), expected);
+                    index += 1;
+                }
+            }
+        }
+        assert_eq!(Walk::<1>::new("test", []).unwrap().offsets(0), [0]);
+    }
+
+    #[test]
+    fn too_many_dimensions_are_an_error() {
+        let dims = (0..17).map(|d| (2, [3isize.pow(d)]));
+        assert!(matches!(Walk::new("test", dims), Err(Error::TooManyDims { ndim: 17, .. })));
+    }
+}

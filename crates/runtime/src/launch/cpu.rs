@@ -1,0 +1,95 @@
+//! Runs an op on the host's cores.
+
+use std::sync::PoisonError;
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::HostLaunch;
+
+use super::marks::{wait_for_host, wrote_on_host};
+use super::report::Local;
+use super::{Call, distinct};
+use crate::race::{Touch, check_host};
+use crate::storage::{Site, not_host};
+use crate::{Error, IndexCheck, Operand, Result, Storage, host};
+
+pub(super) fn run(call: &Call<'_>) -> Result<()> {
+    let site = Site { op: call.op, location: call.location };
+    let reported = Local::default();
+    let params = call.checks_indices.then(|| reported.params(call));
+    let failed =
+        with_checked(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
+            // SAFETY: `with_operands` gives the pointers for as long as it lasts, and the caller of
+            // `launch::run` vouches for declaration and parameters.
+            unsafe { (call.host)(launch) };
+            reported.failed(call)
+        })?;
+    failed.map_or(Ok(()), |failed| Err(failed.into()))
+}
+
+/// Runs host code on operands in host memory: device work that conflicts is waited for, and the
+/// host locks are held, until `f` returns.
+pub fn with_operands(
+    site: Site,
+    operands: &[Operand<'_>],
+    params: &[u8],
+    f: impl FnOnce(&HostLaunch<'_>),
+) -> Result<()> {
+    let all_right = |launch: &HostLaunch<'_>| {
+        f(launch);
+        None
+    };
+    with_checked(site, operands, params, all_right).map(drop)
+}
+
+/// [`with_operands`] of code that checks indices, and returns what was wrong with one.
+fn with_checked(
+    site: Site,
+    operands: &[Operand<'_>],
+    params: &[u8],
+    f: impl FnOnce(&HostLaunch<'_>) -> Option<IndexCheck>,
+) -> Result<Option<IndexCheck>> {
+    let op = site.op;
+    let mut pointers: SmallVec<[*mut u8; 4]> = SmallVec::new();
+    for operand in operands {
+        let view = operand.view;
+        if !view.storage.runtime().same_as(operands[0].view.storage.runtime()) {
+            return Err(Error::RuntimeMismatch { op });
+        }
+        let base = view.storage.host_ptr().ok_or_else(|| not_host(op, view.storage))?;
+        // The element at index zero; inside the storage because the layout is.
+        pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));
+    }
+    with_host_locks(operands.iter().map(|o| (o.view.storage, o.access.writes())), || {
+        for (argument, operand) in operands.iter().enumerate() {
+            check_host(&Touch::from(*operand), argument, site)?;
+        }
+        for operand in operands {
+            wait_for_host(&Touch::from(*operand))?;
+        }
+        for operand in operands.iter().filter(|operand| operand.access.writes()) {
+            operand.view.storage.enter_write();
+        }
+        let failed = f(&HostLaunch { pointers: &pointers, params, parallel: host::may_parallel() });
+        wrote_on_host(operands.iter().map(|operand| Touch::from(*operand)), failed.as_ref());
+        Ok(failed)
+    })
+}
+
+/// Runs `f` while holding each storage's host lock, taken in address order.
+pub(crate) fn with_host_locks<'a, R>(
+    storages: impl Iterator<Item = (&'a Storage, bool)>,
+    f: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    let distinct = distinct(storages);
+    let mut reads: SmallVec<[_; 4]> = SmallVec::new();
+    let mut writes: SmallVec<[_; 2]> = SmallVec::new();
+    for &(storage, write) in &distinct {
+        let lock = storage.host_lock();
+        if write {
+            writes.push(lock.write().unwrap_or_else(PoisonError::into_inner));
+        } else {
+            reads.push(lock.read().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+    f()
+}

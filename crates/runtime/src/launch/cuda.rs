@@ -1,0 +1,369 @@
+//! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::{DeviceCode, DevicePtr, DriverError, Footprint, Launch, StreamHandle};
+use warpline_stream::{OpNumber, Stream, StreamError};
+use warpline_sync::MutexGuard;
+
+use super::marks::Marking;
+use super::{Call, Code, Report, TOKEN, distinct};
+use crate::completion::Pending;
+use crate::graph::Log;
+use crate::race::{Touch, Watch};
+use crate::storage::{FORMER, Site, Source, Uses, uses_elsewhere};
+use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy, View};
+
+pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
+    // Streams of two worlds cannot be ordered, and a kernel means nothing to another device's stream.
+    if device.device().devices_id() != stream.devices_id() {
+        return Err(Error::RuntimeMismatch { op: call.op });
+    }
+    if stream.device_index() != device.index() {
+        return Err(other_device(call.op, device.index(), stream.device_index()));
+    }
+    let site = Site { op: call.op, location: call.location };
+    let function = |kernel| {
+        device.function(kernel).map_err(|e| match e.driver_error() {
+            Some(source) if source.loses_device() => {
+                located(StreamError::from(source.clone()).into(), stream, site)
+            }
+            _ => e,
+        })
+    };
+    let code = match call.code {
+        Code::Kernel { kernel, grid, block, shared_bytes } => {
+            DeviceCode::Kernel { function: function(kernel)?, grid, block, shared_bytes }
+        }
+        Code::Library(f) => DeviceCode::Library(f),
+        Code::Collective { enqueue, .. } => DeviceCode::Collective(enqueue),
+    };
+    let mut footprints: SmallVec<[Footprint<'_>; 4]> = SmallVec::new();
+    for operand in call.operands {
+        footprints.push(footprint(call.op, device.index(), operand)?);
+    }
+    let marking = Marking::default();
+    enqueue_marked(stream, call.operands.iter().copied(), site, &marking, |h| {
+        let params = match call.checks_indices {
+            true => {
+                let (params, own) = Report::on_stream(call, stream)?;
+                marking.own.borrow_mut().push(own);
+                Some(params)
+            }
+            false => None,
+        };
+        let launch = Launch {
+            op: call.op,
+            code,
+            host: call.host,
+            footprints: &footprints,
+            params: params.as_deref().unwrap_or(call.params),
+            location: call.location,
+        };
+        if let Code::Collective { comm, replays, .. } = call.code
+            && let Some(log) = Log::of(stream)
+        {
+            log.keep_communicator(comm, call.op, replays);
+        }
+        // SAFETY: the handle is the stream's own, of this driver and device; the footprints lie in live storages, whose
+        // allocators have been told of this stream; the caller of `launch::run` vouches that the
+        // code does no more than declared.
+        unsafe { device.driver().launch(h, &launch) }.inspect_err(|_| marking.refused(stream))?;
+        if let Code::Collective { number: Some(number), .. } = call.code {
+            let pending = Pending::new(number, call.op, call.location);
+            // What is captured runs in replays, which have numbers of their own.
+            let source = match Log::of(stream) {
+                None => Source::Collective(pending),
+                Some(_) => Source::CapturedCollective(pending),
+            };
+            marking.own.borrow_mut().push(source);
+        }
+        let operands = call.operands.iter().map(|o| (o.view.dtype.name(), o.view.sizes()));
+        stream.note_launch(call.op, call.location, operands);
+        Ok(())
+    })
+    .map_err(|e| describe(e, stream, call))?;
+    Ok(())
+}
+
+/// The footprint of an operand in device memory.
+pub(super) fn footprint<'a>(
+    op: &'static str,
+    device: usize,
+    operand: &Operand<'a>,
+) -> Result<Footprint<'a>> {
+    let view = operand.view;
+    let ptr = address(op, &view)?;
+    let Some(owner) = view.storage.cuda_device() else {
+        return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
+    };
+    // A kernel that follows another device's address without peer access loses its own device.
+    if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
+    {
+        return Err(other_device(op, device, owner.index()));
+    }
+    Ok(Footprint {
+        ptr,
+        device: owner.index(),
+        item_size: view.dtype.size(),
+        sizes: view.sizes(),
+        strides: view.strides(),
+        access: operand.access,
+    })
+}
+
+/// Where a view's first element is in device memory.
+pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
+    let Some(base) = view.storage.device_ptr() else {
+        return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
+    };
+    // SAFETY: a layout lies inside its storage, so its first element does.
+    Ok(unsafe { base.offset((view.layout.offset() * view.dtype.size()) as i64) })
+}
+
+#[cold]
+fn other_device(op: &'static str, first: usize, second: usize) -> Error {
+    let name = |index| format!("cuda:{index}");
+    Error::DeviceMismatch { op, first: name(first), second: name(second) }
+}
+
+/// What work touches, and its storages: each once, in the order in which locks are taken.
+type Arranged<'a> = (SmallVec<[Touch<'a>; 4]>, SmallVec<[(&'a Storage, bool); 4]>);
+
+fn arrange<'a>(
+    captured: bool,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
+    site: Site,
+) -> Result<Arranged<'a>> {
+    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
+    let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
+    for (storage, _) in &distinct {
+        storage.check_replayed(captured, site.op)?;
+    }
+    Ok((touches, distinct))
+}
+
+/// Enqueues work that touches `arguments`, in order with other uses of their storages. Answers the
+/// operation's number.
+pub(crate) fn enqueue<'a, F>(
+    stream: &Stream,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
+    site: Site,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce(StreamHandle) -> Result<(), DriverError>,
+{
+    enqueue_marked(stream, arguments, site, &Marking::default(), f)
+}
+
+/// [`enqueue`] of work that has marks of its own.
+fn enqueue_marked<'a, F>(
+    stream: &Stream,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
+    site: Site,
+    marking: &Marking<'_>,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce(StreamHandle) -> Result<(), DriverError>,
+{
+    // Asked once: should the capture end or begin before the work is enqueued, it is refused.
+    let captured = stream.captured();
+    let (touches, distinct) = arrange(captured.is_some(), arguments, site)?;
+    if let Some(captured) = captured {
+        check_world(stream, &distinct, site.op)?;
+        // Asked again: the capture may have begun since the copy was found to be no part of one.
+        if distinct.iter().any(|(s, _)| s.cuda_device().is_none() && !s.is_pinned()) {
+            return Err(pageable_in_capture(site.op));
+        }
+        return Log::enqueue(&captured, &distinct, &touches, site, marking, f);
+    }
+    enqueue_now(stream, &distinct, &touches, site, marking, f)
+}
+
+/// What a copy from or to pageable memory answers in a capture.
+pub(super) fn pageable_in_capture(op: &'static str) -> Error {
+    Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)".into())
+}
+
+/// [`enqueue`] of what no capture can hold, for storages of which each is there once, in the order in
+/// which locks are taken.
+pub(super) fn enqueue_now<F>(
+    stream: &Stream,
+    distinct: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    site: Site,
+    marking: &Marking<'_>,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce(StreamHandle) -> Result<(), DriverError>,
+{
+    let submit = |handle| {
+        refuse_captured(stream, site.op)?;
+        f(handle).map_err(StreamError::from)
+    };
+    in_order(stream, distinct, touches, site, marking, || Ok(stream.submit(TOKEN, submit)?.1))
+}
+
+/// For what no capture can hold, as it is submitted: another thread may have begun to capture the
+/// stream since it was asked.
+pub(super) fn refuse_captured(stream: &Stream, op: &'static str) -> Result<(), StreamError> {
+    if stream.is_capturing() {
+        return Err(StreamError::Capturing { call: op });
+    }
+    Ok(())
+}
+
+/// As [`enqueue`], for work that is not just one operation, or is waited for in place, and that no
+/// capture can hold. `f` answers an operation that covers it all.
+pub(super) fn enqueue_with<'a, F>(
+    stream: &Stream,
+    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
+    site: Site,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce() -> Result<OpNumber>,
+{
+    let (touches, distinct) = arrange(false, arguments, site)?;
+    in_order(stream, &distinct, &touches, site, &Marking::default(), f)
+}
+
+/// Refuses storages and a stream of several worlds.
+fn check_world(stream: &Stream, storages: &[(&Storage, bool)], op: &'static str) -> Result<()> {
+    let Some((first, _)) = storages.first() else { return Ok(()) };
+    let one = storages.iter().all(|(storage, _)| storage.runtime().same_as(first.runtime()));
+    if one { first.runtime().check_stream(stream, op) } else { Err(Error::RuntimeMismatch { op }) }
+}
+
+/// Runs `f`, which enqueues work that touches these storages, after the uses that it conflicts
+/// with, and enters it as one.
+fn in_order<F>(
+    stream: &Stream,
+    distinct: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    site: Site,
+    marking: &Marking<'_>,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce() -> Result<OpNumber>,
+{
+    check_world(stream, distinct, site.op)?;
+    // Held until the new uses are entered: another thread that shares a storage sees them.
+    let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
+        distinct.iter().map(|(s, _)| s.uses()).collect();
+    let Some((first, _)) = distinct.first() else {
+        return Ok(stream.last_op());
+    };
+    let carried = marking.carry(touches, distinct, &mut uses)?;
+    let policy = first.runtime().sync_policy();
+    let watch = if first.runtime().detects_races() {
+        Some(Watch::new(stream, site, touches, distinct, &uses)?)
+    } else {
+        None
+    };
+    wait_for_uses(stream, policy, distinct, &uses)?;
+    for ((storage, write), uses) in distinct.iter().zip(&mut uses) {
+        // The page-locked cache is told under either policy: what it reuses, host code writes.
+        // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
+        let told = policy == SyncPolicy::Auto && storage.member().is_none();
+        // Shared memory is unmapped when the streams that it was told of are done with it.
+        if told || storage.is_pinned() || storage.is_shared() {
+            storage.note_stream(uses, stream);
+        }
+        if *write {
+            storage.enter_write();
+        }
+    }
+    let op = f()?;
+    for ((_, write), uses) in distinct.iter().zip(&mut uses) {
+        uses.enter(stream, op, *write, site);
+    }
+    marking.enter(carried, touches, distinct, &mut uses, true);
+    let watched = watch.is_some();
+    if let Some(watch) = watch {
+        watch.enter(stream, op, &mut uses);
+    }
+    drop(uses);
+    let waited = match first.runtime().launch_blocking() {
+        // A race stays one where each launch is waited for to find another mistake.
+        true if watched => stream.host_wait_silently(op),
+        true => stream.host_wait(op),
+        false => return Ok(op),
+    };
+    if let Some(failed) = marking.failed() {
+        return Err(failed); // its own, no earlier one's
+    }
+    waited.map_err(|e| match e.driver_error() {
+        Some(source) => Error::driver(site.op, source.clone()), // its own, no earlier one's
+        None => e.into(),
+    })?;
+    Ok(op)
+}
+
+/// Makes a stream wait for the uses of these storages that its next work conflicts with, as far as
+/// the policy asks for that.
+fn wait_for_uses(
+    stream: &Stream,
+    policy: SyncPolicy,
+    distinct: &[(&Storage, bool)],
+    uses: &[MutexGuard<'_, Uses>],
+) -> Result<()> {
+    // A write takes the place of the uses before it, and host code waits for what is left: in host
+    // memory, later uses come after earlier ones under either policy.
+    let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
+    let all = distinct.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
+    let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
+    for used in uses_elsewhere(stream, all) {
+        match policy {
+            SyncPolicy::Auto if used.op == FORMER => stream.wait_for_all(&used.stream)?,
+            SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
+                Err(_) if used.is_moot() => {}
+                waited => waited?,
+            },
+            SyncPolicy::Manual => stream.wait_for_silently(&used.stream, used.op)?,
+        }
+    }
+    Ok(())
+}
+
+/// Says which op failed, on what, called from where.
+#[cold]
+fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
+    let site = Site { op: call.op, location: call.location };
+    let (op, source) = match located(error, stream, site) {
+        Error::Driver { op, source } => (op, source),
+        error => return error,
+    };
+    let source = source.with_detail(|| {
+        let operands: Vec<String> = call
+            .operands
+            .iter()
+            .map(|o| format!("{}{:?}", o.view.dtype.name(), o.view.sizes()))
+            .collect();
+        format!("{}({})", call.op, operands.join(", "))
+    });
+    Error::driver(op, source)
+}
+
+/// Says which work failed, called from where. Where its device was lost before, says which launches
+/// that may be of, if there are any; waits have said so themselves.
+#[cold]
+pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
+    let Site { op, location } = site;
+    let earlier = match &error {
+        Error::Stream(StreamError::Driver(e)) if e.loses_device() => stream.surfaced(e.clone()),
+        Error::Stream(StreamError::Surfaced { .. }) => return error,
+        _ => match error.driver_error() {
+            Some(source) => return Error::driver(op, source.clone().at(location)),
+            None => return error,
+        },
+    };
+    match earlier {
+        source @ StreamError::Surfaced { .. } => Error::NotStarted { op, location, source },
+        StreamError::Driver(source) => Error::driver(op, source.at(location)),
+        _ => error,
+    }
+}

@@ -1,0 +1,121 @@
+//! How a kernel says that a check of its own failed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::DriverError;
+use warpline_stream::{IndexCheck, Stream};
+
+use super::{Call, TOKEN};
+use crate::graph::Log;
+use crate::storage::Source;
+
+/// A place in a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
+type Words = [AtomicU64; 5];
+
+/// What the parameters of a kernel that checks indices begin with
+/// ([`checks_indices`](super::Call::checks_indices)): what it checks them against, and where it
+/// says that one is out of range.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Report {
+    /// The address of [`Words`].
+    mailbox: u64,
+    launch: u64,
+    site: u64,
+    dim: u64,
+    size: u64,
+}
+
+crate::cuda_struct!(Report { mailbox, launch, site, dim, size });
+
+/// A parameter block on its way to the driver.
+pub(super) type Params = SmallVec<[u8; 512]>;
+
+impl Report {
+    /// Of indices of dimension `dim`, whose size is `size`. Where to report, a launch fills in.
+    pub fn new(dim: usize, size: usize) -> Self {
+        Self { dim: dim as u64, size: size as u64, ..Self::zeroed() }
+    }
+
+    /// The parameters of a call, which begin with a report, with where to report, as what launch and
+    /// of what call.
+    fn fill(params: &[u8], told: [u64; 3]) -> Params {
+        let mut params = Params::from_slice(params);
+        for (to, word) in params.chunks_exact_mut(8).zip(told) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        params
+    }
+
+    /// As what a stream's closure is about to enqueue; and what marks its results with it.
+    pub(super) fn on_stream(
+        call: &Call<'_>,
+        stream: &Stream,
+    ) -> Result<(Params, Source), DriverError> {
+        // By now no other thread begins a capture of the stream, or ends it.
+        let (told, source) = match Log::of(stream) {
+            None => {
+                let (launch, told) =
+                    stream.mailbox().launch(TOKEN, stream, call.op, call.location)?;
+                (told, Source::Launch(launch))
+            }
+            Some(log) => {
+                let (kernel, told) = log.checked(stream, call.op, call.location)?;
+                (told, Source::Captured(kernel))
+            }
+        };
+        Ok((Self::fill(call.params, told), source))
+    }
+
+    /// Whether an index is one of the dimension's. Says so if it is not.
+    ///
+    /// # Safety
+    /// The report is of the parameters that a CPU implementation was given, and that still runs: its
+    /// mailbox is there then.
+    pub unsafe fn check_index(&self, index: i64) -> bool {
+        if (index as u64) < self.size {
+            return true;
+        }
+        let words = std::ptr::with_exposed_provenance::<Words>(self.mailbox as usize);
+        // SAFETY: the caller's promise; a mailbox is aligned words whose address was exposed, and
+        // all who touch them do so as atomics.
+        let words = unsafe { &*words };
+        if words[0].load(Ordering::Acquire) == 0 {
+            let said = [index as u64, self.site, self.dim, self.size];
+            for (word, value) in words[1..].iter().zip(said) {
+                word.store(value, Ordering::Relaxed);
+            }
+            words[0].store(self.launch, Ordering::Release);
+        }
+        false
+    }
+}
+
+/// A mailbox of a launch that runs at once.
+#[derive(Debug, Default)]
+pub(super) struct Local(Words);
+
+impl Local {
+    /// The call's parameters, to report here.
+    pub(super) fn params(&self, call: &Call<'_>) -> Params {
+        Report::fill(call.params, [(&raw const self.0).expose_provenance() as u64, 1, 0])
+    }
+
+    /// What was reported.
+    pub(super) fn failed(&self, call: &Call<'_>) -> Option<IndexCheck> {
+        let [launch, index, _, dim, size] =
+            [0, 1, 2, 3, 4].map(|i| self.0[i].load(Ordering::Acquire));
+        if launch == 0 {
+            return None;
+        }
+        Some(IndexCheck {
+            op: call.op,
+            index: index as i64,
+            dim: dim as usize,
+            size: size as usize,
+            location: call.location,
+        })
+    }
+}

@@ -1,0 +1,335 @@
+//! Launches that must be ordered or refused.
+
+use std::panic::Location;
+
+use warpline_cuda_sys_safe::MemsetValue;
+use warpline_cuda_sys_safe::sim::{CallKind, Schedule, SimConfig};
+
+use super::*;
+use crate::graph::{Capturing, GraphPool};
+use crate::storage::Site;
+use crate::testing::small_sim;
+use crate::{Error, RuntimeConfig, SyncPolicy};
+
+fn runtime(sync_policy: SyncPolicy) -> Runtime {
+    let driver = SimConfig { schedule: Schedule::Lazy, ..small_sim(1) }.build();
+    Runtime::new(driver, RuntimeConfig { sync_policy, ..RuntimeConfig::default() }).unwrap()
+}
+
+fn set(stream: &Stream, storage: &Storage, value: u8) {
+    let here = Location::caller();
+    memset(stream, (storage, 0), MemsetValue::U8(value), storage.bytes(), "fill_", here).unwrap();
+}
+
+#[test]
+fn host_memory_is_not_raced_even_where_the_program_orders_streams() {
+    let runtime = runtime(SyncPolicy::Manual);
+    let device = runtime.device(0).unwrap().device();
+    let (a, b) = (device.stream_from_pool(0).unwrap(), device.stream_from_pool(0).unwrap());
+    let host = Storage::pinned(&runtime, 64).unwrap();
+    write_bytes((&host, 0), &[0; 64]).unwrap();
+    let (x, y) = (Storage::device(&runtime, 64, &a).unwrap(), Storage::device(&runtime, 64, &b));
+    let y = y.unwrap();
+    set(&a, &x, 1);
+    set(&b, &y, 2);
+    let here = Location::caller();
+    // Two unordered copies into one buffer: the second takes the place of the first in the list
+    // of uses.
+    copy_bytes(&a, (&host, 0), (&x, 0), 64, true, here).unwrap();
+    copy_bytes(&b, (&host, 0), (&y, 0), 64, true, here).unwrap();
+    assert_eq!(runtime.take_races().len(), 1);
+    let mut bytes = [0; 64];
+    read_bytes((&host, 0), &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 64]);
+    assert!(a.query().unwrap(), "a copy into the buffer runs while the host reads it");
+    a.synchronize().unwrap();
+    read_bytes((&host, 0), &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 64]);
+}
+
+#[test]
+fn memory_of_another_runtime_is_refused() {
+    let (here, there) = (runtime(SyncPolicy::Auto), runtime(SyncPolicy::Auto));
+    let ours = here.device(0).unwrap().device().default_stream();
+    let theirs = there.device(0).unwrap().device().default_stream();
+    let x = Storage::device(&here, 64, ours).unwrap();
+    let y = Storage::device(&there, 64, theirs).unwrap();
+    let location = Location::caller();
+    let mixed = [
+        copy_bytes(ours, (&x, 0), (&y, 0), 64, true, location),
+        copy_bytes(theirs, (&x, 0), (&x, 32), 32, true, location),
+        memset(ours, (&y, 0), MemsetValue::U8(1), 64, "zero_", location),
+    ];
+    for answer in mixed {
+        assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
+    }
+    let (x, y) = (Storage::pageable(&here, 64).unwrap(), Storage::pageable(&there, 64).unwrap());
+    let layout = crate::Layout::contiguous(&[16]).unwrap();
+    let view = crate::View { storage: &x, layout: &layout, dtype: crate::DType::F32 };
+    let answer =
+        crate::testing::copy(Target::Cpu(&here), crate::View { storage: &y, ..view }, view);
+    assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
+}
+
+/// Two runtimes over one driver: what their streams are given, neither knows of the other's.
+#[test]
+fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
+    let driver = small_sim(1).build();
+    let runtime = || Runtime::new(driver.clone(), RuntimeConfig::default()).unwrap();
+    let (ours, theirs) = (runtime(), runtime());
+    let devices = [&ours, &theirs].map(|runtime| runtime.device(0).unwrap());
+    let [here, there] = devices.map(|device| device.device().stream_from_pool(0).unwrap());
+    let location = Location::caller();
+
+    let x = Storage::device(&ours, 64, &here).unwrap();
+    let (near, far) = (Storage::pinned(&ours, 64).unwrap(), Storage::pageable(&ours, 64).unwrap());
+    let [pool, other_pool] = devices.map(GraphPool::new);
+    pool.stream(devices[0]).unwrap();
+    let capturing = Capturing::begin(&ours, &here, &pool).unwrap();
+    set(&here, &x, 1);
+    let graph = capturing.end().unwrap();
+    let layout = crate::Layout::contiguous(&[8]).unwrap();
+    let out = crate::View { storage: &x, layout: &layout, dtype: crate::DType::I64 };
+    let state = || format!("{:?}", devices[0].generator().lock().unwrap());
+
+    let counted = || {
+        let reserved = devices.map(|device| device.allocator().memory_reserved());
+        let books = driver.books();
+        let calls = [CallKind::Launch, CallKind::MemcpyAsync, CallKind::HostAlloc];
+        (reserved, calls.map(|call| books.count(call)), state())
+    };
+    let before = counted();
+    let big = 64 << 20;
+    let mixed = [Target::Cuda(&ours, devices[0], &there), Target::Cuda(&ours, devices[1], &there)];
+    let ops = mixed.into_iter().flat_map(|target| {
+        [
+            crate::testing::fill(target, out, 1),
+            crate::testing::copy(target, out, out),
+            target.check("random_"),
+        ]
+    });
+    let answers = [
+        Storage::device(&ours, big, &there).map(drop),
+        Storage::device(&theirs, big, &here).map(drop),
+        x.record_stream(&there),
+        near.record_stream(&there),
+        copy_bytes(&there, (&x, 0), (&near, 0), 64, true, location),
+        copy_bytes(&there, (&x, 0), (&far, 0), 64, false, location),
+        copy_bytes(&there, (&x, 0), (&x, 32), 32, true, location),
+        memset(&there, (&x, 0), MemsetValue::U8(1), 64, "zero_", location),
+        Capturing::begin(&ours, &there, &pool).map(drop),
+        Capturing::begin(&ours, &here, &other_pool).map(drop),
+        pool.stream(devices[1]).map(drop),
+        graph.replay(&there),
+    ];
+    for (i, answer) in ops.chain(answers).enumerate() {
+        assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{i}: {answer:?}");
+    }
+    assert_eq!(counted(), before);
+    // The pool that was refused is as it was.
+    Capturing::begin(&theirs, &there, &other_pool).unwrap().end().unwrap();
+}
+
+#[test]
+fn a_replay_that_uses_what_another_graph_is_yet_to_make_is_refused() {
+    for (one_pool, dropped) in [(true, false), (true, true), (false, false), (false, true)] {
+        let runtime = runtime(SyncPolicy::Auto);
+        let device = runtime.device(0).unwrap();
+        let stream = device.device().stream_from_pool(0).unwrap();
+        let (pool, other) = (GraphPool::new(device), GraphPool::new(device));
+        let z = Storage::device(&runtime, 64, &stream).unwrap();
+        set(&stream, &z, 1);
+        let capturing = Capturing::begin(&runtime, &stream, &pool).unwrap();
+        let y = Storage::device(&runtime, 64, &stream).unwrap();
+        set(&stream, &y, 7);
+        let makes = capturing.end().unwrap();
+        let second = if one_pool { &pool } else { &other };
+        let capturing = Capturing::begin(&runtime, &stream, second).unwrap();
+        copy_bytes(&stream, (&z, 0), (&y, 0), 64, true, Location::caller()).unwrap();
+        let uses = capturing.end().unwrap();
+        if dropped {
+            drop(y);
+        }
+        let refused = uses.replay(&stream);
+        assert!(matches!(refused, Err(Error::NotReplayed { .. })), "{refused:?}");
+        makes.replay(&stream).unwrap();
+        uses.replay(&stream).unwrap();
+        let near = Storage::pageable(&runtime, 64).unwrap();
+        copy_bytes(&stream, (&near, 0), (&z, 0), 64, false, Location::caller()).unwrap();
+        let mut bytes = [0; 64];
+        read_bytes((&near, 0), &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 64]);
+    }
+}
+
+#[test]
+fn a_kernel_is_not_given_another_devices_memory() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(2) }.build();
+    let runtime = Runtime::new(sim, RuntimeConfig::default()).unwrap();
+    let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
+    let (here, there) = (first.device().default_stream(), second.device().default_stream());
+    let storage = Storage::device(&runtime, 64, there).unwrap();
+    let layout = crate::Layout::contiguous(&[16]).unwrap();
+    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
+    let answer = crate::testing::fill(Target::Cuda(&runtime, first, here), view, 1);
+    assert!(matches!(answer, Err(Error::DeviceMismatch { .. })), "{answer:?}");
+    crate::testing::fill(Target::Cuda(&runtime, second, there), view, 1).unwrap();
+}
+
+#[test]
+fn layouts_that_mean_nothing_are_refused() {
+    use smallvec::smallvec;
+
+    use crate::{DType, Layout, View};
+
+    let config = RuntimeConfig::default();
+    let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };
+    let runtime = Runtime::without_cuda(reason, &config);
+    let storage = Storage::pageable(&runtime, 64).unwrap();
+    let other = Storage::pageable(&runtime, 64).unwrap();
+    for layout in [
+        // More elements than can be counted, all of them the first.
+        Layout::from_parts(smallvec![usize::MAX, 2], smallvec![0, 0], 0),
+        Layout::from_parts(smallvec![4], smallvec![1], isize::MAX as usize),
+        Layout::from_parts(smallvec![0], smallvec![1], isize::MAX as usize),
+        Layout::from_parts(smallvec![2], smallvec![isize::MIN], 0),
+    ] {
+        let view = View { storage: &storage, layout: &layout, dtype: DType::F64 };
+        let target = Target::Cpu(&runtime);
+        let error = crate::testing::copy(target, view, View { storage: &other, ..view });
+        assert!(error.is_err(), "{layout:?}");
+        let same = Layout::contiguous(&[1]).unwrap();
+        let plain = View { storage: &storage, layout: &same, dtype: DType::F64 };
+        assert!(crate::testing::copy(target, plain, view).is_err(), "{layout:?}");
+        assert!(view.check_inside("test").is_err(), "{layout:?}");
+    }
+}
+
+#[test]
+fn a_target_is_one_device_of_one_runtime() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(2) }.build();
+    let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+    let elsewhere = self::runtime(SyncPolicy::Auto);
+    let (first, second) = (runtime.device(0).unwrap(), runtime.device(1).unwrap());
+    let here = first.device().stream_from_pool(0).unwrap();
+    let there = second.device().stream_from_pool(0).unwrap();
+    let foreign = elsewhere.device(0).unwrap();
+    let storage = Storage::device(&runtime, 64, &here).unwrap();
+    let layout = crate::Layout::contiguous(&[4, 4]).unwrap();
+    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
+    let product = Storage::device(&runtime, 64, &here).unwrap();
+    let product = crate::View { storage: &product, ..view };
+    crate::testing::fill(Target::Cuda(&runtime, first, &here), view, 1).unwrap();
+    for target in [
+        Target::Cuda(&runtime, foreign, &here),
+        Target::Cuda(&runtime, first, &there),
+        Target::Cuda(&elsewhere, foreign, &here),
+    ] {
+        let filled = crate::testing::fill(target, view, 2);
+        let copied = crate::testing::copy(target, view, product);
+        for answer in [filled, copied] {
+            let refused =
+                matches!(answer, Err(Error::RuntimeMismatch { .. } | Error::DeviceMismatch { .. }));
+            assert!(refused, "{answer:?}");
+        }
+    }
+    here.synchronize().unwrap();
+    there.synchronize().unwrap();
+}
+
+/// Whatever the order in which an op's storages are locked.
+#[test]
+fn uses_on_one_stream_are_waited_for_once() {
+    let sim = SimConfig { schedule: Schedule::Lazy, ..small_sim(1) }.build();
+    let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+    let device = runtime.device(0).unwrap().device();
+    let [a, b] = [0, 0].map(|p| device.stream_from_pool(p).unwrap());
+    let [x, y] = [(); 2].map(|()| Storage::device(&runtime, 64, &b).unwrap());
+    for (first, last) in [(&x, &y), (&y, &x)] {
+        set(&b, first, 1);
+        set(&b, last, 2);
+        let before = sim.books().count(CallKind::StreamWaitEvent);
+        let site = Site { op: "add_", location: Location::caller() };
+        let touches = [(&x, true), (&y, true)].into_iter();
+        enqueue(&a, touches, site, |_| Ok(())).unwrap();
+        assert_eq!(sim.books().count(CallKind::StreamWaitEvent) - before, 1);
+    }
+}
+
+/// The driver returns from it when the bytes are there: no event is recorded to wait for.
+#[test]
+fn a_copy_to_pageable_memory_is_done_when_it_returns() {
+    for schedule in [Schedule::Lazy, Schedule::Eager, Schedule::Seeded(3)] {
+        let sim = SimConfig { schedule, ..small_sim(1) }.build();
+        let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap();
+        let device = runtime.device(0).unwrap().device();
+        let [a, b] = [0, 0].map(|p| device.stream_from_pool(p).unwrap());
+        let x = Storage::device(&runtime, 64, &a).unwrap();
+        set(&a, &x, 7);
+        b.wait_stream(&a).unwrap();
+        let (earlier, before) = (a.last_op(), sim.books().count(CallKind::EventRecord));
+        let near = Storage::pageable(&runtime, 64).unwrap();
+        copy_bytes(&b, (&near, 0), (&x, 0), 64, false, Location::caller()).unwrap();
+        assert_eq!(sim.books().count(CallKind::EventRecord), before, "{schedule:?}");
+        assert!(b.is_known_done(b.last_op()) && a.is_known_done(earlier), "{schedule:?}");
+        let mut bytes = [0; 64];
+        read_bytes((&near, 0), &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 64], "{schedule:?}");
+    }
+}
+
+#[test]
+fn operands_that_overlap_or_leave_their_storage_are_refused() {
+    let runtime = runtime(SyncPolicy::Auto);
+    let [x, y] = [(); 2].map(|()| Storage::pageable(&runtime, 64).unwrap());
+    let row = crate::Layout::contiguous(&[8]).unwrap();
+    let at = |offset: usize, stride: isize| {
+        crate::Layout::from_parts([8].as_slice().into(), [stride].as_slice().into(), offset)
+    };
+    let (later, twice, far) = (at(8, 1), at(0, 0), at(9, 1));
+    let of = |storage, layout| crate::View { storage, layout, dtype: crate::DType::F32 };
+    let check = |operands: &[Operand<'_>]| check_operands("op", operands);
+    let out = of(&x, &row).write();
+    check(&[of(&x, &later).read(), of(&y, &row).read(), out]).unwrap();
+    check(&[of(&y, &row).read(), of(&y, &row).read(), of(&y, &twice).read()]).unwrap();
+    let refused = check(&[of(&x, &row).read(), out]);
+    assert!(matches!(refused, Err(Error::OverlappingOperands { op: "op" })), "{refused:?}");
+    let refused = check(&[out, of(&x, &row).read_write()]);
+    assert!(matches!(refused, Err(Error::OverlappingOperands { .. })), "{refused:?}");
+    let refused = check(&[of(&x, &twice).read_write()]);
+    assert!(matches!(refused, Err(Error::OverlappingWrite { .. })), "{refused:?}");
+    let refused = check(&[of(&y, &far).read(), out]);
+    assert!(matches!(refused, Err(Error::OutOfStorage { .. })), "{refused:?}");
+}
+
+#[test]
+fn what_checks_indices_has_parameters_for_the_report() {
+    static NAMED: Program =
+        Program::new("named", &[""], &[""], |_, _| crate::module::Source::new());
+    unsafe fn nothing(_: &warpline_cuda_sys_safe::HostLaunch<'_>) {}
+    let runtime = runtime(SyncPolicy::Auto);
+    let storage = Storage::pageable(&runtime, 64).unwrap();
+    let layout = crate::Layout::contiguous(&[8]).unwrap();
+    let view = crate::View { storage: &storage, layout: &layout, dtype: crate::DType::F32 };
+    let run = |checks_indices| {
+        let call = Call {
+            op: "named",
+            operands: &[view.read()],
+            params: &[0; 8],
+            checks_indices,
+            host: nothing,
+            code: Code::Kernel {
+                kernel: (&NAMED, 0, 0),
+                grid: [1; 3],
+                block: [1; 3],
+                shared_bytes: 0,
+            },
+            location: Location::caller(),
+        };
+        // SAFETY: it does nothing.
+        unsafe { super::run(Target::Cpu(&runtime), &call) }
+    };
+    run(false).unwrap();
+    let refused = run(true);
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+}

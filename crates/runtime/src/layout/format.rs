@@ -1,0 +1,217 @@
+//! The order of dimensions in memory: formats, and what a result's order is made of.
+
+use smallvec::SmallVec;
+
+use super::{Layout, Strides};
+use crate::{Error, Result};
+
+/// In which order a tensor's dimensions lie in memory (`torch.memory_format`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryFormat {
+    /// `torch.contiguous_format`: row-major.
+    Contiguous,
+    /// `torch.channels_last`: of `N × C × H × W` the channels are next to each other.
+    ChannelsLast,
+    /// `torch.channels_last_3d`: of `N × C × D × H × W` the channels are next to each other.
+    ChannelsLast3d,
+    /// `torch.preserve_format`: as in the tensor that a new one is made after.
+    Preserve,
+}
+
+impl MemoryFormat {
+    /// Dimensions from the innermost out; `None` where it says nothing of such sizes.
+    fn order(self, ndim: usize) -> Option<SmallVec<[usize; 6]>> {
+        match (self, ndim) {
+            (Self::Contiguous | Self::Preserve, _) => Some((0..ndim).rev().collect()),
+            (Self::ChannelsLast, 4) => Some(SmallVec::from_slice(&[1, 3, 2, 0])),
+            (Self::ChannelsLast3d, 5) => Some(SmallVec::from_slice(&[1, 4, 3, 2, 0])),
+            _ => None,
+        }
+    }
+}
+
+impl Layout {
+    /// A dense layout of these sizes in a format; [`MemoryFormat::Preserve`] has nothing to go by and is
+    /// row-major.
+    ///
+    /// # Errors
+    /// [`Error::SizeOverflow`]; [`Error::InvalidArgument`] for sizes that the format says nothing of.
+    pub fn in_format(sizes: &[usize], format: MemoryFormat) -> Result<Self> {
+        let plain = Self::contiguous(sizes)?;
+        match format.order(sizes.len()) {
+            Some(_) if matches!(format, MemoryFormat::Contiguous | MemoryFormat::Preserve) => {
+                Ok(plain)
+            }
+            Some(order) => Ok(Self::dense(sizes, &order)),
+            None => {
+                let needed = if format == MemoryFormat::ChannelsLast { 4 } else { 5 };
+                let reason = format!("{format:?} needs {needed} dimensions, not {}", sizes.len());
+                Err(Error::invalid("memory_format", reason))
+            }
+        }
+    }
+
+    /// Whether the elements lie one after the other in the format's order
+    /// (`Tensor.is_contiguous(memory_format)`); any dense order is [`MemoryFormat::Preserve`].
+    #[must_use]
+    pub fn is_contiguous_in(&self, format: MemoryFormat) -> bool {
+        match format {
+            MemoryFormat::Contiguous => self.is_contiguous(),
+            MemoryFormat::Preserve => self.is_dense(),
+            _ => format.order(self.ndim()).is_some_and(|order| self.follows(&order)),
+        }
+    }
+
+    /// Whether its elements fill a piece of memory, each of it once, in whatever order.
+    #[must_use]
+    pub fn is_dense(&self) -> bool {
+        if self.is_contiguous() {
+            return true;
+        }
+        let mut order: SmallVec<[usize; 6]> = (0..self.ndim()).rev().collect();
+        order.sort_by_key(|&d| (self.sizes[d] > 1, self.strides[d]));
+        self.follows(&order)
+    }
+
+    fn follows(&self, order: &[usize]) -> bool {
+        let mut step = 1;
+        order.iter().filter(|&&d| self.sizes[d] != 1).all(|&d| {
+            let fits = self.strides[d] == step;
+            step *= self.sizes[d] as isize;
+            fits
+        })
+    }
+
+    /// The layout of a new tensor after this one: its strides where it is dense, else its dimensions in
+    /// their order.
+    #[must_use]
+    pub fn preserved(&self) -> Self {
+        if self.is_dense() {
+            return Self { offset: 0, ..self.clone() };
+        }
+        Self::dense(&self.sizes, &self.by_stride())
+    }
+
+    /// The layout of an elementwise op's result, from its operands', which have its sizes: row-major where
+    /// all are, else with the dimensions in their order, the first operand's before the second's.
+    #[must_use]
+    pub fn of_result(operands: &[&Self]) -> Self {
+        let Some((first, others)) = operands.split_first() else { return Self::dense(&[], &[]) };
+        let alike = others.iter().all(|other| other.strides == first.strides);
+        if alike && first.is_dense() {
+            return Self { offset: 0, ..(*first).clone() };
+        }
+        if operands.iter().all(|operand| operand.is_contiguous()) {
+            let order: SmallVec<[usize; 6]> = (0..first.ndim()).rev().collect();
+            return Self::dense(&first.sizes, &order);
+        }
+        Self::dense(&first.sizes, &order_of(&first.sizes, operands))
+    }
+
+    /// The dimensions from the innermost out in memory; those that say nothing, of stride 0, stay.
+    pub fn by_stride(&self) -> SmallVec<[usize; 6]> {
+        order_of(&self.sizes, &[self])
+    }
+
+    /// Dimensions one after the other in memory, from the innermost out.
+    fn dense(sizes: &[usize], order: &[usize]) -> Self {
+        let mut strides: Strides = SmallVec::from_elem(1, sizes.len());
+        let mut step = 1isize;
+        for &d in order {
+            strides[d] = step;
+            step = step.saturating_mul(sizes[d].max(1) as isize);
+        }
+        Self { sizes: sizes.into(), strides, offset: 0 }
+    }
+}
+
+/// The dimensions from the innermost out, as PyTorch's TensorIterator sorts them: by the strides of the
+/// first operand that says which is further in. A stride of 0 says nothing.
+fn order_of(sizes: &[usize], operands: &[&Layout]) -> SmallVec<[usize; 6]> {
+    let mut order: SmallVec<[usize; 6]> = (0..sizes.len()).rev().collect();
+    for i in 1..order.len() {
+        let mut at = i;
+        for before in (0..i).rev() {
+            match goes_outside(sizes, operands, order[before], order[at]) {
+                Some(true) => {
+                    order.swap(before, at);
+                    at = before;
+                }
+                Some(false) => break,
+                None => {}
+            }
+        }
+    }
+    order
+}
+
+/// Whether dimension `a` lies outside of `b`; `None` where no operand says.
+fn goes_outside(sizes: &[usize], operands: &[&Layout], a: usize, b: usize) -> Option<bool> {
+    for operand in operands {
+        let [x, y] = [a, b].map(|d| operand.strides[d].unsigned_abs());
+        if x == 0 || y == 0 {
+            continue;
+        }
+        if x != y {
+            return Some(x > y);
+        }
+        if sizes[a] > sizes[b] {
+            return Some(true);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+
+    fn layout(sizes: &[usize], strides: &[isize]) -> Layout {
+        Layout::from_parts(sizes.into(), strides.into(), 0)
+    }
+
+    /// What PyTorch's `empty`, `contiguous` and `is_contiguous` say of formats.
+    #[test]
+    fn channels_last_is_as_in_pytorch() {
+        let last = Layout::in_format(&[2, 3, 4, 5], MemoryFormat::ChannelsLast).unwrap();
+        assert_eq!(last.strides(), [60, 1, 15, 3]);
+        assert!(last.is_contiguous_in(MemoryFormat::ChannelsLast) && !last.is_contiguous());
+        assert!(last.is_dense());
+        let last = Layout::in_format(&[2, 3, 4, 5, 6], MemoryFormat::ChannelsLast3d).unwrap();
+        assert_eq!(last.strides(), [360, 1, 90, 18, 3]);
+        // One channel, or one pixel: both at once.
+        let both = Layout::contiguous(&[2, 1, 4, 5]).unwrap();
+        assert!(both.is_contiguous_in(MemoryFormat::ChannelsLast));
+        assert!(Layout::in_format(&[2, 3], MemoryFormat::ChannelsLast).is_err());
+        assert!(!Layout::contiguous(&[2, 3]).unwrap().is_contiguous_in(MemoryFormat::ChannelsLast));
+    }
+
+    #[test]
+    fn what_is_dense_is_preserved_and_the_rest_keeps_its_order() {
+        let turned = layout(&[3, 4], &[1, 3]);
+        assert_eq!(turned.preserved().strides(), [1, 3]);
+        // Every second column of a transposed matrix.
+        assert_eq!(layout(&[3, 4], &[2, 6]).preserved().strides(), [1, 3]);
+        // Expanded: as `torch.empty(1, 4).expand(3, 4).clone()`.
+        assert_eq!(layout(&[3, 4], &[0, 1]).preserved().strides(), [4, 1]);
+        assert!(!layout(&[3, 4], &[0, 1]).is_dense() && !layout(&[2, 2], &[1, 1]).is_dense());
+        let offset = Layout::from_parts(smallvec![2], smallvec![1], 7);
+        assert_eq!(offset.preserved().offset(), 0);
+    }
+
+    /// Strides that `torch.add` gave for such operands.
+    #[test]
+    fn results_take_the_order_of_their_operands() {
+        let plain = Layout::contiguous(&[3, 4]).unwrap();
+        let turned = layout(&[3, 4], &[1, 3]);
+        assert_eq!(Layout::of_result(&[&turned]).strides(), [1, 3]);
+        assert_eq!(Layout::of_result(&[&turned, &turned]).strides(), [1, 3]);
+        assert_eq!(Layout::of_result(&[&plain, &turned]).strides(), [4, 1]);
+        assert_eq!(Layout::of_result(&[&turned, &plain]).strides(), [1, 3]);
+        // A row for all rows says nothing of the order; the other does.
+        assert_eq!(Layout::of_result(&[&layout(&[3, 4], &[0, 1]), &turned]).strides(), [1, 3]);
+        assert_eq!(Layout::of_result(&[&layout(&[3, 4], &[0, 0])]).strides(), [4, 1]);
+    }
+}

@@ -1,0 +1,367 @@
+//! Sizes, strides and offset of a tensor in its storage, and the views that only change these.
+
+mod format;
+
+pub use format::MemoryFormat;
+use smallvec::SmallVec;
+
+use crate::{Error, Result};
+
+/// Sizes per dimension.
+pub type Sizes = SmallVec<[usize; 6]>;
+/// Elements from one index to the next, per dimension.
+pub type Strides = SmallVec<[isize; 6]>;
+
+/// Where a tensor's elements lie in its storage, in units of elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    sizes: Sizes,
+    strides: Strides,
+    offset: usize,
+}
+
+impl Layout {
+    /// A row-major layout at offset 0.
+    ///
+    /// # Errors
+    /// [`Error::SizeOverflow`] when the number of elements does not fit `isize`.
+    pub fn contiguous(sizes: &[usize]) -> Result<Self> {
+        let numel = checked_numel(sizes)?;
+        debug_assert!(numel <= isize::MAX as usize);
+        let mut strides: Strides = SmallVec::from_elem(1, sizes.len());
+        let mut step = 1isize;
+        for d in (0..sizes.len()).rev() {
+            strides[d] = step;
+            // A zero-sized dimension counts as one here, as in PyTorch; that cannot overflow
+            // either, because saturating keeps it harmless for layouts with no elements.
+            step = step.saturating_mul(sizes[d].max(1) as isize);
+        }
+        Ok(Self { sizes: sizes.into(), strides, offset: 0 })
+    }
+
+    /// A layout from its parts. The caller sees to it that it stays inside its storage. Strides
+    /// that are missing are 0.
+    #[must_use]
+    pub fn from_parts(sizes: Sizes, mut strides: Strides, offset: usize) -> Self {
+        strides.resize(sizes.len(), 0);
+        Self { sizes, strides, offset }
+    }
+
+    /// Sizes per dimension.
+    #[must_use]
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// Strides per dimension, in elements.
+    #[must_use]
+    pub fn strides(&self) -> &[isize] {
+        &self.strides
+    }
+
+    /// The first element's offset in the storage, in elements.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of dimensions.
+    #[must_use]
+    pub fn ndim(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// Number of elements; `usize::MAX` where that is more than can be counted.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.sizes.iter().fold(1, |n, &size| n.saturating_mul(size))
+    }
+
+    /// Whether elements follow each other without gaps, row-major.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        let mut step = 1isize;
+        for d in (0..self.sizes.len()).rev() {
+            if self.sizes[d] == 0 {
+                return true;
+            }
+            if self.sizes[d] != 1 {
+                if self.strides[d] != step {
+                    return false;
+                }
+                step *= self.sizes[d] as isize;
+            }
+        }
+        true
+    }
+
+    /// Turns `dim`, which may count from the end, into an index.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`].
+    pub fn dim(&self, dim: isize) -> Result<usize> {
+        resolve_dim(dim, self.ndim())
+    }
+
+    /// [`Layout::dim`], of which a scalar has none.
+    fn own_dim(&self, dim: isize) -> Result<usize> {
+        if self.ndim() == 0 { Err(Error::DimOutOfRange { dim, ndim: 0 }) } else { self.dim(dim) }
+    }
+
+    /// Swaps two dimensions. The one that a scalar may name is no dimension to swap.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`].
+    pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
+        let (a, b) = (self.dim(dim0)?, self.dim(dim1)?);
+        let mut out = self.clone();
+        if a != b {
+            out.sizes.swap(a, b);
+            out.strides.swap(a, b);
+        }
+        Ok(out)
+    }
+
+    /// Reorders all dimensions.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
+    pub fn permute(&self, dims: &[isize]) -> Result<Self> {
+        let mut seen: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.ndim());
+        let (mut sizes, mut strides) = (Sizes::new(), Strides::new());
+        for &dim in dims {
+            let d = self.own_dim(dim)?;
+            if std::mem::replace(&mut seen[d], true) {
+                return Err(Error::invalid(
+                    "permute",
+                    format!("dimension {d} is named twice in {dims:?}"),
+                ));
+            }
+            sizes.push(self.sizes[d]);
+            strides.push(self.strides[d]);
+        }
+        if dims.len() != self.ndim() {
+            return Err(Error::invalid(
+                "permute",
+                format!("{dims:?} names {} dimensions of a tensor of {}", dims.len(), self.ndim()),
+            ));
+        }
+        Ok(Self { sizes, strides, offset: self.offset })
+    }
+
+    /// `length` indices of `dim`, from `start` on.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
+        let d = self.own_dim(dim)?;
+        let size = self.sizes[d];
+        let first = if start < 0 { start + size as isize } else { start };
+        if first < 0 || first as usize > size || length > size - first as usize {
+            return Err(Error::IndexOutOfRange {
+                op: "narrow",
+                dim: d,
+                index: start,
+                length,
+                size,
+            });
+        }
+        let mut out = self.clone();
+        out.sizes[d] = length;
+        // An empty result keeps the offset inside the storage.
+        if length != 0 {
+            out.offset = offset_by(self.offset, first, self.strides[d]);
+        }
+        Ok(out)
+    }
+
+    /// Every `step`-th index of `dim` in `start..end`.
+    ///
+    /// # Errors
+    /// As [`Layout::narrow`]; [`Error::InvalidArgument`] when `step` is zero.
+    pub fn slice(&self, dim: isize, start: usize, end: usize, step: usize) -> Result<Self> {
+        if step == 0 {
+            return Err(Error::invalid("slice", "the step must be greater than zero".into()));
+        }
+        // What does not fit is no index from the end, but out of range.
+        let first = isize::try_from(start).unwrap_or(isize::MAX);
+        let mut out = self.narrow(dim, first, end.saturating_sub(start))?;
+        let d = self.dim(dim)?;
+        out.sizes[d] = out.sizes[d].div_ceil(step);
+        // Where this saturates there is at most one element, and the stride is never used.
+        let step = isize::try_from(step).unwrap_or(isize::MAX);
+        out.strides[d] = out.strides[d].saturating_mul(step);
+        Ok(out)
+    }
+
+    /// One index of `dim`, which goes away.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
+        let d = self.own_dim(dim)?;
+        let size = self.sizes[d];
+        let i = if index < 0 { index + size as isize } else { index };
+        if i < 0 || i as usize >= size {
+            return Err(Error::IndexOutOfRange { op: "select", dim: d, index, length: 1, size });
+        }
+        let mut out = self.clone();
+        out.offset = offset_by(self.offset, i, self.strides[d]);
+        out.sizes.remove(d);
+        out.strides.remove(d);
+        Ok(out)
+    }
+
+    /// Removes a dimension of size 1; leaves others alone.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`].
+    pub fn squeeze(&self, dim: isize) -> Result<Self> {
+        let d = self.dim(dim)?;
+        let mut out = self.clone();
+        if !out.sizes.is_empty() && out.sizes[d] == 1 {
+            out.sizes.remove(d);
+            out.strides.remove(d);
+        }
+        Ok(out)
+    }
+
+    /// Removes every dimension of size 1.
+    #[must_use]
+    pub fn squeeze_all(&self) -> Self {
+        let keep = |d: &usize| self.sizes[*d] != 1;
+        Self {
+            sizes: (0..self.ndim()).filter(keep).map(|d| self.sizes[d]).collect(),
+            strides: (0..self.ndim()).filter(keep).map(|d| self.strides[d]).collect(),
+            offset: self.offset,
+        }
+    }
+
+    /// Inserts a dimension of size 1 before `dim`, which may be one past the last.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`].
+    pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
+        let d = resolve_dim(dim, self.ndim() + 1)?;
+        let stride = if d < self.ndim() { self.sizes[d] as isize * self.strides[d] } else { 1 };
+        let mut out = self.clone();
+        out.sizes.insert(d, 1);
+        out.strides.insert(d, stride);
+        Ok(out)
+    }
+
+    /// Repeats dimensions of size 1, and new leading ones, by a stride of zero.
+    ///
+    /// # Errors
+    /// [`Error::ExpandMismatch`].
+    pub fn expand(&self, sizes: &[usize]) -> Result<Self> {
+        let mismatch = || Error::ExpandMismatch { from: self.sizes.to_vec(), to: sizes.to_vec() };
+        let new = sizes.len().checked_sub(self.ndim()).ok_or_else(mismatch)?;
+        checked_numel(sizes)?;
+        let mut strides = Strides::new();
+        for (d, &size) in sizes.iter().enumerate() {
+            strides.push(match d.checked_sub(new) {
+                None => 0,
+                Some(old) if self.sizes[old] == size => self.strides[old],
+                Some(old) if self.sizes[old] == 1 => 0,
+                Some(_) => return Err(mismatch()),
+            });
+        }
+        Ok(Self { sizes: sizes.into(), strides, offset: self.offset })
+    }
+
+    /// The same elements in the same order under other sizes, without moving any; `None` when
+    /// the strides do not allow that. `sizes` must have the same number of elements.
+    #[must_use]
+    pub fn view(&self, sizes: &[usize]) -> Option<Self> {
+        if self.numel() != checked_numel(sizes).ok()? {
+            return None;
+        }
+        if self.numel() == 0 {
+            let mut out = Self::contiguous(sizes).ok()?;
+            out.offset = self.offset;
+            return Some(out);
+        }
+        // Walk from the last dimension: each run of old dimensions that is contiguous in itself
+        // must be the product of a run of new ones.
+        let mut strides: Strides = SmallVec::from_elem(1, sizes.len());
+        let mut new = sizes.len();
+        let mut old = self.ndim();
+        while old > 0 {
+            let base = self.strides[old - 1];
+            let mut chunk = self.sizes[old - 1];
+            old -= 1;
+            while old > 0
+                && (self.sizes[old - 1] == 1 || self.strides[old - 1] == base * chunk as isize)
+            {
+                chunk *= self.sizes[old - 1];
+                old -= 1;
+            }
+            let mut covered = 1;
+            while new > 0 && (covered < chunk || sizes[new - 1] == 1) {
+                strides[new - 1] = base * covered as isize;
+                covered *= sizes[new - 1];
+                new -= 1;
+            }
+            if covered != chunk {
+                return None;
+            }
+        }
+        while new > 0 {
+            // Only sizes of 1 can be left over.
+            if sizes[new - 1] != 1 {
+                return None;
+            }
+            new -= 1;
+        }
+        Some(Self { sizes: sizes.into(), strides, offset: self.offset })
+    }
+}
+
+fn offset_by(offset: usize, index: isize, stride: isize) -> usize {
+    offset.wrapping_add_signed(index * stride)
+}
+
+/// Turns a dimension that may count from the end into an index; a scalar has one dimension to name.
+///
+/// # Errors
+/// [`Error::DimOutOfRange`].
+pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
+    let n = ndim.max(1) as isize;
+    if dim < -n || dim >= n {
+        return Err(Error::DimOutOfRange { dim, ndim });
+    }
+    Ok(if dim < 0 { dim + n } else { dim } as usize)
+}
+
+/// The number of elements.
+///
+/// # Errors
+/// [`Error::SizeOverflow`] when it does not fit `isize`, or would not if no size were zero: so
+/// products of some of a layout's sizes fit as well.
+pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
+    let numel = sizes.iter().fold(1usize, |n, &size| n.saturating_mul(size.max(1)));
+    if numel > isize::MAX as usize {
+        return Err(Error::SizeOverflow { sizes: sizes.to_vec() });
+    }
+    Ok(if sizes.contains(&0) { 0 } else { numel })
+}
+
+/// The sizes that two tensors' sizes broadcast to (`torch.broadcast_shapes`).
+///
+/// # Errors
+/// [`Error::BroadcastMismatch`].
+pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Sizes> {
+    let ndim = a.len().max(b.len());
+    let at = |s: &[usize], d: usize| (d + s.len()).checked_sub(ndim).map_or(1, |i| s[i]);
+    let mut sizes = Sizes::new();
+    for d in 0..ndim {
+        sizes.push(match (at(a, d), at(b, d)) {
+            (x, y) if x == y => x,
+            (1, y) => y,
+            (x, 1) => x,
+            (x, y) => return Err(Error::BroadcastMismatch { a: x, b: y, dim: d }),
+        });
+    }
+    Ok(sizes)
+}

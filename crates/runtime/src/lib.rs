@@ -1,0 +1,44 @@
+//! What any op of Warpline stands on: storage, views, the one launch path, race detection, graphs,
+//! generators.
+//!
+//! An op describes each launch in one [`launch::Call`]. From that come the order between streams,
+//! race reports, what a simulated GPU runs, and what an error says. Ops take [`View`]s and a
+//! [`Target`]; [`iter`] walks operands of any strides. [`launch::run`] is the one unsafe step of an op, and
+//! says what its author vouches for; `docs/custom-ops.md` walks through an op of another crate.
+
+mod completion;
+#[macro_use]
+mod dispatch;
+mod dtype;
+mod error;
+pub mod generator;
+pub mod graph;
+pub mod host;
+pub mod iter;
+pub mod launch;
+mod layout;
+pub mod module;
+pub mod overlap;
+mod race;
+mod replays;
+mod runtime;
+mod semaphore;
+mod storage;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod view;
+
+pub use completion::Completion;
+pub use dtype::{Category, DType, Element, Scalar};
+pub use error::{Error, Result};
+pub use half::{bf16, f16};
+pub use launch::Target;
+pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel, resolve_dim};
+pub use race::{Race, RaceReport, RacingUse};
+pub use replays::{Calls, Replays};
+pub use runtime::{CudaDevice, Runtime, RuntimeConfig, Staging, SyncPolicy};
+pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
+pub use storage::{ExportedStorage, Site, Storage, Version};
+pub use view::{Operand, View};
+pub use warpline_cuda_sys_safe::Access;
+pub use warpline_stream::{IndexCheck, Stream};

@@ -1,0 +1,118 @@
+//! Programs compiled ahead of time: one compressed file each, with the PTX of all variants.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::bufread::GzDecoder;
+use flate2::write::GzEncoder;
+use sha2::{Digest, Sha256};
+
+use super::{Compiler, Program};
+use crate::{Error, Result};
+
+/// What a variant's PTX begins with; its name and the hash of its source follow.
+const HEAD: &str = "//! variant ";
+
+/// What was done about a program's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It was made from these sources.
+    None,
+    /// It was written.
+    Written,
+}
+
+/// A program's file in a folder.
+fn path(folder: &Path, program: &Program) -> PathBuf {
+    folder.join(format!("{}.ptx.gz", program.name()))
+}
+
+/// The hash of a variant's source, and of what compiles it.
+pub(super) fn hash(program: &Program, variant: usize) -> String {
+    let mut hash = Sha256::new();
+    hash.update(super::ARCHITECTURE);
+    hash.update(program.source(variant).text());
+    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn head(program: &Program, variant: usize) -> String {
+    let name = program.variants()[variant];
+    format!("{HEAD}{name} {}\n", hash(program, variant))
+}
+
+/// A variant's PTX of what was committed with the program.
+pub(super) fn committed(program: &Program, variant: usize) -> Option<String> {
+    let all = unpack((program.committed)(program.name())?)?;
+    section(&all, program.variants()[variant]).map(str::to_owned)
+}
+
+fn unpack(compressed: &[u8]) -> Option<String> {
+    let mut text = String::new();
+    GzDecoder::new(compressed).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The PTX of a variant, whatever its source.
+fn section<'a>(all: &'a str, variant: &str) -> Option<&'a str> {
+    all.split(HEAD).skip(1).find_map(|part| {
+        let (head, ptx) = part.split_once('\n')?;
+        (head.rsplit_once(' ')?.0 == variant).then_some(ptx)
+    })
+}
+
+/// The programs whose file in `folder` was not made from their source, or is not there.
+///
+/// # Errors
+/// None but for files that cannot be read, which count as not there.
+pub fn stale<'a>(folder: &Path, programs: &[&'a Program]) -> Vec<&'a Program> {
+    let is_stale = |program: &&&Program| {
+        let all = fs::read(path(folder, program)).ok().and_then(|bytes| unpack(&bytes));
+        let heads = (0..program.variants().len()).map(|variant| head(program, variant));
+        all.is_none_or(|all| {
+            let found: Vec<&str> = all.lines().filter(|line| line.starts_with(HEAD)).collect();
+            !heads.eq(found.into_iter().map(|line| format!("{line}\n")))
+        })
+    };
+    programs.iter().filter(is_stale).copied().collect()
+}
+
+/// Whether a program's file is what compiling its source gives.
+///
+/// # Errors
+/// The compiler's own.
+pub fn agrees(folder: &Path, program: &Program, compiler: &Compiler) -> Result<bool> {
+    let packed = pack(program, compiler)?;
+    Ok(fs::read(path(folder, program)).is_ok_and(|file| file == packed))
+}
+
+/// All variants' PTX, each after its head, compressed.
+fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
+    let mut text = format!("// {}: compiled by NVRTC {}\n", program.name(), compiler.version());
+    for variant in 0..program.variants().len() {
+        text += &head(program, variant);
+        text += &compiler.ptx(program, variant)?;
+    }
+    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+    // Into memory: nothing fails.
+    let written = packed.write_all(text.as_bytes()).and_then(|()| packed.finish());
+    written.map_err(|e| Error::NoGpuCode { op: program.name(), reason: e.to_string() })
+}
+
+/// Compiles a program and writes its file, unless that is there and of this source.
+///
+/// # Errors
+/// The compiler's own; [`Error::NoGpuCode`] where the file cannot be written.
+pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<Change> {
+    if stale(folder, &[program]).is_empty() {
+        return Ok(Change::None);
+    }
+    let packed = pack(program, compiler)?;
+    let failed = |e: std::io::Error| Error::NoGpuCode {
+        op: program.name(),
+        reason: format!("its file in {} cannot be written: {e}", folder.display()),
+    };
+    fs::write(path(folder, program), packed).map_err(failed)?;
+    Ok(Change::Written)
+}

@@ -1,0 +1,111 @@
+//! What one device has loaded: found without a lock or a string after the first time.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::owned::{Function, Module};
+use warpline_cuda_sys_safe::{Driver, FunctionHandle};
+use warpline_sync::OnceLock;
+
+use super::{Program, artefact, compiled};
+use crate::{Error, Result};
+
+/// Modules of a chunk, and chunks: 16 Ki modules, of which a process has one for each op and dtype.
+const CHUNK: usize = 64;
+const CHUNKS: usize = 256;
+
+/// The modules of one device, by the numbers of programs' variants.
+#[derive(Debug)]
+pub(crate) struct KernelCache {
+    chunks: Box<[OnceLock<Chunk>]>,
+    /// Where what is compiled at run time is kept for other processes.
+    folder: Option<PathBuf>,
+}
+
+type Chunk = Box<[OnceLock<Loaded>]>;
+
+#[derive(Debug)]
+struct Loaded {
+    module: Module,
+    functions: Box<[OnceLock<Function>]>,
+}
+
+impl KernelCache {
+    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
+        Self { chunks: empty(CHUNKS), folder }
+    }
+
+    pub(crate) fn function(
+        &self,
+        driver: &Arc<dyn Driver>,
+        device: usize,
+        (program, variant, kernel): (&'static Program, usize, usize),
+    ) -> Result<FunctionHandle> {
+        let id = program.module_id(variant);
+        let chunk = self.chunks.get(id / CHUNK).ok_or_else(|| none(program, "are too many"))?;
+        let slot = &chunk.get_or_init(|| empty(CHUNK))[id % CHUNK];
+        let loaded = match slot.get() {
+            Some(loaded) => loaded,
+            None => {
+                // Two threads may both load; one module is then dropped again.
+                let ptx = self.code(driver, program, variant)?;
+                let module = Module::load_ptx(driver, device, &ptx)
+                    .map_err(|e| Error::driver(program.name(), e))?;
+                let functions = empty(program.kernels.len());
+                slot.get_or_init(|| Loaded { module, functions })
+            }
+        };
+        let function = loaded.functions.get(kernel).ok_or_else(|| none(program, "are fewer"))?;
+        if let Some(function) = function.get() {
+            return Ok(function.handle());
+        }
+        let name =
+            program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
+        let found = loaded.module.function(&name).map_err(|e| Error::driver(program.name(), e))?;
+        Ok(function.get_or_init(|| found).handle())
+    }
+
+    /// A variant's PTX: compiled ahead of time, or now. Devices that are not real run none: where there
+    /// is no compiler, or nothing to compile, they are given the kernels' names.
+    fn code(
+        &self,
+        driver: &Arc<dyn Driver>,
+        program: &'static Program,
+        variant: usize,
+    ) -> Result<String> {
+        if let Some(ptx) = artefact::committed(program, variant) {
+            return Ok(ptx);
+        }
+        let compiled = compiled::at_run_time(program, variant, self.folder.as_deref());
+        let is_real = driver.name() == "cuda";
+        match compiled {
+            Ok(ptx) if !is_real && !has_kernels(&ptx, program, variant) => {
+                Ok(names_only(program, variant))
+            }
+            Err(Error::NoGpuCode { .. }) if !is_real => Ok(names_only(program, variant)),
+            compiled => compiled,
+        }
+    }
+}
+
+fn has_kernels(ptx: &str, program: &Program, variant: usize) -> bool {
+    program.kernels(variant).all(|kernel| ptx.contains(&format!(".entry {kernel}(")))
+}
+
+fn empty<T>(count: usize) -> Box<[OnceLock<T>]> {
+    std::iter::repeat_with(OnceLock::new).take(count).collect()
+}
+
+fn names_only(program: &Program, variant: usize) -> String {
+    let mut ptx = String::from(".version 8.0\n.target sm_75\n.address_size 64\n");
+    for kernel in program.kernels(variant) {
+        ptx += &format!(".visible .entry {kernel}() {{ ret; }}\n");
+    }
+    ptx
+}
+
+#[cold]
+fn none(program: &Program, why: &str) -> Error {
+    let reason = format!("the program's modules or kernels {why}");
+    Error::NoGpuCode { op: program.name(), reason }
+}

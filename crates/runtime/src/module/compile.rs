@@ -1,0 +1,58 @@
+//! From CUDA source to PTX, by NVRTC.
+
+use warpline_cuda_sys_safe::nvrtc::Nvrtc;
+
+use super::Program;
+use crate::{Error, Result};
+
+/// What PTX is made for; every device of that capability or a later one runs it.
+pub const ARCHITECTURE: &str = "compute_75";
+
+/// Fast math stays off: results must not depend on the compiler's liberties.
+const OPTIONS: [&str; 2] = ["-std=c++17", "--fmad=true"];
+
+/// NVRTC, where [`Nvrtc`] looks for it.
+#[derive(Debug)]
+pub struct Compiler(Nvrtc);
+
+impl Compiler {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], which says where it was looked for.
+    pub fn find() -> Result<Self> {
+        Ok(Self(Nvrtc::load(None).map_err(|e| Error::driver("nvrtc", e))?))
+    }
+
+    /// Its version.
+    #[must_use]
+    pub fn version(&self) -> String {
+        let (major, minor) = self.0.version();
+        format!("{major}.{minor}")
+    }
+
+    /// A variant's PTX, without what changes from one compilation of it to the next.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] with the compiler's messages.
+    pub fn ptx(&self, program: &Program, variant: usize) -> Result<String> {
+        let name = program.module_name(variant);
+        let architecture = format!("--gpu-architecture={ARCHITECTURE}");
+        let options = [architecture.as_str(), OPTIONS[0], OPTIONS[1]];
+        let text = program.source(variant).text();
+        let ptx = self.0.compile(&text, &format!("{name}.cu"), &options);
+        Ok(plain(&ptx.map_err(|e| Error::driver(program.name(), e))?))
+    }
+}
+
+/// Without the compiler's header, which names a build, and without the numbers of calls, which count
+/// on through all that one process compiles.
+fn plain(ptx: &str) -> String {
+    let mut out = String::new();
+    let body = ptx.lines().skip_while(|line| line.trim().is_empty() || line.starts_with("//"));
+    for line in body {
+        out += line.split("// callseq").next().unwrap_or(line).trim_end();
+        out.push('\n');
+    }
+    out
+}

@@ -1,0 +1,259 @@
+//! What was compiled at run time: kept in memory for this process, in files for later ones.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{LazyLock, PoisonError};
+
+use dashmap::DashMap;
+use sha2::{Digest, Sha256};
+use warpline_sync::Mutex;
+
+use super::{Compiler, Program, artefact};
+use crate::{Error, Result};
+
+/// PTX by the hash of its source.
+#[derive(Debug, Default)]
+pub(super) struct Compiled {
+    ptx: DashMap<String, String>,
+    /// One compilation at a time: the second who wants the same finds it.
+    compiling: Mutex<()>,
+}
+
+/// That of this process.
+static PROCESS: LazyLock<Compiled> = LazyLock::new(Compiled::default);
+
+/// A variant's PTX where none was compiled ahead of time: compiled in this process, by an earlier one
+/// that kept it in `folder`, or now.
+///
+/// # Errors
+/// [`Error::NoGpuCode`] where there is no compiler; the compiler's own.
+pub(super) fn at_run_time(
+    program: &Program,
+    variant: usize,
+    folder: Option<&Path>,
+) -> Result<String> {
+    PROCESS.get(program, variant, folder, || {
+        let found = Compiler::find();
+        found.map_err(|why| no_code(program, &why))?.ptx(program, variant)
+    })
+}
+
+impl Compiled {
+    /// A variant's PTX, from `compile` where neither memory nor `folder` has it.
+    pub(super) fn get(
+        &self,
+        program: &Program,
+        variant: usize,
+        folder: Option<&Path>,
+        compile: impl FnOnce() -> Result<String>,
+    ) -> Result<String> {
+        let hash = artefact::hash(program, variant);
+        let known = || self.ptx.get(&hash).map(|ptx| ptx.clone());
+        if let Some(ptx) = known() {
+            return Ok(ptx);
+        }
+        let _turn = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ptx) = known() {
+            return Ok(ptx);
+        }
+        let file = folder.map(|folder| folder.join(format!("{hash}.ptx")));
+        let ptx = match file.as_deref().and_then(kept) {
+            Some(ptx) => ptx,
+            None => {
+                let ptx = compile()?;
+                if let Some(file) = &file {
+                    keep(file, &ptx);
+                }
+                ptx
+            }
+        };
+        self.ptx.insert(hash, ptx.clone());
+        Ok(ptx)
+    }
+}
+
+/// Says what to do about it.
+#[cold]
+pub(super) fn no_code(program: &Program, why: &Error) -> Error {
+    let reason = format!(
+        "`{}` was not compiled ahead of time, and cannot be now: {why}. Install NVRTC 12 or newer (a \
+         part of the CUDA toolkit, and of pip's `nvidia-cuda-nvrtc-cu12`), or name it in \
+         WARPLINE_NVRTC; or have the crate of the op write its PTX with \
+         `warpline_runtime::module::update` and give it to `Program::with_ptx`",
+        program.name()
+    );
+    Error::NoGpuCode { op: program.name(), reason }
+}
+
+/// The first line of a file: a hash of the rest.
+fn head(ptx: &str) -> String {
+    let hash = Sha256::digest(ptx);
+    hash.iter()
+        .take(16)
+        .fold(String::from("// sha256 "), |text, byte| text + &format!("{byte:02x}"))
+}
+
+/// What a file has kept, unless it is cut off or was changed.
+fn kept(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    let (first, ptx) = text.split_once('\n')?;
+    (first == head(ptx)).then(|| ptx.to_owned())
+}
+
+/// Written aside and renamed, so that nobody finds half of it. Without a place it is compiled again
+/// by the next process.
+fn keep(file: &Path, ptx: &str) {
+    let aside = file.with_extension(format!("{}.tmp", std::process::id()));
+    let written = file.parent().map_or(Ok(()), fs::create_dir_all);
+    let text = format!("{}\n{ptx}", head(ptx));
+    let written = written.and_then(|()| fs::write(&aside, text));
+    if written.and_then(|()| fs::rename(&aside, file)).is_err() {
+        let _ = fs::remove_file(&aside);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use warpline_cuda_sys_safe::DriverError;
+
+    use super::*;
+    use crate::module::Source;
+
+    static TWICE: Program = Program::new("twice", &["f32", "f64"], &[""], |_, ty| {
+        let text = "extern \"C\" __global__ void twice_T(T* x) { x[threadIdx.x] *= 2; }";
+        Source::new().push(&text.replace('T', ty))
+    });
+
+    /// A folder that is not there yet, and goes with this.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let name = format!("warpline-{name}-{}", std::process::id());
+            Self(std::env::temp_dir().join(name).join("cache"))
+        }
+
+        fn files(&self) -> Vec<PathBuf> {
+            let entries = fs::read_dir(&self.0).into_iter().flatten();
+            entries.map(|entry| entry.unwrap().path()).collect()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = self.0.parent().map(fs::remove_dir_all);
+        }
+    }
+
+    /// A process that counts what it compiles.
+    #[derive(Default)]
+    struct Process {
+        compiled: Compiled,
+        compilations: AtomicUsize,
+    }
+
+    impl Process {
+        fn ptx(&self, variant: usize, folder: Option<&Folder>) -> String {
+            let compile = || {
+                self.compilations.fetch_add(1, Ordering::Relaxed);
+                Ok(format!(".entry {}(\n", TWICE.kernels(variant).next().unwrap()))
+            };
+            let folder = folder.map(|folder| folder.0.as_path());
+            self.compiled.get(&TWICE, variant, folder, compile).unwrap()
+        }
+
+        fn compilations(&self) -> usize {
+            self.compilations.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_process_compiles_each_source_once() {
+        let process = Process::default();
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| process.ptx(0, None)))));
+        assert_eq!(process.compilations(), 1, "by several threads at once");
+        let first = process.ptx(0, None);
+        assert_eq!(process.compilations(), 1);
+        assert_ne!(process.ptx(1, None), first, "another variant");
+        assert_eq!(process.compilations(), 2);
+    }
+
+    #[test]
+    fn what_was_kept_is_used_by_later_processes() {
+        let folder = Folder::new("kept");
+        let first = Process::default().ptx(0, Some(&folder));
+        assert_eq!(folder.files().len(), 1, "and nothing was left aside");
+        let later = Process::default();
+        assert_eq!(later.ptx(0, Some(&folder)), first);
+        assert_eq!(later.compilations(), 0);
+        later.ptx(1, Some(&folder));
+        assert_eq!((later.compilations(), folder.files().len()), (1, 2));
+    }
+
+    #[test]
+    fn a_damaged_file_is_compiled_again_and_mended() {
+        let folder = Folder::new("damaged");
+        let ptx = Process::default().ptx(0, Some(&folder));
+        let file = folder.files().remove(0);
+        let whole = fs::read(&file).unwrap();
+        let changed = String::from_utf8(whole.clone()).unwrap().replace("twice", "thrice");
+        for damaged in [&whole[..whole.len() - 2], b"", b"\xff\xff\n", changed.as_bytes()] {
+            fs::write(&file, damaged).unwrap();
+            let process = Process::default();
+            assert_eq!(process.ptx(0, Some(&folder)), ptx);
+            assert_eq!(process.compilations(), 1, "{damaged:?} was taken for PTX");
+            assert_eq!(fs::read(&file).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_costs_the_next_process_its_time_only() {
+        let folder = Folder::new("no-folder");
+        fs::create_dir_all(folder.0.parent().unwrap()).unwrap();
+        fs::write(&folder.0, "a file in its place").unwrap();
+        for _ in 0..2 {
+            let process = Process::default();
+            process.ptx(0, Some(&folder));
+            assert_eq!(process.compilations(), 1);
+        }
+    }
+
+    #[test]
+    fn a_failed_compilation_is_no_result() {
+        let compiled = Compiled::default();
+        let refused = Error::invalid("twice", "line 1".into());
+        assert!(compiled.get(&TWICE, 0, None, || Err(refused)).is_err());
+        assert_eq!(compiled.get(&TWICE, 0, None, || Ok("ptx".into())).unwrap(), "ptx");
+    }
+
+    #[test]
+    fn without_ptx_and_compiler_the_error_says_what_to_do() {
+        let why = DriverError::LibraryNotFound {
+            library: "NVRTC",
+            searched: vec!["libnvrtc.so.12".into()],
+            reason: "no such file".into(),
+            variable: "WARPLINE_NVRTC",
+        };
+        let error = no_code(&TWICE, &Error::driver("nvrtc", why));
+        assert!(matches!(error, Error::NoGpuCode { op: "twice", .. }));
+        let text = error.to_string();
+        for part in ["libnvrtc.so.12", "WARPLINE_NVRTC", "module::update", "with_ptx"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs NVRTC: name it in WARPLINE_NVRTC"]
+    fn nvrtc_compiles_at_run_time_and_the_file_is_found_again() {
+        let folder = Folder::new("nvrtc");
+        let ptx = at_run_time(&TWICE, 1, Some(&folder.0)).unwrap();
+        assert!(ptx.contains(".entry twice_f64("), "{ptx}");
+        assert_eq!(at_run_time(&TWICE, 1, None).unwrap(), ptx, "from memory");
+        let later = Compiled::default();
+        let none = || panic!("it is compiled already");
+        assert_eq!(later.get(&TWICE, 1, Some(&folder.0), none).unwrap(), ptx, "from its file");
+    }
+}

@@ -1,0 +1,140 @@
+//! Rust's plain structs as CUDA sees them: their definitions are generated, never written.
+
+use std::fmt::Write;
+
+/// A type that kernels take, laid out alike on both sides.
+///
+/// Implement it with [`cuda_struct!`](crate::cuda_struct).
+pub trait CudaType: Sized {
+    /// How CUDA declares something of this name: `u32 sizes[16]`.
+    fn declare(name: &str) -> String;
+
+    /// Adds the definition, after those of the fields.
+    fn define(_: &mut Definitions) {}
+}
+
+macro_rules! plain {
+    ($($ty:ident)*) => {$(
+        impl CudaType for $ty {
+            fn declare(name: &str) -> String {
+                format!(concat!(stringify!($ty), " {}"), name)
+            }
+        }
+    )*};
+}
+
+plain! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
+
+impl<T: CudaType, const N: usize> CudaType for [T; N] {
+    fn declare(name: &str) -> String {
+        T::declare(&format!("{name}[{N}]"))
+    }
+
+    fn define(definitions: &mut Definitions) {
+        T::define(definitions);
+    }
+}
+
+/// A field of a struct: how it is declared, and how large it is.
+#[derive(Debug)]
+pub struct Field {
+    declaration: String,
+    define: fn(&mut Definitions),
+    size: usize,
+}
+
+/// A field for [`Definitions::structure`], of the type that `_of` returns.
+pub fn field<S, T: CudaType>(name: &str, _of: fn(&S) -> &T) -> Field {
+    Field { declaration: T::declare(name), define: T::define, size: size_of::<T>() }
+}
+
+/// The definitions that a source needs, each once, what is used before what uses it.
+#[derive(Debug, Default)]
+pub struct Definitions {
+    names: Vec<String>,
+    text: String,
+}
+
+impl Definitions {
+    /// Adds a struct. CUDA's compiler checks that it is as large there as here; there are no gaps, so that
+    /// its fields lie at the same places.
+    ///
+    /// # Panics
+    /// Where the fields leave gaps: bytes that mean nothing would be sent to the GPU.
+    pub fn structure<S>(&mut self, name: &str, fields: &[Field]) {
+        let used: usize = fields.iter().map(|field| field.size).sum();
+        assert_eq!(used, size_of::<S>(), "{name} has padding, or fields that were left out");
+        if self.names.iter().any(|known| known == name) {
+            return;
+        }
+        fields.iter().for_each(|field| (field.define)(self));
+        self.names.push(name.to_owned());
+        let text = &mut self.text;
+        let template = match name.split_once('<') {
+            Some((base, arguments)) => {
+                let kind = |argument: &str| {
+                    let number = argument.trim().trim_end_matches('>').parse::<usize>().is_ok();
+                    if number { "int" } else { "class" }
+                };
+                let kinds: Vec<&str> = arguments.split(',').map(kind).collect();
+                let _ = writeln!(text, "template <{}> struct {base};", kinds.join(", "));
+                "template <> "
+            }
+            None => "",
+        };
+        let _ = writeln!(text, "{template}struct {name} {{");
+        for field in fields {
+            let _ = writeln!(text, "    {};", field.declaration);
+        }
+        let _ = writeln!(text, "}};\nstatic_assert(sizeof({name}) == {}, \"\");", size_of::<S>());
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text
+    }
+}
+
+/// Lets kernels take a `#[repr(C)]` struct of plain fields: `cuda_struct!(Args { op, number })`
+/// names all its fields, of which CUDA's definition is generated. A struct that is generic over a
+/// number is written `cuda_struct!(Index<N> { .. })`.
+///
+/// ```
+/// use bytemuck::{Pod, Zeroable};
+/// use warpline_runtime::{cuda_struct, module::Source};
+///
+/// #[derive(Clone, Copy, Debug, Pod, Zeroable)]
+/// #[repr(C)]
+/// struct Args {
+///     scale: f64,
+///     sizes: [u32; 2],
+/// }
+/// cuda_struct!(Args { scale, sizes });
+///
+/// let source = Source::new().with::<Args>();
+/// assert!(source.text().contains("u32 sizes[2];"));
+/// ```
+#[macro_export]
+macro_rules! cuda_struct {
+    ($name:ident $(<$n:ident>)? { $($field:ident),* $(,)? }) => {
+        impl$(<const $n: usize>)? $crate::module::CudaType for $name$(<$n>)? {
+            fn declare(name: &str) -> String {
+                #[allow(unused_mut)]
+                let mut own = String::from(stringify!($name));
+                $(own += &format!("<{}>", $n);)?
+                format!("{own} {name}")
+            }
+
+            fn define(definitions: &mut $crate::module::Definitions) {
+                // No field is left out.
+                let _ = |Self { $($field: _),* }: Self| ();
+                let own = Self::declare("");
+                definitions.structure::<Self>(own.trim_end(), &[
+                    $($crate::module::field(
+                        stringify!($field),
+                        |own: &Self| &own.$field,
+                    )),*
+                ]);
+            }
+        }
+    };
+}

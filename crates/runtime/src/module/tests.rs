@@ -1,0 +1,89 @@
+//! Programs without a compiler: definitions, files, what is loaded.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::null::NullDriver;
+
+use super::*;
+use crate::cuda_struct;
+use crate::iter::{Flat, Index, Params};
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Args {
+    scale: f64,
+    codes: [[u16; 2]; 3],
+    last: u32,
+}
+
+cuda_struct!(Args { scale, codes, last });
+
+#[test]
+fn structs_are_defined_once_and_what_they_hold_before_them() {
+    let text = Source::new().with::<Params<Flat, Args>>().with::<Args>().push("// end").text();
+    for line in [
+        "    f64 scale;\n    u16 codes[3][2];\n    u32 last;\n};\nstatic_assert(sizeof(Args) == 24, \"\");",
+        "template <> struct Params<Flat, Args> {\n    Flat space;\n    Args args;\n};",
+        "#define DTYPE_bf16 7\n",
+    ] {
+        assert!(text.contains(line), "{line} is not in {text}");
+    }
+    assert_eq!(text.matches("struct Args {").count(), 1);
+    let at = |what: &str| text.find(what).unwrap();
+    assert!(at("struct Flat {") < at("struct Params<Flat, Args> {"));
+    assert!(at("struct Params<Flat, Args> {") < at("// end"));
+    let text = Source::new().with::<Index<3>>().text();
+    assert!(text.contains("template <> struct Index<3> {") && text.contains("i32 strides[3][16];"));
+}
+
+fn of_args(program: &Program, variant: &str) -> Source {
+    Source::new().with::<Args>().push(&format!("// {} of {variant}", program.name()))
+}
+
+static PROGRAM: Program = Program::new("test_program", &["f32", "f64"], &["flat", ""], of_args);
+
+#[test]
+fn kernels_are_named_after_program_variant_and_kernel() {
+    let names: Vec<String> = PROGRAM.kernels(1).collect();
+    assert_eq!(names, ["test_program_f64_flat", "test_program_f64"]);
+}
+
+#[test]
+fn a_file_is_stale_when_its_source_has_changed() {
+    let folder = std::env::temp_dir().join(format!("warpline-stale-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let write = |text: &str| {
+        let file = std::fs::File::create(folder.join("test_program.ptx.gz")).unwrap();
+        let mut file = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+        file.write_all(text.as_bytes()).unwrap();
+        file.finish().unwrap();
+    };
+    let is_stale = || !stale(&folder, &[&PROGRAM]).is_empty();
+    assert!(is_stale(), "there is no file");
+    let head = |variant| {
+        format!(
+            "//! variant {} {}\n",
+            PROGRAM.variants()[variant],
+            artefact::hash(&PROGRAM, variant)
+        )
+    };
+    write(&format!("// made\n{}.one\n{}.two\n", head(0), head(1)));
+    assert!(!is_stale());
+    write(&format!("// made\n{}.one\n", head(0)));
+    assert!(is_stale(), "a variant is missing");
+    write(&format!("// made\n{}.one\n{}.two\n", head(0).replace("f32 ", "f32 0"), head(1)));
+    assert!(is_stale(), "another source");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn variants_are_numbered_one_after_the_other() {
+    assert_eq!(PROGRAM.module_id(0) + 1, PROGRAM.module_id(1));
+    let driver: Arc<dyn warpline_cuda_sys_safe::Driver> = Arc::new(NullDriver::new(1));
+    let cache = KernelCache::new(None);
+    let first = cache.function(&driver, 0, (&PROGRAM, 0, 0)).unwrap();
+    assert_eq!(cache.function(&driver, 0, (&PROGRAM, 0, 0)).unwrap().raw(), first.raw());
+    assert!(cache.function(&driver, 0, (&PROGRAM, 1, 2)).is_err(), "there are two kernels");
+}

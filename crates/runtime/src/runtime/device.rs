@@ -1,0 +1,83 @@
+//! One device of a runtime: its allocator, loaded kernels and generator.
+
+use std::sync::{Arc, PoisonError};
+
+use warpline_alloc::cuda::{CudaAllocator, CudaBackend};
+use warpline_cuda_sys_safe::{DeviceProperties, Driver, FunctionHandle};
+use warpline_stream::Device;
+use warpline_sync::Mutex;
+
+use super::RuntimeConfig;
+use crate::Result;
+use crate::generator::CudaGenerator;
+use crate::module::{KernelCache, Program};
+
+/// A device with what the runtime keeps for it.
+#[derive(Debug)]
+pub struct CudaDevice {
+    device: Device,
+    allocator: CudaAllocator,
+    kernels: KernelCache,
+    generator: Mutex<CudaGenerator>,
+}
+
+impl CudaDevice {
+    pub(super) fn new(device: Device, config: &RuntimeConfig) -> Self {
+        let backend = CudaBackend::new(Arc::clone(device.driver()), device.index());
+        Self {
+            device,
+            allocator: CudaAllocator::new(backend, config.allocator.clone()),
+            kernels: KernelCache::new(config.compile_cache.clone()),
+            generator: Mutex::default(),
+        }
+    }
+
+    /// Its index.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.device.index()
+    }
+
+    /// Its streams.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        self.device.driver()
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn properties(&self) -> &DeviceProperties {
+        self.device.properties()
+    }
+
+    /// Its caching allocator.
+    #[must_use]
+    pub fn allocator(&self) -> &CudaAllocator {
+        &self.allocator
+    }
+
+    /// Its random generator (Philox).
+    #[must_use]
+    pub fn generator(&self) -> &Mutex<CudaGenerator> {
+        &self.generator
+    }
+
+    /// Seeds its generator (`torch.cuda.manual_seed`).
+    pub fn manual_seed(&self, seed: u64) {
+        self.generator.lock().unwrap_or_else(PoisonError::into_inner).manual_seed(seed);
+    }
+
+    /// A kernel, loading its module on first use.
+    pub(crate) fn function(
+        &self,
+        kernel: (&'static Program, usize, usize),
+    ) -> Result<FunctionHandle> {
+        self.kernels.function(self.device.driver(), self.device.index(), kernel)
+    }
+}

@@ -1,0 +1,314 @@
+//! A runtime: one driver, its devices, their caches, and how they are to be used.
+
+mod device;
+mod peers;
+mod shared;
+mod staging;
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+
+use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
+use warpline_alloc::{AllocatorConfig, HostConfig};
+use warpline_cuda_sys_safe::{Driver, DriverError, fork_generation};
+use warpline_stream::{Devices, Stream};
+use warpline_sync::atomic::{AtomicU8, Ordering};
+use warpline_sync::{Mutex, OnceLock};
+
+use crate::generator::CpuGenerator;
+use crate::race::Detector;
+use crate::{Error, Race, RaceReport, Result};
+
+pub use device::CudaDevice;
+use peers::Peers;
+use shared::Shared;
+pub(crate) use shared::{SharedMapping, Unused, new_memory_id};
+pub use staging::Staging;
+
+/// Who orders work on different streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncPolicy {
+    /// Warpline does: a stream that meets a tensor waits, on the GPU, for its last use.
+    #[default]
+    Auto,
+    /// The program does, as in PyTorch; what nothing orders is reported as a race.
+    Manual,
+}
+
+/// How a runtime is made.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimeConfig {
+    /// Who orders streams.
+    pub sync_policy: SyncPolicy,
+    /// Whether each launch is waited for, so that it reports its own failure
+    /// (`CUDA_LAUNCH_BLOCKING=1`).
+    pub launch_blocking: bool,
+    /// What is done with races, under [`SyncPolicy::Manual`].
+    pub race_report: RaceReport,
+    /// Whether matrix products run on Warpline's own kernel even where there is a cuBLAS.
+    pub no_cublas: bool,
+    /// The caching allocators' options.
+    pub allocator: AllocatorConfig,
+    /// How copies go through page-locked memory.
+    pub staging: Staging,
+    /// Where GPU code that is compiled at run time is kept for later processes; nowhere if there is none.
+    pub compile_cache: Option<PathBuf>,
+}
+
+/// One driver with its devices and caches: an isolated world. Clones share it.
+///
+/// # Forked children
+/// A child made with `fork` may use CPU tensors, its parent's and new ones: ops start threads of
+/// its own, and generators go on from where they were. CUDA does not survive a fork, and neither
+/// does page-locked memory: their use is [`DriverError::ForkedChild`], and to drop such tensors does
+/// nothing. What another thread was in the middle of at the fork stays so in the child, where using
+/// it may wait for ever: tensors that an op was using, the CPU generator while it was drawn from,
+/// Warpline's first use ever. So fork while no other thread is inside Warpline, or leave alone in
+/// the child what those threads use.
+#[derive(Clone, Debug)]
+pub struct Runtime(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// Dropped first: it waits for streams.
+    shared: Shared,
+    devices: Result<Devices, DriverError>,
+    gpus: Vec<CudaDevice>,
+    peers: Peers,
+    pinned: OnceLock<CudaHostCache>,
+    pinned_config: HostConfig,
+    cpu_generator: Mutex<CpuGenerator>,
+    policy: AtomicU8,
+    launch_blocking: bool,
+    no_cublas: bool,
+    detector: Arc<Detector>,
+    staging: Staging,
+    /// The process that it was made in, and its id.
+    process: (u32, u32),
+}
+
+impl Runtime {
+    /// A runtime over a driver. Creates no context.
+    ///
+    /// # Errors
+    /// The driver's own, when it cannot say what its devices are.
+    pub fn new(driver: Arc<dyn Driver>, config: RuntimeConfig) -> Result<Self> {
+        let devices = Devices::new(driver)?;
+        let gpus = devices.iter().map(|d| CudaDevice::new(d.clone(), &config)).collect();
+        Ok(Self::build(Ok(devices), gpus, &config))
+    }
+
+    /// A runtime without CUDA: CPU tensors work, and `cuda` is an error that gives `reason`.
+    #[must_use]
+    pub fn without_cuda(reason: DriverError, config: &RuntimeConfig) -> Self {
+        Self::build(Err(reason), Vec::new(), config)
+    }
+
+    fn build(
+        devices: Result<Devices, DriverError>,
+        gpus: Vec<CudaDevice>,
+        config: &RuntimeConfig,
+    ) -> Self {
+        let detector = Arc::new(Detector::new(config.race_report));
+        for gpu in &gpus {
+            detector.follow(gpu);
+        }
+        Self(Arc::new(Inner {
+            shared: Shared::default(),
+            peers: Peers::new(gpus.len()),
+            devices,
+            gpus,
+            pinned: OnceLock::new(),
+            pinned_config: config.allocator.host.clone(),
+            cpu_generator: Mutex::default(),
+            policy: AtomicU8::new(config.sync_policy as u8),
+            launch_blocking: config.launch_blocking,
+            no_cublas: config.no_cublas,
+            detector,
+            staging: config.staging.clamped(),
+            process: (fork_generation(), std::process::id()),
+        }))
+    }
+
+    /// Whether two are the same world.
+    #[must_use]
+    pub fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// A number that no other runtime alive has.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// How many devices there are.
+    #[must_use]
+    pub fn device_count(&self) -> usize {
+        self.0.gpus.len()
+    }
+
+    /// A device.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`] or [`Error::NoSuchDevice`].
+    pub fn device(&self, index: usize) -> Result<&CudaDevice> {
+        if let Some(gpu) = self.0.gpus.get(index) {
+            return Ok(gpu);
+        }
+        self.devices()?;
+        Err(Error::NoSuchDevice { index, count: self.0.gpus.len() })
+    }
+
+    /// The devices with their current-device and current-stream state.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`] when there is no driver or no device.
+    #[inline]
+    pub fn devices(&self) -> Result<&Devices> {
+        match &self.0.devices {
+            Ok(devices) if !self.0.gpus.is_empty() => Ok(devices),
+            Ok(_) => Err(unavailable("no device is visible".into())),
+            Err(reason) => Err(unavailable(reason.to_string())),
+        }
+    }
+
+    /// The driver.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`].
+    pub fn driver(&self) -> Result<&Arc<dyn Driver>> {
+        Ok(self.devices()?.driver())
+    }
+
+    /// The cache of page-locked host memory.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`].
+    pub fn pinned_cache(&self) -> Result<&CudaHostCache> {
+        let driver = self.driver()?;
+        Ok(self.0.pinned.get_or_init(|| {
+            let backend = CudaHostBackend::new(Arc::clone(driver), 0);
+            CudaHostCache::with_config(backend, self.0.pinned_config.clone())
+        }))
+    }
+
+    /// The generator of CPU tensors (MT19937).
+    #[must_use]
+    pub fn cpu_generator(&self) -> &Mutex<CpuGenerator> {
+        &self.0.cpu_generator
+    }
+
+    /// Seeds every generator (`torch.manual_seed`).
+    pub fn manual_seed(&self, seed: u64) {
+        self.0.cpu_generator.lock().unwrap_or_else(PoisonError::into_inner).manual_seed(seed);
+        for gpu in &self.0.gpus {
+            gpu.manual_seed(seed);
+        }
+    }
+
+    /// Who orders streams.
+    #[must_use]
+    pub fn sync_policy(&self) -> SyncPolicy {
+        if self.0.policy.load(Ordering::Relaxed) == SyncPolicy::Manual as u8 {
+            SyncPolicy::Manual
+        } else {
+            SyncPolicy::Auto
+        }
+    }
+
+    /// Changes who orders streams, for work enqueued from now on.
+    pub fn set_sync_policy(&self, policy: SyncPolicy) {
+        self.0.policy.store(policy as u8, Ordering::Relaxed);
+    }
+
+    /// Whether each launch is waited for.
+    #[must_use]
+    pub fn launch_blocking(&self) -> bool {
+        self.0.launch_blocking
+    }
+
+    /// Whether matrix products run on cuBLAS where there is one.
+    #[must_use]
+    pub fn uses_cublas(&self) -> bool {
+        !self.0.no_cublas
+    }
+
+    /// How copies go through page-locked memory.
+    #[must_use]
+    pub fn staging(&self) -> &Staging {
+        &self.0.staging
+    }
+
+    /// The races noted since the last call, oldest first. At most 1024 are kept.
+    #[must_use]
+    pub fn take_races(&self) -> Vec<Race> {
+        self.0.detector.take(true)
+    }
+
+    /// The possible races noted since the last call ([`Race::certain`]), oldest first. At most
+    /// 1024 are kept.
+    #[must_use]
+    pub fn take_possible_races(&self) -> Vec<Race> {
+        self.0.detector.take(false)
+    }
+
+    /// Changes what is done with races. Memory and work from before are not looked at where they
+    /// were [`RaceReport::Off`], or under [`SyncPolicy::Auto`].
+    pub fn set_race_report(&self, report: RaceReport) {
+        self.0.detector.set_report(report);
+    }
+
+    /// What is done with races.
+    #[must_use]
+    pub fn race_report(&self) -> RaceReport {
+        self.0.detector.report()
+    }
+
+    /// Refuses a stream of another runtime: it cannot be ordered with this one's, nor its work be
+    /// waited for, even where both are of one driver. Refuses a captured stream's twin too, which
+    /// outlives its capture.
+    pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
+        if self.devices()?.id() != stream.devices_id() {
+            return Err(Error::RuntimeMismatch { op });
+        }
+        if stream.is_twin() {
+            let reason = "a captured stream's twin only numbers the capture's operations: give the \
+                          stream itself";
+            return Err(Error::invalid(op, reason.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Whether this is no forked child of the process that the runtime was made in.
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.0.process.0 == fork_generation()
+    }
+
+    /// Refuses forked children, in whose memory there may be nothing where page-locked memory is in
+    /// their parent's.
+    pub(crate) fn check_process(&self, op: &'static str) -> Result<()> {
+        if self.is_own_process() {
+            return Ok(());
+        }
+        let parent = self.0.process.1;
+        Err(Error::driver(op, DriverError::ForkedChild { call: "page-locked memory", parent }))
+    }
+
+    /// Whether races are looked for.
+    #[inline]
+    pub(crate) fn detects_races(&self) -> bool {
+        self.sync_policy() == SyncPolicy::Manual && self.race_report() != RaceReport::Off
+    }
+
+    pub(crate) fn detector(&self) -> &Detector {
+        &self.0.detector
+    }
+}
+
+#[cold]
+fn unavailable(reason: String) -> Error {
+    const HINT: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device 'cpu', \
+                        or ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
+    Error::CudaUnavailable { reason, hint: HINT }
+}

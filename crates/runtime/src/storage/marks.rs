@@ -1,0 +1,378 @@
+//! Which bytes of a storage depend on checks of indices, collectives, or work of other processes, that
+//! failed or may still fail.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use warpline_stream::{CheckOutcome, CheckedLaunch};
+
+use crate::completion::Pending;
+use crate::semaphore::{Awaited, PeerSemaphore};
+use crate::{Error, Result};
+
+/// More marks than these of one storage become one, of all bytes between them.
+const MOST: usize = 16;
+
+/// What bytes depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A launch, or a replay of one.
+    Launch(CheckedLaunch),
+    /// A collective, or a replay of some.
+    Collective(Pending),
+    /// Work of another process.
+    Peer(Awaited),
+    /// In a capture: the kernel of this number among those that check.
+    Captured(usize),
+    /// In a capture: a collective.
+    CapturedCollective(Pending),
+    /// In a capture: what the graph finds when it is replayed in what it reads.
+    Found,
+    /// In a capture: what the same bytes depended on before.
+    Before,
+}
+
+/// Each once.
+pub(crate) type Sources = SmallVec<[Source; 2]>;
+
+fn join(sources: &mut Sources, more: &[Source]) {
+    for source in more {
+        if let Source::Collective(new) | Source::CapturedCollective(new) = source {
+            // One for each communicator will do.
+            let known = sources.iter_mut().find_map(|known| match known {
+                Source::Collective(old) | Source::CapturedCollective(old)
+                    if old.covers(new) || new.covers(old) =>
+                {
+                    Some(old)
+                }
+                _ => None,
+            });
+            match known {
+                Some(old) if !old.covers(new) => *old = new.clone(),
+                Some(_) => {}
+                None => sources.push(source.clone()),
+            }
+        } else if let Source::Peer(new) = source {
+            join_awaited(sources, new);
+        } else if !sources.contains(source) {
+            sources.push(source.clone());
+        }
+    }
+}
+
+/// One for each semaphore will do.
+fn join_awaited(sources: &mut Sources, new: &Awaited) {
+    let known = sources.iter_mut().find_map(|known| match known {
+        Source::Peer(old) if old.covers(new) || new.covers(old) => Some(old),
+        _ => None,
+    });
+    match known {
+        Some(old) if !old.covers(new) => *old = new.clone(),
+        Some(_) => {}
+        None => sources.push(Source::Peer(new.clone())),
+    }
+}
+
+fn hull(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    a.start.min(b.start)..a.end.max(b.end)
+}
+
+fn meet(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    a.start.max(b.start)..a.end.min(b.end)
+}
+
+#[derive(Clone, Debug)]
+struct Mark {
+    bytes: Range<usize>,
+    sources: Sources,
+}
+
+/// Entered by whoever enters a use, under the same lock. There are none where no kernel that checks
+/// was launched lately.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Marks {
+    marks: Vec<Mark>,
+    /// What other processes are known to be still doing to the storage, or were when they ended: until
+    /// it is done, nobody can say of any byte that nothing is written to it any more.
+    awaited: Sources,
+    /// In a capture: bytes that are read as they are before the replay.
+    found: Option<Range<usize>>,
+}
+
+impl Marks {
+    /// What a storage has in a capture that was there before it.
+    pub(crate) fn before(bytes: usize) -> Self {
+        let mut marks = Self::default();
+        marks.add(&(0..bytes), &[Source::Before]);
+        marks
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.marks.is_empty() && self.awaited.is_empty()
+    }
+
+    /// See [`crate::Storage::mark_awaited`].
+    pub(crate) fn await_peer(&mut self, awaited: Awaited) {
+        self.forget_passed();
+        join_awaited(&mut self.awaited, &awaited);
+    }
+
+    /// Adds what other processes may still do to the storage, whichever of its bytes are read.
+    pub(crate) fn read_awaited(&mut self, sources: &mut Sources) {
+        self.forget_passed();
+        join(sources, &self.awaited);
+    }
+
+    /// See [`crate::Storage::depends_on_others`].
+    pub(crate) fn has_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
+        self.forget_passed();
+        let marked = self.marks.iter().flat_map(|mark| &mark.sources);
+        marked.chain(&self.awaited).any(|source| match source {
+            Source::Peer(awaited) => !peers.iter().any(|peer| awaited.is_of(peer)),
+            _ => true,
+        })
+    }
+
+    /// Adds what these bytes depend on to `sources`.
+    ///
+    /// # Errors
+    /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`], [`crate::Error::PeerGone`] where that
+    /// is known to have failed.
+    pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {
+        self.forget_passed();
+        for source in &self.awaited {
+            if let Source::Peer(awaited) = source {
+                awaited.failed().map_or(Ok(()), Err)?;
+                join_awaited(sources, awaited);
+            }
+        }
+        for mark in &self.marks {
+            let read = meet(&mark.bytes, bytes);
+            if read.is_empty() {
+                continue;
+            }
+            for source in &mark.sources {
+                let source = match source {
+                    Source::Launch(launch) => match launch.outcome() {
+                        CheckOutcome::Failed(failed) => return Err(failed.clone().into()),
+                        _ => source,
+                    },
+                    Source::Collective(pending) => match pending.failed() {
+                        Some(failed) => return Err(failed),
+                        None => source,
+                    },
+                    Source::Peer(awaited) => match awaited.failed() {
+                        Some(failed) => return Err(failed),
+                        None => source,
+                    },
+                    Source::Before => {
+                        let found = self.found.get_or_insert_with(|| read.clone());
+                        *found = hull(found, &read);
+                        &Source::Found
+                    }
+                    _ => source,
+                };
+                join(sources, std::slice::from_ref(source));
+            }
+        }
+        Ok(())
+    }
+
+    /// Why these bytes are not what they should be, all work that writes them being over.
+    pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<Error> {
+        self.forget_passed();
+        let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
+        let sources = read.flat_map(|mark| &mark.sources).chain(&self.awaited);
+        sources.into_iter().find_map(|source| match source {
+            Source::Launch(launch) => launch.said().inspect(|_| launch.tell()).map(Error::from),
+            Source::Collective(pending) => pending.failed(),
+            Source::Peer(awaited) => awaited.failed(),
+            _ => None,
+        })
+    }
+
+    fn forget_passed(&mut self) {
+        self.awaited
+            .retain(|source| !matches!(source, Source::Peer(awaited) if awaited.is_there()));
+        self.marks.retain_mut(|mark| {
+            mark.sources.retain(|source| match source {
+                Source::Launch(launch) => launch.outcome() != CheckOutcome::Passed,
+                Source::Collective(pending) => !pending.is_done(),
+                Source::Peer(awaited) => !awaited.is_there(),
+                _ => true,
+            });
+            !mark.sources.is_empty()
+        });
+    }
+
+    /// Enters that all these bytes have new values.
+    pub(crate) fn overwrite(&mut self, bytes: &Range<usize>) {
+        self.marks.retain_mut(|Mark { bytes: marked, .. }| {
+            if bytes.start <= marked.start {
+                marked.start = marked.start.max(bytes.end);
+            } else if bytes.end >= marked.end {
+                marked.end = marked.end.min(bytes.start);
+            }
+            marked.start < marked.end
+        });
+    }
+
+    /// Enters that these bytes, or some of them, depend on `sources` too.
+    pub(crate) fn add(&mut self, bytes: &Range<usize>, sources: &[Source]) {
+        if bytes.is_empty() || sources.is_empty() {
+            return;
+        }
+        if let Some(mark) = self.marks.iter_mut().find(|mark| mark.bytes == *bytes) {
+            return join(&mut mark.sources, sources);
+        }
+        let mut each = Sources::new();
+        join(&mut each, sources);
+        self.marks.push(Mark { bytes: bytes.clone(), sources: each });
+        if self.marks.len() > MOST {
+            let mut marks = std::mem::take(&mut self.marks).into_iter();
+            let Some(mut all) = marks.next() else { return };
+            for mark in marks {
+                all.bytes = hull(&all.bytes, &mark.bytes);
+                join(&mut all.sources, &mark.sources);
+            }
+            self.marks.push(all);
+        }
+    }
+
+    /// Of a capture's notes of a storage: which of its bytes replays read as they find them.
+    pub(crate) fn found(&self) -> Option<&Range<usize>> {
+        self.found.as_ref()
+    }
+
+    /// By a capture's notes of a storage, its marks after a replay: `old` are those before it, `found`
+    /// what all that it reads depended on, `launches` its kernels that check, and it itself on each
+    /// communicator.
+    pub(crate) fn replayed(&self, old: &Self, found: &[Source], launches: &[Source]) -> Self {
+        let mut new = Self { awaited: old.awaited.clone(), ..Self::default() };
+        for Mark { bytes, sources } in &self.marks {
+            for source in sources {
+                match source {
+                    Source::Before => {
+                        let kept = old.marks.iter();
+                        kept.for_each(|mark| new.add(&meet(&mark.bytes, bytes), &mark.sources));
+                    }
+                    Source::Found => new.add(bytes, found),
+                    Source::Captured(kernel) => {
+                        new.add(bytes, launches.get(*kernel..=*kernel).unwrap_or_default());
+                    }
+                    Source::CapturedCollective(captured) => {
+                        let numbered = launches.iter().find_map(|launch| match launch {
+                            Source::Collective(replay) => captured.in_replay(replay),
+                            _ => None,
+                        });
+                        new.add(bytes, numbered.map(Source::Collective).as_slice());
+                    }
+                    Source::Launch(_) | Source::Collective(_) | Source::Peer(_) => {}
+                }
+            }
+        }
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::completion::Completion;
+
+    fn source(kernel: usize) -> Sources {
+        [Source::Captured(kernel)].into_iter().collect()
+    }
+
+    fn read(marks: &mut Marks, bytes: Range<usize>) -> Vec<Source> {
+        let mut sources = Sources::new();
+        marks.read(&bytes, &mut sources).unwrap();
+        sources.to_vec()
+    }
+
+    #[test]
+    fn what_is_overwritten_piece_by_piece_has_no_mark() {
+        let mut marks = Marks::default();
+        marks.add(&(10..40), &source(0));
+        marks.overwrite(&(20..30)); // whose place between the others is not kept
+        for (overwritten, left) in [(0..15, 15..40), (35..90, 15..35), (30..35, 15..30)] {
+            marks.overwrite(&overwritten);
+            let hit = |at| !read(&mut marks.clone(), at..at + 1).is_empty();
+            assert!((0..100).all(|at| hit(at) == left.contains(&at)), "{overwritten:?}");
+        }
+        marks.overwrite(&(0..30));
+        assert!(marks.is_empty());
+    }
+
+    #[test]
+    fn many_marks_become_one_that_has_them_all() {
+        let mut marks = Marks::default();
+        for i in 0..100 {
+            marks.add(&(10 * i..10 * i + 5), &source(i % 5));
+        }
+        assert!(marks.marks.len() <= MOST + 1);
+        for i in 0..100 {
+            assert!(read(&mut marks, 10 * i..10 * i + 1).contains(&Source::Captured(i % 5)));
+        }
+        assert!(read(&mut marks, 2000..3000).is_empty());
+    }
+
+    #[test]
+    fn of_a_communicators_collectives_the_last_counts() {
+        let completions = [Completion::default(), Completion::default()];
+        let here = std::panic::Location::caller();
+        let of = |at: usize, number| {
+            Source::Collective(Pending::new((&completions[at], number), "test", here))
+        };
+        let mut marks = Marks::default();
+        for sources in [[of(0, 1), of(1, 1)], [of(0, 3), of(0, 2)]] {
+            marks.add(&(0..8), &sources);
+        }
+        assert_eq!(read(&mut marks, 0..8), [of(0, 3), of(1, 1)]);
+        completions[1].done_up_to(1);
+        assert_eq!(read(&mut marks, 0..8), [of(0, 3)]);
+        completions[0].done_up_to(2);
+        completions[0].fail(std::sync::Arc::new(std::fmt::Error));
+        assert!(matches!(marks.failed(&(7..9)), Some(Error::Collective { .. })));
+        assert!(marks.failed(&(8..9)).is_none());
+        assert!(marks.read(&(0..1), &mut Sources::new()).is_err());
+    }
+
+    #[test]
+    fn captured_collectives_are_the_replays_of_their_communicator() {
+        let completions = [Completion::default(), Completion::default()];
+        let of = |op, at: usize, number| {
+            let here = std::panic::Location::caller();
+            Pending::new((&completions[at], number), op, here)
+        };
+        let mut note = Marks::default();
+        for (bytes, at, number) in [(0..8, 0, 1), (0..8, 0, 2), (8..16, 1, 1)] {
+            note.add(&bytes, &[Source::CapturedCollective(of("captured", at, number))]);
+        }
+        assert_eq!(read(&mut note, 0..8).len(), 1);
+        let replays = [0, 1].map(|at| Source::Collective(of("replay", at, 10 + at as u64)));
+        let mut new = note.replayed(&Marks::default(), &[], &replays);
+        assert_eq!(read(&mut new, 0..8), [Source::Collective(of("captured", 0, 10))]);
+        assert_eq!(read(&mut new, 8..16), [Source::Collective(of("captured", 1, 11))]);
+        completions[0].fail(std::sync::Arc::new(std::fmt::Error));
+        let text = new.failed(&(0..8)).unwrap().to_string();
+        assert!(text.contains("what captured at "), "{text}");
+        assert!(new.failed(&(8..16)).is_none());
+    }
+
+    #[test]
+    fn a_replay_keeps_what_it_does_not_overwrite() {
+        let (mut old, mut note) = (Marks::default(), Marks::before(100));
+        old.add(&(0..60), &source(7));
+        note.overwrite(&(0..50));
+        note.add(&(0..20), &[Source::Captured(1), Source::Found]);
+        assert_eq!(read(&mut note, 50..60), [Source::Found]);
+        assert_eq!(note.found(), Some(&(50..60)));
+        let mut new = note.replayed(&old, &source(3), &[Source::Captured(4), Source::Captured(5)]);
+        assert_eq!(read(&mut new, 0..20), [Source::Captured(5), Source::Captured(3)]);
+        assert_eq!(read(&mut new, 20..50), []);
+        assert_eq!(read(&mut new, 50..60), source(7)[..]);
+        assert_eq!(read(&mut new, 60..100), []);
+    }
+}

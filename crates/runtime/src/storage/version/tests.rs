@@ -1,0 +1,160 @@
+//! What moves a version, and what does not.
+
+use std::panic::Location;
+
+use warpline_cuda_sys_safe::MemsetValue;
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+use warpline_stream::Stream;
+
+use super::Version;
+use crate::graph::{Capturing, GraphPool};
+use crate::launch::{copy_bytes, memset, read_bytes, write_bytes};
+use crate::testing::{copy, fill, small_sim};
+use crate::{DType, Layout, Runtime, RuntimeConfig, Staging, Storage, SyncPolicy, Target, View};
+
+const BYTES: usize = 1024;
+
+fn runtime(policy: SyncPolicy, unlinked_peers: Vec<(usize, usize)>) -> Runtime {
+    let sim = SimConfig { schedule: Schedule::Lazy, unlinked_peers, ..small_sim(2) }.build();
+    // So that some copies are staged and others are not.
+    let staging = Staging { from: 512, chunk: 256, threads: 2 };
+    let config = RuntimeConfig { sync_policy: policy, staging, ..RuntimeConfig::default() };
+    Runtime::new(sim, config).unwrap()
+}
+
+/// Each kind of memory once: two devices', page-locked, pageable.
+fn storages(runtime: &Runtime, streams: &[Stream; 2]) -> [Storage; 4] {
+    [
+        Storage::device(runtime, BYTES, &streams[0]).unwrap(),
+        Storage::device(runtime, BYTES, &streams[1]).unwrap(),
+        Storage::pinned(runtime, BYTES).unwrap(),
+        Storage::pageable(runtime, BYTES).unwrap(),
+    ]
+}
+
+fn streams(runtime: &Runtime) -> [Stream; 2] {
+    [0, 1].map(|d| runtime.device(d).unwrap().device().stream_from_pool(0).unwrap())
+}
+
+/// Runs `f`, which writes to these of the storages and to no others.
+#[track_caller]
+fn writes(all: &[Storage], to: &[usize], f: impl FnOnce()) {
+    let before: Vec<Version> = all.iter().map(Storage::version).collect();
+    f();
+    for (i, (storage, version)) in all.iter().zip(&before).enumerate() {
+        assert_eq!(version.is_of(storage), !to.contains(&i), "storage {i}");
+    }
+}
+
+#[test]
+fn every_way_to_write_moves_the_version_and_reads_do_not() {
+    let here = Location::caller();
+    for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
+        for unlinked in [vec![], vec![(0, 1)]] {
+            let runtime = runtime(policy, unlinked);
+            let streams = streams(&runtime);
+            let all = storages(&runtime, &streams);
+            // Of the destination's device, or of the only one.
+            let stream = |d: usize, s: usize| &streams[if d == 1 || s == 1 { 1 } else { 0 }];
+            for d in 0..4 {
+                for s in 0..4 {
+                    if d == s || (d > 1 && s > 1) {
+                        continue;
+                    }
+                    for bytes in [8, BYTES] {
+                        writes(&all, &[d], || {
+                            let (dst, src) = ((&all[d], 0), (&all[s], 0));
+                            copy_bytes(stream(d, s), dst, src, bytes, true, here).unwrap();
+                        });
+                    }
+                }
+            }
+            let value = MemsetValue::U8(1);
+            for (i, stream) in streams.iter().enumerate() {
+                writes(&all, &[i], || {
+                    memset(stream, (&all[i], 0), value, 8, "fill_", here).unwrap();
+                });
+            }
+            for i in [2, 3] {
+                writes(&all, &[i], || write_bytes((&all[i], 0), &[1; 8]).unwrap());
+                writes(&all, &[], || read_bytes((&all[i], 0), &mut [0; 8]).unwrap());
+            }
+            // Through part of it, seen as another view.
+            let (layout, other) = (Layout::contiguous(&[4]).unwrap(), Layout::contiguous(&[4]));
+            let (gpu, cpu) = (runtime.device(0).unwrap(), Target::Cpu(&runtime));
+            let gpu = Target::Cuda(&runtime, gpu, &streams[0]);
+            let other = other.unwrap();
+            for (i, target) in [(0, gpu), (2, cpu), (3, cpu)] {
+                let view = View { storage: &all[i], layout: &layout, dtype: DType::F32 };
+                writes(&all, &[i], || fill(target, view, 1).unwrap());
+                let from = if i == 2 { 3 } else { 2 };
+                let view = View { storage: &all[i], layout: &layout, dtype: DType::F32 };
+                let src = View { storage: &all[from], layout: &other, dtype: DType::F32 };
+                if i > 0 {
+                    writes(&all, &[i], || copy(cpu, src, view).unwrap());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_capture_writes_when_it_is_replayed() {
+    let here = Location::caller();
+    for policy in [SyncPolicy::Auto, SyncPolicy::Manual] {
+        let runtime = runtime(policy, vec![]);
+        let streams = streams(&runtime);
+        let mut all = storages(&runtime, &streams).to_vec();
+        let pool = GraphPool::new(runtime.device(0).unwrap());
+        let [stream, _] = &streams;
+        stream.synchronize().unwrap();
+        let mut graph = None;
+        writes(&all, &[], || {
+            let capturing = Capturing::begin(&runtime, stream, &pool).unwrap();
+            memset(stream, (&all[0], 0), MemsetValue::U8(1), 8, "fill_", here).unwrap();
+            copy_bytes(stream, (&all[2], 0), (&all[0], 0), 8, true, here).unwrap();
+            let made = Storage::device(&runtime, BYTES, stream).unwrap();
+            memset(stream, (&made, 0), MemsetValue::U8(1), 8, "fill_", here).unwrap();
+            graph = Some((capturing.end().unwrap(), made));
+        });
+        let (graph, made) = graph.unwrap();
+        all.push(made);
+        writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
+        writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
+    }
+}
+
+#[test]
+fn no_later_storage_has_the_version_of_one_that_is_gone() {
+    let runtime = runtime(SyncPolicy::Auto, vec![]);
+    let gone = Storage::pageable(&runtime, 8).unwrap();
+    let version = gone.version();
+    assert!(version.is_of(&gone.clone()), "clones share it");
+    drop(gone);
+    for _ in 0..100 {
+        let storage = Storage::pageable(&runtime, 8).unwrap();
+        assert!(!version.is_of(&storage));
+    }
+}
+
+#[test]
+fn a_storage_is_unique_while_nobody_else_has_it() {
+    let runtime = runtime(SyncPolicy::Auto, vec![]);
+    let storage = Storage::pageable(&runtime, 8).unwrap();
+    let version = storage.version();
+    assert!(storage.is_unique(), "a version is no holder");
+    let other = storage.clone();
+    assert!(!storage.is_unique() && !other.is_unique());
+    drop(other);
+    assert!(storage.is_unique());
+    drop(version);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_another_process_may_write_has_always_changed() {
+    let runtime = runtime(SyncPolicy::Auto, vec![]);
+    let stream = runtime.device(0).unwrap().device().default_stream();
+    let storage = Storage::shared(&runtime, 8, stream).unwrap();
+    assert!(!storage.version().is_of(&storage));
+}

@@ -1,0 +1,339 @@
+//! What tests of ops share: the same cases run on the CPU and on devices.
+
+use std::panic::Location;
+use std::sync::PoisonError;
+
+use crate::host::{self, Cast, HostElement, Number, Shared};
+use crate::iter::{self, Flat, Index, Params, Space};
+use crate::module::{Program, Source};
+use crate::{DType, Layout, Result, Runtime, RuntimeConfig, Scalar, Storage, Target, View, launch};
+use warpline_alloc::AllocatorConfig;
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+use warpline_cuda_sys_safe::{DriverError, HostKernel, HostLaunch};
+
+/// Simulated devices of less memory than the usual: addresses are taken for all of it, and valgrind
+/// has few.
+pub fn small_sim(devices: usize) -> SimConfig {
+    SimConfig { capacity: 8 << 30, ..SimConfig::new(devices) }
+}
+
+/// Runs a body on every target that needs no hardware.
+pub fn on_every_target(body: impl Fn(Target<'_>)) {
+    let reason = DriverError::NoDevice { reason: "this test runs on the CPU".into() };
+    body(Target::Cpu(&Runtime::without_cuda(reason, &RuntimeConfig::default())));
+    let sim = SimConfig { schedule: Schedule::Lazy, check_footprints: true, ..small_sim(1) };
+    let sim = sim.build();
+    on_driver(Runtime::new(sim.clone(), RuntimeConfig::default()).unwrap(), body);
+    assert!(sim.violations().is_empty(), "{:?}", sim.violations());
+    assert!(sim.overruns().is_empty(), "{:?}", sim.overruns());
+}
+
+/// Runs a body on a real device, or on the simulated one that `WARPLINE_DRIVER` asks for.
+pub fn on_gpu(body: impl Fn(Target<'_>)) {
+    let driver = warpline_cuda_sys_safe::open(driver_spec().as_deref(), None).unwrap();
+    // So that a memory checker can have every block be an allocation of the driver's.
+    let allocator = AllocatorConfig::from_env_with(|name| std::env::var(name)).unwrap();
+    let config = RuntimeConfig { allocator, ..RuntimeConfig::default() };
+    on_driver(Runtime::new(driver, config).unwrap(), body);
+}
+
+fn driver_spec() -> Option<String> {
+    std::env::var("WARPLINE_DRIVER").ok()
+}
+
+/// Whether [`on_gpu`] runs on a simulated device.
+pub fn gpu_is_simulated() -> bool {
+    driver_spec().is_some_and(|spec| spec.trim().starts_with("sim"))
+}
+
+fn on_driver(runtime: Runtime, body: impl Fn(Target<'_>)) {
+    let device = runtime.device(0).unwrap();
+    let stream = device.device().stream_from_pool(0).unwrap();
+    body(Target::Cuda(&runtime, device, &stream));
+    stream.synchronize().unwrap();
+}
+
+/// Kernels of [`fill`] and [`copy`], which are named and no more: what simulated devices run is below.
+pub(crate) static KERNELS: Program =
+    Program::new("testing", &["fill", "copy"], iter::KERNELS, |_, _| Source::new());
+
+/// Sets every byte of a view's elements, on the CPU and on simulated devices.
+///
+/// # Errors
+/// As [`launch::run`].
+#[track_caller]
+pub fn fill(target: Target<'_>, out: View<'_>, byte: u8) -> Result<()> {
+    unsafe fn set<S: Space<1>>(launch: &HostLaunch<'_>) {
+        let Params { space, args, .. }: Params<S, [u32; 2]> = host::params(launch);
+        let [byte, size] = args;
+        each(space.index(), |[at]| {
+            // SAFETY: the launch's own element.
+            unsafe {
+                Shared::<u8>::operand(launch, 0)
+                    .at(at * size as isize)
+                    .write_bytes(byte as u8, size as usize)
+            };
+        });
+    }
+    let host = [set::<Flat> as HostKernel, set::<Index<1>>];
+    let args = [byte.into(), out.dtype.size() as u32];
+    run(target, ("fill_", 0), host, [out], args, Location::caller())
+}
+
+/// Copies one view to another of its sizes and dtype, on the CPU and on simulated devices.
+///
+/// # Errors
+/// As [`launch::run`].
+#[track_caller]
+pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
+    unsafe fn put<S: Space<2>>(launch: &HostLaunch<'_>) {
+        let Params { space, args, .. }: Params<S, [u32; 2]> = host::params(launch);
+        let size = args[1] as usize;
+        let at = |operand, element: isize| {
+            Shared::<u8>::operand(launch, operand).at(element * size as isize)
+        };
+        each(space.index(), |[from, to]| {
+            // SAFETY: the launch's own elements, of which one may be the other.
+            unsafe { at(0, from).copy_to(at(1, to), size) };
+        });
+    }
+    let host = [put::<Flat> as HostKernel, put::<Index<2>>];
+    let args = [0, to.dtype.size() as u32];
+    run(target, ("copy_", 1), host, [from, to], args, Location::caller())
+}
+
+fn run<const N: usize>(
+    target: Target<'_>,
+    (name, variant): (&'static str, usize),
+    host: [HostKernel; 2],
+    views: [View<'_>; N],
+    args: [u32; 2],
+    location: &'static Location<'static>,
+) -> Result<()> {
+    let op = iter::Op { name, program: (&KERNELS, variant), host, vector: 1, location };
+    // SAFETY: the functions read all operands but the last, which they write, and take such parameters.
+    unsafe { iter::run(target, &op, views, args) }
+}
+
+/// Calls `f` with where each element lies.
+fn each<const N: usize>(index: Index<N>, mut f: impl FnMut([isize; N])) {
+    (0..index.numel()).for_each(|i| f(index.offsets(i)));
+}
+
+/// A tensor with its memory.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Its memory.
+    pub storage: Storage,
+    /// Where in it the elements are.
+    pub layout: Layout,
+    /// What they are.
+    pub dtype: DType,
+}
+
+impl Tensor {
+    /// Contiguous memory holding these values, converted as [`Cast`] does.
+    pub fn new(target: Target<'_>, dtype: DType, sizes: &[usize], values: &[f64]) -> Self {
+        let layout = Layout::contiguous(sizes).unwrap();
+        assert_eq!(layout.numel(), values.len());
+        let bytes = dispatch!(dtype, all T => bytes(values.iter().map(|&v| to::<T>(v))));
+        let host = Storage::pageable(target.runtime(), bytes.len().max(1)).unwrap();
+        with_bytes(&host, |memory| memory[..bytes.len()].copy_from_slice(&bytes));
+        let storage = match target {
+            Target::Cpu(_) => host,
+            Target::Cuda(runtime, _, stream) => {
+                let device = Storage::device(runtime, bytes.len().max(1), stream).unwrap();
+                let here = std::panic::Location::caller();
+                launch::copy_bytes(stream, (&device, 0), (&host, 0), bytes.len(), false, here)
+                    .unwrap();
+                device
+            }
+        };
+        Self { storage, layout, dtype }
+    }
+
+    /// Memory full of a value that tests do not expect.
+    pub fn garbage(target: Target<'_>, dtype: DType, sizes: &[usize]) -> Self {
+        Self::new(target, dtype, sizes, &vec![77.0; sizes.iter().product()])
+    }
+
+    /// The same memory under another layout.
+    pub fn with(&self, f: impl FnOnce(&Layout) -> Result<Layout>) -> Self {
+        Self { layout: f(&self.layout).unwrap(), ..self.clone() }
+    }
+
+    /// As an op takes it.
+    #[must_use]
+    pub fn view(&self) -> View<'_> {
+        View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
+    }
+
+    /// Forgets that a check failed, to see what a kernel has written all the same.
+    pub fn unmarked(&self) -> &Self {
+        self.storage.uses().marks = Default::default();
+        self.storage.set_marked(false);
+        self
+    }
+
+    /// Its values in row-major order, once all work is done.
+    pub fn values(&self, target: Target<'_>) -> Vec<Scalar> {
+        let n = self.storage.bytes();
+        let host = match target {
+            Target::Cpu(_) => self.storage.clone(),
+            Target::Cuda(runtime, _, stream) => {
+                let host = Storage::pageable(runtime, n).unwrap();
+                let here = std::panic::Location::caller();
+                launch::copy_bytes(stream, (&host, 0), (&self.storage, 0), n, false, here).unwrap();
+                host
+            }
+        };
+        let mut at = vec![self.layout.offset() as isize];
+        for (&size, &stride) in self.layout.sizes().iter().zip(self.layout.strides()) {
+            let steps = 0..size as isize;
+            at = at.iter().flat_map(|a| steps.clone().map(move |i| a + i * stride)).collect();
+        }
+        with_bytes(&host, |memory| {
+            dispatch!(self.dtype, all T => {
+                at.iter().map(|&i| element::<T>(memory, i as usize).get().to_scalar()).collect()
+            })
+        })
+    }
+
+    /// [`Tensor::values`] as floats.
+    pub fn floats(&self, target: Target<'_>) -> Vec<f64> {
+        self.values(target).into_iter().map(Scalar::to_f64).collect()
+    }
+}
+
+fn with_bytes<R>(storage: &Storage, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    let _lock = storage.host_lock().write().unwrap_or_else(PoisonError::into_inner);
+    let pointer = storage.host_ptr().unwrap();
+    // SAFETY: the storage's own bytes, for which the lock is held.
+    f(unsafe { std::slice::from_raw_parts_mut(pointer, storage.bytes()) })
+}
+
+fn bytes<T: HostElement>(values: impl Iterator<Item = T>) -> Vec<u8> {
+    let values: Vec<T> = values.collect();
+    let n = size_of_val(values.as_slice());
+    // SAFETY: elements are plain data without padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), n) }.to_vec()
+}
+
+fn element<T: HostElement>(memory: &[u8], index: usize) -> T {
+    let bytes = &memory[index * size_of::<T>()..][..size_of::<T>()];
+    // SAFETY: as many bytes as a `T` has, of which any are valid.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
+
+fn to<T: HostElement>(v: f64) -> T
+where
+    f64: Cast<T::Compute>,
+{
+    T::put(v.cast())
+}
+
+/// What an element of `dtype` becomes when this value is stored in it.
+pub fn stored(dtype: DType, value: f64) -> f64 {
+    dispatch!(dtype, all T => to::<T>(value).get().to_scalar().to_f64())
+}
+
+/// Deterministic values: of the dtype's own range, with zeros, ones, and for floats NaN and
+/// infinities among them.
+pub fn samples(dtype: DType, n: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut values = Vec::with_capacity(n);
+    for _ in 0..n {
+        let bits = next();
+        let unit = (bits >> 11) as f64 / (1u64 << 53) as f64;
+        values.push(match (bits % 16, dtype.is_float()) {
+            (0, _) => 0.0,
+            (1, _) => 1.0,
+            (2, true) => f64::NAN,
+            (3, true) => f64::INFINITY,
+            (4, true) => f64::NEG_INFINITY,
+            (_, true) => unit * 8.0 - 4.0,
+            (_, false) => (unit * 240.0).floor() - 120.0,
+        });
+    }
+    values.into_iter().map(|v| stored(dtype, v)).collect()
+}
+
+/// The relative error that a float dtype's results may have; integers and bools have none.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        _ => 0.0,
+    }
+}
+
+/// Compares with expected values, which are first rounded to `dtype`.
+#[track_caller]
+pub fn assert_close(dtype: DType, actual: &[f64], expected: &[f64], context: &str) {
+    assert_eq!(actual.len(), expected.len(), "{context}");
+    for (i, (&a, &e)) in actual.iter().zip(expected).enumerate() {
+        let e = stored(dtype, e);
+        let close = a == e
+            || (a.is_nan() && e.is_nan())
+            || (a - e).abs() <= tolerance(dtype) * e.abs().max(1.0);
+        assert!(close, "{context}, element {i}: {a}, not {e}");
+    }
+}
+
+/// Pairs of layouts to run an elementwise op with two operands on: sizes, then how each operand
+/// is made from a contiguous tensor of other sizes. The last is the result's.
+#[derive(Debug)]
+pub struct Shape {
+    /// What it is, for messages.
+    pub name: &'static str,
+    /// Sizes of the memory behind each of `a`, `b`, and the result.
+    pub memory: [&'static [usize]; 3],
+    /// How each operand is seen.
+    pub views: [fn(&Layout) -> Result<Layout>; 3],
+}
+
+/// Contiguous, broadcast, transposed, sliced, empty, a scalar, many dimensions.
+pub fn shapes() -> Vec<Shape> {
+    let whole: fn(&Layout) -> Result<Layout> = |l| Ok(l.clone());
+    let shape = |name, memory, views| Shape { name, memory, views };
+    vec![
+        shape("contiguous", [&[5, 13], &[5, 13], &[5, 13]], [whole; 3]),
+        shape("several threads", [&[70_001], &[70_001], &[70_001]], [whole; 3]),
+        shape("zero-dimensional", [&[], &[], &[]], [whole; 3]),
+        shape("empty", [&[3, 0], &[3, 0], &[3, 0]], [whole; 3]),
+        shape(
+            "a row and a column",
+            [&[1, 37], &[21, 1], &[21, 37]],
+            [|l| l.expand(&[21, 37]), |l| l.expand(&[21, 37]), whole],
+        ),
+        shape("a scalar", [&[4, 6], &[], &[4, 6]], [whole, |l| l.expand(&[4, 6]), whole]),
+        shape("transposed", [&[7, 33], &[33, 7], &[33, 7]], [|l| l.transpose(0, 1), whole, whole]),
+        shape(
+            "offset by one",
+            [&[41], &[41], &[41]],
+            [|l| l.narrow(0, 1, 40), |l| l.narrow(0, 0, 40), |l| l.narrow(0, 1, 40)],
+        ),
+        shape(
+            "every third into every second",
+            [&[60, 3], &[60, 3], &[40, 3]],
+            [|l| l.slice(0, 0, 60, 3), |l| l.slice(0, 1, 60, 3), |l| l.slice(0, 0, 40, 2)],
+        ),
+        shape(
+            "a broadcast middle",
+            [&[2, 1, 3, 5], &[2, 4, 3, 5], &[2, 4, 3, 5]],
+            [
+                |l| l.expand(&[2, 4, 3, 5])?.permute(&[3, 0, 2, 1]),
+                |l| l.permute(&[3, 0, 2, 1]),
+                |l| l.permute(&[3, 0, 2, 1]),
+            ],
+        ),
+    ]
+}

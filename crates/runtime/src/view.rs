@@ -1,0 +1,106 @@
+//! One tensor as an op sees it: bytes, layout, dtype.
+
+use warpline_cuda_sys_safe::Access;
+
+use crate::overlap;
+use crate::{DType, Error, Layout, Result, Storage, checked_numel};
+
+/// A borrowed tensor: what every op takes.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The memory.
+    pub storage: &'a Storage,
+    /// Where in it the elements lie.
+    pub layout: &'a Layout,
+    /// What they are.
+    pub dtype: DType,
+}
+
+impl<'a> View<'a> {
+    /// Sizes per dimension.
+    #[must_use]
+    pub fn sizes(&self) -> &'a [usize] {
+        self.layout.sizes()
+    }
+
+    /// Strides per dimension, in elements.
+    #[must_use]
+    pub fn strides(&self) -> &'a [isize] {
+        self.layout.strides()
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.layout.numel()
+    }
+
+    /// As an operand that is only read.
+    #[must_use]
+    pub fn read(self) -> Operand<'a> {
+        Operand { view: self, access: Access::Read }
+    }
+
+    /// As an operand of which every element is overwritten.
+    #[must_use]
+    pub fn write(self) -> Operand<'a> {
+        Operand { view: self, access: Access::Write }
+    }
+
+    /// As an operand that is read and written.
+    #[must_use]
+    pub fn read_write(self) -> Operand<'a> {
+        Operand { view: self, access: Access::ReadWrite }
+    }
+
+    /// Refuses a layout that reaches outside its storage.
+    ///
+    /// # Errors
+    /// [`Error::OutOfStorage`].
+    pub fn check_inside(&self, op: &'static str) -> Result<()> {
+        if self.bytes_end().is_some_and(|end| end <= self.storage.bytes()) {
+            return Ok(());
+        }
+        Err(Error::OutOfStorage {
+            op,
+            sizes: self.sizes().to_vec(),
+            strides: self.strides().to_vec(),
+            offset: self.layout.offset(),
+            bytes: self.storage.bytes(),
+        })
+    }
+
+    /// Bytes from the storage's start to the view's end; `None` if it starts before that.
+    fn bytes_end(&self) -> Option<usize> {
+        let offset = isize::try_from(self.layout.offset()).ok()?;
+        if checked_numel(self.sizes()).ok()? == 0 {
+            // Its address is still computed.
+            return self.layout.offset().checked_mul(self.dtype.size()).map(|_| 0);
+        }
+        let (mut low, mut high) = (offset, offset);
+        for (&size, &stride) in self.sizes().iter().zip(self.strides()) {
+            let reach = isize::try_from(size - 1).ok()?.checked_mul(stride)?;
+            let end = if reach < 0 { &mut low } else { &mut high };
+            *end = end.checked_add(reach)?;
+        }
+        if low < 0 { None } else { (high as usize + 1).checked_mul(self.dtype.size()) }
+    }
+
+    /// Refuses to write where several indices share an address, as threads of one launch would
+    /// then write it at once; and where that is hard to tell, as of no view of a plain tensor.
+    ///
+    /// # Errors
+    /// [`Error::OverlappingWrite`].
+    pub fn check_writable(&self, op: &'static str) -> Result<()> {
+        if overlap::within(self.layout) { Err(Error::OverlappingWrite { op }) } else { Ok(()) }
+    }
+}
+
+/// A view and what is done with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
+    /// The tensor.
+    pub view: View<'a>,
+    /// What is done with it.
+    pub access: Access,
+}

@@ -1,0 +1,155 @@
+//! Bounds, and choices between elements.
+
+use warpline_kernels::elementwise as table;
+
+use super::inplace::check_filled;
+use super::operands::{apply, apply_in_place, as_filled, common_dtype};
+use super::ops::{self, TensorOrScalar};
+use crate::{DType, Error, Result, Scalar, Tensor};
+
+/// `x` where the condition holds, else `y` (`torch.where`). The condition is of bools.
+///
+/// ```
+/// # use warpline::{tensor, where_cond};
+/// let t = tensor(&[-1f32, 2.0], ())?;
+/// assert_eq!(where_cond(&t.gt(0)?, &t, 0)?.to_vec::<f32>()?, [0.0, 2.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::DTypeMismatch`] for a condition that is not of bools, otherwise as [`Tensor::add`].
+#[track_caller]
+pub fn where_cond<'a>(
+    condition: &Tensor,
+    x: impl Into<TensorOrScalar<'a>>,
+    y: impl Into<TensorOrScalar<'a>>,
+) -> Result<Tensor> {
+    let (x, y) = (x.into(), y.into());
+    apply(&table::WHERE, &[condition.into(), x, y], common_dtype(&[x, y]))
+}
+
+impl Tensor {
+    /// At least `min` and at most `max`; `max` where they cross, NaN where any is. Not for bools
+    /// (`torch.clamp`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn clamp<'a>(
+        &self,
+        min: impl Into<TensorOrScalar<'a>>,
+        max: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<Self> {
+        let operands = [self.into(), min.into(), max.into()];
+        apply(&table::CLAMP, &operands, common_dtype(&operands))
+    }
+
+    /// [`Tensor::clamp`] in place.
+    ///
+    /// # Errors
+    /// [`Error::CannotCast`] when the result's category is above this tensor's, otherwise as
+    /// [`Tensor::clamp`].
+    #[track_caller]
+    pub fn clamp_<'a>(
+        &self,
+        min: impl Into<TensorOrScalar<'a>>,
+        max: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<&Self> {
+        let operands = [self.into(), min.into(), max.into()];
+        apply_in_place(&table::CLAMP, "clamp_", self, &operands, common_dtype(&operands))?;
+        Ok(self)
+    }
+
+    /// At least `min`; NaN where either is. Not for bools (`torch.clamp_min`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        let min = min.into();
+        check_not_bool("clamp_min", common_dtype(&[self.into(), min]))?;
+        ops::apply(&table::MAXIMUM, self, min)
+    }
+
+    /// At most `max`; NaN where either is. Not for bools (`torch.clamp_max`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        let max = max.into();
+        check_not_bool("clamp_max", common_dtype(&[self.into(), max]))?;
+        ops::apply(&table::MINIMUM, self, max)
+    }
+
+    /// [`where_cond`] with this tensor where the condition holds (`torch.Tensor.where`).
+    ///
+    /// # Errors
+    /// As [`where_cond`].
+    #[track_caller]
+    pub fn where_cond<'a>(
+        &'a self,
+        condition: &Tensor,
+        other: impl Into<TensorOrScalar<'a>>,
+    ) -> Result<Self> {
+        where_cond(condition, self, other)
+    }
+
+    /// `value` where the mask holds. The dtype stays (`torch.masked_fill`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the dtype cannot hold the value; [`Error::DTypeMismatch`] for a mask
+    /// that is not of bools; otherwise as [`Tensor::add`].
+    #[track_caller]
+    pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
+        let value = value.into();
+        check_filled("masked_fill", value, self.dtype())?;
+        let value = as_filled(value, self.dtype());
+        apply(&table::WHERE, &[mask.into(), value.into(), self.into()], self.dtype())
+    }
+
+    /// [`Tensor::masked_fill`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::masked_fill`].
+    #[track_caller]
+    pub fn masked_fill_(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
+        let value = value.into();
+        check_filled("masked_fill_", value, self.dtype())?;
+        let value = as_filled(value, self.dtype());
+        let operands = [mask.into(), value.into(), self.into()];
+        apply_in_place(&table::WHERE, "masked_fill_", self, &operands, self.dtype())?;
+        Ok(self)
+    }
+
+    /// With numbers for NaN, inf and -inf: unless given 0, and the dtype's largest and smallest
+    /// (`torch.nan_to_num`).
+    ///
+    /// # Errors
+    /// What the launch fails with.
+    #[track_caller]
+    pub fn nan_to_num(
+        &self,
+        nan: Option<f64>,
+        posinf: Option<f64>,
+        neginf: Option<f64>,
+    ) -> Result<Self> {
+        let most = match self.dtype() {
+            DType::F16 => 65504.0,
+            DType::BF16 => half::bf16::MAX.into(),
+            DType::F32 => f32::MAX.into(),
+            DType::F64 => f64::MAX,
+            _ => return self.converted(self.dtype()),
+        };
+        let numbers = [nan.unwrap_or(0.0), posinf.unwrap_or(most), neginf.unwrap_or(-most)];
+        let [nan, posinf, neginf] = numbers.map(|v| Scalar::Float(v).into());
+        apply(&table::NAN_TO_NUM, &[self.into(), nan, posinf, neginf], self.dtype())
+    }
+}
+
+fn check_not_bool(op: &'static str, dtype: DType) -> Result<()> {
+    if dtype == DType::Bool {
+        return Err(Error::UnsupportedDType { op, dtype });
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! Elementwise ops of any number of operands, tensors and numbers.
+
+use smallvec::SmallVec;
+use warpline_kernels::elementwise::{Arg, Op, nary};
+use warpline_runtime::{Layout, Sizes, View, broadcast};
+
+use super::ops::{TensorOrScalar, broadcast_error, check_fits};
+use super::promote::combine;
+use crate::exec::check_together;
+use crate::{Category, DType, Error, Result, Scalar, Tensor};
+
+/// The dtype in which operands meet: tensors without dimensions and numbers count only if their
+/// category is higher (`torch.result_type`).
+pub(super) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
+    let (mut full, mut single, mut number) = (None, None, None);
+    for operand in operands {
+        let (kind, dtype) = match operand {
+            TensorOrScalar::Tensor(t) if t.dim() > 0 => (&mut full, t.dtype()),
+            TensorOrScalar::Tensor(t) => (&mut single, t.dtype()),
+            TensorOrScalar::Scalar(s) => (&mut number, s.default_dtype()),
+        };
+        *kind = Some(kind.map_or(dtype, |other: DType| other.promote(dtype)));
+    }
+    let kinds = [full, single, number].into_iter().flatten();
+    kinds.rev().reduce(|low, high| combine(high, low)).unwrap_or(DType::F32)
+}
+
+/// Operands as an op takes them.
+struct Operands {
+    inputs: SmallVec<[Input; 4]>,
+    /// Of all together.
+    sizes: Sizes,
+    /// The dtype of the result.
+    result: DType,
+    /// Says where the op runs.
+    main: Tensor,
+}
+
+enum Input {
+    Tensor(Tensor),
+    Number(Scalar),
+}
+
+impl Operands {
+    /// Converts what meets in `common`.
+    #[track_caller]
+    fn new(op: &'static Op, operands: &[TensorOrScalar<'_>], common: DType) -> Result<Self> {
+        let (compute, result) = op.dtypes(common)?;
+        let tensors = || {
+            operands.iter().filter_map(|operand| match operand {
+                TensorOrScalar::Tensor(tensor) => Some(*tensor),
+                TensorOrScalar::Scalar(_) => None,
+            })
+        };
+        let Some(main) = tensors().find(|t| t.is_cuda()).or_else(|| tensors().next()) else {
+            return Err(Error::invalid(op.name(), "needs a tensor among its operands".into()));
+        };
+        let mut inputs = SmallVec::new();
+        let mut sizes = Sizes::new();
+        for (k, operand) in operands.iter().enumerate() {
+            let dtype = if op.is_condition(k) { DType::Bool } else { compute };
+            inputs.push(match *operand {
+                TensorOrScalar::Scalar(number) => {
+                    check_fits(op.name(), number, dtype)?;
+                    Input::Number(number)
+                }
+                // As in PyTorch, a CPU tensor without dimensions counts as a number beside a GPU's.
+                TensorOrScalar::Tensor(t)
+                    if main.is_cuda()
+                        && !t.is_cuda()
+                        && t.dim() == 0
+                        && t.storage().runtime().same_as(main.storage().runtime()) =>
+                {
+                    Input::Number(t.in_dtype(dtype)?.to_scalar()?)
+                }
+                TensorOrScalar::Tensor(t) => {
+                    check_together(op.name(), main, t)?;
+                    sizes = broadcast(&sizes, t.size())?;
+                    // A condition of another dtype is refused, not converted.
+                    let converts = t.dtype() != dtype && !op.is_condition(k);
+                    Input::Tensor(if converts {
+                        t.converted_by(&main.exec()?, dtype)?
+                    } else {
+                        t.clone()
+                    })
+                }
+            });
+        }
+        Ok(Self { inputs, sizes, result, main: main.clone() })
+    }
+
+    #[track_caller]
+    fn run(&self, op: &'static Op, out: &Tensor) -> Result<()> {
+        let mut layouts: SmallVec<[Option<Layout>; 4]> = SmallVec::new();
+        for input in &self.inputs {
+            layouts.push(match input {
+                Input::Tensor(tensor) => Some(tensor.layout().expand(out.size())?),
+                Input::Number(_) => None,
+            });
+        }
+        let mut args: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
+        for (input, layout) in self.inputs.iter().zip(&layouts) {
+            args.push(match (input, layout) {
+                (Input::Tensor(tensor), Some(layout)) => {
+                    Arg::Tensor(View { layout, ..tensor.as_view() })
+                }
+                (Input::Tensor(tensor), None) => Arg::Tensor(tensor.as_view()),
+                (Input::Number(number), _) => Arg::Number(*number),
+            });
+        }
+        nary(out.exec()?.target(), op, &args, out.as_view())
+    }
+}
+
+/// The op of operands that meet in `common`, into a new tensor.
+#[track_caller]
+pub(super) fn apply(
+    op: &'static Op,
+    operands: &[TensorOrScalar<'_>],
+    common: DType,
+) -> Result<Tensor> {
+    let operands = Operands::new(op, operands, common)?;
+    let out = operands.main.exec()?.empty(&operands.sizes, operands.result)?;
+    operands.run(op, &out)?;
+    Ok(out)
+}
+
+/// The same into `a`, which may be one of the operands.
+#[track_caller]
+pub(super) fn apply_in_place(
+    op: &'static Op,
+    name: &'static str,
+    a: &Tensor,
+    operands: &[TensorOrScalar<'_>],
+    common: DType,
+) -> Result<()> {
+    let (_, result) = op.dtypes(common)?;
+    if result.category() > a.dtype().category() {
+        return Err(Error::CannotCast { op: name, from: result, to: a.dtype() });
+    }
+    a.as_view().check_writable(name)?;
+    for operand in operands {
+        if let TensorOrScalar::Tensor(b) = operand
+            && broadcast(a.size(), b.size())?[..] != *a.size()
+        {
+            return Err(broadcast_error(a, b));
+        }
+    }
+    let operands = Operands::new(op, operands, common)?;
+    check_together(name, a, &operands.main)?;
+    // Elements in step may be overwritten; any other overlap goes through a copy.
+    let in_step = operands.inputs.iter().all(|input| match input {
+        Input::Tensor(b) => !a.storage().same_as(b.storage()) || a.layout() == b.layout(),
+        Input::Number(_) => true,
+    });
+    if operands.result == a.dtype() && in_step {
+        return operands.run(op, a);
+    }
+    let out = a.exec()?.empty(a.size(), operands.result)?;
+    operands.run(op, &out)?;
+    a.copy_(&out, false)?;
+    Ok(())
+}
+
+/// A number as `fill_` would write it: floats lose their fraction among integers.
+pub(super) fn as_filled(number: Scalar, dtype: DType) -> Scalar {
+    match dtype.category() {
+        Category::Bool => Scalar::Bool(number.to_bool()),
+        Category::Int => Scalar::Int(number.to_i64()),
+        Category::Float => number,
+    }
+}

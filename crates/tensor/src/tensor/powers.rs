@@ -1,0 +1,173 @@
+//! Powers, rounded quotients, and other ops that ask for more than an entry.
+
+use warpline_kernels::elementwise as table;
+
+use super::operands::{apply, common_dtype};
+use super::ops::{self, TensorOrScalar};
+use super::promote::{result_type, result_type_scalar};
+use crate::{DType, Error, Result, Scalar, Tensor};
+
+/// How a quotient is rounded (`rounding_mode` of `torch.div`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoundingMode {
+    /// Towards zero, as C divides integers.
+    Trunc,
+    /// Down, as Python's `//` does.
+    Floor,
+}
+
+impl Tensor {
+    /// `self` to the power of `exponent`; integers wrap. Not for bools (`torch.pow`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[2i64, -3], ())?;
+    /// assert_eq!(t.pow(3)?.to_vec::<i64>()?, [8, -27]);
+    /// assert_eq!(t.rpow(2.0)?.to_vec::<f32>()?, [4.0, 0.125]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for integers to the power of a negative number, otherwise as
+    /// [`Tensor::add`].
+    #[track_caller]
+    pub fn pow<'a>(&self, exponent: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        let exponent = exponent.into();
+        if let TensorOrScalar::Scalar(number) = exponent {
+            let common = result_type_scalar(self, number);
+            // What is as well computed directly, and of -inf differs: there PyTorch has NaN as root.
+            if number.to_f64() == 2.0 && common == self.dtype() && common != DType::Bool {
+                return self.square();
+            }
+            if common.is_float() && number == Scalar::Float(0.5) {
+                return self.sqrt();
+            }
+            if common.is_float() && number == Scalar::Float(-0.5) {
+                return self.rsqrt();
+            }
+        }
+        ops::apply(&table::POW, self, exponent)
+    }
+
+    /// `base` to the power of each element (`torch.pow` of a number and a tensor).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn rpow(&self, base: impl Into<Scalar>) -> Result<Self> {
+        ops::scalar_op(&table::POW, self, base.into(), true)
+    }
+
+    /// The quotient, rounded (`torch.div` with `rounding_mode`). Integers stay integers; of one divided by
+    /// a tensor's zero all bits are set. Not for bools.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for integers divided by the number zero, otherwise as
+    /// [`Tensor::add`].
+    #[track_caller]
+    pub fn div_rounded<'a>(
+        &self,
+        other: impl Into<TensorOrScalar<'a>>,
+        mode: RoundingMode,
+    ) -> Result<Self> {
+        match mode {
+            RoundingMode::Trunc => ops::apply(&table::DIV_TRUNC, self, other.into()),
+            RoundingMode::Floor => ops::apply(&table::FLOOR_DIVIDE, self, other.into()),
+        }
+    }
+
+    /// The larger of each two elements; where one is NaN, the other (`torch.fmax`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn fmax<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        let other = other.into();
+        let float = common_dtype(&[self.into(), other]).is_float();
+        ops::apply(if float { &table::FMAX } else { &table::MAXIMUM }, self, other)
+    }
+
+    /// The smaller of each two elements; where one is NaN, the other (`torch.fmin`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn fmin<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        let other = other.into();
+        let float = common_dtype(&[self.into(), other]).is_float();
+        ops::apply(if float { &table::FMIN } else { &table::MINIMUM }, self, other)
+    }
+
+    /// `self + weight * (end - self)`. Floats only (`torch.lerp`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn lerp<'a>(&self, end: &Tensor, weight: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
+        let operands = [self.into(), end.into(), weight.into()];
+        apply(&table::LERP, &operands, common_dtype(&operands[..2]))
+    }
+
+    /// `self + value * a * b`; not for bools (`torch.addcmul`).
+    ///
+    /// # Errors
+    /// [`Error::CannotCast`] for a float `value` among integers, otherwise as [`Tensor::add`].
+    #[track_caller]
+    pub fn addcmul(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
+        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+        apply(&table::ADDCMUL, &operands, common_dtype(&operands[..3]))
+    }
+
+    /// `self + value * a / b`. Floats only (`torch.addcdiv`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[track_caller]
+    pub fn addcdiv(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
+        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+        apply(&table::ADDCDIV, &operands, common_dtype(&operands[..3]))
+    }
+
+    /// Where `|self - other| <= atol + rtol * |other|`, as bools; infinities are close to themselves, and
+    /// NaN to NaN if `equal_nan` (`torch.isclose`).
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`], otherwise as [`Tensor::add`].
+    #[track_caller]
+    pub fn isclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<Self> {
+        let (op, expected, actual) = ("isclose", self.dtype(), other.dtype());
+        if expected != actual {
+            return Err(Error::DTypeMismatch { op, expected, actual });
+        }
+        let mut close = self.eq(other)?;
+        if equal_nan && expected.is_float() {
+            close = close.logical_or(&self.isnan()?.logical_and(&other.isnan()?)?)?;
+        }
+        if rtol == 0.0 && atol == 0.0 {
+            return Ok(close);
+        }
+        let float = if expected.is_float() { expected } else { DType::F32 };
+        let (a, b) = (self.in_dtype(float)?, other.in_dtype(float)?);
+        let allowed = b.mul(rtol)?.abs()?.add(atol)?;
+        let difference = a.sub(&b)?.abs()?;
+        let near = difference.le(&allowed)?.logical_and(&difference.isfinite()?)?;
+        close.logical_or(&near)
+    }
+
+    /// `self + alpha * other` (`torch.add` with `alpha`).
+    ///
+    /// # Errors
+    /// As [`Tensor::add`]; [`Error::InvalidArgument`] for a float `alpha` and integer tensors.
+    #[track_caller]
+    pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {
+        let alpha = alpha.into();
+        let common = result_type(self, other);
+        if alpha.category() > common.category() {
+            return Err(Error::invalid(
+                "add",
+                format!("for a result of {common}, alpha must not be a float"),
+            ));
+        }
+        self.add(&other.in_dtype(common)?.mul(alpha)?)
+    }
+}

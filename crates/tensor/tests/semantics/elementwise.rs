@@ -1,0 +1,137 @@
+//! What elementwise methods do beside computing: dtypes, broadcasts, results in place, refusals.
+
+use warpline::{
+    DType, Error, Result, RoundingMode, Tensor, TensorOrScalar, arange, full, ones, tensor,
+    where_cond,
+};
+
+use crate::common::World;
+
+fn ints(values: &[i64], world: &World) -> Result<Tensor> {
+    tensor(values, ())?.to(world.places()[world.devices])
+}
+
+fn floats(values: &[f32], world: &World) -> Result<Tensor> {
+    tensor(values, ())?.to(world.places()[world.devices])
+}
+
+rows! {
+    worlds(1) s32_operators_of_integers_and_bools gpu_s32_operators_of_integers_and_bools => |world| {
+        let a = ints(&[6, -7, 12], world)?;
+        assert_eq!((&a % 4)?.to_vec::<i64>()?, [2, 1, 0]);
+        assert_eq!((20 % &a)?.to_vec::<i64>()?, [2, -1, 8]);
+        assert_eq!((&a & 4)?.to_vec::<i64>()?, [4, 0, 4]);
+        assert_eq!((&a | 1)?.to_vec::<i64>()?, [7, -7, 13]);
+        assert_eq!((&a ^ &a)?.to_vec::<i64>()?, [0, 0, 0]);
+        assert_eq!((&a << 1)?.to_vec::<i64>()?, [12, -14, 24]);
+        assert_eq!((&a >> 1)?.to_vec::<i64>()?, [3, -4, 6]);
+        assert_eq!((1 << &ints(&[3, 64], world)?)?.to_vec::<i64>()?, [8, 0]);
+        assert_eq!((!&a)?.to_vec::<i64>()?, [-7, 6, -13]);
+        let positive = a.gt(0)?;
+        assert_eq!((!positive)?.to_vec::<bool>()?, [false, true, false]);
+        assert!(matches!(&floats(&[1.0], world)? & 1, Err(Error::UnsupportedDType { .. })));
+        Ok(())
+    };
+
+    worlds(1) s32_ops_of_three_operands_promote gpu_s32_ops_of_three_operands_promote => |world| {
+        let a = ints(&[-2, 0, 3], world)?;
+        let clamped = a.clamp(-0.5, 2)?;
+        assert_eq!((clamped.dtype(), clamped.to_vec::<f32>()?), (DType::F32, vec![-0.5, 0.0, 2.0]));
+        assert_eq!(a.clamp(-1, 1)?.to_vec::<i64>()?, [-1, 0, 1]);
+        assert_eq!(a.clamp_min(0)?.to_vec::<i64>()?, [0, 0, 3]);
+        let low = ints(&[-1], world)?.expand(&[2, 1])?;
+        assert_eq!(a.clamp(&low, 1)?.size(), [2, 3]);
+        // Numbers and tensors without dimensions only raise the category.
+        let condition = a.gt(0)?;
+        let half = full(&[3], 1, DType::F16)?.to(a.device())?;
+        let one = full(&[], 1, DType::F64)?.to(a.device())?;
+        assert_eq!(where_cond(&condition, &half, &one)?.dtype(), DType::F16);
+        assert_eq!(where_cond(&condition, &half, 0.5)?.dtype(), DType::F16);
+        assert_eq!(where_cond(&condition, 1, 0.5)?.dtype(), DType::F32);
+        assert_eq!(where_cond(&condition, 1, 0)?.to_vec::<i64>()?, [0, 0, 1]);
+        assert_eq!(half.where_cond(&condition, 0)?.dtype(), DType::F16);
+        // A CPU tensor without dimensions counts as a number.
+        let cpu = full(&[], 7, DType::I64)?;
+        assert_eq!(where_cond(&condition, &a, &cpu)?.to_vec::<i64>()?, [7, 7, 3]);
+        assert!(matches!(where_cond(&a, 1, 0), Err(Error::DTypeMismatch { .. })));
+        assert!(matches!(condition.clamp_min(true), Err(Error::UnsupportedDType { .. })));
+        assert!(matches!(a.lerp(&a, 0.5), Err(Error::UnsupportedDType { .. })));
+        assert!(matches!(a.addcmul(&a, &a, 0.5), Err(Error::CannotCast { .. })));
+        Ok(())
+    };
+
+    worlds(1) s32_results_in_place gpu_s32_results_in_place => |world| {
+        let a = floats(&[4.0, 9.0, -1.0], world)?;
+        a.clamp_(0, 8)?.sqrt_()?.pow_(2)?;
+        let rounded: Vec<f32> = a.round()?.to_vec()?;
+        assert_eq!(rounded, [4.0, 8.0, 0.0]);
+        a.logical_not_()?;
+        assert_eq!(a.to_vec::<f32>()?, [0.0, 0.0, 1.0]);
+        a.logical_or_(&floats(&[2.0, 0.0, 0.0], world)?)?;
+        assert_eq!(a.to_vec::<f32>()?, [1.0, 0.0, 1.0]);
+        a.masked_fill_(&a.eq(1)?, -3)?;
+        assert_eq!(a.to_vec::<f32>()?, [-3.0, 0.0, -3.0]);
+        let b = ints(&[5, 6], world)?;
+        b.remainder_(4)?.bitwise_left_shift_(&ints(&[1, 2], world)?)?;
+        assert_eq!(b.to_vec::<i64>()?, [2, 8]);
+        assert_eq!(b.masked_fill(&b.eq(2)?, 1.9)?.to_vec::<i64>()?, [1, 8]);
+        // An operand that overlaps out of step is read first.
+        let c = arange(6, a.device())?;
+        c.narrow(0, 1, 5)?.clamp_(&c.narrow(0, 0, 5)?, &c.narrow(0, 0, 5)?)?;
+        assert_eq!(c.to_vec::<i64>()?, [0, 0, 1, 2, 3, 4]);
+        assert!(matches!(b.exp_(), Err(Error::CannotCast { .. })));
+        assert!(matches!(b.clamp_(0.5, 1), Err(Error::CannotCast { .. })));
+        assert!(b.clamp_(&ones(&[2, 1], a.device())?, 9).is_err());
+        let one = ints(&[1], world)?.expand(&[2])?;
+        assert!(matches!(one.bitwise_not_(), Err(Error::OverlappingWrite { .. })));
+        Ok(())
+    };
+
+    worlds(1) s32_powers_and_quotients_of_integers gpu_s32_powers_and_quotients_of_integers => |world| {
+        let a = ints(&[7, -7], world)?;
+        assert_eq!(a.pow(2)?.to_vec::<i64>()?, [49, 49]);
+        assert_eq!(a.pow(2.0)?.dtype(), DType::F32);
+        assert_eq!(a.gt(0)?.pow(2)?.to_vec::<i64>()?, [1, 0]);
+        assert_eq!(a.div_rounded(2, RoundingMode::Floor)?.to_vec::<i64>()?, [3, -4]);
+        assert_eq!(a.div_rounded(2, RoundingMode::Trunc)?.to_vec::<i64>()?, [3, -3]);
+        let zero = ints(&[0, 0], world)?;
+        assert_eq!(a.floor_divide(&zero)?.to_vec::<i64>()?, [-1, -1]);
+        assert_eq!(a.fmod(&zero)?.to_vec::<i64>()?, [7, -7]);
+        assert!(matches!(a.pow(-1), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(a.pow_(-1), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(a.remainder(0), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(a.bitwise_and(0.5), Err(Error::UnsupportedDType { .. })));
+        // As in PyTorch a root is taken, which of -inf is NaN.
+        let root = floats(&[f32::NEG_INFINITY, 4.0], world)?.pow(0.5)?.to_vec::<f32>()?;
+        assert!(root[0].is_nan() && root[1] == 2.0);
+        Ok(())
+    };
+
+    worlds(1) s32_questions_about_integers_are_settled gpu_s32_questions_about_integers_are_settled => |world| {
+        let a = ints(&[-1, 2], world)?;
+        assert_eq!(a.isnan()?.to_vec::<bool>()?, [false, false]);
+        assert_eq!(a.isfinite()?.to_vec::<bool>()?, [true, true]);
+        assert_eq!(a.signbit()?.to_vec::<bool>()?, [true, false]);
+        assert_eq!(a.gt(0)?.signbit()?.to_vec::<bool>()?, [false, false]);
+        assert_eq!(a.nan_to_num(None, None, None)?.to_vec::<i64>()?, [-1, 2]);
+        let b = floats(&[f32::INFINITY, f32::NAN], world)?;
+        assert_eq!(b.nan_to_num(None, None, None)?.to_vec::<f32>()?, [f32::MAX, 0.0]);
+        assert_eq!(b.isclose(&b, 1e-5, 1e-8, false)?.to_vec::<bool>()?, [true, false]);
+        assert_eq!(b.isclose(&b, 1e-5, 1e-8, true)?.to_vec::<bool>()?, [true, true]);
+        assert!(matches!(b.isclose(&a, 1e-5, 1e-8, true), Err(Error::DTypeMismatch { .. })));
+        Ok(())
+    };
+}
+
+#[test]
+fn s32_methods_are_found_by_name() {
+    let square = |x: &Tensor| warpline::by_name::unary("square").expect("a method")(x);
+    crate::common::cpu(|_| {
+        let a = tensor([3i64], ())?;
+        assert_eq!(square(&a)?.to_vec::<i64>()?, [9]);
+        let add = warpline::by_name::binary("add").expect("a method");
+        assert_eq!(add(&a, TensorOrScalar::from(2))?.to_vec::<i64>()?, [5]);
+        assert!(warpline::by_name::unary("no such op").is_none());
+        Ok(())
+    });
+}

@@ -1,0 +1,107 @@
+//! Memory formats, and the strides of results: those that PyTorch gives.
+
+use warpline::nn::{Linear, Module};
+use warpline::{DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones, zeros};
+
+use crate::common::World;
+
+crate::rows! {
+    schedules(2) results_keep_the_order_of_their_operands gpu_results_keep_the_order_of_their_operands
+        => results;
+    schedules(2) copies_keep_the_order_of_dimensions gpu_copies_keep_the_order_of_dimensions => copies;
+}
+
+fn matrix(device: &str) -> Result<Tensor> {
+    arange(12, (DType::F32, device))?.reshape(&[3, 4])
+}
+
+fn results(_: &World) -> Result<()> {
+    for device in ["cpu", "cuda"] {
+        let x = matrix(device)?;
+        let turned = x.transpose(0, 1)?;
+        for y in [turned.add(1)?, turned.exp()?, (&turned + &turned)?, turned.lt(5)?] {
+            assert_eq!((y.size(), y.stride()), (&[4, 3][..], &[1, 4][..]));
+        }
+        assert_eq!((&turned + 1)?.to_vec::<f32>()?, x.add(1)?.transpose(0, 1)?.to_vec::<f32>()?);
+        // The first operand's order comes first; a row for all rows has none.
+        let plain = turned.contiguous()?;
+        assert_eq!((&turned + &plain)?.stride(), [1, 4]);
+        assert_eq!((&plain + &turned)?.stride(), [3, 1]);
+        let row = ones(&[3], (DType::F32, device))?;
+        assert_eq!((&row + &turned)?.stride(), [1, 4]);
+        // Through a conversion.
+        let integers = turned.to(DType::I64)?;
+        assert_eq!(integers.stride(), [1, 4]);
+        assert_eq!(integers.sqrt()?.stride(), [1, 4]);
+    }
+    Ok(())
+}
+
+fn copies(_: &World) -> Result<()> {
+    let last = TensorOptions::new().memory_format(MemoryFormat::ChannelsLast);
+    for device in ["cpu", "cuda"] {
+        let x = zeros(&[2, 3, 4, 5], last.clone().device(device))?;
+        assert_eq!(x.stride(), [60, 1, 15, 3]);
+        assert!(x.is_contiguous_in(MemoryFormat::ChannelsLast) && !x.is_contiguous());
+        for y in [x.copy()?, x.empty_like(())?, x.ones_like(DType::F16)?, x.to(DType::F64)?] {
+            assert_eq!(y.stride(), x.stride());
+        }
+        for to in ["cpu", "cuda", "cuda:1"] {
+            let moved = x.to(to)?;
+            assert_eq!(moved.stride(), x.stride(), "{device} to {to}");
+        }
+        let plain = x.empty_like(MemoryFormat::Contiguous)?;
+        assert_eq!(plain.stride(), [60, 20, 5, 1]);
+        let values = arange(120, (DType::F32, device))?.reshape(&[2, 3, 4, 5])?;
+        let turned = values.to(MemoryFormat::ChannelsLast)?;
+        assert_eq!(turned.stride(), x.stride());
+        for to in ["cpu", "cuda", "cuda:1"] {
+            assert_eq!(
+                turned.to(to)?.to_vec::<f32>()?,
+                values.to_vec::<f32>()?,
+                "{device} to {to}"
+            );
+            let view = turned.narrow(1, 1, 2)?;
+            assert_eq!(view.copy()?.to(to)?.stride(), [40, 1, 10, 2], "dense, in its order");
+            assert_eq!(view.to(to)?.to_vec::<f32>()?, values.narrow(1, 1, 2)?.to_vec::<f32>()?);
+        }
+        assert!(turned.to(MemoryFormat::Contiguous)?.is_contiguous());
+        assert!(turned.transpose(0, 1)?.contiguous()?.is_contiguous());
+        assert!(values.contiguous_in(MemoryFormat::ChannelsLast3d).is_err(), "four dimensions");
+    }
+    Ok(())
+}
+
+/// Of a module floats take the dtype, and what has four dimensions the format.
+#[test]
+fn a_module_goes_to_a_dtype_and_a_format() {
+    struct Net {
+        linear: Linear,
+        filter: Tensor,
+        steps: Tensor,
+    }
+    impl Module for Net {
+        fn visit_parameters(
+            &mut self,
+            f: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
+        ) -> Result<()> {
+            self.linear.visit_parameters(f)?;
+            f("filter", &mut self.filter)
+        }
+        fn visit_buffers(
+            &mut self,
+            f: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
+        ) -> Result<()> {
+            f("steps", &mut self.steps)
+        }
+    }
+    let filter = zeros(&[2, 3, 4, 5], ()).unwrap();
+    let steps = zeros(&[1], DType::I64).unwrap();
+    let mut net = Net { linear: Linear::new(4, 2, ()).unwrap(), filter, steps };
+    net.to(TensorOptions::new().dtype(DType::F64).memory_format(MemoryFormat::ChannelsLast))
+        .unwrap();
+    assert_eq!(net.filter.stride(), [60, 1, 15, 3]);
+    assert!(net.parameters().iter().all(|parameter| parameter.dtype() == DType::F64));
+    assert_eq!(net.steps.dtype(), DType::I64);
+    assert!(net.to(DType::I32).is_err());
+}

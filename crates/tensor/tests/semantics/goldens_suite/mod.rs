@@ -1,0 +1,105 @@
+//! Reads cases, runs them, compares.
+
+mod cases;
+mod ops;
+
+use std::collections::BTreeMap;
+
+use warpline::{DType, Device, Result, Tensor};
+
+use cases::Goldens;
+
+use crate::common;
+
+/// Runs every case of every known op on a device, and panics with all that failed.
+pub(crate) fn run(device: Device) {
+    run_folder("ops", device);
+    // A folder of one's own may do without.
+    if std::env::var_os("WARPLINE_GOLDENS").is_none() || common::goldens().join("breadth").is_dir()
+    {
+        run_folder("breadth", device);
+    }
+}
+
+fn run_folder(folder: &str, device: Device) {
+    let goldens = Goldens::load(folder);
+    let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut failures = Vec::new();
+    let mut passed = 0;
+    for case in &goldens.cases {
+        let inputs =
+            case.inputs.iter().map(|i| goldens.input(i, device)).collect::<Result<Vec<_>>>();
+        let inputs = inputs.unwrap_or_else(|e| panic!("{}: inputs: {e}", case.id));
+        let Some(outcome) = ops::call(&case.op, &inputs, &case.attrs, device) else {
+            *unknown.entry(&case.op).or_default() += 1;
+            continue;
+        };
+        let verdict = match (outcome, &case.error) {
+            (Ok(_), Some(error)) => Err(format!("succeeded where PyTorch raises '{error}'")),
+            (Err(_), Some(_)) => Ok(()),
+            (Err(error), None) => Err(error.to_string()),
+            (Ok(outputs), None) => compare_all(&goldens, &case.outputs, &outputs, device),
+        };
+        match verdict {
+            Ok(()) => passed += 1,
+            Err(why) => failures.push(format!("{} {}{}: {why}", case.id, case.op, case.attrs)),
+        }
+    }
+    let missing: usize = unknown.values().sum();
+    println!(
+        "{folder} on {device}: {passed} cases passed, {missing} of {} ops not there yet:",
+        unknown.len()
+    );
+    println!("{unknown:?}");
+    assert!(failures.is_empty(), "{device}: {} failed\n{}", failures.len(), failures.join("\n"));
+    assert!(passed > 0 || goldens.cases.is_empty(), "no case was run");
+}
+
+fn compare_all(
+    goldens: &Goldens,
+    names: &[String],
+    outputs: &[Tensor],
+    device: Device,
+) -> Result<(), String> {
+    if outputs.len() != names.len() {
+        return Err(format!("{} outputs instead of {}", outputs.len(), names.len()));
+    }
+    for (name, output) in names.iter().zip(outputs) {
+        let expected = goldens.tensor(name).map_err(|e| e.to_string())?;
+        if output.device() != device {
+            return Err(format!("{name}: on {} instead of {device}", output.device()));
+        }
+        compare(&expected, output).map_err(|e| format!("{name}: {e}"))?;
+    }
+    Ok(())
+}
+
+fn compare(expected: &Tensor, actual: &Tensor) -> Result<(), String> {
+    if expected.size() != actual.size() {
+        return Err(format!("size {:?} instead of {:?}", actual.size(), expected.size()));
+    }
+    if expected.dtype() != actual.dtype() {
+        return Err(format!("{} instead of {}", actual.dtype(), expected.dtype()));
+    }
+    let tolerance = match expected.dtype() {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        _ => 0.0,
+    };
+    let (want, got) = (expected.to_scalars(), actual.to_scalars());
+    let (want, got) = (want.map_err(|e| e.to_string())?, got.map_err(|e| e.to_string())?);
+    for (i, (want, got)) in want.iter().zip(&got).enumerate() {
+        if want == got {
+            continue;
+        }
+        let (w, g) = (want.to_f64(), got.to_f64());
+        // As `torch.allclose` with this as its relative and its absolute tolerance.
+        let close = (w - g).abs() <= tolerance * (1.0 + w.abs());
+        if tolerance == 0.0 || !(close || w == g || (w.is_nan() && g.is_nan())) {
+            return Err(format!("element {i} is {got:?} instead of {want:?}"));
+        }
+    }
+    Ok(())
+}

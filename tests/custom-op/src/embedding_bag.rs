@@ -1,0 +1,156 @@
+//! Sums of rows that indices name: `torch.nn.functional.embedding_bag(mode="sum")`.
+
+use std::ops::AddAssign;
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_runtime::host::{HostKernel, HostLaunch, Shared, parallel_for, params};
+use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, iter};
+
+/// What the kernel and the CPU function are told. Strides are in elements.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Bags {
+    report: Report,
+    rows: u64,
+    width: u64,
+    bag: u64,
+    weight: [i64; 2],
+    indices: [i64; 2],
+    out: [i64; 2],
+}
+
+cuda_struct!(Bags { report, rows, width, bag, weight, indices, out });
+
+/// A thread makes elements of the result, neighbours of a row next to each other.
+const CUDA: &str = r#"
+template <class T>
+__device__ void embedding_bag(const T* weight, const i64* indices, T* out, const Bags& p) {
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (u64 i = first; i < p.rows * p.width; i += (u64)gridDim.x * blockDim.x) {
+        const i64 row = i / p.width, column = i % p.width;
+        T sum = 0;
+        for (i64 k = 0; k < p.bag; k++) {
+            const i64 at = indices[row * p.indices[0] + k * p.indices[1]];
+            if (check_index(at, p.report)) sum += weight[at * p.weight[0] + column * p.weight[1]];
+        }
+        out[row * p.out[0] + column * p.out[1]] = sum;
+    }
+}
+"#;
+
+/// The kernel of a variant, which is called `embedding_bag_f32` or `embedding_bag_f64`.
+fn source(_: &Program, dtype: &str) -> Source {
+    Source::new().with::<Bags>().push(module::REPORT).push(CUDA).push(&format!(
+        r#"extern "C" __global__ void embedding_bag_{dtype}(
+            const {dtype}* weight, const i64* indices, {dtype}* out, const __grid_constant__ Bags p) {{
+            embedding_bag(weight, indices, out, p);
+        }}"#
+    ))
+}
+
+/// The GPU code, which `cargo run --example ptx` compiles.
+pub static PROGRAM: Program = Program::new("embedding_bag", &["f32", "f64"], &[""], source)
+    .with_ptx(|_| Some(include_bytes!("../ptx/embedding_bag.ptx.gz")));
+
+/// The same on the CPU.
+///
+/// # Safety
+/// As [`HostKernel`]: a weight of `T`, indices of `i64`, a result of `T`, and [`Bags`].
+unsafe fn on_host<T: Copy + Default + AddAssign>(launch: &HostLaunch<'_>) {
+    let p: Bags = params(launch);
+    let (weight, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
+    let indices = Shared::<i64>::operand(launch, 1);
+    let place =
+        |strides: [i64; 2], at: [i64; 2]| (at[0] * strides[0] + at[1] * strides[1]) as isize;
+    parallel_for(launch.parallel, p.rows as usize, 64, |rows| {
+        for (row, column) in rows.flat_map(|row| (0..p.width).map(move |c| (row as i64, c as i64)))
+        {
+            let mut sum = T::default();
+            for k in 0..p.bag as i64 {
+                // SAFETY: an element of the indices; one of the weight, as the index was found to be
+                // of one of its rows. The report's mailbox is there for the launch.
+                unsafe {
+                    let at = indices.read(place(p.indices, [row, k]));
+                    if p.report.check_index(at) {
+                        sum += weight.read(place(p.weight, [at, column]));
+                    }
+                }
+            }
+            // SAFETY: an element of the result that is this thread's alone.
+            unsafe { out.write(place(p.out, [row, column]), sum) };
+        }
+    });
+}
+
+/// For each row of `indices`, an `int64` matrix, the sum of the rows of `weight` that it names, into
+/// that row of `out`. `weight` and `out` are matrices of `f32` or `f64`, of any strides.
+///
+/// # Errors
+/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`]; those of
+/// [`check_operands`] and [`launch::run`]; [`Error::IndexCheck`] for an index that is no row of `weight`.
+#[track_caller]
+pub fn embedding_bag(
+    target: Target<'_>,
+    weight: View<'_>,
+    indices: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "embedding_bag";
+    let location = Location::caller();
+    let (variant, host): (usize, HostKernel) = match weight.dtype {
+        DType::F32 => (0, on_host::<f32>),
+        DType::F64 => (1, on_host::<f64>),
+        dtype => return Err(Error::UnsupportedDType { op: OP, dtype }),
+    };
+    for (view, expected) in [(indices, DType::I64), (out, weight.dtype)] {
+        if view.dtype != expected {
+            return Err(Error::DTypeMismatch { op: OP, expected, actual: view.dtype });
+        }
+    }
+    let (&[size, width], &[rows, bag]) = (weight.sizes(), indices.sizes()) else {
+        let reason = "weight and indices must be matrices".to_owned();
+        return Err(Error::ShapeMismatch { op: OP, reason });
+    };
+    if out.sizes() != [rows, width] {
+        let reason =
+            format!("a result of {:?} where {:?} are computed", out.sizes(), [rows, width]);
+        return Err(Error::ShapeMismatch { op: OP, reason });
+    }
+    let operands = [weight.read(), indices.read(), out.write()];
+    check_operands(OP, &operands)?;
+    let strides = |view: View<'_>| [view.strides()[0] as i64, view.strides()[1] as i64];
+    let bags = Bags {
+        report: Report::new(0, size),
+        rows: rows as u64,
+        width: width as u64,
+        bag: bag as u64,
+        weight: strides(weight),
+        indices: strides(indices),
+        out: strides(out),
+    };
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let call = Call {
+        op: OP,
+        operands: &operands,
+        params: bytemuck::bytes_of(&bags),
+        checks_indices: true,
+        host,
+        code: Code::Kernel {
+            kernel: (&PROGRAM, variant, 0),
+            grid: iter::grid(target, out.numel()),
+            block: [iter::BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: both functions take `Bags` and these element types. With the sizes and strides of the
+    // views they reach no elements but the operands', the weight's only where an index was found to
+    // be of one of its rows. `check_operands` is content, and each element of `out` is written by one
+    // thread.
+    unsafe { launch::run(target, &call) }
+}

@@ -1,0 +1,321 @@
+//! The op as a user of tensors has it, on the CPU and on simulated devices.
+
+use std::panic::Location;
+use std::path::Path;
+use std::sync::Arc;
+
+use warpline::cuda;
+use warpline::{DType, Error, IndexCheck, RaceReport, Result, Runtime, RuntimeConfig, SyncPolicy};
+use warpline::{Tensor, full, tensor, with_runtime, zeros};
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
+use warpline_runtime::host::{HostKernel, HostLaunch, Shared};
+use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::module::{Program, Source, stale};
+use warpline_runtime::{Target, View};
+
+use crate::embedding_bag::{PROGRAM, embedding_bag};
+
+/// The op on tensors.
+#[track_caller]
+fn bags(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
+    let out = zeros(&[indices.size()[0], weight.size()[1]], (weight.dtype(), weight.device()))?;
+    let exec = weight.exec()?;
+    embedding_bag(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
+    Ok(out)
+}
+
+const SCHEDULES: [Schedule; 6] = [
+    Schedule::Eager,
+    Schedule::Lazy,
+    Schedule::Seeded(1),
+    Schedule::Seeded(2),
+    Schedule::Seeded(3),
+    Schedule::Seeded(4),
+];
+
+/// A simulated device that checks what kernels touch.
+fn simulated(schedule: Schedule, sync_policy: SyncPolicy) -> (Arc<SimDriver>, Runtime) {
+    let sim = SimConfig { schedule, check_footprints: true, ..SimConfig::new(1) }.build();
+    let race_report = RaceReport::Error;
+    let config = RuntimeConfig { sync_policy, race_report, ..RuntimeConfig::default() };
+    (sim.clone(), Runtime::new(sim, config).unwrap())
+}
+
+/// On a simulated device under each schedule, where no kernel may touch what it did not declare.
+fn on_simulated(body: impl Fn() -> Result<()>) {
+    for schedule in SCHEDULES {
+        let (sim, runtime) = simulated(schedule, SyncPolicy::Auto);
+        with_runtime(&runtime, &body).unwrap();
+        assert!(sim.violations().is_empty(), "{schedule:?}: {:?}", sim.violations());
+        assert!(sim.overruns().is_empty(), "{schedule:?}: {:?}", sim.overruns());
+    }
+}
+
+/// By a plain loop over row-major values.
+fn expected(weight: &[f64], width: usize, indices: &[i64], bag: usize) -> Vec<f64> {
+    let row = |of: &[i64], c: usize| of.iter().map(|i| weight[*i as usize * width + c]).sum();
+    indices.chunks(bag).flat_map(|of| (0..width).map(move |c| row(of, c))).collect()
+}
+
+const SIZE: usize = 7;
+const WIDTH: usize = 5;
+const ROWS: usize = 150;
+const BAG: usize = 4;
+
+/// Every layout, against the plain loop. Sums of such numbers are exact.
+fn is_the_plain_loop(device: &str) -> Result<()> {
+    let values: Vec<f64> = (0..SIZE * WIDTH).map(|i| (i as f64 - 11.0) / 4.0).collect();
+    let indices: Vec<i64> = (0..ROWS * BAG).map(|i| (i * i % SIZE) as i64).collect();
+    let result = expected(&values, WIDTH, &indices, BAG);
+    let of = |data: &[f64], sizes: [isize; 2], dtype| -> Result<Tensor> {
+        tensor(data, device)?.to(dtype)?.reshape(&sizes)
+    };
+    let transposed: Vec<f64> =
+        (0..WIDTH * SIZE).map(|i| values[i % SIZE * WIDTH + i / SIZE]).collect();
+    let index = tensor(indices.as_slice(), device)?.reshape(&[ROWS as isize, BAG as isize])?;
+    for dtype in [DType::F32, DType::F64] {
+        let weight = of(&values, [SIZE as isize, WIDTH as isize], dtype)?;
+        let turned = of(&transposed, [WIDTH as isize, SIZE as isize], dtype)?.t()?;
+        assert_ne!(turned.stride(), weight.stride());
+        for weight in [weight, turned] {
+            assert_eq!(bags(&weight, &index)?.to(DType::F64)?.to_vec::<f64>()?, result);
+            let part = index.narrow(0, 3, 20)?.narrow(1, 1, 2)?;
+            let some: Vec<i64> = part.reshape(&[-1])?.to_vec()?;
+            let some = expected(&values, WIDTH, &some, 2);
+            assert_eq!(bags(&weight, &part)?.to(DType::F64)?.to_vec::<f64>()?, some);
+        }
+        let none =
+            bags(&of(&values, [SIZE as isize, WIDTH as isize], dtype)?, &index.narrow(1, 0, 0)?)?;
+        assert_eq!(none.to(DType::F64)?.to_vec::<f64>()?, [0.0; ROWS * WIDTH]);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_cpu_computes_what_a_plain_loop_does() {
+    is_the_plain_loop("cpu").unwrap();
+}
+
+#[test]
+fn simulated_devices_do_under_every_schedule() {
+    on_simulated(|| is_the_plain_loop("cuda"));
+}
+
+#[test]
+fn streams_are_ordered_by_its_operands() {
+    on_simulated(|| {
+        let (one, other) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+        let index = tensor(&[[0i64, 1], [1, 1]], "cuda")?;
+        let weight = cuda::with_stream(&one, || full(&[2, 3], 1.0, "cuda")? * 3.0)??;
+        let sums = cuda::with_stream(&other, || bags(&weight, &index))??;
+        cuda::with_stream(&one, || weight.fill_(100.0))??;
+        assert_eq!(sums.to_vec::<f32>()?, [6.0; 6]);
+        Ok(())
+    });
+}
+
+#[track_caller]
+fn failed<T>(result: Result<T>) -> IndexCheck {
+    match result {
+        Err(Error::IndexCheck(failed)) => failed,
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("no error"),
+    }
+}
+
+fn assert_is_of(failed: &IndexCheck, line: u32) {
+    assert_eq!((failed.op, failed.index, failed.size, failed.dim), ("embedding_bag", 9, 2, 0));
+    assert_eq!((failed.location.file(), failed.location.line()), (file!(), line));
+}
+
+#[test]
+fn an_index_that_is_out_of_range_is_an_error_with_the_place_of_the_call() {
+    let weight = full(&[2, 3], 1.0, "cpu").unwrap();
+    let index = tensor(&[[0i64, 9]], "cpu").unwrap();
+    let (result, line) = (bags(&weight, &index), line!());
+    assert_is_of(&failed(result), line);
+    on_simulated(|| {
+        let (weight, index) = (full(&[2, 3], 1.0, "cuda")?, tensor(&[[0i64, 9]], "cuda")?);
+        let (sums, line) = (bags(&weight, &index)?, line!());
+        assert_is_of(&failed(sums.to_vec::<f32>()), line);
+        assert_is_of(&failed((&sums + 1.0).and_then(|more| more.to_vec::<f32>())), line);
+        // The device goes on.
+        let index = tensor(&[[0i64, 1]], "cuda")?;
+        assert_eq!(bags(&weight, &index)?.to_vec::<f32>()?, [2.0; 3]);
+        Ok(())
+    });
+}
+
+#[test]
+fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
+    let (_, runtime) = simulated(Schedule::Lazy, SyncPolicy::Manual);
+    let raced = with_runtime(&runtime, || {
+        let index = tensor(&[[0i64, 1]], "cuda")?;
+        let weight = full(&[2, 3], 1.0, "cuda")?;
+        cuda::synchronize(())?;
+        let (one, other) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+        cuda::with_stream(&one, || weight.fill_(2.0).map(drop))??;
+        let (raced, line) = cuda::with_stream(&other, || (bags(&weight, &index), line!()))?;
+        let Err(Error::Race(race)) = raced else { panic!("no race") };
+        assert_eq!((race.first.op, race.second.op), ("fill_", "embedding_bag"));
+        assert_eq!((race.second.argument, race.second.location.line()), (0, line));
+        other.wait_stream(&one)?;
+        cuda::with_stream(&other, || bags(&weight, &index)?.to_vec::<f32>())?
+    });
+    assert_eq!(raced.unwrap(), [4.0; 3], "once it is waited for");
+}
+
+#[test]
+fn graphs_replay_it_and_its_check() {
+    on_simulated(|| {
+        let (weight, index) = (full(&[2, 3], 1.0, "cuda")?, tensor(&[[0i64, 1]], "cuda")?);
+        let ((graph, sums), line) = (cuda::graph(|| bags(&weight, &index))?, line!());
+        graph.replay()?;
+        assert_eq!(sums.to_vec::<f32>()?, [2.0; 3]);
+        weight.fill_(5.0)?;
+        graph.replay()?;
+        assert_eq!(sums.to_vec::<f32>()?, [10.0; 3]);
+        index.fill_(9)?;
+        graph.replay()?;
+        assert_is_of(&failed(sums.to_vec::<f32>()), line);
+        Ok(())
+    });
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let (weight, index) =
+        (zeros(&[4, 4], DType::F64).unwrap(), zeros(&[4, 4], DType::I64).unwrap());
+    let out = zeros(&[4, 4], DType::F64).unwrap();
+    let run = |weight: &Tensor, index: &Tensor, out: &Tensor| {
+        let exec = weight.exec()?;
+        embedding_bag(exec.target(), weight.as_view(), index.as_view(), out.as_view())
+    };
+    run(&weight, &index, &out).unwrap();
+    let refused = |result: Result<()>| result.unwrap_err();
+    assert!(matches!(refused(run(&index, &index, &out)), Error::UnsupportedDType { .. }));
+    assert!(matches!(refused(run(&weight, &weight, &out)), Error::DTypeMismatch { .. }));
+    let row = out.narrow(0, 0, 1).unwrap();
+    assert!(matches!(refused(run(&weight, &index, &row)), Error::ShapeMismatch { .. }));
+    let same = row.expand(&[4, 4]).unwrap();
+    assert!(matches!(refused(run(&weight, &index, &same)), Error::OverlappingWrite { .. }));
+    assert!(matches!(refused(run(&out, &index, &out)), Error::OverlappingOperands { .. }));
+}
+
+/// Sets the element after the one that it declares to write, too.
+///
+/// # Safety
+/// There is such an element.
+unsafe fn writes_two(launch: &HostLaunch<'_>) {
+    let out = Shared::<f32>::operand(launch, 1);
+    // SAFETY: the caller's promise.
+    unsafe { (out.write(0, 1.0), out.write(1, 1.0)) };
+}
+
+/// Reads the element after the one that it declares, and writes what depends on it.
+///
+/// # Safety
+/// There is such an element.
+unsafe fn reads_next(launch: &HostLaunch<'_>) {
+    let (of, out) = (Shared::<u32>::operand(launch, 0), Shared::<u32>::operand(launch, 1));
+    // SAFETY: the caller's promise.
+    unsafe { out.write(0, !of.read(1)) };
+}
+
+/// Writes nothing.
+///
+/// # Safety
+/// None.
+unsafe fn writes_none(_: &HostLaunch<'_>) {}
+
+/// Has no code for GPUs.
+static LIES: Program = Program::new("lies", &[""], &[""], |_, _| Source::new());
+
+#[track_caller]
+fn lie(target: Target<'_>, host: HostKernel, of: View<'_>, out: View<'_>) -> Result<()> {
+    let [of_first, out_first] = [of, out].map(|view| view.layout.narrow(0, 0, 1).unwrap());
+    let call = Call {
+        op: "lie",
+        operands: &[
+            View { layout: &of_first, ..of }.read(),
+            View { layout: &out_first, ..out }.write(),
+        ],
+        params: &[],
+        checks_indices: false,
+        host,
+        code: Code::Kernel { kernel: (&LIES, 0, 0), grid: [1; 3], block: [1; 3], shared_bytes: 0 },
+        location: Location::caller(),
+    };
+    // SAFETY: it is not as the call says, but the tensors are larger, and nobody else uses them.
+    unsafe { launch::run(target, &call) }
+}
+
+#[test]
+fn an_op_that_lies_about_its_operands_is_found_out() {
+    let lies: [(HostKernel, ViolationKind); 3] = [
+        (writes_two, ViolationKind::UndeclaredWrite),
+        (reads_next, ViolationKind::UndeclaredRead),
+        (writes_none, ViolationKind::MissingWrite),
+    ];
+    for (host, kind) in lies {
+        let (sim, runtime) = simulated(Schedule::Lazy, SyncPolicy::Auto);
+        let line = with_runtime(&runtime, || {
+            let (of, out) = (full(&[4], 1.0, "cuda")?, full(&[4], 0.0, "cuda")?);
+            let exec = of.exec()?;
+            let line = line!() + 1;
+            lie(exec.target(), host, of.as_view(), out.as_view())?;
+            let error = cuda::synchronize(()).unwrap_err().to_string();
+            assert!(error.contains("`lie` at") && error.contains("declare"), "{error}");
+            Ok::<_, Error>(line)
+        });
+        let found = sim.violations();
+        assert!(!found.is_empty());
+        assert_eq!((found[0].op, found[0].kind), ("lie", kind));
+        assert_eq!((found[0].location.file(), found[0].location.line()), (file!(), line.unwrap()));
+    }
+}
+
+#[test]
+fn its_ptx_is_of_its_source() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("ptx");
+    assert!(stale(&folder, &[&PROGRAM]).is_empty(), "run `cargo run --example ptx`");
+    for variant in 0..2 {
+        let ptx = PROGRAM.ptx(variant).unwrap();
+        assert!(PROGRAM.kernels(variant).all(|name| ptx.contains(&format!(".entry {name}("))));
+    }
+}
+
+#[test]
+fn crates_come_with_what_their_programs_were_compiled_to() {
+    let programs = [warpline_kernels::programs(), warpline_runtime::module::programs()].concat();
+    for program in programs {
+        assert!(program.ptx(0).is_some(), "{} has no PTX", program.name());
+    }
+}
+
+/// All Rust of the page is what is built and tested here.
+#[test]
+fn the_page_shows_this_code() {
+    let page = include_str!("../../../docs/custom-ops.md");
+    let files = [
+        include_str!("embedding_bag.rs"),
+        include_str!("tests.rs"),
+        include_str!("../examples/ptx.rs"),
+    ];
+    let blocks: Vec<&str> =
+        page.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 6, "{}", blocks.len());
+    for block in blocks {
+        assert!(files.iter().any(|file| file.contains(block)), "not as in the crate:\n{block}");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_computes_what_a_plain_loop_does() {
+    is_the_plain_loop("cuda").unwrap();
+    let (weight, index) =
+        (full(&[2, 3], 1.0, "cuda").unwrap(), tensor(&[[0i64, 9]], "cuda").unwrap());
+    let (sums, line) = (bags(&weight, &index).unwrap(), line!());
+    assert_is_of(&failed(sums.to_vec::<f32>()), line);
+}
