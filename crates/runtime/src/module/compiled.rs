@@ -2,22 +2,18 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::{LazyLock, PoisonError};
+use std::sync::LazyLock;
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
 use sha2::{Digest, Sha256};
-use warpline_sync::Mutex;
 
 use super::{Compiler, Program, artefact};
 use crate::{Error, Result};
 
 /// PTX by the hash of its source.
 #[derive(Debug, Default)]
-pub(super) struct Compiled {
-    ptx: DashMap<String, String>,
-    /// One compilation at a time: the second who wants the same finds it.
-    compiling: Mutex<()>,
-}
+pub(super) struct Compiled(DashMap<String, String>);
 
 /// That of this process.
 static PROCESS: LazyLock<Compiled> = LazyLock::new(Compiled::default);
@@ -48,27 +44,24 @@ impl Compiled {
         compile: impl FnOnce() -> Result<String>,
     ) -> Result<String> {
         let hash = artefact::hash(program, variant);
-        let known = || self.ptx.get(&hash).map(|ptx| ptx.clone());
-        if let Some(ptx) = known() {
-            return Ok(ptx);
-        }
-        let _turn = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ptx) = known() {
-            return Ok(ptx);
-        }
         let file = folder.map(|folder| folder.join(format!("{hash}.ptx")));
-        let ptx = match file.as_deref().and_then(kept) {
-            Some(ptx) => ptx,
-            None => {
-                let ptx = compile()?;
-                if let Some(file) = &file {
-                    keep(file, &ptx);
-                }
-                ptx
+        // Held while it is compiled: the second who wants the same finds it.
+        match self.0.entry(hash) {
+            Entry::Occupied(known) => Ok(known.get().clone()),
+            Entry::Vacant(place) => {
+                let ptx = match file.as_deref().and_then(kept) {
+                    Some(ptx) => ptx,
+                    None => {
+                        let ptx = compile()?;
+                        if let Some(file) = &file {
+                            keep(file, &ptx);
+                        }
+                        ptx
+                    }
+                };
+                Ok(place.insert(ptx).clone())
             }
-        };
-        self.ptx.insert(hash, ptx.clone());
-        Ok(ptx)
+        }
     }
 }
 
