@@ -203,7 +203,7 @@ template <class C> __device__ __forceinline__ C sinc_of(C x) {
 
 // `eps` is negative where there is none.
 template <class C> __device__ __forceinline__ C logit_of(C x, C eps) {
-    if (eps >= (C)0) x = clamped(x, eps, (C)1 - eps);
+    if (!(eps < (C)0)) x = clamped(x, eps, (C)1 - eps);
     return log_of(x / ((C)1 - x));
 }
 
