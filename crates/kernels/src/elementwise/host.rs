@@ -10,7 +10,13 @@ use warpline_runtime::host::{
 };
 use warpline_runtime::iter::{Flat, Index, Params, Space};
 
-use super::{Input, Numbers};
+use super::Numbers;
+
+/// What an op's inputs are.
+pub(super) trait Inputs {
+    /// Whether the first is a condition.
+    const CONDITION: bool;
+}
 
 /// What an op computes from `N` values of `C`.
 pub(super) trait Function<C, const N: usize> {
@@ -77,37 +83,29 @@ pub(super) fn scalars<C: Copy>(f: impl Fn(C) -> C) -> impl Fn(&mut [C]) {
 }
 
 /// The CPU implementations of an op on elements `T`, with results `O`.
-pub(super) fn kernels<F, T, O, const I: usize, const N: usize>(
-    inputs: &'static [Input],
-) -> [HostKernel; 2]
+pub(super) fn kernels<F, T, O, const I: usize, const N: usize>() -> [HostKernel; 2]
 where
     T: HostElement,
     O: HostElement,
-    F: Function<T::Compute, I, Out = O::Compute>,
+    F: Inputs + Function<T::Compute, I, Out = O::Compute>,
 {
-    debug_assert_eq!((inputs.len(), I + 1), (I, N));
-    // Which inputs are conditions decides what is compiled.
-    if inputs[0].is_bool {
-        [start::<F, T, O, Flat, true, I, N>, start::<F, T, O, Index<N>, true, I, N>]
-    } else {
-        [start::<F, T, O, Flat, false, I, N>, start::<F, T, O, Index<N>, false, I, N>]
-    }
+    const { assert!(I + 1 == N) };
+    [start::<F, T, O, Flat, I, N>, start::<F, T, O, Index<N>, I, N>]
 }
 
 /// # Safety
-/// As [`HostKernel`]: `I` operands of `T`, the first of bools where `CONDITION` says so, then the result
+/// As [`HostKernel`]: `I` operands of `T`, the first of bools where [`Inputs`] says so, then the result
 /// of `O`, with [`Params`] of `S` and [`Numbers`].
-unsafe fn start<F, T, O, S, const CONDITION: bool, const I: usize, const N: usize>(
-    launch: &HostLaunch<'_>,
-) where
+unsafe fn start<F, T, O, S, const I: usize, const N: usize>(launch: &HostLaunch<'_>)
+where
     T: HostElement,
     O: HostElement,
     S: Space<N>,
-    F: Function<T::Compute, I, Out = O::Compute>,
+    F: Inputs + Function<T::Compute, I, Out = O::Compute>,
 {
     let Params { space, args, .. }: Params<S, Numbers<I>> = params(launch);
     // SAFETY: the caller's promise.
-    unsafe { over::<T, O, CONDITION, I, N>(launch, &space.index(), args, F::run) }
+    unsafe { over::<T, O, I, N>(launch, &space.index(), args, F::CONDITION, F::run) }
 }
 
 /// Elements that are converted at a time: enough that a call is nothing, few enough that they stay in
@@ -118,16 +116,11 @@ const SLICE: usize = 32 * LANES;
 ///
 /// # Safety
 /// As [`start`].
-unsafe fn over<
-    T: HostElement,
-    O: HostElement,
-    const CONDITION: bool,
-    const I: usize,
-    const N: usize,
->(
+unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,
     numbers: Numbers<I>,
+    condition: bool,
     f: unsafe fn([*const T::Compute; I], *mut O::Compute, usize),
 ) {
     let strides = index.inner_strides();
@@ -138,7 +131,7 @@ unsafe fn over<
             let number = numbers.number[k];
             let number =
                 (numbers.which >> k & 1 == 1).then(|| T::Compute::from_parts(number.f, number.i));
-            Reader::new(memory[k], strides[k], number, CONDITION && k == 0)
+            Reader::new(memory[k], strides[k], number, condition && k == 0)
         });
         let mut out = Writer::new(result, strides[N - 1]);
         let in_place = out.in_place && inputs.iter().all(|input| input.in_place);

@@ -27,6 +27,10 @@ macro_rules! ops {
                 is_bool: table::is_bool!($($kind)?),
             }),+];
 
+            impl host::Inputs for Function {
+                const CONDITION: bool = INPUTS[0].is_bool;
+            }
+
             table::cpu! { Function, $output, [$($input),+], $($cpu)* }
 
             Op {
@@ -155,7 +159,7 @@ macro_rules! host {
 
 macro_rules! kernels {
     ($f:ident, $output:ident, [$($input:ident),+], $ty:ty) => {
-        Some(host::kernels::<$f, $ty, table::element!($output, $ty), { table::count!($($input)+) }, { 1 + table::count!($($input)+) }>(INPUTS))
+        Some(host::kernels::<$f, $ty, table::element!($output, $ty), { table::count!($($input)+) }, { 1 + table::count!($($input)+) }>())
     };
 }
 

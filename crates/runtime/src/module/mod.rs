@@ -58,9 +58,7 @@ impl Program {
     /// name. An empty one, with which to begin, is as good as none.
     #[must_use]
     pub const fn with_ptx(self, committed: fn(&str) -> Option<&'static [u8]>) -> Self {
-        // `id` has not been given yet.
-        let Self { name, variants, kernels, source, .. } = self;
-        Self { name, variants, kernels, source, committed, id: AtomicUsize::new(0) }
+        Self { committed, ..self }
     }
 
     /// Its name.
