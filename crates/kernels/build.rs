@@ -10,12 +10,12 @@ fn main() {
         .flatten()
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| name.ends_with(".ptx.gz"))
+        .filter(|name| name.ends_with(".ptx.lzma"))
         .collect();
     files.sort();
     let mut text = String::from("&[");
     for file in files {
-        let name = file.trim_end_matches(".ptx.gz");
+        let name = file.trim_end_matches(".ptx.lzma");
         text += &format!("({name:?}, include_bytes!({:?})), ", format!("{root}/ptx/{file}"));
     }
     std::fs::write(format!("{out}/ptx.rs"), text + "]").expect("OUT_DIR can be written");

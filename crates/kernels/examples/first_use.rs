@@ -1,7 +1,7 @@
 //! What the first use of an op costs on a GPU: its PTX is unpacked, and compiled by the driver. Run it with
 //! `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`, or the driver keeps what it has compiled.
 //!
-//! Prints the median over a program's variants of the time beyond an empty kernel's, and the longest.
+//! Prints the median over a program's kernels of the time beyond an empty kernel's, and the longest.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +9,7 @@ use std::time::Instant;
 use warpline_cuda_sys_safe::Driver;
 use warpline_cuda_sys_safe::owned::Module;
 use warpline_kernels::programs;
+use warpline_runtime::module::single;
 
 const EMPTY: &str = "\
     .version 8.0\n.target sm_75\n.address_size 64\n.visible .entry empty() { ret; }\n";
@@ -30,19 +31,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for program in programs() {
         let mut times = Vec::new();
         for variant in 0..program.variants().len() {
-            let begun = Instant::now();
-            let ptx = program.ptx(variant).ok_or("it was not compiled: run `cargo xtask ptx`")?;
-            let unpacked = begun.elapsed().as_secs_f64() * 1e3;
-            let kernel = program.kernels(variant).next().unwrap_or_default();
-            times.push(unpacked + load(&driver, &ptx, &kernel)? - empty);
+            for kernel in program.kernels(variant) {
+                let begun = Instant::now();
+                let ptx = program.ptx(variant).ok_or("it was not compiled: run `cargo xtask ptx`")?;
+                let ptx = single(&ptx, &kernel);
+                let unpacked = begun.elapsed().as_secs_f64() * 1e3;
+                times.push((unpacked + load(&driver, &ptx, &kernel)? - empty, kernel));
+            }
         }
-        times.sort_by(f64::total_cmp);
-        let (median, most) = (times[times.len() / 2], times[times.len() - 1]);
-        println!("{:<16} {median:>8.2} {most:>8.2}", program.name());
-        longest.push((most, program.name()));
+        times.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let median = times[times.len() / 2].0;
+        let Some((most, kernel)) = times.pop() else { continue };
+        println!("{:<16} {median:>8.2} {most:>8.2} {kernel}", program.name());
+        longest.push((most, kernel));
     }
     longest.sort_by(|a, b| b.0.total_cmp(&a.0));
-    println!("longest: {:?}", &longest[..longest.len().min(8)]);
+    println!("longest: {:?}", &longest[..longest.len().min(40)]);
     Ok(())
 }
 

@@ -53,7 +53,7 @@ fn source(_: &Program, dtype: &str) -> Source {
 
 /// The GPU code, which `cargo run --example ptx` compiles.
 pub static PROGRAM: Program = Program::new("embedding_bag", &["f32", "f64"], &[""], source)
-    .with_ptx(|_| Some(include_bytes!("../ptx/embedding_bag.ptx.gz")));
+    .with_ptx(|_| Some(include_bytes!("../ptx/embedding_bag.ptx.lzma")));
 
 /// The same on the CPU.
 ///

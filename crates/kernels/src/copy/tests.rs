@@ -103,3 +103,54 @@ fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
         assert_eq!(a.floats(target), [1.0, 2.0, 1.0, 2.0]);
     });
 }
+
+/// Sizes around vectors and tiles, operands that lie the other way round, and starts within a vector.
+fn runs_and_tiles(target: Target<'_>) {
+    use crate::elementwise::{ADD, binary};
+    for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
+        for (rows, columns) in [(1, 5), (2, 3), (3, 1000), (65, 67), (64, 128), (200, 4), (33, 1025)] {
+            for start in [0, 1, 3] {
+                // One more of each, of which views leave out the first.
+                let memory = [2, columns + 4, rows + 4];
+                let n = memory.iter().product();
+                let values: Vec<f64> = (0..n).map(|i| (i * 7 % 101) as f64).collect();
+                let a = Tensor::new(target, dtype, &memory, &values);
+                let turned = a.with(|l| {
+                    let part = l.narrow(1, start, columns)?.narrow(2, start, rows)?;
+                    part.permute(&[0, 2, 1])
+                });
+                let out = Tensor::garbage(target, dtype, &[2, rows, columns + 4]);
+                let out = out.with(|l| l.narrow(2, 4 - start, columns));
+                let x = turned.floats(target);
+                let context = format!("{dtype} {rows} by {columns} from {start}");
+                copy(target, turned.view(), out.view()).unwrap();
+                assert_eq!(out.floats(target), x, "{context}");
+                let row = Tensor::new(target, dtype, &[columns + start as usize], &values[..columns + start as usize]);
+                let row = row.with(|l| l.narrow(0, start, columns)?.expand(&[2, rows, columns]));
+                let column = Tensor::new(target, dtype, &[rows, 1], &values[..rows]);
+                let column = column.with(|l| l.expand(&[2, rows, columns]));
+                for other in [&row, &column, &out] {
+                    let y = other.floats(target);
+                    let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| stored(dtype, x + y)).collect();
+                    binary(target, &ADD, turned.view(), other.view(), out.view()).unwrap();
+                    assert_eq!(out.floats(target), sums, "{context}");
+                }
+                crate::fill::fill(target, turned.view(), Scalar::Int(3)).unwrap();
+                let threes = a.floats(target).iter().filter(|&&x| x == 3.0).count();
+                let before = values.iter().zip(a.floats(target)).filter(|&(&v, x)| v == 3.0 && x == 3.0).count();
+                assert!(threes >= 2 * rows * columns && threes <= 2 * rows * columns + before, "{context}");
+            }
+        }
+    }
+}
+
+#[test]
+fn views_of_any_start_and_size() {
+    on_every_target(runs_and_tiles);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_views_of_any_start_and_size() {
+    on_gpu(runs_and_tiles);
+}

@@ -11,8 +11,14 @@ operand(const T* p, u64 left, const Numbers<N>& numbers, compute_t<T> (&to)[V]) 
     }
 }
 
-template <int K, class T, int N>
-__device__ __forceinline__ compute_t<T> element(const T* p, i32 at, const Numbers<N>& numbers) {
-    if (numbers.which >> K & 1) return number<compute_t<T>>(numbers.number[K]);
-    return load(p[at]);
+template <int K, class T, int V, int N>
+__device__ __forceinline__ void operand(
+    const T* p, i32 stride, const Run<N + 1>& run, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
+    if (numbers.which >> K & 1) {
+        const auto value = number<compute_t<T>>(numbers.number[K]);
+#pragma unroll
+        for (int k = 0; k < V; k++) to[k] = value;
+    } else {
+        load_run(p + run.at[K], stride, run, to);
+    }
 }

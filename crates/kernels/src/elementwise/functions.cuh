@@ -104,10 +104,13 @@ template <class C> __device__ __forceinline__ C clamped(C x, C low, C high) {
     return x > high || high != high ? high : x;
 }
 
+// Quotients of floats are a few instructions, but many more where they are less than normal.
+template <class C> __device__ __noinline__ C quotient_of(C x, C y) { return x / y; }
+
 // Quotients and what they leave, rounded towards zero or down. An integer over zero has all bits set
 // and leaves the dividend. No type divides its least number by -1: the quotient would not fit.
 template <class C> __device__ __forceinline__ C over(C x, C y) {
-    if constexpr (is_float<C>::value) return trunc_of(x / y);
+    if constexpr (is_float<C>::value) return trunc_of(quotient_of(x, y));
     else if (y == (C)0) return (C)-1;
     else if ((C)-1 < (C)0 && y == (C)-1) return (C)(0 - (u64)x);
     else return x / y;
@@ -120,12 +123,12 @@ template <class C> __device__ __forceinline__ C rest(C x, C y) {
     else return x % y;
 }
 
-template <class C> __device__ __forceinline__ C floor_rest(C x, C y) {
+template <class C> __device__ __noinline__ C floor_rest(C x, C y) {
     const C r = rest(x, y);
     return r != (C)0 && (r < (C)0) != (y < (C)0) ? (C)(r + y) : r;
 }
 
-template <class C> __device__ __forceinline__ C floor_over(C x, C y) {
+template <class C> __device__ __noinline__ C floor_over(C x, C y) {
     if constexpr (is_float<C>::value) {
         if (y == (C)0) return x / y;
         const C r = rest(x, y);
@@ -142,7 +145,7 @@ template <class C> __device__ __forceinline__ C floor_over(C x, C y) {
 }
 
 // Integers wrap; a negative power of one is 0 unless it is 1 or -1.
-template <class C> __device__ __forceinline__ C power(C x, C y) {
+template <class C> __device__ __noinline__ C power(C x, C y) {
     if constexpr (is_float<C>::value) {
         return pow_of(x, y);
     } else {
@@ -168,7 +171,7 @@ template <class C> __device__ __forceinline__ C shifted_right(C x, C count) {
     return (C)(wide >> (count < (C)0 || (u64)count > most ? most : (u64)count));
 }
 
-template <class C> __device__ __forceinline__ C common_divisor(C x, C y) {
+template <class C> __device__ __noinline__ C common_divisor(C x, C y) {
     C a = absolute(x), b = absolute(y);
 #pragma unroll 1
     while (a != (C)0) {
@@ -179,30 +182,30 @@ template <class C> __device__ __forceinline__ C common_divisor(C x, C y) {
     return b;
 }
 
-template <class C> __device__ __forceinline__ C common_multiple(C x, C y) {
+template <class C> __device__ __noinline__ C common_multiple(C x, C y) {
     const C divisor = common_divisor(x, y);
     return divisor == (C)0 ? (C)0 : absolute((C)((u64)over(x, divisor) * (u64)y));
 }
 
-template <class C> __device__ __forceinline__ C softplus_of(C x) { return log1p_of(exp_of(x)); }
+template <class C> __device__ __noinline__ C softplus_of(C x) { return log1p_of(exp_of(x)); }
 
-template <class C> __device__ __forceinline__ C log_add_exp(C x, C y) {
+template <class C> __device__ __noinline__ C log_add_exp(C x, C y) {
     if (x == y && absolute(x) > largest<C>()) return x;
     return (x > y ? x : y) + softplus_of(-absolute(x - y));
 }
 
-template <class C> __device__ __forceinline__ C log2_add_exp2(C x, C y) {
+template <class C> __device__ __noinline__ C log2_add_exp2(C x, C y) {
     if (x == y && absolute(x) > largest<C>()) return x;
     return (x > y ? x : y) + log1p_of(exp2_of(-absolute(x - y))) * (C)1.4426950408889634074;
 }
 
-template <class C> __device__ __forceinline__ C sinc_of(C x) {
+template <class C> __device__ __noinline__ C sinc_of(C x) {
     const C angle = (C)3.14159265358979323846 * x;
     return angle == (C)0 ? (C)1 : sin_of(angle) / angle;
 }
 
 // `eps` is negative where there is none.
-template <class C> __device__ __forceinline__ C logit_of(C x, C eps) {
+template <class C> __device__ __noinline__ C logit_of(C x, C eps) {
     if (!(eps < (C)0)) x = clamped(x, eps, (C)1 - eps);
     return log_of(x / ((C)1 - x));
 }

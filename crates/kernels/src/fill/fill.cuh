@@ -16,9 +16,12 @@ __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
     }                                                                                             \
     extern "C" __global__ void fill_##name##_strided(                                             \
         T* out, const __grid_constant__ Params<Index<1>, Fill> p) {                               \
-        for (u64 i = thread(); i < p.space.numel; i += threads()) {                               \
-            i32 at[1];                                                                            \
-            offsets(p.space, (u32)i, at);                                                         \
-            out[at[0]] = (T)p.args.bits;                                                          \
+        constexpr int V = run_width(sizeof(T));                                                   \
+        T v[V];                                                                                   \
+        _Pragma("unroll") for (int k = 0; k < V; k++) v[k] = (T)p.args.bits;                      \
+        for (u64 i = thread(); i < p.space.runs.threads; i += threads()) {                        \
+            Run<1> run;                                                                           \
+            if (!run_of<V>(p.space, (u32)i, out, run)) continue;                                  \
+            store_run(out + run.at[0], p.space.strides[0][0], run, v);                            \
         }                                                                                         \
     }

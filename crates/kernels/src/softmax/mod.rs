@@ -11,26 +11,37 @@ use warpline_cuda_sys_safe::HostKernel;
 
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::cuda_struct;
-use warpline_runtime::iter::Walk;
+use warpline_runtime::iter::{Walk, vector_width};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View};
 
-/// Threads per block.
-const BLOCK: u32 = 256;
+/// The kernels: rows in a warp's registers, in a block's, and longer ones; columns side by side, in
+/// vectors or one by one; all others.
+const KERNELS: &[&str] = &["short", "rows", "long", "columns", "odd", "any"];
 
-/// Blocks at most; each loops over rows.
-const MAX_BLOCKS: usize = 1 << 20;
+/// Threads of a block for columns at most, and how many of them lie side by side.
+const COLUMN_THREADS: u32 = 512;
+const COLUMN_LANES: u32 = 16;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX];
 
-static SOFTMAX: Program = Program::new("softmax", FLOATS, &[""], |_, ty| {
-    let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::WALK);
-    of.push(include_str!("softmax.cuh")).push(&format!("SOFTMAX({ty})"))
+static SOFTMAX: Program = Program::new("softmax", FLOATS, KERNELS, |_, ty| {
+    let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::SPACE);
+    let of = of.push(module::WALK).push(include_str!("softmax.cuh"));
+    let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
+    let of = of.push(&format!("#define COLUMN_LANES {COLUMN_LANES}"));
+    of.push(include_str!("columns.cuh")).push(&format!("SOFTMAX({ty}, {})", held(ty == "f64")))
 })
 .with_ptx(committed);
 
-/// The rows, of a source and a result, and the steps along each.
+/// Values that a thread of a block has in registers; one of a warp that has a row has twice as many.
+const fn held(double: bool) -> usize {
+    if double { 8 } else { 16 }
+}
+
+/// The rows, of a source and a result, and the steps along each. `columns` of them lie side by side in
+/// both, in `tiles`, and `walk` says where the others are.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Rows {
@@ -38,11 +49,13 @@ struct Rows {
     size: u64,
     source_step: i64,
     result_step: i64,
+    columns: u64,
+    tiles: u64,
     log: u64,
     walk: Walk<2>,
 }
 
-cuda_struct!(Rows { rows, size, source_step, result_step, log, walk });
+cuda_struct!(Rows { rows, size, source_step, result_step, columns, tiles, log, walk });
 
 /// `torch.softmax` over dimension `dim` of `a`, or `torch.log_softmax` where `log`, into `out` of
 /// the same sizes and float dtype. The halves are computed in `f32`. `out` may be `a` itself.
@@ -86,8 +99,8 @@ pub fn softmax(
     if a.numel() == 0 {
         return Ok(());
     }
-    let params = rows(op, a, dim, out, log)?;
-    let blocks = (params.rows as usize).min(MAX_BLOCKS) as u32;
+    let mut params = rows(op, a, dim, out, log)?;
+    let (kernel, blocks, threads) = shape(&mut params, a, dim, out);
     let call = Call {
         op,
         operands: &[a.read(), out.write()],
@@ -95,9 +108,9 @@ pub fn softmax(
         checks_indices: false,
         host,
         code: Code::Kernel {
-            kernel: (&SOFTMAX, index, 0),
-            grid: [blocks, 1, 1],
-            block: [BLOCK, 1, 1],
+            kernel: (&SOFTMAX, index, kernel),
+            grid: [blocks.min(i32::MAX as usize) as u32, 1, 1],
+            block: [threads, 1, 1],
             shared_bytes: 0,
         },
         location,
@@ -107,13 +120,66 @@ pub fn softmax(
     unsafe { launch::run(target, &call) }
 }
 
+/// The kernel, its blocks and their threads.
+fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize, u32) {
+    const SHORT_WARPS: u32 = 4;
+    let (rows, size) = (p.rows as usize, p.size as usize);
+    let vector = vector_width(a.dtype.size());
+    let aligned = |n: usize| n.is_multiple_of(vector);
+    let offsets = [a.layout.offset(), out.layout.offset()];
+    let strides = |view: View<'_>, d: usize| view.strides()[d].unsigned_abs();
+    let of_columns = p.columns > 1;
+    if of_columns {
+        // Along the columns the stride is 1, and there are whole vectors of them.
+        let all = |v: View<'_>| (0..v.sizes().len()).all(|d| strides(v, d) == 1 || aligned(strides(v, d)));
+        let whole = aligned(p.columns as usize) && offsets.iter().all(|&o| aligned(o)) && all(a) && all(out);
+        let (kernel, vector) = if whole { (3, vector) } else { (4, 1) };
+        p.tiles = (p.columns as usize).div_ceil(COLUMN_LANES as usize * vector) as u64;
+        let blocks = rows / p.columns as usize * p.tiles as usize;
+        let height = size.div_ceil(4).next_power_of_two().clamp(2, 32) as u32;
+        return (kernel, blocks, COLUMN_LANES * height);
+    }
+    let others = || (0..a.sizes().len()).filter(|&d| d != dim);
+    // Rows may begin anywhere in a vector, but then of both tensors.
+    let alike = offsets[0].abs_diff(offsets[1]).is_multiple_of(vector)
+        && others().all(|d| aligned((a.strides()[d] - out.strides()[d]).unsigned_abs()));
+    let dense = size == 1 || [p.source_step, p.result_step] == [1, 1];
+    if !dense || !alike || size > i32::MAX as usize {
+        let threads = size.min(256).next_power_of_two().max(32);
+        return (5, rows, threads as u32);
+    }
+    let whole = aligned(offsets[0]) && others().all(|d| aligned(strides(a, d)));
+    let across = if whole { size } else { size + vector - 1 };
+    let held = held(a.dtype == DType::F64);
+    match across {
+        n if n <= 64 * held => (0, rows.div_ceil(SHORT_WARPS as usize), 32 * SHORT_WARPS),
+        n if n <= 1024 * held => (1, rows, n.div_ceil(held).next_multiple_of(32) as u32),
+        n if n <= 2048 * held => (2, rows, 512),
+        _ => (2, rows, 1024),
+    }
+}
+
 fn rows(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Rows> {
     let of = |d: usize| (a.sizes()[d], [a.strides()[d], out.strides()[d]]);
-    let others = (0..a.sizes().len()).rev().filter(|&d| d != dim).map(of);
+    let others = || (0..a.sizes().len()).rev().filter(|&d| d != dim).map(of);
     // A scalar is a row of one element.
     let (size, steps) = if a.sizes().is_empty() { (1, [0; 2]) } else { of(dim) };
-    let walk = Walk::new(op, others)?;
+    let mut walk = Walk::new(op, others())?;
+    let mut columns = 1;
+    let (side_by_side, inner_steps) = walk.inner();
+    // A block counts its columns in 32 bits.
+    let few = walk.numel() <= 1 << 30;
+    if size > 1 && steps != [1; 2] && inner_steps == [1; 2] && side_by_side >= 16 && few {
+        let mut left = side_by_side;
+        let outer = others().skip_while(|&(n, _)| {
+            let is_inner = left > 1;
+            left /= if is_inner { n } else { 1 };
+            is_inner
+        });
+        (walk, columns) = (Walk::new(op, outer)?, side_by_side);
+    }
     let [source_step, result_step] = steps.map(|step| step as i64);
-    let (rows, size) = (walk.numel() as u64, size as u64);
-    Ok(Rows { rows, size, source_step, result_step, log: log.into(), walk })
+    let (rows, size) = ((walk.numel() * columns) as u64, size as u64);
+    let (columns, log) = (columns as u64, log.into());
+    Ok(Rows { rows, size, source_step, result_step, columns, tiles: 1, log, walk })
 }

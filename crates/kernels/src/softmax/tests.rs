@@ -85,6 +85,48 @@ fn rows_longer_than_what_is_taken_at_a_time() {
     });
 }
 
+/// Rows of a warp, of a block, and longer, that begin anywhere in a vector; columns in vectors and not.
+fn every_kernel(target: Target<'_>) {
+    for dtype in [F16, BF16, F32, F64] {
+        for size in [1, 5, 31, 512, 1000, 1024, 1025, 4097, 16_384, 16_385, 33_333] {
+            for start in [0, 1] {
+                let n = 3 * (size + start);
+                let values: Vec<f64> = (0..n).map(|i| (i * 31 % 997) as f64 / 50.0 - 10.0).collect();
+                let base = Tensor::new(target, dtype, &[3, size + start], &values);
+                let a = base.with(|l| l.narrow(1, start as isize, size));
+                check(target, &a, 1, false);
+                check(target, &a, 1, true);
+                // With the result in its place, alike in its vectors.
+                let expected = reference(&a.floats(target), size, 1, false);
+                softmax(target, a.view(), 1, a.view(), false).unwrap();
+                assert_close(dtype, &a.floats(target), &expected, "in place");
+            }
+        }
+        for (size, columns) in [(2, 16), (7, 49), (130, 64), (1000, 33), (3, 200)] {
+            let n = 2 * size * columns;
+            let values: Vec<f64> = (0..n).map(|i| (i * 31 % 997) as f64 / 50.0 - 10.0).collect();
+            let a = Tensor::new(target, dtype, &[2, size, columns], &values);
+            check(target, &a, 1, false);
+            check(target, &a, 1, true);
+        }
+    }
+    let none = [f64::NEG_INFINITY; 600];
+    let a = Tensor::new(target, F32, &[600], &none);
+    softmax(target, a.view(), 0, a.view(), false).unwrap();
+    assert!(a.floats(target).iter().all(|x| x.is_nan()));
+}
+
+#[test]
+fn rows_and_columns_of_any_size() {
+    on_every_target(every_kernel);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_rows_and_columns_of_any_size() {
+    on_gpu(every_kernel);
+}
+
 #[test]
 fn large_values_do_not_overflow() {
     on_every_target(|target| {

@@ -18,7 +18,7 @@ use crate::{CudaDevice, DType, Layout, Operand, Result, Storage, Target, View};
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
     Source::new().with::<Place>().push(include_str!("philox.cu"))
 })
-.with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.gz")));
+.with_ptx(|_| Some(include_bytes!("../../ptx/philox.ptx.lzma")));
 
 /// A place in the sequence of a seed. In a graph it counts from the replay's, which the kernel
 /// finds in memory: PyTorch's `PhiloxCudaState`.

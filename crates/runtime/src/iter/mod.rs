@@ -4,6 +4,7 @@
 //! and aligned, and a *strided* one, each with a CPU implementation that takes the same
 //! parameters. [`run`] chooses between them, checks the operands, and launches.
 
+mod runs;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use crate::launch::{Call, Code};
 use crate::module::Program;
 use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
 
+pub use runs::{Runs, run_width};
 pub use space::{Flat, Index, Params, Plan, Space};
 pub use walk::{Dim, Walk};
 
@@ -28,9 +30,6 @@ const STRIDED: usize = 1;
 
 /// Threads per block.
 pub const BLOCK: u32 = 256;
-
-/// Blocks that a multiprocessor gets at most; the kernels loop over what is left.
-pub const BLOCKS_PER_SM: u32 = 32;
 
 /// An elementwise op on operands of some dtype: takes [`Params`] of its arguments, and of [`Flat`]
 /// or an [`Index`].
@@ -43,7 +42,7 @@ pub struct Op {
     pub program: (&'static Program, usize),
     /// The CPU implementations of both.
     pub host: [HostKernel; 2],
-    /// Elements that a thread of the flat kernel takes at a time.
+    /// Elements that a thread of the flat kernel takes at a time; of the strided one [`run_width`].
     pub vector: usize,
     /// Where the op was called.
     pub location: &'static Location<'static>,
@@ -140,8 +139,11 @@ unsafe fn run_part<const N: usize, A: Pod>(
             let threads = numel.div_ceil(op.vector);
             launch_one(target, op, FLAT, &operands, bytemuck::bytes_of(&params), threads)
         } else {
-            let params = Params::new(plan.index(op.name)?, args);
-            launch_one(target, op, STRIDED, &operands, bytemuck::bytes_of(&params), numel)
+            let start = views[N - 1].layout.offset();
+            let index = plan.in_runs(op.name, run_width(op.vector), start)?;
+            let threads = index.runs().threads();
+            let params = Params::new(index, args);
+            launch_one(target, op, STRIDED, &operands, bytemuck::bytes_of(&params), threads)
         }
     }
 }
@@ -174,16 +176,14 @@ unsafe fn launch_one(
     unsafe { launch::run(target, &call) }
 }
 
-/// Blocks of [`BLOCK`] threads for kernels that loop over what the grid leaves.
+/// Blocks of [`BLOCK`] threads. There are as many as needed, though kernels loop over what a grid
+/// leaves: the device is busier with blocks that come one after the other than with fewer that loop.
 pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
-    let most = match target {
-        Target::Cpu(_) => 1,
-        Target::Cuda(_, device, _) => {
-            device.properties().multiprocessor_count.max(1) * BLOCKS_PER_SM
-        }
-    };
-    let blocks = threads.div_ceil(BLOCK as usize).min(most as usize);
-    [blocks as u32, 1, 1]
+    match target {
+        Target::Cpu(_) => [1; 3],
+        // More than that loop.
+        Target::Cuda(..) => [threads.div_ceil(BLOCK as usize).min(i32::MAX as usize) as u32, 1, 1],
+    }
 }
 
 /// Calls `f` on the two halves of views that are too large for one launch. They are cut where they

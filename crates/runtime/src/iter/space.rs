@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
+use super::runs::Runs;
 use super::walk::{Dim, merged};
 use crate::module::{CudaType, Definitions, field};
 use crate::{Error, Result};
@@ -33,14 +34,16 @@ pub struct Index<const N: usize> {
     magic: [u32; MAX_DIMS],
     shift: [u32; MAX_DIMS],
     strides: [[i32; MAX_DIMS]; N],
+    pub(super) runs: Runs,
 }
 
 // SAFETY: all fields are 32-bit integers, so zeros are valid.
 unsafe impl<const N: usize> Zeroable for Index<N> {}
-// SAFETY: `repr(C)` with 32-bit integers only: no padding, every bit pattern is valid.
+// SAFETY: `repr(C)` with 32-bit integers only, those of `Runs` too: no padding, every bit pattern is
+// valid.
 unsafe impl<const N: usize> Pod for Index<N> {}
 
-crate::cuda_struct!(Index<N> { numel, ndim, sizes, magic, shift, strides });
+crate::cuda_struct!(Index<N> { numel, ndim, sizes, magic, shift, strides, runs });
 
 impl<const N: usize> Index<N> {
     /// Elements of each operand.
@@ -71,6 +74,12 @@ impl<const N: usize> Index<N> {
             i /= size;
         }
         at
+    }
+
+    /// How threads share the elements: nothing, unless it comes of [`Plan::in_runs`].
+    #[must_use]
+    pub fn runs(&self) -> &Runs {
+        &self.runs
     }
 
     /// The operands' strides of a dimension; 0 beyond the last.
@@ -159,8 +168,8 @@ impl<S: CudaType, A: CudaType> CudaType for Params<S, A> {
 /// neighbours are merged. From the innermost dimension out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<const N: usize> {
-    dims: SmallVec<[Dim<N>; 4]>,
-    numel: usize,
+    pub(super) dims: SmallVec<[Dim<N>; 4]>,
+    pub(super) numel: usize,
 }
 
 impl<const N: usize> Plan<N> {
@@ -239,7 +248,7 @@ fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
 }
 
 /// Multiplier and shift with `i / d == (mulhi(i, m) + i) >> s` for every `i < 2³¹`.
-fn magic(d: u32) -> (u32, u32) {
+pub(super) fn magic(d: u32) -> (u32, u32) {
     let shift = 32 - (d - 1).leading_zeros();
     let multiplier = (((1u64 << 32) * ((1u64 << shift) - u64::from(d))) / u64::from(d)) + 1;
     (multiplier as u32, shift)

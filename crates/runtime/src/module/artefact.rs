@@ -4,9 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use flate2::Compression;
-use flate2::bufread::GzDecoder;
-use flate2::write::GzEncoder;
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use sha2::{Digest, Sha256};
 
 use super::{Compiler, Program};
@@ -14,6 +12,10 @@ use crate::{Error, Result};
 
 /// What a variant's PTX begins with; its name and the hash of its source follow.
 const HEAD: &str = "//! variant ";
+
+/// How far back text is looked for that comes again: variants are much alike, and longer than what gzip
+/// remembers.
+const REACH: u32 = 1 << 20;
 
 /// What was done about a program's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub enum Change {
 
 /// A program's file in a folder.
 fn path(folder: &Path, program: &Program) -> PathBuf {
-    folder.join(format!("{}.ptx.gz", program.name()))
+    folder.join(format!("{}.ptx.lzma", program.name()))
 }
 
 /// The hash of a variant's source, and of what compiles it.
@@ -50,8 +52,16 @@ pub(super) fn committed(program: &Program, variant: usize) -> Option<String> {
 
 fn unpack(compressed: &[u8]) -> Option<String> {
     let mut text = String::new();
-    GzDecoder::new(compressed).read_to_string(&mut text).ok()?;
+    let mut reader = LzmaReader::new_mem_limit(compressed, REACH / 512, None).ok()?;
+    reader.read_to_string(&mut text).ok()?;
     Some(text)
+}
+
+pub(super) fn compressed(text: &str) -> std::io::Result<Vec<u8>> {
+    let options = LzmaOptions { dict_size: REACH, ..LzmaOptions::with_preset(9) };
+    let mut writer = LzmaWriter::new_use_header(Vec::new(), &options, Some(text.len() as u64))?;
+    writer.write_all(text.as_bytes())?;
+    writer.finish()
 }
 
 /// The PTX of a variant, whatever its source.
@@ -94,10 +104,7 @@ fn pack(program: &Program, compiler: &Compiler) -> Result<Vec<u8>> {
         text += &head(program, variant);
         text += &compiler.ptx(program, variant)?;
     }
-    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
-    // Into memory: nothing fails.
-    let written = packed.write_all(text.as_bytes()).and_then(|()| packed.finish());
-    written.map_err(|e| Error::NoGpuCode { op: program.name(), reason: e.to_string() })
+    compressed(&text).map_err(|e| Error::NoGpuCode { op: program.name(), reason: e.to_string() })
 }
 
 /// Compiles a program and writes its file, unless that is there and of this source.

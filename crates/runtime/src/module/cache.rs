@@ -7,14 +7,14 @@ use warpline_cuda_sys_safe::owned::{Function, Module};
 use warpline_cuda_sys_safe::{Driver, FunctionHandle};
 use warpline_sync::OnceLock;
 
-use super::{Program, artefact, compiled};
+use super::{Program, artefact, compiled, single};
 use crate::{Error, Result};
 
-/// Modules of a chunk, and chunks: 16 Ki modules, of which a process has one for each op and dtype.
+/// Variants of a chunk, and chunks: 16 Ki variants, of which a process has one for each op and dtype.
 const CHUNK: usize = 64;
 const CHUNKS: usize = 256;
 
-/// The modules of one device, by the numbers of programs' variants.
+/// The kernels of one device, by the numbers of programs' variants.
 #[derive(Debug)]
 pub(crate) struct KernelCache {
     chunks: Box<[OnceLock<Chunk>]>,
@@ -24,11 +24,8 @@ pub(crate) struct KernelCache {
 
 type Chunk = Box<[OnceLock<Loaded>]>;
 
-#[derive(Debug)]
-struct Loaded {
-    module: Module,
-    functions: Box<[OnceLock<Function>]>,
-}
+/// A variant's kernels, each loaded as a module of its own.
+type Loaded = Box<[OnceLock<Function>]>;
 
 impl KernelCache {
     pub(crate) fn new(folder: Option<PathBuf>) -> Self {
@@ -44,24 +41,17 @@ impl KernelCache {
         let id = program.module_id(variant);
         let chunk = self.chunks.get(id / CHUNK).ok_or_else(|| none(program, "are too many"))?;
         let slot = &chunk.get_or_init(|| empty(CHUNK))[id % CHUNK];
-        let loaded = match slot.get() {
-            Some(loaded) => loaded,
-            None => {
-                // Two threads may both load; one module is then dropped again.
-                let ptx = self.code(driver, program, variant)?;
-                let module = Module::load_ptx(driver, device, &ptx)
-                    .map_err(|e| Error::driver(program.name(), e))?;
-                let functions = empty(program.kernels.len());
-                slot.get_or_init(|| Loaded { module, functions })
-            }
-        };
-        let function = loaded.functions.get(kernel).ok_or_else(|| none(program, "are fewer"))?;
+        let loaded = slot.get_or_init(|| empty(program.kernels.len()));
+        let function = loaded.get(kernel).ok_or_else(|| none(program, "are fewer"))?;
         if let Some(function) = function.get() {
             return Ok(function.handle());
         }
         let name =
             program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
-        let found = loaded.module.function(&name).map_err(|e| Error::driver(program.name(), e))?;
+        // Two threads may both load; one module is then dropped again.
+        let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
+        let found = Module::load_ptx(driver, device, &ptx).and_then(|module| module.function(&name));
+        let found = found.map_err(|e| Error::driver(program.name(), e))?;
         Ok(function.get_or_init(|| found).handle())
     }
 

@@ -45,12 +45,13 @@ impl Compiler {
     }
 }
 
-/// Without the compiler's header, which names a build, and without the numbers of calls, which count
-/// on through all that one process compiles.
+/// Without the compiler's header, which names a build, without the numbers of calls, which count
+/// on through all that one process compiles, and without the constants of `nv::target`, which every
+/// module has and none uses.
 fn plain(ptx: &str) -> String {
     let mut out = String::new();
     let body = ptx.lines().skip_while(|line| line.trim().is_empty() || line.starts_with("//"));
-    for line in body {
+    for line in body.filter(|line| !(line.starts_with(".global") && line.contains("nv6target"))) {
         out += line.split("// callseq").next().unwrap_or(line).trim_end();
         out.push('\n');
     }

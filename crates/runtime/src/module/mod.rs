@@ -3,13 +3,14 @@
 //! An op has a [`Program`]. Its source is text that the op makes, with the structs that its kernels
 //! take generated from the Rust ones ([`CudaType`]), so that nothing is written down twice. It is
 //! compiled ahead of time ([`update`]), into one file per program, or at run time where NVRTC is found.
-//! Kernels are loaded a variant at a time: most have one for each dtype.
+//! Kernels are loaded one by one, each as a module of its own: the driver compiles what is used.
 
 mod artefact;
 mod cache;
 mod compile;
 mod compiled;
 mod layout;
+mod single;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -21,10 +22,12 @@ pub use artefact::{Change, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compile::{ARCHITECTURE, Compiler};
 pub use layout::{CudaType, Definitions, field};
+pub use single::single;
 pub use source::{ELEMENT, PHILOX, REPORT, SPACE, Source, WALK};
 
 /// The GPU code of an op, or of several that are one kernel: CUDA source for modules that differ in
-/// one thing, mostly the dtype, with the same kernels each.
+/// one thing, mostly the dtype, with the same kernels each. A kernel is compiled by the driver when it
+/// is first used, without the module's others.
 ///
 /// A kernel is called `NAME_VARIANT_KERNEL`; parts that are empty are left out.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! Programs without a compiler: definitions, files, what is loaded.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
@@ -55,10 +54,8 @@ fn a_file_is_stale_when_its_source_has_changed() {
     let folder = std::env::temp_dir().join(format!("warpline-stale-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let write = |text: &str| {
-        let file = std::fs::File::create(folder.join("test_program.ptx.gz")).unwrap();
-        let mut file = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
-        file.write_all(text.as_bytes()).unwrap();
-        file.finish().unwrap();
+        let packed = artefact::compressed(text).unwrap();
+        std::fs::write(folder.join("test_program.ptx.lzma"), packed).unwrap();
     };
     let is_stale = || !stale(&folder, &[&PROGRAM]).is_empty();
     assert!(is_stale(), "there is no file");

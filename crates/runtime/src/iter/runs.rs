@@ -1,0 +1,236 @@
+//! How the threads of a strided kernel share the elements.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::space::{Index, Plan, magic};
+use super::walk::Dim;
+use crate::Result;
+
+/// Bits of a thread's number within its block.
+const BLOCK_BITS: u32 = super::BLOCK.ilog2();
+
+/// Each thread takes a *run*: elements side by side of the innermost dimension, as many as are one
+/// vector. Where an operand lies the other way round, a block takes a tile of two dimensions, so that
+/// it reads whole sectors of memory of each operand; otherwise runs are counted on from row to row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Runs {
+    /// Threads, of which some may have nothing to do.
+    threads: u32,
+    /// Whether runs begin where the result's vectors do, wherever its rows begin.
+    aligned: u32,
+    /// Side by side in a tile: lanes of a warp, and warps, as powers of two. All threads of a block
+    /// where there are no tiles.
+    lanes: u32,
+    warps: u32,
+    /// Runs of a row; or tiles of both dimensions.
+    count: [u32; 2],
+    /// With `shift`, what a GPU divides by `count` with.
+    magic: [u32; 2],
+    shift: [u32; 2],
+}
+
+crate::cuda_struct!(Runs { threads, aligned, lanes, warps, count, magic, shift });
+
+impl Runs {
+    /// Threads, of which some may have nothing to do.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.threads as usize
+    }
+
+    /// Over dimensions of `numel` elements; the second is the other one of the tiles, if there are any.
+    fn new<const N: usize>(
+        dims: &[Dim<N>],
+        numel: usize,
+        vector: usize,
+        aligned: bool,
+        tiled: bool,
+    ) -> Self {
+        let Some(&(row, strides)) = dims.first() else {
+            return Self::default().counting([1, 1], BLOCK_BITS, 0, 1);
+        };
+        // Rows may begin anywhere in a vector of a result that is dense. Short ones are not worth it.
+        let dense = strides[N - 1] == 1 && row >= 4 * vector;
+        let whole = dims[1..].iter().all(|(_, s)| s[N - 1].unsigned_abs().is_multiple_of(vector));
+        let shifted = dense && !(aligned && whole);
+        let runs = (row + if shifted { vector - 1 } else { 0 }).div_ceil(vector);
+        let others = numel / row;
+        let this = Self { aligned: shifted.into(), ..Self::default() };
+        if tiled {
+            let second = dims[1].0;
+            let bits = |n: usize| n.next_power_of_two().ilog2();
+            let rows = (BLOCK_BITS - bits(runs).min(2)).min(bits(second));
+            let across = BLOCK_BITS - rows;
+            let lanes = across.min(2).max(5u32.saturating_sub(rows));
+            let count = [runs.div_ceil(1 << across), second.div_ceil(1 << rows)];
+            let threads = (count[0] * count[1] * (others / second)) << BLOCK_BITS;
+            if threads / 8 <= numel.div_ceil(vector) && threads <= i32::MAX as usize {
+                return this.counting(count, lanes, across - lanes, threads);
+            }
+        }
+        let threads = runs * others;
+        if threads > i32::MAX as usize {
+            let runs = row.div_ceil(vector);
+            return Self::default().counting([runs, 1], BLOCK_BITS, 0, runs * others);
+        }
+        this.counting([runs, 1], BLOCK_BITS, 0, threads)
+    }
+
+    fn counting(self, count: [usize; 2], lanes: u32, warps: u32, threads: usize) -> Self {
+        // Fewer than 2³¹, as the elements are.
+        let count = count.map(|n| n as u32);
+        let [(m0, s0), (m1, s1)] = count.map(magic);
+        let threads = threads as u32;
+        Self { threads, lanes, warps, count, magic: [m0, m1], shift: [s0, s1], ..self }
+    }
+}
+
+/// Elements that a thread of a strided kernel takes at a time, where one of the flat kernel takes
+/// `vector`: no more than 4, since the code is longer.
+#[must_use]
+pub const fn run_width(vector: usize) -> usize {
+    if vector < 4 { vector } else { 4 }
+}
+
+impl<const N: usize> Plan<N> {
+    /// As [`Plan::index`], for a kernel whose threads take runs of `vector` elements; the result begins
+    /// `start` elements after a whole one.
+    ///
+    /// # Errors
+    /// [`crate::Error::TooManyDims`].
+    pub fn in_runs(mut self, op: &'static str, vector: usize, start: usize) -> Result<Index<N>> {
+        let aligned = start.is_multiple_of(vector);
+        let second = self.other_way();
+        if let Some(d) = second {
+            self.dims[1..=d].rotate_right(1);
+        }
+        let mut index = self.index(op)?;
+        index.runs = Runs::new(&self.dims, self.numel, vector, aligned, second.is_some());
+        Ok(index)
+    }
+
+    /// The dimension in which an operand is denser than in the innermost.
+    fn other_way(&self) -> Option<usize> {
+        let (_, inner) = self.dims.first()?;
+        let denser = |(d, (_, strides)): (usize, &Dim<N>)| {
+            let of = |k: usize| (strides[k].unsigned_abs(), inner[k].unsigned_abs());
+            let least = (0..N).map(of).filter(|&(s, first)| s != 0 && s < first).min()?;
+            Some((least.0, d))
+        };
+        self.dims.iter().enumerate().skip(1).filter_map(denser).min().map(|(_, d)| d)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What `run_of` in `space.cuh` computes: the elements of a thread's run, for a result that begins
+    /// `start` elements after a whole vector.
+    fn run_of<const N: usize>(
+        p: &Index<N>,
+        dims: &[Dim<N>],
+        i: u32,
+        v: usize,
+        start: usize,
+    ) -> Vec<[isize; N]> {
+        let over = |i: u32, m: u32, s: u32| (((u64::from(i) * u64::from(m)) >> 32) as u32 + i) >> s;
+        let r = &p.runs;
+        let (mut x, mut y, mut next) = (i, 0, over(i, r.magic[0], r.shift[0]));
+        let across = r.lanes + r.warps;
+        if across < 8 {
+            let (lane, warp) = (i % 32, i / 32 % 8);
+            let tile = i / 256;
+            let first = over(tile, r.magic[0], r.shift[0]);
+            next = over(first, r.magic[1], r.shift[1]);
+            x = (tile - first * r.count[0]) << across;
+            x |= (warp & ((1 << r.warps) - 1)) << r.lanes | (lane & ((1 << r.lanes) - 1));
+            y = (first - next * r.count[1]) << (8 - across);
+            y |= (warp >> r.warps) << (5 - r.lanes) | lane >> r.lanes;
+            if y as usize >= dims[1].0 {
+                return Vec::new();
+            }
+        } else {
+            x -= next * r.count[0];
+        }
+        let (mut rest, mut at) = (next as usize, [0isize; N]);
+        for (d, (size, strides)) in dims.iter().enumerate().skip(1) {
+            let step = if across < 8 && d == 1 { y as usize } else { rest % size };
+            rest = if across < 8 && d == 1 { rest } else { rest / size };
+            (0..N).for_each(|k| at[k] += step as isize * strides[k]);
+        }
+        let head = if r.aligned != 0 { (start as isize + at[N - 1]).rem_euclid(v as isize) } else { 0 };
+        let first = x as isize * v as isize - head;
+        let row = dims.first().map_or((1, [0; N]), |&d| d);
+        (first..first + v as isize)
+            .filter(|&x| x >= 0 && x < row.0 as isize)
+            .map(|x| std::array::from_fn(|k| at[k] + x * row.1[k]))
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_of_all_elements_once(
+            sizes in prop::collection::vec(prop::sample::select(vec![1usize, 2, 3, 5, 33, 64, 70]), 0..4),
+            vector in prop::sample::select(vec![1usize, 2, 4, 8]),
+            start in 0usize..8,
+            first in any::<prop::sample::Index>(),
+            gap in 0usize..3,
+        ) {
+            prop_assume!(sizes.iter().product::<usize>() <= 70_000);
+            // The operand's dimensions lie in another order than the result's.
+            let mut order: Vec<usize> = (0..sizes.len()).collect();
+            if !order.is_empty() {
+                let n = order.len();
+                order.rotate_left(first.index(n));
+            }
+            let mut strides = [vec![0isize; sizes.len()], vec![0isize; sizes.len()]];
+            let mut next = [1isize, 1];
+            for d in (0..sizes.len()).rev() {
+                (strides[0][order[d]], strides[1][d]) = (next[0], next[1]);
+                next = [next[0] * sizes[order[d]] as isize, next[1] * (sizes[d] + gap) as isize];
+            }
+            let plan = Plan::new(&sizes, [&strides[0], &strides[1]]);
+            let index = plan.clone().in_runs("test", vector, start).unwrap();
+            let dims: Vec<Dim<2>> =
+                (0..index.ndim()).map(|d| (index.size(d), index.strides(d))).collect();
+            let mut runs: Vec<[isize; 2]> = (0..index.runs.threads)
+                .flat_map(|i| run_of(&index, &dims, i, vector, start))
+                .collect();
+            let mut all: Vec<[isize; 2]> = (0..index.numel()).map(|i| index.offsets(i)).collect();
+            runs.sort_unstable();
+            all.sort_unstable();
+            prop_assert_eq!(runs, all);
+        }
+    }
+
+    #[test]
+    fn tiles_are_taken_where_an_operand_lies_the_other_way_round() {
+        let of = |sizes: &[usize], a: &[isize], out: &[isize]| {
+            Plan::new(sizes, [a, out]).in_runs("test", 4, 0).unwrap().runs
+        };
+        // Both row by row, with gaps: one after the other.
+        let rows = of(&[100, 64], &[80, 1], &[64, 1]);
+        assert_eq!((rows.threads, rows.lanes, rows.aligned), (1600, 8, 0));
+        // A transpose: 4 runs of 4 elements by 64 rows.
+        let tiles = of(&[128, 64], &[1, 128], &[64, 1]);
+        assert_eq!((tiles.threads, tiles.lanes, tiles.warps), (128 * 64 / 4, 2, 0));
+        assert_eq!(tiles.count, [4, 2]);
+        // Few channels: tiles are as high as there are.
+        let planes = of(&[3, 1000], &[1, 3], &[1000, 1]);
+        assert_eq!((planes.lanes, planes.warps, planes.count), (3, 3, [4, 1]));
+        // Rows that begin anywhere: one run more each, since both of its ends may be cut.
+        let odd = of(&[100, 65], &[80, 1], &[65, 1]);
+        assert_eq!((odd.threads, odd.aligned), (1700, 1));
+    }
+
+    #[test]
+    fn more_threads_than_can_be_counted_are_none() {
+        let plan = Plan::new(&[1 << 27, 2, 2], [&[4, 1, 2], &[4, 2, 1]]);
+        let runs = plan.in_runs("test", 1, 0).unwrap().runs;
+        assert_eq!((runs.lanes, runs.threads), (8, 1 << 29));
+    }
+}

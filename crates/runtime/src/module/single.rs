@@ -1,0 +1,86 @@
+//! One kernel's part of a module.
+
+/// What a variant's PTX has of one of its kernels: neither the others nor functions that only they call.
+/// The driver then compiles no more than what is launched.
+#[must_use]
+pub fn single(ptx: &str, kernel: &str) -> String {
+    let mut parts: Vec<&str> = parts(ptx);
+    parts.retain(|part| named(part, ".entry ").is_none_or(|name| name == kernel));
+    // A function may be declared first and defined after who calls it.
+    loop {
+        let names: Vec<Option<&str>> = parts.iter().map(|part| function(part)).collect();
+        let is_called = |name: &str| {
+            let others = parts.iter().zip(&names).filter(|(_, other)| **other != Some(name));
+            others.into_iter().any(|(part, _)| part.contains(name))
+        };
+        let keep: Vec<bool> = names.iter().map(|name| name.is_none_or(is_called)).collect();
+        if keep.iter().all(|keep| *keep) {
+            return parts.concat();
+        }
+        let mut keep = keep.into_iter();
+        parts.retain(|_| keep.next().unwrap_or(true));
+    }
+}
+
+/// A kernel or function each, with what stands before it.
+fn parts(ptx: &str) -> Vec<&str> {
+    let (mut parts, mut rest) = (Vec::new(), ptx);
+    let mut end = 0;
+    for line in ptx.split_inclusive('\n') {
+        end += line.len();
+        let begins = line.starts_with(".visible .entry ") || line.starts_with(".func ");
+        if begins && end > line.len() {
+            let (before, after) = rest.split_at(end - line.len());
+            parts.push(before);
+            (rest, end) = (after, line.len());
+        }
+        // Blocks within are indented, and what has none ends in its first line.
+        if line.trim_end() == "}" || line.ends_with("{ ret; }\n") {
+            let (part, after) = rest.split_at(end);
+            parts.push(part);
+            (rest, end) = (after, 0);
+        }
+    }
+    parts.push(rest);
+    parts
+}
+
+/// What follows a word in a part's first line, up to a parenthesis.
+fn named<'a>(part: &'a str, word: &str) -> Option<&'a str> {
+    Some(part.lines().next()?.split_once(word)?.1.split('(').next()?.trim())
+}
+
+/// The name of a function, which stands after what it returns, if that is anything.
+fn function(part: &str) -> Option<&str> {
+    let head = part.strip_prefix(".func ")?.trim_start();
+    let name = if head.starts_with('(') { head.split_once(')')?.1 } else { head };
+    name.split(['(', ' ', '\n']).find(|word| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_kernels_are_left_out_with_what_only_they_call() {
+        let of = |name: &str, calls: &str| {
+            format!(
+                ".visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n{{\n\t{{\n\tcall.uni (r), \
+                 {calls},\n\t}}\n\tret;\n}}\n"
+            )
+        };
+        let function = |name: &str, calls: &str| {
+            format!(".func  (.param .b32 r) {name}(\n\t.param .b32 x\n)\n{{\n\tcall {calls};\n\tret;\n}}\n")
+        };
+        let head = ".version 8.0\n.target sm_75\n.global .u8 table[2] = {1, 2};\n";
+        let plain = ".func third(\n\t.param .b32 x\n)\n{\n\tret;\n}\n";
+        let declared = ".func  (.param .b32 r) first\n(\n\t.param .b32 x\n)\n;\n";
+        let (f, g) = (function("first", "third"), function("second", "none"));
+        let (a, b) = (of("a", "first"), of("a_flat", "second"));
+        let ptx = [head, declared, &a, plain, &f, &g, &b].concat();
+        assert_eq!(single(&ptx, "a"), [head, declared, &a, plain, &f].concat());
+        assert_eq!(single(&ptx, "a_flat"), [head, &g, &b].concat());
+        let names = ".visible .entry b() { ret; }\n.visible .entry c() { ret; }\n";
+        assert_eq!(single(names, "c"), ".visible .entry c() { ret; }\n");
+    }
+}
