@@ -13,7 +13,7 @@ mod torch;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::Parser;
 use warpline::{RuntimeConfig, cuda, with_runtime};
 
@@ -87,8 +87,7 @@ fn start(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let torch = options.python.as_deref().map(|python| Torch::start(python, options.threads));
-    let (about, rows) = run(options, &specs, torch.transpose()?)?;
-    report::write(&options.out, &about, &rows)?;
+    let rows = run(options, &specs, torch.transpose()?)?;
     println!("{}", options.out.join("ops.md").display());
     let failed = rows.iter().filter(|row| row.warpline.error.is_some()).count();
     if failed > 0 {
@@ -109,15 +108,13 @@ fn specs(options: &Options) -> Vec<Spec> {
         .collect()
 }
 
-fn run(
-    options: &Options,
-    specs: &[Spec],
-    torch: Option<Torch>,
-) -> Result<(About, Vec<report::Row>)> {
+fn run(options: &Options, specs: &[Spec], torch: Option<Torch>) -> Result<Vec<report::Row>> {
     if options.cpu {
         return measure_all(options, specs, torch, "CPU only".to_owned());
     }
-    let runtime = warpline::open(&options.driver, &RuntimeConfig::default())?;
+    let runtime = warpline::open(&options.driver, &RuntimeConfig::default());
+    // Our errors name what caused them already.
+    let runtime = runtime.map_err(|error| anyhow!("{error}"))?;
     with_runtime(&runtime, || {
         // Captures need a stream of their own.
         let stream = cuda::stream_from_pool((), 0)?;
@@ -133,12 +130,28 @@ fn measure_all(
     specs: &[Spec],
     mut torch: Option<Torch>,
     device: String,
-) -> Result<(About, Vec<report::Row>)> {
+) -> Result<Vec<report::Row>> {
+    let about = About {
+        device,
+        cpu: cpu_model(),
+        cores: std::thread::available_parallelism().map_or(0, usize::from),
+        threads: options.threads,
+        driver: match &*options.driver {
+            _ if options.cpu => "none".to_owned(),
+            "cuda" => driver_version(),
+            simulated => simulated.to_owned(),
+        },
+        commit: options.commit.clone().unwrap_or_else(commit),
+        pytorch: torch.as_ref().map(|torch| torch.version.clone()),
+        rounds: options.rounds,
+    };
     let mut rows = Vec::new();
     let (mut copy, mut part) = (None, "");
     for spec in specs {
         if part != spec.part {
             part = spec.part;
+            // A run that is cut off leaves the parts that it has done.
+            report::write(&options.out, &about, &rows)?;
             if !options.cpu {
                 cuda::empty_cache();
             }
@@ -154,17 +167,8 @@ fn measure_all(
         println!("{}", row.line());
         rows.push(row);
     }
-    let about = About {
-        device,
-        cpu: cpu_model(),
-        cores: std::thread::available_parallelism().map_or(0, usize::from),
-        threads: options.threads,
-        driver: if options.driver == "cuda" { driver_version() } else { options.driver.clone() },
-        commit: options.commit.clone().unwrap_or_else(commit),
-        pytorch: torch.map(|torch| torch.version.clone()),
-        rounds: options.rounds,
-    };
-    Ok((about, rows))
+    report::write(&options.out, &about, &rows)?;
+    Ok(rows)
 }
 
 /// Both sides of a row, in turns. What fails is noted, and the other side goes on.
@@ -254,15 +258,16 @@ mod tests {
     }
 
     fn runs(args: &[&str]) {
-        let options = options(&[args, &["--tiny", "--rounds", "1"]].concat());
+        let dir = format!("ops-{}-{}", args.join("-").replace(':', ""), std::process::id());
+        let dir = std::env::temp_dir().join(dir);
+        let out = dir.to_str().unwrap();
+        let options = options(&[args, &["--tiny", "--rounds", "1", "--out", out]].concat());
         let specs = specs(&options);
-        let (about, rows) = run(&options, &specs, None).unwrap();
+        let rows = run(&options, &specs, None).unwrap();
         let failed: Vec<String> =
             rows.iter().filter(|row| row.warpline.error.is_some()).map(report::Row::line).collect();
         assert!(failed.is_empty(), "{failed:#?}");
         assert!(rows.iter().all(|row| row.warpline.seconds.len() == 1));
-        let dir = std::env::temp_dir().join(format!("ops-{}-{}", options.cpu, std::process::id()));
-        report::write(&dir, &about, &rows).unwrap();
         let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap();
         let (json, table) = (read("ops.json"), read("ops.md"));
         std::fs::remove_dir_all(&dir).unwrap();
