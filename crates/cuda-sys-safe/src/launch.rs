@@ -6,7 +6,10 @@ use std::panic::Location;
 use crate::{DevicePtr, FunctionHandle, Result, StreamHandle};
 
 /// What work does with an operand.
+//
+// As wide as what lies beside it, so that copies are whole words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(usize)]
 pub enum Access {
     /// Only reads.
     Read,

@@ -78,6 +78,9 @@ fn solve(mut terms: Terms, target: i128) -> Option<bool> {
 /// Whether two indices of a layout may be the same element. It is never wrong when false: each
 /// step of a dimension then goes beyond all that the dimensions of smaller steps reach.
 pub(crate) fn within(layout: &Layout) -> bool {
+    if layout.is_contiguous() {
+        return false;
+    }
     let mut dims: SmallVec<[(usize, usize); 6]> = SmallVec::new();
     for (&size, &stride) in layout.sizes().iter().zip(layout.strides()) {
         match size {

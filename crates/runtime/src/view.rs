@@ -18,36 +18,42 @@ pub struct View<'a> {
 
 impl<'a> View<'a> {
     /// Sizes per dimension.
+    #[inline]
     #[must_use]
     pub fn sizes(&self) -> &'a [usize] {
         self.layout.sizes()
     }
 
     /// Strides per dimension, in elements.
+    #[inline]
     #[must_use]
     pub fn strides(&self) -> &'a [isize] {
         self.layout.strides()
     }
 
     /// Number of elements.
+    #[inline]
     #[must_use]
     pub fn numel(&self) -> usize {
         self.layout.numel()
     }
 
     /// As an operand that is only read.
+    #[inline]
     #[must_use]
     pub fn read(self) -> Operand<'a> {
         Operand { view: self, access: Access::Read }
     }
 
     /// As an operand of which every element is overwritten.
+    #[inline]
     #[must_use]
     pub fn write(self) -> Operand<'a> {
         Operand { view: self, access: Access::Write }
     }
 
     /// As an operand that is read and written.
+    #[inline]
     #[must_use]
     pub fn read_write(self) -> Operand<'a> {
         Operand { view: self, access: Access::ReadWrite }
@@ -73,13 +79,16 @@ impl<'a> View<'a> {
     /// Bytes from the storage's start to the view's end; `None` if it starts before that.
     fn bytes_end(&self) -> Option<usize> {
         let offset = isize::try_from(self.layout.offset()).ok()?;
-        if checked_numel(self.sizes()).ok()? == 0 {
+        if self.sizes().contains(&0) {
+            checked_numel(self.sizes()).ok()?;
             // Its address is still computed.
             return self.layout.offset().checked_mul(self.dtype.size()).map(|_| 0);
         }
-        let (mut low, mut high) = (offset, offset);
+        let (mut low, mut high, mut numel) = (offset, offset, 1isize);
         for (&size, &stride) in self.sizes().iter().zip(self.strides()) {
-            let reach = isize::try_from(size - 1).ok()?.checked_mul(stride)?;
+            let size = isize::try_from(size).ok()?;
+            numel = numel.checked_mul(size)?;
+            let reach = (size - 1).checked_mul(stride)?;
             let end = if reach < 0 { &mut low } else { &mut high };
             *end = end.checked_add(reach)?;
         }

@@ -68,6 +68,19 @@ ops! {
     SOFTSIGN = "softsign"(x), FLOATS => Same, "x / ((C)1 + absolute(x))", { float => x / (1.0 + x.abs()) }
     /// `torch.nn.functional.tanhshrink`. Floats only.
     TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }
+    /// `torch.nn.functional.softshrink`: a NaN stays one. Floats only.
+    SOFTSHRINK = "softshrink"(x, lambda), FLOATS => Same,
+        "x != x ? x : x > lambda ? x - lambda : x < -lambda ? x + lambda : (C)0", {
+        float => if x.is_nan() { x } else if x > lambda { x - lambda } else if x < -lambda { x + lambda } else { 0.0 }
+    }
+    /// `torch.nn.functional.hardshrink`: a NaN stays one. Floats only.
+    HARDSHRINK = "hardshrink"(x, lambda), FLOATS => Same, "x >= -lambda && x <= lambda ? (C)0 : x", {
+        float => if x >= -lambda && x <= lambda { 0.0 } else { x }
+    }
+    /// `torch.nn.functional.threshold`: a NaN stays one; not on bool.
+    THRESHOLD = "threshold"(x, threshold, value), NUMBERS => Same, "x <= threshold ? value : x", {
+        int => if x <= threshold { value } else { x }, float => if x <= threshold { value } else { x }
+    }
 }
 
 /// The last term as in `math::functions::gelu`.

@@ -107,6 +107,14 @@ template <class C> __device__ __forceinline__ C clamped(C x, C low, C high) {
 // Quotients of floats are a few instructions, but many more where they are less than normal.
 template <class C> __device__ __noinline__ C quotient_of(C x, C y) { return x / y; }
 
+// To a multiple of 1 / scale, or of scale where that is negative. Either way there is one division,
+// which is what takes long to compile.
+template <class C> __device__ __forceinline__ C round_to(C x, C scale) {
+    const bool multiples = scale < (C)0;
+    const C quotient = (multiples ? x : round_of(x * scale)) / scale;
+    return multiples ? round_of(quotient) * scale : quotient;
+}
+
 // Quotients and what they leave, rounded towards zero or down. An integer over zero has all bits set
 // and leaves the dividend. No type divides its least number by -1: the quotient would not fit.
 template <class C> __device__ __forceinline__ C over(C x, C y) {

@@ -245,7 +245,7 @@ impl Op {
 /// [`Error::InvalidArgument`] where the op has another number of operands.
 #[track_caller]
 pub fn unary(target: Target<'_>, op: &'static Op, a: View<'_>, out: View<'_>) -> Result<()> {
-    run::<1, 2>(target, op, [a.into()], out, Location::caller())
+    run::<1, 2>(target, op, &[a.into()], out, Location::caller())
 }
 
 /// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch,
@@ -262,7 +262,7 @@ pub fn binary<'a>(
     b: impl Into<Arg<'a>>,
     out: View<'a>,
 ) -> Result<()> {
-    run::<2, 3>(target, op, [a.into(), b.into()], out, Location::caller())
+    run::<2, 3>(target, op, &[a.into(), b.into()], out, Location::caller())
 }
 
 /// `out` is the op of one to four operands; otherwise as [`binary`].
@@ -273,10 +273,10 @@ pub fn binary<'a>(
 pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>) -> Result<()> {
     let location = Location::caller();
     match *args {
-        [a] => run::<1, 2>(target, op, [a], out, location),
-        [a, b] => run::<2, 3>(target, op, [a, b], out, location),
-        [a, b, c] => run::<3, 4>(target, op, [a, b, c], out, location),
-        [a, b, c, d] => run::<4, 5>(target, op, [a, b, c, d], out, location),
+        [a] => run::<1, 2>(target, op, &[a], out, location),
+        [a, b] => run::<2, 3>(target, op, &[a, b], out, location),
+        [a, b, c] => run::<3, 4>(target, op, &[a, b, c], out, location),
+        [a, b, c, d] => run::<4, 5>(target, op, &[a, b, c, d], out, location),
         _ => Err(Error::invalid(op.name, format!("takes 1 to 4 operands, not {}", args.len()))),
     }
 }
@@ -285,7 +285,7 @@ pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>
 fn run<const I: usize, const N: usize>(
     target: Target<'_>,
     op: &'static Op,
-    args: [Arg<'_>; I],
+    args: &[Arg<'_>; I],
     out: View<'_>,
     location: &'static Location<'static>,
 ) -> Result<()> {
@@ -293,16 +293,16 @@ fn run<const I: usize, const N: usize>(
         let reason = format!("takes {} operands, not {I}", op.inputs.len());
         return Err(Error::invalid(op.name, reason));
     }
-    let dtype = check(op, &args, out)?;
+    let dtype = check(op, args, out)?;
     let mut numbers = Numbers { which: 0, number: [Number::default(); I] };
     let mut views = [out; N];
-    for (k, arg) in args.into_iter().enumerate() {
+    for (k, arg) in args.iter().enumerate() {
         match arg {
-            Arg::Tensor(view) => views[k] = view,
+            Arg::Tensor(view) => views[k] = *view,
             Arg::Number(value) => {
                 let dtype = if op.inputs[k].is_bool { DType::Bool } else { dtype };
                 numbers.which |= 1 << k;
-                numbers.number[k] = Number::new(value, dtype, op.output == Output::Bool);
+                numbers.number[k] = Number::new(*value, dtype, op.output == Output::Bool);
             }
         }
     }

@@ -27,6 +27,8 @@ pub(super) trait Real: Copy {
     fn selu(self) -> Self;
     /// At least `low` and at most `high`; NaN if any is.
     fn clamped(self, low: Self, high: Self) -> Self;
+    /// To a multiple of `1 / scale`, or of `scale` where that is negative; the even one of two as near.
+    fn round_to(self, scale: Self) -> Self;
 }
 
 macro_rules! reals {
@@ -94,6 +96,14 @@ macro_rules! reals {
             fn clamped(self, low: Self, high: Self) -> Self {
                 let x = if self < low || low.is_nan() { low } else { self };
                 if self.is_nan() || low.is_nan() { x } else if x > high || high.is_nan() { high } else { x }
+            }
+            #[inline(always)]
+            fn round_to(self, scale: Self) -> Self {
+                if scale < 0.0 {
+                    (self / scale).round_ties_even() * scale
+                } else {
+                    (self * scale).round_ties_even() / scale
+                }
             }
         }
     )*};

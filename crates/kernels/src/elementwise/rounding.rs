@@ -1,5 +1,6 @@
 //! Rounding and signs. Integers are what they round to.
 
+use super::real::Real;
 use super::table::ops;
 
 ops! {
@@ -9,6 +10,9 @@ ops! {
     CEIL = "ceil"(x), NUMBERS => Same, "ceil_of(x)", { int => x, float => x.ceil() }
     /// `torch.round`: to even where two integers are as near; not on bool.
     ROUND = "round"(x), NUMBERS => Same, "round_of(x)", { int => x, float => x.round_ties_even() }
+    /// `torch.round` with `decimals`, given as ten to their power: to that many, or where `scale` is
+    /// negative, to a multiple of it. Floats only.
+    ROUND_DECIMALS = "round_decimals"(x, scale), FLOATS => Same, "round_to(x, scale)", { float => x.round_to(scale) }
     /// `torch.trunc`; not on bool.
     TRUNC = "trunc"(x), NUMBERS => Same, "trunc_of(x)", { int => x, float => x.trunc() }
     /// `torch.frac`: what `trunc` leaves. Floats only.

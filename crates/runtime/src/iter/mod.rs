@@ -11,6 +11,7 @@ mod tests;
 mod walk;
 
 use std::panic::Location;
+use std::sync::LazyLock;
 
 use bytemuck::Pod;
 use warpline_cuda_sys_safe::HostKernel;
@@ -88,7 +89,7 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
     args: A,
 ) -> Result<()> {
     let out = views[N - 1];
-    for view in &views {
+    for view in &views[..N - 1] {
         if view.sizes() != out.sizes() {
             return Err(Error::ShapeMismatch {
                 op: op.name,
@@ -96,11 +97,21 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
             });
         }
     }
-    let operands: [Operand<'_>; N] =
-        std::array::from_fn(|k| if k == N - 1 { out.write() } else { views[k].read() });
-    launch::check_in_place(op.name, &operands)?;
+    let declared = operands(views, untouched);
+    launch::check_in_place(op.name, &declared)?;
     // SAFETY: the caller's promise.
-    unsafe { run_part(target, op, views, untouched, args) }
+    unsafe { run_part(target, op, views, &declared, untouched, args) }
+}
+
+/// What is done to each view; nothing to those that are not touched.
+fn operands<const N: usize>(views: [View<'_>; N], untouched: u64) -> [Operand<'_>; N] {
+    static NOTHING: LazyLock<Layout> =
+        LazyLock::new(|| Layout::from_parts(Sizes::from_slice(&[0]), Strides::from_slice(&[1]), 0));
+    std::array::from_fn(|k| match views[k] {
+        view if k == N - 1 => view.write(),
+        view if untouched >> k & 1 == 1 => View { layout: &NOTHING, ..view }.read(),
+        view => view.read(),
+    })
 }
 
 /// # Safety
@@ -109,27 +120,22 @@ unsafe fn run_part<const N: usize, A: Pod>(
     target: Target<'_>,
     op: &Op,
     views: [View<'_>; N],
+    declared: &[Operand<'_>; N],
     untouched: u64,
     args: A,
 ) -> Result<()> {
     let sizes = views[N - 1].sizes();
-    let plan = Plan::new(sizes, views.map(|v| v.strides()));
     let numel = views[N - 1].numel();
     if numel == 0 {
         return Ok(());
     }
+    let plan = Plan::new(sizes, views.map(|v| v.strides()));
     if !plan.fits() {
         return halves(&views, |part| {
             // SAFETY: the caller's promise, which holds for parts too.
-            unsafe { run_part(target, op, part, untouched, args) }
+            unsafe { run_part(target, op, part, &operands(part, untouched), untouched, args) }
         });
     }
-    let nothing = Layout::from_parts(Sizes::from_slice(&[0]), Strides::from_slice(&[1]), 0);
-    let operands: [Operand<'_>; N] = std::array::from_fn(|k| match views[k] {
-        view if k == N - 1 => view.write(),
-        view if untouched >> k & 1 == 1 => View { layout: &nothing, ..view }.read(),
-        view => view.read(),
-    });
     let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(op.vector);
     // SAFETY: the parameters are those the kernel and its CPU implementation take; for the rest
     // the caller's promise.
@@ -137,13 +143,13 @@ unsafe fn run_part<const N: usize, A: Pod>(
         if plan.is_contiguous() && views.iter().all(aligned) {
             let params = Params::new(Flat { numel: numel as u64 }, args);
             let threads = numel.div_ceil(op.vector);
-            launch_one(target, op, FLAT, &operands, bytemuck::bytes_of(&params), threads)
+            launch_one(target, op, FLAT, declared, bytemuck::bytes_of(&params), threads)
         } else {
             let start = views[N - 1].layout.offset();
             let index = plan.in_runs(op.name, run_width(op.vector), start)?;
             let threads = index.runs().threads();
             let params = Params::new(index, args);
-            launch_one(target, op, STRIDED, &operands, bytemuck::bytes_of(&params), threads)
+            launch_one(target, op, STRIDED, declared, bytemuck::bytes_of(&params), threads)
         }
     }
 }

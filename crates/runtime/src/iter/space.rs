@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use super::runs::Runs;
 use super::walk::{Dim, merged};
+use crate::layout::is_row_major;
 use crate::module::{CudaType, Definitions, field};
 use crate::{Error, Result};
 
@@ -179,6 +180,10 @@ impl<const N: usize> Plan<N> {
         let numel = sizes.iter().product();
         let mut dims: SmallVec<[Dim<N>; 4]> = SmallVec::new();
         if numel == 0 {
+            return Self { dims, numel };
+        }
+        if numel > 1 && strides.iter().all(|strides| is_row_major(sizes, strides)) {
+            dims.push((numel, [1; N]));
             return Self { dims, numel };
         }
         // Row-major tensors come out sorted as they are.

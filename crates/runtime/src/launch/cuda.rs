@@ -39,7 +39,8 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     };
     let mut footprints: SmallVec<[Footprint<'_>; 4]> = SmallVec::new();
     for operand in call.operands {
-        footprints.push(footprint(call.op, device.index(), operand)?);
+        let (ptr, owner) = place(call.op, device.index(), &operand.view)?;
+        footprints.push(footprint(ptr, owner, operand));
     }
     let marking = Marking::default();
     enqueue_marked(stream, call.operands.iter().copied(), site, &marking, |h| {
@@ -85,14 +86,16 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     Ok(())
 }
 
-/// The footprint of an operand in device memory.
-pub(super) fn footprint<'a>(
-    op: &'static str,
-    device: usize,
-    operand: &Operand<'a>,
-) -> Result<Footprint<'a>> {
-    let view = operand.view;
-    let ptr = address(op, &view)?;
+/// The footprint of an operand, whose first element is at `ptr` in the memory of a device.
+fn footprint<'a>(ptr: DevicePtr, device: usize, operand: &Operand<'a>) -> Footprint<'a> {
+    let Operand { view, access } = operand;
+    let (sizes, strides) = (view.sizes(), view.strides());
+    Footprint { ptr, device, item_size: view.dtype.size(), sizes, strides, access: *access }
+}
+
+/// Where a view's first element is in device memory that `device` reaches, and of which device.
+fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr, usize)> {
+    let ptr = address(op, view)?;
     let Some(owner) = view.storage.cuda_device() else {
         return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
     };
@@ -101,14 +104,7 @@ pub(super) fn footprint<'a>(
     {
         return Err(other_device(op, device, owner.index()));
     }
-    Ok(Footprint {
-        ptr,
-        device: owner.index(),
-        item_size: view.dtype.size(),
-        sizes: view.sizes(),
-        strides: view.strides(),
-        access: operand.access,
-    })
+    Ok((ptr, owner.index()))
 }
 
 /// Where a view's first element is in device memory.
@@ -126,20 +122,14 @@ fn other_device(op: &'static str, first: usize, second: usize) -> Error {
     Error::DeviceMismatch { op, first: name(first), second: name(second) }
 }
 
-/// What work touches, and its storages: each once, in the order in which locks are taken.
-type Arranged<'a> = (SmallVec<[Touch<'a>; 4]>, SmallVec<[(&'a Storage, bool); 4]>);
+/// The storages of what work touches: each once, in the order in which locks are taken.
+fn storages<'a>(touches: &[Touch<'a>]) -> SmallVec<[(&'a Storage, bool); 4]> {
+    distinct(touches.iter().map(|t| (t.storage, t.access.writes())))
+}
 
-fn arrange<'a>(
-    captured: bool,
-    arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
-    site: Site,
-) -> Result<Arranged<'a>> {
-    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
-    let distinct = distinct(touches.iter().map(|t| (t.storage, t.access.writes())));
-    for (storage, _) in &distinct {
-        storage.check_replayed(captured, site.op)?;
-    }
-    Ok((touches, distinct))
+/// Refuses what was made in a capture and holds nothing yet.
+fn check_replayed(storages: &[(&Storage, bool)], captured: bool, site: Site) -> Result<()> {
+    storages.iter().try_for_each(|(storage, _)| storage.check_replayed(captured, site.op))
 }
 
 /// Enqueues work that touches `arguments`, in order with other uses of their storages. Answers the
@@ -169,7 +159,9 @@ where
 {
     // Asked once: should the capture end or begin before the work is enqueued, it is refused.
     let captured = stream.captured();
-    let (touches, distinct) = arrange(captured.is_some(), arguments, site)?;
+    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
+    let distinct = storages(&touches);
+    check_replayed(&distinct, captured.is_some(), site)?;
     if let Some(captured) = captured {
         check_world(stream, &distinct, site.op)?;
         // Asked again: the capture may have begun since the copy was found to be no part of one.
@@ -226,7 +218,9 @@ pub(super) fn enqueue_with<'a, F>(
 where
     F: FnOnce() -> Result<OpNumber>,
 {
-    let (touches, distinct) = arrange(false, arguments, site)?;
+    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
+    let distinct = storages(&touches);
+    check_replayed(&distinct, false, site)?;
     in_order(stream, &distinct, &touches, site, &Marking::default(), f)
 }
 

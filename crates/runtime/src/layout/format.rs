@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Layout, Strides};
+use super::{Layout, Sizes, Strides};
 use crate::{Error, Result};
 
 /// In which order a tensor's dimensions lie in memory (`torch.memory_format`).
@@ -87,7 +87,7 @@ impl Layout {
     #[must_use]
     pub fn preserved(&self) -> Self {
         if self.is_dense() {
-            return Self { offset: 0, ..self.clone() };
+            return self.at_start();
         }
         Self::dense(&self.sizes, &self.by_stride())
     }
@@ -99,7 +99,7 @@ impl Layout {
         let Some((first, others)) = operands.split_first() else { return Self::dense(&[], &[]) };
         let alike = others.iter().all(|other| other.strides == first.strides);
         if alike && first.is_dense() {
-            return Self { offset: 0, ..(*first).clone() };
+            return first.at_start();
         }
         if operands.iter().all(|operand| operand.is_contiguous()) {
             let order: SmallVec<[usize; 6]> = (0..first.ndim()).rev().collect();
@@ -121,7 +121,7 @@ impl Layout {
             strides[d] = step;
             step = step.saturating_mul(sizes[d].max(1) as isize);
         }
-        Self { sizes: sizes.into(), strides, offset: 0 }
+        Self { sizes: Sizes::from_slice(sizes), strides, offset: 0 }
     }
 }
 

@@ -13,11 +13,19 @@ pub type Sizes = SmallVec<[usize; 6]>;
 pub type Strides = SmallVec<[isize; 6]>;
 
 /// Where a tensor's elements lie in its storage, in units of elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     sizes: Sizes,
     strides: Strides,
     offset: usize,
+}
+
+impl Clone for Layout {
+    fn clone(&self) -> Self {
+        let mut clone = self.at_start();
+        clone.offset = self.offset;
+        clone
+    }
 }
 
 impl Layout {
@@ -36,7 +44,14 @@ impl Layout {
             // either, because saturating keeps it harmless for layouts with no elements.
             step = step.saturating_mul(sizes[d].max(1) as isize);
         }
-        Ok(Self { sizes: sizes.into(), strides, offset: 0 })
+        Ok(Self { sizes: Sizes::from_slice(sizes), strides, offset: 0 })
+    }
+
+    /// Its sizes and strides at offset 0.
+    fn at_start(&self) -> Self {
+        // What `SmallVec` clones one by one is copied as it lies.
+        let (sizes, strides) = (Sizes::from_slice(&self.sizes), Strides::from_slice(&self.strides));
+        Self { sizes, strides, offset: 0 }
     }
 
     /// A layout from its parts. The caller sees to it that it stays inside its storage. Strides
@@ -48,57 +63,52 @@ impl Layout {
     }
 
     /// Sizes per dimension.
+    #[inline]
     #[must_use]
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
     /// Strides per dimension, in elements.
+    #[inline]
     #[must_use]
     pub fn strides(&self) -> &[isize] {
         &self.strides
     }
 
     /// The first element's offset in the storage, in elements.
+    #[inline]
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Number of dimensions.
+    #[inline]
     #[must_use]
     pub fn ndim(&self) -> usize {
         self.sizes.len()
     }
 
     /// Number of elements; `usize::MAX` where that is more than can be counted.
+    #[inline]
     #[must_use]
     pub fn numel(&self) -> usize {
         self.sizes.iter().fold(1, |n, &size| n.saturating_mul(size))
     }
 
     /// Whether elements follow each other without gaps, row-major.
+    #[inline]
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
-        let mut step = 1isize;
-        for d in (0..self.sizes.len()).rev() {
-            if self.sizes[d] == 0 {
-                return true;
-            }
-            if self.sizes[d] != 1 {
-                if self.strides[d] != step {
-                    return false;
-                }
-                step *= self.sizes[d] as isize;
-            }
-        }
-        true
+        is_row_major(&self.sizes, &self.strides)
     }
 
     /// Turns `dim`, which may count from the end, into an index.
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
+    #[inline]
     pub fn dim(&self, dim: isize) -> Result<usize> {
         resolve_dim(dim, self.ndim())
     }
@@ -267,7 +277,7 @@ impl Layout {
                 Some(_) => return Err(mismatch()),
             });
         }
-        Ok(Self { sizes: sizes.into(), strides, offset: self.offset })
+        Ok(Self { sizes: Sizes::from_slice(sizes), strides, offset: self.offset })
     }
 
     /// The same elements in the same order under other sizes, without moving any; `None` when
@@ -314,8 +324,25 @@ impl Layout {
             }
             new -= 1;
         }
-        Some(Self { sizes: sizes.into(), strides, offset: self.offset })
+        Some(Self { sizes: Sizes::from_slice(sizes), strides, offset: self.offset })
     }
+}
+
+/// Whether elements of such sizes and strides follow each other without gaps, row-major.
+pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
+    let mut step = 1isize;
+    for (&size, &stride) in sizes.iter().zip(strides).rev() {
+        if size == 0 {
+            return true;
+        }
+        if size != 1 {
+            if stride != step {
+                return false;
+            }
+            step *= size as isize;
+        }
+    }
+    true
 }
 
 fn offset_by(offset: usize, index: isize, stride: isize) -> usize {

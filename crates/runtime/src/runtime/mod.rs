@@ -153,11 +153,16 @@ impl Runtime {
     /// # Errors
     /// [`Error::CudaUnavailable`] or [`Error::NoSuchDevice`].
     pub fn device(&self, index: usize) -> Result<&CudaDevice> {
-        if let Some(gpu) = self.0.gpus.get(index) {
+        if let Some(gpu) = self.gpu(index) {
             return Ok(gpu);
         }
         self.devices()?;
         Err(Error::NoSuchDevice { index, count: self.0.gpus.len() })
+    }
+
+    /// [`Runtime::device`] where nobody asks why there is none.
+    pub(crate) fn gpu(&self, index: usize) -> Option<&CudaDevice> {
+        self.0.gpus.get(index)
     }
 
     /// The devices with their current-device and current-stream state.

@@ -200,8 +200,8 @@ impl Storage {
     #[must_use]
     pub fn cuda_device(&self) -> Option<&CudaDevice> {
         match &self.0.memory {
-            Memory::Device(index, _) => self.0.runtime.device(*index).ok(),
-            Memory::Shared(block) => self.0.runtime.device(block.device).ok(),
+            Memory::Device(index, _) => self.0.runtime.gpu(*index),
+            Memory::Shared(block) => self.0.runtime.gpu(block.device),
             _ => None,
         }
     }

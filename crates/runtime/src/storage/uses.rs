@@ -33,7 +33,8 @@ pub(crate) fn uses_elsewhere<'a>(
     stream: &Stream,
     uses: impl Iterator<Item = &'a Use>,
 ) -> SmallVec<[&'a Use; 4]> {
-    let mut others: SmallVec<[&Use; 4]> = uses.filter(|used| used.stream != *stream).collect();
+    let mut others: SmallVec<[&Use; 4]> = SmallVec::new();
+    uses.filter(|used| used.stream != *stream).for_each(|used| others.push(used));
     others.sort_unstable_by_key(|used| std::cmp::Reverse(used.op));
     others
 }

@@ -2,8 +2,9 @@
 
 use warpline_kernels::elementwise as table;
 
-use super::operands::apply;
-use crate::{DType, Error, Result, Scalar, Tensor};
+use super::inplace::check_filled;
+use super::operands::{apply, apply_in_place, as_filled};
+use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident($($parameter:ident),+) $op:ident;)*) => {
@@ -33,21 +34,150 @@ methods! {
     leaky_relu(negative_slope) LEAKY_RELU;
 }
 
+macro_rules! in_place_methods {
+    ($($name:ident $in_place:ident($($parameter:ident),+) $op:ident;)*) => {
+        impl Tensor {$(
+            #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
+            ///
+            /// # Errors
+            /// As without the underscore; [`crate::Error::OverlappingWrite`].
+            #[track_caller]
+            pub fn $in_place(&self, $($parameter: f64),+) -> Result<&Self> {
+                let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
+                apply_in_place(&table::$op, stringify!($in_place), self, &operands, self.dtype())?;
+                Ok(self)
+            }
+        )*}
+    };
+}
+
+in_place_methods! {
+    elu elu_(alpha) ELU;
+    celu celu_(alpha) CELU;
+    leaky_relu leaky_relu_(negative_slope) LEAKY_RELU;
+}
+
 impl Tensor {
+    /// `self` less `lambda` where above it, plus `lambda` where below its negative, else 0; PyTorch has 0.5 for
+    /// it. Floats only (`torch.nn.functional.softshrink`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[-2f32, 0.25, 1.0], ())?;
+    /// assert_eq!(t.softshrink(0.5)?.to_vec::<f32>()?, [-1.5, 0.0, 0.5]);
+    /// assert_eq!(t.hardshrink(0.5)?.to_vec::<f32>()?, [-2.0, 0.0, 1.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a `lambda` that is negative or that the dtype cannot hold;
+    /// [`Error::UnsupportedDType`], and what the launch fails with.
+    #[track_caller]
+    pub fn softshrink(&self, lambda: f64) -> Result<Self> {
+        if lambda.is_nan() || lambda < 0.0 {
+            let reason = format!("lambda must be greater than or equal to 0, but is {lambda}");
+            return Err(Error::invalid("softshrink", reason));
+        }
+        let lambda = self.rounded("softshrink", lambda.into())?;
+        apply(&table::SOFTSHRINK, &[self.into(), lambda.into()], self.dtype())
+    }
+
+    /// 0 from `-lambda` to `lambda`, else `self`; PyTorch has 0.5 for it. Floats only
+    /// (`torch.nn.functional.hardshrink`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a `lambda` that the dtype cannot hold; [`Error::UnsupportedDType`], and what
+    /// the launch fails with.
+    #[track_caller]
+    pub fn hardshrink(&self, lambda: f64) -> Result<Self> {
+        let lambda = self.rounded("hardshrink", lambda.into())?;
+        apply(&table::HARDSHRINK, &[self.into(), lambda.into()], self.dtype())
+    }
+
+    /// `self` where above `threshold`, else `value`; not for bools (`torch.nn.functional.threshold`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[-2i64, 1, 4], ())?;
+    /// assert_eq!(t.threshold(1, 9)?.to_vec::<i64>()?, [9, 9, 4]);
+    /// t.threshold_(3, 0)?;
+    /// assert_eq!(t.to_vec::<i64>()?, [0, 0, 4]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for numbers that the dtype cannot hold; [`Error::UnsupportedDType`], and what the
+    /// launch fails with.
+    #[track_caller]
+    pub fn threshold(
+        &self,
+        threshold: impl Into<Scalar>,
+        value: impl Into<Scalar>,
+    ) -> Result<Self> {
+        let threshold = self.rounded("threshold", threshold.into())?;
+        let value = self.rounded("threshold", value.into())?;
+        apply(&table::THRESHOLD, &[self.into(), threshold.into(), value.into()], self.dtype())
+    }
+
+    /// [`Tensor::threshold`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::threshold`]; [`Error::OverlappingWrite`].
+    #[track_caller]
+    pub fn threshold_(
+        &self,
+        threshold: impl Into<Scalar>,
+        value: impl Into<Scalar>,
+    ) -> Result<&Self> {
+        let threshold = self.rounded("threshold_", threshold.into())?;
+        let value = self.rounded("threshold_", value.into())?;
+        let operands = [self.into(), threshold.into(), value.into()];
+        apply_in_place(&table::THRESHOLD, "threshold_", self, &operands, self.dtype())?;
+        Ok(self)
+    }
+
+    /// A number as an element of this dtype would be: what it is compared with was rounded too.
+    fn rounded(&self, op: &'static str, number: Scalar) -> Result<Scalar> {
+        check_filled(op, number, self.dtype())?;
+        let v = number.to_f64() as f32;
+        Ok(match self.dtype() {
+            DType::F16 => Scalar::Float(half::f16::from_f32(v).into()),
+            DType::BF16 => Scalar::Float(half::bf16::from_f32(v).into()),
+            DType::F32 => Scalar::Float(v.into()),
+            other => as_filled(number, other),
+        })
+    }
+
     /// At least `min` and at most `max`; not for bools.
     ///
     /// # Errors
-    /// As [`Tensor::clamp`].
+    /// [`Error::InvalidArgument`] for a negative bound of unsigned elements, otherwise as [`Tensor::clamp`].
     #[track_caller]
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
-        let number = |v: f64| match self.dtype().category() {
-            crate::Category::Int => Scalar::Int(v as i64),
-            _ => Scalar::Float(v),
-        };
-        if self.dtype() == DType::Bool {
-            return Err(Error::UnsupportedDType { op: "hardtanh", dtype: DType::Bool });
+        let [min, max] = self.bounds("hardtanh", [min, max])?;
+        self.clamp(min, max)
+    }
+
+    /// [`Tensor::hardtanh`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::hardtanh`]; [`Error::OverlappingWrite`].
+    #[track_caller]
+    pub fn hardtanh_(&self, min: f64, max: f64) -> Result<&Self> {
+        let [min, max] = self.bounds("hardtanh_", [min, max])?;
+        self.clamp_(min, max)
+    }
+
+    /// Numbers between which elements are put, for integers without their fractions.
+    fn bounds(&self, op: &'static str, bounds: [f64; 2]) -> Result<[Scalar; 2]> {
+        match self.dtype() {
+            DType::Bool => Err(Error::UnsupportedDType { op, dtype: DType::Bool }),
+            DType::U8 if bounds.iter().any(|v| *v <= -1.0) => {
+                Err(Error::invalid(op, "unsigned elements have no negative bounds".into()))
+            }
+            dtype if dtype.category() == Category::Int => Ok(bounds.map(|v| Scalar::Int(v as i64))),
+            _ => Ok(bounds.map(Scalar::Float)),
         }
-        self.clamp(number(min), number(max))
     }
 
     /// At least 0 and at most 6; not for bools.
@@ -59,6 +189,15 @@ impl Tensor {
         self.hardtanh(0.0, 6.0)
     }
 
+    /// [`Tensor::relu6`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::clamp_`].
+    #[track_caller]
+    pub fn relu6_(&self) -> Result<&Self> {
+        self.hardtanh_(0.0, 6.0)
+    }
+
     /// `log(self / (1 - self))`; given `eps`, the elements are first put between that and `1 - eps`
     /// (`torch.logit`).
     ///
@@ -68,5 +207,16 @@ impl Tensor {
     pub fn logit(&self, eps: Option<f64>) -> Result<Self> {
         let eps = Scalar::Float(eps.unwrap_or(-1.0));
         apply(&table::LOGIT, &[self.into(), eps.into()], self.dtype())
+    }
+
+    /// [`Tensor::logit`] in place.
+    ///
+    /// # Errors
+    /// [`Error::CannotCast`] for integers and bools, otherwise as [`Tensor::logit`].
+    #[track_caller]
+    pub fn logit_(&self, eps: Option<f64>) -> Result<&Self> {
+        let operands = [self.into(), Scalar::Float(eps.unwrap_or(-1.0)).into()];
+        apply_in_place(&table::LOGIT, "logit_", self, &operands, self.dtype())?;
+        Ok(self)
     }
 }

@@ -2,7 +2,7 @@
 
 use warpline_kernels::elementwise as table;
 
-use super::operands::{apply, common_dtype};
+use super::operands::{apply, apply_in_place, common_dtype};
 use super::ops::{self, TensorOrScalar};
 use super::promote::{result_type, result_type_scalar};
 use crate::{DType, Error, Result, Scalar, Tensor};
@@ -74,6 +74,49 @@ impl Tensor {
             RoundingMode::Trunc => ops::apply(&table::DIV_TRUNC, self, other.into()),
             RoundingMode::Floor => ops::apply(&table::FLOOR_DIVIDE, self, other.into()),
         }
+    }
+
+    /// Rounded to so many decimals, or where they are negative, to a multiple of ten to their power; to the even one
+    /// where two are as near. Half-width floats are rounded in `f32`, as on PyTorch's CPU. Floats only
+    /// (`torch.round` with `decimals`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[0.375f32, 1250.0], ())?;
+    /// assert_eq!(t.round_decimals(2)?.to_vec::<f32>()?, [0.38, 1250.0]);
+    /// assert_eq!(t.round_decimals(-2)?.to_vec::<f32>()?, [0.0, 1200.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedDType`] for anything but floats, and what the launch fails with.
+    #[track_caller]
+    pub fn round_decimals(&self, decimals: i64) -> Result<Self> {
+        self.check_rounds()?;
+        match scale(decimals) {
+            None => self.round(),
+            Some(scale) => {
+                apply(&table::ROUND_DECIMALS, &[self.into(), scale.into()], self.dtype())
+            }
+        }
+    }
+
+    /// [`Tensor::round_decimals`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::round_decimals`]; [`Error::OverlappingWrite`].
+    #[track_caller]
+    pub fn round_decimals_(&self, decimals: i64) -> Result<&Self> {
+        self.check_rounds()?;
+        let Some(scale) = scale(decimals) else { return self.round_() };
+        let operands = [self.into(), scale.into()];
+        apply_in_place(&table::ROUND_DECIMALS, "round_decimals_", self, &operands, self.dtype())?;
+        Ok(self)
+    }
+
+    /// As in PyTorch, integers have no decimals, not even none.
+    fn check_rounds(&self) -> Result<()> {
+        table::ROUND_DECIMALS.dtypes(self.dtype()).map(drop)
     }
 
     /// The larger of each two elements; where one is NaN, the other (`torch.fmax`).
@@ -170,4 +213,10 @@ impl Tensor {
         }
         self.add(&other.in_dtype(common)?.mul(alpha)?)
     }
+}
+
+/// Ten to the power of decimals, negative if they are; `None` for none.
+fn scale(decimals: i64) -> Option<Scalar> {
+    let size = 10f64.powf(decimals.unsigned_abs() as f64);
+    (decimals != 0).then_some(Scalar::Float(if decimals < 0 { -size } else { size }))
 }

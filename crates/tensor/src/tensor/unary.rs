@@ -255,6 +255,14 @@ in_place_methods! {
     tanh tanh_ TANH;
     erf erf_ ERF;
     sigmoid sigmoid_ SIGMOID;
+    silu silu_ SILU;
+    gelu gelu_ GELU;
+    gelu_tanh gelu_tanh_ GELU_TANH;
+    selu selu_ SELU;
+    hardsigmoid hardsigmoid_ HARDSIGMOID;
+    hardswish hardswish_ HARDSWISH;
+    mish mish_ MISH;
+    sgn sgn_ SIGN;
     trunc trunc_ TRUNC;
     frac frac_ FRAC;
     exp2 exp2_ EXP2;

@@ -107,6 +107,88 @@ rows! {
         Ok(())
     };
 
+    worlds(1) s32_shrinks_and_thresholds gpu_s32_shrinks_and_thresholds => |world| {
+        let x = floats(&[f32::NAN, -1.0, -0.5, 0.25, 0.75], world)?;
+        let soft: Vec<f32> = x.softshrink(0.5)?.to_vec()?;
+        assert!(soft[0].is_nan() && soft[1..] == [-0.5, 0.0, 0.0, 0.25], "{soft:?}");
+        let hard: Vec<f32> = x.hardshrink(0.5)?.to_vec()?;
+        assert!(hard[0].is_nan() && hard[1..] == [-1.0, 0.0, 0.0, 0.75], "{hard:?}");
+        let above: Vec<f32> = x.threshold(0.25, -7)?.to_vec()?;
+        assert!(above[0].is_nan() && above[1..] == [-7.0, -7.0, -7.0, 0.75], "{above:?}");
+        // The number is rounded as the elements were: 0.3 is more than itself in 16 bits.
+        let half = full(&[2], 0.3, DType::F16)?.to(x.device())?;
+        assert_eq!(half.threshold(0.3, 1)?.to_scalars()?, half.full_like(1, ())?.to_scalars()?);
+        assert_eq!(half.hardshrink(0.3)?.to_scalars()?, half.zeros_like(())?.to_scalars()?);
+        let a = ints(&[-3, 0, 5], world)?;
+        assert_eq!(a.threshold(1.9, 8.9)?.to_vec::<i64>()?, [8, 8, 5]);
+        assert!(matches!(x.softshrink(-0.5), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(x.softshrink(f64::NAN), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(half.threshold(1e6, 0), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(a.hardshrink(0.5), Err(Error::UnsupportedDType { .. })));
+        assert!(matches!(a.gt(0)?.threshold(0, 0), Err(Error::UnsupportedDType { .. })));
+        Ok(())
+    };
+
+    worlds(1) s32_decimals gpu_s32_decimals => |world| {
+        let x = floats(&[1.25, -1.35, 1234.5678, f32::INFINITY], world)?;
+        let one: Vec<f32> = x.round_decimals(1)?.to_vec()?;
+        assert!(one[..3] == [1.2, -1.4, 1234.6] && one[3] == f32::INFINITY, "{one:?}");
+        let hundreds: Vec<f32> = x.round_decimals(-2)?.to_vec()?;
+        assert_eq!(hundreds, [0.0, 0.0, 1200.0, f32::INFINITY]);
+        assert_eq!(x.round_decimals(0)?.to_vec::<f32>()?, x.round()?.to_vec::<f32>()?);
+        // As in PyTorch: ten to the power of 39 is infinite.
+        assert!(x.round_decimals(39)?.to_vec::<f32>()?.iter().all(|v| v.is_nan()));
+        x.round_decimals_(1)?;
+        assert_eq!(x.to_vec::<f32>()?, one);
+        x.round_decimals_(0)?;
+        assert_eq!(x.to_vec::<f32>()?, [1.0, -1.0, 1235.0, f32::INFINITY]);
+        for decimals in [0, 1, -1] {
+            let refused = ints(&[15], world)?.round_decimals(decimals);
+            assert!(matches!(refused, Err(Error::UnsupportedDType { .. })));
+        }
+        Ok(())
+    };
+
+    worlds(1) s32_activations_in_place gpu_s32_activations_in_place => |world| {
+        type InPlace = fn(&Tensor) -> Result<&Tensor>;
+        type New = fn(&Tensor) -> Result<Tensor>;
+        let pairs: &[(&str, InPlace, New)] = &[
+            ("relu", Tensor::relu_, Tensor::relu),
+            ("relu6", Tensor::relu6_, Tensor::relu6),
+            ("sigmoid", Tensor::sigmoid_, Tensor::sigmoid),
+            ("tanh", Tensor::tanh_, Tensor::tanh),
+            ("silu", Tensor::silu_, Tensor::silu),
+            ("gelu", Tensor::gelu_, Tensor::gelu),
+            ("gelu_tanh", Tensor::gelu_tanh_, Tensor::gelu_tanh),
+            ("selu", Tensor::selu_, Tensor::selu),
+            ("hardsigmoid", Tensor::hardsigmoid_, Tensor::hardsigmoid),
+            ("hardswish", Tensor::hardswish_, Tensor::hardswish),
+            ("mish", Tensor::mish_, Tensor::mish),
+            ("sgn", Tensor::sgn_, Tensor::sgn),
+            ("elu", |x| x.elu_(0.5), |x| x.elu(0.5)),
+            ("celu", |x| x.celu_(0.5), |x| x.celu(0.5)),
+            ("leaky_relu", |x| x.leaky_relu_(0.1), |x| x.leaky_relu(0.1)),
+            ("hardtanh", |x| x.hardtanh_(-1.0, 0.5), |x| x.hardtanh(-1.0, 0.5)),
+            ("logit", |x| x.logit_(Some(0.1)), |x| x.logit(Some(0.1))),
+            ("threshold", |x| x.threshold_(0.5, -1), |x| x.threshold(0.5, -1)),
+        ];
+        for (name, in_place, new) in pairs {
+            let x = floats(&[-2.0, -0.25, 0.0, 0.5, 8.0], world)?;
+            let expected: Vec<f32> = new(&x)?.to_vec()?;
+            assert_eq!(in_place(&x)?.to_vec::<f32>()?, expected, "{name}");
+            let one = floats(&[1.0], world)?.expand(&[2])?;
+            let refused = in_place(&one);
+            assert!(matches!(refused, Err(Error::OverlappingWrite { .. })), "{name}");
+        }
+        let a = ints(&[-3, 9], world)?;
+        assert_eq!(a.relu6_()?.to_vec::<i64>()?, [0, 6]);
+        assert!(matches!(a.elu_(1.0), Err(Error::UnsupportedDType { .. })));
+        assert!(matches!(a.logit_(None), Err(Error::CannotCast { .. })));
+        let bytes = a.to(DType::U8)?;
+        assert!(matches!(bytes.hardtanh(-1.0, 1.0), Err(Error::InvalidArgument { .. })));
+        Ok(())
+    };
+
     worlds(1) s32_questions_about_integers_are_settled gpu_s32_questions_about_integers_are_settled => |world| {
         let a = ints(&[-1, 2], world)?;
         assert_eq!(a.isnan()?.to_vec::<bool>()?, [false, false]);

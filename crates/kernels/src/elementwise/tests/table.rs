@@ -159,6 +159,8 @@ fn integers_at_their_edges() {
     assert_eq!(of(&RIGHT_SHIFT, DType::I8, &[&x, &y]), [0.0, 0.0, 0.0, -4.0, -1.0, 0.0]);
     assert_eq!(of(&RIGHT_SHIFT, DType::U8, &[&[200.0, 200.0], &[7.0, 8.0]]), [1.0, 0.0]);
 
+    assert_eq!(of(&THRESHOLD, DType::I16, &[&[-1.0, 2.0], &[1.0; 2], &[9.0; 2]]), [9.0, 2.0]);
+
     let (x, y) = ([12.0, -12.0, 0.0, 0.0], [18.0, 18.0, 5.0, 0.0]);
     assert_eq!(of(&GCD, DType::I64, &[&x, &y]), [6.0, 6.0, 5.0, 0.0]);
     assert_eq!(of(&LCM, DType::I64, &[&x, &y]), [36.0, 36.0, 0.0, 0.0]);
@@ -194,6 +196,15 @@ fn floats_at_their_edges() {
     assert_eq!(on(&SINC, &[&[0.0]]), [1.0]);
     assert_eq!(on(&SIGNBIT, &[&[-0.0, 0.0, -inf]]), [1.0, 0.0, 1.0]);
     assert_eq!(on(&NEXTAFTER, &[&[1.0], &[2.0]]), [1.0 + f64::EPSILON]);
+    let x = [nan, 1.0, 0.5, -0.5, -2.0, inf];
+    let [soft, hard] = [&SOFTSHRINK, &HARDSHRINK].map(|op| on(op, &[&x, &[0.5; 6]]));
+    assert_eq!((&soft[1..], soft[0].is_nan()), (&[0.5, 0.0, 0.0, -1.5, inf][..], true));
+    assert_eq!((&hard[1..], hard[0].is_nan()), (&[1.0, 0.0, 0.0, -2.0, inf][..], true));
+    let above = on(&THRESHOLD, &[&x, &[0.5; 6], &[7.0; 6]]);
+    assert_eq!((&above[1..], above[0].is_nan()), (&[1.0, 7.0, 7.0, 7.0, inf][..], true));
+    let x = [0.125, 2.5, -2.5, 1234.5, -0.04];
+    assert_eq!(on(&ROUND_DECIMALS, &[&x, &[10.0; 5]]), [0.1, 2.5, -2.5, 1234.5, -0.0]);
+    assert_eq!(on(&ROUND_DECIMALS, &[&x, &[-10.0; 5]]), [0.0, 0.0, -0.0, 1230.0, -0.0]);
     // Log-sigmoid keeps what the direct formula loses.
     assert_eq!(on(&LOGSIGMOID, &[&[-1000.0]]), [-1000.0]);
     assert!(on(&LOGSIGMOID, &[&[nan]])[0].is_nan());

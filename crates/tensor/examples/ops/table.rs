@@ -1,0 +1,121 @@
+//! The ops that are measured: an entry each, of which `torch.py` has its own under the same name.
+
+use warpline::{DType, Result, Scalar, cat, empty, zeros};
+
+use super::spec::Spec;
+
+/// An op that can be measured.
+pub(crate) struct Op {
+    pub(crate) name: &'static str,
+    work: Work,
+    make: fn(&Spec) -> Result<Call>,
+}
+
+/// The op on operands that were made before.
+pub(crate) type Call = Box<dyn FnMut() -> Result<()>>;
+
+/// What is counted of it.
+#[derive(Clone, Copy)]
+enum Work {
+    /// Bytes: so many times an operand's.
+    Times(f64),
+    /// Bytes: those of an operand, and so many for each element that is written.
+    Into(usize),
+    /// Floating-point operations of a product of matrices.
+    Product,
+    /// Nothing.
+    Calls,
+}
+
+use Work::{Calls, Into, Product, Times};
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Amount {
+    Bytes(f64),
+    Flops(f64),
+    Nothing,
+}
+
+impl Op {
+    pub(crate) fn find(name: &str) -> Option<&'static Self> {
+        OPS.iter().find(|op| op.name == name)
+    }
+
+    pub(crate) fn call(&self, spec: &Spec) -> Result<Call> {
+        (self.make)(spec)
+    }
+
+    pub(crate) fn amount(&self, spec: &Spec) -> Amount {
+        let (numel, size) = (spec.numel() as f64, spec.dtype.size() as f64);
+        match self.work {
+            Times(n) => Amount::Bytes(n * numel * size),
+            Into(bytes) => Amount::Bytes(numel * (size + bytes as f64)),
+            Product => Amount::Flops(2.0 * numel),
+            Calls => Amount::Nothing,
+        }
+    }
+}
+
+macro_rules! ops {
+    ($($name:literal, $work:expr, ($($x:ident: $make:ident),*) => $call:expr;)*) => {
+        pub(crate) const OPS: &[Op] = &[$(Op {
+            name: $name,
+            work: $work,
+            make: |spec| {
+                let _ = spec; // some ops need no operand
+                $(let $x = spec.$make()?;)*
+                Ok(Box::new(move || { $call?; Ok(()) }))
+            },
+        }),*];
+    };
+}
+
+ops! {
+    "copy_", Times(2.0), (x: operand, y: operand) => y.copy_(&x, true);
+    "clone", Times(2.0), (x: operand) => x.copy();
+    "add", Times(3.0), (x: operand, y: operand) => x.add(&y);
+    "add_", Times(3.0), (x: operand, y: operand) => x.add_(&y);
+    "mul by a number", Times(2.0), (x: operand) => x.mul(Scalar::Int(2));
+    "exp", Times(2.0), (x: operand) => x.exp();
+    "gelu", Times(2.0), (x: operand) => x.gelu();
+    "fill_", Times(1.0), (x: operand) => x.fill_(1);
+    "eq", Times(2.25), (x: operand, y: operand) => x.eq(&y);
+    "to float32", Into(4), (x: operand) => x.to(DType::F32);
+    "to bfloat16", Into(2), (x: operand) => x.to(DType::BF16);
+    "normal_", Times(1.0), (x: operand) => x.normal_(0.0, 1.0);
+    "uniform_", Times(1.0), (x: operand) => x.uniform_(0.0, 1.0);
+    "sum", Times(1.0), (x: operand) => x.sum(());
+    "sum of rows", Times(1.0), (x: operand) => x.sum(-1);
+    "sum of columns", Times(1.0), (x: operand) => x.sum(0);
+    "sum of dim 1", Times(1.0), (x: operand) => x.sum(1);
+    "sum of dims 0, 2", Times(1.0), (x: operand) => x.sum([0, 2]);
+    "mean of rows", Times(1.0), (x: operand) => x.mean(-1);
+    "amax of rows", Times(1.0), (x: operand) => x.amax(-1);
+    "amax of columns", Times(1.0), (x: operand) => x.amax(0);
+    "argmax of rows", Times(1.0), (x: operand) => x.argmax(-1);
+    "argmax of columns", Times(1.0), (x: operand) => x.argmax(0);
+    "softmax of rows", Times(2.0), (x: operand) => x.softmax(-1);
+    "softmax of columns", Times(2.0), (x: operand) => x.softmax(0);
+    "log_softmax of rows", Times(2.0), (x: operand) => x.log_softmax(-1);
+    "transpose", Times(2.0), (x: operand) => x.t()?.contiguous();
+    "permute 0213", Times(2.0), (x: operand) => x.permute(&[0, 2, 1, 3])?.contiguous();
+    "permute 0231", Times(2.0), (x: operand) => x.permute(&[0, 2, 3, 1])?.contiguous();
+    "permute 0312", Times(2.0), (x: operand) => x.permute(&[0, 3, 1, 2])?.contiguous();
+    "permute 210", Times(2.0), (x: operand) => x.permute(&[2, 1, 0])?.contiguous();
+    "add a row", Times(2.0), (x: operand, r: row) => x.add(&r);
+    "add a column", Times(2.0), (x: operand, c: column) => x.add(&c);
+    "add between", Times(2.0), (x: operand, b: between) => x.add(&b);
+    "add transposed", Times(3.0), (x: operand) => x.add(&x.t()?);
+    "cat rows", Times(4.0), (x: operand) => cat(&[&x, &x], 0);
+    "cat columns", Times(4.0), (x: operand) => cat(&[&x, &x], 1);
+    "index_select of rows", Times(2.0), (x: operand, i: index) => x.index_select(0, &i);
+    "matmul", Product, (a: left, b: right) => a.matmul(&b);
+    "matmul, left transposed", Product, (a: left_t, b: right) => a.matmul(&b);
+    "matmul, right transposed", Product, (a: left, b: right_t) => a.matmul(&b);
+    "matmul by a vector", Times(1.0), (a: left, b: vector) => a.matmul(&b);
+    "empty", Calls, () => empty(&[1024], "cuda");
+    "zeros", Calls, () => zeros(&[1024], "cuda");
+    "view", Calls, (x: operand) => x.view(&[-1]);
+    "20 additions of a number", Calls, (x: operand) => (0..20).try_fold(x.clone(), |y, _| y.add(1));
+}

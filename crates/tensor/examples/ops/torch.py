@@ -1,0 +1,222 @@
+"""PyTorch's side of the example `ops`, which starts it and tells it what to measure.
+
+Each line on stdin is an order in JSON, each line on stdout what came of it:
+{"prepare": {...}}, {"measure": milliseconds}, {"drop": whether to empty the cache}.
+"""
+
+import json
+import os
+import sys
+import time
+
+# Whatever libraries print must not come between the replies.
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+
+def reply(**values):
+    replies.write(json.dumps(values) + "\n")
+    replies.flush()
+
+
+try:
+    import torch
+except ImportError as error:
+    reply(error=f"no PyTorch: {error}")
+    sys.exit(1)
+
+
+class Spec:
+    """The operands of one row of the table, by the same names as in `spec.rs`."""
+
+    def __init__(self, order):
+        self.dtype = getattr(torch, order["dtype"])
+        self.sizes, self.view, self.device = order["sizes"], order["view"], order["device"]
+
+    def random(self, sizes):
+        if self.dtype.is_floating_point:
+            return torch.randn(sizes, device=self.device).to(self.dtype)
+        return torch.randint(0, 100, sizes, device=self.device, dtype=self.dtype)
+
+    def operand(self):
+        *first, n = self.sizes
+        if self.view == "offset":
+            numel = torch.Size(self.sizes).numel()
+            return self.random([numel + 1]).narrow(0, 1, numel).view(self.sizes)
+        if self.view == "step":
+            return self.random([*first, 2 * n])[..., ::2]
+        if self.view == "narrow":
+            return self.random([*first, n + 96]).narrow(-1, 32, n)
+        return self.random(self.sizes)
+
+    def row(self):
+        return self.random(self.sizes[-1:])
+
+    def column(self):
+        return self.random([self.sizes[0], 1])
+
+    def between(self):
+        return self.random([self.sizes[0], 1, self.sizes[2]])
+
+    def index(self):
+        return torch.randint(0, self.sizes[0], self.sizes[:1], device=self.device)
+
+    def left(self):
+        return self.random(self.sizes[:-1])
+
+    def right(self):
+        return self.random([*self.sizes[:-3], *self.sizes[-2:]])
+
+    def left_t(self):
+        *batch, m, k, _ = self.sizes
+        return self.random([*batch, k, m]).transpose(-1, -2)
+
+    def right_t(self):
+        *batch, _, k, n = self.sizes
+        return self.random([*batch, n, k]).transpose(-1, -2)
+
+    def vector(self):
+        return self.random(self.sizes[-2:-1])
+
+
+OPS = {}
+
+
+def op(name, operands, call):
+    OPS[name] = operands, call
+
+
+def additions(x):
+    for _ in range(20):
+        x = x + 1
+    return x
+
+
+op("copy_", lambda s: (s.operand(), s.operand()), lambda x, y: y.copy_(x, non_blocking=True))
+op("clone", lambda s: (s.operand(),), lambda x: x.clone())
+op("add", lambda s: (s.operand(), s.operand()), lambda x, y: x + y)
+op("add_", lambda s: (s.operand(), s.operand()), lambda x, y: x.add_(y))
+op("mul by a number", lambda s: (s.operand(),), lambda x: x * 2)
+op("exp", lambda s: (s.operand(),), lambda x: x.exp())
+op("gelu", lambda s: (s.operand(),), lambda x: torch.nn.functional.gelu(x))
+op("fill_", lambda s: (s.operand(),), lambda x: x.fill_(1))
+op("eq", lambda s: (s.operand(), s.operand()), lambda x, y: x == y)
+op("to float32", lambda s: (s.operand(),), lambda x: x.to(torch.float32))
+op("to bfloat16", lambda s: (s.operand(),), lambda x: x.to(torch.bfloat16))
+op("normal_", lambda s: (s.operand(),), lambda x: x.normal_())
+op("uniform_", lambda s: (s.operand(),), lambda x: x.uniform_())
+op("sum", lambda s: (s.operand(),), lambda x: x.sum())
+op("sum of rows", lambda s: (s.operand(),), lambda x: x.sum(-1))
+op("sum of columns", lambda s: (s.operand(),), lambda x: x.sum(0))
+op("sum of dim 1", lambda s: (s.operand(),), lambda x: x.sum(1))
+op("sum of dims 0, 2", lambda s: (s.operand(),), lambda x: x.sum((0, 2)))
+op("mean of rows", lambda s: (s.operand(),), lambda x: x.mean(-1))
+op("amax of rows", lambda s: (s.operand(),), lambda x: x.amax(-1))
+op("amax of columns", lambda s: (s.operand(),), lambda x: x.amax(0))
+op("argmax of rows", lambda s: (s.operand(),), lambda x: x.argmax(-1))
+op("argmax of columns", lambda s: (s.operand(),), lambda x: x.argmax(0))
+op("softmax of rows", lambda s: (s.operand(),), lambda x: x.softmax(-1))
+op("softmax of columns", lambda s: (s.operand(),), lambda x: x.softmax(0))
+op("log_softmax of rows", lambda s: (s.operand(),), lambda x: x.log_softmax(-1))
+op("transpose", lambda s: (s.operand(),), lambda x: x.t().contiguous())
+op("permute 0213", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 1, 3).contiguous())
+op("permute 0231", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 3, 1).contiguous())
+op("permute 0312", lambda s: (s.operand(),), lambda x: x.permute(0, 3, 1, 2).contiguous())
+op("permute 210", lambda s: (s.operand(),), lambda x: x.permute(2, 1, 0).contiguous())
+op("add a row", lambda s: (s.operand(), s.row()), lambda x, r: x + r)
+op("add a column", lambda s: (s.operand(), s.column()), lambda x, c: x + c)
+op("add between", lambda s: (s.operand(), s.between()), lambda x, b: x + b)
+op("add transposed", lambda s: (s.operand(),), lambda x: x + x.t())
+op("cat rows", lambda s: (s.operand(),), lambda x: torch.cat([x, x], 0))
+op("cat columns", lambda s: (s.operand(),), lambda x: torch.cat([x, x], 1))
+op("index_select of rows", lambda s: (s.operand(), s.index()), lambda x, i: x.index_select(0, i))
+op("matmul", lambda s: (s.left(), s.right()), lambda a, b: a @ b)
+op("matmul, left transposed", lambda s: (s.left_t(), s.right()), lambda a, b: a @ b)
+op("matmul, right transposed", lambda s: (s.left(), s.right_t()), lambda a, b: a @ b)
+op("matmul by a vector", lambda s: (s.left(), s.vector()), lambda a, b: a @ b)
+op("empty", lambda s: (), lambda: torch.empty(1024, device="cuda"))
+op("zeros", lambda s: (), lambda: torch.zeros(1024, device="cuda"))
+op("view", lambda s: (s.operand(),), lambda x: x.view(-1))
+op("20 additions of a number", lambda s: (s.operand(),), additions)
+
+
+# Calls that are enqueued without a wait: with more, the host waits for the device.
+MOST_ENQUEUED = 500
+
+
+class Row:
+    """A row that is being measured, as in `timing.rs`."""
+
+    def __init__(self, order):
+        operands, call = OPS[order["op"]]
+        operands = operands(Spec(order))
+        self.call = lambda: call(*operands)
+        self.on_device, self.calls = order["timing"] != "host", 1
+        self.call()
+        self.call()
+        if order["graph_calls"]:
+            self.calls, run = order["graph_calls"], self.call
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                for _ in range(self.calls):
+                    run()
+            self.call = self.graph.replay
+            self.call()
+        self.synchronize = torch.cuda.synchronize if order["device"] == "cuda" else lambda: None
+        self.reps = None
+
+    def once(self, reps):
+        """Seconds of so many calls."""
+        self.synchronize()
+        call = self.call
+        if not self.on_device:
+            start = time.perf_counter()
+            for _ in range(reps):
+                call()
+            seconds = time.perf_counter() - start
+            self.synchronize()
+            return seconds
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(reps):
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    def measure(self, target_ms):
+        """Seconds of a call, of as many as take the target."""
+        if self.reps is None:
+            first = min(self.once(1), self.once(1))
+            most = 10_000 if self.on_device else MOST_ENQUEUED
+            self.reps = int(max(1, min(target_ms / 1e3 / max(first, 1e-9), most)))
+            self.once(self.reps)
+        return self.once(self.reps) / self.reps / self.calls
+
+
+def main():
+    threads = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    if threads:
+        torch.set_num_threads(threads)
+    reply(version=torch.__version__, threads=torch.get_num_threads())
+    row = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            if "prepare" in order:
+                row = Row(order["prepare"])
+                reply()
+            elif "measure" in order:
+                reply(seconds=row.measure(order["measure"]))
+            else:
+                row = None
+                if order["drop"] and torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
+                reply()
+        except Exception as error:
+            row = None
+            reply(error=f"{type(error).__name__}: {error}")
+
+
+with torch.inference_mode():
+    main()
