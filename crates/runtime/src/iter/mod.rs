@@ -44,7 +44,7 @@ pub struct Op {
     pub program: (&'static Program, usize),
     /// The CPU implementations of both.
     pub host: [HostKernel; 2],
-    /// Elements that a thread of the flat kernel takes at a time.
+    /// Elements that a thread of the flat kernel takes at a time; 0 where only the strided one is right.
     pub vector: usize,
     /// Where the op was called.
     pub location: &'static Location<'static>,
@@ -141,7 +141,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
     // SAFETY: the parameters are those the kernel and its CPU implementation take; for the rest
     // the caller's promise.
     unsafe {
-        if plan.is_contiguous() && views.iter().all(aligned) {
+        if op.vector != 0 && plan.is_contiguous() && views.iter().all(aligned) {
             let params = Params::new(Flat { numel: numel as u64 }, args);
             let threads = numel.div_ceil(op.vector);
             launch_one(target, op, FLAT, declared, bytemuck::bytes_of(&params), threads)
