@@ -158,6 +158,11 @@ fn is_plain<T: HostElement>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Compute>()
 }
 
+/// [`read_as`] from some dtype.
+type ReadAs<C> = unsafe fn(*const u8, isize, isize, &mut [C]);
+/// [`write_as`] to some dtype.
+type WriteAs<C> = unsafe fn(*mut u8, isize, isize, &[C]);
+
 /// An input, as what is computed in.
 struct Reader<T: HostElement> {
     memory: Shared<T>,
@@ -167,7 +172,7 @@ struct Reader<T: HostElement> {
     is_number: bool,
     is_condition: bool,
     /// Of memory that is of another dtype.
-    convert: Option<unsafe fn(*const u8, isize, isize, &mut [T::Compute])>,
+    convert: Option<ReadAs<T::Compute>>,
     buffer: [T::Compute; SLICE],
 }
 
@@ -187,7 +192,7 @@ impl<T: HostElement> Reader<T> {
             in_place: in_place && !is_condition,
             is_number: number.is_some(),
             is_condition,
-            convert: (!as_it_is).then(|| dispatch!(dtype, all S => from::<S, T> as _)),
+            convert: (!as_it_is).then(|| dispatch!(dtype, all S => read_as::<S, T> as _)),
             buffer: [number.unwrap_or(T::Compute::from_parts(0.0, 0)); SLICE],
         }
     }
@@ -237,7 +242,7 @@ impl<T: HostElement> Reader<T> {
 ///
 /// # Safety
 /// As [`Reader::read`], for as many as `to` has.
-unsafe fn from<S: HostElement, T: HostElement>(
+unsafe fn read_as<S: HostElement, T: HostElement>(
     memory: *const u8,
     offset: isize,
     stride: isize,
@@ -255,7 +260,7 @@ unsafe fn from<S: HostElement, T: HostElement>(
 ///
 /// # Safety
 /// As [`Writer::write`], for as many as there are.
-unsafe fn into<D: HostElement, O: HostElement>(
+unsafe fn write_as<D: HostElement, O: HostElement>(
     memory: *mut u8,
     offset: isize,
     stride: isize,
@@ -275,7 +280,7 @@ struct Writer<O: HostElement> {
     stride: isize,
     in_place: bool,
     /// To memory that is of another dtype.
-    convert: Option<unsafe fn(*mut u8, isize, isize, &[O::Compute])>,
+    convert: Option<WriteAs<O::Compute>>,
     buffer: [O::Compute; SLICE],
 }
 
@@ -286,7 +291,7 @@ impl<O: HostElement> Writer<O> {
             memory,
             stride,
             in_place: !converts && is_plain::<O>() && stride == 1,
-            convert: converts.then(|| dispatch!(dtype, all D => into::<D, O> as _)),
+            convert: converts.then(|| dispatch!(dtype, all D => write_as::<D, O> as _)),
             buffer: [O::Compute::from_parts(0.0, 0); SLICE],
         }
     }
