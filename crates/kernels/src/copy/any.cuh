@@ -1,16 +1,4 @@
 // Conversion between any two dtypes, which are parameters.
-// Codes of `DType`.
-#define DTYPES(X) \
-    X(boolean, DTYPE_bool) \
-    X(u8, DTYPE_u8) \
-    X(i8, DTYPE_i8) \
-    X(i16, DTYPE_i16) \
-    X(i32, DTYPE_i32) \
-    X(i64, DTYPE_i64) \
-    X(f16, DTYPE_f16) \
-    X(bf16, DTYPE_bf16) \
-    X(f32, DTYPE_f32) \
-    X(f64, DTYPE_f64)
 
 // Integers and bools pass as i64, floats as f64, both exactly. Narrower floats are f32 again before
 // they are converted: to which integer a NaN goes depends on that.
@@ -26,7 +14,7 @@ __device__ __forceinline__ void convert(const void* a, i64 from, void* out, i64 
         if constexpr (is_float<compute_t<T>>::value) f = load(((const T*)a)[from]); \
         else i = load(((const T*)a)[from]); \
         break;
-        DTYPES(LOAD)
+        EACH_DTYPE(LOAD)
     }
     const bool is_float = is_float_code(args.from);
     const bool is_double = is_double_code(args.from);
@@ -37,7 +25,7 @@ __device__ __forceinline__ void convert(const void* a, i64 from, void* out, i64 
         store(((T*)out)[to], is_double ? cast<C>(f) : is_float ? cast<C>((f32)f) : cast<C>(i)); \
         break; \
     }
-        DTYPES(STORE)
+        EACH_DTYPE(STORE)
     }
 }
 

@@ -85,5 +85,21 @@ fn kernels(op: &Op, variant: &str) -> String {
         operands = count + 1,
         run = run_width(vector),
     );
+    let elements = op.inputs.iter().zip(&inputs).map(|(input, (k, _, ty))| match input.is_bool {
+        true => format!("condition<{k}>(in{k}, run.at[{k}], p.args)"),
+        false => format!("element<{k}, {ty}>(in{k}, run.at[{k}], p.args)"),
+    });
+    let _ = write!(
+        text,
+        "extern \"C\" __global__ void {name}_converting({}, void* out, \
+         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    \
+         for (u64 i = thread(); i < p.space.runs.threads; i += threads()) {{\n        Run<{operands}> run;\n        \
+         if (!run_of<1>(p.space, (u32)i, (const {out}*)out, run)) continue;\n        \
+         convert_to<{out}>(out, run.at[{count}], dtype<{count}>(p.args), Element<{out}>::store(function({})));\n    \
+         }}\n}}\n",
+        each(&|k, _, _| format!("const void* in{k}"), ", "),
+        elements.collect::<Vec<_>>().join(", "),
+        operands = count + 1,
+    );
     text
 }

@@ -22,3 +22,20 @@ __device__ __forceinline__ void operand(
         load_run(p + run.at[K], stride, run, to);
     }
 }
+
+// The dtype of operand `K`, of which the last is the result.
+template <int K, int N> __device__ __forceinline__ u32 dtype(const Numbers<N>& numbers) {
+    return numbers.dtypes >> 4 * K & 15;
+}
+
+// Operand `K` of any dtype, as a `T`; a condition is of bools.
+template <int K, class T, int N>
+__device__ __forceinline__ compute_t<T> element(const void* p, i32 at, const Numbers<N>& numbers) {
+    if (numbers.which >> K & 1) return number<compute_t<T>>(numbers.number[K]);
+    return load(converted<T>(p, at, dtype<K>(numbers)));
+}
+template <int K, int N>
+__device__ __forceinline__ bool condition(const void* p, i32 at, const Numbers<N>& numbers) {
+    if (numbers.which >> K & 1) return number<bool>(numbers.number[K]);
+    return load(((const boolean*)p)[at]);
+}

@@ -9,6 +9,7 @@ use warpline_runtime::host::{
     GRAIN, HostElement, LANES, Number, Shared, load, parallel_for, params, rows, store,
 };
 use warpline_runtime::iter::{Flat, Index, Params, Space};
+use warpline_runtime::{DType, dispatch};
 
 use super::Numbers;
 
@@ -131,9 +132,9 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
             let number = numbers.number[k];
             let number =
                 (numbers.which >> k & 1 == 1).then(|| T::Compute::from_parts(number.f, number.i));
-            Reader::new(memory[k], strides[k], number, condition && k == 0)
+            Reader::new(memory[k], strides[k], numbers.dtype(k), number, condition && k == 0)
         });
-        let mut out = Writer::new(result, strides[N - 1]);
+        let mut out = Writer::new(result, strides[N - 1], numbers.dtype(I));
         let in_place = out.in_place && inputs.iter().all(|input| input.in_place);
         rows(index, range, |at, n| {
             let step = if in_place { n.max(1) } else { SLICE };
@@ -157,6 +158,11 @@ fn is_plain<T: HostElement>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Compute>()
 }
 
+/// [`read_as`] from some dtype.
+type ReadAs<C> = unsafe fn(*const u8, isize, isize, &mut [C]);
+/// [`write_as`] to some dtype.
+type WriteAs<C> = unsafe fn(*mut u8, isize, isize, &[C]);
+
 /// An input, as what is computed in.
 struct Reader<T: HostElement> {
     memory: Shared<T>,
@@ -165,6 +171,8 @@ struct Reader<T: HostElement> {
     in_place: bool,
     is_number: bool,
     is_condition: bool,
+    /// Of memory that is of another dtype.
+    convert: Option<ReadAs<T::Compute>>,
     buffer: [T::Compute; SLICE],
 }
 
@@ -172,15 +180,19 @@ impl<T: HostElement> Reader<T> {
     fn new(
         memory: Shared<T>,
         stride: isize,
+        dtype: DType,
         number: Option<T::Compute>,
         is_condition: bool,
     ) -> Self {
+        let as_it_is = number.is_some() || is_condition || dtype == T::DTYPE;
+        let in_place = dtype == T::DTYPE && is_plain::<T>() && stride == 1 && number.is_none();
         Self {
             memory,
             stride,
-            in_place: is_plain::<T>() && stride == 1 && number.is_none() && !is_condition,
+            in_place: in_place && !is_condition,
             is_number: number.is_some(),
             is_condition,
+            convert: (!as_it_is).then(|| dispatch!(dtype, all S => read_as::<S, T> as _)),
             buffer: [number.unwrap_or(T::Compute::from_parts(0.0, 0)); SLICE],
         }
     }
@@ -207,6 +219,11 @@ impl<T: HostElement> Reader<T> {
             }
             return self.buffer.as_ptr();
         }
+        if let Some(convert) = self.convert {
+            // SAFETY: the caller's promise, of elements of the dtype that it converts.
+            unsafe { convert(self.memory.0.cast(), offset, stride, &mut self.buffer[..n]) };
+            return self.buffer.as_ptr();
+        }
         let (chunks, rest) = self.buffer[..n].as_chunks_mut::<LANES>();
         for (k, chunk) in chunks.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
@@ -221,20 +238,60 @@ impl<T: HostElement> Reader<T> {
     }
 }
 
+/// Elements of `S` from `offset` on, each as a `T` that is computed in.
+///
+/// # Safety
+/// As [`Reader::read`], for as many as `to` has.
+unsafe fn read_as<S: HostElement, T: HostElement>(
+    memory: *const u8,
+    offset: isize,
+    stride: isize,
+    to: &mut [T::Compute],
+) {
+    let memory = memory.cast::<S>().wrapping_offset(offset);
+    for (k, value) in to.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let element = unsafe { memory.offset(k as isize * stride).read() };
+        *value = T::put(T::Compute::from_number(element.get())).get();
+    }
+}
+
+/// Results of `O`, written as elements of `D` from `offset` on.
+///
+/// # Safety
+/// As [`Writer::write`], for as many as there are.
+unsafe fn write_as<D: HostElement, O: HostElement>(
+    memory: *mut u8,
+    offset: isize,
+    stride: isize,
+    results: &[O::Compute],
+) {
+    let memory = memory.cast::<D>().wrapping_offset(offset);
+    for (k, &value) in results.iter().enumerate() {
+        let element = D::put(D::Compute::from_number(O::put(value).get()));
+        // SAFETY: the caller's promise.
+        unsafe { memory.offset(k as isize * stride).write(element) };
+    }
+}
+
 /// The result.
 struct Writer<O: HostElement> {
     memory: Shared<O>,
     stride: isize,
     in_place: bool,
+    /// To memory that is of another dtype.
+    convert: Option<WriteAs<O::Compute>>,
     buffer: [O::Compute; SLICE],
 }
 
 impl<O: HostElement> Writer<O> {
-    fn new(memory: Shared<O>, stride: isize) -> Self {
+    fn new(memory: Shared<O>, stride: isize, dtype: DType) -> Self {
+        let converts = dtype != O::DTYPE;
         Self {
             memory,
             stride,
-            in_place: is_plain::<O>() && stride == 1,
+            in_place: !converts && is_plain::<O>() && stride == 1,
+            convert: converts.then(|| dispatch!(dtype, all D => write_as::<D, O> as _)),
             buffer: [O::Compute::from_parts(0.0, 0); SLICE],
         }
     }
@@ -249,6 +306,12 @@ impl<O: HostElement> Writer<O> {
     unsafe fn write(&mut self, offset: isize, n: usize) {
         if self.in_place {
             return;
+        }
+        if let Some(convert) = self.convert {
+            // SAFETY: the caller's promise, of elements of the dtype that it converts to.
+            return unsafe {
+                convert(self.memory.0.cast(), offset, self.stride, &self.buffer[..n])
+            };
         }
         let (out, stride) = (self.memory.at(offset), self.stride);
         let (chunks, rest) = self.buffer[..n].as_chunks::<LANES>();

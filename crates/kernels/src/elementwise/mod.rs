@@ -179,19 +179,30 @@ impl Number {
     }
 }
 
-/// The kernels' arguments besides the operands: which of `N` inputs are numbers, by bits, and those.
+/// The kernels' arguments besides the operands.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Numbers<const N: usize> {
-    which: u64,
+    /// Which of the inputs are numbers, by bits.
+    which: u32,
+    /// The dtypes of inputs and result, four bits each. Only strided kernels convert.
+    dtypes: u32,
     number: [Number; N],
 }
 
-cuda_struct!(Numbers<N> { which, number });
+cuda_struct!(Numbers<N> { which, dtypes, number });
+
+impl<const N: usize> Numbers<N> {
+    /// The dtype of an input, or of the result as number `N`.
+    fn dtype(&self, operand: usize) -> DType {
+        DType::ALL[(self.dtypes >> (4 * operand) & 15) as usize % DType::ALL.len()]
+    }
+}
 
 // SAFETY: all fields are numbers, so zeros are valid.
 unsafe impl<const N: usize> Zeroable for Numbers<N> {}
-// SAFETY: `repr(C)` with 64-bit fields only: no padding, every bit pattern is valid.
+// SAFETY: `repr(C)`, and both halves of 64 bits before the 64-bit fields are there: no padding, every bit
+// pattern is valid.
 unsafe impl<const N: usize> Pod for Numbers<N> {}
 
 impl Op {
@@ -245,7 +256,7 @@ impl Op {
 /// [`Error::InvalidArgument`] where the op has another number of operands.
 #[track_caller]
 pub fn unary(target: Target<'_>, op: &'static Op, a: View<'_>, out: View<'_>) -> Result<()> {
-    run::<1, 2>(target, op, &[a.into()], out, Location::caller())
+    run::<1, 2>(target, op, None, &[a.into()], out, Location::caller())
 }
 
 /// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch,
@@ -262,7 +273,7 @@ pub fn binary<'a>(
     b: impl Into<Arg<'a>>,
     out: View<'a>,
 ) -> Result<()> {
-    run::<2, 3>(target, op, &[a.into(), b.into()], out, Location::caller())
+    run::<2, 3>(target, op, None, &[a.into(), b.into()], out, Location::caller())
 }
 
 /// `out` is the op of one to four operands; otherwise as [`binary`].
@@ -271,12 +282,38 @@ pub fn binary<'a>(
 /// As [`binary`].
 #[track_caller]
 pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>) -> Result<()> {
-    let location = Location::caller();
+    run_all(target, op, None, args, out, Location::caller())
+}
+
+/// [`nary`] of operands of any dtypes, which meet in `common`: each is converted as it is read, and the
+/// result as it is written, without a copy, as by PyTorch's TensorIterator. A condition is of bools.
+///
+/// # Errors
+/// As [`nary`], but for the dtypes.
+#[track_caller]
+pub fn promoting(
+    target: Target<'_>,
+    op: &'static Op,
+    common: DType,
+    args: &[Arg<'_>],
+    out: View<'_>,
+) -> Result<()> {
+    run_all(target, op, Some(common), args, out, Location::caller())
+}
+
+fn run_all(
+    target: Target<'_>,
+    op: &'static Op,
+    common: Option<DType>,
+    args: &[Arg<'_>],
+    out: View<'_>,
+    location: &'static Location<'static>,
+) -> Result<()> {
     match *args {
-        [a] => run::<1, 2>(target, op, &[a], out, location),
-        [a, b] => run::<2, 3>(target, op, &[a, b], out, location),
-        [a, b, c] => run::<3, 4>(target, op, &[a, b, c], out, location),
-        [a, b, c, d] => run::<4, 5>(target, op, &[a, b, c, d], out, location),
+        [a] => run::<1, 2>(target, op, common, &[a], out, location),
+        [a, b] => run::<2, 3>(target, op, common, &[a, b], out, location),
+        [a, b, c] => run::<3, 4>(target, op, common, &[a, b, c], out, location),
+        [a, b, c, d] => run::<4, 5>(target, op, common, &[a, b, c, d], out, location),
         _ => Err(Error::invalid(op.name, format!("takes 1 to 4 operands, not {}", args.len()))),
     }
 }
@@ -285,6 +322,7 @@ pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>
 fn run<const I: usize, const N: usize>(
     target: Target<'_>,
     op: &'static Op,
+    common: Option<DType>,
     args: &[Arg<'_>; I],
     out: View<'_>,
     location: &'static Location<'static>,
@@ -293,16 +331,32 @@ fn run<const I: usize, const N: usize>(
         let reason = format!("takes {} operands, not {I}", op.inputs.len());
         return Err(Error::invalid(op.name, reason));
     }
-    let dtype = check(op, args, out)?;
-    let mut numbers = Numbers { which: 0, number: [Number::default(); I] };
+    let common = match common {
+        Some(common) => common,
+        None => common_dtype(op, args, out)?,
+    };
+    let (dtype, result) = op.dtypes(common)?;
+    check(op, args, dtype)?;
+    // As the program's variant has them; what is other is converted.
+    let expected = |k: usize| match op.inputs.get(k) {
+        Some(input) if input.is_bool => DType::Bool,
+        Some(_) => dtype,
+        None => result,
+    };
+    let mut converts = out.dtype != result;
+    let dtypes = (out.dtype as u32) << (4 * I);
+    let mut numbers = Numbers { which: 0, dtypes, number: [Number::default(); I] };
     let mut views = [out; N];
     for (k, arg) in args.iter().enumerate() {
         match arg {
-            Arg::Tensor(view) => views[k] = *view,
+            Arg::Tensor(view) => {
+                views[k] = *view;
+                converts |= view.dtype != expected(k);
+                numbers.dtypes |= (view.dtype as u32) << (4 * k);
+            }
             Arg::Number(value) => {
-                let dtype = if op.inputs[k].is_bool { DType::Bool } else { dtype };
                 numbers.which |= 1 << k;
-                numbers.number[k] = Number::new(*value, dtype, op.output == Output::Bool);
+                numbers.number[k] = Number::new(*value, expected(k), op.output == Output::Bool);
             }
         }
     }
@@ -312,28 +366,26 @@ fn run<const I: usize, const N: usize>(
         program: (&op.program, op.dtypes.variant(dtype)),
         host,
         vector: op.vector(dtype),
+        converts,
         location,
     };
-    // SAFETY: kernels and loops are those of the dtypes just checked; inputs that are numbers are not
-    // touched, and are said so.
-    unsafe { iter::run_some(target, &described, views, numbers.which, numbers) }
+    // SAFETY: kernels and loops are those of this dtype, and are told the views'; inputs that are numbers
+    // are not touched, and are said so.
+    unsafe { iter::run_some(target, &described, views, numbers.which.into(), numbers) }
 }
 
-/// The dtype that the op is computed in.
-fn check(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
+/// The dtype of all operands but conditions, where the op and the result are of it as they are.
+fn common_dtype(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
     let mismatch = |expected, actual| Err(Error::DTypeMismatch { op: op.name, expected, actual });
     let mut dtype = None;
     for (input, arg) in op.inputs.iter().zip(args) {
-        let Arg::Tensor(view) = arg else { continue };
-        if input.is_bool {
-            if view.dtype != DType::Bool {
-                return mismatch(DType::Bool, view.dtype);
+        if let Arg::Tensor(view) = arg
+            && !input.is_bool
+        {
+            let expected = *dtype.get_or_insert(view.dtype);
+            if view.dtype != expected {
+                return mismatch(expected, view.dtype);
             }
-            continue;
-        }
-        let expected = *dtype.get_or_insert(view.dtype);
-        if view.dtype != expected {
-            return mismatch(expected, view.dtype);
         }
     }
     // Where all are numbers, the result says it.
@@ -346,17 +398,24 @@ fn check(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
     if compute != dtype {
         return Err(Error::UnsupportedDType { op: op.name, dtype });
     }
-    if out.dtype != result {
-        return mismatch(result, out.dtype);
-    }
+    if out.dtype == result { Ok(dtype) } else { mismatch(result, out.dtype) }
+}
+
+/// Refuses conditions that are not of bools, and float numbers for integers.
+fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
     for (input, arg) in op.inputs.iter().zip(args) {
-        if let Arg::Number(value) = arg
-            && value.category() == Category::Float
-            && !dtype.is_float()
-            && !input.is_bool
-        {
-            return Err(Error::CannotCast { op: op.name, from: DType::F32, to: dtype });
+        match arg {
+            Arg::Tensor(view) if input.is_bool && view.dtype != DType::Bool => {
+                let (expected, actual) = (DType::Bool, view.dtype);
+                return Err(Error::DTypeMismatch { op: op.name, expected, actual });
+            }
+            Arg::Number(value)
+                if value.category() == Category::Float && !dtype.is_float() && !input.is_bool =>
+            {
+                return Err(Error::CannotCast { op: op.name, from: DType::F32, to: dtype });
+            }
+            _ => {}
         }
     }
-    Ok(dtype)
+    Ok(())
 }

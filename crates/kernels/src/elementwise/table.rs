@@ -43,7 +43,7 @@ macro_rules! ops {
                 program: warpline_runtime::module::Program::new(
                     $name,
                     DTYPES.variants(),
-                    warpline_runtime::iter::KERNELS,
+                    warpline_runtime::iter::CONVERTING_KERNELS,
                     |_, variant| cuda::source(&$id, variant),
                 )
                 .with_ptx($crate::programs::committed),

@@ -131,8 +131,13 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
     let of_columns = p.columns > 1;
     if of_columns {
         // Along the columns the stride is 1, and there are whole vectors of them.
-        let all = |v: View<'_>| (0..v.sizes().len()).all(|d| strides(v, d) == 1 || aligned(strides(v, d)));
-        let whole = aligned(p.columns as usize) && offsets.iter().all(|&o| aligned(o)) && all(a) && all(out);
+        let all = |v: View<'_>| {
+            (0..v.sizes().len()).all(|d| strides(v, d) == 1 || aligned(strides(v, d)))
+        };
+        let whole = aligned(p.columns as usize)
+            && offsets.iter().all(|&o| aligned(o))
+            && all(a)
+            && all(out);
         let (kernel, vector) = if whole { (3, vector) } else { (4, 1) };
         p.tiles = (p.columns as usize).div_ceil(COLUMN_LANES as usize * vector) as u64;
         let blocks = rows / p.columns as usize * p.tiles as usize;

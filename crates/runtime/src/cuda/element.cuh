@@ -45,6 +45,19 @@ template <> struct Element<bf16> {
     }
 };
 
+// All of them, with their codes as a `DType`.
+#define EACH_DTYPE(X) \
+    X(boolean, DTYPE_bool) \
+    X(u8, DTYPE_u8) \
+    X(i8, DTYPE_i8) \
+    X(i16, DTYPE_i16) \
+    X(i32, DTYPE_i32) \
+    X(i64, DTYPE_i64) \
+    X(f16, DTYPE_f16) \
+    X(bf16, DTYPE_bf16) \
+    X(f32, DTYPE_f32) \
+    X(f64, DTYPE_f64)
+
 template <class T> using compute_t = typename Element<T>::compute;
 
 template <class T> __device__ __forceinline__ compute_t<T> load(const T& v) {
@@ -74,6 +87,23 @@ template <class D, class S> __device__ __forceinline__ D cast(S v) {
         else return (D)(i32)v;
     } else {
         return (D)v;
+    }
+}
+
+// Element `i` of any dtype, as a `T`.
+template <class T> __device__ __noinline__ T converted(const void* p, i32 i, u32 dtype) {
+    switch (dtype) {
+#define CONVERTED(S, code) case code: return Element<T>::store(cast<compute_t<T>>(load(((const S*)p)[i])));
+        EACH_DTYPE(CONVERTED)
+    }
+    return T{};
+}
+
+// Writes a `T` to element `i` of any dtype.
+template <class T> __device__ __noinline__ void convert_to(void* p, i32 i, u32 dtype, T v) {
+    switch (dtype) {
+#define CONVERT_TO(D, code) case code: store(((D*)p)[i], cast<compute_t<D>>(load(v))); break;
+        EACH_DTYPE(CONVERT_TO)
     }
 }
 

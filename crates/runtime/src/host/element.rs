@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 
-use crate::Scalar;
+use crate::{DType, Element, Scalar};
 
 /// A bool in memory: true unless the byte is 0. Unlike `bool`, any byte is valid, so memory that
 /// nobody has written yet may be read.
@@ -13,8 +13,10 @@ pub struct Truth(u8);
 
 /// What lies in memory. [`crate::dispatch`] gives the type of a dtype.
 pub trait HostElement: Copy + Send + Sync + 'static {
+    /// The dtype that it is of.
+    const DTYPE: DType;
     /// What arithmetic is done in: `f32` for the half-width floats, otherwise the type itself.
-    type Compute: Number;
+    type Compute: Number + CastAny;
     /// Its value.
     fn get(self) -> Self::Compute;
     /// The nearest element to a value.
@@ -23,6 +25,8 @@ pub trait HostElement: Copy + Send + Sync + 'static {
 
 /// A type that arithmetic is done in. Integers wrap; bool adds as `or` and multiplies as `and`.
 pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
+    /// Converts as [`Cast`] does.
+    fn from_number(value: impl CastAny) -> Self;
     /// Converts as [`Cast`] does.
     fn from_scalar(value: Scalar) -> Self;
     /// As a scalar.
@@ -113,6 +117,10 @@ casts! {
 }
 
 impl Number for bool {
+    #[inline(always)]
+    fn from_number(value: impl CastAny) -> Self {
+        value.cast()
+    }
     fn from_scalar(value: Scalar) -> Self {
         value.to_bool()
     }
@@ -147,6 +155,10 @@ impl Number for bool {
 macro_rules! int_numbers {
     ($($ty:ty)*) => {$(
         impl Number for $ty {
+            #[inline(always)]
+            fn from_number(value: impl CastAny) -> Self {
+                value.cast()
+            }
             fn from_scalar(value: Scalar) -> Self {
                 value.to_i64() as $ty
             }
@@ -184,6 +196,10 @@ macro_rules! int_numbers {
 macro_rules! float_numbers {
     ($($ty:ty)*) => {$(
         impl Number for $ty {
+            #[inline(always)]
+            fn from_number(value: impl CastAny) -> Self {
+                value.cast()
+            }
             fn from_scalar(value: Scalar) -> Self {
                 value.to_f64() as $ty
             }
@@ -223,6 +239,7 @@ float_numbers! { f32 f64 }
 macro_rules! plain_elements {
     ($($ty:ty)*) => {$(
         impl HostElement for $ty {
+            const DTYPE: DType = <$ty as Element>::DTYPE;
             type Compute = $ty;
             #[inline(always)]
             fn get(self) -> $ty {
@@ -241,6 +258,7 @@ plain_elements! { u8 i8 i16 i32 i64 f32 f64 }
 macro_rules! half_elements {
     ($($ty:ty)*) => {$(
         impl HostElement for $ty {
+            const DTYPE: DType = <$ty as Element>::DTYPE;
             type Compute = f32;
             #[inline(always)]
             fn get(self) -> f32 {
@@ -257,6 +275,7 @@ macro_rules! half_elements {
 half_elements! { f16 bf16 }
 
 impl HostElement for Truth {
+    const DTYPE: DType = DType::Bool;
     type Compute = bool;
     #[inline(always)]
     fn get(self) -> bool {

@@ -26,8 +26,11 @@ pub use walk::{Dim, Walk};
 
 /// The kernels of programs of this layer.
 pub const KERNELS: &[&str] = &["flat", "strided"];
+/// Of programs that convert operands of other dtypes, too.
+pub const CONVERTING_KERNELS: &[&str] = &["flat", "strided", "converting"];
 const FLAT: usize = 0;
 const STRIDED: usize = 1;
+const CONVERTING: usize = 2;
 
 /// Threads per block.
 pub const BLOCK: u32 = 256;
@@ -45,6 +48,9 @@ pub struct Op {
     pub host: [HostKernel; 2],
     /// Elements that a thread of the flat kernel takes at a time; of the strided one [`run_width`].
     pub vector: usize,
+    /// Whether operands are of other dtypes than the kernels: then the third kernel runs, an element a
+    /// thread, with the parameters and the CPU implementation of the strided one.
+    pub converts: bool,
     /// Where the op was called.
     pub location: &'static Location<'static>,
 }
@@ -140,16 +146,18 @@ unsafe fn run_part<const N: usize, A: Pod>(
     // SAFETY: the parameters are those the kernel and its CPU implementation take; for the rest
     // the caller's promise.
     unsafe {
-        if plan.is_contiguous() && views.iter().all(aligned) {
+        if !op.converts && plan.is_contiguous() && views.iter().all(aligned) {
             let params = Params::new(Flat { numel: numel as u64 }, args);
             let threads = numel.div_ceil(op.vector);
             launch_one(target, op, FLAT, declared, bytemuck::bytes_of(&params), threads)
         } else {
             let start = views[N - 1].layout.offset();
-            let index = plan.in_runs(op.name, run_width(op.vector), start)?;
+            let (kernel, width) =
+                if op.converts { (CONVERTING, 1) } else { (STRIDED, run_width(op.vector)) };
+            let index = plan.in_runs(op.name, width, start)?;
             let threads = index.runs().threads();
             let params = Params::new(index, args);
-            launch_one(target, op, STRIDED, declared, bytemuck::bytes_of(&params), threads)
+            launch_one(target, op, kernel, declared, bytemuck::bytes_of(&params), threads)
         }
     }
 }
@@ -169,7 +177,7 @@ unsafe fn launch_one(
         operands,
         params,
         checks_indices: false,
-        host: op.host[kernel],
+        host: op.host[kernel.min(STRIDED)],
         code: Code::Kernel {
             kernel: (op.program.0, op.program.1, kernel),
             grid: grid(target, threads),

@@ -162,7 +162,8 @@ mod tests {
             rest = if across < 8 && d == 1 { rest } else { rest / size };
             (0..N).for_each(|k| at[k] += step as isize * strides[k]);
         }
-        let head = if r.aligned != 0 { (start as isize + at[N - 1]).rem_euclid(v as isize) } else { 0 };
+        let head =
+            if r.aligned != 0 { (start as isize + at[N - 1]).rem_euclid(v as isize) } else { 0 };
         let first = x as isize * v as isize - head;
         let row = dims.first().map_or((1, [0; N]), |&d| d);
         (first..first + v as isize)

@@ -70,7 +70,9 @@ mod tests {
             )
         };
         let function = |name: &str, calls: &str| {
-            format!(".func  (.param .b32 r) {name}(\n\t.param .b32 x\n)\n{{\n\tcall {calls};\n\tret;\n}}\n")
+            format!(
+                ".func  (.param .b32 r) {name}(\n\t.param .b32 x\n)\n{{\n\tcall {calls};\n\tret;\n}}\n"
+            )
         };
         let head = ".version 8.0\n.target sm_75\n.global .u8 table[2] = {1, 2};\n";
         let plain = ".func third(\n\t.param .b32 x\n)\n{\n\tret;\n}\n";

@@ -1,10 +1,10 @@
 //! Elementwise ops of any number of operands, tensors and numbers.
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{Arg, Op, nary};
+use warpline_kernels::elementwise::{Arg, Op, promoting};
 use warpline_runtime::{Layout, Sizes, View, broadcast};
 
-use super::ops::{TensorOrScalar, broadcast_error, check_fits};
+use super::ops::{TensorOrScalar, broadcast_error, check_fits, in_step};
 use super::promote::combine;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -26,25 +26,29 @@ pub(super) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
 }
 
 /// Operands as an op takes them.
-struct Operands {
-    inputs: SmallVec<[Input; 4]>,
+struct Operands<'a> {
+    inputs: SmallVec<[Input<'a>; 4]>,
     /// Of all together.
     sizes: Sizes,
-    /// The dtype of the result.
+    /// The dtype in which they meet, and that of the result.
+    common: DType,
     result: DType,
     /// Says where the op runs.
-    main: Tensor,
+    main: &'a Tensor,
 }
 
-enum Input {
-    Tensor(Tensor),
+enum Input<'a> {
+    Tensor(&'a Tensor),
     Number(Scalar),
 }
 
-impl Operands {
-    /// Converts what meets in `common`.
+/// How each input lies once it is broadcast; numbers do not.
+type Layouts = SmallVec<[Option<Layout>; 4]>;
+
+impl<'a> Operands<'a> {
+    /// What meets in `common`.
     #[track_caller]
-    fn new(op: &'static Op, operands: &[TensorOrScalar<'_>], common: DType) -> Result<Self> {
+    fn new(op: &'static Op, operands: &[TensorOrScalar<'a>], common: DType) -> Result<Self> {
         let (compute, result) = op.dtypes(common)?;
         let tensors = || {
             operands.iter().filter_map(|operand| match operand {
@@ -76,39 +80,32 @@ impl Operands {
                 TensorOrScalar::Tensor(t) => {
                     check_together(op.name(), main, t)?;
                     sizes = broadcast(&sizes, t.size())?;
-                    // A condition of another dtype is refused, not converted.
-                    let converts = t.dtype() != dtype && !op.is_condition(k);
-                    Input::Tensor(if converts {
-                        t.converted_by(&main.exec()?, dtype)?
-                    } else {
-                        t.clone()
-                    })
+                    Input::Tensor(t)
                 }
             });
         }
-        Ok(Self { inputs, sizes, result, main: main.clone() })
+        Ok(Self { inputs, sizes, common, result, main })
+    }
+
+    fn layouts(&self, sizes: &[usize]) -> Result<Layouts> {
+        let layout = |input: &Input<'_>| match input {
+            Input::Tensor(tensor) => tensor.layout().expand(sizes).map(Some),
+            Input::Number(_) => Ok(None),
+        };
+        self.inputs.iter().map(layout).collect()
     }
 
     #[track_caller]
-    fn run(&self, op: &'static Op, out: &Tensor) -> Result<()> {
-        let mut layouts: SmallVec<[Option<Layout>; 4]> = SmallVec::new();
-        for input in &self.inputs {
-            layouts.push(match input {
-                Input::Tensor(tensor) => Some(tensor.layout().expand(out.size())?),
-                Input::Number(_) => None,
-            });
-        }
-        let mut args: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
-        for (input, layout) in self.inputs.iter().zip(&layouts) {
-            args.push(match (input, layout) {
-                (Input::Tensor(tensor), Some(layout)) => {
-                    Arg::Tensor(View { layout, ..tensor.as_view() })
-                }
-                (Input::Tensor(tensor), None) => Arg::Tensor(tensor.as_view()),
-                (Input::Number(number), _) => Arg::Number(*number),
-            });
-        }
-        nary(out.exec()?.target(), op, &args, out.as_view())
+    fn run(&self, op: &'static Op, layouts: &Layouts, out: &Tensor) -> Result<()> {
+        let args = self.inputs.iter().zip(layouts).map(|operand| match operand {
+            (Input::Tensor(tensor), Some(layout)) => {
+                Arg::Tensor(View { layout, ..tensor.as_view() })
+            }
+            (Input::Tensor(tensor), None) => Arg::Tensor(tensor.as_view()),
+            (Input::Number(number), _) => Arg::Number(*number),
+        });
+        let args: SmallVec<[Arg<'_>; 4]> = args.collect();
+        promoting(out.exec()?.target(), op, self.common, &args, out.as_view())
     }
 }
 
@@ -120,8 +117,10 @@ pub(super) fn apply(
     common: DType,
 ) -> Result<Tensor> {
     let operands = Operands::new(op, operands, common)?;
-    let out = operands.main.exec()?.empty(&operands.sizes, operands.result)?;
-    operands.run(op, &out)?;
+    let layouts = operands.layouts(&operands.sizes)?;
+    let tensors: SmallVec<[&Layout; 4]> = layouts.iter().flatten().collect();
+    let out = operands.main.exec()?.empty_for(&tensors, operands.result)?;
+    operands.run(op, &layouts, &out)?;
     Ok(out)
 }
 
@@ -147,17 +146,17 @@ pub(super) fn apply_in_place(
         }
     }
     let operands = Operands::new(op, operands, common)?;
-    check_together(name, a, &operands.main)?;
+    check_together(name, a, operands.main)?;
     // Elements in step may be overwritten; any other overlap goes through a copy.
     let in_step = operands.inputs.iter().all(|input| match input {
-        Input::Tensor(b) => !a.storage().same_as(b.storage()) || a.layout() == b.layout(),
+        Input::Tensor(b) => in_step(a, b),
         Input::Number(_) => true,
     });
-    if operands.result == a.dtype() && in_step {
-        return operands.run(op, a);
+    if in_step {
+        return operands.run(op, &operands.layouts(a.size())?, a);
     }
     let out = a.exec()?.empty(a.size(), operands.result)?;
-    operands.run(op, &out)?;
+    operands.run(op, &operands.layouts(a.size())?, &out)?;
     a.copy_(&out, false)?;
     Ok(())
 }

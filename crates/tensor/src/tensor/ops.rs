@@ -1,6 +1,6 @@
 //! Arithmetic and comparisons, with operators.
 
-use warpline_kernels::elementwise::{self as table, Op, binary};
+use warpline_kernels::elementwise::{self as table, Arg, Op, promoting};
 use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
@@ -43,21 +43,12 @@ pub(super) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor>
         }
     }
     check_together(op.name(), a, b)?;
-    let (compute, result) = op.dtypes(common)?;
+    let (_, result) = op.dtypes(common)?;
     let exec = a.exec()?;
-    let (converted_a, converted_b);
-    let (mut a, mut b) = (a, b);
-    if a.dtype() != compute {
-        converted_a = a.converted_by(&exec, compute)?;
-        a = &converted_a;
-    }
-    if b.dtype() != compute {
-        converted_b = b.converted_by(&exec, compute)?;
-        b = &converted_b;
-    }
     if a.size() == b.size() {
         let out = exec.empty_for(&[a.layout(), b.layout()], result)?;
-        binary(exec.target(), op, a.as_view(), b.as_view(), out.as_view())?;
+        let args = [a.as_view().into(), b.as_view().into()];
+        promoting(exec.target(), op, common, &args, out.as_view())?;
         return Ok(out);
     }
     let sizes = broadcast(a.size(), b.size())?;
@@ -65,7 +56,7 @@ pub(super) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor>
     let out = exec.empty_for(&[&layout_a, &layout_b], result)?;
     let a = View { layout: &layout_a, ..a.as_view() };
     let b = View { layout: &layout_b, ..b.as_view() };
-    binary(exec.target(), op, a, b, out.as_view())?;
+    promoting(exec.target(), op, common, &[a.into(), b.into()], out.as_view())?;
     Ok(out)
 }
 
@@ -91,20 +82,11 @@ fn with_scalar(
 ) -> Result<Tensor> {
     let (compute, result) = op.dtypes(common)?;
     check_fits(op.name(), number, compute)?;
-    let converted;
-    let mut a = a;
-    if a.dtype() != compute {
-        converted = a.converted(compute)?;
-        a = &converted;
-    }
     let exec = a.exec()?;
     let out = exec.empty_for(&[a.layout()], result)?;
-    let (target, view) = (exec.target(), a.as_view());
-    if reversed {
-        binary(target, op, number, view, out.as_view())?;
-    } else {
-        binary(target, op, view, number, out.as_view())?;
-    }
+    let (a, number) = (Arg::from(a.as_view()), Arg::from(number));
+    let args = if reversed { [number, a] } else { [a, number] };
+    promoting(exec.target(), op, common, &args, out.as_view())?;
     Ok(out)
 }
 
@@ -169,6 +151,12 @@ pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Resu
     ))
 }
 
+/// Whether elements of `b` may be overwritten with those of `a`: each is the same in both, or none is.
+/// Any other overlap goes through a copy.
+pub(super) fn in_step(a: &Tensor, b: &Tensor) -> bool {
+    !a.storage().same_as(b.storage()) || (a.layout() == b.layout() && a.dtype() == b.dtype())
+}
+
 /// `a op= b`.
 #[track_caller]
 fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
@@ -187,27 +175,25 @@ fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'
         // The CPU tensor that counts as a number beside a GPU's cannot be the one written to.
         check_together(name, a, b)?;
     }
-    if compute == a.dtype() && result == a.dtype() {
-        match b {
-            TensorOrScalar::Scalar(number) => {
-                check_bool_sub(op, number.category() == Category::Bool)?;
-                check_number(op, number, compute)?;
-                check_fits(name, number, compute)?;
-                let exec = a.exec()?;
-                return binary(exec.target(), op, a.as_view(), number, a.as_view());
-            }
-            TensorOrScalar::Tensor(b) => {
-                // Elements in step may be overwritten; any other overlap goes through a copy.
-                let in_step = !a.storage().same_as(b.storage()) || a.layout() == b.layout();
-                if b.dtype() == compute && in_step && a.is_cuda() == b.is_cuda() {
-                    check_together(name, a, b)?;
-                    let layout = b.layout().expand(a.size()).map_err(|_| broadcast_error(a, b))?;
-                    let exec = a.exec()?;
-                    let b = View { layout: &layout, ..b.as_view() };
-                    return binary(exec.target(), op, a.as_view(), b, a.as_view());
-                }
-            }
+    match b {
+        TensorOrScalar::Scalar(number) => {
+            let is_bool = a.dtype() == DType::Bool || number.category() == Category::Bool;
+            check_bool_sub(op, is_bool)?;
+            check_number(op, number, compute)?;
+            check_fits(name, number, compute)?;
+            let exec = a.exec()?;
+            let args = [a.as_view().into(), number.into()];
+            return promoting(exec.target(), op, common, &args, a.as_view());
         }
+        TensorOrScalar::Tensor(b) if in_step(a, b) && a.is_cuda() == b.is_cuda() => {
+            check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
+            check_together(name, a, b)?;
+            let layout = b.layout().expand(a.size()).map_err(|_| broadcast_error(a, b))?;
+            let exec = a.exec()?;
+            let args = [a.as_view().into(), View { layout: &layout, ..b.as_view() }.into()];
+            return promoting(exec.target(), op, common, &args, a.as_view());
+        }
+        TensorOrScalar::Tensor(_) => {}
     }
     if let TensorOrScalar::Tensor(b) = b {
         broadcast(a.size(), b.size()).and_then(|sizes| {

@@ -1,22 +1,16 @@
 //! Functions of one element.
 
-use warpline_kernels::elementwise::{self as table, Op, unary};
+use warpline_kernels::elementwise::{self as table, Op, promoting};
 
 use crate::{DType, Error, Result, Tensor};
 
 /// `op(a)` into a new tensor; where only floats have the function, integers become `float32`.
 #[track_caller]
 fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
-    let (dtype, result) = op.dtypes(a.dtype())?;
-    let converted;
-    let mut a = a;
-    if a.dtype() != dtype {
-        converted = a.converted(dtype)?;
-        a = &converted;
-    }
+    let (_, result) = op.dtypes(a.dtype())?;
     let exec = a.exec()?;
     let out = exec.empty_for(&[a.layout()], result)?;
-    unary(exec.target(), op, a.as_view(), out.as_view())?;
+    promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], out.as_view())?;
     Ok(out)
 }
 
@@ -204,17 +198,12 @@ impl Tensor {
 
 #[track_caller]
 fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()> {
-    let (compute, result) = op.dtypes(a.dtype())?;
+    let (_, result) = op.dtypes(a.dtype())?;
     if result.category() > a.dtype().category() {
         return Err(Error::CannotCast { op: name, from: result, to: a.dtype() });
     }
-    if compute == a.dtype() && result == a.dtype() {
-        let exec = a.exec()?;
-        return unary(exec.target(), op, a.as_view(), a.as_view());
-    }
-    a.as_view().check_writable(name)?;
-    a.copy_(&apply(op, a)?, false)?;
-    Ok(())
+    let exec = a.exec()?;
+    promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())
 }
 
 macro_rules! in_place_methods {

@@ -1,5 +1,6 @@
 //! Ops of the table, against plain arithmetic.
 
 mod binary;
+mod converting;
 mod table;
 mod unary;
