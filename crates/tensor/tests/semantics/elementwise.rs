@@ -1,7 +1,7 @@
 //! What elementwise methods do beside computing: dtypes, broadcasts, results in place, refusals.
 
 use warpline::{
-    DType, Error, Result, RoundingMode, Tensor, TensorOrScalar, arange, full, ones, tensor,
+    DType, Error, Result, RoundingMode, Tensor, TensorOrScalar, arange, cuda, full, ones, tensor,
     where_cond,
 };
 
@@ -186,6 +186,35 @@ rows! {
         assert!(matches!(a.logit_(None), Err(Error::CannotCast { .. })));
         let bytes = a.to(DType::U8)?;
         assert!(matches!(bytes.hardtanh(-1.0, 1.0), Err(Error::InvalidArgument { .. })));
+        Ok(())
+    };
+
+    worlds(1) s32_operands_of_other_dtypes_need_no_copies gpu_s32_operands_of_other_dtypes_need_no_copies => |world| {
+        let a = ones(&[1024], world.places()[world.devices])?;
+        let (half, number) = (a.to(DType::F16)?, a.to(DType::I64)?);
+        let device = a.device();
+        let most_beside = |f: &dyn Fn() -> Result<()>| {
+            cuda::reset_peak_memory_stats(device)?;
+            let before = cuda::memory_allocated(device)?;
+            f()?;
+            Ok::<_, Error>(cuda::max_memory_allocated(device)? - before)
+        };
+        let result = 4 * 1024;
+        assert_eq!(most_beside(&|| (&half + &a).map(drop))?, result);
+        assert_eq!(most_beside(&|| number.sqrt().map(drop))?, result);
+        assert_eq!(most_beside(&|| (&number * 0.5).map(drop))?, result);
+        assert_eq!(most_beside(&|| where_cond(&a.gt(0)?, &number, &a).map(drop))?, result + 1024);
+        assert_eq!(most_beside(&|| half.add_(&a).map(drop))?, 0);
+        assert_eq!(most_beside(&|| half.sigmoid_().map(drop))?, 0);
+        assert_eq!(half.to_vec::<half::f16>()?[7], half::f16::from_f32(0.880_797));
+        Ok(())
+    };
+
+    worlds(1) s32_results_of_three_lie_as_their_operands gpu_s32_results_of_three_lie_as_their_operands => |world| {
+        let a = ones(&[3, 4], world.places()[world.devices])?.t()?;
+        assert_eq!(where_cond(&a.gt(0)?, &a, &a)?.stride(), [1, 4]);
+        assert_eq!(a.lerp(&a, 0.5)?.stride(), [1, 4]);
+        assert_eq!(a.clamp(0, 1)?.stride(), [1, 4]);
         Ok(())
     };
 

@@ -4,6 +4,7 @@ use warpline_runtime::Layout;
 use warpline_runtime::testing::{
     Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored,
 };
+use warpline_runtime::{Scalar, Target};
 
 use super::super::*;
 

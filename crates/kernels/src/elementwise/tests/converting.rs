@@ -1,6 +1,7 @@
 //! Operands of other dtypes: what an op makes of them is what it makes of copies of its own dtype.
 
 use warpline_runtime::testing::{Shape, Tensor, on_every_target, on_gpu, samples, shapes};
+use warpline_runtime::{Scalar, Target};
 
 use super::super::*;
 use crate::copy::copy;

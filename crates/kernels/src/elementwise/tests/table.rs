@@ -5,7 +5,7 @@ use warpline_cuda_sys_safe::DriverError;
 use warpline_runtime::testing::{
     Shape, Tensor, assert_close, on_every_target, on_gpu, samples, shapes,
 };
-use warpline_runtime::{Runtime, RuntimeConfig};
+use warpline_runtime::{Runtime, RuntimeConfig, Scalar, Target};
 
 use super::super::*;
 

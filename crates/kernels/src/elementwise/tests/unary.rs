@@ -1,5 +1,6 @@
 //! Cases for ops of one operand, the same on every target.
 
+use warpline_runtime::Target;
 use warpline_runtime::testing::{
     Tensor, assert_close, on_every_target, on_gpu, samples, shapes, stored,
 };

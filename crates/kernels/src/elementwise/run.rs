@@ -1,0 +1,255 @@
+//! How an op runs: its operands are checked, and the kernel chosen.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_runtime::host::{HostElement, Number as _};
+use warpline_runtime::{Category, DType, Error, Result, Scalar, Target, View};
+use warpline_runtime::{cuda_struct, dispatch, iter};
+
+use super::{Op, Output};
+
+/// An operand: a tensor, or a number, which costs neither memory nor a second launch.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    /// A tensor, with the result's sizes; expand it to broadcast it.
+    Tensor(View<'a>),
+    /// A number.
+    Number(Scalar),
+}
+
+impl<'a> From<View<'a>> for Arg<'a> {
+    fn from(view: View<'a>) -> Self {
+        Self::Tensor(view)
+    }
+}
+
+impl From<Scalar> for Arg<'_> {
+    fn from(number: Scalar) -> Self {
+        Self::Number(number)
+    }
+}
+
+/// A number as a kernel takes it: floats take `f`, others `i`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Number {
+    pub(super) f: f64,
+    pub(super) i: i64,
+}
+
+cuda_struct!(Number { f, i });
+
+impl Number {
+    /// As an op on `dtype` takes it.
+    fn new(value: Scalar, dtype: DType, rounded: bool) -> Self {
+        let value = dispatch!(dtype, all T => {
+            let value = <T as HostElement>::Compute::from_scalar(value);
+            if rounded { T::put(value).get().to_scalar() } else { value.to_scalar() }
+        });
+        match value {
+            // A float for integers has been refused before; what is left means true or false.
+            Scalar::Float(f) => Self { f, i: i64::from(f != 0.0) },
+            other => Self { f: other.to_f64(), i: other.to_i64() },
+        }
+    }
+}
+
+/// The kernels' arguments besides the operands.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Numbers<const N: usize> {
+    /// Which of the inputs are numbers, by bits.
+    pub(super) which: u32,
+    /// The dtypes of inputs and result, four bits each. Only strided kernels convert.
+    dtypes: u32,
+    pub(super) number: [Number; N],
+}
+
+cuda_struct!(Numbers<N> { which, dtypes, number });
+
+impl<const N: usize> Numbers<N> {
+    /// The dtype of an input, or of the result as number `N`.
+    pub(super) fn dtype(&self, operand: usize) -> DType {
+        DType::ALL[(self.dtypes >> (4 * operand) & 15) as usize % DType::ALL.len()]
+    }
+}
+
+// SAFETY: all fields are numbers, so zeros are valid.
+unsafe impl<const N: usize> Zeroable for Numbers<N> {}
+// SAFETY: `repr(C)`, and both halves of 64 bits before the 64-bit fields are there: no padding, every bit
+// pattern is valid.
+unsafe impl<const N: usize> Pod for Numbers<N> {}
+
+/// `out = op(a)`. `a` has the first dtype of [`Op::dtypes`], `out` the second; they have the same
+/// sizes. `out` may be `a` itself.
+///
+/// # Errors
+/// [`Error::DTypeMismatch`], [`Error::UnsupportedDType`], [`Error::ShapeMismatch`],
+/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], and what a launch can fail with;
+/// [`Error::InvalidArgument`] where the op has another number of operands.
+#[track_caller]
+pub fn unary(target: Target<'_>, op: &'static Op, a: View<'_>, out: View<'_>) -> Result<()> {
+    run::<1, 2>(target, op, None, &[a.into()], out, Location::caller())
+}
+
+/// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch,
+/// arithmetic on half-width floats takes a number in `f32`, while comparisons round it to the tensor's
+/// dtype first.
+///
+/// # Errors
+/// As [`unary`]; [`Error::CannotCast`] for a float number among integers.
+#[track_caller]
+pub fn binary<'a>(
+    target: Target<'_>,
+    op: &'static Op,
+    a: impl Into<Arg<'a>>,
+    b: impl Into<Arg<'a>>,
+    out: View<'a>,
+) -> Result<()> {
+    run::<2, 3>(target, op, None, &[a.into(), b.into()], out, Location::caller())
+}
+
+/// `out` is the op of one to four operands; otherwise as [`binary`].
+///
+/// # Errors
+/// As [`binary`].
+#[track_caller]
+pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>) -> Result<()> {
+    run_all(target, op, None, args, out, Location::caller())
+}
+
+/// [`nary`] of operands of any dtypes, which meet in `common`: each is converted as it is read, and the
+/// result as it is written, without a copy, as by PyTorch's TensorIterator. A condition is of bools.
+///
+/// # Errors
+/// As [`nary`], but for the dtypes.
+#[track_caller]
+pub fn promoting(
+    target: Target<'_>,
+    op: &'static Op,
+    common: DType,
+    args: &[Arg<'_>],
+    out: View<'_>,
+) -> Result<()> {
+    run_all(target, op, Some(common), args, out, Location::caller())
+}
+
+fn run_all(
+    target: Target<'_>,
+    op: &'static Op,
+    common: Option<DType>,
+    args: &[Arg<'_>],
+    out: View<'_>,
+    location: &'static Location<'static>,
+) -> Result<()> {
+    match *args {
+        [a] => run::<1, 2>(target, op, common, &[a], out, location),
+        [a, b] => run::<2, 3>(target, op, common, &[a, b], out, location),
+        [a, b, c] => run::<3, 4>(target, op, common, &[a, b, c], out, location),
+        [a, b, c, d] => run::<4, 5>(target, op, common, &[a, b, c, d], out, location),
+        _ => Err(Error::invalid(op.name, format!("takes 1 to 4 operands, not {}", args.len()))),
+    }
+}
+
+/// Runs an op of `I` inputs, with the result `N` operands.
+fn run<const I: usize, const N: usize>(
+    target: Target<'_>,
+    op: &'static Op,
+    common: Option<DType>,
+    args: &[Arg<'_>; I],
+    out: View<'_>,
+    location: &'static Location<'static>,
+) -> Result<()> {
+    if op.inputs.len() != I {
+        let reason = format!("takes {} operands, not {I}", op.inputs.len());
+        return Err(Error::invalid(op.name, reason));
+    }
+    let common = match common {
+        Some(common) => common,
+        None => common_dtype(op, args, out)?,
+    };
+    let (dtype, result) = op.dtypes(common)?;
+    check(op, args, dtype)?;
+    // As the program's variant has them; what is other is converted.
+    let expected = |k: usize| match op.inputs.get(k) {
+        Some(input) if input.is_bool => DType::Bool,
+        Some(_) => dtype,
+        None => result,
+    };
+    let mut converts = out.dtype != result;
+    let dtypes = (out.dtype as u32) << (4 * I);
+    let mut numbers = Numbers { which: 0, dtypes, number: [Number::default(); I] };
+    let mut views = [out; N];
+    for (k, arg) in args.iter().enumerate() {
+        match arg {
+            Arg::Tensor(view) => {
+                views[k] = *view;
+                converts |= view.dtype != expected(k);
+                numbers.dtypes |= (view.dtype as u32) << (4 * k);
+            }
+            Arg::Number(value) => {
+                numbers.which |= 1 << k;
+                numbers.number[k] = Number::new(*value, expected(k), op.output == Output::Bool);
+            }
+        }
+    }
+    let host = (op.host)(dtype).ok_or(Error::UnsupportedDType { op: op.name, dtype })?;
+    let described = iter::Op {
+        name: op.name,
+        program: (&op.program, op.dtypes.variant(dtype)),
+        host,
+        vector: op.vector(dtype),
+        converts,
+        location,
+    };
+    // SAFETY: kernels and loops are those of this dtype, and are told the views'; inputs that are numbers
+    // are not touched, and are said so.
+    unsafe { iter::run_some(target, &described, views, numbers.which.into(), numbers) }
+}
+
+/// The dtype of all operands but conditions, where the op and the result are of it as they are.
+fn common_dtype(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
+    let mismatch = |expected, actual| Err(Error::DTypeMismatch { op: op.name, expected, actual });
+    let mut dtype = None;
+    for (input, arg) in op.inputs.iter().zip(args) {
+        if let Arg::Tensor(view) = arg
+            && !input.is_bool
+        {
+            let expected = *dtype.get_or_insert(view.dtype);
+            if view.dtype != expected {
+                return mismatch(expected, view.dtype);
+            }
+        }
+    }
+    // Where all are numbers, the result says it.
+    let dtype = match dtype {
+        Some(dtype) => dtype,
+        None if op.output == Output::Same => out.dtype,
+        None => return Err(Error::invalid(op.name, "needs a tensor among its operands".into())),
+    };
+    let (compute, result) = op.dtypes(dtype)?;
+    if compute != dtype {
+        return Err(Error::UnsupportedDType { op: op.name, dtype });
+    }
+    if out.dtype == result { Ok(dtype) } else { mismatch(result, out.dtype) }
+}
+
+/// Refuses conditions that are not of bools, and float numbers for integers.
+fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
+    for (input, arg) in op.inputs.iter().zip(args) {
+        match arg {
+            Arg::Tensor(view) if input.is_bool && view.dtype != DType::Bool => {
+                let (expected, actual) = (DType::Bool, view.dtype);
+                return Err(Error::DTypeMismatch { op: op.name, expected, actual });
+            }
+            Arg::Number(value)
+                if value.category() == Category::Float && !dtype.is_float() && !input.is_bool =>
+            {
+                return Err(Error::CannotCast { op: op.name, from: DType::F32, to: dtype });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
