@@ -7,28 +7,20 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{Dim, Walk};
 use warpline_runtime::{Error, Result, View};
 
-/// Threads per block.
-pub(super) const BLOCK: u64 = 256;
-
-/// Elements that a lane should have to itself before a result is split among blocks.
-const PER_LANE: u64 = 16;
-
 /// The parameter block of every reduction.
+///
+/// The elements of a result are `segments` runs of `run` elements that lie at a common distance.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Plan {
-    /// Results, and elements that go into each.
     pub(super) outputs: u64,
-    pub(super) extent: u64,
-    /// Threads per result, and results, in a block.
-    lanes: u64,
-    outs: u64,
-    /// Whether neighbouring threads work on neighbouring results.
-    outs_first: u64,
-    /// Blocks that share a result, and elements each of them takes.
-    pub(super) splits: u64,
+    pub(super) run: u64,
+    pub(super) segments: u64,
+    /// What a block takes of each run, and of how many.
     pub(super) chunk: u64,
-    pub(super) source_dtype: u64,
+    pub(super) segment_chunk: u64,
+    /// The launch's number, by which blocks that share a result count themselves.
+    pub(super) ticket: u64,
     pub(super) result_dtype: u64,
     /// What a sum is divided by, and its reciprocal.
     pub(super) divisor: f64,
@@ -37,23 +29,80 @@ pub(super) struct Plan {
     pub(super) kept: Walk<2>,
     /// Of the source.
     pub(super) reduced: Walk<1>,
+    /// Threads per result, or per vector of results, of which so many share a run.
+    pub(super) lanes: u32,
+    pub(super) across: u32,
+    /// Whether neighbouring threads work on neighbouring results.
+    pub(super) outs_first: u32,
+    /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
+    pub(super) flip: u32,
 }
 
 cuda_struct!(Plan {
     outputs,
-    extent,
-    lanes,
-    outs,
-    outs_first,
-    splits,
+    run,
+    segments,
     chunk,
-    source_dtype,
+    segment_chunk,
+    ticket,
     result_dtype,
     divisor,
     scale,
     kept,
     reduced,
+    lanes,
+    across,
+    outs_first,
+    flip,
 });
+
+/// The kernels, each of which is a module of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// Of runs of neighbouring elements, by vectors.
+    Rows,
+    /// Of vectors of neighbouring results.
+    Columns,
+    /// Of any strides, element by element.
+    Strided,
+}
+
+/// Elements of this size that are loaded at a time, as in `reduce.cuh`.
+const fn vector(item_size: usize, most: usize) -> usize {
+    if 16 / item_size < most { 16 / item_size } else { most }
+}
+
+/// What 32-bit counts in a kernel go to.
+const MOST: u64 = 1 << 31;
+
+impl Kernel {
+    /// Threads per block.
+    pub(super) const fn block(self) -> u32 {
+        match self {
+            Self::Rows => ROWS_BLOCK,
+            Self::Columns | Self::Strided => COLUMNS_BLOCK,
+        }
+    }
+
+    /// What a thread loads before it uses the first of it.
+    const fn unroll(self) -> u64 {
+        match self {
+            Self::Rows | Self::Columns => 4,
+            Self::Strided => 8,
+        }
+    }
+
+    /// Neighbouring results that a thread works on.
+    fn neighbours(self, item_size: usize) -> u64 {
+        if self == Self::Columns { vector(item_size, 4) as u64 } else { 1 }
+    }
+}
+
+pub(super) const ROWS_BLOCK: u32 = 512;
+pub(super) const COLUMNS_BLOCK: u32 = 512;
+
+/// Threads of a multiprocessor that suffice to keep its memory busy, four vectors each.
+const BUSY: u64 = 1024;
 
 impl Plan {
     /// `dims` are to be reduced, all of them if there are none. `ordered` says that the elements'
@@ -106,55 +155,124 @@ impl Plan {
             reduced_dims.sort_by_key(|d| d.1[0].unsigned_abs());
         }
         let extent: usize = reduced_dims.iter().map(|d| d.0).product();
+        let reduced = Walk::new(op, reduced_dims)?;
+        let run = reduced.inner().0 as u64;
+        let segments = if extent == 0 { 0 } else { extent as u64 / run };
         Ok(Self {
             outputs: out.numel() as u64,
-            extent: extent as u64,
-            lanes: 1,
-            outs: BLOCK,
-            outs_first: 0,
-            splits: 1,
-            chunk: extent as u64,
-            source_dtype: a.dtype as u64,
+            run,
+            segments,
+            chunk: run,
+            segment_chunk: segments,
+            ticket: 0,
             result_dtype: out.dtype as u64,
             divisor: 1.0,
             scale: 1.0,
             kept: Walk::new(op, kept_dims)?,
-            reduced: Walk::new(op, reduced_dims)?,
+            reduced,
+            lanes: 1,
+            across: 1,
+            outs_first: 0,
+            flip: 0,
         })
     }
 
-    /// Shares the work out to the blocks of a GPU that has `resident` at a time.
-    pub(super) fn share_out(&mut self, resident: u64) {
-        let outs_first =
-            self.outputs > 1 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
-        let lanes = self.extent.max(1).next_power_of_two();
-        self.lanes = if outs_first {
-            lanes.min(BLOCK / self.outputs.next_power_of_two().min(64))
-        } else {
-            lanes.min(BLOCK)
-        };
-        // A grid has fewer than 2³¹ blocks in x.
-        while self.lanes > 1 && self.outputs.div_ceil(BLOCK / self.lanes) > i32::MAX as u64 {
-            self.lanes /= 2;
+    /// Elements that go into each result.
+    pub(super) fn extent(&self) -> u64 {
+        self.run * self.segments
+    }
+
+    /// The kernel for a source that begins at this address.
+    pub(super) fn kernel(&self, address: u64, item_size: usize) -> Kernel {
+        let [run_stride] = self.reduced.inner().1;
+        if run_stride == 1 && self.run > 1 {
+            return Kernel::Rows;
         }
-        self.outs = BLOCK / self.lanes;
+        let (neighbouring, [stride, _]) = self.kept.inner();
+        let vector = vector(item_size, 4);
+        let whole = |stride: isize| stride.unsigned_abs().is_multiple_of(vector);
+        let aligned = address.is_multiple_of((vector * item_size) as u64)
+            && neighbouring.is_multiple_of(vector)
+            && self.kept.dims().skip(1).all(|(_, strides)| whole(strides[0]))
+            && self.reduced.dims().all(|(_, strides)| whole(strides[0]));
+        if self.outputs > 1 && stride == 1 && aligned { Kernel::Columns } else { Kernel::Strided }
+    }
+
+    /// Shares the work out to the blocks of a GPU of so many multiprocessors. Returns the grid.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where more elements go into a result than a kernel can count.
+    pub(super) fn share_out(
+        &mut self,
+        op: &'static str,
+        kernel: Kernel,
+        item_size: usize,
+        multiprocessors: u64,
+    ) -> Result<[u32; 3]> {
+        let block = knob("BLOCK", kernel.block().into());
+        let per_load = if kernel == Kernel::Rows { vector(item_size, 8) as u64 } else { 1 };
+        let loads = self.run.div_ceil(per_load);
+        let groups = self.outputs.div_ceil(kernel.neighbours(item_size));
+        let outs_first = kernel == Kernel::Columns
+            || kernel == Kernel::Strided
+                && self.outputs > 1
+                && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         self.outs_first = outs_first.into();
-        let wanted = resident / self.blocks().max(1);
-        let useful = self.extent / (self.lanes * PER_LANE);
-        if wanted > 1 && useful > 1 {
-            self.chunk = self.extent.div_ceil(wanted.min(useful).min(u16::MAX.into()));
-            self.splits = self.extent.div_ceil(self.chunk);
+        // Threads: each has a few loads, or fewer where there are few threads.
+        let busy = multiprocessors * knob("BUSY", BUSY);
+        let limit = if outs_first { block / groups.next_power_of_two().min(knob("OUTS", 32)) } else { block };
+        let few = |lanes: u64| groups.saturating_mul(lanes) < busy;
+        let lanes_for = |loads: u64, limit: u64, others: u64| {
+            let mut lanes = loads.div_ceil(knob("PER", kernel.unroll())).next_power_of_two().min(limit);
+            while lanes < limit && lanes < loads && few(lanes * others) {
+                lanes *= 2;
+            }
+            lanes
+        };
+        let mut across = lanes_for(loads, limit, 1);
+        if kernel == Kernel::Strided && !outs_first {
+            across = across.max(loads.next_power_of_two().min(32));
         }
+        let of_segments = loads.div_ceil(across).saturating_mul(self.segments);
+        let mut lanes = across * lanes_for(of_segments, limit / across, across);
+        lanes = lanes.min(across * self.segments.max(1).next_power_of_two());
+        // A grid has fewer than 2³¹ blocks in x.
+        let blocks = |lanes: u64| groups.div_ceil(block / lanes);
+        while lanes > 1 && blocks(lanes) > i32::MAX as u64 {
+            lanes /= 2;
+        }
+        across = across.min(lanes);
+        (self.lanes, self.across) = (lanes as u32, across as u32);
+        // Blocks: where results are few, several share each.
+        let (blocks, fill) = (blocks(lanes), busy / block);
+        let (wanted, least) = match blocks {
+            0 => (1, 1),
+            _ if blocks * 2 <= fill => (fill / blocks, 1),
+            _ if blocks < 4 * fill => ((knob("WAVES", 4) * fill).div_ceil(blocks), 4),
+            _ => (1, 1),
+        };
+        // What a chunk has at least.
+        let least = least * kernel.unroll();
+        let useful = |count: u64, lanes: u64| (count / (lanes * least)).max(1);
+        let by_segments = wanted.min(useful(of_segments, lanes / across)).min(self.segments.max(1));
+        let by_runs = (wanted / by_segments).min(useful(loads, across));
+        let most = (MOST / self.run.max(1)).clamp(1, MOST);
+        self.segment_chunk = self.segments.div_ceil(by_segments).clamp(1, most);
+        // Whole lines of memory.
+        let line = if kernel == Kernel::Rows { 8 * per_load } else { 1 };
+        self.chunk = self.run.div_ceil(by_runs).max(1).next_multiple_of(line).min(MOST);
+        let splits = [
+            self.run.div_ceil(self.chunk).max(1),
+            self.segments.div_ceil(self.segment_chunk).max(1),
+        ];
+        if splits[0].saturating_mul(splits[1]) > u16::MAX.into() {
+            let reason = format!("cannot reduce {} elements to one", self.extent());
+            return Err(Error::invalid(op, reason));
+        }
+        Ok([blocks as u32, splits[0] as u32, splits[1] as u32])
     }
+}
 
-    /// Blocks that all results take, where each is one block's.
-    pub(super) fn blocks(&self) -> u64 {
-        self.outputs.div_ceil(self.outs)
-    }
-
-    /// Elements of its result's extent that split `index` takes.
-    pub(super) fn split(&self, index: usize) -> std::ops::Range<usize> {
-        let begin = index * self.chunk as usize;
-        begin..(begin + self.chunk as usize).min(self.extent as usize)
-    }
+pub(super) fn knob(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
