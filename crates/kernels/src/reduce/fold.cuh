@@ -40,7 +40,8 @@ template <class T, class A> struct Plain {
     typedef value_t<T> Value;
     typedef A Acc;
     typedef A Part;
-    enum { CHAINS = is_float<A>::value ? 4 : 1 };
+    // Whether an element whose bits are zero changes nothing.
+    enum { CHAINS = is_float<A>::value ? 4 : 1, SKIPS_ZERO = 0 };
     static __device__ __forceinline__ Value take(Value v, u32) { return v; }
     static __device__ __forceinline__ A part(A a, u64) { return a; }
 };
@@ -48,6 +49,7 @@ template <class T, class A> struct Plain {
 // Integers add up to i64, and so do their products.
 template <class T, class A = typename Wide<value_t<T>>::type> struct Sum : Plain<T, A> {
     typedef typename Pick<is_float<A>::value, T, i64>::type Result;
+    enum { SKIPS_ZERO = 1 };
     static __device__ __forceinline__ A identity() { return 0; }
     static __device__ __forceinline__ void add(A& a, value_t<T> v, u32) { a += v; }
     static __device__ __forceinline__ A merge(A a, A b) { return a + b; }
@@ -88,7 +90,7 @@ template <class T> struct ArgExtreme {
     typedef Indexed<Value, u32> Acc;
     typedef Indexed<Value, u64> Part;
     typedef i64 Result;
-    enum { CHAINS = 1 };
+    enum { CHAINS = 1, SKIPS_ZERO = 0 };
     static __device__ __forceinline__ Acc identity() { return {lowest(Value()), ~0u}; }
     static __device__ __forceinline__ Value take(Value v, u32 flip) { return flipped(v, flip); }
     static __device__ __forceinline__ bool beyond(Value v, Value than) {

@@ -21,14 +21,8 @@ pub(super) struct Plan {
     pub(super) segment_chunk: u64,
     /// The launch's number, by which blocks that share a result count themselves.
     pub(super) ticket: u64,
-    pub(super) result_dtype: u64,
-    /// What a sum is divided by, and its reciprocal.
-    pub(super) divisor: f64,
+    /// What a sum is multiplied by.
     pub(super) scale: f64,
-    /// Of the source and of the result.
-    pub(super) kept: Walk<2>,
-    /// Of the source.
-    pub(super) reduced: Walk<1>,
     /// Threads per result, or per vector of results, of which so many share a run.
     pub(super) lanes: u32,
     pub(super) across: u32,
@@ -36,6 +30,13 @@ pub(super) struct Plan {
     pub(super) outs_first: u32,
     /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
     pub(super) flip: u32,
+    /// On the host, what a sum is divided by.
+    pub(super) divisor: f64,
+    pub(super) result_dtype: u64,
+    /// Of the source and of the result.
+    pub(super) kept: Walk<2>,
+    /// Of the source.
+    pub(super) reduced: Walk<1>,
 }
 
 cuda_struct!(Plan {
@@ -45,15 +46,15 @@ cuda_struct!(Plan {
     chunk,
     segment_chunk,
     ticket,
-    result_dtype,
-    divisor,
     scale,
-    kept,
-    reduced,
     lanes,
     across,
     outs_first,
     flip,
+    divisor,
+    result_dtype,
+    kept,
+    reduced,
 });
 
 /// The kernels, each of which is a module of its own.
@@ -92,14 +93,19 @@ impl Kernel {
         }
     }
 
+    /// What a thread loads in all, or more.
+    fn loads(self) -> u64 {
+        if self == Self::Strided { 8 } else { knob("PER", 16) }
+    }
+
     /// Neighbouring results that a thread works on.
     fn neighbours(self, item_size: usize) -> u64 {
         if self == Self::Columns { vector(item_size, 4) as u64 } else { 1 }
     }
 }
 
-pub(super) const ROWS_BLOCK: u32 = 512;
-pub(super) const COLUMNS_BLOCK: u32 = 512;
+pub(super) const ROWS_BLOCK: u32 = 256;
+pub(super) const COLUMNS_BLOCK: u32 = 256;
 
 /// Threads of a multiprocessor that suffice to keep its memory busy, four vectors each.
 const BUSY: u64 = 1024;
@@ -185,6 +191,10 @@ impl Plan {
     /// The kernel for a source that begins at this address.
     pub(super) fn kernel(&self, address: u64, item_size: usize) -> Kernel {
         let [run_stride] = self.reduced.inner().1;
+        // What the kernels that load vectors go over.
+        if self.kept.dims().count() > 2 || self.reduced.dims().count() > 2 {
+            return Kernel::Strided;
+        }
         if run_stride == 1 && self.run > 1 {
             return Kernel::Rows;
         }
@@ -223,7 +233,8 @@ impl Plan {
         let limit = if outs_first { block / groups.next_power_of_two().min(knob("OUTS", 32)) } else { block };
         let few = |lanes: u64| groups.saturating_mul(lanes) < busy;
         let lanes_for = |loads: u64, limit: u64, others: u64| {
-            let mut lanes = loads.div_ceil(knob("PER", kernel.unroll())).next_power_of_two().min(limit);
+            let mut lanes = loads.div_ceil(kernel.loads()).next_power_of_two();
+            lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(knob("LO", 4))).min(limit);
             while lanes < limit && lanes < loads && few(lanes * others) {
                 lanes *= 2;
             }

@@ -12,18 +12,26 @@ template <class T, int V> struct alignas(V * sizeof(T)) Elements {
 
 template <class T> __device__ __forceinline__ value_t<T> value(const T& v) { return (value_t<T>)load(v); }
 
-// Where element `index` of an operand lies; as `walk`, of parameters, which are read where they are.
-template <int N> __device__ __forceinline__ i64 place(const Walk<N>& w, int operand, u64 index) {
-    i64 at = 0;
-    const u32 last = (u32)w.ndim - 1;
-    if (w.ndim == 0) return 0;
+// Where element `index` of all operands lies, as `walk` says of one.
+template <int N> __device__ __forceinline__ void place(const Walk<N>& w, u64 index, i64 (&at)[N]) {
+#pragma unroll
+    for (int k = 0; k < N; k++) at[k] = 0;
+    const u32 ndim = (u32)w.ndim;
 #pragma unroll 1
-    for (u32 d = 0; d < last; d++) {
+    for (u32 d = 0; d < ndim; d++) {
         const u64 next = (__umul64hi(index, w.magic[d]) + index) >> w.shift[d];
-        at += (i64)(index - next * w.sizes[d]) * w.strides[operand][d];
+#pragma unroll
+        for (int k = 0; k < N; k++) at[k] += (i64)(index - next * w.sizes[d]) * w.strides[k][d];
         index = next;
     }
-    return at + (i64)index * w.strides[operand][last];
+}
+
+// The same of no more than two dimensions, without a loop: these are compiled for longer than they run.
+template <int N> __device__ __forceinline__ void place_in_two(const Walk<N>& w, u64 index, i64 (&at)[N]) {
+    const u64 next = (__umul64hi(index, w.magic[0]) + index) >> w.shift[0];
+    const i64 rest = (i64)(index - next * w.sizes[0]);
+#pragma unroll
+    for (int k = 0; k < N; k++) at[k] = rest * w.strides[k][0] + (i64)next * w.strides[k][1];
 }
 
 // ---- between threads -----------------------------------------------------------------------
@@ -51,6 +59,7 @@ __device__ __forceinline__ typename F::Part fold(typename F::Part a, u32 lanes, 
     u32 half = lanes < 32 ? lanes / 2 : 16;
 #pragma unroll 1
     for (;;) {
+#pragma unroll 1
         for (; half > 0; half /= 2) a = F::merge(a, down(a, half));
         if (lanes <= 32) return a;
         __syncthreads();
@@ -109,43 +118,50 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
 #pragma unroll
     for (int c = 0; c < F::CHAINS; c++) a[c] = F::identity();
     const u64 first = blockIdx.z * p.segment_chunk;
+    i64 at[2];
+    place_in_two(p.kept, output, at);
     if (output < p.outputs) {
-        const T* row = source + place(p.kept, SOURCE, output) + begin;
+        const T* row = source + at[SOURCE] + begin;
         const u32 count = (u32)(begin + p.chunk < p.run ? p.chunk : p.run - begin);
         const u32 segments = (u32)(first + p.segment_chunk < p.segments ? p.segment_chunk : p.segments - first);
         const u32 step = over(lanes, across);
 #pragma unroll 1
         for (u32 segment = over(lane, across); segment < segments; segment += step) {
-            const T* from = row;
-            if (p.segments > 1) from += place(p.reduced, SOURCE, (first + segment) * p.run);
+            const T* from = row + (i64)(first + segment) * p.reduced.strides[SOURCE][1];
             const u32 local = segment * (u32)p.run;
             // Whole vectors lie between the ends.
             u32 head = (u32)(0 - (u64)from) % (V * sizeof(T)) / sizeof(T);
             head = head < count ? head : count;
             const u32 n = (count - head) / V, ends = count - n * V;
             const Vector* vectors = (const Vector*)(from + head);
+            // The ends are loaded before the rest and used after it.
+            T end = {};
+            if (x < ends) end = from[x < head ? x : x + n * V];
 #pragma unroll 1
             for (u32 i = x; i < n; i += UNROLL * across) {
-                Vector v[UNROLL];
+                Vector v[UNROLL] = {};
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
                     if (i + k * across < n) v[k] = vectors[i + k * across];
                 }
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
-                    if (i + k * across < n) {
-                        const u32 at = local + head + (i + k * across) * V;
+                    if (F::SKIPS_ZERO || i + k * across < n) {
+                        const u32 index = local + head + (i + k * across) * V;
 #pragma unroll
-                        for (u32 j = 0; j < V; j++) F::add(a[j % F::CHAINS], F::take(value(v[k].v[j]), p.flip), at + j);
+                        for (u32 j = 0; j < V; j++) {
+                            F::add(a[(k * V + j) % F::CHAINS], F::take(value(v[k].v[j]), p.flip), index + j);
+                        }
                     }
                 }
             }
 #pragma unroll 1
-            for (u32 i = x; i < ends; i += across) {
-                const u32 at = i < head ? i : i + n * V;
-                typename F::Acc end = F::identity();
-                F::add(end, F::take(value(from[at]), p.flip), local + at);
-                a[0] = F::merge(a[0], end);
+            for (u32 i = x; i < ends;) {
+                typename F::Acc one = F::identity();
+                F::add(one, F::take(value(end), p.flip), local + (i < head ? i : i + n * V));
+                a[0] = F::merge(a[0], one);
+                i += across;
+                if (i < ends) end = from[i < head ? i : i + n * V];
             }
         }
     }
@@ -169,7 +185,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
             for (u32 s = lane; s < splits; s += lanes) whole = F::merge(whole, left(&parts[s * p.outputs + output]));
         }
     }
-    if (lane == 0 && output < p.outputs) F::put(result + place(p.kept, RESULT, output), whole, p);
+    if (lane == 0 && output < p.outputs) F::put(result + at[RESULT], whole, p);
 }
 
 // ---- any strides ---------------------------------------------------------------------------
@@ -188,9 +204,12 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
     const u32 x = lane & (across - 1);
     const u64 output = ((u64)blockIdx.x * outs + slot) * V;
     const u64 begin = blockIdx.y * p.chunk, first = blockIdx.z * p.segment_chunk;
+    i64 at[2];
+    if (V > 1) place_in_two(p.kept, output, at);
+    else place(p.kept, output, at);
     Turn turn;
     if (splits > 1) turn.begin(scratch, p.ticket);
-    const int CHAINS = F::CHAINS < UNROLL ? F::CHAINS : UNROLL;
+    const int CHAINS = F::CHAINS < 2 || V == 1 ? F::CHAINS : 2;
     typename F::Acc a[CHAINS][V];
 #pragma unroll
     for (int c = 0; c < CHAINS; c++) {
@@ -198,19 +217,25 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
         for (int j = 0; j < V; j++) a[c][j] = F::identity();
     }
     if (output < p.outputs) {
-        const i64 stride = p.reduced.ndim > 0 ? p.reduced.strides[SOURCE][0] : 0;
-        const T* column = source + place(p.kept, SOURCE, output) + (i64)(begin + x) * stride;
+        const i64 stride = p.reduced.strides[SOURCE][0];
+        const T* column = source + at[SOURCE] + (i64)(begin + x) * stride;
         const u32 count = (u32)(begin + p.chunk < p.run ? p.chunk : p.run - begin);
         const u32 segments = (u32)(first + p.segment_chunk < p.segments ? p.segment_chunk : p.segments - first);
         const i64 step = stride * across;
 #pragma unroll 1
         for (u32 segment = over(lane, across); segment < segments; segment += over(lanes, across)) {
             const T* from = column;
-            if (p.segments > 1) from += place(p.reduced, SOURCE, (first + segment) * p.run);
+            if (V > 1) {
+                from += (i64)(first + segment) * p.reduced.strides[SOURCE][1];
+            } else if (p.segments > 1) {
+                i64 begins[1];
+                place(p.reduced, (first + segment) * p.run, begins);
+                from += begins[0];
+            }
             const u32 local = segment * (u32)p.run;
 #pragma unroll 1
             for (u32 i = x; i < count; i += UNROLL * across) {
-                Vector v[UNROLL];
+                Vector v[UNROLL] = {};
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
                     if (i + k * across < count) v[k] = *(const Vector*)(from + k * step);
@@ -218,7 +243,7 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
                 from += UNROLL * step;
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
-                    if (i + k * across < count) {
+                    if (F::SKIPS_ZERO || i + k * across < count) {
 #pragma unroll
                         for (int j = 0; j < V; j++) F::add(a[k % CHAINS][j], F::take(value(v[k].v[j]), p.flip), local + i + k * across);
                     }
@@ -239,15 +264,15 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
 #pragma unroll 1
     for (;;) {
         if (lanes > 1) {
-            const u32 at = lane * outs + slot;
+            const u32 own = lane * outs + slot;
 #pragma unroll 1
             for (u32 half = lanes / 2; half > 0; half /= 2) {
 #pragma unroll
-                for (int j = 0; j < V; j++) shared[j][at] = whole[j];
+                for (int j = 0; j < V; j++) shared[j][own] = whole[j];
                 __syncthreads();
                 if (lane < half) {
 #pragma unroll
-                    for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], shared[j][at + half * outs]);
+                    for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], shared[j][own + half * outs]);
                 }
                 __syncthreads();
             }
@@ -271,24 +296,22 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
         }
     }
     if (lane != 0 || output >= p.outputs) return;
-    result += place(p.kept, RESULT, output);
-    const i64 stride = p.kept.ndim > 0 ? p.kept.strides[RESULT][0] : 0;
 #pragma unroll
-    for (int j = 0; j < V; j++) F::put(result + j * stride, whole[j], p);
+    for (int j = 0; j < V; j++) F::put(result + at[RESULT] + j * p.kept.strides[RESULT][0], whole[j], p);
 }
 
 #define ROWS(NAME, FOLD, T)                                                                             \
-    extern "C" __global__ __launch_bounds__(ROWS_BLOCK) void NAME(                                      \
+    extern "C" __global__ __launch_bounds__(ROWS_BLOCK, 4) void NAME(                                      \
         const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
         reduce_rows<FOLD<T>, T, 4>(source, result, scratch, p);                             \
     }
 #define COLUMNS(NAME, FOLD, T)                                                                          \
-    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK) void NAME(                                   \
+    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
         const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
         reduce_columns<FOLD<T>, T, vector(sizeof(T), 4), 4>(source, result, scratch, p); \
     }
 #define STRIDED(NAME, FOLD, T)                                                                          \
-    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK) void NAME(                                   \
+    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
         const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
         reduce_columns<FOLD<T>, T, 1, 8>(source, result, scratch, p);                    \
     }
