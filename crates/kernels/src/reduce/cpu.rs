@@ -63,7 +63,7 @@ unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
     leave: impl Fn(usize, F::Acc) + Sync,
 ) {
     let outputs = plan.outputs as usize;
-    let range = 0..plan.extent() as usize;
+    let range = 0..plan.extent as usize;
     let grain = (GRAIN / range.len().max(1)).max(1);
     let (inner, [step, _]) = plan.kept.inner();
     let side_by_side = outputs > 1 && step.abs() < plan.reduced.inner().1[0].abs();

@@ -202,7 +202,7 @@ pub fn reduce(
     // Another thread may still read what one writes.
     launch::check_in_place(name, &[a.read(), out.write()])?;
     let mut plan = Plan::new(name, a, dims, out, indices)?;
-    if plan.extent() == 0 && op.needs_elements() {
+    if plan.extent == 0 && op.needs_elements() {
         return Err(Error::invalid(
             name,
             format!(
@@ -215,7 +215,7 @@ pub fn reduce(
         return Ok(());
     }
     if op == ReduceOp::Mean {
-        plan.divisor = plan.extent() as f64;
+        plan.divisor = plan.extent as f64;
         // A GPU multiplies, as in PyTorch.
         plan.scale = 1.0 / plan.divisor;
     }

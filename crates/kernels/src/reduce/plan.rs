@@ -9,16 +9,19 @@ use warpline_runtime::{Error, Result, View};
 
 /// The parameter block of every reduction.
 ///
-/// The elements of a result are `segments` runs of `run` elements that lie at a common distance.
+/// The elements of a result are `segments` runs of `run` elements, of which the last may be shorter, that
+/// lie at a common distance. Blocks in y take turns within a run, and blocks in z have segments of their own.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Plan {
     pub(super) outputs: u64,
-    pub(super) run: u64,
-    pub(super) segments: u64,
-    /// What a block takes of each run, and of how many.
-    pub(super) chunk: u64,
-    pub(super) segment_chunk: u64,
+    pub(super) run: u32,
+    pub(super) last_run: u32,
+    pub(super) segments: u32,
+    /// Those of a block.
+    pub(super) segment_chunk: u32,
+    /// From one to the next, where there are no more than two dimensions.
+    pub(super) segment_stride: i64,
     /// The launch's number, by which blocks that share a result count themselves.
     pub(super) ticket: u64,
     /// What a sum is multiplied by.
@@ -30,7 +33,8 @@ pub(super) struct Plan {
     pub(super) outs_first: u32,
     /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
     pub(super) flip: u32,
-    /// On the host, what a sum is divided by.
+    /// On the host, the elements of a result, and what a sum is divided by.
+    pub(super) extent: u64,
     pub(super) divisor: f64,
     pub(super) result_dtype: u64,
     /// Of the source and of the result.
@@ -42,15 +46,17 @@ pub(super) struct Plan {
 cuda_struct!(Plan {
     outputs,
     run,
+    last_run,
     segments,
-    chunk,
     segment_chunk,
+    segment_stride,
     ticket,
     scale,
     lanes,
     across,
     outs_first,
     flip,
+    extent,
     divisor,
     result_dtype,
     kept,
@@ -70,11 +76,15 @@ pub(super) enum Kernel {
 
 /// Elements of this size that are loaded at a time, as in `reduce.cuh`.
 const fn vector(item_size: usize, most: usize) -> usize {
-    if 16 / item_size < most { 16 / item_size } else { most }
+    match item_size {
+        1 => 8,
+        _ if 16 / item_size < most => 16 / item_size,
+        _ => most,
+    }
 }
 
 /// What 32-bit counts in a kernel go to.
-const MOST: u64 = 1 << 31;
+const MOST: u64 = 1 << 30;
 
 impl Kernel {
     /// Threads per block.
@@ -162,14 +172,13 @@ impl Plan {
         }
         let extent: usize = reduced_dims.iter().map(|d| d.0).product();
         let reduced = Walk::new(op, reduced_dims)?;
-        let run = reduced.inner().0 as u64;
-        let segments = if extent == 0 { 0 } else { extent as u64 / run };
         Ok(Self {
             outputs: out.numel() as u64,
-            run,
-            segments,
-            chunk: run,
-            segment_chunk: segments,
+            run: 0,
+            last_run: 0,
+            segments: 0,
+            segment_chunk: 0,
+            segment_stride: 0,
             ticket: 0,
             result_dtype: out.dtype as u64,
             divisor: 1.0,
@@ -180,12 +189,8 @@ impl Plan {
             across: 1,
             outs_first: 0,
             flip: 0,
+            extent: extent as u64,
         })
-    }
-
-    /// Elements that go into each result.
-    pub(super) fn extent(&self) -> u64 {
-        self.run * self.segments
     }
 
     /// The kernel for a source that begins at this address.
@@ -195,7 +200,7 @@ impl Plan {
         if self.kept.dims().count() > 2 || self.reduced.dims().count() > 2 {
             return Kernel::Strided;
         }
-        if run_stride == 1 && self.run > 1 {
+        if run_stride == 1 {
             return Kernel::Rows;
         }
         let (neighbouring, [stride, _]) = self.kept.inner();
@@ -220,8 +225,9 @@ impl Plan {
         multiprocessors: u64,
     ) -> Result<[u32; 3]> {
         let block = knob("BLOCK", kernel.block().into());
+        let [run, segments] = self.cut(op)?;
         let per_load = if kernel == Kernel::Rows { vector(item_size, 8) as u64 } else { 1 };
-        let loads = self.run.div_ceil(per_load);
+        let loads = run.div_ceil(per_load);
         let groups = self.outputs.div_ceil(kernel.neighbours(item_size));
         let outs_first = kernel == Kernel::Columns
             || kernel == Kernel::Strided
@@ -244,9 +250,9 @@ impl Plan {
         if kernel == Kernel::Strided && !outs_first {
             across = across.max(loads.next_power_of_two().min(32));
         }
-        let of_segments = loads.div_ceil(across).saturating_mul(self.segments);
+        let of_segments = loads.div_ceil(across).saturating_mul(segments);
         let mut lanes = across * lanes_for(of_segments, limit / across, across);
-        lanes = lanes.min(across * self.segments.max(1).next_power_of_two());
+        lanes = lanes.min(across * segments.max(1).next_power_of_two());
         // A grid has fewer than 2³¹ blocks in x.
         let blocks = |lanes: u64| groups.div_ceil(block / lanes);
         while lanes > 1 && blocks(lanes) > i32::MAX as u64 {
@@ -256,31 +262,46 @@ impl Plan {
         (self.lanes, self.across) = (lanes as u32, across as u32);
         // Blocks: where results are few, several share each.
         let (blocks, fill) = (blocks(lanes), busy / block);
-        let (wanted, least) = match blocks {
-            0 => (1, 1),
-            _ if blocks * 2 <= fill => (fill / blocks, 1),
-            _ if blocks < 4 * fill => ((knob("WAVES", 4) * fill).div_ceil(blocks), 4),
-            _ => (1, 1),
+        let wanted = match blocks {
+            0 => 1,
+            _ if blocks * 2 <= fill => fill / blocks,
+            _ if blocks < fill => 2,
+            _ => 1,
         };
-        // What a chunk has at least.
-        let least = least * kernel.unroll();
-        let useful = |count: u64, lanes: u64| (count / (lanes * least)).max(1);
-        let by_segments = wanted.min(useful(of_segments, lanes / across)).min(self.segments.max(1));
+        let useful = |count: u64, lanes: u64| (count / (lanes * kernel.unroll())).max(1);
+        let by_segments = wanted.min(useful(of_segments, lanes / across)).min(segments.max(1));
         let by_runs = (wanted / by_segments).min(useful(loads, across));
-        let most = (MOST / self.run.max(1)).clamp(1, MOST);
-        self.segment_chunk = self.segments.div_ceil(by_segments).clamp(1, most);
-        // Whole lines of memory.
-        let line = if kernel == Kernel::Rows { 8 * per_load } else { 1 };
-        self.chunk = self.run.div_ceil(by_runs).max(1).next_multiple_of(line).min(MOST);
-        let splits = [
-            self.run.div_ceil(self.chunk).max(1),
-            self.segments.div_ceil(self.segment_chunk).max(1),
-        ];
-        if splits[0].saturating_mul(splits[1]) > u16::MAX.into() {
-            let reason = format!("cannot reduce {} elements to one", self.extent());
-            return Err(Error::invalid(op, reason));
+        // Indices are counted in 32 bits within a block.
+        let most = (MOST / run.max(1)).max(1);
+        let segment_chunk = segments.div_ceil(by_segments).clamp(1, most);
+        self.segment_chunk = segment_chunk as u32;
+        let grid = [blocks, by_runs, segments.div_ceil(segment_chunk).max(1)];
+        if grid[1] * grid[2] > u16::MAX.into() {
+            return Err(self.too_many(op));
         }
-        Ok([blocks as u32, splits[0] as u32, splits[1] as u32])
+        Ok(grid.map(|n| n as u32))
+    }
+
+    /// Cuts the elements of a result into segments that 32 bits count. Returns what a run has and how many
+    /// there are.
+    fn cut(&mut self, op: &'static str) -> Result<[u64; 2]> {
+        let (run, [stride]) = self.reduced.inner();
+        let mut dims = self.reduced.dims().skip(1);
+        let second = dims.next();
+        let run = (run as u64).min(if second.is_none() { MOST } else { u64::MAX });
+        let segments = self.extent.div_ceil(run.max(1));
+        if run > MOST || segments > MOST {
+            return Err(self.too_many(op));
+        }
+        let last = self.extent - run * segments.saturating_sub(1);
+        (self.run, self.last_run, self.segments) = (run as u32, last as u32, segments as u32);
+        self.segment_stride = second.map_or(run as i64 * stride as i64, |(_, [s])| s as i64);
+        Ok([run, segments])
+    }
+
+    #[cold]
+    fn too_many(&self, op: &'static str) -> Error {
+        Error::invalid(op, format!("cannot reduce {} elements to one", self.extent))
     }
 }
 

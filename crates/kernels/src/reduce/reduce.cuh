@@ -3,12 +3,27 @@
 // Operands of `kept`.
 enum { SOURCE, RESULT };
 
-// Elements that are loaded at a time: 16 bytes, but no more than so many.
-__host__ __device__ constexpr int vector(int size, int most) { return 16 / size < most ? 16 / size : most; }
+// Elements that are loaded at a time: 16 bytes, but no more than so many, and of bytes no less than 8.
+__host__ __device__ constexpr int vector(int size, int most) {
+    return size == 1 ? 8 : 16 / size < most ? 16 / size : most;
+}
 
-template <class T, int V> struct alignas(V * sizeof(T)) Elements {
-    T v[V];
-};
+// A vector as it is loaded: in whole words, or what is smaller than one.
+template <int BYTES> struct alignas(BYTES) Words { u32 word[BYTES / 4]; };
+template <> struct Words<1> { u8 word[1]; };
+template <> struct Words<2> { u16 word[1]; };
+
+// One of its elements.
+template <class T, int BYTES> __device__ __forceinline__ T element(const Words<BYTES>& from, int j) {
+    T t;
+    if constexpr (BYTES < 4) memcpy(&t, from.word, sizeof(T));
+    else if constexpr (sizeof(T) >= 4) memcpy(&t, &from.word[j * sizeof(T) / 4], sizeof(T));
+    else {
+        const u32 bits = from.word[j * sizeof(T) / 4] >> (j * sizeof(T) % 4 * 8);
+        memcpy(&t, &bits, sizeof(T));
+    }
+    return t;
+}
 
 template <class T> __device__ __forceinline__ value_t<T> value(const T& v) { return (value_t<T>)load(v); }
 
@@ -79,7 +94,7 @@ struct Turn {
     u64* counter;
     u64 seen;
 
-    __device__ __forceinline__ void begin(u64* scratch, u64 ticket) {
+    __device__ __forceinline__ void begin(u64* scratch) {
         counter = scratch + blockIdx.x;
         if (threadIdx.x == 0) seen = *(volatile u64*)counter;
     }
@@ -103,54 +118,55 @@ struct Turn {
 // ---- runs of neighbouring elements ---------------------------------------------------------
 
 // Reduces over runs of neighbouring elements: `lanes` threads have a result, of which `across` share a run.
+// Blocks in y take turns within a run, and blocks in z have segments of their own.
 template <class F, class T, int UNROLL>
 __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
     constexpr u32 V = vector(sizeof(T), 8);
-    typedef Elements<T, V> Vector;
+    typedef Words<V * sizeof(T)> Vector;
     const u32 lanes = p.lanes, across = p.across, splits = gridDim.y * gridDim.z;
-    const u32 lane = threadIdx.x & (lanes - 1), x = lane & (across - 1);
+    const u32 lane = threadIdx.x & (lanes - 1), x = blockIdx.y * across + (lane & (across - 1));
     const u64 output = (u64)blockIdx.x * over(blockDim.x, lanes) + over(threadIdx.x, lanes);
-    const u64 begin = blockIdx.y * p.chunk;
     Turn turn;
-    if (splits > 1) turn.begin(scratch, p.ticket);
+    if (splits > 1) turn.begin(scratch);
     typename F::Acc a[F::CHAINS];
 #pragma unroll
     for (int c = 0; c < F::CHAINS; c++) a[c] = F::identity();
-    const u64 first = blockIdx.z * p.segment_chunk;
+    const u32 first = blockIdx.z * p.segment_chunk;
     i64 at[2];
     place_in_two(p.kept, output, at);
     if (output < p.outputs) {
-        const T* row = source + at[SOURCE] + begin;
-        const u32 count = (u32)(begin + p.chunk < p.run ? p.chunk : p.run - begin);
-        const u32 segments = (u32)(first + p.segment_chunk < p.segments ? p.segment_chunk : p.segments - first);
-        const u32 step = over(lanes, across);
+        const u32 step = across * gridDim.y;
+        const u32 end = first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
 #pragma unroll 1
-        for (u32 segment = over(lane, across); segment < segments; segment += step) {
-            const T* from = row + (i64)(first + segment) * p.reduced.strides[SOURCE][1];
-            const u32 local = segment * (u32)p.run;
+        for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
+            const T* from = source + at[SOURCE] + segment * p.segment_stride;
+            const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
+            // Indices count from the block's first segment.
+            const u32 local = (segment - first) * p.run;
             // Whole vectors lie between the ends.
-            u32 head = (u32)(0 - (u64)from) % (V * sizeof(T)) / sizeof(T);
+            u32 head = (u32)(0 - (u64)from) % sizeof(Vector) / sizeof(T);
             head = head < count ? head : count;
             const u32 n = (count - head) / V, ends = count - n * V;
             const Vector* vectors = (const Vector*)(from + head);
             // The ends are loaded before the rest and used after it.
-            T end = {};
-            if (x < ends) end = from[x < head ? x : x + n * V];
+            T odd = {};
+            if (x < ends) odd = from[x < head ? x : x + n * V];
 #pragma unroll 1
-            for (u32 i = x; i < n; i += UNROLL * across) {
-                Vector v[UNROLL] = {};
+            for (u32 i = x; i < n; i += UNROLL * step) {
+                Vector v[UNROLL];
+                if (F::SKIPS_ZERO) memset(v, 0, sizeof(v));
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
-                    if (i + k * across < n) v[k] = vectors[i + k * across];
+                    if (i + k * step < n) v[k] = vectors[i + k * step];
                 }
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
-                    if (F::SKIPS_ZERO || i + k * across < n) {
-                        const u32 index = local + head + (i + k * across) * V;
+                    if (F::SKIPS_ZERO || i + k * step < n) {
+                        const u32 index = local + head + (i + k * step) * V;
 #pragma unroll
                         for (u32 j = 0; j < V; j++) {
-                            F::add(a[(k * V + j) % F::CHAINS], F::take(value(v[k].v[j]), p.flip), index + j);
+                            F::add(a[(k * V + j) % F::CHAINS], F::take(value(element<T>(v[k], j)), p.flip), index + j);
                         }
                     }
                 }
@@ -158,17 +174,17 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
 #pragma unroll 1
             for (u32 i = x; i < ends;) {
                 typename F::Acc one = F::identity();
-                F::add(one, F::take(value(end), p.flip), local + (i < head ? i : i + n * V));
+                F::add(one, F::take(value(odd), p.flip), local + (i < head ? i : i + n * V));
                 a[0] = F::merge(a[0], one);
-                i += across;
-                if (i < ends) end = from[i < head ? i : i + n * V];
+                i += step;
+                if (i < ends) odd = from[i < head ? i : i + n * V];
             }
         }
     }
 #pragma unroll
     for (int c = 1; c < F::CHAINS; c++) a[0] = F::merge(a[0], a[c]);
     __shared__ Part warps[ROWS_BLOCK / 32];
-    Part whole = F::part(a[0], first * p.run + begin);
+    Part whole = F::part(a[0], (u64)first * p.run);
     Part* parts = (Part*)(scratch + gridDim.x);
     bool folded = splits == 1;
 #pragma unroll 1
@@ -191,24 +207,25 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
 // ---- any strides ---------------------------------------------------------------------------
 
 // `lanes` threads have `V` neighbouring results. Neighbouring threads read neighbouring elements: of
-// several results, or of one.
+// several results, or of one. Blocks as above.
 template <class F, class T, int V, int UNROLL>
 __device__ __forceinline__ void reduce_columns(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
-    typedef Elements<T, V> Vector;
+    typedef Words<V * sizeof(T)> Vector;
     const u32 lanes = p.lanes, outs = over(blockDim.x, lanes), splits = gridDim.y * gridDim.z;
     const u32 across = p.across;
-    const u32 minor = V > 1 || p.outs_first ? outs : lanes;
+    const bool outs_first = V > 1 || p.outs_first;
+    const u32 minor = outs_first ? outs : lanes;
     const u32 low = threadIdx.x & (minor - 1), high = over(threadIdx.x, minor);
-    const u32 lane = V > 1 || p.outs_first ? high : low, slot = V > 1 || p.outs_first ? low : high;
-    const u32 x = lane & (across - 1);
+    const u32 lane = outs_first ? high : low, slot = outs_first ? low : high;
+    const u32 x = blockIdx.y * across + (lane & (across - 1));
     const u64 output = ((u64)blockIdx.x * outs + slot) * V;
-    const u64 begin = blockIdx.y * p.chunk, first = blockIdx.z * p.segment_chunk;
+    const u32 first = blockIdx.z * p.segment_chunk;
     i64 at[2];
     if (V > 1) place_in_two(p.kept, output, at);
     else place(p.kept, output, at);
     Turn turn;
-    if (splits > 1) turn.begin(scratch, p.ticket);
+    if (splits > 1) turn.begin(scratch);
     const int CHAINS = F::CHAINS < 2 || V == 1 ? F::CHAINS : 2;
     typename F::Acc a[CHAINS][V];
 #pragma unroll
@@ -218,34 +235,36 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
     }
     if (output < p.outputs) {
         const i64 stride = p.reduced.strides[SOURCE][0];
-        const T* column = source + at[SOURCE] + (i64)(begin + x) * stride;
-        const u32 count = (u32)(begin + p.chunk < p.run ? p.chunk : p.run - begin);
-        const u32 segments = (u32)(first + p.segment_chunk < p.segments ? p.segment_chunk : p.segments - first);
-        const i64 step = stride * across;
+        const u32 step = across * gridDim.y;
+        const u32 end = first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
 #pragma unroll 1
-        for (u32 segment = over(lane, across); segment < segments; segment += over(lanes, across)) {
-            const T* from = column;
-            if (V > 1) {
-                from += (i64)(first + segment) * p.reduced.strides[SOURCE][1];
-            } else if (p.segments > 1) {
+        for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
+            const T* from = source + at[SOURCE] + x * stride;
+            if (V > 1 || p.reduced.ndim < 3) {
+                from += segment * p.segment_stride;
+            } else {
                 i64 begins[1];
-                place(p.reduced, (first + segment) * p.run, begins);
+                place(p.reduced, (u64)segment * p.run, begins);
                 from += begins[0];
             }
-            const u32 local = segment * (u32)p.run;
+            const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
+            const u32 local = (segment - first) * p.run;
 #pragma unroll 1
-            for (u32 i = x; i < count; i += UNROLL * across) {
-                Vector v[UNROLL] = {};
+            for (u32 i = x; i < count; i += UNROLL * step) {
+                Vector v[UNROLL];
+                if (F::SKIPS_ZERO) memset(v, 0, sizeof(v));
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
-                    if (i + k * across < count) v[k] = *(const Vector*)(from + k * step);
+                    if (i + k * step < count) v[k] = *(const Vector*)(from + k * step * stride);
                 }
-                from += UNROLL * step;
+                from += UNROLL * step * stride;
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
-                    if (F::SKIPS_ZERO || i + k * across < count) {
+                    if (F::SKIPS_ZERO || i + k * step < count) {
 #pragma unroll
-                        for (int j = 0; j < V; j++) F::add(a[k % CHAINS][j], F::take(value(v[k].v[j]), p.flip), local + i + k * across);
+                        for (int j = 0; j < V; j++) {
+                            F::add(a[k % CHAINS][j], F::take(value(element<T>(v[k], j)), p.flip), local + i + k * step);
+                        }
                     }
                 }
             }
@@ -256,26 +275,24 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
     for (int j = 0; j < V; j++) {
 #pragma unroll
         for (int c = 1; c < CHAINS; c++) a[0][j] = F::merge(a[0][j], a[c][j]);
-        whole[j] = F::part(a[0][j], first * p.run + begin);
+        whole[j] = F::part(a[0][j], (u64)first * p.run);
     }
     __shared__ Part shared[V][COLUMNS_BLOCK];
     Part* parts = (Part*)(scratch + gridDim.x);
     bool folded = splits == 1;
 #pragma unroll 1
     for (;;) {
-        if (lanes > 1) {
-            const u32 own = lane * outs + slot;
+        const u32 own = lane * outs + slot;
 #pragma unroll 1
-            for (u32 half = lanes / 2; half > 0; half /= 2) {
+        for (u32 half = lanes / 2; half > 0; half /= 2) {
 #pragma unroll
-                for (int j = 0; j < V; j++) shared[j][own] = whole[j];
-                __syncthreads();
-                if (lane < half) {
+            for (int j = 0; j < V; j++) shared[j][own] = whole[j];
+            __syncthreads();
+            if (lane < half) {
 #pragma unroll
-                    for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], shared[j][own + half * outs]);
-                }
-                __syncthreads();
+                for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], shared[j][own + half * outs]);
             }
+            __syncthreads();
         }
         if (folded) break;
         folded = true;

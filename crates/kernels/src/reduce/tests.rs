@@ -1,6 +1,7 @@
 //! Cases for reductions, the same on every target.
 
 use super::*;
+use warpline_runtime::iter::Walk;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 
 const OPS: [ReduceOp; 9] = [
@@ -321,9 +322,11 @@ fn the_work_is_shared_out_to_the_whole_gpu_and_none_is_left() {
     for (sizes, strides, dims) in cases {
         let (plan, kernel, [x, y, z]) = planned(sizes, strides, dims, 0);
         assert!(x * y * z >= 120, "{sizes:?} over {dims:?}: {x} x {y} x {z} blocks of {kernel:?}");
-        assert!(y * plan.chunk >= plan.run && (y - 1) * plan.chunk < plan.run);
-        assert!(z * plan.segment_chunk >= plan.segments);
-        assert!((z - 1) * plan.segment_chunk < plan.segments);
+        let (run, segments) = (u64::from(plan.run), u64::from(plan.segments));
+        assert_eq!(run * (segments - 1) + u64::from(plan.last_run), plan.extent);
+        let chunk = u64::from(plan.segment_chunk);
+        assert!(z * chunk >= segments && (z - 1) * chunk < segments);
+        assert!((y - 1) * u64::from(plan.across) < run);
         assert!(plan.lanes.is_power_of_two() && plan.across.is_power_of_two());
         assert!(plan.across <= plan.lanes && plan.lanes <= kernel.block());
     }
@@ -343,12 +346,16 @@ fn a_grid_holds_a_block_for_every_result() {
 }
 
 #[test]
-fn more_than_blocks_count_is_refused() {
-    let (mut plan, kernel, _) = planned(&[1 << 46], &[0], &[0], 0);
-    assert!(plan.share_out("sum", kernel, 4, 132).is_ok());
-    plan.run = 1 << 48;
-    let error = plan.share_out("sum", kernel, 4, 132).unwrap_err();
-    assert!(error.to_string().contains("281474976710656 elements"), "{error}");
+fn what_32_bits_do_not_count_is_cut_or_refused() {
+    let (mut plan, kernel, [_, y, z]) = planned(&[(5 << 30) + 3], &[1], &[0], 0);
+    assert_eq!((plan.run, plan.segments, plan.last_run), (1 << 30, 6, 3));
+    assert_eq!((plan.segment_stride, z, kernel), (1 << 30, 6, Kernel::Rows));
+    assert!(y > 80, "{y} blocks");
+    plan.extent = 1 << 47;
+    let refused = |plan: &mut Plan| plan.share_out("sum", kernel, 4, 132).unwrap_err().to_string();
+    assert!(refused(&mut plan).contains("140737488355328 elements"));
+    plan.reduced = Walk::new("sum", [(1 << 31, [1]), (2, [1 << 40])]).unwrap();
+    assert!(refused(&mut plan).contains("elements"));
 }
 
 #[test]
