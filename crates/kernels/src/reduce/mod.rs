@@ -4,6 +4,8 @@ mod cpu;
 mod fold;
 mod plan;
 #[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
 mod tests;
 
 use std::panic::Location;
@@ -245,16 +247,18 @@ pub fn reduce(
     let none = Layout::contiguous(&[0])?;
     let (storage, layout) = scratch.as_ref().map_or((out.storage, &none), |(s, l)| (s, l));
     let scratch = View { storage, layout, dtype: DType::I64 };
+    let (program, variant) = program(op, kernel, a.dtype);
     let call = Call {
         op: name,
         operands: &[a.read(), out.write(), scratch.read_write()],
         params: bytemuck::bytes_of(&plan),
         checks_indices: false,
         host: host_kernel(op, a.dtype),
-        code: {
-            let (program, variant) = program(op, kernel, a.dtype);
-            let block = [plan::knob("BLOCK", kernel.block().into()) as u32, 1, 1];
-            Code::Kernel { kernel: (program, variant, 0), grid, block, shared_bytes: 0 }
+        code: Code::Kernel {
+            kernel: (program, variant, 0),
+            grid,
+            block: [kernel.block(), 1, 1],
+            shared_bytes: 0,
         },
         location,
     };

@@ -103,9 +103,13 @@ impl Kernel {
         }
     }
 
-    /// What a thread loads in all, or more.
-    fn loads(self) -> u64 {
-        if self == Self::Strided { 8 } else { knob("PER", 16) }
+    /// What a thread loads in all of so many, or more.
+    const fn share(self, loads: u64) -> u64 {
+        match self {
+            Self::Rows if loads >= 2048 => 32,
+            Self::Rows | Self::Columns => 16,
+            Self::Strided => 8,
+        }
     }
 
     /// Neighbouring results that a thread works on.
@@ -224,7 +228,7 @@ impl Plan {
         item_size: usize,
         multiprocessors: u64,
     ) -> Result<[u32; 3]> {
-        let block = knob("BLOCK", kernel.block().into());
+        let block = u64::from(kernel.block());
         let [run, segments] = self.cut(op)?;
         let per_load = if kernel == Kernel::Rows { vector(item_size, 8) as u64 } else { 1 };
         let loads = run.div_ceil(per_load);
@@ -235,12 +239,12 @@ impl Plan {
                 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         self.outs_first = outs_first.into();
         // Threads: each has a few loads, or fewer where there are few threads.
-        let busy = multiprocessors * knob("BUSY", BUSY);
-        let limit = if outs_first { block / groups.next_power_of_two().min(knob("OUTS", 32)) } else { block };
+        let busy = multiprocessors * BUSY;
+        let limit = if outs_first { block / groups.next_power_of_two().min(32) } else { block };
         let few = |lanes: u64| groups.saturating_mul(lanes) < busy;
         let lanes_for = |loads: u64, limit: u64, others: u64| {
-            let mut lanes = loads.div_ceil(kernel.loads()).next_power_of_two();
-            lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(knob("LO", 4))).min(limit);
+            let mut lanes = loads.div_ceil(kernel.share(loads)).next_power_of_two();
+            lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(4)).min(limit);
             while lanes < limit && lanes < loads && few(lanes * others) {
                 lanes *= 2;
             }
@@ -303,8 +307,4 @@ impl Plan {
     fn too_many(&self, op: &'static str) -> Error {
         Error::invalid(op, format!("cannot reduce {} elements to one", self.extent))
     }
-}
-
-pub(super) fn knob(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }

@@ -87,16 +87,20 @@ __device__ __forceinline__ typename F::Part fold(typename F::Part a, u32 lanes, 
     }
 }
 
-// Splits of a result: each block leaves what it has, and the last of them to do so folds all, in their order.
+// Blocks that share a result: each leaves what it has, and the last of them to do so folds all, in their order.
 // What counts them is anything to begin with. The first block to come makes it this launch's number, which no
 // other launch has: so nothing has to be cleared before.
 struct Turn {
     u64* counter;
     u64 seen;
 
+    // Long before the others, so that nobody waits for what is read.
     __device__ __forceinline__ void begin(u64* scratch) {
         counter = scratch + blockIdx.x;
         if (threadIdx.x == 0) seen = *(volatile u64*)counter;
+    }
+    __device__ __forceinline__ void number(u64 ticket) {
+        if (threadIdx.x == 0 && (seen ^ ticket) >> 16) atomicCAS(counter, seen, ticket);
     }
     // Whether this block is the last of `splits`.
     __device__ __forceinline__ bool is_last(u64 ticket, u32 splits) {
@@ -104,7 +108,6 @@ struct Turn {
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            if ((seen ^ ticket) >> 16) atomicCAS(counter, seen, ticket);
             last = atomicAdd(counter, 1) == ticket + splits - 1;
             // A replay of a graph has the same number.
             if (last) *(volatile u64*)counter = 0;
@@ -114,6 +117,21 @@ struct Turn {
         return last;
     }
 };
+
+// What a thread folds of what `splits` blocks have left, `stride` apart: several loads at a time.
+template <class F>
+__device__ __forceinline__ typename F::Part gather(const typename F::Part* parts, u64 stride, u32 lane, u32 lanes, u32 splits) {
+    typename F::Part whole = nothing<F>();
+#pragma unroll 1
+    for (u32 s = lane; s < splits; s += 4 * lanes) {
+        typename F::Part some[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) some[k] = s + k * lanes < splits ? left(&parts[(s + k * lanes) * stride]) : nothing<F>();
+#pragma unroll
+        for (int k = 0; k < 4; k++) whole = F::merge(whole, some[k]);
+    }
+    return whole;
+}
 
 // ---- runs of neighbouring elements ---------------------------------------------------------
 
@@ -184,6 +202,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
 #pragma unroll
     for (int c = 1; c < F::CHAINS; c++) a[0] = F::merge(a[0], a[c]);
     __shared__ Part warps[ROWS_BLOCK / 32];
+    if (splits > 1) turn.number(p.ticket);
     Part whole = F::part(a[0], (u64)first * p.run);
     Part* parts = (Part*)(scratch + gridDim.x);
     bool folded = splits == 1;
@@ -195,11 +214,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
         const u32 split = blockIdx.z * gridDim.y + blockIdx.y;
         if (lane == 0 && output < p.outputs) parts[split * p.outputs + output] = whole;
         if (!turn.is_last(p.ticket, splits)) return;
-        whole = nothing<F>();
-        if (output < p.outputs) {
-#pragma unroll 1
-            for (u32 s = lane; s < splits; s += lanes) whole = F::merge(whole, left(&parts[s * p.outputs + output]));
-        }
+        whole = output < p.outputs ? gather<F>(parts + output, p.outputs, lane, lanes, splits) : nothing<F>();
     }
     if (lane == 0 && output < p.outputs) F::put(result + at[RESULT], whole, p);
 }
@@ -270,6 +285,7 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
             }
         }
     }
+    if (splits > 1) turn.number(p.ticket);
     Part whole[V];
 #pragma unroll
     for (int j = 0; j < V; j++) {
@@ -328,7 +344,7 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
         reduce_columns<FOLD<T>, T, vector(sizeof(T), 4), 4>(source, result, scratch, p); \
     }
 #define STRIDED(NAME, FOLD, T)                                                                          \
-    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
+    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, sizeof(T) < 8 ? 5 : 4) void NAME(               \
         const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
         reduce_columns<FOLD<T>, T, 1, 8>(source, result, scratch, p);                    \
     }
