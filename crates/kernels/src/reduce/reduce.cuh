@@ -344,7 +344,7 @@ __device__ __forceinline__ void reduce_columns(const T* source, typename F::Resu
         reduce_columns<FOLD<T>, T, vector(sizeof(T), 4), 4>(source, result, scratch, p); \
     }
 #define STRIDED(NAME, FOLD, T)                                                                          \
-    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, sizeof(T) < 8 ? 5 : 4) void NAME(               \
+    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
         const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
         reduce_columns<FOLD<T>, T, 1, 8>(source, result, scratch, p);                    \
     }
