@@ -1,7 +1,8 @@
 //! What the first use of an op costs on a GPU: its PTX is unpacked, and compiled by the driver. Run it with
 //! `CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1`, or the driver keeps what it has compiled.
 //!
-//! Prints the median over a program's kernels of the time beyond an empty kernel's, and the longest.
+//! Names of programs may be given. Prints the median over a program's kernels of the time beyond an empty kernel's, and the
+//! longest.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,7 +29,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "program", "median", "longest"
     );
     let mut longest = Vec::new();
-    for program in programs() {
+    let names: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    for program in programs().into_iter().filter(|program| wanted(program.name())) {
         let mut times = Vec::new();
         for variant in 0..program.variants().len() {
             for kernel in program.kernels(variant) {

@@ -21,47 +21,16 @@ const TILE: usize = 64;
 const PIECES: usize = 4096;
 
 /// # Safety
-/// As [`warpline_cuda_sys_safe::HostKernel`]: the source, of `T`s, the result, of the plan's
-/// dtype or of an `F::Acc` for each split of each result, and a [`Plan`].
+/// As [`warpline_cuda_sys_safe::HostKernel`]: the source, of `T`s, the result, of the plan's dtype, and a
+/// [`Plan`].
 pub(super) unsafe fn reduce<F: Fold<Value = T::Wide>, T: Source>(launch: &HostLaunch<'_>) {
     let plan: Plan = host::params(launch);
     let source = Shared::<T>::operand(launch, 0);
     let result = Shared::<u8>::operand(launch, 1);
-    let outputs = plan.outputs as usize;
-    for split in 0..plan.splits as usize {
-        let range = plan.split(split);
-        let leave = |output: usize, acc: F::Acc| {
-            // SAFETY: the result has room for each, and each is one thread's.
-            unsafe {
-                if plan.splits > 1 {
-                    let partial = Shared(result.at(0).cast::<F::Acc>());
-                    partial.write((split * outputs + output) as isize, acc);
-                } else {
-                    store::<F>(result, &plan, output, acc);
-                }
-            }
-        };
-        // SAFETY: the caller's promise.
-        unsafe { all::<F, T>(source, &plan, range, launch.parallel, leave) };
-    }
-}
-
-/// # Safety
-/// As [`reduce`], with the partial results as the source.
-pub(super) unsafe fn finish<F: Fold>(launch: &HostLaunch<'_>) {
-    let plan: Plan = host::params(launch);
-    let partial = Shared::<F::Acc>::operand(launch, 0);
-    let result = Shared::<u8>::operand(launch, 1);
-    let outputs = plan.outputs as usize;
-    for output in 0..outputs {
-        let accs = (0..plan.splits as usize).map(|split| {
-            // SAFETY: the first kernel has left one for each.
-            unsafe { partial.read((split * outputs + output) as isize) }
-        });
-        let acc = accs.fold(F::identity(), F::merge);
-        // SAFETY: as in `reduce`.
-        unsafe { store::<F>(result, &plan, output, acc) };
-    }
+    // SAFETY: the result has room for each, and each is one thread's.
+    let leave = |output: usize, acc: F::Acc| unsafe { store::<F>(result, &plan, output, acc) };
+    // SAFETY: the caller's promise.
+    unsafe { all::<F, T>(source, &plan, launch.parallel, leave) };
 }
 
 /// Writes one result.
@@ -83,18 +52,18 @@ unsafe fn store<F: Fold>(result: Shared<u8>, plan: &Plan, output: usize, acc: F:
     });
 }
 
-/// Reduces the elements `range` of every result's extent.
+/// Reduces the elements of every result.
 ///
 /// # Safety
 /// The source is valid for reads at all of the plan's elements.
 unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
     source: Shared<T>,
     plan: &Plan,
-    range: Range<usize>,
     parallel: bool,
     leave: impl Fn(usize, F::Acc) + Sync,
 ) {
     let outputs = plan.outputs as usize;
+    let range = 0..plan.extent as usize;
     let grain = (GRAIN / range.len().max(1)).max(1);
     let (inner, [step, _]) = plan.kept.inner();
     let side_by_side = outputs > 1 && step.abs() < plan.reduced.inner().1[0].abs();

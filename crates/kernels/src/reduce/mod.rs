@@ -4,19 +4,22 @@ mod cpu;
 mod fold;
 mod plan;
 #[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
 mod tests;
 
 use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_cuda_sys_safe::HostKernel;
 
-use crate::programs::committed;
+use crate::programs::{committed, cuda_type};
 use fold::{Arg, Truths};
-use plan::{BLOCK, Plan};
+use plan::{COLUMNS_BLOCK, Kernel, Plan, ROWS_BLOCK};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Operand, Result, Storage, Target, View};
+use warpline_runtime::{DType, Error, Layout, Result, Storage, Target, View};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,89 +85,89 @@ impl ReduceOp {
     }
 }
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SUM, &PROD, &MAX, &MIN, &ARG_MAX, &ARG_MIN, &ANY, &ALL];
+pub(crate) const PROGRAMS: &[&Program] = &[&SUM, &PROD, &EXTREME, &ARG_EXTREME, &TRUTH];
 
-/// The kernels of each program.
-const REDUCE: usize = 0;
-const FINISH: usize = 1;
+/// Each kernel of each element type is a module: the driver compiles the one that is used.
+macro_rules! variants {
+    ($($of:literal)*) => {
+        &[
+            $(concat!("rows_", $of),)*
+            $(concat!("columns_", $of),)*
+            $(concat!("strided_", $of),)*
+        ]
+    };
+}
 
-/// All integers go by one kernel.
-const NUMBERS: &[&str] = &["f16", "bf16", "f32", "f64", "int"];
+const EVERY: &[&str] = variants!("bool" "u8" "i8" "i16" "i32" "i64" "f16" "bf16" "f32" "f64");
+const NUMBERS: &[&str] = variants!("u8" "i8" "i16" "i32" "i64" "f16" "bf16" "f32" "f64");
+/// Bytes are not zero in one way.
+const TRUTHS: &[&str] = variants!("u8" "i16" "i32" "i64" "f16" "bf16" "f32" "f64");
 
 /// A program of `fold`, which is CUDA's name for what is done.
 macro_rules! reduction {
     ($name:literal, $variants:expr, $fold:literal) => {
-        Program::new($name, $variants, &["reduce", "finish"], |program, variant| {
-            source(program, $fold, variant)
-        })
-        .with_ptx(committed)
+        Program::new($name, $variants, &[""], |program, variant| source(program, $fold, variant))
+            .with_ptx(committed)
     };
 }
 
-static SUM: Program = reduction!("sum", NUMBERS, "Sum");
-static PROD: Program = reduction!("prod", &["f32", "f64", "int"], "Prod");
-static MAX: Program = reduction!("amax", NUMBERS, "Max");
-static MIN: Program = reduction!("amin", NUMBERS, "Min");
-static ARG_MAX: Program = reduction!("argmax", NUMBERS, "ArgMax");
-static ARG_MIN: Program = reduction!("argmin", NUMBERS, "ArgMin");
-static ANY: Program = reduction!("any", &[""], "Truths<false>");
-static ALL: Program = reduction!("all", &[""], "Truths<true>");
+static SUM: Program = reduction!("sum", EVERY, "Sum");
+static PROD: Program = reduction!("prod", EVERY, "Prod");
+static EXTREME: Program = reduction!("extreme", EVERY, "Extreme");
+static ARG_EXTREME: Program = reduction!("arg_extreme", NUMBERS, "ArgExtreme");
+static TRUTH: Program = reduction!("truth", TRUTHS, "Truth");
 
 fn source(program: &Program, fold: &str, variant: &str) -> Source {
-    // What elements are read as; narrow floats of a product are told apart at run time.
-    let (acc, load) = match variant {
-        "" => ("", "LoadTruth".to_owned()),
-        "int" => ("<i64>", "LoadInt".to_owned()),
-        "f64" => ("<f64>", "Load<f64>".to_owned()),
-        "f32" if program.name() == "prod" => ("<f32>", "LoadFloat".to_owned()),
-        float => ("<f32>", format!("Load<{float}>")),
-    };
-    let name = if variant.is_empty() { String::new() } else { format!("_{variant}") };
-    let of = Source::new()
+    let (kernel, element) = variant.split_once('_').unwrap_or((variant, ""));
+    let (name, element) = (program.name(), cuda_type(element));
+    Source::new()
         .with::<Plan>()
         .push(module::ELEMENT)
-        .push(module::WALK)
-        .push(include_str!("reduce.cuh"));
-    of.push(&format!("REDUCTION({}{name}, {fold}{acc}, {load})", program.name()))
+        .push(include_str!("fold.cuh"))
+        .push(&format!("#define ROWS_BLOCK {ROWS_BLOCK}\n#define COLUMNS_BLOCK {COLUMNS_BLOCK}"))
+        .push(include_str!("reduce.cuh"))
+        .push(&format!("{}({name}_{variant}, {fold}, {element})", kernel.to_uppercase()))
 }
 
-/// A program with the number of its variant.
-type Variant = (&'static Program, usize);
-
-/// The program, and the CPU implementations of its kernels: what reduces, and what folds its splits.
-fn kernels(op: ReduceOp, dtype: DType) -> (Variant, [HostKernel; 2]) {
+/// The program of an op, and its variant of a kernel for this dtype.
+fn program(op: ReduceOp, kernel: Kernel, dtype: DType) -> (&'static Program, usize) {
     use ReduceOp::*;
-    let program = match op {
-        Sum | Mean => &SUM,
-        Prod => &PROD,
-        Max => &MAX,
-        Min => &MIN,
-        ArgMax => &ARG_MAX,
-        ArgMin => &ARG_MIN,
-        Any => &ANY,
-        All => &ALL,
+    let (program, first) = match op {
+        Sum | Mean => (&SUM, DType::Bool),
+        Prod => (&PROD, DType::Bool),
+        Max | Min => (&EXTREME, DType::Bool),
+        ArgMax | ArgMin => (&ARG_EXTREME, DType::U8),
+        Any | All => (&TRUTH, DType::I8),
     };
-    let suffix = match (op, dtype) {
-        (Any | All, _) => "",
-        (Prod, DType::F16 | DType::BF16) => "f32",
-        (_, dtype) if dtype.is_float() => dtype.suffix(),
-        _ => "int",
-    };
-    let variant = program.variants().iter().position(|&v| v == suffix).unwrap_or_default();
+    let element = (dtype as usize).saturating_sub(first as usize);
+    (program, kernel as usize * (DType::ALL.len() - first as usize) + element)
+}
+
+/// The CPU implementation.
+fn host_kernel(op: ReduceOp, dtype: DType) -> HostKernel {
+    use ReduceOp::*;
     dispatch!(dtype, all T => {
         type W = <T as fold::Source>::Wide;
-        let (reduce, finish): (HostKernel, HostKernel) = match op {
-            Sum | Mean => (cpu::reduce::<fold::Sum<W>, T>, cpu::finish::<fold::Sum<W>>),
-            Prod => (cpu::reduce::<fold::Prod<W>, T>, cpu::finish::<fold::Prod<W>>),
-            Max => (cpu::reduce::<fold::Max<W>, T>, cpu::finish::<fold::Max<W>>),
-            Min => (cpu::reduce::<fold::Min<W>, T>, cpu::finish::<fold::Min<W>>),
-            ArgMax => (cpu::reduce::<Arg<W, true>, T>, cpu::finish::<Arg<W, true>>),
-            ArgMin => (cpu::reduce::<Arg<W, false>, T>, cpu::finish::<Arg<W, false>>),
-            Any => (cpu::reduce::<Truths<W, false>, T>, cpu::finish::<Truths<W, false>>),
-            All => (cpu::reduce::<Truths<W, true>, T>, cpu::finish::<Truths<W, true>>),
-        };
-        ((program, variant), [reduce, finish])
+        match op {
+            Sum | Mean => cpu::reduce::<fold::Sum<W>, T>,
+            Prod => cpu::reduce::<fold::Prod<W>, T>,
+            Max => cpu::reduce::<fold::Max<W>, T>,
+            Min => cpu::reduce::<fold::Min<W>, T>,
+            ArgMax => cpu::reduce::<Arg<W, true>, T>,
+            ArgMin => cpu::reduce::<Arg<W, false>, T>,
+            Any => cpu::reduce::<Truths<W, false>, T>,
+            All => cpu::reduce::<Truths<W, true>, T>,
+        }
     })
+}
+
+/// A number that no other launch of the process has: blocks that share results count themselves in
+/// memory that holds anything, and what they find there is theirs if it has this number. The lower 16
+/// bits are the count.
+fn ticket() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // An odd factor keeps numbers apart, and unlike those that memory is full of.
+    NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 16
 }
 
 /// Reduces the dimensions `dims` of `a`, all of them if there are none, into `out`: of `a`'s other
@@ -218,39 +221,49 @@ pub fn reduce(
         // A GPU multiplies, as in PyTorch.
         plan.scale = 1.0 / plan.divisor;
     }
-    if let Target::Cuda(_, device, _) = target {
-        let gpu = device.properties();
-        let per_sm = (u64::from(gpu.max_threads_per_multiprocessor) / BLOCK).max(1);
-        plan.share_out(u64::from(gpu.multiprocessor_count) * per_sm);
+    if matches!(op, ReduceOp::Min | ReduceOp::ArgMin | ReduceOp::All) {
+        plan.flip = !0;
     }
-    let ((program, variant), host) = kernels(op, a.dtype);
-    let run = |operands: &[Operand<'_>], kernel: usize, grid: [u32; 3]| {
-        let block = [BLOCK as u32, 1, 1];
-        let call = Call {
-            op: name,
-            operands,
-            params: bytemuck::bytes_of(&plan),
-            checks_indices: false,
-            host: host[kernel],
-            code: Code::Kernel { kernel: (program, variant, kernel), grid, block, shared_bytes: 0 },
-            location,
-        };
-        // SAFETY: the plan reaches no more than the elements of `a` and `out`, or of the partial
-        // results, and kernels and host code take plans.
-        unsafe { launch::run(target, &call) }
-    };
-    let grid = [plan.blocks() as u32, plan.splits as u32, 1];
-    let Target::Cuda(runtime, _, stream) = target else {
-        return run(&[a.read(), out.write()], REDUCE, grid);
-    };
-    if plan.splits == 1 {
-        return run(&[a.read(), out.write()], REDUCE, grid);
+    let mut kernel = Kernel::Rows;
+    let (mut grid, mut scratch) = ([1; 3], None);
+    if let Target::Cuda(runtime, device, stream) = target {
+        let item = a.dtype.size();
+        let first = launch::address(name, &a)?.addr();
+        kernel = plan.kernel(first, item);
+        let multiprocessors = device.properties().multiprocessor_count.into();
+        grid = plan.share_out(name, kernel, item, multiprocessors)?;
+        let splits = grid[1] as usize * grid[2] as usize;
+        if splits > 1 {
+            plan.ticket = ticket();
+            // A counter for each block of the first split, then eight bytes for each value, and as
+            // many for its index.
+            let parts = plan.outputs as usize * splits * if indices { 2 } else { 1 };
+            let words = grid[0] as usize + parts;
+            let storage = Storage::device(runtime, words * 8, stream)?;
+            scratch = Some((storage, Layout::contiguous(&[words])?));
+        }
     }
-    // Eight bytes for each value, and as many for its index.
-    let partials = (plan.outputs * plan.splits) as usize * if indices { 2 } else { 1 };
-    let storage = Storage::device(runtime, partials * 8, stream)?;
-    let layout = Layout::contiguous(&[partials])?;
-    let partial = View { storage: &storage, layout: &layout, dtype: DType::I64 };
-    run(&[a.read(), partial.write()], REDUCE, grid)?;
-    run(&[partial.read(), out.write()], FINISH, [plan.outputs as u32, 1, 1])
+    // Where there is none, nothing of the result stands for it.
+    let none = Layout::contiguous(&[0])?;
+    let (storage, layout) = scratch.as_ref().map_or((out.storage, &none), |(s, l)| (s, l));
+    let scratch = View { storage, layout, dtype: DType::I64 };
+    let (program, variant) = program(op, kernel, a.dtype);
+    let call = Call {
+        op: name,
+        operands: &[a.read(), out.write(), scratch.read_write()],
+        params: bytemuck::bytes_of(&plan),
+        checks_indices: false,
+        host: host_kernel(op, a.dtype),
+        code: Code::Kernel {
+            kernel: (program, variant, 0),
+            grid,
+            block: [kernel.block(), 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: the plan reaches no more than the elements of `a` and `out`; kernels keep counters and
+    // partial results in the scratch, which has a word for each, and of which host code needs none;
+    // both take plans.
+    unsafe { launch::run(target, &call) }
 }

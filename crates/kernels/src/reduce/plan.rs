@@ -7,32 +7,36 @@ use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{Dim, Walk};
 use warpline_runtime::{Error, Result, View};
 
-/// Threads per block.
-pub(super) const BLOCK: u64 = 256;
-
-/// Elements that a lane should have to itself before a result is split among blocks.
-const PER_LANE: u64 = 16;
-
 /// The parameter block of every reduction.
+///
+/// The elements of a result are `segments` runs of `run` elements, of which the last may be shorter, that
+/// lie at a common distance. Blocks in y take turns within a run, and blocks in z have segments of their own.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Plan {
-    /// Results, and elements that go into each.
     pub(super) outputs: u64,
-    pub(super) extent: u64,
-    /// Threads per result, and results, in a block.
-    lanes: u64,
-    outs: u64,
-    /// Whether neighbouring threads work on neighbouring results.
-    outs_first: u64,
-    /// Blocks that share a result, and elements each of them takes.
-    pub(super) splits: u64,
-    pub(super) chunk: u64,
-    pub(super) source_dtype: u64,
-    pub(super) result_dtype: u64,
-    /// What a sum is divided by, and its reciprocal.
-    pub(super) divisor: f64,
+    pub(super) run: u32,
+    pub(super) last_run: u32,
+    pub(super) segments: u32,
+    /// Those of a block.
+    pub(super) segment_chunk: u32,
+    /// From one to the next, where there are no more than two dimensions.
+    pub(super) segment_stride: i64,
+    /// The launch's number, by which blocks that share a result count themselves.
+    pub(super) ticket: u64,
+    /// What a sum is multiplied by.
     pub(super) scale: f64,
+    /// Threads per result, or per vector of results, of which so many share a run.
+    pub(super) lanes: u32,
+    pub(super) across: u32,
+    /// Whether neighbouring threads work on neighbouring results.
+    pub(super) outs_first: u32,
+    /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
+    pub(super) flip: u32,
+    /// On the host, the elements of a result, and what a sum is divided by.
+    pub(super) extent: u64,
+    pub(super) divisor: f64,
+    pub(super) result_dtype: u64,
     /// Of the source and of the result.
     pub(super) kept: Walk<2>,
     /// Of the source.
@@ -41,19 +45,84 @@ pub(super) struct Plan {
 
 cuda_struct!(Plan {
     outputs,
-    extent,
-    lanes,
-    outs,
-    outs_first,
-    splits,
-    chunk,
-    source_dtype,
-    result_dtype,
-    divisor,
+    run,
+    last_run,
+    segments,
+    segment_chunk,
+    segment_stride,
+    ticket,
     scale,
+    lanes,
+    across,
+    outs_first,
+    flip,
+    extent,
+    divisor,
+    result_dtype,
     kept,
     reduced,
 });
+
+/// The kernels, each of which is a module of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// Of runs of neighbouring elements, by vectors.
+    Rows,
+    /// Of vectors of neighbouring results.
+    Columns,
+    /// Of any strides, element by element.
+    Strided,
+}
+
+/// Elements of this size that are loaded at a time, as in `reduce.cuh`.
+const fn vector(item_size: usize, most: usize) -> usize {
+    match item_size {
+        1 => 8,
+        _ if 16 / item_size < most => 16 / item_size,
+        _ => most,
+    }
+}
+
+/// What 32-bit counts in a kernel go to.
+const MOST: u64 = 1 << 30;
+
+impl Kernel {
+    /// Threads per block.
+    pub(super) const fn block(self) -> u32 {
+        match self {
+            Self::Rows => ROWS_BLOCK,
+            Self::Columns | Self::Strided => COLUMNS_BLOCK,
+        }
+    }
+
+    /// What a thread loads before it uses the first of it.
+    const fn unroll(self) -> u64 {
+        match self {
+            Self::Rows | Self::Columns => 4,
+            Self::Strided => 8,
+        }
+    }
+
+    /// What a thread loads in all of so many, or more.
+    const fn share(self, loads: u64) -> u64 {
+        match self {
+            Self::Rows if loads >= 2048 => 32,
+            Self::Rows | Self::Columns => 16,
+            Self::Strided => 8,
+        }
+    }
+
+    /// Neighbouring results that a thread works on.
+    fn neighbours(self, item_size: usize) -> u64 {
+        if self == Self::Columns { vector(item_size, 4) as u64 } else { 1 }
+    }
+}
+
+pub(super) const ROWS_BLOCK: u32 = 256;
+pub(super) const COLUMNS_BLOCK: u32 = 256;
+
+/// Threads of a multiprocessor that suffice to keep its memory busy, four vectors each.
+const BUSY: u64 = 1024;
 
 impl Plan {
     /// `dims` are to be reduced, all of them if there are none. `ordered` says that the elements'
@@ -106,55 +175,136 @@ impl Plan {
             reduced_dims.sort_by_key(|d| d.1[0].unsigned_abs());
         }
         let extent: usize = reduced_dims.iter().map(|d| d.0).product();
+        let reduced = Walk::new(op, reduced_dims)?;
         Ok(Self {
             outputs: out.numel() as u64,
-            extent: extent as u64,
-            lanes: 1,
-            outs: BLOCK,
-            outs_first: 0,
-            splits: 1,
-            chunk: extent as u64,
-            source_dtype: a.dtype as u64,
+            run: 0,
+            last_run: 0,
+            segments: 0,
+            segment_chunk: 0,
+            segment_stride: 0,
+            ticket: 0,
             result_dtype: out.dtype as u64,
             divisor: 1.0,
             scale: 1.0,
             kept: Walk::new(op, kept_dims)?,
-            reduced: Walk::new(op, reduced_dims)?,
+            reduced,
+            lanes: 1,
+            across: 1,
+            outs_first: 0,
+            flip: 0,
+            extent: extent as u64,
         })
     }
 
-    /// Shares the work out to the blocks of a GPU that has `resident` at a time.
-    pub(super) fn share_out(&mut self, resident: u64) {
-        let outs_first =
-            self.outputs > 1 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
-        let lanes = self.extent.max(1).next_power_of_two();
-        self.lanes = if outs_first {
-            lanes.min(BLOCK / self.outputs.next_power_of_two().min(64))
-        } else {
-            lanes.min(BLOCK)
-        };
-        // A grid has fewer than 2³¹ blocks in x.
-        while self.lanes > 1 && self.outputs.div_ceil(BLOCK / self.lanes) > i32::MAX as u64 {
-            self.lanes /= 2;
+    /// The kernel for a source that begins at this address.
+    pub(super) fn kernel(&self, address: u64, item_size: usize) -> Kernel {
+        let [run_stride] = self.reduced.inner().1;
+        // What the kernels that load vectors go over.
+        if self.kept.dims().count() > 2 || self.reduced.dims().count() > 2 {
+            return Kernel::Strided;
         }
-        self.outs = BLOCK / self.lanes;
+        if run_stride == 1 {
+            return Kernel::Rows;
+        }
+        let (neighbouring, [stride, _]) = self.kept.inner();
+        let vector = vector(item_size, 4);
+        let whole = |stride: isize| stride.unsigned_abs().is_multiple_of(vector);
+        let aligned = address.is_multiple_of((vector * item_size) as u64)
+            && neighbouring.is_multiple_of(vector)
+            && self.kept.dims().skip(1).all(|(_, strides)| whole(strides[0]))
+            && self.reduced.dims().all(|(_, strides)| whole(strides[0]));
+        if self.outputs > 1 && stride == 1 && aligned { Kernel::Columns } else { Kernel::Strided }
+    }
+
+    /// Shares the work out to the blocks of a GPU of so many multiprocessors. Returns the grid.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where more elements go into a result than a kernel can count.
+    pub(super) fn share_out(
+        &mut self,
+        op: &'static str,
+        kernel: Kernel,
+        item_size: usize,
+        multiprocessors: u64,
+    ) -> Result<[u32; 3]> {
+        let block = u64::from(kernel.block());
+        let [run, segments] = self.cut(op)?;
+        let per_load = if kernel == Kernel::Rows { vector(item_size, 8) as u64 } else { 1 };
+        let loads = run.div_ceil(per_load);
+        let groups = self.outputs.div_ceil(kernel.neighbours(item_size));
+        let outs_first = kernel == Kernel::Columns
+            || kernel == Kernel::Strided
+                && self.outputs > 1
+                && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         self.outs_first = outs_first.into();
-        let wanted = resident / self.blocks().max(1);
-        let useful = self.extent / (self.lanes * PER_LANE);
-        if wanted > 1 && useful > 1 {
-            self.chunk = self.extent.div_ceil(wanted.min(useful).min(u16::MAX.into()));
-            self.splits = self.extent.div_ceil(self.chunk);
+        // Threads: each has a few loads, or fewer where there are few threads.
+        let busy = multiprocessors * BUSY;
+        let limit = if outs_first { block / groups.next_power_of_two().min(32) } else { block };
+        let few = |lanes: u64| groups.saturating_mul(lanes) < busy;
+        let lanes_for = |loads: u64, limit: u64, others: u64| {
+            let mut lanes = loads.div_ceil(kernel.share(loads)).next_power_of_two();
+            lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(4)).min(limit);
+            while lanes < limit && lanes < loads && few(lanes * others) {
+                lanes *= 2;
+            }
+            lanes
+        };
+        let mut across = lanes_for(loads, limit, 1);
+        if kernel == Kernel::Strided && !outs_first {
+            across = across.max(loads.next_power_of_two().min(32));
         }
+        let of_segments = loads.div_ceil(across).saturating_mul(segments);
+        let mut lanes = across * lanes_for(of_segments, limit / across, across);
+        lanes = lanes.min(across * segments.max(1).next_power_of_two());
+        // A grid has fewer than 2³¹ blocks in x.
+        let blocks = |lanes: u64| groups.div_ceil(block / lanes);
+        while lanes > 1 && blocks(lanes) > i32::MAX as u64 {
+            lanes /= 2;
+        }
+        across = across.min(lanes);
+        (self.lanes, self.across) = (lanes as u32, across as u32);
+        // Blocks: where results are few, several share each.
+        let (blocks, fill) = (blocks(lanes), busy / block);
+        let wanted = match blocks {
+            0 => 1,
+            _ if blocks * 2 <= fill => fill / blocks,
+            _ if blocks < fill => 2,
+            _ => 1,
+        };
+        let useful = |count: u64, lanes: u64| (count / (lanes * kernel.unroll())).max(1);
+        let by_segments = wanted.min(useful(of_segments, lanes / across)).min(segments.max(1));
+        let by_runs = (wanted / by_segments).min(useful(loads, across));
+        // Indices are counted in 32 bits within a block.
+        let most = (MOST / run.max(1)).max(1);
+        let segment_chunk = segments.div_ceil(by_segments).clamp(1, most);
+        self.segment_chunk = segment_chunk as u32;
+        let grid = [blocks, by_runs, segments.div_ceil(segment_chunk).max(1)];
+        if grid[1] * grid[2] > u16::MAX.into() {
+            return Err(self.too_many(op));
+        }
+        Ok(grid.map(|n| n as u32))
     }
 
-    /// Blocks that all results take, where each is one block's.
-    pub(super) fn blocks(&self) -> u64 {
-        self.outputs.div_ceil(self.outs)
+    /// Cuts the elements of a result into segments that 32 bits count. Returns what a run has and how many
+    /// there are.
+    fn cut(&mut self, op: &'static str) -> Result<[u64; 2]> {
+        let (run, [stride]) = self.reduced.inner();
+        let mut dims = self.reduced.dims().skip(1);
+        let second = dims.next();
+        let run = (run as u64).min(if second.is_none() { MOST } else { u64::MAX });
+        let segments = self.extent.div_ceil(run.max(1));
+        if run > MOST || segments > MOST {
+            return Err(self.too_many(op));
+        }
+        let last = self.extent - run * segments.saturating_sub(1);
+        (self.run, self.last_run, self.segments) = (run as u32, last as u32, segments as u32);
+        self.segment_stride = second.map_or(run as i64 * stride as i64, |(_, [s])| s as i64);
+        Ok([run, segments])
     }
 
-    /// Elements of its result's extent that split `index` takes.
-    pub(super) fn split(&self, index: usize) -> std::ops::Range<usize> {
-        let begin = index * self.chunk as usize;
-        begin..(begin + self.chunk as usize).min(self.extent as usize)
+    #[cold]
+    fn too_many(&self, op: &'static str) -> Error {
+        Error::invalid(op, format!("cannot reduce {} elements to one", self.extent))
     }
 }

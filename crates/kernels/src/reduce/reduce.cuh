@@ -1,239 +1,350 @@
-// Reductions over any dimensions.
-//
-// A block of 256 threads has `lanes` threads for each of `outs` results. Where few results are
-// reduced from much, `splits` blocks share each, and a second kernel folds what they leave.
-
-#define REDUCE_BLOCK 256
+// How elements are shared out to threads, and what these leave is folded.
 
 // Operands of `kept`.
 enum { SOURCE, RESULT };
 
-// ---- elements ----------------------------------------------------------------------------
-
-template <class T> struct Load {
-    typedef compute_t<T> value;
-    static __device__ __forceinline__ value at(const void *p, u64, i64 i) {
-        return load(((const T *)p)[i]);
-    }
-};
-
-// Every integer and bool, as i64.
-struct LoadInt {
-    typedef i64 value;
-    static __device__ __forceinline__ i64 at(const void *p, u64 dtype, i64 i) {
-        switch (dtype) {
-        case DTYPE_bool: return ((const u8 *)p)[i] != 0;
-        case DTYPE_u8: return ((const u8 *)p)[i];
-        case DTYPE_i8: return ((const i8 *)p)[i];
-        case DTYPE_i16: return ((const i16 *)p)[i];
-        case DTYPE_i32: return ((const i32 *)p)[i];
-        default: return ((const i64 *)p)[i];
-        }
-    }
-};
-
-// Floats up to f32, as f32.
-struct LoadFloat {
-    typedef f32 value;
-    static __device__ __forceinline__ f32 at(const void *p, u64 dtype, i64 i) {
-        switch (dtype) {
-        case DTYPE_f16: return load(((const f16 *)p)[i]);
-        case DTYPE_bf16: return load(((const bf16 *)p)[i]);
-        default: return ((const f32 *)p)[i];
-        }
-    }
-};
-
-// Whether an element of any dtype is not zero.
-struct LoadTruth {
-    typedef i64 value;
-    static __device__ __forceinline__ i64 at(const void *p, u64 dtype, i64 i) {
-        if (dtype < DTYPE_f16) return LoadInt::at(p, dtype, i) != 0;
-        if (dtype < DTYPE_f64) return LoadFloat::at(p, dtype, i) != 0;
-        return ((const f64 *)p)[i] != 0;
-    }
-};
-
-__device__ __forceinline__ void put(void *p, u64 dtype, i64 i, f32 v) {
-    switch (dtype) {
-    case DTYPE_f16: store(((f16 *)p)[i], v); break;
-    case DTYPE_bf16: store(((bf16 *)p)[i], v); break;
-    default: ((f32 *)p)[i] = v;
-    }
-}
-__device__ __forceinline__ void put(void *p, u64, i64 i, f64 v) { ((f64 *)p)[i] = v; }
-__device__ __forceinline__ void put(void *p, u64 dtype, i64 i, i64 v) {
-    switch (dtype) {
-    case DTYPE_bool: ((u8 *)p)[i] = v != 0; break;
-    case DTYPE_u8:
-    case DTYPE_i8: ((u8 *)p)[i] = (u8)v; break;
-    case DTYPE_i16: ((i16 *)p)[i] = (i16)v; break;
-    case DTYPE_i32: ((i32 *)p)[i] = (i32)v; break;
-    default: ((i64 *)p)[i] = v;
-    }
+// Elements that are loaded at a time: 16 bytes, but no more than so many, and of bytes no less than 8.
+__host__ __device__ constexpr int vector(int size, int most) {
+    return size == 1 ? 8 : 16 / size < most ? 16 / size : most;
 }
 
-// ---- what is done ------------------------------------------------------------------------
+// A vector as it is loaded: in whole words, or what is smaller than one.
+template <int BYTES> struct alignas(BYTES) Words { u32 word[BYTES / 4]; };
+template <> struct Words<1> { u8 word[1]; };
+template <> struct Words<2> { u16 word[1]; };
 
-template <class A> struct Lowest;
-template <> struct Lowest<f32> { static __device__ f32 get() { return -__int_as_float(0x7f800000); } };
-template <> struct Lowest<f64> { static __device__ f64 get() { return -__longlong_as_double(0x7ff0000000000000ll); } };
-template <> struct Lowest<i64> { static __device__ i64 get() { return (i64)(1ull << 63); } };
-template <class A> struct Highest { static __device__ A get() { return -Lowest<A>::get(); } };
-template <> struct Highest<i64> { static __device__ i64 get() { return (i64)~(1ull << 63); } };
-
-__device__ __forceinline__ f32 scaled(f32 v, f64 scale) { return v * (f32)scale; }
-__device__ __forceinline__ f64 scaled(f64 v, f64 scale) { return v * scale; }
-__device__ __forceinline__ i64 scaled(i64 v, f64) { return v; }
-
-template <class A> struct Sum {
-    typedef A acc;
-    static __device__ __forceinline__ A identity() { return 0; }
-    static __device__ __forceinline__ A make(A v, u64) { return v; }
-    static __device__ __forceinline__ A merge(A a, A b) { return a + b; }
-    static __device__ __forceinline__ A result(A a, const Plan &p) { return scaled(a, p.scale); }
-};
-
-template <class A> struct Prod {
-    typedef A acc;
-    static __device__ __forceinline__ A identity() { return 1; }
-    static __device__ __forceinline__ A make(A v, u64) { return v; }
-    static __device__ __forceinline__ A merge(A a, A b) { return a * b; }
-    static __device__ __forceinline__ A result(A a, const Plan &) { return a; }
-};
-
-// NaN wins.
-template <class A> struct Max {
-    typedef A acc;
-    static __device__ __forceinline__ A identity() { return Lowest<A>::get(); }
-    static __device__ __forceinline__ A make(A v, u64) { return v; }
-    static __device__ __forceinline__ A merge(A a, A b) { return a > b || a != a ? a : b; }
-    static __device__ __forceinline__ A result(A a, const Plan &) { return a; }
-};
-
-template <class A> struct Min {
-    typedef A acc;
-    static __device__ __forceinline__ A identity() { return Highest<A>::get(); }
-    static __device__ __forceinline__ A make(A v, u64) { return v; }
-    static __device__ __forceinline__ A merge(A a, A b) { return a < b || a != a ? a : b; }
-    static __device__ __forceinline__ A result(A a, const Plan &) { return a; }
-};
-
-template <class A> struct Indexed {
-    A value;
-    i64 index;
-};
-
-// The first index of the extreme value; of the first NaN where there is one.
-template <class A, bool MAX> struct Arg {
-    typedef Indexed<A> acc;
-    static __device__ __forceinline__ acc identity() {
-        return {MAX ? Lowest<A>::get() : Highest<A>::get(), Highest<i64>::get()};
+// One of its elements.
+template <class T, int BYTES> __device__ __forceinline__ T element(const Words<BYTES>& from, int j) {
+    T t;
+    if constexpr (BYTES < 4) memcpy(&t, from.word, sizeof(T));
+    else if constexpr (sizeof(T) >= 4) memcpy(&t, &from.word[j * sizeof(T) / 4], sizeof(T));
+    else {
+        const u32 bits = from.word[j * sizeof(T) / 4] >> (j * sizeof(T) % 4 * 8);
+        memcpy(&t, &bits, sizeof(T));
     }
-    static __device__ __forceinline__ acc make(A v, u64 i) { return {v, (i64)i}; }
-    static __device__ __forceinline__ acc merge(acc a, acc b) {
-        const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-        const bool same = a.value == b.value || (a_nan && b_nan);
-        const bool better = a_nan || (!b_nan && (MAX ? a.value > b.value : a.value < b.value));
-        return (same ? a.index < b.index : better) ? a : b;
-    }
-    static __device__ __forceinline__ i64 result(acc a, const Plan &) { return a.index; }
-};
-
-// Over no elements any is false and all is true.
-template <bool ALL> struct Truths {
-    typedef i64 acc;
-    static __device__ __forceinline__ i64 identity() { return ALL; }
-    static __device__ __forceinline__ i64 make(i64 v, u64) { return v; }
-    static __device__ __forceinline__ i64 merge(i64 a, i64 b) { return ALL ? a & b : a | b; }
-    static __device__ __forceinline__ i64 result(i64 a, const Plan &) { return a; }
-};
-// ---- how -----------------------------------------------------------------------------------
-
-// Folds the lanes of each result in a block; lane 0 has the answer.
-template <class F>
-__device__ __forceinline__ typename F::acc fold(typename F::acc a, u32 lane, u32 slot, u32 lanes, u32 outs) {
-    typedef typename F::acc acc;
-    __shared__ acc shared[REDUCE_BLOCK];
-    shared[lane * outs + slot] = a;
-    for (u32 half = lanes / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (lane < half) {
-            a = F::merge(a, shared[(lane + half) * outs + slot]);
-            shared[lane * outs + slot] = a;
-        }
-    }
-    return a;
+    return t;
 }
 
-template <class F, class L>
-__device__ __forceinline__ void reduce(const void *source, void *result, const Plan &p) {
-    typedef typename F::acc acc;
-    const u32 lanes = (u32)p.lanes, outs = (u32)p.outs;
-    // Neighbouring threads read neighbouring elements: of one result, or of several. Both numbers are
-    // powers of two.
-    const u32 minor = p.outs_first ? outs : lanes;
-    const u32 low = threadIdx.x & (minor - 1), high = threadIdx.x >> (31 - __clz(minor));
-    const u32 lane = p.outs_first ? high : low, slot = p.outs_first ? low : high;
-    const u64 output = (u64)blockIdx.x * outs + slot;
-    acc a[4] = {F::identity(), F::identity(), F::identity(), F::identity()};
-    if (output < p.outputs) {
-        const i64 base = walk(p.kept, SOURCE, output);
-        const u64 begin = blockIdx.y * p.chunk;
-        const u64 end = begin + p.chunk < p.extent ? begin + p.chunk : p.extent;
-        u64 i = begin + lane;
-        if (p.reduced.ndim == 1) {
-            const i64 stride = p.reduced.strides[SOURCE][0];
-            for (; i + 3 * lanes < end; i += 4 * lanes) {
+template <class T> __device__ __forceinline__ value_t<T> value(const T& v) { return (value_t<T>)load(v); }
+
+// Where element `index` of all operands lies, as `walk` says of one.
+template <int N> __device__ __forceinline__ void place(const Walk<N>& w, u64 index, i64 (&at)[N]) {
 #pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    const u64 at = i + k * lanes;
-                    a[k] = F::merge(a[k], F::make(L::at(source, p.source_dtype, base + (i64)at * stride), at));
+    for (int k = 0; k < N; k++) at[k] = 0;
+    const u32 ndim = (u32)w.ndim;
+#pragma unroll 1
+    for (u32 d = 0; d < ndim; d++) {
+        const u64 next = (__umul64hi(index, w.magic[d]) + index) >> w.shift[d];
+#pragma unroll
+        for (int k = 0; k < N; k++) at[k] += (i64)(index - next * w.sizes[d]) * w.strides[k][d];
+        index = next;
+    }
+}
+
+// The same of no more than two dimensions, without a loop: these are compiled for longer than they run.
+template <int N> __device__ __forceinline__ void place_in_two(const Walk<N>& w, u64 index, i64 (&at)[N]) {
+    const u64 next = (__umul64hi(index, w.magic[0]) + index) >> w.shift[0];
+    const i64 rest = (i64)(index - next * w.sizes[0]);
+#pragma unroll
+    for (int k = 0; k < N; k++) at[k] = rest * w.strides[k][0] + (i64)next * w.strides[k][1];
+}
+
+// ---- between threads -----------------------------------------------------------------------
+
+template <class A> __device__ __forceinline__ A down(A a, u32 by) { return __shfl_down_sync(~0u, a, by); }
+template <class A> __device__ __forceinline__ Indexed<A, u64> down(Indexed<A, u64> a, u32 by) {
+    return {down(a.value, by), down(a.index, by)};
+}
+
+// What another block has left.
+template <class A> __device__ __forceinline__ A left(const A* p) { return __ldcg(p); }
+template <class A> __device__ __forceinline__ Indexed<A, u64> left(const Indexed<A, u64>* p) {
+    return {__ldcg(&p->value), __ldcg(&p->index)};
+}
+
+template <class F> __device__ __forceinline__ typename F::Part nothing() { return F::part(F::identity(), 0); }
+
+// `a / b` of a power of two.
+__device__ __forceinline__ u32 over(u32 a, u32 b) { return a >> (31 - __clz(b)); }
+
+// Folds the `lanes` neighbouring threads of each result; the first of them has it. `warps` has room for
+// each warp.
+template <class F>
+__device__ __forceinline__ typename F::Part fold(typename F::Part a, u32 lanes, typename F::Part* warps) {
+    u32 half = lanes < 32 ? lanes / 2 : 16;
+#pragma unroll 1
+    for (;;) {
+#pragma unroll 1
+        for (; half > 0; half /= 2) a = F::merge(a, down(a, half));
+        if (lanes <= 32) return a;
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = a;
+        __syncthreads();
+        const u32 lane = threadIdx.x & (lanes - 1);
+        lanes /= 32;
+        a = lane < lanes ? warps[threadIdx.x / 32 + lane] : nothing<F>();
+        half = lanes / 2;
+    }
+}
+
+// Blocks that share a result: each leaves what it has, and the last of them to do so folds all, in their order.
+// What counts them is anything to begin with. The first block to come makes it this launch's number, which no
+// other launch has: so nothing has to be cleared before.
+struct Turn {
+    u64* counter;
+    u64 seen;
+
+    // Long before the others, so that nobody waits for what is read.
+    __device__ __forceinline__ void begin(u64* scratch) {
+        counter = scratch + blockIdx.x;
+        if (threadIdx.x == 0) seen = *(volatile u64*)counter;
+    }
+    __device__ __forceinline__ void number(u64 ticket) {
+        if (threadIdx.x == 0 && (seen ^ ticket) >> 16) atomicCAS(counter, seen, ticket);
+    }
+    // Whether this block is the last of `splits`.
+    __device__ __forceinline__ bool is_last(u64 ticket, u32 splits) {
+        __shared__ bool last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            last = atomicAdd(counter, 1) == ticket + splits - 1;
+            // A replay of a graph has the same number.
+            if (last) *(volatile u64*)counter = 0;
+        }
+        __syncthreads();
+        __threadfence();
+        return last;
+    }
+};
+
+// What a thread folds of what `splits` blocks have left, `stride` apart: several loads at a time.
+template <class F>
+__device__ __forceinline__ typename F::Part gather(const typename F::Part* parts, u64 stride, u32 lane, u32 lanes, u32 splits) {
+    typename F::Part whole = nothing<F>();
+#pragma unroll 1
+    for (u32 s = lane; s < splits; s += 4 * lanes) {
+        typename F::Part some[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) some[k] = s + k * lanes < splits ? left(&parts[(s + k * lanes) * stride]) : nothing<F>();
+#pragma unroll
+        for (int k = 0; k < 4; k++) whole = F::merge(whole, some[k]);
+    }
+    return whole;
+}
+
+// ---- runs of neighbouring elements ---------------------------------------------------------
+
+// Reduces over runs of neighbouring elements: `lanes` threads have a result, of which `across` share a run.
+// Blocks in y take turns within a run, and blocks in z have segments of their own.
+template <class F, class T, int UNROLL>
+__device__ __forceinline__ void reduce_rows(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
+    typedef typename F::Part Part;
+    constexpr u32 V = vector(sizeof(T), 8);
+    typedef Words<V * sizeof(T)> Vector;
+    const u32 lanes = p.lanes, across = p.across, splits = gridDim.y * gridDim.z;
+    const u32 lane = threadIdx.x & (lanes - 1), x = blockIdx.y * across + (lane & (across - 1));
+    const u64 output = (u64)blockIdx.x * over(blockDim.x, lanes) + over(threadIdx.x, lanes);
+    Turn turn;
+    if (splits > 1) turn.begin(scratch);
+    typename F::Acc a[F::CHAINS];
+#pragma unroll
+    for (int c = 0; c < F::CHAINS; c++) a[c] = F::identity();
+    const u32 first = blockIdx.z * p.segment_chunk;
+    i64 at[2];
+    place_in_two(p.kept, output, at);
+    if (output < p.outputs) {
+        const u32 step = across * gridDim.y;
+        const u32 end = first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
+#pragma unroll 1
+        for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
+            const T* from = source + at[SOURCE] + segment * p.segment_stride;
+            const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
+            // Indices count from the block's first segment.
+            const u32 local = (segment - first) * p.run;
+            // Whole vectors lie between the ends.
+            u32 head = (u32)(0 - (u64)from) % sizeof(Vector) / sizeof(T);
+            head = head < count ? head : count;
+            const u32 n = (count - head) / V, ends = count - n * V;
+            const Vector* vectors = (const Vector*)(from + head);
+            // The ends are loaded before the rest and used after it.
+            T odd = {};
+            if (x < ends) odd = from[x < head ? x : x + n * V];
+#pragma unroll 1
+            for (u32 i = x; i < n; i += UNROLL * step) {
+                Vector v[UNROLL];
+                if (F::SKIPS_ZERO) memset(v, 0, sizeof(v));
+#pragma unroll
+                for (int k = 0; k < UNROLL; k++) {
+                    if (i + k * step < n) v[k] = vectors[i + k * step];
+                }
+#pragma unroll
+                for (int k = 0; k < UNROLL; k++) {
+                    if (F::SKIPS_ZERO || i + k * step < n) {
+                        const u32 index = local + head + (i + k * step) * V;
+#pragma unroll
+                        for (u32 j = 0; j < V; j++) {
+                            F::add(a[(k * V + j) % F::CHAINS], F::take(value(element<T>(v[k], j)), p.flip), index + j);
+                        }
+                    }
                 }
             }
-            for (; i < end; i += lanes) {
-                a[0] = F::merge(a[0], F::make(L::at(source, p.source_dtype, base + (i64)i * stride), i));
-            }
-        } else {
-            for (; i < end; i += lanes) {
-                const i64 at = base + walk(p.reduced, SOURCE, i);
-                a[0] = F::merge(a[0], F::make(L::at(source, p.source_dtype, at), i));
+#pragma unroll 1
+            for (u32 i = x; i < ends;) {
+                typename F::Acc one = F::identity();
+                F::add(one, F::take(value(odd), p.flip), local + (i < head ? i : i + n * V));
+                a[0] = F::merge(a[0], one);
+                i += step;
+                if (i < ends) odd = from[i < head ? i : i + n * V];
             }
         }
     }
-    acc whole = fold<F>(F::merge(F::merge(a[0], a[1]), F::merge(a[2], a[3])), lane, slot, lanes, outs);
+#pragma unroll
+    for (int c = 1; c < F::CHAINS; c++) a[0] = F::merge(a[0], a[c]);
+    __shared__ Part warps[ROWS_BLOCK / 32];
+    if (splits > 1) turn.number(p.ticket);
+    Part whole = F::part(a[0], (u64)first * p.run);
+    Part* parts = (Part*)(scratch + gridDim.x);
+    bool folded = splits == 1;
+#pragma unroll 1
+    for (;;) {
+        whole = fold<F>(whole, lanes, warps);
+        if (folded) break;
+        folded = true;
+        const u32 split = blockIdx.z * gridDim.y + blockIdx.y;
+        if (lane == 0 && output < p.outputs) parts[split * p.outputs + output] = whole;
+        if (!turn.is_last(p.ticket, splits)) return;
+        whole = output < p.outputs ? gather<F>(parts + output, p.outputs, lane, lanes, splits) : nothing<F>();
+    }
+    if (lane == 0 && output < p.outputs) F::put(result + at[RESULT], whole, p);
+}
+
+// ---- any strides ---------------------------------------------------------------------------
+
+// `lanes` threads have `V` neighbouring results. Neighbouring threads read neighbouring elements: of
+// several results, or of one. Blocks as above.
+template <class F, class T, int V, int UNROLL>
+__device__ __forceinline__ void reduce_columns(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
+    typedef typename F::Part Part;
+    typedef Words<V * sizeof(T)> Vector;
+    const u32 lanes = p.lanes, outs = over(blockDim.x, lanes), splits = gridDim.y * gridDim.z;
+    const u32 across = p.across;
+    const bool outs_first = V > 1 || p.outs_first;
+    const u32 minor = outs_first ? outs : lanes;
+    const u32 low = threadIdx.x & (minor - 1), high = over(threadIdx.x, minor);
+    const u32 lane = outs_first ? high : low, slot = outs_first ? low : high;
+    const u32 x = blockIdx.y * across + (lane & (across - 1));
+    const u64 output = ((u64)blockIdx.x * outs + slot) * V;
+    const u32 first = blockIdx.z * p.segment_chunk;
+    i64 at[2];
+    if (V > 1) place_in_two(p.kept, output, at);
+    else place(p.kept, output, at);
+    Turn turn;
+    if (splits > 1) turn.begin(scratch);
+    const int CHAINS = F::CHAINS < 2 || V == 1 ? F::CHAINS : 2;
+    typename F::Acc a[CHAINS][V];
+#pragma unroll
+    for (int c = 0; c < CHAINS; c++) {
+#pragma unroll
+        for (int j = 0; j < V; j++) a[c][j] = F::identity();
+    }
+    if (output < p.outputs) {
+        const i64 stride = p.reduced.strides[SOURCE][0];
+        const u32 step = across * gridDim.y;
+        const u32 end = first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
+#pragma unroll 1
+        for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
+            const T* from = source + at[SOURCE] + x * stride;
+            if (V > 1 || p.reduced.ndim < 3) {
+                from += segment * p.segment_stride;
+            } else {
+                i64 begins[1];
+                place(p.reduced, (u64)segment * p.run, begins);
+                from += begins[0];
+            }
+            const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
+            const u32 local = (segment - first) * p.run;
+#pragma unroll 1
+            for (u32 i = x; i < count; i += UNROLL * step) {
+                Vector v[UNROLL];
+                if (F::SKIPS_ZERO) memset(v, 0, sizeof(v));
+#pragma unroll
+                for (int k = 0; k < UNROLL; k++) {
+                    if (i + k * step < count) v[k] = *(const Vector*)(from + k * step * stride);
+                }
+                from += UNROLL * step * stride;
+#pragma unroll
+                for (int k = 0; k < UNROLL; k++) {
+                    if (F::SKIPS_ZERO || i + k * step < count) {
+#pragma unroll
+                        for (int j = 0; j < V; j++) {
+                            F::add(a[k % CHAINS][j], F::take(value(element<T>(v[k], j)), p.flip), local + i + k * step);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    if (splits > 1) turn.number(p.ticket);
+    Part whole[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+#pragma unroll
+        for (int c = 1; c < CHAINS; c++) a[0][j] = F::merge(a[0][j], a[c][j]);
+        whole[j] = F::part(a[0][j], (u64)first * p.run);
+    }
+    __shared__ Part shared[V][COLUMNS_BLOCK];
+    Part* parts = (Part*)(scratch + gridDim.x);
+    bool folded = splits == 1;
+#pragma unroll 1
+    for (;;) {
+        const u32 own = lane * outs + slot;
+#pragma unroll 1
+        for (u32 half = lanes / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (int j = 0; j < V; j++) shared[j][own] = whole[j];
+            __syncthreads();
+            if (lane < half) {
+#pragma unroll
+                for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], shared[j][own + half * outs]);
+            }
+            __syncthreads();
+        }
+        if (folded) break;
+        folded = true;
+        const u32 split = blockIdx.z * gridDim.y + blockIdx.y;
+        if (lane == 0 && output < p.outputs) {
+#pragma unroll
+            for (int j = 0; j < V; j++) parts[split * p.outputs + output + j] = whole[j];
+        }
+        if (!turn.is_last(p.ticket, splits)) return;
+#pragma unroll
+        for (int j = 0; j < V; j++) whole[j] = nothing<F>();
+        if (output < p.outputs) {
+#pragma unroll 1
+            for (u32 s = lane; s < splits; s += lanes) {
+#pragma unroll
+                for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], left(&parts[s * p.outputs + output + j]));
+            }
+        }
+    }
     if (lane != 0 || output >= p.outputs) return;
-    if (p.splits > 1) {
-        ((acc *)result)[blockIdx.y * p.outputs + output] = whole;
-    } else {
-        const i64 at = walk(p.kept, RESULT, output);
-        put(result, p.result_dtype, at, F::result(whole, p));
-    }
+#pragma unroll
+    for (int j = 0; j < V; j++) F::put(result + at[RESULT] + j * p.kept.strides[RESULT][0], whole[j], p);
 }
 
-// Folds the splits of one result in each block.
-template <class F>
-__device__ __forceinline__ void finish(const typename F::acc *partial, void *result, const Plan &p) {
-    typename F::acc a = F::identity();
-    for (u64 s = threadIdx.x; s < p.splits; s += REDUCE_BLOCK) {
-        a = F::merge(a, partial[s * p.outputs + blockIdx.x]);
+#define ROWS(NAME, FOLD, T)                                                                             \
+    extern "C" __global__ __launch_bounds__(ROWS_BLOCK, 4) void NAME(                                      \
+        const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
+        reduce_rows<FOLD<T>, T, 4>(source, result, scratch, p);                             \
     }
-    a = fold<F>(a, threadIdx.x, 0, REDUCE_BLOCK, 1);
-    if (threadIdx.x != 0) return;
-    const i64 at = walk(p.kept, RESULT, blockIdx.x);
-    put(result, p.result_dtype, at, F::result(a, p));
-}
-template <class A> using ArgMax = Arg<A, true>;
-template <class A> using ArgMin = Arg<A, false>;
-
-// A program's kernels: `FOLD` of what `LOAD` makes of elements.
-#define REDUCTION(NAME, FOLD, LOAD)                                                            \
-    typedef FOLD folded;                                                                       \
-    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void NAME##_reduce(                  \
-        const void *source, void *result, const __grid_constant__ Plan p) {                    \
-        reduce<folded, LOAD>(source, result, p);                                               \
-    }                                                                                          \
-    extern "C" __global__ __launch_bounds__(REDUCE_BLOCK) void NAME##_finish(                  \
-        const folded::acc *partial, void *result, const __grid_constant__ Plan p) {            \
-        finish<folded>(partial, result, p);                                                    \
+#define COLUMNS(NAME, FOLD, T)                                                                          \
+    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
+        const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
+        reduce_columns<FOLD<T>, T, vector(sizeof(T), 4), 4>(source, result, scratch, p); \
+    }
+#define STRIDED(NAME, FOLD, T)                                                                          \
+    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
+        const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
+        reduce_columns<FOLD<T>, T, 1, 8>(source, result, scratch, p);                    \
     }

@@ -57,7 +57,7 @@ fn groups(sizes: &[usize], dims: &[usize], values: &[f64]) -> Vec<Vec<f64>> {
     groups
 }
 
-fn result_sizes(sizes: &[usize], dims: &[usize], keepdim: bool) -> Vec<usize> {
+pub(super) fn result_sizes(sizes: &[usize], dims: &[usize], keepdim: bool) -> Vec<usize> {
     let reduced = |d: usize| dims.is_empty() || dims.contains(&d);
     (0..sizes.len())
         .filter(|&d| keepdim || !reduced(d))
@@ -158,32 +158,118 @@ fn gpu_large_tensors_are_shared_out() {
     on_gpu(large);
 }
 
+/// Starts off whole vectors, rows with ends, steps between elements, several dimensions at a time.
+fn alignments(target: Target<'_>) {
+    for dtype in [DType::Bool, DType::I8, DType::I64, DType::F16, DType::F32, DType::F64] {
+        let n = 5 * 37 * 131;
+        let base = Tensor::new(target, dtype, &[5, 37, 131], &moderate(dtype, n, false));
+        let views = [
+            base.clone(),
+            base.with(|l| l.narrow(2, 1, 130)),
+            base.with(|l| l.narrow(2, 3, 64)?.narrow(1, 1, 36)),
+            base.with(|l| l.slice(2, 1, 131, 2)),
+            base.with(|l| l.slice(1, 2, 37, 5)?.permute(&[2, 0, 1])),
+            base.with(|l| l.narrow(2, 5, 1)?.expand(&[5, 37, 9])),
+            base.with(|l| l.narrow(0, 1, 4)?.narrow(2, 0, 128)),
+        ];
+        for a in &views {
+            for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::ArgMin, ReduceOp::All] {
+                for dims in [&[][..], &[0], &[1], &[2]] {
+                    check(target, op, a, dims, false);
+                }
+                if op != ReduceOp::ArgMin {
+                    check(target, op, a, &[0, 2], false);
+                    check(target, op, a, &[0, 1], true);
+                }
+            }
+        }
+    }
+}
+
 #[test]
-fn a_whole_reduction_uses_the_whole_gpu() {
-    on_every_target(|target| {
-        let a = Tensor::garbage(target, DType::F32, &[1 << 20]);
-        let out = Tensor::garbage(target, DType::F32, &[]);
-        let mut plan = Plan::new("sum", a.view(), &[], out.view(), false).unwrap();
-        plan.share_out(132 * 8);
-        assert!(plan.splits >= 200, "{} blocks", plan.splits);
-        assert_eq!((0..plan.splits as usize).map(|s| plan.split(s).len()).sum::<usize>(), 1 << 20);
+fn any_start_and_step() {
+    on_every_target(alignments);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_any_start_and_step() {
+    on_gpu(alignments);
+}
+
+/// What takes several blocks a result, by each kernel.
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_results_that_blocks_share() {
+    on_gpu(|target| {
+        for dtype in [DType::I8, DType::BF16, DType::F32, DType::I64] {
+            let n = 3 * 700_000;
+            let a = Tensor::new(target, dtype, &[3, 700_000], &moderate(dtype, n, false));
+            let columns = a.with(|l| Ok(l.view(&[262_500, 8]).unwrap()));
+            let runs = a.with(|l| Ok(l.view(&[3000, 700]).unwrap()));
+            let views = [
+                a.clone(),
+                a.with(|l| l.narrow(1, 1, 699_990)),
+                a.with(|l| l.slice(1, 0, 700_000, 3)),
+                columns.clone(),
+                columns.with(|l| l.narrow(1, 1, 5)),
+                runs.with(|l| l.narrow(1, 3, 601)),
+                runs.with(|l| l.narrow(1, 3, 3)),
+            ];
+            for a in &views {
+                for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::ArgMax, ReduceOp::Any] {
+                    for dims in [&[][..], &[0], &[1]] {
+                        check(target, op, a, dims, false);
+                    }
+                }
+            }
+        }
     });
 }
 
 #[test]
-fn a_grid_holds_a_block_for_every_result() {
-    on_every_target(|target| {
-        let a = Tensor::garbage(target, DType::U8, &[2, 256]);
-        let out = Tensor::garbage(target, DType::U8, &[2]);
-        let plan = Plan::new("any", a.view(), &[1], out.view(), false).unwrap();
-        // As of a tensor of one column that was expanded.
-        for outputs in [2, (1 << 31) - 1, 1 << 31, (1 << 32) + 5, 1 << 38] {
-            let mut plan = plan;
-            plan.outputs = outputs;
-            plan.share_out(132 * 8);
-            assert!(i32::try_from(plan.blocks()).is_ok(), "{} blocks", plan.blocks());
+#[ignore = "needs a GPU"]
+fn gpu_sums_are_the_same_each_time() {
+    on_gpu(|target| {
+        let n = 1 << 22;
+        let values: Vec<f64> = (0..n).map(|i| f64::from(i % 1009) / 1009.0 - 0.3).collect();
+        let a = Tensor::new(target, DType::F32, &[n as usize / 64, 64], &values);
+        for dims in [&[][..], &[0], &[1]] {
+            let sum = || {
+                let sizes = result_sizes(a.view().sizes(), dims, false);
+                let out = Tensor::garbage(target, DType::F32, &sizes);
+                reduce(target, ReduceOp::Sum, a.view(), dims, out.view()).unwrap();
+                out.floats(target)
+            };
+            let first = sum();
+            for _ in 0..20 {
+                assert_eq!(sum(), first);
+            }
         }
     });
+}
+
+/// What the extremes of all elements alike are, where no element is beyond what threads begin with.
+fn least_of_all(target: Target<'_>) {
+    for (dtype, value) in [(DType::F32, f64::NEG_INFINITY), (DType::U8, 0.0), (DType::I8, -128.0)] {
+        let a = Tensor::new(target, dtype, &[2, 300], &[value; 600]);
+        for op in [ReduceOp::ArgMax, ReduceOp::ArgMin, ReduceOp::Max, ReduceOp::Min] {
+            check(target, op, &a, &[], false);
+            check(target, op, &a, &[0], false);
+            check(target, op, &a, &[1], false);
+        }
+    }
+}
+
+#[test]
+fn extremes_of_equal_elements() {
+    on_every_target(least_of_all);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_extremes_of_equal_elements() {
+    on_gpu(least_of_all);
 }
 
 #[test]

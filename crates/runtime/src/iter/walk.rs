@@ -70,6 +70,14 @@ impl<const N: usize> Walk<N> {
         self.sizes[..self.ndim as usize].iter().product::<u64>() as usize
     }
 
+    /// The dimensions, from the innermost out.
+    pub fn dims(&self) -> impl Iterator<Item = Dim<N>> {
+        (0..self.ndim as usize).map(|d| {
+            let strides = std::array::from_fn(|k| self.strides[k][d] as isize);
+            (self.sizes[d] as usize, strides)
+        })
+    }
+
     /// The innermost dimension: of one element where there is none.
     #[must_use]
     pub fn inner(&self) -> Dim<N> {
@@ -127,6 +135,7 @@ mod tests {
         let dims = [(3, [2, -1]), (1, [9, 9]), (2, [6, -3]), (4, [100, 0])];
         let walk = Walk::new("test", dims).unwrap();
         assert_eq!((walk.ndim, walk.numel(), walk.inner()), (2, 24, (6, [2, -1])));
+        assert!(walk.dims().eq([(6, [2, -1]), (4, [100, 0])]));
         let mut index = 0;
         for d in 0..4 {
             for c in 0..2 {

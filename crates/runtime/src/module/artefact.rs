@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use sha2::{Digest, Sha256};
 
-use super::{Compiler, Program};
+use super::{Compiler, Program, compile};
 use crate::{Error, Result};
 
 /// What a variant's PTX begins with; its name and the hash of its source follow.
@@ -34,7 +34,7 @@ fn path(folder: &Path, program: &Program) -> PathBuf {
 /// The hash of a variant's source, and of what compiles it.
 pub(super) fn hash(program: &Program, variant: usize) -> String {
     let mut hash = Sha256::new();
-    hash.update(super::ARCHITECTURE);
+    compile::options().iter().for_each(|option| hash.update(option));
     hash.update(program.source(variant).text());
     hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }

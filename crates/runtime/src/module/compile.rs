@@ -8,8 +8,10 @@ use crate::{Error, Result};
 /// What PTX is made for; every device of that capability or a later one runs it.
 pub const ARCHITECTURE: &str = "compute_75";
 
-/// Fast math stays off: results must not depend on the compiler's liberties.
-const OPTIONS: [&str; 2] = ["-std=c++17", "--fmad=true"];
+/// What the compiler is told. Fast math stays off: results must not depend on its liberties.
+pub(super) fn options() -> [String; 3] {
+    [format!("--gpu-architecture={ARCHITECTURE}"), "-std=c++17".into(), "--fmad=true".into()]
+}
 
 /// NVRTC, where [`Nvrtc`] looks for it.
 #[derive(Debug)]
@@ -37,8 +39,8 @@ impl Compiler {
     /// [`Error::Driver`] with the compiler's messages.
     pub fn ptx(&self, program: &Program, variant: usize) -> Result<String> {
         let name = program.module_name(variant);
-        let architecture = format!("--gpu-architecture={ARCHITECTURE}");
-        let options = [architecture.as_str(), OPTIONS[0], OPTIONS[1]];
+        let options = options();
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
         let text = program.source(variant).text();
         let ptx = self.0.compile(&text, &format!("{name}.cu"), &options);
         Ok(plain(&ptx.map_err(|e| Error::driver(program.name(), e))?))
