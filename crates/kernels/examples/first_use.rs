@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for variant in 0..program.variants().len() {
             for kernel in program.kernels(variant) {
                 let begun = Instant::now();
-                let ptx = program.ptx(variant).ok_or("it was not compiled: run `cargo xtask ptx`")?;
+                let ptx =
+                    program.ptx(variant).ok_or("it was not compiled: run `cargo xtask ptx`")?;
                 let ptx = single(&ptx, &kernel);
                 let unpacked = begun.elapsed().as_secs_f64() * 1e3;
                 times.push((unpacked + load(&driver, &ptx, &kernel)? - empty, kernel));

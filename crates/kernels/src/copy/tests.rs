@@ -108,7 +108,9 @@ fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
 fn runs_and_tiles(target: Target<'_>) {
     use crate::elementwise::{ADD, binary};
     for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
-        for (rows, columns) in [(1, 5), (2, 3), (3, 1000), (65, 67), (64, 128), (200, 4), (33, 1025)] {
+        for (rows, columns) in
+            [(1, 5), (2, 3), (3, 1000), (65, 67), (64, 128), (200, 4), (33, 1025)]
+        {
             for start in [0, 1, 3] {
                 // One more of each, of which views leave out the first.
                 let memory = [2, columns + 4, rows + 4];
@@ -125,20 +127,33 @@ fn runs_and_tiles(target: Target<'_>) {
                 let context = format!("{dtype} {rows} by {columns} from {start}");
                 copy(target, turned.view(), out.view()).unwrap();
                 assert_eq!(out.floats(target), x, "{context}");
-                let row = Tensor::new(target, dtype, &[columns + start as usize], &values[..columns + start as usize]);
+                let row = Tensor::new(
+                    target,
+                    dtype,
+                    &[columns + start as usize],
+                    &values[..columns + start as usize],
+                );
                 let row = row.with(|l| l.narrow(0, start, columns)?.expand(&[2, rows, columns]));
                 let column = Tensor::new(target, dtype, &[rows, 1], &values[..rows]);
                 let column = column.with(|l| l.expand(&[2, rows, columns]));
                 for other in [&row, &column, &out] {
                     let y = other.floats(target);
-                    let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| stored(dtype, x + y)).collect();
+                    let sums: Vec<f64> =
+                        x.iter().zip(&y).map(|(x, y)| stored(dtype, x + y)).collect();
                     binary(target, &ADD, turned.view(), other.view(), out.view()).unwrap();
                     assert_eq!(out.floats(target), sums, "{context}");
                 }
                 crate::fill::fill(target, turned.view(), Scalar::Int(3)).unwrap();
                 let threes = a.floats(target).iter().filter(|&&x| x == 3.0).count();
-                let before = values.iter().zip(a.floats(target)).filter(|&(&v, x)| v == 3.0 && x == 3.0).count();
-                assert!(threes >= 2 * rows * columns && threes <= 2 * rows * columns + before, "{context}");
+                let before = values
+                    .iter()
+                    .zip(a.floats(target))
+                    .filter(|&(&v, x)| v == 3.0 && x == 3.0)
+                    .count();
+                assert!(
+                    threes >= 2 * rows * columns && threes <= 2 * rows * columns + before,
+                    "{context}"
+                );
             }
         }
     }

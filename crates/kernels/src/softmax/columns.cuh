@@ -1,15 +1,15 @@
 // Softmax over a dimension that is not the innermost.
 
-// A softmax of `V` columns a thread, of which `COLUMN_LANES` lie side by side; those above them take other
-// elements. All is read for the sums, and once more, from the end.
+// A softmax of `V` columns a thread, in a block that is `p.height` high; threads above each other take
+// other elements. All is read for the sums, and once more, from the end.
 template <class T, int V, int U>
 __device__ __forceinline__ void columns(const T* source, T* result, const Rows& p) {
-    constexpr int WIDTH = COLUMN_LANES * V;
     typedef compute_t<T> C;
     __shared__ C largest[COLUMN_THREADS * V], sums[COLUMN_THREADS * V];
-    const u32 lane = threadIdx.x % COLUMN_LANES, y = threadIdx.x / COLUMN_LANES, height = blockDim.x / COLUMN_LANES;
+    const u32 height = (u32)p.height, lanes = blockDim.x / height, width = lanes * V;
+    const u32 lane = threadIdx.x % lanes, y = threadIdx.x / lanes;
     const u32 tiles = (u32)p.tiles, others = blockIdx.x / tiles;
-    const u64 x = (u64)(blockIdx.x - others * tiles) * WIDTH + lane * V;
+    const u64 x = (u64)(blockIdx.x - others * tiles) * width + lane * V;
     const T* from = source + walk(p.walk, 0, others) + x;
     T* to = result + walk(p.walk, 1, others) + x;
     const u32 size = x < p.columns ? (u32)p.size : 0;
@@ -49,9 +49,9 @@ __device__ __forceinline__ void columns(const T* source, T* result, const Rows& 
     // Heights are powers of two.
     for (u32 half = height / 2; half > 0; half /= 2) {
         __syncthreads();
-        for (u32 e = threadIdx.x; e < half * WIDTH; e += blockDim.x) {
-            const C a = largest[e], b = largest[e + half * WIDTH], l = Larger::of(a, b);
-            sums[e] = rescaled<T>(sums[e], a, l) + rescaled<T>(sums[e + half * WIDTH], b, l);
+        for (u32 e = threadIdx.x; e < half * width; e += blockDim.x) {
+            const C a = largest[e], b = largest[e + half * width], l = Larger::of(a, b);
+            sums[e] = rescaled<T>(sums[e], a, l) + rescaled<T>(sums[e + half * width], b, l);
             largest[e] = l;
         }
     }

@@ -118,7 +118,8 @@ pub(super) unsafe fn softmax<T: HostElement<Compute: Float>>(launch: &HostLaunch
         let mut block = vec![[lowest::<T::Compute>(); LANES]; size.min(BLOCK).div_ceil(LANES)];
         for index in rows {
             let columns = p.columns as usize;
-            let [from, to] = p.walk.offsets(index / columns).map(|at| at + (index % columns) as isize);
+            let [from, to] =
+                p.walk.offsets(index / columns).map(|at| at + (index % columns) as isize);
             let read = |first: usize, values: &mut [T::Compute]| {
                 for (i, x) in (first as isize..).zip(values) {
                     // SAFETY: an element of the source.

@@ -91,7 +91,8 @@ fn every_kernel(target: Target<'_>) {
         for size in [1, 5, 31, 512, 1000, 1024, 1025, 4097, 16_384, 16_385, 33_333] {
             for start in [0, 1] {
                 let n = 3 * (size + start);
-                let values: Vec<f64> = (0..n).map(|i| (i * 31 % 997) as f64 / 50.0 - 10.0).collect();
+                let values: Vec<f64> =
+                    (0..n).map(|i| (i * 31 % 997) as f64 / 50.0 - 10.0).collect();
                 let base = Tensor::new(target, dtype, &[3, size + start], &values);
                 let a = base.with(|l| l.narrow(1, start as isize, size));
                 check(target, &a, 1, false);

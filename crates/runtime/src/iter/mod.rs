@@ -19,7 +19,7 @@ use crate::launch::{Call, Code};
 use crate::module::Program;
 use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
 
-pub use runs::{Runs, run_width};
+pub use runs::Runs;
 pub use space::{Flat, Index, Params, Plan, Space};
 pub use walk::{Dim, Walk};
 
@@ -42,7 +42,7 @@ pub struct Op {
     pub program: (&'static Program, usize),
     /// The CPU implementations of both.
     pub host: [HostKernel; 2],
-    /// Elements that a thread of the flat kernel takes at a time; of the strided one [`run_width`].
+    /// Elements that a thread takes at a time.
     pub vector: usize,
     /// Where the op was called.
     pub location: &'static Location<'static>,
@@ -140,7 +140,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
             launch_one(target, op, FLAT, &operands, bytemuck::bytes_of(&params), threads)
         } else {
             let start = views[N - 1].layout.offset();
-            let index = plan.in_runs(op.name, run_width(op.vector), start)?;
+            let index = plan.in_runs(op.name, op.vector, start)?;
             let threads = index.runs().threads();
             let params = Params::new(index, args);
             launch_one(target, op, STRIDED, &operands, bytemuck::bytes_of(&params), threads)

@@ -86,13 +86,6 @@ impl Runs {
     }
 }
 
-/// Elements that a thread of a strided kernel takes at a time, where one of the flat kernel takes
-/// `vector`: no more than 4, since the code is longer.
-#[must_use]
-pub const fn run_width(vector: usize) -> usize {
-    if vector < 4 { vector } else { 4 }
-}
-
 impl<const N: usize> Plan<N> {
     /// As [`Plan::index`], for a kernel whose threads take runs of `vector` elements; the result begins
     /// `start` elements after a whole one.
@@ -162,7 +155,8 @@ mod tests {
             rest = if across < 8 && d == 1 { rest } else { rest / size };
             (0..N).for_each(|k| at[k] += step as isize * strides[k]);
         }
-        let head = if r.aligned != 0 { (start as isize + at[N - 1]).rem_euclid(v as isize) } else { 0 };
+        let head =
+            if r.aligned != 0 { (start as isize + at[N - 1]).rem_euclid(v as isize) } else { 0 };
         let first = x as isize * v as isize - head;
         let row = dims.first().map_or((1, [0; N]), |&d| d);
         (first..first + v as isize)

@@ -50,7 +50,8 @@ impl KernelCache {
             program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
         // Two threads may both load; one module is then dropped again.
         let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
-        let found = Module::load_ptx(driver, device, &ptx).and_then(|module| module.function(&name));
+        let found =
+            Module::load_ptx(driver, device, &ptx).and_then(|module| module.function(&name));
         let found = found.map_err(|e| Error::driver(program.name(), e))?;
         Ok(function.get_or_init(|| found).handle())
     }
