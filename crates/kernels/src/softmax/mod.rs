@@ -159,6 +159,9 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
     let whole = aligned(offsets[0]) && others().all(|d| aligned(strides(a, d)));
     let across = if whole { size } else { size + vector - 1 };
     let held = held(a.dtype == DType::F64);
+    // With more of 32-bit values, reading them twice is faster.
+    let narrow = a.dtype.size() == 2;
+    let most = if a.dtype == DType::F32 { 512 } else { 1024 };
     match across {
         n if n <= 64 * held => {
             // Two vectors each, if that suffices.
@@ -166,8 +169,8 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
             p.tiles = team as u64;
             (0, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
         }
-        n if n <= 1024 * held => (1, rows, n.div_ceil(held).next_multiple_of(32) as u32),
-        n if n <= 2048 * held => (2, rows, 512),
+        n if n <= most * held => (1, rows, n.div_ceil(held).next_multiple_of(32) as u32),
+        n if n <= 1 << 15 || narrow => (2, rows, 512),
         _ => (2, rows, 1024),
     }
 }
