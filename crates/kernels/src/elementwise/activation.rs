@@ -30,7 +30,7 @@ ops! {
     }
     /// `torch.nn.functional.softplus`. Floats only.
     SOFTPLUS = "softplus"(x, beta, threshold), FLOATS => Same,
-        "x * beta > threshold ? x : softplus_of(x * beta) / beta", {
+        "x * beta > threshold ? x : quotient_of(softplus_of(x * beta), beta)", {
         float => if x * beta > threshold { x } else { (x * beta).softplus() / beta }
     }
     /// `torch.nn.functional.elu`. Floats only.
@@ -38,7 +38,7 @@ ops! {
         float => if x > 0.0 { x } else { alpha * x.exp_m1() }
     }
     /// `torch.nn.functional.celu`. Floats only.
-    CELU = "celu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x / alpha)", {
+    CELU = "celu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(quotient_of(x, alpha))", {
         float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
     }
     /// `torch.nn.functional.selu`. Floats only.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use warpline_runtime::DType;
-use warpline_runtime::iter::{Flat, Index, Params, run_width};
+use warpline_runtime::iter::{Flat, Index, Params};
 use warpline_runtime::module::{ELEMENT, SPACE, Source};
 
 use super::{Numbers, Op, Output, functions};
@@ -76,14 +76,13 @@ fn kernels(op: &Op, variant: &str) -> String {
     let _ = write!(
         text,
         "extern \"C\" __global__ void {name}_strided({pointers}, {out}* out, \
-         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    constexpr int V = {run};\n    \
+         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    constexpr int V = {vector};\n    \
          for (u64 i = thread(); i < p.space.runs.threads; i += threads()) {{\n        Run<{operands}> run;\n        \
          if (!run_of<V>(p.space, (u32)i, out, run)) continue;\n{runs}        \
          R r[V];\n#pragma unroll\n        for (int k = 0; k < V; k++) r[k] = function({});\n        \
          store_run(out + run.at[{count}], p.space.strides[{count}][0], run, r);\n    }}\n}}\n",
         each(&|k, _, _| format!("x{k}[k]"), ", "),
         operands = count + 1,
-        run = run_width(vector),
     );
     let elements = op.inputs.iter().zip(&inputs).map(|(input, (k, _, ty))| match input.is_bool {
         true => format!("condition<{k}>(in{k}, run.at[{k}], p.args)"),

@@ -5,47 +5,47 @@
     __device__ __forceinline__ f32 name(f32 x) { return function##f(x); }                         \
     __device__ __forceinline__ f64 name(f64 x) { return function(x); }
 FUNCTION(exp_of, exp)
-FUNCTION(expm1_of, expm1)
 FUNCTION(log_of, log)
-FUNCTION(log1p_of, log1p)
 FUNCTION(sqrt_of, sqrt)
 FUNCTION(rsqrt_of, rsqrt)
-FUNCTION(sin_of, sin)
-FUNCTION(cos_of, cos)
 FUNCTION(tanh_of, tanh)
 FUNCTION(erf_of, erf)
 FUNCTION(erfc_of, erfc)
-FUNCTION(erfinv_of, erfinv)
 FUNCTION(exp2_of, exp2)
 FUNCTION(log2_of, log2)
 FUNCTION(log10_of, log10)
-FUNCTION(tan_of, tan)
-FUNCTION(asin_of, asin)
-FUNCTION(acos_of, acos)
-FUNCTION(atan_of, atan)
-FUNCTION(sinh_of, sinh)
-FUNCTION(cosh_of, cosh)
-FUNCTION(asinh_of, asinh)
-FUNCTION(acosh_of, acosh)
-FUNCTION(atanh_of, atanh)
 
 #define FUNCTION_OF_TWO(name, function)                                                           \
     __device__ __forceinline__ f32 name(f32 x, f32 y) { return function##f(x, y); }               \
     __device__ __forceinline__ f64 name(f64 x, f64 y) { return function(x, y); }
-FUNCTION_OF_TWO(atan2_of, atan2)
-FUNCTION_OF_TWO(hypot_of, hypot)
 FUNCTION_OF_TWO(with_sign, copysign)
-FUNCTION_OF_TWO(next_after, nextafter)
 
 // What is long is called: unrolled, it would be there eight times, and be compiled at the first use.
 #define LONG_FUNCTION(name, function)                                                             \
     __device__ __noinline__ f32 name(f32 x) { return function##f(x); }                            \
     __device__ __noinline__ f64 name(f64 x) { return function(x); }
+LONG_FUNCTION(sin_of, sin)
+LONG_FUNCTION(cos_of, cos)
+LONG_FUNCTION(tan_of, tan)
+LONG_FUNCTION(asin_of, asin)
+LONG_FUNCTION(acos_of, acos)
+LONG_FUNCTION(atan_of, atan)
+LONG_FUNCTION(sinh_of, sinh)
+LONG_FUNCTION(cosh_of, cosh)
+LONG_FUNCTION(asinh_of, asinh)
+LONG_FUNCTION(acosh_of, acosh)
+LONG_FUNCTION(atanh_of, atanh)
+LONG_FUNCTION(expm1_of, expm1)
+LONG_FUNCTION(log1p_of, log1p)
+LONG_FUNCTION(erfinv_of, erfinv)
 LONG_FUNCTION(lgamma_of, lgamma)
 
 #define LONG_FUNCTION_OF_TWO(name, function)                                                      \
     __device__ __noinline__ f32 name(f32 x, f32 y) { return function##f(x, y); }                  \
     __device__ __noinline__ f64 name(f64 x, f64 y) { return function(x, y); }
+LONG_FUNCTION_OF_TWO(atan2_of, atan2)
+LONG_FUNCTION_OF_TWO(hypot_of, hypot)
+LONG_FUNCTION_OF_TWO(next_after, nextafter)
 LONG_FUNCTION_OF_TWO(fmod_of, fmod)
 LONG_FUNCTION_OF_TWO(pow_of, pow)
 

@@ -167,9 +167,9 @@ impl Op {
         Ok((compute, if self.output == Output::Bool { DType::Bool } else { compute }))
     }
 
-    /// Elements that a thread takes at a time: fewer of what takes long.
+    /// Elements that a thread takes at a time: 16 bytes, but of the narrowest fewer where that takes long.
     fn vector(&self, dtype: DType) -> usize {
-        let most = if self.inputs.len() == 1 { 4 } else { 8 };
+        let most = if self.inputs.len() == 1 && dtype.size() == 1 { 4 } else { 8 };
         iter::vector_width(dtype.size()).min(most)
     }
 }

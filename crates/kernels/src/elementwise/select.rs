@@ -18,7 +18,7 @@ ops! {
     /// `torch.addcmul`: `x + value a b`; not on bool.
     ADDCMUL = "addcmul"(x, a, b, value), NUMBERS => Same, "x + value * a * b", { all => x.add(value.mul(a).mul(b)) }
     /// `torch.addcdiv`: `x + value a / b`. Floats only.
-    ADDCDIV = "addcdiv"(x, a, b, value), FLOATS => Same, "x + value * (a / b)", { float => x + value * (a / b) }
+    ADDCDIV = "addcdiv"(x, a, b, value), FLOATS => Same, "x + value * quotient_of(a, b)", { float => x + value * (a / b) }
     /// `torch.copysign`.
     COPYSIGN = "copysign"(x, y), TO_FLOATS => Same, "with_sign(x, y)", { float => x.copysign(y) }
     /// `torch.nextafter`, of `float32` and `float64`.

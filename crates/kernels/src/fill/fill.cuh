@@ -16,7 +16,7 @@ __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
     }                                                                                             \
     extern "C" __global__ void fill_##name##_strided(                                             \
         T* out, const __grid_constant__ Params<Index<1>, Fill> p) {                               \
-        constexpr int V = run_width(sizeof(T));                                                   \
+        constexpr int V = vector_width(sizeof(T));                                                \
         T v[V];                                                                                   \
         _Pragma("unroll") for (int k = 0; k < V; k++) v[k] = (T)p.args.bits;                      \
         for (u64 i = thread(); i < p.space.runs.threads; i += threads()) {                        \

@@ -1,15 +1,15 @@
 // Softmax over a dimension that is not the innermost.
 
-// A softmax of `V` columns a thread, of which `COLUMN_LANES` lie side by side; those above them take other
-// elements. All is read for the sums, and once more, from the end.
+// A softmax of `V` columns a thread, in a block that is `p.height` high; threads above each other take
+// other elements. All is read for the sums, and once more, from the end.
 template <class T, int V, int U>
 __device__ __forceinline__ void columns(const T* source, T* result, const Rows& p) {
-    constexpr int WIDTH = COLUMN_LANES * V;
     typedef compute_t<T> C;
     __shared__ C largest[COLUMN_THREADS * V], sums[COLUMN_THREADS * V];
-    const u32 lane = threadIdx.x % COLUMN_LANES, y = threadIdx.x / COLUMN_LANES, height = blockDim.x / COLUMN_LANES;
+    const u32 height = (u32)p.height, lanes = blockDim.x / height, width = lanes * V;
+    const u32 lane = threadIdx.x % lanes, y = threadIdx.x / lanes;
     const u32 tiles = (u32)p.tiles, others = blockIdx.x / tiles;
-    const u64 x = (u64)(blockIdx.x - others * tiles) * WIDTH + lane * V;
+    const u64 x = (u64)(blockIdx.x - others * tiles) * width + lane * V;
     const T* from = source + walk(p.walk, 0, others) + x;
     T* to = result + walk(p.walk, 1, others) + x;
     const u32 size = x < p.columns ? (u32)p.size : 0;
@@ -49,9 +49,9 @@ __device__ __forceinline__ void columns(const T* source, T* result, const Rows& 
     // Heights are powers of two.
     for (u32 half = height / 2; half > 0; half /= 2) {
         __syncthreads();
-        for (u32 e = threadIdx.x; e < half * WIDTH; e += blockDim.x) {
-            const C a = largest[e], b = largest[e + half * WIDTH], l = Larger::of(a, b);
-            sums[e] = rescaled<T>(sums[e], a, l) + rescaled<T>(sums[e + half * WIDTH], b, l);
+        for (u32 e = threadIdx.x; e < half * width; e += blockDim.x) {
+            const C a = largest[e], b = largest[e + half * width], l = Larger::of(a, b);
+            sums[e] = rescaled<T>(sums[e], a, l) + rescaled<T>(sums[e + half * width], b, l);
             largest[e] = l;
         }
     }
@@ -121,7 +121,7 @@ template <class T> __device__ __forceinline__ void any_rows(const T* source, T* 
 #define SOFTMAX(T, E)                                                                             \
     KERNEL(T, short, (128), short_rows<T, 2 * E / vector_width(sizeof(T))>)                       \
     KERNEL(T, rows, (1024, 2), rows<T, E / vector_width(sizeof(T))>)                              \
-    KERNEL(T, long, (1024), long_rows<T, E / 2 / vector_width(sizeof(T))>)                        \
+    KERNEL(T, long, (1024), long_rows<T, E / vector_width(sizeof(T))>)                            \
     KERNEL(T, columns, (COLUMN_THREADS, 2), columns<T, vector_width(sizeof(T)), sizeof(T) == 4 ? 4 : 2>) \
     KERNEL(T, odd, (COLUMN_THREADS, 2), columns<T, 1, 4>)                                         \
     KERNEL(T, any, (256), any_rows<T>)

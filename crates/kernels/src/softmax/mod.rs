@@ -20,9 +20,9 @@ use warpline_runtime::{DType, Error, Result, Target, View};
 /// vectors or one by one; all others.
 const KERNELS: &[&str] = &["short", "rows", "long", "columns", "odd", "any"];
 
-/// Threads of a block for columns at most, and how many of them lie side by side.
+/// Threads of a block for columns at most, and how many of them lie above each other at most.
 const COLUMN_THREADS: u32 = 512;
-const COLUMN_LANES: u32 = 16;
+const COLUMN_HEIGHT: u32 = 32;
 
 pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX];
 
@@ -30,7 +30,6 @@ static SOFTMAX: Program = Program::new("softmax", FLOATS, KERNELS, |_, ty| {
     let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::SPACE);
     let of = of.push(module::WALK).push(include_str!("softmax.cuh"));
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
-    let of = of.push(&format!("#define COLUMN_LANES {COLUMN_LANES}"));
     of.push(include_str!("columns.cuh")).push(&format!("SOFTMAX({ty}, {})", held(ty == "f64")))
 })
 .with_ptx(committed);
@@ -41,7 +40,8 @@ const fn held(double: bool) -> usize {
 }
 
 /// The rows, of a source and a result, and the steps along each. `columns` of them lie side by side in
-/// both, in `tiles`, and `walk` says where the others are.
+/// both, in `tiles` that blocks `height` threads high take; `walk` says where the others are. Of short rows
+/// `tiles` is how many lanes take one.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Rows {
@@ -51,11 +51,12 @@ struct Rows {
     result_step: i64,
     columns: u64,
     tiles: u64,
+    height: u64,
     log: u64,
     walk: Walk<2>,
 }
 
-cuda_struct!(Rows { rows, size, source_step, result_step, columns, tiles, log, walk });
+cuda_struct!(Rows { rows, size, source_step, result_step, columns, tiles, height, log, walk });
 
 /// `torch.softmax` over dimension `dim` of `a`, or `torch.log_softmax` where `log`, into `out` of
 /// the same sizes and float dtype. The halves are computed in `f32`. `out` may be `a` itself.
@@ -122,7 +123,7 @@ pub fn softmax(
 
 /// The kernel, its blocks and their threads.
 fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize, u32) {
-    const SHORT_WARPS: u32 = 4;
+    const SHORT_THREADS: u32 = 128;
     let (rows, size) = (p.rows as usize, p.size as usize);
     let vector = vector_width(a.dtype.size());
     let aligned = |n: usize| n.is_multiple_of(vector);
@@ -139,10 +140,12 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
             && all(a)
             && all(out);
         let (kernel, vector) = if whole { (3, vector) } else { (4, 1) };
-        p.tiles = (p.columns as usize).div_ceil(COLUMN_LANES as usize * vector) as u64;
+        let height = (size.div_ceil(8).next_power_of_two() as u32).min(COLUMN_HEIGHT);
+        let lanes = (COLUMN_THREADS / 2 / height).max(COLUMN_THREADS / COLUMN_HEIGHT);
+        p.height = height.into();
+        p.tiles = (p.columns as usize).div_ceil(lanes as usize * vector) as u64;
         let blocks = rows / p.columns as usize * p.tiles as usize;
-        let height = size.div_ceil(4).next_power_of_two().clamp(2, 32) as u32;
-        return (kernel, blocks, COLUMN_LANES * height);
+        return (kernel, blocks, lanes * height);
     }
     let others = || (0..a.sizes().len()).filter(|&d| d != dim);
     // Rows may begin anywhere in a vector, but then of both tensors.
@@ -156,10 +159,18 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
     let whole = aligned(offsets[0]) && others().all(|d| aligned(strides(a, d)));
     let across = if whole { size } else { size + vector - 1 };
     let held = held(a.dtype == DType::F64);
+    // With more of 32-bit values, reading them twice is faster.
+    let narrow = a.dtype.size() == 2;
+    let most = if a.dtype == DType::F32 { 512 } else { 1024 };
     match across {
-        n if n <= 64 * held => (0, rows.div_ceil(SHORT_WARPS as usize), 32 * SHORT_WARPS),
-        n if n <= 1024 * held => (1, rows, n.div_ceil(held).next_multiple_of(32) as u32),
-        n if n <= 2048 * held => (2, rows, 512),
+        n if n <= 64 * held => {
+            // Two vectors each, if that suffices.
+            let team = n.div_ceil(2 * vector).next_power_of_two().min(32);
+            p.tiles = team as u64;
+            (0, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
+        }
+        n if n <= most * held => (1, rows, n.div_ceil(held).next_multiple_of(32) as u32),
+        n if n <= 1 << 15 || narrow => (2, rows, 512),
         _ => (2, rows, 1024),
     }
 }
@@ -186,5 +197,5 @@ fn rows(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> 
     let [source_step, result_step] = steps.map(|step| step as i64);
     let (rows, size) = ((walk.numel() * columns) as u64, size as u64);
     let (columns, log) = (columns as u64, log.into());
-    Ok(Rows { rows, size, source_step, result_step, columns, tiles: 1, log, walk })
+    Ok(Rows { rows, size, source_step, result_step, columns, tiles: 1, height: 1, log, walk })
 }

@@ -26,6 +26,13 @@ template <class C> __device__ __forceinline__ C lowest() {
     else return __longlong_as_double(0xfff0000000000000);
 }
 
+// Folds the values of a power of two of lanes; every one gets the result.
+template <class F, class C> __device__ __forceinline__ C fold_lanes(C v, u32 lanes) {
+#pragma unroll 1
+    for (u32 half = lanes / 2; half > 0; half /= 2) v = F::of(v, __shfl_xor_sync(~0u, v, half));
+    return v;
+}
+
 template <class F, class C> __device__ __forceinline__ C fold_warp(C v) {
 #pragma unroll
     for (int half = 16; half > 0; half /= 2) v = F::of(v, __shfl_xor_sync(~0u, v, half));
@@ -183,16 +190,20 @@ held(const Row<T, V>& row, u32 t, u32 team, bool log, Fold largest_of, Total tot
     store_row<T, V, K>(row, t * V, team, v);
 }
 
-// Rows of up to 32 * K * V elements with what lies beside them in their vectors, a warp for each.
+// Rows of up to 32 * K * V elements with what lies beside them in their vectors, a team of `p.tiles` lanes
+// for each.
 template <class T, int K> __device__ __forceinline__ void short_rows(const T* source, T* result, const Rows& p) {
     constexpr int V = vector_width(sizeof(T));
     typedef compute_t<T> C;
-    const u32 warps = blockDim.x / 32;
-    for (u64 row = (u64)blockIdx.x * warps + threadIdx.x / 32; row < p.rows; row += (u64)gridDim.x * warps) {
-        const Row<T, V> of(source + walk(p.walk, 0, row), result + walk(p.walk, 1, row), (u32)p.size);
+    const u32 team = (u32)p.tiles, teams = blockDim.x / team;
+    for (u64 first = (u64)blockIdx.x * teams; first < p.rows; first += (u64)gridDim.x * teams) {
+        // A team beyond the last row folds with the others of its warp, but has nothing.
+        const u64 own = first + threadIdx.x / team, row = own < p.rows ? own : p.rows - 1;
+        Row<T, V> of(source + walk(p.walk, 0, row), result + walk(p.walk, 1, row), (u32)p.size);
+        if (own >= p.rows) of.end = of.skip;
         held<T, V, K>(
-            of, threadIdx.x % 32, 32, p.log, [](C v) { return fold_warp<Larger>(v); },
-            [](C v) { return fold_warp<Plus>(v); });
+            of, threadIdx.x % team, team, p.log, [=](C v) { return fold_lanes<Larger>(v, team); },
+            [=](C v) { return fold_lanes<Plus>(v, team); });
     }
 }
 

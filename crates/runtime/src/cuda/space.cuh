@@ -83,9 +83,6 @@ __device__ __forceinline__ bool run_of(const Index<N>& index, u32 i, const T* ou
 // Elements that one thread takes at a time: 16 bytes of the widest, but no more than 8.
 __host__ __device__ constexpr int vector_width(int size) { return 16 / size < 8 ? 16 / size : 8; }
 
-// Of a strided kernel, whose code is longer.
-__host__ __device__ constexpr int run_width(int size) { return 16 / size < 4 ? 16 / size : 4; }
-
 template <class T, int V> struct alignas(V * sizeof(T)) Vec {
     T v[V];
 };

@@ -20,7 +20,7 @@ use crate::launch::{Call, Code};
 use crate::module::Program;
 use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
 
-pub use runs::{Runs, run_width};
+pub use runs::Runs;
 pub use space::{Flat, Index, Params, Plan, Space};
 pub use walk::{Dim, Walk};
 
@@ -46,7 +46,7 @@ pub struct Op {
     pub program: (&'static Program, usize),
     /// The CPU implementations of both.
     pub host: [HostKernel; 2],
-    /// Elements that a thread of the flat kernel takes at a time; of the strided one [`run_width`].
+    /// Elements that a thread takes at a time.
     pub vector: usize,
     /// Whether operands are of other dtypes than the kernels: then the third kernel runs, an element a
     /// thread, with the parameters and the CPU implementation of the strided one.
@@ -152,8 +152,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
             launch_one(target, op, FLAT, declared, bytemuck::bytes_of(&params), threads)
         } else {
             let start = views[N - 1].layout.offset();
-            let (kernel, width) =
-                if op.converts { (CONVERTING, 1) } else { (STRIDED, run_width(op.vector)) };
+            let (kernel, width) = if op.converts { (CONVERTING, 1) } else { (STRIDED, op.vector) };
             let index = plan.in_runs(op.name, width, start)?;
             let threads = index.runs().threads();
             let params = Params::new(index, args);

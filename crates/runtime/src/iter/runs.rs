@@ -86,13 +86,6 @@ impl Runs {
     }
 }
 
-/// Elements that a thread of a strided kernel takes at a time, where one of the flat kernel takes
-/// `vector`: no more than 4, since the code is longer.
-#[must_use]
-pub const fn run_width(vector: usize) -> usize {
-    if vector < 4 { vector } else { 4 }
-}
-
 impl<const N: usize> Plan<N> {
     /// As [`Plan::index`], for a kernel whose threads take runs of `vector` elements; the result begins
     /// `start` elements after a whole one.

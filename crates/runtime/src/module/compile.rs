@@ -48,14 +48,20 @@ impl Compiler {
 }
 
 /// Without the compiler's header, which names a build, without the numbers of calls, which count
-/// on through all that one process compiles, and without the constants of `nv::target`, which every
-/// module has and none uses.
+/// on through all that one process compiles, and without constants that nothing uses.
 fn plain(ptx: &str) -> String {
     let mut out = String::new();
     let body = ptx.lines().skip_while(|line| line.trim().is_empty() || line.starts_with("//"));
-    for line in body.filter(|line| !(line.starts_with(".global") && line.contains("nv6target"))) {
+    for line in body.filter(|line| constant(line).is_none_or(|name| ptx.matches(name).count() > 1))
+    {
         out += line.split("// callseq").next().unwrap_or(line).trim_end();
         out.push('\n');
     }
     out
+}
+
+/// The name that a line defines outside of functions.
+fn constant(line: &str) -> Option<&str> {
+    let definition = line.strip_prefix(".global ")?.split(['=', ';', '[']).next()?;
+    definition.split_whitespace().last()
 }

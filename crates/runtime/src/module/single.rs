@@ -34,8 +34,8 @@ fn parts(ptx: &str) -> Vec<&str> {
             parts.push(before);
             (rest, end) = (after, line.len());
         }
-        // Blocks within are indented, and what has none ends in its first line.
-        if line.trim_end() == "}" || line.ends_with("{ ret; }\n") {
+        // Blocks within are indented; a declaration has none, and ends in a line of its own.
+        if matches!(line.trim_end(), "}" | ";") || line.ends_with("{ ret; }\n") {
             let (part, after) = rest.split_at(end);
             parts.push(part);
             (rest, end) = (after, 0);
@@ -74,14 +74,15 @@ mod tests {
                 ".func  (.param .b32 r) {name}(\n\t.param .b32 x\n)\n{{\n\tcall {calls};\n\tret;\n}}\n"
             )
         };
-        let head = ".version 8.0\n.target sm_75\n.global .u8 table[2] = {1, 2};\n";
+        let head = ".version 8.0\n.target sm_75\n";
+        let table = ".global .u8 table[2] = {1, 2};\n";
         let plain = ".func third(\n\t.param .b32 x\n)\n{\n\tret;\n}\n";
         let declared = ".func  (.param .b32 r) first\n(\n\t.param .b32 x\n)\n;\n";
         let (f, g) = (function("first", "third"), function("second", "none"));
         let (a, b) = (of("a", "first"), of("a_flat", "second"));
-        let ptx = [head, declared, &a, plain, &f, &g, &b].concat();
-        assert_eq!(single(&ptx, "a"), [head, declared, &a, plain, &f].concat());
-        assert_eq!(single(&ptx, "a_flat"), [head, &g, &b].concat());
+        let ptx = [head, declared, table, &a, plain, &f, &g, &b].concat();
+        assert_eq!(single(&ptx, "a"), [head, declared, table, &a, plain, &f].concat());
+        assert_eq!(single(&ptx, "a_flat"), [head, table, &g, &b].concat());
         let names = ".visible .entry b() { ret; }\n.visible .entry c() { ret; }\n";
         assert_eq!(single(names, "c"), ".visible .entry c() { ret; }\n");
     }
