@@ -36,7 +36,7 @@ pub use launch::Target;
 pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel, resolve_dim};
 pub use race::{Race, RaceReport, RacingUse};
 pub use replays::{Calls, Replays};
-pub use runtime::{CudaDevice, Runtime, RuntimeConfig, Staging, SyncPolicy};
+pub use runtime::{CudaDevice, HostCacheStats, Runtime, RuntimeConfig, Staging, SyncPolicy};
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
 pub use storage::{ExportedStorage, Site, Storage, Version};
 pub use view::{Operand, View};

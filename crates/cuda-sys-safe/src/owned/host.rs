@@ -12,9 +12,17 @@ use crate::{Driver, DriverError, HostFlags, Result};
 /// Alignment of pageable host memory: a cache line, and more than any vector load needs.
 const ALIGNMENT: usize = 64;
 
+/// Bytes from which on pageable memory is mapped: what the standard library gives at this alignment
+/// is zeroed by one thread.
+const MAPPED: usize = 1 << 20;
+
 #[derive(Debug)]
 enum Origin {
     Pageable(Layout),
+    /// Pageable, and large.
+    Mapped {
+        _pages: Pages,
+    },
     Pinned {
         driver: Arc<dyn Driver>,
         device: usize,
@@ -44,11 +52,23 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Ordinary zeroed memory, aligned to 64 bytes.
+    /// Ordinary zeroed memory, aligned to 64 bytes. The system provides the pages of a large block as
+    /// they are first written, so that threads that write it together share that work, in huge pages
+    /// where it can.
     ///
     /// # Errors
     /// [`DriverError::InvalidArgument`] when the size overflows or the system has no memory.
     pub fn pageable(bytes: usize) -> Result<Self> {
+        // Where the system has no more mappings to give, there may still be memory.
+        if bytes >= MAPPED
+            && let Ok(pages) = Pages::map(bytes)
+        {
+            return Ok(Self {
+                ptr: pages.start(),
+                bytes,
+                origin: Origin::Mapped { _pages: pages },
+            });
+        }
         let (ptr, layout) = zeroed(bytes)?;
         Ok(Self { ptr, bytes, origin: Origin::Pageable(layout) })
     }
@@ -91,7 +111,7 @@ impl HostMemory {
     ) -> Result<Self> {
         let location = Location::caller();
         retry(driver, ReleaseKind::RegisteredMemory);
-        let pages = Pages::map(bytes)
+        let pages = Pages::map_for_devices(bytes)
             .and_then(|mut pages| pages.populate(threads).map(|()| pages))
             .map_err(|error| refused(bytes, &error.to_string()))?;
         // SAFETY: the pages were just mapped and outlive the registration.
@@ -123,7 +143,7 @@ impl HostMemory {
     /// Whether it is page-locked.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
-        !matches!(self.origin, Origin::Pageable(_))
+        !matches!(self.origin, Origin::Pageable(_) | Origin::Mapped { .. })
     }
 
     /// Gives it back now. Dropping it does too, but what the driver refuses then is out of reach.
@@ -132,7 +152,7 @@ impl HostMemory {
     /// The memory, as it was, and why the driver refused.
     pub fn release(mut self) -> Result<(), Box<(Self, DriverError)>> {
         let released = match &self.origin {
-            Origin::Pageable(_) | Origin::Released => return Ok(()),
+            Origin::Pageable(_) | Origin::Mapped { .. } | Origin::Released => return Ok(()),
             Origin::Pinned { driver, device } => {
                 // SAFETY: as in `drop`, which does nothing once this succeeded.
                 accepted(unsafe { driver.host_free(*device, self.ptr) })
@@ -197,7 +217,8 @@ impl Drop for HostMemory {
                 };
                 release(&driver, ReleaseKind::RegisteredMemory, bytes, unregister);
             }
-            Origin::Released => {}
+            // Pages go with their origin.
+            Origin::Mapped { .. } | Origin::Released => {}
         }
     }
 }

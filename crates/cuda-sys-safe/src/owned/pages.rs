@@ -6,8 +6,7 @@ use std::thread;
 
 use crate::system::{self, HUGE};
 
-/// Zeroed memory of this process alone, unmapped on drop. A forked child has zeros there, where the
-/// system can do that, and otherwise a copy: never the pages, which stay where devices know them.
+/// Memory in whole pages, zeroed when it is new, unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Pages {
     start: NonNull<u8>,
@@ -20,8 +19,16 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Addresses for `bytes` bytes in whole pages, on huge pages where there are any to be had.
+    /// Memory for `bytes` bytes, on huge pages where there are any to be had. A forked child has a
+    /// copy.
     pub(super) fn map(bytes: usize) -> io::Result<Self> {
+        let bytes = system::in_pages(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start: system::map_large(bytes)?, bytes })
+    }
+
+    /// The same of this process alone: a forked child has zeros there, where the system can do that,
+    /// and otherwise a copy, but never the pages, which stay where devices know them.
+    pub(super) fn map_for_devices(bytes: usize) -> io::Result<Self> {
         let bytes = system::in_pages(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start: system::map_for_devices(bytes)?, bytes })
     }
@@ -145,7 +152,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_fork_leaves_the_pages_where_they_are() {
-        let mut pages = Pages::map(64 * system::page_size()).unwrap();
+        let mut pages = Pages::map_for_devices(64 * system::page_size()).unwrap();
         pages.populate(1).unwrap();
         let fill = |pages: &Pages, value| {
             // SAFETY: all of pages that are ours alone.

@@ -5,21 +5,21 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
-/// Asks for huge pages, and that a forked child finds zeros of its own there.
+/// Asks for huge pages.
+pub(super) fn advise_huge(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: advice on a mapping of ours. Without huge pages it only takes longer.
+    unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+}
+
+/// Asks that a forked child finds zeros of its own there.
 ///
 /// Zeros (`MADV_WIPEONFORK`) rather than no mapping (`MADV_DONTFORK`), since the child's safe code
 /// may still hold the addresses: they must not come to mean anything else there. Either way a fork
 /// leaves this process's pages alone.
-pub(super) fn advise_for_devices(start: NonNull<u8>, bytes: usize, huge: bool) {
-    let at = start.as_ptr().cast();
-    // SAFETY: advice on a mapping of ours that nobody uses yet. Without huge pages it only takes
-    // longer, and before Linux 4.14 children share the pages until one side writes.
-    unsafe {
-        if huge {
-            libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
-        }
-        libc::madvise(at, bytes, libc::MADV_WIPEONFORK);
-    }
+pub(super) fn advise_for_devices(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: advice on a mapping of ours that nobody uses yet. Before Linux 4.14 children share the
+    // pages until one side writes.
+    unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) };
 }
 
 /// Has the system provide pages in one call; false where it cannot (before Linux 5.14).

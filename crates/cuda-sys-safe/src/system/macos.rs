@@ -7,9 +7,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nothing: huge pages are not to be asked for, and no device accesses the pages, so that forked
-/// children may share them.
-pub(super) fn advise_for_devices(_start: NonNull<u8>, _bytes: usize, _huge: bool) {}
+/// Nothing: huge pages are not to be asked for.
+pub(super) fn advise_huge(_start: NonNull<u8>, _bytes: usize) {}
+
+/// Nothing: no device accesses the pages, so that forked children may share them.
+pub(super) fn advise_for_devices(_start: NonNull<u8>, _bytes: usize) {}
 
 /// Pages are provided when they are touched, and only then.
 pub(super) fn populate(_start: NonNull<u8>, _bytes: usize) -> io::Result<bool> {

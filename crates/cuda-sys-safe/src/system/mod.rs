@@ -2,6 +2,7 @@
 //!
 //! | | Linux | macOS | Windows |
 //! |---|---|---|---|
+//! | large memory | huge pages where possible | as the system likes | as the system likes |
 //! | pages for devices | huge where possible, provided in one call, not copied by forks | touched one by one | touched one by one |
 //! | memory mapped at several addresses | a file in memory | an unlinked temporary file | not done: simulated devices have no virtual memory |
 //! | memory for other processes | a file in memory whose size is sealed | not done | not done |
@@ -38,7 +39,7 @@ compile_error!("Warpline knows Linux, macOS and Windows; crates/cuda-sys-safe/sr
 
 pub(crate) use this::{
     CAN_MAP_TWICE, MemoryFile, SharedFile, has_elevated_rights, hide, library_folders, map,
-    map_for_devices, on_fork, open_library, page_size, place, populate, unmap,
+    map_for_devices, map_large, on_fork, open_library, page_size, place, populate, unmap,
 };
 
 /// What is behind new addresses.

@@ -49,16 +49,14 @@ fn mapped(base: *mut libc::c_void) -> io::Result<NonNull<u8>> {
 /// Gives addresses back.
 ///
 /// # Safety
-/// All that is left of what [`map`] or [`map_for_devices`] returned, and nobody uses it any more.
+/// All that is left of what [`map`], [`map_large`] or [`map_for_devices`] returned, and nobody uses it any more.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, bytes: usize) {
     // SAFETY: as the caller promises.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
 }
 
-/// Zeroed memory in whole pages, huge ones where there are any to be had, which devices may come
-/// to access directly: a forked child must not share it, or the next write of this process, and not
-/// that of a device, would go to a copy.
-pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
+/// Zeroed memory in whole pages, huge ones where there are any to be had.
+pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
     // Mapped with room to align in, which is then unmapped.
     let room = if bytes >= HUGE { HUGE } else { 0 };
     let length = bytes.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -76,7 +74,17 @@ pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
         }
         start
     };
-    variant::advise_for_devices(start, bytes, room > 0);
+    if room > 0 {
+        variant::advise_huge(start, bytes);
+    }
+    Ok(start)
+}
+
+/// [`map_large`] of memory that devices may come to access directly: a forked child must not share
+/// it, or the next write of this process, and not that of a device, would go to a copy.
+pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
+    let start = map_large(bytes)?;
+    variant::advise_for_devices(start, bytes);
     Ok(start)
 }
 

@@ -46,15 +46,20 @@ pub(crate) fn map(bytes: usize, behind: Behind) -> io::Result<NonNull<u8>> {
 /// Gives addresses back.
 ///
 /// # Safety
-/// All of what [`map`] or [`map_for_devices`] returned, and nobody uses it any more.
+/// All of what [`map`], [`map_large`] or [`map_for_devices`] returned, and nobody uses it any more.
 pub(crate) unsafe fn unmap(start: NonNull<u8>, _bytes: usize) {
     // SAFETY: as the caller promises. The size must be 0, and means all of it.
     unsafe { VirtualFree(start.as_ptr().cast(), 0, MEM_RELEASE) };
 }
 
 /// Zeroed memory in whole pages. Huge ones would take a privilege that few programs have.
-pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
+pub(crate) fn map_large(bytes: usize) -> io::Result<NonNull<u8>> {
     map(bytes, Behind::Memory)
+}
+
+/// [`map_large`]: there are no forks that could share it.
+pub(crate) fn map_for_devices(bytes: usize) -> io::Result<NonNull<u8>> {
+    map_large(bytes)
 }
 
 /// Has the system provide all pages of part of a mapping.

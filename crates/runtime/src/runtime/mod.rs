@@ -1,6 +1,7 @@
 //! A runtime: one driver, its devices, their caches, and how they are to be used.
 
 mod device;
+mod host_cache;
 mod peers;
 mod shared;
 mod staging;
@@ -20,6 +21,8 @@ use crate::race::Detector;
 use crate::{Error, Race, RaceReport, Result};
 
 pub use device::CudaDevice;
+pub use host_cache::HostCacheStats;
+pub(crate) use host_cache::{HostCache, KEPT_FROM};
 use peers::Peers;
 use shared::Shared;
 pub(crate) use shared::{SharedMapping, Unused, new_memory_id};
@@ -36,7 +39,7 @@ pub enum SyncPolicy {
 }
 
 /// How a runtime is made.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RuntimeConfig {
     /// Who orders streams.
     pub sync_policy: SyncPolicy,
@@ -53,6 +56,24 @@ pub struct RuntimeConfig {
     pub staging: Staging,
     /// Where GPU code that is compiled at run time is kept for later processes; nowhere if there is none.
     pub compile_cache: Option<PathBuf>,
+    /// Bytes of freed CPU tensors' memory that are kept for new ones; 0 keeps none.
+    pub host_cache_limit: usize,
+}
+
+impl Default for RuntimeConfig {
+    /// As PyTorch; up to 2 GiB of freed CPU tensors' memory are kept.
+    fn default() -> Self {
+        Self {
+            sync_policy: SyncPolicy::default(),
+            launch_blocking: false,
+            race_report: RaceReport::default(),
+            no_cublas: false,
+            allocator: AllocatorConfig::default(),
+            staging: Staging::default(),
+            compile_cache: None,
+            host_cache_limit: 2 << 30,
+        }
+    }
 }
 
 /// One driver with its devices and caches: an isolated world. Clones share it.
@@ -77,6 +98,7 @@ struct Inner {
     peers: Peers,
     pinned: OnceLock<CudaHostCache>,
     pinned_config: HostConfig,
+    host_cache: HostCache,
     cpu_generator: Mutex<CpuGenerator>,
     policy: AtomicU8,
     launch_blocking: bool,
@@ -120,6 +142,7 @@ impl Runtime {
             gpus,
             pinned: OnceLock::new(),
             pinned_config: config.allocator.host.clone(),
+            host_cache: HostCache::new(config.host_cache_limit),
             cpu_generator: Mutex::default(),
             policy: AtomicU8::new(config.sync_policy as u8),
             launch_blocking: config.launch_blocking,
@@ -196,6 +219,25 @@ impl Runtime {
             let backend = CudaHostBackend::new(Arc::clone(driver), 0);
             CudaHostCache::with_config(backend, self.0.pinned_config.clone())
         }))
+    }
+
+    /// The cache of pageable host memory; `None` in a forked child, of whose parent a thread may have
+    /// had it locked.
+    pub(crate) fn host_cache(&self) -> Option<&HostCache> {
+        self.is_own_process().then_some(&self.0.host_cache)
+    }
+
+    /// What the cache of pageable host memory holds. Zeros in a forked child, which has none.
+    #[must_use]
+    pub fn host_cache_stats(&self) -> HostCacheStats {
+        self.host_cache().map_or_else(HostCacheStats::default, HostCache::stats)
+    }
+
+    /// Gives the pageable host memory that is kept for new CPU tensors back to the system.
+    pub fn empty_host_cache(&self) {
+        if let Some(cache) = self.host_cache() {
+            cache.empty();
+        }
     }
 
     /// The generator of CPU tensors (MT19937).

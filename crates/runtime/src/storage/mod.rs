@@ -18,7 +18,7 @@ use warpline_stream::Stream;
 use warpline_sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use warpline_sync::{Mutex, MutexGuard, RwLock};
 
-use crate::runtime::Unused;
+use crate::runtime::{KEPT_FROM, Unused};
 use crate::semaphore::{Awaited, PeerSemaphore};
 use crate::{CudaDevice, Error, Result, Runtime, race};
 
@@ -68,7 +68,13 @@ impl WeakStorage {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !matches!(self.memory, Memory::Pageable(_)) && !self.runtime.is_own_process() {
+        if let Memory::Pageable(memory) = &self.memory {
+            if memory.bytes() >= KEPT_FROM {
+                self.keep_pageable();
+            }
+            return;
+        }
+        if !self.runtime.is_own_process() {
             // It is the parent's, of whose other threads one may have had the cache locked.
             std::mem::forget(std::mem::replace(&mut self.memory, Memory::Gone));
             return;
@@ -99,6 +105,17 @@ impl Drop for Inner {
     }
 }
 
+impl Inner {
+    #[cold]
+    fn keep_pageable(&mut self) {
+        if let Some(cache) = self.runtime.host_cache()
+            && let Memory::Pageable(memory) = std::mem::replace(&mut self.memory, Memory::Gone)
+        {
+            cache.put(memory);
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Memory {
     Pageable(HostMemory),
@@ -113,13 +130,18 @@ enum Memory {
 }
 
 impl Storage {
-    /// Zeroed pageable host memory.
+    /// Pageable host memory. A large block comes from the runtime's cache; its contents are then left
+    /// over from its last user.
     ///
     /// # Errors
     /// When the system has no memory for it.
     #[track_caller]
     pub fn pageable(runtime: &Runtime, bytes: usize) -> Result<Self> {
-        let memory = HostMemory::pageable(bytes).map_err(|e| Error::driver("empty", e))?;
+        let memory = match (bytes >= KEPT_FROM).then(|| runtime.host_cache()).flatten() {
+            Some(cache) => cache.take(bytes),
+            None => HostMemory::pageable(bytes),
+        };
+        let memory = memory.map_err(|e| Error::driver("empty", e))?;
         Ok(Self::new(runtime, Memory::Pageable(memory), bytes))
     }
 

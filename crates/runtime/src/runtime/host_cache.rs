@@ -1,0 +1,286 @@
+//! Freed blocks of pageable host memory, kept for later tensors.
+//!
+//! A new block of some size costs the system more than an op that writes it: pages have to be found,
+//! zeroed and entered, and taken apart again when it is freed. So large blocks that are freed are kept
+//! up to a limit, and the next tensor of about their size has one, with what its last user left there.
+
+use std::collections::VecDeque;
+use std::sync::PoisonError;
+
+use warpline_cuda_sys_safe::DriverError;
+use warpline_cuda_sys_safe::owned::HostMemory;
+use warpline_sync::Mutex;
+
+/// Bytes from which on a block is kept: below, an allocation costs less than it would to look.
+pub(crate) const KEPT_FROM: usize = 64 << 10;
+
+/// Blocks that are kept at most, so that a look at all of them costs less than a new one.
+const MOST_BLOCKS: usize = 512;
+
+/// What the cache of pageable host memory holds and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostCacheStats {
+    /// Bytes of freed blocks that are kept.
+    pub cached_bytes: usize,
+    /// The most that were kept at a time.
+    pub cached_bytes_peak: usize,
+    /// Freed blocks that are kept.
+    pub cached_blocks: usize,
+    /// Bytes that may be kept.
+    pub limit: usize,
+    /// Blocks that were asked of the system, of those large enough to be kept.
+    pub num_alloc: u64,
+    /// Blocks of which a kept one was used again.
+    pub num_reused: u64,
+    /// Blocks that were given back to the system.
+    pub num_free: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct HostCache(Mutex<Kept>);
+
+#[derive(Debug)]
+struct Kept {
+    /// In the order in which they were freed.
+    blocks: VecDeque<HostMemory>,
+    stats: HostCacheStats,
+}
+
+/// What is asked of the system for so many bytes, so that blocks of about a size are alike: at most an
+/// eighth more. `None` if that overflows.
+fn rounded(bytes: usize) -> Option<usize> {
+    let eighth = 1 << (bytes.max(8).ilog2() - 3);
+    bytes.checked_next_multiple_of(eighth)
+}
+
+impl HostCache {
+    /// One that keeps up to so many bytes.
+    pub(crate) fn new(limit: usize) -> Self {
+        let stats = HostCacheStats { limit, ..HostCacheStats::default() };
+        Self(Mutex::new(Kept { blocks: VecDeque::new(), stats }))
+    }
+
+    /// A block of at least so many bytes: a kept one of that size as it was left, or a zeroed one of
+    /// the system's.
+    pub(crate) fn take(&self, bytes: usize) -> Result<HostMemory, DriverError> {
+        // What overflows is refused by the system, in words of its own.
+        let bytes = rounded(bytes).unwrap_or(bytes);
+        if let Some(kept) = self.kept().reuse(bytes) {
+            return Ok(kept);
+        }
+        let new = HostMemory::pageable(bytes).or_else(|_| {
+            // What is kept may be what the system lacks.
+            self.empty();
+            HostMemory::pageable(bytes)
+        })?;
+        self.kept().stats.num_alloc += 1;
+        Ok(new)
+    }
+
+    /// Keeps a freed block of [`take`](Self::take). What is then too much, the blocks kept longest,
+    /// goes back to the system.
+    pub(crate) fn put(&self, block: HostMemory) {
+        // Unmapped after the lock is released, of which others need not wait for it.
+        let _surplus = self.kept().keep(block);
+    }
+
+    /// Gives all that is kept back to the system.
+    pub(crate) fn empty(&self) {
+        let _all = self.kept().give_back(0, 0);
+    }
+
+    pub(crate) fn stats(&self) -> HostCacheStats {
+        self.kept().stats
+    }
+
+    fn kept(&self) -> warpline_sync::MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// The block of this size that was freed last, of which most is still in the processor's caches.
+    fn reuse(&mut self, bytes: usize) -> Option<HostMemory> {
+        let at = self.blocks.iter().rposition(|block| block.bytes() == bytes)?;
+        let block = self.blocks.remove(at)?;
+        self.stats.num_reused += 1;
+        self.count();
+        self.stats.cached_bytes -= bytes;
+        Some(block)
+    }
+
+    fn keep(&mut self, block: HostMemory) -> Vec<HostMemory> {
+        let bytes = block.bytes();
+        if bytes > self.stats.limit {
+            self.stats.num_free += 1;
+            return vec![block];
+        }
+        let surplus = self.give_back(self.stats.limit - bytes, MOST_BLOCKS - 1);
+        self.blocks.push_back(block);
+        self.count();
+        self.stats.cached_bytes += bytes;
+        self.stats.cached_bytes_peak = self.stats.cached_bytes_peak.max(self.stats.cached_bytes);
+        surplus
+    }
+
+    /// Removes the blocks that were kept longest until no more than this is left.
+    fn give_back(&mut self, bytes: usize, blocks: usize) -> Vec<HostMemory> {
+        let mut removed = Vec::new();
+        while self.stats.cached_bytes > bytes || self.blocks.len() > blocks {
+            let Some(block) = self.blocks.pop_front() else { break };
+            self.stats.cached_bytes -= block.bytes();
+            self.stats.num_free += 1;
+            removed.push(block);
+        }
+        self.count();
+        removed
+    }
+
+    fn count(&mut self) {
+        self.stats.cached_blocks = self.blocks.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn address(block: &HostMemory) -> usize {
+        block.as_ptr().addr().get()
+    }
+
+    #[test]
+    fn a_freed_block_serves_the_next_of_about_its_size() {
+        let cache = HostCache::new(64 * MIB);
+        let first = cache.take(3 * MIB).unwrap();
+        let at = address(&first);
+        cache.put(first);
+        assert_eq!(cache.stats().cached_bytes, 3 * MIB);
+        let again = cache.take(3 * MIB - 5000).unwrap();
+        assert_eq!((address(&again), again.bytes()), (at, 3 * MIB));
+        let other = cache.take(4 * MIB).unwrap();
+        let stats = cache.stats();
+        assert_eq!((stats.num_alloc, stats.num_reused, stats.num_free), (2, 1, 0));
+        assert_eq!((stats.cached_bytes, stats.cached_blocks), (0, 0));
+        assert_eq!(stats.cached_bytes_peak, 3 * MIB);
+        drop((again, other));
+    }
+
+    #[test]
+    fn of_two_the_one_freed_last_is_used() {
+        let cache = HostCache::new(64 * MIB);
+        let (a, b) = (cache.take(MIB).unwrap(), cache.take(MIB).unwrap());
+        let at = [address(&b), address(&a)];
+        cache.put(a);
+        cache.put(b);
+        let (first, second) = (cache.take(MIB).unwrap(), cache.take(MIB).unwrap());
+        assert_eq!([address(&first), address(&second)], at);
+    }
+
+    #[test]
+    fn no_more_is_kept_than_the_limit() {
+        let cache = HostCache::new(4 * MIB);
+        let blocks: Vec<HostMemory> = (0..6).map(|_| cache.take(MIB).unwrap()).collect();
+        let last = address(&blocks[5]);
+        blocks.into_iter().for_each(|block| cache.put(block));
+        let stats = cache.stats();
+        assert_eq!((stats.cached_bytes, stats.cached_blocks, stats.num_free), (4 * MIB, 4, 2));
+        assert_eq!(address(&cache.take(MIB).unwrap()), last, "the oldest went");
+        cache.put(cache.take(5 * MIB).unwrap());
+        assert_eq!(cache.stats().num_free, 3, "larger than all that may be kept");
+        cache.put(cache.take(4 * MIB).unwrap());
+        assert_eq!((cache.stats().cached_bytes, cache.stats().cached_blocks), (4 * MIB, 1));
+        cache.empty();
+        assert_eq!((cache.stats().cached_bytes, cache.stats().cached_blocks), (0, 0));
+    }
+
+    #[test]
+    fn the_number_of_blocks_is_limited_too() {
+        let cache = HostCache::new(usize::MAX);
+        let blocks: Vec<HostMemory> =
+            (0..MOST_BLOCKS + 3).map(|_| cache.take(KEPT_FROM).unwrap()).collect();
+        blocks.into_iter().for_each(|block| cache.put(block));
+        let stats = cache.stats();
+        assert_eq!((stats.cached_blocks, stats.num_free), (MOST_BLOCKS, 3));
+        assert_eq!(stats.cached_bytes, MOST_BLOCKS * KEPT_FROM);
+    }
+
+    #[test]
+    fn sizes_are_rounded_by_an_eighth_at_most() {
+        for bytes in [KEPT_FROM, KEPT_FROM + 1, 100_000, MIB - 1, 5 * MIB + 1, (1 << 40) - 1] {
+            let rounded = rounded(bytes).unwrap();
+            assert!(rounded >= bytes && rounded <= bytes + bytes / 8, "{bytes}: {rounded}");
+        }
+        assert_eq!(rounded(usize::MAX), None);
+        assert!(HostCache::new(MIB).take(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn what_is_kept_makes_room_where_the_system_has_none() {
+        let cache = HostCache::new(4 * MIB);
+        cache.put(cache.take(MIB).unwrap());
+        assert!(cache.take(1 << 60).is_err());
+        assert_eq!(cache.stats().cached_blocks, 0);
+    }
+
+    /// The thread that has the cache locked is not in the child.
+    #[cfg(unix)]
+    #[test]
+    fn a_forked_child_does_without() {
+        use crate::{Runtime, RuntimeConfig, Storage};
+
+        let reason = DriverError::ForkedChild { call: "none", parent: 0 };
+        let runtime = Runtime::without_cuda(reason, &RuntimeConfig::default());
+        let parents = Storage::pageable(&runtime, MIB).unwrap();
+        drop(Storage::pageable(&runtime, MIB).unwrap());
+        assert_eq!(runtime.host_cache_stats().cached_bytes, MIB);
+        let mut parents = Some(parents);
+        let held = runtime.host_cache().unwrap().kept();
+        // SAFETY: the child runs what this test is about, and ends without the parent's cleaning up.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child if it waits for a lock.
+            unsafe { libc::alarm(60) };
+            drop(parents.take());
+            drop(Storage::pageable(&runtime, MIB));
+            runtime.empty_host_cache();
+            let none = runtime.host_cache_stats() == HostCacheStats::default();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if none { 0 } else { 1 }) };
+        }
+        drop(held);
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(parents);
+        assert_eq!(runtime.host_cache_stats().cached_bytes, 2 * MIB, "the parent goes on");
+    }
+
+    #[test]
+    fn storages_come_from_the_cache_and_go_back() {
+        use crate::{Runtime, RuntimeConfig, Storage};
+
+        let config = RuntimeConfig { host_cache_limit: 3 * MIB, ..RuntimeConfig::default() };
+        let reason = DriverError::ForkedChild { call: "none", parent: 0 };
+        let runtime = Runtime::without_cuda(reason, &config);
+        let first = Storage::pageable(&runtime, 2 * MIB).unwrap();
+        let at = first.address();
+        let other = first.clone();
+        drop(first);
+        assert_eq!(runtime.host_cache_stats().cached_bytes, 0, "it is in use");
+        drop(other);
+        let again = Storage::pageable(&runtime, 2 * MIB - 3).unwrap();
+        assert_eq!((again.address(), again.bytes()), (at, 2 * MIB - 3));
+        drop((again, Storage::pageable(&runtime, 2 * MIB).unwrap()));
+        assert_eq!(runtime.host_cache_stats().cached_bytes, 2 * MIB, "no more than the limit");
+        runtime.empty_host_cache();
+        assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
+        // Small ones are not looked for.
+        drop(Storage::pageable(&runtime, KEPT_FROM - 1).unwrap());
+        assert_eq!(runtime.host_cache_stats().cached_blocks, 0);
+    }
+}
