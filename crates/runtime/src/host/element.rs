@@ -3,6 +3,7 @@
 
 use half::{bf16, f16};
 
+use super::halves;
 use crate::{DType, Element, Scalar};
 
 /// A bool in memory: true unless the byte is 0. Unlike `bool`, any byte is valid, so memory that
@@ -256,23 +257,23 @@ macro_rules! plain_elements {
 plain_elements! { u8 i8 i16 i32 i64 f32 f64 }
 
 macro_rules! half_elements {
-    ($($ty:ty)*) => {$(
+    ($($ty:ty: $from:ident $to:ident;)*) => {$(
         impl HostElement for $ty {
             const DTYPE: DType = <$ty as Element>::DTYPE;
             type Compute = f32;
             #[inline(always)]
             fn get(self) -> f32 {
-                self.to_f32()
+                halves::$from(self)
             }
             #[inline(always)]
             fn put(value: f32) -> $ty {
-                <$ty>::from_f32(value)
+                halves::$to(value)
             }
         }
     )*};
 }
 
-half_elements! { f16 bf16 }
+half_elements! { f16: from_f16 to_f16; bf16: from_bf16 to_bf16; }
 
 impl HostElement for Truth {
     const DTYPE: DType = DType::Bool;

@@ -1,6 +1,7 @@
 //! What CPU implementations share: parameters, threads, loops over strided views.
 
 mod element;
+mod halves;
 mod strided;
 
 use std::ops::Range;
