@@ -3,7 +3,7 @@
 use gemm_common::Parallelism;
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::{Product, Steps};
+use super::{Product, Steps, vector};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
 /// Products below which threads cost more than they bring.
@@ -46,7 +46,7 @@ type Multiply<T> = unsafe fn(
 
 /// What `gemm` multiplies. Its crates for these two are used, and not the one that picks among all
 /// dtypes: those for complex numbers take long to build.
-pub(super) trait Float: Copy + From<bool> {
+pub(super) trait Float: HostElement + From<bool> {
     fn multiply() -> Multiply<Self>;
 }
 
@@ -72,6 +72,10 @@ fn parts(size: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
     let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
+    if vector::is_one(&p) {
+        // SAFETY: the caller's promise.
+        return unsafe { vector::floats(launch.parallel, &p, [a, b, c]) };
+    }
     for batch in 0..p.batch as i64 {
         for (row, m) in parts(p.m, LARGEST) {
             for (column, n) in parts(p.n, LARGEST) {
@@ -95,6 +99,10 @@ pub(super) unsafe fn halves<T: HostElement<Compute = f32>>(launch: &HostLaunch<'
     let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let parallel = launch.parallel;
+    if vector::is_one(&p) {
+        // SAFETY: the caller's promise.
+        return unsafe { vector::floats(parallel, &p, [a, b, c]) };
+    }
     let [most_m, most_n, most_k] = [p.m, p.n, p.k].map(|size| size.min(BLOCK) as usize);
     let (mut x, mut y) = (vec![0f32; most_m * most_k], vec![0f32; most_k * most_n]);
     let mut z = vec![0f32; most_m * most_n];

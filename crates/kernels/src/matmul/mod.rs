@@ -4,6 +4,7 @@ mod blas;
 mod cpu;
 #[cfg(test)]
 mod tests;
+mod vector;
 
 use std::panic::Location;
 

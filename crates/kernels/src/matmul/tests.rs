@@ -113,6 +113,25 @@ fn larger_than_a_block_of_any_kind() {
 }
 
 #[test]
+fn vectors_of_any_length() {
+    on_every_target(|target| {
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            // Many rows, and few whose sums are cut.
+            for [batch, m, k] in [[3, 2, 1030], [1, 2600, 37], [1, 1, 70_001], [2, 3, 70_001]] {
+                for kind in 0..6 {
+                    let a = matrix(target, dtype, [batch, m, k], kind, 1);
+                    let b = matrix(target, dtype, [batch, k, 1], kind, 2);
+                    check(target, &a, &b, &Tensor::garbage(target, dtype, &[batch, m, 1]));
+                    let out = Tensor::garbage(target, dtype, &[batch, m, 2]);
+                    let [a, b, out] = [&a, &b, &out].map(|t| t.with(|l| l.transpose(1, 2)));
+                    check(target, &b, &a, &out.with(|l| l.narrow(1, 1, 1)));
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn two_dimensions() {
     on_every_target(|target| {
         let a = Tensor::new(target, DType::F32, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);

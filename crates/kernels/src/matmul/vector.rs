@@ -1,0 +1,233 @@
+//! Products with a vector on the CPU. They are as fast as memory if each element of the matrix is read
+//! once, in the order in which it lies, and all threads have a part of it.
+
+use super::Product;
+use crate::math::{Loop, vectorized};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
+
+/// Elements of the vector that are taken at a time, and rows that are summed up together where the
+/// matrix lies by columns: a thread has them in its nearest cache.
+const BLOCK: usize = 1024;
+
+/// Sums of a row that are carried on together: vector instructions, and several at once.
+const LANES: usize = 32;
+
+/// Elements of a row beyond which its sum is cut, where there are too few rows for all threads.
+const PART: usize = 1 << 15;
+
+/// Parts of a row at most: what they are summed up in does not grow with what an operand is expanded to.
+const PARTS: usize = 64;
+
+/// `result[r] = Σ matrix[r][k] · vector[k]` of each batch, with steps in elements.
+#[derive(Clone, Copy)]
+struct Work<T> {
+    rows: usize,
+    matrix: (Shared<T>, [i64; 3]),
+    vector: (Shared<T>, [i64; 2]),
+    result: (Shared<T>, [i64; 2]),
+}
+
+/// The element `at` these indices.
+fn at<T: Copy, const N: usize>((base, steps): (Shared<T>, [i64; N]), at: [usize; N]) -> *mut T {
+    let offset: i64 = at.iter().zip(steps).map(|(&i, step)| i as i64 * step).sum();
+    base.at(offset as isize)
+}
+
+/// Whether a product is one with a vector.
+pub(super) fn is_one(p: &Product) -> bool {
+    p.m == 1 || p.n == 1
+}
+
+/// Such a product, of floats. Sums are cut by the sizes alone, so that results are the same on any
+/// number of threads.
+///
+/// # Safety
+/// The operands of `T` are valid for these sizes and steps.
+pub(super) unsafe fn floats<T: HostElement>(parallel: bool, p: &Product, of: [Shared<T>; 3]) {
+    let [a, b, c] = of;
+    let (batches, length) = (p.batch as usize, p.k as usize);
+    let work = if p.n == 1 {
+        Work {
+            rows: p.m as usize,
+            matrix: (a, [p.a.batch, p.a.row, p.a.column]),
+            vector: (b, [p.b.batch, p.b.row]),
+            result: (c, [p.c.batch, p.c.row]),
+        }
+    } else {
+        // The transpose of the product is that of the transposes.
+        Work {
+            rows: p.n as usize,
+            matrix: (b, [p.b.batch, p.b.column, p.b.row]),
+            vector: (a, [p.a.batch, p.a.column]),
+            result: (c, [p.c.batch, p.c.column]),
+        }
+    };
+    let by_columns = work.matrix.1[1] == 1 && work.matrix.1[2] != 1 && work.rows > 1;
+    // Rows that a thread has at a time.
+    let rows = if by_columns { BLOCK } else { (GRAIN / length.max(1)).clamp(1, BLOCK) };
+    let blocks = work.rows.div_ceil(rows);
+    let few = batches * blocks < 16;
+    let part = if few {
+        (PART / rows.min(work.rows)).max(BLOCK).max(length.div_ceil(PARTS))
+    } else {
+        usize::MAX
+    };
+    let parts = length.div_ceil(part).max(1);
+    let each = rows.min(work.rows) * length.div_ceil(parts);
+    let grain = (GRAIN / each.max(1)).max(1);
+    let zero = T::Compute::from_parts(0.0, 0);
+    let mut partial = vec![zero; if parts > 1 { batches * parts * work.rows } else { 0 }];
+    let partials = Shared(partial.as_mut_ptr());
+    host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
+        for task in tasks {
+            let (batch, block, p) = (task / (blocks * parts), task / parts % blocks, task % parts);
+            let mut sums = [zero; BLOCK];
+            let (first, k) = (block * rows, p * part.min(length));
+            let sums = &mut sums[..rows.min(work.rows - first)];
+            let length = part.min(length - k);
+            vectorized(Sum { work, batch, first, k, length, by_columns, sums: &mut *sums });
+            for (row, &mut sum) in (first..).zip(sums) {
+                // SAFETY: this thread's rows of the result, or of the sums of this part.
+                unsafe {
+                    if parts == 1 {
+                        at(work.result, [batch, row]).write(T::put(sum));
+                    } else {
+                        partials.write(((batch * parts + p) * work.rows + row) as isize, sum);
+                    }
+                }
+            }
+        }
+    });
+    if parts > 1 {
+        for index in 0..batches * work.rows {
+            let (batch, row) = (index / work.rows, index % work.rows);
+            let of_part = |p: usize| partial[(batch * parts + p) * work.rows + row];
+            let sum = (1..parts).fold(of_part(0), |sum, p| sum.add(of_part(p)));
+            // SAFETY: an element of the result.
+            unsafe { at(work.result, [batch, row]).write(T::put(sum)) };
+        }
+    }
+}
+
+/// The sums of some rows over `length` elements from `k` on.
+struct Sum<'a, T: HostElement> {
+    work: Work<T>,
+    batch: usize,
+    first: usize,
+    k: usize,
+    length: usize,
+    by_columns: bool,
+    sums: &'a mut [T::Compute],
+}
+
+impl<T: HostElement> Loop for Sum<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { work, batch, first, k, length, by_columns, sums } = self;
+        let mut buffer = [T::Compute::from_parts(0.0, 0); BLOCK];
+        for from in (k..k + length).step_by(BLOCK) {
+            let vector = &mut buffer[..BLOCK.min(k + length - from)];
+            let (start, step) = (at(work.vector, [batch, from]), work.vector.1[1] as isize);
+            for (i, x) in vector.iter_mut().enumerate() {
+                // SAFETY: an element of the vector.
+                *x = unsafe { start.offset(i as isize * step).read() }.get();
+            }
+            let start = at(work.matrix, [batch, first, from]);
+            let [_, row, column] = work.matrix.1.map(|step| step as isize);
+            // SAFETY: so many rows of the matrix from the first on, and elements of the vector.
+            unsafe {
+                if by_columns {
+                    columns(start, column, vector, sums);
+                } else {
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        let of = start.offset(r as isize * row);
+                        *sum = sum.add(if column == 1 {
+                            dot(of, vector)
+                        } else {
+                            dot_strided(of, column, vector)
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As many elements as the vector has are valid for reads.
+#[inline(always)]
+unsafe fn dot<T: HostElement>(row: *const T, vector: &[T::Compute]) -> T::Compute {
+    let mut rest_sum = T::Compute::from_parts(0.0, 0);
+    let mut sums = [rest_sum; LANES];
+    let (chunks, rest) = vector.as_chunks::<LANES>();
+    for (i, chunk) in chunks.iter().enumerate() {
+        // SAFETY: LANES elements that the row has.
+        let elements = unsafe { row.add(i * LANES).cast::<[T; LANES]>().read() };
+        for j in 0..LANES {
+            sums[j] = sums[j].add(elements[j].get().mul(chunk[j]));
+        }
+    }
+    for (j, &x) in rest.iter().enumerate() {
+        // SAFETY: an element that the row has.
+        let element = unsafe { row.add(chunks.len() * LANES + j).read() };
+        rest_sum = rest_sum.add(element.get().mul(x));
+    }
+    total(&sums).add(rest_sum)
+}
+
+/// Not inlined: the compiler would have the loop keep the sums as it is best for this, which takes the
+/// loop several times as long.
+#[inline(never)]
+fn total<C: Number>(sums: &[C; LANES]) -> C {
+    let mut sums = *sums;
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for j in 0..width {
+            sums[j] = sums[j].add(sums[j + width]);
+        }
+    }
+    sums[0]
+}
+
+/// # Safety
+/// As [`dot`], at this step.
+#[inline(always)]
+unsafe fn dot_strided<T: HostElement>(
+    row: *const T,
+    step: isize,
+    vector: &[T::Compute],
+) -> T::Compute {
+    let zero = T::Compute::from_parts(0.0, 0);
+    // SAFETY: an element that the row has.
+    let element = |j: usize| unsafe { row.offset(j as isize * step).read() }.get();
+    vector.iter().enumerate().fold(zero, |sum, (j, &x)| sum.add(element(j).mul(x)))
+}
+
+/// Adds to the sums of rows, whose elements of a column follow one another.
+///
+/// # Safety
+/// There are as many columns as the vector has elements, each of as many elements as there are sums.
+#[inline(always)]
+unsafe fn columns<T: HostElement>(
+    start: *const T,
+    step: isize,
+    vector: &[T::Compute],
+    sums: &mut [T::Compute],
+) {
+    // SAFETY: an element of a column.
+    let get = |k: usize, r: usize| unsafe { start.offset(k as isize * step).add(r).read() }.get();
+    // Four columns together: the sums are read and written once for them.
+    let (fours, rest) = vector.as_chunks::<4>();
+    for (i, x) in fours.iter().enumerate() {
+        for (r, sum) in sums.iter_mut().enumerate() {
+            let product = |j: usize| get(4 * i + j, r).mul(x[j]);
+            *sum = sum.add(product(0).add(product(1)).add(product(2).add(product(3))));
+        }
+    }
+    for (k, &x) in (4 * fours.len()..).zip(rest) {
+        for (r, sum) in sums.iter_mut().enumerate() {
+            *sum = sum.add(get(k, r).mul(x));
+        }
+    }
+}
