@@ -1,20 +1,35 @@
 //! The CPU implementation.
 
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::Args;
-use warpline_runtime::host::{Cast, HostElement, Shared, map1, params};
+use crate::math::{Convert, vectorized};
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Shared, map1, parallel_for, params};
 use warpline_runtime::iter::{Flat, Index, Params, Space};
 
 /// Of elements of `size` bytes that stay as they are: flat and strided.
 pub(super) fn same(size: usize) -> [HostKernel; 2] {
     match size {
-        1 => cast::<u8, u8>(),
+        1 => [move_bytes::<u8>, run::<u8, u8, Index<2>>],
         // Integers of the size stand for all elements of it.
-        2 => cast::<i16, i16>(),
-        4 => cast::<i32, i32>(),
-        _ => cast::<i64, i64>(),
+        2 => [move_bytes::<i16>, run::<i16, i16, Index<2>>],
+        4 => [move_bytes::<i32>, run::<i32, i32, Index<2>>],
+        _ => [move_bytes::<i64>, run::<i64, i64, Index<2>>],
     }
+}
+
+/// # Safety
+/// As [`run`], of one type.
+unsafe fn move_bytes<T: HostElement>(launch: &HostLaunch<'_>) {
+    let Params { space, .. }: Params<Flat, Args> = params(launch);
+    let (a, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    parallel_for(launch.parallel, space.numel as usize, GRAIN, |range| {
+        let (from, n) = (range.start as isize, range.len());
+        // SAFETY: elements of both, where those of the result are this thread's. They may be the same.
+        unsafe { out.at(from).copy_from(a.at(from), n) };
+    });
 }
 
 /// From `S` to `D`: flat and strided.
@@ -23,7 +38,41 @@ where
     S: HostElement<Compute: Cast<D::Compute>>,
     D: HostElement,
 {
-    [run::<S, D, Flat>, run::<S, D, Index<2>>]
+    [flat::<S, D>, run::<S, D, Index<2>>]
+}
+
+/// # Safety
+/// As [`run`], of elements that follow one another.
+unsafe fn flat<S, D>(launch: &HostLaunch<'_>)
+where
+    S: HostElement<Compute: Cast<D::Compute>>,
+    D: HostElement,
+{
+    let Params { space, .. }: Params<Flat, Args> = params(launch);
+    let n = space.numel as usize;
+    let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
+    let (from, to) = (a.0.addr(), out.0.addr());
+    if from < to + n * size_of::<D>() && to < from + n * size_of::<S>() {
+        // SAFETY: the caller's promise.
+        return unsafe { over::<S, D>(launch, &space.index()) };
+    }
+    parallel_for(launch.parallel, n, GRAIN, |range| {
+        let (at, n) = (range.start as isize, range.len());
+        // SAFETY: elements of operands that share no memory, where those of the result are this
+        // thread's; any bytes are valid elements.
+        let (from, to) =
+            unsafe { (from_raw_parts(a.at(at), n), from_raw_parts_mut(out.at(at), n)) };
+        vectorized(Convert(from, to, convert::<S, D>));
+    });
+}
+
+#[inline(always)]
+fn convert<S, D>(x: S) -> D
+where
+    S: HostElement<Compute: Cast<D::Compute>>,
+    D: HostElement,
+{
+    D::put(x.get().cast())
 }
 
 /// # Safety
@@ -48,5 +97,5 @@ where
 {
     let (a, out) = (Shared::<S>::operand(launch, 0), Shared::<D>::operand(launch, 1));
     // SAFETY: the caller's promise.
-    unsafe { map1(a, out, index, launch.parallel, |x: S| D::put(x.get().cast())) };
+    unsafe { map1(a, out, index, launch.parallel, convert::<S, D>) };
 }

@@ -27,6 +27,22 @@ fn every_shape_and_pair(target: Target<'_>) {
     }
 }
 
+/// Enough for several threads, and no multiple of what vector instructions take.
+fn long_copies(target: Target<'_>) {
+    for from in DType::ALL {
+        let values: Vec<f64> =
+            samples(from, 100_003, 11).iter().map(|v| if v.is_nan() { 3.0 } else { *v }).collect();
+        let a = Tensor::new(target, from, &[100_003], &values);
+        let x = a.floats(target);
+        for to in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I64, DType::U8, from] {
+            let out = Tensor::garbage(target, to, &[100_003]);
+            copy(target, a.view(), out.view()).unwrap();
+            let expected: Vec<f64> = x.iter().map(|&x| stored(to, x)).collect();
+            assert_close(to, &out.floats(target), &expected, &format!("{from} to {to}"));
+        }
+    }
+}
+
 fn conversions(target: Target<'_>) {
     // A float holds the largest `i64` as the next power of two.
     const LARGEST: f64 = i64::MAX as f64;
@@ -80,6 +96,7 @@ fn conversions(target: Target<'_>) {
 fn cpu_and_simulated() {
     on_every_target(every_shape_and_pair);
     on_every_target(conversions);
+    on_every_target(long_copies);
 }
 
 #[test]
@@ -87,6 +104,7 @@ fn cpu_and_simulated() {
 fn gpu_copy() {
     on_gpu(every_shape_and_pair);
     on_gpu(conversions);
+    on_gpu(long_copies);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use warpline_runtime::iter::{Flat, Index, Params, Space};
 use warpline_runtime::{DType, dispatch};
 
 use super::Numbers;
+use crate::math::{Convert, vectorized};
 
 /// What an op's inputs are.
 pub(super) trait Inputs {
@@ -69,12 +70,17 @@ pub(super) unsafe fn in_slices<C: Copy>(
     n: usize,
     f: impl Fn(&mut [C]),
 ) {
-    // SAFETY: as the caller promises; the slice is made once nothing else is read.
-    unsafe {
-        if !std::ptr::eq(input, out) {
-            out.copy_from_nonoverlapping(input, n);
+    // A slice at a time is still in the nearest cache once it was copied.
+    for first in (0..n).step_by(SLICE) {
+        let n = SLICE.min(n - first);
+        // SAFETY: as the caller promises; the slice is made once nothing else of it is read.
+        unsafe {
+            let (input, out) = (input.add(first), out.add(first));
+            if !std::ptr::eq(input, out) {
+                out.copy_from_nonoverlapping(input, n);
+            }
+            f(std::slice::from_raw_parts_mut(out, n));
         }
-        f(std::slice::from_raw_parts_mut(out, n));
     }
 }
 
@@ -224,6 +230,12 @@ impl<T: HostElement> Reader<T> {
             unsafe { convert(self.memory.0.cast(), offset, stride, &mut self.buffer[..n]) };
             return self.buffer.as_ptr();
         }
+        if stride == 1 {
+            // SAFETY: the caller's promise; the buffer is our own.
+            let values = unsafe { std::slice::from_raw_parts(from, n) };
+            vectorized(Convert(values, &mut self.buffer[..n], T::get));
+            return self.buffer.as_ptr();
+        }
         let (chunks, rest) = self.buffer[..n].as_chunks_mut::<LANES>();
         for (k, chunk) in chunks.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
@@ -314,6 +326,12 @@ impl<O: HostElement> Writer<O> {
             };
         }
         let (out, stride) = (self.memory.at(offset), self.stride);
+        if stride == 1 {
+            // SAFETY: the caller's promise; the buffer is our own.
+            let results = unsafe { std::slice::from_raw_parts_mut(out, n) };
+            vectorized(Convert(&self.buffer[..n], results, O::put));
+            return;
+        }
         let (chunks, rest) = self.buffer[..n].as_chunks::<LANES>();
         for (k, chunk) in chunks.iter().enumerate() {
             // SAFETY: the caller's promise.

@@ -38,6 +38,19 @@ impl<L: Loop> WithSimd for Vectorized<L> {
     }
 }
 
+/// `to = f(from)` for every element. Of slices, since the loops over elements together that the lowest
+/// level needs come out badly at others.
+pub(crate) struct Convert<'a, A, O, F>(pub(crate) &'a [A], pub(crate) &'a mut [O], pub(crate) F);
+
+impl<A: Copy, O, F: Fn(A) -> O> Loop for Convert<'_, A, O, F> {
+    #[inline(always)]
+    fn run(self) {
+        for (to, &from) in self.1.iter_mut().zip(self.0) {
+            *to = (self.2)(from);
+        }
+    }
+}
+
 /// `x = f(x)` for every element.
 struct Each<'a, F>(&'a mut [f32], F);
 
