@@ -6,6 +6,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 
 use super::FromInt;
 use super::real::Real;
+use crate::math::{Convert, vectorized};
 use warpline_runtime::generator::CpuGenerator;
 use warpline_runtime::host::{self, Shared};
 use warpline_runtime::iter::Walk;
@@ -30,13 +31,43 @@ impl Out<'_> {
             unsafe { out.write(self.order.offsets(i)[0], next()) };
         }
     }
+
+    /// The elements of a contiguous operand, in the order in which they lie.
+    ///
+    /// # Safety
+    /// As [`fill`](Self::fill). The operand is contiguous, and the slice is the only one of it.
+    #[expect(clippy::mut_from_ref, reason = "of the operand's memory, which the caller has alone")]
+    unsafe fn slice<T: Copy>(&self) -> &mut [T] {
+        let out = Shared::<T>::operand(self.launch, 0);
+        // SAFETY: a fill declares all elements written, and nobody else has them meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(out.0, self.numel) }
+    }
 }
 
 /// A draw in `[0, 1)` with as many bits as `T` has.
 fn unit<T: Real>(generator: &mut CpuGenerator) -> T {
-    let bits = if T::DIGITS > 32 { generator.random64() } else { generator.random().into() };
+    unit_of(draw::<T>(generator))
+}
+
+/// What such a draw is made of.
+fn draw<T: Real>(generator: &mut CpuGenerator) -> u64 {
+    if T::DIGITS > 32 { generator.random64() } else { generator.random().into() }
+}
+
+#[inline(always)]
+fn unit_of<T: Real>(draw: u64) -> T {
     let mask = (1u64 << T::DIGITS) - 1;
-    T::from_f64((bits & mask) as f64 / (1u64 << T::DIGITS) as f64)
+    T::from_f64((draw & mask) as f64 / (1u64 << T::DIGITS) as f64)
+}
+
+/// Fills a slice with `f` of draws, as many at a time as stay in the nearest cache.
+fn fill_slice<T: Real>(to: &mut [T], generator: &mut CpuGenerator, f: impl Fn(u64) -> T + Copy) {
+    let mut draws = [0; 512];
+    for chunk in to.chunks_mut(draws.len()) {
+        let draws = &mut draws[..chunk.len()];
+        draws.fill_with(|| draw::<T>(generator));
+        vectorized(Convert(draws, chunk, f));
+    }
 }
 
 /// # Safety
@@ -49,17 +80,21 @@ pub(super) unsafe fn uniform<T: Real>(
 ) {
     let (from, to) = (T::from_f64(from), T::from_f64(to));
     let (range, base) = (to.sub(from).to_f64(), from.to_f64());
-    // SAFETY: the caller's promise.
-    unsafe {
-        out.fill(|| {
-            let x = unit::<T>(generator);
-            if T::DIGITS >= 24 {
-                return x.mul_add(to.sub(from), from);
-            }
-            // The halves are computed in single precision.
-            T::from_f64((x.to_f64() as f32).mul_add(range as f32, base as f32).into())
-        });
+    let value = #[inline(always)]
+    move |draw: u64| {
+        let x = unit_of::<T>(draw);
+        if T::DIGITS >= 24 {
+            return x.mul_add(to.sub(from), from);
+        }
+        // The halves are computed in single precision.
+        T::from_f64((x.to_f64() as f32).mul_add(range as f32, base as f32).into())
+    };
+    if out.contiguous {
+        // SAFETY: the caller's promise.
+        return fill_slice(unsafe { out.slice() }, generator, value);
     }
+    // SAFETY: as above.
+    unsafe { out.fill(|| value(draw::<T>(generator))) };
 }
 
 /// # Safety
@@ -75,11 +110,9 @@ pub(super) unsafe fn normal<T: Real>(
         unsafe { out.fill(|| T::from_f64(one_normal(generator).mul_add(std, mean))) };
         return;
     }
-    let data = Shared::<T>::operand(out.launch, 0);
-    // SAFETY: the operand is contiguous, and its elements are `T`s; a fill declares it written.
-    // Nobody else holds it meanwhile.
-    let data = unsafe { std::slice::from_raw_parts_mut(data.0, out.numel) };
-    data.fill_with(|| unit(generator));
+    // SAFETY: the operand is contiguous, and its elements are `T`s.
+    let data = unsafe { out.slice() };
+    fill_slice(data, generator, unit_of::<T>);
     let (mean, std) = (T::from_f64(mean), T::from_f64(std));
     let blocks = Shared(data.as_mut_ptr());
     host::parallel_for(out.launch.parallel, data.len() / 16, 512, |range| {

@@ -24,18 +24,23 @@ macro_rules! native {
     ($ty:ty, $digits:expr, $tau:expr) => {
         impl Real for $ty {
             const DIGITS: u32 = $digits;
+            #[inline(always)]
             fn from_f64(value: f64) -> Self {
                 value as $ty
             }
+            #[inline(always)]
             fn to_f64(self) -> f64 {
                 self as f64
             }
+            #[inline(always)]
             fn sub(self, other: Self) -> Self {
                 self - other
             }
+            #[inline(always)]
             fn mul(self, other: Self) -> Self {
                 self * other
             }
+            #[inline(always)]
             fn mul_add(self, b: Self, c: Self) -> Self {
                 <$ty>::mul_add(self, b, c)
             }
@@ -62,18 +67,23 @@ macro_rules! narrow {
     ($ty:ty, $digits:expr) => {
         impl Real for $ty {
             const DIGITS: u32 = $digits;
+            #[inline(always)]
             fn from_f64(value: f64) -> Self {
                 <$ty>::from_f32(value as f32)
             }
+            #[inline(always)]
             fn to_f64(self) -> f64 {
                 <$ty>::to_f64(self)
             }
+            #[inline(always)]
             fn sub(self, other: Self) -> Self {
                 self - other
             }
+            #[inline(always)]
             fn mul(self, other: Self) -> Self {
                 self * other
             }
+            #[inline(always)]
             fn mul_add(self, b: Self, c: Self) -> Self {
                 self * b + c
             }
