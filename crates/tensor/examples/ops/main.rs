@@ -32,6 +32,9 @@ struct Options {
     /// The Python that has PyTorch
     #[arg(long)]
     python: Option<String>,
+    /// Beside NumPy, whose Python `--python` then is, in place of PyTorch
+    #[arg(long, requires = "python", requires = "cpu")]
+    numpy: bool,
     /// Measure the ops of the CPU, and none of a GPU's
     #[arg(long)]
     cpu: bool,
@@ -86,7 +89,8 @@ fn start(options: &Options) -> Result<ExitCode> {
         specs.iter().for_each(|spec| println!("{}", spec.name()));
         return Ok(ExitCode::SUCCESS);
     }
-    let torch = options.python.as_deref().map(|python| Torch::start(python, options.threads));
+    let start = |python| Torch::start(python, options.threads, options.numpy);
+    let torch = options.python.as_deref().map(start);
     let rows = run(options, &specs, torch.transpose()?)?;
     println!("{}", options.out.join("ops.md").display());
     let failed = rows.iter().filter(|row| row.warpline.error.is_some()).count();
@@ -142,6 +146,7 @@ fn measure_all(
             simulated => simulated.to_owned(),
         },
         commit: options.commit.clone().unwrap_or_else(commit),
+        beside: if options.numpy { "NumPy" } else { "PyTorch" },
         pytorch: torch.as_ref().map(|torch| torch.version.clone()),
         rounds: options.rounds,
     };
@@ -164,7 +169,7 @@ fn measure_all(
             copy = row.fastest_rate();
             row.conclude(copy);
         }
-        println!("{}", row.line());
+        println!("{}", row.line(about.beside));
         rows.push(row);
     }
     report::write(&options.out, &about, &rows)?;
@@ -264,8 +269,11 @@ mod tests {
         let options = options(&[args, &["--tiny", "--rounds", "1", "--out", out]].concat());
         let specs = specs(&options);
         let rows = run(&options, &specs, None).unwrap();
-        let failed: Vec<String> =
-            rows.iter().filter(|row| row.warpline.error.is_some()).map(report::Row::line).collect();
+        let failed: Vec<String> = rows
+            .iter()
+            .filter(|row| row.warpline.error.is_some())
+            .map(|row| row.line("PyTorch"))
+            .collect();
         assert!(failed.is_empty(), "{failed:#?}");
         assert!(rows.iter().all(|row| row.warpline.seconds.len() == 1));
         let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap();

@@ -20,6 +20,8 @@ pub(crate) struct About {
     pub(crate) threads: Option<usize>,
     pub(crate) driver: String,
     pub(crate) commit: String,
+    /// Whose times the field `pytorch` of a row has.
+    pub(crate) beside: &'static str,
     pub(crate) pytorch: Option<String>,
     pub(crate) rounds: u32,
 }
@@ -138,12 +140,12 @@ impl Row {
     }
 
     /// The row on the way.
-    pub(crate) fn line(&self) -> String {
+    pub(crate) fn line(&self, beside: &str) -> String {
         let mut line = format!("{}: {}", self.name, self.figure(&self.warpline));
         if let Some(ratio) = self.ratio {
-            let _ = write!(line, "; PyTorch {}; ratio {ratio:.2}", self.figure(&self.pytorch));
+            let _ = write!(line, "; {beside} {}; ratio {ratio:.2}", self.figure(&self.pytorch));
         }
-        for (side, name) in [(&self.warpline, "Warpline"), (&self.pytorch, "PyTorch")] {
+        for (side, name) in [(&self.warpline, "Warpline"), (&self.pytorch, beside)] {
             if let Some(error) = &side.error {
                 let _ = write!(line, "; {name} failed: {error}");
             }
@@ -189,12 +191,13 @@ pub(crate) fn write(dir: &Path, about: &About, rows: &[Row]) -> Result<()> {
 }
 
 fn markdown(about: &About, rows: &[Row]) -> String {
-    let mut text = String::from("# Ops beside PyTorch\n\n");
+    let beside = about.beside;
+    let mut text = format!("# Ops beside {beside}\n\n");
     let threads = about.threads.map_or(String::new(), |n| format!(", {n} threads"));
     let _ = writeln!(
         text,
-        "{}, driver {}, {} ({} cores{threads}), commit {}, PyTorch {}. Medians of {} interleaved rounds.\n\
-         *Ratio* is PyTorch's time ÷ Warpline's, *of copy_* Warpline's bytes in a second ÷ those of the run's `copy_`.",
+        "{}, driver {}, {} ({} cores{threads}), commit {}, {beside} {}. Medians of {} interleaved rounds.\n\
+         *Ratio* is {beside}'s time ÷ Warpline's, *of copy_* Warpline's bytes in a second ÷ those of the run's `copy_`.",
         about.device,
         about.driver,
         about.cpu,
@@ -209,7 +212,7 @@ fn markdown(about: &About, rows: &[Row]) -> String {
         let (n, slower, far) = (ratios.len(), below(1.0), below(0.9));
         let _ = writeln!(
             text,
-            "Of {n} rows beside PyTorch, {slower} have a ratio below 1.00, {far} below 0.90."
+            "Of {n} rows beside {beside}, {slower} have a ratio below 1.00, {far} below 0.90."
         );
     }
     let mut part = "";
@@ -218,7 +221,7 @@ fn markdown(about: &About, rows: &[Row]) -> String {
             part = row.part;
             let _ = write!(
                 text,
-                "\n## {part}\n\n| op | operands | Warpline | PyTorch | ratio | of copy_ |\n|---|---|---|---|---|---|\n"
+                "\n## {part}\n\n| op | operands | Warpline | {beside} | ratio | of copy_ |\n|---|---|---|---|---|---|\n"
             );
         }
         let _ = writeln!(text, "{}", row.markdown());
@@ -242,7 +245,7 @@ mod tests {
             "| copy_ | float32 2^28 | 2.00 ms, 1000 GB/s | 2.00 ms, 1000 GB/s | 1.00 | 0.50 |";
         assert_eq!(row.markdown(), line);
         row.pytorch.error = Some("out of memory".into());
-        assert!(row.line().ends_with("PyTorch failed: out of memory"), "{}", row.line());
+        assert!(row.line("PyTorch").ends_with("PyTorch failed: out of memory"), "{row:?}");
     }
 
     #[test]
@@ -260,6 +263,7 @@ mod tests {
             threads: Some(2),
             driver: "1.2".into(),
             commit: "abc".into(),
+            beside: "PyTorch",
             pytorch: Some("2.11".into()),
             rounds: 1,
         };

@@ -12,6 +12,9 @@ use super::spec::{Spec, Timing};
 /// The program, which comes along, so that one file is enough on a GPU host.
 const PROGRAM: &str = include_str!("torch.py");
 
+/// The same with NumPy's ops, as far as there are any.
+const NUMPY: &str = include_str!("numpy.py");
+
 /// The process, and the ends of its pipes.
 pub(crate) struct Torch {
     child: Child,
@@ -37,9 +40,10 @@ struct Reply {
 
 impl Torch {
     /// Starts it; with so many threads on the CPU, if any are asked for.
-    pub(crate) fn start(python: &str, threads: Option<usize>) -> Result<Self> {
+    pub(crate) fn start(python: &str, threads: Option<usize>, numpy: bool) -> Result<Self> {
         let mut command = Command::new(python);
-        command.args(["-c", PROGRAM, &threads.unwrap_or(0).to_string()]);
+        let (program, library) = if numpy { (NUMPY, "NumPy") } else { (PROGRAM, "PyTorch") };
+        command.args(["-c", program, &threads.unwrap_or(0).to_string()]);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -48,7 +52,7 @@ impl Torch {
         let orders = child.stdin.take().context("no pipe to Python")?;
         let replies = BufReader::new(child.stdout.take().context("no pipe from Python")?);
         let mut talk = Talk { replies, orders };
-        let hello = talk.reply().with_context(|| format!("{python} cannot run PyTorch"))?;
+        let hello = talk.reply().with_context(|| format!("{python} cannot run {library}"))?;
         let threads = hello.threads.unwrap_or_default();
         let version = format!("{}, {threads} threads", hello.version.unwrap_or_default());
         Ok(Self { child, talk: Some(talk), version })
@@ -144,6 +148,17 @@ mod tests {
                 .filter_map(|part| part.split([',', ')']).next())
                 .collect();
             assert_eq!(operands, theirs, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_ops_of_numpy_are_among_ours() {
+        let theirs =
+            NUMPY.lines().filter_map(|line| line.strip_prefix("    \"")?.split_once("\": (lambda"));
+        let theirs: Vec<&str> = theirs.map(|(name, _)| name).collect();
+        assert!(theirs.len() > 15, "{theirs:?}");
+        for name in theirs {
+            assert!(OPS.iter().any(|op| op.name == name), "{name}");
         }
     }
 
