@@ -1,9 +1,12 @@
 //! The CPU implementation of matrix products.
 
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
 use gemm_common::Parallelism;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::{Product, Steps, vector};
+use crate::math::{Convert, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
 /// Products below which threads cost more than they bring.
@@ -126,6 +129,13 @@ pub(super) unsafe fn halves<T: HostElement<Compute = f32>>(launch: &HostLaunch<'
                 host::parallel_for(parallel, m as usize, grain(n), |rows| {
                     for r in rows {
                         let sums = &z[r * n as usize..][..n as usize];
+                        if p.c.column == 1 {
+                            let to = c.at(p.c.at(batch, row as i64 + r as i64, column as i64));
+                            // SAFETY: a row of the result, which is this thread's.
+                            let to = unsafe { from_raw_parts_mut(to, sums.len()) };
+                            vectorized(Convert(sums, to, T::put));
+                            continue;
+                        }
                         for (j, &sum) in (0..).zip(sums) {
                             let at = p.c.at(batch, row as i64 + r as i64, column as i64 + j);
                             // SAFETY: an element of the result, in a row that is this thread's.
@@ -165,6 +175,13 @@ unsafe fn widen<T: HostElement<Compute = f32>>(
     host::parallel_for(parallel, rows as usize, grain(columns), |rows| {
         for r in rows {
             let from = of.at(steps.at(batch, row + r as i64, column));
+            if steps.column == 1 {
+                let (n, to) = (columns as usize, to.at((r * columns as usize) as isize));
+                // SAFETY: as below, of a whole row.
+                let (from, to) = unsafe { (from_raw_parts(from, n), from_raw_parts_mut(to, n)) };
+                vectorized(Convert(from, to, T::get));
+                continue;
+            }
             for j in 0..columns as usize {
                 // SAFETY: an element of the operand, as the caller promises, and of a row of the
                 // buffer that is this thread's.
