@@ -80,8 +80,7 @@ pub(super) unsafe fn uniform<T: Real>(
 ) {
     let (from, to) = (T::from_f64(from), T::from_f64(to));
     let (range, base) = (to.sub(from).to_f64(), from.to_f64());
-    let value = #[inline(always)]
-    move |draw: u64| {
+    let value = move |draw: u64| {
         let x = unit_of::<T>(draw);
         if T::DIGITS >= 24 {
             return x.mul_add(to.sub(from), from);
