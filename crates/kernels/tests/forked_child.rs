@@ -15,7 +15,7 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
 use warpline_runtime::launch::{read_bytes, write_bytes};
 use warpline_runtime::{
-    DType, Error, Layout, Runtime, RuntimeConfig, Scalar, Storage, Target, View,
+    DType, Error, HostCacheStats, Layout, Runtime, RuntimeConfig, Scalar, Storage, Target, View,
 };
 
 /// Runs `f` in a forked child, which has a minute for it, and says how that ended.
@@ -138,6 +138,35 @@ fn a_child_drops_what_its_parent_was_allocating_beside() {
         over.store(true, Ordering::Relaxed);
         assert_eq!(ended.len(), 100);
     });
+}
+
+/// The cache of large blocks may be locked by a thread that is not in the child.
+#[test]
+fn a_child_does_without_its_parents_cache_of_host_memory() {
+    let _alone = alone();
+    let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                drop(Storage::pageable(&runtime, 1 << 20));
+            }
+        });
+        let ended: Vec<_> = (0..100)
+            .map(|_| {
+                let (old, runtime) = (Storage::pageable(&runtime, 1 << 20).unwrap(), &runtime);
+                in_child(move || {
+                    drop((old, Storage::pageable(runtime, 1 << 20).unwrap()));
+                    runtime.empty_host_cache();
+                    assert_eq!(runtime.host_cache_stats(), HostCacheStats::default());
+                })
+            })
+            .take_while(Result::is_ok)
+            .collect();
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(ended.len(), 100);
+    });
+    assert!(runtime.host_cache_stats().num_reused > 0);
 }
 
 #[test]

@@ -226,40 +226,6 @@ mod tests {
         assert_eq!(cache.stats().cached_blocks, 0);
     }
 
-    /// The thread that has the cache locked is not in the child.
-    #[cfg(unix)]
-    #[test]
-    fn a_forked_child_does_without() {
-        use crate::{Runtime, RuntimeConfig, Storage};
-
-        let reason = DriverError::ForkedChild { call: "none", parent: 0 };
-        let runtime = Runtime::without_cuda(reason, &RuntimeConfig::default());
-        let parents = Storage::pageable(&runtime, MIB).unwrap();
-        drop(Storage::pageable(&runtime, MIB).unwrap());
-        assert_eq!(runtime.host_cache_stats().cached_bytes, MIB);
-        let mut parents = Some(parents);
-        let held = runtime.host_cache().unwrap().kept();
-        // SAFETY: the child runs what this test is about, and ends without the parent's cleaning up.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: ends the child if it waits for a lock.
-            unsafe { libc::alarm(60) };
-            drop(parents.take());
-            drop(Storage::pageable(&runtime, MIB));
-            runtime.empty_host_cache();
-            let none = runtime.host_cache_stats() == HostCacheStats::default();
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(if none { 0 } else { 1 }) };
-        }
-        drop(held);
-        let mut status = 0;
-        // SAFETY: waits for the child made above.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
-        drop(parents);
-        assert_eq!(runtime.host_cache_stats().cached_bytes, 2 * MIB, "the parent goes on");
-    }
-
     #[test]
     fn storages_come_from_the_cache_and_go_back() {
         use crate::{Runtime, RuntimeConfig, Storage};
