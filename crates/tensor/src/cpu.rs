@@ -12,9 +12,9 @@ use crate::runtime;
 /// What is kept of freed CPU tensors' memory, and how often it was used again.
 ///
 /// ```
-/// use warpline::{RuntimeConfig, cpu, ones, open, with_runtime};
+/// use warpline::{cpu, ones, simulated, with_runtime};
 ///
-/// with_runtime(&open("null", &RuntimeConfig::default())?, || {
+/// with_runtime(&simulated(1)?, || {
 ///     let x = ones(&[1 << 20], ())?;
 ///     let y = (&x + 1.0)?;
 ///     assert_eq!(cpu::memory_stats().cached_bytes, 0);
