@@ -160,7 +160,6 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
     let whole = aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
     let least = if whole { 1 } else { 2 * vector };
     let held = held(a.dtype == DType::F64);
-    let narrow = a.dtype.size() == 2;
     let warps = |n: usize| n.div_ceil(held).next_multiple_of(32) as u32;
     match size {
         n if n <= 64 * held => {
@@ -170,7 +169,7 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
             (kernel, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
         }
         n if n <= 1024 * held => (2, rows, warps(n)),
-        _ if narrow => (3, rows, 512),
+        _ if a.dtype == DType::F64 => (3, rows, 512),
         _ => (3, rows, 1024),
     }
 }

@@ -102,8 +102,7 @@ template <class T, int V> union Words {
     u32 words[4];
 };
 
-// Writes vector `i` of so many, which is not read again: the cache keeps others. Not a branch: a dozen of
-// those are slow to compile.
+// Writes vector `i` of so many. Not a branch: a dozen of those are slow to compile.
 template <class T, int V>
 __device__ __forceinline__ void write(T* to, u32 i, u32 vectors, const compute_t<T> (&v)[V]) {
     Words<T, V> of;
@@ -117,10 +116,11 @@ __device__ __forceinline__ void write(T* to, u32 i, u32 vectors, const compute_t
             store(of.raw.v[j], v[j]);
         }
     }
-    asm volatile("{ .reg .pred p; setp.lt.u32 p, %5, %6; @p st.global.cs.v4.u32 [%0], {%1, %2, %3, %4}; }"
-                 ::"l"(to + i * V), "r"(of.words[0]), "r"(of.words[1]), "r"(of.words[2]),
-                 "r"(of.words[3]), "r"(i), "r"(vectors)
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; setp.lt.u32 p, %5, %6; @p st.global.v4.u32 [%0], {%1, %2, %3, %4}; }"
+        ::"l"(to + i * V), "r"(of.words[0]), "r"(of.words[1]), "r"(of.words[2]), "r"(of.words[3]), "r"(i),
+        "r"(vectors)
+        : "memory");
 }
 
 // Where row `row` of an operand begins. Mostly one stride says so.
@@ -154,17 +154,18 @@ template <class T, int V> struct Row {
         Words<T, V> of;
 #pragma unroll
         for (int j = 0; j < V; j++) store(of.raw.v[j], lowest<C>());
-        asm volatile("{ .reg .pred p; setp.lt.u32 p, %5, %6; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                     : "+r"(of.words[0]), "+r"(of.words[1]), "+r"(of.words[2]), "+r"(of.words[3])
-                     : "l"(from + i * V), "r"(i), "r"(vectors)
-                     : "memory");
+        asm volatile(
+            "{ .reg .pred p; setp.lt.u32 p, %5, %6; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            : "+r"(of.words[0]), "+r"(of.words[1]), "+r"(of.words[2]), "+r"(of.words[3])
+            : "l"(from + i * V), "r"(i), "r"(vectors)
+            : "memory");
         return of.raw;
     }
     __device__ __forceinline__ C odd_one() const { return has_odd ? load(from[odd]) : lowest<C>(); }
 };
 
-// A row that its threads hold: `K` vectors each. `t` is the thread's number among the `team`, which is part of
-// a warp, or all of a block.
+// A row that its threads hold: `K` vectors each. `t` is the thread's number among the `team`, which is
+// part of a warp, or all of a block.
 template <class T, int K, bool BLOCK>
 __device__ __forceinline__ void
 held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
@@ -187,6 +188,8 @@ held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
     const C base = most == lowest<C>() ? (C)0 : most;
 #pragma unroll
     for (int k = 0; k < K; k++) {
+        // Of many vectors the team may have fewer; it also keeps calls of `f64` apart, and registers few.
+        if (K > 4 && k * team >= row.vectors) continue;
         Vec<C, V> e;
 #pragma unroll
         for (int j = 0; j < V; j++) e.v[j] = v[k][j] -= base;
@@ -233,7 +236,8 @@ held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
 }
 
 // Rows of up to 32 lanes' vectors, `1 << p.tiles` lanes for each.
-template <class T, int K> __device__ __forceinline__ void short_rows(const T* source, T* result, const Rows& p) {
+template <class T, int K>
+__device__ __forceinline__ void short_rows(const T* source, T* result, const Rows& p) {
     const u32 shift = (u32)p.tiles, team = 1 << shift, teams = blockDim.x >> shift;
     for (u64 first = (u64)blockIdx.x * teams; first < p.rows; first += (u64)gridDim.x * teams) {
         // A team beyond the last row folds with the others of its warp, but has nothing.
@@ -281,7 +285,8 @@ add(const compute_t<T> (&v)[U][V], compute_t<T>& largest, compute_t<T>& sum) {
 }
 
 // Longer rows: read for the sum, and once more, from the end, which the cache may still have.
-template <class T, int U> __device__ __forceinline__ void long_rows(const T* source, T* result, const Rows& p) {
+template <class T, int U>
+__device__ __forceinline__ void long_rows(const T* source, T* result, const Rows& p) {
     constexpr int V = vector_width(sizeof(T));
     typedef compute_t<T> C;
     __shared__ C shared[64];
