@@ -117,11 +117,12 @@ template <class T> __device__ __forceinline__ void any_rows(const T* source, T* 
         const T* source, T* result, const __grid_constant__ Rows p) {                             \
         __VA_ARGS__(source, result, p);                                                           \
     }
-// `E` values are in a thread's registers, or twice as many where all of a row are a warp's.
+// `E` values are in a thread's registers, or twice as many where a warp that is full has a row.
 #define SOFTMAX(T, E)                                                                             \
-    KERNEL(T, short, (128), short_rows<T, 2 * E / vector_width(sizeof(T))>)                       \
-    KERNEL(T, rows, (1024, 2), rows<T, E / vector_width(sizeof(T))>)                              \
-    KERNEL(T, long, (1024), long_rows<T, E / vector_width(sizeof(T))>)                            \
+    KERNEL(T, short, (128), short_rows<T, E / vector_width(sizeof(T))>)                           \
+    KERNEL(T, warp, (128), short_rows<T, 2 * E / vector_width(sizeof(T))>)                        \
+    KERNEL(T, rows, (1024, sizeof(T) == 8 ? 1 : 2), rows<T, E / vector_width(sizeof(T))>)         \
+    KERNEL(T, long, (1024, sizeof(T) == 2 ? 2 : 1), long_rows<T, E / vector_width(sizeof(T))>)    \
     KERNEL(T, columns, (COLUMN_THREADS, 2), columns<T, vector_width(sizeof(T)), sizeof(T) == 4 ? 4 : 2>) \
     KERNEL(T, odd, (COLUMN_THREADS, 2), columns<T, 1, 4>)                                         \
     KERNEL(T, any, (256), any_rows<T>)

@@ -16,9 +16,9 @@ use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View};
 
-/// The kernels: rows in a warp's registers, in a block's, and longer ones; columns side by side, in
-/// vectors or one by one; all others.
-const KERNELS: &[&str] = &["short", "rows", "long", "columns", "odd", "any"];
+/// The kernels: rows in the registers of a few lanes, of a warp, of a block, and longer ones; columns side
+/// by side, in vectors or one by one; all others.
+const KERNELS: &[&str] = &["short", "warp", "rows", "long", "columns", "odd", "any"];
 
 /// Threads of a block for columns at most, and how many of them lie above each other at most.
 const COLUMN_THREADS: u32 = 512;
@@ -34,14 +34,14 @@ static SOFTMAX: Program = Program::new("softmax", FLOATS, KERNELS, |_, ty| {
 })
 .with_ptx(committed);
 
-/// Values that a thread of a block has in registers; one of a warp that has a row has twice as many.
+/// Values that a thread has in registers; one of a warp that is full has twice as many.
 const fn held(double: bool) -> usize {
     if double { 8 } else { 16 }
 }
 
 /// The rows, of a source and a result, and the steps along each. `columns` of them lie side by side in
 /// both, in `tiles` that blocks `height` threads high take; `walk` says where the others are. Of short rows
-/// `tiles` is how many lanes take one.
+/// `tiles` is the logarithm of how many lanes take one.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Rows {
@@ -139,7 +139,7 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
             && offsets.iter().all(|&o| aligned(o))
             && all(a)
             && all(out);
-        let (kernel, vector) = if whole { (3, vector) } else { (4, 1) };
+        let (kernel, vector) = if whole { (4, vector) } else { (5, 1) };
         let height = (size.div_ceil(8).next_power_of_two() as u32).min(COLUMN_HEIGHT);
         let lanes = (COLUMN_THREADS / 2 / height).max(COLUMN_THREADS / COLUMN_HEIGHT);
         p.height = height.into();
@@ -154,24 +154,23 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
     let dense = size == 1 || [p.source_step, p.result_step] == [1, 1];
     if !dense || !alike || size > i32::MAX as usize {
         let threads = size.min(256).next_power_of_two().max(32);
-        return (5, rows, threads as u32);
+        return (6, rows, threads as u32);
     }
-    let whole = aligned(offsets[0]) && others().all(|d| aligned(strides(a, d)));
-    let across = if whole { size } else { size + vector - 1 };
+    // What is before and after a row's whole vectors, lanes have one element each of.
+    let whole = aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
+    let least = if whole { 1 } else { 2 * vector };
     let held = held(a.dtype == DType::F64);
-    // With more of 32-bit values, reading them twice is faster.
-    let narrow = a.dtype.size() == 2;
-    let most = if a.dtype == DType::F32 { 512 } else { 1024 };
-    match across {
+    let warps = |n: usize| n.div_ceil(held).next_multiple_of(32) as u32;
+    match size {
         n if n <= 64 * held => {
-            // Two vectors each, if that suffices.
-            let team = n.div_ceil(2 * vector).next_power_of_two().min(32);
-            p.tiles = team as u64;
-            (0, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
+            let team = n.div_ceil(held).next_power_of_two().max(least).min(32);
+            p.tiles = team.ilog2().into();
+            let kernel = usize::from(n > 32 * held);
+            (kernel, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
         }
-        n if n <= most * held => (1, rows, n.div_ceil(held).next_multiple_of(32) as u32),
-        n if n <= 1 << 15 || narrow => (2, rows, 512),
-        _ => (2, rows, 1024),
+        n if n <= 1024 * held => (2, rows, warps(n)),
+        _ if a.dtype == DType::F64 => (3, rows, 512),
+        _ => (3, rows, 1024),
     }
 }
 

@@ -3,14 +3,38 @@
 
 // What is stored with fewer bits is computed with fewer.
 template <class T> __device__ __forceinline__ f32 exponential(f32 v) {
-    if constexpr (sizeof(T) == 2) return __expf(v);
-    else return expf(v);
+    if constexpr (sizeof(T) == 2) {
+        f32 r;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v * 1.4426950408889634f));
+        return r;
+    } else {
+        return expf(v);
+    }
 }
+// Those of `f64` are called, here and there: each is short to run and long to compile.
 template <class T> __device__ __noinline__ f64 exponential(f64 v) { return exp(v); }
-// Called, here and there: each is short to run and long to compile.
+template <int V> __device__ __noinline__ Vec<f64, V> exponentials(Vec<f64, V> v) {
+#pragma unroll
+    for (int j = 0; j < V; j++) v.v[j] = exp(v.v[j]);
+    return v;
+}
+template <class T, int V> __device__ __forceinline__ Vec<f32, V> exponentials(Vec<f32, V> v) {
+#pragma unroll
+    for (int j = 0; j < V; j++) v.v[j] = exponential<T>(v.v[j]);
+    return v;
+}
+template <class T, int V> __device__ __forceinline__ Vec<f64, V> exponentials(Vec<f64, V> v) {
+    return exponentials<V>(v);
+}
 __device__ __noinline__ f32 logarithm(f32 v) { return logf(v); }
 __device__ __noinline__ f64 logarithm(f64 v) { return log(v); }
-template <class C> __device__ __noinline__ C inverse(C v) { return (C)1 / v; }
+// Of a sum, which is no less than 1.
+__device__ __forceinline__ f32 inverse(f32 v) {
+    f32 r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+__device__ __noinline__ f64 inverse(f64 v) { return 1 / v; }
 
 struct Larger {
     static __device__ __forceinline__ f32 of(f32 a, f32 b) { return fmaxf(a, b); }
@@ -28,8 +52,10 @@ template <class C> __device__ __forceinline__ C lowest() {
 
 // Folds the values of a power of two of lanes; every one gets the result.
 template <class F, class C> __device__ __forceinline__ C fold_lanes(C v, u32 lanes) {
-#pragma unroll 1
-    for (u32 half = lanes / 2; half > 0; half /= 2) v = F::of(v, __shfl_xor_sync(~0u, v, half));
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2) {
+        if (half < lanes) v = F::of(v, __shfl_xor_sync(~0u, v, half));
+    }
     return v;
 }
 
@@ -64,198 +90,240 @@ template <class T, class C> struct Result {
     }
 };
 
-// Elements of a vector that are from `skip` on and before `end`. Called: only the ends of a row are so.
-template <class T, int V>
-__device__ __noinline__ Vec<T, V> load_some(const T* from, u32 i, u32 skip, u32 end, T none) {
-    Vec<T, V> raw;
-#pragma unroll
-    for (int j = 0; j < V; j++) raw.v[j] = i + j >= skip && i + j < end ? from[i + j] : none;
-    return raw;
-}
-
-template <class T, int V>
-__device__ __noinline__ void store_some(T* to, u32 i, u32 skip, u32 end, Vec<T, V> raw) {
-#pragma unroll
-    for (int j = 0; j < V; j++) {
-        if (i + j >= skip && i + j < end) to[i + j] = raw.v[j];
-    }
-}
-
-// A dense row, whose vectors may begin before it and end after it, in both tensors alike.
-template <class T, int V> struct Row {
-    typedef Vec<T, V> Vector;
-    const T* from;
-    T* to;
-    u32 skip, end;
-
-    __device__ __forceinline__ Row(const T* source, T* result, u32 size) {
-        skip = (u32)((u64)source / sizeof(T) % V);
-        from = source - skip;
-        to = result - skip;
-        end = skip + size;
-    }
-    __device__ __forceinline__ bool is_whole(u32 i) const { return i >= skip && i + V <= end; }
-
-    // The vector at `i`, negative infinities in place of what is outside.
-    __device__ __forceinline__ Vector some(u32 i) const {
-        T none;
-        store(none, lowest<compute_t<T>>());
-        return load_some<T, V>(from, i, skip, end, none);
-    }
-};
-
 template <class T, int V>
 __device__ __forceinline__ void loaded(const Vec<T, V>& raw, compute_t<T> (&v)[V]) {
 #pragma unroll
     for (int j = 0; j < V; j++) v[j] = load(raw.v[j]);
 }
 
-// The vectors `team` apart from `i` on, of which only the first and one other may be cut.
-template <class T, int V, int K>
-__device__ __forceinline__ void
-load_row(const Row<T, V>& row, u32 i, u32 team, compute_t<T> (&v)[K][V]) {
-    Vec<T, V> first = {}, last = {};
-    if (i < row.skip) first = row.some(i);
-    // A long row has it in its last round.
-    if (row.end % V && i + K * team * V > row.end / V * V) last = row.some(row.end / V * V);
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        const u32 at = i + k * team * V;
-        Vec<T, V> raw;
-#pragma unroll
-        for (int j = 0; j < V; j++) store(raw.v[j], lowest<compute_t<T>>());
-        if (row.is_whole(at)) raw = *(const Vec<T, V>*)(row.from + at);
-        else if (k == 0 && at < row.skip) raw = first;
-        else if (at < row.end) raw = last;
-        loaded(raw, v[k]);
-    }
-}
+// The 16 bytes of a vector.
+template <class T, int V> union Words {
+    Vec<T, V> raw;
+    u32 words[4];
+};
 
-template <class T, int V, int K>
-__device__ __forceinline__ void
-store_row(const Row<T, V>& row, u32 i, u32 team, const compute_t<T> (&v)[K][V]) {
-    Vec<T, V> first = {}, last = {};
-    bool has_last = false;
+// Writes vector `i` of so many. Not a branch: a dozen of those are slow to compile.
+template <class T, int V>
+__device__ __forceinline__ void write(T* to, u32 i, u32 vectors, const compute_t<T> (&v)[V]) {
+    Words<T, V> of;
 #pragma unroll
-    for (int k = 0; k < K; k++) {
-        const u32 at = i + k * team * V;
-        Vec<T, V> raw;
-#pragma unroll
-        for (int j = 0; j < V; j++) store(raw.v[j], v[k][j]);
-        if (row.is_whole(at)) {
-            *(Vec<T, V>*)(row.to + at) = raw;
-        } else if (k == 0 && at < row.skip) {
-            first = raw;
-        } else if (at < row.end) {
-            last = raw;
-            has_last = true;
+    for (int j = 0; j < V; j++) {
+        if constexpr (same<T, bf16>::value) {
+            // As `store`, but no branch either.
+            const u32 bits = __float_as_uint(v[j]), nearest = bits + 0x7fff + ((bits >> 16) & 1);
+            of.raw.v[j] = bf16{(u16)((v[j] != v[j] ? 0x7fc00000 : nearest) >> 16)};
+        } else {
+            store(of.raw.v[j], v[j]);
         }
     }
-    if (i < row.skip) store_some<T, V>(row.to, i, row.skip, row.end, first);
-    if (has_last) store_some<T, V>(row.to, row.end / V * V, row.skip, row.end, last);
+    asm volatile(
+        "{ .reg .pred p; setp.lt.u32 p, %5, %6; @p st.global.v4.u32 [%0], {%1, %2, %3, %4}; }"
+        ::"l"(to + i * V), "r"(of.words[0]), "r"(of.words[1]), "r"(of.words[2]), "r"(of.words[3]), "r"(i),
+        "r"(vectors)
+        : "memory");
 }
 
-// A row that its threads hold: `K` vectors each. `t` is the thread's number among the `team`.
-template <class T, int V, int K, class Fold, class Total>
-__device__ __forceinline__ void
-held(const Row<T, V>& row, u32 t, u32 team, bool log, Fold largest_of, Total total_of) {
+// Where row `row` of an operand begins. Mostly one stride says so.
+__device__ __forceinline__ i64 row_offset(const Rows& p, int operand, u64 row) {
+    return p.walk.ndim == 1 ? (i64)row * p.walk.strides[operand][0] : walk(p.walk, operand, row);
+}
+
+// A dense row, which begins at the same place of a vector in both tensors: its whole vectors, and what is
+// before and after those, of which the first threads have one element each, the odd one.
+template <class T, int V> struct Row {
+    typedef Vec<T, V> Vector;
     typedef compute_t<T> C;
-    C v[K][V], largest = lowest<C>(), sum = 0;
-    load_row<T, V, K>(row, t * V, team, v);
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-#pragma unroll
-        for (int j = 0; j < V; j++) largest = Larger::of(largest, v[k][j]);
+    const T* from;
+    T* to;
+    u32 vectors;
+    i32 odd;
+    bool has_odd;
+
+    // For thread `t` of those that have the row.
+    __device__ __forceinline__ Row(const T* source, T* result, u32 size, u32 t) {
+        u32 head = (0u - (u32)(u64)source) % sizeof(Vector) / sizeof(T);
+        head = head < size ? head : size;
+        vectors = (size - head) / V;
+        from = source + head;
+        to = result + head;
+        odd = (i32)(t - head) + (t < head ? 0 : (i32)(vectors * V));
+        has_odd = t < size - vectors * V;
     }
-    largest = largest_of(largest);
+    // Negative infinities, where there is none.
+    __device__ __forceinline__ Vector vector(u32 i) const {
+        Words<T, V> of;
+#pragma unroll
+        for (int j = 0; j < V; j++) store(of.raw.v[j], lowest<C>());
+        asm volatile(
+            "{ .reg .pred p; setp.lt.u32 p, %5, %6; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            : "+r"(of.words[0]), "+r"(of.words[1]), "+r"(of.words[2]), "+r"(of.words[3])
+            : "l"(from + i * V), "r"(i), "r"(vectors)
+            : "memory");
+        return of.raw;
+    }
+    __device__ __forceinline__ C odd_one() const { return has_odd ? load(from[odd]) : lowest<C>(); }
+};
+
+// A row that its threads hold: `K` vectors each. `t` is the thread's number among the `team`, which is
+// part of a warp, or all of a block.
+template <class T, int K, bool BLOCK>
+__device__ __forceinline__ void
+held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
+    constexpr int V = vector_width(sizeof(T));
+    typedef compute_t<T> C;
+    const Row<T, V> row(source, result, size, t);
+    Vec<T, V> raw[K];
+#pragma unroll
+    for (int k = 0; k < K; k++) raw[k] = row.vector(t + k * team);
+    C v[K][V], odd = row.odd_one(), most = Larger::of(lowest<C>(), odd), sum = 0;
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        // None of the team has these.
-        if (k * team * V >= row.end) continue;
+        loaded(raw[k], v[k]);
+#pragma unroll
+        for (int j = 0; j < V; j++) most = Larger::of(most, v[k][j]);
+    }
+    // A block's warps exponentiate with their own maxima, and wait for each other once.
+    if (BLOCK) most = fold_warp<Larger>(most);
+    else most = fold_lanes<Larger>(most, team);
+    const C base = most == lowest<C>() ? (C)0 : most;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        // Of many vectors the team may have fewer; it also keeps calls of `f64` apart, and registers few.
+        if (K > 4 && k * team >= row.vectors) continue;
+        Vec<C, V> e;
+#pragma unroll
+        for (int j = 0; j < V; j++) e.v[j] = v[k][j] -= base;
+        e = exponentials<T>(e);
 #pragma unroll
         for (int j = 0; j < V; j++) {
-            v[k][j] -= largest;
-            const C e = exponential<T>(v[k][j]);
-            sum += e;
-            if (!log) v[k][j] = e;
+            sum += e.v[j];
+            if (!log) v[k][j] = e.v[j];
         }
     }
-    sum = total_of(sum);
-    const C scale = log ? (C)1 : inverse(sum), shift = log ? logarithm(sum) : (C)0;
+    if (row.has_odd) {
+        odd -= base;
+        const C e = exponential<T>(odd);
+        sum += e;
+        if (!log) odd = e;
+    }
+    C all = most, factor = 1;
+    if constexpr (BLOCK) {
+        __shared__ C largest[32], sums[32];
+        const u32 lane = threadIdx.x % 32;
+        sum = fold_warp<Plus>(sum);
+        if (lane == 0) {
+            largest[threadIdx.x / 32] = most;
+            sums[threadIdx.x / 32] = sum;
+        }
+        __syncthreads();
+        const bool has = lane < team / 32;
+        const C other = has ? largest[lane] : lowest<C>();
+        all = fold_warp<Larger>(other);
+        sum = fold_warp<Plus>(has ? sums[lane] * exponential<T>(other - all) : (C)0);
+        factor = exponential<T>(most - all);
+    } else {
+        sum = fold_lanes<Plus>(sum, team);
+    }
+    const C scale = log ? (C)1 : factor * inverse(sum);
+    const C shift = log ? all - base + logarithm(sum) : (C)0;
 #pragma unroll
     for (int k = 0; k < K; k++) {
 #pragma unroll
         for (int j = 0; j < V; j++) v[k][j] = v[k][j] * scale - shift;
+        write(row.to, t + k * team, row.vectors, v[k]);
     }
-    store_row<T, V, K>(row, t * V, team, v);
+    if (row.has_odd) store(row.to[row.odd], odd * scale - shift);
 }
 
-// Rows of up to 32 * K * V elements with what lies beside them in their vectors, a team of `p.tiles` lanes
-// for each.
-template <class T, int K> __device__ __forceinline__ void short_rows(const T* source, T* result, const Rows& p) {
-    constexpr int V = vector_width(sizeof(T));
-    typedef compute_t<T> C;
-    const u32 team = (u32)p.tiles, teams = blockDim.x / team;
+// Rows of up to 32 lanes' vectors, `1 << p.tiles` lanes for each.
+template <class T, int K>
+__device__ __forceinline__ void short_rows(const T* source, T* result, const Rows& p) {
+    const u32 shift = (u32)p.tiles, team = 1 << shift, teams = blockDim.x >> shift;
     for (u64 first = (u64)blockIdx.x * teams; first < p.rows; first += (u64)gridDim.x * teams) {
         // A team beyond the last row folds with the others of its warp, but has nothing.
-        const u64 own = first + threadIdx.x / team, row = own < p.rows ? own : p.rows - 1;
-        Row<T, V> of(source + walk(p.walk, 0, row), result + walk(p.walk, 1, row), (u32)p.size);
-        if (own >= p.rows) of.end = of.skip;
-        held<T, V, K>(
-            of, threadIdx.x % team, team, p.log, [=](C v) { return fold_lanes<Larger>(v, team); },
-            [=](C v) { return fold_lanes<Plus>(v, team); });
+        const u64 own = first + (threadIdx.x >> shift);
+        const bool has = own < p.rows;
+        const u64 row = has ? own : first;
+        held<T, K, false>(
+            source + row_offset(p, 0, row), result + row_offset(p, 1, row), has ? (u32)p.size : 0,
+            threadIdx.x % team, team, p.log);
     }
 }
 
-// The same of up to blockDim.x * K * V, a block for each.
+// The same of a block's vectors, a block for each.
 template <class T, int K> __device__ __forceinline__ void rows(const T* source, T* result, const Rows& p) {
-    constexpr int V = vector_width(sizeof(T));
-    typedef compute_t<T> C;
-    __shared__ C largest[32], sums[32];
     const u64 row = blockIdx.x;
-    const Row<T, V> of(source + walk(p.walk, 0, row), result + walk(p.walk, 1, row), (u32)p.size);
-    held<T, V, K>(
-        of, threadIdx.x, blockDim.x, p.log, [](C v) { return fold_block<Larger>(v, largest, lowest<C>()); },
-        [](C v) { return fold_block<Plus>(v, sums, (C)0); });
+    held<T, K, true>(
+        source + row_offset(p, 0, row), result + row_offset(p, 1, row), (u32)p.size, threadIdx.x, blockDim.x,
+        p.log);
+}
+
+// Adds exponentials of values, less the maximum up to now.
+template <class T, int U, int V>
+__device__ __forceinline__ void
+add(const compute_t<T> (&v)[U][V], compute_t<T>& largest, compute_t<T>& sum) {
+    typedef compute_t<T> C;
+    C now = largest;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+        for (int j = 0; j < V; j++) now = Larger::of(now, v[u][j]);
+    }
+    // Nothing yet but negative infinities.
+    const C base = now == lowest<C>() ? (C)0 : now;
+    sum = rescaled<T>(sum, largest, now);
+    largest = now;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        Vec<C, V> e;
+#pragma unroll
+        for (int j = 0; j < V; j++) e.v[j] = v[u][j] - base;
+        e = exponentials<T>(e);
+#pragma unroll
+        for (int j = 0; j < V; j++) sum += e.v[j];
+    }
 }
 
 // Longer rows: read for the sum, and once more, from the end, which the cache may still have.
-template <class T, int U> __device__ __forceinline__ void long_rows(const T* source, T* result, const Rows& p) {
+template <class T, int U>
+__device__ __forceinline__ void long_rows(const T* source, T* result, const Rows& p) {
     constexpr int V = vector_width(sizeof(T));
     typedef compute_t<T> C;
     __shared__ C shared[64];
     const u64 number = blockIdx.x;
-    const Row<T, V> row(source + walk(p.walk, 0, number), result + walk(p.walk, 1, number), (u32)p.size);
-    const u32 team = blockDim.x, step = team * V * U, steps = (row.end + step - 1) / step;
+    const Row<T, V> row(
+        source + row_offset(p, 0, number), result + row_offset(p, 1, number), (u32)p.size, threadIdx.x);
+    const u32 team = blockDim.x, step = team * U, steps = (row.vectors + step - 1) / step;
     C v[U][V], largest = lowest<C>(), sum = 0;
     for (u32 n = 0; n < steps; n++) {
-        load_row<T, V, U>(row, n * step + threadIdx.x * V, team, v);
-        C now = largest;
+        Vec<T, V> raw[U];
 #pragma unroll
-        for (int u = 0; u < U; u++) {
+        for (int u = 0; u < U; u++) raw[u] = row.vector(n * step + u * team + threadIdx.x);
 #pragma unroll
-            for (int j = 0; j < V; j++) now = Larger::of(now, v[u][j]);
-        }
-        // Nothing yet but negative infinities.
-        const C base = now == lowest<C>() ? (C)0 : now;
-        sum = rescaled<T>(sum, largest, now);
-        largest = now;
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-#pragma unroll
-            for (int j = 0; j < V; j++) sum += exponential<T>(v[u][j] - base);
-        }
+        for (int u = 0; u < U; u++) loaded(raw[u], v[u]);
+        add<T>(v, largest, sum);
     }
+    const C odd[1][1] = {{row.odd_one()}};
+    if (row.has_odd) add<T>(odd, largest, sum);
     const C all = fold_block<Larger>(largest, shared, lowest<C>());
     sum = fold_block<Plus>(rescaled<T>(sum, largest, all), shared + 32, (C)0);
-    const Result<T, C> to(all, sum, p.log);
+    const C scale = p.log ? (C)1 : inverse(sum), shift = p.log ? logarithm(sum) : (C)0;
     for (u32 n = steps; n-- > 0;) {
-        load_row<T, V, U>(row, n * step + threadIdx.x * V, team, v);
+        const u32 first = n * step + threadIdx.x;
+        Vec<T, V> raw[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) raw[u] = row.vector(first + u * team);
 #pragma unroll
         for (int u = 0; u < U; u++) {
+            Vec<C, V> e, x;
 #pragma unroll
-            for (int j = 0; j < V; j++) v[u][j] = to.of(v[u][j]);
+            for (int j = 0; j < V; j++) x.v[j] = load(raw[u].v[j]) - all;
+            e = exponentials<T>(x);
+#pragma unroll
+            for (int j = 0; j < V; j++) x.v[j] = (p.log ? x.v[j] : e.v[j]) * scale - shift;
+            write(row.to, first + u * team, row.vectors, x.v);
         }
-        store_row<T, V, U>(row, n * step + threadIdx.x * V, team, v);
     }
+    const C x = odd[0][0] - all;
+    if (row.has_odd) store(row.to[row.odd], (p.log ? x : exponential<T>(x)) * scale - shift);
 }

@@ -88,7 +88,7 @@ fn rows_longer_than_what_is_taken_at_a_time() {
 /// Rows of a warp, of a block, and longer, that begin anywhere in a vector; columns in vectors and not.
 fn every_kernel(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
-        for size in [1, 5, 31, 512, 1000, 1024, 1025, 4097, 16_384, 16_385, 33_333] {
+        for size in [1, 5, 31, 64, 300, 512, 1000, 1024, 1025, 4097, 16_384, 16_385, 33_333] {
             for start in [0, 1] {
                 let n = 3 * (size + start);
                 let values: Vec<f64> =
