@@ -13,7 +13,7 @@ use super::{Fill, FromInt, Kind};
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
-use warpline_runtime::iter::Walk;
+use warpline_runtime::iter::{BLOCKS_PER_SM, Walk};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{CudaDevice, DType, Result, Target, View};
@@ -40,16 +40,22 @@ pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any
 pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
 
 fn typed(name: &str, variant: &str) -> Source {
-    source(name, variant, variant)
+    source(name, variant, variant, neighbours(variant == "f64"))
 }
 
 fn any(name: &str, variant: &str) -> Source {
-    source(name, variant, "void")
+    source(name, variant, "void", 1)
 }
 
-fn source(name: &str, variant: &str, out: &str) -> Source {
+fn source(name: &str, variant: &str, out: &str, neighbours: u64) -> Source {
     let of = base().with::<Draw>().push(include_str!("fill.cuh"));
-    of.push(&format!("RANDOM({name}_{variant}, {out}, {name}<{variant}>)"))
+    of.push(&format!("RANDOM({name}_{variant}, {out}, ({name}<{variant}, {neighbours}>))"))
+}
+
+/// How many of PyTorch's threads a thread does the work of. More would be faster for the halves, but what
+/// is long takes long to compile, as doubles do.
+const fn neighbours(double: bool) -> u64 {
+    if double { 1 } else { 4 }
 }
 
 /// What draws words, and stores elements in their order.
@@ -66,8 +72,16 @@ pub(super) fn base() -> Source {
 struct Draw {
     numel: u64,
     place: Place,
-    /// Threads in the grid; each has a sequence of its own.
+    /// Threads of PyTorch's grid; each has a sequence of its own.
     threads: u64,
+    /// Times that each of them draws four words.
+    rounds: u64,
+    /// Threads of ours in a round.
+    groups: u64,
+    /// Whether elements are one after the other in memory.
+    aligned: u64,
+    /// Elements that the first lies behind where such runs as a thread makes begin.
+    skew: u64,
     a: f64,
     b: f64,
     range: u64,
@@ -76,9 +90,23 @@ struct Draw {
     order: Walk<1>,
 }
 
-cuda_struct!(Draw { numel, place, threads, a, b, range, base, dtype, order });
+cuda_struct!(Draw {
+    numel,
+    place,
+    threads,
+    rounds,
+    groups,
+    aligned,
+    skew,
+    a,
+    b,
+    range,
+    base,
+    dtype,
+    order
+});
 
-/// Blocks of a fill, and values that no thread takes more of: PyTorch's policy, on which the
+/// Blocks of PyTorch's fill, and values that no thread of it takes more of: its policy, on which the
 /// values depend. `lanes` is how many values four words make.
 pub(super) fn geometry(properties: &DeviceProperties, numel: usize, lanes: u64) -> (u64, u64) {
     let blocks_per_sm = u64::from(properties.max_threads_per_multiprocessor) / BLOCK;
@@ -113,11 +141,24 @@ pub(super) fn fill(
     let (blocks, values) = geometry(device.properties(), out.numel(), lanes);
     // Held until the launch is enqueued: the order of draws is the order of launches.
     let mut sequence = Sequence::of(target, device);
+    let (threads, rounds) = (blocks * BLOCK, values / 4);
+    let typed = matches!(fill.kind, Kind::Uniform | Kind::Normal | Kind::Exponential);
+    let neighbours = if typed { neighbours(double) } else { 1 };
+    let aligned = order.inner() == (out.numel(), [1]);
+    let skew = if aligned { out.layout.offset() as u64 % neighbours } else { 0 };
+    let groups = (threads + skew).div_ceil(neighbours);
+    let across = groups.div_ceil(BLOCK);
+    let most = u64::from(device.properties().multiprocessor_count) * u64::from(BLOCKS_PER_SM);
+    let grid = [across as u32, (most / across).clamp(1, rounds) as u32, 1];
     let params = Draw {
         numel: out.numel() as u64,
         place: sequence.advance(values),
-        threads: blocks * BLOCK,
-        a: fill.a,
+        threads,
+        rounds,
+        groups,
+        aligned: aligned.into(),
+        skew,
+        a: if fill.kind == Kind::Exponential { factor(fill.a, double) } else { fill.a },
         b: fill.b,
         range: fill.range,
         base: fill.base,
@@ -133,7 +174,7 @@ pub(super) fn fill(
         host,
         code: Code::Kernel {
             kernel: (program, variant, 0),
-            grid: [blocks as u32, 1, 1],
+            grid,
             block: [BLOCK as u32, 1, 1],
             shared_bytes: 0,
         },
@@ -142,6 +183,11 @@ pub(super) fn fill(
     // SAFETY: kernel and host code write each element of `out` once, through its strides, read
     // the state if `Draw` says that it is there, and both take `Draw`.
     unsafe { launch::run(target, &call) }
+}
+
+/// What an exponential draw's logarithm is multiplied by, in the precision that it is computed in.
+fn factor(lambda: f64, double: bool) -> f64 {
+    if double { -1.0 / lambda } else { f64::from(-1.0 / lambda as f32) }
 }
 
 fn real_host(dtype: DType, kind: Kind) -> HostKernel {
@@ -248,8 +294,7 @@ unsafe fn exponential<T: Lanes>(launch: &HostLaunch<'_>) {
     let value = |p: &Draw, words| {
         // In the accumulation type, which holds both constants exactly.
         let half_epsilon = 0.5f64.powi(T::Acc::DIGITS as i32);
-        let lambda = T::Acc::from_f64(p.a).to_f64();
-        let factor = T::Acc::from_f64(-1.0 / lambda);
+        let factor = T::Acc::from_f64(p.a);
         T::uniform(words).into_iter().map(move |u| {
             // Never zero, which the distribution excludes.
             let near_one = u.to_f64() >= 1.0 - half_epsilon;

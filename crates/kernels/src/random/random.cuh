@@ -4,6 +4,13 @@ struct Words {
     u32 w[4];
 };
 
+// Both halves of a product, in one instruction.
+template <u32 factor>
+__device__ __forceinline__ void times(u32 a, u32 &low, u32 &high) {
+    asm("{ .reg .b64 t; mul.wide.u32 t, %2, %3; mov.b64 {%0, %1}, t; }"
+        : "=r"(low), "=r"(high) : "r"(a), "n"(factor));
+}
+
 // The words of `counter` in the thread `subsequence` of the sequence of `seed`.
 __device__ __forceinline__ Words philox(u64 seed, u64 subsequence, u64 counter) {
     u32 c0 = (u32)counter, c1 = (u32)(counter >> 32);
@@ -11,8 +18,9 @@ __device__ __forceinline__ Words philox(u64 seed, u64 subsequence, u64 counter) 
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
 #pragma unroll
     for (int round = 0; round < 10; round++) {
-        u32 lo0 = 0xD2511F53u * c0, hi0 = __umulhi(0xD2511F53u, c0);
-        u32 lo1 = 0xCD9E8D57u * c2, hi1 = __umulhi(0xCD9E8D57u, c2);
+        u32 lo0, hi0, lo1, hi1;
+        times<0xD2511F53u>(c0, lo0, hi0);
+        times<0xCD9E8D57u>(c2, lo1, hi1);
         c0 = hi1 ^ c1 ^ k0;
         c1 = lo1;
         c2 = hi0 ^ c3 ^ k1;
@@ -35,13 +43,36 @@ __device__ __forceinline__ double unit_double(u32 low, u32 high) {
     return fma((double)((u64)low ^ (u64)high << 21), 0x1p-53, 0x1p-54);
 }
 
+// sqrtf(-2 * logf(x)), with the same bits for each x that `unit_float` makes, which are not so small and
+// not so large that the library's branches for such were needed.
+__device__ __forceinline__ float radius(float x) {
+    // x is 2^e * (1 + m), and m in [-1/3, 1/3].
+    i32 bits = __float_as_int(x), e = (bits - 0x3f2aaaab) & 0xff800000;
+    float m = __int_as_float(bits - e) - 1.0f;
+    float log = fmaf(-0x1.0aa04ep-3f, m, 0x1.2073ecp-3f);
+    log = fmaf(log, m, -0x1.f19b98p-4f);
+    log = fmaf(log, m, 0x1.1e52aap-3f);
+    log = fmaf(log, m, -0x1.55b172p-3f);
+    log = fmaf(log, m, 0x1.99da16p-3f);
+    log = fmaf(log, m, -0x1.fffe44p-3f);
+    log = fmaf(log, m, 0x1.5554fp-2f);
+    log = fmaf(log, m, -0.5f);
+    log = fmaf(m * log, m, m);
+    // `e` counts units of 2^-23.
+    float square = -2.0f * fmaf((float)e, 0x1p-23f * 0.693147182f, log);
+    // The root, rounded as by a division: 0 stays 0, with its sign.
+    float inverse;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(inverse) : "f"(fmaxf(square, 0x1p-100f)));
+    float root = square * inverse;
+    return fmaf(fmaf(-root, root, square), 0.5f * inverse, root);
+}
+
 __device__ __forceinline__ void normal_floats(u32 a, u32 b, float *out) {
     const float turn = 0x1p-32f * 6.2831855f;
-    float radius = sqrtf(-2.0f * logf(unit_float(a)));
-    float sine, cosine;
+    float length = radius(unit_float(a)), sine, cosine;
     __sincosf(fmaf((float)b, turn, turn / 2), &sine, &cosine);
-    out[0] = sine * radius;
-    out[1] = cosine * radius;
+    out[0] = sine * length;
+    out[1] = cosine * length;
 }
 
 __device__ __forceinline__ void normal_doubles(Words x, double *out) {

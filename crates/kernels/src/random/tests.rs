@@ -183,6 +183,49 @@ fn gpu_views_are_filled_in_memory_order_and_nothing_else_is() {
     on_gpu(check_views);
 }
 
+/// What lies elsewhere, or apart, gets the values that a tensor of its own gets; nothing else is written.
+fn check_places(target: Target<'_>) {
+    const N: usize = 600_001;
+    if matches!(target, Target::Cpu(_)) {
+        // There, as in PyTorch, what lies apart is drawn otherwise.
+        return;
+    }
+    for dtype in [F16, BF16, F32, DType::F64] {
+        let fill = |view: View<'_>| {
+            target.runtime().manual_seed(5);
+            normal(target, view, 0.0, 1.0).unwrap();
+        };
+        let flat = Tensor::garbage(target, dtype, &[N]);
+        fill(flat.view());
+        let expected = flat.floats(target);
+        let untouched = Tensor::garbage(target, dtype, &[1]).floats(target)[0];
+        for offset in [1, 2, 5, 7] {
+            let base = Tensor::garbage(target, dtype, &[N + 16]);
+            fill(base.with(|l| l.narrow(0, offset, N)).view());
+            let (offset, values) = (offset as usize, base.floats(target));
+            assert!(values[offset..][..N] == expected, "{dtype}, behind {offset} elements");
+            let rest = values[..offset].iter().chain(&values[offset + N..]);
+            assert!(rest.eq(&[untouched; 16]), "{dtype}, behind {offset} elements");
+        }
+        let base = Tensor::garbage(target, dtype, &[2 * N]);
+        fill(base.with(|l| l.slice(0, 0, 2 * N, 2)).view());
+        let values = base.floats(target);
+        assert!(values.iter().step_by(2).eq(&expected), "{dtype}, every second element");
+        assert!(values.iter().skip(1).step_by(2).all(|v| *v == untouched), "{dtype}");
+    }
+}
+
+#[test]
+fn values_do_not_depend_on_the_place() {
+    on_every_target(check_places);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_values_do_not_depend_on_the_place() {
+    on_gpu(check_places);
+}
+
 fn check_integers(target: Target<'_>) {
     for (low, high) in [(-5, 6), (0, 1 << 40), (i64::MIN, i64::MAX), (-(1 << 27), 1 << 27)] {
         let values = filled(target, I64, 5000, |t, v| randint(t, v, low, high));
