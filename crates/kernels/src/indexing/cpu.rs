@@ -20,7 +20,8 @@ fn of<I: HostElement<Compute: Cast<i64>>>(size: usize) -> HostKernel {
         1 => gather::<u8, I>,
         2 => gather::<i16, I>,
         4 => gather::<i32, I>,
-        _ => gather::<i64, I>,
+        8 => gather::<i64, I>,
+        _ => gather::<[i64; 2], I>,
     }
 }
 
@@ -28,7 +29,7 @@ fn of<I: HostElement<Compute: Cast<i64>>>(size: usize) -> HostKernel {
 /// As [`HostKernel`]: a source of `T`, indices of `I`, a result of `T`, and [`Pick`].
 unsafe fn gather<T, I>(launch: &HostLaunch<'_>)
 where
-    T: HostElement + Default,
+    T: Copy + Default,
     I: HostElement<Compute: Cast<i64>>,
 {
     let Pick { report, step, space }: Pick = params(launch);

@@ -1,17 +1,44 @@
 // out = source, at the places that indices name along one dimension; 0 where there is none.
 // Elements are moved as they are, so that only their size matters.
+
+// Side by side, as many as are moved at once.
+struct alignas(16) u128 { u64 low, high; };
+
+// Elements of a thread: what it waits for, it waits for together.
+constexpr int EACH = 4;
+
 template <class T, class I>
-__device__ __forceinline__ void gather(const T* source, const I* index, T* out, const Pick& p) {
-    for (u64 i = thread(); i < p.space.numel; i += threads()) {
-        i32 at[3];
-        offsets(p.space, (u32)i, at);
-        const i64 k = index[at[1]];
-        out[at[2]] = check_index(k, p.report) ? source[at[0] + k * p.step] : (T)0;
+__device__ __forceinline__ void
+gather(const T* __restrict__ source, const I* __restrict__ index, T* out, const Pick& p) {
+    const u32 n = p.space.numel, first = blockIdx.x * (blockDim.x * EACH) + threadIdx.x;
+    T value[EACH];
+    i32 from[EACH], to[EACH];
+    i64 k[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const u32 i = first + j * blockDim.x;
+        if (i < n) {
+            i32 at[3];
+            offsets(p.space, i, at);
+            from[j] = at[0], to[j] = at[2];
+            k[j] = index[at[1]];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        value[j] = T{};
+        if (first + j * blockDim.x < n && check_index(k[j], p.report)) {
+            value[j] = source[from[j] + k[j] * p.step];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        if (first + j * blockDim.x < n) out[to[j]] = value[j];
     }
 }
 
 #define GATHER(T, I)                                                                        \
-    extern "C" __global__ void gather_##T##_##I(                                               \
+    extern "C" __global__ __launch_bounds__(256, 4) void gather_##T##_##I(                     \
         const T* source, const I* index, T* out, const __grid_constant__ Pick p) {                \
         gather(source, index, out, p);                                                            \
     }

@@ -7,6 +7,8 @@
 mod cpu;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod wide_tests;
 
 use std::ops::Range;
 use std::panic::Location;
@@ -15,7 +17,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::programs::{bits, committed};
 use warpline_runtime::cuda_struct;
-use warpline_runtime::iter::{BLOCK, Index, Plan, grid, halves};
+use warpline_runtime::iter::{BLOCK, Index, Plan, halves};
 use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Layout, Result, Sizes, Strides, Target, View};
@@ -23,8 +25,15 @@ use warpline_runtime::{DType, Error, Layout, Result, Sizes, Strides, Target, Vie
 pub(crate) const PROGRAMS: &[&Program] = &[&GATHER];
 
 /// By the size of an element, then by the indices' dtype.
-const VARIANTS: &[&str] =
-    &["u8_i32", "u8_i64", "u16_i32", "u16_i64", "u32_i32", "u32_i64", "u64_i32", "u64_i64"];
+const VARIANTS: &[&str] = &[
+    "u8_i32", "u8_i64", "u16_i32", "u16_i64", "u32_i32", "u32_i64", "u64_i32", "u64_i64",
+    "u128_i32", "u128_i64",
+];
+
+/// Elements that a thread of the kernel takes.
+const EACH: usize = 4;
+/// Bytes that are moved at once where they lie side by side.
+const WIDEST: usize = 16;
 
 static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
     let of = Source::new().with::<Pick>().push(module::ELEMENT).push(module::REPORT);
@@ -264,18 +273,38 @@ fn part(
     along: &Along,
 ) -> Result<()> {
     let [source, index, out] = views;
-    let plan = Plan::new(out.sizes(), views.map(|v| v.strides()));
     if out.numel() == 0 {
         return Ok(());
     }
+    let wide = match target {
+        Target::Cuda(..) => wide(&views, along),
+        // Memory that a program lends need not be aligned.
+        Target::Cpu(_) => None,
+    };
+    let (times, dim) = wide.unwrap_or((1, 0));
+    // As if there were elements of `times` the size.
+    let seen = |view: View<'_>, is_index: bool| {
+        let (mut sizes, mut strides) = (Sizes::from(view.sizes()), Strides::from(view.strides()));
+        for d in 0..sizes.len() {
+            if d == dim {
+                sizes[d] /= times;
+            } else if !is_index {
+                strides[d] /= times as isize;
+            }
+        }
+        (sizes, strides)
+    };
+    let (sizes, to) = seen(out, false);
+    let plan = Plan::new(&sizes, [&seen(source, false).1, &seen(index, true).1, &to]);
     if !plan.fits() {
         return halves(&views, |views| part(target, op, location, views, along));
     }
     let space = plan.index(op)?;
     let report = Report::new(along.dim, along.size);
-    let params = Pick { report, step: along.step as i64, space };
+    let params = Pick { report, step: along.step as i64 / times as i64, space };
     let touched = [whole(source.layout, along), distinct(index.layout)];
-    let item = out.dtype.size();
+    let item = out.dtype.size() * times;
+    let blocks = space.numel().div_ceil(BLOCK as usize * EACH);
     let call = Call {
         op,
         operands: &[
@@ -288,7 +317,7 @@ fn part(
         host: cpu::kernel(item, index.dtype),
         code: Code::Kernel {
             kernel: (&GATHER, 2 * bits(item) + usize::from(index.dtype == DType::I64), 0),
-            grid: grid(target, out.numel()),
+            grid: [blocks as u32, 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },
@@ -297,6 +326,29 @@ fn part(
     // SAFETY: the parameters reach the source only where an index is in range, the index and the
     // result where their layouts say, and begin with a report; both kernels take `Pick`.
     unsafe { launch::run(target, &call) }
+}
+
+/// How many elements are moved as one, and the dimension along which they lie side by side in the source
+/// and in the result, and have one index.
+fn wide(views: &[View<'_>; 3], along: &Along) -> Option<(usize, usize)> {
+    let [source, index, out] = views;
+    let strides = |d: usize| (source.strides()[d], index.strides()[d], out.strides()[d]);
+    let dim = (0..out.sizes().len()).find(|&d| strides(d) == (1, 0, 1))?;
+    let fits = |times: usize| {
+        let whole = |stride: isize| stride.unsigned_abs().is_multiple_of(times);
+        let others = (0..out.sizes().len()).filter(|&d| d != dim);
+        out.sizes()[dim].is_multiple_of(times)
+            && [source, out].iter().all(|view| {
+                view.layout.offset().is_multiple_of(times)
+                    && others.clone().all(|d| whole(view.strides()[d]))
+            })
+            && whole(along.step)
+    };
+    let mut times = WIDEST / out.dtype.size();
+    while !fits(times) {
+        times /= 2;
+    }
+    Some((times, dim))
 }
 
 /// Each element once, of a layout that repeats some.

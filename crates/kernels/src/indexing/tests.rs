@@ -17,7 +17,7 @@ fn places(sizes: &[usize]) -> Vec<Vec<usize>> {
 }
 
 /// What `gather` gives, by plain loops.
-fn expected(input: &Tensor, dim: usize, index: &Tensor, target: Target<'_>) -> Vec<f64> {
+pub(super) fn expected(input: &Tensor, dim: usize, index: &Tensor, target: Target<'_>) -> Vec<f64> {
     let (values, indices) = (input.floats(target), index.floats(target));
     let steps = steps(input.view().sizes());
     let places = places(index.view().sizes());
@@ -31,7 +31,7 @@ fn expected(input: &Tensor, dim: usize, index: &Tensor, target: Target<'_>) -> V
 
 /// NaNs are moved as they are.
 #[track_caller]
-fn assert_same(actual: Vec<f64>, expected: Vec<f64>, context: &str) {
+pub(super) fn assert_same(actual: Vec<f64>, expected: Vec<f64>, context: &str) {
     let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect::<Vec<_>>();
     assert_eq!(bits(actual), bits(expected), "{context}");
 }
@@ -72,7 +72,7 @@ fn every_view_and_dtype(target: Target<'_>) {
 }
 
 /// A vector of indices, seen with other sizes.
-fn spread(target: Target<'_>, which: &Tensor, sizes: &[usize], dim: usize) -> Tensor {
+pub(super) fn spread(target: Target<'_>, which: &Tensor, sizes: &[usize], dim: usize) -> Tensor {
     let values = which.floats(target);
     let all: Vec<f64> = places(sizes).iter().map(|at| values[at[dim]]).collect();
     Tensor::new(target, which.dtype, sizes, &all)
