@@ -1,4 +1,4 @@
-//! Matrix products: cuBLAS where there is one, else a kernel of our own.
+//! Matrix products: cuBLAS where there is one, else a kernel of our own, as for small ones always.
 
 mod blas;
 mod cpu;
@@ -24,11 +24,27 @@ const OP: &str = "matmul";
 /// Rows and columns of a block's part of the result.
 const TILE: u64 = 64;
 
-pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL];
+/// Rows and columns of a block's part where the product is small.
+const SMALL_TILE: u64 = 16;
+
+/// Multiplications up to which a product is small: what cuBLAS does before it launches takes three times
+/// as long as the launch, and no less than the GPU.
+const SMALL: u64 = 1 << 21;
+
+/// The most that a thread of a small product sums up.
+const SMALL_DEPTH: u64 = 256;
+
+pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL, &MATMUL_SMALL];
 
 static MATMUL: Program = Program::new("matmul", NUMBERS, &[""], |_, ty| {
     let of = Source::new().with::<Product>().push(module::ELEMENT);
     of.push(include_str!("matmul.cuh")).push(&format!("MATMUL({ty})"))
+})
+.with_ptx(committed);
+
+static MATMUL_SMALL: Program = Program::new("matmul_small", NUMBERS, &[""], |_, ty| {
+    let of = Source::new().with::<Product>().push(module::ELEMENT);
+    of.push(include_str!("small.cuh")).push(&format!("SMALL({ty})"))
 })
 .with_ptx(committed);
 
@@ -72,6 +88,13 @@ struct Product {
 
 cuda_struct!(Product { batch, m, n, k, a, b, c });
 
+impl Product {
+    fn is_small(&self) -> bool {
+        let sums = self.m.saturating_mul(self.n).saturating_mul(self.batch);
+        self.k <= SMALL_DEPTH && sums.saturating_mul(self.k.max(1)) <= SMALL
+    }
+}
+
 /// The product of two matrices (`torch.mm`: `m × k` by `k × n` into `m × n`) or of as many pairs
 /// of matrices (`torch.bmm`, with a first dimension that counts them). All of one dtype, any but
 /// bool; the halves are summed in `f32`. Operands may have any strides.
@@ -87,8 +110,9 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         return Ok(());
     }
     let (index, host) = kernel(a.dtype)?;
+    let small = params.is_small();
     let gemm = match target {
-        Target::Cuda(runtime, device, _) if runtime.uses_cublas() => {
+        Target::Cuda(runtime, device, _) if !small && runtime.uses_cublas() => {
             // Any other driver runs the CPU implementation, whatever it is asked for.
             let available = || device.driver().name() != "cuda" || Blas::load().is_ok();
             Gemm::new(a.dtype, &params).filter(|_| available()).map(|gemm| (gemm, device))
@@ -99,12 +123,13 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         Some((gemm, device)) => gemm.enqueue(&**device.driver(), device.index(), stream, pointers),
         None => Ok(()),
     };
-    let tiles = params.m.div_ceil(TILE) * params.n.div_ceil(TILE);
+    let (program, tile) = if small { (&MATMUL_SMALL, SMALL_TILE) } else { (&MATMUL, TILE) };
+    let tiles = params.m.div_ceil(tile) * params.n.div_ceil(tile);
     let code = if gemm.is_some() {
         Code::Library(&library)
     } else {
         Code::Kernel {
-            kernel: (&MATMUL, index, 0),
+            kernel: (program, index, 0),
             grid: [tiles as u32, 1, params.batch.min(65_535) as u32],
             block: [256, 1, 1],
             shared_bytes: 0,

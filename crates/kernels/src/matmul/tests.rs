@@ -69,9 +69,15 @@ fn check(target: Target<'_>, a: &Tensor, b: &Tensor, out: &Tensor) {
 
 fn every_dtype_and_lie(target: Target<'_>) {
     for dtype in DType::ALL.into_iter().filter(|&d| d != DType::Bool) {
-        for [batch, m, n, k] in
-            [[1, 1, 1, 1], [2, 5, 3, 4], [2, 70, 65, 17], [1, 1, 9, 130], [2, 9, 1, 0]]
-        {
+        // Small ones, and one that is not.
+        for [batch, m, n, k] in [
+            [1, 1, 1, 1],
+            [2, 5, 3, 4],
+            [2, 70, 65, 17],
+            [1, 1, 9, 130],
+            [2, 9, 1, 0],
+            [2, 35, 66, 260],
+        ] {
             for kind in 0..6 {
                 for other in [0, 1, kind] {
                     let a = matrix(target, dtype, [batch, m, k], kind, 1);
