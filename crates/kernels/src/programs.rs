@@ -49,7 +49,7 @@ mod tests {
     use std::collections::HashSet;
     use std::path::Path;
 
-    use warpline_runtime::module::stale;
+    use warpline_runtime::module::{single, stale};
 
     use super::*;
 
@@ -80,6 +80,70 @@ mod tests {
                 assert_eq!(entries, names, "in {}", program.name());
             }
         }
+    }
+
+    /// A kernel is loaded without the others: what it names must come with it, and nobody else's.
+    #[test]
+    fn single_kernels_define_all_that_they_use() {
+        for program in programs() {
+            for variant in 0..program.variants().len() {
+                let ptx = program.ptx(variant).unwrap();
+                let all = defined(&ptx);
+                for kernel in program.kernels(variant) {
+                    let part = single(&ptx, &kernel);
+                    let entries: Vec<&str> =
+                        part.lines().filter(|line| line.contains(".entry ")).collect();
+                    assert_eq!(entries.len(), 1, "in {kernel}: {entries:?}");
+                    assert!(entries[0].contains(&format!(" {kernel}(")), "{entries:?}");
+                    for head in [".version ", ".target ", ".address_size "] {
+                        assert!(part.lines().any(|line| line.starts_with(head)), "{kernel}");
+                    }
+                    let own = defined(&part);
+                    let used: HashSet<&str> =
+                        words(&part).filter(|word| all.contains(word)).collect();
+                    let missing: Vec<_> = used.difference(&own).collect();
+                    assert!(missing.is_empty(), "{kernel} lacks {missing:?}");
+                    for name in called(&part) {
+                        assert!(own.contains(name), "{kernel} calls {name}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The names of PTX, in the order in which they stand there.
+    fn words(ptx: &str) -> impl Iterator<Item = &str> {
+        ptx.split(|c: char| !(c.is_alphanumeric() || "_$%.".contains(c)))
+    }
+
+    /// What calls name. NVRTC writes them over several lines.
+    fn called(ptx: &str) -> impl Iterator<Item = &str> {
+        ptx.split("call.uni").skip(1).map(|call| {
+            let call = call.split(';').next().unwrap().trim();
+            let call = if call.starts_with('(') { call.split_once(')').unwrap().1 } else { call };
+            words(call).find(|word| !word.is_empty()).unwrap()
+        })
+    }
+
+    /// Functions that have a body, and variables outside of functions.
+    fn defined(ptx: &str) -> HashSet<&str> {
+        let functions = ptx.split("\n.func ").skip(1).filter_map(|function| {
+            let (head, rest) = function.split_once("\n)").unwrap();
+            let head = head.trim_start();
+            let head = if head.starts_with('(') { head.split_once(')').unwrap().1 } else { head };
+            (!rest.trim_start().starts_with(';')).then(|| words(head).find(|w| !w.is_empty()))?
+        });
+        let is_variable = |line: &&str| {
+            [".global ", ".const ", ".shared ", ".visible .", ".extern .", ".weak ."]
+                .iter()
+                .any(|space| line.starts_with(space))
+                && !line.contains(".entry ")
+                && !line.contains(".func ")
+        };
+        let variables = ptx.lines().filter(is_variable).filter_map(|line| {
+            line.split(['=', ';', '[']).next().unwrap().split_whitespace().last()
+        });
+        functions.chain(variables).collect()
     }
 
     #[test]

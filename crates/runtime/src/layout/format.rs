@@ -214,4 +214,15 @@ mod tests {
         assert_eq!(Layout::of_result(&[&layout(&[3, 4], &[0, 1]), &turned]).strides(), [1, 3]);
         assert_eq!(Layout::of_result(&[&layout(&[3, 4], &[0, 0])]).strides(), [4, 1]);
     }
+
+    #[test]
+    fn no_elements_are_contiguous_whatever_their_strides() {
+        let columns = Layout::contiguous(&[3, 4]).unwrap().transpose(0, 1).unwrap();
+        assert!(!columns.is_contiguous());
+        assert!(columns.narrow(0, 0, 0).unwrap().is_contiguous());
+        assert!(columns.narrow(1, 0, 0).unwrap().is_contiguous());
+        // Sizes that come from elsewhere.
+        let large = Layout::from_parts(smallvec![0, 1 << 62, 4], smallvec![4, 4, 1], 0);
+        assert!(large.is_contiguous());
+    }
 }

@@ -337,9 +337,11 @@ pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
         }
         if size != 1 {
             if stride != step {
-                return false;
+                // No elements have no gaps.
+                return sizes.contains(&0);
             }
-            step *= size as isize;
+            // Without elements, sizes may be larger than memory.
+            step = step.saturating_mul(size as isize);
         }
     }
     true

@@ -84,3 +84,39 @@ fn variants_are_numbered_one_after_the_other() {
     assert_eq!(cache.function(&driver, 0, (&PROGRAM, 0, 0)).unwrap().raw(), first.raw());
     assert!(cache.function(&driver, 0, (&PROGRAM, 1, 2)).is_err(), "there are two kernels");
 }
+
+/// A crate's file may be cut off or changed; no memory is taken for what it says of itself. There is no
+/// checksum: it is compiled in, and what comes of a repository or a package has been compared with one.
+#[test]
+fn damaged_files_are_no_panic() {
+    use std::sync::Mutex;
+    static FILE: Mutex<&'static [u8]> = Mutex::new(&[]);
+    static DAMAGED: Program = Program::new("damaged", &["f32", "f64"], &[""], of_args)
+        .with_ptx(|_| Some(*FILE.lock().unwrap()));
+    let ptx = |file: &[u8]| {
+        *FILE.lock().unwrap() = Box::leak(file.to_vec().into_boxed_slice());
+        DAMAGED.ptx(1)
+    };
+    let text = "// made\n//! variant f32 00\none\n//! variant f64 00\ntwo two two two two two\n";
+    let whole = artefact::compressed(text).unwrap();
+    assert_eq!(ptx(&whole).as_deref(), Some("two two two two two two\n"));
+    // The last bytes are the encoder's rest, of which the decoder may need none.
+    for end in 0..whole.len() - 5 {
+        assert_eq!(ptx(&whole[..end]), None, "cut off at {end}");
+    }
+    for at in 0..whole.len() {
+        for bit in 0..8 {
+            let mut changed = whole.clone();
+            changed[at] ^= 1 << bit;
+            // Whatever is made of it.
+            ptx(&changed);
+        }
+    }
+    // What says that it needs a dictionary of 4 GiB, and a text of more.
+    let mut large = whole.clone();
+    large[1..13].fill(0xff);
+    assert_eq!(ptx(&large), None);
+    let mut large = whole;
+    large[5..13].copy_from_slice(&(1u64 << 60).to_le_bytes());
+    assert_eq!(ptx(&large), None);
+}
