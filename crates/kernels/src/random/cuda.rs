@@ -13,7 +13,7 @@ use super::{Fill, FromInt, Kind};
 use crate::programs::{FLOATS, committed};
 use warpline_runtime::graph::{Place, Sequence};
 use warpline_runtime::host::{self, Shared};
-use warpline_runtime::iter::{BLOCKS_PER_SM, Walk};
+use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{CudaDevice, DType, Result, Target, View};
@@ -38,6 +38,9 @@ pub(super) static EXPONENTIAL: Program = random!("exponential", FLOATS, typed);
 pub(super) static BERNOULLI: Program = random!("bernoulli", &["f32", "f64"], any);
 /// By the bits of a draw.
 pub(super) static RANDINT: Program = random!("randint", &["u32", "u64"], any);
+
+/// Blocks that a multiprocessor gets at most; the kernels loop over what is left.
+const BLOCKS_PER_SM: u64 = 32;
 
 fn typed(name: &str, variant: &str) -> Source {
     source(name, variant, variant, neighbours(variant == "f64"))
@@ -148,7 +151,7 @@ pub(super) fn fill(
     let skew = if aligned { out.layout.offset() as u64 % neighbours } else { 0 };
     let groups = (threads + skew).div_ceil(neighbours);
     let across = groups.div_ceil(BLOCK);
-    let most = u64::from(device.properties().multiprocessor_count) * u64::from(BLOCKS_PER_SM);
+    let most = u64::from(device.properties().multiprocessor_count) * BLOCKS_PER_SM;
     let grid = [across as u32, (most / across).clamp(1, rounds) as u32, 1];
     let params = Draw {
         numel: out.numel() as u64,
