@@ -22,7 +22,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compile the CUDA sources to the PTX committed beside them, or check that they agree
+    /// Compile the CUDA source of every op to the PTX that is committed, or check that they agree
     Ptx(ptx::Args),
     /// Check layering, file headers, file lengths and the use of unsafe
     Tidy,

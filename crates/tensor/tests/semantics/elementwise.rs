@@ -33,6 +33,52 @@ rows! {
         Ok(())
     };
 
+    worlds(1) s32_in_place_of_other_dtypes_and_views gpu_s32_in_place_of_other_dtypes_and_views => |world| {
+        let values = |t: &Tensor| t.to(DType::F64)?.to_vec::<f64>();
+        let counted = ints(&[0, 1, 2, 3, 4, 5, 6, 7, 8], world)?;
+        // Results wrap in what they are written to; they are computed in what all meet in.
+        let bytes = counted.to(DType::U8)?;
+        bytes.add_(&ints(&[250; 9], world)?)?;
+        assert_eq!(values(&bytes)?, [250.0, 251.0, 252.0, 253.0, 254.0, 255.0, 0.0, 1.0, 2.0]);
+        let halves = counted.to(DType::F16)?;
+        halves.mul_(&full(&[9], 0.1, DType::F64)?.to(halves.device())?)?.mul_(10)?;
+        assert_eq!(halves.dtype(), DType::F16);
+        assert!(matches!(counted.add_(&halves), Err(Error::CannotCast { .. })));
+        assert!(matches!(counted.gt(1)?.add_(&counted), Err(Error::CannotCast { .. })));
+        // Views of one storage that are not in step.
+        let square = || counted.to(DType::F32)?.reshape(&[3, 3]);
+        let sum = [0.0, 4.0, 8.0, 4.0, 8.0, 12.0, 8.0, 12.0, 16.0];
+        let a = square()?;
+        a.add_(&a.t()?)?;
+        assert_eq!(values(&a)?, sum);
+        let a = square()?;
+        a.t()?.add_(&a)?;
+        assert_eq!(values(&a)?, sum);
+        let a = square()?.reshape(&[9])?;
+        a.narrow(0, 1, 8)?.add_(&a.narrow(0, 0, 8)?)?;
+        assert_eq!(values(&a)?, [0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0]);
+        let a = square()?;
+        a.clamp_(&a.t()?, 7)?;
+        assert_eq!(values(&a)?, [0.0, 3.0, 6.0, 3.0, 4.0, 7.0, 6.0, 7.0, 7.0]);
+        let a = square()?;
+        a.add_(&a.select(0, 1)?)?;
+        assert_eq!(values(&a)?, [3.0, 5.0, 7.0, 6.0, 8.0, 10.0, 9.0, 11.0, 13.0]);
+        let a = square()?;
+        a.add_(&a.gt(&a.t()?)?)?;
+        assert_eq!(values(&a)?, [0.0, 1.0, 2.0, 4.0, 4.0, 5.0, 7.0, 8.0, 8.0]);
+        // Without dimensions, without elements, of one element for all.
+        let one = full(&[], 1, DType::F16)?.to(a.device())?;
+        one.add_(&full(&[], 2, DType::F64)?.to(a.device())?)?.add_(&full(&[], 4, DType::F64)?)?;
+        assert_eq!((one.dtype(), values(&one)?), (DType::F16, vec![7.0]));
+        assert!(one.add_(&a).is_err() && one.add_(&a.reshape(&[9])?.narrow(0, 0, 1)?).is_err());
+        let none = counted.narrow(0, 4, 0)?.reshape(&[0, 1])?;
+        assert_eq!((&none + &a.select(0, 0)?)?.size(), [0, 3]);
+        none.add_(&none.to(DType::U8)?)?;
+        assert!(matches!(one.expand(&[3])?.add_(&one), Err(Error::OverlappingWrite { .. })));
+        assert_eq!(a.narrow(0, 0, 0)?.t()?.narrow(0, 1, 2)?.contiguous()?.size(), [2, 0]);
+        Ok(())
+    };
+
     worlds(1) s32_ops_of_three_operands_promote gpu_s32_ops_of_three_operands_promote => |world| {
         let a = ints(&[-2, 0, 3], world)?;
         let clamped = a.clamp(-0.5, 2)?;
