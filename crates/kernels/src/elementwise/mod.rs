@@ -152,7 +152,7 @@ impl Op {
     }
 
     /// The dtype that operands are converted to, and the result's, for operands that meet in
-    /// `common` ([`DType::promote`], [`Scalar::result_type`]).
+    /// `common` ([`DType::promote`], [`result_type`](warpline_runtime::Scalar::result_type)).
     ///
     /// # Errors
     /// [`Error::UnsupportedDType`] where PyTorch has no such op of the dtype.
