@@ -20,6 +20,18 @@ use warpline_runtime::{DType, Error, Result, Target, View};
 /// by side, in vectors or one by one; all others.
 const KERNELS: &[&str] = &["short", "warp", "rows", "long", "columns", "odd", "any"];
 
+/// Their numbers.
+#[derive(Clone, Copy)]
+enum Kernel {
+    Short,
+    Warp,
+    Rows,
+    Long,
+    Columns,
+    Odd,
+    Any,
+}
+
 /// Threads of a block for columns at most, and how many of them lie above each other at most.
 const COLUMN_THREADS: u32 = 512;
 const COLUMN_HEIGHT: u32 = 32;
@@ -109,7 +121,7 @@ pub fn softmax(
         checks_indices: false,
         host,
         code: Code::Kernel {
-            kernel: (&SOFTMAX, index, kernel),
+            kernel: (&SOFTMAX, index, kernel as usize),
             grid: [blocks.min(i32::MAX as usize) as u32, 1, 1],
             block: [threads, 1, 1],
             shared_bytes: 0,
@@ -122,7 +134,7 @@ pub fn softmax(
 }
 
 /// The kernel, its blocks and their threads.
-fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize, u32) {
+fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize, u32) {
     const SHORT_THREADS: u32 = 128;
     let (rows, size) = (p.rows as usize, p.size as usize);
     let vector = vector_width(a.dtype.size());
@@ -139,7 +151,7 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
             && offsets.iter().all(|&o| aligned(o))
             && all(a)
             && all(out);
-        let (kernel, vector) = if whole { (4, vector) } else { (5, 1) };
+        let (kernel, vector) = if whole { (Kernel::Columns, vector) } else { (Kernel::Odd, 1) };
         let height = (size.div_ceil(8).next_power_of_two() as u32).min(COLUMN_HEIGHT);
         let lanes = (COLUMN_THREADS / 2 / height).max(COLUMN_THREADS / COLUMN_HEIGHT);
         p.height = height.into();
@@ -154,7 +166,7 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
     let dense = size == 1 || [p.source_step, p.result_step] == [1, 1];
     if !dense || !alike || size > i32::MAX as usize {
         let threads = size.min(256).next_power_of_two().max(32);
-        return (6, rows, threads as u32);
+        return (Kernel::Any, rows, threads as u32);
     }
     // What is before and after a row's whole vectors, lanes have one element each of.
     let whole = aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
@@ -165,12 +177,12 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (usize, usize,
         n if n <= 64 * held => {
             let team = n.div_ceil(held).next_power_of_two().max(least).min(32);
             p.tiles = team.ilog2().into();
-            let kernel = usize::from(n > 32 * held);
+            let kernel = if n > 32 * held { Kernel::Warp } else { Kernel::Short };
             (kernel, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
         }
-        n if n <= 1024 * held => (2, rows, warps(n)),
-        _ if a.dtype == DType::F64 => (3, rows, 512),
-        _ => (3, rows, 1024),
+        n if n <= 1024 * held => (Kernel::Rows, rows, warps(n)),
+        _ if a.dtype == DType::F64 => (Kernel::Long, rows, 512),
+        _ => (Kernel::Long, rows, 1024),
     }
 }
 
