@@ -1,21 +1,7 @@
-"""NumPy's side of the example `ops` with `--numpy`, by the orders of `torch.py`.
+"""NumPy's side of the example `ops` with `--numpy`, after `common.py`.
 
 NumPy's elementwise ops take one core, its products as many as OPENBLAS_NUM_THREADS says.
 """
-
-import json
-import os
-import sys
-import time
-
-replies = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-
-def reply(**values):
-    replies.write(json.dumps(values) + "\n")
-    replies.flush()
-
 
 if len(sys.argv) > 1 and sys.argv[1] != "0":
     os.environ["OPENBLAS_NUM_THREADS"] = sys.argv[1]
@@ -93,12 +79,8 @@ OPS = {
     "matmul by a vector": (lambda s: (s.left(), s.vector()), lambda a, b: a @ b),
 }
 
-MOST_CALLS = 500
 
-
-class Row:
-    """A row that is being measured, as in `timing.rs`."""
-
+class Row(Timed):
     def __init__(self, order):
         if order["op"] not in OPS:
             raise NotImplementedError("NumPy has no such op")
@@ -107,42 +89,7 @@ class Row:
         self.call = lambda: call(*operands)
         self.call()
         self.call()
-        self.reps = None
-
-    def once(self, reps):
-        """Seconds of so many calls."""
-        call = self.call
-        start = time.perf_counter()
-        for _ in range(reps):
-            call()
-        return time.perf_counter() - start
-
-    def measure(self, target_ms):
-        """Seconds of a call, of as many as take the target."""
-        if self.reps is None:
-            first = min(self.once(1), self.once(1))
-            self.reps = int(max(1, min(target_ms / 1e3 / max(first, 1e-9), MOST_CALLS)))
-            self.once(self.reps)
-        return self.once(self.reps) / self.reps
 
 
-def main():
-    reply(version=np.__version__, threads=int(os.environ.get("OPENBLAS_NUM_THREADS", "0")))
-    row = None
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            if "prepare" in order:
-                row = Row(order["prepare"])
-                reply()
-            elif "measure" in order:
-                reply(seconds=row.measure(order["measure"]))
-            else:
-                row = None
-                reply()
-        except Exception as error:
-            row = None
-            reply(error=f"{type(error).__name__}: {error}")
-
-
-main()
+reply(version=np.__version__, threads=int(os.environ.get("OPENBLAS_NUM_THREADS", "0")))
+serve(Row)

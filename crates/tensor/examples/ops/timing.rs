@@ -1,4 +1,4 @@
-//! How long a call takes, as `Row` in `torch.py` finds it.
+//! How long a call takes, as `Timed` in `common.py` finds it.
 
 use std::time::Instant;
 

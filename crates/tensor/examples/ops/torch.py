@@ -1,23 +1,4 @@
-"""PyTorch's side of the example `ops`, which starts it and tells it what to measure.
-
-Each line on stdin is an order in JSON, each line on stdout what came of it:
-{"prepare": {...}}, {"measure": milliseconds}, {"drop": whether to empty the cache}.
-"""
-
-import json
-import os
-import sys
-import time
-
-# Whatever libraries print must not come between the replies.
-replies = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-
-
-def reply(**values):
-    replies.write(json.dumps(values) + "\n")
-    replies.flush()
-
+"""PyTorch's side of the example `ops`, after `common.py`."""
 
 try:
     import torch
@@ -140,18 +121,14 @@ op("view", lambda s: (s.operand(),), lambda x: x.view(-1))
 op("20 additions of a number", lambda s: (s.operand(),), additions)
 
 
-# Calls that are enqueued without a wait: with more, the host waits for the device.
-MOST_ENQUEUED = 500
-
-
-class Row:
-    """A row that is being measured, as in `timing.rs`."""
-
+class Row(Timed):
     def __init__(self, order):
         operands, call = OPS[order["op"]]
         operands = operands(Spec(order))
         self.call = lambda: call(*operands)
-        self.on_device, self.calls = order["timing"] != "host", 1
+        self.on_device = order["timing"] != "host"
+        if self.on_device:
+            self.most = 10_000
         self.call()
         self.call()
         if order["graph_calls"]:
@@ -163,19 +140,15 @@ class Row:
             self.call = self.graph.replay
             self.call()
         self.synchronize = torch.cuda.synchronize if order["device"] == "cuda" else lambda: None
-        self.reps = None
 
     def once(self, reps):
         """Seconds of so many calls."""
         self.synchronize()
-        call = self.call
         if not self.on_device:
-            start = time.perf_counter()
-            for _ in range(reps):
-                call()
-            seconds = time.perf_counter() - start
+            seconds = self.loop(reps)
             self.synchronize()
             return seconds
+        call = self.call
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(reps):
@@ -184,39 +157,15 @@ class Row:
         end.synchronize()
         return start.elapsed_time(end) / 1e3
 
-    def measure(self, target_ms):
-        """Seconds of a call, of as many as take the target."""
-        if self.reps is None:
-            first = min(self.once(1), self.once(1))
-            most = 10_000 if self.on_device else MOST_ENQUEUED
-            self.reps = int(max(1, min(target_ms / 1e3 / max(first, 1e-9), most)))
-            self.once(self.reps)
-        return self.once(self.reps) / self.reps / self.calls
+
+def drop(empty):
+    if empty and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
-def main():
+with torch.inference_mode():
     threads = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     if threads:
         torch.set_num_threads(threads)
     reply(version=torch.__version__, threads=torch.get_num_threads())
-    row = None
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            if "prepare" in order:
-                row = Row(order["prepare"])
-                reply()
-            elif "measure" in order:
-                reply(seconds=row.measure(order["measure"]))
-            else:
-                row = None
-                if order["drop"] and torch.cuda.is_initialized():
-                    torch.cuda.empty_cache()
-                reply()
-        except Exception as error:
-            row = None
-            reply(error=f"{type(error).__name__}: {error}")
-
-
-with torch.inference_mode():
-    main()
+    serve(Row, drop)

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 
 use super::spec::{Spec, Timing};
 
-/// The program, which comes along, so that one file is enough on a GPU host.
+/// The beginning of both programs, which come along, so that one file is enough on a GPU host.
+const COMMON: &str = include_str!("common.py");
+
 const PROGRAM: &str = include_str!("torch.py");
 
 /// The same with NumPy's ops, as far as there are any.
@@ -43,7 +45,7 @@ impl Torch {
     pub(crate) fn start(python: &str, threads: Option<usize>, numpy: bool) -> Result<Self> {
         let mut command = Command::new(python);
         let (program, library) = if numpy { (NUMPY, "NumPy") } else { (PROGRAM, "PyTorch") };
-        command.args(["-c", program, &threads.unwrap_or(0).to_string()]);
+        command.args(["-c", &format!("{COMMON}\n\n{program}"), &threads.unwrap_or(0).to_string()]);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
