@@ -1,9 +1,11 @@
 //! One tensor as an op sees it: bytes, layout, dtype.
 
+use std::sync::LazyLock;
+
 use warpline_cuda_sys_safe::Access;
 
 use crate::overlap;
-use crate::{DType, Error, Layout, Result, Storage, checked_numel};
+use crate::{DType, Error, Layout, Result, Sizes, Storage, Strides, checked_numel};
 
 /// A borrowed tensor: what every op takes.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,16 @@ impl<'a> View<'a> {
     #[must_use]
     pub fn read_write(self) -> Operand<'a> {
         Operand { view: self, access: Access::ReadWrite }
+    }
+
+    /// As an operand that is not touched: none of its elements. Kernels that take a number in its place are
+    /// given an address all the same.
+    #[must_use]
+    pub fn untouched(self) -> Operand<'a> {
+        static NOTHING: LazyLock<Layout> = LazyLock::new(|| {
+            Layout::from_parts(Sizes::from_slice(&[0]), Strides::from_slice(&[1]), 0)
+        });
+        View { layout: &NOTHING, ..self }.read()
     }
 
     /// Refuses a layout that reaches outside its storage.

@@ -244,13 +244,14 @@ pub fn reduce(
         }
     }
     // Where there is none, nothing of the result stands for it.
-    let none = Layout::contiguous(&[0])?;
-    let (storage, layout) = scratch.as_ref().map_or((out.storage, &none), |(s, l)| (s, l));
-    let scratch = View { storage, layout, dtype: DType::I64 };
+    let scratch = match &scratch {
+        Some((storage, layout)) => View { storage, layout, dtype: DType::I64 }.read_write(),
+        None => View { dtype: DType::I64, ..out }.untouched(),
+    };
     let (program, variant) = program(op, kernel, a.dtype);
     let call = Call {
         op: name,
-        operands: &[a.read(), out.write(), scratch.read_write()],
+        operands: &[a.read(), out.write(), scratch],
         params: bytemuck::bytes_of(&plan),
         checks_indices: false,
         host: host_kernel(op, a.dtype),

@@ -11,14 +11,13 @@ mod tests;
 mod walk;
 
 use std::panic::Location;
-use std::sync::LazyLock;
 
 use bytemuck::Pod;
 use warpline_cuda_sys_safe::HostKernel;
 
 use crate::launch::{Call, Code};
 use crate::module::Program;
-use crate::{Error, Layout, Operand, Result, Sizes, Strides, Target, View, launch};
+use crate::{Error, Layout, Operand, Result, Target, View, launch};
 
 pub use runs::Runs;
 pub use space::{Flat, Index, Params, Plan, Space};
@@ -111,11 +110,9 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
 
 /// What is done to each view; nothing to those that are not touched.
 fn operands<const N: usize>(views: [View<'_>; N], untouched: u64) -> [Operand<'_>; N] {
-    static NOTHING: LazyLock<Layout> =
-        LazyLock::new(|| Layout::from_parts(Sizes::from_slice(&[0]), Strides::from_slice(&[1]), 0));
     std::array::from_fn(|k| match views[k] {
         view if k == N - 1 => view.write(),
-        view if untouched >> k & 1 == 1 => View { layout: &NOTHING, ..view }.read(),
+        view if untouched >> k & 1 == 1 => view.untouched(),
         view => view.read(),
     })
 }
