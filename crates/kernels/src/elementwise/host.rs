@@ -14,12 +14,6 @@ use warpline_runtime::{DType, dispatch};
 use super::Numbers;
 use crate::math::{Convert, vectorized};
 
-/// What an op's inputs are.
-pub(super) trait Inputs {
-    /// Whether the first is a condition.
-    const CONDITION: bool;
-}
-
 /// What an op computes from `N` values of `C`.
 pub(super) trait Function<C, const N: usize> {
     /// What it results in.
@@ -94,25 +88,25 @@ pub(super) fn kernels<F, T, O, const I: usize, const N: usize>() -> [HostKernel;
 where
     T: HostElement,
     O: HostElement,
-    F: Inputs + Function<T::Compute, I, Out = O::Compute>,
+    F: Function<T::Compute, I, Out = O::Compute>,
 {
     const { assert!(I + 1 == N) };
     [start::<F, T, O, Flat, I, N>, start::<F, T, O, Index<N>, I, N>]
 }
 
 /// # Safety
-/// As [`HostKernel`]: `I` operands of `T`, the first of bools where [`Inputs`] says so, then the result
+/// As [`HostKernel`]: `I` operands, of which none is read that a number stands for, then the result
 /// of `O`, with [`Params`] of `S` and [`Numbers`].
 unsafe fn start<F, T, O, S, const I: usize, const N: usize>(launch: &HostLaunch<'_>)
 where
     T: HostElement,
     O: HostElement,
     S: Space<N>,
-    F: Inputs + Function<T::Compute, I, Out = O::Compute>,
+    F: Function<T::Compute, I, Out = O::Compute>,
 {
     let Params { space, args, .. }: Params<S, Numbers<I>> = params(launch);
     // SAFETY: the caller's promise.
-    unsafe { over::<T, O, I, N>(launch, &space.index(), args, F::CONDITION, F::run) }
+    unsafe { over::<T, O, I, N>(launch, &space.index(), args, F::run) }
 }
 
 /// Elements that are converted at a time: enough that a call is nothing, few enough that they stay in
@@ -127,7 +121,6 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     launch: &HostLaunch<'_>,
     index: &Index<N>,
     numbers: Numbers<I>,
-    condition: bool,
     f: unsafe fn([*const T::Compute; I], *mut O::Compute, usize),
 ) {
     let strides = index.inner_strides();
@@ -138,7 +131,7 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
             let number = numbers.number[k];
             let number =
                 (numbers.which >> k & 1 == 1).then(|| T::Compute::from_parts(number.f, number.i));
-            Reader::new(memory[k], strides[k], numbers.dtype(k), number, condition && k == 0)
+            Reader::new(memory[k], strides[k], numbers.dtype(k), number)
         });
         let mut out = Writer::new(result, strides[N - 1], numbers.dtype(I));
         let in_place = out.in_place && inputs.iter().all(|input| input.in_place);
@@ -164,41 +157,31 @@ fn is_plain<T: HostElement>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Compute>()
 }
 
-/// [`read_as`] from some dtype.
-type ReadAs<C> = unsafe fn(*const u8, isize, isize, &mut [C]);
-/// [`write_as`] to some dtype.
-type WriteAs<C> = unsafe fn(*mut u8, isize, isize, &[C]);
+/// [`read_own`], or [`read_as`] from some dtype.
+type Read<C> = unsafe fn(*const u8, isize, isize, &mut [C]);
+/// [`write_own`], or [`write_as`] to some dtype.
+type Write<C> = unsafe fn(*mut u8, isize, isize, &[C]);
 
-/// An input, as what is computed in.
+/// An input, as what is computed in: elements of any dtype, as a condition's of bools, or a number.
 struct Reader<T: HostElement> {
     memory: Shared<T>,
     stride: isize,
     /// Whether memory is taken as it is.
     in_place: bool,
     is_number: bool,
-    is_condition: bool,
-    /// Of memory that is of another dtype.
-    convert: Option<ReadAs<T::Compute>>,
+    read: Read<T::Compute>,
     buffer: [T::Compute; SLICE],
 }
 
 impl<T: HostElement> Reader<T> {
-    fn new(
-        memory: Shared<T>,
-        stride: isize,
-        dtype: DType,
-        number: Option<T::Compute>,
-        is_condition: bool,
-    ) -> Self {
-        let as_it_is = number.is_some() || is_condition || dtype == T::DTYPE;
-        let in_place = dtype == T::DTYPE && is_plain::<T>() && stride == 1 && number.is_none();
+    fn new(memory: Shared<T>, stride: isize, dtype: DType, number: Option<T::Compute>) -> Self {
+        let own = dtype == T::DTYPE;
         Self {
             memory,
             stride,
-            in_place: in_place && !is_condition,
+            in_place: own && is_plain::<T>() && stride == 1 && number.is_none(),
             is_number: number.is_some(),
-            is_condition,
-            convert: (!as_it_is).then(|| dispatch!(dtype, all S => read_as::<S, T> as _)),
+            read: if own { read_own::<T> } else { dispatch!(dtype, all S => read_as::<S, T>) },
             buffer: [number.unwrap_or(T::Compute::from_parts(0.0, 0)); SLICE],
         }
     }
@@ -210,43 +193,41 @@ impl<T: HostElement> Reader<T> {
         if self.in_place {
             return self.memory.at(offset).cast();
         }
-        if self.is_number {
-            return self.buffer.as_ptr();
-        }
-        let (from, stride) = (self.memory.at(offset), self.stride);
-        if self.is_condition {
-            for (k, value) in self.buffer[..n].iter_mut().enumerate() {
-                // SAFETY: a condition's elements are bytes.
-                let byte = unsafe {
-                    self.memory.0.cast::<u8>().offset(offset + k as isize * stride).read()
-                };
-                *value =
-                    T::Compute::from_parts(f64::from(u8::from(byte != 0)), i64::from(byte != 0));
-            }
-            return self.buffer.as_ptr();
-        }
-        if let Some(convert) = self.convert {
-            // SAFETY: the caller's promise, of elements of the dtype that it converts.
-            unsafe { convert(self.memory.0.cast(), offset, stride, &mut self.buffer[..n]) };
-            return self.buffer.as_ptr();
-        }
-        if stride == 1 {
-            // SAFETY: the caller's promise; the buffer is our own.
-            let values = unsafe { std::slice::from_raw_parts(from, n) };
-            vectorized(Convert(values, &mut self.buffer[..n], T::get));
-            return self.buffer.as_ptr();
-        }
-        let (chunks, rest) = self.buffer[..n].as_chunks_mut::<LANES>();
-        for (k, chunk) in chunks.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            *chunk =
-                unsafe { load(from.offset((k * LANES) as isize * stride), stride) }.map(T::get);
-        }
-        for (value, k) in rest.iter_mut().zip(n - n % LANES..) {
-            // SAFETY: as above.
-            *value = unsafe { from.offset(k as isize * stride).read() }.get();
+        if !self.is_number {
+            // SAFETY: the caller's promise, of elements of the dtype that is read.
+            unsafe {
+                (self.read)(self.memory.0.cast(), offset, self.stride, &mut self.buffer[..n])
+            };
         }
         self.buffer.as_ptr()
+    }
+}
+
+/// Elements of `T` from `offset` on.
+///
+/// # Safety
+/// As [`Reader::read`], for as many as `to` has.
+unsafe fn read_own<T: HostElement>(
+    memory: *const u8,
+    offset: isize,
+    stride: isize,
+    to: &mut [T::Compute],
+) {
+    let (from, n) = (memory.cast::<T>().wrapping_offset(offset), to.len());
+    if stride == 1 {
+        // SAFETY: the caller's promise; the buffer is our own.
+        let values = unsafe { std::slice::from_raw_parts(from, n) };
+        return vectorized(Convert(values, to, T::get));
+    }
+    let (chunks, rest) = to.as_chunks_mut::<LANES>();
+    for (k, chunk) in chunks.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let elements = unsafe { load(from.offset((k * LANES) as isize * stride), stride) };
+        *chunk = elements.map(T::get);
+    }
+    for (value, k) in rest.iter_mut().zip(n - n % LANES..) {
+        // SAFETY: as above.
+        *value = unsafe { from.offset(k as isize * stride).read() }.get();
     }
 }
 
@@ -286,24 +267,50 @@ unsafe fn write_as<D: HostElement, O: HostElement>(
     }
 }
 
-/// The result.
+/// Results of `O`, written as they are.
+///
+/// # Safety
+/// As [`write_as`].
+unsafe fn write_own<O: HostElement>(
+    memory: *mut u8,
+    offset: isize,
+    stride: isize,
+    results: &[O::Compute],
+) {
+    let (out, n) = (memory.cast::<O>().wrapping_offset(offset), results.len());
+    if stride == 1 {
+        // SAFETY: the caller's promise; the buffer is our own.
+        let to = unsafe { std::slice::from_raw_parts_mut(out, n) };
+        return vectorized(Convert(results, to, O::put));
+    }
+    let (chunks, rest) = results.as_chunks::<LANES>();
+    for (k, chunk) in chunks.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { store(out.offset((k * LANES) as isize * stride), stride, chunk.map(O::put)) };
+    }
+    for (&value, k) in rest.iter().zip(n - n % LANES..) {
+        // SAFETY: as above.
+        unsafe { out.offset(k as isize * stride).write(O::put(value)) };
+    }
+}
+
+/// The result, of any dtype.
 struct Writer<O: HostElement> {
     memory: Shared<O>,
     stride: isize,
     in_place: bool,
-    /// To memory that is of another dtype.
-    convert: Option<WriteAs<O::Compute>>,
+    write: Write<O::Compute>,
     buffer: [O::Compute; SLICE],
 }
 
 impl<O: HostElement> Writer<O> {
     fn new(memory: Shared<O>, stride: isize, dtype: DType) -> Self {
-        let converts = dtype != O::DTYPE;
+        let own = dtype == O::DTYPE;
         Self {
             memory,
             stride,
-            in_place: !converts && is_plain::<O>() && stride == 1,
-            convert: converts.then(|| dispatch!(dtype, all D => write_as::<D, O> as _)),
+            in_place: own && is_plain::<O>() && stride == 1,
+            write: if own { write_own::<O> } else { dispatch!(dtype, all D => write_as::<D, O>) },
             buffer: [O::Compute::from_parts(0.0, 0); SLICE],
         }
     }
@@ -316,30 +323,9 @@ impl<O: HostElement> Writer<O> {
     /// # Safety
     /// As [`Reader::read`], for writes; `n` results are in their place.
     unsafe fn write(&mut self, offset: isize, n: usize) {
-        if self.in_place {
-            return;
-        }
-        if let Some(convert) = self.convert {
-            // SAFETY: the caller's promise, of elements of the dtype that it converts to.
-            return unsafe {
-                convert(self.memory.0.cast(), offset, self.stride, &self.buffer[..n])
-            };
-        }
-        let (out, stride) = (self.memory.at(offset), self.stride);
-        if stride == 1 {
-            // SAFETY: the caller's promise; the buffer is our own.
-            let results = unsafe { std::slice::from_raw_parts_mut(out, n) };
-            vectorized(Convert(&self.buffer[..n], results, O::put));
-            return;
-        }
-        let (chunks, rest) = self.buffer[..n].as_chunks::<LANES>();
-        for (k, chunk) in chunks.iter().enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { store(out.offset((k * LANES) as isize * stride), stride, chunk.map(O::put)) };
-        }
-        for (&value, k) in rest.iter().zip(n - n % LANES..) {
-            // SAFETY: as above.
-            unsafe { out.offset(k as isize * stride).write(O::put(value)) };
+        if !self.in_place {
+            // SAFETY: the caller's promise, of elements of the dtype that is written.
+            unsafe { (self.write)(self.memory.0.cast(), offset, self.stride, &self.buffer[..n]) };
         }
     }
 }

@@ -27,10 +27,6 @@ macro_rules! ops {
                 is_bool: table::is_bool!($($kind)?),
             }),+];
 
-            impl host::Inputs for Function {
-                const CONDITION: bool = INPUTS[0].is_bool;
-            }
-
             table::cpu! { Function, $output, [$($input),+], $($cpu)* }
 
             Op {
