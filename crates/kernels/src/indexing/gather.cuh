@@ -4,9 +4,6 @@
 // Side by side, as many as are moved at once.
 struct alignas(16) u128 { u64 low, high; };
 
-// Elements of a thread: what it waits for, it waits for together.
-constexpr int EACH = 4;
-
 template <class T, class I>
 __device__ __forceinline__ void
 gather(const T* __restrict__ source, const I* __restrict__ index, T* out, const Pick& p) {

@@ -30,14 +30,15 @@ const VARIANTS: &[&str] = &[
     "u128_i32", "u128_i64",
 ];
 
-/// Elements that a thread of the kernel takes.
+/// Elements that a thread of the kernel takes: what it waits for, it waits for together.
 const EACH: usize = 4;
 /// Bytes that are moved at once where they lie side by side.
 const WIDEST: usize = 16;
 
 static GATHER: Program = Program::new("gather", VARIANTS, &[""], |_, variant| {
     let of = Source::new().with::<Pick>().push(module::ELEMENT).push(module::REPORT);
-    let of = of.push(module::SPACE).push(include_str!("gather.cuh"));
+    let of = of.push(module::SPACE).push(&format!("#define EACH {EACH}"));
+    let of = of.push(include_str!("gather.cuh"));
     of.push(&format!("GATHER({})", variant.replace('_', ", ")))
 })
 .with_ptx(committed);

@@ -44,6 +44,7 @@ static MATMUL: Program = Program::new("matmul", NUMBERS, &[""], |_, ty| {
 
 static MATMUL_SMALL: Program = Program::new("matmul_small", NUMBERS, &[""], |_, ty| {
     let of = Source::new().with::<Product>().push(module::ELEMENT);
+    let of = of.push(&format!("#define SIDE {SMALL_TILE}"));
     of.push(include_str!("small.cuh")).push(&format!("SMALL({ty})"))
 })
 .with_ptx(committed);

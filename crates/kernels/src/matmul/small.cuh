@@ -1,6 +1,5 @@
 // Small matrix products of any strides, for which a library takes longer to decide than a GPU to
 // multiply. Threads compute an element each; many blocks share what little there is.
-#define SIDE 16
 // How much of `k` is taken at a time.
 #define DEPTH 64
 #define LOADS (SIDE * DEPTH / 256)
