@@ -49,7 +49,7 @@ mod tests {
     use std::collections::HashSet;
     use std::path::Path;
 
-    use warpline_runtime::module::{single, stale};
+    use warpline_runtime::module::{single, specialized, stale};
 
     use super::*;
 
@@ -109,6 +109,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn newer_devices_round_to_bf16_by_an_instruction() {
+        let add = programs().into_iter().find(|program| program.name() == "add").unwrap();
+        let bf16 = add.variants().iter().position(|variant| *variant == "bf16").unwrap();
+        let ptx = single(&add.ptx(bf16).unwrap(), "add_bf16_flat");
+        let rounds = ptx.matches("/* sm_80: cvt.rn.bf16.f32 ").count();
+        assert!(rounds > 8, "a vector, and the one element of the rest");
+        assert!(ptx.contains(".target sm_75\n"), "older ones do it by hand");
+        let newer = specialized(ptx, (8, 0));
+        assert!(newer.contains(".target sm_80\n"));
+        let instructions = newer.lines().filter(|line| line.trim().starts_with("cvt.rn.bf16.f32 "));
+        assert_eq!(instructions.count(), rounds);
+        assert!(!newer.contains("bfe.u32"), "{newer}");
     }
 
     /// The names of PTX, in the order in which they stand there.

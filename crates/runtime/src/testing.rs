@@ -110,8 +110,15 @@ fn run<const N: usize>(
     args: [u32; 2],
     location: &'static Location<'static>,
 ) -> Result<()> {
-    let op =
-        iter::Op { name, program: (&KERNELS, variant), host, vector: 1, converts: false, location };
+    let op = iter::Op {
+        name,
+        program: (&KERNELS, variant),
+        host,
+        vector: 1,
+        run: 1,
+        converts: false,
+        location,
+    };
     // SAFETY: the functions read all operands but the last, which they write, and take such parameters.
     unsafe { iter::run(target, &op, views, args) }
 }

@@ -31,14 +31,15 @@ __device__ __forceinline__ void convert(const void* a, i64 from, void* out, i64 
 
 extern "C" __global__ void cast_any_flat(
     const void* a, void* out, const __grid_constant__ Params<Flat, Args> p) {
-    for (u64 i = thread(); i < p.space.numel; i += threads()) convert(a, i, out, i, p.args);
+    const u64 i = thread();
+    if (i < p.space.numel) convert(a, i, out, i, p.args);
 }
 
 extern "C" __global__ void cast_any_strided(
     const void* a, void* out, const __grid_constant__ Params<Index<2>, Args> p) {
-    for (u64 i = thread(); i < p.space.numel; i += threads()) {
-        i32 at[2];
-        offsets(p.space, (u32)i, at);
-        convert(a, at[0], out, at[1], p.args);
-    }
+    const u32 i = (u32)thread();
+    if (i >= p.space.numel) return;
+    i32 at[2];
+    offsets(p.space, i, at);
+    convert(a, at[0], out, at[1], p.args);
 }

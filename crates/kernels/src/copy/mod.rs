@@ -122,7 +122,8 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
             None => ((&ANY, 0), 1, host),
         }
     };
-    let described = Op { name: NAME, program, host, vector, converts: false, location };
+    let described =
+        Op { name: NAME, program, host, vector, run: vector, converts: false, location };
     let args = Args { from: src.dtype as u32, to: dst.dtype as u32 };
     // SAFETY: the kernels and CPU implementations are those of this pair of dtypes.
     unsafe { run(target, &described, [src, dst], args) }

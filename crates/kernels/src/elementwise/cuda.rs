@@ -39,7 +39,7 @@ fn kernels(op: &Op, variant: &str) -> String {
     let pointers = each(&|k, _, ty| format!("const {ty}* in{k}"), ", ");
     let count = inputs.len();
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.suffix() == variant);
-    let vector = dtype.map_or(1, |dtype| op.vector(dtype));
+    let (vector, run) = dtype.map_or((1, 1), |dtype| (op.vector(dtype), op.run(dtype)));
     let name = format!("{}_{variant}", op.name);
     let mut text = format!(
         "typedef compute_t<{}> C;\ntypedef compute_t<{out}> R;\n\
@@ -47,10 +47,14 @@ fn kernels(op: &Op, variant: &str) -> String {
         cuda_type(variant),
         op.cuda,
     );
-    let arrays = each(
+    let results = format!(
+        "        R r[V];\n#pragma unroll\n        for (int k = 0; k < V; k++) r[k] = function({});\n",
+        each(&|k, _, _| format!("x{k}[k]"), ", "),
+    );
+    let vectors = each(
         &|k, _, ty| {
             format!(
-                "        compute_t<{ty}> x{k}[V];\n        operand<{k}>(in{k} + i, n - i, p.args, x{k});\n"
+                "        compute_t<{ty}> x{k}[V];\n        operand<{k}>(in{k} + i, p.args, x{k});\n"
             )
         },
         "",
@@ -59,10 +63,10 @@ fn kernels(op: &Op, variant: &str) -> String {
         text,
         "extern \"C\" __global__ void {name}_flat({pointers}, {out}* out, \
          const __grid_constant__ Params<Flat, Numbers<{count}>> p) {{\n    constexpr int V = {vector};\n    \
-         const u64 n = p.space.numel;\n    for (u64 i = thread() * V; i < n; i += threads() * V) {{\n{arrays}        \
-         R r[V];\n#pragma unroll\n        for (int k = 0; k < V; k++) r[k] = function({});\n        \
-         store_vec(out + i, n - i, r);\n    }}\n}}\n",
-        each(&|k, _, _| format!("x{k}[k]"), ", "),
+         const u32 n = (u32)p.space.numel;\n    u32 i = (u32)thread() * V;\n    \
+         if (i + V <= n) {{\n{vectors}{results}        store_vec(out + i, r);\n        return;\n    }}\n\
+         #pragma unroll 1\n    for (; i < n; i++) store(out[i], function({}));\n}}\n",
+        each(&|k, _, _| format!("operand<{k}>(in{k} + i, p.args)"), ", "),
     );
     let runs = each(
         &|k, _, ty| {
@@ -76,26 +80,22 @@ fn kernels(op: &Op, variant: &str) -> String {
     let _ = write!(
         text,
         "extern \"C\" __global__ void {name}_strided({pointers}, {out}* out, \
-         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    constexpr int V = {vector};\n    \
-         for (u64 i = thread(); i < p.space.runs.threads; i += threads()) {{\n        Run<{operands}> run;\n        \
-         if (!run_of<V>(p.space, (u32)i, out, run)) continue;\n{runs}        \
-         R r[V];\n#pragma unroll\n        for (int k = 0; k < V; k++) r[k] = function({});\n        \
+         const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    constexpr int V = {run};\n    \
+         Run<{operands}> run;\n    if (run_of<V>(p.space, (u32)thread(), out, run)) {{\n{runs}{results}        \
          store_run(out + run.at[{count}], p.space.strides[{count}][0], run, r);\n    }}\n}}\n",
-        each(&|k, _, _| format!("x{k}[k]"), ", "),
         operands = count + 1,
     );
     let elements = op.inputs.iter().zip(&inputs).map(|(input, (k, _, ty))| match input.is_bool {
-        true => format!("condition<{k}>(in{k}, run.at[{k}], p.args)"),
-        false => format!("element<{k}, {ty}>(in{k}, run.at[{k}], p.args)"),
+        true => format!("condition<{k}>(in{k}, at[{k}], p.args)"),
+        false => format!("element<{k}, {ty}>(in{k}, at[{k}], p.args)"),
     });
     let _ = write!(
         text,
         "extern \"C\" __global__ void {name}_converting({}, void* out, \
          const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    \
-         for (u64 i = thread(); i < p.space.runs.threads; i += threads()) {{\n        Run<{operands}> run;\n        \
-         if (!run_of<1>(p.space, (u32)i, (const {out}*)out, run)) continue;\n        \
-         convert_to<{out}>(out, run.at[{count}], dtype<{count}>(p.args), Element<{out}>::store(function({})));\n    \
-         }}\n}}\n",
+         const u32 i = (u32)thread();\n    if (i >= p.space.numel) return;\n    \
+         i32 at[{operands}];\n    offsets(p.space, i, at);\n    \
+         convert_to<{out}>(out, at[{count}], dtype<{count}>(p.args), Element<{out}>::store(function({})));\n}}\n",
         each(&|k, _, _| format!("const void* in{k}"), ", "),
         elements.collect::<Vec<_>>().join(", "),
         operands = count + 1,

@@ -1,26 +1,35 @@
 // Operand `K` of an elementwise op: elements of memory, or a number.
-template <int K, class T, int V, int N>
-__device__ __forceinline__ void
-operand(const T* p, u64 left, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
-    if (numbers.which >> K & 1) {
-        const auto value = number<compute_t<T>>(numbers.number[K]);
-#pragma unroll
-        for (int k = 0; k < V; k++) to[k] = value;
-    } else {
-        load_vec(p, left, to);
-    }
+template <int K, int N> __device__ __forceinline__ bool is_number(const Numbers<N>& numbers) {
+    return numbers.which >> K & 1;
 }
 
+template <class T, int V>
+__device__ __forceinline__ void all_of(compute_t<T> value, compute_t<T> (&to)[V]) {
+#pragma unroll
+    for (int k = 0; k < V; k++) to[k] = value;
+}
+
+// A whole vector of it.
+template <int K, class T, int V, int N>
+__device__ __forceinline__ void
+operand(const T* p, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
+    if (is_number<K>(numbers)) all_of<T>(number<compute_t<T>>(numbers.number[K]), to);
+    else load_vec(p, to);
+}
+
+// One element of it.
+template <int K, class T, int N>
+__device__ __forceinline__ compute_t<T> operand(const T* p, const Numbers<N>& numbers) {
+    return is_number<K>(numbers) ? number<compute_t<T>>(numbers.number[K]) : load(*p);
+}
+
+// A run of it, of which all may be the same element.
 template <int K, class T, int V, int N>
 __device__ __forceinline__ void operand(
     const T* p, i32 stride, const Run<N + 1>& run, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
-    if (numbers.which >> K & 1) {
-        const auto value = number<compute_t<T>>(numbers.number[K]);
-#pragma unroll
-        for (int k = 0; k < V; k++) to[k] = value;
-    } else {
-        load_run(p + run.at[K], stride, run, to);
-    }
+    if (is_number<K>(numbers)) all_of<T>(number<compute_t<T>>(numbers.number[K]), to);
+    else if (stride == 0) all_of<T>(load(p[run.at[K]]), to);
+    else load_run(p + run.at[K], stride, run, to);
 }
 
 // The dtype of operand `K`, of which the last is the result.
@@ -28,14 +37,13 @@ template <int K, int N> __device__ __forceinline__ u32 dtype(const Numbers<N>& n
     return numbers.dtypes >> 4 * K & 15;
 }
 
-// Operand `K` of any dtype, as a `T`; a condition is of bools.
+// An element of any dtype, as a `T`; a condition is of bools.
 template <int K, class T, int N>
 __device__ __forceinline__ compute_t<T> element(const void* p, i32 at, const Numbers<N>& numbers) {
-    if (numbers.which >> K & 1) return number<compute_t<T>>(numbers.number[K]);
+    if (is_number<K>(numbers)) return number<compute_t<T>>(numbers.number[K]);
     return load(converted<T>(p, at, dtype<K>(numbers)));
 }
 template <int K, int N>
 __device__ __forceinline__ bool condition(const void* p, i32 at, const Numbers<N>& numbers) {
-    if (numbers.which >> K & 1) return number<bool>(numbers.number[K]);
-    return load(((const boolean*)p)[at]);
+    return operand<K>((const boolean*)p + at, numbers);
 }

@@ -70,8 +70,7 @@ template <class C> __device__ __forceinline__ C absolute(C x) {
 
 template <class C> __device__ __forceinline__ C gelu_of(C x) {
     const C sqrt_half = (C)0.70710678118654752440;
-    // The last term is nothing but for infinities, of which PyTorch's CPU library makes NaN.
-    return x * (C)0.5 * ((C)1 + erf_of(x * sqrt_half)) + (C)0 * x;
+    return x * (C)0.5 * ((C)1 + erf_of(x * sqrt_half));
 }
 
 template <class C> __device__ __forceinline__ C gelu_tanh_of(C x) {
@@ -224,8 +223,8 @@ template <class C> __device__ __noinline__ C digamma_of(C x) {
     C sum = (C)0;
     if (x < (C)0) {
         if (x == trunc_of(x)) return (C)0 / (C)0;
-        const f64 angle = 3.14159265358979323846 * (f64)(x - trunc_of(x));
-        sum = (C)(-3.14159265358979323846 / tan(angle));
+        const f64 part = (f64)(x - trunc_of(x));
+        sum = (C)(-3.14159265358979323846 * cospi(part) / sinpi(part));
         x = (C)1 - x;
     }
 #pragma unroll 1

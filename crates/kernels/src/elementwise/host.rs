@@ -128,9 +128,8 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     let result = Shared::<O>::operand(launch, I);
     parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
         let mut inputs: [Reader<T>; I] = from_fn(|k| {
-            let number = numbers.number[k];
-            let number =
-                (numbers.which >> k & 1 == 1).then(|| T::Compute::from_parts(number.f, number.i));
+            let number = (numbers.which >> k & 1 == 1).then(|| numbers.number[k]);
+            let number = number.map(T::Compute::from_bits);
             Reader::new(memory[k], strides[k], numbers.dtype(k), number)
         });
         let mut out = Writer::new(result, strides[N - 1], numbers.dtype(I));
@@ -182,7 +181,7 @@ impl<T: HostElement> Reader<T> {
             in_place: own && is_plain::<T>() && stride == 1 && number.is_none(),
             is_number: number.is_some(),
             read: if own { read_own::<T> } else { dispatch!(dtype, all S => read_as::<S, T>) },
-            buffer: [number.unwrap_or(T::Compute::from_parts(0.0, 0)); SLICE],
+            buffer: [number.unwrap_or(T::Compute::from_bits(0)); SLICE],
         }
     }
 
@@ -311,7 +310,7 @@ impl<O: HostElement> Writer<O> {
             stride,
             in_place: own && is_plain::<O>() && stride == 1,
             write: if own { write_own::<O> } else { dispatch!(dtype, all D => write_as::<D, O>) },
-            buffer: [O::Compute::from_parts(0.0, 0); SLICE],
+            buffer: [O::Compute::from_bits(0); SLICE],
         }
     }
 

@@ -167,9 +167,16 @@ impl Op {
         Ok((compute, if self.output == Output::Bool { DType::Bool } else { compute }))
     }
 
-    /// Elements that a thread takes at a time: 16 bytes, but of the narrowest fewer where that takes long.
+    /// Elements that a thread of the flat kernel takes: 16 bytes, but of the narrowest fewer where that takes
+    /// long.
     fn vector(&self, dtype: DType) -> usize {
         let most = if self.inputs.len() == 1 && dtype.size() == 1 { 4 } else { 8 };
         iter::vector_width(dtype.size()).min(most)
+    }
+
+    /// Elements that a thread of the strided kernel takes. The driver compiles a kernel on first use, and
+    /// each element of a run adds to that.
+    fn run(&self, dtype: DType) -> usize {
+        self.vector(dtype).min(4)
     }
 }

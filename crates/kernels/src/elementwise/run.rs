@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
-use warpline_runtime::host::{HostElement, Number as _};
+use warpline_runtime::host::{HostElement, Number};
 use warpline_runtime::{Category, DType, Error, Result, Scalar, Target, View};
 use warpline_runtime::{cuda_struct, dispatch, iter};
 
@@ -30,40 +30,16 @@ impl From<Scalar> for Arg<'_> {
     }
 }
 
-/// A number as a kernel takes it: floats take `f`, others `i`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Number {
-    pub(super) f: f64,
-    pub(super) i: i64,
-}
-
-cuda_struct!(Number { f, i });
-
-impl Number {
-    /// As an op on `dtype` takes it.
-    fn new(value: Scalar, dtype: DType, rounded: bool) -> Self {
-        let value = dispatch!(dtype, all T => {
-            let value = <T as HostElement>::Compute::from_scalar(value);
-            if rounded { T::put(value).get().to_scalar() } else { value.to_scalar() }
-        });
-        match value {
-            // A float for integers has been refused before; what is left means true or false.
-            Scalar::Float(f) => Self { f, i: i64::from(f != 0.0) },
-            other => Self { f: other.to_f64(), i: other.to_i64() },
-        }
-    }
-}
-
 /// The kernels' arguments besides the operands.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Numbers<const N: usize> {
     /// Which of the inputs are numbers, by bits.
     pub(super) which: u32,
-    /// The dtypes of inputs and result, four bits each. Only strided kernels convert.
+    /// The dtypes of inputs and result, four bits each. Only the converting kernel asks.
     dtypes: u32,
-    pub(super) number: [Number; N],
+    /// Bits of what is computed in.
+    pub(super) number: [u64; N],
 }
 
 cuda_struct!(Numbers<N> { which, dtypes, number });
@@ -80,6 +56,14 @@ unsafe impl<const N: usize> Zeroable for Numbers<N> {}
 // SAFETY: `repr(C)`, and both halves of 64 bits before the 64-bit fields are there: no padding, every bit
 // pattern is valid.
 unsafe impl<const N: usize> Pod for Numbers<N> {}
+
+/// A number as an op on `dtype` takes it. A float for integers has been refused before, but for a condition.
+fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
+    dispatch!(dtype, all T => {
+        let value = <T as HostElement>::Compute::from_scalar(value);
+        Number::to_bits(if rounded { T::put(value).get() } else { value })
+    })
+}
 
 /// `out = op(a)`. `a` has the first dtype of [`Op::dtypes`], `out` the second; they have the same
 /// sizes. `out` may be `a` itself.
@@ -179,7 +163,7 @@ fn run<const I: usize, const N: usize>(
     };
     let mut converts = out.dtype != result;
     let dtypes = (out.dtype as u32) << (4 * I);
-    let mut numbers = Numbers { which: 0, dtypes, number: [Number::default(); I] };
+    let mut numbers = Numbers { which: 0, dtypes, number: [0; I] };
     let mut views = [out; N];
     for (k, arg) in args.iter().enumerate() {
         match arg {
@@ -190,7 +174,7 @@ fn run<const I: usize, const N: usize>(
             }
             Arg::Number(value) => {
                 numbers.which |= 1 << k;
-                numbers.number[k] = Number::new(*value, expected(k), op.output == Output::Bool);
+                numbers.number[k] = bits(*value, expected(k), op.output == Output::Bool);
             }
         }
     }
@@ -200,6 +184,7 @@ fn run<const I: usize, const N: usize>(
         program: (&op.program, op.dtypes.variant(dtype)),
         host,
         vector: op.vector(dtype),
+        run: op.run(dtype),
         converts,
         location,
     };

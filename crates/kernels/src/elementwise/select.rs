@@ -4,7 +4,7 @@ use super::table::ops;
 
 ops! {
     /// `torch.where`: `x` where the condition holds, else `y`.
-    WHERE = "where"(c: bool, x, y), ALL => Same, "c ? x : y", { all => if c == C::from_parts(0.0, 0) { y } else { x } }
+    WHERE = "where"(c: bool, x, y), ALL => Same, "c ? x : y", { all => if c == C::from_bits(0) { y } else { x } }
     /// `torch.heaviside`: 0 below zero, 1 above, at zero what the second operand says.
     HEAVISIDE = "heaviside"(x, y), ALL => Same, "x == (C)0 ? y : (C)(x > (C)0)", {
         bool => x | y,

@@ -5,8 +5,14 @@ __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
     T v[V];
 #pragma unroll
     for (int k = 0; k < V; k++) v[k] = (T)p.args.bits;
-    const u64 n = p.space.numel;
-    for (u64 i = thread() * V; i < n; i += threads() * V) store_vec(out + i, n - i, v);
+    const u32 n = (u32)p.space.numel;
+    u32 i = (u32)thread() * V;
+    if (i + V <= n) {
+        store_vec(out + i, v);
+        return;
+    }
+#pragma unroll 1
+    for (; i < n; i++) out[i] = v[0];
 }
 
 #define FILL(name, T)                                                                             \
@@ -19,9 +25,7 @@ __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
         constexpr int V = vector_width(sizeof(T));                                                \
         T v[V];                                                                                   \
         _Pragma("unroll") for (int k = 0; k < V; k++) v[k] = (T)p.args.bits;                      \
-        for (u64 i = thread(); i < p.space.runs.threads; i += threads()) {                        \
-            Run<1> run;                                                                           \
-            if (!run_of<V>(p.space, (u32)i, out, run)) continue;                                  \
+        Run<1> run;                                                                               \
+        if (run_of<V>(p.space, (u32)thread(), out, run))                                          \
             store_run(out + run.at[0], p.space.strides[0][0], run, v);                            \
-        }                                                                                         \
     }

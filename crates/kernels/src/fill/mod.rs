@@ -80,6 +80,7 @@ fn fill_at(
         program: (&FILL, bits(size)),
         host: cpu::fill_kernels(size),
         vector: vector_width(size),
+        run: vector_width(size),
         converts: false,
         location,
     };

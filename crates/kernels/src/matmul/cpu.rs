@@ -253,7 +253,7 @@ pub(super) unsafe fn integers<T: HostElement<Compute = T> + Number>(launch: &Hos
     let p: Product = host::params(launch);
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     let grain = ((1 << 14) / p.n.saturating_mul(p.k).max(1)).max(1) as usize;
-    let zero = T::from_parts(0.0, 0);
+    let zero = T::from_bits(0);
     host::parallel_for(launch.parallel, (p.batch * p.m) as usize, grain, |rows| {
         let mut sums = [zero; SUMS as usize];
         for index in rows {

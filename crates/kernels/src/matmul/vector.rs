@@ -75,7 +75,7 @@ pub(super) unsafe fn floats<T: HostElement>(parallel: bool, p: &Product, of: [Sh
     let parts = length.div_ceil(part).max(1);
     let each = rows.min(work.rows) * length.div_ceil(parts);
     let grain = (GRAIN / each.max(1)).max(1);
-    let zero = T::Compute::from_parts(0.0, 0);
+    let zero = T::Compute::from_bits(0);
     let mut partial = vec![zero; if parts > 1 { batches * parts * work.rows } else { 0 }];
     let partials = Shared(partial.as_mut_ptr());
     host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
@@ -124,7 +124,7 @@ impl<T: HostElement> Loop for Sum<'_, T> {
     #[inline(always)]
     fn run(self) {
         let Self { work, batch, first, k, length, by_columns, sums } = self;
-        let mut buffer = [T::Compute::from_parts(0.0, 0); BLOCK];
+        let mut buffer = [T::Compute::from_bits(0); BLOCK];
         for from in (k..k + length).step_by(BLOCK) {
             let vector = &mut buffer[..BLOCK.min(k + length - from)];
             let (start, step) = (at(work.vector, [batch, from]), work.vector.1[1] as isize);
@@ -157,7 +157,7 @@ impl<T: HostElement> Loop for Sum<'_, T> {
 /// As many elements as the vector has are valid for reads.
 #[inline(always)]
 unsafe fn dot<T: HostElement>(row: *const T, vector: &[T::Compute]) -> T::Compute {
-    let mut rest_sum = T::Compute::from_parts(0.0, 0);
+    let mut rest_sum = T::Compute::from_bits(0);
     let mut sums = [rest_sum; LANES];
     let (chunks, rest) = vector.as_chunks::<LANES>();
     for (i, chunk) in chunks.iter().enumerate() {
@@ -198,7 +198,7 @@ unsafe fn dot_strided<T: HostElement>(
     step: isize,
     vector: &[T::Compute],
 ) -> T::Compute {
-    let zero = T::Compute::from_parts(0.0, 0);
+    let zero = T::Compute::from_bits(0);
     // SAFETY: an element that the row has.
     let element = |j: usize| unsafe { row.offset(j as isize * step).read() }.get();
     vector.iter().enumerate().fold(zero, |sum, (j, &x)| sum.add(element(j).mul(x)))

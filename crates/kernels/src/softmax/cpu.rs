@@ -75,7 +75,7 @@ impl<C: Float> Loop for Row<'_, C> {
                 for (sum, x) in sums.iter_mut().zip(chunk) {
                     let e = C::exp((*x).cast() - largest);
                     *sum += e;
-                    *x = if self.log { *x } else { C::from_parts(e, 0) };
+                    *x = if self.log { *x } else { C::from_number(e) };
                 }
             }
         }
@@ -88,13 +88,13 @@ impl<C: Float> Loop for Row<'_, C> {
             let flat = self.block.as_flattened_mut();
             if again && !self.log {
                 for x in &mut *flat {
-                    *x = C::from_parts(C::exp((*x).cast() - largest), 0);
+                    *x = C::from_number(C::exp((*x).cast() - largest));
                 }
             }
             for x in &mut *flat {
                 let x64: f64 = (*x).cast();
                 let value = if self.log { x64 - largest - ln } else { x64 * inverse };
-                *x = C::from_parts(value, 0);
+                *x = C::from_number(value);
             }
             let n = flat.len().min(self.size - first);
             (self.write)(first, &flat[..n]);
@@ -104,7 +104,7 @@ impl<C: Float> Loop for Row<'_, C> {
 
 /// Adds nothing to a softmax.
 fn lowest<C: Number>() -> C {
-    C::from_parts(f64::NEG_INFINITY, 0)
+    C::from_number(f64::NEG_INFINITY)
 }
 
 /// # Safety

@@ -37,11 +37,23 @@ template <> struct Element<bf16> {
     static __device__ __forceinline__ f32 load(bf16 v) {
         return __uint_as_float((u32)v.bits << 16);
     }
-    // To nearest, ties to even.
+    // To nearest, ties to even: on devices that have it, by the instruction that the comment names
+    // (`module/newer.rs`).
     static __device__ __forceinline__ bf16 store(f32 v) {
-        const u32 bits = __float_as_uint(v);
-        if (v != v) return bf16{(u16)((bits >> 16) | 0x40)};
-        return bf16{(u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+        bf16 r;
+        asm("{ /* sm_80: cvt.rn.bf16.f32 %0, %1; */\n\t"
+            ".reg .b32 bits, up;\n\t"
+            ".reg .pred is_nan;\n\t"
+            "mov.b32 bits, %1;\n\t"
+            "bfe.u32 up, bits, 16, 1;\n\t"
+            "add.u32 up, up, 0x7fff;\n\t"
+            "add.u32 bits, bits, up;\n\t"
+            "shr.u32 bits, bits, 16;\n\t"
+            "setp.nan.f32 is_nan, %1, %1;\n\t"
+            "selp.b32 bits, 0x7fff, bits, is_nan;\n\t"
+            "cvt.u16.u32 %0, bits;\n\t"
+            "}" : "=h"(r.bits) : "f"(v));
+        return r;
     }
 };
 
@@ -107,13 +119,9 @@ template <class T> __device__ __noinline__ void convert_to(void* p, i32 i, u32 d
     }
 }
 
-// A scalar operand, rounded on the host as its op wants it: floats take `f`, others `i`.
-template <class C, class Number> __device__ __forceinline__ C number(const Number& n) {
-    if constexpr (is_float<C>::value) {
-        return (C)n.f;
-    } else if constexpr (same<C, bool>::value) {
-        return n.i != 0;
-    } else {
-        return (C)n.i;
-    }
+// A scalar operand from its bits, as what is computed in.
+template <class C> __device__ __forceinline__ C number(u64 bits) {
+    if constexpr (same<C, f32>::value) return __uint_as_float((u32)bits);
+    else if constexpr (same<C, f64>::value) return __longlong_as_double((i64)bits);
+    else return (C)bits;
 }

@@ -32,8 +32,10 @@ pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
     fn from_scalar(value: Scalar) -> Self;
     /// As a scalar.
     fn to_scalar(self) -> Scalar;
-    /// From a kernel's scalar argument, of which floats take `f` and others `i`.
-    fn from_parts(f: f64, i: i64) -> Self;
+    /// From a kernel's scalar argument: bits of this type, or of an `i64` for integers and bools.
+    fn from_bits(bits: u64) -> Self;
+    /// As a kernel's scalar argument.
+    fn to_bits(self) -> u64;
     /// `self + b`.
     fn add(self, b: Self) -> Self;
     /// `self - b`.
@@ -128,8 +130,11 @@ impl Number for bool {
     fn to_scalar(self) -> Scalar {
         Scalar::Bool(self)
     }
-    fn from_parts(_: f64, i: i64) -> Self {
-        i != 0
+    fn from_bits(bits: u64) -> Self {
+        bits != 0
+    }
+    fn to_bits(self) -> u64 {
+        self.into()
     }
     #[inline(always)]
     fn add(self, b: Self) -> Self {
@@ -166,8 +171,11 @@ macro_rules! int_numbers {
             fn to_scalar(self) -> Scalar {
                 Scalar::Int(self.into())
             }
-            fn from_parts(_: f64, i: i64) -> Self {
-                i as $ty
+            fn from_bits(bits: u64) -> Self {
+                bits as $ty
+            }
+            fn to_bits(self) -> u64 {
+                self as i64 as u64
             }
             #[inline(always)]
             fn add(self, b: Self) -> Self {
@@ -207,8 +215,11 @@ macro_rules! float_numbers {
             fn to_scalar(self) -> Scalar {
                 Scalar::Float(self.into())
             }
-            fn from_parts(f: f64, _: i64) -> Self {
-                f as $ty
+            fn from_bits(bits: u64) -> Self {
+                <$ty>::from_bits(bits as _)
+            }
+            fn to_bits(self) -> u64 {
+                <$ty>::to_bits(self).into()
             }
             #[inline(always)]
             fn add(self, b: Self) -> Self {

@@ -45,8 +45,10 @@ pub struct Op {
     pub program: (&'static Program, usize),
     /// The CPU implementations of both.
     pub host: [HostKernel; 2],
-    /// Elements that a thread takes at a time.
+    /// Elements that a thread of the flat kernel takes at a time: those of a vector.
     pub vector: usize,
+    /// Elements that a thread of the strided kernel takes at a time.
+    pub run: usize,
     /// Whether operands are of other dtypes than the kernels: then the third kernel runs, an element a
     /// thread, with the parameters and the CPU implementation of the strided one.
     pub converts: bool,
@@ -149,9 +151,11 @@ unsafe fn run_part<const N: usize, A: Pod>(
             launch_one(target, op, FLAT, declared, bytemuck::bytes_of(&params), threads)
         } else {
             let start = views[N - 1].layout.offset();
-            let (kernel, width) = if op.converts { (CONVERTING, 1) } else { (STRIDED, op.vector) };
-            let index = plan.in_runs(op.name, width, start)?;
-            let threads = index.runs().threads();
+            let (kernel, index) = match op.converts {
+                true => (CONVERTING, plan.index(op.name)?),
+                false => (STRIDED, plan.in_runs(op.name, op.run, start)?),
+            };
+            let threads = if op.converts { numel } else { index.runs().threads() };
             let params = Params::new(index, args);
             launch_one(target, op, kernel, declared, bytemuck::bytes_of(&params), threads)
         }
@@ -186,13 +190,13 @@ unsafe fn launch_one(
     unsafe { launch::run(target, &call) }
 }
 
-/// Blocks of [`BLOCK`] threads. There are as many as needed, though kernels loop over what a grid
-/// leaves: the device is busier with blocks that come one after the other than with fewer that loop.
+/// Blocks of [`BLOCK`] threads, as many as are needed. Kernels do not loop over what a grid leaves: the
+/// device is busier with blocks that come one after the other than with fewer that loop.
 pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
     match target {
         Target::Cpu(_) => [1; 3],
-        // More than that loop.
-        Target::Cuda(..) => [threads.div_ceil(BLOCK as usize).min(i32::MAX as usize) as u32, 1, 1],
+        // The driver refuses a grid that is too large.
+        Target::Cuda(..) => [threads.div_ceil(BLOCK as usize).try_into().unwrap_or(u32::MAX), 1, 1],
     }
 }
 

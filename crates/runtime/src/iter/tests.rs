@@ -35,6 +35,7 @@ fn what_reaches_too_far_is_cut_where_it_does() {
         program: (&KERNELS, 0),
         host: [count, count],
         vector: 1,
+        run: 1,
         converts: false,
         location: Location::caller(),
     };

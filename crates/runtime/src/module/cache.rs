@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::owned::{Function, Module};
 use warpline_cuda_sys_safe::{Driver, FunctionHandle};
 use warpline_sync::OnceLock;
 
-use super::{Program, artefact, compiled, single};
+use super::{Program, artefact, compiled, newer, single};
 use crate::{Error, Result};
 
 /// Variants of a chunk, and chunks: 16 Ki variants, of which a process has one for each op and dtype.
@@ -50,8 +50,10 @@ impl KernelCache {
             program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
         // Two threads may both load; one module is then dropped again.
         let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
-        let found =
-            Module::load_ptx(driver, device, &ptx).and_then(|module| module.function(&name));
+        let found = driver.properties(device).and_then(|properties| {
+            let ptx = newer::specialized(ptx, properties.compute_capability);
+            Module::load_ptx(driver, device, &ptx)?.function(&name)
+        });
         let found = found.map_err(|e| Error::driver(program.name(), e))?;
         Ok(function.get_or_init(|| found).handle())
     }

@@ -10,6 +10,7 @@ mod cache;
 mod compile;
 mod compiled;
 mod layout;
+mod newer;
 mod single;
 mod source;
 #[cfg(test)]
@@ -22,6 +23,7 @@ pub use artefact::{Change, agrees, stale, update};
 pub(crate) use cache::KernelCache;
 pub use compile::{ARCHITECTURE, Compiler};
 pub use layout::{CudaType, Definitions, field};
+pub use newer::specialized;
 pub use single::single;
 pub use source::{ELEMENT, PHILOX, REPORT, SPACE, Source, WALK};
 

@@ -1,0 +1,85 @@
+//! Instructions that devices have which are newer than what PTX is made for.
+
+/// What a block begins with that is one instruction on newer devices: which those are, then the
+/// instruction, then the end of the comment. The block ends with a brace in a line of its own.
+const BEGIN: &str = "{ /* sm_";
+const END: &str = " */";
+
+/// `ptx` as a device of this compute capability runs it best: blocks that say which instruction they
+/// stand for give way to it where the device has it.
+#[must_use]
+pub fn specialized(ptx: String, (major, minor): (u32, u32)) -> String {
+    let capability = 10 * major + minor;
+    let (mut out, mut rest) = (String::with_capacity(ptx.len()), ptx.as_str());
+    let mut target = 0;
+    while let Some((before, block)) = rest.split_once(BEGIN) {
+        let parsed = instruction(block).filter(|(needed, ..)| *needed <= capability);
+        out += before;
+        match parsed {
+            Some((needed, instruction, after)) => {
+                target = target.max(needed);
+                out += instruction;
+                rest = after;
+            }
+            None => {
+                out += BEGIN;
+                rest = block;
+            }
+        }
+    }
+    if target == 0 {
+        return ptx;
+    }
+    out += rest;
+    with_target(&out, target)
+}
+
+/// The capability that a block's instruction needs, the instruction, and what follows the block.
+fn instruction(block: &str) -> Option<(u32, &str, &str)> {
+    let (needed, rest) = block.split_once(": ")?;
+    let (instruction, rest) = rest.split_once(END)?;
+    let (_, after) = rest.split_once('}')?;
+    Some((needed.parse().ok()?, instruction, after))
+}
+
+/// For at least this target.
+fn with_target(ptx: &str, least: u32) -> String {
+    let line = ptx.lines().find(|line| line.starts_with(".target sm_")).unwrap_or_default();
+    let number = line.trim_start_matches(".target sm_");
+    match number.parse::<u32>() {
+        Ok(target) if target < least => ptx.replacen(line, &format!(".target sm_{least}"), 1),
+        _ => ptx.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = ".version 8.0\n.target sm_75\n\tld.u32 %r1, [%rd1];\n\t{ /* sm_80: new %r2, %r1; */\n\t\
+                       .reg .b32 x;\n\told x, %r1;\n\told %r2, x;\n\t}\n\tret;\n";
+
+    #[test]
+    fn blocks_give_way_where_the_device_has_the_instruction() {
+        let newer = ".version 8.0\n.target sm_80\n\tld.u32 %r1, [%rd1];\n\tnew %r2, %r1;\n\tret;\n";
+        assert_eq!(specialized(PTX.into(), (8, 0)), newer);
+        assert_eq!(specialized(PTX.into(), (12, 1)), newer);
+        assert_eq!(specialized(PTX.into(), (7, 5)), PTX);
+        let none = ".target sm_75\n\t{ // no such comment\n\t}\n";
+        assert_eq!(specialized(none.into(), (9, 0)), none);
+    }
+
+    #[test]
+    fn a_target_is_never_lowered() {
+        let ptx = PTX.replace("sm_75", "sm_90");
+        assert!(specialized(ptx, (9, 0)).contains(".target sm_90\n"));
+    }
+
+    #[test]
+    fn some_blocks_may_be_replaced_and_others_not() {
+        let two = format!("{PTX}{}", PTX.replace("sm_80", "sm_100"));
+        let half = specialized(two, (9, 0));
+        assert_eq!(half.matches("new %r2").count(), 2, "one as an instruction, one as a comment");
+        assert_eq!(half.matches("old %r2").count(), 1);
+    }
+}
