@@ -31,7 +31,7 @@ __device__ __forceinline__ void convert(const void* a, i64 from, void* out, i64 
 
 extern "C" __global__ void cast_any_flat(
     const void* a, void* out, const __grid_constant__ Params<Flat, Args> p) {
-    const u64 i = thread();
+    const u32 i = (u32)thread();
     if (i < p.space.numel) convert(a, i, out, i, p.args);
 }
 

@@ -2,7 +2,7 @@
 template <class S, class D>
 __device__ __forceinline__ void flat(const S* a, D* out, const Params<Flat, Args>& p) {
     constexpr int V = vector_width(sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
-    const u32 n = (u32)p.space.numel;
+    const u32 n = p.space.numel;
     u32 i = (u32)thread() * V;
     if (i + V <= n) {
         compute_t<S> x[V];

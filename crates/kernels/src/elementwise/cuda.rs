@@ -6,7 +6,8 @@ use warpline_runtime::DType;
 use warpline_runtime::iter::{Flat, Index, Params};
 use warpline_runtime::module::{ELEMENT, SPACE, Source};
 
-use super::{Numbers, Op, Output, functions};
+use super::run::{NUMBER, Numbers};
+use super::{Op, Output, functions};
 use crate::programs::cuda_type;
 
 /// The source of an op's kernels for a dtype.
@@ -18,6 +19,7 @@ pub(super) fn source(op: &Op, variant: &str) -> Source {
         _ => structs::<4, 5>(),
     };
     let source = source.push(ELEMENT).push(SPACE).push(&functions::called_by(op.cuda));
+    let source = source.push(&format!("#define NUMBER {NUMBER}"));
     source.push(include_str!("elementwise.cuh")).push(&kernels(op, variant))
 }
 
@@ -63,7 +65,7 @@ fn kernels(op: &Op, variant: &str) -> String {
         text,
         "extern \"C\" __global__ void {name}_flat({pointers}, {out}* out, \
          const __grid_constant__ Params<Flat, Numbers<{count}>> p) {{\n    constexpr int V = {vector};\n    \
-         const u32 n = (u32)p.space.numel;\n    u32 i = (u32)thread() * V;\n    \
+         const u32 n = p.space.numel;\n    u32 i = (u32)thread() * V;\n    \
          if (i + V <= n) {{\n{vectors}{results}        store_vec(out + i, r);\n        return;\n    }}\n\
          #pragma unroll 1\n    for (; i < n; i++) store(out[i], function({}));\n}}\n",
         each(&|k, _, _| format!("operand<{k}>(in{k} + i, p.args)"), ", "),

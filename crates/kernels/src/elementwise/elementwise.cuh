@@ -1,6 +1,9 @@
-// Operand `K` of an elementwise op: elements of memory, or a number.
+// The dtype of operand `K`, of which the last is the result, or that it is a number.
+template <int K, int N> __device__ __forceinline__ u32 dtype(const Numbers<N>& numbers) {
+    return numbers.dtypes >> 4 * K & 15;
+}
 template <int K, int N> __device__ __forceinline__ bool is_number(const Numbers<N>& numbers) {
-    return numbers.which >> K & 1;
+    return dtype<K>(numbers) == NUMBER;
 }
 
 template <class T, int V>
@@ -9,7 +12,7 @@ __device__ __forceinline__ void all_of(compute_t<T> value, compute_t<T> (&to)[V]
     for (int k = 0; k < V; k++) to[k] = value;
 }
 
-// A whole vector of it.
+// A whole vector of operand `K`.
 template <int K, class T, int V, int N>
 __device__ __forceinline__ void
 operand(const T* p, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
@@ -30,11 +33,6 @@ __device__ __forceinline__ void operand(
     if (is_number<K>(numbers)) all_of<T>(number<compute_t<T>>(numbers.number[K]), to);
     else if (stride == 0) all_of<T>(load(p[run.at[K]]), to);
     else load_run(p + run.at[K], stride, run, to);
-}
-
-// The dtype of operand `K`, of which the last is the result.
-template <int K, int N> __device__ __forceinline__ u32 dtype(const Numbers<N>& numbers) {
-    return numbers.dtypes >> 4 * K & 15;
 }
 
 // An element of any dtype, as a `T`; a condition is of bools.

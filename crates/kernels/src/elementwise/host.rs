@@ -11,7 +11,7 @@ use warpline_runtime::host::{
 use warpline_runtime::iter::{Flat, Index, Params, Space};
 use warpline_runtime::{DType, dispatch};
 
-use super::Numbers;
+use super::run::Numbers;
 use crate::math::{Convert, vectorized};
 
 /// What an op computes from `N` values of `C`.
@@ -128,8 +128,7 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     let result = Shared::<O>::operand(launch, I);
     parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
         let mut inputs: [Reader<T>; I] = from_fn(|k| {
-            let number = (numbers.which >> k & 1 == 1).then(|| numbers.number[k]);
-            let number = number.map(T::Compute::from_bits);
+            let number = numbers.number(k).map(T::Compute::from_bits);
             Reader::new(memory[k], strides[k], numbers.dtype(k), number)
         });
         let mut out = Writer::new(result, strides[N - 1], numbers.dtype(I));

@@ -29,8 +29,6 @@ use warpline_cuda_sys_safe::HostKernel;
 use warpline_runtime::module::Program;
 use warpline_runtime::{DType, Error, Result, iter};
 
-use run::Numbers;
-
 pub use activation::*;
 pub use arithmetic::*;
 pub use bitwise::*;

@@ -4,8 +4,9 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_runtime::host::{HostElement, Number};
+use warpline_runtime::iter::{self, Bits};
 use warpline_runtime::{Category, DType, Error, Result, Scalar, Target, View};
-use warpline_runtime::{cuda_struct, dispatch, iter};
+use warpline_runtime::{cuda_struct, dispatch};
 
 use super::{Op, Output};
 
@@ -30,31 +31,40 @@ impl From<Scalar> for Arg<'_> {
     }
 }
 
+/// Stands for a dtype of an operand that is a number.
+pub(super) const NUMBER: u32 = 15;
+
 /// The kernels' arguments besides the operands.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Numbers<const N: usize> {
-    /// Which of the inputs are numbers, by bits.
-    pub(super) which: u32,
-    /// The dtypes of inputs and result, four bits each. Only the converting kernel asks.
+    /// Of inputs and result, four bits each: the dtype, or [`NUMBER`].
     dtypes: u32,
-    /// Bits of what is computed in.
-    pub(super) number: [u64; N],
+    /// What is computed in.
+    number: [Bits; N],
 }
 
-cuda_struct!(Numbers<N> { which, dtypes, number });
+cuda_struct!(Numbers<N> { dtypes, number });
 
 impl<const N: usize> Numbers<N> {
-    /// The dtype of an input, or of the result as number `N`.
+    fn code(&self, operand: usize) -> u32 {
+        self.dtypes >> (4 * operand) & 15
+    }
+
+    /// The dtype of an input that is no number, or of the result as number `N`.
     pub(super) fn dtype(&self, operand: usize) -> DType {
-        DType::ALL[(self.dtypes >> (4 * operand) & 15) as usize % DType::ALL.len()]
+        DType::ALL[self.code(operand) as usize % DType::ALL.len()]
+    }
+
+    /// The bits of an input that is a number.
+    pub(super) fn number(&self, input: usize) -> Option<u64> {
+        (self.code(input) == NUMBER).then(|| self.number[input].into())
     }
 }
 
 // SAFETY: all fields are numbers, so zeros are valid.
 unsafe impl<const N: usize> Zeroable for Numbers<N> {}
-// SAFETY: `repr(C)`, and both halves of 64 bits before the 64-bit fields are there: no padding, every bit
-// pattern is valid.
+// SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
 unsafe impl<const N: usize> Pod for Numbers<N> {}
 
 /// A number as an op on `dtype` takes it. A float for integers has been refused before, but for a condition.
@@ -163,7 +173,8 @@ fn run<const I: usize, const N: usize>(
     };
     let mut converts = out.dtype != result;
     let dtypes = (out.dtype as u32) << (4 * I);
-    let mut numbers = Numbers { which: 0, dtypes, number: [0; I] };
+    let mut numbers = Numbers { dtypes, number: [Bits::default(); I] };
+    let mut untouched = 0;
     let mut views = [out; N];
     for (k, arg) in args.iter().enumerate() {
         match arg {
@@ -173,8 +184,9 @@ fn run<const I: usize, const N: usize>(
                 numbers.dtypes |= (view.dtype as u32) << (4 * k);
             }
             Arg::Number(value) => {
-                numbers.which |= 1 << k;
-                numbers.number[k] = bits(*value, expected(k), op.output == Output::Bool);
+                untouched |= 1 << k;
+                numbers.dtypes |= NUMBER << (4 * k);
+                numbers.number[k] = bits(*value, expected(k), op.output == Output::Bool).into();
             }
         }
     }
@@ -190,7 +202,7 @@ fn run<const I: usize, const N: usize>(
     };
     // SAFETY: kernels and loops are those of this dtype, and are told the views'; inputs that are numbers
     // are not touched, and are said so.
-    unsafe { iter::run_some(target, &described, views, numbers.which.into(), numbers) }
+    unsafe { iter::run_some(target, &described, views, untouched, numbers) }
 }
 
 /// The dtype of all operands but conditions, where the op and the result are of it as they are.

@@ -51,7 +51,7 @@ unsafe fn fill<T: Low, S: Space<1>>(launch: &HostLaunch<'_>) {
     let Params { space, args, .. }: Params<S, Fill> = params(launch);
     let out = Shared::<T>::operand(launch, 0);
     // SAFETY: the caller's promise.
-    unsafe { map0(out, &space.index(), launch.parallel, T::low(args.bits)) };
+    unsafe { map0(out, &space.index(), launch.parallel, T::low(args.bits.into())) };
 }
 
 /// # Safety

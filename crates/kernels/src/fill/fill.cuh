@@ -4,8 +4,8 @@ __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
     constexpr int V = vector_width(sizeof(T));
     T v[V];
 #pragma unroll
-    for (int k = 0; k < V; k++) v[k] = (T)p.args.bits;
-    const u32 n = (u32)p.space.numel;
+    for (int k = 0; k < V; k++) v[k] = number<T>(p.args.bits);
+    const u32 n = p.space.numel;
     u32 i = (u32)thread() * V;
     if (i + V <= n) {
         store_vec(out + i, v);
@@ -24,7 +24,7 @@ __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
         T* out, const __grid_constant__ Params<Index<1>, Fill> p) {                               \
         constexpr int V = vector_width(sizeof(T));                                                \
         T v[V];                                                                                   \
-        _Pragma("unroll") for (int k = 0; k < V; k++) v[k] = (T)p.args.bits;                      \
+        _Pragma("unroll") for (int k = 0; k < V; k++) v[k] = number<T>(p.args.bits);              \
         Run<1> run;                                                                               \
         if (run_of<V>(p.space, (u32)thread(), out, run))                                          \
             store_run(out + run.at[0], p.space.strides[0][0], run, v);                            \

@@ -9,7 +9,7 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 
 use crate::programs::{BITS, NUMBERS, bits, committed};
-use warpline_runtime::iter::{self, BLOCK, Flat, Index, Op, Params, grid, run, vector_width};
+use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Op, Params, grid, run, vector_width};
 use warpline_runtime::launch::{Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{Error, Layout, Result, Scalar, Target, View, launch};
@@ -35,7 +35,7 @@ static SEQUENCE: Program = Program::new("sequence", NUMBERS, &[""], |_, ty| {
 #[repr(C)]
 struct Fill {
     /// The element, in the low bytes.
-    bits: u64,
+    bits: Bits,
 }
 
 cuda_struct!(Fill { bits });
@@ -86,7 +86,7 @@ fn fill_at(
     };
     let value = dispatch!(out.dtype, all T => cpu::bits::<T>(value));
     // SAFETY: the kernels and CPU implementations are those of elements of this size.
-    unsafe { run(target, &op, [out], Fill { bits: value }) }
+    unsafe { run(target, &op, [out], Fill { bits: value.into() }) }
 }
 
 /// `start + i * step` for each element `i` of a tensor of one dimension (`torch.arange`): in

@@ -120,8 +120,8 @@ template <class T> __device__ __noinline__ void convert_to(void* p, i32 i, u32 d
 }
 
 // A scalar operand from its bits, as what is computed in.
-template <class C> __device__ __forceinline__ C number(u64 bits) {
-    if constexpr (same<C, f32>::value) return __uint_as_float((u32)bits);
-    else if constexpr (same<C, f64>::value) return __longlong_as_double((i64)bits);
-    else return (C)bits;
+template <class C, class Bits> __device__ __forceinline__ C number(const Bits& bits) {
+    if constexpr (same<C, f32>::value) return __uint_as_float(bits.low);
+    else if constexpr (same<C, f64>::value) return __hiloint2double(bits.high, bits.low);
+    else return (C)((u64)bits.high << 32 | bits.low);
 }

@@ -20,7 +20,7 @@ use crate::module::Program;
 use crate::{Error, Layout, Operand, Result, Target, View, launch};
 
 pub use runs::Runs;
-pub use space::{Flat, Index, Params, Plan, Space};
+pub use space::{Bits, Flat, Index, Params, Plan, Space};
 pub use walk::{Dim, Walk};
 
 /// The kernels of programs of this layer.
@@ -146,7 +146,8 @@ unsafe fn run_part<const N: usize, A: Pod>(
     // the caller's promise.
     unsafe {
         if !op.converts && plan.is_contiguous() && views.iter().all(aligned) {
-            let params = Params::new(Flat { numel: numel as u64 }, args);
+            // Fewer than 2³¹, as the plan has seen.
+            let params = Params::new(Flat { numel: numel as u32 }, args);
             let threads = numel.div_ceil(op.vector);
             launch_one(target, op, FLAT, declared, bytemuck::bytes_of(&params), threads)
         } else {

@@ -16,11 +16,34 @@ pub(super) const MAX_DIMS: usize = 16;
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Flat {
-    /// Elements of each operand.
-    pub numel: u64,
+    /// Elements of each operand, fewer than 2³¹.
+    pub numel: u32,
 }
 
 crate::cuda_struct!(Flat { numel });
+
+/// A number of up to 64 bits among a kernel's arguments. In halves, so that what is before it needs no
+/// padding: a kernel that lasts a microsecond notices whether its parameters are one line of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Bits {
+    low: u32,
+    high: u32,
+}
+
+crate::cuda_struct!(Bits { low, high });
+
+impl From<u64> for Bits {
+    fn from(bits: u64) -> Self {
+        Self { low: bits as u32, high: (bits >> 32) as u32 }
+    }
+}
+
+impl From<Bits> for u64 {
+    fn from(bits: Bits) -> Self {
+        Self::from(bits.high) << 32 | Self::from(bits.low)
+    }
+}
 
 /// `N` operands over common sizes, from the innermost dimension out, strides in elements.
 ///
@@ -109,8 +132,7 @@ impl<const N: usize> Space<N> for Index<N> {
 impl<const N: usize> Space<N> for Flat {
     fn index(&self) -> Index<N> {
         let mut index = Index::<N>::zeroed();
-        // Fewer than 2³¹ elements, as `Plan::fits` has seen.
-        (index.numel, index.ndim) = (self.numel as u32, 1);
+        (index.numel, index.ndim) = (self.numel, 1);
         index.sizes[0] = index.numel;
         for strides in &mut index.strides {
             strides[0] = 1;

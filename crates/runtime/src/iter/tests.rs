@@ -53,7 +53,7 @@ fn what_reaches_too_far_is_cut_where_it_does() {
             LAUNCHES.store(0, Ordering::Relaxed);
             let view = View { storage, layout: &layout, dtype: DType::U8 };
             // SAFETY: the function touches nothing, and no GPU runs the kernel.
-            unsafe { run(target, &op, [view], 0u64) }.unwrap();
+            unsafe { run(target, &op, [view], 0u32) }.unwrap();
             stream.synchronize().unwrap();
             let counted = LAUNCHES.load(Ordering::Relaxed);
             assert_eq!(counted, launches, "{sizes:?} {strides:?} {target:?}");

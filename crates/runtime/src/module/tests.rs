@@ -12,7 +12,7 @@ use crate::iter::{Flat, Index, Params};
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Args {
-    scale: f64,
+    scale: f32,
     codes: [[u16; 2]; 3],
     last: u32,
 }
@@ -23,7 +23,7 @@ cuda_struct!(Args { scale, codes, last });
 fn structs_are_defined_once_and_what_they_hold_before_them() {
     let text = Source::new().with::<Params<Flat, Args>>().with::<Args>().push("// end").text();
     for line in [
-        "    f64 scale;\n    u16 codes[3][2];\n    u32 last;\n};\nstatic_assert(sizeof(Args) == 24, \"\");",
+        "    f32 scale;\n    u16 codes[3][2];\n    u32 last;\n};\nstatic_assert(sizeof(Args) == 20, \"\");",
         "template <> struct Params<Flat, Args> {\n    Flat space;\n    Args args;\n};",
         "#define DTYPE_bf16 7\n",
     ] {
