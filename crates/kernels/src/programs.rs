@@ -33,6 +33,7 @@ pub(crate) fn cuda_type(suffix: &str) -> &str {
 #[must_use]
 pub fn programs() -> Vec<&'static Program> {
     let families = [
+        crate::cat::PROGRAMS,
         crate::copy::PROGRAMS,
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,

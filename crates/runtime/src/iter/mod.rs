@@ -20,7 +20,7 @@ use crate::module::Program;
 use crate::{Error, Layout, Operand, Result, Target, View, launch};
 
 pub use runs::Runs;
-pub use space::{Bits, Flat, Index, Params, Plan, Space};
+pub use space::{Bits, Flat, Index, Params, Plan, Space, magic};
 pub use walk::{Dim, Walk};
 
 /// The kernels of programs of this layer.

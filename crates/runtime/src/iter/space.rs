@@ -274,8 +274,11 @@ fn goes_inside<const N: usize>(a: &Dim<N>, b: &Dim<N>) -> bool {
     false
 }
 
-/// Multiplier and shift with `i / d == (mulhi(i, m) + i) >> s` for every `i < 2³¹`.
-pub(super) fn magic(d: u32) -> (u32, u32) {
+/// What a GPU divides by `d` with: multiplier and shift such that `i / d == (mulhi(i, m) + i) >> s` for
+/// every `i < 2³¹` (`quotient` in `space.cuh`). Nothing is divided by 0, which is taken for 1.
+#[must_use]
+pub fn magic(d: u32) -> (u32, u32) {
+    let d = d.max(1);
     let shift = 32 - (d - 1).leading_zeros();
     let multiplier = (((1u64 << 32) * ((1u64 << shift) - u64::from(d))) / u64::from(d)) + 1;
     (multiplier as u32, shift)

@@ -229,7 +229,7 @@ impl Tensor {
 
     /// A copy, laid out alike, of host memory that other processes may write to meanwhile.
     #[track_caller]
-    fn of_this_process(&self) -> Result<Self> {
+    pub(super) fn of_this_process(&self) -> Result<Self> {
         let mut bytes = vec![0; self.storage().bytes()];
         launch::read_bytes((self.storage(), 0), &mut bytes)?;
         let copy = Storage::pageable(self.storage().runtime(), bytes.len())?;

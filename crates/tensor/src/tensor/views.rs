@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 
 use smallvec::SmallVec;
+use warpline_kernels as kernels;
 use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use crate::exec::check_together;
@@ -348,12 +349,19 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
         }
         sizes[d] = sizes[d].saturating_add(tensor.size()[d]);
     }
-    let out = head.exec()?.empty(&sizes, dtype)?;
-    let mut at = 0;
-    for tensor in tensors.iter().filter(|t| !skipped(t)) {
-        let length = tensor.size()[d];
-        out.narrow(d as isize, at as isize, length)?.copy_(tensor, false)?;
-        at += length;
+    if tensors.iter().any(|t| t.storage().is_shared_host()) {
+        let apart = tensors.iter().map(|t| match t.storage().is_shared_host() {
+            true => t.of_this_process(),
+            false => Ok((*t).clone()),
+        });
+        return cat(&apart.collect::<Result<Vec<_>>>()?, dim);
+    }
+    let exec = head.exec()?;
+    let out = exec.empty(&sizes, dtype)?;
+    let joined = tensors.iter().filter(|t| !skipped(t)).map(|t| t.as_view());
+    let joined: SmallVec<[_; 8]> = joined.collect();
+    if !joined.is_empty() {
+        kernels::cat::cat(exec.target(), &joined, d, out.as_view())?;
     }
     Ok(out)
 }

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use warpline::multiprocessing::Channel;
 use warpline::{
-    DType, Error, Result, Tensor, TensorOptions, arange, cuda, full, ones, with_runtime, zeros,
+    DType, Error, Result, Tensor, TensorOptions, arange, cat, cuda, full, ones, with_runtime, zeros,
 };
 use warpline::{Runtime, RuntimeConfig};
 use warpline_cuda_sys_safe::DriverError;
@@ -81,6 +81,8 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
         assert_eq!(received.copy()?.add(1.0)?.sum(())?.item::<f32>()?, 21.0);
         assert_eq!(shared.to(DType::I64)?.to_vec::<i64>()?, [0, 1, 2, 3, 4, 5]);
         assert_eq!(received.to("cuda")?.to_vec::<f32>()?, [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        let twice = cat(&[&shared, &shared], 0)?;
+        assert_eq!(twice.to_vec::<f32>()?, shared.to_vec::<f32>()?.repeat(2));
         assert_eq!(shared.to_string(), shared.copy()?.to_string());
         // One memory; a row is contiguous.
         shared.select(0, 1)?.copy_(&full(&[3], 9.0, DType::F64)?, false)?;
