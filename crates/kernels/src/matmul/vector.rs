@@ -1,13 +1,19 @@
 //! Products with a vector on the CPU. They are as fast as memory if each element of the matrix is read
 //! once, in the order in which it lies, and all threads have a part of it.
 
+use std::slice::from_raw_parts;
+
 use super::Product;
 use crate::math::{Loop, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
-/// Elements of the vector that are taken at a time, and rows that are summed up together where the
-/// matrix lies by columns: a thread has them in its nearest cache.
+/// Rows that are summed up together where the matrix lies by columns, and bytes of the vector that are taken at
+/// a time: a thread has them in its nearest cache, and memory still is read in long runs.
 const BLOCK: usize = 1024;
+const VECTOR: usize = 16 << 10;
+
+/// Bytes of a line of the cache: vectors that cross one take two reads.
+const LINE: usize = 64;
 
 /// Sums of a row that are carried on together: vector instructions, and several at once.
 const LANES: usize = 32;
@@ -79,14 +85,21 @@ pub(super) unsafe fn floats<T: HostElement>(parallel: bool, p: &Product, of: [Sh
     let mut partial = vec![zero; if parts > 1 { batches * parts * work.rows } else { 0 }];
     let partials = Shared(partial.as_mut_ptr());
     host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
+        let mut sums = [zero; BLOCK];
+        let size = size_of::<T::Compute>();
+        let taken = (VECTOR / size).min(length).min(part);
+        let mut memory = vec![zero; taken + LINE / size];
+        let skipped = memory.as_ptr().align_offset(LINE).min(LINE / size);
+        let vector = &mut memory[skipped..][..taken];
         for task in tasks {
             let (batch, block, p) = (task / (blocks * parts), task / parts % blocks, task % parts);
-            let mut sums = [zero; BLOCK];
             let (first, k) = (block * rows, p * part.min(length));
             let sums = &mut sums[..rows.min(work.rows - first)];
+            sums.fill(zero);
             let length = part.min(length - k);
-            vectorized(Sum { work, batch, first, k, length, by_columns, sums: &mut *sums });
-            for (row, &mut sum) in (first..).zip(sums) {
+            let buffer = &mut vector[..];
+            vectorized(Sum { work, batch, first, k, length, by_columns, sums: &mut *sums, buffer });
+            for (row, &sum) in (first..).zip(&*sums) {
                 // SAFETY: this thread's rows of the result, or of the sums of this part.
                 unsafe {
                     if parts == 1 {
@@ -118,19 +131,27 @@ struct Sum<'a, T: HostElement> {
     length: usize,
     by_columns: bool,
     sums: &'a mut [T::Compute],
+    /// What the vector's elements are put into.
+    buffer: &'a mut [T::Compute],
 }
 
 impl<T: HostElement> Loop for Sum<'_, T> {
     #[inline(always)]
     fn run(self) {
-        let Self { work, batch, first, k, length, by_columns, sums } = self;
-        let mut buffer = [T::Compute::from_bits(0); BLOCK];
-        for from in (k..k + length).step_by(BLOCK) {
-            let vector = &mut buffer[..BLOCK.min(k + length - from)];
+        let Self { work, batch, first, k, length, by_columns, sums, buffer } = self;
+        let most = buffer.len().max(1);
+        for from in (k..k + length).step_by(most) {
+            let vector = &mut buffer[..most.min(k + length - from)];
             let (start, step) = (at(work.vector, [batch, from]), work.vector.1[1] as isize);
-            for (i, x) in vector.iter_mut().enumerate() {
-                // SAFETY: an element of the vector.
-                *x = unsafe { start.offset(i as isize * step).read() }.get();
+            if step == 1 {
+                // SAFETY: so many elements of the vector.
+                let elements = unsafe { from_raw_parts(start, vector.len()) };
+                vector.iter_mut().zip(elements).for_each(|(x, e)| *x = e.get());
+            } else {
+                for (i, x) in vector.iter_mut().enumerate() {
+                    // SAFETY: an element of the vector.
+                    *x = unsafe { start.offset(i as isize * step).read() }.get();
+                }
             }
             let start = at(work.matrix, [batch, first, from]);
             let [_, row, column] = work.matrix.1.map(|step| step as isize);
@@ -167,12 +188,14 @@ unsafe fn dot<T: HostElement>(row: *const T, vector: &[T::Compute]) -> T::Comput
             sums[j] = sums[j].add(elements[j].get().mul(chunk[j]));
         }
     }
+    // A copy: what others have the address of would be stored in each turn.
+    let done = sums;
     for (j, &x) in rest.iter().enumerate() {
         // SAFETY: an element that the row has.
         let element = unsafe { row.add(chunks.len() * LANES + j).read() };
         rest_sum = rest_sum.add(element.get().mul(x));
     }
-    total(&sums).add(rest_sum)
+    total(&done).add(rest_sum)
 }
 
 /// Not inlined: the compiler would have the loop keep the sums as it is best for this, which takes the

@@ -1,158 +1,272 @@
-//! The CPU implementation of reductions.
+//! The CPU implementation of reductions. What goes into a result is cut by the sizes alone, so that results
+//! are the same on any number of threads.
 
 use std::ops::Range;
+use std::slice::from_raw_parts;
 
-use rayon::prelude::*;
 use warpline_cuda_sys_safe::HostLaunch;
 
-use super::fold::{Fold, Source};
+use super::fold::{Fold, LANES, Source, TILE};
 use super::plan::Plan;
+use crate::math::{Loop, vectorized};
 use warpline_runtime::DType;
 use warpline_runtime::dispatch;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Shared};
 
-/// Elements taken together, so that the compiler may use vector instructions.
-const LANES: usize = 16;
+/// Results, or tiles of them, of which each is cut if there are fewer.
+const FEW: usize = 64;
 
-/// Neighbouring results worked on together where they lie closer than what goes into each.
-const TILE: usize = 64;
+/// Parts of a result that are there at once: an expanded source may have more than there is memory for.
+const PARTS: usize = 4096;
 
-/// Parts of a result that threads work on before these are merged.
-const PIECES: usize = 4096;
+/// Elements up to which a run is reduced one by one, and from which on vector instructions are chosen for it.
+const SHORT: usize = 16;
+const LONG: usize = 64;
 
 /// # Safety
 /// As [`warpline_cuda_sys_safe::HostKernel`]: the source, of `T`s, the result, of the plan's dtype, and a
 /// [`Plan`].
-pub(super) unsafe fn reduce<F: Fold<Value = T::Wide>, T: Source>(launch: &HostLaunch<'_>) {
+pub(super) unsafe fn reduce<F: Fold<T>, T: Source>(launch: &HostLaunch<'_>) {
     let plan: Plan = host::params(launch);
     let source = Shared::<T>::operand(launch, 0);
     let result = Shared::<u8>::operand(launch, 1);
     // SAFETY: the result has room for each, and each is one thread's.
-    let leave = |output: usize, acc: F::Acc| unsafe { store::<F>(result, &plan, output, acc) };
+    let leave = |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, &plan, output, acc) };
+    let [near, far] = [plan.kept.inner().1[0], plan.reduced.inner().1[0]].map(isize::abs);
     // SAFETY: the caller's promise.
-    unsafe { all::<F, T>(source, &plan, launch.parallel, leave) };
+    unsafe {
+        if plan.outputs > 1 && near < far {
+            side_by_side::<F, T>(source, &plan, launch.parallel, leave);
+        } else {
+            apart::<F, T>(source, &plan, launch.parallel, leave);
+        }
+    }
 }
 
 /// Writes one result.
 ///
 /// # Safety
 /// As [`reduce`]; no other thread writes that result.
-unsafe fn store<F: Fold>(result: Shared<u8>, plan: &Plan, output: usize, acc: F::Acc) {
+unsafe fn store<F: Fold<T>, T: Source>(
+    result: Shared<u8>,
+    plan: &Plan,
+    output: usize,
+    acc: F::Acc,
+) {
     let value = F::result(acc);
     let at = plan.kept.offsets(output)[1];
-    dispatch!(DType::ALL[plan.result_dtype as usize], all T => {
+    dispatch!(DType::ALL[plan.result_dtype as usize], all R => {
         let value = if plan.divisor == 1.0 {
-            T::put(value.cast())
+            R::put(value.cast())
         } else {
             let value: f64 = value.cast();
-            T::put((value / plan.divisor).cast())
+            R::put((value / plan.divisor).cast())
         };
         // SAFETY: the caller's promise.
-        unsafe { Shared(result.at(0).cast::<T>()).write(at, value) };
+        unsafe { Shared(result.at(0).cast::<R>()).write(at, value) };
     });
 }
 
-/// Reduces the elements of every result.
+/// Reduces the elements of every result, one after the other.
 ///
 /// # Safety
 /// The source is valid for reads at all of the plan's elements.
-unsafe fn all<F: Fold<Value = T::Wide>, T: Source>(
+unsafe fn apart<F: Fold<T>, T: Source>(
     source: Shared<T>,
     plan: &Plan,
     parallel: bool,
     leave: impl Fn(usize, F::Acc) + Sync,
 ) {
-    let outputs = plan.outputs as usize;
-    let range = 0..plan.extent as usize;
-    let grain = (GRAIN / range.len().max(1)).max(1);
-    let (inner, [step, _]) = plan.kept.inner();
-    let side_by_side = outputs > 1 && step.abs() < plan.reduced.inner().1[0].abs();
-    if !side_by_side
-        && parallel
-        && range.len() > 2 * GRAIN
-        && outputs < 2 * host::thread_count()
-        && host::has_threads()
-    {
-        // Few results of many elements each: threads share a result.
-        for output in 0..outputs {
-            let base = plan.kept.offsets(output)[0];
-            let piece = |piece| {
-                let begin = range.start + piece * GRAIN;
+    let (outputs, extent) = (plan.outputs as usize, plan.extent as usize);
+    let base = |output: usize| plan.kept.offsets(output)[0];
+    if outputs >= FEW || extent <= 2 * GRAIN {
+        let grain = (GRAIN / extent.max(1)).max(1);
+        return host::parallel_for(parallel, outputs, grain, |mine| {
+            for output in mine {
                 // SAFETY: the caller's promise.
-                unsafe { one::<F, T>(source, plan, base, begin..(begin + GRAIN).min(range.end)) }
-            };
-            let pieces = range.len().div_ceil(GRAIN);
-            let mut acc = F::identity();
-            // An expanded source may have more pieces than there is memory for.
-            for first in (0..pieces).step_by(PIECES) {
-                let next = first..pieces.min(first + PIECES);
-                let accs: Vec<F::Acc> =
-                    host::on_threads(|| next.into_par_iter().map(piece).collect());
-                acc = accs.into_iter().fold(acc, F::merge);
+                leave(output, unsafe { one::<F, T>(source, plan, base(output), 0..extent) });
             }
-            leave(output, acc);
-        }
-        return;
+        });
     }
-    host::parallel_for(parallel, outputs, grain, |mine| {
-        let mut output = mine.start;
-        while output < mine.end {
-            let base = plan.kept.offsets(output)[0];
-            if !side_by_side {
-                // SAFETY: the caller's promise.
-                leave(output, unsafe { one::<F, T>(source, plan, base, range.clone()) });
-                output += 1;
-                continue;
-            }
-            let n = (inner - output % inner).min(mine.end - output).min(TILE);
-            let mut accs = [F::identity(); TILE];
-            for i in range.clone() {
-                let at = base + plan.reduced.offsets(i)[0];
-                for (k, acc) in accs[..n].iter_mut().enumerate() {
-                    // SAFETY: the caller's promise.
-                    let value = unsafe { source.read(at + k as isize * step) };
-                    *acc = F::merge(*acc, F::make(value.wide(), i));
+    let parts = extent.div_ceil(GRAIN);
+    let mut accs = vec![F::identity(); parts.min(PARTS)];
+    for output in 0..outputs {
+        let base = base(output);
+        let mut acc = F::identity();
+        for first in (0..parts).step_by(PARTS) {
+            let accs = &mut accs[..PARTS.min(parts - first)];
+            let of_parts = Shared(accs.as_mut_ptr());
+            host::parallel_for(parallel, accs.len(), 1, |mine| {
+                for part in mine {
+                    let begin = (first + part) * GRAIN;
+                    let range = begin..(begin + GRAIN).min(extent);
+                    // SAFETY: the caller's promise, and a part that is this thread's.
+                    unsafe {
+                        of_parts.write(part as isize, one::<F, T>(source, plan, base, range));
+                    }
                 }
-            }
-            for (k, acc) in accs[..n].iter().enumerate() {
-                leave(output + k, *acc);
-            }
-            output += n;
+            });
+            acc = accs.iter().copied().fold(acc, F::merge);
         }
-    });
+        leave(output, acc);
+    }
 }
 
 /// Reduces the elements `range` of one result, whose first element is at `base`.
 ///
 /// # Safety
-/// As [`all`].
-unsafe fn one<F: Fold<Value = T::Wide>, T: Source>(
+/// As [`apart`].
+unsafe fn one<F: Fold<T>, T: Source>(
     source: Shared<T>,
     plan: &Plan,
     base: isize,
     range: Range<usize>,
 ) -> F::Acc {
     let (inner, [step]) = plan.reduced.inner();
+    let element = |row: isize, k: usize, i: usize| {
+        // SAFETY: the caller's promise.
+        F::make(unsafe { source.read(row + k as isize * step) }, i + k)
+    };
+    if range.is_empty() {
+        return F::identity();
+    }
+    if range.len() <= SHORT.min(inner) {
+        // So few are done before the lanes are put together.
+        let row = base + plan.reduced.offsets(range.start)[0];
+        let all = (0..range.len()).map(|k| element(row, k, range.start));
+        return all.fold(F::identity(), F::merge);
+    }
     let mut accs = [F::identity(); LANES];
     let mut i = range.start;
     while i < range.end {
         let n = (inner - i % inner).min(range.end - i);
         let row = base + plan.reduced.offsets(i)[0];
-        let whole = if step == 1 { n - n % LANES } else { 0 };
-        for k in (0..whole).step_by(LANES) {
+        if step == 1 {
             // SAFETY: a run of elements without gaps, as the caller promises.
-            let values: [T; LANES] =
-                unsafe { source.at(row + k as isize).cast::<[T; LANES]>().read() };
-            for (j, acc) in accs.iter_mut().enumerate() {
-                *acc = F::merge(*acc, F::make(values[j].wide(), i + k + j));
+            let elements = unsafe { from_raw_parts(source.at(row), n) };
+            if n >= LONG {
+                vectorized(Run::<F, T> { accs: &mut accs, elements, first: i });
+            } else {
+                F::run(&mut accs, elements, i);
             }
-        }
-        for k in whole..n {
-            // SAFETY: the caller's promise.
-            let value = unsafe { source.read(row + k as isize * step) };
-            accs[k % LANES] = F::merge(accs[k % LANES], F::make(value.wide(), i + k));
+        } else {
+            for k in 0..n {
+                accs[k % LANES] = F::merge(accs[k % LANES], element(row, k, i));
+            }
         }
         i += n;
     }
-    accs.into_iter().fold(F::identity(), F::merge)
+    F::total(accs)
+}
+
+/// [`Fold::run`] to be vectorized.
+struct Run<'a, F: Fold<T>, T: Source> {
+    accs: &'a mut [F::Acc; LANES],
+    elements: &'a [T],
+    first: usize,
+}
+
+impl<F: Fold<T>, T: Source> Loop for Run<'_, F, T> {
+    #[inline(always)]
+    fn run(self) {
+        F::run(self.accs, self.elements, self.first);
+    }
+}
+
+/// Reduces the elements of every result where neighbouring results lie closer than what goes into each: goes
+/// over the rows of a tile of them.
+///
+/// # Safety
+/// As [`apart`].
+unsafe fn side_by_side<F: Fold<T>, T: Source>(
+    source: Shared<T>,
+    plan: &Plan,
+    parallel: bool,
+    leave: impl Fn(usize, F::Acc) + Sync,
+) {
+    let (outputs, extent) = (plan.outputs as usize, plan.extent as usize);
+    let inner = plan.kept.inner().0;
+    let (width, across) = (inner.min(TILE), inner.div_ceil(TILE));
+    let tiles = outputs / inner * across;
+    let parts = (extent.saturating_mul(width) / (2 * GRAIN)).clamp(1, FEW.div_ceil(tiles));
+    let rows = extent.div_ceil(parts);
+    let mut partial = vec![F::identity(); if parts > 1 { parts * outputs } else { 0 }];
+    let partials = Shared(partial.as_mut_ptr());
+    let grain = (GRAIN / rows.saturating_mul(width).max(1)).max(1);
+    host::parallel_for(parallel, parts * tiles, grain, |tasks| {
+        let mut accs = [F::identity(); TILE];
+        for task in tasks {
+            let (part, tile) = (task / tiles, task % tiles);
+            let output = tile / across * inner + tile % across * TILE;
+            let accs = &mut accs[..TILE.min(inner - tile % across * TILE)];
+            accs.fill(F::identity());
+            let range = (part * rows).min(extent)..((part + 1) * rows).min(extent);
+            // SAFETY: the caller's promise.
+            unsafe { columns::<F, T>(source, plan, output, range, accs) };
+            for (output, &acc) in (output..).zip(&*accs) {
+                if parts == 1 {
+                    leave(output, acc);
+                } else {
+                    // SAFETY: this task's results of this part.
+                    unsafe { partials.write((part * outputs + output) as isize, acc) };
+                }
+            }
+        }
+    });
+    if parts > 1 {
+        host::parallel_for(parallel, outputs, (GRAIN / parts).max(1), |mine| {
+            for output in mine {
+                let accs = partial[output..].iter().step_by(outputs).copied();
+                leave(output, accs.fold(F::identity(), F::merge));
+            }
+        });
+    }
+}
+
+/// Reduces the elements `range` of neighbouring results from `output` on.
+///
+/// # Safety
+/// As [`apart`].
+unsafe fn columns<F: Fold<T>, T: Source>(
+    source: Shared<T>,
+    plan: &Plan,
+    output: usize,
+    range: Range<usize>,
+    accs: &mut [F::Acc],
+) {
+    let base = plan.kept.offsets(output)[0];
+    let step = plan.kept.inner().1[0];
+    if step == 1 {
+        return vectorized(Columns::<F, T> { source, plan, base, range, accs });
+    }
+    for i in range {
+        let row = base + plan.reduced.offsets(i)[0];
+        for (k, acc) in accs.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            let element = unsafe { source.read(row + k as isize * step) };
+            *acc = F::merge(*acc, F::make(element, i));
+        }
+    }
+}
+
+/// [`Fold::columns`] to be vectorized.
+struct Columns<'a, F: Fold<T>, T: Source> {
+    source: Shared<T>,
+    plan: &'a Plan,
+    base: isize,
+    range: Range<usize>,
+    accs: &'a mut [F::Acc],
+}
+
+impl<F: Fold<T>, T: Source> Loop for Columns<'_, F, T> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { source, plan, base, range, accs } = self;
+        let width = accs.len();
+        F::columns(accs, range, |i| {
+            let row = base + plan.reduced.offsets(i)[0];
+            // SAFETY: a run of elements without gaps, as this was made for.
+            unsafe { from_raw_parts(source.at(row), width) }
+        });
+    }
 }

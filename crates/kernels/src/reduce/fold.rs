@@ -1,68 +1,175 @@
 //! What reductions do with elements, on the host.
 
-use std::marker::PhantomData;
+use std::array::from_fn;
+use std::ops::Range;
 
-use warpline_runtime::host::{Cast, CastAny, HostElement, Number};
+use warpline_runtime::host::{Cast, CastAny, HostElement, Number, Truth};
 
-/// A reduction of values `V`, such as a sum.
-pub(super) trait Fold: 'static {
-    /// What an element's value is before it is reduced.
-    type Value: Copy;
+/// Partial results of neighbouring elements that are carried on together: several vectors at once. With
+/// fewer, compilers unroll the loop over them and gather elements for vectors across its turns.
+pub(super) const LANES: usize = 64;
+
+/// Rows that are gone over together, so that partial results are read and written once for them.
+const ROWS: usize = 8;
+
+/// Neighbouring results that are worked on together at most: a thread has them in its nearest cache.
+pub(super) const TILE: usize = 1024;
+
+/// Elements of which the extreme is found before it is known where it is.
+const BLOCK: usize = 1024;
+
+/// A reduction of elements `T`, such as a sum.
+///
+/// All is `inline(always)`, to be compiled for each level of vector instructions.
+pub(super) trait Fold<T: Source>: 'static {
     /// What is kept meanwhile.
     type Acc: Copy + Send + Sync;
-    fn identity() -> Self::Acc;
-    fn make(value: Self::Value, index: usize) -> Self::Acc;
-    fn merge(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     /// What the result is stored from.
-    type Result: Wide;
+    type Result: Number + CastAny;
+    fn identity() -> Self::Acc;
+    fn make(element: T, index: usize) -> Self::Acc;
+    fn merge(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn result(acc: Self::Acc) -> Self::Result;
+
+    /// Reduces elements that follow one another, the first of this index.
+    #[inline(always)]
+    fn run(accs: &mut [Self::Acc; LANES], elements: &[T], first: usize) {
+        let mut local = *accs;
+        let (chunks, rest) = elements.as_chunks::<LANES>();
+        for (i, chunk) in chunks.iter().enumerate() {
+            for (j, acc) in local.iter_mut().enumerate() {
+                *acc = Self::merge(*acc, Self::make(chunk[j], first + i * LANES + j));
+            }
+        }
+        *accs = local;
+        let first = first + chunks.len() * LANES;
+        for (j, (acc, &element)) in accs.iter_mut().zip(rest).enumerate() {
+            *acc = Self::merge(*acc, Self::make(element, first + j));
+        }
+    }
+
+    /// Reduces columns that lie side by side, no more than a [`TILE`]: `row` has those of an index.
+    #[inline(always)]
+    fn columns<'a>(accs: &mut [Self::Acc], range: Range<usize>, row: impl Fn(usize) -> &'a [T]) {
+        let n = accs.len();
+        let whole = range.start + range.len() / ROWS * ROWS;
+        for first in (range.start..whole).step_by(ROWS) {
+            let rows: [&[T]; ROWS] = from_fn(|i| &row(first + i)[..n]);
+            for (k, to) in accs.iter_mut().enumerate() {
+                let mut acc = *to;
+                for (i, row) in rows.iter().enumerate() {
+                    acc = Self::merge(acc, Self::make(row[k], first + i));
+                }
+                *to = acc;
+            }
+        }
+        for index in whole..range.end {
+            for (acc, &element) in accs.iter_mut().zip(row(index)) {
+                *acc = Self::merge(*acc, Self::make(element, index));
+            }
+        }
+    }
+
+    /// All of them together, in an order that is always the same.
+    #[inline(always)]
+    fn total(mut accs: [Self::Acc; LANES]) -> Self::Acc {
+        let mut width = LANES;
+        while width > 1 {
+            width /= 2;
+            for j in 0..width {
+                accs[j] = Self::merge(accs[j], accs[j + width]);
+            }
+        }
+        accs[0]
+    }
 }
 
-/// A type that partial results are computed in: `f64` for floats, `i64` for integers and bool.
-pub(super) trait Wide: Number + CastAny {
-    const ZERO: Self;
-    const ONE: Self;
+/// A type that extremes are found in.
+pub(super) trait Ordered: Number + CastAny {
     const LOWEST: Self;
     const HIGHEST: Self;
 }
 
-impl Wide for f64 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const LOWEST: Self = f64::NEG_INFINITY;
-    const HIGHEST: Self = f64::INFINITY;
+macro_rules! ordered {
+    ($($ty:ident: $lowest:ident $highest:ident;)*) => {$(
+        impl Ordered for $ty {
+            const LOWEST: Self = $ty::$lowest;
+            const HIGHEST: Self = $ty::$highest;
+        }
+    )*};
 }
 
-impl Wide for i64 {
-    const ZERO: Self = 0;
-    const ONE: Self = 1;
-    const LOWEST: Self = i64::MIN;
-    const HIGHEST: Self = i64::MAX;
+ordered! {
+    u8: MIN MAX;
+    i8: MIN MAX;
+    i16: MIN MAX;
+    i32: MIN MAX;
+    i64: MIN MAX;
+    f32: NEG_INFINITY INFINITY;
+    f64: NEG_INFINITY INFINITY;
+}
+
+/// An element type with what it is reduced in.
+pub(super) trait Source: HostElement {
+    /// For sums and products: `f64` for floats, `i64` for integers and bool.
+    type Wide: Number + CastAny;
+    /// For what needs no more room than its values.
+    type Own: Ordered;
+    fn wide(self) -> Self::Wide;
+    fn own(self) -> Self::Own;
+}
+
+macro_rules! sources {
+    ($($ty:ty => $wide:ty, $own:ty;)*) => {$(
+        impl Source for $ty {
+            type Wide = $wide;
+            type Own = $own;
+            #[inline(always)]
+            fn wide(self) -> $wide {
+                self.get().cast()
+            }
+            #[inline(always)]
+            fn own(self) -> $own {
+                self.get().cast()
+            }
+        }
+    )*};
+}
+
+sources! {
+    Truth => i64, u8;
+    u8 => i64, u8;
+    i8 => i64, i8;
+    i16 => i64, i16;
+    i32 => i64, i32;
+    i64 => i64, i64;
+    half::f16 => f64, f32;
+    half::bf16 => f64, f32;
+    f32 => f64, f32;
+    f64 => f64, f64;
 }
 
 macro_rules! folds {
-    ($($(#[$doc:meta])* $name:ident: $identity:ident, $merge:expr;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident: $acc:ident, $identity:expr, $value:ident, $merge:ident;)*) => {$(
         $(#[$doc])*
-        pub(super) struct $name<V>(PhantomData<V>);
+        pub(super) struct $name;
 
-        impl<V: Wide> Fold for $name<V> {
-            type Value = V;
-            type Acc = V;
+        impl<T: Source> Fold<T> for $name {
+            type Acc = T::$acc;
+            type Result = T::$acc;
             #[inline(always)]
-            fn identity() -> V {
-                V::$identity
+            fn identity() -> T::$acc {
+                $identity
             }
             #[inline(always)]
-            fn make(value: V, _: usize) -> V {
-                value
+            fn make(element: T, _: usize) -> T::$acc {
+                element.$value()
             }
             #[inline(always)]
-            fn merge(a: V, b: V) -> V {
-                let merge: fn(V, V) -> V = $merge;
-                merge(a, b)
+            fn merge(a: T::$acc, b: T::$acc) -> T::$acc {
+                a.$merge(b)
             }
-            type Result = V;
-            fn result(acc: V) -> V {
+            fn result(acc: T::$acc) -> T::$acc {
                 acc
             }
         }
@@ -71,91 +178,130 @@ macro_rules! folds {
 
 folds! {
     /// The sum.
-    Sum: ZERO, |a, b| a.add(b);
+    Sum: Wide, Number::from_number(0i64), wide, add;
     /// The product.
-    Prod: ONE, |a, b| a.mul(b);
+    Prod: Wide, Number::from_number(1i64), wide, mul;
     /// The largest, or NaN.
-    Max: LOWEST, |a, b| a.maximum(b);
+    Max: Own, Ordered::LOWEST, own, maximum;
     /// The smallest, or NaN.
-    Min: HIGHEST, |a, b| a.minimum(b);
+    Min: Own, Ordered::HIGHEST, own, minimum;
 }
 
 /// Whether all (`ALL`) or any of the elements are not zero.
-pub(super) struct Truths<V, const ALL: bool>(PhantomData<V>);
+pub(super) struct Truths<const ALL: bool>;
 
-impl<V: Wide, const ALL: bool> Fold for Truths<V, ALL> {
-    type Value = V;
-    type Acc = i64;
-    fn identity() -> i64 {
+impl<T: Source, const ALL: bool> Fold<T> for Truths<ALL> {
+    type Acc = u8;
+    type Result = u8;
+    #[inline(always)]
+    fn identity() -> u8 {
         ALL.into()
     }
     #[inline(always)]
-    fn make(value: V, _: usize) -> i64 {
-        (value != V::ZERO).into()
+    fn make(element: T, _: usize) -> u8 {
+        (element.own() != T::Own::from_number(0i64)).into()
     }
     #[inline(always)]
-    fn merge(a: i64, b: i64) -> i64 {
+    fn merge(a: u8, b: u8) -> u8 {
         if ALL { a & b } else { a | b }
     }
-    type Result = i64;
-    fn result(acc: i64) -> i64 {
+    fn result(acc: u8) -> u8 {
         acc
     }
 }
 
 /// The first index of the largest value (`MAX`) or the smallest; of the first NaN if there is one.
-pub(super) struct Arg<V, const MAX: bool>(PhantomData<V>);
+pub(super) struct Arg<const MAX: bool>;
 
-impl<V: Wide, const MAX: bool> Fold for Arg<V, MAX> {
-    type Value = V;
-    type Acc = (V, i64);
-    #[inline(always)]
-    fn identity() -> (V, i64) {
-        (if MAX { V::LOWEST } else { V::HIGHEST }, i64::MAX)
-    }
-    #[inline(always)]
-    fn make(value: V, index: usize) -> (V, i64) {
-        (value, index as i64)
-    }
-    #[inline(always)]
-    fn merge(a: (V, i64), b: (V, i64)) -> (V, i64) {
-        let same = a.0 == b.0 || (a.0.is_nan() && b.0.is_nan());
-        let better = a.0.is_nan() || (!b.0.is_nan() && if MAX { a.0 > b.0 } else { a.0 < b.0 });
-        if if same { a.1 < b.1 } else { better } { a } else { b }
-    }
+/// Whether a value goes before another.
+#[inline(always)]
+fn better<V: Number, const MAX: bool>(a: V, b: V) -> bool {
+    let beyond = if MAX { a > b } else { a < b };
+    (beyond | a.is_nan()) & !b.is_nan()
+}
+
+impl<T: Source, const MAX: bool> Fold<T> for Arg<MAX> {
+    type Acc = (T::Own, i64);
     type Result = i64;
-    fn result(acc: (V, i64)) -> i64 {
+    #[inline(always)]
+    fn identity() -> (T::Own, i64) {
+        (if MAX { T::Own::LOWEST } else { T::Own::HIGHEST }, i64::MAX)
+    }
+    #[inline(always)]
+    fn make(element: T, index: usize) -> (T::Own, i64) {
+        (element.own(), index as i64)
+    }
+    #[inline(always)]
+    fn merge(a: (T::Own, i64), b: (T::Own, i64)) -> (T::Own, i64) {
+        let (before, after) = (better::<_, MAX>(a.0, b.0), better::<_, MAX>(b.0, a.0));
+        if before || (!after && a.1 < b.1) { a } else { b }
+    }
+    fn result(acc: (T::Own, i64)) -> i64 {
         acc.1
     }
-}
 
-/// An element type with the wide type of its values.
-pub(super) trait Source: HostElement {
-    type Wide: Wide;
-    fn wide(self) -> Self::Wide;
-}
-
-macro_rules! sources {
-    ($($ty:ty => $wide:ty;)*) => {$(
-        impl Source for $ty {
-            type Wide = $wide;
-            #[inline(always)]
-            fn wide(self) -> $wide {
-                self.get().cast()
+    /// The extremes of blocks first, at the speed of vectors; then where the best of them is.
+    #[inline(always)]
+    fn run(accs: &mut [(T::Own, i64); LANES], elements: &[T], first: usize) {
+        let (mut best, index) = accs[0];
+        let mut found = None;
+        for (i, block) in elements.chunks(BLOCK).enumerate() {
+            let extreme = if MAX { extreme::<Max, T>(block) } else { extreme::<Min, T>(block) };
+            let is_first = index == i64::MAX && found.is_none();
+            if is_first || better::<_, MAX>(extreme, best) {
+                (best, found) = (extreme, Some((i * BLOCK, block)));
             }
         }
-    )*};
+        if let Some((start, block)) = found {
+            let at = first + start + position(block, best);
+            accs[0] = <Self as Fold<T>>::merge(accs[0], (best, at as i64));
+        }
+    }
+
+    /// Values and indices apart, and indices in 32 bits, for vectors.
+    #[inline(always)]
+    fn columns<'a>(
+        accs: &mut [(T::Own, i64)],
+        range: Range<usize>,
+        row: impl Fn(usize) -> &'a [T],
+    ) {
+        let (mut values, mut indices) = ([T::Own::LOWEST; TILE], [0u32; TILE]);
+        let (values, indices) = (&mut values[..accs.len()], &mut indices[..accs.len()]);
+        for first in range.clone().step_by(u32::MAX as usize) {
+            for (value, &element) in values.iter_mut().zip(row(first)) {
+                *value = element.own();
+            }
+            indices.fill(0);
+            for (index, i) in (first + 1..range.end).zip(1..u32::MAX) {
+                for ((value, at), &element) in values.iter_mut().zip(&mut *indices).zip(row(index))
+                {
+                    let element = element.own();
+                    let is_better = better::<_, MAX>(element, *value);
+                    *value = if is_better { element } else { *value };
+                    *at = if is_better { i } else { *at };
+                }
+            }
+            for ((acc, &value), &at) in accs.iter_mut().zip(&*values).zip(&*indices) {
+                let index = (first + at as usize) as i64;
+                *acc = <Self as Fold<T>>::merge(*acc, (value, index));
+            }
+        }
+    }
 }
 
-sources! {
-    warpline_runtime::host::Truth => i64;
-    u8 => i64;
-    i8 => i64;
-    i16 => i64;
-    i32 => i64;
-    i64 => i64;
-    half::f16 => f64;
-    half::bf16 => f64;
-    f32 => f64;
-    f64 => f64;
+/// The extreme of some elements.
+#[inline(always)]
+fn extreme<F: Fold<T, Acc = T::Own>, T: Source>(elements: &[T]) -> T::Own {
+    let mut accs = [F::identity(); LANES];
+    F::run(&mut accs, elements, 0);
+    F::total(accs)
+}
+
+/// Where the first of some elements is that is such an extreme.
+#[inline(always)]
+fn position<T: Source>(elements: &[T], extreme: T::Own) -> usize {
+    let is_it = |x: &T| (x.own() == extreme) | (extreme.is_nan() & x.own().is_nan());
+    let has_it = |chunk: &[T]| chunk.iter().fold(false, |any, x| any | is_it(x));
+    let start = LANES * elements.chunks(LANES).position(has_it).unwrap_or(0);
+    start + elements[start..].iter().position(is_it).unwrap_or(0)
 }

@@ -1,6 +1,8 @@
 //! Reductions over any dimensions: sum, product, mean, extremes and where they are, any, all.
 
 mod cpu;
+#[cfg(test)]
+mod cpu_tests;
 mod fold;
 mod plan;
 #[cfg(test)]
@@ -147,16 +149,15 @@ fn program(op: ReduceOp, kernel: Kernel, dtype: DType) -> (&'static Program, usi
 fn host_kernel(op: ReduceOp, dtype: DType) -> HostKernel {
     use ReduceOp::*;
     dispatch!(dtype, all T => {
-        type W = <T as fold::Source>::Wide;
         match op {
-            Sum | Mean => cpu::reduce::<fold::Sum<W>, T>,
-            Prod => cpu::reduce::<fold::Prod<W>, T>,
-            Max => cpu::reduce::<fold::Max<W>, T>,
-            Min => cpu::reduce::<fold::Min<W>, T>,
-            ArgMax => cpu::reduce::<Arg<W, true>, T>,
-            ArgMin => cpu::reduce::<Arg<W, false>, T>,
-            Any => cpu::reduce::<Truths<W, false>, T>,
-            All => cpu::reduce::<Truths<W, true>, T>,
+            Sum | Mean => cpu::reduce::<fold::Sum, T>,
+            Prod => cpu::reduce::<fold::Prod, T>,
+            Max => cpu::reduce::<fold::Max, T>,
+            Min => cpu::reduce::<fold::Min, T>,
+            ArgMax => cpu::reduce::<Arg<true>, T>,
+            ArgMin => cpu::reduce::<Arg<false>, T>,
+            Any => cpu::reduce::<Truths<false>, T>,
+            All => cpu::reduce::<Truths<true>, T>,
         }
     })
 }

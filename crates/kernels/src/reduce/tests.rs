@@ -3,7 +3,7 @@
 use super::*;
 use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples};
 
-const OPS: [ReduceOp; 9] = [
+pub(super) const OPS: [ReduceOp; 9] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
     ReduceOp::Mean,
@@ -66,7 +66,7 @@ pub(super) fn result_sizes(sizes: &[usize], dims: &[usize], keepdim: bool) -> Ve
 }
 
 #[track_caller]
-fn check(target: Target<'_>, op: ReduceOp, a: &Tensor, dims: &[usize], keepdim: bool) {
+pub(super) fn check(target: Target<'_>, op: ReduceOp, a: &Tensor, dims: &[usize], keepdim: bool) {
     let Ok(dtype) = op.result_dtype(a.dtype) else { return };
     let sizes = a.view().sizes();
     let expected: Vec<f64> =

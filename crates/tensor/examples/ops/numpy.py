@@ -5,6 +5,9 @@ NumPy's elementwise ops take one core, its products as many as OPENBLAS_NUM_THRE
 
 if len(sys.argv) > 1 and sys.argv[1] != "0":
     os.environ["OPENBLAS_NUM_THREADS"] = sys.argv[1]
+# Its threads keep their cores busy for a tenth of a second after a call, and so in our turn: so many clocks,
+# as a power of two, are enough for the next call of its own.
+os.environ["OPENBLAS_THREAD_TIMEOUT"] = "20"
 try:
     import numpy as np
 except ImportError as error:
