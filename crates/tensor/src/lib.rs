@@ -42,8 +42,9 @@ pub use tensor::{
     promote_types, rand, randint, randn, randperm, result_type, stack, tensor, where_cond, zeros,
 };
 pub use warpline_runtime::{
-    Access, Category, DType, Element, Error, HostCacheStats, IndexCheck, MemoryFormat, Race,
-    RaceReport, RacingUse, Result, Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
+    Access, Category, DType, Element, Error, HostCacheStats, IndexCheck, InvalidVariable,
+    MemoryFormat, Race, RaceReport, RacingUse, Result, Runtime, RuntimeConfig, Scalar, Site,
+    Staging, SyncPolicy,
 };
 
 pub(crate) use tensor::index;
