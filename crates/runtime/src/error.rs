@@ -7,7 +7,7 @@ use warpline_alloc::AllocError;
 use warpline_cuda_sys_safe::{DriverError, InvalidVariable};
 use warpline_stream::{IndexCheck, StreamError};
 
-use crate::{DType, Race};
+use crate::{DType, Race, Scalar};
 
 /// The result of an op.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -223,6 +223,18 @@ pub enum Error {
         expected: DType,
         /// The tensor's.
         actual: DType,
+    },
+    /// A value read as a type that cannot hold it.
+    #[error("{op}: the value {value} of {dtype} does not fit {asked}")]
+    ValueDoesNotFit {
+        /// The op.
+        op: &'static str,
+        /// The value.
+        value: Scalar,
+        /// The tensor's dtype.
+        dtype: DType,
+        /// The dtype asked for.
+        asked: DType,
     },
     /// `item` of a tensor that has not exactly one element.
     #[error("a Tensor with {numel} elements cannot be converted to Scalar")]
