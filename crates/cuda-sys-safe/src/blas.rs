@@ -26,7 +26,7 @@ use cudarc::cublas::sys::{
 use crate::dylib::{Search, Status, function_table};
 use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle, system};
 
-const SEARCH: Search = Search {
+pub(crate) const SEARCH: Search = Search {
     library: "cuBLAS",
     variable: "WARPLINE_CUBLAS",
     names: if cfg!(windows) {
@@ -167,13 +167,17 @@ impl Blas {
     /// [module](self#where-the-library-is-looked-for) says; later ones answer the same.
     ///
     /// # Errors
-    /// [`DriverError::LibraryNotFound`] with every name tried; [`DriverError::MissingSymbol`] when
-    /// what was found is no cuBLAS 12 or newer.
+    /// [`DriverError::LibraryNotFound`] with every name tried; [`DriverError::InvalidVariable`] where
+    /// that was one in the environment; [`DriverError::MissingSymbol`] when what was found is no
+    /// cuBLAS 12 or newer.
     pub fn load() -> Result<&'static Self> {
         static BLAS: OnceLock<Result<Blas>> = OnceLock::new();
-        BLAS.get_or_init(|| Self::load_from(SEARCH.named_in_env().as_deref()))
-            .as_ref()
-            .map_err(Clone::clone)
+        let load = || {
+            let named = SEARCH.named_in_env();
+            let loaded = Self::load_from(named.as_deref());
+            loaded.map_err(|error| SEARCH.blame(named.as_deref(), error))
+        };
+        BLAS.get_or_init(load).as_ref().map_err(Clone::clone)
     }
 
     fn load_from(named: Option<&Path>) -> Result<Self> {

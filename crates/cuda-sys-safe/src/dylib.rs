@@ -49,6 +49,35 @@ impl Search {
         }
     }
 
+    /// Blames the variable where what it named was not found.
+    pub(crate) fn blame(&self, named: Option<&Path>, error: DriverError) -> DriverError {
+        match (error, named) {
+            (DriverError::LibraryNotFound { reason, .. }, Some(named)) => {
+                self.not_usable(named, &reason)
+            }
+            (error, _) => error,
+        }
+    }
+
+    /// Refuses a path in the environment at which there is nothing. A name alone is the loader's.
+    pub(crate) fn check_named(&self) -> Result<()> {
+        match self.named_in_env() {
+            Some(path) if path.components().count() > 1 && !path.exists() => {
+                Err(self.not_usable(&path, "there is no such file or folder"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn not_usable(&self, named: &Path, reason: &str) -> DriverError {
+        let library = self.library;
+        let reason = format!(
+            "no {library} library can be loaded from there: {reason}. It may hold the path of the \
+             library or of its folder; where it is not set, the library is searched for"
+        );
+        DriverError::variable(self.variable, named.display().to_string(), reason)
+    }
+
     /// Opens the first candidate that opens.
     pub(crate) fn open(&self, candidates: &[PathBuf]) -> Result<Library> {
         let mut reason: Option<String> = None;
@@ -235,6 +264,20 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let DriverError::LibraryNotFound { reason, .. } = &error else { panic!("{error}") };
         assert!(reason.contains(path.file_name().unwrap().to_str().unwrap()), "{reason}");
+    }
+
+    #[test]
+    fn a_named_library_that_is_not_there_is_blamed_on_the_variable() {
+        let named = Path::new("/nonexistent/mine.so");
+        let error = NOTHING.open(&NOTHING.candidates(Some(named))).unwrap_err();
+        let error = NOTHING.blame(Some(named), error);
+        assert!(!error.is_no_device(), "{error}");
+        let text = error.to_string();
+        for part in [NOTHING.variable, "`/nonexistent/mine.so`", "may hold the path"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let searched = NOTHING.open(&NOTHING.candidates(None)).unwrap_err();
+        assert!(NOTHING.blame(None, searched).is_no_device(), "nobody named one");
     }
 
     #[test]

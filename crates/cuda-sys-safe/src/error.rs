@@ -188,9 +188,24 @@ pub struct CollectiveMismatch {
     pub calls: [String; 2],
 }
 
+/// A variable of the environment that holds what it cannot hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the environment variable {variable} is `{value}`: {reason}")]
+pub struct InvalidVariable {
+    /// The variable.
+    pub variable: &'static str,
+    /// What it holds.
+    pub value: String,
+    /// What is wrong with that, and what it may hold.
+    pub reason: String,
+}
+
 /// Why a driver could not do what was asked.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DriverError {
+    /// A variable of the environment holds what it cannot hold.
+    #[error(transparent)]
+    InvalidVariable(Box<InvalidVariable>),
     /// No CUDA library was found where it was looked for.
     #[error(
         "no {library} library was found (looked for {}): {reason}. Install it, or name its path in {variable}",
@@ -225,6 +240,20 @@ pub enum DriverError {
     NoDevice {
         /// What was found instead, and what to check.
         reason: String,
+    },
+    /// `CUDA_VISIBLE_DEVICES` hides every device.
+    #[error("no CUDA device is visible: CUDA_VISIBLE_DEVICES is `{value}`, which {}",
+        match installed {
+            Some(1) => "does not show the only device".to_owned(),
+            Some(count) => format!("shows none of the {count} devices"),
+            None => "hides every device that it does not name".to_owned(),
+        }
+    )]
+    DevicesHidden {
+        /// What the variable holds.
+        value: String,
+        /// How many devices there are, if that is known.
+        installed: Option<usize>,
     },
     /// The ordinal names no device.
     #[error(
@@ -289,6 +318,22 @@ pub enum DriverError {
 }
 
 impl DriverError {
+    /// A variable of the environment that holds what it cannot hold.
+    #[must_use]
+    pub fn variable(variable: &'static str, value: impl Into<String>, reason: String) -> Self {
+        Self::InvalidVariable(Box::new(InvalidVariable { variable, value: value.into(), reason }))
+    }
+
+    /// Whether there is no GPU to use, rather than something that is wrong: no driver is installed,
+    /// or it shows no device.
+    #[must_use]
+    pub fn is_no_device(&self) -> bool {
+        matches!(
+            self,
+            Self::LibraryNotFound { .. } | Self::NoDevice { .. } | Self::DevicesHidden { .. }
+        ) || self.code() == Some(CudaCode::STUB_LIBRARY)
+    }
+
     /// A plain failed call, without detail or location.
     #[must_use]
     pub fn cuda(call: &'static str, code: CudaCode, device: Option<usize>) -> Self {

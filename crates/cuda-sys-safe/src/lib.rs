@@ -26,7 +26,7 @@ mod system;
 mod types;
 
 pub use driver::Driver;
-pub use error::{CollectiveMismatch, CudaCode, CudaError, DriverError, Result};
+pub use error::{CollectiveMismatch, CudaCode, CudaError, DriverError, InvalidVariable, Result};
 pub use launch::{Access, DeviceCode, Footprint, HostKernel, HostLaunch, Launch};
 pub use open::open;
 pub use real::fork_generation;

@@ -17,19 +17,28 @@ use crate::{Driver, DriverError, Result, real};
 /// ```
 ///
 /// # Errors
-/// [`DriverError::InvalidArgument`] when the text names no driver; those of [`real::load`].
+/// [`DriverError::InvalidArgument`] when the text names no driver; [`DriverError::NoDevice`] and
+/// [`DriverError::DevicesHidden`] where it has no device; those of [`real::load`].
 pub fn open(spec: Option<&str>, visible: Option<&str>) -> Result<Arc<dyn Driver>> {
     let spec = spec.map_or("", str::trim);
     if matches!(spec, "" | "cuda") {
         return real::load();
     }
-    let refused = |reason| DriverError::InvalidArgument { call: "WARPLINE_DRIVER", reason };
+    let refused = |reason| DriverError::InvalidArgument { call: "open", reason };
     if spec != "sim" && !spec.starts_with("sim:") && !spec.starts_with("sim,") {
         return Err(refused(format!("`{spec}` is neither `cuda` nor `sim:N`, such as `sim:3`")));
     }
     let mut config = SimConfig::from_spec(spec).map_err(|error| refused(error.to_string()))?;
     config.visible = visible.map(str::to_owned);
-    Ok(config.build())
+    let installed = config.devices;
+    let driver = config.build();
+    match (driver.device_count(), installed, visible) {
+        (0, 0, _) => Err(DriverError::NoDevice { reason: format!("`{spec}` asks for none") }),
+        (0, _, Some(value)) => {
+            Err(DriverError::DevicesHidden { value: value.into(), installed: Some(installed) })
+        }
+        _ => Ok(driver),
+    }
 }
 
 #[cfg(test)]
@@ -43,6 +52,19 @@ mod tests {
         assert_eq!(count(" sim:3,lazy ", None).unwrap(), 3);
         assert_eq!(count("sim:3", Some("1,7,0")).unwrap(), 1);
         assert_eq!(count("sim,seed=4", None).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_box_without_a_visible_device_says_why() {
+        let reason = |spec, visible| open(Some(spec), visible).unwrap_err();
+        let none = reason("sim:0", None);
+        assert!(matches!(none, DriverError::NoDevice { .. }), "{none}");
+        assert_eq!(none.to_string(), "no CUDA device is visible: `sim:0` asks for none");
+        let hidden = reason("sim:3", Some("7")).to_string();
+        assert!(hidden.contains("CUDA_VISIBLE_DEVICES is `7`"), "{hidden}");
+        assert!(hidden.contains("none of the 3 devices"), "{hidden}");
+        assert!(reason("sim:1", Some("")).is_no_device());
+        assert!(!reason("vulkan", None).is_no_device());
     }
 
     #[test]

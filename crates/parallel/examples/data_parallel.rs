@@ -52,16 +52,16 @@ impl Forward<Tensor> for Model {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    println!("{} CUDA device(s)", cuda::device_count());
+    println!("{} CUDA device(s)", cuda::device_count()?);
     manual_seed(1);
     let net =
         Sequential::new().with(Linear::new(16, 32, ())?).with(ReLU).with(Linear::new(32, 4, ())?);
     let mut model = Model { net, notes: Arc::default() };
-    if cuda::is_available() {
+    if cuda::is_available()? {
         model.to("cuda:0")?;
     }
     let x = randn(&[args.batch, 16], ())?;
-    let x = if cuda::is_available() { x.to("cuda:0")? } else { x };
+    let x = if cuda::is_available()? { x.to("cuda:0")? } else { x };
     let expected = model.net.forward(x.clone())?;
 
     let mut options = DataParallelOptions::new();

@@ -34,7 +34,7 @@ struct Args {
 }
 
 fn synchronize() -> anyhow::Result<()> {
-    for device in 0..cuda::device_count() {
+    for device in 0..cuda::device_count()? {
         cuda::synchronize(device)?;
     }
     Ok(())
@@ -61,7 +61,7 @@ fn time(runs: usize, f: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<[Dura
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let found = cuda::device_count();
+    let found = cuda::device_count()?;
     println!("{found} GPU(s): {}", cuda::get_device_name(0)?);
     let mut counts = args.devices.clone();
     if counts.is_empty() {

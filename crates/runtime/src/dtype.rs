@@ -173,8 +173,28 @@ pub trait Element:
     const DTYPE: DType;
     /// Its value as a [`Scalar`].
     fn to_scalar(self) -> Scalar;
-    /// The nearest value, converted as `as` does.
-    fn from_scalar(scalar: Scalar) -> Self;
+    /// The value, if the type can hold it: integers within their range, floats rounded where they are
+    /// finite afterwards, and as an integer a float only without a fraction. As a bool, whether it is
+    /// not zero.
+    fn from_scalar(scalar: Scalar) -> Option<Self>;
+}
+
+fn integer<T: TryFrom<i64>>(scalar: Scalar) -> Option<T> {
+    let whole = match scalar {
+        // 2^63 is the first float that an `i64` does not hold; its negative still is one.
+        Scalar::Float(v) if v.fract() != 0.0 || !(-TWO_63..TWO_63).contains(&v) => return None,
+        other => other.to_i64(),
+    };
+    T::try_from(whole).ok()
+}
+
+const TWO_63: f64 = 9_223_372_036_854_775_808.0;
+
+/// A conversion between floats, if it leaves what is finite finite.
+fn float<T>(scalar: Scalar, convert: fn(f64) -> T, is_finite: fn(&T) -> bool) -> Option<T> {
+    let value = scalar.to_f64();
+    let converted = convert(value);
+    (is_finite(&converted) || !value.is_finite()).then_some(converted)
 }
 
 macro_rules! element {
@@ -186,8 +206,8 @@ macro_rules! element {
                 let f: fn($ty) -> Scalar = $to;
                 f(self)
             }
-            fn from_scalar(scalar: Scalar) -> Self {
-                let f: fn(Scalar) -> $ty = $from;
+            fn from_scalar(scalar: Scalar) -> Option<Self> {
+                let f: fn(Scalar) -> Option<$ty> = $from;
                 f(scalar)
             }
         }
@@ -200,16 +220,16 @@ macro_rules! element {
 }
 
 element! {
-    bool => Bool, Scalar::Bool, Scalar::to_bool;
-    u8 => U8, |v| Scalar::Int(v.into()), |s| s.to_i64() as u8;
-    i8 => I8, |v| Scalar::Int(v.into()), |s| s.to_i64() as i8;
-    i16 => I16, |v| Scalar::Int(v.into()), |s| s.to_i64() as i16;
-    i32 => I32, |v| Scalar::Int(v.into()), |s| s.to_i64() as i32;
-    i64 => I64, Scalar::Int, Scalar::to_i64;
-    f16 => F16, |v| Scalar::Float(v.to_f64()), |s| f16::from_f64(s.to_f64());
-    bf16 => BF16, |v| Scalar::Float(v.to_f64()), |s| bf16::from_f64(s.to_f64());
-    f32 => F32, |v| Scalar::Float(v.into()), |s| s.to_f64() as f32;
-    f64 => F64, Scalar::Float, Scalar::to_f64;
+    bool => Bool, Scalar::Bool, |s| Some(s.to_bool());
+    u8 => U8, |v| Scalar::Int(v.into()), integer;
+    i8 => I8, |v| Scalar::Int(v.into()), integer;
+    i16 => I16, |v| Scalar::Int(v.into()), integer;
+    i32 => I32, |v| Scalar::Int(v.into()), integer;
+    i64 => I64, Scalar::Int, integer;
+    f16 => F16, |v| Scalar::Float(v.to_f64()), |s| float(s, f16::from_f64, |v| v.is_finite());
+    bf16 => BF16, |v| Scalar::Float(v.to_f64()), |s| float(s, bf16::from_f64, |v| v.is_finite());
+    f32 => F32, |v| Scalar::Float(v.into()), |s| float(s, |v| v as f32, |v| v.is_finite());
+    f64 => F64, Scalar::Float, |s| Some(s.to_f64());
 }
 
 /// One number of any category, as Python's `bool`, `int`, `float`.
@@ -281,9 +301,56 @@ impl Scalar {
     }
 }
 
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool(v) => v.fmt(f),
+            Self::Int(v) => v.fmt(f),
+            Self::Float(v) => v.fmt(f),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whether each dtype that numbers are read as can hold a value.
+    fn holds(value: Scalar) -> Vec<DType> {
+        let mut all = Vec::new();
+        macro_rules! ask {
+            ($($ty:ty),*) => {$(
+                if <$ty>::from_scalar(value).is_some() {
+                    all.push(<$ty>::DTYPE);
+                }
+            )*};
+        }
+        ask!(u8, i8, i16, i32, i64, f16, bf16, f32, f64);
+        all
+    }
+
+    #[test]
+    fn a_value_is_read_where_it_can_be_held() {
+        use DType::*;
+        let floats = [F16, BF16, F32, F64];
+        let and = |ints: &[DType]| [ints, &floats].concat();
+        assert_eq!(holds(Scalar::Int(300)), and(&[I16, I32, I64]));
+        assert_eq!(holds(Scalar::Int(-1)), and(&[I8, I16, I32, I64]));
+        assert_eq!(holds(Scalar::Int(255)), and(&[U8, I16, I32, I64]));
+        assert_eq!(holds(Scalar::Int(70_000)), [I32, I64, BF16, F32, F64], "no half");
+        assert_eq!(holds(Scalar::Int(i64::MIN)), [I64, BF16, F32, F64]);
+        assert_eq!(holds(Scalar::Bool(true)), and(&[U8, I8, I16, I32, I64]));
+        assert_eq!(holds(Scalar::Float(-128.0)), and(&[I8, I16, I32, I64]));
+        assert_eq!(holds(Scalar::Float(1.5)), floats);
+        assert_eq!(holds(Scalar::Float(TWO_63)), [BF16, F32, F64]);
+        assert_eq!(holds(Scalar::Float(1e300)), [F64]);
+        for only_float in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            assert_eq!(holds(Scalar::Float(only_float)), floats);
+        }
+        assert_eq!(u8::from_scalar(Scalar::Float(255.0)), Some(255));
+        assert_eq!(i64::from_scalar(Scalar::Float(-TWO_63)), Some(i64::MIN));
+        assert_eq!(bool::from_scalar(Scalar::Int(-2)), Some(true));
+    }
 
     #[test]
     fn all_is_indexed_by_discriminant() {

@@ -4,10 +4,10 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_alloc::AllocError;
-use warpline_cuda_sys_safe::DriverError;
+use warpline_cuda_sys_safe::{DriverError, InvalidVariable};
 use warpline_stream::{IndexCheck, StreamError};
 
-use crate::{DType, Race};
+use crate::{DType, Race, Scalar};
 
 /// The result of an op.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -68,6 +68,10 @@ pub enum Error {
     /// Memory could not be had.
     #[error(transparent)]
     Alloc(Arc<AllocError>),
+    /// A variable of the environment holds what it cannot hold, so that CUDA is not used at all.
+    /// Whatever needs a device, or asks whether there is one, returns this.
+    #[error(transparent)]
+    InvalidVariable(Box<InvalidVariable>),
     /// `cuda` was asked for where there is none.
     #[error("CUDA is not available: {reason}. {hint}")]
     CudaUnavailable {
@@ -220,6 +224,18 @@ pub enum Error {
         /// The tensor's.
         actual: DType,
     },
+    /// A value read as a type that cannot hold it.
+    #[error("{op}: the value {value} of {dtype} does not fit {asked}")]
+    ValueDoesNotFit {
+        /// The op.
+        op: &'static str,
+        /// The value.
+        value: Scalar,
+        /// The tensor's dtype.
+        dtype: DType,
+        /// The dtype asked for.
+        asked: DType,
+    },
     /// `item` of a tensor that has not exactly one element.
     #[error("a Tensor with {numel} elements cannot be converted to Scalar")]
     NotAScalar {
@@ -332,6 +348,11 @@ pub enum Error {
     },
 }
 
+const FIND_ONE: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device 'cpu', or \
+                        ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
+const SHOW_ONE: &str = "Let CUDA_VISIBLE_DEVICES name devices that are there, or unset it; or use the \
+                        device 'cpu'";
+
 impl Error {
     /// An argument that cannot be accepted.
     #[must_use]
@@ -348,7 +369,21 @@ impl Error {
     /// A failed driver call of an op.
     #[must_use]
     pub fn driver(op: &'static str, source: DriverError) -> Self {
-        Self::Driver { op, source }
+        match source {
+            DriverError::InvalidVariable(variable) => Self::InvalidVariable(variable),
+            source => Self::Driver { op, source },
+        }
+    }
+
+    /// Why there is no CUDA, as what needs it returns it: [`Error::CudaUnavailable`] where there is no
+    /// GPU to use, what is wrong otherwise.
+    pub(crate) fn no_cuda(reason: DriverError) -> Self {
+        let hint = match &reason {
+            DriverError::DevicesHidden { .. } => SHOW_ONE,
+            reason if reason.is_no_device() => FIND_ONE,
+            _ => return Self::driver("CUDA cannot be used", reason),
+        };
+        Self::CudaUnavailable { reason: reason.to_string(), hint }
     }
 
     /// The driver's error behind this one, if there is one.

@@ -40,5 +40,5 @@ pub use runtime::{CudaDevice, HostCacheStats, Runtime, RuntimeConfig, Staging, S
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
 pub use storage::{ExportedStorage, Site, Storage, Version};
 pub use view::{Operand, View};
-pub use warpline_cuda_sys_safe::Access;
+pub use warpline_cuda_sys_safe::{Access, InvalidVariable};
 pub use warpline_stream::{IndexCheck, Stream};

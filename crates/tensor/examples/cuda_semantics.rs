@@ -43,8 +43,12 @@ fn main() -> ExitCode {
     let mut held = 0;
     let mut failed: Vec<String> = Vec::new();
     match warpline::cuda::device_count() {
-        0 => println!("No CUDA device here: everything runs on simulated ones."),
-        n => println!("{n} CUDA device(s) here."),
+        Ok(0) => println!("No CUDA device here: everything runs on simulated ones."),
+        Ok(n) => println!("{n} CUDA device(s) here."),
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
     }
     section!(held, failed, device_selection, "Device selection");
     section!(held, failed, device_guard, "Device guards");

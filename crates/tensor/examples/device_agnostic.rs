@@ -24,17 +24,17 @@ fn network(device: Device) -> Result<warpline::Tensor> {
     net.forward(&x)?.softmax(-1)?.sum(())
 }
 
-fn device(disable_cuda: bool) -> Device {
-    if !disable_cuda && cuda::is_available() { Device::Cuda(None) } else { Device::Cpu }
+fn device(disable_cuda: bool) -> Result<Device> {
+    Ok(if !disable_cuda && cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu })
 }
 
 /// Runs it with and without CUDA.
 #[allow(dead_code)] // for `cuda_semantics`
 pub(crate) fn run(report: &mut Report) -> Result<()> {
-    let cpu = network(device(true))?;
+    let cpu = network(device(true)?)?;
     report.check("S19 with --disable-cuda it runs on the CPU", cpu.device() == Device::Cpu, &cpu);
     support::on_devices(1, || {
-        let gpu = network(device(false))?;
+        let gpu = network(device(false)?)?;
         let same =
             gpu.device() != Device::Cpu && (gpu.item::<f32>()? - cpu.item::<f32>()?).abs() < 1e-4;
         report.check("S19 without, on CUDA, with the same result", same, &gpu);
@@ -46,6 +46,6 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
 #[allow(dead_code)]
 fn main() -> Result<()> {
     let args = Args::parse();
-    println!("{}", network(device(args.disable_cuda))?);
+    println!("{}", network(device(args.disable_cuda)?)?);
     Ok(())
 }

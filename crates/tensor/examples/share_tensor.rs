@@ -39,7 +39,7 @@ mod linux {
         let (here, there) = UnixStream::pair()?;
         let mut command = Command::new(std::env::current_exe()?);
         command.env(ROLE, "consumer").stdin(Stdio::from(OwnedFd::from(there)));
-        if !cuda::is_available() {
+        if !cuda::is_available()? {
             println!("no GPU here: both processes simulate one");
             command.env("WARPLINE_DRIVER", "sim:1");
         }
@@ -71,7 +71,7 @@ mod linux {
             ensure!(tensor.select(0, 0)?.to_vec::<i64>()? == [-1; 4]);
             Ok(())
         };
-        let produced = if cuda::is_available() {
+        let produced = if cuda::is_available()? {
             produce()
         } else {
             warpline::with_runtime(&warpline::simulated(1)?, produce)

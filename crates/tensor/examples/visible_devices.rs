@@ -11,7 +11,7 @@ use warpline::{Result, cuda, simulated_with, with_runtime};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     for (visible, count) in [("2,0", 2), ("1", 1), ("0,1,2", 3), ("0,-1,1", 1), ("", 0)] {
         let runtime = simulated_with(3, Some(visible))?;
-        let found = with_runtime(&runtime, cuda::device_count);
+        let found = with_runtime(&runtime, cuda::device_count)?;
         let rule = format!("S21 CUDA_VISIBLE_DEVICES='{visible}'");
         report.check(&rule, found == count, format!("{found} device(s)"));
     }
@@ -32,6 +32,9 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
 
 #[allow(dead_code)]
 fn main() -> std::process::ExitCode {
-    println!("{} device(s) are visible here", cuda::device_count());
+    match cuda::device_count() {
+        Ok(count) => println!("{count} device(s) are visible here"),
+        Err(error) => println!("{error}"),
+    }
     support::main_of("CUDA_VISIBLE_DEVICES", run)
 }

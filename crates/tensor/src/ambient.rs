@@ -5,12 +5,13 @@
 //! |---|---|
 //! | `WARPLINE_DRIVER` | `cuda` (or unset): the machine's driver; `sim:N` and options: N simulated GPUs |
 //! | `CUDA_VISIBLE_DEVICES` | which devices there are, and their order |
-//! | `CUDA_LAUNCH_BLOCKING` | `1`: each launch is waited for and reports its own failure |
+//! | `CUDA_LAUNCH_BLOCKING` | `0` or `1`. With `1` each launch is waited for and reports its own failure |
 //! | `WARPLINE_CACHE` | the folder that keeps what NVRTC compiled for later processes; empty: none; unset: `warpline` in the user's folder for caches |
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
 //! A program with rights that its caller has not (a setuid program) keeps no code, and reads none.
-//! One that cannot be used leaves a runtime without CUDA, whose errors name it.
+//! One that holds what it cannot hold leaves a runtime without CUDA: whatever needs a device, or asks
+//! whether there is one, is [`Error::InvalidVariable`], and CPU tensors work.
 
 use std::cell::RefCell;
 use std::env::VarError;
@@ -106,15 +107,19 @@ pub fn simulated(devices: usize) -> Result<Runtime> {
 /// # Errors
 /// As [`simulated`].
 pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> {
-    let driver = warpline_cuda_sys_safe::open(Some(&format!("sim:{devices}")), visible);
-    Runtime::new(driver.map_err(|e| Error::driver("simulated", e))?, RuntimeConfig::default())
+    let config = RuntimeConfig::default();
+    match warpline_cuda_sys_safe::open(Some(&format!("sim:{devices}")), visible) {
+        Ok(driver) => Runtime::new(driver, config),
+        Err(reason) if reason.is_no_device() => Ok(Runtime::without_cuda(reason, &config)),
+        Err(error) => Err(Error::driver("simulated", error)),
+    }
 }
 
 /// A runtime of its own: over the machine's driver for `"cuda"`, over simulated GPUs for `"sim:3"`
 /// and the like. `CUDA_VISIBLE_DEVICES` decides over the devices of the former.
 ///
 /// # Errors
-/// [`Error::Driver`] when the driver cannot be had, or `spec` means nothing.
+/// [`Error::Driver`] when the driver cannot be had or has no device, or `spec` means nothing.
 pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     let driver = warpline_cuda_sys_safe::open(Some(spec), None);
     let driver = driver.map_err(|e| Error::driver("open", e))?;
@@ -134,12 +139,25 @@ fn open_from_environment(
     let value = |name: &'static str| match read(name) {
         Ok(value) => Ok(Some(value)),
         Err(VarError::NotPresent) => Ok(None),
-        Err(VarError::NotUnicode(_)) => Err(refused(name, "the value is not UTF-8".into())),
+        Err(VarError::NotUnicode(value)) => {
+            let reason = "that is not UTF-8, which it has to be".into();
+            Err(DriverError::variable(name, value.to_string_lossy(), reason))
+        }
     };
-    config.launch_blocking = value("CUDA_LAUNCH_BLOCKING")?.is_some_and(|v| v.trim() == "1");
+    let blocking = value("CUDA_LAUNCH_BLOCKING")?;
+    config.launch_blocking = match blocking.as_deref().map_or("", str::trim) {
+        "1" => true,
+        "" | "0" => false,
+        other => {
+            let reason = "it may be 0, or 1 to wait for each launch".into();
+            return Err(DriverError::variable("CUDA_LAUNCH_BLOCKING", other, reason));
+        }
+    };
     config.allocator = AllocatorConfig::from_env_with(&read).map_err(|error| match error {
-        ConfigError::Variable { variable, reason } => refused(variable, reason.to_string()),
-        other => refused("allocator options", other.to_string()),
+        ConfigError::Variable { variable, value, reason } => {
+            DriverError::variable(variable, value, reason.to_string())
+        }
+        other => DriverError::InvalidArgument { call: "allocator", reason: other.to_string() },
     })?;
     config.compile_cache = match value("WARPLINE_CACHE")? {
         Some(folder) => Some(PathBuf::from(folder)).filter(|folder| !folder.as_os_str().is_empty()),
@@ -147,11 +165,36 @@ fn open_from_environment(
     };
     config.compile_cache.take_if(|_| warpline_cuda_sys_safe::has_elevated_rights());
     let (spec, visible) = (value("WARPLINE_DRIVER")?, value("CUDA_VISIBLE_DEVICES")?);
-    let driver = warpline_cuda_sys_safe::open(spec.as_deref(), visible.as_deref())?;
+    let driver = warpline_cuda_sys_safe::open(spec.as_deref(), visible.as_deref());
+    let driver = driver.map_err(|error| match error {
+        DriverError::InvalidArgument { reason, .. } => {
+            DriverError::variable("WARPLINE_DRIVER", spec.unwrap_or_default(), reason)
+        }
+        DriverError::DevicesHidden { value, installed: Some(count) }
+            if count > 0 && !hides_on_purpose(&value) =>
+        {
+            let reason = format!(
+                "it names none of this machine's {count} device(s), or one of them twice. It may list \
+                 indices or UUIDs, such as `0,1`, or be empty or -1 to hide all"
+            );
+            DriverError::variable("CUDA_VISIBLE_DEVICES", value, reason)
+        }
+        error => error,
+    })?;
     Runtime::new(driver, config.clone()).map_err(|error| {
         let reason = error.driver_error().cloned();
-        reason.unwrap_or_else(|| refused("WARPLINE_DRIVER", error.to_string()))
+        reason.unwrap_or_else(|| DriverError::InvalidArgument {
+            call: "the driver's devices",
+            reason: error.to_string(),
+        })
     })
+}
+
+/// Whether a value of `CUDA_VISIBLE_DEVICES` is one of those that programs hide all devices with: it
+/// does not even begin as the name of one does.
+fn hides_on_purpose(value: &str) -> bool {
+    let value = value.trim_start();
+    !value.starts_with(|c: char| c.is_ascii_digit() || c == '+') && !value.starts_with("GPU-")
 }
 
 /// The user's folder for caches, by the system's custom. One that is not absolute is of no use, as what
@@ -165,10 +208,6 @@ fn caches(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     } else {
         folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
     }
-}
-
-fn refused(call: &'static str, reason: String) -> DriverError {
-    DriverError::InvalidArgument { call, reason }
 }
 
 #[cfg(test)]
@@ -227,9 +266,29 @@ mod tests {
         for variable in ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
             let reason = reason(&with(&[("WARPLINE_DRIVER", "sim:1"), (variable, "polisy:torch")]));
             assert!(reason.contains(variable) && reason.contains("`polisy`"), "{reason}");
+            assert!(reason.contains("is `polisy:torch`") && reason.contains("policy,"), "{reason}");
             let named = reason.matches("ALLOC_CONF").count();
             assert_eq!(named, 1, "no other is blamed: {reason}");
         }
+    }
+
+    #[test]
+    fn what_hides_devices_on_purpose_is_told_from_a_slip() {
+        let asked = |visible| {
+            let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), ("CUDA_VISIBLE_DEVICES", visible)]);
+            runtime.devices().map(|devices| devices.count())
+        };
+        for hidden in ["", "-1", " ", "none", "NoDevFiles"] {
+            let error = asked(hidden).unwrap_err();
+            assert!(matches!(error, Error::CudaUnavailable { .. }), "{error}");
+            assert!(!error.to_string().contains("NVIDIA GPU"), "{error}");
+        }
+        for slip in ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"] {
+            let error = asked(slip).unwrap_err();
+            assert!(matches!(error, Error::InvalidVariable(_)), "{error}");
+            assert!(error.to_string().contains(&format!("is `{slip}`")), "{error}");
+        }
+        assert_eq!(asked("1,7").unwrap(), 1, "as the driver has it");
     }
 
     #[test]

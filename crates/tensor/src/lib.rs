@@ -37,13 +37,15 @@ pub use options::TensorOptions;
 #[doc(hidden)]
 pub use tensor::by_name;
 pub use tensor::{
-    Index, IntoDims, IntoIndices, Pending, RoundingMode, Tensor, TensorData, TensorOrScalar,
-    arange, arange_start, arange_start_step, cat, embedding, empty, eye, full, linspace, ones,
-    promote_types, rand, randint, randn, randperm, result_type, stack, tensor, where_cond, zeros,
+    Index, IndexRange, IntoDims, IntoIndices, Pending, RoundingMode, Tensor, TensorData,
+    TensorOrScalar, arange, arange_start, arange_start_step, cat, embedding, empty, eye, full,
+    linspace, ones, promote_types, rand, randint, randn, randperm, result_type, stack, tensor,
+    where_cond, zeros,
 };
 pub use warpline_runtime::{
-    Access, Category, DType, Element, Error, HostCacheStats, IndexCheck, MemoryFormat, Race,
-    RaceReport, RacingUse, Result, Runtime, RuntimeConfig, Scalar, Site, Staging, SyncPolicy,
+    Access, Category, DType, Element, Error, HostCacheStats, IndexCheck, InvalidVariable,
+    MemoryFormat, Race, RaceReport, RacingUse, Result, Runtime, RuntimeConfig, Scalar, Site,
+    Staging, SyncPolicy,
 };
 
 pub(crate) use tensor::index;

@@ -43,6 +43,7 @@ use self::api::Api;
 use self::device::Device;
 use self::fork::Birth;
 pub use self::fork::fork_generation;
+use crate::blas;
 use crate::dylib::{Status, version_text};
 use crate::owned::Refused;
 use crate::{CudaCode, Driver, DriverError, Result};
@@ -70,11 +71,23 @@ pub struct CudaDriver {
 /// answer the same, whether that was the driver or an error.
 ///
 /// # Errors
-/// [`DriverError::LibraryNotFound`] with every name tried, [`DriverError::MissingSymbol`] when the
-/// library is too old, [`DriverError::NoDevice`], or what `cuInit` answered.
+/// [`DriverError::LibraryNotFound`] with every name tried, [`DriverError::InvalidVariable`] where
+/// that was one in the environment, [`DriverError::MissingSymbol`] when the library is too old,
+/// [`DriverError::NoDevice`], [`DriverError::DevicesHidden`], or what `cuInit` answered.
 pub fn load() -> Result<Arc<dyn Driver>> {
     static DRIVER: OnceLock<Result<Arc<dyn Driver>>> = OnceLock::new();
-    DRIVER.get_or_init(|| load_from(&search_paths(api::SEARCH.named_in_env().as_deref()))).clone()
+    DRIVER
+        .get_or_init(|| {
+            let named = api::SEARCH.named_in_env();
+            let driver = load_from(&search_paths(named.as_deref()));
+            let driver = driver.map_err(|error| api::SEARCH.blame(named.as_deref(), error))?;
+            // Where these are missing others do their work, and nobody would hear of the variable.
+            for search in [blas::SEARCH, nvml::SEARCH] {
+                search.check_named()?;
+            }
+            Ok(driver)
+        })
+        .clone()
 }
 
 /// What [`load`] tries, in order: `named` alone where given, a library or its folder.
@@ -136,14 +149,20 @@ fn initialised(call: &'static str, status: Status, version: u32) -> Result<()> {
 }
 
 fn no_device(what: &str) -> DriverError {
-    let mut reason = what.to_owned();
     match std::env::var_os("CUDA_VISIBLE_DEVICES") {
-        Some(visible) => reason.push_str(&format!(
-            "; CUDA_VISIBLE_DEVICES is set to {visible:?}, which hides every device not in it"
-        )),
-        None => reason.push_str("; check that nvidia-smi lists one"),
+        Some(value) => DriverError::DevicesHidden {
+            value: value.to_string_lossy().into_owned(),
+            installed: installed(),
+        },
+        None => {
+            DriverError::NoDevice { reason: format!("{what}; check that nvidia-smi lists one") }
+        }
     }
-    DriverError::NoDevice { reason }
+}
+
+/// How many devices the kernel's module has, where it says so.
+fn installed() -> Option<usize> {
+    Some(std::fs::read_dir("/proc/driver/nvidia/gpus").ok()?.count())
 }
 
 #[cfg(test)]

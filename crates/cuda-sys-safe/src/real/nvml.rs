@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use crate::dylib::{Search, function_table};
 
-const SEARCH: Search = Search {
+pub(super) const SEARCH: Search = Search {
     library: "NVML",
     variable: "WARPLINE_NVML",
     names: if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1"] },

@@ -10,14 +10,14 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::blas::Blas;
-use warpline_cuda_sys_safe::{DevicePtr, HostKernel, StreamHandle};
+use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 
 use crate::programs::{NUMBERS, committed};
 use blas::Gemm;
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Result, Target, View};
+use warpline_runtime::{CudaDevice, DType, Error, Result, Target, View};
 
 const OP: &str = "matmul";
 
@@ -114,9 +114,10 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     let small = params.is_small();
     let gemm = match target {
         Target::Cuda(runtime, device, _) if !small && runtime.uses_cublas() => {
-            // Any other driver runs the CPU implementation, whatever it is asked for.
-            let available = || device.driver().name() != "cuda" || Blas::load().is_ok();
-            Gemm::new(a.dtype, &params).filter(|_| available()).map(|gemm| (gemm, device))
+            match Gemm::new(a.dtype, &params) {
+                Some(gemm) if has_cublas(device)? => Some((gemm, device)),
+                _ => None,
+            }
         }
         _ => None,
     };
@@ -148,6 +149,20 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     // SAFETY: sizes and strides are those of the operands, of which all but the last are only
     // read; the result shares no memory with them.
     unsafe { launch::run(target, &call) }
+}
+
+/// Whether there is a cuBLAS. That one was named which is none is an error, since nobody would notice
+/// our own kernels otherwise.
+fn has_cublas(device: &CudaDevice) -> Result<bool> {
+    // Any other driver runs the CPU implementation, whatever it is asked for.
+    if device.driver().name() != "cuda" {
+        return Ok(true);
+    }
+    match Blas::load() {
+        Ok(_) => Ok(true),
+        Err(error @ DriverError::InvalidVariable(_)) => Err(Error::driver(OP, error)),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Whether cuBLAS cannot take an operand as it lies, so that a contiguous copy of it, and then

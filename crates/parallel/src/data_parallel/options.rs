@@ -1,6 +1,6 @@
 //! Which devices are used.
 
-use warpline::{Device, Result, Runtime};
+use warpline::{Device, Error, Result, Runtime};
 
 use super::DataParallelError;
 
@@ -108,10 +108,11 @@ impl DataParallelOptions {
         &self,
         runtime: &Runtime,
     ) -> Result<(Vec<usize>, Device), DataParallelError> {
-        let count = runtime.device_count();
-        if count == 0 {
-            return Ok((Vec::new(), Device::Cpu));
-        }
+        let count = match runtime.devices() {
+            Ok(devices) => devices.count(),
+            Err(Error::CudaUnavailable { .. }) => return Ok((Vec::new(), Device::Cpu)),
+            Err(error) => return Err(error.into()),
+        };
         let device_ids = self.device_ids.clone().unwrap_or_else(|| (0..count).collect());
         let refused =
             |reason| DataParallelError::DeviceIds { device_ids: device_ids.clone(), reason };

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use warpline::{Runtime, runtime};
+use warpline::{Runtime, cuda, runtime};
 use warpline_cuda_sys_safe::nccl::UniqueId;
 use warpline_cuda_sys_safe::owned::Communicator;
 
@@ -91,7 +91,7 @@ impl InitOptions {
     pub fn from_env_with(timeout: Duration) -> Result<Self> {
         let found = environment::read(&|name| std::env::var(name))?;
         // Before the store is reached: nobody waits for a rank that cannot be one.
-        let device = found.device(runtime().device_count())?;
+        let device = found.device(cuda::device_count()?)?;
         let store = store_of(&found, timeout)?;
         let mut options = Self::new(store, found.rank, found.world_size);
         options.store_host = (!found.launcher_hosts).then_some(0);

@@ -185,18 +185,19 @@ impl Layout {
         Ok(out)
     }
 
-    /// Every `step`-th index of `dim` in `start..end`.
+    /// Every `step`-th index of `dim` in `start..end`, of which what lies beyond the dimension is cut
+    /// off.
     ///
     /// # Errors
-    /// As [`Layout::narrow`]; [`Error::InvalidArgument`] when `step` is zero.
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `step` is zero.
     pub fn slice(&self, dim: isize, start: usize, end: usize, step: usize) -> Result<Self> {
         if step == 0 {
             return Err(Error::invalid("slice", "the step must be greater than zero".into()));
         }
-        // What does not fit is no index from the end, but out of range.
-        let first = isize::try_from(start).unwrap_or(isize::MAX);
-        let mut out = self.narrow(dim, first, end.saturating_sub(start))?;
-        let d = self.dim(dim)?;
+        let d = self.own_dim(dim)?;
+        let size = self.sizes[d];
+        let (start, end) = (start.min(size), end.min(size));
+        let mut out = self.narrow(dim, start as isize, end.saturating_sub(start))?;
         out.sizes[d] = out.sizes[d].div_ceil(step);
         // Where this saturates there is at most one element, and the stride is never used.
         let step = isize::try_from(step).unwrap_or(isize::MAX);

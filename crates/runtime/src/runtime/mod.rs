@@ -93,7 +93,7 @@ pub struct Runtime(Arc<Inner>);
 struct Inner {
     /// Dropped first: it waits for streams.
     shared: Shared,
-    devices: Result<Devices, DriverError>,
+    devices: Result<Devices>,
     gpus: Vec<CudaDevice>,
     peers: Peers,
     pinned: OnceLock<CudaHostCache>,
@@ -120,17 +120,15 @@ impl Runtime {
         Ok(Self::build(Ok(devices), gpus, &config))
     }
 
-    /// A runtime without CUDA: CPU tensors work, and `cuda` is an error that gives `reason`.
+    /// A runtime without CUDA: CPU tensors work, and `cuda` is an error that gives `reason`:
+    /// [`Error::CudaUnavailable`] where there is no GPU, [`Error::InvalidVariable`] or
+    /// [`Error::Driver`] where something is wrong.
     #[must_use]
     pub fn without_cuda(reason: DriverError, config: &RuntimeConfig) -> Self {
-        Self::build(Err(reason), Vec::new(), config)
+        Self::build(Err(Error::no_cuda(reason)), Vec::new(), config)
     }
 
-    fn build(
-        devices: Result<Devices, DriverError>,
-        gpus: Vec<CudaDevice>,
-        config: &RuntimeConfig,
-    ) -> Self {
+    fn build(devices: Result<Devices>, gpus: Vec<CudaDevice>, config: &RuntimeConfig) -> Self {
         let detector = Arc::new(Detector::new(config.race_report));
         for gpu in &gpus {
             detector.follow(gpu);
@@ -165,7 +163,8 @@ impl Runtime {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// How many devices there are.
+    /// How many devices there are: none also where CUDA cannot be used, of which
+    /// [`Runtime::devices`] says why.
     #[must_use]
     pub fn device_count(&self) -> usize {
         self.0.gpus.len()
@@ -191,13 +190,14 @@ impl Runtime {
     /// The devices with their current-device and current-stream state.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] when there is no driver or no device.
+    /// [`Error::CudaUnavailable`] when there is no driver or no device; [`Error::InvalidVariable`] or
+    /// [`Error::Driver`] when something is wrong with what there is.
     #[inline]
     pub fn devices(&self) -> Result<&Devices> {
         match &self.0.devices {
             Ok(devices) if !self.0.gpus.is_empty() => Ok(devices),
-            Ok(_) => Err(unavailable("no device is visible".into())),
-            Err(reason) => Err(unavailable(reason.to_string())),
+            Ok(_) => Err(no_device()),
+            Err(reason) => Err(reason.clone()),
         }
     }
 
@@ -354,8 +354,6 @@ impl Runtime {
 }
 
 #[cold]
-fn unavailable(reason: String) -> Error {
-    const HINT: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device 'cpu', \
-                        or ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
-    Error::CudaUnavailable { reason, hint: HINT }
+fn no_device() -> Error {
+    Error::no_cuda(DriverError::NoDevice { reason: "the driver has none".into() })
 }

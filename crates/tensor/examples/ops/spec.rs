@@ -95,7 +95,7 @@ impl Spec {
                 let sizes: Vec<isize> = self.sizes.iter().map(|&n| n as isize).collect();
                 self.random(&[self.numel() + 1])?.narrow(0, 1, self.numel())?.view(&sizes)
             }
-            View::Step => self.random(&wider(2 * n))?.slice(dim, 0, 2 * n, 2),
+            View::Step => self.random(&wider(2 * n))?.slice(dim, ..2 * n, 2),
             View::Narrow => self.random(&wider(n + 96))?.narrow(dim, 32, n),
         }
     }

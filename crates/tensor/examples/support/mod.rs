@@ -49,7 +49,7 @@ impl Report {
 /// Runs `f` on the machine's GPUs where there are `devices` of them, otherwise on a simulated box
 /// of three.
 pub(crate) fn on_devices<R>(devices: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    let found = warpline::cuda::device_count();
+    let found = warpline::cuda::device_count()?;
     if found >= devices {
         return f();
     }
@@ -63,7 +63,7 @@ pub(crate) fn with_config<R>(
     config: &warpline::RuntimeConfig,
     f: impl FnOnce(&Runtime) -> Result<R>,
 ) -> Result<R> {
-    let runtime = if warpline::cuda::device_count() >= devices {
+    let runtime = if warpline::cuda::device_count()? >= devices {
         warpline::open("cuda", config)?
     } else {
         warpline::open("sim:3", config)?

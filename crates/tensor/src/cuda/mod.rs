@@ -6,7 +6,7 @@
 //! ```no_run
 //! use warpline::{cuda, zeros};
 //!
-//! if cuda::is_available() {
+//! if cuda::is_available()? {
 //!     let _on_1 = cuda::device(1)?;
 //!     let t = zeros(&[2], "cuda")?;
 //!     assert_eq!(t.device(), warpline::Device::cuda(1));
@@ -89,16 +89,37 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
     }
 }
 
-/// Whether there is a GPU that can be used. Makes no context, never fails.
-#[must_use]
-pub fn is_available() -> bool {
-    device_count() > 0
+/// Whether there is a GPU to use (`torch.cuda.is_available`). Makes no context.
+///
+/// A machine without a driver or a visible device is `false`. What is set up wrong is an error, so that
+/// no program runs on the CPU by mistake; `.unwrap_or(false)` does that all the same.
+///
+/// ```
+/// use warpline::{cuda, zeros};
+///
+/// let device = if cuda::is_available()? { "cuda" } else { "cpu" };
+/// let x = zeros(&[2], device)?;
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidVariable`] where a variable of the environment, such as `WARPLINE_ALLOC_CONF`, holds
+/// what it cannot hold; [`Error::Driver`] where a driver is installed that does not work.
+#[doc(alias = "cuda_is_available")]
+pub fn is_available() -> Result<bool> {
+    Ok(device_count()? > 0)
 }
 
-/// How many GPUs are visible. Makes no context, never fails.
-#[must_use]
-pub fn device_count() -> usize {
-    runtime().device_count()
+/// How many GPUs are visible (`torch.cuda.device_count`). Makes no context.
+///
+/// # Errors
+/// As [`is_available`].
+pub fn device_count() -> Result<usize> {
+    match InUse::get().devices() {
+        Ok(devices) => Ok(devices.count()),
+        Err(Error::CudaUnavailable { .. }) => Ok(0),
+        Err(error) => Err(error),
+    }
 }
 
 /// This thread's current device.

@@ -4,9 +4,11 @@ use warpline_kernels::{fill, random};
 use warpline_runtime::launch;
 
 use super::data::TensorData;
+use super::inplace::check_filled;
 use crate::exec::empty as empty_in;
 use crate::{
-    DType, Device, Element, Error, Result, Runtime, Scalar, Tensor, TensorOptions, runtime,
+    Category, DType, Device, Element, Error, Result, Runtime, Scalar, Tensor, TensorOptions,
+    runtime,
 };
 
 /// A tensor whose elements are not set; `float32` on the CPU unless asked otherwise.
@@ -77,7 +79,8 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
 /// ```
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`] where rows differ in length; as [`empty()`].
+/// [`Error::ShapeMismatch`] where rows differ in length; [`Error::InvalidArgument`] for a number that
+/// the dtype asked for cannot hold; as [`empty()`].
 #[track_caller]
 pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Result<Tensor> {
     tensor_in(&runtime(), data, &options.into())
@@ -100,6 +103,9 @@ pub(super) fn tensor_in<D: TensorData>(
     let source = empty_in(runtime, &sizes, &host, own)?;
     launch::write_bytes((source.storage(), 0), bytemuck::cast_slice(&elements))?;
     let dtype = options.requested_dtype().unwrap_or(own);
+    if dtype != own {
+        elements.iter().try_for_each(|e| check_filled("tensor", e.to_scalar(), dtype))?;
+    }
     let device = options.requested_device()?.unwrap_or_default();
     if device == Device::Cpu && dtype == own && pin == options.pins_memory() {
         return Ok(source);
@@ -134,8 +140,8 @@ pub fn arange_start(
 /// `start, start + step, …` up to but without `end`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when `step` is zero or leads away from `end`, or an argument is not
-/// finite; as [`empty()`].
+/// [`Error::InvalidArgument`] when `step` is zero or leads away from `end`, an argument is not
+/// finite, or the dtype asked for cannot hold the numbers; as [`empty()`].
 #[track_caller]
 pub fn arange_start_step(
     start: impl Into<Scalar>,
@@ -149,6 +155,13 @@ pub fn arange_start_step(
     let dtype = if floats { DType::F32 } else { DType::I64 };
     let length = range_length(start, end, step, floats)?;
     let out = empty_in(&runtime(), &[length], &options, dtype)?;
+    // Beyond the range of `i64` there is no length.
+    let small = out.dtype().category() == Category::Int && out.dtype() != DType::I64;
+    if let (Some(last), true) = (length.checked_sub(1), small) {
+        check_filled("arange", start, out.dtype())?;
+        let last = start.to_f64() + last as f64 * step.to_f64();
+        check_filled("arange", Scalar::Float(last), out.dtype())?;
+    }
     let exec = out.exec()?;
     fill::arange(exec.target(), out.as_view(), start, step)?;
     Ok(out)

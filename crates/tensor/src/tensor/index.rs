@@ -1,6 +1,6 @@
 //! Basic indexing: `t.i((1, .., 2..5))`.
 
-use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
+use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
 use smallvec::SmallVec;
 
@@ -17,6 +17,24 @@ pub enum Index {
     Slice(Option<isize>, Option<isize>),
 }
 
+/// A range of indices, as Rust writes them: `1..3`, `1..=3`, `1..`, `..-1`, `..`, over any of the integers
+/// that sizes and indices come as. Negative bounds count from the end.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no range of indices",
+    label = "expected a range such as `1..3`, `1..`, `..-1` or `..`",
+    note = "bounds may be `i32`, `i64`, `isize` or `usize`"
+)]
+pub trait IndexRange {
+    /// The first index, and the one after the last. `None` is the dimension's own end.
+    fn bounds(self) -> (Option<isize>, Option<isize>);
+}
+
+impl IndexRange for RangeFull {
+    fn bounds(self) -> (Option<isize>, Option<isize>) {
+        (None, None)
+    }
+}
+
 macro_rules! from_int {
     ($($ty:ty),*) => {$(
         impl From<$ty> for Index {
@@ -25,31 +43,44 @@ macro_rules! from_int {
                 Self::At(isize::try_from(index).unwrap_or(isize::MAX))
             }
         }
-        impl From<Range<$ty>> for Index {
-            fn from(range: Range<$ty>) -> Self {
-                let end = |i: $ty| isize::try_from(i).unwrap_or(isize::MAX);
-                Self::Slice(Some(end(range.start)), Some(end(range.end)))
-            }
-        }
-        impl From<RangeFrom<$ty>> for Index {
-            fn from(range: RangeFrom<$ty>) -> Self {
-                Self::Slice(Some(isize::try_from(range.start).unwrap_or(isize::MAX)), None)
-            }
-        }
-        impl From<RangeTo<$ty>> for Index {
-            fn from(range: RangeTo<$ty>) -> Self {
-                Self::Slice(None, Some(isize::try_from(range.end).unwrap_or(isize::MAX)))
-            }
-        }
+        from_int!(@range $ty, Range<$ty>, range, Some(range.start), Some(range.end), 0);
+        from_int!(@range $ty, RangeFrom<$ty>, range, Some(range.start), None, 0);
+        from_int!(@range $ty, RangeTo<$ty>, range, None, Some(range.end), 0);
+        from_int!(@range $ty, RangeInclusive<$ty>, range, Some(*range.start()), Some(*range.end()), 1);
+        from_int!(@range $ty, RangeToInclusive<$ty>, range, None, Some(range.end), 1);
     )*};
+    (@range $ty:ty, $range:ty, $value:ident, $start:expr, $end:expr, $beyond:expr) => {
+        impl IndexRange for $range {
+            fn bounds(self) -> (Option<isize>, Option<isize>) {
+                let $value = self;
+                let (start, end): (Option<$ty>, Option<$ty>) = ($start, $end);
+                let bound = |bound: $ty| isize::try_from(bound).unwrap_or(isize::MAX);
+                (start.map(bound), end.map(bound).and_then(|end| after(end, $beyond)))
+            }
+        }
+    };
 }
 
-from_int!(i32, isize, usize);
+/// The bound so many indices on: beyond the last one, -1, there is the end.
+fn after(end: isize, beyond: isize) -> Option<isize> {
+    if beyond == 1 && end == -1 { None } else { Some(end.saturating_add(beyond)) }
+}
 
-impl From<RangeFull> for Index {
-    fn from(_: RangeFull) -> Self {
-        Self::Slice(None, None)
+from_int!(i32, i64, isize, usize);
+
+impl<R: IndexRange> From<R> for Index {
+    fn from(range: R) -> Self {
+        let (start, end) = range.bounds();
+        Self::Slice(start, end)
     }
+}
+
+/// A range's part within a dimension.
+pub(super) fn within((start, end): (Option<isize>, Option<isize>), size: usize) -> Range<usize> {
+    let size = size as isize;
+    let clamp = |i: isize| (if i < 0 { i.saturating_add(size) } else { i }).clamp(0, size) as usize;
+    let start = clamp(start.unwrap_or(0));
+    start..clamp(end.unwrap_or(size)).max(start)
 }
 
 /// What [`Tensor::i`] takes: one [`Index`], or a tuple or slice of several.
@@ -99,6 +130,7 @@ impl Tensor {
     /// let t = arange(24, ())?.reshape(&[2, 3, 4])?;
     /// assert_eq!(t.i(1)?.size(), [3, 4]);
     /// assert_eq!(t.i((.., -1, 1..3))?.to_vec::<i64>()?, [9, 10, 21, 22]);
+    /// assert_eq!(t.i((0, 1..=1, ..=-3))?.to_vec::<i64>()?, [4, 5]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
     ///
@@ -119,12 +151,8 @@ impl Tensor {
             match index {
                 Index::At(index) => layout = layout.select(dim, index)?,
                 Index::Slice(start, end) => {
-                    let size = layout.sizes()[dim as usize] as isize;
-                    let clamp =
-                        |i: isize| (if i < 0 { i.saturating_add(size) } else { i }).clamp(0, size);
-                    let start = clamp(start.unwrap_or(0));
-                    let end = clamp(end.unwrap_or(size));
-                    layout = layout.narrow(dim, start, (end - start).max(0) as usize)?;
+                    let range = within((start, end), layout.sizes()[dim as usize]);
+                    layout = layout.narrow(dim, range.start as isize, range.len())?;
                     dim += 1;
                 }
             }

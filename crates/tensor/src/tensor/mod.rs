@@ -33,7 +33,7 @@ pub use factories::{
     arange, arange_start, arange_start_step, empty, eye, full, linspace, ones, rand, randint,
     randn, randperm, tensor, zeros,
 };
-pub use index::{Index, IntoIndices};
+pub use index::{Index, IndexRange, IntoIndices};
 pub use ops::TensorOrScalar;
 pub use pending::Pending;
 pub use powers::RoundingMode;

@@ -362,14 +362,26 @@ impl Tensor {
         self.to_scalars()?.first().copied().ok_or_else(not_one)
     }
 
-    /// The one element, converted to `T` as `as` converts. Waits for the device.
+    /// The one element, as any type that can hold it. Waits for the device.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// assert_eq!(tensor([1.5f32, 2.5], ())?.sum(())?.item::<f64>()?, 4.0);
+    /// assert_eq!(tensor(3i64, ())?.item::<u8>()?, 3);
+    /// let error = tensor(300i64, ())?.item::<u8>().unwrap_err();
+    /// assert_eq!(error.to_string(), "item: the value 300 of torch.int64 does not fit torch.uint8");
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Tensor::to_scalar`].
+    /// [`Error::ValueDoesNotFit`] for an integer outside `T`'s range, a float with a fraction as an
+    /// integer, a finite one that `T` has no finite value for; as [`Tensor::to_scalar`].
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         self.check_readable("item")?;
-        Ok(T::from_scalar(self.to_scalar()?))
+        let (value, dtype) = (self.to_scalar()?, self.dtype());
+        let op = "item";
+        T::from_scalar(value).ok_or(Error::ValueDoesNotFit { op, value, dtype, asked: T::DTYPE })
     }
 
     /// Refuses to wait for elements on a stream that is captured, where they do not come.

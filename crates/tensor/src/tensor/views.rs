@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use warpline_kernels as kernels;
 use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
+use super::index::{self, IndexRange};
 use crate::exec::check_together;
 use crate::{Error, MemoryFormat, Result, Tensor};
 
@@ -147,14 +148,24 @@ impl Tensor {
         Ok(self.with_layout(self.layout().select(dim, index)?))
     }
 
-    /// Every `step`-th index of a dimension in `start..end`.
+    /// Every `step`-th index of a dimension in a range, `t[start:end:step]` of that dimension. As
+    /// there, negative bounds count from the end, and what lies beyond the dimension is cut off.
+    ///
+    /// ```
+    /// # use warpline::arange;
+    /// let t = arange(6, ())?;
+    /// assert_eq!(t.slice(0, 1..-1, 2)?.to_vec::<i64>()?, [1, 3]);
+    /// assert_eq!(t.slice(0, ..100, 4)?.to_vec::<i64>()?, [0, 4]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::DimOutOfRange`], [`Error::IndexOutOfRange`], or [`Error::InvalidArgument`] when
-    /// `step` is zero.
-    pub fn slice(&self, dim: isize, start: usize, end: usize, step: usize) -> Result<Self> {
+    /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `step` is zero.
+    pub fn slice(&self, dim: isize, range: impl IndexRange, step: usize) -> Result<Self> {
         self.check_has_dims("slice")?;
-        Ok(self.with_layout(self.layout().slice(dim, start, end, step)?))
+        let size = self.size()[self.layout().dim(dim)?];
+        let range = index::within(range.bounds(), size);
+        Ok(self.with_layout(self.layout().slice(dim, range.start, range.end, step)?))
     }
 
     fn check_has_dims(&self, op: &'static str) -> Result<()> {

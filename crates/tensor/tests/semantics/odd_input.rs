@@ -2,7 +2,8 @@
 
 use warpline::data::{DataLoader, Dataset};
 use warpline::{
-    DType, Error, Result, arange, cat, full, ones, simulated, tensor, with_runtime, zeros,
+    DType, Element, Error, Result, Tensor, arange, cat, full, ones, simulated, tensor,
+    with_runtime, zeros,
 };
 
 fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
@@ -36,8 +37,60 @@ fn no_elements_of_a_size_that_does_not_fit() -> Result<()> {
 fn a_slice_beyond_the_end() -> Result<()> {
     everywhere(|at| {
         let t = arange(6, at)?.reshape(&[2, 3])?;
-        assert!(t.slice(0, usize::MAX - 1, usize::MAX, 1).is_err());
-        assert_eq!(t.slice(0, 0, 2, usize::MAX / 2)?.to_vec::<i64>()?, [0, 1, 2]);
+        assert_eq!(t.slice(0, usize::MAX - 1..usize::MAX, 1)?.size(), [0, 3], "cut off");
+        assert_eq!(t.slice(0, 0..2, usize::MAX / 2)?.to_vec::<i64>()?, [0, 1, 2]);
+        assert_eq!(t.slice(1, 1..100, 1)?.to_vec::<i64>()?, [1, 2, 4, 5]);
+        assert_eq!(t.slice(1, -100..=-2, 1)?.to_vec::<i64>()?, [0, 1, 3, 4]);
+        assert_eq!(t.slice(1, -2.., 1)?.to_vec::<i64>()?, [1, 2, 4, 5]);
+        assert_eq!(t.slice(1, 2..1, 1)?.size(), [2, 0]);
+        assert_eq!(t.slice(1, ..=-1, 2)?.to_vec::<i64>()?, [0, 2, 3, 5]);
+        assert!(t.slice(1, .., 0).is_err());
+        assert!(t.slice(2, .., 1).is_err());
+        Ok(())
+    })
+}
+
+/// What does not fit is an error, in whatever dtype it is read, or made.
+#[test]
+fn a_value_that_the_type_cannot_hold() -> Result<()> {
+    fn refused<T: Element>(t: &Tensor) {
+        let error = t.item::<T>().expect_err("it does not fit");
+        assert!(matches!(error, Error::ValueDoesNotFit { op: "item", .. }), "{error}");
+        assert!(error.to_string().contains(T::DTYPE.name()), "{error}");
+    }
+    everywhere(|at| {
+        let large = tensor(300i64, at)?;
+        refused::<u8>(&large);
+        refused::<i8>(&large);
+        assert_eq!(large.item::<i16>()?, 300);
+        let negative = tensor(-1i32, at)?;
+        refused::<u8>(&negative);
+        assert_eq!((negative.item::<i8>()?, negative.item::<f64>()?), (-1, -1.0));
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            for odd in [f64::NAN, f64::INFINITY, 1.5] {
+                let t = full(&[], odd, (dtype, at))?;
+                refused::<u8>(&t);
+                refused::<i8>(&t);
+                refused::<i16>(&t);
+                refused::<i32>(&t);
+                refused::<i64>(&t);
+                assert!(t.item::<bool>()?);
+                assert!((t.item::<f32>()? - odd as f32).abs() == 0.0 || !odd.is_finite());
+            }
+        }
+        refused::<half::f16>(&tensor(70_000i64, at)?);
+        refused::<f32>(&tensor(1e300f64, at)?);
+        // Many are read as what they are.
+        let error = tensor([300i64, 1], at)?.to_vec::<u8>().expect_err("another dtype");
+        assert!(matches!(error, Error::DTypeMismatch { op: "to_vec", .. }), "{error}");
+        let error = tensor([300i64, 1], at)?.to_vec_async::<u8>().expect_err("another dtype");
+        assert!(matches!(error, Error::DTypeMismatch { op: "to_vec_async", .. }), "{error}");
+        // Nor are they made of what they cannot hold.
+        assert!(tensor([300i64, 1], (DType::U8, at)).is_err());
+        assert!(tensor([f32::NAN], (DType::I32, at)).is_err());
+        assert_eq!(tensor([255i64, 1], (DType::U8, at))?.to_vec::<u8>()?, [255, 1]);
+        assert!(arange(300, (DType::U8, at)).is_err());
+        assert_eq!(arange(256, (DType::U8, at))?.numel(), 256);
         Ok(())
     })
 }

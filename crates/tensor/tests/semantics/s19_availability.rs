@@ -12,7 +12,7 @@ crate::rows! {
 /// The note's device-agnostic program: the device is chosen once and used everywhere.
 fn program(disable_cuda: bool) -> Result<(Device, Vec<f32>)> {
     let device =
-        if !disable_cuda && cuda::is_available() { Device::Cuda(None) } else { Device::Cpu };
+        if !disable_cuda && cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu };
     let x = tensor([[1f32, 2.0], [3.0, 4.0]], device)?;
     let w = zeros(&[2, 2], device)?;
     w.fill_(0.5)?;
@@ -23,8 +23,8 @@ fn program(disable_cuda: bool) -> Result<(Device, Vec<f32>)> {
 const EXPECTED: [f32; 4] = [2.5, 3.5, 6.5, 7.5];
 
 fn either(world: &World) -> Result<()> {
-    assert!(cuda::is_available());
-    assert_eq!(cuda::device_count(), world.devices);
+    assert!(cuda::is_available()?);
+    assert_eq!(cuda::device_count()?, world.devices);
     assert_eq!(program(false)?, (Device::cuda(0), EXPECTED.to_vec()));
     assert_eq!(program(true)?, (Device::Cpu, EXPECTED.to_vec()));
     let last = world.devices - 1;
@@ -37,8 +37,8 @@ fn either(world: &World) -> Result<()> {
 #[test]
 fn s19_without_cuda() {
     crate::common::cpu(|_| {
-        assert!(!cuda::is_available());
-        assert_eq!(cuda::device_count(), 0);
+        assert!(!cuda::is_available()?);
+        assert_eq!(cuda::device_count()?, 0);
         assert_eq!(program(false)?, (Device::Cpu, EXPECTED.to_vec()));
         // Nothing of these fails or panics without a device.
         cuda::empty_cache();
@@ -54,7 +54,7 @@ fn s19_asking_makes_no_context() {
     let world = crate::boxes::SimBox::lazy(2);
     world.enter(|| {
         use warpline_cuda_sys_safe::Driver;
-        assert!(cuda::is_available());
+        assert!(cuda::is_available()?);
         assert_eq!(cuda::current_device()?, 0);
         assert!(!cuda::get_device_name(1)?.is_empty());
         assert!(!tensor([1f32], ())?.is_pinned());
@@ -78,8 +78,8 @@ fn s19_no_libcuda() {
     assert!(matches!(reason, DriverError::LibraryNotFound { .. }), "{reason:?}");
     let runtime = Runtime::without_cuda(reason, &RuntimeConfig::default());
     with_runtime(&runtime, || {
-        assert!(!cuda::is_available());
-        assert_eq!(cuda::device_count(), 0);
+        assert!(!cuda::is_available()?);
+        assert_eq!(cuda::device_count()?, 0);
         let error = zeros(&[2], "cuda").expect_err("no CUDA");
         assert!(matches!(error, Error::CudaUnavailable { .. }), "{error:?}");
         let text = error.to_string();

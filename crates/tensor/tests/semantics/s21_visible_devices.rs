@@ -8,7 +8,7 @@ use warpline::{Device, Error, cuda, ones, simulated_with, with_runtime};
 fn visible(text: Option<&str>) -> Vec<[u8; 16]> {
     let runtime = simulated_with(3, text).expect("a runtime");
     with_runtime(&runtime, || {
-        (0..cuda::device_count())
+        (0..cuda::device_count().expect("a count"))
             .map(|d| cuda::get_device_properties(d).expect("properties").uuid)
             .collect()
     })
@@ -58,9 +58,10 @@ fn s21_hidden_devices_are_not_there() {
     .expect("no failure");
     let runtime = simulated_with(3, Some("")).expect("a runtime");
     with_runtime(&runtime, || {
-        assert!(!cuda::is_available());
+        assert!(!cuda::is_available().expect("hidden on purpose"));
         let error = ones(&[2], "cuda").expect_err("all hidden");
         assert!(matches!(error, Error::CudaUnavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES is ``"), "{error}");
     });
 }
 
@@ -70,7 +71,16 @@ fn s21_hidden_devices_are_not_there() {
 #[ignore = "other tests run it in processes of their own"]
 fn what_the_environment_gives() {
     let runtime = warpline::runtime();
-    println!("devices={}", cuda::device_count());
+    match cuda::is_available() {
+        Ok(available) => println!("available={available}"),
+        Err(error) => println!("available is an error: {error}"),
+    }
+    match cuda::device_count() {
+        Ok(count) => println!("devices={count}"),
+        Err(error) => println!("devices=error: {error}"),
+    }
+    let host = ones(&[2], ()).and_then(|t| t.to_vec::<f32>());
+    assert_eq!(host.expect("the CPU works, whatever there is"), [1.0, 1.0]);
     println!("blocking={}", runtime.launch_blocking());
     match ones(&[2], "cuda") {
         Ok(t) => println!("ones={:?}", t.to_vec::<f32>().expect("values")),
@@ -83,7 +93,9 @@ fn child(variables: &[(&str, &str)]) -> String {
     let name = concat!(module_path!(), "::what_the_environment_gives");
     let name = name.split_once("::").map_or(name, |(_, name)| name);
     command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
-    for name in ["WARPLINE_DRIVER", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"] {
+    for name in
+        ["WARPLINE_DRIVER", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "WARPLINE_LIBCUDA"]
+    {
         command.env_remove(name);
     }
     let output = command.envs(variables.iter().copied()).output().expect("it starts");
@@ -100,7 +112,9 @@ fn s21_the_environment_is_obeyed() {
     let text = child(&[("WARPLINE_DRIVER", "sim:3"), ("CUDA_VISIBLE_DEVICES", "2,1")]);
     assert!(text.contains("devices=2\n"), "{text}");
     let text = child(&[("WARPLINE_DRIVER", "sim:3"), ("CUDA_VISIBLE_DEVICES", "")]);
-    assert!(text.contains("devices=0\n") && text.contains("no device is visible"), "{text}");
+    assert!(text.contains("available=false\ndevices=0\n"), "{text}");
+    assert!(text.contains("no CUDA device is visible: CUDA_VISIBLE_DEVICES is ``"), "{text}");
+    assert!(!text.contains("NVIDIA GPU"), "there are GPUs: {text}");
 }
 
 #[test]
@@ -113,10 +127,37 @@ fn s08_the_environment_is_obeyed() {
 
 #[test]
 fn s19_a_driver_that_means_nothing_is_named() {
-    let text = child(&[("WARPLINE_DRIVER", "vulkan")]);
-    assert!(text.contains("devices=0") && text.contains("`vulkan`"), "{text}");
-    let text = child(&[("WARPLINE_DRIVER", "sim:x")]);
-    assert!(text.contains("devices=0") && text.contains("error="), "{text}");
+    wrong("WARPLINE_DRIVER", "vulkan", "`cuda`");
+    wrong("WARPLINE_DRIVER", "sim:x", "`x`");
+    wrong("WARPLINE_DRIVER", "sim:2,foo", "lazy, seed=N, memory=BYTES");
+}
+
+/// What is set up wrong is no machine without GPUs: asking for one, and using one, is an error that
+/// says which variable holds what, and what it may hold.
+#[track_caller]
+fn wrong(variable: &str, value: &str, may_hold: &str) {
+    let mut variables = vec![("WARPLINE_DRIVER", "sim:2")];
+    variables.retain(|(name, _)| *name != variable && variable != "WARPLINE_LIBCUDA");
+    variables.push((variable, value));
+    let text = child(&variables);
+    let blamed = format!("the environment variable {variable} is `{value}`: ");
+    for asked in ["available is an error: ", "devices=error: ", "error="] {
+        assert!(text.contains(&format!("{asked}{blamed}")), "{text}");
+    }
+    assert!(text.contains(may_hold), "{text}");
+    assert!(!text.contains("NVIDIA GPU"), "nobody lacks a GPU: {text}");
+}
+
+#[test]
+fn s19_a_wrong_setting_is_no_machine_without_gpus() {
+    for variable in ["WARPLINE_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
+        wrong(variable, "foo:1", "expandable_segments");
+        wrong(variable, "junk", "max_split_size_mb");
+    }
+    wrong("WARPLINE_ALLOC_CONF", "max_split_size_mb:x", "a whole number of at least 20");
+    wrong("CUDA_VISIBLE_DEVICES", "7", "such as `0,1`");
+    wrong("CUDA_LAUNCH_BLOCKING", "yes", "may be 0, or 1");
+    wrong("WARPLINE_LIBCUDA", "/nonexistent/libcuda.so", "may hold the path");
 }
 
 /// Nothing asked for: the machine's driver where there is one, otherwise the reason; no panic, and

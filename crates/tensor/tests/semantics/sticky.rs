@@ -130,7 +130,7 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
             assert_lost(cuda::exclusive_stream(0, 0), "a new stream", blow);
         }
         // What asks no device still answers.
-        assert!(cuda::is_available());
+        assert!(cuda::is_available()?);
         assert_eq!(cuda::current_device()?, 0);
         assert!(cuda::memory_allocated(0)? > 0);
         assert_eq!(a.size(), [1000]);
