@@ -24,10 +24,10 @@ __device__ __forceinline__ void strided(const S* a, D* out, const Params<Index<2
     if (!run_of<V>(p.space, (u32)thread(), out, run)) return;
     compute_t<S> x[V];
     compute_t<D> r[V];
-    load_run(a + run.at[0], p.space.strides[0][0], run, x);
+    load_run(a + run.at[0], p.space.dims[0].strides[0], run, x);
 #pragma unroll
     for (int k = 0; k < V; k++) r[k] = cast<compute_t<D>>(x[k]);
-    store_run(out + run.at[1], p.space.strides[1][0], run, r);
+    store_run(out + run.at[1], p.space.dims[0].strides[1], run, r);
 }
 
 #define COPY(name, S, D)                                                                       \

@@ -74,7 +74,7 @@ fn kernels(op: &Op, variant: &str) -> String {
         &|k, _, ty| {
             format!(
                 "        compute_t<{ty}> x{k}[V];\n        \
-                 operand<{k}>(in{k}, p.space.strides[{k}][0], run, p.args, x{k});\n"
+                 operand<{k}>(in{k}, p.space.dims[0].strides[{k}], run, p.args, x{k});\n"
             )
         },
         "",
@@ -84,7 +84,7 @@ fn kernels(op: &Op, variant: &str) -> String {
         "extern \"C\" __global__ void {name}_strided({pointers}, {out}* out, \
          const __grid_constant__ Params<Index<{operands}>, Numbers<{count}>> p) {{\n    constexpr int V = {run};\n    \
          Run<{operands}> run;\n    if (run_of<V>(p.space, (u32)thread(), out, run)) {{\n{runs}{results}        \
-         store_run(out + run.at[{count}], p.space.strides[{count}][0], run, r);\n    }}\n}}\n",
+         store_run(out + run.at[{count}], p.space.dims[0].strides[{count}], run, r);\n    }}\n}}\n",
         operands = count + 1,
     );
     let elements = op.inputs.iter().zip(&inputs).map(|(input, (k, _, ty))| match input.is_bool {

@@ -27,5 +27,5 @@ __device__ __forceinline__ void flat(T* out, const Params<Flat, Fill>& p) {
         _Pragma("unroll") for (int k = 0; k < V; k++) v[k] = number<T>(p.args.bits);              \
         Run<1> run;                                                                               \
         if (run_of<V>(p.space, (u32)thread(), out, run))                                          \
-            store_run(out + run.at[0], p.space.strides[0][0], run, v);                            \
+            store_run(out + run.at[0], p.space.dims[0].strides[0], run, v);                            \
     }

@@ -17,10 +17,10 @@ __device__ __forceinline__ void offsets(const Index<N>& index, u32 i, i32 (&at)[
     const int ndim = (int)index.ndim;
 #pragma unroll 1
     for (int d = 0; d < ndim; d++) {
-        const u32 next = quotient(i, index.magic[d], index.shift[d]);
-        const i32 step = (i32)(i - next * index.sizes[d]);
+        const u32 next = quotient(i, index.dims[d].magic, index.dims[d].shift);
+        const i32 step = (i32)(i - next * index.dims[d].size);
 #pragma unroll
-        for (int k = 0; k < N; k++) at[k] += step * index.strides[k][d];
+        for (int k = 0; k < N; k++) at[k] += step * index.dims[d].strides[k];
         i = next;
     }
 }
@@ -48,26 +48,26 @@ __device__ __forceinline__ bool run_of(const Index<N>& index, u32 i, const T* ou
         x = x << across | (warp & ((1u << r.warps) - 1)) << r.lanes | (lane & ((1u << r.lanes) - 1));
         y = (rest - next * r.count[1]) << (8 - across) | (warp >> r.warps) << (5 - r.lanes)
             | lane >> r.lanes;
-        if (y >= index.sizes[1]) return false;
+        if (y >= index.dims[1].size) return false;
         rest = next;
         d = 2;
     }
 #pragma unroll
-    for (int k = 0; k < N; k++) run.at[k] = (i32)y * index.strides[k][1];
+    for (int k = 0; k < N; k++) run.at[k] = (i32)y * index.dims[1].strides[k];
     const int ndim = (int)index.ndim;
 #pragma unroll 1
     for (; d < ndim; d++) {
-        const u32 next = quotient(rest, index.magic[d], index.shift[d]);
-        const i32 step = (i32)(rest - next * index.sizes[d]);
+        const u32 next = quotient(rest, index.dims[d].magic, index.dims[d].shift);
+        const i32 step = (i32)(rest - next * index.dims[d].size);
 #pragma unroll
-        for (int k = 0; k < N; k++) run.at[k] += step * index.strides[k][d];
+        for (int k = 0; k < N; k++) run.at[k] += step * index.dims[d].strides[k];
         rest = next;
     }
-    run.size = index.ndim ? index.sizes[0] : 1;
+    run.size = index.ndim ? index.dims[0].size : 1;
     run.x = (i32)(x * V);
     if (r.aligned) run.x -= (i32)(((u64)out / sizeof(T) + (u64)(i64)run.at[N - 1]) % V);
 #pragma unroll
-    for (int k = 0; k < N; k++) run.at[k] += run.x * index.strides[k][0];
+    for (int k = 0; k < N; k++) run.at[k] += run.x * index.dims[0].strides[k];
     return run.x < (i32)run.size;
 }
 

@@ -45,7 +45,27 @@ impl From<Bits> for u64 {
     }
 }
 
-/// `N` operands over common sizes, from the innermost dimension out, strides in elements.
+/// A dimension of an [`Index`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct IndexDim<const N: usize> {
+    size: u32,
+    /// With `shift`, what a GPU divides by `size` with.
+    magic: u32,
+    shift: u32,
+    /// Of each operand, in elements.
+    strides: [i32; N],
+}
+
+// SAFETY: all fields are 32-bit integers, so zeros are valid.
+unsafe impl<const N: usize> Zeroable for IndexDim<N> {}
+// SAFETY: `repr(C)` with 32-bit integers only: no padding, every bit pattern is valid.
+unsafe impl<const N: usize> Pod for IndexDim<N> {}
+
+crate::cuda_struct!(IndexDim<N> { size, magic, shift, strides });
+
+/// `N` operands over common sizes, from the innermost dimension out. What there is of a dimension lies
+/// together: a small kernel waits for each line of the cache that its parameters are on.
 ///
 /// At least one element, fewer than 2³¹, and every offset fits `i32`.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +73,8 @@ impl From<Bits> for u64 {
 pub struct Index<const N: usize> {
     numel: u32,
     ndim: u32,
-    sizes: [u32; MAX_DIMS],
-    /// With `shift`, what a GPU divides by `sizes` with.
-    magic: [u32; MAX_DIMS],
-    shift: [u32; MAX_DIMS],
-    strides: [[i32; MAX_DIMS]; N],
     pub(super) runs: Runs,
+    dims: [IndexDim<N>; MAX_DIMS],
 }
 
 // SAFETY: all fields are 32-bit integers, so zeros are valid.
@@ -67,7 +83,7 @@ unsafe impl<const N: usize> Zeroable for Index<N> {}
 // valid.
 unsafe impl<const N: usize> Pod for Index<N> {}
 
-crate::cuda_struct!(Index<N> { numel, ndim, sizes, magic, shift, strides, runs });
+crate::cuda_struct!(Index<N> { numel, ndim, runs, dims });
 
 impl<const N: usize> Index<N> {
     /// Elements of each operand.
@@ -84,7 +100,7 @@ impl<const N: usize> Index<N> {
 
     /// The size of a dimension; 1 beyond the last.
     pub fn size(&self, d: usize) -> usize {
-        self.sizes[d].max(1) as usize
+        self.dims[d].size.max(1) as usize
     }
 
     /// Where element `i` of each operand lies.
@@ -92,8 +108,8 @@ impl<const N: usize> Index<N> {
         let mut at = [0isize; N];
         for d in 0..self.ndim() {
             let size = self.size(d);
-            for (at, strides) in at.iter_mut().zip(&self.strides) {
-                *at += (i % size) as isize * strides[d] as isize;
+            for (at, stride) in at.iter_mut().zip(self.strides(d)) {
+                *at += (i % size) as isize * stride;
             }
             i /= size;
         }
@@ -108,7 +124,7 @@ impl<const N: usize> Index<N> {
 
     /// The operands' strides of a dimension; 0 beyond the last.
     pub fn strides(&self, d: usize) -> [isize; N] {
-        std::array::from_fn(|k| self.strides[k][d] as isize)
+        self.dims[d].strides.map(|stride| stride as isize)
     }
 
     /// The operands' strides of the innermost dimension.
@@ -133,10 +149,7 @@ impl<const N: usize> Space<N> for Flat {
     fn index(&self) -> Index<N> {
         let mut index = Index::<N>::zeroed();
         (index.numel, index.ndim) = (self.numel, 1);
-        index.sizes[0] = index.numel;
-        for strides in &mut index.strides {
-            strides[0] = 1;
-        }
+        (index.dims[0].size, index.dims[0].strides) = (index.numel, [1; N]);
         index
     }
 }
@@ -250,12 +263,10 @@ impl<const N: usize> Plan<N> {
         }
         let mut index = Index::<N>::zeroed();
         (index.numel, index.ndim) = (self.numel as u32, self.dims.len() as u32);
-        for (d, (size, strides)) in self.dims.iter().enumerate() {
-            index.sizes[d] = *size as u32;
-            (index.magic[d], index.shift[d]) = magic(*size as u32);
-            for (to, &stride) in index.strides.iter_mut().zip(strides) {
-                to[d] = stride as i32;
-            }
+        for (to, (size, strides)) in index.dims.iter_mut().zip(&self.dims) {
+            let (magic, shift) = magic(*size as u32);
+            let strides = strides.map(|stride| stride as i32);
+            *to = IndexDim { size: *size as u32, magic, shift, strides };
         }
         Ok(index)
     }
@@ -311,9 +322,10 @@ mod tests {
     fn device_offsets(index: &Index<2>, mut i: u32) -> [isize; 2] {
         let mut at = [0isize; 2];
         for d in 0..index.ndim() {
-            let high = ((u64::from(i) * u64::from(index.magic[d])) >> 32) as u32;
-            let next = (high + i) >> index.shift[d];
-            let r = (i - next * index.sizes[d]) as isize;
+            let IndexDim { size, magic, shift, .. } = index.dims[d];
+            let high = ((u64::from(i) * u64::from(magic)) >> 32) as u32;
+            let next = (high + i) >> shift;
+            let r = (i - next * size) as isize;
             for (at, stride) in at.iter_mut().zip(index.strides(d)) {
                 *at += r * stride;
             }

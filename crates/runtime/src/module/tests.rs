@@ -34,7 +34,9 @@ fn structs_are_defined_once_and_what_they_hold_before_them() {
     assert!(at("struct Flat {") < at("struct Params<Flat, Args> {"));
     assert!(at("struct Params<Flat, Args> {") < at("// end"));
     let text = Source::new().with::<Index<3>>().text();
-    assert!(text.contains("template <> struct Index<3> {") && text.contains("i32 strides[3][16];"));
+    assert!(
+        text.contains("template <> struct Index<3> {") && text.contains("IndexDim<3> dims[16];")
+    );
 }
 
 fn of_args(program: &Program, variant: &str) -> Source {
