@@ -134,9 +134,12 @@ pub trait Backend: StreamBackend + 'static {
         None
     }
 
-    /// The device's name in errors and reports, such as `cuda:0`.
+    /// What errors and reports call the memory, such as `cuda:0`: unless said otherwise the backend's
+    /// type.
     fn device(&self) -> String {
-        String::from("the device")
+        let path = std::any::type_name::<Self>();
+        let path = path.split('<').next().unwrap_or(path);
+        path.rsplit("::").next().unwrap_or(path).to_owned()
     }
 }
 

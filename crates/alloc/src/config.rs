@@ -1,6 +1,7 @@
 //! Options, in PyTorch's spelling.
 
 use std::env::VarError;
+use std::fmt;
 
 use crate::HostConfig;
 use crate::rules::{LARGE_BUFFER, MIB, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
@@ -90,7 +91,7 @@ impl Default for AllocatorConfig {
 }
 
 /// What is wrong with an option.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// There is no such option.
@@ -136,6 +137,13 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: Box<ConfigError>,
     },
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 pub(crate) fn invalid(key: &str, value: &str, expected: impl Into<String>) -> ConfigError {

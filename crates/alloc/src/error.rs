@@ -1,12 +1,13 @@
 //! What an allocation can fail with.
 
 use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::OutOfMemory;
 
 /// Why an allocation failed. The allocator and everything it holds stay usable.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
     /// Neither the cache nor the backend has the memory, even after idle segments were given back.
@@ -27,13 +28,20 @@ pub enum AllocError {
         bytes: usize,
     },
     /// The backend failed with something else than a lack of memory.
-    #[error("allocating {requested} bytes failed: {source}")]
+    #[error("allocating {requested} bytes failed: {cause}")]
     Backend {
         /// What was asked of the backend, in bytes.
         requested: usize,
         /// The backend's error.
-        source: Arc<dyn Error + Send + Sync>,
+        cause: Arc<dyn Error + Send + Sync>,
     },
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for AllocError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl AllocError {
@@ -47,7 +55,7 @@ impl AllocError {
     #[must_use]
     pub fn backend<E: Error + 'static>(&self) -> Option<&E> {
         match self {
-            Self::Backend { source, .. } => source.downcast_ref(),
+            Self::Backend { cause, .. } => cause.downcast_ref(),
             _ => None,
         }
     }
@@ -56,6 +64,6 @@ impl AllocError {
         requested: usize,
         source: impl Error + Send + Sync + 'static,
     ) -> Self {
-        Self::Backend { requested, source: Arc::new(source) }
+        Self::Backend { requested, cause: Arc::new(source) }
     }
 }

@@ -67,7 +67,7 @@ impl OutOfMemory {
             self.limit.is_some_and(|limit| limit < self.reserved.saturating_add(self.segment));
         if self.total.is_some_and(|total| total < self.segment) {
             // Nothing else can help.
-            return vec!["The request is larger than the device: split it."];
+            return vec!["The request is larger than all of the memory: split it."];
         }
         if over_limit {
             hints.push("The memory fraction is used up: raise it with set_memory_fraction.");
@@ -86,7 +86,7 @@ impl OutOfMemory {
             hints.push("Private pools hold enough: drop those, and graphs, that are not needed.");
         }
         if !over_limit && self.other_processes().is_some_and(would_do) {
-            hints.push("Others use enough of the device: end them, or take another device.");
+            hints.push("Others use enough of the memory: end them, or allocate elsewhere.");
         } else if !over_limit && self.others().is_some_and(would_do) {
             hints.push(
                 "Enough is used by other ways than this allocator, also in this process: by \
@@ -222,7 +222,7 @@ mod tests {
             hint.split(':').next().unwrap_or_default().to_owned()
         };
         let live = "Live blocks take up the memory";
-        let others = "Others use enough of the device";
+        let others = "Others use enough of the memory";
         let pieces = "Much is reserved but unallocated, in pieces that are too small";
         assert_eq!(first(facts()), others, "10 MiB are missing and others use 10 MiB");
         assert_eq!(first(OutOfMemory { segment: 42 * MIB, ..facts() }), live);
@@ -235,7 +235,7 @@ mod tests {
         let pools = OutOfMemory { private_pools: 20 * MIB, ..facts() };
         assert_eq!(first(pools), "Private pools hold enough");
         let huge = OutOfMemory { segment: 101 * MIB, allocated: 0, ..facts() };
-        assert_eq!(huge.hints(), ["The request is larger than the device: split it."]);
+        assert_eq!(huge.hints(), ["The request is larger than all of the memory: split it."]);
     }
 
     #[test]

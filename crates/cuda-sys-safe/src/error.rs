@@ -141,7 +141,7 @@ impl fmt::Debug for CudaCode {
 }
 
 /// A driver call that failed: which call, with what code, on which device, asked for from where.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CudaError {
     /// The driver function, such as `cuMemAlloc_v2`.
     pub call: &'static str,
@@ -153,6 +153,13 @@ pub struct CudaError {
     pub detail: Option<String>,
     /// Where the call was asked for.
     pub location: Option<&'static Location<'static>>,
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for CudaError {
@@ -174,7 +181,7 @@ impl fmt::Display for CudaError {
 
 /// Ranks of a communicator that called different things where they had to call the same. A real NCCL
 /// hangs there, or mixes up data; the simulated one says so, to all ranks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the ranks of a communicator disagree about {what}: rank {} called {}, rank {} called {}",
     ranks[0], calls[0], ranks[1], calls[1]
@@ -188,8 +195,15 @@ pub struct CollectiveMismatch {
     pub calls: [String; 2],
 }
 
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for CollectiveMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// A variable of the environment that holds what it cannot hold.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment variable {variable} is `{value}`: {reason}")]
 pub struct InvalidVariable {
     /// The variable.
@@ -200,8 +214,15 @@ pub struct InvalidVariable {
     pub reason: String,
 }
 
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for InvalidVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// Why a driver could not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum DriverError {
     /// A variable of the environment holds what it cannot hold.
     #[error(transparent)]
@@ -315,6 +336,13 @@ pub enum DriverError {
     /// Any other failure of a driver call.
     #[error("{0}")]
     Cuda(Box<CudaError>),
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl DriverError {

@@ -1,6 +1,7 @@
 //! A forked child may use CPU tensors, although its parent's threads are gone in it.
 #![cfg(unix)]
 
+use std::panic::Location;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -194,7 +195,7 @@ fn page_locked_memory_and_cuda_are_refused_in_a_forked_child() {
         forked(fill(Target::Cpu(&runtime), view, Scalar::Int(3)));
         forked(Storage::pinned(&runtime, 4096).map(drop));
         let own = Storage::pageable(&runtime, 64).unwrap();
-        let here = std::panic::Location::caller();
+        let here = Location::caller();
         if let Ok(memory) = Storage::device(&runtime, 64, stream) {
             forked(warpline_runtime::launch::copy_bytes(
                 stream,

@@ -63,7 +63,7 @@ impl Pending {
     pub(crate) fn failed(&self) -> Option<Error> {
         let why = self.completion.0.failed.get()?;
         let (op, location, source) = (self.op, self.location, Arc::clone(why));
-        (!self.is_done()).then_some(Error::Collective { op, location, source })
+        (!self.is_done()).then_some(Error::Collective { op, location, cause: source })
     }
 
     /// Whether the other one is done, or fails, with this one: it came before it on the communicator.

@@ -34,6 +34,8 @@ pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use launch::Target;
 pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel, resolve_dim};
+#[doc(hidden)]
+pub use race::printed;
 pub use race::{Race, RaceReport, RacingUse};
 pub use replays::{Calls, Replays};
 pub use runtime::{CudaDevice, HostCacheStats, Runtime, RuntimeConfig, Staging, SyncPolicy};

@@ -47,6 +47,7 @@ impl fmt::Debug for Captured {
 
 /// Calls `launch`, which enqueues a replay in which the communicators take part, while all who watch
 /// them know of it. It is given what the replay is on each of these.
+#[track_caller]
 pub(crate) fn watched(
     communicators: &[Captured],
     stream: &Stream,

@@ -151,7 +151,7 @@ impl Tensor {
             Target::Cpu(_) => host,
             Target::Cuda(runtime, _, stream) => {
                 let device = Storage::device(runtime, bytes.len().max(1), stream).unwrap();
-                let here = std::panic::Location::caller();
+                let here = Location::caller();
                 launch::copy_bytes(stream, (&device, 0), (&host, 0), bytes.len(), false, here)
                     .unwrap();
                 device
@@ -190,7 +190,7 @@ impl Tensor {
             Target::Cpu(_) => self.storage.clone(),
             Target::Cuda(runtime, _, stream) => {
                 let host = Storage::pageable(runtime, n).unwrap();
-                let here = std::panic::Location::caller();
+                let here = Location::caller();
                 launch::copy_bytes(stream, (&host, 0), (&self.storage, 0), n, false, here).unwrap();
                 host
             }

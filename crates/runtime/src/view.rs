@@ -1,5 +1,6 @@
 //! One tensor as an op sees it: bytes, layout, dtype.
 
+use std::panic::Location;
 use std::sync::LazyLock;
 
 use warpline_cuda_sys_safe::Access;
@@ -75,11 +76,13 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// [`Error::OutOfStorage`].
+    #[track_caller]
     pub fn check_inside(&self, op: &'static str) -> Result<()> {
         if self.bytes_end().is_some_and(|end| end <= self.storage.bytes()) {
             return Ok(());
         }
         Err(Error::OutOfStorage {
+            location: Location::caller(),
             op,
             sizes: self.sizes().to_vec(),
             strides: self.strides().to_vec(),
@@ -112,8 +115,13 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// [`Error::OverlappingWrite`].
+    #[track_caller]
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
-        if overlap::within(self.layout) { Err(Error::OverlappingWrite { op }) } else { Ok(()) }
+        if overlap::within(self.layout) {
+            Err(Error::OverlappingWrite { location: Location::caller(), op })
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Launches of kernels that check indices, as what depends on them remembers them.
 
+use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::order::Progress;
 pub(crate) const REPLAYED: u64 = u64::MAX;
 
 /// A kernel met an index that its dimension does not have.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{op}: index {index} is out of range for dimension {dim} with size {size}, in the call at {location}"
 )]
@@ -29,6 +30,13 @@ pub struct IndexCheck {
     pub size: usize,
     /// Where the op was called.
     pub location: &'static Location<'static>,
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for IndexCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The call that launched a kernel: the op, and where it was called.

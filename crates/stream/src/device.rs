@@ -62,7 +62,7 @@ impl Core {
         if pending.is_empty() {
             return source.into();
         }
-        StreamError::Surfaced { source, pending }
+        StreamError::Surfaced { cause: source, pending }
     }
 }
 

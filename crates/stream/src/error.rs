@@ -1,5 +1,6 @@
 //! What can go wrong with devices, streams and events.
 
+use std::fmt;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
@@ -10,7 +11,7 @@ use crate::{IndexCheck, PendingLaunches};
 pub type Result<T, E = StreamError> = std::result::Result<T, E>;
 
 /// Why a device, stream or event could not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
     /// The driver's own error, those of earlier asynchronous work among them.
@@ -18,10 +19,10 @@ pub enum StreamError {
     Driver(#[from] DriverError),
     /// The driver's error at a wait, query or later launch: it may be of any work that was not
     /// known to be complete. An error that loses the device may also be of another stream's.
-    #[error("{source}; {}", pending.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    #[error("{cause}; {}", pending.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Surfaced {
         /// What the driver said.
-        source: DriverError,
+        cause: DriverError,
         /// That work, first of the stream that was asked.
         pending: Arc<[PendingLaunches]>,
     },
@@ -118,12 +119,19 @@ pub enum StreamError {
     },
 }
 
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl StreamError {
     /// The driver's error behind this one, if there is one.
     #[must_use]
     pub fn driver_error(&self) -> Option<&DriverError> {
         match self {
-            Self::Driver(source) | Self::Surfaced { source, .. } => Some(source),
+            Self::Driver(cause) | Self::Surfaced { cause, .. } => Some(cause),
             _ => None,
         }
     }

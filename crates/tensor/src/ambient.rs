@@ -98,6 +98,7 @@ pub fn manual_seed(seed: u64) {
 ///
 /// # Errors
 /// None with a number of devices that fits a machine.
+#[track_caller]
 pub fn simulated(devices: usize) -> Result<Runtime> {
     simulated_with(devices, None)
 }
@@ -106,6 +107,7 @@ pub fn simulated(devices: usize) -> Result<Runtime> {
 ///
 /// # Errors
 /// As [`simulated`].
+#[track_caller]
 pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> {
     let config = RuntimeConfig::default();
     match warpline_cuda_sys_safe::open(Some(&format!("sim:{devices}")), visible) {
@@ -120,18 +122,21 @@ pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> 
 ///
 /// # Errors
 /// [`Error::Driver`] when the driver cannot be had or has no device, or `spec` means nothing.
+#[track_caller]
 pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     let driver = warpline_cuda_sys_safe::open(Some(spec), None);
     let driver = driver.map_err(|e| Error::driver("open", e))?;
     Runtime::new(driver, config.clone())
 }
 
+#[track_caller]
 fn from_environment(read: impl Fn(&str) -> Result<String, VarError>) -> Runtime {
     let mut config = RuntimeConfig::default();
     let opened = open_from_environment(read, &mut config);
     opened.unwrap_or_else(|reason| Runtime::without_cuda(reason, &config))
 }
 
+#[track_caller]
 fn open_from_environment(
     read: impl Fn(&str) -> Result<String, VarError>,
     config: &mut RuntimeConfig,

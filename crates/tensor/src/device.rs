@@ -70,6 +70,7 @@ impl FromStr for Device {
     type Err = Error;
 
     /// Reads `cpu`, `cuda`, `cuda:N` and, as PyTorch does, `cpu:0`.
+    #[track_caller]
     fn from_str(text: &str) -> Result<Self> {
         let bad = |reason| Error::InvalidDeviceString { text: text.to_owned(), reason };
         let (kind, index) = match text.split_once(':') {
@@ -103,6 +104,7 @@ impl FromStr for Device {
 impl TryFrom<&str> for Device {
     type Error = Error;
 
+    #[track_caller]
     fn try_from(text: &str) -> Result<Self> {
         text.parse()
     }
@@ -118,30 +120,35 @@ pub trait IntoDevice {
 }
 
 impl IntoDevice for Device {
+    #[track_caller]
     fn into_device(self) -> Result<Device> {
         Ok(self)
     }
 }
 
 impl IntoDevice for &Device {
+    #[track_caller]
     fn into_device(self) -> Result<Device> {
         Ok(*self)
     }
 }
 
 impl IntoDevice for &str {
+    #[track_caller]
     fn into_device(self) -> Result<Device> {
         self.parse()
     }
 }
 
 impl IntoDevice for String {
+    #[track_caller]
     fn into_device(self) -> Result<Device> {
         self.parse()
     }
 }
 
 impl IntoDevice for &String {
+    #[track_caller]
     fn into_device(self) -> Result<Device> {
         self.parse()
     }
@@ -149,6 +156,7 @@ impl IntoDevice for &String {
 
 /// An index names a GPU, as an `int` does in PyTorch.
 impl IntoDevice for usize {
+    #[track_caller]
     fn into_device(self) -> Result<Device> {
         Ok(Device::Cuda(Some(self)))
     }

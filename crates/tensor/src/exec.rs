@@ -1,5 +1,7 @@
 //! Where an op runs and its result is made: one look-up per op, shared by all of them.
 
+use std::panic::Location;
+
 use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Target};
 use warpline_stream::Stream;
 
@@ -19,6 +21,7 @@ pub enum Exec<'a> {
 
 impl<'a> Exec<'a> {
     /// Where ops on tensors in `storage` run, whatever device is current.
+    #[track_caller]
     pub(crate) fn of(storage: &'a Storage) -> Result<Self> {
         match storage.cuda_device() {
             None => Ok(Self::Cpu(storage.runtime())),
@@ -27,6 +30,7 @@ impl<'a> Exec<'a> {
     }
 
     /// Where tensors made on `device` go; `cuda` is the current device.
+    #[track_caller]
     pub(crate) fn on(runtime: &'a Runtime, device: Device) -> Result<Self> {
         match device {
             Device::Cpu => Ok(Self::Cpu(runtime)),
@@ -40,6 +44,7 @@ impl<'a> Exec<'a> {
         }
     }
 
+    #[track_caller]
     fn cuda(runtime: &'a Runtime, gpu: &'a CudaDevice) -> Result<Self> {
         Ok(Self::Cuda(runtime, gpu, runtime.devices()?.current_stream(gpu.index())?))
     }
@@ -54,6 +59,7 @@ impl<'a> Exec<'a> {
     }
 
     /// Refuses what the host has to wait for while the stream is captured.
+    #[track_caller]
     pub(crate) fn refuse_capture(&self, op: &'static str) -> Result<()> {
         match self {
             Self::Cuda(_, _, stream) if stream.is_capturing() => {
@@ -127,15 +133,21 @@ pub(crate) fn empty_in(
         return Exec::on(runtime, device)?.empty_in(layout, dtype);
     }
     if device.is_cuda() {
-        return Err(Error::CannotPin { device: device.to_string() });
+        return Err(Error::CannotPin {
+            op: "",
+            location: Location::caller(),
+            device: device.to_string(),
+        });
     }
     let storage = Storage::pinned(runtime, byte_size(&layout, dtype)?)?;
     Ok(Tensor::from_parts(storage, layout, dtype))
 }
 
+#[track_caller]
 fn byte_size(layout: &Layout, dtype: DType) -> Result<usize> {
     let bytes = layout.numel().checked_mul(dtype.size()).filter(|b| *b <= isize::MAX as usize);
-    bytes.ok_or_else(|| Error::SizeOverflow { sizes: layout.sizes().into() })
+    let location = Location::caller();
+    bytes.ok_or_else(|| Error::SizeOverflow { op: "", location, sizes: layout.sizes().into() })
 }
 
 /// Whether ops on `a`'s device may read `b`: it is on the same device, or on one whose memory they
@@ -151,13 +163,14 @@ pub(crate) fn reaches(a: &Tensor, b: &Tensor) -> bool {
 }
 
 /// Refuses tensors that cannot meet in one op on the first one's device.
+#[track_caller]
 pub(crate) fn check_together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     if !a.storage().runtime().same_as(b.storage().runtime()) {
-        return Err(Error::RuntimeMismatch { op });
+        return Err(Error::RuntimeMismatch { location: Location::caller(), op });
     }
     if reaches(a, b) {
         return Ok(());
     }
     let (first, second) = (a.device().to_string(), b.device().to_string());
-    Err(Error::DeviceMismatch { op, first, second })
+    Err(Error::DeviceMismatch { location: Location::caller(), op, first, second })
 }

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod ambient;
+mod called;
 pub mod cpu;
 pub mod cuda;
 pub mod data;

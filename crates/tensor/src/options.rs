@@ -78,6 +78,7 @@ impl TensorOptions {
     ///
     /// # Errors
     /// [`Error::InvalidDeviceString`] where its name meant nothing.
+    #[track_caller]
     pub fn requested_device(&self) -> Result<Option<Device>> {
         match &self.device {
             None => Ok(None),

@@ -1,5 +1,6 @@
 //! What kind of box to simulate.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,7 +132,7 @@ impl Default for SimConfig {
 pub(super) const MAX_DEVICES: usize = 64;
 
 /// Why a text describes no simulated box.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// It does not start with `sim` or `sim:N`.
     #[error("`{spec}` does not name a simulated driver: write `sim` or `sim:3`")]
@@ -163,6 +164,13 @@ pub enum SpecError {
         /// The option.
         option: String,
     },
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 fn number(spec: &str, text: &str) -> Result<usize, SpecError> {

@@ -71,7 +71,6 @@ cuda_struct!(Cat { pitch, parts });
 /// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], and what a launch can fail with.
 #[track_caller]
 pub fn cat(target: Target<'_>, inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
-    let location = Location::caller();
     check_sizes(inputs, dim, out)?;
     let operands = inputs.iter().map(|input| input.read()).chain([out.write()]);
     check_operands(OP, &operands.collect::<SmallVec<[Operand<'_>; SOURCES + 1]>>())?;
@@ -80,25 +79,27 @@ pub fn cat(target: Target<'_>, inputs: &[View<'_>], dim: usize, out: View<'_>) -
     for &input in inputs.iter().filter(|input| input.numel() > 0) {
         let end = at + input.sizes()[dim];
         if !is_moved(input, out) || joined.len() == SOURCES {
-            join(target, &joined, dim, (out, begun, at), location)?;
+            join(target, &joined, dim, (out, begun, at))?;
             (joined, begun) = (SmallVec::new(), at);
         }
         if is_moved(input, out) {
             joined.push(input);
         } else {
             let part = out.layout.narrow(dim as isize, at as isize, end - at)?;
-            copy::copy(target, input, View { layout: &part, ..out })?;
+            copy::copy(target, input, View { layout: &part, ..out }).map_err(|e| e.of(OP))?;
             begun = end;
         }
         at = end;
     }
-    join(target, &joined, dim, (out, begun, at), location)
+    join(target, &joined, dim, (out, begun, at))
 }
 
+#[track_caller]
 fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
-    let sizes = out.sizes();
+    let (sizes, location) = (out.sizes(), Location::caller());
     if dim >= sizes.len() {
-        return Err(Error::DimOutOfRange { dim: dim as isize, ndim: sizes.len() });
+        let (dim, ndim) = (dim as isize, sizes.len());
+        return Err(Error::DimOutOfRange { op: OP, dim, ndim, location });
     }
     let fits = |input: &View<'_>| {
         let of = input.sizes();
@@ -110,7 +111,7 @@ fn check_sizes(inputs: &[View<'_>], dim: usize, out: View<'_>) -> Result<()> {
     }
     let all: Vec<&[usize]> = inputs.iter().map(|input| input.sizes()).collect();
     let reason = format!("a result of {sizes:?} for {all:?}, joined along dimension {dim}");
-    Err(Error::ShapeMismatch { op: OP, reason })
+    Err(Error::ShapeMismatch { op: OP, reason, location })
 }
 
 /// Whether an input's elements are moved as they are.
@@ -121,12 +122,12 @@ fn is_moved(input: View<'_>, out: View<'_>) -> bool {
 }
 
 /// Writes inputs to `out` from index `begin` to `end` of the dimension, which they fill.
+#[track_caller]
 fn join(
     target: Target<'_>,
     inputs: &[View<'_>],
     dim: usize,
     (out, begin, end): (View<'_>, usize, usize),
-    location: &'static Location<'static>,
 ) -> Result<()> {
     if inputs.is_empty() {
         return Ok(());
@@ -135,7 +136,7 @@ fn join(
     let pitch: usize = out.sizes()[dim..].iter().product();
     let out = View { layout: &layout, ..out };
     if let [input] = inputs {
-        return copy::copy(target, *input, out);
+        return copy::copy(target, *input, out).map_err(|e| e.of(OP));
     }
     let size = out.dtype.size();
     let columns = |input: &View<'_>| input.sizes()[dim..].iter().product::<usize>();
@@ -183,7 +184,7 @@ fn join(
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },
-        location,
+        location: Location::caller(),
     };
     // SAFETY: the parameters are those of contiguous inputs, of which each has its columns of the rows of
     // `out`; they reach no further, and both kernels take `Cat`.

@@ -1,6 +1,7 @@
 //! What a call on a communicator is refused for, before anything is enqueued.
 
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::nccl::ReduceOp;
@@ -10,22 +11,25 @@ use super::{Op, nccl_type};
 use warpline_runtime::{CudaDevice, DType, Error, Result, View};
 
 /// Refuses a communicator of another device or driver than the target's.
+#[track_caller]
 pub(super) fn device(op: &'static str, comm: &Communicator, device: &CudaDevice) -> Result<()> {
     if !Arc::ptr_eq(comm.driver(), device.driver()) {
-        return Err(Error::RuntimeMismatch { op });
+        return Err(Error::RuntimeMismatch { location: Location::caller(), op });
     }
     same_device(op, comm, device.index())
 }
 
+#[track_caller]
 fn same_device(op: &'static str, comm: &Communicator, device: usize) -> Result<()> {
     if comm.device() == device {
         return Ok(());
     }
     let [first, second] = [comm.device(), device].map(|index| format!("cuda:{index}"));
-    Err(Error::DeviceMismatch { op, first, second })
+    Err(Error::DeviceMismatch { location: Location::caller(), op, first, second })
 }
 
 /// Refuses what is wrong with one call by itself.
+#[track_caller]
 pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (input, output) = call.views();
     for view in input.iter().chain(&output) {
@@ -34,7 +38,12 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
             Some(device) => same_device(op, comm, device.index())?,
             None => {
                 let first = format!("cuda:{}", comm.device());
-                return Err(Error::DeviceMismatch { op, first, second: "cpu".into() });
+                return Err(Error::DeviceMismatch {
+                    location: Location::caller(),
+                    op,
+                    first,
+                    second: "cpu".into(),
+                });
             }
         }
         if !view.layout.is_contiguous() {
@@ -51,7 +60,12 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
     if let (Some(input), Some(output)) = (input, output)
         && input.dtype != output.dtype
     {
-        return Err(Error::DTypeMismatch { op, expected: input.dtype, actual: output.dtype });
+        return Err(Error::DTypeMismatch {
+            location: Location::caller(),
+            op,
+            expected: input.dtype,
+            actual: output.dtype,
+        });
     }
     match *call {
         Op::AllReduce { input, op: ReduceOp::Avg, .. }
@@ -59,7 +73,11 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
         | Op::ReduceScatter { input, op: ReduceOp::Avg, .. }
             if input.dtype == DType::Bool =>
         {
-            return Err(Error::UnsupportedDType { op, dtype: DType::Bool });
+            return Err(Error::UnsupportedDType {
+                location: Location::caller(),
+                op,
+                dtype: DType::Bool,
+            });
         }
         Op::Broadcast { root: rank, .. }
         | Op::Reduce { root: rank, .. }
@@ -76,6 +94,7 @@ pub(super) fn one(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Resul
     in_place(op, comm, call)
 }
 
+#[track_caller]
 fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = match call {
@@ -94,6 +113,7 @@ fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
         _ => "both have to have as many elements",
     };
     Err(Error::ShapeMismatch {
+        location: Location::caller(),
         op,
         reason: format!(
             "an input of sizes {:?} and an output of {:?} on {} ranks: {rule}",
@@ -105,6 +125,7 @@ fn sizes(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
 }
 
 /// Refuses an output that shares memory with its input, but where it lies as NCCL has it in place.
+#[track_caller]
 fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> {
     let (Some(input), Some(output)) = call.views() else { return Ok(()) };
     let (from, to) = (bytes(&input), bytes(&output));
@@ -116,11 +137,12 @@ fn in_place(op: &'static str, comm: &Communicator, call: &Op<'_>) -> Result<()> 
     if allowed || !share(&input, &output) {
         return Ok(());
     }
-    Err(Error::OverlappingOperands { op })
+    Err(Error::OverlappingOperands { location: Location::caller(), op })
 }
 
 /// Refuses what is wrong with calls only together: they run in no order, and what is sent to oneself
 /// has to be received in the same group.
+#[track_caller]
 pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> Result<()> {
     for (i, a) in calls.iter().enumerate() {
         for b in &calls[i + 1..] {
@@ -130,7 +152,7 @@ pub(super) fn group(op: &'static str, comm: &Communicator, calls: &[Op<'_>]) -> 
                 _ => false,
             };
             if clash(&a_out, &b_out) || clash(&a_out, &b_in) || clash(&a_in, &b_out) {
-                return Err(Error::OverlappingOperands { op });
+                return Err(Error::OverlappingOperands { location: Location::caller(), op });
             }
         }
     }

@@ -168,6 +168,7 @@ type Operands<'a> = SmallVec<[Operand<'a>; 2]>;
 ///     .collect::<Result<(), _>>()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[track_caller]
 pub fn run<'a>(
     target: Target<'_>,
     comm: impl Into<Watched<'a>>,
@@ -178,7 +179,12 @@ pub fn run<'a>(
     let Watched { comm, number, replays } = comm.into();
     let Target::Cuda(_, device, _) = target else {
         let first = format!("cuda:{}", comm.device());
-        return Err(Error::DeviceMismatch { op: name, first, second: "cpu".into() });
+        return Err(Error::DeviceMismatch {
+            location: Location::caller(),
+            op: name,
+            first,
+            second: "cpu".into(),
+        });
     };
     check::device(name, comm, device)?;
     let mut operands = Operands::new();
@@ -247,6 +253,7 @@ impl<'a> Op<'a> {
     }
 
     /// It as NCCL is asked for it.
+    #[track_caller]
     fn call(&self, name: &'static str) -> Result<Collective> {
         let (input, output) = self.views();
         let dtype = input.or(output).map_or(DType::F32, |view| view.dtype);
@@ -277,11 +284,14 @@ impl<'a> Op<'a> {
 }
 
 /// What NCCL calls a dtype.
+#[track_caller]
 fn nccl_type(op: &'static str, dtype: DType) -> Result<NcclType> {
     Ok(match dtype {
         DType::Bool | DType::U8 => NcclType::U8,
         DType::I8 => NcclType::I8,
-        DType::I16 => return Err(Error::UnsupportedDType { op, dtype }),
+        DType::I16 => {
+            return Err(Error::UnsupportedDType { location: Location::caller(), op, dtype });
+        }
         DType::I32 => NcclType::I32,
         DType::I64 => NcclType::I64,
         DType::F16 => NcclType::F16,

@@ -25,6 +25,8 @@ mod table;
 mod tests;
 mod trigonometric;
 
+use std::panic::Location;
+
 use warpline_cuda_sys_safe::HostKernel;
 use warpline_runtime::module::Program;
 use warpline_runtime::{DType, Error, Result, iter};
@@ -154,13 +156,18 @@ impl Op {
     ///
     /// # Errors
     /// [`Error::UnsupportedDType`] where PyTorch has no such op of the dtype.
+    #[track_caller]
     pub fn dtypes(&self, common: DType) -> Result<(DType, DType)> {
         let compute = if (self.dtypes.first..=self.dtypes.last).contains(&common) {
             common
         } else if self.dtypes.converts {
             DType::F32
         } else {
-            return Err(Error::UnsupportedDType { op: self.name, dtype: common });
+            return Err(Error::UnsupportedDType {
+                location: Location::caller(),
+                op: self.name,
+                dtype: common,
+            });
         };
         Ok((compute, if self.output == Output::Bool { DType::Bool } else { compute }))
     }

@@ -129,6 +129,7 @@ pub fn promoting(
     run_all(target, op, Some(common), args, out, Location::caller())
 }
 
+#[track_caller]
 fn run_all(
     target: Target<'_>,
     op: &'static Op,
@@ -147,6 +148,7 @@ fn run_all(
 }
 
 /// Runs an op of `I` inputs, with the result `N` operands.
+#[track_caller]
 fn run<const I: usize, const N: usize>(
     target: Target<'_>,
     op: &'static Op,
@@ -190,7 +192,11 @@ fn run<const I: usize, const N: usize>(
             }
         }
     }
-    let host = (op.host)(dtype).ok_or(Error::UnsupportedDType { op: op.name, dtype })?;
+    let host = (op.host)(dtype).ok_or(Error::UnsupportedDType {
+        location: Location::caller(),
+        op: op.name,
+        dtype,
+    })?;
     let described = iter::Op {
         name: op.name,
         program: (&op.program, op.dtypes.variant(dtype)),
@@ -206,8 +212,11 @@ fn run<const I: usize, const N: usize>(
 }
 
 /// The dtype of all operands but conditions, where the op and the result are of it as they are.
+#[track_caller]
 fn common_dtype(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
-    let mismatch = |expected, actual| Err(Error::DTypeMismatch { op: op.name, expected, actual });
+    let location = Location::caller();
+    let mismatch =
+        |expected, actual| Err(Error::DTypeMismatch { location, op: op.name, expected, actual });
     let mut dtype = None;
     for (input, arg) in op.inputs.iter().zip(args) {
         if let Arg::Tensor(view) = arg
@@ -227,23 +236,34 @@ fn common_dtype(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
     };
     let (compute, result) = op.dtypes(dtype)?;
     if compute != dtype {
-        return Err(Error::UnsupportedDType { op: op.name, dtype });
+        return Err(Error::UnsupportedDType { location: Location::caller(), op: op.name, dtype });
     }
     if out.dtype == result { Ok(dtype) } else { mismatch(result, out.dtype) }
 }
 
 /// Refuses conditions that are not of bools, and float numbers for integers.
+#[track_caller]
 fn check(op: &Op, args: &[Arg<'_>], dtype: DType) -> Result<()> {
     for (input, arg) in op.inputs.iter().zip(args) {
         match arg {
             Arg::Tensor(view) if input.is_bool && view.dtype != DType::Bool => {
                 let (expected, actual) = (DType::Bool, view.dtype);
-                return Err(Error::DTypeMismatch { op: op.name, expected, actual });
+                return Err(Error::DTypeMismatch {
+                    location: Location::caller(),
+                    op: op.name,
+                    expected,
+                    actual,
+                });
             }
             Arg::Number(value)
                 if value.category() == Category::Float && !dtype.is_float() && !input.is_bool =>
             {
-                return Err(Error::CannotCast { op: op.name, from: DType::F32, to: dtype });
+                return Err(Error::CannotCast {
+                    location: Location::caller(),
+                    op: op.name,
+                    from: DType::F32,
+                    to: dtype,
+                });
             }
             _ => {}
         }

@@ -67,6 +67,7 @@ pub fn fill(target: Target<'_>, out: View<'_>, value: Scalar) -> Result<()> {
     fill_at(target, "fill_", out, value, Location::caller())
 }
 
+#[track_caller]
 fn fill_at(
     target: Target<'_>,
     name: &'static str,
@@ -138,6 +139,7 @@ pub fn linspace(target: Target<'_>, out: View<'_>, start: f64, end: f64) -> Resu
     run_sequence(target, "linspace", out, sequence, Location::caller())
 }
 
+#[track_caller]
 fn run_sequence(
     target: Target<'_>,
     name: &'static str,
@@ -148,13 +150,13 @@ fn run_sequence(
     let dtype = out.dtype;
     let &[stride] = out.strides() else {
         let reason = format!("a result of one dimension is needed, not {:?}", out.sizes());
-        return Err(Error::ShapeMismatch { op: name, reason });
+        return Err(Error::ShapeMismatch { location: Location::caller(), op: name, reason });
     };
     launch::check_operands(name, &[out.write()])?;
     let host = dispatch!(
         dtype,
         number T => cpu::sequence::<T>,
-        _ => return Err(Error::UnsupportedDType { op: name, dtype })
+        _ => return Err(Error::UnsupportedDType { location: Location::caller(), op: name, dtype })
     );
     let sequence = Sequence { stride: stride as i64, ..sequence };
     let call = Call {
@@ -185,7 +187,7 @@ pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();
     let (&[n, m], &[row, column]) = (out.sizes(), out.strides()) else {
         let reason = format!("a result of two dimensions is needed, not {:?}", out.sizes());
-        return Err(Error::ShapeMismatch { op: "eye", reason });
+        return Err(Error::ShapeMismatch { location: Location::caller(), op: "eye", reason });
     };
     fill_at(target, "eye", out, Scalar::Int(0), location)?;
     let diagonal = Layout::from_parts(

@@ -93,7 +93,12 @@ pub fn index_select(
     let (ndim, count) = (input.sizes().len(), index.numel());
     check(OP, input, index, out)?;
     if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
+        return Err(Error::DimOutOfRange {
+            op: OP,
+            location: Location::caller(),
+            dim: dim as isize,
+            ndim,
+        });
     }
     let sizes = index_select_sizes(input.sizes(), dim, index.sizes())?;
     check_sizes(OP, &sizes, out, input, index)?;
@@ -113,8 +118,11 @@ pub fn index_select(
 /// # Errors
 /// [`Error::ShapeMismatch`] for an index of several dimensions, or of other than one element where
 /// the input is a scalar.
+#[track_caller]
 pub fn index_select_sizes(input: &[usize], dim: usize, index: &[usize]) -> Result<Sizes> {
-    let refuse = |reason: String| Err(Error::ShapeMismatch { op: "index_select", reason });
+    let location = Location::caller();
+    let refuse =
+        |reason: String| Err(Error::ShapeMismatch { location, op: "index_select", reason });
     if index.len() > 1 {
         return refuse(format!("the index has sizes {index:?}; it may have one dimension at most"));
     }
@@ -147,7 +155,12 @@ pub fn gather(
     check(OP, input, index, out)?;
     let ndim = input.sizes().len();
     if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
+        return Err(Error::DimOutOfRange {
+            op: OP,
+            location: Location::caller(),
+            dim: dim as isize,
+            ndim,
+        });
     }
     check_sizes(OP, index.sizes(), out, input, index)?;
     if index.numel() == 0 {
@@ -160,6 +173,7 @@ pub fn gather(
     let fits = |d: usize| d == dim || to[d] <= from[d];
     if from.len() != to.len() || !(0..to.len()).all(fits) {
         return Err(Error::ShapeMismatch {
+            location: Location::caller(),
             op: OP,
             reason: format!(
                 "an index of sizes {:?} for an input of {:?}; it must have as many dimensions, and \
@@ -207,25 +221,33 @@ pub fn embedding(
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] unless the weight is a matrix.
+#[track_caller]
 pub fn embedding_sizes(weight: &[usize], indices: &[usize]) -> Result<Sizes> {
     let &[_, row] = weight else {
         let reason = format!("the weight has sizes {weight:?}; it must have two dimensions");
-        return Err(Error::ShapeMismatch { op: "embedding", reason });
+        return Err(Error::ShapeMismatch { location: Location::caller(), op: "embedding", reason });
     };
     Ok(indices.iter().copied().chain([row]).collect())
 }
 
+#[track_caller]
 fn check(op: &'static str, input: View<'_>, index: View<'_>, out: View<'_>) -> Result<()> {
     if !matches!(index.dtype, DType::I32 | DType::I64) {
         let reason = format!("the indices are {}; they must be int32 or int64", index.dtype);
         return Err(Error::invalid(op, reason));
     }
     if out.dtype != input.dtype {
-        return Err(Error::DTypeMismatch { op, expected: input.dtype, actual: out.dtype });
+        return Err(Error::DTypeMismatch {
+            location: Location::caller(),
+            op,
+            expected: input.dtype,
+            actual: out.dtype,
+        });
     }
     check_operands(op, &[input.read(), index.read(), out.write()])
 }
 
+#[track_caller]
 fn check_sizes(
     op: &'static str,
     sizes: &[usize],
@@ -237,6 +259,7 @@ fn check_sizes(
         return Ok(());
     }
     Err(Error::ShapeMismatch {
+        location: Location::caller(),
         op,
         reason: format!(
             "a result of {:?} for an input of {:?} and indices of {:?}",
@@ -248,6 +271,7 @@ fn check_sizes(
 }
 
 /// Launches the kernel. Source and indices come with their strides in the result's dimensions.
+#[track_caller]
 fn pick(
     target: Target<'_>,
     op: &'static str,
@@ -266,6 +290,7 @@ fn pick(
     part(target, op, location, [source, index, out], along)
 }
 
+#[track_caller]
 fn part(
     target: Target<'_>,
     op: &'static str,

@@ -1,5 +1,7 @@
 //! Cases for indexing, the same on every target.
 
+use std::panic::Location;
+
 use super::*;
 use warpline_runtime::DType::{BF16, F32, F64, I8, I16, I32, I64};
 use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples, shapes};
@@ -162,7 +164,7 @@ fn assert_marked(target: Target<'_>, out: &Tensor, error: &warpline_runtime::Ind
             Target::Cpu(_) => warpline_runtime::launch::read_bytes((&out.storage, 0), &mut [0]),
             Target::Cuda(runtime, _, stream) => {
                 let host = warpline_runtime::Storage::pageable(runtime, 1).unwrap();
-                let here = std::panic::Location::caller();
+                let here = Location::caller();
                 warpline_runtime::launch::copy_bytes(
                     stream,
                     (&host, 0),
@@ -346,7 +348,7 @@ fn bad_arguments() {
         let select = |a: &Tensor, dim, index: &Tensor, out: &Tensor| {
             index_select(target, a.view(), dim, index.view(), out.view())
         };
-        fails!(select(&a, 2, &index, &out), Error::DimOutOfRange { dim: 2, ndim: 2 });
+        fails!(select(&a, 2, &index, &out), Error::DimOutOfRange { dim: 2, ndim: 2, .. });
         fails!(select(&a, 1, &index, &out), Error::ShapeMismatch { op: "index_select", .. });
         fails!(select(&a, 0, &zero(&[1, 2]), &out), Error::ShapeMismatch { .. });
         fails!(select(&make(F32, &[]), 0, &index, &out), Error::ShapeMismatch { .. });

@@ -102,6 +102,7 @@ impl Gemm {
     }
 
     /// Asks for the product of `a`, `b` into `c`, in this order in `pointers`.
+    #[track_caller]
     pub(super) fn enqueue(
         &self,
         driver: &dyn Driver,

@@ -153,6 +153,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
 
 /// Whether there is a cuBLAS. That one was named which is none is an error, since nobody would notice
 /// our own kernels otherwise.
+#[track_caller]
 fn has_cublas(device: &CudaDevice) -> Result<bool> {
     // Any other driver runs the CPU implementation, whatever it is asked for.
     if device.driver().name() != "cuda" {
@@ -173,13 +174,21 @@ pub fn needs_contiguous(view: View<'_>) -> bool {
     !blas::takes(rows as u64, columns as u64, Steps::of(&view))
 }
 
+#[track_caller]
 fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
     for other in [b, out] {
         if other.dtype != a.dtype {
-            return Err(Error::DTypeMismatch { op: OP, expected: a.dtype, actual: other.dtype });
+            return Err(Error::DTypeMismatch {
+                location: Location::caller(),
+                op: OP,
+                expected: a.dtype,
+                actual: other.dtype,
+            });
         }
     }
+    let location = Location::caller();
     let mismatch = || Error::ShapeMismatch {
+        location,
         op: OP,
         reason: format!("{:?} by {:?} does not give {:?}", a.sizes(), b.sizes(), out.sizes()),
     };
@@ -198,9 +207,12 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
 }
 
 /// The kernel's number and its CPU implementation.
+#[track_caller]
 fn kernel(dtype: DType) -> Result<(usize, HostKernel)> {
     let host: HostKernel = match dtype {
-        DType::Bool => return Err(Error::UnsupportedDType { op: OP, dtype }),
+        DType::Bool => {
+            return Err(Error::UnsupportedDType { location: Location::caller(), op: OP, dtype });
+        }
         DType::U8 => cpu::integers::<u8>,
         DType::I8 => cpu::integers::<i8>,
         DType::I16 => cpu::integers::<i16>,

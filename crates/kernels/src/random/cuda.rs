@@ -119,6 +119,7 @@ pub(super) fn geometry(properties: &DeviceProperties, numel: usize, lanes: u64) 
     (blocks, numel.div_ceil(BLOCK * blocks * lanes) * 4)
 }
 
+#[track_caller]
 pub(super) fn fill(
     target: Target<'_>,
     device: &CudaDevice,

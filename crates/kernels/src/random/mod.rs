@@ -216,10 +216,16 @@ fn fill(
     run(target, out, &fill)
 }
 
+#[track_caller]
 fn require_float(op: &'static str, dtype: DType) -> Result<()> {
-    if dtype.is_float() { Ok(()) } else { Err(Error::UnsupportedDType { op, dtype }) }
+    if dtype.is_float() {
+        Ok(())
+    } else {
+        Err(Error::UnsupportedDType { location: Location::caller(), op, dtype })
+    }
 }
 
+#[track_caller]
 fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
     launch::check_operands(fill.op, &[out.write()])?;
     if out.numel() == 0 {
@@ -250,6 +256,7 @@ fn run(target: Target<'_>, out: View<'_>, fill: &Fill) -> Result<()> {
 }
 
 /// Runs a fill of a CPU tensor with the runtime's generator.
+#[track_caller]
 fn on_cpu(
     target: Target<'_>,
     out: View<'_>,

@@ -5,6 +5,7 @@ use warpline_runtime::{Layout, Result};
 
 /// A tensor's elements in the order in which random values are given to them, which is that of
 /// memory, as in PyTorch: filling a transposed tensor fills its base.
+#[track_caller]
 pub(super) fn order(op: &'static str, layout: &Layout) -> Result<Walk<1>> {
     let dims = layout.by_stride();
     Walk::new(op, dims.into_iter().map(|d| (layout.sizes()[d], [layout.strides()[d]])))

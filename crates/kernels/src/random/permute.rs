@@ -72,10 +72,15 @@ cuda_struct!(Pair { key, index });
 pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();
     if out.dtype == DType::Bool {
-        return Err(Error::UnsupportedDType { op: OP, dtype: out.dtype });
+        return Err(Error::UnsupportedDType {
+            location: Location::caller(),
+            op: OP,
+            dtype: out.dtype,
+        });
     }
     if out.sizes().len() != 1 {
         return Err(Error::ShapeMismatch {
+            location: Location::caller(),
             op: OP,
             reason: format!("the result has one dimension, but {:?} was given", out.sizes()),
         });
@@ -116,6 +121,7 @@ pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     }
 }
 
+#[track_caller]
 fn on_cuda(
     runtime: &Runtime,
     device: &CudaDevice,

@@ -67,8 +67,10 @@ impl ReduceOp {
     ///
     /// # Errors
     /// [`Error::UnsupportedDType`]: the mean of integers, and an index among bools.
+    #[track_caller]
     pub fn result_dtype(self, dtype: DType) -> Result<DType> {
-        let unsupported = Err(Error::UnsupportedDType { op: self.name(), dtype });
+        let unsupported =
+            Err(Error::UnsupportedDType { location: Location::caller(), op: self.name(), dtype });
         Ok(match self {
             Self::Sum | Self::Prod if !dtype.is_float() => DType::I64,
             Self::Mean if !dtype.is_float() => return unsupported,
@@ -193,7 +195,12 @@ pub fn reduce(
     let location = Location::caller();
     let expected = op.result_dtype(a.dtype)?;
     if out.dtype != expected {
-        return Err(Error::DTypeMismatch { op: name, expected, actual: out.dtype });
+        return Err(Error::DTypeMismatch {
+            location: Location::caller(),
+            op: name,
+            expected,
+            actual: out.dtype,
+        });
     }
     let indices = matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin);
     if indices && dims.len() > 1 && dims.len() < a.sizes().len() {

@@ -1,5 +1,7 @@
 //! Which elements go into which result, and how the work is shared out.
 
+use std::panic::Location;
+
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
@@ -127,6 +129,7 @@ const BUSY: u64 = 1024;
 impl Plan {
     /// `dims` are to be reduced, all of them if there are none. `ordered` says that the elements'
     /// row-major order counts.
+    #[track_caller]
     pub(super) fn new(
         op: &'static str,
         a: View<'_>,
@@ -137,7 +140,12 @@ impl Plan {
         let is_reduced = |d: usize| dims.is_empty() || dims.contains(&d);
         let ndim = a.sizes().len();
         if let Some(&dim) = dims.iter().find(|&&d| d >= ndim.max(1)) {
-            return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
+            return Err(Error::DimOutOfRange {
+                op: "",
+                location: Location::caller(),
+                dim: dim as isize,
+                ndim,
+            });
         }
         let kept: SmallVec<[usize; 6]> = (0..ndim).filter(|&d| !is_reduced(d)).collect();
         // The result has the dimensions that are kept, or all of them with size 1 where reduced.
@@ -148,6 +156,7 @@ impl Plan {
             && kept.iter().zip(out.sizes()).all(|(&d, &size)| a.sizes()[d] == size);
         if !keepdim && !plain {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op,
                 reason: format!(
                     "{:?} reduced over {dims:?} does not give {:?}",
@@ -221,6 +230,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where more elements go into a result than a kernel can count.
+    #[track_caller]
     pub(super) fn share_out(
         &mut self,
         op: &'static str,
@@ -288,6 +298,7 @@ impl Plan {
 
     /// Cuts the elements of a result into segments that 32 bits count. Returns what a run has and how many
     /// there are.
+    #[track_caller]
     fn cut(&mut self, op: &'static str) -> Result<[u64; 2]> {
         let (run, [stride]) = self.reduced.inner();
         let mut dims = self.reduced.dims().skip(1);

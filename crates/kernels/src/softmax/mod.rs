@@ -88,9 +88,14 @@ pub fn softmax(
     let op = if log { "log_softmax" } else { "softmax" };
     let location = Location::caller();
     if out.dtype != a.dtype {
-        return Err(Error::DTypeMismatch { op, expected: a.dtype, actual: out.dtype });
+        return Err(Error::DTypeMismatch {
+            location: Location::caller(),
+            op,
+            expected: a.dtype,
+            actual: out.dtype,
+        });
     }
-    let unsupported = Error::UnsupportedDType { op, dtype: a.dtype };
+    let unsupported = Error::UnsupportedDType { location: Location::caller(), op, dtype: a.dtype };
     let (index, host): (usize, HostKernel) = match a.dtype {
         DType::F16 => (0, cpu::softmax::<half::f16>),
         DType::BF16 => (1, cpu::softmax::<half::bf16>),
@@ -100,13 +105,19 @@ pub fn softmax(
     };
     if a.sizes() != out.sizes() {
         return Err(Error::ShapeMismatch {
+            location: Location::caller(),
             op,
             reason: format!("a result of {:?} for an input of {:?}", out.sizes(), a.sizes()),
         });
     }
     let ndim = a.sizes().len();
     if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange { dim: dim as isize, ndim });
+        return Err(Error::DimOutOfRange {
+            op,
+            location: Location::caller(),
+            dim: dim as isize,
+            ndim,
+        });
     }
     launch::check_in_place(op, &[a.read(), out.write()])?;
     if a.numel() == 0 {
@@ -186,6 +197,7 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize
     }
 }
 
+#[track_caller]
 fn rows(op: &'static str, a: View<'_>, dim: usize, out: View<'_>, log: bool) -> Result<Rows> {
     let of = |d: usize| (a.sizes()[d], [a.strides()[d], out.strides()[d]]);
     let others = || (0..a.sizes().len()).rev().filter(|&d| d != dim).map(of);

@@ -112,7 +112,7 @@ fn broadcast_follows_the_rules() -> Result<(), Error> {
 #[test]
 fn bad_dimensions_indices_and_sizes_are_errors() {
     let layout = contiguous(&[2, 3]);
-    assert!(matches!(layout.transpose(0, 2), Err(Error::DimOutOfRange { dim: 2, ndim: 2 })));
+    assert!(matches!(layout.transpose(0, 2), Err(Error::DimOutOfRange { dim: 2, ndim: 2, .. })));
     assert!(matches!(layout.select(1, -4), Err(Error::IndexOutOfRange { index: -4, .. })));
     assert!(matches!(layout.narrow(0, 1, 2), Err(Error::IndexOutOfRange { .. })));
     assert!(layout.permute(&[0, 0]).is_err());

@@ -134,7 +134,7 @@ where
                 return Err(DataParallelError::Replica {
                     replica,
                     device,
-                    source: Box::new(source),
+                    cause: Box::new(source),
                 });
             }
             Err(panic) => resume_unwind(panic),

@@ -1,9 +1,10 @@
 //! What can go wrong.
 
+use std::fmt;
 use warpline::{Device, Error};
 
 /// What [`super::DataParallel`] fails with.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataParallelError {
     /// A parameter or buffer that is not where replicas are made from. [`warpline::nn::Module::to`]
@@ -34,14 +35,14 @@ pub enum DataParallelError {
         output_device: i32,
     },
     /// The forward of one replica failed.
-    #[error("in replica {replica} on device cuda:{device}: {source}")]
+    #[error("in replica {replica} on device cuda:{device}: {cause}")]
     Replica {
         /// Which.
         replica: usize,
         /// Its device.
         device: usize,
         /// What it failed with.
-        source: Box<Error>,
+        cause: Box<Error>,
     },
     /// An output that is in host memory.
     #[error(
@@ -82,6 +83,13 @@ pub enum DataParallelError {
     /// Everything else: scattering, copying and gathering.
     #[error(transparent)]
     Tensor(#[from] Error),
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for DataParallelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// So that a function that returns [`warpline::Result`], such as another module's forward, can use `?`.

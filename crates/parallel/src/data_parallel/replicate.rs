@@ -2,6 +2,7 @@
 //! either side was written since.
 
 use std::collections::HashMap;
+use std::panic::Location;
 use std::sync::Arc;
 
 use warpline::nn::Module;
@@ -30,9 +31,10 @@ impl Tensors {
         device: usize,
     ) -> Result<Self, DataParallelError> {
         let (mut all, mut found) = (Vec::new(), None);
+        let location = Location::caller();
         let mut look = |_: &str, tensor: &mut Tensor| {
             if !tensor.storage().runtime().same_as(runtime) {
-                return Err(Error::RuntimeMismatch { op: "DataParallel" });
+                return Err(Error::RuntimeMismatch { location, op: "DataParallel" });
             }
             if tensor.device() != Device::cuda(device) {
                 found.get_or_insert(tensor.device());

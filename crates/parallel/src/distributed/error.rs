@@ -10,7 +10,7 @@ use super::StoreError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a process group could not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The environment does not say who this process is, or says nonsense.
@@ -76,6 +76,13 @@ pub enum Error {
     Store(#[from] StoreError),
 }
 
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl From<warpline_stream::StreamError> for Error {
     fn from(error: warpline_stream::StreamError) -> Self {
         Self::Op(error.into())
@@ -100,8 +107,8 @@ impl Error {
         match self {
             Self::CollectiveTimeout(failure) | Self::PeerFailed(failure) => Some(failure),
             // Of what was to be written.
-            Self::Op(warpline::Error::Collective { source, .. }) => {
-                source.downcast_ref::<Self>()?.failure()
+            Self::Op(warpline::Error::Collective { cause, .. }) => {
+                cause.downcast_ref::<Self>()?.failure()
             }
             _ => None,
         }

@@ -178,7 +178,7 @@ impl Graph {
         self.runtime.check_stream(stream, OP)?;
         check_device(OP, self.pool().device(), stream)?;
         if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
-            return Err(Error::NotReplayed { op: OP });
+            return Err(Error::NotReplayed { location: Location::caller(), op: OP });
         }
         let site = Site { op: OP, location };
         replays::watched(&self.communicators, stream, site, &mut Sources::new(), &mut |numbers| {
@@ -187,6 +187,7 @@ impl Graph {
     }
 
     /// Enqueues a replay, which has these numbers on its communicators.
+    #[track_caller]
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
         let state = &self.log.state;
@@ -245,10 +246,16 @@ impl std::fmt::Debug for Graph {
     }
 }
 
+#[track_caller]
 fn check_device(op: &'static str, device: usize, stream: &Stream) -> Result<()> {
     if stream.device_index() == device {
         return Ok(());
     }
     let name = |index| format!("cuda:{index}");
-    Err(Error::DeviceMismatch { op, first: name(device), second: name(stream.device_index()) })
+    Err(Error::DeviceMismatch {
+        location: Location::caller(),
+        op,
+        first: name(device),
+        second: name(stream.device_index()),
+    })
 }

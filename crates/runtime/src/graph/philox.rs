@@ -91,6 +91,7 @@ impl<'a> Sequence<'a> {
     ///
     /// # Errors
     /// None.
+    #[track_caller]
     pub fn state_layout(&self) -> Result<Layout> {
         Layout::contiguous(&[if matches!(self.0, Origin::Graph(_)) { 2 } else { 0 }])
     }
@@ -104,6 +105,7 @@ impl<'a> Sequence<'a> {
 }
 
 /// Writes where the random ops of a replay start, and advances the generator by all of them.
+#[track_caller]
 pub(super) fn set_state(
     target: Target<'_>,
     state: &Storage,

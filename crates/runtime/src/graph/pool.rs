@@ -1,5 +1,6 @@
 //! The memory that graphs are captured in.
 
+use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
@@ -69,6 +70,7 @@ impl GraphPool {
     /// # Errors
     /// [`Error::RuntimeMismatch`] and [`Error::DeviceMismatch`] for a device that is not its own;
     /// the driver's own, when it has to be made.
+    #[track_caller]
     pub fn stream(&self, device: &CudaDevice) -> Result<&Stream> {
         self.check_world(device.device().devices_id(), "graph_pool_handle")?;
         check_device("graph_pool_handle", self.device(), device.device().default_stream())?;
@@ -80,8 +82,13 @@ impl GraphPool {
     }
 
     /// Refuses what is of other devices than its own.
+    #[track_caller]
     pub(super) fn check_world(&self, devices_id: u64, op: &'static str) -> Result<()> {
-        if self.0.devices_id == devices_id { Ok(()) } else { Err(Error::RuntimeMismatch { op }) }
+        if self.0.devices_id == devices_id {
+            Ok(())
+        } else {
+            Err(Error::RuntimeMismatch { location: Location::caller(), op })
+        }
     }
 
     pub(super) fn memory(&self) -> &MemPool<CudaBackend> {
@@ -89,6 +96,7 @@ impl GraphPool {
     }
 
     /// Where random ops find their state, made now if need be: outside any capture.
+    #[track_caller]
     pub(super) fn state(&self, runtime: &Runtime, stream: &Stream) -> Result<&Storage> {
         if let Some(state) = self.0.state.get() {
             return Ok(state);

@@ -70,6 +70,7 @@ pub const fn vector_width(size: usize) -> usize {
 /// # Safety
 /// The kernels and CPU implementations must be right for the views' dtypes and these arguments,
 /// and do no more than read all operands and write the last, elements in step.
+#[track_caller]
 pub unsafe fn run<const N: usize, A: Pod>(
     target: Target<'_>,
     op: &Op,
@@ -88,6 +89,7 @@ pub unsafe fn run<const N: usize, A: Pod>(
 ///
 /// # Safety
 /// As [`run`].
+#[track_caller]
 pub unsafe fn run_some<const N: usize, A: Pod>(
     target: Target<'_>,
     op: &Op,
@@ -99,6 +101,7 @@ pub unsafe fn run_some<const N: usize, A: Pod>(
     for view in &views[..N - 1] {
         if view.sizes() != out.sizes() {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op: op.name,
                 reason: format!("operands of {:?} and {:?}", view.sizes(), out.sizes()),
             });
@@ -121,6 +124,7 @@ fn operands<const N: usize>(views: [View<'_>; N], untouched: u64) -> [Operand<'_
 
 /// # Safety
 /// As [`run`].
+#[track_caller]
 unsafe fn run_part<const N: usize, A: Pod>(
     target: Target<'_>,
     op: &Op,
@@ -165,6 +169,7 @@ unsafe fn run_part<const N: usize, A: Pod>(
 
 /// # Safety
 /// As [`launch::run`].
+#[track_caller]
 unsafe fn launch_one(
     target: Target<'_>,
     op: &Op,
@@ -203,6 +208,7 @@ pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
 
 /// Calls `f` on the two halves of views that are too large for one launch. They are cut where they
 /// reach furthest: a dimension of few elements may be what takes them too far.
+#[track_caller]
 pub fn halves<const N: usize>(
     views: &[View<'_>; N],
     mut f: impl FnMut([View<'_>; N]) -> Result<()>,

@@ -92,6 +92,7 @@ impl<const N: usize> Plan<N> {
     ///
     /// # Errors
     /// [`crate::Error::TooManyDims`].
+    #[track_caller]
     pub fn in_runs(mut self, op: &'static str, vector: usize, start: usize) -> Result<Index<N>> {
         let aligned = start.is_multiple_of(vector);
         let second = self.other_way();

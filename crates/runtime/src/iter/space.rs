@@ -1,5 +1,7 @@
 //! The elements an elementwise kernel goes over.
 
+use std::panic::Location;
+
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
@@ -257,9 +259,15 @@ impl<const N: usize> Plan<N> {
     ///
     /// # Errors
     /// [`Error::TooManyDims`].
+    #[track_caller]
     pub fn index(&self, op: &'static str) -> Result<Index<N>> {
         if self.dims.len() > MAX_DIMS {
-            return Err(Error::TooManyDims { op, ndim: self.dims.len(), max: MAX_DIMS });
+            return Err(Error::TooManyDims {
+                location: Location::caller(),
+                op,
+                ndim: self.dims.len(),
+                max: MAX_DIMS,
+            });
         }
         let mut index = Index::<N>::zeroed();
         (index.numel, index.ndim) = (self.numel as u32, self.dims.len() as u32);

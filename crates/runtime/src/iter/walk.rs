@@ -1,5 +1,7 @@
 //! Dimensions that a kernel walks: of any size and in the order that they are given in.
 
+use std::panic::Location;
+
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
@@ -48,10 +50,16 @@ impl<const N: usize> Walk<N> {
     ///
     /// # Errors
     /// [`Error::TooManyDims`].
+    #[track_caller]
     pub fn new(op: &'static str, dims: impl IntoIterator<Item = Dim<N>>) -> Result<Self> {
         let dims = merged(dims);
         if dims.len() > MAX_DIMS {
-            return Err(Error::TooManyDims { op, ndim: dims.len(), max: MAX_DIMS });
+            return Err(Error::TooManyDims {
+                location: Location::caller(),
+                op,
+                ndim: dims.len(),
+                max: MAX_DIMS,
+            });
         }
         let mut walk = Self { ndim: dims.len() as u64, ..Self::zeroed() };
         for (d, (size, strides)) in dims.into_iter().enumerate() {

@@ -32,6 +32,7 @@ pub(crate) struct ReplayUses<'a> {
 /// # Safety
 /// The storages and communicators are all that were captured, the pool's memory is kept, and so are
 /// the modules.
+#[track_caller]
 pub(crate) unsafe fn replay(
     exec: &GraphExec,
     uses: ReplayUses<'_>,
@@ -67,6 +68,7 @@ pub(crate) unsafe fn replay(
 }
 
 /// Launches a graph of which the communicators can be used, and are not aborted meanwhile.
+#[track_caller]
 fn while_usable(
     communicators: &[Captured],
     launch: &dyn Fn() -> Result<(), DriverError>,

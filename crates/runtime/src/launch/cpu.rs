@@ -1,5 +1,6 @@
 //! Runs an op on the host's cores.
 
+use std::panic::Location;
 use std::sync::PoisonError;
 
 use smallvec::SmallVec;
@@ -12,6 +13,7 @@ use crate::race::{Touch, check_host};
 use crate::storage::{Site, not_host};
 use crate::{Error, IndexCheck, Operand, Result, Storage, host};
 
+#[track_caller]
 pub(super) fn run(call: &Call<'_>) -> Result<()> {
     let site = Site { op: call.op, location: call.location };
     let reported = Local::default();
@@ -28,6 +30,7 @@ pub(super) fn run(call: &Call<'_>) -> Result<()> {
 
 /// Runs host code on operands in host memory: device work that conflicts is waited for, and the
 /// host locks are held, until `f` returns.
+#[track_caller]
 pub fn with_operands(
     site: Site,
     operands: &[Operand<'_>],
@@ -42,6 +45,7 @@ pub fn with_operands(
 }
 
 /// [`with_operands`] of code that checks indices, and returns what was wrong with one.
+#[track_caller]
 fn with_checked(
     site: Site,
     operands: &[Operand<'_>],
@@ -53,7 +57,7 @@ fn with_checked(
     for operand in operands {
         let view = operand.view;
         if !view.storage.runtime().same_as(operands[0].view.storage.runtime()) {
-            return Err(Error::RuntimeMismatch { op });
+            return Err(Error::RuntimeMismatch { location: Location::caller(), op });
         }
         let base = view.storage.host_ptr().ok_or_else(|| not_host(op, view.storage))?;
         // The element at index zero; inside the storage because the layout is.
@@ -76,6 +80,7 @@ fn with_checked(
 }
 
 /// Runs `f` while holding each storage's host lock, taken in address order.
+#[track_caller]
 pub(crate) fn with_host_locks<'a, R>(
     storages: impl Iterator<Item = (&'a Storage, bool)>,
     f: impl FnOnce() -> Result<R>,

@@ -1,5 +1,7 @@
 //! Runs an op on a stream: orders it after the uses it conflicts with, then enqueues it.
 
+use std::panic::Location;
+
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DevicePtr, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
@@ -13,10 +15,11 @@ use crate::race::{Touch, Watch};
 use crate::storage::{FORMER, Site, Source, Uses, uses_elsewhere};
 use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy, View};
 
+#[track_caller]
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
     // Streams of two worlds cannot be ordered, and a kernel means nothing to another device's stream.
     if device.device().devices_id() != stream.devices_id() {
-        return Err(Error::RuntimeMismatch { op: call.op });
+        return Err(Error::RuntimeMismatch { location: Location::caller(), op: call.op });
     }
     if stream.device_index() != device.index() {
         return Err(other_device(call.op, device.index(), stream.device_index()));
@@ -94,10 +97,16 @@ fn footprint<'a>(ptr: DevicePtr, device: usize, operand: &Operand<'a>) -> Footpr
 }
 
 /// Where a view's first element is in device memory that `device` reaches, and of which device.
+#[track_caller]
 fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr, usize)> {
     let ptr = address(op, view)?;
     let Some(owner) = view.storage.cuda_device() else {
-        return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
+        return Err(Error::DeviceMismatch {
+            location: Location::caller(),
+            op,
+            first: "cuda".into(),
+            second: "cpu".into(),
+        });
     };
     // A kernel that follows another device's address without peer access loses its own device.
     if owner.index() != device && !view.storage.runtime().peer_access_enabled(device, owner.index())
@@ -108,9 +117,15 @@ fn place(op: &'static str, device: usize, view: &View<'_>) -> Result<(DevicePtr,
 }
 
 /// Where a view's first element is in device memory.
+#[track_caller]
 pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
     let Some(base) = view.storage.device_ptr() else {
-        return Err(Error::DeviceMismatch { op, first: "cuda".into(), second: "cpu".into() });
+        return Err(Error::DeviceMismatch {
+            location: Location::caller(),
+            op,
+            first: "cuda".into(),
+            second: "cpu".into(),
+        });
     };
     // SAFETY: a layout lies inside its storage, so its first element does.
     Ok(unsafe { base.offset((view.layout.offset() * view.dtype.size()) as i64) })
@@ -119,7 +134,12 @@ pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
 #[cold]
 fn other_device(op: &'static str, first: usize, second: usize) -> Error {
     let name = |index| format!("cuda:{index}");
-    Error::DeviceMismatch { op, first: name(first), second: name(second) }
+    Error::DeviceMismatch {
+        location: Location::caller(),
+        op,
+        first: name(first),
+        second: name(second),
+    }
 }
 
 /// The storages of what work touches: each once, in the order in which locks are taken.
@@ -128,12 +148,14 @@ fn storages<'a>(touches: &[Touch<'a>]) -> SmallVec<[(&'a Storage, bool); 4]> {
 }
 
 /// Refuses what was made in a capture and holds nothing yet.
+#[track_caller]
 fn check_replayed(storages: &[(&Storage, bool)], captured: bool, site: Site) -> Result<()> {
     storages.iter().try_for_each(|(storage, _)| storage.check_replayed(captured, site.op))
 }
 
 /// Enqueues work that touches `arguments`, in order with other uses of their storages. Answers the
 /// operation's number.
+#[track_caller]
 pub(crate) fn enqueue<'a, F>(
     stream: &Stream,
     arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
@@ -147,6 +169,7 @@ where
 }
 
 /// [`enqueue`] of work that has marks of its own.
+#[track_caller]
 fn enqueue_marked<'a, F>(
     stream: &Stream,
     arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
@@ -180,6 +203,7 @@ pub(super) fn pageable_in_capture(op: &'static str) -> Error {
 
 /// [`enqueue`] of what no capture can hold, for storages of which each is there once, in the order in
 /// which locks are taken.
+#[track_caller]
 pub(super) fn enqueue_now<F>(
     stream: &Stream,
     distinct: &[(&Storage, bool)],
@@ -200,6 +224,7 @@ where
 
 /// For what no capture can hold, as it is submitted: another thread may have begun to capture the
 /// stream since it was asked.
+#[track_caller]
 pub(super) fn refuse_captured(stream: &Stream, op: &'static str) -> Result<(), StreamError> {
     if stream.is_capturing() {
         return Err(StreamError::Capturing { call: op });
@@ -209,6 +234,7 @@ pub(super) fn refuse_captured(stream: &Stream, op: &'static str) -> Result<(), S
 
 /// As [`enqueue`], for work that is not just one operation, or is waited for in place, and that no
 /// capture can hold. `f` answers an operation that covers it all.
+#[track_caller]
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,
     arguments: impl Iterator<Item = impl Into<Touch<'a>>>,
@@ -225,14 +251,20 @@ where
 }
 
 /// Refuses storages and a stream of several worlds.
+#[track_caller]
 fn check_world(stream: &Stream, storages: &[(&Storage, bool)], op: &'static str) -> Result<()> {
     let Some((first, _)) = storages.first() else { return Ok(()) };
     let one = storages.iter().all(|(storage, _)| storage.runtime().same_as(first.runtime()));
-    if one { first.runtime().check_stream(stream, op) } else { Err(Error::RuntimeMismatch { op }) }
+    if one {
+        first.runtime().check_stream(stream, op)
+    } else {
+        Err(Error::RuntimeMismatch { location: Location::caller(), op })
+    }
 }
 
 /// Runs `f`, which enqueues work that touches these storages, after the uses that it conflicts
 /// with, and enters it as one.
+#[track_caller]
 fn in_order<F>(
     stream: &Stream,
     distinct: &[(&Storage, bool)],
@@ -299,6 +331,7 @@ where
 
 /// Makes a stream wait for the uses of these storages that its next work conflicts with, as far as
 /// the policy asks for that.
+#[track_caller]
 fn wait_for_uses(
     stream: &Stream,
     policy: SyncPolicy,
@@ -328,7 +361,7 @@ fn wait_for_uses(
 fn describe(error: Error, stream: &Stream, call: &Call<'_>) -> Error {
     let site = Site { op: call.op, location: call.location };
     let (op, source) = match located(error, stream, site) {
-        Error::Driver { op, source } => (op, source),
+        Error::Driver { op, cause } => (op, cause),
         error => return error,
     };
     let source = source.with_detail(|| {
@@ -356,7 +389,7 @@ pub(super) fn located(error: Error, stream: &Stream, site: Site) -> Error {
         },
     };
     match earlier {
-        source @ StreamError::Surfaced { .. } => Error::NotStarted { op, location, source },
+        cause @ StreamError::Surfaced { .. } => Error::NotStarted { op, location, cause },
         StreamError::Driver(source) => Error::driver(op, source.at(location)),
         _ => error,
     }

@@ -58,6 +58,7 @@ impl Marking<'_> {
     /// # Errors
     /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`] where it is known that one failed.
     #[inline]
+    #[track_caller]
     pub(crate) fn carry(
         &self,
         touches: &[Touch<'_>],
@@ -72,6 +73,7 @@ impl Marking<'_> {
     }
 
     #[cold]
+    #[track_caller]
     fn collect(
         &self,
         touches: &[Touch<'_>],
@@ -168,6 +170,7 @@ fn write(storage: &Storage, marks: &mut Marks, touches: &[Touch<'_>], sources: &
 
 /// Waits for device work that an access of host code conflicts with, and refuses to read what
 /// depends on what failed: with that failure, whatever the wait reports.
+#[track_caller]
 pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     let waited = touch.storage.wait_for_host(touch.access.writes());
     if touch.access.reads()

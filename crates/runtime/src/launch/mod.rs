@@ -75,10 +75,11 @@ impl Target<'_> {
     ///
     /// # Errors
     /// [`Error::RuntimeMismatch`]; [`Error::NoSuchDevice`].
+    #[track_caller]
     pub fn check(&self, op: &'static str) -> Result<()> {
         let Self::Cuda(runtime, device, stream) = self else { return Ok(()) };
         if runtime.device(device.index())?.device() != device.device() {
-            return Err(Error::RuntimeMismatch { op });
+            return Err(Error::RuntimeMismatch { location: Location::caller(), op });
         }
         runtime.check_stream(stream, op)
     }
@@ -192,6 +193,7 @@ pub struct Call<'a> {
 ///   it returns.
 /// - **A library or collective call** enqueues on the stream that it is given and no other, and is
 ///   done with the host's memory that it was given when it returns.
+#[track_caller]
 pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
     if call.operands.iter().all(|o| o.view.numel() == 0) && !call.operands.is_empty() {
         return Ok(());
@@ -212,6 +214,7 @@ pub unsafe fn run(target: Target<'_>, call: &Call<'_>) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::OutOfStorage`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`].
+#[track_caller]
 pub fn check_operands(op: &'static str, operands: &[Operand<'_>]) -> Result<()> {
     check_sharing(op, operands, false)
 }
@@ -221,10 +224,12 @@ pub fn check_operands(op: &'static str, operands: &[Operand<'_>]) -> Result<()> 
 ///
 /// # Errors
 /// As [`check_operands`].
+#[track_caller]
 pub fn check_in_place(op: &'static str, operands: &[Operand<'_>]) -> Result<()> {
     check_sharing(op, operands, true)
 }
 
+#[track_caller]
 fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> Result<()> {
     for (at, written) in operands.iter().enumerate().filter(|(_, o)| o.access.writes()) {
         written.view.check_writable(op)?;
@@ -239,7 +244,7 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
                 }
         };
         if !operands.iter().enumerate().all(|(other, operand)| other == at || apart(operand)) {
-            return Err(Error::OverlappingOperands { op });
+            return Err(Error::OverlappingOperands { location: Location::caller(), op });
         }
     }
     operands.iter().try_for_each(|operand| operand.view.check_inside(op))

@@ -119,6 +119,7 @@ impl<'a> Staged<'a> {
         (covered, Err(error.clone()))
     }
 
+    #[track_caller]
     fn work(&self, mut slots: [Slot; 2]) -> Result<()> {
         let mut turn = 0;
         loop {
@@ -140,6 +141,7 @@ impl<'a> Staged<'a> {
         (start < self.bytes).then(|| start..self.bytes.min(start + self.piece))
     }
 
+    #[track_caller]
     fn begin(&self, slot: &mut Slot, part: Range<usize>) -> Result<()> {
         let (start, bytes) = (part.start, part.len());
         if self.to_device {
@@ -168,6 +170,7 @@ impl<'a> Staged<'a> {
     }
 
     /// Waits until the piece is through the wire, and takes it from there.
+    #[track_caller]
     fn finish(&self, slot: &mut Slot) -> Result<()> {
         let Some(part) = slot.pending.take() else { return Ok(()) };
         slot.event.synchronize().map_err(StreamError::from)?;

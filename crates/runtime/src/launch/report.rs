@@ -50,6 +50,7 @@ impl Report {
     }
 
     /// As what a stream's closure is about to enqueue; and what marks its results with it.
+    #[track_caller]
     pub(super) fn on_stream(
         call: &Call<'_>,
         stream: &Stream,

@@ -32,6 +32,7 @@ const PIECE_GROWTH: usize = 16;
 ///
 /// # Errors
 /// [`Error::IndexOutOfRange`] when the bytes do not lie inside; the driver's own.
+#[track_caller]
 pub fn copy_bytes(
     stream: &Stream,
     dst: (&Storage, usize),
@@ -48,7 +49,7 @@ pub fn copy_bytes(
     }
     let runtime = src.0.runtime();
     if !dst.0.runtime().same_as(runtime) {
-        return Err(Error::RuntimeMismatch { op: "copy_" });
+        return Err(Error::RuntimeMismatch { location: Location::caller(), op: "copy_" });
     }
     runtime.check_stream(stream, "copy_")?;
     let site = Site { op: "copy_", location };
@@ -125,6 +126,7 @@ pub fn copy_bytes(
 ///
 /// # Safety
 /// As of the driver's `memcpy_async`.
+#[track_caller]
 unsafe fn enqueue_pieces(
     stream: &Stream,
     copy: &Copy,
@@ -168,6 +170,7 @@ pub(super) fn pieces(first: usize, bytes: usize) -> impl Iterator<Item = Range<u
 }
 
 /// Refuses what a capture cannot hold: a copy that the host waits for.
+#[track_caller]
 fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
     match (pageable, non_blocking) {
         (true, _) => Err(pageable_in_capture("copy_")),
@@ -181,6 +184,7 @@ fn refuse_waiting_copy(pageable: bool, non_blocking: bool) -> Result<()> {
 
 /// Copies in pieces, which count as one use of the storages. It is entered where a piece failed too:
 /// others may be on their way.
+#[track_caller]
 fn stage(
     stream: &Stream,
     touches: [Touch<'_>; 2],
@@ -211,6 +215,7 @@ fn stage(
     result.map(|()| op)
 }
 
+#[track_caller]
 pub(super) fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
     if let (Some(base), Some(device)) = (storage.device_ptr(), storage.cuda_device()) {
         // SAFETY: inside the storage, as `check_range` has seen.
@@ -225,6 +230,7 @@ pub(super) fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
         .ok_or_else(|| not_host("copy_", storage))
 }
 
+#[track_caller]
 pub(super) fn check_range(
     op: &'static str,
     storage: &Storage,
@@ -235,6 +241,7 @@ pub(super) fn check_range(
         return Ok(());
     }
     Err(Error::IndexOutOfRange {
+        location: Location::caller(),
         op,
         dim: 0,
         index: offset as isize,
@@ -247,6 +254,7 @@ pub(super) fn check_range(
 ///
 /// # Errors
 /// As [`copy_bytes`].
+#[track_caller]
 pub fn memset(
     stream: &Stream,
     dst: (&Storage, usize),

@@ -19,6 +19,7 @@ const RING: usize = 4;
 
 /// As [`super::copy_bytes`] between two devices' memory, which it has checked. All pieces are one
 /// use of the storages: what other threads enqueue comes before all of them, or after.
+#[track_caller]
 pub(super) fn copy(
     stream: &Stream,
     dst: (&Storage, usize),
@@ -113,6 +114,7 @@ impl Pieces<'_> {
     ///
     /// # Safety
     /// As [`Pieces::run`].
+    #[track_caller]
     unsafe fn one(&self, start: usize, read: &mut OpNumber, place: usize) -> Result<()> {
         let Self { out, into, .. } = self;
         let bytes = self.piece.min(self.bytes - start);
@@ -135,6 +137,7 @@ impl Pieces<'_> {
     ///
     /// # Safety
     /// As of the driver's `memcpy_async`.
+    #[track_caller]
     unsafe fn submit(&self, side: &Stream, copy: Copy) -> Result<OpNumber, StreamError> {
         let ((), op) = side.submit(TOKEN, |handle| {
             refuse_captured(side, self.site.op)?;

@@ -36,6 +36,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::SizeOverflow`]; [`Error::InvalidArgument`] for sizes that the format says nothing of.
+    #[track_caller]
     pub fn in_format(sizes: &[usize], format: MemoryFormat) -> Result<Self> {
         let plain = Self::contiguous(sizes)?;
         match format.order(sizes.len()) {

@@ -2,6 +2,8 @@
 
 mod format;
 
+use std::panic::Location;
+
 pub use format::MemoryFormat;
 use smallvec::SmallVec;
 
@@ -33,6 +35,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::SizeOverflow`] when the number of elements does not fit `isize`.
+    #[track_caller]
     pub fn contiguous(sizes: &[usize]) -> Result<Self> {
         let numel = checked_numel(sizes)?;
         debug_assert!(numel <= isize::MAX as usize);
@@ -109,19 +112,26 @@ impl Layout {
     /// # Errors
     /// [`Error::DimOutOfRange`].
     #[inline]
+    #[track_caller]
     pub fn dim(&self, dim: isize) -> Result<usize> {
         resolve_dim(dim, self.ndim())
     }
 
     /// [`Layout::dim`], of which a scalar has none.
+    #[track_caller]
     fn own_dim(&self, dim: isize) -> Result<usize> {
-        if self.ndim() == 0 { Err(Error::DimOutOfRange { dim, ndim: 0 }) } else { self.dim(dim) }
+        if self.ndim() == 0 {
+            Err(Error::DimOutOfRange { op: "", location: Location::caller(), dim, ndim: 0 })
+        } else {
+            self.dim(dim)
+        }
     }
 
     /// Swaps two dimensions. The one that a scalar may name is no dimension to swap.
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
+    #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
         let (a, b) = (self.dim(dim0)?, self.dim(dim1)?);
         let mut out = self.clone();
@@ -136,6 +146,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
+    #[track_caller]
     pub fn permute(&self, dims: &[isize]) -> Result<Self> {
         let mut seen: SmallVec<[bool; 6]> = SmallVec::from_elem(false, self.ndim());
         let (mut sizes, mut strides) = (Sizes::new(), Strides::new());
@@ -163,12 +174,14 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         let d = self.own_dim(dim)?;
         let size = self.sizes[d];
         let first = if start < 0 { start + size as isize } else { start };
         if first < 0 || first as usize > size || length > size - first as usize {
             return Err(Error::IndexOutOfRange {
+                location: Location::caller(),
                 op: "narrow",
                 dim: d,
                 index: start,
@@ -190,6 +203,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `step` is zero.
+    #[track_caller]
     pub fn slice(&self, dim: isize, start: usize, end: usize, step: usize) -> Result<Self> {
         if step == 0 {
             return Err(Error::invalid("slice", "the step must be greater than zero".into()));
@@ -209,12 +223,20 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         let d = self.own_dim(dim)?;
         let size = self.sizes[d];
         let i = if index < 0 { index + size as isize } else { index };
         if i < 0 || i as usize >= size {
-            return Err(Error::IndexOutOfRange { op: "select", dim: d, index, length: 1, size });
+            return Err(Error::IndexOutOfRange {
+                location: Location::caller(),
+                op: "select",
+                dim: d,
+                index,
+                length: 1,
+                size,
+            });
         }
         let mut out = self.clone();
         out.offset = offset_by(self.offset, i, self.strides[d]);
@@ -227,6 +249,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
+    #[track_caller]
     pub fn squeeze(&self, dim: isize) -> Result<Self> {
         let d = self.dim(dim)?;
         let mut out = self.clone();
@@ -252,6 +275,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
+    #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let d = resolve_dim(dim, self.ndim() + 1)?;
         let stride = if d < self.ndim() { self.sizes[d] as isize * self.strides[d] } else { 1 };
@@ -265,8 +289,15 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::ExpandMismatch`].
+    #[track_caller]
     pub fn expand(&self, sizes: &[usize]) -> Result<Self> {
-        let mismatch = || Error::ExpandMismatch { from: self.sizes.to_vec(), to: sizes.to_vec() };
+        let location = Location::caller();
+        let mismatch = || Error::ExpandMismatch {
+            op: "",
+            location,
+            from: self.sizes.to_vec(),
+            to: sizes.to_vec(),
+        };
         let new = sizes.len().checked_sub(self.ndim()).ok_or_else(mismatch)?;
         checked_numel(sizes)?;
         let mut strides = Strides::new();
@@ -356,10 +387,11 @@ fn offset_by(offset: usize, index: isize, stride: isize) -> usize {
 ///
 /// # Errors
 /// [`Error::DimOutOfRange`].
+#[track_caller]
 pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
     let n = ndim.max(1) as isize;
     if dim < -n || dim >= n {
-        return Err(Error::DimOutOfRange { dim, ndim });
+        return Err(Error::DimOutOfRange { op: "", location: Location::caller(), dim, ndim });
     }
     Ok(if dim < 0 { dim + n } else { dim } as usize)
 }
@@ -369,10 +401,15 @@ pub fn resolve_dim(dim: isize, ndim: usize) -> Result<usize> {
 /// # Errors
 /// [`Error::SizeOverflow`] when it does not fit `isize`, or would not if no size were zero: so
 /// products of some of a layout's sizes fit as well.
+#[track_caller]
 pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
     let numel = sizes.iter().fold(1usize, |n, &size| n.saturating_mul(size.max(1)));
     if numel > isize::MAX as usize {
-        return Err(Error::SizeOverflow { sizes: sizes.to_vec() });
+        return Err(Error::SizeOverflow {
+            op: "",
+            location: Location::caller(),
+            sizes: sizes.to_vec(),
+        });
     }
     Ok(if sizes.contains(&0) { 0 } else { numel })
 }
@@ -381,6 +418,7 @@ pub fn checked_numel(sizes: &[usize]) -> Result<usize> {
 ///
 /// # Errors
 /// [`Error::BroadcastMismatch`].
+#[track_caller]
 pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Sizes> {
     let ndim = a.len().max(b.len());
     let at = |s: &[usize], d: usize| (d + s.len()).checked_sub(ndim).map_or(1, |i| s[i]);
@@ -390,7 +428,15 @@ pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Sizes> {
             (x, y) if x == y => x,
             (1, y) => y,
             (x, 1) => x,
-            (x, y) => return Err(Error::BroadcastMismatch { a: x, b: y, dim: d }),
+            (x, y) => {
+                return Err(Error::BroadcastMismatch {
+                    op: "",
+                    location: Location::caller(),
+                    a: x,
+                    b: y,
+                    dim: d,
+                });
+            }
         });
     }
     Ok(sizes)

@@ -8,7 +8,7 @@ use warpline_cuda_sys_safe::Access;
 use warpline_stream::{Before, OpNumber, Stream};
 
 use super::history::Entry;
-use super::{History, Race, RacingUse, Span, Touch};
+use super::{History, Race, RacingUse, Span, Touch, printed};
 use crate::storage::{Site, Uses};
 use crate::{Result, Runtime, Storage};
 
@@ -74,7 +74,9 @@ impl Watch {
 impl RacingUse {
     fn new(site: Site, argument: usize, access: Access, stream: Option<&Stream>) -> Self {
         let Site { op, location } = site;
-        Self { op, location, argument, access, stream: stream.cloned() }
+        let printed_at = printed::current();
+        let op = if printed_at.is_some() { "print" } else { op };
+        Self { op, location, printed_at, argument, access, stream: stream.cloned() }
     }
 }
 

@@ -9,6 +9,7 @@
 mod check;
 mod graves;
 mod history;
+mod printed;
 mod report;
 mod span;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use crate::{CudaDevice, Error, Result};
 
 pub(crate) use check::{Watch, bury, check_host};
 pub(crate) use history::History;
+pub use printed::printed;
 pub(crate) use span::{Span, Touch};
 
 /// Races kept for a program that does not ask for them.
@@ -54,6 +56,9 @@ pub struct RacingUse {
     pub op: &'static str,
     /// Where it was called.
     pub location: &'static Location<'static>,
+    /// The line that printed the tensor, where that is what read it: formatting is not told the place
+    /// that it is called from, so that `location` is one inside the library.
+    pub printed_at: Option<Arc<str>>,
     /// Which of its arguments it was, in the order in which its kernel takes them, from 0.
     pub argument: usize,
     /// What it did with it.

@@ -23,7 +23,11 @@ impl RacingUse {
 impl fmt::Display for RacingUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, location, argument, .. } = self;
-        write!(f, "`{op}` at {location} (argument {argument}, {}) on {}", self.kind(), self.place())
+        match &self.printed_at {
+            Some(line) => write!(f, "`{op}` at {line}")?,
+            None => write!(f, "`{op}` at {location}")?,
+        }
+        write!(f, " (argument {argument}, {}) on {}", self.kind(), self.place())
     }
 }
 

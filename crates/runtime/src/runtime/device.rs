@@ -74,6 +74,7 @@ impl CudaDevice {
     }
 
     /// A kernel, loading its module on first use.
+    #[track_caller]
     pub(crate) fn function(
         &self,
         kernel: (&'static Program, usize, usize),

@@ -6,6 +6,7 @@ mod peers;
 mod shared;
 mod staging;
 
+use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
@@ -114,6 +115,7 @@ impl Runtime {
     ///
     /// # Errors
     /// The driver's own, when it cannot say what its devices are.
+    #[track_caller]
     pub fn new(driver: Arc<dyn Driver>, config: RuntimeConfig) -> Result<Self> {
         let devices = Devices::new(driver)?;
         let gpus = devices.iter().map(|d| CudaDevice::new(d.clone(), &config)).collect();
@@ -174,6 +176,7 @@ impl Runtime {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`] or [`Error::NoSuchDevice`].
+    #[track_caller]
     pub fn device(&self, index: usize) -> Result<&CudaDevice> {
         if let Some(gpu) = self.gpu(index) {
             return Ok(gpu);
@@ -193,6 +196,7 @@ impl Runtime {
     /// [`Error::CudaUnavailable`] when there is no driver or no device; [`Error::InvalidVariable`] or
     /// [`Error::Driver`] when something is wrong with what there is.
     #[inline]
+    #[track_caller]
     pub fn devices(&self) -> Result<&Devices> {
         match &self.0.devices {
             Ok(devices) if !self.0.gpus.is_empty() => Ok(devices),
@@ -205,6 +209,7 @@ impl Runtime {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`].
+    #[track_caller]
     pub fn driver(&self) -> Result<&Arc<dyn Driver>> {
         Ok(self.devices()?.driver())
     }
@@ -213,6 +218,7 @@ impl Runtime {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`].
+    #[track_caller]
     pub fn pinned_cache(&self) -> Result<&CudaHostCache> {
         let driver = self.driver()?;
         Ok(self.0.pinned.get_or_init(|| {
@@ -315,9 +321,10 @@ impl Runtime {
     /// Refuses a stream of another runtime: it cannot be ordered with this one's, nor its work be
     /// waited for, even where both are of one driver. Refuses a captured stream's twin too, which
     /// outlives its capture.
+    #[track_caller]
     pub(crate) fn check_stream(&self, stream: &Stream, op: &'static str) -> Result<()> {
         if self.devices()?.id() != stream.devices_id() {
-            return Err(Error::RuntimeMismatch { op });
+            return Err(Error::RuntimeMismatch { location: Location::caller(), op });
         }
         if stream.is_twin() {
             let reason = "a captured stream's twin only numbers the capture's operations: give the \
@@ -334,6 +341,7 @@ impl Runtime {
 
     /// Refuses forked children, in whose memory there may be nothing where page-locked memory is in
     /// their parent's.
+    #[track_caller]
     pub(crate) fn check_process(&self, op: &'static str) -> Result<()> {
         if self.is_own_process() {
             return Ok(());

@@ -43,6 +43,7 @@ impl Runtime {
     /// # Errors
     /// The driver's own, where there is no link; [`Error::NoSuchDevice`],
     /// [`Error::CudaUnavailable`].
+    #[track_caller]
     pub fn enable_peer_access(&self, device: usize, peer: usize) -> Result<()> {
         let (device, peer) = (self.device(device)?.index(), self.device(peer)?.index());
         if device == peer {
@@ -62,10 +63,12 @@ impl Runtime {
     }
 
     /// Whether two devices reach each other's memory, which is arranged on first need.
+    #[track_caller]
     pub(crate) fn link_peers(&self, a: usize, b: usize) -> Result<bool> {
         Ok(a == b || self.link(a, b)? && self.link(b, a)?)
     }
 
+    #[track_caller]
     fn link(&self, device: usize, peer: usize) -> Result<bool> {
         match self.0.peers.pair(device, peer).load(Ordering::Acquire) {
             UNKNOWN => {}
@@ -78,7 +81,7 @@ impl Runtime {
             return Ok(false);
         }
         match self.connect(device, peer) {
-            Err(Error::Driver { source, .. })
+            Err(Error::Driver { cause: source, .. })
                 if source.code() == Some(CudaCode::TOO_MANY_PEERS) =>
             {
                 self.0.peers.pair(device, peer).store(UNREACHABLE, Ordering::Release);
@@ -89,6 +92,7 @@ impl Runtime {
     }
 
     /// Opens all memory of `peer` to `device`.
+    #[track_caller]
     fn connect(&self, device: usize, peer: usize) -> Result<()> {
         let peers = &self.0.peers;
         let _changing = peers.changing.lock().unwrap_or_else(PoisonError::into_inner);

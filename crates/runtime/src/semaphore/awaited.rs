@@ -58,7 +58,7 @@ impl Awaited {
              holds is not known, and may still change",
             self.location
         );
-        Error::PeerGone { op: self.op, reason }
+        Error::PeerGone { location: Location::caller(), op: self.op, reason }
     }
 }
 

@@ -139,6 +139,7 @@ impl Marks {
     /// # Errors
     /// [`crate::Error::IndexCheck`], [`crate::Error::Collective`], [`crate::Error::PeerGone`] where that
     /// is known to have failed.
+    #[track_caller]
     pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {
         self.forget_passed();
         for source in &self.awaited {

@@ -268,6 +268,7 @@ impl Storage {
     ///
     /// # Errors
     /// [`Error::RuntimeMismatch`] for a stream of another runtime.
+    #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_) | Memory::Gone) {
             return Ok(());
@@ -288,6 +289,7 @@ impl Storage {
     ///
     /// # Errors
     /// What that work failed with; for page-locked memory, that this is a forked child.
+    #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
         if matches!(self.0.memory, Memory::Pageable(_)) {
             // Copies from and to pageable memory are waited for by whoever enqueues them.
@@ -316,6 +318,7 @@ impl Storage {
     ///
     /// # Errors
     /// [`Error::IndexCheck`]; [`Error::Collective`]; [`Error::PeerGone`].
+    #[track_caller]
     pub fn check_marks(&self, bytes: Range<usize>) -> Result<()> {
         if !self.is_marked() {
             return Ok(());
@@ -359,9 +362,12 @@ impl Storage {
 
     /// Refuses to use, outside a capture, what was made in one and holds nothing yet.
     #[inline]
+    #[track_caller]
     pub(crate) fn check_replayed(&self, captured: bool, op: &'static str) -> Result<()> {
         match &self.0.member {
-            Some(member) if !member.was_replayed() && !captured => Err(Error::NotReplayed { op }),
+            Some(member) if !member.was_replayed() && !captured => {
+                Err(Error::NotReplayed { location: Location::caller(), op })
+            }
             _ => Ok(()),
         }
     }
@@ -433,7 +439,7 @@ pub struct Site {
 /// Refuses an operation on host memory that is really a device's, or other processes' too.
 pub(crate) fn not_host(op: &'static str, storage: &Storage) -> Error {
     if storage.is_shared_host() {
-        return Error::SharedHostMemory { op };
+        return Error::SharedHostMemory { location: Location::caller(), op };
     }
     Error::driver(
         op,

@@ -87,6 +87,7 @@ impl Storage {
     /// # Errors
     /// [`Error::CannotShare`] of a storage that is not [`Storage::shared`], or that came from
     /// another process; the driver's own.
+    #[track_caller]
     pub fn export(&self) -> Result<ExportedStorage> {
         const OP: &str = "send";
         let received = match &self.0.memory {
@@ -97,7 +98,11 @@ impl Storage {
         if received {
             let reason =
                 "it came from another process: only who made it can send it, or send a copy";
-            return Err(Error::CannotShare { op: OP, reason: reason.into() });
+            return Err(Error::CannotShare {
+                location: Location::caller(),
+                op: OP,
+                reason: reason.into(),
+            });
         }
         let block = match &self.0.memory {
             Memory::Shared(block) => block,
@@ -176,6 +181,7 @@ impl Storage {
     ///
     /// # Errors
     /// [`Error::CannotShare`] of a storage that no other process can have.
+    #[track_caller]
     pub fn shared_id(&self, op: &'static str) -> Result<u128> {
         match &self.0.memory {
             Memory::Shared(block) => Ok(block.id),
@@ -188,6 +194,7 @@ impl Storage {
     ///
     /// # Errors
     /// What that work failed with.
+    #[track_caller]
     pub fn wait_until_unused(&self) -> Result<()> {
         self.wait_for_host(true)?;
         self.check_marks(0..self.bytes())
@@ -203,11 +210,12 @@ impl Storage {
                  share what `share_memory` returns"
             }
         };
-        Error::CannotShare { op, reason: reason.into() }
+        Error::CannotShare { location: Location::caller(), op, reason: reason.into() }
     }
 }
 
 /// Memory in whole pages. Where there is none left, unused memory of the allocator's makes room.
+#[track_caller]
 fn create(device: &CudaDevice, bytes: usize) -> Result<PhysicalMemory, DriverError> {
     let (driver, index) = (device.driver(), device.index());
     let page = driver.mem_granularity(index)?.max(1);
@@ -225,6 +233,7 @@ fn create(device: &CudaDevice, bytes: usize) -> Result<PhysicalMemory, DriverErr
     }
 }
 
+#[track_caller]
 fn map(
     runtime: &Runtime,
     device: &CudaDevice,
@@ -236,6 +245,7 @@ fn map(
 }
 
 /// Fills all of new memory with zeros.
+#[track_caller]
 fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
     let words = mapping.bytes() / 4;
     let failed = |e: StreamError| match e.driver_error() {
@@ -262,8 +272,10 @@ fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
     Ok(())
 }
 
+#[track_caller]
 fn device_of<'a>(runtime: &'a Runtime, uuid: [u8; 16], driver: &str) -> Result<&'a CudaDevice> {
-    let refuse = |reason: String| Err(Error::CannotShare { op: "recv", reason });
+    let location = Location::caller();
+    let refuse = |reason: String| Err(Error::CannotShare { location, op: "recv", reason });
     let own = runtime.driver()?.name();
     if own != driver {
         return refuse(format!("it is memory of the {driver} driver, and this runtime has {own}"));
@@ -279,7 +291,7 @@ fn device_of<'a>(runtime: &'a Runtime, uuid: [u8; 16], driver: &str) -> Result<&
 #[cold]
 pub(super) fn cannot_share(op: &'static str, error: DriverError) -> Error {
     if error.code() == Some(CudaCode::NOT_SUPPORTED) {
-        return Error::CannotShare { op, reason: error.to_string() };
+        return Error::CannotShare { location: Location::caller(), op, reason: error.to_string() };
     }
     Error::driver(op, error)
 }

@@ -25,6 +25,7 @@ pub(super) struct SharedHostBlock {
 }
 
 impl SharedHostBlock {
+    #[track_caller]
     pub(super) fn export(&self, bytes: usize) -> Result<ExportedStorage> {
         let handle = self.memory.export().map_err(|e| Error::driver("send", e))?;
         let (mapped, id, device) = (self.memory.bytes(), self.id, [0; 16]);
@@ -52,8 +53,9 @@ impl Storage {
         const OP: &str = "share_memory";
         runtime.check_process(OP)?;
         runtime.sweep_shared();
+        let location = Location::caller();
         let memory = SharedHostMemory::new(driver(runtime), bytes).map_err(|e| match e.code() {
-            None => Error::CannotShare { op: OP, reason: e.to_string() },
+            None => Error::CannotShare { location, op: OP, reason: e.to_string() },
             Some(_) => Error::driver(OP, e),
         })?;
         let (id, location) = (new_memory_id(), Location::caller());
@@ -98,6 +100,7 @@ impl Storage {
     ///
     /// # Safety
     /// As of [`SharedHostMemory::read`].
+    #[track_caller]
     pub(crate) unsafe fn read_shared_host(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
         // SAFETY: the caller's.
@@ -108,6 +111,7 @@ impl Storage {
     ///
     /// # Safety
     /// As of [`SharedHostMemory::write`].
+    #[track_caller]
     pub(crate) unsafe fn write_shared_host(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let Memory::SharedHost(block) = &self.0.memory else { return Ok(()) };
         // SAFETY: the caller's.

@@ -57,6 +57,7 @@ pub fn graph<R>(f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -67,6 +68,7 @@ pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
 ///
 /// # Errors
 /// [`Error::CudaUnavailable`].
+#[track_caller]
 pub fn is_current_stream_capturing() -> Result<bool> {
     Ok(super::current_stream(())?.is_capturing())
 }
@@ -113,10 +115,14 @@ impl CudaGraph {
         Ok(result)
     }
 
+    #[track_caller]
     fn captured(&self, op: &'static str) -> Result<&Graph> {
-        let empty =
-            || Error::invalid(op, "the graph holds nothing; capture something first".into());
-        self.graph.as_ref().ok_or_else(empty)
+        match &self.graph {
+            Some(graph) => Ok(graph),
+            None => {
+                Err(Error::invalid(op, "the graph holds nothing; capture something first".into()))
+            }
+        }
     }
 
     /// Runs what was captured on the current stream of its device, in order with all other uses of
@@ -133,6 +139,7 @@ impl CudaGraph {
         graph.replay(&self.current_stream(graph)?)
     }
 
+    #[track_caller]
     fn current_stream(&self, graph: &Graph) -> Result<Stream> {
         let devices = graph.runtime().devices()?;
         Ok(devices.current_stream(graph.pool().device())?)
@@ -142,6 +149,7 @@ impl CudaGraph {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an empty graph.
+    #[track_caller]
     pub fn pool(&self) -> Result<GraphPool> {
         Ok(self.captured("pool")?.pool().clone())
     }

@@ -9,6 +9,7 @@ use warpline_alloc::{SegmentInfo, Snapshot, TraceConfig};
 use crate::{Error, Result, runtime};
 
 /// Asks the allocators of all devices, in order.
+#[track_caller]
 fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
     let runtime = runtime();
     let devices = 0..runtime.devices()?.count();
@@ -35,6 +36,7 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 ///
 /// # Errors
 /// [`Error::CudaUnavailable`].
+#[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
     Ok(ask_all(CudaAllocator::segments)?.concat())
 }
@@ -47,6 +49,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 ///
 /// # Errors
 /// [`Error::CudaUnavailable`].
+#[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
     ask_all(|a| a.record_memory_history(config.clone())).map(drop)
@@ -128,6 +131,7 @@ pub fn annotate(text: &str) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::CudaUnavailable`].
+#[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
     ask_all(|a| a.set_memory_metadata(text)).map(drop)
 }

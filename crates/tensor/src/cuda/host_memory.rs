@@ -26,6 +26,7 @@ use crate::{Result, runtime};
 ///
 /// # Errors
 /// [`crate::Error::CudaUnavailable`].
+#[track_caller]
 pub fn host_memory_stats() -> Result<HostMemoryStats> {
     Ok(runtime().pinned_cache()?.stats())
 }
@@ -35,6 +36,7 @@ pub fn host_memory_stats() -> Result<HostMemoryStats> {
 ///
 /// # Errors
 /// [`crate::Error::CudaUnavailable`].
+#[track_caller]
 pub fn reset_peak_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_peak_stats();
     Ok(())
@@ -45,6 +47,7 @@ pub fn reset_peak_host_memory_stats() -> Result<()> {
 ///
 /// # Errors
 /// [`crate::Error::CudaUnavailable`].
+#[track_caller]
 pub fn reset_accumulated_host_memory_stats() -> Result<()> {
     runtime().pinned_cache()?.reset_accumulated_stats();
     Ok(())

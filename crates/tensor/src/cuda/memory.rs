@@ -14,6 +14,7 @@ pub use super::history::{
 };
 
 /// Asks a device's allocator.
+#[track_caller]
 fn ask<R>(
     device: impl CudaDeviceArg,
     f: impl FnOnce(&warpline_alloc::cuda::CudaAllocator) -> R,
@@ -27,6 +28,7 @@ fn ask<R>(
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_allocated())
 }
@@ -35,6 +37,7 @@ pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_stats().allocated_bytes.all.peak as usize)
 }
@@ -43,6 +46,7 @@ pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_reserved())
 }
@@ -51,6 +55,7 @@ pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
     ask(device, |a| a.memory_stats().reserved_bytes.all.peak as usize)
 }
@@ -59,6 +64,7 @@ pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
     memory_reserved(device)
 }
@@ -67,6 +73,7 @@ pub fn memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
     max_memory_reserved(device)
 }
@@ -75,6 +82,7 @@ pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.reset_peak_stats())
 }
@@ -83,6 +91,7 @@ pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn reset_max_memory_allocated(device: impl CudaDeviceArg) -> Result<()> {
     reset_peak_memory_stats(device)
 }
@@ -91,6 +100,7 @@ pub fn reset_max_memory_allocated(device: impl CudaDeviceArg) -> Result<()> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
     reset_peak_memory_stats(device)
 }
@@ -99,6 +109,7 @@ pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.reset_accumulated_stats())
 }
@@ -107,6 +118,7 @@ pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> 
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
     ask(device, |a| a.memory_stats())
 }
@@ -115,6 +127,7 @@ pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
     ask(device, |a| a.memory_summary())
 }
@@ -123,6 +136,7 @@ pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn caching_allocator_config(device: impl CudaDeviceArg) -> Result<AllocatorConfig> {
     ask(device, |a| a.config())
 }
@@ -142,6 +156,7 @@ pub fn empty_cache() {
 ///
 /// # Errors
 /// The driver's own; as [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -152,6 +167,7 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for any other number; as [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
     ask(device, |a| a.set_memory_fraction(fraction))?
         .map_err(|e| Error::invalid("set_per_process_memory_fraction", e.to_string()))
@@ -161,6 +177,7 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn get_per_process_memory_fraction(device: impl CudaDeviceArg) -> Result<f64> {
     ask(device, |a| a.config().memory_fraction.unwrap_or(1.0))
 }

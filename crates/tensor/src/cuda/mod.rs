@@ -62,6 +62,7 @@ pub trait CudaDeviceArg {
 
 /// The current device.
 impl CudaDeviceArg for () {
+    #[track_caller]
     fn index_in(self, runtime: &Runtime) -> Result<usize> {
         Ok(runtime.devices()?.current_device())
     }
@@ -70,6 +71,7 @@ impl CudaDeviceArg for () {
 macro_rules! device_args {
     ($($ty:ty),*) => {$(
         impl CudaDeviceArg for $ty {
+            #[track_caller]
             fn index_in(self, runtime: &Runtime) -> Result<usize> {
                 index_of(runtime, self.into_device()?)
             }
@@ -79,6 +81,7 @@ macro_rules! device_args {
 
 device_args!(usize, Device, &Device, &str, &String, String);
 
+#[track_caller]
 fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
     match device {
         Device::Cpu => {
@@ -106,6 +109,7 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 /// [`Error::InvalidVariable`] where a variable of the environment, such as `WARPLINE_ALLOC_CONF`, holds
 /// what it cannot hold; [`Error::Driver`] where a driver is installed that does not work.
 #[doc(alias = "cuda_is_available")]
+#[track_caller]
 pub fn is_available() -> Result<bool> {
     Ok(device_count()? > 0)
 }
@@ -114,6 +118,7 @@ pub fn is_available() -> Result<bool> {
 ///
 /// # Errors
 /// As [`is_available`].
+#[track_caller]
 pub fn device_count() -> Result<usize> {
     match InUse::get().devices() {
         Ok(devices) => Ok(devices.count()),
@@ -126,6 +131,7 @@ pub fn device_count() -> Result<usize> {
 ///
 /// # Errors
 /// [`Error::CudaUnavailable`].
+#[track_caller]
 pub fn current_device() -> Result<usize> {
     ().index_in(&runtime())
 }
@@ -135,6 +141,7 @@ pub fn current_device() -> Result<usize> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -146,6 +153,7 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
     let runtime = InUse::get();
     let index = device.index_in(&runtime)?;
@@ -157,6 +165,7 @@ pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`]; `f` is not run then.
+#[track_caller]
 pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> R) -> Result<R> {
     let _guard = self::device(device)?;
     Ok(f())
@@ -166,6 +175,7 @@ pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> R) -> Resu
 ///
 /// # Errors
 /// What that work failed with; as [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -176,6 +186,7 @@ pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
     Ok(get_device_properties(device)?.name)
 }
@@ -184,6 +195,7 @@ pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DeviceProperties> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -194,6 +206,7 @@ pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DevicePropert
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn get_device_capability(device: impl CudaDeviceArg) -> Result<(u32, u32)> {
     Ok(get_device_properties(device)?.compute_capability)
 }
@@ -202,6 +215,7 @@ pub fn get_device_capability(device: impl CudaDeviceArg) -> Result<(u32, u32)> {
 ///
 /// # Errors
 /// The driver's own; as [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn can_device_access_peer(
     device: impl CudaDeviceArg,
     peer: impl CudaDeviceArg,
@@ -234,6 +248,7 @@ pub fn can_device_access_peer(
 /// # Errors
 /// The driver's own, where there is no link ([`can_device_access_peer`]); as
 /// [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
     let (device, peer) = (device.index_in(&runtime)?, peer.index_in(&runtime)?);
@@ -251,6 +266,7 @@ pub fn ipc_collect() -> usize {
 ///
 /// # Errors
 /// [`Error::CudaUnavailable`].
+#[track_caller]
 pub fn manual_seed(seed: u64) -> Result<()> {
     let runtime = runtime();
     let index = ().index_in(&runtime)?;

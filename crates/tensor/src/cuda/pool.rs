@@ -45,6 +45,7 @@ impl MemPool {
     ///
     /// # Errors
     /// As [`CudaDeviceArg::index_in`].
+    #[track_caller]
     pub fn new(device: impl CudaDeviceArg, options: PoolOptions) -> Result<Self> {
         let runtime = runtime();
         let index = device.index_in(&runtime)?;

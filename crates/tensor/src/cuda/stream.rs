@@ -10,6 +10,7 @@ use crate::{Result, runtime};
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -20,6 +21,7 @@ pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
 ///
 /// # Errors
 /// As [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn default_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -31,6 +33,7 @@ pub fn default_stream(device: impl CudaDeviceArg) -> Result<Stream> {
 ///
 /// # Errors
 /// The driver's own; as [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn stream_from_pool(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -41,6 +44,7 @@ pub fn stream_from_pool(device: impl CudaDeviceArg, priority: i32) -> Result<Str
 ///
 /// # Errors
 /// The driver's own; as [`CudaDeviceArg::index_in`].
+#[track_caller]
 pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
     let runtime = runtime();
     let index = device.index_in(&runtime)?;
@@ -51,6 +55,7 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
 ///
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another driver.
+#[track_caller]
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
     let runtime = runtime();
     let index = stream.device();
@@ -62,6 +67,7 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
 ///
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another runtime.
+#[track_caller]
 pub fn set_stream(stream: &Stream) -> Result<()> {
     let runtime = runtime();
     let devices = runtime.devices()?;
@@ -76,6 +82,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another runtime.
 #[inline(always)] // as in `Devices::stream_guard`
+#[track_caller]
 pub fn stream(stream: &Stream) -> Result<StreamGuard> {
     Ok(InUse::get().devices()?.stream_guard(stream)?)
 }
@@ -85,6 +92,7 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
 ///
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another runtime; `f` is not run then.
+#[track_caller]
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> R) -> Result<R> {
     let _guard = self::stream(stream)?;
     Ok(f())

@@ -26,12 +26,14 @@ pub trait PinMemory: Sized {
 impl Collate for Tensor {
     type Batch = Tensor;
 
+    #[track_caller]
     fn collate(samples: Vec<Self>) -> Result<Tensor> {
         Tensor::stack(&samples, 0)
     }
 }
 
 impl PinMemory for Tensor {
+    #[track_caller]
     fn pin_memory(self) -> Result<Self> {
         Tensor::pin_memory(&self)
     }
@@ -42,6 +44,7 @@ macro_rules! collate_numbers {
         impl Collate for $ty {
             type Batch = Tensor;
 
+            #[track_caller]
             fn collate(samples: Vec<Self>) -> Result<Tensor> {
                 crate::tensor(samples, ())
             }
@@ -57,6 +60,7 @@ macro_rules! collate_tuples {
             type Batch = ($($name::Batch,)+);
 
             #[allow(non_snake_case)]
+            #[track_caller]
             fn collate(samples: Vec<Self>) -> Result<Self::Batch> {
                 $(let mut $samples = Vec::with_capacity(samples.len());)+
                 for ($($name,)+) in samples {
@@ -68,6 +72,7 @@ macro_rules! collate_tuples {
 
         impl<$($name: PinMemory),+> PinMemory for ($($name,)+) {
             #[allow(non_snake_case)]
+            #[track_caller]
             fn pin_memory(self) -> Result<Self> {
                 let ($($name,)+) = self;
                 Ok(($($name.pin_memory()?,)+))

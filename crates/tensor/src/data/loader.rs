@@ -56,6 +56,7 @@ impl<D: Dataset> DataLoader<D> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when zero.
+    #[track_caller]
     pub fn batch_size(mut self, batch_size: usize) -> Result<Self> {
         if batch_size == 0 {
             return Err(Error::invalid("DataLoader", "batch_size must be greater than 0".into()));
@@ -117,6 +118,7 @@ impl<D: Dataset> DataLoader<D> {
     ///
     /// # Errors
     /// When the random order cannot be made or a thread not started.
+    #[track_caller]
     pub fn iter(&self) -> Result<Batches<D>> {
         let n = self.dataset.len();
         let order = if self.shuffle {
@@ -157,6 +159,7 @@ struct Job<D> {
 type Batch<D> = <<D as Dataset>::Sample as Collate>::Batch;
 
 impl<D: Dataset> Job<D> {
+    #[track_caller]
     fn load(&self, batch: usize) -> Result<Batch<D>> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);
@@ -176,6 +179,7 @@ struct Worker<B> {
 }
 
 impl<B: Send + 'static> Worker<B> {
+    #[track_caller]
     fn start<D>(job: &Arc<Job<D>>, first: usize, step: usize, ahead: usize) -> Result<Self>
     where
         D: Dataset,

@@ -3,6 +3,8 @@
 mod collate;
 mod loader;
 
+use std::panic::Location;
+
 pub use collate::{Collate, PinMemory};
 pub use loader::{Batches, DataLoader};
 
@@ -40,10 +42,12 @@ impl TensorDataset {
     ///
     /// # Errors
     /// [`Error::ShapeMismatch`] when they have no rows, or not as many.
+    #[track_caller]
     pub fn new(inputs: Tensor, targets: Tensor) -> Result<Self> {
         let rows = |t: &Tensor| t.size().first().copied();
         if rows(&inputs).is_none() || rows(&inputs) != rows(&targets) {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op: "TensorDataset",
                 reason: format!(
                     "inputs of shape {:?} and targets of shape {:?} need the same first size",
@@ -63,6 +67,7 @@ impl Dataset for TensorDataset {
         self.inputs.size()[0]
     }
 
+    #[track_caller]
     fn get(&self, index: usize) -> Result<Self::Sample> {
         let index = index as isize;
         Ok((self.inputs.select(0, index)?, self.targets.select(0, index)?))

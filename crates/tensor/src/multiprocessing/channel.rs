@@ -51,6 +51,7 @@ impl Channel {
     ///
     /// # Errors
     /// The system's.
+    #[track_caller]
     pub fn pair() -> Result<(Self, Self)> {
         let (a, b) = UnixStream::pair().map_err(|e| failed("pair", e))?;
         Ok((Self::new(a), Self::new(b)))
@@ -60,6 +61,7 @@ impl Channel {
     ///
     /// # Errors
     /// The system's: a timeout of zero.
+    #[track_caller]
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         let set = self.socket.set_read_timeout(timeout);
         set.and_then(|()| self.socket.set_write_timeout(timeout))
@@ -149,6 +151,7 @@ impl Channel {
 
     /// Has a stream signal that all work on a tensor is done, and tells the other process by what;
     /// or waits for that work.
+    #[track_caller]
     fn signal(
         &self,
         op: &'static str,
@@ -178,6 +181,7 @@ impl Channel {
     }
 
     /// Has all later work on a tensor come after what the other process has signalled.
+    #[track_caller]
     fn await_peer(
         &self,
         op: &'static str,
@@ -195,6 +199,7 @@ impl Channel {
         semaphore.wait((storage, stream), number, limit, op, location)
     }
 
+    #[track_caller]
     fn write(
         &self,
         op: &'static str,
@@ -227,6 +232,7 @@ impl Channel {
         Ok(())
     }
 
+    #[track_caller]
     fn read(&self, op: &'static str, expected: Kind) -> Result<(Vec<u8>, Option<OwnedFd>)> {
         let mut broken = whole(&self.receiving, op)?;
         loop {
@@ -245,6 +251,7 @@ impl Channel {
         }
     }
 
+    #[track_caller]
     fn read_one(
         &self,
         op: &'static str,
@@ -260,6 +267,7 @@ impl Channel {
     }
 
     /// The first bytes of a message, with which its descriptor comes.
+    #[track_caller]
     fn read_first(
         &self,
         op: &'static str,
@@ -296,6 +304,7 @@ impl Channel {
     }
 
     /// What follows the first bytes.
+    #[track_caller]
     fn read_message(
         &self,
         op: &'static str,
@@ -309,6 +318,7 @@ impl Channel {
         Ok((kind, body))
     }
 
+    #[track_caller]
     fn read_rest(&self, op: &'static str, rest: &mut [u8]) -> Result<()> {
         (&self.socket).read_exact(rest).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => {
@@ -332,6 +342,7 @@ impl AsFd for Channel {
 }
 
 /// Takes a direction of a channel, unless part of a message was lost there.
+#[track_caller]
 fn whole<'a>(direction: &'a Mutex<bool>, op: &'static str) -> Result<MutexGuard<'a, bool>> {
     let broken = direction.lock().unwrap_or_else(PoisonError::into_inner);
     if *broken {
@@ -343,7 +354,7 @@ fn whole<'a>(direction: &'a Mutex<bool>, op: &'static str) -> Result<MutexGuard<
 
 #[cold]
 fn gone(op: &'static str, how: &str) -> Error {
-    Error::PeerGone { op, reason: how.to_owned() }
+    Error::PeerGone { location: Location::caller(), op, reason: how.to_owned() }
 }
 
 #[cold]

@@ -1,5 +1,7 @@
 //! What a message says, and that it says nothing that cannot be.
 
+use std::panic::Location;
+
 use warpline_runtime::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
 
 use crate::{DType, Error, Result, Tensor};
@@ -53,6 +55,7 @@ pub(super) struct Sent {
 }
 
 impl Sent {
+    #[track_caller]
     pub(super) fn new(
         tensor: &Tensor,
         exported: &ExportedStorage,
@@ -74,7 +77,7 @@ impl Sent {
             None => Ok(sent),
             Some(flaw) => {
                 let reason = format!("{flaw}; make it contiguous first");
-                Err(Error::CannotShare { op: "send", reason })
+                Err(Error::CannotShare { location: Location::caller(), op: "send", reason })
             }
         }
     }
@@ -110,6 +113,7 @@ impl Sent {
         message(Kind::Tensor, &body)
     }
 
+    #[track_caller]
     pub(super) fn decode(body: &[u8]) -> Result<Self> {
         let mut rest = body;
         let [dtype, simulated, ndim, host] = take(&mut rest)?;
@@ -142,6 +146,7 @@ pub(super) fn event(id: u128, signal: Option<Signal>) -> Vec<u8> {
     message(Kind::Event, &body)
 }
 
+#[track_caller]
 pub(super) fn decode_event(body: &[u8]) -> Result<(u128, Option<Signal>)> {
     let mut rest = body;
     let id = u128::from_le_bytes(take(&mut rest)?);
@@ -155,6 +160,7 @@ pub(super) fn semaphore(index: u32, device: [u8; 16], bytes: usize) -> Vec<u8> {
     message(Kind::Semaphore, &[device.as_slice(), &index, &bytes].concat())
 }
 
+#[track_caller]
 pub(super) fn decode_semaphore(body: &[u8]) -> Result<(u32, [u8; 16], usize)> {
     let mut rest = body;
     let (device, index) = (take(&mut rest)?, u32::from_le_bytes(take(&mut rest)?));
@@ -173,6 +179,7 @@ fn encode_signal(signal: Option<Signal>) -> [u8; 9] {
     body
 }
 
+#[track_caller]
 fn take_signal(rest: &mut &[u8]) -> Result<Option<Signal>> {
     let [there] = take(rest)?;
     let [semaphore, number] = [take(rest)?, take(rest)?].map(u32::from_le_bytes);
@@ -189,6 +196,7 @@ fn message(kind: Kind, body: &[u8]) -> Vec<u8> {
 }
 
 /// What a message is about, and how long the rest of it is.
+#[track_caller]
 pub(super) fn decode_head(head: [u8; HEAD]) -> Result<(Kind, usize)> {
     let mut rest = head.as_slice();
     let mark: [u8; 8] = take(&mut rest)?;
@@ -208,6 +216,7 @@ pub(super) fn decode_head(head: [u8; HEAD]) -> Result<(Kind, usize)> {
     }
 }
 
+#[track_caller]
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
     let (taken, left) = rest.split_first_chunk().ok_or_else(|| nonsense("it is too short"))?;
     *rest = left;

@@ -24,6 +24,7 @@ pub(super) struct Own {
 impl Own {
     /// The one for work on a storage, announced to the other process, and its number. None for memory
     /// of the host, and where the system has none for semaphores.
+    #[track_caller]
     pub(super) fn of(
         &mut self,
         runtime: &Runtime,
@@ -100,6 +101,7 @@ impl State {
 
 impl Peers {
     /// They come in the order of their numbers; one that could not be sent comes again.
+    #[track_caller]
     pub(super) fn announced(&self, index: u32, semaphore: SharedSemaphore) -> Result<()> {
         let mut state = locked(&self.state);
         if index as usize != state.semaphores.len() || state.semaphores.len() == MOST {
@@ -114,6 +116,7 @@ impl Peers {
     }
 
     /// The one of this number, which streams of this device are to wait for.
+    #[track_caller]
     pub(super) fn of(
         &self,
         runtime: &Runtime,
@@ -151,6 +154,7 @@ impl Peers {
     }
 
     /// Starts the thread, before any stream waits.
+    #[track_caller]
     fn watch(&self, socket: &UnixStream) -> Result<MutexGuard<'_, Option<Watch>>> {
         let mut watch = locked(&self.watch);
         if watch.is_some() {

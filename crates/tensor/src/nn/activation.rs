@@ -8,6 +8,7 @@ use crate::{Result, Tensor};
 pub struct ReLU;
 
 impl Module for ReLU {
+    #[track_caller]
     fn visit_parameters(
         &mut self,
         _visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,

@@ -15,6 +15,7 @@ impl Linear {
     ///
     /// # Errors
     /// When the memory cannot be had.
+    #[track_caller]
     pub fn new(inputs: usize, outputs: usize, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = options.into();
         let bound = if inputs == 0 { 0.0 } else { 1.0 / (inputs as f64).sqrt() };
@@ -42,6 +43,7 @@ impl Linear {
 }
 
 impl Module for Linear {
+    #[track_caller]
     fn visit_parameters(
         &mut self,
         visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,

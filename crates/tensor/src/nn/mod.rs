@@ -5,6 +5,8 @@ mod linear;
 mod rnn;
 mod sequential;
 
+use std::panic::Location;
+
 pub use activation::ReLU;
 pub use linear::Linear;
 pub use rnn::RnnCell;
@@ -28,6 +30,7 @@ pub trait Module {
     ///
     /// # Errors
     /// The first that `visit` answers with.
+    #[track_caller]
     fn visit_buffers(
         &mut self,
         visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
@@ -41,6 +44,7 @@ pub trait Module {
     ///
     /// # Errors
     /// As [`Tensor::to`].
+    #[track_caller]
     fn to(&mut self, options: impl Into<TensorOptions>) -> Result<()>
     where
         Self: Sized,
@@ -77,13 +81,18 @@ pub trait Module {
     /// # Errors
     /// As [`Tensor::share_memory`]; [`Error::CannotShare`] of a module on the host, which could not be
     /// used any more.
+    #[track_caller]
     fn share_memory(&mut self) -> Result<()> {
         let mut shared = Vec::new();
         self.visit_parameters(&mut |_, parameter| {
             if !parameter.is_cuda() {
                 let reason = "a parameter is on the host, where ops on shared memory are refused; \
                               move the module to a GPU first, or share tensors one by one";
-                return Err(Error::CannotShare { op: "share_memory", reason: reason.into() });
+                return Err(Error::CannotShare {
+                    location: Location::caller(),
+                    op: "share_memory",
+                    reason: reason.into(),
+                });
             }
             shared.push(parameter.share_memory()?);
             Ok(())

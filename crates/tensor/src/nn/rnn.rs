@@ -15,6 +15,7 @@ impl RnnCell {
     ///
     /// # Errors
     /// When the memory cannot be had.
+    #[track_caller]
     pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = options.into();
         Ok(Self {
@@ -44,6 +45,7 @@ impl RnnCell {
 }
 
 impl Module for RnnCell {
+    #[track_caller]
     fn visit_parameters(
         &mut self,
         visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,

@@ -74,6 +74,7 @@ impl Sequential {
 }
 
 impl Module for Sequential {
+    #[track_caller]
     fn visit_parameters(
         &mut self,
         visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
@@ -84,6 +85,7 @@ impl Module for Sequential {
         Ok(())
     }
 
+    #[track_caller]
     fn visit_buffers(
         &mut self,
         visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,

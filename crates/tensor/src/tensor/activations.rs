@@ -1,9 +1,12 @@
 //! Activations with parameters (`torch.nn.functional`).
 
+use std::panic::Location;
+
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
 use super::operands::{apply, apply_in_place, as_filled};
+use crate::called::Called;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
 macro_rules! methods {
@@ -16,7 +19,7 @@ macro_rules! methods {
             #[track_caller]
             pub fn $name(&self, $($parameter: f64),+) -> Result<Self> {
                 let operands = [self.into(), $(Scalar::Float($parameter).into()),+];
-                apply(&table::$op, &operands, self.dtype())
+                apply(&table::$op, &operands, self.dtype()).of(stringify!($name))
             }
         )*}
     };
@@ -137,6 +140,7 @@ impl Tensor {
     }
 
     /// A number as an element of this dtype would be: what it is compared with was rounded too.
+    #[track_caller]
     fn rounded(&self, op: &'static str, number: Scalar) -> Result<Scalar> {
         check_filled(op, number, self.dtype())?;
         let v = number.to_f64() as f32;
@@ -169,9 +173,14 @@ impl Tensor {
     }
 
     /// Numbers between which elements are put, for integers without their fractions.
+    #[track_caller]
     fn bounds(&self, op: &'static str, bounds: [f64; 2]) -> Result<[Scalar; 2]> {
         match self.dtype() {
-            DType::Bool => Err(Error::UnsupportedDType { op, dtype: DType::Bool }),
+            DType::Bool => Err(Error::UnsupportedDType {
+                location: Location::caller(),
+                op,
+                dtype: DType::Bool,
+            }),
             DType::U8 if bounds.iter().any(|v| *v <= -1.0) => {
                 Err(Error::invalid(op, "unsigned elements have no negative bounds".into()))
             }

@@ -1,10 +1,13 @@
 //! Bounds, and choices between elements.
 
+use std::panic::Location;
+
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
 use super::operands::{apply, apply_in_place, as_filled, common_dtype};
 use super::ops::{self, TensorOrScalar};
+use crate::called::Called;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 /// `x` where the condition holds, else `y` (`torch.where`). The condition is of bools.
@@ -68,7 +71,7 @@ impl Tensor {
     pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let min = min.into();
         check_not_bool("clamp_min", common_dtype(&[self.into(), min]))?;
-        ops::apply(&table::MAXIMUM, self, min)
+        ops::apply(&table::MAXIMUM, self, min).of("clamp_min")
     }
 
     /// At most `max`; NaN where either is. Not for bools (`torch.clamp_max`).
@@ -79,7 +82,7 @@ impl Tensor {
     pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let max = max.into();
         check_not_bool("clamp_max", common_dtype(&[self.into(), max]))?;
-        ops::apply(&table::MINIMUM, self, max)
+        ops::apply(&table::MINIMUM, self, max).of("clamp_max")
     }
 
     /// [`where_cond`] with this tensor where the condition holds (`torch.Tensor.where`).
@@ -105,7 +108,8 @@ impl Tensor {
         let value = value.into();
         check_filled("masked_fill", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
-        apply(&table::WHERE, &[mask.into(), value.into(), self.into()], self.dtype())
+        let operands = [mask.into(), value.into(), self.into()];
+        apply(&table::WHERE, &operands, self.dtype()).of("masked_fill")
     }
 
     /// [`Tensor::masked_fill`] in place.
@@ -147,9 +151,10 @@ impl Tensor {
     }
 }
 
+#[track_caller]
 fn check_not_bool(op: &'static str, dtype: DType) -> Result<()> {
     if dtype == DType::Bool {
-        return Err(Error::UnsupportedDType { op, dtype });
+        return Err(Error::UnsupportedDType { location: Location::caller(), op, dtype });
     }
     Ok(())
 }

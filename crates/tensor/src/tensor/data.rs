@@ -1,5 +1,7 @@
 //! What a tensor can be made from: numbers, arrays, slices and vectors, nested.
 
+use std::panic::Location;
+
 use warpline_runtime::Sizes;
 
 use crate::{Element, Error, Result};
@@ -34,6 +36,7 @@ macro_rules! scalars {
     ($($ty:ty),*) => {$(
         impl TensorData for $ty {
             type Elem = $ty;
+            #[track_caller]
             fn sizes(&self) -> Result<Sizes> {
                 Ok(Sizes::new())
             }
@@ -52,6 +55,7 @@ scalars!(bool, u8, i8, i16, i32, i64, half::f16, half::bf16, f32, f64);
 impl<T: TensorData> TensorData for [T] {
     type Elem = T::Elem;
 
+    #[track_caller]
     fn sizes(&self) -> Result<Sizes> {
         let mut sizes = Sizes::new();
         sizes.push(self.len());
@@ -63,6 +67,7 @@ impl<T: TensorData> TensorData for [T] {
                 let other = row.sizes()?;
                 if other != inner {
                     return Err(Error::ShapeMismatch {
+                        location: Location::caller(),
                         op: "tensor",
                         reason: format!(
                             "row {} has shape {other:?}, but the first has {inner:?}",
@@ -84,6 +89,7 @@ impl<T: TensorData> TensorData for [T] {
 impl<T: TensorData, const N: usize> TensorData for [T; N] {
     type Elem = T::Elem;
 
+    #[track_caller]
     fn sizes(&self) -> Result<Sizes> {
         self.as_slice().sizes()
     }
@@ -96,6 +102,7 @@ impl<T: TensorData, const N: usize> TensorData for [T; N] {
 impl<T: TensorData> TensorData for Vec<T> {
     type Elem = T::Elem;
 
+    #[track_caller]
     fn sizes(&self) -> Result<Sizes> {
         self.as_slice().sizes()
     }
@@ -108,6 +115,7 @@ impl<T: TensorData> TensorData for Vec<T> {
 impl<T: TensorData + ?Sized> TensorData for &T {
     type Elem = T::Elem;
 
+    #[track_caller]
     fn sizes(&self) -> Result<Sizes> {
         (**self).sizes()
     }

@@ -1,10 +1,13 @@
 //! Functions that make tensors.
 
+use std::panic::Location;
+
 use warpline_kernels::{fill, random};
 use warpline_runtime::launch;
 
 use super::data::TensorData;
 use super::inplace::check_filled;
+use crate::called::Called;
 use crate::exec::empty as empty_in;
 use crate::{
     Category, DType, Device, Element, Error, Result, Runtime, Scalar, Tensor, TensorOptions,
@@ -17,7 +20,7 @@ use crate::{
 /// [`Error::SizeOverflow`], what the allocator answers, and what is wrong with the options.
 #[track_caller]
 pub fn empty(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    empty_in(&runtime(), sizes, &options.into(), DType::F32)
+    empty_in(&runtime(), sizes, &options.into(), DType::F32).of("empty")
 }
 
 /// Zeros; `float32` unless asked otherwise.
@@ -26,7 +29,7 @@ pub fn empty(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tenso
 /// As [`empty()`].
 #[track_caller]
 pub fn zeros(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    filled(sizes, Scalar::Int(0), &options.into(), DType::F32)
+    filled(sizes, Scalar::Int(0), &options.into(), DType::F32).of("zeros")
 }
 
 /// Ones; `float32` unless asked otherwise.
@@ -35,7 +38,7 @@ pub fn zeros(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tenso
 /// As [`empty()`].
 #[track_caller]
 pub fn ones(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    filled(sizes, Scalar::Int(1), &options.into(), DType::F32)
+    filled(sizes, Scalar::Int(1), &options.into(), DType::F32).of("ones")
 }
 
 /// One value everywhere; its dtype is the value's `bool`, `int64` or `float32` unless asked
@@ -57,7 +60,7 @@ pub fn full(
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
     let value = value.into();
-    filled(sizes, value, &options.into(), value.default_dtype())
+    filled(sizes, value, &options.into(), value.default_dtype()).of("full")
 }
 
 #[track_caller]
@@ -100,17 +103,19 @@ pub(super) fn tensor_in<D: TensorData>(
     // Host memory of the elements' own dtype first: page-locked at once if that is all asked for.
     let pin = options.pins_memory() && options.requested_dtype().is_none_or(|d| d == own);
     let host = TensorOptions::new().pin_memory(pin);
-    let source = empty_in(runtime, &sizes, &host, own)?;
+    let source = empty_in(runtime, &sizes, &host, own).of("tensor")?;
     launch::write_bytes((source.storage(), 0), bytemuck::cast_slice(&elements))?;
     let dtype = options.requested_dtype().unwrap_or(own);
     if dtype != own {
-        elements.iter().try_for_each(|e| check_filled("tensor", e.to_scalar(), dtype))?;
+        for element in &elements {
+            check_filled("tensor", element.to_scalar(), dtype)?;
+        }
     }
     let device = options.requested_device()?.unwrap_or_default();
     if device == Device::Cpu && dtype == own && pin == options.pins_memory() {
         return Ok(source);
     }
-    let out = empty_in(runtime, &sizes, options, dtype)?;
+    let out = empty_in(runtime, &sizes, options, dtype).of("tensor")?;
     out.copy_(&source, false)?;
     Ok(out)
 }
@@ -154,7 +159,7 @@ pub fn arange_start_step(
     let floats = [start, end, step].iter().any(|s| matches!(s, Scalar::Float(_)));
     let dtype = if floats { DType::F32 } else { DType::I64 };
     let length = range_length(start, end, step, floats)?;
-    let out = empty_in(&runtime(), &[length], &options, dtype)?;
+    let out = empty_in(&runtime(), &[length], &options, dtype).of("arange")?;
     // Beyond the range of `i64` there is no length.
     let small = out.dtype().category() == Category::Int && out.dtype() != DType::I64;
     if let (Some(last), true) = (length.checked_sub(1), small) {
@@ -167,15 +172,13 @@ pub fn arange_start_step(
     Ok(out)
 }
 
+#[track_caller]
 fn range_length(start: Scalar, end: Scalar, step: Scalar, floats: bool) -> Result<usize> {
-    let invalid = |reason: &str| {
-        let shown = |s: Scalar| match s {
-            Scalar::Bool(v) => i64::from(v).to_string(),
-            Scalar::Int(v) => v.to_string(),
-            Scalar::Float(v) => v.to_string(),
-        };
-        let (start, end, step) = (shown(start), shown(end), shown(step));
-        Error::invalid("arange", format!("{reason} (start {start}, end {end}, step {step})"))
+    let location = Location::caller();
+    let invalid = |reason: &str| Error::InvalidArgument {
+        op: "arange",
+        reason: format!("{reason} (start {start}, end {end}, step {step})"),
+        location,
     };
     if step.to_f64() == 0.0 {
         return Err(invalid("the step must not be zero"));
@@ -222,7 +225,7 @@ pub fn linspace(
             format!("the bounds must be finite, but are {} and {}", start.to_f64(), end.to_f64()),
         ));
     }
-    let out = empty_in(&runtime(), &[steps], &options.into(), DType::F32)?;
+    let out = empty_in(&runtime(), &[steps], &options.into(), DType::F32).of("linspace")?;
     let exec = out.exec()?;
     fill::linspace(exec.target(), out.as_view(), start.to_f64(), end.to_f64())?;
     Ok(out)
@@ -239,7 +242,8 @@ pub fn eye(
     m: impl Into<Option<usize>>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let out = empty_in(&runtime(), &[n, m.into().unwrap_or(n)], &options.into(), DType::F32)?;
+    let out =
+        empty_in(&runtime(), &[n, m.into().unwrap_or(n)], &options.into(), DType::F32).of("eye")?;
     let exec = out.exec()?;
     fill::eye(exec.target(), out.as_view())?;
     Ok(out)
@@ -251,8 +255,8 @@ pub fn eye(
 /// As [`empty()`]; [`Error::UnsupportedDType`] for anything but floats.
 #[track_caller]
 pub fn rand(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32)?;
-    out.uniform_(0.0, 1.0)?;
+    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32).of("rand")?;
+    out.uniform_(0.0, 1.0).of("rand")?;
     Ok(out)
 }
 
@@ -262,8 +266,8 @@ pub fn rand(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor
 /// As [`rand`].
 #[track_caller]
 pub fn randn(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32)?;
-    out.normal_(0.0, 1.0)?;
+    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32).of("randn")?;
+    out.normal_(0.0, 1.0).of("randn")?;
     Ok(out)
 }
 
@@ -279,8 +283,8 @@ pub fn randint(
     sizes: &[usize],
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let out = empty_in(&runtime(), sizes, &options.into(), DType::I64)?;
-    out.random_(low, high)?;
+    let out = empty_in(&runtime(), sizes, &options.into(), DType::I64).of("randint")?;
+    out.random_(low, high).of("randint")?;
     Ok(out)
 }
 
@@ -290,7 +294,7 @@ pub fn randint(
 /// As [`empty()`].
 #[track_caller]
 pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), &[n], &options.into(), DType::I64)?;
+    let out = empty_in(&runtime(), &[n], &options.into(), DType::I64).of("randperm")?;
     let exec = out.exec()?;
     random::randperm(exec.target(), out.as_view())?;
     Ok(out)

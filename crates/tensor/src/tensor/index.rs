@@ -4,6 +4,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 
 use smallvec::SmallVec;
 
+use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
 /// What is taken of one dimension.
@@ -137,6 +138,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::IndexOutOfRange`] for a single index outside its dimension;
     /// [`Error::InvalidArgument`] for more indices than dimensions.
+    #[track_caller]
     pub fn i(&self, indices: impl IntoIndices) -> Result<Self> {
         let indices = indices.into_indices();
         if indices.len() > self.dim() {
@@ -149,10 +151,10 @@ impl Tensor {
         let mut dim = 0;
         for index in indices {
             match index {
-                Index::At(index) => layout = layout.select(dim, index)?,
+                Index::At(index) => layout = layout.select(dim, index).of("i")?,
                 Index::Slice(start, end) => {
                     let range = within((start, end), layout.sizes()[dim as usize]);
-                    layout = layout.narrow(dim, range.start as isize, range.len())?;
+                    layout = layout.narrow(dim, range.start as isize, range.len()).of("i")?;
                     dim += 1;
                 }
             }

@@ -91,6 +91,7 @@ impl Tensor {
     }
 }
 
+#[track_caller]
 fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
     match arguments.iter().find(|(_, v)| !v.is_finite()) {
         None => Ok(()),
@@ -99,12 +100,14 @@ fn check_finite(op: &'static str, arguments: &[(&str, f64)]) -> Result<()> {
 }
 
 /// Refuses what a dtype cannot hold.
+#[track_caller]
 pub(super) fn check_filled(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     check_fits(op, value, dtype)?;
     check_float_fits(op, value, dtype)
 }
 
 /// Refuses a finite float that a dtype cannot hold; infinities and NaN are floats' own.
+#[track_caller]
 fn check_float_fits(op: &'static str, value: Scalar, dtype: DType) -> Result<()> {
     let v = match value {
         Scalar::Float(v) => v,

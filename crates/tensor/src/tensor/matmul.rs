@@ -1,9 +1,12 @@
 //! Matrix products, with PyTorch's rules for ranks.
 
+use std::panic::Location;
+
 use smallvec::SmallVec;
 use warpline_kernels::matmul as kernel;
 use warpline_runtime::{Sizes, broadcast, checked_numel};
 
+use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};
 
@@ -12,20 +15,22 @@ impl Tensor {
     /// vector the map, of more dimensions a product per batch, whose dimensions broadcast.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`], [`Error::BroadcastMismatch`], [`Error::DTypeMismatch`],
+    /// [`Error::ShapeMismatch`], [`Error::BroadcastMismatch`], [`Error::OperandDTypes`],
     /// [`Error::DeviceMismatch`], and what the launch fails with.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Self> {
         check_together("matmul", self, other)?;
         if self.dtype() != other.dtype() {
-            return Err(Error::DTypeMismatch {
+            return Err(Error::OperandDTypes {
+                location: Location::caller(),
                 op: "matmul",
-                expected: self.dtype(),
-                actual: other.dtype(),
+                first: self.dtype(),
+                second: other.dtype(),
             });
         }
         if self.dim() == 0 || other.dim() == 0 {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op: "matmul",
                 reason: format!(
                     "both arguments need at least 1 dimension, but they have {} and {}",
@@ -42,12 +47,13 @@ impl Tensor {
         let (batch_b, [k2, n]) = split(b.size());
         if k != k2 {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op: "matmul",
                 reason: format!("mat1 and mat2 shapes cannot be multiplied ({m}x{k} and {k2}x{n})"),
             });
         }
-        let batch = broadcast(batch_a, batch_b)?;
-        let count = checked_numel(&batch)?;
+        let batch = broadcast(batch_a, batch_b).of("matmul")?;
+        let count = checked_numel(&batch).of("matmul")?;
         let shape = |parts: &[usize]| -> SmallVec<[isize; 6]> {
             parts.iter().map(|&n| n as isize).collect()
         };
@@ -79,7 +85,7 @@ impl Tensor {
 #[track_caller]
 fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let exec = a.exec()?;
-    let out = exec.empty(sizes, a.dtype())?;
+    let out = exec.empty(sizes, a.dtype()).of("matmul")?;
     kernel::matmul(exec.target(), a.as_view(), b.as_view(), out.as_view())?;
     Ok(out)
 }

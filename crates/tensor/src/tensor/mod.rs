@@ -78,6 +78,7 @@ impl Tensor {
     ///
     /// # Errors
     /// None for a tensor whose device still works.
+    #[track_caller]
     pub fn exec(&self) -> Result<Exec<'_>> {
         Exec::of(&self.storage)
     }
@@ -176,6 +177,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`crate::Error::RuntimeMismatch`] for a stream of another runtime.
+    #[track_caller]
     pub fn record_stream(&self, stream: &crate::cuda::Stream) -> crate::Result<()> {
         self.storage.record_stream(stream)
     }

@@ -3,6 +3,7 @@
 
 use super::data::TensorData;
 use super::factories::tensor_in;
+use crate::called::Called;
 use crate::exec::{self, empty_in};
 use crate::{Result, Scalar, Tensor, TensorOptions};
 
@@ -19,6 +20,7 @@ impl Tensor {
     #[track_caller]
     pub fn new_empty(&self, sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Self> {
         exec::empty(self.storage().runtime(), sizes, &self.options(options), self.dtype())
+            .of("new_empty")
     }
 
     /// One value everywhere, of `sizes`, on this tensor's device and of its dtype.
@@ -32,8 +34,8 @@ impl Tensor {
         value: impl Into<Scalar>,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        let out = self.new_empty(sizes, options)?;
-        out.fill_(value)?;
+        let out = self.new_empty(sizes, options).of("new_full")?;
+        out.fill_(value).of("new_full")?;
         Ok(out)
     }
 
@@ -43,7 +45,7 @@ impl Tensor {
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn new_zeros(&self, sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Self> {
-        self.new_full(sizes, 0, options)
+        self.new_full(sizes, 0, options).of("new_zeros")
     }
 
     /// Ones of `sizes`, on this tensor's device and of its dtype.
@@ -52,7 +54,7 @@ impl Tensor {
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn new_ones(&self, sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Self> {
-        self.new_full(sizes, 1, options)
+        self.new_full(sizes, 1, options).of("new_ones")
     }
 
     /// The given numbers, on this tensor's device and of its dtype.
@@ -65,7 +67,7 @@ impl Tensor {
         data: impl TensorData,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        tensor_in(self.storage().runtime(), data, &self.options(options))
+        tensor_in(self.storage().runtime(), data, &self.options(options)).of("new_tensor")
     }
 
     /// Elements not set, with this tensor's sizes, dtype, device and order of dimensions in memory.
@@ -75,8 +77,8 @@ impl Tensor {
     #[track_caller]
     pub fn empty_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = self.options(options);
-        let layout = self.layout_in(options.requested_memory_format())?;
-        empty_in(self.storage().runtime(), layout, &options, self.dtype())
+        let layout = self.layout_in(options.requested_memory_format()).of("empty_like")?;
+        empty_in(self.storage().runtime(), layout, &options, self.dtype()).of("empty_like")
     }
 
     /// One value everywhere, with this tensor's sizes, dtype and device.
@@ -89,8 +91,8 @@ impl Tensor {
         value: impl Into<Scalar>,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        let out = self.empty_like(options)?;
-        out.fill_(value)?;
+        let out = self.empty_like(options).of("full_like")?;
+        out.fill_(value).of("full_like")?;
         Ok(out)
     }
 
@@ -100,7 +102,7 @@ impl Tensor {
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn zeros_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.full_like(0, options)
+        self.full_like(0, options).of("zeros_like")
     }
 
     /// Ones with this tensor's sizes, dtype and device.
@@ -109,7 +111,7 @@ impl Tensor {
     /// As [`crate::empty()`].
     #[track_caller]
     pub fn ones_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.full_like(1, options)
+        self.full_like(1, options).of("ones_like")
     }
 
     /// Uniform in `[0, 1)`, with this tensor's sizes, dtype and device.
@@ -118,8 +120,8 @@ impl Tensor {
     /// As [`crate::rand`].
     #[track_caller]
     pub fn rand_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        let out = self.empty_like(options)?;
-        out.uniform_(0.0, 1.0)?;
+        let out = self.empty_like(options).of("rand_like")?;
+        out.uniform_(0.0, 1.0).of("rand_like")?;
         Ok(out)
     }
 
@@ -129,8 +131,8 @@ impl Tensor {
     /// As [`crate::rand`].
     #[track_caller]
     pub fn randn_like(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        let out = self.empty_like(options)?;
-        out.normal_(0.0, 1.0)?;
+        let out = self.empty_like(options).of("randn_like")?;
+        out.normal_(0.0, 1.0).of("randn_like")?;
         Ok(out)
     }
 }

@@ -1,11 +1,14 @@
 //! Elementwise ops of any number of operands, tensors and numbers.
 
+use std::panic::Location;
+
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Arg, Op, promoting};
 use warpline_runtime::{Layout, Sizes, View, broadcast};
 
 use super::ops::{TensorOrScalar, broadcast_error, check_fits, in_step};
 use super::promote::combine;
+use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
@@ -79,7 +82,7 @@ impl<'a> Operands<'a> {
                 }
                 TensorOrScalar::Tensor(t) => {
                     check_together(op.name(), main, t)?;
-                    sizes = broadcast(&sizes, t.size())?;
+                    sizes = broadcast(&sizes, t.size()).of(op.name())?;
                     Input::Tensor(t)
                 }
             });
@@ -87,6 +90,7 @@ impl<'a> Operands<'a> {
         Ok(Self { inputs, sizes, common, result, main })
     }
 
+    #[track_caller]
     fn layouts(&self, sizes: &[usize]) -> Result<Layouts> {
         let layout = |input: &Input<'_>| match input {
             Input::Tensor(tensor) => tensor.layout().expand(sizes).map(Some),
@@ -135,17 +139,22 @@ pub(super) fn apply_in_place(
 ) -> Result<()> {
     let (_, result) = op.dtypes(common)?;
     if result.category() > a.dtype().category() {
-        return Err(Error::CannotCast { op: name, from: result, to: a.dtype() });
+        return Err(Error::CannotCast {
+            location: Location::caller(),
+            op: name,
+            from: result,
+            to: a.dtype(),
+        });
     }
     a.as_view().check_writable(name)?;
     for operand in operands {
         if let TensorOrScalar::Tensor(b) = operand
-            && broadcast(a.size(), b.size())?[..] != *a.size()
+            && broadcast(a.size(), b.size()).of(name)?[..] != *a.size()
         {
-            return Err(broadcast_error(a, b));
+            return Err(broadcast_error(a, b).of(name));
         }
     }
-    let operands = Operands::new(op, operands, common)?;
+    let operands = Operands::new(op, operands, common).of(name)?;
     check_together(name, a, operands.main)?;
     // Elements in step may be overwritten; any other overlap goes through a copy.
     let in_step = operands.inputs.iter().all(|input| match input {

@@ -1,9 +1,12 @@
 //! Arithmetic and comparisons, with operators.
 
+use std::panic::Location;
+
 use warpline_kernels::elementwise::{self as table, Arg, Op, promoting};
 use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
+use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
@@ -51,7 +54,7 @@ pub(super) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor>
         promoting(exec.target(), op, common, &args, out.as_view())?;
         return Ok(out);
     }
-    let sizes = broadcast(a.size(), b.size())?;
+    let sizes = broadcast(a.size(), b.size()).of(op.name())?;
     let (layout_a, layout_b) = (a.layout().expand(&sizes)?, b.layout().expand(&sizes)?);
     let out = exec.empty_for(&[&layout_a, &layout_b], result)?;
     let a = View { layout: &layout_a, ..a.as_view() };
@@ -108,14 +111,20 @@ pub(super) fn scalar_op(op: &'static Op, a: &Tensor, b: Scalar, reversed: bool) 
     with_scalar(op, a, b, result_type_scalar(a, b), reversed)
 }
 
+#[track_caller]
 fn check_bool_sub(op: &'static Op, is_bool: bool) -> Result<()> {
     if op.name() == table::SUB.name() && is_bool {
-        return Err(Error::UnsupportedDType { op: "sub", dtype: DType::Bool });
+        return Err(Error::UnsupportedDType {
+            location: Location::caller(),
+            op: "sub",
+            dtype: DType::Bool,
+        });
     }
     Ok(())
 }
 
 /// Refuses a number that an op on integers has no result for.
+#[track_caller]
 fn check_number(op: &'static Op, number: Scalar, common: DType) -> Result<()> {
     if common.is_float() {
         return Ok(());
@@ -133,6 +142,7 @@ fn check_number(op: &'static Op, number: Scalar, common: DType) -> Result<()> {
 
 /// Refuses an integer that an integer dtype cannot hold. Negative ones wrap in unsigned dtypes
 /// down to the largest value's negative, as in PyTorch.
+#[track_caller]
 pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Result<()> {
     let Scalar::Int(v) = number else { return Ok(()) };
     let range = match dtype {
@@ -166,7 +176,12 @@ fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'
     };
     let (compute, result) = op.dtypes(common)?;
     if result.category() > a.dtype().category() {
-        return Err(Error::CannotCast { op: name, from: result, to: a.dtype() });
+        return Err(Error::CannotCast {
+            location: Location::caller(),
+            op: name,
+            from: result,
+            to: a.dtype(),
+        });
     }
     a.as_view().check_writable(name)?;
     if let TensorOrScalar::Tensor(b) = b
@@ -188,7 +203,9 @@ fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'
         TensorOrScalar::Tensor(b) if in_step(a, b) && a.is_cuda() == b.is_cuda() => {
             check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
             check_together(name, a, b)?;
-            let layout = b.layout().expand(a.size()).map_err(|_| broadcast_error(a, b))?;
+            let Ok(layout) = b.layout().expand(a.size()) else {
+                return Err(broadcast_error(a, b).of(name));
+            };
             let exec = a.exec()?;
             let args = [a.as_view().into(), View { layout: &layout, ..b.as_view() }.into()];
             return promoting(exec.target(), op, common, &args, a.as_view());
@@ -196,19 +213,22 @@ fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'
         TensorOrScalar::Tensor(_) => {}
     }
     if let TensorOrScalar::Tensor(b) = b {
-        broadcast(a.size(), b.size()).and_then(|sizes| {
-            if sizes[..] == *a.size() { Ok(()) } else { Err(broadcast_error(a, b)) }
-        })?;
+        match broadcast(a.size(), b.size()) {
+            Ok(sizes) if sizes[..] == *a.size() => {}
+            _ => return Err(broadcast_error(a, b).of(name)),
+        }
     }
     let result = apply(op, a, b)?;
     a.copy_(&result, false)?;
     Ok(())
 }
 
+#[track_caller]
 pub(super) fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
     match broadcast(a.size(), b.size()) {
         Err(error) => error,
         Ok(sizes) => Error::ShapeMismatch {
+            location: Location::caller(),
             op: "in-place",
             reason: format!(
                 "output with shape {:?} doesn't match the broadcast shape {:?}",
@@ -229,7 +249,7 @@ macro_rules! methods {
             /// with.
             #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-                apply(&table::$op, self, other.into())
+                apply(&table::$op, self, other.into()).of(stringify!($name))
             }
         )*}
 

@@ -1,6 +1,7 @@
 //! Values on their way from a device to the host.
 
 use std::fmt;
+use std::panic::Location;
 
 use crate::cuda::Event;
 use crate::exec::Exec;
@@ -85,6 +86,7 @@ impl Tensor {
     pub fn to_vec_async<T: Element>(&self) -> Result<Pending<Vec<T>>> {
         if self.dtype() != T::DTYPE {
             return Err(Error::DTypeMismatch {
+                location: Location::caller(),
                 op: "to_vec_async",
                 expected: T::DTYPE,
                 actual: self.dtype(),

@@ -1,5 +1,7 @@
 //! Powers, rounded quotients, and other ops that ask for more than an entry.
 
+use std::panic::Location;
+
 use warpline_kernels::elementwise as table;
 
 use super::operands::{apply, apply_in_place, common_dtype};
@@ -115,6 +117,7 @@ impl Tensor {
     }
 
     /// As in PyTorch, integers have no decimals, not even none.
+    #[track_caller]
     fn check_rounds(&self) -> Result<()> {
         table::ROUND_DECIMALS.dtypes(self.dtype()).map(drop)
     }
@@ -180,7 +183,12 @@ impl Tensor {
     pub fn isclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<Self> {
         let (op, expected, actual) = ("isclose", self.dtype(), other.dtype());
         if expected != actual {
-            return Err(Error::DTypeMismatch { op, expected, actual });
+            return Err(Error::DTypeMismatch {
+                location: Location::caller(),
+                op,
+                expected,
+                actual,
+            });
         }
         let mut close = self.eq(other)?;
         if equal_nan && expected.is_float() {

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use warpline_runtime::printed;
+
 use crate::index::row_major;
-use crate::{Category, Result, Scalar, Tensor};
+use crate::{Category, RaceReport, Result, Scalar, SyncPolicy, Tensor};
 
 /// Above this many elements only the edges of each dimension print.
 const THRESHOLD: usize = 1000;
@@ -36,7 +38,7 @@ impl fmt::Display for Tensor {
             if !matches!(self.dtype(), crate::DType::F32 | crate::DType::I64 | crate::DType::Bool) {
                 suffixes.push(name());
             }
-            match shown(self) {
+            match shown_to_print(self) {
                 Ok(values) => text.push_str(&format_values(&values, self.dtype().category())),
                 Err(error) => text.push_str(&format!("<{error}>")),
             }
@@ -65,6 +67,19 @@ struct Shown {
     cut: Vec<bool>,
 }
 
+/// [`shown`] of a tensor that is printed, which is to be no line of this file in a report of a race.
+#[track_caller]
+fn shown_to_print(tensor: &Tensor) -> Result<Shown> {
+    let runtime = tensor.storage().runtime();
+    let watched = runtime.sync_policy() == SyncPolicy::Manual
+        && runtime.race_report() != RaceReport::Off
+        && (tensor.is_cuda() || tensor.is_pinned());
+    if watched {
+        return printed("tensor/print.rs", || shown(tensor));
+    }
+    shown(tensor)
+}
+
 fn shown(tensor: &Tensor) -> Result<Shown> {
     let summarize = tensor.numel() > THRESHOLD;
     let cut: Vec<bool> = tensor.size().iter().map(|&n| summarize && n > 2 * EDGE).collect();
@@ -76,6 +91,7 @@ fn shown(tensor: &Tensor) -> Result<Shown> {
 }
 
 /// Copies the corners of `part` that lie in dimension `dim` and above into `values`, at `at`.
+#[track_caller]
 fn corner(
     part: &Tensor,
     cut: &[bool],

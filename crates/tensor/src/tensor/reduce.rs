@@ -5,6 +5,7 @@ use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
 use warpline_runtime::Sizes;
 
+use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
 /// Which dimensions a reduction takes together: `()` for all, one, or several. Negative ones
@@ -49,7 +50,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     let result = op.result_dtype(a.dtype())?;
     let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), a.dim());
     for &dim in dims {
-        let d = a.layout().dim(dim)?;
+        let d = a.layout().dim(dim).of(op.name())?;
         // A scalar has a dimension to name, but none to reduce.
         if let Some(slot) = reduced.get_mut(d)
             && std::mem::replace(slot, true)
@@ -84,7 +85,7 @@ macro_rules! methods {
             /// with.
             #[track_caller]
             pub fn $name(&self, dims: impl IntoDims) -> Result<Self> {
-                apply(ReduceOp::$op, self, &dims.into_dims(), false)
+                apply(ReduceOp::$op, self, &dims.into_dims(), false).of(stringify!($name))
             }
 
             #[doc = concat!(
@@ -95,7 +96,7 @@ macro_rules! methods {
             /// As without.
             #[track_caller]
             pub fn $keep(&self, dims: impl IntoDims) -> Result<Self> {
-                apply(ReduceOp::$op, self, &dims.into_dims(), true)
+                apply(ReduceOp::$op, self, &dims.into_dims(), true).of(stringify!($keep))
             }
         )*}
     };
@@ -194,7 +195,7 @@ impl Tensor {
 
     #[track_caller]
     fn softmax_or_log(&self, dim: isize, log: bool) -> Result<Self> {
-        let d = self.layout().dim(dim)?;
+        let d = self.layout().dim(dim).of(if log { "log_softmax" } else { "softmax" })?;
         if self.dim() == 0 {
             return self.unsqueeze(0)?.softmax_or_log(0, log)?.squeeze(0);
         }

@@ -2,6 +2,7 @@
 
 use warpline_kernels::indexing;
 
+use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Result, Tensor};
 
@@ -33,7 +34,7 @@ impl Tensor {
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
         check_together("index_select", self, index)?;
-        let dim = self.layout().dim(dim)?;
+        let dim = self.layout().dim(dim).of("index_select")?;
         let sizes = indexing::index_select_sizes(self.size(), dim, index.size())?;
         let exec = self.exec()?;
         let out = exec.empty(&sizes, self.dtype())?;
@@ -59,7 +60,7 @@ impl Tensor {
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
         check_together("gather", self, index)?;
-        let dim = self.layout().dim(dim)?;
+        let dim = self.layout().dim(dim).of("gather")?;
         let exec = self.exec()?;
         let out = exec.empty(index.size(), self.dtype())?;
         indexing::gather(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;

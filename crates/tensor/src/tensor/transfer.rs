@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use warpline_kernels::copy;
 use warpline_runtime::{Layout, MemoryFormat, Storage, launch};
 
+use crate::called::Called;
 use crate::exec::{Exec, empty_in, reaches};
 use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
 
@@ -52,6 +53,7 @@ impl Tensor {
 
     /// The layout of a tensor after this one: in the format asked for, or with the dimensions in their
     /// order.
+    #[track_caller]
     pub(crate) fn layout_in(&self, format: Option<MemoryFormat>) -> Result<Layout> {
         match format {
             None | Some(MemoryFormat::Preserve) => Ok(self.layout().preserved()),
@@ -144,7 +146,11 @@ impl Tensor {
     #[track_caller]
     pub fn pin_memory(&self) -> Result<Self> {
         if self.is_cuda() {
-            return Err(Error::CannotPin { device: self.device().to_string() });
+            return Err(Error::CannotPin {
+                op: "pin_memory",
+                location: Location::caller(),
+                device: self.device().to_string(),
+            });
         }
         self.to(TensorOptions::new().pin_memory(true))
     }
@@ -190,12 +196,12 @@ impl Tensor {
     #[track_caller]
     pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
         if !self.storage().runtime().same_as(src.storage().runtime()) {
-            return Err(Error::RuntimeMismatch { op: "copy_" });
+            return Err(Error::RuntimeMismatch { location: Location::caller(), op: "copy_" });
         }
         let expanded;
         let mut src = src;
         if src.size() != self.size() {
-            expanded = src.with_layout(src.layout().expand(self.size())?);
+            expanded = src.with_layout(src.layout().expand(self.size()).of("copy_")?);
             src = &expanded;
         }
         self.as_view().check_writable("copy_")?;
@@ -241,7 +247,7 @@ impl Tensor {
     #[track_caller]
     fn write_shared_host(&self, src: &Tensor) -> Result<&Self> {
         if !self.is_contiguous() {
-            return Err(Error::SharedHostMemory { op: "copy_" });
+            return Err(Error::SharedHostMemory { location: Location::caller(), op: "copy_" });
         }
         let src = src.copied_to(&src.exec()?, self.layout().preserved(), self.dtype())?;
         let mut bytes = vec![0; src.numel() * src.element_size()];
@@ -311,6 +317,7 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if self.dtype() != T::DTYPE {
             return Err(Error::DTypeMismatch {
+                location: Location::caller(),
                 op: "to_vec",
                 expected: T::DTYPE,
                 actual: self.dtype(),
@@ -355,7 +362,8 @@ impl Tensor {
     /// [`Error::NotAScalar`]; what earlier work on the device failed with.
     #[track_caller]
     pub fn to_scalar(&self) -> Result<Scalar> {
-        let not_one = || Error::NotAScalar { numel: self.numel() };
+        let location = Location::caller();
+        let not_one = || Error::NotAScalar { op: "to_scalar", location, numel: self.numel() };
         if self.numel() != 1 {
             return Err(not_one());
         }
@@ -379,12 +387,19 @@ impl Tensor {
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         self.check_readable("item")?;
-        let (value, dtype) = (self.to_scalar()?, self.dtype());
+        let (value, dtype) = (self.to_scalar().of("item")?, self.dtype());
         let op = "item";
-        T::from_scalar(value).ok_or(Error::ValueDoesNotFit { op, value, dtype, asked: T::DTYPE })
+        T::from_scalar(value).ok_or(Error::ValueDoesNotFit {
+            location: Location::caller(),
+            op,
+            value,
+            dtype,
+            asked: T::DTYPE,
+        })
     }
 
     /// Refuses to wait for elements on a stream that is captured, where they do not come.
+    #[track_caller]
     fn check_readable(&self, op: &'static str) -> Result<()> {
         match self.exec()? {
             Exec::Cuda(_, _, stream) if stream.is_capturing() => {

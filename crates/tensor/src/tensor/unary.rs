@@ -1,7 +1,10 @@
 //! Functions of one element.
 
+use std::panic::Location;
+
 use warpline_kernels::elementwise::{self as table, Op, promoting};
 
+use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
 /// `op(a)` into a new tensor; where only floats have the function, integers become `float32`.
@@ -23,7 +26,7 @@ macro_rules! methods {
             /// [`crate::Error::UnsupportedDType`], and what the launch fails with.
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
-                apply(&table::$op, self)
+                apply(&table::$op, self).of(stringify!($name))
             }
         )*}
 
@@ -159,7 +162,7 @@ macro_rules! questions {
             /// What the launch fails with.
             #[track_caller]
             pub fn $name(&self) -> Result<Self> {
-                question(&table::$op, self, $otherwise)
+                question(&table::$op, self, $otherwise).of(stringify!($name))
             }
         )*}
 
@@ -200,7 +203,12 @@ impl Tensor {
 fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()> {
     let (_, result) = op.dtypes(a.dtype())?;
     if result.category() > a.dtype().category() {
-        return Err(Error::CannotCast { op: name, from: result, to: a.dtype() });
+        return Err(Error::CannotCast {
+            location: Location::caller(),
+            op: name,
+            from: result,
+            to: a.dtype(),
+        });
     }
     let exec = a.exec()?;
     promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())

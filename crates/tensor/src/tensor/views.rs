@@ -1,12 +1,14 @@
 //! Views, which share memory, and the functions that join tensors.
 
 use std::borrow::Borrow;
+use std::panic::Location;
 
 use smallvec::SmallVec;
 use warpline_kernels as kernels;
 use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use super::index::{self, IndexRange};
+use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, MemoryFormat, Result, Tensor};
 
@@ -18,7 +20,7 @@ impl Tensor {
     /// [`Error::InvalidReshape`].
     #[track_caller]
     pub fn reshape(&self, shape: &[isize]) -> Result<Self> {
-        let sizes = self.infer_sizes(shape)?;
+        let sizes = self.infer_sizes(shape).of("reshape")?;
         match self.layout().view(&sizes) {
             Some(layout) => Ok(self.with_layout(layout)),
             None => {
@@ -34,9 +36,12 @@ impl Tensor {
     /// # Errors
     /// [`Error::InvalidReshape`]; [`Error::ViewNeedsCopy`] where only a copy could have those
     /// sizes.
+    #[track_caller]
     pub fn view(&self, shape: &[isize]) -> Result<Self> {
-        let sizes = self.infer_sizes(shape)?;
+        let sizes = self.infer_sizes(shape).of("view")?;
+        let location = Location::caller();
         let layout = self.layout().view(&sizes).ok_or_else(|| Error::ViewNeedsCopy {
+            location,
             from: self.size().into(),
             strides: self.stride().into(),
             to: sizes.to_vec(),
@@ -45,14 +50,19 @@ impl Tensor {
     }
 
     /// Replaces the one −1 in a shape.
+    #[track_caller]
     fn infer_sizes(&self, shape: &[isize]) -> Result<Sizes> {
         let numel = self.numel();
-        let invalid = || Error::InvalidReshape { shape: shape.to_vec(), numel };
+        let location = Location::caller();
+        let invalid = || Error::InvalidReshape { op: "", location, shape: shape.to_vec(), numel };
         let mut sizes = Sizes::new();
         let mut open = None;
         for (d, &size) in shape.iter().enumerate() {
             if size == -1 && open.replace(d).is_some() {
-                return Err(invalid());
+                let reason = format!(
+                    "only one size can follow from the others, but {shape:?} has several -1"
+                );
+                return Err(Error::invalid("", reason));
             }
             sizes.push(if size == -1 {
                 1
@@ -76,24 +86,27 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
+    #[track_caller]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Self> {
         if self.dim() == 0 {
-            resolve_dim(dim0, 0)?;
-            resolve_dim(dim1, 0)?;
+            resolve_dim(dim0, 0).of("transpose")?;
+            resolve_dim(dim1, 0).of("transpose")?;
             return Ok(self.clone());
         }
-        Ok(self.with_layout(self.layout().transpose(dim0, dim1)?))
+        Ok(self.with_layout(self.layout().transpose(dim0, dim1).of("transpose")?))
     }
 
     /// The transpose of a matrix; a vector or scalar stays as it is.
     ///
     /// # Errors
     /// [`Error::ShapeMismatch`] for more than two dimensions.
+    #[track_caller]
     pub fn t(&self) -> Result<Self> {
         match self.dim() {
             0 | 1 => Ok(self.clone()),
             2 => self.transpose(0, 1),
             n => Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op: "t",
                 reason: format!("expects at most 2 dimensions, but the tensor has {n}"),
             }),
@@ -104,14 +117,16 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
+    #[track_caller]
     pub fn permute(&self, dims: &[isize]) -> Result<Self> {
-        Ok(self.with_layout(self.layout().permute(dims)?))
+        Ok(self.with_layout(self.layout().permute(dims).of("permute")?))
     }
 
     /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
     ///
     /// # Errors
     /// [`Error::ExpandMismatch`]; [`Error::InvalidArgument`] for other negative sizes.
+    #[track_caller]
     pub fn expand(&self, sizes: &[isize]) -> Result<Self> {
         let mut to = Sizes::new();
         for (d, &size) in sizes.iter().enumerate() {
@@ -127,25 +142,27 @@ impl Tensor {
                 }
             });
         }
-        Ok(self.with_layout(self.layout().expand(&to)?))
+        Ok(self.with_layout(self.layout().expand(&to).of("expand")?))
     }
 
     /// `length` indices of a dimension from `start` on, which may count from the end.
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         self.check_has_dims("narrow")?;
-        Ok(self.with_layout(self.layout().narrow(dim, start, length)?))
+        Ok(self.with_layout(self.layout().narrow(dim, start, length).of("narrow")?))
     }
 
     /// One index of a dimension, which goes away.
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::IndexOutOfRange`].
+    #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         self.check_has_dims("select")?;
-        Ok(self.with_layout(self.layout().select(dim, index)?))
+        Ok(self.with_layout(self.layout().select(dim, index).of("select")?))
     }
 
     /// Every `step`-th index of a dimension in a range, `t[start:end:step]` of that dimension. As
@@ -161,16 +178,19 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `step` is zero.
+    #[track_caller]
     pub fn slice(&self, dim: isize, range: impl IndexRange, step: usize) -> Result<Self> {
         self.check_has_dims("slice")?;
-        let size = self.size()[self.layout().dim(dim)?];
+        let size = self.size()[self.layout().dim(dim).of("slice")?];
         let range = index::within(range.bounds(), size);
         Ok(self.with_layout(self.layout().slice(dim, range.start, range.end, step)?))
     }
 
+    #[track_caller]
     fn check_has_dims(&self, op: &'static str) -> Result<()> {
         if self.dim() == 0 {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op,
                 reason: "cannot be applied to a 0-dim tensor".into(),
             });
@@ -182,10 +202,11 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
+    #[track_caller]
     pub fn squeeze(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
         Ok(self.with_layout(match dim.into() {
             None => self.layout().squeeze_all(),
-            Some(dim) => self.layout().squeeze(dim)?,
+            Some(dim) => self.layout().squeeze(dim).of("squeeze")?,
         }))
     }
 
@@ -193,8 +214,9 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
+    #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
-        Ok(self.with_layout(self.layout().unsqueeze(dim)?))
+        Ok(self.with_layout(self.layout().unsqueeze(dim).of("unsqueeze")?))
     }
 
     /// The dimensions from `start` to `end`, both included, as one; a view where possible.
@@ -203,7 +225,8 @@ impl Tensor {
     /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `start` comes after `end`.
     #[track_caller]
     pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
-        let (first, last) = (self.layout().dim(start)?, self.layout().dim(end)?);
+        let (first, last) =
+            (self.layout().dim(start).of("flatten")?, self.layout().dim(end).of("flatten")?);
         if first > last {
             return Err(Error::invalid(
                 "flatten",
@@ -225,9 +248,10 @@ impl Tensor {
     /// # Errors
     /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `size` is zero but the dimension
     /// is not.
+    #[track_caller]
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Self>> {
         self.check_has_dims("split")?;
-        let total = self.size()[self.layout().dim(dim)?];
+        let total = self.size()[self.layout().dim(dim).of("split")?];
         if total == 0 {
             return Ok(vec![self.clone()]);
         }
@@ -243,12 +267,13 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `chunks` is zero.
+    #[track_caller]
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Self>> {
         self.check_has_dims("chunk")?;
         if chunks == 0 {
             return Err(Error::invalid("chunk", "the number of chunks must be over zero".into()));
         }
-        let total = self.size()[self.layout().dim(dim)?];
+        let total = self.size()[self.layout().dim(dim).of("chunk")?];
         if total == 0 {
             let mut all = Vec::new();
             all.try_reserve_exact(chunks).map_err(|e| {
@@ -305,7 +330,7 @@ impl Tensor {
         if self.is_contiguous_in(format) {
             return Ok(self.clone());
         }
-        let layout = self.layout_in(Some(format))?;
+        let layout = self.layout_in(Some(format)).of("contiguous")?;
         self.copied_to(&self.exec()?, layout, self.dtype())
     }
 
@@ -335,6 +360,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
         dtype = dtype.promote(tensor.dtype());
         if tensor.dim() == 0 {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op: "cat",
                 reason: "a 0-dim tensor cannot be concatenated".into(),
             });
@@ -342,7 +368,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     }
     let skipped = |t: &Tensor| t.size() == [0];
     let model = tensors.iter().copied().find(|t| !skipped(t)).unwrap_or(head);
-    let d = model.layout().dim(dim)?;
+    let d = model.layout().dim(dim).of("cat")?;
     let mut sizes: Sizes = model.size().into();
     sizes[d] = 0;
     for tensor in tensors.iter().filter(|t| !skipped(t)) {
@@ -350,6 +376,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
             && (0..model.dim()).all(|i| i == d || tensor.size()[i] == model.size()[i]);
         if !fits {
             return Err(Error::ShapeMismatch {
+                location: Location::caller(),
                 op: "cat",
                 reason: format!(
                     "sizes must match except in dimension {d}, but {:?} and {:?} were given",
@@ -368,7 +395,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
         return cat(&apart.collect::<Result<Vec<_>>>()?, dim);
     }
     let exec = head.exec()?;
-    let out = exec.empty(&sizes, dtype)?;
+    let out = exec.empty(&sizes, dtype).of("cat")?;
     let joined = tensors.iter().filter(|t| !skipped(t)).map(|t| t.as_view());
     let joined: SmallVec<[_; 8]> = joined.collect();
     if !joined.is_empty() {
@@ -388,6 +415,7 @@ pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     };
     if let Some(other) = tensors.iter().map(Borrow::borrow).find(|t| t.size() != head.size()) {
         return Err(Error::ShapeMismatch {
+            location: Location::caller(),
             op: "stack",
             reason: format!(
                 "all tensors must have one size, but {:?} and {:?} were given",
@@ -396,7 +424,7 @@ pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
             ),
         });
     }
+    let d = resolve_dim(dim, head.dim() + 1).of("stack")?;
     let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
-    let d = resolve_dim(dim, head.dim() + 1)?;
-    cat(&rows, d as isize)
+    cat(&rows, d as isize).of("stack")
 }

@@ -20,7 +20,7 @@ fn alone(body: impl FnOnce() -> Result<()>) {
 
 fn reason(result: Result<impl Sized>) -> String {
     match result {
-        Err(Error::CannotShare { op, reason }) => format!("{op}: {reason}"),
+        Err(Error::CannotShare { op, reason, .. }) => format!("{op}: {reason}"),
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("it was shared"),
     }

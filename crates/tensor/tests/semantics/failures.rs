@@ -118,9 +118,13 @@ fn two_runtimes(world: &World) -> Result<()> {
     let (foreign, foreign_host) =
         with_runtime(&other, || Ok::<_, Error>((ones(&[100], "cuda")?, ones(&[100], "cpu")?)))?;
     harmless(world.devices - 1, |kept| {
-        refused!(kept.add(&foreign), Error::RuntimeMismatch { op: "add" }, "different runtimes");
+        refused!(
+            kept.add(&foreign),
+            Error::RuntimeMismatch { op: "add", .. },
+            "different runtimes"
+        );
         refused!(kept.mul_(&foreign), Error::RuntimeMismatch { .. }, "different runtimes");
-        refused!(kept.copy_(&foreign, false), Error::RuntimeMismatch { op: "copy_" }, "copy_");
+        refused!(kept.copy_(&foreign, false), Error::RuntimeMismatch { op: "copy_", .. }, "copy_");
         refused!(kept.copy_(&foreign_host, false), Error::RuntimeMismatch { .. }, "copy_");
         refused!(kept.matmul(&foreign), Error::RuntimeMismatch { .. }, "matmul");
         refused!(warpline::cat(&[kept, &foreign], 0), Error::RuntimeMismatch { .. }, "cat");

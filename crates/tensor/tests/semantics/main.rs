@@ -41,6 +41,7 @@ mod hazards;
 mod memory;
 mod memory_history;
 mod memory_pools;
+mod messages;
 mod odd_input;
 mod pinned;
 mod ported;

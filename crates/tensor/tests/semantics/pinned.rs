@@ -24,7 +24,7 @@ fn pin(_: &World) -> Result<()> {
     assert_eq!(sum.i((0, 0))?.item::<i64>()?, 1);
     let device = ones(&[2], "cuda")?;
     let error = device.pin_memory().expect_err("device memory");
-    assert!(matches!(&error, Error::CannotPin { device } if device == "cuda:0"), "{error}");
+    assert!(matches!(&error, Error::CannotPin { device, .. } if device == "cuda:0"), "{error}");
     assert!(!device.is_pinned());
     let options = TensorOptions::new().device("cuda").pin_memory(true);
     assert!(matches!(ones(&[2], options), Err(Error::CannotPin { .. })));

@@ -55,7 +55,7 @@ fn every_op(devices: usize) -> Result<()> {
     let x = arange(6, (DType::F32, Device::cuda(0)))?.reshape(&[2, 3])?;
     let y = full(&[2, 3], 10.0, 1)?;
     let refused = (&x + &y).err();
-    let named = matches!(&refused, Some(Error::DeviceMismatch { op: "add", first, second })
+    let named = matches!(&refused, Some(Error::DeviceMismatch { op: "add", first, second, .. })
         if first == "cuda:0" && second == "cuda:1");
     assert!(named, "{refused:?}");
     cuda::enable_peer_access(0, 1)?;

@@ -11,7 +11,7 @@ use crate::boxes::{SimBox, schedules};
 fn pending(error: &Error) -> &[PendingLaunches] {
     match error {
         Error::Stream(StreamError::Surfaced { pending, .. })
-        | Error::NotStarted { source: StreamError::Surfaced { pending, .. }, .. } => pending,
+        | Error::NotStarted { cause: StreamError::Surfaced { pending, .. }, .. } => pending,
         other => panic!("it lists no launches: {other:?}"),
     }
 }

@@ -17,7 +17,7 @@ const NAME: &str = "replay";
 fn refused(error: Error, location: &'static Location<'static>) -> warpline::Error {
     match error {
         Error::Op(error) => error,
-        failed => warpline::Error::Collective { op: NAME, location, source: Arc::new(failed) },
+        failed => warpline::Error::Collective { op: NAME, location, cause: Arc::new(failed) },
     }
 }
 

@@ -94,7 +94,7 @@ pub trait Store: Send + Sync + fmt::Debug {
 }
 
 /// Why a store could not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// A key was not set in time.
@@ -181,6 +181,13 @@ pub enum StoreError {
         /// Why not.
         reason: String,
     },
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 fn timed_out(op: &'static str, keys: &[&str], timeout: Duration) -> StoreError {

@@ -43,11 +43,11 @@ fn errors(devices: usize) -> Done {
         let start =
             format!("in replica {first} on device cuda:{first}: shape '[{}]'", 1000 + first);
         assert!(text.starts_with(&start), "{text}");
-        let DataParallelError::Replica { replica, device, source } = &error else {
+        let DataParallelError::Replica { replica, device, cause } = &error else {
             panic!("{error:?}");
         };
         assert_eq!((*replica, *device), (first, first));
-        assert!(matches!(**source, Error::InvalidReshape { .. }));
+        assert!(matches!(**cause, Error::InvalidReshape { .. }));
         let out = net.forward((ones(&[devices], 0)?, false))?;
         assert_eq!(values(&out)?, vec![1.0; devices], "usable as before");
     }

@@ -1,5 +1,8 @@
-//! What an op can answer instead of a result.
+//! What an op can return instead of a result.
 
+mod parts;
+
+use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -13,26 +16,26 @@ use crate::{DType, Race, Scalar};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an op could not be done. Nothing that existed before is changed by one.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A driver call failed.
-    #[error("{op}: {source}")]
+    #[error("{op}: {cause}")]
     Driver {
         /// The op that made the call.
         op: &'static str,
         /// What the driver said.
-        source: DriverError,
+        cause: DriverError,
     },
     /// An op was not started because earlier work had failed.
-    #[error("{op} at {location} was not started, because earlier work failed: {source}")]
+    #[error("{op} at {location} was not started, because earlier work failed: {cause}")]
     NotStarted {
         /// The op.
         op: &'static str,
         /// Where it was called.
         location: &'static Location<'static>,
         /// The failure, and what it may be of.
-        source: StreamError,
+        cause: StreamError,
     },
     /// A stream, event or guard could not be used.
     #[error(transparent)]
@@ -47,15 +50,15 @@ pub enum Error {
     /// A collective did not come to its end, as another rank is gone or late, so that what it was to
     /// write cannot be used: until that is overwritten, each host read of it, or of anything computed
     /// from it, returns this, and so does each launch that reads it and is made once the failure is
-    /// known. `source` is the process group's own error.
-    #[error("what {op} at {location} was to write cannot be used, as it has failed: {source}")]
+    /// known. `cause` is the process group's own error.
+    #[error("what {op} at {location} was to write cannot be used, as it has failed: {cause}")]
     Collective {
         /// The collective.
         op: &'static str,
         /// Where it was called.
         location: &'static Location<'static>,
         /// Why it failed.
-        source: Arc<dyn std::error::Error + Send + Sync>,
+        cause: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// An op has no code for this GPU: none was compiled ahead of time, and none can be now.
     #[error("{op}: there is no GPU code: {reason}")]
@@ -100,7 +103,7 @@ pub enum Error {
     },
     /// Operands on different devices.
     #[error(
-        "Expected all tensors to be on the same device, but found at least two devices, {first} and {second}! (in {op})"
+        "Expected all tensors to be on the same device, but found at least two devices, {first} and {second}! (in {op}) (called at {location})"
     )]
     DeviceMismatch {
         /// The op.
@@ -109,18 +112,23 @@ pub enum Error {
         first: String,
         /// The other operand's.
         second: String,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Operands, or an operand and a stream, of two runtimes.
     #[error(
-        "{op}: the tensors and streams belong to different runtimes and cannot be used together"
+        "{op}: the tensors and streams belong to different runtimes and cannot be used together (called at {location})"
     )]
     RuntimeMismatch {
         /// The op.
         op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Sizes that do not broadcast.
     #[error(
-        "The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton dimension {dim}"
+        "{}The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton dimension {dim} (called at {location})",
+        Named(op)
     )]
     BroadcastMismatch {
         /// The first size.
@@ -129,34 +137,54 @@ pub enum Error {
         b: usize,
         /// Where.
         dim: usize,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Sizes that do not expand.
-    #[error("a tensor of shape {from:?} cannot be expanded to {to:?}")]
+    #[error(
+        "{}a tensor of shape {from:?} cannot be expanded to {to:?} (called at {location})",
+        Named(op)
+    )]
     ExpandMismatch {
         /// The tensor's sizes.
         from: Vec<usize>,
         /// The sizes asked for.
         to: Vec<usize>,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Shapes an op cannot combine.
-    #[error("{op}: {reason}")]
+    #[error("{op}: {reason} (called at {location})")]
     ShapeMismatch {
         /// The op.
         op: &'static str,
         /// The shapes, and what they should be.
         reason: String,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A shape with another number of elements.
-    #[error("shape '{shape:?}' is invalid for input of size {numel}")]
+    #[error(
+        "{}shape '{shape:?}' is invalid for input of size {numel} (called at {location})",
+        Named(op)
+    )]
     InvalidReshape {
         /// The shape asked for.
         shape: Vec<isize>,
         /// The number of elements there are.
         numel: usize,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Strides that do not allow a view.
     #[error(
-        "view: shape {from:?} with strides {strides:?} cannot be seen as {to:?} without a copy; use reshape"
+        "view: shape {from:?} with strides {strides:?} cannot be seen as {to:?} without a copy; use reshape (called at {location})"
     )]
     ViewNeedsCopy {
         /// The tensor's sizes.
@@ -165,18 +193,27 @@ pub enum Error {
         strides: Vec<isize>,
         /// The sizes asked for.
         to: Vec<usize>,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A dimension a tensor does not have.
-    #[error("Dimension out of range: {dim} was asked for, but the tensor has {ndim} dimension(s)")]
+    #[error(
+        "{}Dimension out of range: {dim} was asked for, but the tensor has {ndim} dimension(s) (called at {location})",
+        Named(op)
+    )]
     DimOutOfRange {
         /// The dimension asked for.
         dim: isize,
         /// How many there are.
         ndim: usize,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// An index a dimension does not have.
     #[error(
-        "{op}: index {index} with length {length} is out of bounds for dimension {dim} with size {size}"
+        "{op}: index {index} with length {length} is out of bounds for dimension {dim} with size {size} (called at {location})"
     )]
     IndexOutOfRange {
         /// The op.
@@ -189,23 +226,34 @@ pub enum Error {
         length: usize,
         /// The dimension's size.
         size: usize,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// More elements or bytes than can be addressed.
-    #[error("a tensor of shape {sizes:?} has more elements or bytes than can be addressed")]
+    #[error(
+        "{}a tensor of shape {sizes:?} has more elements or bytes than can be addressed (called at {location})",
+        Named(op)
+    )]
     SizeOverflow {
         /// The sizes.
         sizes: Vec<usize>,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A dtype an op does not work on.
-    #[error("{op} does not support {dtype}")]
+    #[error("{op} does not support {dtype} (called at {location})")]
     UnsupportedDType {
         /// The op.
         op: &'static str,
         /// The dtype.
         dtype: DType,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A result that does not fit the tensor it is to be stored in.
-    #[error("{op}: a result of {from} cannot be stored in a tensor of {to}")]
+    #[error("{op}: a result of {from} cannot be stored in a tensor of {to} (called at {location})")]
     CannotCast {
         /// The op.
         op: &'static str,
@@ -213,9 +261,11 @@ pub enum Error {
         from: DType,
         /// The tensor's.
         to: DType,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// An element type that is not the tensor's.
-    #[error("{op}: the tensor holds {actual}, not {expected}")]
+    #[error("{op}: the tensor holds {actual}, not {expected} (called at {location})")]
     DTypeMismatch {
         /// The op.
         op: &'static str,
@@ -223,9 +273,25 @@ pub enum Error {
         expected: DType,
         /// The tensor's.
         actual: DType,
+        /// Where it was called.
+        location: &'static Location<'static>,
+    },
+    /// Operands of two dtypes where one is needed.
+    #[error(
+        "{op}: both tensors must have the same dtype, but they are of {first} and {second}; convert one with `to` (called at {location})"
+    )]
+    OperandDTypes {
+        /// The op.
+        op: &'static str,
+        /// The first operand's dtype.
+        first: DType,
+        /// The other's.
+        second: DType,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A value read as a type that cannot hold it.
-    #[error("{op}: the value {value} of {dtype} does not fit {asked}")]
+    #[error("{op}: the value {value} of {dtype} does not fit {asked} (called at {location})")]
     ValueDoesNotFit {
         /// The op.
         op: &'static str,
@@ -235,32 +301,45 @@ pub enum Error {
         dtype: DType,
         /// The dtype asked for.
         asked: DType,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// `item` of a tensor that has not exactly one element.
-    #[error("a Tensor with {numel} elements cannot be converted to Scalar")]
+    #[error(
+        "{}a Tensor with {numel} elements cannot be converted to Scalar (called at {location})",
+        Named(op)
+    )]
     NotAScalar {
         /// Its number of elements.
         numel: usize,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A tensor written to that has several indices at one address.
     #[error(
-        "{op}: more than one element of the written-to tensor refers to a single memory location; clone it first"
+        "{op}: more than one element of the written-to tensor refers to a single memory location; clone it first (called at {location})"
     )]
     OverlappingWrite {
         /// The op.
         op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A result written over part of an operand.
     #[error(
-        "{op}: an operand and the written-to tensor share some, but not all, of their memory; clone the operand first"
+        "{op}: an operand and the written-to tensor share some, but not all, of their memory; clone the operand first (called at {location})"
     )]
     OverlappingOperands {
         /// The op.
         op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A layout that reaches beyond its storage.
     #[error(
-        "{op}: sizes {sizes:?} and strides {strides:?} at offset {offset} reach outside a storage of {bytes} bytes"
+        "{op}: sizes {sizes:?} and strides {strides:?} at offset {offset} reach outside a storage of {bytes} bytes (called at {location})"
     )]
     OutOfStorage {
         /// The op.
@@ -273,10 +352,12 @@ pub enum Error {
         offset: usize,
         /// The storage's size.
         bytes: usize,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// More dimensions than a kernel can tell apart.
     #[error(
-        "{op}: the operands' memory has {ndim} dimensions that do not merge; at most {max} are supported: make them contiguous first"
+        "{op}: the operands' memory has {ndim} dimensions that do not merge; at most {max} are supported: make them contiguous first (called at {location})"
     )]
     TooManyDims {
         /// The op.
@@ -285,129 +366,106 @@ pub enum Error {
         ndim: usize,
         /// How many there may be.
         max: usize,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Only tensors in CPU memory can be pinned.
-    #[error("cannot pin a tensor on {device}: only CPU tensors can be pinned")]
+    #[error(
+        "{}cannot pin a tensor on {device}: only CPU tensors can be pinned (called at {location})",
+        Named(op)
+    )]
     CannotPin {
         /// The tensor's device.
         device: String,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Under [`crate::SyncPolicy::Manual`]: two uses that nothing orders.
     #[error("{0}")]
     Race(Box<Race>),
     /// Something that cannot be part of a graph, on a stream that is captured. The capture goes on
     /// without it.
-    #[error("{op}: operation not permitted when stream is capturing: {reason}")]
+    #[error(
+        "{op}: operation not permitted when stream is capturing: {reason} (called at {location})"
+    )]
     Capture {
         /// The op.
         op: &'static str,
         /// Why not, and what to do instead.
         reason: String,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A tensor that was made in a capture whose graph was not replayed since.
     #[error(
-        "{op}: the tensor was made while a graph was captured and holds nothing yet; replay the graph first"
+        "{op}: the tensor was made while a graph was captured and holds nothing yet; replay the graph first (called at {location})"
     )]
     NotReplayed {
         /// The op.
         op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// An op of the host on host memory that other processes may write to at any time.
     #[error(
         "{op}: the tensor is in host memory that other processes may write to at any time; use a \
-         `copy()` of it, and `copy_` to write to it"
+         `copy()` of it, and `copy_` to write to it (called at {location})"
     )]
     SharedHostMemory {
         /// The op.
         op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A tensor that other processes cannot get at.
-    #[error("{op}: the tensor cannot be shared with another process: {reason}")]
+    #[error(
+        "{op}: the tensor cannot be shared with another process: {reason} (called at {location})"
+    )]
     CannotShare {
         /// The op.
         op: &'static str,
         /// Why not, and what to do instead.
         reason: String,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// The process at the other end of a channel has ended, or closed it; or it had before it did what
     /// a tensor was to hold.
-    #[error("{op}: the other process is gone: {reason}")]
+    #[error("{op}: the other process is gone: {reason} (called at {location})")]
     PeerGone {
         /// The op.
         op: &'static str,
         /// How that was noticed.
         reason: String,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Any other argument an op cannot accept.
-    #[error("{op}: {reason}")]
+    #[error("{op}: {reason} (called at {location})")]
     InvalidArgument {
         /// The op.
         op: &'static str,
         /// What is wrong, and what would be right.
         reason: String,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
 }
 
-const FIND_ONE: &str = "Run on a machine with an NVIDIA GPU and its driver, use the device 'cpu', or \
-                        ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
-const SHOW_ONE: &str = "Let CUDA_VISIBLE_DEVICES name devices that are there, or unset it; or use the \
-                        device 'cpu'";
-
-impl Error {
-    /// An argument that cannot be accepted.
-    #[must_use]
-    pub fn invalid(op: &'static str, reason: String) -> Self {
-        Self::InvalidArgument { op, reason }
-    }
-
-    /// Something that a capture cannot hold.
-    #[must_use]
-    pub fn capture(op: &'static str, reason: String) -> Self {
-        Self::Capture { op, reason }
-    }
-
-    /// A failed driver call of an op.
-    #[must_use]
-    pub fn driver(op: &'static str, source: DriverError) -> Self {
-        match source {
-            DriverError::InvalidVariable(variable) => Self::InvalidVariable(variable),
-            source => Self::Driver { op, source },
-        }
-    }
-
-    /// Why there is no CUDA, as what needs it returns it: [`Error::CudaUnavailable`] where there is no
-    /// GPU to use, what is wrong otherwise.
-    pub(crate) fn no_cuda(reason: DriverError) -> Self {
-        let hint = match &reason {
-            DriverError::DevicesHidden { .. } => SHOW_ONE,
-            reason if reason.is_no_device() => FIND_ONE,
-            _ => return Self::driver("CUDA cannot be used", reason),
-        };
-        Self::CudaUnavailable { reason: reason.to_string(), hint }
-    }
-
-    /// The driver's error behind this one, if there is one.
-    #[must_use]
-    pub fn driver_error(&self) -> Option<&DriverError> {
-        match self {
-            Self::Driver { source, .. } => Some(source),
-            Self::Stream(source) | Self::NotStarted { source, .. } => source.driver_error(),
-            _ => None,
-        }
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
-impl From<StreamError> for Error {
-    fn from(error: StreamError) -> Self {
-        match error {
-            StreamError::IndexCheck(failed) => Self::IndexCheck(failed),
-            error => Self::Stream(error),
-        }
-    }
-}
+/// An op's name before a sentence that does without.
+struct Named(&'static str);
 
-impl From<AllocError> for Error {
-    fn from(error: AllocError) -> Self {
-        Self::Alloc(Arc::new(error))
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "{}: ", self.0) }
     }
 }

@@ -1,0 +1,65 @@
+//! Reads for printing, of which formatting hides the caller.
+
+use std::backtrace::Backtrace;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+thread_local! {
+    static PRINTED: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+}
+
+/// Runs what reads a tensor to print it, so that races are reported at the line that prints. `own` is the
+/// end of the path of the file that formats; its callers are looked through for the first that is not the
+/// standard library's. Slow: for where races are looked for.
+#[doc(hidden)]
+pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let _ = PRINTED.try_with(|printed| printed.take());
+        }
+    }
+    let line = line_of(&Backtrace::force_capture().to_string(), own);
+    let line = line.unwrap_or_else(|| "a line that only debug information would tell".to_owned());
+    let _ = PRINTED.try_with(|printed| printed.replace(Some(line.into())));
+    let _restore = Restore;
+    read()
+}
+
+/// The line that is being printed for in this thread.
+pub(super) fn current() -> Option<Arc<str>> {
+    PRINTED.try_with(|printed| printed.borrow().clone()).ok().flatten()
+}
+
+/// The first line of a backtrace, after those of the file that formats, that is not the standard library's.
+fn line_of(backtrace: &str, own: &str) -> Option<String> {
+    let places = backtrace.lines().filter_map(|line| line.trim().strip_prefix("at "));
+    let of_std = |place: &&str| {
+        let parts = ["/rustc/", "/library/core/", "/library/alloc/", "/library/std/"];
+        parts.iter().any(|part| place.contains(part))
+    };
+    let mut callers = places.skip_while(|place| !place.contains(own));
+    callers.find(|place| !place.contains(own) && !of_std(place)).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printing_line_is_found_behind_the_standard_library() {
+        let backtrace = "   3: <w::Tensor as core::fmt::Display>::fmt
+             at /src/print.rs:20:5
+   4: core::fmt::write
+             at /rustc/5980/library/core/src/fmt/mod.rs:1:1
+   5: std::io::stdio::_print
+             at /home/me/.rustup/toolchains/x/lib/rustlib/src/rust/library/std/src/io/stdio.rs:1:1
+   6: app::main
+             at ./src/main.rs:7:5
+   7: main
+             at ./other.rs:1:1";
+        let line = line_of(backtrace, "src/print.rs");
+        assert_eq!(line.as_deref(), Some("./src/main.rs:7:5"));
+        assert_eq!(line_of("   0: app::main", "print.rs"), None);
+    }
+}

@@ -1,0 +1,211 @@
+//! What errors say where people see them first: the op that was called, what was wrong with it, and the
+//! line of the call.
+
+use std::error::Error as _;
+use std::panic::Location;
+
+use warpline::{
+    DType, Error, Result, SyncPolicy, Tensor, TensorOptions, arange, cat, cuda, embedding, empty,
+    eye, full, linspace, ones, rand, randint, randn, simulated, stack, tensor, where_cond,
+    with_runtime, zeros,
+};
+
+/// Checks that a call was refused in its own name and at its own line, and returns what was said.
+#[track_caller]
+fn refused<T>(op: &str, result: Result<T>) -> String {
+    let here = Location::caller();
+    let error = result.err().unwrap_or_else(|| panic!("{op}: no error"));
+    let text = error.to_string();
+    let at = error.location().unwrap_or_else(|| panic!("{op}: no line: {text}"));
+    assert_eq!((at.file(), at.line()), (here.file(), here.line()), "{op}: {text}");
+    let named = text.starts_with(&format!("{op}: ")) || text.starts_with(&format!("{op} does not"));
+    assert!(named || text.contains(&format!("(in {op})")), "{op}: {text}");
+    assert!(text.matches(&format!("{op}: ")).count() <= 1, "once: {text}");
+    assert!(text.ends_with(&format!("(called at {at})")), "{text}");
+    text
+}
+
+fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
+    with_runtime(&simulated(2)?, || {
+        test("cpu")?;
+        test("cuda")
+    })
+}
+
+const HUGE: &[usize] = &[usize::MAX, 2];
+
+#[test]
+fn factories_fail_under_their_own_names() -> Result<()> {
+    everywhere(|at| {
+        refused("empty", empty(HUGE, at));
+        refused("zeros", zeros(HUGE, at));
+        refused("ones", ones(HUGE, at));
+        refused("full", full(HUGE, 1, at));
+        refused("full", full(&[2], 300, (DType::U8, at)));
+        refused("rand", rand(HUGE, at));
+        refused("rand", rand(&[2], (DType::I64, at)));
+        refused("randn", randn(&[2], (DType::I64, at)));
+        refused("randint", randint(5, 5, &[2], at));
+        refused("arange", arange(f64::NAN, at));
+        refused("arange", arange(300, (DType::U8, at)));
+        refused("linspace", linspace(0.0, f64::INFINITY, 3, at));
+        refused("eye", eye(usize::MAX, None, at));
+        refused("tensor", tensor(vec![vec![1], vec![1, 2]], at));
+        refused("tensor", tensor([300i64], (DType::U8, at)));
+        let t = zeros(&[2], at)?;
+        refused("new_zeros", t.new_zeros(HUGE, ()));
+        refused("new_full", t.new_full(&[2], 300, DType::U8));
+        refused("full_like", t.full_like(300, DType::U8));
+        refused("rand_like", t.rand_like(DType::I64));
+        refused("fill_", tensor([1u8], at)?.fill_(300));
+        Ok(())
+    })
+}
+
+#[test]
+fn views_fail_under_their_own_names() -> Result<()> {
+    everywhere(|at| {
+        let t = arange(24, at)?.reshape(&[2, 3, 4])?;
+        refused("reshape", t.reshape(&[5, 5]));
+        refused("view", t.view(&[5, 5]));
+        let text = refused("view", t.view(&[-1, -1]));
+        assert!(text.contains("several -1"), "{text}");
+        let text = refused("reshape", t.reshape(&[-1, 2, -1]));
+        assert!(text.contains("several -1"), "{text}");
+        let moved = t.transpose(0, 2)?;
+        let text = refused("view", moved.view(&[24]));
+        assert!(text.contains("use reshape"), "{text}");
+        refused("transpose", t.transpose(0, 3));
+        refused("t", t.t());
+        refused("permute", t.permute(&[0, 1, 3]));
+        refused("permute", t.permute(&[0, 0, 1]));
+        refused("expand", t.expand(&[7, 3, 4]));
+        refused("narrow", t.narrow(0, 1, 2));
+        refused("select", t.select(0, 2));
+        refused("slice", t.slice(3, .., 1));
+        refused("slice", t.slice(0, .., 0));
+        refused("squeeze", t.squeeze(3));
+        refused("unsqueeze", t.unsqueeze(4));
+        refused("flatten", t.flatten(2, 1));
+        refused("flatten", t.flatten(0, 3));
+        refused("split", t.split(0, 0));
+        refused("split", t.split(1, 3));
+        refused("chunk", t.chunk(0, 0));
+        refused("chunk", t.chunk(2, 3));
+        refused("i", t.i(2));
+        refused("i", t.i((0, 0, 0, 0)));
+        refused("cat", cat::<Tensor>(&[], 0));
+        refused("cat", cat(&[&t, &ones(&[2], at)?], 0));
+        refused("cat", cat(&[&t], 3));
+        refused("stack", stack(&[&t, &ones(&[2], at)?], 0));
+        refused("stack", stack(&[&t], 4));
+        Ok(())
+    })
+}
+
+#[test]
+fn ops_fail_under_their_own_names() -> Result<()> {
+    everywhere(|at| {
+        let (a, b) = (ones(&[2, 3], at)?, ones(&[2, 2], at)?);
+        let ints = ones(&[3, 2], (DType::I64, at))?;
+        refused("add", a.add(&b));
+        refused("add", &a + &b);
+        refused("mul", &a * &b);
+        refused("add_", a.add_(&b));
+        refused("copy_", a.copy_(&b, false));
+        refused("where", where_cond(&a.gt(0.0)?, &a, &b));
+        refused("matmul", a.matmul(&b.t()?.contiguous()?.narrow(0, 0, 1)?));
+        let text = refused("matmul", a.matmul(&ints));
+        assert!(text.contains("torch.float32") && text.contains("torch.int64"), "{text}");
+        assert!(text.contains("convert one with `to`"), "{text}");
+        refused("sum", a.sum(2));
+        refused("sum", a.sum([0, 0]));
+        refused("mean", ints.mean(()));
+        refused("softmax", a.softmax(2));
+        refused("item", a.item::<f32>());
+        refused("item", a.narrow(0, 0, 1)?.narrow(1, 0, 1)?.fill_(1.5)?.item::<u8>());
+        refused("to_scalar", a.to_scalar());
+        refused("to_vec", a.to_vec::<i64>());
+        refused("to_vec_async", a.to_vec_async::<i64>());
+        refused("index_select", a.index_select(2, &tensor([0i64], at)?));
+        refused("index_select", a.index_select(0, &tensor([0f32], at)?));
+        refused("gather", a.gather(2, &tensor([[0i64]], at)?));
+        refused("embedding", embedding(&a, &tensor([0f32], at)?));
+        refused("normal_", a.normal_(f64::NAN, 1.0));
+        refused("bernoulli_", a.bernoulli_(2.0));
+        refused("uniform_", ints.uniform_(0.0, 1.0));
+        refused("bitwise_not", a.bitwise_not());
+        Ok(())
+    })
+}
+
+#[test]
+fn devices_that_do_not_meet_are_named_with_the_op_and_the_line() -> Result<()> {
+    with_runtime(&simulated(2)?, || {
+        let (a, b) = (ones(&[2, 2], "cuda:0")?, ones(&[2, 2], "cpu")?);
+        let text = refused("add", &a + &b);
+        assert!(text.contains("cuda:0 and cpu"), "{text}");
+        refused("matmul", a.matmul(&b));
+        refused("pin_memory", a.pin_memory());
+        let options = TensorOptions::new().device("cuda").pin_memory(true);
+        refused("zeros", zeros(&[2], options));
+        Ok(())
+    })
+}
+
+/// `fn main() -> warpline::Result<()>` prints `Debug`, and reports of several lines go through `source`.
+#[test]
+fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        let mut errors: Vec<Error> = vec![
+            zeros(HUGE, ()).unwrap_err(),
+            zeros(&[2], "cuda:7").unwrap_err(),
+            zeros(&[2], "gpu").unwrap_err(),
+            zeros(&[1 << 40], "cuda").unwrap_err(),
+            Error::driver(
+                "add",
+                warpline_cuda_sys_safe::DriverError::cuda(
+                    "cuLaunchKernel",
+                    warpline_cuda_sys_safe::CudaCode::ILLEGAL_ADDRESS,
+                    Some(0),
+                ),
+            ),
+        ];
+        errors
+            .push(Error::Stream(warpline_stream::StreamError::NoSuchDevice { index: 1, count: 1 }));
+        for error in errors {
+            let text = error.to_string();
+            assert_eq!(format!("{error:?}"), text);
+            assert!(!text.contains(" {"), "no struct: {text}");
+            let mut source = error.source();
+            while let Some(cause) = source {
+                assert!(!text.contains(&cause.to_string()), "twice: {text}");
+                source = cause.source();
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A race that printing completes is one of the line that prints.
+#[test]
+fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        cuda::set_sync_policy(SyncPolicy::Manual);
+        let x = zeros(&[2], "cuda")?;
+        let side = cuda::stream_from_pool((), 0)?;
+        cuda::synchronize(())?;
+        let _on_side = cuda::stream(&side)?;
+        x.fill_(1)?;
+        drop(_on_side);
+        let (text, line) = (format!("{x}"), line!());
+        assert!(text.starts_with("tensor(["), "{text}");
+        let races = cuda::take_races();
+        let race = races.first().expect("a race");
+        let report = race.to_string();
+        assert!(report.contains("`print` at ") && report.contains("`fill_` at "), "{report}");
+        assert!(report.contains(&format!("messages.rs:{line}:")), "{report}");
+        assert!(!report.contains("src/tensor/print.rs"), "{report}");
+        Ok(())
+    })
+}
