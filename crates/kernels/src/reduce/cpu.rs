@@ -19,8 +19,10 @@ const FEW: usize = 64;
 /// Parts of a result that are there at once: an expanded source may have more than there is memory for.
 const PARTS: usize = 4096;
 
-/// Elements up to which a run is reduced one by one, and from which on vector instructions are chosen for it.
-const SHORT: usize = 16;
+/// Lanes of a result of few elements.
+const SHORT: usize = 8;
+
+/// Elements from which on vector instructions are chosen for a run.
 const LONG: usize = 64;
 
 /// # Safety
@@ -127,14 +129,15 @@ unsafe fn one<F: Fold<T>, T: Source>(
         // SAFETY: the caller's promise.
         F::make(unsafe { source.read(row + k as isize * step) }, i + k)
     };
-    if range.is_empty() {
-        return F::identity();
-    }
-    if range.len() <= SHORT.min(inner) {
-        // So few are done before the lanes are put together.
-        let row = base + plan.reduced.offsets(range.start)[0];
-        let all = (0..range.len()).map(|k| element(row, k, range.start));
-        return all.fold(F::identity(), F::merge);
+    if range.len() <= inner.min(LANES) {
+        // To put all lanes together would take longer than so few elements do. They are of one run, since a
+        // range that is shorter than others is the last.
+        let mut accs = [F::identity(); SHORT];
+        let row = if range.is_empty() { 0 } else { base + plan.reduced.offsets(range.start)[0] };
+        for k in 0..range.len() {
+            accs[k % SHORT] = F::merge(accs[k % SHORT], element(row, k, range.start));
+        }
+        return accs.into_iter().fold(F::identity(), F::merge);
     }
     let mut accs = [F::identity(); LANES];
     let mut i = range.start;

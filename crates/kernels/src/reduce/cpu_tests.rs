@@ -43,8 +43,8 @@ proptest! {
         seed in 0usize..1000,
         nans in 0usize..3,
     ) {
-        // A product of two of the longer ones is no test of anything else.
-        let b = if a * b > 200_000 { b % 64 } else { b };
+        // Two of the longer ones together would test nothing else.
+        let b = b.min(70_000 / a.max(1));
         on_cpu(|target| {
             let n = a * middle * b;
             let base = Tensor::new(target, dtype, &[a, middle, b], &values(dtype, n, seed, nans));
