@@ -2,7 +2,8 @@
 //
 // A fold `F` says what a thread keeps (`Acc`) of `Value`s with their place in what it goes over, how many
 // of these it keeps side by side (`CHAINS`: sums are the more exact for it), what threads and blocks merge
-// (`Part`), and what is stored.
+// (`Part`), and what is stored. Whoever uses a kernel for the first time waits while the driver compiles it, for
+// as long as it is: so there is little that is unrolled, and none of it twice.
 
 // What elements are reduced as: floats as what they are computed in, short integers as i32.
 template <class T> struct ValueOf { typedef compute_t<T> type; };
@@ -11,6 +12,29 @@ template <> struct ValueOf<u8> { typedef i32 type; };
 template <> struct ValueOf<i8> { typedef i32 type; };
 template <> struct ValueOf<i16> { typedef i32 type; };
 template <class T> using value_t = typename ValueOf<T>::type;
+
+// A vector as it is loaded: in whole words, or what is smaller than one.
+template <int BYTES> struct alignas(BYTES) Words { u32 word[BYTES / 4]; };
+template <> struct Words<1> { u8 word[1]; };
+template <> struct Words<2> { u16 word[1]; };
+
+// The value of one of its elements.
+template <class T, int BYTES> __device__ __forceinline__ value_t<T> value(const Words<BYTES>& from, int j) {
+    if constexpr (sizeof(T) >= 4 || BYTES < 4) {
+        T t;
+        memcpy(&t, &from.word[j * sizeof(T) / sizeof(from.word[0])], sizeof(T));
+        return (value_t<T>)load(t);
+    } else {
+        const u32 word = from.word[j * sizeof(T) / 4];
+        const int b = j * sizeof(T) % 4;
+        if constexpr (same<T, u8>::value) return __byte_perm(word, 0, 0x4440 | b);
+        else if constexpr (same<T, i8>::value) return (i32)(word << (24 - b * 8)) >> 24;
+        else if constexpr (same<T, boolean>::value) return (word & 0xffu << b * 8) != 0;
+        else if constexpr (same<T, i16>::value) return (i32)(word << (16 - b * 8)) >> 16;
+        else if constexpr (same<T, bf16>::value) return __uint_as_float(b ? word & 0xffff0000 : word << 16);
+        else return load(T{(u16)(word >> (b * 8))});
+    }
+}
 
 template <bool C, class A, class B> struct Pick { typedef A type; };
 template <class A, class B> struct Pick<false, A, B> { typedef B type; };
@@ -40,16 +64,24 @@ template <class T, class A> struct Plain {
     typedef value_t<T> Value;
     typedef A Acc;
     typedef A Part;
-    // Whether an element whose bits are zero changes nothing.
-    enum { CHAINS = is_float<A>::value ? 4 : 1, SKIPS_ZERO = 0 };
+    // Whether an element whose bits are zero changes nothing, and whether elements must come in their order; and
+    // how many vectors are added at a time, in a loop over those that were loaded.
+    enum { CHAINS = is_float<A>::value ? 4 : 1, ZERO_IS_NEUTRAL = 0, ORDERED = 0, AT_A_TIME = CHAINS > 1 ? 2 : 1 };
     static __device__ __forceinline__ Value take(Value v, u32) { return v; }
     static __device__ __forceinline__ A part(A a, u64) { return a; }
 };
 
+// All elements of a vector.
+template <class F, class T, int V, int C>
+__device__ __forceinline__ void add_all(typename F::Acc (&a)[C], const Words<V * sizeof(T)>& v, u32 flip, u32 index) {
+#pragma unroll
+    for (int j = 0; j < V; j++) F::add(a[j % C], F::take(value<T>(v, j), flip), index + j);
+}
+
 // Integers add up to i64, and so do their products.
 template <class T, class A = typename Wide<value_t<T>>::type> struct Sum : Plain<T, A> {
     typedef typename Pick<is_float<A>::value, T, i64>::type Result;
-    enum { SKIPS_ZERO = 1 };
+    enum { ZERO_IS_NEUTRAL = 1 };
     static __device__ __forceinline__ A identity() { return 0; }
     static __device__ __forceinline__ void add(A& a, value_t<T> v, u32) { a += v; }
     static __device__ __forceinline__ A merge(A a, A b) { return a + b; }
@@ -68,6 +100,7 @@ template <class T, class A = typename Wide<value_t<T>>::type> struct Prod : Plai
 template <class T> struct Extreme : Plain<T, value_t<T>> {
     typedef value_t<T> V;
     typedef T Result;
+    enum { CHAINS = 1, AT_A_TIME = 1 };
     static __device__ __forceinline__ V take(V v, u32 flip) { return flipped(v, flip); }
     static __device__ __forceinline__ V identity() { return lowest(V()); }
     static __device__ __forceinline__ V merge(V a, V b) { return a >= b || a != a ? a : b; }
@@ -83,14 +116,27 @@ template <class A, class I> struct Indexed {
     I index;
 };
 
+// Integers in the order of values, of which NaN is the largest.
+__device__ __forceinline__ i32 key(i32 v) { return v; }
+__device__ __forceinline__ i64 key(i64 v) { return v; }
+__device__ __forceinline__ i32 key(f32 v) {
+    const i32 bits = __float_as_int(v + 0);
+    return v != v ? 0x7fffffff : bits ^ (bits >> 31 & 0x7fffffff);
+}
+__device__ __forceinline__ i64 key(f64 v) {
+    const i64 bits = __double_as_longlong(v + 0);
+    return v != v ? 0x7fffffffffffffffll : bits ^ (bits >> 63 & 0x7fffffffffffffffll);
+}
+template <class V> using Key = decltype(key(V()));
+
 // The first index of the largest; of the first NaN where there is one.
 template <class T> struct ArgExtreme {
     typedef value_t<T> Value;
     // A thread's indices count from where its block begins, in 32 bits.
     typedef Indexed<Value, u32> Acc;
-    typedef Indexed<Value, u64> Part;
+    typedef Indexed<Key<Value>, u64> Part;
     typedef i64 Result;
-    enum { CHAINS = 1, SKIPS_ZERO = 0 };
+    enum { CHAINS = 1, ZERO_IS_NEUTRAL = 0, ORDERED = 1, AT_A_TIME = 1 };
     static __device__ __forceinline__ Acc identity() { return {lowest(Value()), ~0u}; }
     static __device__ __forceinline__ Value take(Value v, u32 flip) { return flipped(v, flip); }
     static __device__ __forceinline__ bool beyond(Value v, Value than) {
@@ -100,12 +146,11 @@ template <class T> struct ArgExtreme {
     static __device__ __forceinline__ void add(Acc& a, Value v, u32 index) {
         if (beyond(v, a.value)) a = {v, index};
     }
-    template <class I> static __device__ __forceinline__ Indexed<Value, I> merge(Indexed<Value, I> a, Indexed<Value, I> b) {
-        const bool same = a.value == b.value || (a.value != a.value && b.value != b.value);
-        return (same ? b.index < a.index : beyond(b.value, a.value)) ? b : a;
+    static __device__ __forceinline__ Part merge(Part a, Part b) {
+        return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
     }
     static __device__ __forceinline__ Part part(Acc a, u64 begin) {
-        return {a.value, a.index == ~0u ? ~0ull : begin + a.index};
+        return {key(a.value), a.index == ~0u ? ~0ull : begin + a.index};
     }
     static __device__ __forceinline__ void put(i64* to, Part a, const Plan&) { *to = a.index == ~0ull ? 0 : (i64)a.index; }
 };

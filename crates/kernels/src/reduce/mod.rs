@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_cuda_sys_safe::HostKernel;
 
-use crate::programs::{committed, cuda_type};
+use crate::programs::{NUMBERS, committed, cuda_type};
 use fold::{Arg, Truths};
-use plan::{COLUMNS_BLOCK, Kernel, Plan, ROWS_BLOCK};
+use plan::{COLUMNS_BLOCK, Kernel, MOST_OUTPUTS, Plan, ROWS_BLOCK};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
@@ -89,54 +89,73 @@ impl ReduceOp {
     }
 }
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SUM, &PROD, &EXTREME, &ARG_EXTREME, &TRUTH];
+pub(crate) const PROGRAMS: &[&Program] = &[
+    &SUM[0],
+    &SUM[1],
+    &SUM[2],
+    &PROD[0],
+    &PROD[1],
+    &PROD[2],
+    &EXTREME[0],
+    &EXTREME[1],
+    &EXTREME[2],
+    &ARG_EXTREME[0],
+    &ARG_EXTREME[1],
+    &ARG_EXTREME[2],
+    &TRUTH[0],
+    &TRUTH[1],
+    &TRUTH[2],
+];
 
-/// Each kernel of each element type is a module: the driver compiles the one that is used.
-macro_rules! variants {
-    ($($of:literal)*) => {
-        &[
-            $(concat!("rows_", $of),)*
-            $(concat!("columns_", $of),)*
-            $(concat!("strided_", $of),)*
-        ]
-    };
-}
-
-const EVERY: &[&str] = variants!("bool" "u8" "i8" "i16" "i32" "i64" "f16" "bf16" "f32" "f64");
-const NUMBERS: &[&str] = variants!("u8" "i8" "i16" "i32" "i64" "f16" "bf16" "f32" "f64");
 /// Bytes are not zero in one way.
-const TRUTHS: &[&str] = variants!("u8" "i16" "i32" "i64" "f16" "bf16" "f32" "f64");
+const TRUTHS: &[&str] = &["u8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"];
 
-/// A program of `fold`, which is CUDA's name for what is done.
+/// The programs of `fold`, which is CUDA's name for what is done: one for each [`Kernel`], which is what is
+/// unpacked when one of them is used.
 macro_rules! reduction {
     ($name:literal, $variants:expr, $fold:literal) => {
-        Program::new($name, $variants, &[""], |program, variant| source(program, $fold, variant))
-            .with_ptx(committed)
+        [
+            reduction!($name, "rows", $variants, $fold, "ROWS"),
+            reduction!($name, "columns", $variants, $fold, "COLUMNS"),
+            reduction!($name, "strided", $variants, $fold, "STRIDED"),
+        ]
+    };
+    ($name:literal, $kind:literal, $variants:expr, $fold:literal, $kernel:literal) => {
+        Program::new(concat!($name, "_", $kind), $variants, &["", "split"], |program, variant| {
+            source(program, $fold, $kernel, variant)
+        })
+        .with_ptx(committed)
     };
 }
 
-static SUM: Program = reduction!("sum", EVERY, "Sum");
-static PROD: Program = reduction!("prod", EVERY, "Prod");
-static EXTREME: Program = reduction!("extreme", EVERY, "Extreme");
-static ARG_EXTREME: Program = reduction!("arg_extreme", NUMBERS, "ArgExtreme");
-static TRUTH: Program = reduction!("truth", TRUTHS, "Truth");
+static SUM: [Program; 3] = reduction!("sum", &DType::SUFFIXES, "Sum");
+static PROD: [Program; 3] = reduction!("prod", &DType::SUFFIXES, "Prod");
+static EXTREME: [Program; 3] = reduction!("extreme", &DType::SUFFIXES, "Extreme");
+static ARG_EXTREME: [Program; 3] = reduction!("arg_extreme", NUMBERS, "ArgExtreme");
+static TRUTH: [Program; 3] = reduction!("truth", TRUTHS, "Truth");
 
-fn source(program: &Program, fold: &str, variant: &str) -> Source {
-    let (kernel, element) = variant.split_once('_').unwrap_or((variant, ""));
-    let (name, element) = (program.name(), cuda_type(element));
-    Source::new()
-        .with::<Plan>()
-        .push(module::ELEMENT)
-        .push(include_str!("fold.cuh"))
-        .push(&format!("#define ROWS_BLOCK {ROWS_BLOCK}\n#define COLUMNS_BLOCK {COLUMNS_BLOCK}"))
+fn source(program: &Program, fold: &str, kernel: &str, variant: &str) -> Source {
+    let (name, element) = (program.name(), cuda_type(variant));
+    let numbers = [
+        ("ROWS_BLOCK", ROWS_BLOCK),
+        ("COLUMNS_BLOCK", COLUMNS_BLOCK),
+        ("ROWS_UNROLL", Kernel::Rows.unroll()),
+        ("COLUMNS_UNROLL", Kernel::Columns.unroll()),
+        ("STRIDED_UNROLL", Kernel::Strided.unroll()),
+    ];
+    let source = Source::new().with::<Plan>().push(module::ELEMENT).push(include_str!("fold.cuh"));
+    let define = |source: Source, (name, n)| source.push(&format!("#define {name} {n}"));
+    numbers
+        .into_iter()
+        .fold(source, define)
         .push(include_str!("reduce.cuh"))
-        .push(&format!("{}({name}_{variant}, {fold}, {element})", kernel.to_uppercase()))
+        .push(&format!("{kernel}({name}_{variant}, {fold}, {element})"))
 }
 
 /// The program of an op, and its variant of a kernel for this dtype.
 fn program(op: ReduceOp, kernel: Kernel, dtype: DType) -> (&'static Program, usize) {
     use ReduceOp::*;
-    let (program, first) = match op {
+    let (programs, first) = match op {
         Sum | Mean => (&SUM, DType::Bool),
         Prod => (&PROD, DType::Bool),
         Max | Min => (&EXTREME, DType::Bool),
@@ -144,7 +163,7 @@ fn program(op: ReduceOp, kernel: Kernel, dtype: DType) -> (&'static Program, usi
         Any | All => (&TRUTH, DType::I8),
     };
     let element = (dtype as usize).saturating_sub(first as usize);
-    (program, kernel as usize * (DType::ALL.len() - first as usize) + element)
+    (&programs[kernel as usize], element)
 }
 
 /// The CPU implementation.
@@ -171,6 +190,66 @@ fn ticket() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // An odd factor keeps numbers apart, and unlike those that memory is full of.
     NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 16
+}
+
+/// Elements that change no result: eight bytes of them.
+fn neutral(op: ReduceOp, dtype: DType) -> u64 {
+    use ReduceOp::*;
+    let bits = dtype.size() as u32 * 8;
+    let sign = 1 << (bits - 1);
+    let infinity = match dtype {
+        DType::F16 => 0x7c00,
+        DType::BF16 => 0x7f80,
+        DType::F32 => 0x7f80_0000,
+        DType::F64 => 0x7ff0 << 48,
+        _ => 0,
+    };
+    let one = match dtype {
+        DType::F16 => 0x3c00,
+        DType::BF16 => 0x3f80,
+        DType::F32 => 0x3f80_0000,
+        DType::F64 => 0x3ff0 << 48,
+        _ => 1,
+    };
+    let element: u64 = match op {
+        Sum | Mean | Any => 0,
+        Prod | All => one,
+        Max | ArgMax if dtype.is_float() => sign | infinity,
+        Min | ArgMin if dtype.is_float() => infinity,
+        Max | ArgMax if matches!(dtype, DType::Bool | DType::U8) => 0,
+        Min | ArgMin if matches!(dtype, DType::Bool | DType::U8) => 0xff,
+        Max | ArgMax => sign,
+        Min | ArgMin => sign - 1,
+    };
+    let all = u64::MAX >> (64 - bits);
+    // As many times as it fits.
+    element * (u64::MAX / all)
+}
+
+/// Reduces each half of the results: kernels count them in 31 bits.
+#[cold]
+#[track_caller]
+fn halves(
+    target: Target<'_>,
+    op: ReduceOp,
+    a: View<'_>,
+    dims: &[usize],
+    out: View<'_>,
+) -> Result<()> {
+    let ndim = a.sizes().len();
+    let kept = (0..ndim).filter(|d| !dims.is_empty() && !dims.contains(d));
+    let of_out = |d: usize| {
+        let before = dims.iter().filter(|&&r| r < d).count();
+        if out.sizes().len() == ndim { d } else { d - before }
+    };
+    let Some(dim) = kept.max_by_key(|&d| a.sizes()[d]) else { return Ok(()) };
+    let size = a.sizes()[dim];
+    for (start, len) in [(0, size / 2), (size / 2, size - size / 2)] {
+        let from = a.layout.narrow(dim as isize, start as isize, len)?;
+        let to = out.layout.narrow(of_out(dim) as isize, start as isize, len)?;
+        reduce(target, op, View { layout: &from, ..a }, dims, View { layout: &to, ..out })?;
+    }
+    Ok(())
 }
 
 /// Reduces the dimensions `dims` of `a`, all of them if there are none, into `out`: of `a`'s other
@@ -232,16 +311,21 @@ pub fn reduce(
     if matches!(op, ReduceOp::Min | ReduceOp::ArgMin | ReduceOp::All) {
         plan.flip = !0;
     }
+    plan.neutral = neutral(op, a.dtype);
     let mut kernel = Kernel::Rows;
-    let (mut grid, mut scratch) = ([1; 3], None);
+    let (mut grid, mut scratch, mut split) = ([1; 3], None, false);
     if let Target::Cuda(runtime, device, stream) = target {
+        if plan.outputs >= MOST_OUTPUTS {
+            return halves(target, op, a, dims, out);
+        }
         let item = a.dtype.size();
         let first = launch::address(name, &a)?.addr();
         kernel = plan.kernel(first, item);
         let multiprocessors = device.properties().multiprocessor_count.into();
         grid = plan.share_out(name, kernel, item, multiprocessors)?;
         let splits = grid[1] as usize * grid[2] as usize;
-        if splits > 1 {
+        split = splits > 1;
+        if split {
             plan.ticket = ticket();
             // A counter for each block of the first split, then eight bytes for each value, and as
             // many for its index.
@@ -264,7 +348,7 @@ pub fn reduce(
         checks_indices: false,
         host: host_kernel(op, a.dtype),
         code: Code::Kernel {
-            kernel: (program, variant, 0),
+            kernel: (program, variant, split.into()),
             grid,
             block: [kernel.block(), 1, 1],
             shared_bytes: 0,

@@ -22,8 +22,10 @@ pub(super) struct Plan {
     pub(super) segments: u32,
     /// Those of a block.
     pub(super) segment_chunk: u32,
-    /// From one to the next, where there are no more than two dimensions.
+    /// From one to the next, where there are no more than two dimensions; 0 where there are more, which the
+    /// kernel finds from dimension `outer` on.
     pub(super) segment_stride: i64,
+    pub(super) outer: u64,
     /// The launch's number, by which blocks that share a result count themselves.
     pub(super) ticket: u64,
     /// What a sum is multiplied by.
@@ -35,6 +37,8 @@ pub(super) struct Plan {
     pub(super) outs_first: u32,
     /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
     pub(super) flip: u32,
+    /// Elements that change nothing, as they lie in memory.
+    pub(super) neutral: u64,
     /// On the host, the elements of a result, and what a sum is divided by.
     pub(super) extent: u64,
     pub(super) divisor: f64,
@@ -52,12 +56,14 @@ cuda_struct!(Plan {
     segments,
     segment_chunk,
     segment_stride,
+    outer,
     ticket,
     scale,
     lanes,
     across,
     outs_first,
     flip,
+    neutral,
     extent,
     divisor,
     result_dtype,
@@ -65,7 +71,7 @@ cuda_struct!(Plan {
     reduced,
 });
 
-/// The kernels, each of which is a module of its own.
+/// The kernels, each of which is a program of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
     /// Of runs of neighbouring elements, by vectors.
@@ -87,6 +93,8 @@ const fn vector(item_size: usize, most: usize) -> usize {
 
 /// What 32-bit counts in a kernel go to.
 const MOST: u64 = 1 << 30;
+/// Results that a kernel does not count to.
+pub(super) const MOST_OUTPUTS: u64 = 1 << 31;
 
 impl Kernel {
     /// Threads per block.
@@ -98,10 +106,9 @@ impl Kernel {
     }
 
     /// What a thread loads before it uses the first of it.
-    const fn unroll(self) -> u64 {
+    pub(super) const fn unroll(self) -> u32 {
         match self {
-            Self::Rows | Self::Columns => 4,
-            Self::Strided => 8,
+            Self::Rows | Self::Columns | Self::Strided => 4,
         }
     }
 
@@ -111,6 +118,14 @@ impl Kernel {
             Self::Rows if loads >= 2048 => 32,
             Self::Rows | Self::Columns => 16,
             Self::Strided => 8,
+        }
+    }
+
+    /// Threads per result, or more, where blocks share results: their kernels count on it.
+    fn lanes_to_split(self, item_size: usize) -> u64 {
+        match self {
+            Self::Rows => ROWS_BLOCK.into(),
+            Self::Columns | Self::Strided => self.neighbours(item_size),
         }
     }
 
@@ -125,6 +140,14 @@ pub(super) const COLUMNS_BLOCK: u32 = 256;
 
 /// Threads of a multiprocessor that suffice to keep its memory busy, four vectors each.
 const BUSY: u64 = 1024;
+
+/// Loads of a thread that take less time than blocks need to share a result.
+const WORTH_SHARING: u64 = 32;
+
+/// How many blocks have something to do with so many loads, of so many threads each.
+fn useful(loads: u64, threads: u64) -> u64 {
+    (loads / (threads * 4)).max(1)
+}
 
 impl Plan {
     /// `dims` are to be reduced, all of them if there are none. `ordered` says that the elements'
@@ -192,6 +215,7 @@ impl Plan {
             segments: 0,
             segment_chunk: 0,
             segment_stride: 0,
+            outer: 0,
             ticket: 0,
             result_dtype: out.dtype as u64,
             divisor: 1.0,
@@ -202,6 +226,7 @@ impl Plan {
             across: 1,
             outs_first: 0,
             flip: 0,
+            neutral: 0,
             extent: extent as u64,
         })
     }
@@ -248,48 +273,60 @@ impl Plan {
                 && self.outputs > 1
                 && self.kept.inner().1[0].abs() < self.reduced.inner().1[0].abs();
         self.outs_first = outs_first.into();
-        // Threads: each has a few loads, or fewer where there are few threads.
+        // Threads: each has a few loads, or fewer where there are few threads. Neighbours are read together.
         let busy = multiprocessors * BUSY;
-        let limit = if outs_first { block / groups.next_power_of_two().min(32) } else { block };
-        let few = |lanes: u64| groups.saturating_mul(lanes) < busy;
-        let lanes_for = |loads: u64, limit: u64, others: u64| {
+        let together = |n: u64| if outs_first { groups.next_power_of_two().min(n) } else { 1 };
+        let bytes = kernel.neighbours(item_size) * item_size as u64;
+        let (limit, most) = (block / together(32), block / together((128 / bytes).clamp(8, 32)));
+        let lanes_for = |loads: u64, others: u64| {
             let mut lanes = loads.div_ceil(kernel.share(loads)).next_power_of_two();
-            lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(4)).min(limit);
-            while lanes < limit && lanes < loads && few(lanes * others) {
+            lanes = lanes.max(loads.div_ceil(4).next_power_of_two().min(4));
+            lanes = lanes.min((limit / others).max(1));
+            let threads = |lanes: u64| groups.saturating_mul(lanes * others);
+            // Of less than four loads there is nothing to share, and of few no blocks that come after others.
+            while lanes * 4 < loads
+                && threads(lanes) < if lanes * others < limit { busy } else { busy / 8 }
+                && lanes * others < most
+                && (threads(lanes * 2) <= busy || loads > lanes * 32)
+            {
                 lanes *= 2;
             }
             lanes
         };
-        let mut across = lanes_for(loads, limit, 1);
+        let mut across = lanes_for(loads, 1);
         if kernel == Kernel::Strided && !outs_first {
             across = across.max(loads.next_power_of_two().min(32));
         }
         let of_segments = loads.div_ceil(across).saturating_mul(segments);
-        let mut lanes = across * lanes_for(of_segments, limit / across, across);
+        let mut lanes = across * lanes_for(of_segments, across);
         lanes = lanes.min(across * segments.max(1).next_power_of_two());
-        // A grid has fewer than 2³¹ blocks in x.
-        let blocks = |lanes: u64| groups.div_ceil(block / lanes);
-        while lanes > 1 && blocks(lanes) > i32::MAX as u64 {
-            lanes /= 2;
-        }
-        across = across.min(lanes);
-        (self.lanes, self.across) = (lanes as u32, across as u32);
-        // Blocks: where results are few, several share each.
-        let (blocks, fill) = (blocks(lanes), busy / block);
-        let wanted = match blocks {
-            0 => 1,
-            _ if blocks * 2 <= fill => fill / blocks,
-            _ if blocks < fill => 2,
-            _ => 1,
+        // Blocks: where results are few, several share each. Indices are counted in 32 bits within a block.
+        let most_segments = (MOST / run.max(1)).max(1);
+        let fill = busy / block;
+        let share = |across: u64, lanes: u64| {
+            let blocks = groups.div_ceil(block / lanes).max(1);
+            // Those that a thread has, of blocks that share nothing.
+            let own = of_segments.div_ceil(lanes / across);
+            let all = (own * blocks / WORTH_SHARING).clamp(multiprocessors, fill);
+            let wanted = match blocks {
+                _ if own <= WORTH_SHARING => 1,
+                _ if blocks * 2 <= all => all / blocks,
+                _ if blocks * 4 <= all * 3 => 2,
+                _ => 1,
+            };
+            let by_segments = wanted.min(useful(of_segments, lanes / across)).min(segments.max(1));
+            let by_runs = (wanted / by_segments).min(useful(loads, across));
+            let chunk = segments.div_ceil(by_segments).clamp(1, most_segments);
+            (chunk, [blocks, by_runs, segments.div_ceil(chunk).max(1)])
         };
-        let useful = |count: u64, lanes: u64| (count / (lanes * kernel.unroll())).max(1);
-        let by_segments = wanted.min(useful(of_segments, lanes / across)).min(segments.max(1));
-        let by_runs = (wanted / by_segments).min(useful(loads, across));
-        // Indices are counted in 32 bits within a block.
-        let most = (MOST / run.max(1)).max(1);
-        let segment_chunk = segments.div_ceil(by_segments).clamp(1, most);
-        self.segment_chunk = segment_chunk as u32;
-        let grid = [blocks, by_runs, segments.div_ceil(segment_chunk).max(1)];
+        let (mut chunk, mut grid) = share(across, lanes);
+        let needed = kernel.lanes_to_split(item_size);
+        if grid[1] * grid[2] > 1 && lanes < needed {
+            lanes = needed;
+            across = if segments > 1 { across } else { needed };
+            (chunk, grid) = share(across, lanes);
+        }
+        (self.lanes, self.across, self.segment_chunk) = (lanes as u32, across as u32, chunk as u32);
         if grid[1] * grid[2] > u16::MAX.into() {
             return Err(self.too_many(op));
         }
@@ -310,7 +347,9 @@ impl Plan {
         }
         let last = self.extent - run * segments.saturating_sub(1);
         (self.run, self.last_run, self.segments) = (run as u32, last as u32, segments as u32);
-        self.segment_stride = second.map_or(run as i64 * stride as i64, |(_, [s])| s as i64);
+        let stride = second.map_or(run as i64 * stride as i64, |(_, [s])| s as i64);
+        (self.segment_stride, self.outer) =
+            if dims.next().is_some() { (0, 1) } else { (stride, 2) };
         Ok([run, segments])
     }
 

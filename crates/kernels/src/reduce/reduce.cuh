@@ -8,45 +8,45 @@ __host__ __device__ constexpr int vector(int size, int most) {
     return size == 1 ? 8 : 16 / size < most ? 16 / size : most;
 }
 
-// A vector as it is loaded: in whole words, or what is smaller than one.
-template <int BYTES> struct alignas(BYTES) Words { u32 word[BYTES / 4]; };
-template <> struct Words<1> { u8 word[1]; };
-template <> struct Words<2> { u16 word[1]; };
-
-// One of its elements.
-template <class T, int BYTES> __device__ __forceinline__ T element(const Words<BYTES>& from, int j) {
-    T t;
-    if constexpr (BYTES < 4) memcpy(&t, from.word, sizeof(T));
-    else if constexpr (sizeof(T) >= 4) memcpy(&t, &from.word[j * sizeof(T) / 4], sizeof(T));
-    else {
-        const u32 bits = from.word[j * sizeof(T) / 4] >> (j * sizeof(T) % 4 * 8);
-        memcpy(&t, &bits, sizeof(T));
+// A vector of elements that change nothing.
+template <class F, int BYTES> __device__ __forceinline__ Words<BYTES> neutral(const Plan& p) {
+    Words<BYTES> v;
+#pragma unroll
+    for (int w = 0; w < (BYTES < 4 ? 1 : BYTES / 4); w++) {
+        v.word[w] = F::ZERO_IS_NEUTRAL ? 0 : (u32)(p.neutral >> (BYTES < 8 ? 0 : w % 2 * 32));
     }
-    return t;
+    return v;
 }
 
-template <class T> __device__ __forceinline__ value_t<T> value(const T& v) { return (value_t<T>)load(v); }
+// The vectors behind the first ones go first: so that a loop over vectors, which are in registers, need not be
+// unrolled.
+template <int BY, class W, int N> __device__ __forceinline__ void advance(W (&v)[N]) {
+#pragma unroll
+    for (int k = BY; k < N; k++) v[k - BY] = v[k];
+}
 
-// Where element `index` of all operands lies, as `walk` says of one.
-template <int N> __device__ __forceinline__ void place(const Walk<N>& w, u64 index, i64 (&at)[N]) {
-#pragma unroll
-    for (int k = 0; k < N; k++) at[k] = 0;
-    const u32 ndim = (u32)w.ndim;
+// What to divide by `sizes[d]` with, of what is below 2^31: `magic` is for numbers below 2^63.
+template <int N> __device__ __forceinline__ u32 quotient(const Walk<N>& w, u32 d, u32 index) {
+    const u32 magic = (u32)((w.magic[d] - 1) >> 32) + 1;
+    return (__umulhi(index, magic) + index) >> (u32)w.shift[d];
+}
+
+// Where element `index` of an operand lies, from dimension `d` on.
+template <int N> __device__ __forceinline__ i64 place(const Walk<N>& w, int operand, u32 index, u32 d = 0) {
+    i64 at = 0;
 #pragma unroll 1
-    for (u32 d = 0; d < ndim; d++) {
-        const u64 next = (__umul64hi(index, w.magic[d]) + index) >> w.shift[d];
-#pragma unroll
-        for (int k = 0; k < N; k++) at[k] += (i64)(index - next * w.sizes[d]) * w.strides[k][d];
+    for (; d < (u32)w.ndim; d++) {
+        const u32 next = quotient(w, d, index);
+        at += (i64)(index - next * (u32)w.sizes[d]) * w.strides[operand][d];
         index = next;
     }
+    return at;
 }
 
-// The same of no more than two dimensions, without a loop: these are compiled for longer than they run.
-template <int N> __device__ __forceinline__ void place_in_two(const Walk<N>& w, u64 index, i64 (&at)[N]) {
-    const u64 next = (__umul64hi(index, w.magic[0]) + index) >> w.shift[0];
-    const i64 rest = (i64)(index - next * w.sizes[0]);
-#pragma unroll
-    for (int k = 0; k < N; k++) at[k] = rest * w.strides[k][0] + (i64)next * w.strides[k][1];
+// The same of no more than two dimensions, without a loop.
+template <int N> __device__ __forceinline__ i64 place_in_two(const Walk<N>& w, int operand, u32 index) {
+    const u32 next = quotient(w, 0, index);
+    return (i64)(index - next * (u32)w.sizes[0]) * w.strides[operand][0] + next * w.strides[operand][1];
 }
 
 // ---- between threads -----------------------------------------------------------------------
@@ -104,7 +104,7 @@ struct Turn {
     }
     // Whether this block is the last of `splits`.
     __device__ __forceinline__ bool is_last(u64 ticket, u32 splits) {
-        __shared__ bool last;
+        bool last = false;
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -112,24 +112,18 @@ struct Turn {
             // A replay of a graph has the same number.
             if (last) *(volatile u64*)counter = 0;
         }
-        __syncthreads();
+        last = __syncthreads_or(last);
         __threadfence();
         return last;
     }
 };
 
-// What a thread folds of what `splits` blocks have left, `stride` apart: several loads at a time.
+// What a thread folds of what `splits` blocks have left, `stride` apart.
 template <class F>
-__device__ __forceinline__ typename F::Part gather(const typename F::Part* parts, u64 stride, u32 lane, u32 lanes, u32 splits) {
+__device__ __forceinline__ typename F::Part gather(const typename F::Part* parts, u32 output, const Plan& p, u32 first, u32 step, u32 splits) {
     typename F::Part whole = nothing<F>();
 #pragma unroll 1
-    for (u32 s = lane; s < splits; s += 4 * lanes) {
-        typename F::Part some[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) some[k] = s + k * lanes < splits ? left(&parts[(s + k * lanes) * stride]) : nothing<F>();
-#pragma unroll
-        for (int k = 0; k < 4; k++) whole = F::merge(whole, some[k]);
-    }
+    for (u32 s = first; s < splits; s += step) whole = F::merge(whole, left(&parts[s * (u32)p.outputs + output]));
     return whole;
 }
 
@@ -137,28 +131,29 @@ __device__ __forceinline__ typename F::Part gather(const typename F::Part* parts
 
 // Reduces over runs of neighbouring elements: `lanes` threads have a result, of which `across` share a run.
 // Blocks in y take turns within a run, and blocks in z have segments of their own.
-template <class F, class T, int UNROLL>
+template <class F, class T, bool SPLIT>
 __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
-    constexpr u32 V = vector(sizeof(T), 8);
+    constexpr u32 V = vector(sizeof(T), 8), UNROLL = F::ORDERED ? ROWS_UNROLL / 2 : ROWS_UNROLL;
     typedef Words<V * sizeof(T)> Vector;
-    const u32 lanes = p.lanes, across = p.across, splits = gridDim.y * gridDim.z;
-    const u32 lane = threadIdx.x & (lanes - 1), x = blockIdx.y * across + (lane & (across - 1));
-    const u64 output = (u64)blockIdx.x * over(blockDim.x, lanes) + over(threadIdx.x, lanes);
+    const u32 lanes = SPLIT ? ROWS_BLOCK : p.lanes, across = p.across;
+    const u32 lane = threadIdx.x & (lanes - 1);
+    const u32 x = (SPLIT ? blockIdx.y * across : 0) + (lane & (across - 1));
+    const u32 output = blockIdx.x * over(ROWS_BLOCK, lanes) + over(threadIdx.x, lanes);
+    const bool is_any = SPLIT || output < (u32)p.outputs;
     Turn turn;
-    if (splits > 1) turn.begin(scratch);
+    if (SPLIT) turn.begin(scratch);
     typename F::Acc a[F::CHAINS];
 #pragma unroll
     for (int c = 0; c < F::CHAINS; c++) a[c] = F::identity();
-    const u32 first = blockIdx.z * p.segment_chunk;
-    i64 at[2];
-    place_in_two(p.kept, output, at);
-    if (output < p.outputs) {
-        const u32 step = across * gridDim.y;
-        const u32 end = first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
+    const u32 first = SPLIT ? blockIdx.z * p.segment_chunk : 0;
+    if (is_any) {
+        const T* row = source + place_in_two(p.kept, SOURCE, output);
+        const u32 step = SPLIT ? across * gridDim.y : across;
+        const u32 end = SPLIT && first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
 #pragma unroll 1
         for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
-            const T* from = source + at[SOURCE] + segment * p.segment_stride;
+            const T* from = row + segment * p.segment_stride;
             const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
             // Indices count from the block's first segment.
             const u32 local = (segment - first) * p.run;
@@ -167,184 +162,204 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
             head = head < count ? head : count;
             const u32 n = (count - head) / V, ends = count - n * V;
             const Vector* vectors = (const Vector*)(from + head);
-            // The ends are loaded before the rest and used after it.
-            T odd = {};
-            if (x < ends) odd = from[x < head ? x : x + n * V];
+            const auto add_vectors = [&] {
 #pragma unroll 1
-            for (u32 i = x; i < n; i += UNROLL * step) {
-                Vector v[UNROLL];
-                if (F::SKIPS_ZERO) memset(v, 0, sizeof(v));
+                for (u32 i = x; i < n; i += UNROLL * step) {
+                    Vector v[UNROLL];
 #pragma unroll
-                for (int k = 0; k < UNROLL; k++) {
-                    if (i + k * step < n) v[k] = vectors[i + k * step];
-                }
+                    for (int k = 0; k < UNROLL; k++) {
+                        v[k] = neutral<F, sizeof(Vector)>(p);
+                        if (i + k * step < n) v[k] = vectors[i + k * step];
+                    }
+                    const u32 index = local + head + i * V;
+#pragma unroll 1
+                    for (int k = 0; k < UNROLL; k += F::AT_A_TIME) {
 #pragma unroll
-                for (int k = 0; k < UNROLL; k++) {
-                    if (F::SKIPS_ZERO || i + k * step < n) {
-                        const u32 index = local + head + (i + k * step) * V;
-#pragma unroll
-                        for (u32 j = 0; j < V; j++) {
-                            F::add(a[(k * V + j) % F::CHAINS], F::take(value(element<T>(v[k], j)), p.flip), index + j);
+                        for (int t = 0; t < F::AT_A_TIME; t++) {
+                            add_all<F, T, V>(a, v[t], p.flip, index + (k + t) * step * V);
                         }
+                        advance<F::AT_A_TIME>(v);
                     }
                 }
-            }
+            };
+            if constexpr (F::ORDERED) {
+                u32 i = x, end = head;
 #pragma unroll 1
-            for (u32 i = x; i < ends;) {
-                typename F::Acc one = F::identity();
-                F::add(one, F::take(value(odd), p.flip), local + (i < head ? i : i + n * V));
-                a[0] = F::merge(a[0], one);
-                i += step;
-                if (i < ends) odd = from[i < head ? i : i + n * V];
+                for (;;) {
+#pragma unroll 1
+                    for (; i < end; i += step) F::add(a[0], F::take((value_t<T>)load(from[i]), p.flip), local + i);
+                    if (end == count) break;
+                    add_vectors();
+                    i = head + n * V + x;
+                    end = count;
+                }
+            } else {
+                // The ends are loaded before the rest and used after it.
+                T odd = {};
+                if (x < ends) odd = from[x < head ? x : x + n * V];
+                add_vectors();
+#pragma unroll 1
+                for (u32 i = x; i < ends;) {
+                    F::add(a[0], F::take((value_t<T>)load(odd), p.flip), 0);
+                    i += step;
+                    if (i < ends) odd = from[i < head ? i : i + n * V];
+                }
             }
         }
     }
 #pragma unroll
-    for (int c = 1; c < F::CHAINS; c++) a[0] = F::merge(a[0], a[c]);
-    __shared__ Part warps[ROWS_BLOCK / 32];
-    if (splits > 1) turn.number(p.ticket);
-    Part whole = F::part(a[0], (u64)first * p.run);
-    Part* parts = (Part*)(scratch + gridDim.x);
-    bool folded = splits == 1;
-#pragma unroll 1
-    for (;;) {
-        whole = fold<F>(whole, lanes, warps);
-        if (folded) break;
-        folded = true;
-        const u32 split = blockIdx.z * gridDim.y + blockIdx.y;
-        if (lane == 0 && output < p.outputs) parts[split * p.outputs + output] = whole;
-        if (!turn.is_last(p.ticket, splits)) return;
-        whole = output < p.outputs ? gather<F>(parts + output, p.outputs, lane, lanes, splits) : nothing<F>();
+    for (int c = 1; c < F::CHAINS; c++) {
+        if constexpr (F::CHAINS > 1) a[0] = F::merge(a[0], a[c]);
     }
-    if (lane == 0 && output < p.outputs) F::put(result + at[RESULT], whole, p);
+    __shared__ Part warps[ROWS_BLOCK / 32];
+    Part whole = F::part(a[0], (u64)first * p.run);
+    if (SPLIT) {
+        turn.number(p.ticket);
+        const u32 splits = gridDim.y * gridDim.z;
+        Part* parts = (Part*)(scratch + gridDim.x);
+        bool folded = false;
+#pragma unroll 1
+        for (;;) {
+            whole = fold<F>(whole, lanes, warps);
+            if (folded) break;
+            folded = true;
+            if (lane == 0 && is_any) parts[(blockIdx.z * gridDim.y + blockIdx.y) * (u32)p.outputs + output] = whole;
+            if (!turn.is_last(p.ticket, splits)) return;
+            whole = gather<F>(parts, output, p, lane, lanes, splits);
+        }
+    } else {
+        whole = fold<F>(whole, lanes, warps);
+    }
+    if (lane == 0 && is_any) F::put(result + place_in_two(p.kept, RESULT, output), whole, p);
 }
 
 // ---- any strides ---------------------------------------------------------------------------
 
 // `lanes` threads have `V` neighbouring results. Neighbouring threads read neighbouring elements: of
 // several results, or of one. Blocks as above.
-template <class F, class T, int V, int UNROLL>
-__device__ __forceinline__ void reduce_columns(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
+template <class F, class T, int V, int UNROLL, bool SPLIT>
+__device__ __forceinline__ void reduce_any(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
     typedef Words<V * sizeof(T)> Vector;
-    const u32 lanes = p.lanes, outs = over(blockDim.x, lanes), splits = gridDim.y * gridDim.z;
-    const u32 across = p.across;
+    const u32 lanes = p.lanes, outs = over(COLUMNS_BLOCK, lanes), across = p.across;
     const bool outs_first = V > 1 || p.outs_first;
     const u32 minor = outs_first ? outs : lanes;
     const u32 low = threadIdx.x & (minor - 1), high = over(threadIdx.x, minor);
     const u32 lane = outs_first ? high : low, slot = outs_first ? low : high;
-    const u32 x = blockIdx.y * across + (lane & (across - 1));
-    const u64 output = ((u64)blockIdx.x * outs + slot) * V;
-    const u32 first = blockIdx.z * p.segment_chunk;
-    i64 at[2];
-    if (V > 1) place_in_two(p.kept, output, at);
-    else place(p.kept, output, at);
+    const u32 x = (SPLIT ? blockIdx.y * across : 0) + (lane & (across - 1));
+    const u32 output = (blockIdx.x * outs + slot) * V;
+    const u32 first = SPLIT ? blockIdx.z * p.segment_chunk : 0;
     Turn turn;
-    if (splits > 1) turn.begin(scratch);
-    const int CHAINS = F::CHAINS < 2 || V == 1 ? F::CHAINS : 2;
+    if (SPLIT) turn.begin(scratch);
+    const int CHAINS = F::CHAINS < 2 ? 1 : F::AT_A_TIME;
     typename F::Acc a[CHAINS][V];
 #pragma unroll
     for (int c = 0; c < CHAINS; c++) {
 #pragma unroll
         for (int j = 0; j < V; j++) a[c][j] = F::identity();
     }
-    if (output < p.outputs) {
-        const i64 stride = p.reduced.strides[SOURCE][0];
-        const u32 step = across * gridDim.y;
-        const u32 end = first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
+    if (output < (u32)p.outputs) {
+        const T* column = source + (V > 1 ? place_in_two(p.kept, SOURCE, output) : place(p.kept, SOURCE, output));
+        const i64 stride = p.reduced.strides[0][0];
+        const u32 step = SPLIT ? across * gridDim.y : across;
+        const u32 end = SPLIT && first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
+        column += x * stride;
 #pragma unroll 1
         for (u32 segment = first + over(lane, across); segment < end; segment += over(lanes, across)) {
-            const T* from = source + at[SOURCE] + x * stride;
-            if (V > 1 || p.reduced.ndim < 3) {
-                from += segment * p.segment_stride;
-            } else {
-                i64 begins[1];
-                place(p.reduced, (u64)segment * p.run, begins);
-                from += begins[0];
-            }
+            const T* from = column + segment * p.segment_stride
+                + (V > 1 ? 0 : place(p.reduced, SOURCE, segment, (u32)p.outer));
             const u32 count = segment + 1 < p.segments ? p.run : p.last_run;
             const u32 local = (segment - first) * p.run;
 #pragma unroll 1
             for (u32 i = x; i < count; i += UNROLL * step) {
                 Vector v[UNROLL];
-                if (F::SKIPS_ZERO) memset(v, 0, sizeof(v));
 #pragma unroll
                 for (int k = 0; k < UNROLL; k++) {
-                    if (i + k * step < count) v[k] = *(const Vector*)(from + k * step * stride);
+                    v[k] = neutral<F, sizeof(Vector)>(p);
+                    if (i + k * step < count) v[k] = *(const Vector*)from;
+                    from += step * stride;
                 }
-                from += UNROLL * step * stride;
+#pragma unroll 1
+                for (int k = 0; k < UNROLL; k += F::AT_A_TIME) {
 #pragma unroll
-                for (int k = 0; k < UNROLL; k++) {
-                    if (F::SKIPS_ZERO || i + k * step < count) {
+                    for (int t = 0; t < F::AT_A_TIME; t++) {
 #pragma unroll
                         for (int j = 0; j < V; j++) {
-                            F::add(a[k % CHAINS][j], F::take(value(element<T>(v[k], j)), p.flip), local + i + k * step);
+                            const u32 index = local + i + (k + t) * step;
+                            F::add(a[t % CHAINS][j], F::take(value<T>(v[t], j), p.flip), index);
                         }
                     }
+                    advance<F::AT_A_TIME>(v);
                 }
             }
         }
     }
-    if (splits > 1) turn.number(p.ticket);
-    Part whole[V];
+    if (SPLIT) turn.number(p.ticket);
+    // From here on a thread has a share of one result of `results`, or several results.
+    __shared__ typename F::Acc all[V * COLUMNS_BLOCK];
+    __shared__ Part shared[COLUMNS_BLOCK];
+    const u32 results = outs * V;
 #pragma unroll
     for (int j = 0; j < V; j++) {
-#pragma unroll
-        for (int c = 1; c < CHAINS; c++) a[0][j] = F::merge(a[0][j], a[c][j]);
-        whole[j] = F::part(a[0][j], (u64)first * p.run);
+        if constexpr (CHAINS > 1) a[0][j] = F::merge(a[0][j], a[1][j]);
+        all[lane * results + slot * V + j] = a[0][j];
     }
-    __shared__ Part shared[V][COLUMNS_BLOCK];
-    Part* parts = (Part*)(scratch + gridDim.x);
-    bool folded = splits == 1;
+    __syncthreads();
+    const u32 shares = results < COLUMNS_BLOCK ? over(COLUMNS_BLOCK, results) : 1;
+    const u32 share = over(threadIdx.x, results);
+    u32 r = threadIdx.x & (results - 1);
 #pragma unroll 1
-    for (;;) {
-        const u32 own = lane * outs + slot;
+    do {
+        const u32 output = blockIdx.x * results + r;
+        Part whole = nothing<F>();
 #pragma unroll 1
-        for (u32 half = lanes / 2; half > 0; half /= 2) {
-#pragma unroll
-            for (int j = 0; j < V; j++) shared[j][own] = whole[j];
-            __syncthreads();
-            if (lane < half) {
-#pragma unroll
-                for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], shared[j][own + half * outs]);
+        for (u32 l = share; l < lanes; l += shares) {
+            whole = F::merge(whole, F::part(all[l * results + r], (u64)first * p.run));
+        }
+        bool folded = !SPLIT;
+#pragma unroll 1
+        for (;;) {
+#pragma unroll 1
+            for (u32 half = shares / 2; half > 0; half /= 2) {
+                // Each writes once: nobody still reads what was there.
+                if ((share ^ half) < half) shared[threadIdx.x] = whole;
+                __syncthreads();
+                if (share < half) whole = F::merge(whole, shared[threadIdx.x + half * results]);
             }
-            __syncthreads();
+            if (folded) break;
+            folded = true;
+            const u32 splits = gridDim.y * gridDim.z;
+            Part* parts = (Part*)(scratch + gridDim.x);
+            if (share == 0 && output < (u32)p.outputs) parts[(blockIdx.z * gridDim.y + blockIdx.y) * (u32)p.outputs + output] = whole;
+            if (!turn.is_last(p.ticket, splits)) return;
+            whole = nothing<F>();
+            if (output < (u32)p.outputs) whole = gather<F>(parts, output, p, share, shares, splits);
         }
-        if (folded) break;
-        folded = true;
-        const u32 split = blockIdx.z * gridDim.y + blockIdx.y;
-        if (lane == 0 && output < p.outputs) {
-#pragma unroll
-            for (int j = 0; j < V; j++) parts[split * p.outputs + output + j] = whole[j];
+        if (share == 0 && output < (u32)p.outputs) {
+            F::put(result + (V > 1 ? place_in_two(p.kept, RESULT, output) : place(p.kept, RESULT, output)), whole, p);
         }
-        if (!turn.is_last(p.ticket, splits)) return;
-#pragma unroll
-        for (int j = 0; j < V; j++) whole[j] = nothing<F>();
-        if (output < p.outputs) {
-#pragma unroll 1
-            for (u32 s = lane; s < splits; s += lanes) {
-#pragma unroll
-                for (int j = 0; j < V; j++) whole[j] = F::merge(whole[j], left(&parts[s * p.outputs + output + j]));
-            }
-        }
-    }
-    if (lane != 0 || output >= p.outputs) return;
-#pragma unroll
-    for (int j = 0; j < V; j++) F::put(result + at[RESULT] + j * p.kept.strides[RESULT][0], whole[j], p);
+        r += COLUMNS_BLOCK;
+    } while (!SPLIT && r < results);
 }
 
-#define ROWS(NAME, FOLD, T)                                                                             \
-    extern "C" __global__ __launch_bounds__(ROWS_BLOCK, 4) void NAME(                                      \
-        const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
-        reduce_rows<FOLD<T>, T, 4>(source, result, scratch, p);                             \
+template <class F, class T, bool SPLIT>
+__device__ __forceinline__ void reduce_columns(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
+    reduce_any<F, T, vector(sizeof(T), 4), COLUMNS_UNROLL, SPLIT>(source, result, scratch, p);
+}
+template <class F, class T, bool SPLIT>
+__device__ __forceinline__ void reduce_strided(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
+    reduce_any<F, T, 1, STRIDED_UNROLL, SPLIT>(source, result, scratch, p);
+}
+
+// Each kernel, and one for blocks that share results.
+#define KERNELS(NAME, BLOCK, FOLD, T, REDUCE)         \
+    KERNEL(NAME, BLOCK, FOLD, T, REDUCE, false)       \
+    KERNEL(NAME##_split, BLOCK, FOLD, T, REDUCE, true)
+#define KERNEL(NAME, BLOCK, FOLD, T, REDUCE, SPLIT)                                               \
+    extern "C" __global__ __launch_bounds__(BLOCK, 4) void NAME(                                  \
+        const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) { \
+        REDUCE<FOLD<T>, T, SPLIT>(source, result, scratch, p);                                    \
     }
-#define COLUMNS(NAME, FOLD, T)                                                                          \
-    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
-        const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
-        reduce_columns<FOLD<T>, T, vector(sizeof(T), 4), 4>(source, result, scratch, p); \
-    }
-#define STRIDED(NAME, FOLD, T)                                                                          \
-    extern "C" __global__ __launch_bounds__(COLUMNS_BLOCK, 4) void NAME(                                   \
-        const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) {       \
-        reduce_columns<FOLD<T>, T, 1, 8>(source, result, scratch, p);                    \
-    }
+#define ROWS(NAME, FOLD, T) KERNELS(NAME, ROWS_BLOCK, FOLD, T, reduce_rows)
+#define COLUMNS(NAME, FOLD, T) KERNELS(NAME, COLUMNS_BLOCK, FOLD, T, reduce_columns)
+#define STRIDED(NAME, FOLD, T) KERNELS(NAME, COLUMNS_BLOCK, FOLD, T, reduce_strided)

@@ -272,6 +272,28 @@ fn gpu_extremes_of_equal_elements() {
     on_gpu(least_of_all);
 }
 
+/// As of more results than kernels count.
+#[test]
+fn halves_are_all_of_it() {
+    on_every_target(|target| {
+        let a = Tensor::new(target, DType::F32, &[5, 3, 4], &moderate(DType::F32, 60, false));
+        let a = a.with(|l| l.permute(&[2, 0, 1]));
+        for dims in [&[1][..], &[2], &[0, 2]] {
+            for keepdim in [false, true] {
+                let sizes = result_sizes(a.view().sizes(), dims, keepdim);
+                let (whole, halved) = (
+                    Tensor::garbage(target, DType::F32, &sizes),
+                    Tensor::garbage(target, DType::F32, &sizes),
+                );
+                reduce(target, ReduceOp::Sum, a.view(), dims, whole.view()).unwrap();
+                halves(target, ReduceOp::Sum, a.view(), dims, halved.view()).unwrap();
+                let expected = whole.floats(target);
+                assert_close(DType::F32, &halved.floats(target), &expected, "halves");
+            }
+        }
+    });
+}
+
 #[test]
 fn nothing_reduces_to_the_identity() {
     on_every_target(|target| {
