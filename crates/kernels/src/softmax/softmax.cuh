@@ -107,15 +107,7 @@ template <class T, int V>
 __device__ __forceinline__ void write(T* to, u32 i, u32 vectors, const compute_t<T> (&v)[V]) {
     Words<T, V> of;
 #pragma unroll
-    for (int j = 0; j < V; j++) {
-        if constexpr (same<T, bf16>::value) {
-            // As `store`, but no branch either.
-            const u32 bits = __float_as_uint(v[j]), nearest = bits + 0x7fff + ((bits >> 16) & 1);
-            of.raw.v[j] = bf16{(u16)((v[j] != v[j] ? 0x7fc00000 : nearest) >> 16)};
-        } else {
-            store(of.raw.v[j], v[j]);
-        }
-    }
+    for (int j = 0; j < V; j++) store(of.raw.v[j], v[j]);
     asm volatile(
         "{ .reg .pred p; setp.lt.u32 p, %5, %6; @p st.global.v4.u32 [%0], {%1, %2, %3, %4}; }"
         ::"l"(to + i * V), "r"(of.words[0]), "r"(of.words[1]), "r"(of.words[2]), "r"(of.words[3]), "r"(i),

@@ -144,7 +144,7 @@ fn dimensions() -> Vec<Spec> {
     rows
 }
 
-/// The other dtypes.
+/// The other dtypes, but bools, which are moved as `u8`.
 fn dtypes() -> Vec<Spec> {
     let all = [
         "fill_",
@@ -163,7 +163,7 @@ fn dtypes() -> Vec<Spec> {
     ];
     let floats = ["exp", "softmax of rows", "log_softmax of rows"];
     let mut rows = Vec::new();
-    for dtype in [F16, BF16, DType::F64, DType::I64, DType::U8] {
+    for dtype in [F16, BF16, DType::F64, DType::I64, DType::I32, DType::I16, DType::I8, DType::U8] {
         let sizes = [LARGE / dtype.size() / 4096, 4096];
         rows.extend(all.map(|op| row("dtypes", op, dtype, &sizes)));
         if dtype.is_float() {
