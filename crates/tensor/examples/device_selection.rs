@@ -36,7 +36,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
             let outcome = mixed.err().map(|e| e.to_string()).unwrap_or_default();
             report.check("S4 mixing devices is an error that names both", refused, outcome);
             Ok::<(), warpline::Error>(())
-        })??;
+        })?;
         report.check(
             "S1 the guard restores",
             cuda::current_device()? == 0,

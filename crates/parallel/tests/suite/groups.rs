@@ -216,7 +216,7 @@ fn async_work_is_ordered_by_wait_alone() {
     for seed in 0..crate::group_support::number("WARPLINE_SCHEDULES", 8) {
         let ranks = Ranks::manual(&format!("sim:2,seed={seed}"), 2);
         ranks.run(|group| {
-            let side = cuda::stream_from_pool(group.device(), 0)?;
+            let side = cuda::Stream::new(group.device())?;
             let _on = cuda::stream(&side)?;
             let x = at(&group, 1)?;
             x.mul_(3.0)?;
@@ -307,7 +307,7 @@ fn captured(group: &ProcessGroup) -> Result<()> {
     let x = at(group, 1)?;
     // NCCL connects the ranks at the first call, which cannot be captured.
     group.all_reduce(&x, ReduceOp::Max, false)?.synchronize()?;
-    let side = cuda::stream_from_pool(group.device(), 0)?;
+    let side = cuda::Stream::new(group.device())?;
     let mut graph = CudaGraph::new();
     cuda::with_stream(&side, || {
         graph.capture(|| {
@@ -315,7 +315,7 @@ fn captured(group: &ProcessGroup) -> Result<()> {
             let work = group.all_reduce(&x, ReduceOp::Sum, true)?;
             Ok(work.wait()?)
         })
-    })??;
+    })?;
     for replays in 1..4 {
         graph.replay()?;
         assert_eq!(values(&x)?, [4f32.powi(replays); 3]);
@@ -328,7 +328,7 @@ fn what_waits_on_the_host_is_not_captured_and_works_after() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
             cuda::set_device(group.device())?;
-            let side = cuda::stream_from_pool(group.device(), 0)?;
+            let side = cuda::Stream::new(group.device())?;
             cuda::with_stream(&side, || {
                 CudaGraph::new().capture(|| {
                     for refused in [group.barrier(), group.new_group(&[0, 1]).map(drop)] {
@@ -337,7 +337,7 @@ fn what_waits_on_the_host_is_not_captured_and_works_after() {
                     }
                     Ok(())
                 })
-            })??;
+            })?;
             all_collectives(&group, false)
         });
     });

@@ -35,7 +35,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let stream = cuda::stream_from_pool((), 0)?;
+    let stream = cuda::Stream::new(())?;
     let _on = cuda::stream(&stream)?;
     let x = ones(&[options.numel], "cuda")?;
     let chain = || -> Result<Tensor> {

@@ -110,7 +110,7 @@ impl CudaGraph {
             stream = pool.stream(runtime.device(pool.device())?)?.clone();
         }
         let capturing = Capturing::begin(&runtime, &stream, pool)?;
-        let result = super::with_stream(&stream, f)??;
+        let result = super::with_stream(&stream, f)?;
         self.graph = Some(capturing.end()?);
         Ok(result)
     }

@@ -13,10 +13,21 @@ use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions
 
 impl Tensor {
     /// A copy of the elements in memory of its own, with the dimensions in their order (torch's
-    /// `clone`). Rust's `clone` shares the memory.
+    /// `clone`). Rust's `clone` is another handle to the same memory, as `b = a` in Python.
+    ///
+    /// ```
+    /// # use warpline::zeros;
+    /// let a = zeros([2], ())?;
+    /// let (same, copy) = (a.clone(), a.copy()?);
+    /// a.fill_(1)?;
+    /// assert_eq!((same.to_vec::<f32>()?, copy.to_vec::<f32>()?), (vec![1.0; 2], vec![0.0; 2]));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
     /// What making it fails with.
+    #[doc(alias = "clone")]
+    #[doc(alias = "force_clone")]
     #[track_caller]
     pub fn copy(&self) -> Result<Self> {
         self.duplicate()
@@ -78,6 +89,8 @@ impl Tensor {
     ///
     /// # Errors
     /// What is wrong with the options; what making the copy fails with.
+    #[doc(alias = "to_dtype")]
+    #[doc(alias = "to_device")]
     #[track_caller]
     pub fn to(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         self.transfer(options.into(), false)
@@ -89,6 +102,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::to`].
+    #[doc(alias = "non_blocking")]
     #[track_caller]
     pub fn to_non_blocking(&self, options: impl Into<TensorOptions>) -> Result<Self> {
         self.transfer(options.into(), true)
@@ -313,6 +327,9 @@ impl Tensor {
     /// # Errors
     /// [`Error::DTypeMismatch`] when `T` is not the tensor's dtype; what earlier work on the
     /// device failed with.
+    #[doc(alias = "tolist")]
+    #[doc(alias = "numpy")]
+    #[doc(alias = "to_vec1")]
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if self.dtype() != T::DTYPE {

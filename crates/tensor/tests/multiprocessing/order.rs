@@ -192,11 +192,11 @@ fn s33_streams_signal_in_the_order_in_which_tensors_are_sent() {
             let hold = side.hold();
             first.add_(1.0)?;
             side.channel.send(&first)?;
-            let other = cuda::stream_from_pool((), 0)?;
+            let other = cuda::Stream::new(())?;
             cuda::with_stream(&other, || -> Result<()> {
                 second.add_(2.0)?;
                 side.channel.send(&second)
-            })??;
+            })?;
             side.await_told();
             hold.open();
             side.await_told();

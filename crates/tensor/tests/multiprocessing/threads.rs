@@ -88,19 +88,19 @@ fn s33_what_other_streams_were_given_comes_before_the_sending() {
     both(
         |channel| {
             let tensor = zeros(&[1000], "cuda:0")?.share_memory()?;
-            let side = cuda::stream_from_pool((), 0)?;
+            let side = cuda::Stream::new(())?;
             cuda::with_stream(&side, || -> Result<()> {
                 for _ in 0..10 {
                     tensor.add_(1.0)?;
                 }
                 Ok(())
-            })??;
+            })?;
             channel.send(&tensor)
         },
         |channel| {
-            let side = cuda::stream_from_pool((), 0)?;
+            let side = cuda::Stream::new(())?;
             let tensor = channel.recv()?;
-            let sum = cuda::with_stream(&side, || tensor.sum(()))??;
+            let sum = cuda::with_stream(&side, || tensor.sum(()))?;
             assert_eq!(sum.item::<f32>()?, 10_000.0, "nothing stale");
             Ok(())
         },
@@ -113,8 +113,8 @@ fn s33_what_reads_it_comes_before_the_sending_too() {
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
             cuda::synchronize(())?;
-            let side = cuda::stream_from_pool((), 0)?;
-            let copy = cuda::with_stream(&side, || tensor.add(1.0))??;
+            let side = cuda::Stream::new(())?;
+            let copy = cuda::with_stream(&side, || tensor.add(1.0))?;
             channel.send(&tensor)?;
             channel.recv_event(&tensor)?;
             let expected: Vec<f32> = (1..=100).map(|i| i as f32).collect();
@@ -165,13 +165,13 @@ fn s33_what_comes_again_is_ordered_with_what_came_before() {
             channel.recv_event(&tensor)
         },
         |channel| {
-            let side = cuda::stream_from_pool((), 0)?;
+            let side = cuda::Stream::new(())?;
             let (all, half) = (channel.recv()?, channel.recv()?);
             assert!(all.storage().same_as(half.storage()));
-            cuda::with_stream(&side, || all.add_(1.0).map(drop))??;
+            cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             assert_eq!(half.to_vec::<f32>()?, [1.0; 50]);
             // Dropped, with work on it under way.
-            cuda::with_stream(&side, || all.add_(1.0).map(drop))??;
+            cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             drop((all, half));
             let again = channel.recv()?;
             assert_eq!(again.to_vec::<f32>()?, [2.0; 100]);
@@ -229,8 +229,8 @@ fn s33_dropping_waits_for_no_work_and_unmaps_nothing_that_work_uses() {
     with_runtime(&runtime, || -> Result<()> {
         let tensor = numbers(1000)?.share_memory()?;
         cuda::synchronize(())?;
-        let side = cuda::stream_from_pool((), 0)?;
-        let sum = cuda::with_stream(&side, || tensor.sum(()))??;
+        let side = cuda::Stream::new(())?;
+        let sum = cuda::with_stream(&side, || tensor.sum(()))?;
         let (waits, mapped) = (sim.books().host_waits, mappings(&sim));
         drop(tensor);
         assert_eq!(sim.books().host_waits, waits, "the host waits for nothing");

@@ -77,7 +77,7 @@ fn in_order(world: &World) -> Result<()> {
 }
 
 fn both_streams(_: &World) -> Result<()> {
-    let (s0, s1) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(1, 0)?);
+    let (s0, s1) = (cuda::Stream::new(0)?, cuda::Stream::new(1)?);
     let _on_1 = cuda::stream(&s1)?;
     let _on_0 = cuda::stream(&s0)?;
     let a = zeros(&[512], 0)?;

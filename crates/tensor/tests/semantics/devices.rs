@@ -25,7 +25,7 @@ fn guards(world: &World) -> Result<()> {
             assert_eq!(cuda::current_device()?, 0);
         }
         assert_eq!(cuda::current_device()?, last);
-        assert_eq!(cuda::with_device(0, cuda::current_device)??, 0);
+        assert_eq!(cuda::with_device(0, cuda::current_device)?, 0);
         assert_eq!(cuda::current_device()?, last);
     }
     assert_eq!(cuda::current_device()?, 0);
@@ -33,7 +33,7 @@ fn guards(world: &World) -> Result<()> {
     assert_eq!(cuda::current_device()?, last);
     // A panic inside puts the device back too.
     let inside = std::panic::catch_unwind(|| {
-        let _ = cuda::with_device(0, || panic!("on purpose"));
+        let _ = cuda::with_device(0, || -> Result<()> { panic!("on purpose") });
     });
     assert!(inside.is_err());
     assert_eq!(cuda::current_device()?, last);

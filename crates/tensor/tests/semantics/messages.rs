@@ -193,7 +193,7 @@ fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<
     with_runtime(&simulated(1)?, || {
         cuda::set_sync_policy(SyncPolicy::Manual);
         let x = zeros(&[2], "cuda")?;
-        let side = cuda::stream_from_pool((), 0)?;
+        let side = cuda::Stream::new(())?;
         cuda::synchronize(())?;
         let _on_side = cuda::stream(&side)?;
         x.fill_(1)?;

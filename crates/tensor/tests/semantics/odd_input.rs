@@ -22,7 +22,7 @@ fn no_elements_of_a_size_that_does_not_fit() -> Result<()> {
         }
         let none = zeros(&[0], at)?;
         assert!(none.reshape(&[isize::MAX, isize::MAX, 0]).is_err());
-        let wide = zeros(&[1, 0], at)?.expand(&[1 << 62, 0])?;
+        let wide = zeros(&[1, 0], at)?.expand(&[1isize << 62, 0])?;
         assert!(matches!(cat(&[&wide, &wide, &wide, &wide], 0), Err(Error::SizeOverflow { .. })));
         let one = ones(&[1], at)?.expand(&[isize::MAX])?;
         assert!(matches!(cat(&[&one, &one, &one], 0), Err(Error::SizeOverflow { .. })));

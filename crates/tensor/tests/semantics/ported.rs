@@ -86,12 +86,12 @@ fn a_pinned_block_is_used_again_once_its_copies_are_done() {
 fn pending_frees_are_reclaimed_under_pressure() {
     let world = small(256 << 20);
     world.enter(|| {
-        let s = cuda::stream_from_pool(0, 0)?;
+        let s = cuda::Stream::new(0)?;
         let x = zeros(&[10 << 20], 0)?; // 40 MiB
         for _ in 0..20 {
             let y = &x + 1.0;
             let y = y?;
-            cuda::with_stream(&s, || y.add_(1.0).map(drop))??;
+            cuda::with_stream(&s, || y.add_(1.0).map(drop))?;
             // Freed while `s` is still at it; more than fits altogether.
         }
         cuda::synchronize(0)?;
@@ -200,7 +200,7 @@ fn threads_share_tensors_and_caches() {
                 let shared = &shared;
                 scope.spawn(move || {
                     warpline::with_runtime(runtime, || -> Result<()> {
-                        let s = cuda::stream_from_pool(0, 0)?;
+                        let s = cuda::Stream::new(0)?;
                         let _on_s = cuda::stream(&s)?;
                         for _ in 0..10 {
                             shared.add_(1.0)?;

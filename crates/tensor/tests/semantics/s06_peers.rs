@@ -128,11 +128,11 @@ fn in_order(_devices: usize) -> Result<()> {
     let y = full(&[1000], 0.0, 1)?;
     for step in 1..5 {
         let step = f64::from(step);
-        cuda::with_stream(&there, || y.fill_(step).map(drop))??;
-        let sum = cuda::with_stream(&here, || &x + &y)??;
+        cuda::with_stream(&there, || y.fill_(step).map(drop))?;
+        let sum = cuda::with_stream(&here, || &x + &y)?;
         assert_eq!(sum.device(), Device::cuda(0));
         y.fill_(-1.0)?; // on the default stream of cuda:1, after the read
-        cuda::with_stream(&there, || y.add_(-1.0).map(drop))??;
+        cuda::with_stream(&there, || y.add_(-1.0).map(drop))?;
         assert_eq!(sum.to_vec::<f32>()?, vec![step as f32 + 1.0; 1000]);
         assert_eq!(y.to_vec::<f32>()?, vec![-2.0; 1000]);
     }
@@ -147,7 +147,7 @@ fn freed(_devices: usize) -> Result<()> {
     let mut sums = Vec::new();
     for step in 0..8 {
         let y = full(&[5000], f64::from(step), 1)?;
-        sums.push(cuda::with_stream(&here, || &x + &y)??);
+        sums.push(cuda::with_stream(&here, || &x + &y)?);
         drop(y);
         let other = full(&[5000], -7.0, 1)?; // perhaps the same block
         other.add_(1.0)?;
@@ -202,7 +202,7 @@ fn random_programs(devices: usize) -> Result<()> {
                     }
                 }
                 Ok(())
-            })??;
+            })?;
         }
         for (tensor, expected) in tensors.iter().zip(model) {
             assert_eq!(tensor.to_vec::<i64>()?, vec![expected; 300], "program {seed}");

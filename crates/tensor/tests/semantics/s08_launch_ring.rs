@@ -133,8 +133,8 @@ fn s08_other_streams_of_a_lost_device_come_after() {
         let world = SimBox::with(2, schedule, SyncPolicy::Auto);
         world.enter(|| {
             let a = ones(&[4], 0)?;
-            let s = cuda::stream_from_pool(0, 0)?;
-            let b = cuda::with_stream(&s, || ones(&[4], 0))??;
+            let s = cuda::Stream::new(0)?;
+            let b = cuda::with_stream(&s, || ones(&[4], 0))?;
             cuda::synchronize(0)?;
             world
                 .sim
@@ -143,7 +143,7 @@ fn s08_other_streams_of_a_lost_device_come_after() {
             if failed.is_err() {
                 return Ok(()); // it ran at once and has said so
             }
-            let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg())?);
+            let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg()));
             let error = match failed {
                 Ok(_) => s.synchronize().map_err(Error::from).expect_err("the device is lost"),
                 Err(error) => error,

@@ -114,7 +114,7 @@ fn run(steps: &[(usize, Step)], schedule: Schedule) -> Result<()> {
     let table = arange(16.0f32, 0)?.view(&[4, WIDTH as isize])?;
     let host = || zeros(&[WIDTH], ())?.pin_memory();
     let tensors = (0..TENSORS).map(|_| zeros(&[WIDTH], 0)).chain([host()]);
-    let streams = [0; 3].map(|_| cuda::stream_from_pool(0, 0));
+    let streams = [0; 3].map(|_| cuda::Stream::new(0));
     let streams: Vec<Stream> = streams.into_iter().collect::<Result<_>>()?;
     let mut program = Program {
         tensors: tensors.collect::<Result<_>>()?,

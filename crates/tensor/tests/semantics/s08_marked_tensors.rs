@@ -59,7 +59,7 @@ pub(crate) fn assert_marked(t: &Tensor, index: i64) {
 /// The audit's program: others wait, and are told or not; the owner reads no zeros.
 fn told_elsewhere(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
-    let other = cuda::stream_from_pool(0, 0)?;
+    let other = cuda::Stream::new(0)?;
     let in_thread = |wait: &(dyn Fn() -> Result<()> + Sync)| {
         let wait = || warpline::with_runtime(&runtime, wait);
         std::thread::scope(|scope| scope.spawn(wait).join().expect("no panic"))
@@ -112,8 +112,8 @@ fn four_threads(_: &World) -> Result<()> {
 fn derived(_: &World) -> Result<()> {
     let t = table(0)?;
     let right = zeros(&[1, 3], 0)?;
-    let streams = [cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?];
-    let on = |s: &Stream, f: &dyn Fn() -> Result<Tensor>| cuda::with_stream(s, f)?;
+    let streams = [cuda::Stream::new(0)?, cuda::Stream::new(0)?];
+    let on = |s: &Stream, f: &dyn Fn() -> Result<Tensor>| cuda::with_stream(s, f);
     for by_wait in [false, true] {
         let u = picked(&t, 7)?;
         let a = on(&streams[0], &|| (&u * 2.0)?.add(&right))?;
@@ -144,7 +144,7 @@ fn refused(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let u = picked(&t, 4)?;
     assert_eq!(failed(cuda::synchronize(0)).index, 4);
-    let s = cuda::stream_from_pool(0, 0)?;
+    let s = cuda::Stream::new(0)?;
     let right = zeros(&[1, 3], 0)?;
     let launches = || -> Result<Vec<Result<Tensor>>> {
         Ok(vec![
@@ -166,7 +166,7 @@ fn refused(_: &World) -> Result<()> {
     };
     let here = launches()?;
     let there = || warpline::with_runtime(&runtime, || cuda::with_stream(&s, launches));
-    let there = std::thread::scope(|scope| scope.spawn(there).join().expect("no panic"))??;
+    let there = std::thread::scope(|scope| scope.spawn(there).join().expect("no panic"))?;
     for launch in here.into_iter().chain(there) {
         assert_eq!(failed(launch).index, 4);
     }

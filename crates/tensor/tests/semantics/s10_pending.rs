@@ -31,10 +31,10 @@ fn poll<T>(pending: Pending<T>) -> Result<T> {
 fn arrive(world: &World) -> Result<()> {
     let expected: Vec<i64> = (0..N as i64).collect();
     for device in 0..world.devices {
-        let s = cuda::stream_from_pool(device, 0)?;
+        let s = cuda::Stream::new(device)?;
         for by_query in [false, true] {
             let t = arange(N as i64, device)?;
-            let vec = cuda::with_stream(&s, || t.to_vec_async::<i64>())??;
+            let vec = cuda::with_stream(&s, || t.to_vec_async::<i64>())?;
             let host = t.cpu_async()?;
             // Neither contiguous nor at the start of its memory.
             let part = t.reshape(&[10, 100])?.t()?.narrow(0, 3, 2)?.to_vec_async::<i64>()?;
@@ -59,11 +59,11 @@ fn arrive(world: &World) -> Result<()> {
 fn dropped(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let t = full(&[N], 7.0, (DType::F32, device))?;
-        let other = cuda::stream_from_pool(device, 0)?;
+        let other = cuda::Stream::new(device)?;
         for on_other in [false, true] {
             let stream = if on_other { other.clone() } else { cuda::default_stream(device)? };
             for _ in 0..3 {
-                drop(cuda::with_stream(&stream, || t.to_vec_async::<f32>())??);
+                drop(cuda::with_stream(&stream, || t.to_vec_async::<f32>())?);
                 let next = zeros(&[N], ())?.pin_memory()?;
                 next.fill_(1.0)?;
                 cuda::synchronize(device)?;
@@ -88,7 +88,7 @@ fn moved(world: &World) -> Result<()> {
 
 /// What the device is to read is kept, and not given away, until it has been read.
 fn source(world: &World) -> Result<()> {
-    let s = cuda::stream_from_pool(0, 0)?;
+    let s = cuda::Stream::new(0)?;
     for device in 0..world.devices {
         let mut copies: Vec<(f32, Tensor)> = Vec::new();
         for step in 0..4 {
@@ -96,7 +96,7 @@ fn source(world: &World) -> Result<()> {
             let pinned = full(&[N], f64::from(value), ())?.pin_memory()?;
             copies.push((value, pinned.to_non_blocking(device)?));
             // A second reader, on another stream or device.
-            copies.push((value, cuda::with_stream(&s, || pinned.to_non_blocking(0))??));
+            copies.push((value, cuda::with_stream(&s, || pinned.to_non_blocking(0))?));
             drop(pinned);
             let next = zeros(&[N], ())?.pin_memory()?;
             next.fill_(-1.0)?;

@@ -103,11 +103,11 @@ fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
 #[test]
 fn sticky_the_device_answers_with_its_cause_for_good() {
     each(|world, blow| {
-        let s = cuda::stream_from_pool(0, 0)?;
+        let s = cuda::Stream::new(0)?;
         let event = cuda::Event::default();
         let a = ones(&[1000], 0)?;
         let pinned = ones(&[1000], ())?.pin_memory()?;
-        let b = cuda::with_stream(&s, || a.add(1.0))??;
+        let b = cuda::with_stream(&s, || a.add(1.0))?;
         event.record(&s)?;
         cuda::synchronize(0)?;
         blow.strike(world, &a);
@@ -144,7 +144,7 @@ fn sticky_all_devices_go_and_cpu_tensors_stay() {
     each(|world, blow| {
         let host = ones(&[10], ())?;
         let (other, lost) = (ones(&[10], 1)?, ones(&[10], 0)?);
-        let s = cuda::stream_from_pool(1, 0)?;
+        let s = cuda::Stream::new(1)?;
         cuda::synchronize(0)?;
         cuda::synchronize(1)?;
         blow.strike(world, &lost);
@@ -182,8 +182,8 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
         for _ in 0..3 {
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
             assert_eq!((&other + &pinned.to(1)?)?.sum(())?.item::<f32>()?, 20.0);
-            let s = cuda::stream_from_pool(1, 0)?;
-            let sum = cuda::with_stream(&s, || other.add(1.0)?.sum(()))??;
+            let s = cuda::Stream::new(1)?;
+            let sum = cuda::with_stream(&s, || other.add(1.0)?.sum(()))?;
             assert_eq!(sum.item::<f32>()?, 20.0);
             assert!(lost.sum(()).is_err());
         }
@@ -204,9 +204,9 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
 #[test]
 fn sticky_nobody_waits_for_a_lost_device() {
     each(|world, blow| {
-        let s = cuda::stream_from_pool(0, 0)?;
+        let s = cuda::Stream::new(0)?;
         let a = ones(&[1000], 0)?;
-        let b = cuda::with_stream(&s, || a.add(1.0))??;
+        let b = cuda::with_stream(&s, || a.add(1.0))?;
         blow.strike(world, &a);
         let runtime = &world.runtime;
         std::thread::scope(|scope| {
@@ -311,9 +311,9 @@ fn the_books_are_settled_when_all_is_dropped() {
         let sim = world.sim.clone();
         world.enter(|| {
             for device in 0..3 {
-                let s = cuda::stream_from_pool(device, 0)?;
+                let s = cuda::Stream::new(device)?;
                 let a = warpline::randn(&[100, 100], device)?;
-                let b = cuda::with_stream(&s, || a.matmul(&a)?.softmax(-1))??;
+                let b = cuda::with_stream(&s, || a.matmul(&a)?.softmax(-1))?;
                 let pinned = b.to_non_blocking("cpu")?;
                 assert!(pinned.is_pinned());
                 let moved = b.to((device + 1) % 3)?;

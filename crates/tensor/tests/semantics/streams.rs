@@ -63,7 +63,7 @@ fn guard(world: &World) -> Result<()> {
     let last = world.devices - 1;
     let default = cuda::current_stream(last)?;
     assert!(default.is_default());
-    let s = cuda::stream_from_pool(last, -1)?;
+    let s = cuda::Stream::with_priority(last, -1)?;
     {
         let _guard = cuda::stream(&s)?;
         assert_eq!(cuda::current_stream(last)?, s);
@@ -73,6 +73,7 @@ fn guard(world: &World) -> Result<()> {
         let nested = cuda::exclusive_stream(last, 0)?;
         cuda::with_stream(&nested, || {
             assert_eq!(cuda::current_stream(last).ok(), Some(nested.clone()));
+            Ok(())
         })?;
         assert_eq!(cuda::current_stream(last)?, s);
     }
@@ -90,10 +91,10 @@ fn right_by_default(_: &World) -> Result<()> {
     let expected = a.sum(())?.item::<f32>()?;
     for _ in 0..3 {
         manual_seed(0);
-        let s = cuda::stream_from_pool((), 0)?;
+        let s = cuda::Stream::new(())?;
         let a = zeros(&[100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
-        let b = cuda::with_stream(&s, || a.sum(()))??;
+        let b = cuda::with_stream(&s, || a.sum(()))?;
         // And back: the default stream meets what `s` wrote, and overwrites what `s` read.
         a.fill_(0.0)?;
         assert_eq!((&b + 0.0)?.item::<f32>()?, expected);
@@ -103,10 +104,10 @@ fn right_by_default(_: &World) -> Result<()> {
 }
 
 fn reported(_: &World) -> Result<()> {
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     let a = empty(&[100, 100], "cuda")?;
     a.normal_(0.0, 1.0)?;
-    let b = cuda::with_stream(&s, || a.sum(()))??;
+    let b = cuda::with_stream(&s, || a.sum(()))?;
     let races = cuda::take_races();
     assert_eq!(races.len(), 1, "{races:?}");
     let (first, second) = (&races[0].first, &races[0].second);
@@ -120,10 +121,10 @@ fn reported(_: &World) -> Result<()> {
 }
 
 fn wait_stream(_: &World) -> Result<()> {
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     let a = ones(&[1000], "cuda")?;
     s.wait_stream(&cuda::current_stream(())?)?;
-    let b = cuda::with_stream(&s, || a.sum(()))??;
+    let b = cuda::with_stream(&s, || a.sum(()))?;
     a.record_stream(&s)?;
     cuda::current_stream(())?.wait_stream(&s)?;
     let c = (&b + 1.0)?;
@@ -134,8 +135,7 @@ fn wait_stream(_: &World) -> Result<()> {
 }
 
 fn events(_: &World) -> Result<()> {
-    let timing = cuda::EventFlags { timing: true, ..Default::default() };
-    let (start, end) = (cuda::Event::new(timing), cuda::Event::new(timing));
+    let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
     let stream = cuda::current_stream(())?;
     start.record(&stream)?;
     let a = ones(&[1000], "cuda")?;
@@ -143,9 +143,9 @@ fn events(_: &World) -> Result<()> {
     end.record(&stream)?;
     end.synchronize()?;
     assert!(end.query()? && start.elapsed_time(&end)? >= 0.0);
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     s.wait_event(&end)?;
-    assert_eq!(cuda::with_stream(&s, || b.sum(()))??.item::<f32>()?, 2000.0);
+    assert_eq!(cuda::with_stream(&s, || b.sum(()))?.item::<f32>()?, 2000.0);
     s.synchronize()?;
     assert!(s.query()?);
     cuda::synchronize("cuda")

@@ -50,8 +50,8 @@ fn changes(devices: usize) -> Done {
     check(&net, 3.0, "in place")?;
     net.module().weight.view(&[1, 1])?.add_(1.0)?;
     check(&net, 4.0, "through a view")?;
-    let s = cuda::stream_from_pool(0, 0)?;
-    cuda::with_stream(&s, || net.module().weight.mul_(2.0).map(drop))??;
+    let s = cuda::Stream::new(0)?;
+    cuda::with_stream(&s, || net.module().weight.mul_(2.0).map(drop))?;
     check(&net, 8.0, "on another stream")?;
     net.module().weight.copy_(&full(&[], 5.0, ())?.pin_memory()?, true)?;
     check(&net, 5.0, "from the host")?;

@@ -101,7 +101,7 @@ fn the_host_does_not_wait_and_the_callers_streams_are_used() {
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
         net.forward(ones(&[6], 0)?)?;
-        let streams = (0..3).map(|d| cuda::stream_from_pool(d, 0));
+        let streams = (0..3).map(|d| cuda::Stream::new(d));
         let streams = streams.collect::<warpline::Result<Vec<_>>>()?;
         let inputs = [ones(&[6], ())?.pin_memory()?, ones(&[6], 0)?, ones(&[6], 2)?];
         net.module().take_seen();

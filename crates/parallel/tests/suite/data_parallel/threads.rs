@@ -31,7 +31,7 @@ fn choices(devices: usize) -> Done {
         let streams: warpline::Result<Vec<_>> = (0..devices).map(cuda::current_stream).collect();
         seen.send((x.device(), cuda::current_device()?, streams?)).expect("the test listens");
         for d in 0..devices {
-            world.devices()?.set_current_stream(&cuda::stream_from_pool(d, 0)?)?;
+            world.devices()?.set_current_stream(&cuda::Stream::new(d)?)?;
         }
         cuda::set_device(0)?;
         assert!(!fails, "on purpose");
@@ -39,8 +39,7 @@ fn choices(devices: usize) -> Done {
     }))?;
     for forward in 0..6 {
         // Of its own device the stream that the caller has.
-        let own: Vec<_> =
-            (0..devices).map(|d| cuda::stream_from_pool(d, 0)).collect::<Result<_, _>>()?;
+        let own: Vec<_> = (0..devices).map(|d| cuda::Stream::new(d)).collect::<Result<_, _>>()?;
         let devices_of = runtime();
         for stream in &own {
             devices_of.devices()?.set_current_stream(stream)?;
@@ -110,7 +109,7 @@ fn shared(devices: usize) -> Done {
             let net = Arc::clone(&net);
             in_thread(&runtime(), move || {
                 for d in 0..devices {
-                    runtime().devices()?.set_current_stream(&cuda::stream_from_pool(d, 0)?)?;
+                    runtime().devices()?.set_current_stream(&cuda::Stream::new(d)?)?;
                 }
                 for _ in 0..4 {
                     // Its first element is zero, so that the buffer stays.

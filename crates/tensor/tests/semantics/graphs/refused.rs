@@ -29,7 +29,7 @@ fn waits(_: &World) -> Result<()> {
     let one = ones(&[1], 0)?;
     let pinned = zeros(&[100], ())?.pin_memory()?;
     let (before, inside) = (Event::default(), Event::default());
-    let stream = cuda::stream_from_pool((), 0)?;
+    let stream = cuda::Stream::new(())?;
     before.record(&stream)?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &stream, || {
@@ -59,9 +59,9 @@ fn waits(_: &World) -> Result<()> {
 }
 
 fn outside(_: &World) -> Result<()> {
-    let (main, side) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+    let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
     let x = ones(&[100], 0)?;
-    let slow = cuda::with_stream(&side, || full(&[1 << 16], 3.0, 0))??;
+    let slow = cuda::with_stream(&side, || full(&[1 << 16], 3.0, 0))?;
     let event = side.record_event(None)?;
     let inside = Event::default();
     let mut graph = CudaGraph::new();
@@ -84,7 +84,7 @@ fn outside(_: &World) -> Result<()> {
 }
 
 fn mixed(_: &World) -> Result<()> {
-    let (one, two) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+    let (one, two) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
     let x = ones(&[100], 0)?;
     let ready = CudaGraph::new();
     assert!(ready.replay().is_err());
@@ -100,7 +100,7 @@ fn mixed(_: &World) -> Result<()> {
         })?;
         refused("replay", done.replay());
         // On another stream it is no part of the capture.
-        cuda::with_stream(&two, || done.replay())??;
+        cuda::with_stream(&two, || done.replay())?;
         Ok(((&y * 2.0)?, z))
     })?;
     outer.replay()?;
@@ -117,7 +117,7 @@ fn mixed(_: &World) -> Result<()> {
 
 fn memory(_: &World) -> Result<()> {
     let x = ones(&[100], 0)?;
-    let stream = cuda::stream_from_pool((), 0)?;
+    let stream = cuda::Stream::new(())?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &stream, || {
         let y = (&x + 1.0)?;

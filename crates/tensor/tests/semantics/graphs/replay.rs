@@ -59,12 +59,12 @@ fn equals_eager(world: &World) -> Result<()> {
 fn inputs(_: &World) -> Result<()> {
     let x = zeros(&[1000], 0)?;
     let (graph, y) = cuda::graph(|| (&x + 1.0)? * 3.0)?;
-    let side = cuda::stream_from_pool((), 0)?;
+    let side = cuda::Stream::new(())?;
     for round in 0..4 {
         let new = full(&[1000], round as f32, 0)?;
         // Written on one stream, replayed on another, read on the first.
         x.copy_(&new, false)?;
-        cuda::with_stream(&side, || graph.replay())??;
+        cuda::with_stream(&side, || graph.replay())?;
         assert_eq!(values(&y)?, vec![3.0 * (round as f32 + 1.0); 1000]);
     }
     // Through pinned memory: the copies are part of the graph.
@@ -125,7 +125,7 @@ fn unreplayed(_: &World) -> Result<()> {
 
 fn failing(_: &World) -> Result<()> {
     let x = ones(&[10], 0)?;
-    let stream = cuda::stream_from_pool((), 0)?;
+    let stream = cuda::Stream::new(())?;
     let mut graph = CudaGraph::new();
     let mut made = None;
     let error = captured(&mut graph, &stream, || {
@@ -141,7 +141,7 @@ fn failing(_: &World) -> Result<()> {
     let lost = (&made.expect("it was made") + 1.0).expect_err("never to be replayed");
     assert!(matches!(lost, Error::NotReplayed { .. }), "{lost}");
     // The stream runs again what it is given, and can be captured.
-    let y = cuda::with_stream(&stream, || &x * 4.0)??;
+    let y = cuda::with_stream(&stream, || &x * 4.0)?;
     assert_eq!(values(&y)?, [4.0; 10]);
     let z = captured(&mut graph, &stream, || &y + 1.0)?;
     graph.replay()?;
@@ -151,7 +151,7 @@ fn failing(_: &World) -> Result<()> {
 
 fn panics(_: &World) -> Result<()> {
     let x = ones(&[10], 0)?;
-    let stream = cuda::stream_from_pool((), 0)?;
+    let stream = cuda::Stream::new(())?;
     let mut graph = CudaGraph::new();
     let result = catch_unwind(AssertUnwindSafe(|| {
         captured(&mut graph, &stream, || -> Result<()> {
@@ -170,7 +170,7 @@ fn panics(_: &World) -> Result<()> {
 
 fn dropped(_: &World) -> Result<()> {
     let x = ones(&[1 << 16], 0)?;
-    let streams = [cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?];
+    let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
     for (round, stream) in streams.iter().cycle().take(6).enumerate() {
         let (graph, y) = cuda::graph(|| {
             let mut y = x.copy()?;
@@ -179,7 +179,7 @@ fn dropped(_: &World) -> Result<()> {
             }
             Ok(y)
         })?;
-        cuda::with_stream(stream, || graph.replay())??;
+        cuda::with_stream(stream, || graph.replay())?;
         drop(graph);
         if round % 2 == 0 {
             cuda::empty_cache();
@@ -193,7 +193,7 @@ fn dropped(_: &World) -> Result<()> {
 
 fn forks(_: &World) -> Result<()> {
     let x = ones(&[1000], 0)?;
-    let (main, side) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+    let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
     for join in [true, false] {
         let mut graph = CudaGraph::new();
         let (y, z) = captured(&mut graph, &main, || {
@@ -208,7 +208,7 @@ fn forks(_: &World) -> Result<()> {
                 let u = (&t + 1.0)?;
                 drop(t);
                 &u + 1.0
-            })??;
+            })?;
             if join {
                 main.wait_stream(&side)?;
             }
@@ -244,10 +244,10 @@ fn one_device(_: &World) -> Result<()> {
     let x = ones(&[10], 0)?;
     let (graph, y) = cuda::graph(|| &x + 1.0)?;
     // Its device's current stream counts, whatever device is current.
-    cuda::with_device(1, || graph.replay())??;
+    cuda::with_device(1, || graph.replay())?;
     assert_eq!(values(&y)?, [2.0; 10]);
     let pool = graph.pool()?;
-    let error = cuda::with_device(1, || CudaGraph::new().capture_with(&pool, || Ok(())))?;
+    let error = cuda::with_device(1, || CudaGraph::new().capture_with(&pool, || Ok(())));
     let error = error.expect_err("a pool of another device");
     assert!(error.to_string().contains("cuda:0"), "{error}");
     Ok(())
