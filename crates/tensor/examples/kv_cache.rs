@@ -48,7 +48,7 @@ impl Attention {
 fn main() -> Result<()> {
     let device = if cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu };
     manual_seed(0);
-    let table = randn([VOCABULARY, WIDTH], device)?;
+    let (table, head) = (randn([VOCABULARY, WIDTH], device)?, randn([WIDTH, VOCABULARY], device)?);
     let mut attention = Attention::new(device)?;
 
     // The token stays on the GPU from step to step: the host enqueues and never waits.
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     while tokens.len() < LONGEST {
         let x = embedding(&table, &token)?;
         let attended = attention.step(&x)?;
-        let logits = (attended + x)?.matmul(&table.t()?)?;
+        let logits = (attended + x)?.matmul(&head)?;
         token = logits.argmax(1)?;
         tokens.push(token.clone());
     }

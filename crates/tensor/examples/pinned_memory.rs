@@ -13,7 +13,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         report.check("S26 pin_memory", host.is_pinned(), "the copy is page-locked");
 
         let copies = cuda::Stream::new(())?;
-        let work = warpline::ones(&[512, 512], "cuda")?;
+        let work = warpline::ones([512, 512], "cuda")?;
         let moved = cuda::with_stream(&copies, || host.to_non_blocking("cuda"))?;
         let product = work.matmul(&work)?; // on the default stream, beside the copy
         // The default stream waits for the copy by itself.

@@ -11,13 +11,13 @@ use warpline::{Result, RuntimeConfig, SyncPolicy, cuda};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let expected = support::with_config(1, &RuntimeConfig::default(), |_| {
         warpline::manual_seed(0);
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         let expected = a.sum(())?.item::<f32>()?; // one stream: in order by itself
 
         warpline::manual_seed(0);
         let s = cuda::Stream::new(())?; // a new stream
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         let b = cuda::with_stream(&s, || a.sum(()))?; // in PyTorch, this may start too early
         let sum = b.item::<f32>()?;
@@ -29,7 +29,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::with_config(1, &manual, |runtime| {
         warpline::manual_seed(0);
         let s = cuda::Stream::new(())?;
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
         let races = runtime.take_races();
@@ -41,7 +41,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
 
         // The note's remedy.
         warpline::manual_seed(0);
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         s.wait_stream(&cuda::current_stream(())?)?;
         let b = cuda::with_stream(&s, || a.sum(()))?;

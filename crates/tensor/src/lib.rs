@@ -8,7 +8,7 @@
 //! let b = (&a + 1.0)?.matmul(&a.t()?)?;
 //! assert_eq!(b.to_vec::<f32>()?, [8.0, 18.0, 14.0, 32.0]);
 //! println!("{b}");
-//! assert_eq!(zeros(&[2], (DType::I64, "cpu"))?.to_string(), "tensor([0, 0])");
+//! assert_eq!(zeros([2], (DType::I64, "cpu"))?.to_string(), "tensor([0, 0])");
 //! # Ok::<(), warpline::Error>(())
 //! ```
 //!

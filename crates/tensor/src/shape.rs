@@ -8,7 +8,7 @@ use warpline_runtime::Sizes;
 ///
 /// ```
 /// # use warpline::zeros;
-/// for t in [zeros([2, 3], ())?, zeros(&[2, 3], ())?, zeros(vec![2, 3], ())?] {
+/// for t in [zeros([2, 3], ())?, zeros([2, 3], ())?, zeros(vec![2, 3], ())?] {
 ///     assert_eq!(t.size(), [2, 3]);
 /// }
 /// assert_eq!((zeros(3, ())?.size(), zeros((), ())?.dim()), (&[3][..], 0));
@@ -31,7 +31,7 @@ pub trait IntoShape {
 /// # use warpline::arange;
 /// let t = arange(6, ())?;
 /// assert_eq!(t.reshape([2, -1])?.size(), [2, 3]);
-/// assert_eq!(t.reshape(arange(6, ())?.reshape(&[3, 2])?.size())?.reshape(-1)?.size(), [6]);
+/// assert_eq!(t.reshape(arange(6, ())?.reshape([3, 2])?.size())?.reshape(-1)?.size(), [6]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(

@@ -7,8 +7,6 @@ use warpline_stream::{Devices, Event, EventFlags, StreamError};
 
 use crate::support::{Clock, TOKEN, counted, on_devices, schedules, simulated};
 
-const TIMING: EventFlags = EventFlags { timing: true, blocking: false, interprocess: false };
-
 on_devices! {
     s07_work_is_done_once_waited_for, gpu_s07_work_is_done_once_waited_for, work_is_done;
     s13_wait_stream, gpu_s13_wait_stream, wait_stream;

@@ -37,7 +37,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 fn run(options: &Options) -> Result<()> {
     let stream = cuda::Stream::new(())?;
     let _on = cuda::stream(&stream)?;
-    let x = ones(&[options.numel], "cuda")?;
+    let x = ones([options.numel], "cuda")?;
     let chain = || -> Result<Tensor> {
         let mut y = (&x + 1.0)?;
         for _ in 1..options.ops {

@@ -26,7 +26,7 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// use warpline::{DType, cuda, simulated, with_runtime, zeros};
 ///
 /// with_runtime(&simulated(2)?, || {
-///     let t = zeros(&[1000], (DType::F32, "cuda:1"))?;
+///     let t = zeros([1000], (DType::F32, "cuda:1"))?;
 ///     let segments = cuda::memory_snapshot()?;
 ///     assert_eq!((segments.len(), segments[0].device), (1, 1));
 ///     assert_eq!(segments[0].blocks[0].address, t.data_ptr());
@@ -65,7 +65,7 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 ///
 /// with_runtime(&simulated(2)?, || {
 ///     memory::record_memory_history(TraceConfig::default())?;
-///     drop(zeros(&[1000], "cuda:1")?);
+///     drop(zeros([1000], "cuda:1")?);
 ///     memory::record_memory_history(None)?;
 ///     let snapshot = memory::snapshot()?;
 ///     let [first, second] = &snapshot.device_traces[..] else { panic!("two devices") };

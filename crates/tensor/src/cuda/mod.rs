@@ -8,7 +8,7 @@
 //!
 //! if cuda::is_available()? {
 //!     let _on_1 = cuda::device(1)?;
-//!     let t = zeros(&[2], "cuda")?;
+//!     let t = zeros([2], "cuda")?;
 //!     assert_eq!(t.device(), warpline::Device::cuda(1));
 //!     println!("{} bytes", cuda::memory_allocated(1)?);
 //! }
@@ -105,7 +105,7 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 /// use warpline::{cuda, zeros};
 ///
 /// let device = if cuda::is_available()? { "cuda" } else { "cpu" };
-/// let x = zeros(&[2], device)?;
+/// let x = zeros([2], device)?;
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -242,7 +242,7 @@ pub fn can_device_access_peer(
 /// # use warpline::{RuntimeConfig, cuda, full, open, with_runtime};
 /// # with_runtime(&open("sim:2", &RuntimeConfig::default())?, || -> warpline::Result<()> {
 /// cuda::enable_peer_access(0, 1)?;
-/// let sum = (full(&[2], 1.0, "cuda:0")? + full(&[2], 2.0, "cuda:1")?)?;
+/// let sum = (full([2], 1.0, "cuda:0")? + full([2], 2.0, "cuda:1")?)?;
 /// assert_eq!(sum.device(), warpline::Device::cuda(0));
 /// assert_eq!(sum.to_vec::<f32>()?, [3.0, 3.0]);
 /// # Ok(()) })?;

@@ -46,8 +46,8 @@ pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<
 ///
 /// ```
 /// # use warpline::full;
-/// assert_eq!(full(&[2], 7, ())?.to_string(), "tensor([7, 7])");
-/// assert_eq!(full(&[2], 0.5, ())?.to_string(), "tensor([0.5000, 0.5000])");
+/// assert_eq!(full([2], 7, ())?.to_string(), "tensor([7, 7])");
+/// assert_eq!(full([2], 0.5, ())?.to_string(), "tensor([0.5000, 0.5000])");
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///

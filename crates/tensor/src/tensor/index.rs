@@ -133,7 +133,7 @@ impl Tensor {
     ///
     /// ```
     /// # use warpline::arange;
-    /// let t = arange(24, ())?.reshape(&[2, 3, 4])?;
+    /// let t = arange(24, ())?.reshape([2, 3, 4])?;
     /// assert_eq!(t.i(1)?.size(), [3, 4]);
     /// assert_eq!(t.i((.., -1, 1..3))?.to_vec::<i64>()?, [9, 10, 21, 22]);
     /// assert_eq!(t.i((0, 1..=1, ..=-3))?.to_vec::<i64>()?, [4, 5]);

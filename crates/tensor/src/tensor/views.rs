@@ -236,7 +236,7 @@ impl Tensor {
             ));
         }
         if self.dim() == 0 {
-            return self.reshape(&[1]);
+            return self.reshape([1]);
         }
         let as_shape = |sizes: &[usize]| sizes.iter().map(|&n| n as isize).collect::<Vec<_>>();
         let mut shape = as_shape(&self.size()[..first]);
@@ -319,7 +319,7 @@ impl Tensor {
     ///
     /// ```
     /// # use warpline::{MemoryFormat, zeros};
-    /// let images = zeros(&[2, 3, 4, 5], ())?.contiguous_in(MemoryFormat::ChannelsLast)?;
+    /// let images = zeros([2, 3, 4, 5], ())?.contiguous_in(MemoryFormat::ChannelsLast)?;
     /// assert_eq!(images.stride(), [60, 1, 15, 3]);
     /// # Ok::<(), warpline::Error>(())
     /// ```

@@ -87,7 +87,7 @@ fn s33_both_sides_have_the_same_memory_in_the_order_that_events_give() {
 fn s33_what_other_streams_were_given_comes_before_the_sending() {
     both(
         |channel| {
-            let tensor = zeros(&[1000], "cuda:0")?.share_memory()?;
+            let tensor = zeros([1000], "cuda:0")?.share_memory()?;
             let side = cuda::Stream::new(())?;
             cuda::with_stream(&side, || -> Result<()> {
                 for _ in 0..10 {
@@ -133,7 +133,7 @@ fn s33_what_reads_it_comes_before_the_sending_too() {
 fn s33_views_arrive_as_they_are() {
     both(
         |channel| {
-            let tensor = numbers(24)?.view(&[4, 6])?.share_memory()?;
+            let tensor = numbers(24)?.view([4, 6])?.share_memory()?;
             channel.send(&tensor.t()?)?;
             channel.send(&tensor.narrow(1, 2, 3)?)?;
             channel.send(&tensor.select(0, -1)?)?;
@@ -158,7 +158,7 @@ fn s33_views_arrive_as_they_are() {
 fn s33_what_comes_again_is_ordered_with_what_came_before() {
     both(
         |channel| {
-            let tensor = zeros(&[100], "cuda:0")?.share_memory()?;
+            let tensor = zeros([100], "cuda:0")?.share_memory()?;
             for part in [tensor.clone(), tensor.narrow(0, 50, 50)?, tensor.clone()] {
                 channel.send(&part)?;
             }
@@ -277,7 +277,7 @@ fn s33_parameters_of_a_module_are_shared() {
 fn s33_replays_of_a_graph_use_it_and_the_graph_keeps_it() {
     both(
         |channel| {
-            let tensor = zeros(&[64], "cuda:0")?.share_memory()?;
+            let tensor = zeros([64], "cuda:0")?.share_memory()?;
             channel.send(&tensor)?;
             channel.recv_event(&tensor)?;
             assert_eq!(tensor.to_vec::<f32>()?, [3.0; 64]);
@@ -300,7 +300,7 @@ fn s33_other_devices_read_and_copy_it() {
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
             cuda::enable_peer_access(1, 0)?;
-            let local = zeros(&[100], "cuda:1")?;
+            let local = zeros([100], "cuda:1")?;
             local.add_(&tensor)?;
             assert_eq!(local.sum(())?.item::<f32>()?, 4950.0);
             channel.send(&tensor)
@@ -309,7 +309,7 @@ fn s33_other_devices_read_and_copy_it() {
             let before = channel.recv()?;
             assert_eq!(before.to("cuda:1")?.sum(())?.item::<f32>()?, 4950.0);
             cuda::enable_peer_access(1, 0)?; // opens what is there already
-            let local = zeros(&[100], "cuda:1")?;
+            let local = zeros([100], "cuda:1")?;
             local.add_(&before)?;
             assert_eq!(local.sum(())?.item::<f32>()?, 4950.0);
             Ok(())

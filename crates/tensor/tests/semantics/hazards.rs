@@ -48,7 +48,7 @@ impl Case {
     fn new(device: usize) -> Result<Self> {
         let stream = || cuda::exclusive_stream(device, 0);
         let streams = [stream()?, stream()?, stream()?, stream()?];
-        let tensor = zeros(&[64], device)?;
+        let tensor = zeros([64], device)?;
         cuda::synchronize(device)?;
         Ok(Self { streams, tensor, made: Vec::new() })
     }

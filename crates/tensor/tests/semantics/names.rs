@@ -12,6 +12,7 @@ fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
 }
 
 #[test]
+#[allow(clippy::needless_borrows_for_generic_args)] // it shows that either does
 fn shapes_are_arrays_references_slices_or_vectors() -> Result<()> {
     everywhere(|at| {
         let sizes = vec![2, 3];

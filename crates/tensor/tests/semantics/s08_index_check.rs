@@ -24,7 +24,7 @@ crate::rows! {
 
 /// `[[0, 1, 2], [3, 4, 5], ..]`, four rows.
 pub(crate) fn table(device: usize) -> Result<Tensor> {
-    arange(12.0f32, device)?.view(&[4, 3])
+    arange(12.0f32, device)?.view([4, 3])
 }
 
 pub(crate) fn indices(device: usize, values: &[i64]) -> Result<Tensor> {
@@ -108,7 +108,7 @@ fn every_op_and_wait(_: &World) -> Result<()> {
 #[test]
 fn s08_on_the_cpu_the_call_itself_fails() {
     common::cpu(|_| {
-        let t = arange(12.0f32, ())?.view(&[4, 3])?;
+        let t = arange(12.0f32, ())?.view([4, 3])?;
         for bad in [4i64, -1] {
             let index = tensor([0, bad], ())?;
             let (line, answer) = (line!(), t.index_select(0, &index));
@@ -304,7 +304,7 @@ fn s08_a_program_that_never_waits_needs_no_more_places() {
     let world = SimBox::with(1, Schedule::Eager, SyncPolicy::Auto);
     world.enter(|| {
         let (t, good) = (table(0)?, indices(0, &[1])?);
-        let sum = zeros(&[1, 3], 0)?;
+        let sum = zeros([1, 3], 0)?;
         cuda::synchronize(0)?;
         let (before, waits) = (world.count(CallKind::HostAlloc), world.host_waits());
         for _ in 0..5000 {

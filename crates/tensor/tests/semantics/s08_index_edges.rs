@@ -158,7 +158,7 @@ fn s08_a_moot_wait_swallows_no_report() {
     let config = SimConfig { schedule: Schedule::Lazy, isolate_faults: true, ..SimConfig::new(2) };
     let world = SimBox::new(config, &RuntimeConfig::default());
     world.enter(|| {
-        let host = zeros(&[4], "cpu")?.pin_memory()?;
+        let host = zeros([4], "cpu")?.pin_memory()?;
         let there = host.to_non_blocking(0)?;
         cuda::synchronize(0)?;
         let (t, bad) = (table(1)?, indices(1, &[7])?);

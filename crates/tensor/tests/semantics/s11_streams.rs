@@ -25,7 +25,7 @@ fn default(world: &World) -> Result<()> {
         assert!(stream.is_default());
         assert_eq!(stream.raw().handle().raw(), 0);
         assert_eq!(cuda::current_stream(device)?, stream);
-        assert_eq!(ones(&[3], device)?.to_vec::<f32>()?, [1.0; 3]);
+        assert_eq!(ones([3], device)?.to_vec::<f32>()?, [1.0; 3]);
     }
     Ok(())
 }
@@ -49,7 +49,7 @@ fn exclusive(world: &World) -> Result<()> {
         let mine = cuda::exclusive_stream(device, -1)?;
         assert!(!pooled.contains(&mine));
         assert_eq!(mine.priority()?, -1);
-        let sum = cuda::with_stream(&mine, || ones(&[5], device)?.sum(()))?;
+        let sum = cuda::with_stream(&mine, || ones([5], device)?.sum(()))?;
         assert!(mine.last_op() > 0, "nothing was enqueued there");
         assert_eq!(sum.item::<f32>()?, 5.0);
     }
@@ -66,7 +66,7 @@ fn external(world: &World) -> Result<()> {
         assert_eq!(stream.raw().handle(), raw.handle());
         let a = cuda::with_stream(&stream, || {
             assert_eq!(cuda::current_stream(device)?.raw().handle(), raw.handle());
-            ones(&[4], device)?.add(2.0)
+            ones([4], device)?.add(2.0)
         })?;
         assert!(stream.last_op() > 0, "nothing was enqueued there");
         assert_eq!(a.to_vec::<f32>()?, [3.0; 4]);
@@ -106,7 +106,7 @@ fn per_device(_: &World) -> Result<()> {
     assert_eq!((cuda::current_stream(0)?, cuda::current_stream(1)?), (s0.clone(), s1.clone()));
     // Ops run on their device's current stream, whichever device is current.
     let before = (s0.last_op(), s1.last_op());
-    let t = ones(&[2], 1)?;
+    let t = ones([2], 1)?;
     assert!(s1.last_op() > before.1);
     assert_eq!(s0.last_op(), before.0);
     assert_eq!(t.to_vec::<f32>()?, [1.0; 2]);

@@ -20,7 +20,7 @@ crate::rows! {
 
 fn filled(device: usize) -> Result<Tensor> {
     manual_seed(7);
-    let a = empty(&[100, 100], device)?;
+    let a = empty([100, 100], device)?;
     a.normal_(0.0, 1.0)?;
     Ok(a)
 }
@@ -80,7 +80,7 @@ fn assert_race(races: &[Race], first: (&str, u32), second: (&str, u32)) {
 fn reported(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let s = cuda::Stream::new(device)?;
-        let a = empty(&[100, 100], device)?;
+        let a = empty([100, 100], device)?;
         let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
         let _on_s = cuda::stream(&s)?;
         let (read, b) = (line!(), a.sum(())?);
@@ -143,7 +143,7 @@ fn two_reads(world: &World) -> Result<()> {
 /// A view is the same memory, whatever its address.
 fn views(world: &World) -> Result<()> {
     let s = cuda::Stream::new(0)?;
-    let a = empty(&[100, 100], 0)?;
+    let a = empty([100, 100], 0)?;
     let rows = a.narrow(0, 10, 20)?;
     let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
     let on_s = cuda::stream(&s)?;

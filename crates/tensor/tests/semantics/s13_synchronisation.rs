@@ -20,7 +20,7 @@ crate::rows! {
 /// Enqueues enough on the current stream to be busy for a while: 20 products.
 fn busy(world: &World, device: usize) -> Result<Tensor> {
     let size = if world.real { 2048 } else { 4 };
-    let a = full(&[size, size], 0.5 / size as f64, (DType::F32, device))?;
+    let a = full([size, size], 0.5 / size as f64, (DType::F32, device))?;
     let mut b = a.copy()?;
     for _ in 0..20 {
         b = a.matmul(&b)?;
@@ -74,7 +74,7 @@ fn produce_and_consume(
     order: impl Fn(&Stream, &Stream) -> Result<()>,
 ) -> Result<()> {
     let (s, t) = (cuda::Stream::new(from)?, cuda::Stream::new(to)?);
-    let a = cuda::with_stream(&s, || zeros(&[1000], from))?;
+    let a = cuda::with_stream(&s, || zeros([1000], from))?;
     let kept = cuda::with_stream(&s, || busy(world, from))?;
     cuda::with_stream(&s, || a.fill_(3.0).map(drop))?;
     order(&s, &t)?;
@@ -159,8 +159,8 @@ fn s13_waiting_for_a_stream_leaves_the_others_alone() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let [s, t] = pool_streams(0)?;
-        let a = cuda::with_stream(&s, || zeros(&[4], 0))?;
-        let b = cuda::with_stream(&t, || zeros(&[4], 0))?;
+        let a = cuda::with_stream(&s, || zeros([4], 0))?;
+        let b = cuda::with_stream(&t, || zeros([4], 0))?;
         for _ in 0..10 {
             cuda::with_stream(&s, || a.add_(1.0).map(drop))?;
             cuda::with_stream(&t, || b.add_(1.0).map(drop))?;
@@ -190,7 +190,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
         let (start, end, elsewhere) = (timed(), timed(), timed());
         let stream = cuda::current_stream(0)?;
         start.record(&stream)?;
-        let a = zeros(&[4], 0)?;
+        let a = zeros([4], 0)?;
         end.record(&stream)?;
         elsewhere.record(&cuda::current_stream(1)?)?;
         let error = start.elapsed_time(&end).expect_err("unfinished");

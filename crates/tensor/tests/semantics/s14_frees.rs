@@ -23,7 +23,7 @@ fn s14_frees_make_nobody_wait() {
         world.enter(|| {
             let s = cuda::Stream::new(0)?;
             let tensors = (0..20)
-                .map(|i| ones(&[1 + i * 100_000], i % devices))
+                .map(|i| ones([1 + i * 100_000], i % devices))
                 .collect::<Result<Vec<_>>>()?;
             let sums = cuda::with_stream(&s, || {
                 tensors.iter().map(|t| t.sum(())).collect::<Result<Vec<_>>>()
@@ -52,7 +52,7 @@ fn s14_frees_make_nobody_wait() {
 /// Keeps the current stream busy, then adds 1 to `a` and sums it up.
 fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
     let size = if world_is_real { 2048 } else { 4 };
-    let m = full(&[size, size], 0.5 / size as f64, (DType::F32, a.device()))?;
+    let m = full([size, size], 0.5 / size as f64, (DType::F32, a.device()))?;
     let mut product = m.copy()?;
     for _ in 0..20 {
         product = m.matmul(&product)?;
@@ -64,7 +64,7 @@ fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
 fn freed_early(world: &World, record: bool) -> Result<()> {
     for device in 0..world.devices {
         let s = cuda::Stream::new(device)?;
-        let a = ones(&[COUNT], device)?;
+        let a = ones([COUNT], device)?;
         s.wait_stream(&cuda::current_stream(device)?)?;
         let (sum, product) = cuda::with_stream(&s, || slow_sum(world.real, &a))?;
         if record {
@@ -72,7 +72,7 @@ fn freed_early(world: &World, record: bool) -> Result<()> {
         }
         drop(a);
         // Were the memory handed out again at once, this would write into it too early.
-        let b = full(&[COUNT], 7.0, device)?;
+        let b = full([COUNT], 7.0, device)?;
         assert_eq!(b.sum(())?.item::<f32>()?, 7.0 * COUNT as f32);
         assert_eq!(cuda::with_stream(&s, || sum.item::<f32>())?, COUNT as f32);
         assert!(world.runtime.take_races().is_empty());
@@ -97,7 +97,7 @@ fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
     let mut same = (false, false);
     world.enter(|| {
         let s = cuda::Stream::new(0)?;
-        let a = ones(&[COUNT], 0)?;
+        let a = ones([COUNT], 0)?;
         let address = a.data_ptr();
         s.wait_stream(&cuda::current_stream(0)?)?;
         let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &a))?;
@@ -105,10 +105,10 @@ fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
             a.record_stream(&s)?;
         }
         drop(a);
-        let early = empty(&[COUNT], 0)?;
+        let early = empty([COUNT], 0)?;
         same.0 = early.data_ptr() == address;
         s.synchronize()?;
-        let late = empty(&[COUNT], 0)?;
+        let late = empty([COUNT], 0)?;
         same.1 = late.data_ptr() == address;
         drop((sum, product));
         Ok(())
@@ -130,7 +130,7 @@ fn s14_a_view_records_for_its_memory() {
     let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Manual);
     world.enter(|| {
         let s = cuda::Stream::new(0)?;
-        let a = ones(&[COUNT], 0)?;
+        let a = ones([COUNT], 0)?;
         let address = a.data_ptr();
         let view = a.narrow(0, 1000, 10)?;
         drop(a);
@@ -138,7 +138,7 @@ fn s14_a_view_records_for_its_memory() {
         let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &view))?;
         view.record_stream(&s)?;
         drop(view);
-        assert_ne!(empty(&[COUNT], 0)?.data_ptr(), address);
+        assert_ne!(empty([COUNT], 0)?.data_ptr(), address);
         s.synchronize()?;
         drop((sum, product));
         Ok(())
@@ -150,10 +150,10 @@ fn s14_a_view_records_for_its_memory() {
 fn s14_on_one_stream_memory_is_used_again_at_once() {
     let world = SimBox::lazy(1);
     world.enter(|| {
-        let a = ones(&[COUNT], 0)?;
+        let a = ones([COUNT], 0)?;
         let (address, sum) = (a.data_ptr(), a.sum(())?);
         drop(a);
-        let b = full(&[COUNT], 2.0, 0)?;
+        let b = full([COUNT], 2.0, 0)?;
         assert_eq!(b.data_ptr(), address);
         assert_eq!(sum.item::<f32>()?, COUNT as f32);
         assert_eq!(b.sum(())?.item::<f32>()?, 2.0 * COUNT as f32);

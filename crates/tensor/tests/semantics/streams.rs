@@ -15,8 +15,8 @@ rows! {
 
 fn as_if_at_once(world: &World) -> Result<()> {
     let at = world.devices - 1;
-    let a = ones(&[256], at)?;
-    let mut b = zeros(&[256], at)?;
+    let a = ones([256], at)?;
+    let mut b = zeros([256], at)?;
     for _ in 0..10 {
         b = (&b + &a)?;
         b.mul_(2.0)?;
@@ -35,7 +35,7 @@ fn as_if_at_once(world: &World) -> Result<()> {
 fn s07_ops_return_before_they_run() {
     let runtime = warpline::open("sim:1,lazy", &RuntimeConfig::default()).expect("a simulator");
     warpline::with_runtime(&runtime, || -> Result<()> {
-        let a = ones(&[16], "cuda")?;
+        let a = ones([16], "cuda")?;
         let done = cuda::current_stream(())?.record_event(None)?;
         assert!(!done.query()?, "the laziest schedule has run the fill already");
         assert_eq!(a.to_vec::<f32>()?, [1.0; 16]);
@@ -50,7 +50,7 @@ fn s08_launch_blocking_waits_for_each_launch() {
     let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
     let runtime = warpline::open("sim:1,lazy", &config).expect("a simulator");
     warpline::with_runtime(&runtime, || -> Result<()> {
-        let a = ones(&[16], "cuda")?;
+        let a = ones([16], "cuda")?;
         assert!(cuda::current_stream(())?.query()?);
         let _b = (&a + 1.0)?;
         assert!(cuda::current_stream(())?.query()?);
@@ -68,7 +68,7 @@ fn guard(world: &World) -> Result<()> {
         let _guard = cuda::stream(&s)?;
         assert_eq!(cuda::current_stream(last)?, s);
         assert_eq!(cuda::current_device()?, last, "the guard switches the device too");
-        let t = ones(&[4], "cuda")?;
+        let t = ones([4], "cuda")?;
         assert_eq!(t.to_vec::<f32>()?, [1.0; 4]);
         let nested = cuda::exclusive_stream(last, 0)?;
         cuda::with_stream(&nested, || {
@@ -86,13 +86,13 @@ fn guard(world: &World) -> Result<()> {
 /// The note's example, with a fill whose sum is known.
 fn right_by_default(_: &World) -> Result<()> {
     manual_seed(0);
-    let a = empty(&[100, 100], "cuda")?;
+    let a = empty([100, 100], "cuda")?;
     a.normal_(0.0, 1.0)?;
     let expected = a.sum(())?.item::<f32>()?;
     for _ in 0..3 {
         manual_seed(0);
         let s = cuda::Stream::new(())?;
-        let a = zeros(&[100, 100], "cuda")?;
+        let a = zeros([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         let b = cuda::with_stream(&s, || a.sum(()))?;
         // And back: the default stream meets what `s` wrote, and overwrites what `s` read.
@@ -105,7 +105,7 @@ fn right_by_default(_: &World) -> Result<()> {
 
 fn reported(_: &World) -> Result<()> {
     let s = cuda::Stream::new(())?;
-    let a = empty(&[100, 100], "cuda")?;
+    let a = empty([100, 100], "cuda")?;
     a.normal_(0.0, 1.0)?;
     let b = cuda::with_stream(&s, || a.sum(()))?;
     let races = cuda::take_races();
@@ -122,7 +122,7 @@ fn reported(_: &World) -> Result<()> {
 
 fn wait_stream(_: &World) -> Result<()> {
     let s = cuda::Stream::new(())?;
-    let a = ones(&[1000], "cuda")?;
+    let a = ones([1000], "cuda")?;
     s.wait_stream(&cuda::current_stream(())?)?;
     let b = cuda::with_stream(&s, || a.sum(()))?;
     a.record_stream(&s)?;
@@ -138,7 +138,7 @@ fn events(_: &World) -> Result<()> {
     let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
     let stream = cuda::current_stream(())?;
     start.record(&stream)?;
-    let a = ones(&[1000], "cuda")?;
+    let a = ones([1000], "cuda")?;
     let b = (&a * 2.0)?;
     end.record(&stream)?;
     end.synchronize()?;

@@ -49,7 +49,7 @@ fn passing(world: &World) -> Result<()> {
     in_threads(world, |i| {
         let device = i % world.devices;
         let mut own = cuda::Stream::new(device)?;
-        let tensor = cuda::with_stream(&own, || full(&[64], i as f64, (DType::F32, device)))?;
+        let tensor = cuda::with_stream(&own, || full([64], i as f64, (DType::F32, device)))?;
         let (event, next) = (own.record_event(None)?, &senders[(i + 1) % THREADS]);
         let first = Parcel { tensor, stream: own.clone(), event, hops: 0 };
         let _ = next.send(first);
@@ -96,12 +96,12 @@ fn one_stream(world: &World) -> Result<()> {
     const STEPS: usize = 12;
     for device in 0..world.devices {
         let stream = cuda::Stream::new(device)?;
-        let total = cuda::with_stream(&stream, || zeros(&[100], (DType::I64, device)))?;
+        let total = cuda::with_stream(&stream, || zeros([100], (DType::I64, device)))?;
         let start = Barrier::new(THREADS);
         in_threads(world, |i| {
             let _guard = cuda::stream(&stream)?;
             start.wait();
-            let mut own = full(&[100], i as i64, device)?;
+            let mut own = full([100], i as i64, device)?;
             for step in 0..STEPS {
                 total.add_(1)?;
                 // New memory each time: freed and used again on the stream all share.
@@ -123,7 +123,7 @@ fn pool(world: &World) -> Result<()> {
     type Job = (usize, Tensor);
     let (jobs, taken) = channel::<Job>();
     for job in 0..4 * THREADS {
-        let tensor = full(&[32], job as i64, job % world.devices)?;
+        let tensor = full([32], job as i64, job % world.devices)?;
         jobs.send((job, tensor)).expect("a receiver");
     }
     drop(jobs);

@@ -71,7 +71,7 @@ fn any(devices: usize) -> Done {
                 1 => drop(net.module().weight.add_(value).map(|_| model.weight += value)?),
                 2 => drop(net.module().count.fill_(value).map(|_| model.count = value)?),
                 3 => {
-                    net.module_mut().weight = full(&[], f64::from(value), ids[0])?;
+                    net.module_mut().weight = full([], f64::from(value), ids[0])?;
                     model.weight = value;
                 }
                 _ => {
@@ -133,7 +133,7 @@ fn no_race(devices: usize) -> Done {
 fn other_streams(devices: usize) -> Done {
     let options = DataParallelOptions::new().output_device(1);
     let net = DataParallel::with_options(Linear::new(2, 2, 0)?, options)?;
-    let x = ones(&[devices, 2], ())?.pin_memory()?;
+    let x = ones([devices, 2], ())?.pin_memory()?;
     for device in 0..devices {
         cuda::synchronize(device)?;
     }
@@ -161,7 +161,7 @@ fn other_streams(devices: usize) -> Done {
 fn a_race_of_the_programs_is_seen() {
     on_sim([2], warpline::SyncPolicy::Manual, |_| {
         let net = DataParallel::new(Counts::new(0)?)?;
-        let x = full(&[2], 1.0, 0)?;
+        let x = full([2], 1.0, 0)?;
         let s = cuda::Stream::new(0)?;
         net.forward(x.clone())?;
         cuda::synchronize(0)?;

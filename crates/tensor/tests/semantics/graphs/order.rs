@@ -24,9 +24,9 @@ rows! {
 /// about their order.
 fn ordered(_: &World) -> Result<()> {
     let streams: Vec<_> = (0..3).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
-    let x = zeros(&[4096], 0)?;
+    let x = zeros([4096], 0)?;
     let (graph, y) = cuda::graph(|| (&x * 2.0)? + 1.0)?;
-    let total = zeros(&[4096], 0)?;
+    let total = zeros([4096], 0)?;
     for round in 0..6u8 {
         cuda::with_stream(&streams[0], || x.fill_(round).map(drop))?;
         cuda::with_stream(&streams[1], || graph.replay())?;
@@ -40,7 +40,7 @@ fn ordered(_: &World) -> Result<()> {
 fn dropped_results(_: &World) -> Result<()> {
     let side = cuda::Stream::new(())?;
     let main = cuda::Stream::new(())?;
-    let x = ones(&[4096], 0)?;
+    let x = ones([4096], 0)?;
     let (mut first, mut second) = (CudaGraph::new(), CudaGraph::new());
     let y = captured(&mut first, &main, || &x + 1.0)?;
     first.replay()?;
@@ -67,7 +67,7 @@ fn dropped_results(_: &World) -> Result<()> {
 /// The only stream in use so far is captured, and another then needs what it was given before.
 fn earlier(_: &World) -> Result<()> {
     let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
-    let x = cuda::with_stream(&main, || full(&[4096], 5.0, 0))?;
+    let x = cuda::with_stream(&main, || full([4096], 5.0, 0))?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &main, || {
         let eager = cuda::with_stream(&side, || values(&(&x + 1.0)?))?;
@@ -81,10 +81,10 @@ fn earlier(_: &World) -> Result<()> {
 
 /// Threads replay one graph, each on a stream of its own; random ops go on all the while.
 fn threads(world: &World) -> Result<()> {
-    let counter = zeros(&[256], 0)?;
+    let counter = zeros([256], 0)?;
     let (graph, noise) = cuda::graph(|| {
         counter.add_(1.0)?;
-        warpline::rand(&[256], 0)
+        warpline::rand([256], 0)
     })?;
     let graph = Arc::new(graph);
     std::thread::scope(|scope| {
@@ -112,7 +112,7 @@ fn threads(world: &World) -> Result<()> {
 
 fn races(_: &World) -> Result<()> {
     let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
-    let x = cuda::with_stream(&main, || ones(&[10], 0))?;
+    let x = cuda::with_stream(&main, || ones([10], 0))?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &main, || &x + 1.0)?;
     drop(cuda::take_races());
@@ -138,7 +138,7 @@ fn graphs_wait_for_nothing_but_what_they_use() {
     let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Auto);
     world.enter(|| {
         let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
-        let x = full(&[100], 1.0, 0)?;
+        let x = full([100], 1.0, 0)?;
         let (first, y) = cuda::graph(|| &x + 1.0)?;
         let (second, z) = cuda::graph(|| &x + 2.0)?;
         cuda::synchronize(())?;
@@ -164,7 +164,7 @@ fn graphs_of_one_pool_wait_for_each_other() {
         let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Auto);
         world.enter(|| {
             let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
-            let (x, y, z) = (full(&[100], 1.0, 0)?, zeros(&[100], 0)?, zeros(&[100], 0)?);
+            let (x, y, z) = (full([100], 1.0, 0)?, zeros([100], 0)?, zeros([100], 0)?);
             let (first, _) = cuda::graph(|| y.copy_(&(&x + 1.0)?, false).map(drop))?;
             let pool = if share { first.pool()? } else { cuda::graph_pool_handle(())? };
             let mut second = CudaGraph::new();

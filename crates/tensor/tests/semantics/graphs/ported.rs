@@ -41,7 +41,7 @@ fn two_successive(_: &World) -> Result<()> {
     for share in ["no", "pool()", "graph_pool_handle()"] {
         cuda::empty_cache();
         let (mut g0, mut g1) = (CudaGraph::new(), CudaGraph::new());
-        let a = ones(&[SIZE], 0)?;
+        let a = ones([SIZE], 0)?;
         s.wait_stream(&cuda::current_stream(())?)?;
         let first = cuda::graph_pool_handle(())?;
         let b = cuda::with_stream(&s, || {
@@ -98,7 +98,7 @@ fn three_successive(_: &World) -> Result<()> {
     const SIZE: usize = 1000;
     let s = cuda::Stream::new(())?;
     for share in [false, true] {
-        let a = ones(&[SIZE], 0)?;
+        let a = ones([SIZE], 0)?;
         let (mut g0, mut g1, mut g2) = (CudaGraph::new(), CudaGraph::new(), CudaGraph::new());
         let (e, f) = cuda::with_stream(&s, || {
             let pool = cuda::graph_pool_handle(())?;
@@ -136,7 +136,7 @@ fn concurrent_replay(_: &World) -> Result<()> {
     const SIZE: usize = 1 << 15;
     let s = cuda::Stream::new(())?;
     for share in [false, true] {
-        let a = ones(&[SIZE], 0)?;
+        let a = ones([SIZE], 0)?;
         let (mut g0, mut g1) = (CudaGraph::new(), CudaGraph::new());
         let (b, c) = cuda::with_stream(&s, || {
             let busy = |val: f64| {
@@ -201,7 +201,7 @@ fn memory_stats(_: &World) -> Result<()> {
         s.wait_stream(&cuda::current_stream(())?)?;
         let (a, before, b) = cuda::with_stream(&s, || {
             // On the capture's stream, as what random ops start from.
-            let a = ones(&[numel], 0)?;
+            let a = ones([numel], 0)?;
             let before = of(&stats()?);
             let b = g.capture(|| {
                 let mut b = a.copy()?;
@@ -246,7 +246,7 @@ fn memory_stats(_: &World) -> Result<()> {
 
 fn record_stream(_: &World) -> Result<()> {
     cuda::empty_cache();
-    let (potential_problem, a) = (zeros(&[3], 0)?, zeros(&[3], 0)?);
+    let (potential_problem, a) = (zeros([3], 0)?, zeros([3], 0)?);
     let [s0, s1, s2] = [(); 3].map(|()| cuda::Stream::new(()).expect("a stream"));
     let mut g = CudaGraph::new();
     cuda::synchronize(())?;
@@ -269,33 +269,33 @@ fn record_stream(_: &World) -> Result<()> {
     })?;
     g.replay()?;
     cuda::synchronize(())?;
-    let c = zeros(&[3], 0)?;
+    let c = zeros([3], 0)?;
     assert_eq!(values(&c)?, [0.0; 3]);
     Ok(())
 }
 
 fn pinned(_: &World) -> Result<()> {
-    let data = ones(&[100], ())?.pin_memory()?;
+    let data = ones([100], ())?.pin_memory()?;
     let address = data.data_ptr();
-    let device = zeros(&[100], 0)?;
+    let device = zeros([100], 0)?;
     let mut g = CudaGraph::new();
     let s = cuda::Stream::new(())?;
     // Used before the capture too, and dropped in it.
     cuda::with_stream(&s, || device.copy_(&data, true).map(drop))?;
-    let used = zeros(&[100], ())?.pin_memory()?;
+    let used = zeros([100], ())?.pin_memory()?;
     cuda::with_stream(&s, || device.copy_(&used, true).map(drop))?;
     cuda::with_stream(&s, || {
         g.capture(|| {
             device.copy_(&data, true)?;
             drop((data, used));
             for _ in 0..3 {
-                let other = zeros(&[100], ())?.pin_memory()?;
+                let other = zeros([100], ())?.pin_memory()?;
                 assert_ne!(other.data_ptr(), address, "the graph copies from it");
             }
             Ok(())
         })
     })?;
-    let other = zeros(&[100], ())?.pin_memory()?;
+    let other = zeros([100], ())?.pin_memory()?;
     assert_ne!(other.data_ptr(), address);
     g.replay()?;
     assert_eq!(values(&device)?, vec![1.0; 100]);
@@ -310,7 +310,7 @@ fn reclaim(others: usize) -> Result<()> {
     let mut g = CudaGraph::new();
     let (results, first) = cuda::with_stream(main, || {
         g.capture(|| {
-            let data = ones(&[8], 0)?;
+            let data = ones([8], 0)?;
             let address = data.data_ptr();
             let mut results = Vec::new();
             for stream in side {
@@ -323,11 +323,11 @@ fn reclaim(others: usize) -> Result<()> {
             drop(data);
             let mut held = Vec::new();
             for stream in side {
-                held.push(ones(&[8], 0)?);
+                held.push(ones([8], 0)?);
                 assert_ne!(held[held.len() - 1].data_ptr(), address, "{stream} may still use it");
                 main.wait_stream(stream)?;
             }
-            let again = full(&[8], 9.0, 0)?;
+            let again = full([8], 9.0, 0)?;
             assert_eq!(again.data_ptr(), address, "all were waited for");
             Ok((results, again))
         })

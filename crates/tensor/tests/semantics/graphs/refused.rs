@@ -25,9 +25,9 @@ fn refused<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(op: &str, answe
 }
 
 fn waits(_: &World) -> Result<()> {
-    let x = ones(&[100], 0)?;
-    let one = ones(&[1], 0)?;
-    let pinned = zeros(&[100], ())?.pin_memory()?;
+    let x = ones([100], 0)?;
+    let one = ones([1], 0)?;
+    let pinned = zeros([100], ())?.pin_memory()?;
     let (before, inside) = (Event::default(), Event::default());
     let stream = cuda::Stream::new(())?;
     before.record(&stream)?;
@@ -39,7 +39,7 @@ fn waits(_: &World) -> Result<()> {
         refused("copy_", x.cpu());
         refused("copy_", tensor([1f32], 0));
         refused("copy_", pinned.copy_(&x, false));
-        refused("copy_", x.copy_(&zeros(&[100], ())?, true));
+        refused("copy_", x.copy_(&zeros([100], ())?, true));
         refused("synchronize", stream.synchronize());
         refused("synchronize", cuda::synchronize(()));
         refused("query", stream.query());
@@ -60,8 +60,8 @@ fn waits(_: &World) -> Result<()> {
 
 fn outside(_: &World) -> Result<()> {
     let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
-    let x = ones(&[100], 0)?;
-    let slow = cuda::with_stream(&side, || full(&[1 << 16], 3.0, 0))?;
+    let x = ones([100], 0)?;
+    let slow = cuda::with_stream(&side, || full([1 << 16], 3.0, 0))?;
     let event = side.record_event(None)?;
     let inside = Event::default();
     let mut graph = CudaGraph::new();
@@ -85,7 +85,7 @@ fn outside(_: &World) -> Result<()> {
 
 fn mixed(_: &World) -> Result<()> {
     let (one, two) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
-    let x = ones(&[100], 0)?;
+    let x = ones([100], 0)?;
     let ready = CudaGraph::new();
     assert!(ready.replay().is_err());
     let (done, d) = cuda::graph(|| &x * 5.0)?;
@@ -116,12 +116,12 @@ fn mixed(_: &World) -> Result<()> {
 }
 
 fn memory(_: &World) -> Result<()> {
-    let x = ones(&[100], 0)?;
+    let x = ones([100], 0)?;
     let stream = cuda::Stream::new(())?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &stream, || {
         let y = (&x + 1.0)?;
-        let error = zeros(&[1 << 45], 0).expect_err("no device has as much");
+        let error = zeros([1 << 45], 0).expect_err("no device has as much");
         assert!(matches!(&error, Error::Alloc(e) if e.is_out_of_memory()), "{error}");
         cuda::empty_cache();
         &y * 2.0
