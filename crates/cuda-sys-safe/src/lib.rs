@@ -38,3 +38,8 @@ pub use types::*;
 pub fn has_elevated_rights() -> bool {
     system::has_elevated_rights()
 }
+
+/// The program of this crate's README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;

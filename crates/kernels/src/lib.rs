@@ -21,3 +21,8 @@ pub mod reduce;
 pub mod softmax;
 
 pub use programs::programs;
+
+/// The program of this crate's README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;

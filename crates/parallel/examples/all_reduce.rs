@@ -57,12 +57,12 @@ fn rank(size: usize) -> Result<(), Box<dyn std::error::Error>> {
     cuda::set_device(group.device())?;
 
     // Like any op: on the current stream, before what comes after it.
-    let x = full(&[size], rank as f64 + 1.0, "cuda")?;
+    let x = full([size], rank as f64 + 1.0, "cuda")?;
     group.all_reduce(&x, ReduceOp::Sum, false)?;
     let sum = (x.sum(())? / size as f64)?.item::<f32>()?;
 
     // On the group's own stream, beside other work, until it is waited for.
-    let y = full(&[size], rank as f64, "cuda")?;
+    let y = full([size], rank as f64, "cuda")?;
     let work = group.all_reduce(&y, ReduceOp::Max, true)?;
     let squares = (&x * &x)?;
     work.wait()?;

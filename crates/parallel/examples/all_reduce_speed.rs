@@ -196,7 +196,7 @@ struct Shared {
 }
 
 fn check(group: &ProcessGroup) -> anyhow::Result<()> {
-    let x = full(&[1000], group.rank() as f64 + 1.0, group.device())?;
+    let x = full([1000], group.rank() as f64 + 1.0, group.device())?;
     group.all_reduce(&x, ReduceOp::Sum, false)?;
     let sum = (group.world_size() * (group.world_size() + 1) / 2) as f32;
     ensure!(x.to_vec::<f32>()?.iter().all(|v| *v == sum), "the sums are wrong");
@@ -223,7 +223,7 @@ fn rank(shared: &Shared, rank: usize) -> anyhow::Result<Vec<(Vec<&'static str>, 
     for kib in &args.kib {
         let count = kib * 1024 / size_of::<f32>();
         let memory = DeviceMemory::new(driver, rank, kib * 1024)?;
-        let x: Tensor = zeros(&[count], rank)?;
+        let x: Tensor = zeros([count], rank)?;
         let (send, recv) = (memory.ptr(), memory.ptr());
         let (dtype, op) = (NcclType::F32, ReduceOp::Sum);
         let call = [Collective::AllReduce { send, recv, count, dtype, op }];

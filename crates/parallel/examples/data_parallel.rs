@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
     if cuda::is_available()? {
         model.to("cuda:0")?;
     }
-    let x = randn(&[args.batch, 16], ())?;
+    let x = randn([args.batch, 16], ())?;
     let x = if cuda::is_available()? { x.to("cuda:0")? } else { x };
     let expected = model.net.forward(x.clone())?;
 

@@ -74,7 +74,7 @@ fn main() -> anyhow::Result<()> {
         net.push(ReLU);
     }
     for batch in args.batches {
-        let x = randn(&[batch, args.width], options)?;
+        let x = randn([batch, args.width], options)?;
         let input = if args.pinned { x.cpu()?.pin_memory()? } else { x };
         let [one, host] = time(args.runs, || {
             drop(net.forward(input.to_non_blocking(Device::cuda(0))?)?);

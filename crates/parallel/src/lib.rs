@@ -7,3 +7,8 @@ pub mod data_parallel;
 pub mod distributed;
 
 pub use data_parallel::{DataParallel, DataParallelError, DataParallelOptions};
+
+/// The program of this crate's README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;

@@ -62,7 +62,7 @@ impl Forward<(Tensor, bool)> for Sums {
 
     fn forward(&self, (x, scalar): (Tensor, bool)) -> Result<Tensor> {
         let sum = x.sum(())?;
-        if scalar { Ok(sum) } else { sum.view(&[1]) }
+        if scalar { Ok(sum) } else { sum.view([1]) }
     }
 }
 
@@ -74,7 +74,7 @@ fn scalars_that_are_gathered_are_warned_of_once() {
     tracing::subscriber::with_default(warnings, || {
         with_runtime(&runtime, || {
             let net = DataParallel::new(Sums).unwrap();
-            let x = ones(&[4], 0).unwrap();
+            let x = ones([4], 0).unwrap();
             net.forward((x.clone(), false)).unwrap();
             assert!(found.lock().unwrap().is_empty());
             for _ in 0..2 {

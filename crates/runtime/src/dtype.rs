@@ -166,6 +166,10 @@ mod sealed {
 }
 
 /// A Rust type that is a tensor's element.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no element type of tensors",
+    label = "expected `bool`, `u8`, `i8`, `i16`, `i32`, `i64`, `f16`, `bf16`, `f32` or `f64`"
+)]
 pub trait Element:
     sealed::Sealed + NoUninit + CheckedBitPattern + Send + Sync + fmt::Debug + 'static
 {

@@ -44,3 +44,8 @@ pub use storage::{ExportedStorage, Site, Storage, Version};
 pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::{Access, InvalidVariable};
 pub use warpline_stream::{IndexCheck, Stream};
+
+/// The program of this crate's README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;

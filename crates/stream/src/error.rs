@@ -64,9 +64,7 @@ pub enum StreamError {
         call: &'static str,
     },
     /// The event keeps no times.
-    #[error(
-        "{call}: both events must keep times; make them with `EventFlags {{ timing: true, .. }}`"
-    )]
+    #[error("{call}: both events must keep times; make them with `Event::timing()`")]
     NoTiming {
         /// The operation.
         call: &'static str,

@@ -47,9 +47,23 @@ impl Recorded {
 }
 
 impl Event {
-    /// An event that has not been recorded. By default it keeps no times.
+    /// An event that has not been recorded. It keeps no times (`torch.cuda.Event()`).
     #[must_use]
-    pub fn new(flags: EventFlags) -> Self {
+    pub fn new() -> Self {
+        Self::with_flags(EventFlags::default())
+    }
+
+    /// An event that keeps times, for [`Event::elapsed_time`]
+    /// (`torch.cuda.Event(enable_timing=True)`).
+    #[must_use]
+    #[doc(alias = "enable_timing")]
+    pub fn timing() -> Self {
+        Self::with_flags(EventFlags { timing: true, ..EventFlags::default() })
+    }
+
+    /// An event made otherwise than by default.
+    #[must_use]
+    pub fn with_flags(flags: EventFlags) -> Self {
         Self(Arc::new(Shared { flags, recorded: Mutex::new(None) }))
     }
 

@@ -8,13 +8,13 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use warpline_cuda_sys_safe::null::NullDriver;
-//! use warpline_cuda_sys_safe::owned::LaunchToken;
-//! use warpline_stream::{Devices, StreamError};
+//! use warpline_stream::driver::null::NullDriver;
+//! use warpline_stream::driver::owned::LaunchToken;
+//! use warpline_stream::{Devices, Stream, StreamError};
 //!
 //! let devices = Devices::new(Arc::new(NullDriver::new(2)))?;
-//! let producer = devices.get(0)?.stream_from_pool(0)?;
-//! let consumer = devices.get(1)?.stream_from_pool(0)?;
+//! let producer = Stream::new(devices.get(0)?)?;
+//! let consumer = Stream::new(devices.get(1)?)?;
 //!
 //! // SAFETY: what is submitted below is what it is said to be.
 //! let token = unsafe { LaunchToken::new() };
@@ -62,10 +62,17 @@ pub use guard::{DeviceGuard, StreamGuard};
 pub use launches::{Launch, PendingLaunches};
 pub use mailbox::Mailbox;
 pub use op_event::OpEvent;
-pub use stream::Stream;
+pub use stream::{Stream, StreamDevice};
+/// The drivers: the machine's, and simulated ones.
+pub use warpline_cuda_sys_safe as driver;
 pub use warpline_cuda_sys_safe::EventFlags;
 
 /// The number of an operation on its stream: 1 for the first, one more for each later one.
 ///
 /// Work entered by [`Stream::submit`] and waits are operations; records of events are not.
 pub type OpNumber = u64;
+
+/// The program of this crate's README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;

@@ -17,7 +17,7 @@ use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::launches::Launches;
 use crate::order::{Checkpoint, Checkpoints, Progress};
-use crate::{Event, Mailbox, OpNumber, PendingLaunches, Result, StreamError};
+use crate::{Device, Event, Mailbox, OpNumber, PendingLaunches, Result, StreamError};
 
 /// A stream of one device. Clones share it; equality and hash go by [`Stream::id`].
 #[derive(Clone)]
@@ -143,6 +143,57 @@ impl Inner {
     /// Where the stream is.
     pub(crate) fn now(&self) -> Point {
         self.point(&self.lock())
+    }
+}
+
+/// What [`Stream::new`] makes a stream on: a [`Device`], or what another crate has for naming one. `In` only
+/// keeps implementations of several crates apart.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name a GPU",
+    label = "expected a GPU: an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one"
+)]
+pub trait StreamDevice<In> {
+    /// What it can fail with.
+    type Error;
+
+    /// A stream from the pool of that device.
+    ///
+    /// # Errors
+    /// The driver's own; what the name of a device can fail with.
+    fn stream(self, priority: i32) -> std::result::Result<Stream, Self::Error>;
+}
+
+impl StreamDevice<()> for &Device {
+    type Error = StreamError;
+
+    #[track_caller]
+    fn stream(self, priority: i32) -> Result<Stream> {
+        self.stream_from_pool(priority)
+    }
+}
+
+impl Stream {
+    /// A stream of a device (`torch.cuda.Stream(device)`), from its pool of 32, which is handed out in
+    /// turn: the 33rd is the first again.
+    ///
+    /// # Errors
+    /// The driver's own; what the name of a device can fail with.
+    #[track_caller]
+    pub fn new<In, D: StreamDevice<In>>(device: D) -> std::result::Result<Self, D::Error> {
+        device.stream(0)
+    }
+
+    /// [`Stream::new`] of a priority, from 0, the least, to -3 (`torch.cuda.Stream(device, priority)`).
+    /// Each has a pool of its own.
+    ///
+    /// # Errors
+    /// As [`Stream::new`].
+    #[track_caller]
+    pub fn with_priority<In, D: StreamDevice<In>>(
+        device: D,
+        priority: i32,
+    ) -> std::result::Result<Self, D::Error> {
+        device.stream(priority)
     }
 }
 

@@ -11,17 +11,17 @@ fn dispatch(c: &mut Criterion) {
     let runtime =
         Runtime::new(Arc::new(NullDriver::new(1)), RuntimeConfig::default()).expect("a runtime");
     with_runtime(&runtime, || {
-        let (a, b) = (empty(&[4], "cuda").expect("a"), empty(&[4], "cuda").expect("b"));
+        let (a, b) = (empty([4], "cuda").expect("a"), empty([4], "cuda").expect("b"));
         c.bench_function("dispatch/add", |bench| bench.iter(|| (&a + &b).expect("a sum")));
         c.bench_function("dispatch/add_scalar", |bench| bench.iter(|| (&a + 1.0).expect("a sum")));
         c.bench_function("dispatch/add_", |bench| {
             bench.iter(|| a.add_(&b).map(|_| ()).expect("in place"));
         });
         c.bench_function("dispatch/view", |bench| {
-            bench.iter(|| a.view(&[2, 2]).expect("a view"));
+            bench.iter(|| a.view([2, 2]).expect("a view"));
         });
         c.bench_function("dispatch/empty", |bench| {
-            bench.iter(|| empty(&[4], "cuda").expect("a tensor"));
+            bench.iter(|| empty([4], "cuda").expect("a tensor"));
         });
     });
 }

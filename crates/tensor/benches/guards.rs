@@ -19,7 +19,7 @@ fn guards(c: &mut Criterion) {
 }
 
 fn of_runtime_in_use(c: &mut Criterion, name: &str) {
-    let stream = || cuda::stream_from_pool(0, 0).expect("a stream");
+    let stream = || cuda::Stream::new(0).expect("a stream");
     let (here, other) = (stream(), stream());
     cuda::set_stream(&here).expect("a stream");
     let mut group = c.benchmark_group(name);

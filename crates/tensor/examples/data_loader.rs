@@ -10,7 +10,7 @@ use warpline::{Result, cuda};
 /// Runs on one device.
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::on_devices(1, || {
-        let inputs = warpline::arange(1000, ())?.reshape(&[250, 4])?;
+        let inputs = warpline::arange(1000, ())?.reshape([250, 4])?;
         let targets = warpline::arange(250, ())?;
         let loader = DataLoader::new(TensorDataset::new(inputs, targets)?)
             .batch_size(32)?

@@ -18,7 +18,7 @@ struct Args {
 /// The program, which does not care where it runs.
 fn network(device: Device) -> Result<warpline::Tensor> {
     warpline::manual_seed(1);
-    let x = warpline::ones(&[8, 42], device)?;
+    let x = warpline::ones([8, 42], device)?;
     let mut net = Linear::new(42, 2, ())?;
     net.to(device)?;
     net.forward(&x)?.softmax(-1)?.sum(())

@@ -11,7 +11,7 @@ const RUNS: usize = 9;
 
 /// What a user's first lines do: two tensors, an op, the answer on the host.
 fn first_result() -> Result<()> {
-    let x = warpline::ones(&[1024], "cuda")?;
+    let x = warpline::ones([1024], "cuda")?;
     let y = (&x + &x)?;
     assert_eq!(y.to_vec::<f32>()?[7], 2.0);
     Ok(())

@@ -10,7 +10,7 @@ use warpline::{Result, RuntimeConfig, cuda};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::with_config(1, &RuntimeConfig::default(), |_| {
         let start = cuda::memory_allocated(())?;
-        let t = warpline::rand(&[300, 300, 300], "cuda")?;
+        let t = warpline::rand([300, 300, 300], "cuda")?;
         let (peak, reserved) = (cuda::max_memory_allocated(())?, cuda::memory_reserved(())?);
         report.check("S17 max_memory_allocated", peak == 108_000_256, peak);
         report.check("S17 memory_reserved", reserved == 109_051_904, reserved);
@@ -29,7 +29,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         let peak = cuda::max_memory_allocated(())?;
         report.check("S15 peaks can be reset", peak == start, peak);
 
-        let small = warpline::ones(&[10], "cuda")?;
+        let small = warpline::ones([10], "cuda")?;
         cuda::empty_cache();
         let kept = cuda::memory_reserved(())?;
         report.check(

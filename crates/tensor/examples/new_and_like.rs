@@ -14,15 +14,15 @@ fn same_kind(new: &Tensor, like: &Tensor) -> bool {
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     support::on_devices(2, || {
         for device in ["cpu", "cuda:0", "cuda:1"] {
-            let x = warpline::empty(&[2], (DType::F64, device.parse::<Device>()?))?;
-            let full = x.new_full(&[1, 2], -4.5, ())?;
+            let x = warpline::empty([2], (DType::F64, device.parse::<Device>()?))?;
+            let full = x.new_full([1, 2], -4.5, ())?;
             let made = x.new_tensor([1, 2, 3], x.dtype())?;
             report.check(
                 &format!("S22 new_full and new_tensor from {device}"),
                 same_kind(&full, &x) && same_kind(&made, &x),
                 &full,
             );
-            let y = warpline::rand(&[2, 3], x.device())?;
+            let y = warpline::rand([2, 3], x.device())?;
             let (ones, zeros) = (y.ones_like(())?, y.zeros_like(())?);
             report.check(
                 &format!("S23 ones_like and zeros_like of {device}"),

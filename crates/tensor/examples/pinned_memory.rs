@@ -12,9 +12,9 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         let host = warpline::arange(1 << 20, ())?.pin_memory()?;
         report.check("S26 pin_memory", host.is_pinned(), "the copy is page-locked");
 
-        let copies = cuda::stream_from_pool((), 0)?;
-        let work = warpline::ones(&[512, 512], "cuda")?;
-        let moved = cuda::with_stream(&copies, || host.to_non_blocking("cuda"))??;
+        let copies = cuda::Stream::new(())?;
+        let work = warpline::ones([512, 512], "cuda")?;
+        let moved = cuda::with_stream(&copies, || host.to_non_blocking("cuda"))?;
         let product = work.matmul(&work)?; // on the default stream, beside the copy
         // The default stream waits for the copy by itself.
         let sum = moved.sum(())?.item::<i64>()?;

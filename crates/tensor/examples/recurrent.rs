@@ -11,7 +11,7 @@ fn unroll(device: Device) -> Result<Vec<f32>> {
     warpline::manual_seed(3);
     let mut cell = RnnCell::new(4, 8, ())?;
     cell.to(device)?;
-    let steps = warpline::linspace(-1.0, 1.0, 5 * 2 * 4, ())?.reshape(&[5, 2, 4])?.to(device)?;
+    let steps = warpline::linspace(-1.0, 1.0, 5 * 2 * 4, ())?.reshape([5, 2, 4])?.to(device)?;
     let mut hidden = cell.initial_hidden(&steps.select(0, 0)?)?;
     for t in 0..5 {
         hidden = cell.forward(&steps.select(0, t)?, &hidden)?;

@@ -48,7 +48,7 @@ mod linux {
         let channel = Channel::new(here);
         channel.set_timeout(Some(Duration::from_secs(60)))?;
         let produce = || -> anyhow::Result<()> {
-            let tensor = arange(12, "cuda")?.view(&[3, 4])?.share_memory()?;
+            let tensor = arange(12, "cuda")?.view([3, 4])?.share_memory()?;
             println!("producer: made\n{tensor}");
             channel.send(&tensor.t()?)?; // a view: the memory is the same
 

@@ -11,15 +11,15 @@ use warpline::{Result, RuntimeConfig, SyncPolicy, cuda};
 pub(crate) fn run(report: &mut Report) -> Result<()> {
     let expected = support::with_config(1, &RuntimeConfig::default(), |_| {
         warpline::manual_seed(0);
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         let expected = a.sum(())?.item::<f32>()?; // one stream: in order by itself
 
         warpline::manual_seed(0);
-        let s = cuda::stream_from_pool((), 0)?; // a new stream
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let s = cuda::Stream::new(())?; // a new stream
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
-        let b = cuda::with_stream(&s, || a.sum(()))??; // in PyTorch, this may start too early
+        let b = cuda::with_stream(&s, || a.sum(()))?; // in PyTorch, this may start too early
         let sum = b.item::<f32>()?;
         report.check("S12 right by default", sum == expected, format!("{sum} = {expected}"));
         Ok(expected)
@@ -28,10 +28,10 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     let manual = RuntimeConfig { sync_policy: SyncPolicy::Manual, ..RuntimeConfig::default() };
     support::with_config(1, &manual, |runtime| {
         warpline::manual_seed(0);
-        let s = cuda::stream_from_pool((), 0)?;
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let s = cuda::Stream::new(())?;
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
-        let b = cuda::with_stream(&s, || a.sum(()))??;
+        let b = cuda::with_stream(&s, || a.sum(()))?;
         let races = runtime.take_races();
         let outcome = races.first().map_or("no race was reported".into(), ToString::to_string);
         let reported = races.len() == 1 && outcome.contains("normal_") && outcome.contains("sum");
@@ -41,10 +41,10 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
 
         // The note's remedy.
         warpline::manual_seed(0);
-        let a = warpline::empty(&[100, 100], "cuda")?;
+        let a = warpline::empty([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
         s.wait_stream(&cuda::current_stream(())?)?;
-        let b = cuda::with_stream(&s, || a.sum(()))??;
+        let b = cuda::with_stream(&s, || a.sum(()))?;
         a.record_stream(&s)?;
         cuda::current_stream(())?.wait_stream(&s)?;
         let sum = b.item::<f32>()?;

@@ -24,7 +24,7 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         first.uuid == last.uuid,
         "cuda:0 is the third GPU",
     );
-    let missing = with_runtime(&reordered, || warpline::zeros(&[1], "cuda:2"));
+    let missing = with_runtime(&reordered, || warpline::zeros([1], "cuda:2"));
     let outcome = missing.as_ref().err().map(ToString::to_string).unwrap_or_default();
     report.check("S21 a device that is not visible is an error", missing.is_err(), outcome);
     Ok(())

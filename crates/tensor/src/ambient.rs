@@ -74,6 +74,7 @@ pub fn runtime() -> Runtime {
 /// Threads that `f` starts do not inherit it; they call `with_runtime` themselves.
 ///
 /// The former one is back afterwards, after a panic too.
+#[doc(alias = "simulate")]
 pub fn with_runtime<R>(runtime: &Runtime, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Rc<Runtime>>);
     impl Drop for Restore {

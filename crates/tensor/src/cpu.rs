@@ -15,7 +15,7 @@ use crate::runtime;
 /// use warpline::{cpu, ones, simulated, with_runtime};
 ///
 /// with_runtime(&simulated(1)?, || {
-///     let x = ones(&[1 << 20], ())?;
+///     let x = ones([1 << 20], ())?;
 ///     let y = (&x + 1.0)?;
 ///     assert_eq!(cpu::memory_stats().cached_bytes, 0);
 ///     drop(y);

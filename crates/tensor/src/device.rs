@@ -111,6 +111,10 @@ impl TryFrom<&str> for Device {
 }
 
 /// What can name a device: a [`Device`], a string such as `"cuda:1"`, or a GPU's index.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name a device",
+    label = "expected a `Device`, a name such as \"cuda:1\" or \"cpu\", or a GPU's index"
+)]
 pub trait IntoDevice {
     /// The device.
     ///

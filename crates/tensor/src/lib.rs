@@ -8,13 +8,28 @@
 //! let b = (&a + 1.0)?.matmul(&a.t()?)?;
 //! assert_eq!(b.to_vec::<f32>()?, [8.0, 18.0, 14.0, 32.0]);
 //! println!("{b}");
-//! assert_eq!(zeros(&[2], (DType::I64, "cpu"))?.to_string(), "tensor([0, 0])");
+//! assert_eq!(zeros([2], (DType::I64, "cpu"))?.to_string(), "tensor([0, 0])");
 //! # Ok::<(), warpline::Error>(())
 //! ```
 //!
 //! Everything that can fail returns a [`Result`], operators included. With `"cuda"` as the device
 //! the same program runs on a GPU; with `WARPLINE_DRIVER=sim:3` in the environment, on three
 //! simulated ones. Functions named after PyTorch's own do what those do.
+//!
+//! # Where to go from here
+//!
+//! | for | see |
+//! |---|---|
+//! | PyTorch's names and what they are here, all variables of the environment and options of `sim:N`, what there is not | [`guide::from_pytorch`] |
+//! | programs to copy: an overlapped loader, a server's threads, a test that finds a race, decoding with a cache, an allocator of one's own | [`guide`] |
+//! | the tensor: its methods, how [shapes](IntoShape), [indices](Tensor::i) and [options](TensorOptions) are written | [`Tensor`] |
+//! | devices, streams, events, graphs, memory (`torch.cuda`) | [`cuda`] |
+//! | modules and loaders | [`nn`], [`data`] |
+//! | tensors that other processes have too | `multiprocessing`, on Linux |
+//! | what can go wrong | [`Error`] |
+//! | a runtime of one's own: simulated GPUs, other settings | [`open`], [`with_runtime`], [`RuntimeConfig`] |
+//! | several GPUs, several processes | the crate `warpline-parallel` |
+//! | ops of one's own; one layer alone | the crates `warpline-runtime`, `warpline-kernels`, `warpline-stream`, `warpline-alloc`, `warpline-cuda-sys-safe` |
 
 #![forbid(unsafe_code)]
 
@@ -25,20 +40,24 @@ pub mod cuda;
 pub mod data;
 mod device;
 mod exec;
+#[cfg(doc)]
+pub mod guide;
 #[cfg(target_os = "linux")]
 pub mod multiprocessing;
 pub mod nn;
 mod options;
+mod shape;
 mod tensor;
 
 pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
 pub use device::{Device, IntoDevice};
 pub use exec::Exec;
 pub use options::TensorOptions;
+pub use shape::{IntoShape, IntoSizes};
 #[doc(hidden)]
 pub use tensor::by_name;
 pub use tensor::{
-    Index, IndexRange, IntoDims, IntoIndices, Pending, RoundingMode, Tensor, TensorData,
+    Index, IndexRange, IntoDim, IntoDims, IntoIndices, Pending, RoundingMode, Tensor, TensorData,
     TensorOrScalar, arange, arange_start, arange_start_step, cat, embedding, empty, eye, full,
     linspace, ones, promote_types, rand, randint, randn, randperm, result_type, stack, tensor,
     where_cond, zeros,
@@ -54,9 +73,14 @@ pub(crate) use tensor::index;
 /// The README's program compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
-pub struct Readme;
+struct Readme;
 
 /// The programs of `docs/streams.md` compile.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/streams.md")]
-pub struct Streams;
+struct Streams;
+
+/// The program of this crate's README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;

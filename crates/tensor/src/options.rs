@@ -10,10 +10,10 @@ use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 /// ```
 /// use warpline::{DType, TensorOptions, zeros};
 ///
-/// let a = zeros(&[2, 3], ())?;
-/// let b = zeros(&[2, 3], DType::I64)?;
-/// let c = zeros(&[2, 3], (DType::F16, "cpu"))?;
-/// let d = zeros(&[2, 3], TensorOptions::new().dtype(DType::F16).device("cpu"))?;
+/// let a = zeros([2, 3], ())?;
+/// let b = zeros([2, 3], DType::I64)?;
+/// let c = zeros([2, 3], (DType::F16, "cpu"))?;
+/// let d = zeros([2, 3], TensorOptions::new().dtype(DType::F16).device("cpu"))?;
 /// assert_eq!(c.dtype(), d.dtype());
 /// # Ok::<(), warpline::Error>(())
 /// ```

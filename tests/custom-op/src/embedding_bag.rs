@@ -103,21 +103,21 @@ pub fn embedding_bag(
     let (variant, host): (usize, HostKernel) = match weight.dtype {
         DType::F32 => (0, on_host::<f32>),
         DType::F64 => (1, on_host::<f64>),
-        dtype => return Err(Error::UnsupportedDType { op: OP, dtype }),
+        dtype => return Err(Error::UnsupportedDType { op: OP, dtype, location }),
     };
     for (view, expected) in [(indices, DType::I64), (out, weight.dtype)] {
         if view.dtype != expected {
-            return Err(Error::DTypeMismatch { op: OP, expected, actual: view.dtype });
+            return Err(Error::DTypeMismatch { op: OP, expected, actual: view.dtype, location });
         }
     }
     let (&[size, width], &[rows, bag]) = (weight.sizes(), indices.sizes()) else {
         let reason = "weight and indices must be matrices".to_owned();
-        return Err(Error::ShapeMismatch { op: OP, reason });
+        return Err(Error::ShapeMismatch { op: OP, reason, location });
     };
     if out.sizes() != [rows, width] {
         let reason =
             format!("a result of {:?} where {:?} are computed", out.sizes(), [rows, width]);
-        return Err(Error::ShapeMismatch { op: OP, reason });
+        return Err(Error::ShapeMismatch { op: OP, reason, location });
     }
     let operands = [weight.read(), indices.read(), out.write()];
     check_operands(OP, &operands)?;

@@ -18,7 +18,7 @@ use crate::embedding_bag::{PROGRAM, embedding_bag};
 /// The op on tensors.
 #[track_caller]
 fn bags(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
-    let out = zeros(&[indices.size()[0], weight.size()[1]], (weight.dtype(), weight.device()))?;
+    let out = zeros([indices.size()[0], weight.size()[1]], (weight.dtype(), weight.device()))?;
     let exec = weight.exec()?;
     embedding_bag(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
     Ok(out)
@@ -72,7 +72,7 @@ fn is_the_plain_loop(device: &str) -> Result<()> {
     };
     let transposed: Vec<f64> =
         (0..WIDTH * SIZE).map(|i| values[i % SIZE * WIDTH + i / SIZE]).collect();
-    let index = tensor(indices.as_slice(), device)?.reshape(&[ROWS as isize, BAG as isize])?;
+    let index = tensor(indices.as_slice(), device)?.reshape([ROWS as isize, BAG as isize])?;
     for dtype in [DType::F32, DType::F64] {
         let weight = of(&values, [SIZE as isize, WIDTH as isize], dtype)?;
         let turned = of(&transposed, [WIDTH as isize, SIZE as isize], dtype)?.t()?;
@@ -80,7 +80,7 @@ fn is_the_plain_loop(device: &str) -> Result<()> {
         for weight in [weight, turned] {
             assert_eq!(bags(&weight, &index)?.to(DType::F64)?.to_vec::<f64>()?, result);
             let part = index.narrow(0, 3, 20)?.narrow(1, 1, 2)?;
-            let some: Vec<i64> = part.reshape(&[-1])?.to_vec()?;
+            let some: Vec<i64> = part.reshape([-1])?.to_vec()?;
             let some = expected(&values, WIDTH, &some, 2);
             assert_eq!(bags(&weight, &part)?.to(DType::F64)?.to_vec::<f64>()?, some);
         }
@@ -106,7 +106,7 @@ fn streams_are_ordered_by_its_operands() {
     on_simulated(|| {
         let (one, other) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
         let index = tensor(&[[0i64, 1], [1, 1]], "cuda")?;
-        let weight = cuda::with_stream(&one, || full(&[2, 3], 1.0, "cuda")? * 3.0)??;
+        let weight = cuda::with_stream(&one, || full([2, 3], 1.0, "cuda")? * 3.0)??;
         let sums = cuda::with_stream(&other, || bags(&weight, &index))??;
         cuda::with_stream(&one, || weight.fill_(100.0))??;
         assert_eq!(sums.to_vec::<f32>()?, [6.0; 6]);
@@ -130,12 +130,12 @@ fn assert_is_of(failed: &IndexCheck, line: u32) {
 
 #[test]
 fn an_index_that_is_out_of_range_is_an_error_with_the_place_of_the_call() {
-    let weight = full(&[2, 3], 1.0, "cpu").unwrap();
+    let weight = full([2, 3], 1.0, "cpu").unwrap();
     let index = tensor(&[[0i64, 9]], "cpu").unwrap();
     let (result, line) = (bags(&weight, &index), line!());
     assert_is_of(&failed(result), line);
     on_simulated(|| {
-        let (weight, index) = (full(&[2, 3], 1.0, "cuda")?, tensor(&[[0i64, 9]], "cuda")?);
+        let (weight, index) = (full([2, 3], 1.0, "cuda")?, tensor(&[[0i64, 9]], "cuda")?);
         let (sums, line) = (bags(&weight, &index)?, line!());
         assert_is_of(&failed(sums.to_vec::<f32>()), line);
         assert_is_of(&failed((&sums + 1.0).and_then(|more| more.to_vec::<f32>())), line);
@@ -151,7 +151,7 @@ fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
     let (_, runtime) = simulated(Schedule::Lazy, SyncPolicy::Manual);
     let raced = with_runtime(&runtime, || {
         let index = tensor(&[[0i64, 1]], "cuda")?;
-        let weight = full(&[2, 3], 1.0, "cuda")?;
+        let weight = full([2, 3], 1.0, "cuda")?;
         cuda::synchronize(())?;
         let (one, other) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
         cuda::with_stream(&one, || weight.fill_(2.0).map(drop))??;
@@ -168,7 +168,7 @@ fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
 #[test]
 fn graphs_replay_it_and_its_check() {
     on_simulated(|| {
-        let (weight, index) = (full(&[2, 3], 1.0, "cuda")?, tensor(&[[0i64, 1]], "cuda")?);
+        let (weight, index) = (full([2, 3], 1.0, "cuda")?, tensor(&[[0i64, 1]], "cuda")?);
         let ((graph, sums), line) = (cuda::graph(|| bags(&weight, &index))?, line!());
         graph.replay()?;
         assert_eq!(sums.to_vec::<f32>()?, [2.0; 3]);
@@ -185,8 +185,8 @@ fn graphs_replay_it_and_its_check() {
 #[test]
 fn operands_that_do_not_fit_are_refused() {
     let (weight, index) =
-        (zeros(&[4, 4], DType::F64).unwrap(), zeros(&[4, 4], DType::I64).unwrap());
-    let out = zeros(&[4, 4], DType::F64).unwrap();
+        (zeros([4, 4], DType::F64).unwrap(), zeros([4, 4], DType::I64).unwrap());
+    let out = zeros([4, 4], DType::F64).unwrap();
     let run = |weight: &Tensor, index: &Tensor, out: &Tensor| {
         let exec = weight.exec()?;
         embedding_bag(exec.target(), weight.as_view(), index.as_view(), out.as_view())
@@ -197,7 +197,7 @@ fn operands_that_do_not_fit_are_refused() {
     assert!(matches!(refused(run(&weight, &weight, &out)), Error::DTypeMismatch { .. }));
     let row = out.narrow(0, 0, 1).unwrap();
     assert!(matches!(refused(run(&weight, &index, &row)), Error::ShapeMismatch { .. }));
-    let same = row.expand(&[4, 4]).unwrap();
+    let same = row.expand([4, 4]).unwrap();
     assert!(matches!(refused(run(&weight, &index, &same)), Error::OverlappingWrite { .. }));
     assert!(matches!(refused(run(&out, &index, &out)), Error::OverlappingOperands { .. }));
 }
@@ -260,7 +260,7 @@ fn an_op_that_lies_about_its_operands_is_found_out() {
     for (host, kind) in lies {
         let (sim, runtime) = simulated(Schedule::Lazy, SyncPolicy::Auto);
         let line = with_runtime(&runtime, || {
-            let (of, out) = (full(&[4], 1.0, "cuda")?, full(&[4], 0.0, "cuda")?);
+            let (of, out) = (full([4], 1.0, "cuda")?, full([4], 0.0, "cuda")?);
             let exec = of.exec()?;
             let line = line!() + 1;
             lie(exec.target(), host, of.as_view(), out.as_view())?;
@@ -315,7 +315,7 @@ fn the_page_shows_this_code() {
 fn gpu_computes_what_a_plain_loop_does() {
     is_the_plain_loop("cuda").unwrap();
     let (weight, index) =
-        (full(&[2, 3], 1.0, "cuda").unwrap(), tensor(&[[0i64, 9]], "cuda").unwrap());
+        (full([2, 3], 1.0, "cuda").unwrap(), tensor(&[[0i64, 9]], "cuda").unwrap());
     let (sums, line) = (bags(&weight, &index).unwrap(), line!());
     assert_is_of(&failed(sums.to_vec::<f32>()), line);
 }

@@ -2,9 +2,12 @@
 
 mod frame;
 mod segment;
+#[cfg(feature = "snapshot")]
 mod settings;
+#[cfg(feature = "snapshot")]
 mod write;
 
+#[cfg(feature = "snapshot")]
 use std::io;
 
 pub use frame::Frame;
@@ -12,10 +15,13 @@ pub use segment::{BlockInfo, BlockState, SegmentInfo};
 
 use crate::trace::TraceRing;
 use crate::{AllocatorConfig, TraceAction, TraceEntry};
+#[cfg(feature = "snapshot")]
 use write::{AsJson, AsPickle};
 
 /// Everything that is known of the memory of one device or more: what is held, and, if a trace
 /// was on, what happened (`torch.cuda.memory._snapshot`).
+///
+/// As a file it needs the feature `snapshot`:
 ///
 /// ```
 /// # use warpline_alloc::Snapshot;
@@ -96,7 +102,11 @@ impl Snapshot {
             mine.sort_by_key(|entry| entry.time_us);
         }
     }
+}
 
+/// As files, with the feature `snapshot`.
+#[cfg(feature = "snapshot")]
+impl Snapshot {
     /// As JSON, with PyTorch's keys.
     ///
     /// # Errors
@@ -141,5 +151,5 @@ pub(crate) fn ordinal(device: &str) -> usize {
     number.unwrap_or(0).into()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "snapshot"))]
 mod tests;

@@ -151,8 +151,6 @@ where
 {
     // What a panic may leave half done goes with the replica.
     catch_unwind(AssertUnwindSafe(|| {
-        with_runtime(runtime, || {
-            cuda::with_stream(stream, move || replica.forward(input)).flatten()
-        })
+        with_runtime(runtime, || cuda::with_stream(stream, move || replica.forward(input)))
     }))
 }

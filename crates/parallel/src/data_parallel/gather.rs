@@ -45,7 +45,7 @@ impl Gather for Tensor {
             static WARNED: Once = Once::new();
             WARNED.call_once(|| tracing::warn!("{SCALARS}"));
             for output in &mut outputs {
-                *output = output.view(&[1])?;
+                *output = output.view([1])?;
             }
         }
         let Some(first) = outputs.first() else { return Err(nothing()) };

@@ -35,7 +35,7 @@ use replicate::{Copies, Tensors, replicate};
 ///     let mut model = Linear::new(4, 2, ())?;
 ///     model.to("cuda:0")?;
 ///     let net = DataParallel::new(model)?;
-///     let out = net.forward(warpline::ones(&[6, 4], "cuda:0")?)?;
+///     let out = net.forward(warpline::ones([6, 4], "cuda:0")?)?;
 ///     assert_eq!((out.size(), out.device().to_string()), (&[6, 2][..], "cuda:0".into()));
 ///     Ok::<_, warpline_parallel::DataParallelError>(())
 /// })?;

@@ -154,7 +154,7 @@ fn listening((host, port): (&str, u16)) -> SocketAddr {
 ///                 let mut options = InitOptions::new(store, rank, 2);
 ///                 options.device = Some(rank);
 ///                 let group = init_process_group(options)?;
-///                 let x = full(&[4], rank as f64 + 1.0, rank)?;
+///                 let x = full([4], rank as f64 + 1.0, rank)?;
 ///                 group.all_reduce(&x, ReduceOp::Sum, false)?;
 ///                 assert_eq!(x.to_vec::<f32>()?, [3.0; 4]);
 ///                 Ok::<_, warpline_parallel::distributed::Error>(())

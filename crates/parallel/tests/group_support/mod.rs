@@ -14,7 +14,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(50);
 
 /// Three times one number, on each rank.
 pub(crate) fn at(group: &ProcessGroup, value: usize) -> Result<Tensor> {
-    Ok(full(&[3], value as f64, group.device())?)
+    Ok(full([3], value as f64, group.device())?)
 }
 
 pub(crate) fn values(t: &Tensor) -> Result<Vec<f32>> {

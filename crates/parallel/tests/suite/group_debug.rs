@@ -36,9 +36,9 @@ fn debug_mode_names_the_ranks_that_differ_and_launches_nothing() {
             assert!(error.to_string().contains("broadcast(float32[3], root 0)"), "{error}");
             assert_eq!(values(&x)?, [1.0; 3]);
             // Dtype, shape, reduction and root count too.
-            let y = zeros(&[3], (if rank == 2 { DType::F64 } else { DType::F32 }, group.device()))?;
+            let y = zeros([3], (if rank == 2 { DType::F64 } else { DType::F32 }, group.device()))?;
             assert!(group.all_reduce(&y, ReduceOp::Sum, true).is_err());
-            let y = zeros(&[if rank == 2 { 3 } else { 4 }], group.device())?;
+            let y = zeros([if rank == 2 { 3 } else { 4 }], group.device())?;
             assert!(group.all_reduce(&y, ReduceOp::Sum, true).is_err());
             let op = if rank == 2 { ReduceOp::Max } else { ReduceOp::Min };
             assert!(group.all_reduce(&x, op, true).is_err());
@@ -52,7 +52,7 @@ fn debug_mode_names_the_ranks_that_differ_and_launches_nothing() {
 fn what_is_refused_in_debug_mode_does_not_disturb_what_follows() {
     schedules(&[2], |ranks| {
         ranks.debug().run(|group| {
-            let turned = zeros(&[2, 3], group.device())?.t()?;
+            let turned = zeros([2, 3], group.device())?.t()?;
             for async_op in [false, true] {
                 let refused = group.all_reduce(&turned, ReduceOp::Sum, async_op).unwrap_err();
                 assert!(refused.to_string().contains("contiguous"), "{refused}");
@@ -68,7 +68,7 @@ fn debug_mode_compares_sends_and_receives_by_their_order_between_two_ranks() {
     schedules(&[3], |ranks| {
         ranks.debug().run(|group| {
             let rank = group.rank();
-            let of = |count: usize, dtype| zeros(&[count], (dtype, group.device()));
+            let of = |count: usize, dtype| zeros([count], (dtype, group.device()));
             let (three, four, int) = (of(3, DType::F32)?, of(4, DType::F32)?, of(3, DType::I32)?);
             // Another count, and another dtype: both ends are told of it, nothing is launched.
             for wrong in [&four, &int] {
@@ -125,7 +125,7 @@ fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
     schedules(&[2], |ranks| {
         ranks.debug().run(|group| {
             let rank = group.rank();
-            let (x, y) = (zeros(&[4], group.device())?, zeros(&[4], group.device())?);
+            let (x, y) = (zeros([4], group.device())?, zeros([4], group.device())?);
             x.fill_(rank as f64 + 1.0)?;
             // As the other's equal parts.
             let splits = (rank == 0).then_some([2, 2]);
@@ -134,8 +134,8 @@ fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
             assert_eq!(values(&y)?, [1.0, 1.0, 2.0, 2.0]);
             // Sizes of its own on each rank: 0 sends 3 to 1, 1 sends 1 to 0.
             let (inputs, outputs, y) = match rank {
-                0 => ([1, 3], [1, 1], zeros(&[2], group.device())?),
-                _ => ([1, 3], [3, 3], zeros(&[6], group.device())?),
+                0 => ([1, 3], [1, 1], zeros([2], group.device())?),
+                _ => ([1, 3], [3, 3], zeros([6], group.device())?),
             };
             group.all_to_all_single(&y, &x, Some(&outputs), Some(&inputs), false)?;
             let expected: &[f32] =
@@ -143,15 +143,15 @@ fn debug_mode_compares_what_each_rank_gets_not_how_splits_were_given() {
             assert_eq!(values(&y)?, expected);
             // Parts that do not meet: 0 sends 2 to 1, which receives 3.
             let outputs = if rank == 0 { [2, 1] } else { [3, 2] };
-            let y = zeros(&[outputs.iter().sum()], group.device())?;
+            let y = zeros([outputs.iter().sum()], group.device())?;
             let inputs = if rank == 0 { [2, 2] } else { [1, 2] };
-            let x = zeros(&[inputs.iter().sum()], group.device())?;
+            let x = zeros([inputs.iter().sum()], group.device())?;
             let (ranks, text) =
                 mismatch(group.all_to_all_single(&y, &x, Some(&outputs), Some(&inputs), false));
             assert_eq!(ranks, [1 - rank], "{text}");
             assert!(text.contains("2 of float32") && text.contains("3 of float32"), "{text}");
             let list = [x.clone(), y.clone()];
-            let ints = [zeros(&[3], (DType::I32, group.device()))?, y.clone()];
+            let ints = [zeros([3], (DType::I32, group.device()))?, y.clone()];
             let inputs = if rank == 0 { &list } else { &ints };
             let outs = [x.new_empty(x.size(), x.device())?, y.new_empty(y.size(), y.device())?];
             let (_, text) = mismatch(group.all_to_all(&outs, inputs, false));
@@ -213,11 +213,11 @@ fn debug_mode_leaves_nothing_in_the_store_between_replays() {
             cuda::set_device(group.device())?;
             let x = at(&group, 0)?;
             group.all_reduce(&x, ReduceOp::Sum, false)?;
-            let side = cuda::stream_from_pool(group.device(), 0)?;
+            let side = cuda::Stream::new(group.device())?;
             let mut graph = CudaGraph::new();
             cuda::with_stream(&side, || {
                 graph.capture(|| Ok(group.all_reduce(&x, ReduceOp::Sum, false).map(drop)?))
-            })??;
+            })?;
             // Each replay has a number of its own, and nothing in the store.
             for replays in 0..6 {
                 (0..replays).try_for_each(|_| graph.replay())?;

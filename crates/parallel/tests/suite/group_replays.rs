@@ -13,9 +13,9 @@ const SHORT: Duration = Duration::from_millis(1500);
 /// Captures what `body` calls, on a stream of its own.
 fn capture(group: &ProcessGroup, body: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
     cuda::set_device(group.device())?;
-    let side = cuda::stream_from_pool(group.device(), 0)?;
+    let side = cuda::Stream::new(group.device())?;
     let mut graph = CudaGraph::new();
-    cuda::with_stream(&side, || graph.capture(|| Ok(body()?)))??;
+    cuda::with_stream(&side, || graph.capture(|| Ok(body()?)))?;
     Ok(graph)
 }
 

@@ -49,7 +49,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
         assert_eq!(values(&x)?, [if rank == root { sum } else { rank as f32 }; 3]);
 
         let outputs =
-            all().map(|_| zeros(&[1], group.device())).collect::<warpline::Result<Vec<_>>>()?;
+            all().map(|_| zeros([1], group.device())).collect::<warpline::Result<Vec<_>>>()?;
         let list = (rank == root).then_some(&outputs[..]);
         finish(&group.gather(&of(group, &[number(rank, root)])?, list, root, async_op)?, async_op)?;
         for (from, output) in outputs.iter().enumerate() {
@@ -58,44 +58,44 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
         }
         let inputs = all().map(|to| of(group, &[number(root, to)])).collect::<Result<Vec<_>>>()?;
         let list = (rank == root).then_some(&inputs[..]);
-        let x = zeros(&[1], group.device())?;
+        let x = zeros([1], group.device())?;
         finish(&group.scatter(&x, list, root, async_op)?, async_op)?;
         assert_eq!(values(&x)?, [number(root, rank)]);
     }
 
     // Sizes that differ from rank to rank, where lists allow it.
     let outputs =
-        all().map(|r| zeros(&[r + 1], group.device())).collect::<warpline::Result<Vec<_>>>()?;
-    let input = full(&[rank + 1], rank as f64, group.device())?;
+        all().map(|r| zeros([r + 1], group.device())).collect::<warpline::Result<Vec<_>>>()?;
+    let input = full([rank + 1], rank as f64, group.device())?;
     finish(&group.all_gather(&outputs, &input, async_op)?, async_op)?;
     for (r, output) in outputs.iter().enumerate() {
         assert_eq!(values(output)?, vec![r as f32; r + 1]);
     }
-    let output = zeros(&[2 * ranks], group.device())?;
-    let input = full(&[2], rank as f64, group.device())?;
+    let output = zeros([2 * ranks], group.device())?;
+    let input = full([2], rank as f64, group.device())?;
     finish(&group.all_gather_into_tensor(&output, &input, async_op)?, async_op)?;
     assert_eq!(values(&output)?, all().flat_map(|r| [r as f32; 2]).collect::<Vec<_>>());
 
     let inputs = all()
-        .map(|to| full(&[to + 1], f64::from(number(rank, to)), group.device()))
+        .map(|to| full([to + 1], f64::from(number(rank, to)), group.device()))
         .collect::<warpline::Result<Vec<_>>>()?;
-    let output = zeros(&[rank + 1], group.device())?;
+    let output = zeros([rank + 1], group.device())?;
     finish(&group.reduce_scatter(&output, &inputs, ReduceOp::Sum, async_op)?, async_op)?;
     let column: f32 = all().map(|from| number(from, rank)).sum();
     assert_eq!(values(&output)?, vec![column; rank + 1]);
     let input = of(group, &all().map(|to| number(rank, to)).collect::<Vec<_>>())?;
-    let output = zeros(&[1], group.device())?;
+    let output = zeros([1], group.device())?;
     finish(&group.reduce_scatter_tensor(&output, &input, ReduceOp::Sum, async_op)?, async_op)?;
     assert_eq!(values(&output)?, [column]);
 
     let received: Vec<_> = all().map(|from| number(from, rank)).collect();
-    let output = zeros(&[ranks], group.device())?;
+    let output = zeros([ranks], group.device())?;
     finish(&group.all_to_all_single(&output, &input, None, None, async_op)?, async_op)?;
     assert_eq!(values(&output)?, received);
     // Rank r gets r + 1 elements of each.
     let splits: Vec<_> = all().map(|to| to + 1).collect();
     let input = arange((ranks * (ranks + 1) / 2) as i64, (DType::F32, group.device()))?;
-    let output = zeros(&[ranks * (rank + 1)], group.device())?;
+    let output = zeros([ranks * (rank + 1)], group.device())?;
     let own = vec![rank + 1; ranks];
     let work = group.all_to_all_single(&output, &input, Some(&own), Some(&splits), async_op)?;
     finish(&work, async_op)?;
@@ -104,7 +104,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     assert_eq!(values(&output)?, part.repeat(ranks));
     let inputs = all().map(|to| of(group, &[number(rank, to)])).collect::<Result<Vec<_>>>()?;
     let outputs =
-        all().map(|_| zeros(&[1], group.device())).collect::<warpline::Result<Vec<_>>>()?;
+        all().map(|_| zeros([1], group.device())).collect::<warpline::Result<Vec<_>>>()?;
     finish(&group.all_to_all(&outputs, &inputs, async_op)?, async_op)?;
     for (from, output) in outputs.iter().enumerate() {
         assert_eq!(values(output)?, [number(from, rank)]);
@@ -115,7 +115,7 @@ fn all_collectives(group: &ProcessGroup, async_op: bool) -> Result<()> {
     }
     // Around the ring, one way by pairs and the other at once.
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-    let (mine, theirs) = (at(group, rank)?, zeros(&[3], group.device())?);
+    let (mine, theirs) = (at(group, rank)?, zeros([3], group.device())?);
     if rank == 0 {
         finish(&group.send(&mine, next, async_op)?, async_op)?;
         finish(&group.recv(&theirs, before, async_op)?, async_op)?;
@@ -151,7 +151,7 @@ fn dtypes_are_nccls_and_bools_are_combined_by_or() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
             for dtype in DType::ALL {
-                let x = full(&[4], 1, (dtype, group.device()))?;
+                let x = full([4], 1, (dtype, group.device()))?;
                 let reduced = group.all_reduce(&x, ReduceOp::Sum, false);
                 match dtype {
                     DType::I16 => {
@@ -179,11 +179,11 @@ fn dtypes_are_nccls_and_bools_are_combined_by_or() {
 fn what_cannot_be_done_is_refused_and_changes_nothing() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
-            let x = zeros(&[2, 3], group.device())?;
+            let x = zeros([2, 3], group.device())?;
             let list = [x.clone()];
             for (refused, says) in [
                 (group.all_reduce(&x.t()?, ReduceOp::Sum, false), "contiguous"),
-                (group.all_reduce(&zeros(&[2], "cpu")?, ReduceOp::Sum, true), "cpu"),
+                (group.all_reduce(&zeros([2], "cpu")?, ReduceOp::Sum, true), "cpu"),
                 (group.broadcast(&x, 2, false), "no rank 2"),
                 (group.all_gather(&list, &x, false), "one for each of the 2 ranks"),
                 (group.reduce_scatter(&x, &list, ReduceOp::Sum, false), "one for each"),
@@ -216,7 +216,7 @@ fn async_work_is_ordered_by_wait_alone() {
     for seed in 0..crate::group_support::number("WARPLINE_SCHEDULES", 8) {
         let ranks = Ranks::manual(&format!("sim:2,seed={seed}"), 2);
         ranks.run(|group| {
-            let side = cuda::stream_from_pool(group.device(), 0)?;
+            let side = cuda::Stream::new(group.device())?;
             let _on = cuda::stream(&side)?;
             let x = at(&group, 1)?;
             x.mul_(3.0)?;
@@ -307,7 +307,7 @@ fn captured(group: &ProcessGroup) -> Result<()> {
     let x = at(group, 1)?;
     // NCCL connects the ranks at the first call, which cannot be captured.
     group.all_reduce(&x, ReduceOp::Max, false)?.synchronize()?;
-    let side = cuda::stream_from_pool(group.device(), 0)?;
+    let side = cuda::Stream::new(group.device())?;
     let mut graph = CudaGraph::new();
     cuda::with_stream(&side, || {
         graph.capture(|| {
@@ -315,7 +315,7 @@ fn captured(group: &ProcessGroup) -> Result<()> {
             let work = group.all_reduce(&x, ReduceOp::Sum, true)?;
             Ok(work.wait()?)
         })
-    })??;
+    })?;
     for replays in 1..4 {
         graph.replay()?;
         assert_eq!(values(&x)?, [4f32.powi(replays); 3]);
@@ -328,7 +328,7 @@ fn what_waits_on_the_host_is_not_captured_and_works_after() {
     schedules(&[2], |ranks| {
         ranks.run(|group| {
             cuda::set_device(group.device())?;
-            let side = cuda::stream_from_pool(group.device(), 0)?;
+            let side = cuda::Stream::new(group.device())?;
             cuda::with_stream(&side, || {
                 CudaGraph::new().capture(|| {
                     for refused in [group.barrier(), group.new_group(&[0, 1]).map(drop)] {
@@ -337,7 +337,7 @@ fn what_waits_on_the_host_is_not_captured_and_works_after() {
                     }
                     Ok(())
                 })
-            })??;
+            })?;
             all_collectives(&group, false)
         });
     });

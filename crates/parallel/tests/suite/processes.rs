@@ -42,11 +42,11 @@ fn rank() {
 fn sums(group: &ProcessGroup) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.world_size());
     for async_op in [false, true] {
-        let x = full(&[1000], rank as f64 + 1.0, "cuda")?;
+        let x = full([1000], rank as f64 + 1.0, "cuda")?;
         group.all_reduce(&x, ReduceOp::Sum, async_op)?.wait()?;
         assert_eq!(x.to_vec::<f32>()?, vec![(ranks * (ranks + 1) / 2) as f32; 1000]);
-        let all = full(&[ranks], -1.0, "cuda")?;
-        group.all_gather_into_tensor(&all, &full(&[1], rank as f64, "cuda")?, async_op)?.wait()?;
+        let all = full([ranks], -1.0, "cuda")?;
+        group.all_gather_into_tensor(&all, &full([1], rank as f64, "cuda")?, async_op)?.wait()?;
         assert_eq!(all.to_vec::<f32>()?, (0..ranks).map(|r| r as f32).collect::<Vec<_>>());
     }
     let part = group.new_group(&[ranks - 1])?;
@@ -57,7 +57,7 @@ fn sums(group: &ProcessGroup) -> Result<()> {
 /// Goes on until a rank is killed, and then without it.
 fn survives(group: ProcessGroup, victim: usize) {
     let rank = group.rank();
-    let x = full(&[4], 1.0, "cuda").unwrap();
+    let x = full([4], 1.0, "cuda").unwrap();
     group.all_reduce(&x, ReduceOp::Max, false).unwrap().synchronize().unwrap();
     if rank == victim {
         println!("{READY}");

@@ -319,7 +319,7 @@ pub enum Error {
     },
     /// A tensor written to that has several indices at one address.
     #[error(
-        "{op}: more than one element of the written-to tensor refers to a single memory location; clone it first (called at {location})"
+        "{op}: more than one element of the written-to tensor refers to a single memory location; write to a `copy()` of it (called at {location})"
     )]
     OverlappingWrite {
         /// The op.
@@ -329,7 +329,7 @@ pub enum Error {
     },
     /// A result written over part of an operand.
     #[error(
-        "{op}: an operand and the written-to tensor share some, but not all, of their memory; clone the operand first (called at {location})"
+        "{op}: an operand and the written-to tensor share some, but not all, of their memory; pass a `copy()` of the operand (called at {location})"
     )]
     OverlappingOperands {
         /// The op.

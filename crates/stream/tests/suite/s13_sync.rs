@@ -7,8 +7,6 @@ use warpline_stream::{Devices, Event, EventFlags, StreamError};
 
 use crate::support::{Clock, TOKEN, counted, on_devices, schedules, simulated};
 
-const TIMING: EventFlags = EventFlags { timing: true, blocking: false, interprocess: false };
-
 on_devices! {
     s07_work_is_done_once_waited_for, gpu_s07_work_is_done_once_waited_for, work_is_done;
     s13_wait_stream, gpu_s13_wait_stream, wait_stream;
@@ -131,7 +129,7 @@ fn query(devices: &Devices) {
 /// PyTorch: events, stream_event_device.
 fn lazily_made(devices: &Devices) {
     for device in devices {
-        let event = Event::new(TIMING);
+        let event = Event::timing();
         assert!(event.query().unwrap(), "an unrecorded event is complete");
         event.synchronize().unwrap();
         assert_eq!(event.device_index(), None);
@@ -147,7 +145,7 @@ fn elapsed_time(devices: &Devices) {
     let clock = Clock::default();
     for device in devices {
         let stream = device.stream_from_pool(0).unwrap();
-        let (start, end) = (Event::new(TIMING), Event::new(TIMING));
+        let (start, end) = (Event::timing(), Event::timing());
         start.record(&stream).unwrap();
         clock.mark(&stream);
         end.record(&stream).unwrap();
@@ -161,7 +159,7 @@ fn elapsed_time(devices: &Devices) {
 fn elapsed_time_errors(devices: &Devices) {
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
     let timed = || {
-        let event = Event::new(TIMING);
+        let event = Event::timing();
         event.record(&stream).unwrap();
         event.synchronize().unwrap();
         event
@@ -170,10 +168,10 @@ fn elapsed_time_errors(devices: &Devices) {
     let error = timed().elapsed_time(&untimed).unwrap_err();
     assert!(matches!(error, StreamError::NoTiming { .. }), "{error}");
     assert!(matches!(untimed.elapsed_time(&timed()), Err(StreamError::NoTiming { .. })));
-    let error = timed().elapsed_time(&Event::new(TIMING)).unwrap_err();
+    let error = timed().elapsed_time(&Event::timing()).unwrap_err();
     assert!(matches!(error, StreamError::EventNotRecorded { .. }), "{error}");
     if devices.count() > 1 {
-        let elsewhere = Event::new(TIMING);
+        let elsewhere = Event::timing();
         elsewhere.record(devices.get(1).unwrap().default_stream()).unwrap();
         let error = timed().elapsed_time(&elsewhere).unwrap_err();
         assert!(matches!(error, StreamError::WrongDevice { .. }), "{error}");
@@ -185,7 +183,7 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
     // A poll lets a few operations run, never a hundred.
     let (_, devices) = counted(1, 0);
     let stream = devices.get(0).unwrap().stream_from_pool(0).unwrap();
-    let (start, end) = (Event::new(TIMING), Event::new(TIMING));
+    let (start, end) = (Event::timing(), Event::timing());
     start.record(&stream).unwrap();
     let clock = Clock::default();
     (0..100).for_each(|_| drop(clock.mark(&stream)));
@@ -218,11 +216,11 @@ fn s13_events_are_pooled() {
     assert_eq!(driver.calls("event_create"), 2);
     drop(held);
     // Kinds are kept apart, and events for other processes are not kept.
-    let timed = Event::new(TIMING);
+    let timed = Event::timing();
     timed.record(&stream).unwrap();
     assert_eq!(driver.calls("event_create"), 3);
     drop(timed);
-    let shared = Event::new(EventFlags { interprocess: true, ..EventFlags::default() });
+    let shared = Event::with_flags(EventFlags { interprocess: true, ..EventFlags::default() });
     shared.record(&stream).unwrap();
     assert_eq!(driver.calls("event_destroy"), 0);
     drop(shared);

@@ -35,9 +35,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let stream = cuda::stream_from_pool((), 0)?;
+    let stream = cuda::Stream::new(())?;
     let _on = cuda::stream(&stream)?;
-    let x = ones(&[options.numel], "cuda")?;
+    let x = ones([options.numel], "cuda")?;
     let chain = || -> Result<Tensor> {
         let mut y = (&x + 1.0)?;
         for _ in 1..options.ops {

@@ -121,7 +121,7 @@ fn run(options: &Options, specs: &[Spec], torch: Option<Torch>) -> Result<Vec<re
     let runtime = runtime.map_err(|error| anyhow!("{error}"))?;
     with_runtime(&runtime, || {
         // Captures need a stream of their own.
-        let stream = cuda::stream_from_pool((), 0)?;
+        let stream = cuda::Stream::new(())?;
         let _on = cuda::stream(&stream)?;
         let name = cuda::get_device_name(())?;
         let real = options.driver == "cuda";

@@ -118,7 +118,7 @@ impl Spec {
     /// Indices of rows, in any order.
     pub(crate) fn index(&self) -> Result<Tensor> {
         let n = self.sizes[0];
-        randint(0, n as i64, &[n], (DType::I64, self.device()))
+        randint(0, n as i64, [n], (DType::I64, self.device()))
     }
 
     /// The left factor of sizes `[…, m, k, n]`.

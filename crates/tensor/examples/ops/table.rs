@@ -99,10 +99,10 @@ ops! {
     "softmax of columns", Times(2.0), (x: operand) => x.softmax(0);
     "log_softmax of rows", Times(2.0), (x: operand) => x.log_softmax(-1);
     "transpose", Times(2.0), (x: operand) => x.t()?.contiguous();
-    "permute 0213", Times(2.0), (x: operand) => x.permute(&[0, 2, 1, 3])?.contiguous();
-    "permute 0231", Times(2.0), (x: operand) => x.permute(&[0, 2, 3, 1])?.contiguous();
-    "permute 0312", Times(2.0), (x: operand) => x.permute(&[0, 3, 1, 2])?.contiguous();
-    "permute 210", Times(2.0), (x: operand) => x.permute(&[2, 1, 0])?.contiguous();
+    "permute 0213", Times(2.0), (x: operand) => x.permute([0, 2, 1, 3])?.contiguous();
+    "permute 0231", Times(2.0), (x: operand) => x.permute([0, 2, 3, 1])?.contiguous();
+    "permute 0312", Times(2.0), (x: operand) => x.permute([0, 3, 1, 2])?.contiguous();
+    "permute 210", Times(2.0), (x: operand) => x.permute([2, 1, 0])?.contiguous();
     "add a row", Times(2.0), (x: operand, r: row) => x.add(&r);
     "add a column", Times(2.0), (x: operand, c: column) => x.add(&c);
     "add between", Times(2.0), (x: operand, b: between) => x.add(&b);
@@ -114,8 +114,8 @@ ops! {
     "matmul, left transposed", Product, (a: left_t, b: right) => a.matmul(&b);
     "matmul, right transposed", Product, (a: left, b: right_t) => a.matmul(&b);
     "matmul by a vector", Times(1.0), (a: left, b: vector) => a.matmul(&b);
-    "empty", Calls, () => empty(&[1024], "cuda");
-    "zeros", Calls, () => zeros(&[1024], "cuda");
-    "view", Calls, (x: operand) => x.view(&[-1]);
+    "empty", Calls, () => empty([1024], "cuda");
+    "zeros", Calls, () => zeros([1024], "cuda");
+    "view", Calls, (x: operand) => x.view([-1]);
     "20 additions of a number", Calls, (x: operand) => (0..20).try_fold(x.clone(), |y, _| y.add(1));
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use warpline::Result;
-use warpline::cuda::{self, CudaGraph, Event, EventFlags};
+use warpline::cuda::{self, CudaGraph, Event};
 
 use super::spec::{Spec, Timing};
 use super::table::{Call, Op};
@@ -75,7 +75,7 @@ impl Row {
             return Ok(seconds);
         }
         let stream = cuda::current_stream(())?;
-        let event = || Event::new(EventFlags { timing: true, ..EventFlags::default() });
+        let event = || Event::timing();
         let (start, end) = (event(), event());
         start.record(&stream)?;
         for _ in 0..reps {

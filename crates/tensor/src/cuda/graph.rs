@@ -25,11 +25,11 @@ pub use warpline_runtime::graph::GraphPool;
 /// use warpline::{cuda, full, ones, simulated, with_runtime};
 ///
 /// with_runtime(&simulated(1)?, || {
-///     let x = ones(&[4], "cuda")?;
+///     let x = ones([4], "cuda")?;
 ///     let (graph, y) = cuda::graph(|| (&x * 2.0)? + 1.0)?;
 ///     graph.replay()?;
 ///     assert_eq!(y.to_vec::<f32>()?, [3.0; 4]);
-///     x.copy_(&full(&[4], 10.0, "cuda")?, false)?;
+///     x.copy_(&full([4], 10.0, "cuda")?, false)?;
 ///     graph.replay()?;
 ///     assert_eq!(y.to_vec::<f32>()?, [21.0; 4]);
 ///     Ok::<_, warpline::Error>(())
@@ -110,7 +110,7 @@ impl CudaGraph {
             stream = pool.stream(runtime.device(pool.device())?)?.clone();
         }
         let capturing = Capturing::begin(&runtime, &stream, pool)?;
-        let result = super::with_stream(&stream, f)??;
+        let result = super::with_stream(&stream, f)?;
         self.graph = Some(capturing.end()?);
         Ok(result)
     }

@@ -1,12 +1,14 @@
 //! What the caching allocators hold block by block, and what they did.
 
-use std::fs::File;
-use std::path::Path;
+#[cfg(feature = "snapshot")]
+use std::{fs::File, path::Path};
 
 use warpline_alloc::cuda::CudaAllocator;
 use warpline_alloc::{SegmentInfo, Snapshot, TraceConfig};
 
-use crate::{Error, Result, runtime};
+#[cfg(feature = "snapshot")]
+use crate::Error;
+use crate::{Result, runtime};
 
 /// Asks the allocators of all devices, in order.
 #[track_caller]
@@ -24,7 +26,7 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// use warpline::{DType, cuda, simulated, with_runtime, zeros};
 ///
 /// with_runtime(&simulated(2)?, || {
-///     let t = zeros(&[1000], (DType::F32, "cuda:1"))?;
+///     let t = zeros([1000], (DType::F32, "cuda:1"))?;
 ///     let segments = cuda::memory_snapshot()?;
 ///     assert_eq!((segments.len(), segments[0].device), (1, 1));
 ///     assert_eq!(segments[0].blocks[0].address, t.data_ptr());
@@ -35,7 +37,7 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// ```
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`].
+/// [`crate::Error::CudaUnavailable`].
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
     Ok(ask_all(CudaAllocator::segments)?.concat())
@@ -48,7 +50,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 /// [`Backtraces`](super::Backtraces); without those, entries name the place that asked.
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`].
+/// [`crate::Error::CudaUnavailable`].
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
@@ -63,7 +65,7 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 ///
 /// with_runtime(&simulated(2)?, || {
 ///     memory::record_memory_history(TraceConfig::default())?;
-///     drop(zeros(&[1000], "cuda:1")?);
+///     drop(zeros([1000], "cuda:1")?);
 ///     memory::record_memory_history(None)?;
 ///     let snapshot = memory::snapshot()?;
 ///     let [first, second] = &snapshot.device_traces[..] else { panic!("two devices") };
@@ -75,7 +77,7 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 /// ```
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`].
+/// [`crate::Error::CudaUnavailable`].
 #[track_caller]
 pub fn snapshot() -> Result<Snapshot> {
     let runtime = runtime();
@@ -104,8 +106,9 @@ pub fn snapshot() -> Result<Snapshot> {
 /// ```
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`]; [`Error::InvalidArgument`] with the path and the reason where the
+/// [`crate::Error::CudaUnavailable`]; [`crate::Error::InvalidArgument`] with the path and the reason where the
 /// file cannot be written.
+#[cfg(feature = "snapshot")]
 #[track_caller]
 pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
     let (path, snapshot) = (path.as_ref(), snapshot()?);
@@ -116,7 +119,7 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
 /// Sets a mark in what is recorded of all devices.
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`].
+/// [`crate::Error::CudaUnavailable`].
 #[track_caller]
 pub fn annotate(text: &str) -> Result<()> {
     let runtime = runtime();
@@ -130,7 +133,7 @@ pub fn annotate(text: &str) -> Result<()> {
 /// (`torch.cuda.memory._set_memory_metadata`).
 ///
 /// # Errors
-/// [`Error::CudaUnavailable`].
+/// [`crate::Error::CudaUnavailable`].
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
     ask_all(|a| a.set_memory_metadata(text)).map(drop)

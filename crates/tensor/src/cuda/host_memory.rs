@@ -11,7 +11,7 @@ use crate::{Result, runtime};
 /// use warpline::{cuda, ones, simulated, with_runtime};
 ///
 /// with_runtime(&simulated(1)?, || {
-///     let pinned = ones(&[1000], ())?.pin_memory()?;
+///     let pinned = ones([1000], ())?.pin_memory()?;
 ///     let stats = cuda::host_memory_stats()?;
 ///     assert_eq!((stats.requested_bytes.current, stats.active_bytes.current), (4000, 4096));
 ///     drop(pinned);

@@ -9,8 +9,10 @@ use warpline_cuda_sys_safe::MemInfo;
 use super::CudaDeviceArg;
 use crate::{Error, Result, runtime};
 
+#[cfg(feature = "snapshot")]
+pub use super::history::dump_snapshot;
 pub use super::history::{
-    annotate, dump_snapshot, memory_snapshot, record_memory_history, set_memory_metadata, snapshot,
+    annotate, memory_snapshot, record_memory_history, set_memory_metadata, snapshot,
 };
 
 /// Asks a device's allocator.

@@ -8,7 +8,7 @@
 //!
 //! if cuda::is_available()? {
 //!     let _on_1 = cuda::device(1)?;
-//!     let t = zeros(&[2], "cuda")?;
+//!     let t = zeros([2], "cuda")?;
 //!     assert_eq!(t.device(), warpline::Device::cuda(1));
 //!     println!("{} bytes", cuda::memory_allocated(1)?);
 //! }
@@ -40,17 +40,21 @@ pub use memory::{
 };
 pub use pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
 pub use stream::{
-    current_stream, default_stream, exclusive_stream, external_stream, set_stream, stream,
-    stream_from_pool, with_stream,
+    Ambient, current_stream, default_stream, exclusive_stream, external_stream, set_stream, stream,
+    with_stream,
 };
 pub use warpline_alloc::{
     AllocatorConfig, Backtraces, BlockState, HostMemoryStats, MemoryStats, PoolOptions,
     SegmentInfo, Snapshot, TraceAction, TraceConfig,
 };
 pub use warpline_cuda_sys_safe::MemInfo;
-pub use warpline_stream::{DeviceGuard, Event, EventFlags, Stream, StreamGuard};
+pub use warpline_stream::{DeviceGuard, Event, EventFlags, Stream, StreamDevice, StreamGuard};
 
 /// What names a GPU to functions of this module.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name a GPU",
+    label = "expected an index, a name such as \"cuda:1\", a `Device`, or `()` for the current one"
+)]
 pub trait CudaDeviceArg {
     /// Its index in a runtime.
     ///
@@ -101,7 +105,7 @@ fn index_of(runtime: &Runtime, device: Device) -> Result<usize> {
 /// use warpline::{cuda, zeros};
 ///
 /// let device = if cuda::is_available()? { "cuda" } else { "cpu" };
-/// let x = zeros(&[2], device)?;
+/// let x = zeros([2], device)?;
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -164,11 +168,11 @@ pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
 /// a panic too.
 ///
 /// # Errors
-/// As [`CudaDeviceArg::index_in`]; `f` is not run then.
+/// What `f` returns; as [`CudaDeviceArg::index_in`], and `f` is not run then.
 #[track_caller]
-pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> R) -> Result<R> {
+pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = self::device(device)?;
-    Ok(f())
+    f()
 }
 
 /// Blocks the host until all work on a device is done.
@@ -238,7 +242,7 @@ pub fn can_device_access_peer(
 /// # use warpline::{RuntimeConfig, cuda, full, open, with_runtime};
 /// # with_runtime(&open("sim:2", &RuntimeConfig::default())?, || -> warpline::Result<()> {
 /// cuda::enable_peer_access(0, 1)?;
-/// let sum = (full(&[2], 1.0, "cuda:0")? + full(&[2], 2.0, "cuda:1")?)?;
+/// let sum = (full([2], 1.0, "cuda:0")? + full([2], 2.0, "cuda:1")?)?;
 /// assert_eq!(sum.device(), warpline::Device::cuda(0));
 /// assert_eq!(sum.to_vec::<f32>()?, [3.0, 3.0]);
 /// # Ok(()) })?;
@@ -248,6 +252,7 @@ pub fn can_device_access_peer(
 /// # Errors
 /// The driver's own, where there is no link ([`can_device_access_peer`]); as
 /// [`CudaDeviceArg::index_in`].
+#[doc(alias = "cudaDeviceEnablePeerAccess")]
 #[track_caller]
 pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();

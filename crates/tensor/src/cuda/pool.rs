@@ -16,8 +16,8 @@ use crate::{Result, runtime};
 ///
 /// with_runtime(&simulated(1)?, || {
 ///     let pool = MemPool::new("cuda", PoolOptions::default())?;
-///     let inside = cuda::with_mem_pool(&pool, || zeros(&[1000], "cuda"))?;
-///     let outside = zeros(&[1000], "cuda")?;
+///     let inside = cuda::with_mem_pool(&pool, || zeros([1000], "cuda"))?;
+///     let outside = zeros([1000], "cuda")?;
 ///     let [segment] = &pool.snapshot()[..] else { panic!("one segment") };
 ///     assert_eq!(segment.blocks[0].address, inside.data_ptr());
 ///     assert_eq!(cuda::memory_snapshot()?.len(), 2);

@@ -1,10 +1,11 @@
 //! Streams: where they come from, and which is current.
 
 use warpline_cuda_sys_safe::owned;
+use warpline_stream::StreamDevice;
 
 use super::{CudaDeviceArg, Stream, StreamGuard};
 use crate::ambient::InUse;
-use crate::{Result, runtime};
+use crate::{Device, Error, Result, runtime};
 
 /// This thread's current stream of a device.
 ///
@@ -28,22 +29,33 @@ pub fn default_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     Ok(runtime.device(index)?.device().default_stream().clone())
 }
 
-/// A stream from the device's pool of 32 per priority, handed out in turn
-/// (`torch.cuda.Stream(device, priority)`). `priority` goes from 0, the least, to −3.
-///
-/// # Errors
-/// The driver's own; as [`CudaDeviceArg::index_in`].
-#[track_caller]
-pub fn stream_from_pool(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
-    let runtime = runtime();
-    let index = device.index_in(&runtime)?;
-    Ok(runtime.device(index)?.device().stream_from_pool(priority)?)
+/// Tells devices that are named in the ambient runtime from those of other crates.
+#[derive(Debug)]
+pub struct Ambient;
+
+macro_rules! stream_devices {
+    ($($ty:ty),*) => {$(
+        /// Of the [ambient runtime](crate::runtime).
+        impl StreamDevice<Ambient> for $ty {
+            type Error = Error;
+
+            #[track_caller]
+            fn stream(self, priority: i32) -> Result<Stream> {
+                let runtime = runtime();
+                let index = self.index_in(&runtime)?;
+                Ok(runtime.device(index)?.device().stream_from_pool(priority)?)
+            }
+        }
+    )*};
 }
+
+stream_devices!((), usize, Device, &Device, &str, &String, String);
 
 /// A stream that nobody else is given.
 ///
 /// # Errors
 /// The driver's own; as [`CudaDeviceArg::index_in`].
+#[doc(alias = "Stream")]
 #[track_caller]
 pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
     let runtime = runtime();
@@ -55,6 +67,7 @@ pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Str
 ///
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another driver.
+#[doc(alias = "ExternalStream")]
 #[track_caller]
 pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
     let runtime = runtime();
@@ -82,6 +95,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another runtime.
 #[inline(always)] // as in `Devices::stream_guard`
+#[doc(alias = "StreamContext")]
 #[track_caller]
 pub fn stream(stream: &Stream) -> Result<StreamGuard> {
     Ok(InUse::get().devices()?.stream_guard(stream)?)
@@ -93,7 +107,7 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
 /// # Errors
 /// [`crate::Error::Stream`] when it is of another runtime; `f` is not run then.
 #[track_caller]
-pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> R) -> Result<R> {
+pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
     let _guard = self::stream(stream)?;
-    Ok(f())
+    f()
 }

@@ -19,8 +19,8 @@ use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
 /// use warpline::data::{DataLoader, TensorDataset};
 ///
 /// # fn main() -> warpline::Result<()> {
-/// let inputs = warpline::arange(10, ())?.reshape(&[10, 1])?;
-/// let targets = warpline::zeros(&[10], ())?;
+/// let inputs = warpline::arange(10, ())?.reshape([10, 1])?;
+/// let targets = warpline::zeros([10], ())?;
 /// let loader = DataLoader::new(TensorDataset::new(inputs, targets)?).batch_size(4)?;
 /// let sizes: Vec<usize> = loader.iter()?.map(|b| Ok(b?.0.size()[0])).collect::<warpline::Result<_>>()?;
 /// assert_eq!(sizes, [4, 4, 2]);

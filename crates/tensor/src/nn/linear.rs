@@ -19,9 +19,9 @@ impl Linear {
     pub fn new(inputs: usize, outputs: usize, options: impl Into<TensorOptions>) -> Result<Self> {
         let options = options.into();
         let bound = if inputs == 0 { 0.0 } else { 1.0 / (inputs as f64).sqrt() };
-        let weight = empty(&[outputs, inputs], &options)?;
+        let weight = empty([outputs, inputs], &options)?;
         weight.uniform_(-bound, bound)?;
-        let bias = empty(&[outputs], &options)?;
+        let bias = empty([outputs], &options)?;
         bias.uniform_(-bound, bound)?;
         Ok(Self { weight, bias })
     }

@@ -31,7 +31,7 @@ impl RnnCell {
     #[track_caller]
     pub fn initial_hidden(&self, x: &Tensor) -> Result<Tensor> {
         let batch = x.size().first().copied().unwrap_or(1);
-        x.new_zeros(&[batch, self.hidden.weight().size()[0]], ())
+        x.new_zeros([batch, self.hidden.weight().size()[0]], ())
     }
 
     /// The next hidden state.

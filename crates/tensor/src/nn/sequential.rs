@@ -33,7 +33,7 @@ impl Clone for Box<dyn Layer> {
 /// use warpline::nn::{Forward, Linear, ReLU, Sequential};
 ///
 /// let net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU).with(Linear::new(8, 2, ())?);
-/// assert_eq!(net.forward(warpline::ones(&[3, 4], ())?)?.size(), [3, 2]);
+/// assert_eq!(net.forward(warpline::ones([3, 4], ())?)?.size(), [3, 2]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[derive(Clone, Default)]

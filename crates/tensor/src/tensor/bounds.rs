@@ -21,6 +21,7 @@ use crate::{DType, Error, Result, Scalar, Tensor};
 ///
 /// # Errors
 /// [`Error::DTypeMismatch`] for a condition that is not of bools, otherwise as [`Tensor::add`].
+#[doc(alias = "where")]
 #[track_caller]
 pub fn where_cond<'a>(
     condition: &Tensor,

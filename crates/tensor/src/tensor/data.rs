@@ -8,6 +8,11 @@ use crate::{Element, Error, Result};
 
 /// Numbers with a shape. The tensor's dtype is the numbers' own: `1f32` is `float32`, and Rust's
 /// plain `1.0` is an `f64`, so name the type or ask for a dtype.
+#[diagnostic::on_unimplemented(
+    message = "a tensor cannot be made from `{Self}`",
+    label = "expected numbers, or arrays, slices or `Vec`s of them, nested",
+    note = "numbers are `bool`, `u8`, `i8` to `i64`, `f16`, `bf16`, `f32` and `f64`"
+)]
 pub trait TensorData {
     /// The numbers' type.
     type Elem: Element;

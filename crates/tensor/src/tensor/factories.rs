@@ -10,8 +10,8 @@ use super::inplace::check_filled;
 use crate::called::Called;
 use crate::exec::empty as empty_in;
 use crate::{
-    Category, DType, Device, Element, Error, Result, Runtime, Scalar, Tensor, TensorOptions,
-    runtime,
+    Category, DType, Device, Element, Error, IntoShape, Result, Runtime, Scalar, Tensor,
+    TensorOptions, runtime,
 };
 
 /// A tensor whose elements are not set; `float32` on the CPU unless asked otherwise.
@@ -19,8 +19,8 @@ use crate::{
 /// # Errors
 /// [`Error::SizeOverflow`], what the allocator answers, and what is wrong with the options.
 #[track_caller]
-pub fn empty(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    empty_in(&runtime(), sizes, &options.into(), DType::F32).of("empty")
+pub fn empty(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("empty")
 }
 
 /// Zeros; `float32` unless asked otherwise.
@@ -28,8 +28,8 @@ pub fn empty(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tenso
 /// # Errors
 /// As [`empty()`].
 #[track_caller]
-pub fn zeros(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    filled(sizes, Scalar::Int(0), &options.into(), DType::F32).of("zeros")
+pub fn zeros(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    filled(&sizes.into_shape(), Scalar::Int(0), &options.into(), DType::F32).of("zeros")
 }
 
 /// Ones; `float32` unless asked otherwise.
@@ -37,8 +37,8 @@ pub fn zeros(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tenso
 /// # Errors
 /// As [`empty()`].
 #[track_caller]
-pub fn ones(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    filled(sizes, Scalar::Int(1), &options.into(), DType::F32).of("ones")
+pub fn ones(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    filled(&sizes.into_shape(), Scalar::Int(1), &options.into(), DType::F32).of("ones")
 }
 
 /// One value everywhere; its dtype is the value's `bool`, `int64` or `float32` unless asked
@@ -46,8 +46,8 @@ pub fn ones(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor
 ///
 /// ```
 /// # use warpline::full;
-/// assert_eq!(full(&[2], 7, ())?.to_string(), "tensor([7, 7])");
-/// assert_eq!(full(&[2], 0.5, ())?.to_string(), "tensor([0.5000, 0.5000])");
+/// assert_eq!(full([2], 7, ())?.to_string(), "tensor([7, 7])");
+/// assert_eq!(full([2], 0.5, ())?.to_string(), "tensor([0.5000, 0.5000])");
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
@@ -55,12 +55,12 @@ pub fn ones(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor
 /// As [`empty()`].
 #[track_caller]
 pub fn full(
-    sizes: &[usize],
+    sizes: impl IntoShape,
     value: impl Into<Scalar>,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
     let value = value.into();
-    filled(sizes, value, &options.into(), value.default_dtype()).of("full")
+    filled(&sizes.into_shape(), value, &options.into(), value.default_dtype()).of("full")
 }
 
 #[track_caller]
@@ -254,8 +254,8 @@ pub fn eye(
 /// # Errors
 /// As [`empty()`]; [`Error::UnsupportedDType`] for anything but floats.
 #[track_caller]
-pub fn rand(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32).of("rand")?;
+pub fn rand(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("rand")?;
     out.uniform_(0.0, 1.0).of("rand")?;
     Ok(out)
 }
@@ -265,8 +265,8 @@ pub fn rand(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor
 /// # Errors
 /// As [`rand`].
 #[track_caller]
-pub fn randn(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tensor> {
-    let out = empty_in(&runtime(), sizes, &options.into(), DType::F32).of("randn")?;
+pub fn randn(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
+    let out = empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("randn")?;
     out.normal_(0.0, 1.0).of("randn")?;
     Ok(out)
 }
@@ -280,10 +280,11 @@ pub fn randn(sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Tenso
 pub fn randint(
     low: i64,
     high: i64,
-    sizes: &[usize],
+    sizes: impl IntoShape,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let out = empty_in(&runtime(), sizes, &options.into(), DType::I64).of("randint")?;
+    let out =
+        empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::I64).of("randint")?;
     out.random_(low, high).of("randint")?;
     Ok(out)
 }
@@ -298,4 +299,35 @@ pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
     let exec = out.exec()?;
     random::randperm(exec.target(), out.as_view())?;
     Ok(out)
+}
+
+impl Tensor {
+    /// The elements of a vector, row-major, under sizes. [`tensor()`] takes nested arrays instead.
+    ///
+    /// ```
+    /// # use warpline::Tensor;
+    /// let t = Tensor::from_vec(vec![1f32, 2.0, 3.0, 4.0], [2, 2], ())?;
+    /// assert_eq!(t.size(), [2, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidReshape`] when there are more or fewer elements; as [`tensor()`].
+    #[doc(alias = "from_shape_vec")]
+    #[doc(alias = "from_slice")]
+    #[doc(alias = "from_numpy")]
+    #[track_caller]
+    pub fn from_vec<T: TensorData + Element>(
+        elements: Vec<T>,
+        sizes: impl IntoShape,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
+        let options = options.into();
+        let flat = tensor_in(&runtime(), elements, &options).of("from_vec")?;
+        let sizes = flat.reshape(&sizes.into_shape()).of("from_vec")?;
+        match options.requested_memory_format() {
+            Some(format) => sizes.contiguous_in(format).of("from_vec"),
+            None => Ok(sizes),
+        }
+    }
 }

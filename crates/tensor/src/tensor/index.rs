@@ -85,6 +85,11 @@ pub(super) fn within((start, end): (Option<isize>, Option<isize>), size: usize) 
 }
 
 /// What [`Tensor::i`] takes: one [`Index`], or a tuple or slice of several.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no index",
+    label = "expected an index, a range such as `1..3` or `..`, or a tuple of up to six of them",
+    note = "a tensor of indices is for `index_select` and `gather`"
+)]
 pub trait IntoIndices {
     /// The indices, for the first dimensions in order.
     fn into_indices(self) -> SmallVec<[Index; 6]>;
@@ -128,7 +133,7 @@ impl Tensor {
     ///
     /// ```
     /// # use warpline::arange;
-    /// let t = arange(24, ())?.reshape(&[2, 3, 4])?;
+    /// let t = arange(24, ())?.reshape([2, 3, 4])?;
     /// assert_eq!(t.i(1)?.size(), [3, 4]);
     /// assert_eq!(t.i((.., -1, 1..3))?.to_vec::<i64>()?, [9, 10, 21, 22]);
     /// assert_eq!(t.i((0, 1..=1, ..=-3))?.to_vec::<i64>()?, [4, 5]);
@@ -138,6 +143,9 @@ impl Tensor {
     /// # Errors
     /// [`Error::IndexOutOfRange`] for a single index outside its dimension;
     /// [`Error::InvalidArgument`] for more indices than dimensions.
+    #[doc(alias = "index")]
+    #[doc(alias = "get")]
+    #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn i(&self, indices: impl IntoIndices) -> Result<Self> {
         let indices = indices.into_indices();

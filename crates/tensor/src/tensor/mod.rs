@@ -38,14 +38,14 @@ pub use ops::TensorOrScalar;
 pub use pending::Pending;
 pub use powers::RoundingMode;
 pub use promote::{promote_types, result_type};
-pub use reduce::IntoDims;
+pub use reduce::{IntoDim, IntoDims};
 pub use select::embedding;
 pub use views::{cat, stack};
 
 /// A tensor: elements of one dtype under sizes and strides, on the CPU or a GPU.
 ///
-/// A clone, and every view, shares the memory: an in-place op through one is seen by all, as in
-/// PyTorch. Ops on GPU tensors are enqueued on the current stream of the tensors' device and
+/// A clone, and every view, shares the memory: an in-place op through one is seen by all.
+/// [`Tensor::copy`] is PyTorch's `clone`. Ops on GPU tensors are enqueued on the current stream of the tensors' device and
 /// return before they run; reading a result waits for it.
 #[derive(Clone)]
 pub struct Tensor {
@@ -114,12 +114,15 @@ impl Tensor {
     }
 
     /// Number of dimensions.
+    #[doc(alias = "ndim")]
+    #[doc(alias = "rank")]
     #[must_use]
     pub fn dim(&self) -> usize {
         self.layout.ndim()
     }
 
     /// Number of elements.
+    #[doc(alias = "elem_count")]
     #[must_use]
     pub fn numel(&self) -> usize {
         self.layout.numel()

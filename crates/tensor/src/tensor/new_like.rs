@@ -5,7 +5,7 @@ use super::data::TensorData;
 use super::factories::tensor_in;
 use crate::called::Called;
 use crate::exec::{self, empty_in};
-use crate::{Result, Scalar, Tensor, TensorOptions};
+use crate::{IntoShape, Result, Scalar, Tensor, TensorOptions};
 
 impl Tensor {
     /// The options with this tensor's dtype and device where they leave those open.
@@ -18,9 +18,18 @@ impl Tensor {
     /// # Errors
     /// As [`crate::empty()`].
     #[track_caller]
-    pub fn new_empty(&self, sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Self> {
-        exec::empty(self.storage().runtime(), sizes, &self.options(options), self.dtype())
-            .of("new_empty")
+    pub fn new_empty(
+        &self,
+        sizes: impl IntoShape,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
+        exec::empty(
+            self.storage().runtime(),
+            &sizes.into_shape(),
+            &self.options(options),
+            self.dtype(),
+        )
+        .of("new_empty")
     }
 
     /// One value everywhere, of `sizes`, on this tensor's device and of its dtype.
@@ -30,7 +39,7 @@ impl Tensor {
     #[track_caller]
     pub fn new_full(
         &self,
-        sizes: &[usize],
+        sizes: impl IntoShape,
         value: impl Into<Scalar>,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
@@ -44,7 +53,11 @@ impl Tensor {
     /// # Errors
     /// As [`crate::empty()`].
     #[track_caller]
-    pub fn new_zeros(&self, sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Self> {
+    pub fn new_zeros(
+        &self,
+        sizes: impl IntoShape,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
         self.new_full(sizes, 0, options).of("new_zeros")
     }
 
@@ -53,7 +66,11 @@ impl Tensor {
     /// # Errors
     /// As [`crate::empty()`].
     #[track_caller]
-    pub fn new_ones(&self, sizes: &[usize], options: impl Into<TensorOptions>) -> Result<Self> {
+    pub fn new_ones(
+        &self,
+        sizes: impl IntoShape,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
         self.new_full(sizes, 1, options).of("new_ones")
     }
 

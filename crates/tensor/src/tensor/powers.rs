@@ -7,6 +7,7 @@ use warpline_kernels::elementwise as table;
 use super::operands::{apply, apply_in_place, common_dtype};
 use super::ops::{self, TensorOrScalar};
 use super::promote::{result_type, result_type_scalar};
+use crate::called::Called;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 /// How a quotient is rounded (`rounding_mode` of `torch.div`).
@@ -205,10 +206,38 @@ impl Tensor {
         close.logical_or(&near)
     }
 
+    /// Adds `alpha * other` in place (`add_(other, alpha=…)`): a step of gradient descent.
+    ///
+    /// ```
+    /// # use warpline::ones;
+    /// let (weight, grad) = (ones([2], ())?, ones([2], ())?);
+    /// assert_eq!(weight.add_scaled_(&grad, -0.5)?.to_vec::<f32>()?, [0.5, 0.5]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::add_scaled`] and [`Tensor::add_`].
+    #[doc(alias = "alpha")]
+    #[track_caller]
+    pub fn add_scaled_(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<&Self> {
+        let alpha = alpha.into();
+        if alpha.category() > self.dtype().category() {
+            let reason = format!(
+                "alpha must not be a {:?} for a tensor of {}",
+                alpha.category(),
+                self.dtype()
+            );
+            return Err(Error::invalid("add_scaled_", reason));
+        }
+        let scaled = other.in_dtype(result_type(self, other))?.mul(alpha).of("add_scaled_")?;
+        self.add_(&scaled).of("add_scaled_")
+    }
+
     /// `self + alpha * other` (`torch.add` with `alpha`).
     ///
     /// # Errors
     /// As [`Tensor::add`]; [`Error::InvalidArgument`] for a float `alpha` and integer tensors.
+    #[doc(alias = "alpha")]
     #[track_caller]
     pub fn add_scaled(&self, other: &Tensor, alpha: impl Into<Scalar>) -> Result<Self> {
         let alpha = alpha.into();

@@ -8,8 +8,13 @@ use warpline_runtime::Sizes;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
-/// Which dimensions a reduction takes together: `()` for all, one, or several. Negative ones
+/// Which dimensions a reduction takes together: `()` or `None` for all, one, or several. Negative ones
 /// count from the end.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` names no dimensions",
+    label = "expected `()` for all, one such as `-1`, or several such as `[0, 2]`",
+    note = "dimensions are `isize`, since negative ones count from the end"
+)]
 pub trait IntoDims {
     /// The dimensions; none stands for all.
     fn into_dims(self) -> SmallVec<[isize; 6]>;
@@ -24,6 +29,24 @@ impl IntoDims for () {
 impl IntoDims for isize {
     fn into_dims(self) -> SmallVec<[isize; 6]> {
         SmallVec::from_iter([self])
+    }
+}
+
+impl IntoDims for Option<isize> {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        self.into_iter().collect()
+    }
+}
+
+impl IntoDims for Vec<isize> {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        self.into()
+    }
+}
+
+impl IntoDims for &Vec<isize> {
+    fn into_dims(self) -> SmallVec<[isize; 6]> {
+        self.as_slice().into()
     }
 }
 
@@ -42,6 +65,35 @@ impl<const N: usize> IntoDims for [isize; N] {
 impl<const N: usize> IntoDims for &[isize; N] {
     fn into_dims(self) -> SmallVec<[isize; 6]> {
         self.as_slice().into()
+    }
+}
+
+/// One dimension, or `()` or `None` for all.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` names no dimension",
+    label = "expected `()` for all, or one such as `-1`",
+    note = "dimensions are `isize`, since negative ones count from the end"
+)]
+pub trait IntoDim {
+    /// The dimension; none stands for all.
+    fn into_dim(self) -> Option<isize>;
+}
+
+impl IntoDim for () {
+    fn into_dim(self) -> Option<isize> {
+        None
+    }
+}
+
+impl IntoDim for isize {
+    fn into_dim(self) -> Option<isize> {
+        Some(self)
+    }
+}
+
+impl IntoDim for Option<isize> {
+    fn into_dim(self) -> Option<isize> {
+        self
     }
 }
 
@@ -110,8 +162,10 @@ methods! {
     /// The mean over dimensions; floats only.
     mean mean_keepdim Mean;
     /// The largest element over dimensions; NaN if there is one.
+    #[doc(alias = "max")]
     amax amax_keepdim Max;
     /// The smallest element over dimensions; NaN if there is one.
+    #[doc(alias = "min")]
     amin amin_keepdim Min;
     /// Whether any element over dimensions is not zero.
     any any_keepdim Any;
@@ -120,14 +174,14 @@ methods! {
 }
 
 impl Tensor {
-    /// The index of the largest element, the first of equals, along a dimension, or with `None` in
-    /// the flattened tensor; a NaN is the largest. `int64`.
+    /// The index of the largest element, the first of equals, along a dimension, or with `None` or
+    /// `()` in the flattened tensor; a NaN is the largest. `int64`.
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] where there is no element.
     #[track_caller]
-    pub fn argmax(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
-        apply(ReduceOp::ArgMax, self, dim.into().as_slice(), false)
+    pub fn argmax(&self, dim: impl IntoDim) -> Result<Self> {
+        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), false)
     }
 
     /// [`Tensor::argmax`] along a dimension, which stays with size 1.
@@ -135,8 +189,8 @@ impl Tensor {
     /// # Errors
     /// As without.
     #[track_caller]
-    pub fn argmax_keepdim(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
-        apply(ReduceOp::ArgMax, self, dim.into().as_slice(), true)
+    pub fn argmax_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
+        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), true)
     }
 
     /// The index of the smallest element; otherwise as [`Tensor::argmax`].
@@ -144,8 +198,8 @@ impl Tensor {
     /// # Errors
     /// As there.
     #[track_caller]
-    pub fn argmin(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
-        apply(ReduceOp::ArgMin, self, dim.into().as_slice(), false)
+    pub fn argmin(&self, dim: impl IntoDim) -> Result<Self> {
+        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), false)
     }
 
     /// [`Tensor::argmin`] along a dimension, which stays with size 1.
@@ -153,8 +207,8 @@ impl Tensor {
     /// # Errors
     /// As without.
     #[track_caller]
-    pub fn argmin_keepdim(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
-        apply(ReduceOp::ArgMin, self, dim.into().as_slice(), true)
+    pub fn argmin_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
+        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), true)
     }
 
     /// The largest elements along a dimension, and their indices (`torch.max` with `dim`).

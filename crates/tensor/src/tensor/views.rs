@@ -8,9 +8,10 @@ use warpline_kernels as kernels;
 use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use super::index::{self, IndexRange};
+use super::reduce::{IntoDim, IntoDims};
 use crate::called::Called;
 use crate::exec::check_together;
-use crate::{Error, MemoryFormat, Result, Tensor};
+use crate::{Error, IntoSizes, MemoryFormat, Result, Tensor};
 
 impl Tensor {
     /// The same elements under other sizes: a view where the strides allow it, else a copy. One
@@ -19,8 +20,8 @@ impl Tensor {
     /// # Errors
     /// [`Error::InvalidReshape`].
     #[track_caller]
-    pub fn reshape(&self, shape: &[isize]) -> Result<Self> {
-        let sizes = self.infer_sizes(shape).of("reshape")?;
+    pub fn reshape(&self, shape: impl IntoSizes) -> Result<Self> {
+        let sizes = self.infer_sizes(&shape.into_sizes()).of("reshape")?;
         match self.layout().view(&sizes) {
             Some(layout) => Ok(self.with_layout(layout)),
             None => {
@@ -37,8 +38,8 @@ impl Tensor {
     /// [`Error::InvalidReshape`]; [`Error::ViewNeedsCopy`] where only a copy could have those
     /// sizes.
     #[track_caller]
-    pub fn view(&self, shape: &[isize]) -> Result<Self> {
-        let sizes = self.infer_sizes(shape).of("view")?;
+    pub fn view(&self, shape: impl IntoSizes) -> Result<Self> {
+        let sizes = self.infer_sizes(&shape.into_sizes()).of("view")?;
         let location = Location::caller();
         let layout = self.layout().view(&sizes).ok_or_else(|| Error::ViewNeedsCopy {
             location,
@@ -118,8 +119,8 @@ impl Tensor {
     /// # Errors
     /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
     #[track_caller]
-    pub fn permute(&self, dims: &[isize]) -> Result<Self> {
-        Ok(self.with_layout(self.layout().permute(dims).of("permute")?))
+    pub fn permute(&self, dims: impl IntoDims) -> Result<Self> {
+        Ok(self.with_layout(self.layout().permute(&dims.into_dims()).of("permute")?))
     }
 
     /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
@@ -127,7 +128,8 @@ impl Tensor {
     /// # Errors
     /// [`Error::ExpandMismatch`]; [`Error::InvalidArgument`] for other negative sizes.
     #[track_caller]
-    pub fn expand(&self, sizes: &[isize]) -> Result<Self> {
+    pub fn expand(&self, sizes: impl IntoSizes) -> Result<Self> {
+        let sizes = sizes.into_sizes();
         let mut to = Sizes::new();
         for (d, &size) in sizes.iter().enumerate() {
             let own = (d + self.dim()).checked_sub(sizes.len()).map(|own| self.size()[own]);
@@ -198,13 +200,13 @@ impl Tensor {
         Ok(())
     }
 
-    /// Without a dimension of size 1; `None` is all of them. A dimension of another size stays.
+    /// Without a dimension of size 1; `None` or `()` is all of them. A dimension of another size stays.
     ///
     /// # Errors
     /// [`Error::DimOutOfRange`].
     #[track_caller]
-    pub fn squeeze(&self, dim: impl Into<Option<isize>>) -> Result<Self> {
-        Ok(self.with_layout(match dim.into() {
+    pub fn squeeze(&self, dim: impl IntoDim) -> Result<Self> {
+        Ok(self.with_layout(match dim.into_dim() {
             None => self.layout().squeeze_all(),
             Some(dim) => self.layout().squeeze(dim).of("squeeze")?,
         }))
@@ -234,7 +236,7 @@ impl Tensor {
             ));
         }
         if self.dim() == 0 {
-            return self.reshape(&[1]);
+            return self.reshape([1]);
         }
         let as_shape = |sizes: &[usize]| sizes.iter().map(|&n| n as isize).collect::<Vec<_>>();
         let mut shape = as_shape(&self.size()[..first]);
@@ -317,7 +319,7 @@ impl Tensor {
     ///
     /// ```
     /// # use warpline::{MemoryFormat, zeros};
-    /// let images = zeros(&[2, 3, 4, 5], ())?.contiguous_in(MemoryFormat::ChannelsLast)?;
+    /// let images = zeros([2, 3, 4, 5], ())?.contiguous_in(MemoryFormat::ChannelsLast)?;
     /// assert_eq!(images.stride(), [60, 1, 15, 3]);
     /// # Ok::<(), warpline::Error>(())
     /// ```
@@ -325,6 +327,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::InvalidArgument`] for sizes that the format says nothing of; what making the copy fails
     /// with.
+    #[doc(alias = "memory_format")]
     #[track_caller]
     pub fn contiguous_in(&self, format: MemoryFormat) -> Result<Self> {
         if self.is_contiguous_in(format) {

@@ -147,7 +147,7 @@ fn stand_in(channel: &Channel) -> (UnixStream, Channel, UnixStream) {
 /// In the other process: sends a tensor and its event, as far as the point says.
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
     let (real, near, far) = stand_in(channel);
-    let tensor = full(&[elements()], 5.0, (DType::F32, "cuda:0"))?.share_memory()?;
+    let tensor = full([elements()], 5.0, (DType::F32, "cuda:0"))?.share_memory()?;
     tensor.add_(1.0)?;
     if point == MAKER[0] {
         while send(&near, &[0; 4096], SendFlags::DONTWAIT).is_ok() {}
@@ -234,7 +234,7 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<()> {
 fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<()> {
     let peer = Peer::start(&format!("cut receiver@{point}"), spec);
     with_runtime(world, || {
-        let tensor = full(&[elements()], 1.0, (DType::F32, "cuda:0"))?.share_memory()?;
+        let tensor = full([elements()], 1.0, (DType::F32, "cuda:0"))?.share_memory()?;
         peer.channel.send(&tensor)?;
         assert!(or_gone(peer.channel.recv_event(&tensor))?.is_none(), "no event is whole");
         assert!(matches!(peer.channel.send_event(&tensor), Err(Error::PeerGone { .. })));

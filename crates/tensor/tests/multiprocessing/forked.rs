@@ -39,7 +39,7 @@ fn s33_a_forked_child_drops_a_channel_and_waits_for_nobody() {
     let worlds = [0, 1].map(|_| world(1, Schedule::Lazy));
     let (here, there) = pair();
     let hold = with_runtime(&worlds[0].1, || -> Result<_> {
-        let tensor = warpline::zeros(&[600], "cuda:0")?.share_memory()?;
+        let tensor = warpline::zeros([600], "cuda:0")?.share_memory()?;
         let hold = worlds[0].0.hold(StreamHandle::default_of(0)).unwrap();
         tensor.add_(1.0)?;
         here.send(&tensor)?;

@@ -26,7 +26,7 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
         |channel| {
             let tensor = arange(600, DType::F32)?.pin_memory()?.share_memory()?;
             assert!(tensor.is_shared() && tensor.is_pinned() && !tensor.is_cuda());
-            let local = ones(&[600], "cuda:0")?;
+            let local = ones([600], "cuda:0")?;
             for _ in 0..3 {
                 local.add_(&tensor.to_non_blocking("cuda:0")?)?;
                 tensor.copy_(&local, true)?; // which the sending waits for
@@ -35,7 +35,7 @@ fn s33_host_memory_is_shared_and_devices_of_both_sides_copy_it_in_order() {
             channel.recv_event(&tensor)?;
             let expected: Vec<f32> = (0..600).map(|i| (8 * i + 5 + 10) as f32).collect();
             assert_eq!(tensor.to_vec::<f32>()?, expected);
-            tensor.copy_(&zeros(&[600], ())?, false)?;
+            tensor.copy_(&zeros([600], ())?, false)?;
             channel.send_event(&tensor)
         },
         |channel| {
@@ -60,7 +60,7 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
     let (sim, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();
-        let shared = arange(6, DType::F32)?.view(&[2, 3])?.share_memory()?;
+        let shared = arange(6, DType::F32)?.view([2, 3])?.share_memory()?;
         here.send(&shared.t()?)?;
         let received = there.recv()?;
         let refused = [
@@ -68,8 +68,8 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
             shared.add_(1.0).map(drop),
             shared.fill_(1.0).map(drop),
             shared.sum(()).map(drop),
-            ones(&[2, 3], ())?.add_(&shared).map(drop),
-            shared.t()?.copy_(&ones(&[3, 2], ())?, false).map(drop),
+            ones([2, 3], ())?.add_(&shared).map(drop),
+            shared.t()?.copy_(&ones([3, 2], ())?, false).map(drop),
         ];
         for (at, refused) in refused.into_iter().enumerate() {
             assert!(matches!(refused, Err(Error::SharedHostMemory { .. })), "{at}: {refused:?}");
@@ -85,7 +85,7 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
         assert_eq!(twice.to_vec::<f32>()?, shared.to_vec::<f32>()?.repeat(2));
         assert_eq!(shared.to_string(), shared.copy()?.to_string());
         // One memory; a row is contiguous.
-        shared.select(0, 1)?.copy_(&full(&[3], 9.0, DType::F64)?, false)?;
+        shared.select(0, 1)?.copy_(&full([3], 9.0, DType::F64)?, false)?;
         assert_eq!(received.to_vec::<f32>()?, [0.0, 9.0, 1.0, 9.0, 2.0, 9.0]);
         let flipped = shared.copy()?.copy_(&shared, false)?.mul(-1.0)?;
         shared.copy_(&flipped, false)?;
@@ -128,8 +128,8 @@ fn s33_replays_of_a_graph_copy_it() {
     let (_, runtime) = world(1, Schedule::Lazy);
     with_runtime(&runtime, || -> Result<()> {
         let (here, there) = pair();
-        let shared = zeros(&[100], ())?.share_memory()?;
-        let counter = zeros(&[100], "cuda")?;
+        let shared = zeros([100], ())?.share_memory()?;
+        let counter = zeros([100], "cuda")?;
         let (graph, ()) = cuda::graph(|| {
             counter.add_(&shared.to_non_blocking("cuda")?.add(1.0)?)?;
             shared.copy_(&counter, true).map(drop)
@@ -211,13 +211,13 @@ const POINTS: [&str; 5] = ["shared", "enqueued", "sent", "written", "told"];
 /// In the other process: shares host memory, and is killed.
 pub(crate) fn killed(channel: &Channel, point: &str) -> Result<()> {
     let points = Points(point);
-    let tensor = full(&[5000], 1.0, TensorOptions::new().pin_memory(true))?.share_memory()?;
+    let tensor = full([5000], 1.0, TensorOptions::new().pin_memory(true))?.share_memory()?;
     points.reached("shared");
-    tensor.copy_(&full(&[5000], 2.0, "cuda:0")?, true)?;
+    tensor.copy_(&full([5000], 2.0, "cuda:0")?, true)?;
     points.reached("enqueued");
     channel.send(&tensor)?;
     points.reached("sent");
-    tensor.copy_(&full(&[5000], 3.0, ())?, false)?;
+    tensor.copy_(&full([5000], 3.0, ())?, false)?;
     points.reached("written");
     channel.send_event(&tensor)?;
     points.reached("told");

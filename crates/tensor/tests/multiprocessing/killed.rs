@@ -67,7 +67,7 @@ fn half(channel: &Channel) {
 pub(crate) fn maker(channel: &Channel, point: &str) -> Result<()> {
     let points = Points(point);
     points.reached("start");
-    let tensor = full(&[elements()], 1.0, (DType::F32, "cuda:0"))?;
+    let tensor = full([elements()], 1.0, (DType::F32, "cuda:0"))?;
     points.reached("made");
     let tensor = tensor.share_memory()?;
     points.reached("shared");
@@ -137,7 +137,7 @@ pub(crate) fn all(tensor: &Tensor, value: f32) -> Result<bool> {
 /// Memory is used anew, which must not be what is shared.
 pub(crate) fn churn() -> Result<()> {
     for i in 0..4 {
-        full(&[elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;
+        full([elements()], 100.0 + f64::from(i), (DType::F32, "cuda:0"))?;
     }
     cuda::synchronize(())
 }
@@ -176,8 +176,8 @@ fn survive_maker(spec: &str, world: &Runtime, point: &str) -> Result<usize> {
 fn survive_receiver(spec: &str, world: &Runtime, point: &str) -> Result<bool> {
     let peer = Peer::start(&format!("receiver@{point}"), spec);
     with_runtime(world, || {
-        let tensor = full(&[elements()], 1.0, (DType::F32, "cuda:0"))?.share_memory()?;
-        let second = zeros(&[elements()], "cuda:0")?.share_memory()?;
+        let tensor = full([elements()], 1.0, (DType::F32, "cuda:0"))?.share_memory()?;
+        let second = zeros([elements()], "cuda:0")?.share_memory()?;
         or_gone(peer.channel.send(&tensor))?;
         let told = or_gone(peer.channel.recv_event(&tensor))?.is_some();
         or_gone(peer.channel.send(&second))?;

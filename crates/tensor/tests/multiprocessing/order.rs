@@ -81,7 +81,7 @@ fn both(maker: impl Fn(&Side) -> Result<()> + Sync, peer: impl Fn(&Side) -> Resu
 }
 
 fn shared(value: f32) -> Result<Tensor> {
-    let tensor = full(&[600], f64::from(value), (DType::F32, "cuda:0"))?.share_memory()?;
+    let tensor = full([600], f64::from(value), (DType::F32, "cuda:0"))?.share_memory()?;
     cuda::synchronize(())?;
     Ok(tensor)
 }
@@ -192,11 +192,11 @@ fn s33_streams_signal_in_the_order_in_which_tensors_are_sent() {
             let hold = side.hold();
             first.add_(1.0)?;
             side.channel.send(&first)?;
-            let other = cuda::stream_from_pool((), 0)?;
+            let other = cuda::Stream::new(())?;
             cuda::with_stream(&other, || -> Result<()> {
                 second.add_(2.0)?;
                 side.channel.send(&second)
-            })??;
+            })?;
             side.await_told();
             hold.open();
             side.await_told();
@@ -219,8 +219,8 @@ fn s33_what_failed_is_not_sent() {
     with_runtime(&runtime, || -> Result<()> {
         let (here, _there) = pair();
         let tensor = shared(1.0)?;
-        let bad = full(&[600], 9000, (DType::I64, "cuda:0"))?;
-        tensor.copy_(&ones(&[600], (DType::F32, "cuda:0"))?.index_select(0, &bad)?, true)?;
+        let bad = full([600], 9000, (DType::I64, "cuda:0"))?;
+        tensor.copy_(&ones([600], (DType::F32, "cuda:0"))?.index_select(0, &bad)?, true)?;
         let refused = here.send(&tensor);
         assert!(matches!(refused, Err(Error::IndexCheck(_))), "{refused:?}");
         Ok(())
@@ -382,7 +382,7 @@ fn long_work(sim: Option<&SimDriver>) -> Result<Option<Hold>> {
     if let Some(sim) = sim {
         return Ok(Some(sim.hold(StreamHandle::default_of(0)).unwrap()));
     }
-    let matrix = zeros(&[8192, 8192], (DType::F32, "cuda:0"))?;
+    let matrix = zeros([8192, 8192], (DType::F32, "cuda:0"))?;
     for _ in 0..50 {
         matrix.matmul(&matrix)?;
     }
@@ -457,7 +457,7 @@ fn nothing_stale(tensor: &Tensor, results: &[Tensor], value: f32) -> Result<()> 
         assert!(gone(tensor.to_vec::<f32>()), "it is used again");
         assert!(gone(tensor.add(1.0).and_then(|sum| sum.to_vec::<f32>())));
     }
-    assert!(held(&ones(&[8], (DType::F32, "cuda:0"))?, 1.0)?, "the device is well");
+    assert!(held(&ones([8], (DType::F32, "cuda:0"))?, 1.0)?, "the device is well");
     Ok(())
 }
 
@@ -537,7 +537,7 @@ fn gpu_s33_sending_and_receiving_wait_for_no_work() {
     let spec = common::gpu_spec();
     with_runtime(&runtime(&spec), || -> Result<()> {
         // What is loaded on first use may wait for the device.
-        ones(&[600], (DType::F32, "cuda:0"))?.share_memory()?.sum(())?.item::<f32>()?;
+        ones([600], (DType::F32, "cuda:0"))?.share_memory()?.sum(())?.item::<f32>()?;
         // It asserts that it has sent with work under way, or never comes to that.
         let mut peer = Peer::start("order@before", &spec);
         let tensor = peer.channel.recv()?;

@@ -112,7 +112,7 @@ fn exchanges(spec: &str) {
     let _alone = alone();
     let peer = Peer::start("exchange", spec);
     with_runtime(&runtime(spec), || -> Result<()> {
-        let tensor = arange(100_000, "cuda:0")?.view(&[100, 1000])?.share_memory()?;
+        let tensor = arange(100_000, "cuda:0")?.view([100, 1000])?.share_memory()?;
         peer.channel.send(&tensor)?;
         for _ in 0..5 {
             peer.channel.recv_event(&tensor)?;

@@ -33,10 +33,10 @@ fn what_cannot_be_sent_says_why() {
         let mut linear = Linear::new(3, 2, ())?;
         assert!(reason(linear.share_memory()).contains("on the host"));
         assert!(!linear.parameters()[0].is_shared());
-        assert!(reason(here.send(&ones(&[2], ())?)).contains("host memory"));
-        assert!(reason(here.send(&ones(&[2], "cuda")?)).contains("share_memory"));
+        assert!(reason(here.send(&ones([2], ())?)).contains("host memory"));
+        assert!(reason(here.send(&ones([2], "cuda")?)).contains("share_memory"));
         let shared = arange(6, "cuda")?.share_memory()?;
-        let wide = shared.narrow(0, 0, 1)?.expand(&[7])?;
+        let wide = shared.narrow(0, 0, 1)?.expand([7])?;
         assert!(reason(here.send(&wide)).contains("contiguous"), "7 elements of a storage of 6");
         here.send(&shared)?;
         let (_, other) = world(1, Schedule::Lazy);
@@ -54,13 +54,13 @@ fn what_cannot_be_sent_says_why() {
 fn what_cannot_be_received_says_why() {
     let (here, there) = pair();
     let (_, two) = world(2, Schedule::Lazy);
-    with_runtime(&two, || here.send(&ones(&[2], "cuda:1")?.share_memory()?)).unwrap();
+    with_runtime(&two, || here.send(&ones([2], "cuda:1")?.share_memory()?)).unwrap();
     alone(|| {
         assert!(reason(there.recv()).contains("not visible to this process"));
         Ok(())
     });
     // What was refused is not lost for others of the channel.
-    with_runtime(&two, || here.send(&ones(&[2], "cuda:0")?.share_memory()?)).unwrap();
+    with_runtime(&two, || here.send(&ones([2], "cuda:0")?.share_memory()?)).unwrap();
     alone(|| {
         assert_eq!(there.recv()?.to_vec::<f32>()?, [1.0; 2]);
         Ok(())
@@ -71,7 +71,7 @@ fn what_cannot_be_received_says_why() {
 fn it_is_on_the_same_gpu_whatever_its_number() {
     let (here, there) = pair();
     let [all, second] = [None, Some("1")].map(|v| warpline::simulated_with(2, v).unwrap());
-    with_runtime(&all, || here.send(&ones(&[2], "cuda:1")?.share_memory()?)).unwrap();
+    with_runtime(&all, || here.send(&ones([2], "cuda:1")?.share_memory()?)).unwrap();
     with_runtime(&second, || -> Result<()> {
         let tensor = there.recv()?;
         assert_eq!(tensor.device().to_string(), "cuda:0");
@@ -87,7 +87,7 @@ fn a_device_without_virtual_memory_says_so() {
     config.properties.virtual_memory_management = false;
     let runtime = warpline::Runtime::new(config.build(), warpline::RuntimeConfig::default());
     with_runtime(&runtime.unwrap(), || {
-        let reason = reason(ones(&[2], "cuda").unwrap().share_memory());
+        let reason = reason(ones([2], "cuda").unwrap().share_memory());
         assert!(reason.contains("virtual memory"), "{reason}");
     });
 }
@@ -96,7 +96,7 @@ fn a_device_without_virtual_memory_says_so() {
 fn captures_refuse_what_the_host_waits_for() {
     alone(|| {
         let (here, _there) = pair();
-        let shared = zeros(&[4], "cuda")?.share_memory()?;
+        let shared = zeros([4], "cuda")?.share_memory()?;
         let (graph, ()) = cuda::graph(|| {
             let local = shared.add(1.0)?;
             let refused =
@@ -115,7 +115,7 @@ fn captures_refuse_what_the_host_waits_for() {
 fn a_closed_channel_is_a_peer_that_is_gone() {
     alone(|| {
         let (here, there) = pair();
-        let shared = ones(&[2], "cuda")?.share_memory()?;
+        let shared = ones([2], "cuda")?.share_memory()?;
         drop(there);
         let gone = [
             here.recv().map(drop),
@@ -146,7 +146,7 @@ fn a_peer_that_does_nothing_is_waited_for_as_long_as_was_said() {
 fn nonsense_is_an_error() {
     alone(|| {
         // A message as it should be, but for the memory, and each with one byte changed.
-        let shared = ones(&[2], "cuda")?.share_memory()?;
+        let shared = ones([2], "cuda")?.share_memory()?;
         let (a, b) = UnixStream::pair().unwrap();
         Channel::new(a).send(&shared)?;
         let (good, _) = take_next(&b, None);
@@ -184,7 +184,7 @@ fn events_are_of_the_tensor_that_they_are_waited_for_with() {
     alone(|| {
         let (here, there) = pair();
         let [one, other] =
-            [ones(&[2], "cuda")?.share_memory()?, zeros(&[2], "cuda")?.share_memory()?];
+            [ones([2], "cuda")?.share_memory()?, zeros([2], "cuda")?.share_memory()?];
         here.send_event(&one)?;
         let error = there.recv_event(&other).unwrap_err().to_string();
         assert!(error.contains("another tensor"), "{error}");
@@ -202,10 +202,10 @@ fn memory_has_no_neighbours_and_no_past() {
         let (here, there) = pair();
         for _ in 0..3 {
             // Memory of the device that has been in use.
-            drop(ones(&[4 << 20], "cuda")?);
+            drop(ones([4 << 20], "cuda")?);
             cuda::empty_cache();
             let (one, other) =
-                (ones(&[1], "cuda")?.share_memory()?, ones(&[1], "cuda")?.share_memory()?);
+                (ones([1], "cuda")?.share_memory()?, ones([1], "cuda")?.share_memory()?);
             assert!(one.data_ptr().abs_diff(other.data_ptr()) >= 2 << 20, "pages of its own");
             here.send(&one)?;
             let received = there.recv()?;

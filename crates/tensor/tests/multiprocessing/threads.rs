@@ -87,20 +87,20 @@ fn s33_both_sides_have_the_same_memory_in_the_order_that_events_give() {
 fn s33_what_other_streams_were_given_comes_before_the_sending() {
     both(
         |channel| {
-            let tensor = zeros(&[1000], "cuda:0")?.share_memory()?;
-            let side = cuda::stream_from_pool((), 0)?;
+            let tensor = zeros([1000], "cuda:0")?.share_memory()?;
+            let side = cuda::Stream::new(())?;
             cuda::with_stream(&side, || -> Result<()> {
                 for _ in 0..10 {
                     tensor.add_(1.0)?;
                 }
                 Ok(())
-            })??;
+            })?;
             channel.send(&tensor)
         },
         |channel| {
-            let side = cuda::stream_from_pool((), 0)?;
+            let side = cuda::Stream::new(())?;
             let tensor = channel.recv()?;
-            let sum = cuda::with_stream(&side, || tensor.sum(()))??;
+            let sum = cuda::with_stream(&side, || tensor.sum(()))?;
             assert_eq!(sum.item::<f32>()?, 10_000.0, "nothing stale");
             Ok(())
         },
@@ -113,8 +113,8 @@ fn s33_what_reads_it_comes_before_the_sending_too() {
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
             cuda::synchronize(())?;
-            let side = cuda::stream_from_pool((), 0)?;
-            let copy = cuda::with_stream(&side, || tensor.add(1.0))??;
+            let side = cuda::Stream::new(())?;
+            let copy = cuda::with_stream(&side, || tensor.add(1.0))?;
             channel.send(&tensor)?;
             channel.recv_event(&tensor)?;
             let expected: Vec<f32> = (1..=100).map(|i| i as f32).collect();
@@ -133,7 +133,7 @@ fn s33_what_reads_it_comes_before_the_sending_too() {
 fn s33_views_arrive_as_they_are() {
     both(
         |channel| {
-            let tensor = numbers(24)?.view(&[4, 6])?.share_memory()?;
+            let tensor = numbers(24)?.view([4, 6])?.share_memory()?;
             channel.send(&tensor.t()?)?;
             channel.send(&tensor.narrow(1, 2, 3)?)?;
             channel.send(&tensor.select(0, -1)?)?;
@@ -158,20 +158,20 @@ fn s33_views_arrive_as_they_are() {
 fn s33_what_comes_again_is_ordered_with_what_came_before() {
     both(
         |channel| {
-            let tensor = zeros(&[100], "cuda:0")?.share_memory()?;
+            let tensor = zeros([100], "cuda:0")?.share_memory()?;
             for part in [tensor.clone(), tensor.narrow(0, 50, 50)?, tensor.clone()] {
                 channel.send(&part)?;
             }
             channel.recv_event(&tensor)
         },
         |channel| {
-            let side = cuda::stream_from_pool((), 0)?;
+            let side = cuda::Stream::new(())?;
             let (all, half) = (channel.recv()?, channel.recv()?);
             assert!(all.storage().same_as(half.storage()));
-            cuda::with_stream(&side, || all.add_(1.0).map(drop))??;
+            cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             assert_eq!(half.to_vec::<f32>()?, [1.0; 50]);
             // Dropped, with work on it under way.
-            cuda::with_stream(&side, || all.add_(1.0).map(drop))??;
+            cuda::with_stream(&side, || all.add_(1.0).map(drop))?;
             drop((all, half));
             let again = channel.recv()?;
             assert_eq!(again.to_vec::<f32>()?, [2.0; 100]);
@@ -229,8 +229,8 @@ fn s33_dropping_waits_for_no_work_and_unmaps_nothing_that_work_uses() {
     with_runtime(&runtime, || -> Result<()> {
         let tensor = numbers(1000)?.share_memory()?;
         cuda::synchronize(())?;
-        let side = cuda::stream_from_pool((), 0)?;
-        let sum = cuda::with_stream(&side, || tensor.sum(()))??;
+        let side = cuda::Stream::new(())?;
+        let sum = cuda::with_stream(&side, || tensor.sum(()))?;
         let (waits, mapped) = (sim.books().host_waits, mappings(&sim));
         drop(tensor);
         assert_eq!(sim.books().host_waits, waits, "the host waits for nothing");
@@ -277,7 +277,7 @@ fn s33_parameters_of_a_module_are_shared() {
 fn s33_replays_of_a_graph_use_it_and_the_graph_keeps_it() {
     both(
         |channel| {
-            let tensor = zeros(&[64], "cuda:0")?.share_memory()?;
+            let tensor = zeros([64], "cuda:0")?.share_memory()?;
             channel.send(&tensor)?;
             channel.recv_event(&tensor)?;
             assert_eq!(tensor.to_vec::<f32>()?, [3.0; 64]);
@@ -300,7 +300,7 @@ fn s33_other_devices_read_and_copy_it() {
         |channel| {
             let tensor = numbers(100)?.share_memory()?;
             cuda::enable_peer_access(1, 0)?;
-            let local = zeros(&[100], "cuda:1")?;
+            let local = zeros([100], "cuda:1")?;
             local.add_(&tensor)?;
             assert_eq!(local.sum(())?.item::<f32>()?, 4950.0);
             channel.send(&tensor)
@@ -309,7 +309,7 @@ fn s33_other_devices_read_and_copy_it() {
             let before = channel.recv()?;
             assert_eq!(before.to("cuda:1")?.sum(())?.item::<f32>()?, 4950.0);
             cuda::enable_peer_access(1, 0)?; // opens what is there already
-            let local = zeros(&[100], "cuda:1")?;
+            let local = zeros([100], "cuda:1")?;
             local.add_(&before)?;
             assert_eq!(local.sum(())?.item::<f32>()?, 4950.0);
             Ok(())

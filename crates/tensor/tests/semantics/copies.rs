@@ -15,7 +15,7 @@ rows! {
 }
 
 fn numbers(at: Device) -> Result<Tensor> {
-    arange(24, ())?.reshape(&[2, 3, 4])?.to(at)
+    arange(24, ())?.reshape([2, 3, 4])?.to(at)
 }
 
 fn pairings(world: &World) -> Result<()> {
@@ -28,7 +28,7 @@ fn pairings(world: &World) -> Result<()> {
             assert_eq!(moved.to_vec::<i64>()?, expected, "{from} to {to}");
             // Nothing is copied where nothing changes.
             assert_eq!(moved.data_ptr() == source.data_ptr(), from == to, "{from} to {to}");
-            let into = zeros(&[2, 3, 4], (DType::I64, to))?;
+            let into = zeros([2, 3, 4], (DType::I64, to))?;
             into.copy_(&source, false)?;
             assert_eq!(into.to_vec::<i64>()?, expected, "copy_ {from} to {to}");
         }
@@ -41,8 +41,8 @@ fn converting(world: &World) -> Result<()> {
         for to in world.places() {
             // Neither end contiguous, and of different dtypes.
             let source = numbers(from)?.transpose(0, 2)?;
-            let into = zeros(&[3, 4, 5], (DType::F16, to))?;
-            let view = into.permute(&[1, 0, 2])?.narrow(2, 1, 2)?;
+            let into = zeros([3, 4, 5], (DType::F16, to))?;
+            let view = into.permute([1, 0, 2])?.narrow(2, 1, 2)?;
             view.copy_(&source, false)?;
             let expected = source.to("cpu")?.to(DType::F16)?.to_vec::<half::f16>()?;
             assert_eq!(view.to_vec::<half::f16>()?, expected, "{from} to {to}");
@@ -59,7 +59,7 @@ fn converting(world: &World) -> Result<()> {
 /// A copy sees what was enqueued before it, and not what is enqueued after.
 fn in_order(world: &World) -> Result<()> {
     for i in 0..world.devices {
-        let a = zeros(&[1000], i)?;
+        let a = zeros([1000], i)?;
         for step in 1..5 {
             a.add_(1.0)?;
             let host = a.cpu()?;
@@ -68,7 +68,7 @@ fn in_order(world: &World) -> Result<()> {
             a.sub_(100.0)?;
         }
         // The host may change its end as soon as a blocking copy has returned.
-        let host = warpline::ones(&[1000], ())?;
+        let host = warpline::ones([1000], ())?;
         let device = host.to(i)?;
         host.fill_(7.0)?;
         assert_eq!(device.to_vec::<f32>()?, vec![1.0; 1000]);
@@ -77,11 +77,11 @@ fn in_order(world: &World) -> Result<()> {
 }
 
 fn both_streams(_: &World) -> Result<()> {
-    let (s0, s1) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(1, 0)?);
+    let (s0, s1) = (cuda::Stream::new(0)?, cuda::Stream::new(1)?);
     let _on_1 = cuda::stream(&s1)?;
     let _on_0 = cuda::stream(&s0)?;
-    let a = zeros(&[512], 0)?;
-    let b = zeros(&[512], 1)?;
+    let a = zeros([512], 0)?;
+    let b = zeros([512], 1)?;
     for step in 1..6 {
         a.fill_(f64::from(step))?;
         b.fill_(-1.0)?; // the copy must come after this too
@@ -103,7 +103,7 @@ fn non_blocking(world: &World) -> Result<()> {
         let back = device.to_non_blocking("cpu")?;
         assert!(back.is_pinned());
         assert_eq!(back.to_vec::<i64>()?, expected, "reading waits for the copy");
-        let pageable = empty(&[1000], DType::I64)?;
+        let pageable = empty([1000], DType::I64)?;
         pageable.copy_(&device, true)?;
         assert_eq!(pageable.to_vec::<i64>()?, expected);
         device.copy_(&pageable, true)?;
@@ -111,7 +111,7 @@ fn non_blocking(world: &World) -> Result<()> {
         assert_eq!(device.to_vec::<i64>()?, expected, "a pageable source is read at once");
         // A dropped page-locked source is not given to anyone before the copy is done.
         let moved = arange(1000, ())?.pin_memory()?.to_non_blocking(i)?;
-        let other = zeros(&[1000], DType::I64)?.pin_memory()?;
+        let other = zeros([1000], DType::I64)?.pin_memory()?;
         other.fill_(-1)?;
         assert_eq!(moved.to_vec::<i64>()?, expected);
     }
@@ -140,16 +140,16 @@ fn large(world: &World) -> Result<()> {
 
 fn refusals(world: &World) -> Result<()> {
     for at in world.places() {
-        let into = zeros(&[2, 3], (DType::I64, at))?;
+        let into = zeros([2, 3], (DType::I64, at))?;
         into.copy_(&arange(3, ())?, false)?;
         assert_eq!(into.to_vec::<i64>()?, [0, 1, 2, 0, 1, 2]);
         let wrong = into.copy_(&arange(4, ())?, false).err();
         assert!(matches!(wrong, Some(Error::ExpandMismatch { .. })));
-        let expanded = zeros(&[1], (DType::I64, at))?.expand(&[3])?;
+        let expanded = zeros([1], (DType::I64, at))?.expand([3])?;
         let shared = expanded.copy_(&arange(3, ())?, false).err();
         assert!(matches!(shared, Some(Error::OverlappingWrite { .. })));
         // Its own transpose is copied as it was before.
-        let square = arange(9, at)?.reshape(&[3, 3])?;
+        let square = arange(9, at)?.reshape([3, 3])?;
         square.copy_(&square.t()?, false)?;
         assert_eq!(square.to_vec::<i64>()?, [0, 3, 6, 1, 4, 7, 2, 5, 8]);
     }

@@ -25,7 +25,7 @@ fn guards(world: &World) -> Result<()> {
             assert_eq!(cuda::current_device()?, 0);
         }
         assert_eq!(cuda::current_device()?, last);
-        assert_eq!(cuda::with_device(0, cuda::current_device)??, 0);
+        assert_eq!(cuda::with_device(0, cuda::current_device)?, 0);
         assert_eq!(cuda::current_device()?, last);
     }
     assert_eq!(cuda::current_device()?, 0);
@@ -33,7 +33,7 @@ fn guards(world: &World) -> Result<()> {
     assert_eq!(cuda::current_device()?, last);
     // A panic inside puts the device back too.
     let inside = std::panic::catch_unwind(|| {
-        let _ = cuda::with_device(0, || panic!("on purpose"));
+        let _ = cuda::with_device(0, || -> Result<()> { panic!("on purpose") });
     });
     assert!(inside.is_err());
     assert_eq!(cuda::current_device()?, last);
@@ -62,13 +62,13 @@ fn threads(world: &World) -> Result<()> {
 fn lands(world: &World) -> Result<()> {
     for i in 0..world.devices {
         let _guard = cuda::device(i)?;
-        assert_eq!(ones(&[2], "cuda")?.device(), Device::cuda(i));
-        assert_eq!(ones(&[2], ())?.cuda()?.device(), Device::cuda(i));
-        assert_eq!(ones(&[2], ())?.to("cuda")?.device(), Device::cuda(i));
-        assert_eq!(ones(&[2], ())?.device(), Device::Cpu);
+        assert_eq!(ones([2], "cuda")?.device(), Device::cuda(i));
+        assert_eq!(ones([2], ())?.cuda()?.device(), Device::cuda(i));
+        assert_eq!(ones([2], ())?.to("cuda")?.device(), Device::cuda(i));
+        assert_eq!(ones([2], ())?.device(), Device::Cpu);
         for j in 0..world.devices {
-            assert_eq!(ones(&[2], j)?.device(), Device::cuda(j));
-            assert_eq!(ones(&[2], format!("cuda:{j}"))?.device(), Device::cuda(j));
+            assert_eq!(ones([2], j)?.device(), Device::cuda(j));
+            assert_eq!(ones([2], format!("cuda:{j}"))?.device(), Device::cuda(j));
         }
     }
     Ok(())
@@ -76,7 +76,7 @@ fn lands(world: &World) -> Result<()> {
 
 fn ops(world: &World) -> Result<()> {
     for at in world.places() {
-        let a = full(&[2, 2], 3.0, at)?;
+        let a = full([2, 2], 3.0, at)?;
         for current in 0..world.devices {
             let _guard = cuda::device(current)?;
             let results = [
@@ -102,7 +102,7 @@ fn ops(world: &World) -> Result<()> {
 }
 
 fn mixed(_: &World) -> Result<()> {
-    let (a, b, c) = (ones(&[2], 0)?, ones(&[2], 1)?, ones(&[2], ())?);
+    let (a, b, c) = (ones([2], 0)?, ones([2], 1)?, ones([2], ())?);
     let text = "Expected all tensors to be on the same device, but found at least two devices, ";
     for (x, y, names) in [
         (&a, &b, "cuda:0 and cuda:1!"),
@@ -119,20 +119,20 @@ fn mixed(_: &World) -> Result<()> {
     // What was refused changed nothing.
     assert_eq!(a.to_vec::<f32>()?, [1.0; 2]);
     let other = warpline::simulated(1)?;
-    let foreign = warpline::with_runtime(&other, || zeros(&[2], 0))?;
+    let foreign = warpline::with_runtime(&other, || zeros([2], 0))?;
     assert!(matches!(&a + &foreign, Err(Error::RuntimeMismatch { .. })));
     assert!(matches!(a.copy_(&foreign, false).err(), Some(Error::RuntimeMismatch { .. })));
     Ok(())
 }
 
 fn scalars(_: &World) -> Result<()> {
-    let a = full(&[2], 3.0, "cuda")?;
-    let half = full(&[], 0.5, ())?;
+    let a = full([2], 3.0, "cuda")?;
+    let half = full([], 0.5, ())?;
     let sum = (&a + &half)?;
     assert_eq!((sum.device(), sum.to_vec::<f32>()?), (Device::cuda(0), vec![3.5; 2]));
     assert_eq!((&half - &a)?.to_vec::<f32>()?, [-2.5; 2]);
     // Only a CPU tensor counts as a number: one on a device is not read for the CPU's sake.
-    assert!(matches!(&ones(&[2], ())? + &half.cuda()?, Err(Error::DeviceMismatch { .. })));
+    assert!(matches!(&ones([2], ())? + &half.cuda()?, Err(Error::DeviceMismatch { .. })));
     Ok(())
 }
 
@@ -141,11 +141,11 @@ fn s03_without_cuda_the_cpu_works_and_cuda_says_why() {
     common::cpu(|_| {
         assert!(!cuda::is_available()?);
         assert_eq!(cuda::device_count()?, 0);
-        assert_eq!((ones(&[2], ())? + 1.0)?.to_vec::<f32>()?, [2.0; 2]);
+        assert_eq!((ones([2], ())? + 1.0)?.to_vec::<f32>()?, [2.0; 2]);
         for error in [
-            ones(&[2], "cuda").err(),
-            ones(&[2], ())?.cuda().err(),
-            ones(&[2], ())?.pin_memory().err(),
+            ones([2], "cuda").err(),
+            ones([2], ())?.cuda().err(),
+            ones([2], ())?.pin_memory().err(),
             cuda::current_device().err(),
             cuda::memory_allocated(()).err(),
         ] {

@@ -41,12 +41,12 @@ rows! {
         bytes.add_(&ints(&[250; 9], world)?)?;
         assert_eq!(values(&bytes)?, [250.0, 251.0, 252.0, 253.0, 254.0, 255.0, 0.0, 1.0, 2.0]);
         let halves = counted.to(DType::F16)?;
-        halves.mul_(&full(&[9], 0.1, DType::F64)?.to(halves.device())?)?.mul_(10)?;
+        halves.mul_(&full([9], 0.1, DType::F64)?.to(halves.device())?)?.mul_(10)?;
         assert_eq!(halves.dtype(), DType::F16);
         assert!(matches!(counted.add_(&halves), Err(Error::CannotCast { .. })));
         assert!(matches!(counted.gt(1)?.add_(&counted), Err(Error::CannotCast { .. })));
         // Views of one storage that are not in step.
-        let square = || counted.to(DType::F32)?.reshape(&[3, 3]);
+        let square = || counted.to(DType::F32)?.reshape([3, 3]);
         let sum = [0.0, 4.0, 8.0, 4.0, 8.0, 12.0, 8.0, 12.0, 16.0];
         let a = square()?;
         a.add_(&a.t()?)?;
@@ -54,7 +54,7 @@ rows! {
         let a = square()?;
         a.t()?.add_(&a)?;
         assert_eq!(values(&a)?, sum);
-        let a = square()?.reshape(&[9])?;
+        let a = square()?.reshape([9])?;
         a.narrow(0, 1, 8)?.add_(&a.narrow(0, 0, 8)?)?;
         assert_eq!(values(&a)?, [0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0]);
         let a = square()?;
@@ -67,14 +67,14 @@ rows! {
         a.add_(&a.gt(&a.t()?)?)?;
         assert_eq!(values(&a)?, [0.0, 1.0, 2.0, 4.0, 4.0, 5.0, 7.0, 8.0, 8.0]);
         // Without dimensions, without elements, of one element for all.
-        let one = full(&[], 1, DType::F16)?.to(a.device())?;
-        one.add_(&full(&[], 2, DType::F64)?.to(a.device())?)?.add_(&full(&[], 4, DType::F64)?)?;
+        let one = full([], 1, DType::F16)?.to(a.device())?;
+        one.add_(&full([], 2, DType::F64)?.to(a.device())?)?.add_(&full([], 4, DType::F64)?)?;
         assert_eq!((one.dtype(), values(&one)?), (DType::F16, vec![7.0]));
-        assert!(one.add_(&a).is_err() && one.add_(&a.reshape(&[9])?.narrow(0, 0, 1)?).is_err());
-        let none = counted.narrow(0, 4, 0)?.reshape(&[0, 1])?;
+        assert!(one.add_(&a).is_err() && one.add_(&a.reshape([9])?.narrow(0, 0, 1)?).is_err());
+        let none = counted.narrow(0, 4, 0)?.reshape([0, 1])?;
         assert_eq!((&none + &a.select(0, 0)?)?.size(), [0, 3]);
         none.add_(&none.to(DType::U8)?)?;
-        assert!(matches!(one.expand(&[3])?.add_(&one), Err(Error::OverlappingWrite { .. })));
+        assert!(matches!(one.expand([3])?.add_(&one), Err(Error::OverlappingWrite { .. })));
         assert_eq!(a.narrow(0, 0, 0)?.t()?.narrow(0, 1, 2)?.contiguous()?.size(), [2, 0]);
         Ok(())
     };
@@ -85,19 +85,19 @@ rows! {
         assert_eq!((clamped.dtype(), clamped.to_vec::<f32>()?), (DType::F32, vec![-0.5, 0.0, 2.0]));
         assert_eq!(a.clamp(-1, 1)?.to_vec::<i64>()?, [-1, 0, 1]);
         assert_eq!(a.clamp_min(0)?.to_vec::<i64>()?, [0, 0, 3]);
-        let low = ints(&[-1], world)?.expand(&[2, 1])?;
+        let low = ints(&[-1], world)?.expand([2, 1])?;
         assert_eq!(a.clamp(&low, 1)?.size(), [2, 3]);
         // Numbers and tensors without dimensions only raise the category.
         let condition = a.gt(0)?;
-        let half = full(&[3], 1, DType::F16)?.to(a.device())?;
-        let one = full(&[], 1, DType::F64)?.to(a.device())?;
+        let half = full([3], 1, DType::F16)?.to(a.device())?;
+        let one = full([], 1, DType::F64)?.to(a.device())?;
         assert_eq!(where_cond(&condition, &half, &one)?.dtype(), DType::F16);
         assert_eq!(where_cond(&condition, &half, 0.5)?.dtype(), DType::F16);
         assert_eq!(where_cond(&condition, 1, 0.5)?.dtype(), DType::F32);
         assert_eq!(where_cond(&condition, 1, 0)?.to_vec::<i64>()?, [0, 0, 1]);
         assert_eq!(half.where_cond(&condition, 0)?.dtype(), DType::F16);
         // A CPU tensor without dimensions counts as a number.
-        let cpu = full(&[], 7, DType::I64)?;
+        let cpu = full([], 7, DType::I64)?;
         assert_eq!(where_cond(&condition, &a, &cpu)?.to_vec::<i64>()?, [7, 7, 3]);
         assert!(matches!(where_cond(&a, 1, 0), Err(Error::DTypeMismatch { .. })));
         assert!(matches!(condition.clamp_min(true), Err(Error::UnsupportedDType { .. })));
@@ -127,8 +127,8 @@ rows! {
         assert_eq!(c.to_vec::<i64>()?, [0, 0, 1, 2, 3, 4]);
         assert!(matches!(b.exp_(), Err(Error::CannotCast { .. })));
         assert!(matches!(b.clamp_(0.5, 1), Err(Error::CannotCast { .. })));
-        assert!(b.clamp_(&ones(&[2, 1], a.device())?, 9).is_err());
-        let one = ints(&[1], world)?.expand(&[2])?;
+        assert!(b.clamp_(&ones([2, 1], a.device())?, 9).is_err());
+        let one = ints(&[1], world)?.expand([2])?;
         assert!(matches!(one.bitwise_not_(), Err(Error::OverlappingWrite { .. })));
         Ok(())
     };
@@ -162,7 +162,7 @@ rows! {
         let above: Vec<f32> = x.threshold(0.25, -7)?.to_vec()?;
         assert!(above[0].is_nan() && above[1..] == [-7.0, -7.0, -7.0, 0.75], "{above:?}");
         // The number is rounded as the elements were: 0.3 is more than itself in 16 bits.
-        let half = full(&[2], 0.3, DType::F16)?.to(x.device())?;
+        let half = full([2], 0.3, DType::F16)?.to(x.device())?;
         assert_eq!(half.threshold(0.3, 1)?.to_scalars()?, half.full_like(1, ())?.to_scalars()?);
         assert_eq!(half.hardshrink(0.3)?.to_scalars()?, half.zeros_like(())?.to_scalars()?);
         let a = ints(&[-3, 0, 5], world)?;
@@ -222,7 +222,7 @@ rows! {
             let x = floats(&[-2.0, -0.25, 0.0, 0.5, 8.0], world)?;
             let expected: Vec<f32> = new(&x)?.to_vec()?;
             assert_eq!(in_place(&x)?.to_vec::<f32>()?, expected, "{name}");
-            let one = floats(&[1.0], world)?.expand(&[2])?;
+            let one = floats(&[1.0], world)?.expand([2])?;
             let refused = in_place(&one);
             assert!(matches!(refused, Err(Error::OverlappingWrite { .. })), "{name}");
         }
@@ -236,7 +236,7 @@ rows! {
     };
 
     worlds(1) s32_operands_of_other_dtypes_need_no_copies gpu_s32_operands_of_other_dtypes_need_no_copies => |world| {
-        let a = ones(&[1024], world.places()[world.devices])?;
+        let a = ones([1024], world.places()[world.devices])?;
         let (half, number) = (a.to(DType::F16)?, a.to(DType::I64)?);
         let device = a.device();
         let most_beside = |f: &dyn Fn() -> Result<()>| {
@@ -257,7 +257,7 @@ rows! {
     };
 
     worlds(1) s32_results_of_three_lie_as_their_operands gpu_s32_results_of_three_lie_as_their_operands => |world| {
-        let a = ones(&[3, 4], world.places()[world.devices])?.t()?;
+        let a = ones([3, 4], world.places()[world.devices])?.t()?;
         assert_eq!(where_cond(&a.gt(0)?, &a, &a)?.stride(), [1, 4]);
         assert_eq!(a.lerp(&a, 0.5)?.stride(), [1, 4]);
         assert_eq!(a.clamp(0, 1)?.stride(), [1, 4]);

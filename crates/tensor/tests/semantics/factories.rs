@@ -22,12 +22,12 @@ fn kind(t: &Tensor) -> (DType, Device) {
 fn new(world: &World) -> Result<()> {
     for at in world.places() {
         for dtype in DType::ALL {
-            let x = zeros(&[1], (dtype, at))?;
+            let x = zeros([1], (dtype, at))?;
             let made = [
-                x.new_empty(&[2, 3], ())?,
-                x.new_full(&[2, 3], 1, ())?,
-                x.new_zeros(&[2, 3], ())?,
-                x.new_ones(&[2, 3], ())?,
+                x.new_empty([2, 3], ())?,
+                x.new_full([2, 3], 1, ())?,
+                x.new_zeros([2, 3], ())?,
+                x.new_ones([2, 3], ())?,
                 x.new_tensor([[0, 1, 1], [1, 0, 1]], ())?,
             ];
             for t in &made {
@@ -39,8 +39,8 @@ fn new(world: &World) -> Result<()> {
             assert_eq!(made[4].to(DType::I64)?.to_vec::<i64>()?, [0, 1, 1, 1, 0, 1]);
         }
         // What is asked for wins.
-        let x = zeros(&[1], (DType::F64, at))?;
-        assert_eq!(kind(&x.new_ones(&[1], DType::I8)?), (DType::I8, at));
+        let x = zeros([1], (DType::F64, at))?;
+        assert_eq!(kind(&x.new_ones([1], DType::I8)?), (DType::I8, at));
         assert_eq!(kind(&x.new_tensor([1.0], "cpu")?), (DType::F64, Device::Cpu));
     }
     Ok(())
@@ -48,7 +48,7 @@ fn new(world: &World) -> Result<()> {
 
 fn like(world: &World) -> Result<()> {
     for at in world.places() {
-        let x = zeros(&[2, 3], (DType::F16, at))?;
+        let x = zeros([2, 3], (DType::F16, at))?;
         for t in [
             x.empty_like(())?,
             x.zeros_like(())?,
@@ -69,17 +69,17 @@ fn like(world: &World) -> Result<()> {
 fn arguments(world: &World) -> Result<()> {
     type Make = fn(TensorOptions) -> Result<Tensor>;
     let factories: [(&str, DType, Make); 12] = [
-        ("empty", DType::F32, |o| empty(&[2], o)),
-        ("zeros", DType::F32, |o| zeros(&[2], o)),
-        ("ones", DType::F32, |o| ones(&[2], o)),
-        ("full", DType::I64, |o| full(&[2], 1, o)),
+        ("empty", DType::F32, |o| empty([2], o)),
+        ("zeros", DType::F32, |o| zeros([2], o)),
+        ("ones", DType::F32, |o| ones([2], o)),
+        ("full", DType::I64, |o| full([2], 1, o)),
         ("tensor", DType::F32, |o| tensor([1f32, 2.0], o)),
         ("arange", DType::I64, |o| arange(2, o)),
         ("linspace", DType::F32, |o| linspace(0, 1, 2, o)),
         ("eye", DType::F32, |o| eye(2, None, o)),
-        ("rand", DType::F32, |o| rand(&[2], o)),
-        ("randn", DType::F32, |o| randn(&[2], o)),
-        ("randint", DType::I64, |o| randint(0, 5, &[2], o)),
+        ("rand", DType::F32, |o| rand([2], o)),
+        ("randn", DType::F32, |o| randn([2], o)),
+        ("randint", DType::I64, |o| randint(0, 5, [2], o)),
         ("randperm", DType::I64, |o| randperm(2, o)),
     ];
     for (name, default, make) in factories {
@@ -106,8 +106,8 @@ fn values(world: &World) -> Result<()> {
         assert_eq!(arange_start_step(1, 1, 1, at)?.numel(), 0);
         assert_eq!(linspace(0, 1, 5, at)?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
         assert_eq!(eye(2, 3, at)?.to_vec::<f32>()?, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
-        assert_eq!(full(&[2], true, at)?.to_vec::<bool>()?, [true; 2]);
-        assert_eq!(zeros(&[], at)?.item::<f32>()?, 0.0);
+        assert_eq!(full([2], true, at)?.to_vec::<bool>()?, [true; 2]);
+        assert_eq!(zeros([], at)?.item::<f32>()?, 0.0);
         let nested = tensor(vec![vec![1i32, 2], vec![3, 4]], at)?;
         assert_eq!(nested.t()?.to_vec::<i32>()?, [1, 3, 2, 4]);
         let mut order = randperm(100, at)?.to_vec::<i64>()?;
@@ -121,7 +121,7 @@ fn values(world: &World) -> Result<()> {
 fn network(world: &World) -> Result<()> {
     use warpline::nn::{Linear, Module};
     let mut net = Linear::new(4, 3, ())?;
-    let x = randn(&[2, 4], ())?;
+    let x = randn([2, 4], ())?;
     let expected = net.forward(&x)?.to_vec::<f32>()?;
     for at in world.places() {
         net.to(at)?;

@@ -33,7 +33,7 @@ macro_rules! refused {
 
 /// Runs `body` beside a tensor on `device` that must stay as it is, and checks the counters.
 fn harmless(device: usize, body: impl FnOnce(&Tensor) -> Result<()>) -> Result<()> {
-    let kept = full(&[100], 3.0, device)?;
+    let kept = full([100], 3.0, device)?;
     let before = (cuda::memory_allocated(device)?, kept.data_ptr());
     body(&kept)?;
     cuda::synchronize(device)?;
@@ -46,11 +46,11 @@ fn harmless(device: usize, body: impl FnOnce(&Tensor) -> Result<()>) -> Result<(
 fn arguments(world: &World) -> Result<()> {
     let last = world.devices - 1;
     harmless(last, |kept| {
-        refused!(zeros(&[2], "cudaa"), Error::InvalidDeviceString { .. }, "'cudaa'", "cpu, cuda");
+        refused!(zeros([2], "cudaa"), Error::InvalidDeviceString { .. }, "'cudaa'", "cpu, cuda");
         refused!(kept.to("cuda:-1"), Error::InvalidDeviceString { .. }, "'cuda:-1'");
         let absent = format!("cuda:{}", last + 1);
         let visible = format!("{} device(s)", last + 1);
-        refused!(zeros(&[2], &absent), Error::NoSuchDevice { .. }, &absent, &visible);
+        refused!(zeros([2], &absent), Error::NoSuchDevice { .. }, &absent, &visible);
         refused!(kept.to(&absent), Error::NoSuchDevice { .. }, &absent);
         refused!(cuda::set_device(last + 1), Error::NoSuchDevice { .. }, &absent);
         refused!(cuda::memory_allocated(99), Error::NoSuchDevice { .. }, "cuda:99");
@@ -59,14 +59,14 @@ fn arguments(world: &World) -> Result<()> {
         refused!(on(&[2, 3])?.add(&on(&[4])?), Error::BroadcastMismatch { .. }, "(3)", "(4)");
         refused!(on(&[2, 3])?.matmul(&on(&[2, 3])?), Error::ShapeMismatch { .. }, "2x3");
         refused!(kept.copy_(&on(&[7])?, false), Error::ExpandMismatch { .. }, "[7]", "[100]");
-        refused!(kept.reshape(&[-7]), Error::InvalidReshape { .. }, "[-7]", "100");
+        refused!(kept.reshape([-7]), Error::InvalidReshape { .. }, "[-7]", "100");
         refused!(kept.select(0, 100), Error::IndexOutOfRange { .. }, "100", "dimension 0");
         refused!(kept.narrow(0, 90, 11), Error::IndexOutOfRange { .. }, "90", "11", "100");
         refused!(kept.sum(1), Error::DimOutOfRange { .. }, "1");
-        refused!(empty(&[usize::MAX, 2], last), Error::SizeOverflow { .. }, "addressed");
+        refused!(empty([usize::MAX, 2], last), Error::SizeOverflow { .. }, "addressed");
         refused!(kept.pin_memory(), Error::CannotPin { .. }, "cuda:");
         refused!(
-            zeros(&[1], TensorOptions::new().device(last).pin_memory(true)),
+            zeros([1], TensorOptions::new().device(last).pin_memory(true)),
             Error::CannotPin { .. },
             "only CPU tensors"
         );
@@ -92,9 +92,9 @@ fn arguments(world: &World) -> Result<()> {
             Error::UnsupportedDType { .. },
             "int64"
         );
-        refused!(rand(&[2], (DType::I64, last)), Error::UnsupportedDType { .. }, "int64");
-        refused!(ones(&[2], (DType::I8, last))?.fill_(1000), Error::InvalidArgument { .. }, "1000");
-        refused!(on(&[1])?.expand(&[5])?.fill_(1.0), Error::OverlappingWrite { .. }, "clone");
+        refused!(rand([2], (DType::I64, last)), Error::UnsupportedDType { .. }, "int64");
+        refused!(ones([2], (DType::I8, last))?.fill_(1000), Error::InvalidArgument { .. }, "1000");
+        refused!(on(&[1])?.expand([5])?.fill_(1.0), Error::OverlappingWrite { .. }, "`copy()`");
         Ok(())
     })
 }
@@ -102,11 +102,11 @@ fn arguments(world: &World) -> Result<()> {
 fn exabyte(world: &World) -> Result<()> {
     for device in 0..world.devices {
         harmless(device, |_| {
-            let error = empty(&[1 << 60], (DType::U8, device)).expect_err("1 EB");
+            let error = empty([1 << 60], (DType::U8, device)).expect_err("1 EB");
             let Error::Alloc(source) = &error else { panic!("{error:?}") };
             assert!(matches!(**source, AllocError::TooLarge { requested } if requested == 1 << 60));
             assert!(error.to_string().contains("more than 1EB"), "{error}");
-            assert!(empty(&[1 << 60], (DType::U8, "cpu")).is_err());
+            assert!(empty([1 << 60], (DType::U8, "cpu")).is_err());
             Ok(())
         })?;
     }
@@ -116,7 +116,7 @@ fn exabyte(world: &World) -> Result<()> {
 fn two_runtimes(world: &World) -> Result<()> {
     let other = warpline::simulated(1)?;
     let (foreign, foreign_host) =
-        with_runtime(&other, || Ok::<_, Error>((ones(&[100], "cuda")?, ones(&[100], "cpu")?)))?;
+        with_runtime(&other, || Ok::<_, Error>((ones([100], "cuda")?, ones([100], "cpu")?)))?;
     harmless(world.devices - 1, |kept| {
         refused!(
             kept.add(&foreign),
@@ -128,7 +128,7 @@ fn two_runtimes(world: &World) -> Result<()> {
         refused!(kept.copy_(&foreign_host, false), Error::RuntimeMismatch { .. }, "copy_");
         refused!(kept.matmul(&foreign), Error::RuntimeMismatch { .. }, "matmul");
         refused!(warpline::cat(&[kept, &foreign], 0), Error::RuntimeMismatch { .. }, "cat");
-        refused!(ones(&[1], "cpu")?.add(&foreign_host), Error::RuntimeMismatch { .. }, "add");
+        refused!(ones([1], "cpu")?.add(&foreign_host), Error::RuntimeMismatch { .. }, "add");
         Ok(())
     })?;
     // Its own runtime is still what it runs in.
@@ -139,7 +139,7 @@ fn two_runtimes(world: &World) -> Result<()> {
 
 fn two_devices(world: &World) -> Result<()> {
     let last = world.devices - 1;
-    let other = ones(&[100], 0)?;
+    let other = ones([100], 0)?;
     harmless(last, |kept| {
         let names = format!("cuda:0 and cuda:{last}");
         refused!(
@@ -151,7 +151,7 @@ fn two_devices(world: &World) -> Result<()> {
         refused!(other.matmul(kept), Error::DeviceMismatch { op: "matmul", .. }, &names);
         refused!(warpline::cat(&[&other, kept], 0), Error::DeviceMismatch { .. }, &names);
         refused!(kept.add_(&other), Error::DeviceMismatch { .. }, "cuda:0");
-        refused!(kept.add(&ones(&[100], "cpu")?), Error::DeviceMismatch { .. }, "cpu");
+        refused!(kept.add(&ones([100], "cpu")?), Error::DeviceMismatch { .. }, "cpu");
         Ok(())
     })
 }
@@ -166,9 +166,9 @@ fn small(schedule: Schedule) -> SimBox {
 fn a_failed_allocation_states_the_facts() {
     for schedule in schedules() {
         small(schedule).enter(|| {
-            let elsewhere = full(&[4], 2.0, 1)?;
+            let elsewhere = full([4], 2.0, 1)?;
             harmless(0, |kept| {
-                let error = empty(&[75 << 20], (DType::U8, 0)).expect_err("75 of 64 MiB");
+                let error = empty([75 << 20], (DType::U8, 0)).expect_err("75 of 64 MiB");
                 let Error::Alloc(source) = &error else { panic!("{error:?}") };
                 let AllocError::OutOfMemory(facts) = &**source else { panic!("{source:?}") };
                 assert_eq!(facts.requested, 75 << 20);
@@ -179,12 +179,12 @@ fn a_failed_allocation_states_the_facts() {
                     assert!(text.contains(fact), "no `{fact}` in: {text}");
                 }
                 // An op whose result does not fit.
-                let big = ones(&[38 << 18], 0)?;
+                let big = ones([38 << 18], 0)?;
                 refused!(&big + 1.0, Error::Alloc(_), "38.00 MiB");
                 assert_eq!(big.sum(())?.item::<f32>()?, (38 << 18) as f32);
                 drop(big);
                 // And when it is given back, it fits again: the cache does not stand in the way.
-                assert_eq!(ones(&[50 << 18], 0)?.sum(())?.item::<f32>()?, (50 << 18) as f32);
+                assert_eq!(ones([50 << 18], 0)?.sum(())?.item::<f32>()?, (50 << 18) as f32);
                 assert_eq!(kept.sum(())?.item::<f32>()?, 300.0);
                 Ok(())
             })?;
@@ -207,15 +207,15 @@ fn an_injected_failure_of_an_allocation_is_harmless() {
             harmless(0, |kept| {
                 // Neither the first attempt nor the one after the cache was emptied succeeds.
                 world.sim.inject(Fault::new(call, CudaCode::OUT_OF_MEMORY).times(5));
-                refused!(empty(&[50 << 20], 0), Error::Alloc(_), "out of memory");
+                refused!(empty([50 << 20], 0), Error::Alloc(_), "out of memory");
                 world.sim.clear_faults();
                 world.sim.inject(Fault::new(call, CudaCode::NOT_PERMITTED).times(5));
-                refused!(empty(&[50 << 20], 0), Error::Alloc(_), "CUDA_ERROR_NOT_PERMITTED", name);
+                refused!(empty([50 << 20], 0), Error::Alloc(_), "CUDA_ERROR_NOT_PERMITTED", name);
                 world.sim.clear_faults();
                 world.sim.inject(Fault::new(CallKind::HostAlloc, CudaCode::OUT_OF_MEMORY).times(5));
-                refused!(ones(&[1 << 20], "cpu")?.pin_memory(), Error::Alloc(_), "memory");
+                refused!(ones([1 << 20], "cpu")?.pin_memory(), Error::Alloc(_), "memory");
                 world.sim.clear_faults();
-                assert!(empty(&[50 << 20], 0)?.numel() == 50 << 20);
+                assert!(empty([50 << 20], 0)?.numel() == 50 << 20);
                 assert!(kept.cpu()?.pin_memory()?.is_pinned());
                 Ok(())
             })
@@ -259,9 +259,9 @@ fn a_rejected_launch_is_harmless() {
 #[test]
 fn one_failed_call_of_any_kind_is_survived() {
     let program = || -> Result<Vec<f32>> {
-        let s = cuda::stream_from_pool(0, 0)?;
+        let s = cuda::Stream::new(0)?;
         let a = tensor([1f32, 2.0, 3.0], ())?.pin_memory()?.to_non_blocking("cuda")?;
-        let b = cuda::with_stream(&s, || a.add(1.0)?.sum(()))??;
+        let b = cuda::with_stream(&s, || a.add(1.0)?.sum(()))?;
         let c = (&a * &b)?.to("cuda:1")?;
         c.to_vec()
     };

@@ -49,15 +49,15 @@ fn views(base: &Tensor) -> Result<Vec<Tensor>> {
         base.narrow(1, 1, 6)?.t()?,
         base.slice(0, 1..12, 3)?,
         base.slice(1, ..10, 2)?.t()?,
-        base.reshape(&[2, 6, 10])?.select(1, 4)?,
-        base.reshape(&[3, 4, 10])?.permute(&[2, 0, 1])?.select(2, 3)?,
+        base.reshape([2, 6, 10])?.select(1, 4)?,
+        base.reshape([3, 4, 10])?.permute([2, 0, 1])?.select(2, 3)?,
         base.narrow(0, 3, 1)?,
         base.narrow(0, 0, 0)?,
     ])
 }
 
 fn base(dtype: DType) -> Result<Tensor> {
-    arange(120, (DType::I64, "cuda"))?.to(dtype)?.reshape(&[12, 10])
+    arange(120, (DType::I64, "cuda"))?.to(dtype)?.reshape([12, 10])
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn views_keep_to_their_footprints() {
                     let columns = a.size()[1 - dim as usize].min(1) as isize;
                     a.gather(
                         dim,
-                        &index.unsqueeze(1 - dim)?.expand(&match dim {
+                        &index.unsqueeze(1 - dim)?.expand(match dim {
                             0 => [3, columns],
                             _ => [columns, 3],
                         })?,
@@ -109,7 +109,7 @@ fn views_keep_to_their_footprints() {
                 let row = a.narrow(0, 0, a.size()[0].min(1))?;
                 if row.numel() > 0 {
                     a.mul(&row)?;
-                    row.expand(&[4, -1])?.copy()?;
+                    row.expand([4, -1])?.copy()?;
                 }
             }
         }
@@ -152,14 +152,14 @@ fn factories_keep_to_their_footprints() {
         let _on_1 = cuda::device(1)?;
         for size in [1, 5, 64, 1000] {
             for dtype in FLOATS {
-                rand(&[size], (dtype, "cuda"))?;
-                randn(&[size], (dtype, "cuda"))?;
+                rand([size], (dtype, "cuda"))?;
+                randn([size], (dtype, "cuda"))?;
                 linspace(0.0, 1.0, size, (dtype, "cuda"))?;
                 eye(size.min(70), size.min(30), (dtype, "cuda"))?;
                 arange(size as i64, (dtype, "cuda"))?;
-                empty(&[size], (dtype, "cuda"))?.zero_()?;
+                empty([size], (dtype, "cuda"))?.zero_()?;
             }
-            randint(-5, 5, &[size], "cuda")?;
+            randint(-5, 5, [size], "cuda")?;
             randperm(size, "cuda")?;
             arange(size.min(200) as i64, (DType::U8, "cuda"))?;
         }

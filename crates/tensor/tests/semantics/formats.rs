@@ -12,7 +12,7 @@ crate::rows! {
 }
 
 fn matrix(device: &str) -> Result<Tensor> {
-    arange(12, (DType::F32, device))?.reshape(&[3, 4])
+    arange(12, (DType::F32, device))?.reshape([3, 4])
 }
 
 fn results(_: &World) -> Result<()> {
@@ -27,7 +27,7 @@ fn results(_: &World) -> Result<()> {
         let plain = turned.contiguous()?;
         assert_eq!((&turned + &plain)?.stride(), [1, 4]);
         assert_eq!((&plain + &turned)?.stride(), [3, 1]);
-        let row = ones(&[3], (DType::F32, device))?;
+        let row = ones([3], (DType::F32, device))?;
         assert_eq!((&row + &turned)?.stride(), [1, 4]);
         // Through a conversion.
         let integers = turned.to(DType::I64)?;
@@ -40,7 +40,7 @@ fn results(_: &World) -> Result<()> {
 fn copies(_: &World) -> Result<()> {
     let last = TensorOptions::new().memory_format(MemoryFormat::ChannelsLast);
     for device in ["cpu", "cuda"] {
-        let x = zeros(&[2, 3, 4, 5], last.clone().device(device))?;
+        let x = zeros([2, 3, 4, 5], last.clone().device(device))?;
         assert_eq!(x.stride(), [60, 1, 15, 3]);
         assert!(x.is_contiguous_in(MemoryFormat::ChannelsLast) && !x.is_contiguous());
         for y in [x.copy()?, x.empty_like(())?, x.ones_like(DType::F16)?, x.to(DType::F64)?] {
@@ -52,7 +52,7 @@ fn copies(_: &World) -> Result<()> {
         }
         let plain = x.empty_like(MemoryFormat::Contiguous)?;
         assert_eq!(plain.stride(), [60, 20, 5, 1]);
-        let values = arange(120, (DType::F32, device))?.reshape(&[2, 3, 4, 5])?;
+        let values = arange(120, (DType::F32, device))?.reshape([2, 3, 4, 5])?;
         let turned = values.to(MemoryFormat::ChannelsLast)?;
         assert_eq!(turned.stride(), x.stride());
         for to in ["cpu", "cuda", "cuda:1"] {
@@ -95,8 +95,8 @@ fn a_module_goes_to_a_dtype_and_a_format() {
             f("steps", &mut self.steps)
         }
     }
-    let filter = zeros(&[2, 3, 4, 5], ()).unwrap();
-    let steps = zeros(&[1], DType::I64).unwrap();
+    let filter = zeros([2, 3, 4, 5], ()).unwrap();
+    let steps = zeros([1], DType::I64).unwrap();
     let mut net = Net { linear: Linear::new(4, 2, ()).unwrap(), filter, steps };
     net.to(TensorOptions::new().dtype(DType::F64).memory_format(MemoryFormat::ChannelsLast))
         .unwrap();

@@ -23,7 +23,7 @@ fn entries(table: &Value) -> Vec<(Vec<&str>, DType)> {
 fn s32_promotion() {
     let Some(goldens) = common::golden_json("dtypes.json") else { return };
     common::cpu(|_| {
-        let of = |name: &str| empty(&[1], dtype(name));
+        let of = |name: &str| empty([1], dtype(name));
         for (key, expected) in entries(&goldens["promote_types"]) {
             let [a, b] = key[..] else { panic!("{key:?}") };
             assert_eq!(promote_types(dtype(a), dtype(b)), expected, "{key:?}");
@@ -46,7 +46,7 @@ fn s32_promotion() {
 fn s32_results_have_the_promoted_dtype() {
     let Some(goldens) = common::golden_json("dtypes.json") else { return };
     let on = |device: &str| -> Result<()> {
-        let of = |name: &str| -> Result<Tensor> { ones(&[2], (dtype(name), device)) };
+        let of = |name: &str| -> Result<Tensor> { ones([2], (dtype(name), device)) };
         for (key, expected) in entries(&goldens["promote_types"]) {
             assert_eq!((&of(key[0])? + &of(key[1])?)?.dtype(), expected, "add {key:?}");
             assert_eq!(of(key[0])?.lt(&of(key[1])?)?.dtype(), DType::Bool, "lt {key:?}");
@@ -74,8 +74,8 @@ fn s32_results_have_the_promoted_dtype() {
 #[test]
 fn s32_tensors_without_dimensions_only_raise_the_category() {
     common::cpu(|_| {
-        let scalar = |dtype| full(&[], 1, dtype);
-        let vector = |dtype| full(&[1], 1, dtype);
+        let scalar = |dtype| full([], 1, dtype);
+        let vector = |dtype| full([1], 1, dtype);
         for (a, b, expected) in [
             (vector(DType::F16)?, scalar(DType::F64)?, DType::F16),
             (vector(DType::U8)?, scalar(DType::I64)?, DType::U8),

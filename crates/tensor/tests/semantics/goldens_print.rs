@@ -85,15 +85,15 @@ fn s25_what_the_goldens_leave_out() {
             (tensor([f32::NAN, 2.0], ())?, "tensor([nan, 2.])"),
             (tensor([-0.0f32, 0.0], ())?, "tensor([-0., 0.])"),
             (tensor([[true], [false]], ())?, "tensor([[ True],\n        [False]])"),
-            (zeros(&[0], DType::I64)?, "tensor([], dtype=torch.int64)"),
-            (zeros(&[0, 2], DType::F64)?, "tensor([], size=(0, 2), dtype=torch.float64)"),
-            (full(&[1, 1], 2.5, DType::F16)?, "tensor([[2.5000]], dtype=torch.float16)"),
+            (zeros([0], DType::I64)?, "tensor([], dtype=torch.int64)"),
+            (zeros([0, 2], DType::F64)?, "tensor([], size=(0, 2), dtype=torch.float64)"),
+            (full([1, 1], 2.5, DType::F16)?, "tensor([[2.5000]], dtype=torch.float16)"),
         ];
         for (tensor, expected) in cases {
             assert_eq!(tensor.to_string(), expected);
         }
         // A suffix that does not fit goes to a line of its own.
-        let long = full(&[7], 12345678, DType::I32)?.to_string();
+        let long = full([7], 12345678, DType::I32)?.to_string();
         assert!(long.ends_with("12345678],\n       dtype=torch.int32)"), "{long}");
         Ok(())
     });

@@ -48,20 +48,20 @@ impl Case {
     fn new(device: usize) -> Result<Self> {
         let stream = || cuda::exclusive_stream(device, 0);
         let streams = [stream()?, stream()?, stream()?, stream()?];
-        let tensor = zeros(&[64], device)?;
+        let tensor = zeros([64], device)?;
         cuda::synchronize(device)?;
         Ok(Self { streams, tensor, made: Vec::new() })
     }
 
     /// Writes on a stream; the races that came of it.
     fn write(&self, on: &Stream) -> Result<Vec<Race>> {
-        cuda::with_stream(on, || self.tensor.add_(1.0).map(drop))??;
+        cuda::with_stream(on, || self.tensor.add_(1.0).map(drop))?;
         Ok(cuda::take_races())
     }
 
     /// Reads on a stream; the races that came of it.
     fn read(&mut self, on: &Stream) -> Result<Vec<Race>> {
-        let made = cuda::with_stream(on, || self.tensor.exp())??;
+        let made = cuda::with_stream(on, || self.tensor.exp())?;
         self.made.push(made);
         Ok(cuda::take_races())
     }

@@ -42,6 +42,7 @@ mod memory;
 mod memory_history;
 mod memory_pools;
 mod messages;
+mod names;
 mod odd_input;
 mod pinned;
 mod ported;

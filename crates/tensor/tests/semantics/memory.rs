@@ -27,18 +27,18 @@ fn allocated(world: &World) -> Result<()> {
     for i in 0..world.devices {
         let start = cuda::memory_allocated(i)?;
         assert_eq!(start, 0);
-        let a = empty(&[1000], i)?; // 4000 bytes, rounded to 4096
+        let a = empty([1000], i)?; // 4000 bytes, rounded to 4096
         assert_eq!(cuda::memory_allocated(i)?, 4096);
         let view = a.narrow(0, 10, 10)?;
         drop(a);
         assert_eq!(cuda::memory_allocated(i)?, 4096, "a view keeps the storage");
-        let b = empty(&[1], i)?;
+        let b = empty([1], i)?;
         drop(view);
         assert_eq!(cuda::memory_allocated(i)?, 512);
         assert_eq!(cuda::max_memory_allocated(i)?, 4608);
         cuda::reset_peak_memory_stats(i)?;
         assert_eq!(cuda::max_memory_allocated(i)?, 512);
-        let c = empty(&[256], i)?;
+        let c = empty([256], i)?;
         cuda::reset_max_memory_allocated(i)?;
         assert_eq!(cuda::max_memory_allocated(i)?, 1536);
         drop((b, c));
@@ -58,11 +58,11 @@ fn allocated(world: &World) -> Result<()> {
 fn cached(world: &World) -> Result<()> {
     for i in 0..world.devices {
         // The context's own share is taken before the first measurement.
-        drop(empty(&[1], i)?);
+        drop(empty([1], i)?);
         cuda::synchronize(i)?;
         cuda::empty_cache();
         let before = cuda::mem_get_info(i)?;
-        let a = empty(&[8 << 20], i)?; // 32 MiB
+        let a = empty([8 << 20], i)?; // 32 MiB
         drop(a);
         assert_eq!(cuda::memory_allocated(i)?, 0);
         assert_eq!(cuda::memory_reserved(i)?, 32 * MIB);
@@ -84,7 +84,7 @@ fn cached(world: &World) -> Result<()> {
 
 fn figures(world: &World) -> Result<()> {
     let last = world.devices - 1;
-    let t = rand(&[300, 300, 300], last)?;
+    let t = rand([300, 300, 300], last)?;
     assert_eq!(cuda::max_memory_allocated(last)?, 108_000_256);
     assert_eq!(cuda::memory_reserved(last)?, 109_051_904);
     drop(t);
@@ -95,11 +95,11 @@ fn figures(world: &World) -> Result<()> {
 
 fn empties(world: &World) -> Result<()> {
     for i in 0..world.devices {
-        let kept = ones(&[1000], i)?;
+        let kept = ones([1000], i)?;
         // A segment, or a page.
         let small = cuda::memory_reserved(i)?;
         assert!([2 * MIB, 4 * MIB].contains(&small), "{small}");
-        let gone = ones(&[8 << 20], i)?;
+        let gone = ones([8 << 20], i)?;
         drop(gone);
         assert_eq!(cuda::memory_reserved(i)?, small + 32 * MIB);
         cuda::empty_cache();
@@ -112,17 +112,17 @@ fn empties(world: &World) -> Result<()> {
 /// A tensor used on a second stream is not given away before that stream is done with it.
 fn second_stream(record: bool) -> impl Fn(&World) -> Result<()> {
     move |_| {
-        let s = cuda::stream_from_pool((), 0)?;
+        let s = cuda::Stream::new(())?;
         let expected: f32 = 4096.0;
         for _ in 0..4 {
-            let a = ones(&[4096], "cuda")?;
+            let a = ones([4096], "cuda")?;
             s.wait_stream(&cuda::current_stream(())?)?;
-            let sum = cuda::with_stream(&s, || a.sum(()))??;
+            let sum = cuda::with_stream(&s, || a.sum(()))?;
             if record {
                 a.record_stream(&s)?;
             }
             drop(a);
-            let b = ones(&[4096], "cuda")?; // must not be the same memory yet, or come after
+            let b = ones([4096], "cuda")?; // must not be the same memory yet, or come after
             b.fill_(-7.0)?;
             s.synchronize()?;
             assert_eq!(sum.item::<f32>()?, expected);

@@ -14,7 +14,7 @@ fn history(world: &World) -> Result<()> {
     memory::record_memory_history(TraceConfig::default())?;
     memory::set_memory_metadata("step 1")?;
     let tensors =
-        (0..world.devices).map(|i| ones(&[1000 * (i + 1)], i)).collect::<Result<Vec<_>>>()?;
+        (0..world.devices).map(|i| ones([1000 * (i + 1)], i)).collect::<Result<Vec<_>>>()?;
     memory::annotate("made")?;
     let segments = cuda::memory_snapshot()?;
     let snapshot = memory::snapshot()?;
@@ -43,7 +43,7 @@ fn history(world: &World) -> Result<()> {
 #[test]
 fn a_snapshot_is_dumped_as_a_pickle() {
     common::worlds(1, |world| {
-        let _kept = ones(&[1000], world.devices - 1)?;
+        let _kept = ones([1000], world.devices - 1)?;
         let name = format!("warpline-{}-{}.pickle", std::process::id(), world.devices);
         let path = std::env::temp_dir().join(name);
         memory::dump_snapshot(&path)?;
@@ -60,7 +60,7 @@ fn a_snapshot_is_dumped_as_a_pickle() {
 fn host_stats(_: &World) -> Result<()> {
     cuda::reset_accumulated_host_memory_stats()?;
     let before = cuda::host_memory_stats()?;
-    let pinned = ones(&[1000], ())?.pin_memory()?;
+    let pinned = ones([1000], ())?.pin_memory()?;
     let during = cuda::host_memory_stats()?;
     assert_eq!(during.active_requests.current - before.active_requests.current, 1);
     assert_eq!(during.active_bytes.current - before.active_bytes.current, 4096);

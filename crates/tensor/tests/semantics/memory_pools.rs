@@ -26,9 +26,9 @@ fn serve(world: &World) -> Result<()> {
         let a = {
             let _guard = cuda::use_mem_pool(&first);
             assert_eq!(first.use_count(), 2);
-            let nested = cuda::with_mem_pool(&second, || ones(&[1000], device))?;
+            let nested = cuda::with_mem_pool(&second, || ones([1000], device))?;
             assert!(holds(&second, &nested) && !holds(&first, &nested));
-            ones(&[1000], device)?
+            ones([1000], device)?
         };
         let outside = (&a + 1.0)?;
         assert!(holds(&first, &a));
@@ -56,15 +56,15 @@ fn panics(_: &World) -> Result<()> {
     }));
     assert!(result.is_err());
     assert_eq!(pool.use_count(), 1);
-    assert!(!holds(&pool, &ones(&[10], 0)?));
+    assert!(!holds(&pool, &ones([10], 0)?));
     Ok(())
 }
 
 fn one_device(_: &World) -> Result<()> {
     let pool = pool(1)?;
     let _guard = cuda::use_mem_pool(&pool);
-    assert!(!holds(&pool, &ones(&[10], 0)?));
-    assert!(holds(&pool, &ones(&[10], 1)?));
+    assert!(!holds(&pool, &ones([10], 0)?));
+    assert!(holds(&pool, &ones([10], 1)?));
     Ok(())
 }
 

@@ -41,20 +41,20 @@ fn factories_fail_under_their_own_names() -> Result<()> {
         refused("zeros", zeros(HUGE, at));
         refused("ones", ones(HUGE, at));
         refused("full", full(HUGE, 1, at));
-        refused("full", full(&[2], 300, (DType::U8, at)));
+        refused("full", full([2], 300, (DType::U8, at)));
         refused("rand", rand(HUGE, at));
-        refused("rand", rand(&[2], (DType::I64, at)));
-        refused("randn", randn(&[2], (DType::I64, at)));
-        refused("randint", randint(5, 5, &[2], at));
+        refused("rand", rand([2], (DType::I64, at)));
+        refused("randn", randn([2], (DType::I64, at)));
+        refused("randint", randint(5, 5, [2], at));
         refused("arange", arange(f64::NAN, at));
         refused("arange", arange(300, (DType::U8, at)));
         refused("linspace", linspace(0.0, f64::INFINITY, 3, at));
         refused("eye", eye(usize::MAX, None, at));
         refused("tensor", tensor(vec![vec![1], vec![1, 2]], at));
         refused("tensor", tensor([300i64], (DType::U8, at)));
-        let t = zeros(&[2], at)?;
+        let t = zeros([2], at)?;
         refused("new_zeros", t.new_zeros(HUGE, ()));
-        refused("new_full", t.new_full(&[2], 300, DType::U8));
+        refused("new_full", t.new_full([2], 300, DType::U8));
         refused("full_like", t.full_like(300, DType::U8));
         refused("rand_like", t.rand_like(DType::I64));
         refused("fill_", tensor([1u8], at)?.fill_(300));
@@ -65,21 +65,21 @@ fn factories_fail_under_their_own_names() -> Result<()> {
 #[test]
 fn views_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
-        let t = arange(24, at)?.reshape(&[2, 3, 4])?;
-        refused("reshape", t.reshape(&[5, 5]));
-        refused("view", t.view(&[5, 5]));
-        let text = refused("view", t.view(&[-1, -1]));
+        let t = arange(24, at)?.reshape([2, 3, 4])?;
+        refused("reshape", t.reshape([5, 5]));
+        refused("view", t.view([5, 5]));
+        let text = refused("view", t.view([-1, -1]));
         assert!(text.contains("several -1"), "{text}");
-        let text = refused("reshape", t.reshape(&[-1, 2, -1]));
+        let text = refused("reshape", t.reshape([-1, 2, -1]));
         assert!(text.contains("several -1"), "{text}");
         let moved = t.transpose(0, 2)?;
-        let text = refused("view", moved.view(&[24]));
+        let text = refused("view", moved.view([24]));
         assert!(text.contains("use reshape"), "{text}");
         refused("transpose", t.transpose(0, 3));
         refused("t", t.t());
-        refused("permute", t.permute(&[0, 1, 3]));
-        refused("permute", t.permute(&[0, 0, 1]));
-        refused("expand", t.expand(&[7, 3, 4]));
+        refused("permute", t.permute([0, 1, 3]));
+        refused("permute", t.permute([0, 0, 1]));
+        refused("expand", t.expand([7, 3, 4]));
         refused("narrow", t.narrow(0, 1, 2));
         refused("select", t.select(0, 2));
         refused("slice", t.slice(3, .., 1));
@@ -95,9 +95,9 @@ fn views_fail_under_their_own_names() -> Result<()> {
         refused("i", t.i(2));
         refused("i", t.i((0, 0, 0, 0)));
         refused("cat", cat::<Tensor>(&[], 0));
-        refused("cat", cat(&[&t, &ones(&[2], at)?], 0));
+        refused("cat", cat(&[&t, &ones([2], at)?], 0));
         refused("cat", cat(&[&t], 3));
-        refused("stack", stack(&[&t, &ones(&[2], at)?], 0));
+        refused("stack", stack(&[&t, &ones([2], at)?], 0));
         refused("stack", stack(&[&t], 4));
         Ok(())
     })
@@ -106,8 +106,8 @@ fn views_fail_under_their_own_names() -> Result<()> {
 #[test]
 fn ops_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
-        let (a, b) = (ones(&[2, 3], at)?, ones(&[2, 2], at)?);
-        let ints = ones(&[3, 2], (DType::I64, at))?;
+        let (a, b) = (ones([2, 3], at)?, ones([2, 2], at)?);
+        let ints = ones([3, 2], (DType::I64, at))?;
         refused("add", a.add(&b));
         refused("add", &a + &b);
         refused("mul", &a * &b);
@@ -142,13 +142,13 @@ fn ops_fail_under_their_own_names() -> Result<()> {
 #[test]
 fn devices_that_do_not_meet_are_named_with_the_op_and_the_line() -> Result<()> {
     with_runtime(&simulated(2)?, || {
-        let (a, b) = (ones(&[2, 2], "cuda:0")?, ones(&[2, 2], "cpu")?);
+        let (a, b) = (ones([2, 2], "cuda:0")?, ones([2, 2], "cpu")?);
         let text = refused("add", &a + &b);
         assert!(text.contains("cuda:0 and cpu"), "{text}");
         refused("matmul", a.matmul(&b));
         refused("pin_memory", a.pin_memory());
         let options = TensorOptions::new().device("cuda").pin_memory(true);
-        refused("zeros", zeros(&[2], options));
+        refused("zeros", zeros([2], options));
         Ok(())
     })
 }
@@ -159,9 +159,9 @@ fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
     with_runtime(&simulated(1)?, || {
         let mut errors: Vec<Error> = vec![
             zeros(HUGE, ()).unwrap_err(),
-            zeros(&[2], "cuda:7").unwrap_err(),
-            zeros(&[2], "gpu").unwrap_err(),
-            zeros(&[1 << 40], "cuda").unwrap_err(),
+            zeros([2], "cuda:7").unwrap_err(),
+            zeros([2], "gpu").unwrap_err(),
+            zeros([1 << 40], "cuda").unwrap_err(),
             Error::driver(
                 "add",
                 warpline_cuda_sys_safe::DriverError::cuda(
@@ -192,8 +192,8 @@ fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
 fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<()> {
     with_runtime(&simulated(1)?, || {
         cuda::set_sync_policy(SyncPolicy::Manual);
-        let x = zeros(&[2], "cuda")?;
-        let side = cuda::stream_from_pool((), 0)?;
+        let x = zeros([2], "cuda")?;
+        let side = cuda::Stream::new(())?;
         cuda::synchronize(())?;
         let _on_side = cuda::stream(&side)?;
         x.fill_(1)?;

@@ -18,16 +18,16 @@ fn no_elements_of_a_size_that_does_not_fit() -> Result<()> {
     everywhere(|at| {
         let huge = 1 << 40;
         for sizes in [[huge, huge, 0], [0, huge, huge], [huge, 0, huge]] {
-            assert!(matches!(zeros(&sizes, at), Err(Error::SizeOverflow { .. })), "{sizes:?}");
+            assert!(matches!(zeros(sizes, at), Err(Error::SizeOverflow { .. })), "{sizes:?}");
         }
-        let none = zeros(&[0], at)?;
-        assert!(none.reshape(&[isize::MAX, isize::MAX, 0]).is_err());
-        let wide = zeros(&[1, 0], at)?.expand(&[1 << 62, 0])?;
+        let none = zeros([0], at)?;
+        assert!(none.reshape([isize::MAX, isize::MAX, 0]).is_err());
+        let wide = zeros([1, 0], at)?.expand([1isize << 62, 0])?;
         assert!(matches!(cat(&[&wide, &wide, &wide, &wide], 0), Err(Error::SizeOverflow { .. })));
-        let one = ones(&[1], at)?.expand(&[isize::MAX])?;
+        let one = ones([1], at)?.expand([isize::MAX])?;
         assert!(matches!(cat(&[&one, &one, &one], 0), Err(Error::SizeOverflow { .. })));
         assert!(none.chunk(1 << 62, 0).is_err());
-        let (a, b) = (zeros(&[1 << 40, 1, 1, 0], at)?, zeros(&[1, 1 << 40, 0, 1], at)?);
+        let (a, b) = (zeros([1 << 40, 1, 1, 0], at)?, zeros([1, 1 << 40, 0, 1], at)?);
         assert!(matches!(a.matmul(&b), Err(Error::SizeOverflow { .. })));
         Ok(())
     })
@@ -36,7 +36,7 @@ fn no_elements_of_a_size_that_does_not_fit() -> Result<()> {
 #[test]
 fn a_slice_beyond_the_end() -> Result<()> {
     everywhere(|at| {
-        let t = arange(6, at)?.reshape(&[2, 3])?;
+        let t = arange(6, at)?.reshape([2, 3])?;
         assert_eq!(t.slice(0, usize::MAX - 1..usize::MAX, 1)?.size(), [0, 3], "cut off");
         assert_eq!(t.slice(0, 0..2, usize::MAX / 2)?.to_vec::<i64>()?, [0, 1, 2]);
         assert_eq!(t.slice(1, 1..100, 1)?.to_vec::<i64>()?, [1, 2, 4, 5]);
@@ -69,7 +69,7 @@ fn a_value_that_the_type_cannot_hold() -> Result<()> {
         assert_eq!((negative.item::<i8>()?, negative.item::<f64>()?), (-1, -1.0));
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             for odd in [f64::NAN, f64::INFINITY, 1.5] {
-                let t = full(&[], odd, (dtype, at))?;
+                let t = full([], odd, (dtype, at))?;
                 refused::<u8>(&t);
                 refused::<i8>(&t);
                 refused::<i16>(&t);
@@ -99,10 +99,10 @@ fn a_value_that_the_type_cannot_hold() -> Result<()> {
 #[test]
 fn a_fill_that_the_dtype_cannot_hold() -> Result<()> {
     everywhere(|at| {
-        assert!(full(&[1], 1_000_000, (DType::F16, at)).is_err());
-        assert!(full(&[1], -9.25e18, (DType::I64, at)).is_err());
-        assert!(full(&[1], 65504, (DType::F16, at)).is_ok());
-        let least = full(&[1], i64::MIN as f64, (DType::I64, at))?;
+        assert!(full([1], 1_000_000, (DType::F16, at)).is_err());
+        assert!(full([1], -9.25e18, (DType::I64, at)).is_err());
+        assert!(full([1], 65504, (DType::F16, at)).is_ok());
+        let least = full([1], i64::MIN as f64, (DType::I64, at))?;
         assert_eq!(least.item::<i64>()?, i64::MIN);
         Ok(())
     })
@@ -116,7 +116,7 @@ fn a_cpu_scalar_beside_a_gpu_tensor() -> Result<()> {
         Ok(())
     })?;
     with_runtime(&simulated(1)?, || {
-        let (host, gpu) = (ones(&[], "cpu")?, ones(&[], "cuda")?);
+        let (host, gpu) = (ones([], "cpu")?, ones([], "cuda")?);
         assert!(matches!(host.add_(&gpu), Err(Error::DeviceMismatch { .. })));
         assert_eq!(gpu.add_(&host)?.item::<f32>()?, 2.0);
         assert_eq!(host.item::<f32>()?, 1.0);

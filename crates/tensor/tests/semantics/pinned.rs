@@ -9,7 +9,7 @@ rows! {
 }
 
 fn pin(_: &World) -> Result<()> {
-    let t = arange(100, ())?.reshape(&[10, 10])?;
+    let t = arange(100, ())?.reshape([10, 10])?;
     assert!(!t.is_pinned());
     let pinned = t.pin_memory()?;
     assert!(pinned.is_pinned() && pinned.device().is_cpu());
@@ -22,12 +22,12 @@ fn pin(_: &World) -> Result<()> {
     let sum = (&pinned + 1)?;
     assert!(!sum.is_pinned());
     assert_eq!(sum.i((0, 0))?.item::<i64>()?, 1);
-    let device = ones(&[2], "cuda")?;
+    let device = ones([2], "cuda")?;
     let error = device.pin_memory().expect_err("device memory");
     assert!(matches!(&error, Error::CannotPin { device, .. } if device == "cuda:0"), "{error}");
     assert!(!device.is_pinned());
     let options = TensorOptions::new().device("cuda").pin_memory(true);
-    assert!(matches!(ones(&[2], options), Err(Error::CannotPin { .. })));
+    assert!(matches!(ones([2], options), Err(Error::CannotPin { .. })));
     let converted = TensorOptions::new().dtype(DType::F64).pin_memory(true);
     let half = t.to(converted)?;
     assert!(half.is_pinned() && half.dtype() == DType::F64);

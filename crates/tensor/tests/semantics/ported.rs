@@ -39,12 +39,12 @@ fn copies_are_asynchronous_only_between_pinned_memory_and_a_device() {
         assert!(!busy(&|| device.cpu())?);
         assert!(!busy(&|| pageable.to_non_blocking(0))?);
         assert!(!busy(&|| {
-            let out = empty(&[1000], DType::I64)?;
+            let out = empty([1000], DType::I64)?;
             out.copy_(&device, true)?;
             Ok(out)
         })?);
         // Into part of a page-locked tensor.
-        let into = zeros(&[1000], DType::I64)?.pin_memory()?;
+        let into = zeros([1000], DType::I64)?.pin_memory()?;
         assert!(busy(&|| {
             let slot = into.narrow(0, 300, 500)?;
             slot.copy_(&offset(&device)?, true)?;
@@ -61,7 +61,7 @@ fn a_pinned_block_is_used_again_once_its_copies_are_done() {
     for device in 0..2 {
         let world = SimBox::lazy(2);
         world.enter(|| {
-            let pin = || ones(&[1000], ())?.pin_memory();
+            let pin = || ones([1000], ())?.pin_memory();
             let first = pin()?;
             let address = first.data_ptr();
             drop(first);
@@ -86,12 +86,12 @@ fn a_pinned_block_is_used_again_once_its_copies_are_done() {
 fn pending_frees_are_reclaimed_under_pressure() {
     let world = small(256 << 20);
     world.enter(|| {
-        let s = cuda::stream_from_pool(0, 0)?;
-        let x = zeros(&[10 << 20], 0)?; // 40 MiB
+        let s = cuda::Stream::new(0)?;
+        let x = zeros([10 << 20], 0)?; // 40 MiB
         for _ in 0..20 {
             let y = &x + 1.0;
             let y = y?;
-            cuda::with_stream(&s, || y.add_(1.0).map(drop))??;
+            cuda::with_stream(&s, || y.add_(1.0).map(drop))?;
             // Freed while `s` is still at it; more than fits altogether.
         }
         cuda::synchronize(0)?;
@@ -108,12 +108,12 @@ fn the_memory_fraction_holds() {
         cuda::set_per_process_memory_fraction(0.5, 0)?;
         let total = cuda::mem_get_info(0)?.total;
         let bytes = |share: f64| (total as f64 * share) as usize;
-        drop(empty(&[bytes(0.499)], (DType::I8, 0))?);
+        drop(empty([bytes(0.499)], (DType::I8, 0))?);
         cuda::empty_cache();
-        let error = empty(&[bytes(0.5) + (2 << 20)], (DType::I8, 0)).expect_err("over the limit");
+        let error = empty([bytes(0.5) + (2 << 20)], (DType::I8, 0)).expect_err("over the limit");
         assert!(matches!(error, Error::Alloc(_)), "{error:?}");
         assert!(error.to_string().contains("allowed by the memory fraction"), "{error}");
-        drop(empty(&[bytes(0.499)], (DType::I8, 0))?);
+        drop(empty([bytes(0.499)], (DType::I8, 0))?);
         Ok(())
     });
 }
@@ -132,7 +132,7 @@ fn devices_are_counted_apart() {
                 let t: warpline::Tensor = t;
                 expected[device] -= (t.numel() * 4).next_multiple_of(512);
             } else {
-                held[device].push(full(&[1 + step * 333], 1.0, device)?);
+                held[device].push(full([1 + step * 333], 1.0, device)?);
                 expected[device] += ((1 + step * 333) * 4).next_multiple_of(512);
             }
             for (device, &expected) in expected.iter().enumerate() {
@@ -150,7 +150,7 @@ fn free_memory_is_what_the_driver_says() {
     world.enter(|| {
         for device in 0..2 {
             let before = cuda::mem_get_info(device)?;
-            let t = empty(&[100 << 20], (DType::U8, device))?;
+            let t = empty([100 << 20], (DType::U8, device))?;
             let after = cuda::mem_get_info(device)?;
             assert_eq!(before.free - after.free, 100 << 20);
             assert_eq!(before.total, after.total);
@@ -174,7 +174,7 @@ fn devices_may_be_used_first_at_once() {
                 .map(|i| {
                     scope.spawn(move || {
                         warpline::with_runtime(runtime, || {
-                            let t = full(&[100], i as f64, (DType::F32, i % 3))?;
+                            let t = full([100], i as f64, (DType::F32, i % 3))?;
                             t.matmul(&t)?.item::<f32>()
                         })
                     })
@@ -194,17 +194,17 @@ fn threads_share_tensors_and_caches() {
     for seed in 0..4 {
         let world = SimBox::with(2, Schedule::Seeded(seed), SyncPolicy::Auto);
         let runtime = &world.runtime;
-        let shared = warpline::with_runtime(runtime, || zeros(&[50], 0)).expect("a tensor");
+        let shared = warpline::with_runtime(runtime, || zeros([50], 0)).expect("a tensor");
         std::thread::scope(|scope| {
             for i in 0..4 {
                 let shared = &shared;
                 scope.spawn(move || {
                     warpline::with_runtime(runtime, || -> Result<()> {
-                        let s = cuda::stream_from_pool(0, 0)?;
+                        let s = cuda::Stream::new(0)?;
                         let _on_s = cuda::stream(&s)?;
                         for _ in 0..10 {
                             shared.add_(1.0)?;
-                            let pinned = full(&[50], i as f64, ())?.pin_memory()?;
+                            let pinned = full([50], i as f64, ())?.pin_memory()?;
                             let there = pinned.to_non_blocking(i % 2)?;
                             assert_eq!(there.sum(())?.item::<f32>()?, 50.0 * i as f32);
                         }

@@ -15,9 +15,9 @@ crate::rows! {
 
 fn allocation(world: &World) -> Result<()> {
     for device in 0..world.devices {
-        let s = cuda::stream_from_pool(device, 0)?;
-        let (line, a) = (line!(), zeros(&[1000], device)?);
-        let b = cuda::with_stream(&s, || a.narrow(0, 10, 20)?.exp())??;
+        let s = cuda::Stream::new(device)?;
+        let (line, a) = (line!(), zeros([1000], device)?);
+        let b = cuda::with_stream(&s, || a.narrow(0, 10, 20)?.exp())?;
         let races = cuda::take_races();
         assert_eq!(races.len(), 1, "{races:?}");
         let race = &races[0];
@@ -38,14 +38,14 @@ fn freed(world: &World) -> Result<()> {
     for device in 0..world.devices {
         for record in [true, false] {
             let s = cuda::exclusive_stream(device, 0)?;
-            let a = ones(&[1 << 20], device)?;
+            let a = ones([1 << 20], device)?;
             s.wait_stream(&cuda::current_stream(device)?)?;
-            let sum = cuda::with_stream(&s, || a.sum(()))??;
+            let sum = cuda::with_stream(&s, || a.sum(()))?;
             if record {
                 a.record_stream(&s)?;
             }
             drop(a);
-            let b = zeros(&[1 << 20], device)?;
+            let b = zeros([1 << 20], device)?;
             let races = cuda::take_races();
             assert_eq!(races.is_empty(), record, "{races:?}");
             for race in races {
@@ -61,13 +61,13 @@ fn freed(world: &World) -> Result<()> {
 
 fn interleaved(world: &World) -> Result<()> {
     for device in 0..world.devices {
-        let s = cuda::stream_from_pool(device, 0)?;
-        let a = zeros(&[64, 64], device)?;
+        let s = cuda::Stream::new(device)?;
+        let a = zeros([64, 64], device)?;
         cuda::synchronize(device)?;
         a.narrow(1, 0, 32)?.fill_(1.0)?;
-        cuda::with_stream(&s, || a.narrow(1, 32, 32)?.fill_(2.0).map(drop))??;
+        cuda::with_stream(&s, || a.narrow(1, 32, 32)?.fill_(2.0).map(drop))?;
         assert!(cuda::take_races().is_empty(), "columns apart");
-        cuda::with_stream(&s, || a.narrow(1, 31, 2)?.fill_(3.0).map(drop))??;
+        cuda::with_stream(&s, || a.narrow(1, 31, 2)?.fill_(3.0).map(drop))?;
         assert_eq!(cuda::take_races().len(), 1, "one column shared");
         a.record_stream(&s)?;
         cuda::synchronize(device)?;
@@ -77,8 +77,8 @@ fn interleaved(world: &World) -> Result<()> {
 
 fn host_code(world: &World) -> Result<()> {
     for device in 0..world.devices {
-        let pinned = zeros(&[1 << 16], ())?.pin_memory()?;
-        let a = ones(&[1 << 16], device)?;
+        let pinned = zeros([1 << 16], ())?.pin_memory()?;
+        let a = ones([1 << 16], device)?;
         pinned.copy_(&a, true)?;
         let (line, values) = (line!(), pinned.to_vec::<f32>()?);
         assert_eq!(values[7], 1.0, "reported, and safe all the same");
@@ -105,14 +105,14 @@ fn host_code(world: &World) -> Result<()> {
 /// A copy between devices is ordered on both current streams, and on no others.
 fn peers(world: &World) -> Result<()> {
     for device in 1..world.devices {
-        let a = ones(&[1000], 0)?;
-        let b = zeros(&[1000], device)?;
+        let a = ones([1000], 0)?;
+        let b = zeros([1000], device)?;
         b.copy_(&a, true)?;
         a.add_(1.0)?;
         b.add_(1.0)?;
         assert!(cuda::take_races().is_empty());
-        let s = cuda::stream_from_pool(0, 0)?;
-        cuda::with_stream(&s, || a.add_(1.0).map(drop))??;
+        let s = cuda::Stream::new(0)?;
+        cuda::with_stream(&s, || a.add_(1.0).map(drop))?;
         let races = cuda::take_races();
         assert!(!races.is_empty());
         assert!(races.iter().all(|race| race.second.stream.as_ref() == Some(&s)), "{races:?}");
@@ -130,7 +130,7 @@ fn peers(world: &World) -> Result<()> {
 fn plain(world: &World) -> Result<()> {
     for round in 0..3 {
         for device in 0..world.devices {
-            let a = ones(&[300, 7], device)?;
+            let a = ones([300, 7], device)?;
             let b = (&(&a * 2.0)?.t()?.contiguous()? + 1.0)?;
             assert_eq!(b.sum(())?.item::<f32>()?, 6300.0);
             // Another stream's allocations get what this one's freed.
@@ -138,10 +138,10 @@ fn plain(world: &World) -> Result<()> {
             drop((a, b));
             cuda::empty_cache();
             cuda::with_stream(&s, || {
-                let c = ones(&[300, 7], device)?;
+                let c = ones([300, 7], device)?;
                 c.add_(f64::from(round))?;
                 c.sum(())?.item::<f32>()
-            })??;
+            })?;
         }
     }
     let races = cuda::take_races();

@@ -17,18 +17,18 @@ rows! {
 fn seeds(world: &World) -> Result<()> {
     for at in world.places() {
         manual_seed(5);
-        let (a, b) = (rand(&[100], at)?, rand(&[100], at)?);
+        let (a, b) = (rand([100], at)?, rand([100], at)?);
         assert_ne!(a.to_vec::<f32>()?, b.to_vec::<f32>()?);
         manual_seed(5);
-        assert_eq!(rand(&[100], at)?.to_vec::<f32>()?, a.to_vec::<f32>()?);
-        assert_eq!(rand(&[100], at)?.to_vec::<f32>()?, b.to_vec::<f32>()?);
+        assert_eq!(rand([100], at)?.to_vec::<f32>()?, a.to_vec::<f32>()?);
+        assert_eq!(rand([100], at)?.to_vec::<f32>()?, b.to_vec::<f32>()?);
         manual_seed(6);
-        assert_ne!(rand(&[100], at)?.to_vec::<f32>()?, a.to_vec::<f32>()?);
+        assert_ne!(rand([100], at)?.to_vec::<f32>()?, a.to_vec::<f32>()?);
     }
     // Every device has a generator of its own, from the same seed.
     manual_seed(5);
     let firsts =
-        (0..world.devices).map(|i| rand(&[100], i)?.to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
+        (0..world.devices).map(|i| rand([100], i)?.to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
     assert!(firsts.iter().all(|f| *f == firsts[0]));
     Ok(())
 }
@@ -40,7 +40,7 @@ fn mean_of(t: &Tensor) -> Result<f64> {
 fn fills(world: &World) -> Result<()> {
     manual_seed(1);
     for at in world.places() {
-        let t = empty(&[40, 250], at)?;
+        let t = empty([40, 250], at)?;
         let near = |expected: f64, tolerance: f64| -> Result<()> {
             let mean = mean_of(&t)?;
             assert!((mean - expected).abs() < tolerance, "{at}: {mean}, expected {expected}");
@@ -120,10 +120,10 @@ fn golden(at: Device) -> Result<()> {
         seen += 1;
         let n = n as usize;
         manual_seed(case["seed"].as_u64().expect("seed"));
-        check(case, "rand", &rand(&[n], at)?, 0.0)?;
-        check(case, "randn", &randn(&[n], at)?, near)?;
+        check(case, "rand", &rand([n], at)?, 0.0)?;
+        check(case, "randn", &randn([n], at)?, near)?;
         if !case["randint"].is_null() {
-            check(case, "randint", &randint(0, 100, &[n], at)?, 0.0)?;
+            check(case, "randint", &randint(0, 100, [n], at)?, 0.0)?;
             check(case, "randperm", &randperm(n, at)?, 0.0)?;
         }
     }
@@ -146,7 +146,7 @@ fn cuda_is_not_the_goldens() -> Result<bool> {
 
 fn refusals(world: &World) -> Result<()> {
     for at in world.places() {
-        let t = zeros(&[3], at)?;
+        let t = zeros([3], at)?;
         let results = [
             t.normal_(0.0, -1.0),
             t.normal_(f64::NAN, 1.0),
@@ -163,11 +163,11 @@ fn refusals(world: &World) -> Result<()> {
             assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
         }
         assert_eq!(t.to_vec::<f32>()?, [0.0; 3], "untouched");
-        let bytes = zeros(&[3], (DType::U8, at))?;
+        let bytes = zeros([3], (DType::U8, at))?;
         assert!(matches!(bytes.normal_(0.0, 1.0), Err(Error::UnsupportedDType { .. })));
         assert!(matches!(bytes.fill_(300), Err(Error::InvalidArgument { .. })));
         assert!(matches!(bytes.random_(0, 1000), Err(Error::InvalidArgument { .. })));
-        let expanded = zeros(&[1], at)?.expand(&[3])?;
+        let expanded = zeros([1], at)?.expand([3])?;
         assert!(matches!(expanded.fill_(1.0), Err(Error::OverlappingWrite { .. })));
         assert!(matches!(expanded.normal_(0.0, 1.0), Err(Error::OverlappingWrite { .. })));
     }

@@ -52,8 +52,8 @@ fn everywhere(sync_policy: SyncPolicy, body: impl Fn(usize) -> Result<()>) {
 
 fn every_op(devices: usize) -> Result<()> {
     // Memory from before and from after the enabling.
-    let x = arange(6, (DType::F32, Device::cuda(0)))?.reshape(&[2, 3])?;
-    let y = full(&[2, 3], 10.0, 1)?;
+    let x = arange(6, (DType::F32, Device::cuda(0)))?.reshape([2, 3])?;
+    let y = full([2, 3], 10.0, 1)?;
     let refused = (&x + &y).err();
     let named = matches!(&refused, Some(Error::DeviceMismatch { op: "add", first, second, .. })
         if first == "cuda:0" && second == "cuda:1");
@@ -69,7 +69,7 @@ fn every_op(devices: usize) -> Result<()> {
             ((&x * &z)?, vec![0.0, 1.0, 4.0, 0.0, 4.0, 10.0]),
             (x.matmul(&y.t()?)?, vec![30.0, 30.0, 120.0, 120.0]),
             (
-                x.expand(&[2, 2, 3])?.matmul(&y.t()?.expand(&[2, 3, 2])?)?.i_first()?,
+                x.expand([2, 2, 3])?.matmul(&y.t()?.expand([2, 3, 2])?)?.i_first()?,
                 vec![30.0, 30.0, 120.0, 120.0],
             ),
             (
@@ -82,11 +82,11 @@ fn every_op(devices: usize) -> Result<()> {
             assert_eq!(result.device(), Device::cuda(0), "the first operand's device");
             assert_eq!(result.to_vec::<f32>()?, expected);
         }
-        let into = zeros(&[2, 3], 0)?;
+        let into = zeros([2, 3], 0)?;
         into.add_(&y)?;
         into.sub_(&z)?;
         assert_eq!(into.to_vec::<f32>()?, [10.0, 9.0, 8.0, 10.0, 9.0, 8.0]);
-        into.t()?.copy_(&arange(6, 1)?.reshape(&[3, 2])?, false)?;
+        into.t()?.copy_(&arange(6, 1)?.reshape([3, 2])?, false)?;
         assert_eq!(into.to_vec::<f32>()?, [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
     }
     // One direction, and one pair.
@@ -105,7 +105,7 @@ fn every_op(devices: usize) -> Result<()> {
 }
 
 fn ones_on(device: usize) -> Result<Tensor> {
-    full(&[2, 3], 1.0, device)
+    full([2, 3], 1.0, device)
 }
 
 trait First {
@@ -124,15 +124,15 @@ impl First for Tensor {
 fn in_order(_devices: usize) -> Result<()> {
     cuda::enable_peer_access(0, 1)?;
     let (here, there) = (cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(1, 0)?);
-    let x = full(&[1000], 1.0, 0)?;
-    let y = full(&[1000], 0.0, 1)?;
+    let x = full([1000], 1.0, 0)?;
+    let y = full([1000], 0.0, 1)?;
     for step in 1..5 {
         let step = f64::from(step);
-        cuda::with_stream(&there, || y.fill_(step).map(drop))??;
-        let sum = cuda::with_stream(&here, || &x + &y)??;
+        cuda::with_stream(&there, || y.fill_(step).map(drop))?;
+        let sum = cuda::with_stream(&here, || &x + &y)?;
         assert_eq!(sum.device(), Device::cuda(0));
         y.fill_(-1.0)?; // on the default stream of cuda:1, after the read
-        cuda::with_stream(&there, || y.add_(-1.0).map(drop))??;
+        cuda::with_stream(&there, || y.add_(-1.0).map(drop))?;
         assert_eq!(sum.to_vec::<f32>()?, vec![step as f32 + 1.0; 1000]);
         assert_eq!(y.to_vec::<f32>()?, vec![-2.0; 1000]);
     }
@@ -143,13 +143,13 @@ fn in_order(_devices: usize) -> Result<()> {
 fn freed(_devices: usize) -> Result<()> {
     cuda::enable_peer_access(0, 1)?;
     let here = cuda::exclusive_stream(0, 0)?;
-    let x = full(&[5000], 1.0, 0)?;
+    let x = full([5000], 1.0, 0)?;
     let mut sums = Vec::new();
     for step in 0..8 {
-        let y = full(&[5000], f64::from(step), 1)?;
-        sums.push(cuda::with_stream(&here, || &x + &y)??);
+        let y = full([5000], f64::from(step), 1)?;
+        sums.push(cuda::with_stream(&here, || &x + &y)?);
         drop(y);
-        let other = full(&[5000], -7.0, 1)?; // perhaps the same block
+        let other = full([5000], -7.0, 1)?; // perhaps the same block
         other.add_(1.0)?;
     }
     for (step, sum) in sums.iter().enumerate() {
@@ -175,7 +175,7 @@ fn random_programs(devices: usize) -> Result<()> {
         };
         let mut model: Vec<i64> = (0..6).collect();
         let mut tensors = (0..6)
-            .map(|i| full(&[300], i as i64, (DType::I64, Device::cuda(i % devices))))
+            .map(|i| full([300], i as i64, (DType::I64, Device::cuda(i % devices))))
             .collect::<Result<Vec<_>>>()?;
         for _ in 0..40 {
             let (i, j, what) = (below(6), below(6), below(4));
@@ -202,7 +202,7 @@ fn random_programs(devices: usize) -> Result<()> {
                     }
                 }
                 Ok(())
-            })??;
+            })?;
         }
         for (tensor, expected) in tensors.iter().zip(model) {
             assert_eq!(tensor.to_vec::<i64>()?, vec![expected; 300], "program {seed}");
@@ -217,7 +217,7 @@ fn s06_a_peer_read_does_not_wait_on_the_host() {
     let world = SimBox::lazy(2);
     world.enter(|| {
         cuda::enable_peer_access(0, 1)?;
-        let (x, y) = (full(&[100], 1.0, 0)?, full(&[100], 2.0, 1)?);
+        let (x, y) = (full([100], 1.0, 0)?, full([100], 2.0, 1)?);
         let before = world.host_waits();
         let sum = (&x + &y)?;
         y.fill_(0.0)?;
@@ -233,7 +233,7 @@ fn s06_manual_order_is_the_programs() {
     let world = SimBox::with(2, Schedule::Lazy, SyncPolicy::Manual);
     world.enter(|| {
         cuda::enable_peer_access(0, 1)?;
-        let (x, y) = (full(&[100], 1.0, 0)?, full(&[100], 2.0, 1)?);
+        let (x, y) = (full([100], 1.0, 0)?, full([100], 2.0, 1)?);
         let _unordered = (&x + &y)?;
         assert_eq!(cuda::take_races().len(), 1);
         cuda::current_stream(0)?.wait_stream(&cuda::current_stream(1)?)?;

@@ -19,10 +19,10 @@ fn program(device: Device) -> Result<Vec<f32>> {
     c.fill_(2.0)?;
     let d = (&a / &c)?;
     b.zero_()?;
-    let e = (&d - &b)?.reshape(&[6, 8])?;
+    let e = (&d - &b)?.reshape([6, 8])?;
     e.i(1)?.copy_(&e.i(2)?, false)?;
     e.t()?.i(3)?.mul_(0.5)?;
-    let f = warpline::cat(&[&e, &e.t()?.reshape(&[6, 8])?], 0)?;
+    let f = warpline::cat(&[&e, &e.t()?.reshape([6, 8])?], 0)?;
     d.fill_(-1.0)?; // `e` shares its memory no more than `d - b` did
     (&f + &f.sum(0)?)?.to_vec()
 }
@@ -40,7 +40,7 @@ fn s07_nothing_runs_before_something_waits() {
     for devices in 1..=3 {
         let lazy = SimBox::lazy(devices);
         lazy.enter(|| {
-            let a = ones(&[4], devices - 1)?;
+            let a = ones([4], devices - 1)?;
             let launched = lazy.count(CallKind::Launch);
             let waits = lazy.host_waits();
             for _ in 0..10 {
@@ -64,7 +64,7 @@ fn gpu_s07_ops_return_before_they_run() {
     let (spec, n) = if spec.starts_with("sim") { (spec + ",lazy", 16) } else { (spec, 4096) };
     let runtime = warpline::open(&spec, &RuntimeConfig::default()).expect("a GPU");
     warpline::with_runtime(&runtime, || -> Result<()> {
-        let a = full(&[n, n], 1e-3, (DType::F32, "cuda"))?;
+        let a = full([n, n], 1e-3, (DType::F32, "cuda"))?;
         a.matmul(&a)?; // loads what it needs
         cuda::synchronize(())?;
         let products = (0..20).map(|_| a.matmul(&a)).collect::<Result<Vec<_>>>()?;

@@ -24,7 +24,7 @@ crate::rows! {
 
 /// `[[0, 1, 2], [3, 4, 5], ..]`, four rows.
 pub(crate) fn table(device: usize) -> Result<Tensor> {
-    arange(12.0f32, device)?.view(&[4, 3])
+    arange(12.0f32, device)?.view([4, 3])
 }
 
 pub(crate) fn indices(device: usize, values: &[i64]) -> Result<Tensor> {
@@ -108,7 +108,7 @@ fn every_op_and_wait(_: &World) -> Result<()> {
 #[test]
 fn s08_on_the_cpu_the_call_itself_fails() {
     common::cpu(|_| {
-        let t = arange(12.0f32, ())?.view(&[4, 3])?;
+        let t = arange(12.0f32, ())?.view([4, 3])?;
         for bad in [4i64, -1] {
             let index = tensor([0, bad], ())?;
             let (line, answer) = (line!(), t.index_select(0, &index));
@@ -129,8 +129,8 @@ fn blocking(_: &World) -> Result<()> {
         let (line, answer) = (line!(), embedding(&t, &bad));
         assert_is(&failed(answer), "embedding", -7, [0, 4], line);
         cuda::synchronize(0)?;
-        let s = cuda::stream_from_pool(0, 0)?;
-        let (line, answer) = (line!(), cuda::with_stream(&s, || t.index_select(1, &bad))?);
+        let s = cuda::Stream::new(0)?;
+        let (line, answer) = (line!(), cuda::with_stream(&s, || t.index_select(1, &bad)));
         assert_is(&failed(answer), "index_select", -7, [1, 3], line);
         assert_eq!(embedding(&t, &indices(0, &[2])?)?.to_vec::<f32>()?, [6.0, 7.0, 8.0]);
     }
@@ -156,7 +156,7 @@ fn gpu_s08_a_blocking_launch_reports_its_own_index() {
 }
 
 fn pool_streams() -> Result<[Stream; 2]> {
-    Ok([cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?])
+    Ok([cuda::Stream::new(0)?, cuda::Stream::new(0)?])
 }
 
 fn streams(_: &World) -> Result<()> {
@@ -164,8 +164,8 @@ fn streams(_: &World) -> Result<()> {
     cuda::synchronize(0)?;
     let [a, b] = pool_streams()?;
     for turn in 0..4 {
-        let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))??);
-        let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))??);
+        let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
+        let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
         // Each stream has its own, whatever has run meanwhile, in either order.
         let mut order = [(&a, first), (&b, second)];
         if turn % 2 == 1 {
@@ -176,8 +176,8 @@ fn streams(_: &World) -> Result<()> {
             stream.synchronize()?;
         }
         // The device's wait reports them one after the other.
-        let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))??);
-        let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))??);
+        let (first, _) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
+        let (second, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
         let mut lines = [0, 1].map(|_| failed(cuda::synchronize(0)).location.line());
         lines.sort_unstable();
         assert_eq!(lines, [first, second]);
@@ -185,7 +185,7 @@ fn streams(_: &World) -> Result<()> {
         // A stream that is gone is among those that the device waits for.
         let gone = cuda::exclusive_stream(0, 0)?;
         let (t, bad) = (t.copy()?, bad.copy()?); // they remember the stream
-        let (line, _) = (line!(), cuda::with_stream(&gone, || embedding(&t, &bad))??);
+        let (line, _) = (line!(), cuda::with_stream(&gone, || embedding(&t, &bad))?);
         drop((gone, t, bad));
         assert_is(&failed(cuda::synchronize(0)), "embedding", 9, [0, 4], line);
         cuda::synchronize(0)?;
@@ -199,12 +199,12 @@ fn covered(_: &World) -> Result<()> {
     let [a, b] = pool_streams()?;
     for _ in 0..4 {
         // What b was given before is not the event's, nor what a is given after it.
-        let (early, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))??);
+        let (early, _) = (line!(), cuda::with_stream(&b, || embedding(&t, &bad))?);
         let event = a.record_event(None)?;
-        let (late, picked) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))??);
+        let (late, picked) = (line!(), cuda::with_stream(&a, || embedding(&t, &bad))?);
         event.synchronize()?;
         // A copy on a waits for `picked`, and for no other stream.
-        let read = cuda::with_stream(&a, || picked.to_vec::<f32>())?;
+        let read = cuda::with_stream(&a, || picked.to_vec::<f32>());
         assert_is(&failed(read), "embedding", 5, [0, 4], late);
         // Nor is b's before something waits for it through a.
         a.wait_stream(&b)?;
@@ -240,7 +240,7 @@ fn replays(_: &World) -> Result<()> {
         assert_eq!(read(&rows)?, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         which.copy_(&indices(0, &[bad, 0])?, false)?;
         graph.replay()?;
-        cuda::stream_from_pool(0, 0)?.synchronize()?; // which covers no replay
+        cuda::Stream::new(0)?.synchronize()?; // which covers no replay
         for _ in 0..2 {
             assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
         }
@@ -287,7 +287,7 @@ fn s08_checks_cost_nothing_where_there_are_none() {
             let t = table(0)?; // it remembers who reads it
             let stream = cuda::exclusive_stream(0, 0)?;
             let bad = indices(0, &[100 + turn])?;
-            cuda::with_stream(&stream, || embedding(&t, &bad))??;
+            cuda::with_stream(&stream, || embedding(&t, &bad))?;
             assert_eq!(failed(stream.synchronize()).index, 100 + turn);
         }
         assert!(world.count(CallKind::HostAlloc) - before <= pages + 1);
@@ -304,7 +304,7 @@ fn s08_a_program_that_never_waits_needs_no_more_places() {
     let world = SimBox::with(1, Schedule::Eager, SyncPolicy::Auto);
     world.enter(|| {
         let (t, good) = (table(0)?, indices(0, &[1])?);
-        let sum = zeros(&[1, 3], 0)?;
+        let sum = zeros([1, 3], 0)?;
         cuda::synchronize(0)?;
         let (before, waits) = (world.count(CallKind::HostAlloc), world.host_waits());
         for _ in 0..5000 {

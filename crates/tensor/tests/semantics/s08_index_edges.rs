@@ -26,7 +26,7 @@ fn s08_what_a_wait_does_not_cover_stays_for_a_later_one() {
                 all.iter()
                     .map(|i| embedding(&t, i)?.to_vec_async::<f32>())
                     .collect::<Result<Vec<_>>>()
-            })??;
+            })?;
             for (index, value) in (10..).zip(values) {
                 assert_eq!(failed(value.wait()).index, index, "{schedule:?}");
             }
@@ -117,14 +117,14 @@ fn s08_a_launch_that_meets_a_capture_reports_where_it_runs() {
                         }
                         Ok(())
                     })
-                })?;
+                });
                 captured?;
-                launcher.join().expect("no panic")
+                Ok::<_, Error>(launcher.join().expect("no panic"))
             })?;
             let Ok(_kept) = launched else { continue }; // too early or too late, and it said so
             let ran = s.synchronize();
             let other = cuda::exclusive_stream(0, 0)?;
-            cuda::with_stream(&other, || graph.replay())??;
+            cuda::with_stream(&other, || graph.replay())?;
             let replayed = other.synchronize();
             assert!(ran.is_err() != replayed.is_err(), "round {round}: {ran:?}, {replayed:?}");
         }
@@ -139,7 +139,7 @@ fn s08_what_is_left_over_is_reported_where_nothing_need_be_waited_for() {
         let (t, bad) = (table(0)?, indices(0, &[7])?);
         let streams = [cuda::exclusive_stream(0, 0)?, cuda::exclusive_stream(0, 0)?];
         for s in &streams {
-            cuda::with_stream(s, || embedding(&t, &bad))??;
+            cuda::with_stream(s, || embedding(&t, &bad))?;
         }
         failed(cuda::synchronize(0));
         let asked: Vec<_> = streams.iter().map(|s| s.is_done(s.last_op())).collect();
@@ -158,13 +158,13 @@ fn s08_a_moot_wait_swallows_no_report() {
     let config = SimConfig { schedule: Schedule::Lazy, isolate_faults: true, ..SimConfig::new(2) };
     let world = SimBox::new(config, &RuntimeConfig::default());
     world.enter(|| {
-        let host = zeros(&[4], "cpu")?.pin_memory()?;
+        let host = zeros([4], "cpu")?.pin_memory()?;
         let there = host.to_non_blocking(0)?;
         cuda::synchronize(0)?;
         let (t, bad) = (table(1)?, indices(1, &[7])?);
         for _ in 0..2 {
             let s = cuda::exclusive_stream(1, 0)?;
-            cuda::with_stream(&s, || embedding(&t, &bad))??;
+            cuda::with_stream(&s, || embedding(&t, &bad))?;
         }
         failed(cuda::synchronize(1));
         world.sim.inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));

@@ -47,12 +47,12 @@ fn run(steps: &[Step], schedule: Schedule) -> Result<()> {
         (0..steps.len()).map(|i| indices(0, &[100 + i as i64])).collect::<Result<_>>()?;
     let good = indices(0, &[1])?;
     cuda::synchronize(0)?;
-    let streams = [0; 3].map(|_| cuda::stream_from_pool(0, 0));
+    let streams = [0; 3].map(|_| cuda::Stream::new(0));
     let streams: Vec<Stream> = streams.into_iter().collect::<Result<_>>()?;
     let mut owed = BTreeMap::new();
     for (i, step) in steps.iter().enumerate() {
         let context = format!("step {i} of {steps:?}, {schedule:?}");
-        let on = |s: usize, which| cuda::with_stream(&streams[s], || embedding(&t, which))?;
+        let on = |s: usize, which| cuda::with_stream(&streams[s], || embedding(&t, which));
         match *step {
             Step::Good(s) => drop(on(s, &good)?),
             Step::Bad(s) => {

@@ -30,7 +30,7 @@ fn s08_a_blocking_launch_reports_its_own_failure() {
     for (schedule, device) in schedules().into_iter().flat_map(|s| [(s, 1), (s, 0)]) {
         let world = boxed(schedule, true);
         world.enter(|| {
-            let (a, b) = (ones(&[8], device)?, ones(&[8], device)?);
+            let (a, b) = (ones([8], device)?, ones([8], device)?);
             assert_eq!((&a + &b)?.to_vec::<f32>()?, [2.0; 8]);
             world.sim.inject(illegal_address().on(device));
             let (line, result) = (line!(), a.add(&b));
@@ -46,8 +46,8 @@ fn s08_a_blocking_launch_reports_its_own_failure() {
 fn s08_without_it_the_next_synchronisation_reports_it() {
     let world = boxed(Schedule::Lazy, false);
     world.enter(|| {
-        let (a, b) = (ones(&[8], "cuda")?, ones(&[8], "cuda")?);
-        let elsewhere = ones(&[8], "cuda:1")?;
+        let (a, b) = (ones([8], "cuda")?, ones([8], "cuda")?);
+        let elsewhere = ones([8], "cuda:1")?;
         world.sim.inject(illegal_address().on(0).after(2)); // the fills come first
         let (line, sum) = (line!(), a.mul(&b)?);
         let later = (&sum + 1.0)?;
@@ -63,7 +63,7 @@ fn s08_without_it_the_next_synchronisation_reports_it() {
 /// Whatever it waits for is done when an op returns.
 fn nothing_is_left() -> Result<()> {
     let stream = cuda::current_stream(())?;
-    let a = ones(&[64, 64], "cuda")?;
+    let a = ones([64, 64], "cuda")?;
     assert!(stream.query()?);
     for _ in 0..5 {
         a.matmul(&a)?.add_(1.0)?;
@@ -77,7 +77,7 @@ fn s08_each_launch_is_waited_for() {
     for schedule in schedules() {
         let world = boxed(schedule, true);
         world.enter(|| {
-            let a = ones(&[4], "cuda")?;
+            let a = ones([4], "cuda")?;
             for _ in 0..5 {
                 a.add_(1.0)?;
                 assert_eq!(world.sim.pending(), 0);

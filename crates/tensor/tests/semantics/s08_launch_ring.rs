@@ -23,7 +23,7 @@ fn listed(of: &PendingLaunches) -> Vec<(&'static str, u32)> {
 
 /// A device whose next kernel fails when it runs, and a tensor there.
 fn struck(world: &SimBox) -> Result<Tensor> {
-    let a = ones(&[2, 3], 0)?;
+    let a = ones([2, 3], 0)?;
     cuda::synchronize(0)?; // what is known to be complete is not listed
     world.sim.inject(Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).at_run().on(0));
     Ok(a)
@@ -76,8 +76,8 @@ fn s08_a_large_copy_lists_them_too() {
     for to_device in [false, true] {
         let world = SimBox::lazy(1);
         world.enter(|| {
-            let large = ones(&[16 << 20], 0)?;
-            let host = ones(&[16 << 20], "cpu")?;
+            let large = ones([16 << 20], 0)?;
+            let host = ones([16 << 20], "cpu")?;
             let a = struck(&world)?;
             let (line, b) = (line!(), a.mul(&a)?);
             let copied =
@@ -132,9 +132,9 @@ fn s08_other_streams_of_a_lost_device_come_after() {
     for schedule in schedules() {
         let world = SimBox::with(2, schedule, SyncPolicy::Auto);
         world.enter(|| {
-            let a = ones(&[4], 0)?;
-            let s = cuda::stream_from_pool(0, 0)?;
-            let b = cuda::with_stream(&s, || ones(&[4], 0))??;
+            let a = ones([4], 0)?;
+            let s = cuda::Stream::new(0)?;
+            let b = cuda::with_stream(&s, || ones([4], 0))?;
             cuda::synchronize(0)?;
             world
                 .sim
@@ -143,7 +143,7 @@ fn s08_other_streams_of_a_lost_device_come_after() {
             if failed.is_err() {
                 return Ok(()); // it ran at once and has said so
             }
-            let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg())?);
+            let (other, failed) = (line!(), cuda::with_stream(&s, || b.neg()));
             let error = match failed {
                 Ok(_) => s.synchronize().map_err(Error::from).expect_err("the device is lost"),
                 Err(error) => error,

@@ -111,10 +111,10 @@ fn again<R>(mut f: impl FnMut() -> Result<R>) -> Result<R> {
 }
 
 fn run(steps: &[(usize, Step)], schedule: Schedule) -> Result<()> {
-    let table = arange(16.0f32, 0)?.view(&[4, WIDTH as isize])?;
-    let host = || zeros(&[WIDTH], ())?.pin_memory();
-    let tensors = (0..TENSORS).map(|_| zeros(&[WIDTH], 0)).chain([host()]);
-    let streams = [0; 3].map(|_| cuda::stream_from_pool(0, 0));
+    let table = arange(16.0f32, 0)?.view([4, WIDTH as isize])?;
+    let host = || zeros([WIDTH], ())?.pin_memory();
+    let tensors = (0..TENSORS).map(|_| zeros([WIDTH], 0)).chain([host()]);
+    let streams = [0; 3].map(|_| cuda::Stream::new(0));
     let streams: Vec<Stream> = streams.into_iter().collect::<Result<_>>()?;
     let mut program = Program {
         tensors: tensors.collect::<Result<_>>()?,
@@ -144,7 +144,7 @@ impl Program {
         match step {
             Step::Pick { to, bad } => {
                 let index = if *bad { 100 + i } else { i % 4 };
-                let row = embedding(table, &full(&[1], index, (DType::I64, 0))?)?;
+                let row = embedding(table, &full([1], index, (DType::I64, 0))?)?;
                 let mut model = Model::default();
                 if *bad {
                     self.issued.insert(index);
@@ -152,7 +152,7 @@ impl Program {
                 } else {
                     model.values = std::array::from_fn(|k| (4 * index) as f32 + k as f32);
                 }
-                let copied = of(to).0.copy_(&row.view(&[WIDTH as isize])?, false).map(drop);
+                let copied = of(to).0.copy_(&row.view([WIDTH as isize])?, false).map(drop);
                 if self.done(copied, &model.whole, context) {
                     self.models[*to] = model;
                 }
@@ -230,7 +230,7 @@ impl Program {
 fn s08_marks_of_a_program_that_never_waits() {
     common::schedules_with(1, &RuntimeConfig::default(), |_| {
         let (t, good) = (table(0)?, which(1)?);
-        let (sum, right) = (zeros(&[1, 3], 0)?, zeros(&[1, 3], 0)?);
+        let (sum, right) = (zeros([1, 3], 0)?, zeros([1, 3], 0)?);
         for turn in 0..300 {
             right.add_(&embedding(&t, &good)?)?;
             let row = picked(&t, if turn == 123 { 77 } else { 1 })?;

@@ -14,7 +14,7 @@ crate::rows! {
 
 fn replays(_: &World) -> Result<()> {
     let (t, which) = (table(0)?, which(1)?);
-    let (sum, kept) = (zeros(&[1, 3], 0)?, zeros(&[2, 3], 0)?);
+    let (sum, kept) = (zeros([1, 3], 0)?, zeros([2, 3], 0)?);
     let mut graph = CudaGraph::new();
     let [row, twice, other] = graph.capture(|| {
         let row = embedding(&t, &which)?;
@@ -70,11 +70,11 @@ fn replays(_: &World) -> Result<()> {
 
 /// What a graph reads may be marked: not known yet when it is replayed, or known.
 fn marked_inputs(_: &World) -> Result<()> {
-    let (t, input, out) = (table(0)?, zeros(&[1, 3], 0)?, zeros(&[1, 3], 0)?);
+    let (t, input, out) = (table(0)?, zeros([1, 3], 0)?, zeros([1, 3], 0)?);
     let (mut graph, mut second) = (CudaGraph::new(), CudaGraph::new());
     let (made, apart) = graph.capture(|| {
         out.copy_(&input, false)?;
-        Ok((input.add(1.0)?, zeros(&[3], 0)?))
+        Ok((input.add(1.0)?, zeros([3], 0)?))
     })?;
     graph.replay()?;
     let pool = graph.pool()?;
@@ -104,7 +104,7 @@ fn marked_inputs(_: &World) -> Result<()> {
 fn s08_a_blocking_launch_marks_what_it_wrote() {
     let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
     common::schedules_with(1, &config, |_| {
-        let (t, which, out) = (table(0)?, which(1)?, zeros(&[1, 3], 0)?);
+        let (t, which, out) = (table(0)?, which(1)?, zeros([1, 3], 0)?);
         let mut graph = CudaGraph::new();
         graph.capture(|| out.copy_(&embedding(&t, &which)?, false).map(drop))?;
         which.fill_(6)?;

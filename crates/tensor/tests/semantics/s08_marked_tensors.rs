@@ -40,7 +40,7 @@ pub(crate) fn picked(t: &Tensor, index: i64) -> Result<Tensor> {
 
 /// Made without a copy from the host, which would wait.
 pub(crate) fn which(index: i64) -> Result<Tensor> {
-    full(&[1], index, (DType::I64, 0))
+    full([1], index, (DType::I64, 0))
 }
 
 /// It fails with this index however it is read, and again.
@@ -59,7 +59,7 @@ pub(crate) fn assert_marked(t: &Tensor, index: i64) {
 /// The audit's program: others wait, and are told or not; the owner reads no zeros.
 fn told_elsewhere(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
-    let other = cuda::stream_from_pool(0, 0)?;
+    let other = cuda::Stream::new(0)?;
     let in_thread = |wait: &(dyn Fn() -> Result<()> + Sync)| {
         let wait = || warpline::with_runtime(&runtime, wait);
         std::thread::scope(|scope| scope.spawn(wait).join().expect("no panic"))
@@ -111,9 +111,9 @@ fn four_threads(_: &World) -> Result<()> {
 /// Over several ops, streams, dtypes and views, in place and not.
 fn derived(_: &World) -> Result<()> {
     let t = table(0)?;
-    let right = zeros(&[1, 3], 0)?;
-    let streams = [cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?];
-    let on = |s: &Stream, f: &dyn Fn() -> Result<Tensor>| cuda::with_stream(s, f)?;
+    let right = zeros([1, 3], 0)?;
+    let streams = [cuda::Stream::new(0)?, cuda::Stream::new(0)?];
+    let on = |s: &Stream, f: &dyn Fn() -> Result<Tensor>| cuda::with_stream(s, f);
     for by_wait in [false, true] {
         let u = picked(&t, 7)?;
         let a = on(&streams[0], &|| (&u * 2.0)?.add(&right))?;
@@ -121,7 +121,7 @@ fn derived(_: &World) -> Result<()> {
         let c = on(&streams[0], &|| {
             cat(&[&right, &a.narrow(1, 0, 3)?], 0)?.t()?.matmul(&cat(&[&right, &right], 0)?)
         })?;
-        let in_place = zeros(&[1, 3], 0)?;
+        let in_place = zeros([1, 3], 0)?;
         on(&streams[1], &|| in_place.add_(&b).cloned())?;
         let apart = right.add(1.0)?;
         if by_wait {
@@ -144,8 +144,8 @@ fn refused(_: &World) -> Result<()> {
     let (t, runtime) = (table(0)?, warpline::runtime());
     let u = picked(&t, 4)?;
     assert_eq!(failed(cuda::synchronize(0)).index, 4);
-    let s = cuda::stream_from_pool(0, 0)?;
-    let right = zeros(&[1, 3], 0)?;
+    let s = cuda::Stream::new(0)?;
+    let right = zeros([1, 3], 0)?;
     let launches = || -> Result<Vec<Result<Tensor>>> {
         Ok(vec![
             u.add(1.0),
@@ -166,7 +166,7 @@ fn refused(_: &World) -> Result<()> {
     };
     let here = launches()?;
     let there = || warpline::with_runtime(&runtime, || cuda::with_stream(&s, launches));
-    let there = std::thread::scope(|scope| scope.spawn(there).join().expect("no panic"))??;
+    let there = std::thread::scope(|scope| scope.spawn(there).join().expect("no panic"))?;
     for launch in here.into_iter().chain(there) {
         assert_eq!(failed(launch).index, 4);
     }
@@ -181,7 +181,7 @@ fn refused(_: &World) -> Result<()> {
 fn on_host(_: &World) -> Result<()> {
     let t = table(0)?;
     for known in [false, true] {
-        let pinned = zeros(&[2, 3], ())?.pin_memory()?;
+        let pinned = zeros([2, 3], ())?.pin_memory()?;
         let rows = [pinned.narrow(0, 0, 1)?, pinned.narrow(0, 1, 1)?];
         let u = picked(&t, 5)?;
         rows[0].copy_(&picked(&t, 1)?, true)?;
@@ -197,20 +197,20 @@ fn on_host(_: &World) -> Result<()> {
         }
         // The other row is what it was.
         assert_eq!(rows[0].to_vec::<f32>()?, [3.0, 4.0, 5.0]);
-        let plain = zeros(&[1, 3], ())?;
+        let plain = zeros([1, 3], ())?;
         assert_eq!(failed(plain.copy_(&u, false)).index, 5);
         assert_eq!(failed(plain.copy_(&host, false)).index, 5);
         // Host code overwrites, and so does a copy from a device.
         rows[1].fill_(2.0)?;
         assert_eq!(pinned.to_vec::<f32>()?, [3.0, 4.0, 5.0, 2.0, 2.0, 2.0]);
-        host.copy_(&zeros(&[1, 3], 0)?, true)?;
+        host.copy_(&zeros([1, 3], 0)?, true)?;
         assert_eq!(host.to_vec::<f32>()?, [0.0; 3]);
     }
     // From page-locked memory on to a device, not knowing; and a copy that is waited for.
     let u = picked(&t, 6)?;
     let host = u.to_non_blocking("cpu")?;
     let back = host.to_non_blocking(0)?;
-    let plain = zeros(&[1, 3], ())?;
+    let plain = zeros([1, 3], ())?;
     assert_eq!(failed(plain.copy_(&back, false)).index, 6);
     assert_marked(&plain, 6);
     assert_marked(&back, 6);
@@ -254,20 +254,20 @@ fn overwritten(_: &World) -> Result<()> {
         |u, _| u.fill_(3.0).map(drop),
         |u, _| u.normal_(0.0, 1.0).map(drop),
         |u, row| u.copy_(row, false).map(drop),
-        |u, _| u.copy_(&zeros(&[1, 3], ())?.pin_memory()?, true).map(drop),
+        |u, _| u.copy_(&zeros([1, 3], ())?.pin_memory()?, true).map(drop),
         // Piece by piece.
         |u, row| {
             u.narrow(1, 0, 1)?.fill_(1.0)?;
             u.narrow(1, 2, 1)?.fill_(1.0)?;
             u.narrow(1, 1, 1)?.copy_(&row.narrow(1, 1, 1)?, false).map(drop)
         },
-        |u, row| u.view(&[3, 1])?.copy_(&row.t()?, false).map(drop),
+        |u, row| u.view([3, 1])?.copy_(&row.t()?, false).map(drop),
     ];
     for (n, way) in ways.into_iter().enumerate() {
         for known in [false, true] {
             let index = 10 + n as i64;
             let u = picked(&t, index)?;
-            let views = [u.view(&[3])?, u.narrow(1, 2, 1)?, u.t()?];
+            let views = [u.view([3])?, u.narrow(1, 2, 1)?, u.t()?];
             if known {
                 assert_eq!(failed(cuda::synchronize(0)).index, index);
             }
@@ -289,12 +289,12 @@ fn overwritten(_: &World) -> Result<()> {
     // A part of it is not enough, and parts share what marks them.
     let u = table(0)?.index_select(0, &indices(0, &[0, 9, 1])?)?;
     u.narrow(0, 0, 1)?.fill_(1.0)?;
-    for view in [&u, &u.narrow(0, 1, 1)?, &u.t()?, &u.view(&[9])?, &u.narrow(1, 1, 1)?] {
+    for view in [&u, &u.narrow(0, 1, 1)?, &u.t()?, &u.view([9])?, &u.narrow(1, 1, 1)?] {
         assert_marked(view, 9);
     }
     // Nor is what reads it, unless it is all replaced.
     failed(u.mul_(0.0));
-    u.copy_(&zeros(&[3, 3], 0)?, false)?;
+    u.copy_(&zeros([3, 3], 0)?, false)?;
     assert_eq!(u.to_vec::<f32>()?, [0.0; 9]);
     Ok(())
 }
@@ -327,10 +327,10 @@ fn between_devices(_: &World) -> Result<()> {
         }
         let u = picked(&t, 30)?;
         let there = u.to(1)?;
-        let strided = zeros(&[3, 2], 1)?;
+        let strided = zeros([3, 2], 1)?;
         strided.narrow(1, 1, 1)?.copy_(&u.t()?, false)?;
         let sum = (&there + &there)?;
-        let read = if peers { Some(zeros(&[1, 3], 1)?.add(&u)?) } else { None };
+        let read = if peers { Some(zeros([1, 3], 1)?.add(&u)?) } else { None };
         for marked in [&sum, &there, &strided].into_iter().chain(&read) {
             assert_eq!(marked.device(), Device::cuda(1));
             assert_marked(marked, 30);
@@ -365,18 +365,18 @@ fn s08_staged_copies_are_marked() {
     let staging = Staging { from: 1, chunk: 64, threads: 2 };
     let config = RuntimeConfig { staging, ..RuntimeConfig::default() };
     common::schedules_with(1, &config, |_| {
-        let t = arange(4000.0f32, 0)?.view(&[4, 1000])?;
+        let t = arange(4000.0f32, 0)?.view([4, 1000])?;
         for known in [false, true] {
             let _earlier = picked(&t, 33)?;
             let u = picked(&t, 32)?;
-            let host = zeros(&[1, 1000], ())?;
+            let host = zeros([1, 1000], ())?;
             if known {
                 assert_eq!(failed(cuda::synchronize(0)).index, 33);
             }
             assert_eq!(failed(host.copy_(&u, false)).index, 32);
             assert_marked(&u, 32);
             assert_eq!(host.to_vec::<f32>()?, [0.0; 1000]); // known before it began
-            u.copy_(&zeros(&[1, 1000], ())?, false)?;
+            u.copy_(&zeros([1, 1000], ())?, false)?;
             assert_eq!(u.to_vec::<f32>()?, [0.0; 1000]);
         }
         Ok(())

@@ -31,13 +31,13 @@ fn poll<T>(pending: Pending<T>) -> Result<T> {
 fn arrive(world: &World) -> Result<()> {
     let expected: Vec<i64> = (0..N as i64).collect();
     for device in 0..world.devices {
-        let s = cuda::stream_from_pool(device, 0)?;
+        let s = cuda::Stream::new(device)?;
         for by_query in [false, true] {
             let t = arange(N as i64, device)?;
-            let vec = cuda::with_stream(&s, || t.to_vec_async::<i64>())??;
+            let vec = cuda::with_stream(&s, || t.to_vec_async::<i64>())?;
             let host = t.cpu_async()?;
             // Neither contiguous nor at the start of its memory.
-            let part = t.reshape(&[10, 100])?.t()?.narrow(0, 3, 2)?.to_vec_async::<i64>()?;
+            let part = t.reshape([10, 100])?.t()?.narrow(0, 3, 2)?.to_vec_async::<i64>()?;
             t.fill_(-1)?; // after all three
             let host = if by_query { poll(host)? } else { host.wait()? };
             assert!(host.is_pinned() && host.device().is_cpu());
@@ -47,9 +47,9 @@ fn arrive(world: &World) -> Result<()> {
             let columns = (0..20).map(|i| 3 + i / 10 + i % 10 * 100);
             assert_eq!(part, columns.collect::<Vec<i64>>());
         }
-        let empty = zeros(&[0, 3], device)?.to_vec_async::<f32>()?;
+        let empty = zeros([0, 3], device)?.to_vec_async::<f32>()?;
         assert!(empty.wait()?.is_empty());
-        let wrong = ones(&[2], device)?.to_vec_async::<f64>().expect_err("f32");
+        let wrong = ones([2], device)?.to_vec_async::<f64>().expect_err("f32");
         assert!(matches!(wrong, Error::DTypeMismatch { op: "to_vec_async", .. }), "{wrong}");
     }
     Ok(())
@@ -58,13 +58,13 @@ fn arrive(world: &World) -> Result<()> {
 /// The next owner's bytes are its own, whatever the copy still had to write.
 fn dropped(world: &World) -> Result<()> {
     for device in 0..world.devices {
-        let t = full(&[N], 7.0, (DType::F32, device))?;
-        let other = cuda::stream_from_pool(device, 0)?;
+        let t = full([N], 7.0, (DType::F32, device))?;
+        let other = cuda::Stream::new(device)?;
         for on_other in [false, true] {
             let stream = if on_other { other.clone() } else { cuda::default_stream(device)? };
             for _ in 0..3 {
-                drop(cuda::with_stream(&stream, || t.to_vec_async::<f32>())??);
-                let next = zeros(&[N], ())?.pin_memory()?;
+                drop(cuda::with_stream(&stream, || t.to_vec_async::<f32>())?);
+                let next = zeros([N], ())?.pin_memory()?;
                 next.fill_(1.0)?;
                 cuda::synchronize(device)?;
                 assert_eq!(next.to_vec::<f32>()?, [1.0; N]);
@@ -88,17 +88,17 @@ fn moved(world: &World) -> Result<()> {
 
 /// What the device is to read is kept, and not given away, until it has been read.
 fn source(world: &World) -> Result<()> {
-    let s = cuda::stream_from_pool(0, 0)?;
+    let s = cuda::Stream::new(0)?;
     for device in 0..world.devices {
         let mut copies: Vec<(f32, Tensor)> = Vec::new();
         for step in 0..4 {
             let value = step as f32;
-            let pinned = full(&[N], f64::from(value), ())?.pin_memory()?;
+            let pinned = full([N], f64::from(value), ())?.pin_memory()?;
             copies.push((value, pinned.to_non_blocking(device)?));
             // A second reader, on another stream or device.
-            copies.push((value, cuda::with_stream(&s, || pinned.to_non_blocking(0))??));
+            copies.push((value, cuda::with_stream(&s, || pinned.to_non_blocking(0))?));
             drop(pinned);
-            let next = zeros(&[N], ())?.pin_memory()?;
+            let next = zeros([N], ())?.pin_memory()?;
             next.fill_(-1.0)?;
         }
         for (value, copy) in copies {
@@ -123,8 +123,8 @@ fn ready(_: &World) -> Result<()> {
 fn s10_the_block_is_out_of_the_cache_until_done() {
     let lazy = SimBox::lazy(1);
     lazy.enter(|| {
-        let pin = || zeros(&[N], ())?.pin_memory();
-        let device = zeros(&[N], 0)?;
+        let pin = || zeros([N], ())?.pin_memory();
+        let device = zeros([N], 0)?;
         let pinned = pin()?;
         let address = pinned.data_ptr();
         device.copy_(&pinned, true)?;
@@ -156,7 +156,7 @@ fn s10_a_pending_value_waits_only_when_asked() {
     for schedule in schedules() {
         let world = SimBox::with(1, schedule, SyncPolicy::Auto);
         world.enter(|| {
-            let t = ones(&[N], 0)?;
+            let t = ones([N], 0)?;
             cuda::synchronize(0)?;
             let waits = world.host_waits();
             let asked = t.to_vec_async::<f32>()?;
@@ -182,9 +182,9 @@ fn s10_a_pending_value_waits_only_when_asked() {
 fn s10_later_work_is_not_waited_for() {
     let lazy = SimBox::lazy(1);
     lazy.enter(|| {
-        let t = ones(&[N], 0)?;
+        let t = ones([N], 0)?;
         let pending = t.to_vec_async::<f32>()?;
-        let later = zeros(&[N], 0)?;
+        let later = zeros([N], 0)?;
         for _ in 0..10 {
             later.add_(1.0)?;
         }
@@ -201,7 +201,7 @@ fn s10_a_failed_copy_gives_no_value() {
     for schedule in schedules() {
         let world = SimBox::with(1, schedule, SyncPolicy::Auto);
         world.enter(|| {
-            let t = ones(&[N], 0)?;
+            let t = ones([N], 0)?;
             cuda::synchronize(0)?;
             let illegal = Fault::new(CallKind::MemcpyAsync, CudaCode::ILLEGAL_ADDRESS);
             world.sim.inject(illegal.at_run());
@@ -213,7 +213,7 @@ fn s10_a_failed_copy_gives_no_value() {
             assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");
             assert!(dropped.query().is_err());
             drop(dropped);
-            assert_eq!(ones(&[2], ())?.to_vec::<f32>()?, [1.0; 2], "the host goes on");
+            assert_eq!(ones([2], ())?.to_vec::<f32>()?, [1.0; 2], "the host goes on");
             Ok(())
         });
     }

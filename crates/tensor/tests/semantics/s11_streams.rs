@@ -25,7 +25,7 @@ fn default(world: &World) -> Result<()> {
         assert!(stream.is_default());
         assert_eq!(stream.raw().handle().raw(), 0);
         assert_eq!(cuda::current_stream(device)?, stream);
-        assert_eq!(ones(&[3], device)?.to_vec::<f32>()?, [1.0; 3]);
+        assert_eq!(ones([3], device)?.to_vec::<f32>()?, [1.0; 3]);
     }
     Ok(())
 }
@@ -33,7 +33,7 @@ fn default(world: &World) -> Result<()> {
 fn pool(world: &World) -> Result<()> {
     for device in 0..world.devices {
         for priority in [0, -1] {
-            let take = || cuda::stream_from_pool(device, priority);
+            let take = || cuda::Stream::with_priority(device, priority);
             let first = (0..32).map(|_| take()).collect::<Result<Vec<_>>>()?;
             assert_eq!(first.iter().map(|s| s.id()).collect::<HashSet<_>>().len(), 32);
             assert_eq!(take()?, first[0], "the 33rd");
@@ -45,12 +45,11 @@ fn pool(world: &World) -> Result<()> {
 
 fn exclusive(world: &World) -> Result<()> {
     for device in 0..world.devices {
-        let pooled =
-            (0..32).map(|_| cuda::stream_from_pool(device, 0)).collect::<Result<Vec<_>>>()?;
+        let pooled = (0..32).map(|_| cuda::Stream::new(device)).collect::<Result<Vec<_>>>()?;
         let mine = cuda::exclusive_stream(device, -1)?;
         assert!(!pooled.contains(&mine));
         assert_eq!(mine.priority()?, -1);
-        let sum = cuda::with_stream(&mine, || ones(&[5], device)?.sum(()))??;
+        let sum = cuda::with_stream(&mine, || ones([5], device)?.sum(()))?;
         assert!(mine.last_op() > 0, "nothing was enqueued there");
         assert_eq!(sum.item::<f32>()?, 5.0);
     }
@@ -67,8 +66,8 @@ fn external(world: &World) -> Result<()> {
         assert_eq!(stream.raw().handle(), raw.handle());
         let a = cuda::with_stream(&stream, || {
             assert_eq!(cuda::current_stream(device)?.raw().handle(), raw.handle());
-            ones(&[4], device)?.add(2.0)
-        })??;
+            ones([4], device)?.add(2.0)
+        })?;
         assert!(stream.last_op() > 0, "nothing was enqueued there");
         assert_eq!(a.to_vec::<f32>()?, [3.0; 4]);
     }
@@ -76,14 +75,14 @@ fn external(world: &World) -> Result<()> {
 }
 
 fn per_thread(world: &World) -> Result<()> {
-    let mine = cuda::stream_from_pool(0, 0)?;
+    let mine = cuda::Stream::new(0)?;
     let _guard = cuda::stream(&mine)?;
     let runtime = &world.runtime;
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             with_runtime(runtime, || {
                 assert!(cuda::current_stream(0)?.is_default());
-                let theirs = cuda::stream_from_pool(0, 0)?;
+                let theirs = cuda::Stream::new(0)?;
                 cuda::set_stream(&theirs)?;
                 assert_eq!(cuda::current_stream(0)?, theirs);
                 Ok::<_, warpline::Error>(theirs)
@@ -97,8 +96,8 @@ fn per_thread(world: &World) -> Result<()> {
 }
 
 fn per_device(_: &World) -> Result<()> {
-    let s0 = cuda::stream_from_pool(0, 0)?;
-    let s1 = cuda::stream_from_pool(1, 0)?;
+    let s0 = cuda::Stream::new(0)?;
+    let s1 = cuda::Stream::new(1)?;
     cuda::set_stream(&s1)?;
     assert_eq!(cuda::current_device()?, 1, "set_stream changes the device too");
     assert!(cuda::current_stream(0)?.is_default());
@@ -107,7 +106,7 @@ fn per_device(_: &World) -> Result<()> {
     assert_eq!((cuda::current_stream(0)?, cuda::current_stream(1)?), (s0.clone(), s1.clone()));
     // Ops run on their device's current stream, whichever device is current.
     let before = (s0.last_op(), s1.last_op());
-    let t = ones(&[2], 1)?;
+    let t = ones([2], 1)?;
     assert!(s1.last_op() > before.1);
     assert_eq!(s0.last_op(), before.0);
     assert_eq!(t.to_vec::<f32>()?, [1.0; 2]);
@@ -119,7 +118,7 @@ fn per_device(_: &World) -> Result<()> {
 
 fn guards(world: &World) -> Result<()> {
     let last = world.devices - 1;
-    let (outer, inner) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(last, 0)?);
+    let (outer, inner) = (cuda::Stream::new(0)?, cuda::Stream::new(last)?);
     let state = || -> Result<_> {
         let streams = (0..world.devices).map(cuda::current_stream).collect::<Result<Vec<_>>>()?;
         Ok((cuda::current_device()?, streams))
@@ -132,11 +131,11 @@ fn guards(world: &World) -> Result<()> {
         cuda::with_stream(&inner, || {
             assert_eq!(cuda::current_device()?, last);
             assert_eq!(cuda::current_stream(())?, inner);
-            Ok::<_, warpline::Error>(())
-        })??;
+            Ok(())
+        })?;
         assert_eq!(state()?, outside);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let _ = cuda::with_stream(&inner, || panic!("on purpose"));
+            let _ = cuda::with_stream(&inner, || -> warpline::Result<()> { panic!("on purpose") });
         }));
         assert!(panicked.is_err());
         assert_eq!(state()?, outside);
@@ -148,11 +147,14 @@ fn guards(world: &World) -> Result<()> {
 #[test]
 fn s11_a_stream_of_another_runtime_is_refused() {
     let other = warpline::simulated(1).expect("a runtime");
-    let foreign = with_runtime(&other, || cuda::stream_from_pool(0, 0)).expect("a stream");
+    let foreign = with_runtime(&other, || cuda::Stream::new(0)).expect("a stream");
     crate::common::worlds(1, |_| {
         assert!(matches!(cuda::stream(&foreign), Err(warpline::Error::Stream(_))));
         assert!(matches!(cuda::set_stream(&foreign), Err(warpline::Error::Stream(_))));
-        assert!(cuda::with_stream(&foreign, || panic!("must not run")).is_err());
+        assert!(
+            cuda::with_stream(&foreign, || -> warpline::Result<()> { panic!("must not run") })
+                .is_err()
+        );
         assert!(cuda::current_stream(0)?.is_default());
         Ok(())
     });

@@ -20,7 +20,7 @@ crate::rows! {
 
 fn filled(device: usize) -> Result<Tensor> {
     manual_seed(7);
-    let a = empty(&[100, 100], device)?;
+    let a = empty([100, 100], device)?;
     a.normal_(0.0, 1.0)?;
     Ok(a)
 }
@@ -33,12 +33,12 @@ fn expected(device: usize) -> Result<f32> {
 fn right_by_default(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let expected = expected(device)?;
-        let s = cuda::stream_from_pool(device, 0)?;
+        let s = cuda::Stream::new(device)?;
         let a = filled(device)?;
-        let b = cuda::with_stream(&s, || a.sum(()))??;
+        let b = cuda::with_stream(&s, || a.sum(()))?;
         assert_eq!(b.item::<f32>()?, expected);
         // Back on the default stream, written while `s` may still read.
-        let c = cuda::with_stream(&s, || a.add(1.0))??;
+        let c = cuda::with_stream(&s, || a.add(1.0))?;
         a.zero_()?;
         let again = (&c - 1.0)?.sum(())?.item::<f32>()?;
         assert!((again - expected).abs() < 0.1, "{again} instead of {expected}");
@@ -52,11 +52,11 @@ fn right_by_default(world: &World) -> Result<()> {
 fn right_across_devices(world: &World) -> Result<()> {
     let expected = expected(0)?;
     for device in 1..world.devices {
-        let (s, t) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(device, 0)?);
+        let (s, t) = (cuda::Stream::new(0)?, cuda::Stream::new(device)?);
         let a = filled(0)?;
-        let moved = cuda::with_stream(&s, || a.to(Device::cuda(device)))??;
+        let moved = cuda::with_stream(&s, || a.to(Device::cuda(device)))?;
         a.zero_()?;
-        let b = cuda::with_stream(&t, || moved.sum(()))??;
+        let b = cuda::with_stream(&t, || moved.sum(()))?;
         assert_eq!(b.item::<f32>()?, expected);
     }
     Ok(())
@@ -79,8 +79,8 @@ fn assert_race(races: &[Race], first: (&str, u32), second: (&str, u32)) {
 
 fn reported(world: &World) -> Result<()> {
     for device in 0..world.devices {
-        let s = cuda::stream_from_pool(device, 0)?;
-        let a = empty(&[100, 100], device)?;
+        let s = cuda::Stream::new(device)?;
+        let a = empty([100, 100], device)?;
         let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
         let _on_s = cuda::stream(&s)?;
         let (read, b) = (line!(), a.sum(())?);
@@ -96,10 +96,10 @@ fn reported(world: &World) -> Result<()> {
 fn mended(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let expected = expected(device)?;
-        let s = cuda::stream_from_pool(device, 0)?;
+        let s = cuda::Stream::new(device)?;
         let a = filled(device)?;
         s.wait_stream(&cuda::current_stream(device)?)?;
-        let b = cuda::with_stream(&s, || a.sum(()))??;
+        let b = cuda::with_stream(&s, || a.sum(()))?;
         a.record_stream(&s)?;
         cuda::current_stream(device)?.wait_stream(&s)?;
         assert_eq!(b.item::<f32>()?, expected);
@@ -109,7 +109,7 @@ fn mended(world: &World) -> Result<()> {
 }
 
 fn write_after_read(world: &World) -> Result<()> {
-    let s = cuda::stream_from_pool(0, 0)?;
+    let s = cuda::Stream::new(0)?;
     let a = filled(0)?;
     s.wait_stream(&cuda::default_stream(0)?)?;
     let on_s = cuda::stream(&s)?;
@@ -129,21 +129,21 @@ fn write_after_read(world: &World) -> Result<()> {
 fn two_reads(world: &World) -> Result<()> {
     let a = filled(0)?;
     cuda::synchronize(0)?;
-    let s = cuda::stream_from_pool(0, 0)?;
+    let s = cuda::Stream::new(0)?;
     let b = a.exp()?;
-    let c = cuda::with_stream(&s, || a.exp())??;
+    let c = cuda::with_stream(&s, || a.exp())?;
     a.record_stream(&s)?;
     assert!(world.runtime.take_races().is_empty(), "reads do not conflict");
     cuda::synchronize(0)?;
-    assert_eq!(b.to_vec::<f32>()?, cuda::with_stream(&s, || c.to_vec::<f32>())??);
+    assert_eq!(b.to_vec::<f32>()?, cuda::with_stream(&s, || c.to_vec::<f32>())?);
     assert!(world.runtime.take_races().is_empty(), "what the host has seen done is ordered");
     Ok(())
 }
 
 /// A view is the same memory, whatever its address.
 fn views(world: &World) -> Result<()> {
-    let s = cuda::stream_from_pool(0, 0)?;
-    let a = empty(&[100, 100], 0)?;
+    let s = cuda::Stream::new(0)?;
+    let a = empty([100, 100], 0)?;
     let rows = a.narrow(0, 10, 20)?;
     let (write, _) = (line!(), a.normal_(0.0, 1.0)?);
     let on_s = cuda::stream(&s)?;
@@ -163,9 +163,9 @@ fn s12_without_a_wait_the_data_is_wrong() {
         let world = SimBox::with(1, Schedule::Lazy, policy);
         let mut sum = f32::NAN;
         world.enter(|| {
-            let s = cuda::stream_from_pool(0, 0)?;
+            let s = cuda::Stream::new(0)?;
             let a = filled(0)?;
-            sum = cuda::with_stream(&s, || a.sum(())?.item::<f32>())??;
+            sum = cuda::with_stream(&s, || a.sum(())?.item::<f32>())?;
             a.record_stream(&s)?;
             Ok(())
         });
@@ -184,13 +184,13 @@ fn s12_a_race_can_be_an_error() {
         ..warpline::RuntimeConfig::default()
     };
     crate::common::worlds_with(1, &config, |_| {
-        let s = cuda::stream_from_pool(0, 0)?;
+        let s = cuda::Stream::new(0)?;
         let a = filled(0)?;
-        let error = cuda::with_stream(&s, || a.sum(()))?.expect_err("a race");
+        let error = cuda::with_stream(&s, || a.sum(())).expect_err("a race");
         assert!(matches!(&error, warpline::Error::Race(race) if race.first.op == "normal_"));
         // The op was not enqueued; ordered, it is.
         s.wait_stream(&cuda::default_stream(0)?)?;
-        cuda::with_stream(&s, || a.sum(()))??;
+        cuda::with_stream(&s, || a.sum(()))?;
         a.record_stream(&s)?;
         cuda::synchronize(0)
     });

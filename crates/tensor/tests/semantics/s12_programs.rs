@@ -184,12 +184,12 @@ fn run(world: &SimBox, program: &[Op]) -> Result<(Outcome, u64)> {
     for device in 0..world.devices {
         let mut of_device = vec![cuda::default_stream(device)?];
         for _ in 1..STREAMS {
-            of_device.push(cuda::stream_from_pool(device, 0)?);
+            of_device.push(cuda::Stream::new(device)?);
         }
         streams.push(of_device);
     }
     for i in 0..TENSORS {
-        tensors.push(Mutex::new(full(&[N], i as i64, i % world.devices)?));
+        tensors.push(Mutex::new(full([N], i as i64, i % world.devices)?));
     }
     let called = Mutex::new(vec![false; program.len()]);
     let run = Run { world, program, streams, tensors, called, progress: Condvar::new() };
@@ -269,11 +269,11 @@ fn consume(wait_for_all: bool) -> (f64, usize) {
     let world = SimBox::lazy(1);
     let (mut time, mut left) = (0.0, 0);
     world.enter(|| {
-        let (producer, consumer) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?);
-        let device = |value| full(&SIZE, value, (DType::F32, 0));
-        let pinned = || full(&SIZE, 5.0, DType::F32)?.pin_memory();
-        let unrelated = cuda::with_stream(&producer, || device(0.0))??;
-        let mine = cuda::with_stream(&consumer, || device(0.0))??;
+        let (producer, consumer) = (cuda::Stream::new(0)?, cuda::Stream::new(0)?);
+        let device = |value| full(SIZE, value, (DType::F32, 0));
+        let pinned = || full(SIZE, 5.0, DType::F32)?.pin_memory();
+        let unrelated = cuda::with_stream(&producer, || device(0.0))?;
+        let mine = cuda::with_stream(&consumer, || device(0.0))?;
         let (source, result) = (pinned()?, pinned()?);
         cuda::synchronize(0)?;
         let start = world.sim.virtual_time(0);
@@ -281,7 +281,7 @@ fn consume(wait_for_all: bool) -> (f64, usize) {
             let used = device(1.0)?;
             (0..LATER).try_for_each(|_| unrelated.copy_(&source, true).map(drop))?;
             Ok(used)
-        })??;
+        })?;
         if wait_for_all {
             consumer.wait_stream(&producer)?;
         }
@@ -290,7 +290,7 @@ fn consume(wait_for_all: bool) -> (f64, usize) {
                 mine.add_(&used)?;
                 result.copy_(&mine, true).map(drop)
             })
-        })??;
+        })?;
         assert!(world.count(CallKind::StreamWaitEvent) >= 1, "it does wait for what it uses");
         consumer.synchronize()?;
         left = world.sim.pending();
@@ -319,16 +319,16 @@ fn gpu_s12_streams_overlap_past_a_wait() {
     let real = !crate::common::gpu_spec().starts_with("sim");
     let n = if real { 4096 } else { 8 };
     crate::common::gpu(1, SyncPolicy::Auto, |_| {
-        let (producer, consumer) = (cuda::stream_from_pool(0, 0)?, cuda::stream_from_pool(0, 0)?);
-        let big = full(&[n, n], 1e-3, (DType::F32, 0))?;
+        let (producer, consumer) = (cuda::Stream::new(0)?, cuda::Stream::new(0)?);
+        let big = full([n, n], 1e-3, (DType::F32, 0))?;
         // Loads what is needed, and makes the memory for the results, on both streams.
         let products = || (0..20).map(|_| big.matmul(&big)).collect::<Result<Vec<_>>>();
-        drop(cuda::with_stream(&producer, products)??);
-        drop(cuda::with_stream(&consumer, || full(&[64], 0.0, 0)?.add(1.0)?.sum(()))??);
+        drop(cuda::with_stream(&producer, products)?);
+        drop(cuda::with_stream(&consumer, || full([64], 0.0, 0)?.add(1.0)?.sum(()))?);
         cuda::synchronize(0)?;
-        let used = cuda::with_stream(&producer, || full(&[64], 2.0, (DType::F32, 0)))??;
-        let products = cuda::with_stream(&producer, products)??;
-        let sum = cuda::with_stream(&consumer, || used.add(1.0)?.sum(()))??;
+        let used = cuda::with_stream(&producer, || full([64], 2.0, (DType::F32, 0)))?;
+        let products = cuda::with_stream(&producer, products)?;
+        let sum = cuda::with_stream(&consumer, || used.add(1.0)?.sum(()))?;
         consumer.synchronize()?;
         let overlap = !producer.query()?;
         // A schedule of the simulator may have run anything.

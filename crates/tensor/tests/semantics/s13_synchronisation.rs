@@ -1,6 +1,6 @@
 //! S13: `synchronize`, `wait_stream`, `wait_event`, `record_event`, `query`, `elapsed_time`.
 
-use warpline::cuda::{Event, EventFlags, Stream};
+use warpline::cuda::{Event, Stream};
 use warpline::{DType, Error, Result, Tensor, cuda, full, zeros};
 
 use crate::boxes::SimBox;
@@ -20,7 +20,7 @@ crate::rows! {
 /// Enqueues enough on the current stream to be busy for a while: 20 products.
 fn busy(world: &World, device: usize) -> Result<Tensor> {
     let size = if world.real { 2048 } else { 4 };
-    let a = full(&[size, size], 0.5 / size as f64, (DType::F32, device))?;
+    let a = full([size, size], 0.5 / size as f64, (DType::F32, device))?;
     let mut b = a.copy()?;
     for _ in 0..20 {
         b = a.matmul(&b)?;
@@ -29,7 +29,7 @@ fn busy(world: &World, device: usize) -> Result<Tensor> {
 }
 
 fn pool_streams(device: usize) -> Result<[Stream; 2]> {
-    Ok([cuda::stream_from_pool(device, 0)?, cuda::stream_from_pool(device, 0)?])
+    Ok([cuda::Stream::new(device)?, cuda::Stream::new(device)?])
 }
 
 fn device(world: &World) -> Result<()> {
@@ -37,7 +37,7 @@ fn device(world: &World) -> Result<()> {
         let streams = pool_streams(device)?;
         let mut kept = vec![busy(world, device)?];
         for stream in &streams {
-            kept.push(cuda::with_stream(stream, || busy(world, device))??);
+            kept.push(cuda::with_stream(stream, || busy(world, device))?);
         }
         cuda::synchronize(device)?;
         for stream in &streams {
@@ -50,10 +50,10 @@ fn device(world: &World) -> Result<()> {
 
 fn event(world: &World) -> Result<()> {
     let [s, _] = pool_streams(0)?;
-    let event = Event::new(EventFlags::default());
+    let event = Event::new();
     assert!(event.query()?, "an event that was never recorded");
     assert_eq!(event.device_index(), None);
-    let kept = cuda::with_stream(&s, || busy(world, 0))??;
+    let kept = cuda::with_stream(&s, || busy(world, 0))?;
     s.record_event(Some(&event))?;
     assert_eq!(event.device_index(), Some(0));
     event.synchronize()?;
@@ -73,12 +73,12 @@ fn produce_and_consume(
     to: usize,
     order: impl Fn(&Stream, &Stream) -> Result<()>,
 ) -> Result<()> {
-    let (s, t) = (cuda::stream_from_pool(from, 0)?, cuda::stream_from_pool(to, 0)?);
-    let a = cuda::with_stream(&s, || zeros(&[1000], from))??;
-    let kept = cuda::with_stream(&s, || busy(world, from))??;
-    cuda::with_stream(&s, || a.fill_(3.0).map(drop))??;
+    let (s, t) = (cuda::Stream::new(from)?, cuda::Stream::new(to)?);
+    let a = cuda::with_stream(&s, || zeros([1000], from))?;
+    let kept = cuda::with_stream(&s, || busy(world, from))?;
+    cuda::with_stream(&s, || a.fill_(3.0).map(drop))?;
     order(&s, &t)?;
-    let sum = cuda::with_stream(&t, || a.to(warpline::Device::cuda(to))?.sum(())?.item::<f32>())??;
+    let sum = cuda::with_stream(&t, || a.to(warpline::Device::cuda(to))?.sum(())?.item::<f32>())?;
     assert_eq!(sum, 3000.0);
     assert!(world.runtime.take_races().is_empty(), "what is ordered is no race");
     a.record_stream(&t)?;
@@ -110,7 +110,7 @@ fn wait_event(world: &World) -> Result<()> {
         })?;
         // Through a third stream.
         produce_and_consume(world, device, device, |s, t| {
-            let between = cuda::stream_from_pool(device, 0)?;
+            let between = cuda::Stream::new(device)?;
             between.wait_stream(s)?;
             Ok(t.wait_stream(&between)?)
         })?;
@@ -134,7 +134,7 @@ fn across_devices(world: &World) -> Result<()> {
 }
 
 fn elapsed_time(world: &World) -> Result<()> {
-    let timed = || Event::new(EventFlags { timing: true, ..EventFlags::default() });
+    let timed = Event::timing;
     for device in 0..world.devices {
         let stream = cuda::current_stream(device)?;
         let (start, end) = (timed(), timed());
@@ -148,7 +148,7 @@ fn elapsed_time(world: &World) -> Result<()> {
         let untimed = stream.record_event(None)?;
         stream.synchronize()?;
         let error = start.elapsed_time(&untimed).expect_err("no timing").to_string();
-        assert!(error.contains("timing: true"), "says what to do: {error}");
+        assert!(error.contains("Event::timing()"), "says what to do: {error}");
         drop(kept);
     }
     Ok(())
@@ -159,11 +159,11 @@ fn s13_waiting_for_a_stream_leaves_the_others_alone() {
     let world = SimBox::lazy(1);
     world.enter(|| {
         let [s, t] = pool_streams(0)?;
-        let a = cuda::with_stream(&s, || zeros(&[4], 0))??;
-        let b = cuda::with_stream(&t, || zeros(&[4], 0))??;
+        let a = cuda::with_stream(&s, || zeros([4], 0))?;
+        let b = cuda::with_stream(&t, || zeros([4], 0))?;
         for _ in 0..10 {
-            cuda::with_stream(&s, || a.add_(1.0).map(drop))??;
-            cuda::with_stream(&t, || b.add_(1.0).map(drop))??;
+            cuda::with_stream(&s, || a.add_(1.0).map(drop))?;
+            cuda::with_stream(&t, || b.add_(1.0).map(drop))?;
         }
         let before = world.sim.pending();
         s.synchronize()?;
@@ -186,11 +186,11 @@ fn s13_waiting_for_a_stream_leaves_the_others_alone() {
 fn s13_elapsed_time_of_unfinished_work_is_an_error() {
     let world = SimBox::lazy(2);
     world.enter(|| {
-        let timed = || Event::new(EventFlags { timing: true, ..EventFlags::default() });
+        let timed = || Event::timing();
         let (start, end, elsewhere) = (timed(), timed(), timed());
         let stream = cuda::current_stream(0)?;
         start.record(&stream)?;
-        let a = zeros(&[4], 0)?;
+        let a = zeros([4], 0)?;
         end.record(&stream)?;
         elsewhere.record(&cuda::current_stream(1)?)?;
         let error = start.elapsed_time(&end).expect_err("unfinished");

@@ -21,13 +21,13 @@ fn s14_frees_make_nobody_wait() {
     for devices in 1..=3 {
         let world = SimBox::lazy(devices);
         world.enter(|| {
-            let s = cuda::stream_from_pool(0, 0)?;
+            let s = cuda::Stream::new(0)?;
             let tensors = (0..20)
-                .map(|i| ones(&[1 + i * 100_000], i % devices))
+                .map(|i| ones([1 + i * 100_000], i % devices))
                 .collect::<Result<Vec<_>>>()?;
             let sums = cuda::with_stream(&s, || {
                 tensors.iter().map(|t| t.sum(())).collect::<Result<Vec<_>>>()
-            })??;
+            })?;
             let (waits, pending) = (world.host_waits(), world.sim.pending());
             assert!(pending > 0);
             let calls = || {
@@ -52,7 +52,7 @@ fn s14_frees_make_nobody_wait() {
 /// Keeps the current stream busy, then adds 1 to `a` and sums it up.
 fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
     let size = if world_is_real { 2048 } else { 4 };
-    let m = full(&[size, size], 0.5 / size as f64, (DType::F32, a.device()))?;
+    let m = full([size, size], 0.5 / size as f64, (DType::F32, a.device()))?;
     let mut product = m.copy()?;
     for _ in 0..20 {
         product = m.matmul(&product)?;
@@ -63,18 +63,18 @@ fn slow_sum(world_is_real: bool, a: &Tensor) -> Result<(Tensor, Tensor)> {
 /// The memory of a tensor that another stream reads goes to nobody else before that is done.
 fn freed_early(world: &World, record: bool) -> Result<()> {
     for device in 0..world.devices {
-        let s = cuda::stream_from_pool(device, 0)?;
-        let a = ones(&[COUNT], device)?;
+        let s = cuda::Stream::new(device)?;
+        let a = ones([COUNT], device)?;
         s.wait_stream(&cuda::current_stream(device)?)?;
-        let (sum, product) = cuda::with_stream(&s, || slow_sum(world.real, &a))??;
+        let (sum, product) = cuda::with_stream(&s, || slow_sum(world.real, &a))?;
         if record {
             a.record_stream(&s)?;
         }
         drop(a);
         // Were the memory handed out again at once, this would write into it too early.
-        let b = full(&[COUNT], 7.0, device)?;
+        let b = full([COUNT], 7.0, device)?;
         assert_eq!(b.sum(())?.item::<f32>()?, 7.0 * COUNT as f32);
-        assert_eq!(cuda::with_stream(&s, || sum.item::<f32>())??, COUNT as f32);
+        assert_eq!(cuda::with_stream(&s, || sum.item::<f32>())?, COUNT as f32);
         assert!(world.runtime.take_races().is_empty());
         cuda::synchronize(device)?;
         drop(product);
@@ -96,19 +96,19 @@ fn addresses(policy: SyncPolicy, record: bool) -> (bool, bool) {
     let world = SimBox::with(1, Schedule::Lazy, policy);
     let mut same = (false, false);
     world.enter(|| {
-        let s = cuda::stream_from_pool(0, 0)?;
-        let a = ones(&[COUNT], 0)?;
+        let s = cuda::Stream::new(0)?;
+        let a = ones([COUNT], 0)?;
         let address = a.data_ptr();
         s.wait_stream(&cuda::current_stream(0)?)?;
-        let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &a))??;
+        let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &a))?;
         if record {
             a.record_stream(&s)?;
         }
         drop(a);
-        let early = empty(&[COUNT], 0)?;
+        let early = empty([COUNT], 0)?;
         same.0 = early.data_ptr() == address;
         s.synchronize()?;
-        let late = empty(&[COUNT], 0)?;
+        let late = empty([COUNT], 0)?;
         same.1 = late.data_ptr() == address;
         drop((sum, product));
         Ok(())
@@ -129,16 +129,16 @@ fn s14_record_stream_defers_reuse() {
 fn s14_a_view_records_for_its_memory() {
     let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Manual);
     world.enter(|| {
-        let s = cuda::stream_from_pool(0, 0)?;
-        let a = ones(&[COUNT], 0)?;
+        let s = cuda::Stream::new(0)?;
+        let a = ones([COUNT], 0)?;
         let address = a.data_ptr();
         let view = a.narrow(0, 1000, 10)?;
         drop(a);
         s.wait_stream(&cuda::current_stream(0)?)?;
-        let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &view))??;
+        let (sum, product) = cuda::with_stream(&s, || slow_sum(false, &view))?;
         view.record_stream(&s)?;
         drop(view);
-        assert_ne!(empty(&[COUNT], 0)?.data_ptr(), address);
+        assert_ne!(empty([COUNT], 0)?.data_ptr(), address);
         s.synchronize()?;
         drop((sum, product));
         Ok(())
@@ -150,10 +150,10 @@ fn s14_a_view_records_for_its_memory() {
 fn s14_on_one_stream_memory_is_used_again_at_once() {
     let world = SimBox::lazy(1);
     world.enter(|| {
-        let a = ones(&[COUNT], 0)?;
+        let a = ones([COUNT], 0)?;
         let (address, sum) = (a.data_ptr(), a.sum(())?);
         drop(a);
-        let b = full(&[COUNT], 2.0, 0)?;
+        let b = full([COUNT], 2.0, 0)?;
         assert_eq!(b.data_ptr(), address);
         assert_eq!(sum.item::<f32>()?, COUNT as f32);
         assert_eq!(b.sum(())?.item::<f32>()?, 2.0 * COUNT as f32);

@@ -11,7 +11,7 @@ crate::rows! {
 
 fn batches(world: &World) -> Result<()> {
     let device = Device::cuda(world.devices - 1);
-    let inputs = arange(30, DType::F32)?.reshape(&[10, 3])?;
+    let inputs = arange(30, DType::F32)?.reshape([10, 3])?;
     let targets = arange(10, ())?;
     for (workers, pinned) in [(0, false), (0, true), (2, true)] {
         let data = TensorDataset::new(inputs.clone(), targets.clone())?;

@@ -50,8 +50,8 @@ fn s21_which_devices_and_in_which_order() {
 fn s21_hidden_devices_are_not_there() {
     let runtime = simulated_with(3, Some("2,0")).expect("a runtime");
     with_runtime(&runtime, || {
-        assert_eq!(ones(&[2], "cuda:1")?.device(), Device::cuda(1));
-        let error = ones(&[2], "cuda:2").expect_err("hidden");
+        assert_eq!(ones([2], "cuda:1")?.device(), Device::cuda(1));
+        let error = ones([2], "cuda:2").expect_err("hidden");
         assert!(matches!(error, Error::NoSuchDevice { index: 2, count: 2 }), "{error:?}");
         Ok::<_, Error>(())
     })
@@ -59,7 +59,7 @@ fn s21_hidden_devices_are_not_there() {
     let runtime = simulated_with(3, Some("")).expect("a runtime");
     with_runtime(&runtime, || {
         assert!(!cuda::is_available().expect("hidden on purpose"));
-        let error = ones(&[2], "cuda").expect_err("all hidden");
+        let error = ones([2], "cuda").expect_err("all hidden");
         assert!(matches!(error, Error::CudaUnavailable { .. }), "{error:?}");
         assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES is ``"), "{error}");
     });
@@ -79,10 +79,10 @@ fn what_the_environment_gives() {
         Ok(count) => println!("devices={count}"),
         Err(error) => println!("devices=error: {error}"),
     }
-    let host = ones(&[2], ()).and_then(|t| t.to_vec::<f32>());
+    let host = ones([2], ()).and_then(|t| t.to_vec::<f32>());
     assert_eq!(host.expect("the CPU works, whatever there is"), [1.0, 1.0]);
     println!("blocking={}", runtime.launch_blocking());
-    match ones(&[2], "cuda") {
+    match ones([2], "cuda") {
         Ok(t) => println!("ones={:?}", t.to_vec::<f32>().expect("values")),
         Err(error) => println!("error={error}"),
     }

@@ -15,7 +15,7 @@ crate::rows! {
 }
 
 fn pinned(_: &World) -> Result<()> {
-    let data = || TensorDataset::new(arange(12, DType::F32)?.reshape(&[6, 2])?, arange(6, ())?);
+    let data = || TensorDataset::new(arange(12, DType::F32)?.reshape([6, 2])?, arange(6, ())?);
     for workers in [0, 3] {
         let loader = DataLoader::new(data()?).batch_size(4)?.num_workers(workers);
         for batch in loader.pin_memory(true).iter()? {
@@ -172,7 +172,7 @@ fn s27_samples_that_do_not_fit_are_an_error() {
             4
         }
         fn get(&self, index: usize) -> Result<Tensor> {
-            zeros(&[1 + index % 2], ())
+            zeros([1 + index % 2], ())
         }
     }
     cpu(|_| {
@@ -180,7 +180,7 @@ fn s27_samples_that_do_not_fit_are_an_error() {
         assert!(matches!(error, Err(Error::ShapeMismatch { .. })), "{error:?}");
         Ok(())
     });
-    let (inputs, targets) = (zeros(&[3, 2], "cpu").unwrap(), zeros(&[4], "cpu").unwrap());
+    let (inputs, targets) = (zeros([3, 2], "cpu").unwrap(), zeros([4], "cpu").unwrap());
     assert!(matches!(TensorDataset::new(inputs, targets), Err(Error::ShapeMismatch { .. })));
 }
 
@@ -267,7 +267,7 @@ fn s27_tuples_and_numbers_are_put_together() {
             3
         }
         fn get(&self, index: usize) -> Result<Self::Sample> {
-            Ok((zeros(&[2, 2], DType::F16)?, index as i64, (index == 1, 0.5)))
+            Ok((zeros([2, 2], DType::F16)?, index as i64, (index == 1, 0.5)))
         }
     }
     cpu(|_| {

@@ -73,7 +73,7 @@ fn linear(world: &World) -> Result<()> {
     let parameters = net.parameters();
     let (w, b) = (parameters[0].to_vec::<f32>()?, parameters[1].to_vec::<f32>()?);
     assert_eq!(net.weight().size(), [3, 5]);
-    let x = randn(&[2, 4, 5], ())?;
+    let x = randn([2, 4, 5], ())?;
     let expected = affine(&x.to_vec::<f32>()?, &w, &b, 5);
     for place in world.places() {
         net.to(place)?;
@@ -91,7 +91,7 @@ fn rnn(world: &World) -> Result<()> {
     manual_seed(3);
     let mut net = RnnCell::new(3, 4, ())?;
     let p = net.parameters().iter().map(|p| p.to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
-    let steps = (0..5).map(|_| randn(&[2, 3], ())).collect::<Result<Vec<_>>>()?;
+    let steps = (0..5).map(|_| randn([2, 3], ())).collect::<Result<Vec<_>>>()?;
     let mut expected = vec![0f32; 8];
     for x in &steps {
         let (a, h) =

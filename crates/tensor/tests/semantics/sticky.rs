@@ -103,11 +103,11 @@ fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
 #[test]
 fn sticky_the_device_answers_with_its_cause_for_good() {
     each(|world, blow| {
-        let s = cuda::stream_from_pool(0, 0)?;
+        let s = cuda::Stream::new(0)?;
         let event = cuda::Event::default();
-        let a = ones(&[1000], 0)?;
-        let pinned = ones(&[1000], ())?.pin_memory()?;
-        let b = cuda::with_stream(&s, || a.add(1.0))??;
+        let a = ones([1000], 0)?;
+        let pinned = ones([1000], ())?.pin_memory()?;
+        let b = cuda::with_stream(&s, || a.add(1.0))?;
         event.record(&s)?;
         cuda::synchronize(0)?;
         blow.strike(world, &a);
@@ -122,7 +122,7 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
             assert_lost(b.cpu(), "cpu", blow);
             assert_lost_on(1, b.to("cuda:1"), "to a peer", blow);
             assert_lost(pinned.to_non_blocking("cuda:0"), "to", blow);
-            assert_lost(zeros(&[50 << 20], 0), "an allocation", blow);
+            assert_lost(zeros([50 << 20], 0), "an allocation", blow);
             assert_lost(s.synchronize().map_err(Error::from), "stream.synchronize", blow);
             assert_lost(s.query().map_err(Error::from), "stream.query", blow);
             assert_lost(event.record(&s).map_err(Error::from), "event.record", blow);
@@ -142,9 +142,9 @@ fn sticky_the_device_answers_with_its_cause_for_good() {
 #[test]
 fn sticky_all_devices_go_and_cpu_tensors_stay() {
     each(|world, blow| {
-        let host = ones(&[10], ())?;
-        let (other, lost) = (ones(&[10], 1)?, ones(&[10], 0)?);
-        let s = cuda::stream_from_pool(1, 0)?;
+        let host = ones([10], ())?;
+        let (other, lost) = (ones([10], 1)?, ones([10], 0)?);
+        let s = cuda::Stream::new(1)?;
         cuda::synchronize(0)?;
         cuda::synchronize(1)?;
         blow.strike(world, &lost);
@@ -154,11 +154,11 @@ fn sticky_all_devices_go_and_cpu_tensors_stay() {
             assert_lost_on(1, other.sum(()), "sum", blow);
             assert_lost_on(1, other.to_vec::<f32>(), "to_vec", blow);
             assert_lost_on(1, host.to(1), "to", blow);
-            assert_lost_on(1, zeros(&[50 << 20], 1), "an allocation", blow);
+            assert_lost_on(1, zeros([50 << 20], 1), "an allocation", blow);
             assert_lost_on(1, s.synchronize().map_err(Error::from), "stream.synchronize", blow);
             assert!(host.pin_memory().is_err(), "nothing can be page-locked any more");
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
-            assert_eq!(host.matmul(&full(&[10], 2.0, ())?)?.item::<f32>()?, 20.0);
+            assert_eq!(host.matmul(&full([10], 2.0, ())?)?.item::<f32>()?, 20.0);
             assert_eq!(warpline::arange(3.0, ())?.to_vec::<f32>()?, [0.0, 1.0, 2.0]);
         }
         drop((lost, other));
@@ -172,22 +172,22 @@ fn sticky_all_devices_go_and_cpu_tensors_stay() {
 #[test]
 fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
     each_isolated(|world, blow| {
-        let host = ones(&[10], ())?;
-        let pinned = ones(&[10], ())?.pin_memory()?;
-        let other = ones(&[10], 1)?;
-        let lost = ones(&[10], 0)?;
+        let host = ones([10], ())?;
+        let pinned = ones([10], ())?.pin_memory()?;
+        let other = ones([10], 1)?;
+        let lost = ones([10], 0)?;
         cuda::synchronize(0)?;
         blow.strike(world, &lost);
         assert!(cuda::synchronize(0).is_err());
         for _ in 0..3 {
             assert_eq!((&host + 1.0)?.sum(())?.item::<f32>()?, 20.0);
             assert_eq!((&other + &pinned.to(1)?)?.sum(())?.item::<f32>()?, 20.0);
-            let s = cuda::stream_from_pool(1, 0)?;
-            let sum = cuda::with_stream(&s, || other.add(1.0)?.sum(()))??;
+            let s = cuda::Stream::new(1)?;
+            let sum = cuda::with_stream(&s, || other.add(1.0)?.sum(()))?;
             assert_eq!(sum.item::<f32>()?, 20.0);
             assert!(lost.sum(()).is_err());
         }
-        assert_eq!(zeros(&[2], "cuda:1")?.to_non_blocking("cpu")?.to_vec::<f32>()?, [0.0; 2]);
+        assert_eq!(zeros([2], "cuda:1")?.to_non_blocking("cpu")?.to_vec::<f32>()?, [0.0; 2]);
         // Page-locked memory of before is used again.
         drop(pinned);
         assert_eq!(host.pin_memory()?.to_non_blocking(1)?.to_vec::<f32>()?, [1.0; 10]);
@@ -204,9 +204,9 @@ fn sticky_everything_else_goes_on_where_devices_are_kept_apart() {
 #[test]
 fn sticky_nobody_waits_for_a_lost_device() {
     each(|world, blow| {
-        let s = cuda::stream_from_pool(0, 0)?;
-        let a = ones(&[1000], 0)?;
-        let b = cuda::with_stream(&s, || a.add(1.0))??;
+        let s = cuda::Stream::new(0)?;
+        let a = ones([1000], 0)?;
+        let b = cuda::with_stream(&s, || a.add(1.0))?;
         blow.strike(world, &a);
         let runtime = &world.runtime;
         std::thread::scope(|scope| {
@@ -218,7 +218,7 @@ fn sticky_nobody_waits_for_a_lost_device() {
                         let _ = s.synchronize();
                         let _ = a.to_vec::<f32>();
                         while !s.query().unwrap_or(true) {}
-                        drop(ones(&[1000], 0));
+                        drop(ones([1000], 0));
                     });
                 });
             }
@@ -234,8 +234,8 @@ fn sticky_nobody_waits_for_a_lost_device() {
 #[test]
 fn sticky_page_locked_memory_is_the_hosts_again() {
     each_isolated(|world, blow| {
-        let source = ones(&[10], ())?.pin_memory()?;
-        let (there, a) = (source.to_non_blocking(0)?, ones(&[10], 0)?);
+        let source = ones([10], ())?.pin_memory()?;
+        let (there, a) = (source.to_non_blocking(0)?, ones([10], 0)?);
         let back = a.to_non_blocking("cpu")?;
         let moved = a.to(1)?;
         blow.strike(world, &a);
@@ -244,7 +244,7 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
         assert!(cuda::synchronize(0).is_err());
         assert_eq!(source.to_vec::<f32>()?, [1.0; 10]);
         source.fill_(2.0)?;
-        source.copy_(&full(&[10], 3.0, 1)?, true)?;
+        source.copy_(&full([10], 3.0, 1)?, true)?;
         assert_eq!(source.to_vec::<f32>()?, [3.0; 10]);
         match back.to_vec::<f32>() {
             Ok(values) => assert_eq!(values, [1.0; 10], "{blow:?}"),
@@ -260,9 +260,9 @@ fn sticky_page_locked_memory_is_the_hosts_again() {
 #[test]
 fn sticky_another_device_may_overwrite_what_was_read() {
     each_isolated(|world, blow| {
-        let pinned = ones(&[10], ())?.pin_memory()?;
-        let (there, a) = (pinned.to_non_blocking(0)?, ones(&[10], 0)?);
-        let other = full(&[10], 3.0, 1)?;
+        let pinned = ones([10], ())?.pin_memory()?;
+        let (there, a) = (pinned.to_non_blocking(0)?, ones([10], 0)?);
+        let other = full([10], 3.0, 1)?;
         blow.strike(world, &a);
         pinned.copy_(&other, true)?;
         assert_eq!(pinned.to_vec::<f32>()?, [3.0; 10]);
@@ -282,7 +282,7 @@ fn sticky_a_tensor_may_be_the_last_to_go() {
                 let sim = world.sim.clone();
                 let mut kept = None;
                 world.enter(|| {
-                    let t = ones(&[1000], 0)?;
+                    let t = ones([1000], 0)?;
                     kept = Some((t.add(1.0)?, t.cpu()?.pin_memory()?));
                     Ok(())
                 });
@@ -311,9 +311,9 @@ fn the_books_are_settled_when_all_is_dropped() {
         let sim = world.sim.clone();
         world.enter(|| {
             for device in 0..3 {
-                let s = cuda::stream_from_pool(device, 0)?;
-                let a = warpline::randn(&[100, 100], device)?;
-                let b = cuda::with_stream(&s, || a.matmul(&a)?.softmax(-1))??;
+                let s = cuda::Stream::new(device)?;
+                let a = warpline::randn([100, 100], device)?;
+                let b = cuda::with_stream(&s, || a.matmul(&a)?.softmax(-1))?;
                 let pinned = b.to_non_blocking("cpu")?;
                 assert!(pinned.is_pinned());
                 let moved = b.to((device + 1) % 3)?;

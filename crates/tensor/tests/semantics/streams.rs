@@ -15,8 +15,8 @@ rows! {
 
 fn as_if_at_once(world: &World) -> Result<()> {
     let at = world.devices - 1;
-    let a = ones(&[256], at)?;
-    let mut b = zeros(&[256], at)?;
+    let a = ones([256], at)?;
+    let mut b = zeros([256], at)?;
     for _ in 0..10 {
         b = (&b + &a)?;
         b.mul_(2.0)?;
@@ -35,7 +35,7 @@ fn as_if_at_once(world: &World) -> Result<()> {
 fn s07_ops_return_before_they_run() {
     let runtime = warpline::open("sim:1,lazy", &RuntimeConfig::default()).expect("a simulator");
     warpline::with_runtime(&runtime, || -> Result<()> {
-        let a = ones(&[16], "cuda")?;
+        let a = ones([16], "cuda")?;
         let done = cuda::current_stream(())?.record_event(None)?;
         assert!(!done.query()?, "the laziest schedule has run the fill already");
         assert_eq!(a.to_vec::<f32>()?, [1.0; 16]);
@@ -50,7 +50,7 @@ fn s08_launch_blocking_waits_for_each_launch() {
     let config = RuntimeConfig { launch_blocking: true, ..RuntimeConfig::default() };
     let runtime = warpline::open("sim:1,lazy", &config).expect("a simulator");
     warpline::with_runtime(&runtime, || -> Result<()> {
-        let a = ones(&[16], "cuda")?;
+        let a = ones([16], "cuda")?;
         assert!(cuda::current_stream(())?.query()?);
         let _b = (&a + 1.0)?;
         assert!(cuda::current_stream(())?.query()?);
@@ -63,16 +63,17 @@ fn guard(world: &World) -> Result<()> {
     let last = world.devices - 1;
     let default = cuda::current_stream(last)?;
     assert!(default.is_default());
-    let s = cuda::stream_from_pool(last, -1)?;
+    let s = cuda::Stream::with_priority(last, -1)?;
     {
         let _guard = cuda::stream(&s)?;
         assert_eq!(cuda::current_stream(last)?, s);
         assert_eq!(cuda::current_device()?, last, "the guard switches the device too");
-        let t = ones(&[4], "cuda")?;
+        let t = ones([4], "cuda")?;
         assert_eq!(t.to_vec::<f32>()?, [1.0; 4]);
         let nested = cuda::exclusive_stream(last, 0)?;
         cuda::with_stream(&nested, || {
             assert_eq!(cuda::current_stream(last).ok(), Some(nested.clone()));
+            Ok(())
         })?;
         assert_eq!(cuda::current_stream(last)?, s);
     }
@@ -85,15 +86,15 @@ fn guard(world: &World) -> Result<()> {
 /// The note's example, with a fill whose sum is known.
 fn right_by_default(_: &World) -> Result<()> {
     manual_seed(0);
-    let a = empty(&[100, 100], "cuda")?;
+    let a = empty([100, 100], "cuda")?;
     a.normal_(0.0, 1.0)?;
     let expected = a.sum(())?.item::<f32>()?;
     for _ in 0..3 {
         manual_seed(0);
-        let s = cuda::stream_from_pool((), 0)?;
-        let a = zeros(&[100, 100], "cuda")?;
+        let s = cuda::Stream::new(())?;
+        let a = zeros([100, 100], "cuda")?;
         a.normal_(0.0, 1.0)?;
-        let b = cuda::with_stream(&s, || a.sum(()))??;
+        let b = cuda::with_stream(&s, || a.sum(()))?;
         // And back: the default stream meets what `s` wrote, and overwrites what `s` read.
         a.fill_(0.0)?;
         assert_eq!((&b + 0.0)?.item::<f32>()?, expected);
@@ -103,10 +104,10 @@ fn right_by_default(_: &World) -> Result<()> {
 }
 
 fn reported(_: &World) -> Result<()> {
-    let s = cuda::stream_from_pool((), 0)?;
-    let a = empty(&[100, 100], "cuda")?;
+    let s = cuda::Stream::new(())?;
+    let a = empty([100, 100], "cuda")?;
     a.normal_(0.0, 1.0)?;
-    let b = cuda::with_stream(&s, || a.sum(()))??;
+    let b = cuda::with_stream(&s, || a.sum(()))?;
     let races = cuda::take_races();
     assert_eq!(races.len(), 1, "{races:?}");
     let (first, second) = (&races[0].first, &races[0].second);
@@ -120,10 +121,10 @@ fn reported(_: &World) -> Result<()> {
 }
 
 fn wait_stream(_: &World) -> Result<()> {
-    let s = cuda::stream_from_pool((), 0)?;
-    let a = ones(&[1000], "cuda")?;
+    let s = cuda::Stream::new(())?;
+    let a = ones([1000], "cuda")?;
     s.wait_stream(&cuda::current_stream(())?)?;
-    let b = cuda::with_stream(&s, || a.sum(()))??;
+    let b = cuda::with_stream(&s, || a.sum(()))?;
     a.record_stream(&s)?;
     cuda::current_stream(())?.wait_stream(&s)?;
     let c = (&b + 1.0)?;
@@ -134,18 +135,17 @@ fn wait_stream(_: &World) -> Result<()> {
 }
 
 fn events(_: &World) -> Result<()> {
-    let timing = cuda::EventFlags { timing: true, ..Default::default() };
-    let (start, end) = (cuda::Event::new(timing), cuda::Event::new(timing));
+    let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
     let stream = cuda::current_stream(())?;
     start.record(&stream)?;
-    let a = ones(&[1000], "cuda")?;
+    let a = ones([1000], "cuda")?;
     let b = (&a * 2.0)?;
     end.record(&stream)?;
     end.synchronize()?;
     assert!(end.query()? && start.elapsed_time(&end)? >= 0.0);
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     s.wait_event(&end)?;
-    assert_eq!(cuda::with_stream(&s, || b.sum(()))??.item::<f32>()?, 2000.0);
+    assert_eq!(cuda::with_stream(&s, || b.sum(()))?.item::<f32>()?, 2000.0);
     s.synchronize()?;
     assert!(s.query()?);
     cuda::synchronize("cuda")

@@ -48,8 +48,8 @@ fn passing(world: &World) -> Result<()> {
     let arrived = Mutex::new(Vec::new());
     in_threads(world, |i| {
         let device = i % world.devices;
-        let mut own = cuda::stream_from_pool(device, 0)?;
-        let tensor = cuda::with_stream(&own, || full(&[64], i as f64, (DType::F32, device)))??;
+        let mut own = cuda::Stream::new(device)?;
+        let tensor = cuda::with_stream(&own, || full([64], i as f64, (DType::F32, device)))?;
         let (event, next) = (own.record_event(None)?, &senders[(i + 1) % THREADS]);
         let first = Parcel { tensor, stream: own.clone(), event, hops: 0 };
         let _ = next.send(first);
@@ -66,7 +66,7 @@ fn passing(world: &World) -> Result<()> {
                 }
                 parcel.tensor = parcel.tensor.add(1.0)?;
                 parcel.tensor.add_(1.0).map(drop)
-            })??;
+            })?;
             // The thread's own stream goes away with the parcel; it gets another.
             parcel.event = stream.record_event(None)?;
             parcel.stream = std::mem::replace(&mut own, cuda::exclusive_stream(device, 0)?);
@@ -95,13 +95,13 @@ fn passing(world: &World) -> Result<()> {
 fn one_stream(world: &World) -> Result<()> {
     const STEPS: usize = 12;
     for device in 0..world.devices {
-        let stream = cuda::stream_from_pool(device, 0)?;
-        let total = cuda::with_stream(&stream, || zeros(&[100], (DType::I64, device)))??;
+        let stream = cuda::Stream::new(device)?;
+        let total = cuda::with_stream(&stream, || zeros([100], (DType::I64, device)))?;
         let start = Barrier::new(THREADS);
         in_threads(world, |i| {
             let _guard = cuda::stream(&stream)?;
             start.wait();
-            let mut own = full(&[100], i as i64, device)?;
+            let mut own = full([100], i as i64, device)?;
             for step in 0..STEPS {
                 total.add_(1)?;
                 // New memory each time: freed and used again on the stream all share.
@@ -123,7 +123,7 @@ fn pool(world: &World) -> Result<()> {
     type Job = (usize, Tensor);
     let (jobs, taken) = channel::<Job>();
     for job in 0..4 * THREADS {
-        let tensor = full(&[32], job as i64, job % world.devices)?;
+        let tensor = full([32], job as i64, job % world.devices)?;
         jobs.send((job, tensor)).expect("a receiver");
     }
     drop(jobs);
@@ -149,9 +149,9 @@ fn pool(world: &World) -> Result<()> {
             let result = tensor.mul(3)?;
             assert!(own[device].last_op() > earlier, "it ran on the worker's own stream");
             // A guard, another inside it, and a stream that is set and not put back.
-            let other = cuda::stream_from_pool(device, 0)?;
-            cuda::with_stream(&other, || cuda::set_stream(&cuda::default_stream(device)?))??;
-            cuda::with_device((home + 1) % world.devices, || cuda::set_device(home))??;
+            let other = cuda::Stream::new(device)?;
+            cuda::with_stream(&other, || cuda::set_stream(&cuda::default_stream(device)?))?;
+            cuda::with_device((home + 1) % world.devices, || cuda::set_device(home))?;
             results.lock().expect("no panic").push((job, result));
         }
         Ok(())
@@ -173,10 +173,10 @@ fn readers(world: &World) -> Result<()> {
     for round in 0..4 {
         let copies = Mutex::new(Vec::new());
         in_threads(world, |_| {
-            let s = cuda::stream_from_pool(0, 0)?;
+            let s = cuda::Stream::new(0)?;
             let (copy, pending) = cuda::with_stream(&s, || -> Result<_> {
                 Ok((shared.add(0)?, shared.to_vec_async::<i64>()?))
-            })??;
+            })?;
             copies.lock().expect("no panic").push((copy, pending));
             Ok(())
         })?;

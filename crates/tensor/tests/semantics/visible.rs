@@ -11,7 +11,7 @@ rows! {
 /// One program, with and without CUDA.
 fn program() -> Result<(Device, f32)> {
     let device = if cuda::is_available()? { Device::Cuda(None) } else { Device::Cpu };
-    let x = ones(&[4, 4], device)?;
+    let x = ones([4, 4], device)?;
     let y = x.matmul(&x)?;
     Ok((y.device(), y.sum(())?.item()?))
 }

@@ -33,11 +33,11 @@ fn errors(devices: usize) -> Done {
             }
             inside.fetch_add(1, Ordering::SeqCst);
             match fails && device >= first {
-                true => x.reshape(&[1000 + device as isize]),
+                true => x.reshape([1000 + device as isize]),
                 false => Ok(x),
             }
         }))?;
-        let error = net.forward((ones(&[devices], 0)?, true)).unwrap_err();
+        let error = net.forward((ones([devices], 0)?, true)).unwrap_err();
         assert_eq!(ran.load(Ordering::SeqCst), devices, "all have run");
         let text = error.to_string();
         let start =
@@ -48,12 +48,12 @@ fn errors(devices: usize) -> Done {
         };
         assert_eq!((*replica, *device), (first, first));
         assert!(matches!(**cause, Error::InvalidReshape { .. }));
-        let out = net.forward((ones(&[devices], 0)?, false))?;
+        let out = net.forward((ones([devices], 0)?, false))?;
         assert_eq!(values(&out)?, vec![1.0; devices], "usable as before");
     }
     // One replica too has its number.
-    let net = DataParallel::new(Runs(|x: Tensor| x.reshape(&[7])))?;
-    let text = net.forward(ones(&[1], 0)?).unwrap_err().to_string();
+    let net = DataParallel::new(Runs(|x: Tensor| x.reshape([7])))?;
+    let text = net.forward(ones([1], 0)?).unwrap_err().to_string();
     assert!(text.starts_with("in replica 0 on device cuda:0: "), "{text}");
     Ok(())
 }
@@ -66,9 +66,9 @@ fn panics(devices: usize) -> Done {
             inside.fetch_add(1, Ordering::SeqCst);
             assert!(!panics || device_of(&x) != first, "replica {first} panics");
             // A later one's error, which does not count.
-            if panics && device_of(&x) > first { x.reshape(&[1000]) } else { Ok(x) }
+            if panics && device_of(&x) > first { x.reshape([1000]) } else { Ok(x) }
         }))?;
-        let x = ones(&[devices], 0)?;
+        let x = ones([devices], 0)?;
         let caught = catch_unwind(AssertUnwindSafe(|| net.forward((x.clone(), true))));
         let panic = caught.expect_err("a panic");
         let text = panic.downcast_ref::<String>().expect("its message");
@@ -86,7 +86,7 @@ fn copies_that_fail_are_made_by_the_next_forward() {
         let world = SimBox::lazy(3);
         world.enter(|| {
             let net = DataParallel::new(Counts::new(0)?)?;
-            let x = ones(&[3], 0)?;
+            let x = ones([3], 0)?;
             for round in 0..2 {
                 net.module().weight.fill_(5.0 + f64::from(round))?;
                 let fault = Fault::new(CallKind::MemcpyAsync, CudaCode::INVALID_VALUE);
@@ -108,16 +108,16 @@ fn runtimes_do_not_mix() {
     let (here, there) = (SimBox::lazy(2), SimBox::lazy(2));
     here.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
-        let x = ones(&[2], 0)?;
+        let x = ones([2], 0)?;
         there.enter(|| {
-            let theirs = ones(&[2], 0)?;
+            let theirs = ones([2], 0)?;
             for x in [x.clone(), theirs.clone()] {
                 let error = net.forward(x).map_err(Error::from).unwrap_err();
                 assert!(matches!(error, Error::RuntimeMismatch { .. }), "{error:?}");
             }
             Ok(())
         });
-        let theirs = warpline::with_runtime(&there.runtime, || ones(&[2], Device::cuda(0)))?;
+        let theirs = warpline::with_runtime(&there.runtime, || ones([2], Device::cuda(0)))?;
         assert!(net.forward(theirs).is_err());
         assert_eq!(values(&net.forward(x)?)?, [3.0; 2]);
         Ok(())

@@ -58,7 +58,7 @@ fn shortest(devices: usize) -> Done {
         x.first().map_or_else(|| y.clone().add(0.0), |x| x.sum(())?.add(&y.sum(())?))
     }))?;
     // A chunk for each device beside one fewer.
-    let out = net.forward((vec![ones(&[many], 0)?], ones(&[few], 0)?))?;
+    let out = net.forward((vec![ones([many], 0)?], ones([few], 0)?))?;
     assert_eq!(values(&out)?, vec![3.0; few]);
     // Within lists and maps too, whichever comes first.
     for (a, b) in [(many, few), (few, many)] {
@@ -66,22 +66,22 @@ fn shortest(devices: usize) -> Done {
             assert_eq!((list.len(), map.len()), (2, 2));
             Ok(vec![list[0].clone(), map["b"].clone()])
         }))?;
-        let map = [("a".to_owned(), ones(&[a], 0)?), ("b".to_owned(), ones(&[b], 0)?)];
-        let out = net.forward((vec![ones(&[a], 0)?, ones(&[b], 0)?], map.into()))?;
+        let map = [("a".to_owned(), ones([a], 0)?), ("b".to_owned(), ones([b], 0)?)];
+        let out = net.forward((vec![ones([a], 0)?, ones([b], 0)?], map.into()))?;
         let expected = |n: usize| if n == many { [2 * few] } else { [few] };
         assert_eq!((out[0].size(), out[1].size()), (&expected(a)[..], &expected(b)[..]));
     }
     // An empty list is as long as there are devices.
-    let out = net.forward((vec![], ones(&[devices], 0)?))?;
+    let out = net.forward((vec![], ones([devices], 0)?))?;
     assert_eq!(values(&out)?, vec![1.0; devices]);
     Ok(())
 }
 
 fn scalars(devices: usize) -> Done {
     let net = DataParallel::new(Runs(|x: Tensor| x.sum(())))?;
-    let out = net.forward(ones(&[2 * devices], 0)?)?;
+    let out = net.forward(ones([2 * devices], 0)?)?;
     assert_eq!((out.size(), values(&out)?), (&[devices][..], vec![2.0; devices]));
-    let out = net.forward(ones(&[1], 0)?)?;
+    let out = net.forward(ones([1], 0)?)?;
     assert_eq!(out.size(), [1], "of one replica too");
     Ok(())
 }
@@ -89,7 +89,7 @@ fn scalars(devices: usize) -> Done {
 #[test]
 fn outputs_that_do_not_fit_are_refused() {
     SimBox::lazy(2).enter(|| {
-        let x = || ones(&[4, 3], 0);
+        let x = || ones([4, 3], 0);
         let refused = |error: DataParallelError, parts: &[&str]| {
             let text = error.to_string();
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");

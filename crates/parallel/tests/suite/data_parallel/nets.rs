@@ -27,11 +27,7 @@ pub(crate) struct Seen {
 impl Counts {
     pub(crate) fn new(device: usize) -> Result<Self> {
         let device = Device::cuda(device);
-        Ok(Self {
-            weight: full(&[], 2.0, device)?,
-            count: zeros(&[], device)?,
-            seen: Arc::default(),
-        })
+        Ok(Self { weight: full([], 2.0, device)?, count: zeros([], device)?, seen: Arc::default() })
     }
 
     /// What was noted, by device.
@@ -94,8 +90,8 @@ pub(crate) struct Tied {
 
 impl Tied {
     pub(crate) fn new() -> Result<Self> {
-        let one = full(&[4], 1.0, 0)?;
-        let weights = [one.clone(), one, full(&[4], 3.0, 0)?];
+        let one = full([4], 1.0, 0)?;
+        let weights = [one.clone(), one, full([4], 3.0, 0)?];
         Ok(Self { weights, left: Arc::default() })
     }
 }

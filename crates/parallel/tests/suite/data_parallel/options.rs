@@ -28,7 +28,7 @@ fn output_device(devices: usize) -> Done {
         let net = DataParallel::with_options(Counts::new(usize::from(swapped))?, options)?;
         for _ in 0..2 {
             net.module().count.zero_()?;
-            let out = net.forward(ones(&[2 * devices], 0)?)?;
+            let out = net.forward(ones([2 * devices], 0)?)?;
             assert_eq!((out.device(), values(&out)?), (place, vec![3.0; 2 * devices]));
         }
         // Of the first device's chunk alone, whichever that is.
@@ -71,16 +71,16 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
             )
         };
         let net = DataParallel::new(Linear::new(1, 1, ())?)?;
-        let error = net.forward(ones(&[2, 1], 0)?).unwrap_err();
+        let error = net.forward(ones([2, 1], 0)?).unwrap_err();
         assert_eq!(error.to_string(), message("cpu"));
         // Each forward looks, and at buffers too.
         let mut net = DataParallel::new(Counts::new(0)?)?;
-        net.forward(ones(&[2], 0)?)?;
-        net.module_mut().count = zeros(&[], 1)?;
-        let error = net.forward(ones(&[2], 0)?).unwrap_err();
+        net.forward(ones([2], 0)?)?;
+        net.module_mut().count = zeros([], 1)?;
+        let error = net.forward(ones([2], 0)?).unwrap_err();
         assert_eq!(error.to_string(), message("cuda:1"));
         net.to("cuda:0")?;
-        net.forward(ones(&[2], 0)?)?;
+        net.forward(ones([2], 0)?)?;
         Ok(())
     });
 }
@@ -105,7 +105,7 @@ fn it_is_a_module_with_pytorchs_names() {
 fn captures_are_refused_and_go_on() {
     SimBox::lazy(2).enter(|| {
         let net = DataParallel::new(Runs(|x: Tensor| x.add(1.0)))?;
-        let x = ones(&[4], 0)?;
+        let x = ones([4], 0)?;
         cuda::synchronize(0)?;
         let options = DataParallelOptions::new().device_ids(&[0]);
         let alone = DataParallel::with_options(Runs(|x: Tensor| x.add(1.0)), options)?;

@@ -62,7 +62,7 @@ fn any(devices: usize) -> Done {
             let device = random.below(devices);
             let stream = match random.below(2) {
                 0 => cuda::default_stream(device)?,
-                _ => cuda::stream_from_pool(device, 0)?,
+                _ => cuda::Stream::new(device)?,
             };
             runtime().devices()?.set_current_stream(&stream)?;
             let value = random.below(5) as f32;
@@ -71,7 +71,7 @@ fn any(devices: usize) -> Done {
                 1 => drop(net.module().weight.add_(value).map(|_| model.weight += value)?),
                 2 => drop(net.module().count.fill_(value).map(|_| model.count = value)?),
                 3 => {
-                    net.module_mut().weight = full(&[], f64::from(value), ids[0])?;
+                    net.module_mut().weight = full([], f64::from(value), ids[0])?;
                     model.weight = value;
                 }
                 _ => {
@@ -101,7 +101,7 @@ fn no_race(devices: usize) -> Done {
     for round in 0..4 {
         // Other streams each time, which wait for the former ones of the first device alone: its
         // tensors are the program's.
-        let streams = (0..devices).map(|d| cuda::stream_from_pool(d, 0));
+        let streams = (0..devices).map(|d| cuda::Stream::new(d));
         let streams = streams.collect::<warpline::Result<Vec<_>>>()?;
         streams[0].wait_stream(&cuda::current_stream(0)?)?;
         for stream in &streams {
@@ -133,7 +133,7 @@ fn no_race(devices: usize) -> Done {
 fn other_streams(devices: usize) -> Done {
     let options = DataParallelOptions::new().output_device(1);
     let net = DataParallel::with_options(Linear::new(2, 2, 0)?, options)?;
-    let x = ones(&[devices, 2], ())?.pin_memory()?;
+    let x = ones([devices, 2], ())?.pin_memory()?;
     for device in 0..devices {
         cuda::synchronize(device)?;
     }
@@ -161,12 +161,12 @@ fn other_streams(devices: usize) -> Done {
 fn a_race_of_the_programs_is_seen() {
     on_sim([2], warpline::SyncPolicy::Manual, |_| {
         let net = DataParallel::new(Counts::new(0)?)?;
-        let x = full(&[2], 1.0, 0)?;
-        let s = cuda::stream_from_pool(0, 0)?;
+        let x = full([2], 1.0, 0)?;
+        let s = cuda::Stream::new(0)?;
         net.forward(x.clone())?;
         cuda::synchronize(0)?;
         drop(cuda::take_races());
-        cuda::with_stream(&s, || net.module().weight.fill_(7.0).map(drop))??;
+        cuda::with_stream(&s, || net.module().weight.fill_(7.0).map(drop))?;
         drop(net.forward(x)?);
         let races = cuda::take_races();
         assert!(races.iter().any(|race| race.first.op == "fill_"), "{races:#?}");

@@ -38,7 +38,7 @@ fn buffers(devices: usize) -> Done {
 
 fn changes(devices: usize) -> Done {
     let mut net = DataParallel::new(Counts::new(0)?)?;
-    let x = ones(&[devices], 0)?;
+    let x = ones([devices], 0)?;
     let check = |net: &DataParallel<Counts>, weight: f32, what: &str| -> Done {
         net.module().count.zero_()?;
         let out = values(&net.forward(x.clone())?)?;
@@ -48,18 +48,18 @@ fn changes(devices: usize) -> Done {
     check(&net, 2.0, "as made")?;
     net.module().weight.fill_(3.0)?;
     check(&net, 3.0, "in place")?;
-    net.module().weight.view(&[1, 1])?.add_(1.0)?;
+    net.module().weight.view([1, 1])?.add_(1.0)?;
     check(&net, 4.0, "through a view")?;
-    let s = cuda::stream_from_pool(0, 0)?;
-    cuda::with_stream(&s, || net.module().weight.mul_(2.0).map(drop))??;
+    let s = cuda::Stream::new(0)?;
+    cuda::with_stream(&s, || net.module().weight.mul_(2.0).map(drop))?;
     check(&net, 8.0, "on another stream")?;
-    net.module().weight.copy_(&full(&[], 5.0, ())?.pin_memory()?, true)?;
+    net.module().weight.copy_(&full([], 5.0, ())?.pin_memory()?, true)?;
     check(&net, 5.0, "from the host")?;
-    net.module_mut().weight = full(&[], 6.0, 0)?;
+    net.module_mut().weight = full([], 6.0, 0)?;
     check(&net, 6.0, "replaced")?;
-    net.module_mut().weight = full(&[1], 7.0, 0)?;
+    net.module_mut().weight = full([1], 7.0, 0)?;
     check(&net, 7.0, "replaced by one of another shape")?;
-    let wide = full(&[2, 3], 8.0, 0)?;
+    let wide = full([2, 3], 8.0, 0)?;
     net.module_mut().weight = wide.select(1, 1)?.narrow(0, 1, 1)?;
     check(&net, 8.0, "replaced by a view")?;
     wide.fill_(9.0)?;
@@ -81,7 +81,7 @@ fn changes(devices: usize) -> Done {
 
 fn tied(devices: usize) -> Done {
     let net = DataParallel::new(Tied::new()?)?;
-    let x = ones(&[devices, 4], 0)?;
+    let x = ones([devices, 4], 0)?;
     for _ in 0..3 {
         let out = net.forward(x.clone())?;
         let mut expected = vec![2.0; 4 * devices];
@@ -98,7 +98,7 @@ fn tied(devices: usize) -> Done {
 
 fn left(_: usize) -> Done {
     let net = DataParallel::new(Tied::new()?)?;
-    let x = ones(&[2, 4], 0)?;
+    let x = ones([2, 4], 0)?;
     net.forward(x.clone())?;
     let find = |left: &[[Tensor; 3]]| {
         left.iter().find(|[a, ..]| a.device() == Device::cuda(1)).cloned().expect("replica 1's")
@@ -118,7 +118,7 @@ fn only_what_changed_is_copied() {
     let world = SimBox::lazy(3);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
-        let x = ones(&[3], 0)?;
+        let x = ones([3], 0)?;
         let copies = |f: &dyn Fn() -> Done| -> anyhow::Result<u64> {
             let before = world.copies();
             f()?;
@@ -138,7 +138,7 @@ fn only_what_changed_is_copied() {
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         // A module whose tensors nobody changes.
         let net = DataParallel::new(Linear::new(1, 1, 0)?)?;
-        let x = ones(&[3, 1], 0)?;
+        let x = ones([3, 1], 0)?;
         let forward = || -> Done {
             drop(net.forward(x.clone())?);
             Ok(())
@@ -174,8 +174,8 @@ fn a_transposed_parameter_is_copied_anew() {
                 Ok(())
             })
         };
-        visit(&mut net, &|_| tensor([1f32, 2.0, 3.0, 4.0], 0)?.view(&[2, 2]))?;
-        let x = tensor([1f32, 0.0, 1.0, 0.0], 0)?.view(&[2, 2])?;
+        visit(&mut net, &|_| tensor([1f32, 2.0, 3.0, 4.0], 0)?.view([2, 2]))?;
+        let x = tensor([1f32, 0.0, 1.0, 0.0], 0)?.view([2, 2])?;
         assert_eq!(values(&net.forward(x.clone())?)?, [1.0, 3.0, 1.0, 3.0]);
         visit(&mut net, &|weight| weight.transpose(0, 1))?;
         assert_eq!(values(&net.forward(x)?)?, [1.0, 2.0, 1.0, 2.0]);

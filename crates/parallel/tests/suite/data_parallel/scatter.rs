@@ -26,7 +26,7 @@ fn chunks_are_pytorchs() {
     for Golden { n, devices, sizes } in goldens {
         SimBox::lazy(devices).enter(|| {
             let net = DataParallel::new(Counts::new(0)?)?;
-            let x = arange(n as f64, 0)?.reshape(&[-1, 1])?;
+            let x = arange(n as f64, 0)?.reshape([-1, 1])?;
             let out = net.forward(x)?;
             let seen = net.module().take_seen();
             let at: Vec<usize> = seen.iter().map(|seen| seen.size[0]).collect();
@@ -65,11 +65,11 @@ fn from_everywhere(devices: usize) -> Done {
     }
     // Without elements there is still a chunk for each.
     net.module().take_seen();
-    let out = net.forward(empty(&[0, 3], 0)?)?;
+    let out = net.forward(empty([0, 3], 0)?)?;
     assert_eq!(out.size(), [0, 3]);
     assert_eq!(net.module().take_seen().len(), devices);
     // Without dimensions there is nothing to cut.
-    assert!(net.forward(ones(&[], 0)?).is_err());
+    assert!(net.forward(ones([], 0)?).is_err());
     Ok(())
 }
 
@@ -77,7 +77,7 @@ fn along_another(_: usize) -> Done {
     for dim in [1, -1] {
         let options = DataParallelOptions::new().device_ids(&[0, 1]).dim(dim);
         let net = DataParallel::with_options(Counts::new(0)?, options)?;
-        let out = net.forward(arange(10.0, 0)?.reshape(&[2, 5])?)?;
+        let out = net.forward(arange(10.0, 0)?.reshape([2, 5])?)?;
         let expected = [0.0, 2.0, 4.0, 9.0, 11.0, 10.0, 12.0, 14.0, 19.0, 21.0];
         assert_eq!(values(&out)?, expected);
         let sizes: Vec<_> = net.module().take_seen().into_iter().map(|seen| seen.size).collect();
@@ -87,7 +87,7 @@ fn along_another(_: usize) -> Done {
 }
 
 fn no_input(devices: usize) -> Done {
-    let net = DataParallel::new(Runs(|()| full(&[], cuda::current_device()? as f64, "cuda")))?;
+    let net = DataParallel::new(Runs(|()| full([], cuda::current_device()? as f64, "cuda")))?;
     assert_eq!(net.device_ids().len(), devices);
     let out = net.forward(())?;
     assert_eq!(values(&out)?, [0.0], "one replica, whose output is gathered");
@@ -100,10 +100,10 @@ fn the_host_does_not_wait_and_the_callers_streams_are_used() {
     let world = SimBox::lazy(3);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
-        net.forward(ones(&[6], 0)?)?;
-        let streams = (0..3).map(|d| cuda::stream_from_pool(d, 0));
+        net.forward(ones([6], 0)?)?;
+        let streams = (0..3).map(|d| cuda::Stream::new(d));
         let streams = streams.collect::<warpline::Result<Vec<_>>>()?;
-        let inputs = [ones(&[6], ())?.pin_memory()?, ones(&[6], 0)?, ones(&[6], 2)?];
+        let inputs = [ones([6], ())?.pin_memory()?, ones([6], 0)?, ones([6], 2)?];
         net.module().take_seen();
         let mut current = streams.iter().map(cuda::stream).collect::<warpline::Result<Vec<_>>>()?;
         // Guards leave the last one's device current.
@@ -136,7 +136,7 @@ fn one_gpu_is_called_directly_and_none_is_the_cpu() {
             Ok(x)
         });
         let one = DataParallelOptions::new().device_ids(&[1]);
-        let out = DataParallel::with_options(here, one)?.forward(ones(&[4], ())?)?;
+        let out = DataParallel::with_options(here, one)?.forward(ones([4], ())?)?;
         assert_eq!(out.device(), Device::cuda(1));
         Ok(())
     });

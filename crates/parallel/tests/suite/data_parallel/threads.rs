@@ -31,7 +31,7 @@ fn choices(devices: usize) -> Done {
         let streams: warpline::Result<Vec<_>> = (0..devices).map(cuda::current_stream).collect();
         seen.send((x.device(), cuda::current_device()?, streams?)).expect("the test listens");
         for d in 0..devices {
-            world.devices()?.set_current_stream(&cuda::stream_from_pool(d, 0)?)?;
+            world.devices()?.set_current_stream(&cuda::Stream::new(d)?)?;
         }
         cuda::set_device(0)?;
         assert!(!fails, "on purpose");
@@ -39,14 +39,13 @@ fn choices(devices: usize) -> Done {
     }))?;
     for forward in 0..6 {
         // Of its own device the stream that the caller has.
-        let own: Vec<_> =
-            (0..devices).map(|d| cuda::stream_from_pool(d, 0)).collect::<Result<_, _>>()?;
+        let own: Vec<_> = (0..devices).map(|d| cuda::Stream::new(d)).collect::<Result<_, _>>()?;
         let devices_of = runtime();
         for stream in &own {
             devices_of.devices()?.set_current_stream(stream)?;
         }
         let fails = forward % 2 == 1;
-        let x = ones(&[devices], 0)?;
+        let x = ones([devices], 0)?;
         let ran = catch_unwind(AssertUnwindSafe(|| net.forward((x, fails))));
         match ran {
             Ok(out) => assert_eq!(values(&out?)?, vec![1.0; devices]),
@@ -84,7 +83,7 @@ fn several(devices: usize) -> Done {
                 start.wait();
                 for forward in 1..=4 {
                     net.module().weight.fill_(f64::from(i))?;
-                    let out = net.forward(ones(&[2 * devices], 0)?)?;
+                    let out = net.forward(ones([2 * devices], 0)?)?;
                     let mut expected = vec![(i + forward) as f32; 2 * devices];
                     assert_eq!(values(&out)?, expected);
                     expected.clear();
@@ -101,7 +100,7 @@ fn several(devices: usize) -> Done {
 
 /// Each on streams of its own, with an input of its own.
 fn shared(devices: usize) -> Done {
-    let weight = full(&[], 3.0, 0)?;
+    let weight = full([], 3.0, 0)?;
     let mut counts = Counts::new(0)?;
     counts.weight = weight.clone();
     let net = Arc::new(DataParallel::new(counts)?);
@@ -110,11 +109,11 @@ fn shared(devices: usize) -> Done {
             let net = Arc::clone(&net);
             in_thread(&runtime(), move || {
                 for d in 0..devices {
-                    runtime().devices()?.set_current_stream(&cuda::stream_from_pool(d, 0)?)?;
+                    runtime().devices()?.set_current_stream(&cuda::Stream::new(d)?)?;
                 }
                 for _ in 0..4 {
                     // Its first element is zero, so that the buffer stays.
-                    let x = full(&[devices, 2], f64::from(i), 0)?;
+                    let x = full([devices, 2], f64::from(i), 0)?;
                     x.narrow(1, 0, 1)?.zero_()?;
                     let out = net.forward(x)?;
                     let expected: Vec<f32> =
@@ -160,7 +159,7 @@ fn threads_are_kept_and_end_with_it() {
         }))?;
         let mut threads = Vec::new();
         for _ in 0..3 {
-            net.forward(ones(&[4], 0)?)?;
+            net.forward(ones([4], 0)?)?;
             let mut these: Vec<_> = named.try_iter().collect();
             these.sort_by_key(|(device, _)| *device);
             assert_eq!(these.len(), 3, "one for each device but the first");
@@ -184,7 +183,7 @@ fn s29_eight_gpus_are_kept_busy() {
     let world = SimBox::lazy(8);
     world.enter(|| {
         let net = DataParallel::new(Counts::new(0)?)?;
-        let x = ones(&[16], 0)?;
+        let x = ones([16], 0)?;
         net.forward(x.clone())?;
         for device in 0..8 {
             cuda::synchronize(device)?;

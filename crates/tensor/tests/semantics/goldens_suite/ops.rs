@@ -218,13 +218,13 @@ impl<'a> Args<'a> {
 
     fn view(&self, op: &str, a: &Tensor) -> Result<Tensor> {
         match op {
-            "reshape" => a.reshape(&self.ints("shape")),
-            "permute" => a.permute(&self.ints("dims")),
+            "reshape" => a.reshape(self.ints("shape")),
+            "permute" => a.permute(self.ints("dims")),
             "transpose" => a.transpose(self.int("dim0")?, self.int("dim1")?),
             "flatten" => a.flatten(self.int("start_dim")?, self.int("end_dim")?),
             "squeeze" => a.squeeze(int(&self.attrs["dim"])),
             "unsqueeze" => a.unsqueeze(self.int("dim")?),
-            "expand" => a.expand(&self.ints("sizes")),
+            "expand" => a.expand(self.ints("sizes")),
             "narrow" => {
                 a.narrow(self.int("dim")?, self.int("start")?, self.int("length")? as usize)
             }

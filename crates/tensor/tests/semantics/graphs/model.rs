@@ -119,16 +119,16 @@ fn run_ops(
 }
 
 fn check(ops: &[(usize, Op)], steps: &[(usize, Step)]) -> Result<()> {
-    let inputs: Vec<Tensor> = (0..INPUTS).map(|_| full(&[N], 1.0, 0)).collect::<Result<_>>()?;
+    let inputs: Vec<Tensor> = (0..INPUTS).map(|_| full([N], 1.0, 0)).collect::<Result<_>>()?;
     let mut expected_inputs = [1.0f32; INPUTS];
     let take = |count: usize| -> Result<Vec<cuda::Stream>> {
-        (0..count).map(|_| cuda::stream_from_pool((), 0)).collect()
+        (0..count).map(|_| cuda::Stream::new(())).collect()
     };
     let (inside, outside) = (take(STREAMS)?, take(STREAMS)?);
     let mut graph = CudaGraph::new();
-    let made = cuda::with_stream(&inside[0], || graph.capture(|| run_ops(ops, &inside, &inputs)))??;
+    let made = cuda::with_stream(&inside[0], || graph.capture(|| run_ops(ops, &inside, &inputs)))?;
     let mut expected: Option<Vec<f32>> = None;
-    let (total, mut expected_total) = (full(&[N], 0.0, 0)?, 0.0f32);
+    let (total, mut expected_total) = (full([N], 0.0, 0)?, 0.0f32);
     for (stream, step) in steps {
         let _on = cuda::stream(&outside[*stream])?;
         match *step {

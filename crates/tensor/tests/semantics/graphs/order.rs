@@ -23,14 +23,14 @@ rows! {
 /// Inputs are written, graphs replayed and results read, each on another stream, without a word
 /// about their order.
 fn ordered(_: &World) -> Result<()> {
-    let streams: Vec<_> = (0..3).map(|_| cuda::stream_from_pool((), 0)).collect::<Result<_>>()?;
-    let x = zeros(&[4096], 0)?;
+    let streams: Vec<_> = (0..3).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
+    let x = zeros([4096], 0)?;
     let (graph, y) = cuda::graph(|| (&x * 2.0)? + 1.0)?;
-    let total = zeros(&[4096], 0)?;
+    let total = zeros([4096], 0)?;
     for round in 0..6u8 {
-        cuda::with_stream(&streams[0], || x.fill_(round).map(drop))??;
-        cuda::with_stream(&streams[1], || graph.replay())??;
-        cuda::with_stream(&streams[2], || total.add_(&y).map(drop))??;
+        cuda::with_stream(&streams[0], || x.fill_(round).map(drop))?;
+        cuda::with_stream(&streams[1], || graph.replay())?;
+        cuda::with_stream(&streams[2], || total.add_(&y).map(drop))?;
     }
     assert_eq!(values(&total)?, vec![36.0; 4096]);
     Ok(())
@@ -38,9 +38,9 @@ fn ordered(_: &World) -> Result<()> {
 
 /// A result is read on another stream and dropped; a later capture has its memory.
 fn dropped_results(_: &World) -> Result<()> {
-    let side = cuda::stream_from_pool((), 0)?;
-    let main = cuda::stream_from_pool((), 0)?;
-    let x = ones(&[4096], 0)?;
+    let side = cuda::Stream::new(())?;
+    let main = cuda::Stream::new(())?;
+    let x = ones([4096], 0)?;
     let (mut first, mut second) = (CudaGraph::new(), CudaGraph::new());
     let y = captured(&mut first, &main, || &x + 1.0)?;
     first.replay()?;
@@ -52,12 +52,12 @@ fn dropped_results(_: &World) -> Result<()> {
             kept = ((&kept + &y)? - 2.0)?;
         }
         Ok::<_, warpline::Error>(kept)
-    })??;
+    })?;
     drop(y);
     let pool = first.pool()?;
-    let z = cuda::with_stream(&main, || second.capture_with(&pool, || &x * 100.0))??;
+    let z = cuda::with_stream(&main, || second.capture_with(&pool, || &x * 100.0))?;
     assert_eq!(z.data_ptr(), address);
-    cuda::with_stream(&side, || second.replay())??;
+    cuda::with_stream(&side, || second.replay())?;
     // The replay first: nothing but its own waits makes the other stream run.
     assert_eq!(values(&z)?, vec![100.0; 4096]);
     assert_eq!(values(&kept)?, vec![2.0; 4096]);
@@ -66,11 +66,11 @@ fn dropped_results(_: &World) -> Result<()> {
 
 /// The only stream in use so far is captured, and another then needs what it was given before.
 fn earlier(_: &World) -> Result<()> {
-    let (main, side) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
-    let x = cuda::with_stream(&main, || full(&[4096], 5.0, 0))??;
+    let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
+    let x = cuda::with_stream(&main, || full([4096], 5.0, 0))?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &main, || {
-        let eager = cuda::with_stream(&side, || values(&(&x + 1.0)?))??;
+        let eager = cuda::with_stream(&side, || values(&(&x + 1.0)?))?;
         assert_eq!(eager, vec![6.0; 4096]);
         &x + 2.0
     })?;
@@ -81,10 +81,10 @@ fn earlier(_: &World) -> Result<()> {
 
 /// Threads replay one graph, each on a stream of its own; random ops go on all the while.
 fn threads(world: &World) -> Result<()> {
-    let counter = zeros(&[256], 0)?;
+    let counter = zeros([256], 0)?;
     let (graph, noise) = cuda::graph(|| {
         counter.add_(1.0)?;
-        warpline::rand(&[256], 0)
+        warpline::rand([256], 0)
     })?;
     let graph = Arc::new(graph);
     std::thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn threads(world: &World) -> Result<()> {
                 (Arc::clone(&graph), world.runtime.clone(), noise.clone());
             scope.spawn(move || {
                 with_runtime(&runtime, || {
-                    let stream = cuda::stream_from_pool((), 0)?;
+                    let stream = cuda::Stream::new(())?;
                     let _on = cuda::stream(&stream)?;
                     for _ in 0..8 {
                         graph.replay()?;
@@ -111,22 +111,22 @@ fn threads(world: &World) -> Result<()> {
 }
 
 fn races(_: &World) -> Result<()> {
-    let (main, side) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
-    let x = cuda::with_stream(&main, || ones(&[10], 0))??;
+    let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
+    let x = cuda::with_stream(&main, || ones([10], 0))?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &main, || &x + 1.0)?;
     drop(cuda::take_races());
-    cuda::with_stream(&main, || x.fill_(3.0).map(drop))??;
-    cuda::with_stream(&side, || graph.replay())??;
+    cuda::with_stream(&main, || x.fill_(3.0).map(drop))?;
+    cuda::with_stream(&side, || graph.replay())?;
     let races = cuda::take_races();
     assert_eq!(races.len(), 1, "{races:?}");
     assert_eq!((races[0].first.op, races[0].second.op), ("fill_", "replay"));
     side.synchronize()?;
     // In order there are none.
     side.wait_stream(&main)?;
-    cuda::with_stream(&side, || graph.replay())??;
+    cuda::with_stream(&side, || graph.replay())?;
     main.wait_stream(&side)?;
-    assert_eq!(cuda::with_stream(&main, || values(&y))??, [4.0; 10]);
+    assert_eq!(cuda::with_stream(&main, || values(&y))?, [4.0; 10]);
     let races = cuda::take_races();
     assert!(races.is_empty(), "{races:?}");
     Ok(())
@@ -137,15 +137,15 @@ fn races(_: &World) -> Result<()> {
 fn graphs_wait_for_nothing_but_what_they_use() {
     let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Auto);
     world.enter(|| {
-        let streams = [cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?];
-        let x = full(&[100], 1.0, 0)?;
+        let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
+        let x = full([100], 1.0, 0)?;
         let (first, y) = cuda::graph(|| &x + 1.0)?;
         let (second, z) = cuda::graph(|| &x + 2.0)?;
         cuda::synchronize(())?;
         let before = (world.host_waits(), world.count(CallKind::StreamWaitEvent));
         for _ in 0..5 {
-            cuda::with_stream(&streams[0], || first.replay())??;
-            cuda::with_stream(&streams[1], || second.replay())??;
+            cuda::with_stream(&streams[0], || first.replay())?;
+            cuda::with_stream(&streams[1], || second.replay())?;
         }
         let after = (world.host_waits(), world.count(CallKind::StreamWaitEvent));
         assert_eq!(before, after, "nothing was to be waited for");
@@ -163,14 +163,14 @@ fn graphs_of_one_pool_wait_for_each_other() {
     for share in [true, false] {
         let world = SimBox::with(1, Schedule::Lazy, SyncPolicy::Auto);
         world.enter(|| {
-            let streams = [cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?];
-            let (x, y, z) = (full(&[100], 1.0, 0)?, zeros(&[100], 0)?, zeros(&[100], 0)?);
+            let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
+            let (x, y, z) = (full([100], 1.0, 0)?, zeros([100], 0)?, zeros([100], 0)?);
             let (first, _) = cuda::graph(|| y.copy_(&(&x + 1.0)?, false).map(drop))?;
             let pool = if share { first.pool()? } else { cuda::graph_pool_handle(())? };
             let mut second = CudaGraph::new();
             second.capture_with(&pool, || z.copy_(&(&x + 2.0)?, false).map(drop))?;
-            cuda::with_stream(&streams[0], || first.replay())??;
-            cuda::with_stream(&streams[1], || second.replay())??;
+            cuda::with_stream(&streams[0], || first.replay())?;
+            cuda::with_stream(&streams[1], || second.replay())?;
             streams[1].synchronize()?;
             assert_eq!(streams[0].query()?, share);
             assert_eq!((values(&y)?, values(&z)?), (vec![2.0; 100], vec![3.0; 100]));

@@ -36,12 +36,12 @@ fn func_with_temps(t: &Tensor, val: f64) -> Result<Tensor> {
 
 fn two_successive(_: &World) -> Result<()> {
     const SIZE: usize = 1000;
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     let mut reserved_no_sharing = 0;
     for share in ["no", "pool()", "graph_pool_handle()"] {
         cuda::empty_cache();
         let (mut g0, mut g1) = (CudaGraph::new(), CudaGraph::new());
-        let a = ones(&[SIZE], 0)?;
+        let a = ones([SIZE], 0)?;
         s.wait_stream(&cuda::current_stream(())?)?;
         let first = cuda::graph_pool_handle(())?;
         let b = cuda::with_stream(&s, || {
@@ -65,7 +65,7 @@ fn two_successive(_: &World) -> Result<()> {
                 }
                 Ok(b)
             })
-        })??;
+        })?;
         cuda::current_stream(())?.wait_stream(&s)?;
         // Eager ops come between the replays.
         let mut c = a.copy()?;
@@ -96,9 +96,9 @@ fn two_successive(_: &World) -> Result<()> {
 
 fn three_successive(_: &World) -> Result<()> {
     const SIZE: usize = 1000;
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     for share in [false, true] {
-        let a = ones(&[SIZE], 0)?;
+        let a = ones([SIZE], 0)?;
         let (mut g0, mut g1, mut g2) = (CudaGraph::new(), CudaGraph::new(), CudaGraph::new());
         let (e, f) = cuda::with_stream(&s, || {
             let pool = cuda::graph_pool_handle(())?;
@@ -114,7 +114,7 @@ fn three_successive(_: &World) -> Result<()> {
             })?;
             let f = g2.capture_with(&another()?, || &d + 4.0)?;
             Ok::<_, warpline::Error>((e, f))
-        })??;
+        })?;
         // In the order of the captures all is well.
         for graph in [&g0, &g1, &g2] {
             graph.replay()?;
@@ -134,9 +134,9 @@ fn three_successive(_: &World) -> Result<()> {
 /// ours wait for each other.
 fn concurrent_replay(_: &World) -> Result<()> {
     const SIZE: usize = 1 << 15;
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     for share in [false, true] {
-        let a = ones(&[SIZE], 0)?;
+        let a = ones([SIZE], 0)?;
         let (mut g0, mut g1) = (CudaGraph::new(), CudaGraph::new());
         let (b, c) = cuda::with_stream(&s, || {
             let busy = |val: f64| {
@@ -149,11 +149,11 @@ fn concurrent_replay(_: &World) -> Result<()> {
             let b = g0.capture(|| busy(1.0))?;
             let pool = if share { g0.pool()? } else { cuda::graph_pool_handle(())? };
             Ok::<_, warpline::Error>((b, g1.capture_with(&pool, || busy(2.0))?))
-        })??;
-        let streams = [cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?];
+        })?;
+        let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
         for _ in 0..3 {
-            cuda::with_stream(&streams[0], || g0.replay())??;
-            cuda::with_stream(&streams[1], || g1.replay())??;
+            cuda::with_stream(&streams[0], || g0.replay())?;
+            cuda::with_stream(&streams[1], || g1.replay())?;
         }
         assert_eq!(values(&b)?, vec![6.0; SIZE], "shared: {share}");
         assert_eq!(values(&c)?, vec![11.0; SIZE], "shared: {share}");
@@ -186,7 +186,7 @@ fn memory_stats(_: &World) -> Result<()> {
         case(MIN_LARGE - 512, 2, 2 * LARGE_BUFFER, LARGE_BUFFER, false),
         case(MIN_LARGE + 512, 3, 3 * rounded, rounded, false),
     ];
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     for Case { numel, segments, bytes, bytes_after, small } in cases {
         cuda::empty_cache();
         let of = |stats: &MemoryStats| {
@@ -201,7 +201,7 @@ fn memory_stats(_: &World) -> Result<()> {
         s.wait_stream(&cuda::current_stream(())?)?;
         let (a, before, b) = cuda::with_stream(&s, || {
             // On the capture's stream, as what random ops start from.
-            let a = ones(&[numel], 0)?;
+            let a = ones([numel], 0)?;
             let before = of(&stats()?);
             let b = g.capture(|| {
                 let mut b = a.copy()?;
@@ -211,7 +211,7 @@ fn memory_stats(_: &World) -> Result<()> {
                 Ok(b)
             })?;
             Ok::<_, warpline::Error>((a, before, b))
-        })??;
+        })?;
         cuda::current_stream(())?.wait_stream(&s)?;
         let size = numel as i64 * 4;
         // One block of the result; in the small pool also one that random ops start from, where
@@ -246,56 +246,56 @@ fn memory_stats(_: &World) -> Result<()> {
 
 fn record_stream(_: &World) -> Result<()> {
     cuda::empty_cache();
-    let (potential_problem, a) = (zeros(&[3], 0)?, zeros(&[3], 0)?);
-    let [s0, s1, s2] = [(); 3].map(|()| cuda::stream_from_pool((), 0).expect("a stream"));
+    let (potential_problem, a) = (zeros([3], 0)?, zeros([3], 0)?);
+    let [s0, s1, s2] = [(); 3].map(|()| cuda::Stream::new(()).expect("a stream"));
     let mut g = CudaGraph::new();
     cuda::synchronize(())?;
     cuda::with_stream(&s0, || {
         potential_problem.record_stream(&s0)?;
         potential_problem.fill_(1.0).map(drop)
-    })??;
+    })?;
     drop(potential_problem);
     cuda::with_stream(&s1, || {
         g.capture(|| {
             // Events of what was freed before are not asked about here.
             let b = a.copy()?;
             s2.wait_stream(&s1)?;
-            cuda::with_stream(&s2, || b.fill_(1.0).map(drop))??;
+            cuda::with_stream(&s2, || b.fill_(1.0).map(drop))?;
             b.record_stream(&s2)?;
             drop(b);
             s1.wait_stream(&s2)?;
             Ok(())
         })
-    })??;
+    })?;
     g.replay()?;
     cuda::synchronize(())?;
-    let c = zeros(&[3], 0)?;
+    let c = zeros([3], 0)?;
     assert_eq!(values(&c)?, [0.0; 3]);
     Ok(())
 }
 
 fn pinned(_: &World) -> Result<()> {
-    let data = ones(&[100], ())?.pin_memory()?;
+    let data = ones([100], ())?.pin_memory()?;
     let address = data.data_ptr();
-    let device = zeros(&[100], 0)?;
+    let device = zeros([100], 0)?;
     let mut g = CudaGraph::new();
-    let s = cuda::stream_from_pool((), 0)?;
+    let s = cuda::Stream::new(())?;
     // Used before the capture too, and dropped in it.
-    cuda::with_stream(&s, || device.copy_(&data, true).map(drop))??;
-    let used = zeros(&[100], ())?.pin_memory()?;
-    cuda::with_stream(&s, || device.copy_(&used, true).map(drop))??;
+    cuda::with_stream(&s, || device.copy_(&data, true).map(drop))?;
+    let used = zeros([100], ())?.pin_memory()?;
+    cuda::with_stream(&s, || device.copy_(&used, true).map(drop))?;
     cuda::with_stream(&s, || {
         g.capture(|| {
             device.copy_(&data, true)?;
             drop((data, used));
             for _ in 0..3 {
-                let other = zeros(&[100], ())?.pin_memory()?;
+                let other = zeros([100], ())?.pin_memory()?;
                 assert_ne!(other.data_ptr(), address, "the graph copies from it");
             }
             Ok(())
         })
-    })??;
-    let other = zeros(&[100], ())?.pin_memory()?;
+    })?;
+    let other = zeros([100], ())?.pin_memory()?;
     assert_ne!(other.data_ptr(), address);
     g.replay()?;
     assert_eq!(values(&device)?, vec![1.0; 100]);
@@ -305,13 +305,12 @@ fn pinned(_: &World) -> Result<()> {
 /// Memory that `others` more streams use in a capture is used again in it once all of them have
 /// been waited for, and not before.
 fn reclaim(others: usize) -> Result<()> {
-    let streams: Vec<_> =
-        (0..=others).map(|_| cuda::stream_from_pool((), 0)).collect::<Result<_>>()?;
+    let streams: Vec<_> = (0..=others).map(|_| cuda::Stream::new(())).collect::<Result<_>>()?;
     let (main, side) = streams.split_first().expect("there is one");
     let mut g = CudaGraph::new();
     let (results, first) = cuda::with_stream(main, || {
         g.capture(|| {
-            let data = ones(&[8], 0)?;
+            let data = ones([8], 0)?;
             let address = data.data_ptr();
             let mut results = Vec::new();
             for stream in side {
@@ -319,20 +318,20 @@ fn reclaim(others: usize) -> Result<()> {
                 results.push(cuda::with_stream(stream, || {
                     data.record_stream(stream)?;
                     &data + 1.0
-                })??);
+                })?);
             }
             drop(data);
             let mut held = Vec::new();
             for stream in side {
-                held.push(ones(&[8], 0)?);
+                held.push(ones([8], 0)?);
                 assert_ne!(held[held.len() - 1].data_ptr(), address, "{stream} may still use it");
                 main.wait_stream(stream)?;
             }
-            let again = full(&[8], 9.0, 0)?;
+            let again = full([8], 9.0, 0)?;
             assert_eq!(again.data_ptr(), address, "all were waited for");
             Ok((results, again))
         })
-    })??;
+    })?;
     for _ in 0..3 {
         g.replay()?;
         for result in &results {

@@ -13,16 +13,16 @@ rows! {
 
 /// Every kind of random op there is.
 fn draws(device: usize) -> Result<Vec<Tensor>> {
-    let fill = empty(&[300], (DType::F64, device))?;
+    let fill = empty([300], (DType::F64, device))?;
     fill.normal_(1.0, 2.0)?;
-    let coins = empty(&[77], device)?;
+    let coins = empty([77], device)?;
     coins.bernoulli_(0.5)?;
-    let waits = empty(&[50], (DType::F64, device))?;
+    let waits = empty([50], (DType::F64, device))?;
     waits.exponential_(2.0)?;
     let drawn = [
-        rand(&[1000], device)?,
-        randn(&[33, 5], device)?,
-        randint(0, 1 << 40, &[100], device)?.to(DType::F64)?,
+        rand([1000], device)?,
+        randn([33, 5], device)?,
+        randint(0, 1 << 40, [100], device)?.to(DType::F64)?,
         randperm(3000, device)?.to(DType::F64)?,
         fill,
         coins,
@@ -43,7 +43,7 @@ fn go_on(world: &World) -> Result<()> {
         let mut eager = Vec::new();
         for _ in 0..3 {
             eager.push(read(&draws(device)?)?);
-            eager.push(vec![values(&rand(&[10], device)?)?]);
+            eager.push(vec![values(&rand([10], device)?)?]);
         }
         manual_seed(7);
         // A capture draws nothing.
@@ -51,7 +51,7 @@ fn go_on(world: &World) -> Result<()> {
         for round in 0..3 {
             graph.replay()?;
             assert_eq!(read(&drawn)?, eager[2 * round], "replay {round} on cuda:{device}");
-            let between = values(&rand(&[10], device)?)?;
+            let between = values(&rand([10], device)?)?;
             assert_eq!(vec![between], eager[2 * round + 1], "after replay {round}");
         }
     }
@@ -59,7 +59,7 @@ fn go_on(world: &World) -> Result<()> {
 }
 
 fn seeds(_: &World) -> Result<()> {
-    let (graph, drawn) = cuda::graph(|| rand(&[100], 0))?;
+    let (graph, drawn) = cuda::graph(|| rand([100], 0))?;
     let mut of = Vec::new();
     for seed in [1, 2, 1] {
         manual_seed(seed);
@@ -70,13 +70,13 @@ fn seeds(_: &World) -> Result<()> {
     assert_ne!(of[0], of[1]);
     // One graph after the other over one pool, each with its part of the sequence.
     let mut second = cuda::CudaGraph::new();
-    let other = second.capture_with(&graph.pool()?, || rand(&[100], 0))?;
+    let other = second.capture_with(&graph.pool()?, || rand([100], 0))?;
     manual_seed(1);
     graph.replay()?;
     second.replay()?;
     assert_eq!(values(&drawn)?, of[0]);
     manual_seed(1);
-    let eager = [values(&rand(&[100], 0)?)?, values(&rand(&[100], 0)?)?];
+    let eager = [values(&rand([100], 0)?)?, values(&rand([100], 0)?)?];
     assert_eq!(eager, [values(&drawn)?, values(&other)?]);
     Ok(())
 }

@@ -25,11 +25,11 @@ fn refused<R: std::fmt::Debug, E: Into<Error> + std::fmt::Debug>(op: &str, answe
 }
 
 fn waits(_: &World) -> Result<()> {
-    let x = ones(&[100], 0)?;
-    let one = ones(&[1], 0)?;
-    let pinned = zeros(&[100], ())?.pin_memory()?;
+    let x = ones([100], 0)?;
+    let one = ones([1], 0)?;
+    let pinned = zeros([100], ())?.pin_memory()?;
     let (before, inside) = (Event::default(), Event::default());
-    let stream = cuda::stream_from_pool((), 0)?;
+    let stream = cuda::Stream::new(())?;
     before.record(&stream)?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &stream, || {
@@ -39,7 +39,7 @@ fn waits(_: &World) -> Result<()> {
         refused("copy_", x.cpu());
         refused("copy_", tensor([1f32], 0));
         refused("copy_", pinned.copy_(&x, false));
-        refused("copy_", x.copy_(&zeros(&[100], ())?, true));
+        refused("copy_", x.copy_(&zeros([100], ())?, true));
         refused("synchronize", stream.synchronize());
         refused("synchronize", cuda::synchronize(()));
         refused("query", stream.query());
@@ -59,9 +59,9 @@ fn waits(_: &World) -> Result<()> {
 }
 
 fn outside(_: &World) -> Result<()> {
-    let (main, side) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
-    let x = ones(&[100], 0)?;
-    let slow = cuda::with_stream(&side, || full(&[1 << 16], 3.0, 0))??;
+    let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
+    let x = ones([100], 0)?;
+    let slow = cuda::with_stream(&side, || full([1 << 16], 3.0, 0))?;
     let event = side.record_event(None)?;
     let inside = Event::default();
     let mut graph = CudaGraph::new();
@@ -84,8 +84,8 @@ fn outside(_: &World) -> Result<()> {
 }
 
 fn mixed(_: &World) -> Result<()> {
-    let (one, two) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
-    let x = ones(&[100], 0)?;
+    let (one, two) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
+    let x = ones([100], 0)?;
     let ready = CudaGraph::new();
     assert!(ready.replay().is_err());
     let (done, d) = cuda::graph(|| &x * 5.0)?;
@@ -100,7 +100,7 @@ fn mixed(_: &World) -> Result<()> {
         })?;
         refused("replay", done.replay());
         // On another stream it is no part of the capture.
-        cuda::with_stream(&two, || done.replay())??;
+        cuda::with_stream(&two, || done.replay())?;
         Ok(((&y * 2.0)?, z))
     })?;
     outer.replay()?;
@@ -116,12 +116,12 @@ fn mixed(_: &World) -> Result<()> {
 }
 
 fn memory(_: &World) -> Result<()> {
-    let x = ones(&[100], 0)?;
-    let stream = cuda::stream_from_pool((), 0)?;
+    let x = ones([100], 0)?;
+    let stream = cuda::Stream::new(())?;
     let mut graph = CudaGraph::new();
     let y = captured(&mut graph, &stream, || {
         let y = (&x + 1.0)?;
-        let error = zeros(&[1 << 45], 0).expect_err("no device has as much");
+        let error = zeros([1 << 45], 0).expect_err("no device has as much");
         assert!(matches!(&error, Error::Alloc(e) if e.is_out_of_memory()), "{error}");
         cuda::empty_cache();
         &y * 2.0

@@ -28,7 +28,7 @@ fn program(x: &Tensor, w: &Tensor) -> Result<Vec<Tensor>> {
     let y = ((x * 2.0)? + 1.0)?.matmul(&w.t()?)?;
     y.relu()?;
     let z = (&y - &y.mean_keepdim(1)?)?.softmax(1)?;
-    let kept = zeros(&[4, 8], x.device())?;
+    let kept = zeros([4, 8], x.device())?;
     kept.copy_(&z, false)?;
     kept.narrow(0, 1, 2)?.fill_(0.25)?;
     let sum = (&kept + x)?.sum(())?;
@@ -36,13 +36,13 @@ fn program(x: &Tensor, w: &Tensor) -> Result<Vec<Tensor>> {
 }
 
 fn input(device: usize) -> Result<Tensor> {
-    arange(32.0f32, device)?.view(&[4, 8])
+    arange(32.0f32, device)?.view([4, 8])
 }
 
 fn equals_eager(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let _on = cuda::device(device)?;
-        let (x, w) = (input(device)?, rand(&[8, 8], device)?);
+        let (x, w) = (input(device)?, rand([8, 8], device)?);
         let eager: Vec<_> = program(&x, &w)?.iter().map(values).collect::<Result<_>>()?;
         let (graph, outputs) = cuda::graph(|| program(&x, &w))?;
         for _ in 0..3 {
@@ -57,20 +57,20 @@ fn equals_eager(world: &World) -> Result<()> {
 }
 
 fn inputs(_: &World) -> Result<()> {
-    let x = zeros(&[1000], 0)?;
+    let x = zeros([1000], 0)?;
     let (graph, y) = cuda::graph(|| (&x + 1.0)? * 3.0)?;
-    let side = cuda::stream_from_pool((), 0)?;
+    let side = cuda::Stream::new(())?;
     for round in 0..4 {
-        let new = full(&[1000], round as f32, 0)?;
+        let new = full([1000], round as f32, 0)?;
         // Written on one stream, replayed on another, read on the first.
         x.copy_(&new, false)?;
-        cuda::with_stream(&side, || graph.replay())??;
+        cuda::with_stream(&side, || graph.replay())?;
         assert_eq!(values(&y)?, vec![3.0 * (round as f32 + 1.0); 1000]);
     }
     // Through pinned memory: the copies are part of the graph.
-    let from = ones(&[64], ())?.pin_memory()?;
-    let to = zeros(&[64], ())?.pin_memory()?;
-    let device = zeros(&[64], 0)?;
+    let from = ones([64], ())?.pin_memory()?;
+    let to = zeros([64], ())?.pin_memory()?;
+    let device = zeros([64], 0)?;
     let (graph, ()) = cuda::graph(|| {
         device.copy_(&from, true)?;
         to.copy_(&(&device * 2.0)?, true)?;
@@ -86,29 +86,29 @@ fn inputs(_: &World) -> Result<()> {
 }
 
 fn keeps(_: &World) -> Result<()> {
-    let (x, pinned) = (full(&[1000], 5.0, 0)?, full(&[1000], 2.0, ())?.pin_memory()?);
+    let (x, pinned) = (full([1000], 5.0, 0)?, full([1000], 2.0, ())?.pin_memory()?);
     let addresses = [x.data_ptr(), pinned.data_ptr()];
     let (graph, y) = cuda::graph(|| {
-        let other = empty(&[1000], 0)?;
+        let other = empty([1000], 0)?;
         other.copy_(&pinned, true)?;
         &x + &other
     })?;
     drop((x, pinned));
     // Neither the device's nor the host's memory goes to anyone else.
-    let others = [full(&[1000], 9.0, 0)?, full(&[1000], 9.0, ())?.pin_memory()?];
+    let others = [full([1000], 9.0, 0)?, full([1000], 9.0, ())?.pin_memory()?];
     for (other, address) in others.iter().zip(addresses) {
         assert_ne!(other.data_ptr(), address);
     }
     graph.replay()?;
     assert_eq!(values(&y)?, vec![7.0; 1000]);
     drop(graph);
-    let freed = full(&[1000], 9.0, 0)?;
+    let freed = full([1000], 9.0, 0)?;
     assert_eq!(freed.data_ptr(), addresses[0], "now they are free");
     Ok(())
 }
 
 fn unreplayed(_: &World) -> Result<()> {
-    let x = ones(&[10], 0)?;
+    let x = ones([10], 0)?;
     let (graph, y) = cuda::graph(|| &x + 1.0)?;
     for error in [(&y + 1.0).unwrap_err(), y.fill_(0.0).unwrap_err(), values(&y).unwrap_err()] {
         assert!(matches!(error, Error::NotReplayed { .. }), "{error}");
@@ -124,14 +124,14 @@ fn unreplayed(_: &World) -> Result<()> {
 }
 
 fn failing(_: &World) -> Result<()> {
-    let x = ones(&[10], 0)?;
-    let stream = cuda::stream_from_pool((), 0)?;
+    let x = ones([10], 0)?;
+    let stream = cuda::Stream::new(())?;
     let mut graph = CudaGraph::new();
     let mut made = None;
     let error = captured(&mut graph, &stream, || {
         made = Some((&x + 1.0)?);
         assert!(cuda::is_current_stream_capturing()?);
-        x.matmul(&ones(&[3, 3], 0)?)
+        x.matmul(&ones([3, 3], 0)?)
     });
     let error = error.expect_err("shapes differ");
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
@@ -141,7 +141,7 @@ fn failing(_: &World) -> Result<()> {
     let lost = (&made.expect("it was made") + 1.0).expect_err("never to be replayed");
     assert!(matches!(lost, Error::NotReplayed { .. }), "{lost}");
     // The stream runs again what it is given, and can be captured.
-    let y = cuda::with_stream(&stream, || &x * 4.0)??;
+    let y = cuda::with_stream(&stream, || &x * 4.0)?;
     assert_eq!(values(&y)?, [4.0; 10]);
     let z = captured(&mut graph, &stream, || &y + 1.0)?;
     graph.replay()?;
@@ -150,8 +150,8 @@ fn failing(_: &World) -> Result<()> {
 }
 
 fn panics(_: &World) -> Result<()> {
-    let x = ones(&[10], 0)?;
-    let stream = cuda::stream_from_pool((), 0)?;
+    let x = ones([10], 0)?;
+    let stream = cuda::Stream::new(())?;
     let mut graph = CudaGraph::new();
     let result = catch_unwind(AssertUnwindSafe(|| {
         captured(&mut graph, &stream, || -> Result<()> {
@@ -169,8 +169,8 @@ fn panics(_: &World) -> Result<()> {
 }
 
 fn dropped(_: &World) -> Result<()> {
-    let x = ones(&[1 << 16], 0)?;
-    let streams = [cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?];
+    let x = ones([1 << 16], 0)?;
+    let streams = [cuda::Stream::new(())?, cuda::Stream::new(())?];
     for (round, stream) in streams.iter().cycle().take(6).enumerate() {
         let (graph, y) = cuda::graph(|| {
             let mut y = x.copy()?;
@@ -179,12 +179,12 @@ fn dropped(_: &World) -> Result<()> {
             }
             Ok(y)
         })?;
-        cuda::with_stream(stream, || graph.replay())??;
+        cuda::with_stream(stream, || graph.replay())?;
         drop(graph);
         if round % 2 == 0 {
             cuda::empty_cache();
         }
-        let other = full(&[1 << 16], 100.0, 0)?;
+        let other = full([1 << 16], 100.0, 0)?;
         assert_eq!(values(&y)?, vec![11.0; 1 << 16]);
         assert_eq!(values(&other)?, vec![100.0; 1 << 16]);
     }
@@ -192,8 +192,8 @@ fn dropped(_: &World) -> Result<()> {
 }
 
 fn forks(_: &World) -> Result<()> {
-    let x = ones(&[1000], 0)?;
-    let (main, side) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+    let x = ones([1000], 0)?;
+    let (main, side) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
     for join in [true, false] {
         let mut graph = CudaGraph::new();
         let (y, z) = captured(&mut graph, &main, || {
@@ -208,7 +208,7 @@ fn forks(_: &World) -> Result<()> {
                 let u = (&t + 1.0)?;
                 drop(t);
                 &u + 1.0
-            })??;
+            })?;
             if join {
                 main.wait_stream(&side)?;
             }
@@ -227,7 +227,7 @@ fn forks(_: &World) -> Result<()> {
 }
 
 fn again(_: &World) -> Result<()> {
-    let x = ones(&[10], 0)?;
+    let x = ones([10], 0)?;
     let mut graph = CudaGraph::new();
     let first = graph.capture(|| &x + 1.0)?;
     graph.replay()?;
@@ -241,13 +241,13 @@ fn again(_: &World) -> Result<()> {
 }
 
 fn one_device(_: &World) -> Result<()> {
-    let x = ones(&[10], 0)?;
+    let x = ones([10], 0)?;
     let (graph, y) = cuda::graph(|| &x + 1.0)?;
     // Its device's current stream counts, whatever device is current.
-    cuda::with_device(1, || graph.replay())??;
+    cuda::with_device(1, || graph.replay())?;
     assert_eq!(values(&y)?, [2.0; 10]);
     let pool = graph.pool()?;
-    let error = cuda::with_device(1, || CudaGraph::new().capture_with(&pool, || Ok(())))?;
+    let error = cuda::with_device(1, || CudaGraph::new().capture_with(&pool, || Ok(())));
     let error = error.expect_err("a pool of another device");
     assert!(error.to_string().contains("cuda:0"), "{error}");
     Ok(())

@@ -1,0 +1,137 @@
+//! What people who know PyTorch, candle or ndarray type first.
+
+use warpline::{
+    DType, Error, Result, Tensor, arange, cuda, ones, simulated, tensor, with_runtime, zeros,
+};
+
+fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        test("cpu")?;
+        test("cuda")
+    })
+}
+
+#[test]
+#[allow(clippy::needless_borrows_for_generic_args)] // it shows that either does
+fn shapes_are_arrays_references_slices_or_vectors() -> Result<()> {
+    everywhere(|at| {
+        let sizes = vec![2, 3];
+        let six = arange(6, at)?;
+        for t in [
+            zeros([2, 3], at)?,
+            zeros(&[2, 3], at)?,
+            zeros(&sizes, at)?,
+            zeros(&sizes[..], at)?,
+            zeros(sizes.clone(), at)?,
+            six.reshape([2, 3])?,
+            six.reshape(&[2, -1])?,
+            six.reshape(&sizes)?,
+            six.reshape([2i64, 3])?,
+            six.view(zeros([2, 3], at)?.size())?,
+            six.view(vec![-1isize, 3])?,
+            ones(3, at)?.expand([2, -1])?,
+            six.new_zeros([2, 3], ())?,
+        ] {
+            assert_eq!(t.size(), [2, 3]);
+        }
+        assert_eq!(zeros((), at)?.size(), [0usize; 0]);
+        assert_eq!(ones(1, at)?.reshape(())?.dim(), 0);
+        assert_eq!(six.reshape([2, 3])?.reshape(-1)?.size(), [6]);
+        assert_eq!(six.reshape([1, 2, 3])?.permute([2, 0, 1])?.size(), [3, 1, 2]);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_tensor_from_a_vector_and_a_shape() -> Result<()> {
+    everywhere(|at| {
+        let t = Tensor::from_vec(vec![1f32, 2.0, 3.0, 4.0], [2, 2], at)?;
+        assert_eq!(t.i((1, 0))?.item::<f32>()?, 3.0);
+        let t = Tensor::from_vec(vec![1i64, 2], 2, (DType::F16, at))?;
+        assert_eq!((t.size(), t.dtype()), (&[2][..], DType::F16));
+        let error = Tensor::from_vec(vec![1i64, 2], [3], at).unwrap_err();
+        assert!(matches!(error, Error::InvalidReshape { op: "from_vec", numel: 2, .. }), "{error}");
+        Ok(())
+    })
+}
+
+#[test]
+fn ranges_of_all_kinds() -> Result<()> {
+    everywhere(|at| {
+        let t = arange(5, at)?;
+        let read = |t: Tensor| t.to_vec::<i64>();
+        assert_eq!(read(t.i(1..3)?)?, [1, 2]);
+        assert_eq!(read(t.i(1..=3)?)?, [1, 2, 3]);
+        assert_eq!(read(t.i(3..)?)?, [3, 4]);
+        assert_eq!(read(t.i(..2)?)?, [0, 1]);
+        assert_eq!(read(t.i(..=2)?)?, [0, 1, 2]);
+        assert_eq!(read(t.i(..=-1)?)?, [0, 1, 2, 3, 4]);
+        assert_eq!(read(t.i(-2..=-1)?)?, [3, 4]);
+        assert_eq!(read(t.i(-2..-1)?)?, [3]);
+        assert_eq!(read(t.i(..)?)?.len(), 5);
+        assert_eq!(read(t.i(1usize..t.numel())?)?, [1, 2, 3, 4]);
+        assert_eq!(read(t.i(0i64..=1)?)?, [0, 1]);
+        assert_eq!(t.i(3i64)?.item::<i64>()?, 3);
+        Ok(())
+    })
+}
+
+#[test]
+fn none_and_the_unit_are_all_dimensions() -> Result<()> {
+    everywhere(|at| {
+        let t = arange(6, at)?.reshape([2, 3])?;
+        assert_eq!(t.sum(None)?.item::<i64>()?, t.sum(())?.item::<i64>()?);
+        assert_eq!(t.sum(Some(0))?.to_vec::<i64>()?, t.sum(0)?.to_vec::<i64>()?);
+        assert_eq!(t.sum(vec![0, 1])?.item::<i64>()?, 15);
+        assert_eq!(t.argmax(None)?.item::<i64>()?, t.argmax(())?.item::<i64>()?);
+        assert_eq!(t.argmax(1)?.to_vec::<i64>()?, [2, 2]);
+        let thin = t.reshape([1, 6, 1])?;
+        assert_eq!(thin.squeeze(None)?.size(), thin.squeeze(())?.size());
+        assert_eq!(thin.squeeze(-1)?.size(), [1, 6]);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_step_of_gradient_descent_in_place() -> Result<()> {
+    everywhere(|at| {
+        let (weight, grad) = (ones([3], at)?, tensor([1f32, 2.0, 4.0], at)?);
+        let address = weight.data_ptr();
+        assert_eq!(weight.add_scaled_(&grad, -0.5)?.to_vec::<f32>()?, [0.5, 0.0, -1.0]);
+        assert_eq!(weight.data_ptr(), address);
+        let whole = ones([3], (DType::I64, at))?;
+        assert_eq!(whole.add_scaled_(&whole, 2)?.to_vec::<i64>()?, [3; 3]);
+        let error = whole.add_scaled_(&whole, 0.5).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { op: "add_scaled_", .. }), "{error}");
+        assert!(matches!(whole.add_scaled_(&grad, 1), Err(Error::CannotCast { .. })));
+        let error = weight.add_scaled_(&ones([2], at)?, 1).unwrap_err();
+        assert!(error.to_string().starts_with("add_scaled_: "), "{error}");
+        // A tensor that is added to itself, and one of another order in memory.
+        assert_eq!(weight.add_scaled_(&weight, 1)?.to_vec::<f32>()?, [1.0, 0.0, -2.0]);
+        Ok(())
+    })
+}
+
+#[test]
+fn streams_and_events_are_made_by_their_types() -> Result<()> {
+    with_runtime(&simulated(2)?, || {
+        for stream in [cuda::Stream::new(1)?, cuda::Stream::new("cuda:1")?] {
+            assert_eq!(stream.device_index(), 1);
+        }
+        let stream = cuda::Stream::new(())?;
+        assert_eq!(stream.device_index(), 0);
+        assert!(cuda::Stream::with_priority((), -1)? != stream);
+        assert!(cuda::Stream::new(7).is_err());
+        let (start, end) = (cuda::Event::timing(), cuda::Event::timing());
+        start.record(&stream)?;
+        // A closure that may fail, and one `?`.
+        let sum = cuda::with_stream(&stream, || ones([4], "cuda")?.sum(()))?;
+        end.record(&stream)?;
+        end.synchronize()?;
+        assert!(start.elapsed_time(&end)? >= 0.0);
+        assert_eq!(sum.item::<f32>()?, 4.0);
+        let error = cuda::Event::new().elapsed_time(&end).unwrap_err();
+        assert!(error.to_string().contains("Event::timing()"), "{error}");
+        Ok(())
+    })
+}
