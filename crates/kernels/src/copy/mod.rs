@@ -35,7 +35,8 @@ static COPY: Program =
 /// Conversions that have kernels of their own. The others go through [`ANY`].
 const PAIRS: &[&str] = &[
     "f32_f16", "f16_f32", "f32_bf16", "bf16_f32", "f32_f64", "f64_f32", "i64_f32", "i32_f32",
-    "u8_f32", "bool_f32", "f32_i64", "bool_i64", "i32_i64", "i64_i32",
+    "u8_f32", "bool_f32", "f32_i64", "bool_i64", "i32_i64", "i64_i32", "i8_f32", "i16_f32",
+    "f32_i32", "f32_i16", "f32_i8", "f32_u8", "f32_bool", "f16_bf16", "bf16_f16",
 ];
 
 static CAST: Program = Program::new("cast", PAIRS, iter::KERNELS, |_, pair| {
