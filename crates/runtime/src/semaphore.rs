@@ -158,11 +158,13 @@ impl OwnSemaphore {
     ///
     /// # Errors
     /// The system's.
+    #[track_caller]
     pub fn export(&self) -> Result<SharedSemaphore> {
         const OP: &str = "send";
         let device = self.page.runtime.device(self.page.device)?.properties().uuid;
-        let words = self.page.words.as_ref();
-        let words = words.ok_or_else(|| Error::invalid(OP, "it is gone".to_owned()))?;
+        let Some(words) = &self.page.words else {
+            return Err(Error::invalid(OP, "it is gone".to_owned()));
+        };
         let handle = words.export().map_err(|e| Error::driver(OP, e))?;
         Ok(SharedSemaphore { handle, bytes: words.bytes(), device })
     }

@@ -102,6 +102,7 @@ pub fn copy(target: Target<'_>, from: View<'_>, to: View<'_>) -> Result<()> {
     run(target, ("copy_", 1), host, [from, to], args, Location::caller())
 }
 
+#[track_caller]
 fn run<const N: usize>(
     target: Target<'_>,
     (name, variant): (&'static str, usize),

@@ -150,7 +150,7 @@ fn join(
     };
     let mut times = match target {
         Target::Cuda(..) => WIDEST / size,
-        // Memory that a program lends need not be aligned.
+        // The host copies rows as they are, and its threads share them by elements.
         Target::Cpu(_) => 1,
     };
     while !fits(times) {

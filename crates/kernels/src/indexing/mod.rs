@@ -304,7 +304,7 @@ fn part(
     }
     let wide = match target {
         Target::Cuda(..) => wide(&views, along),
-        // Memory that a program lends need not be aligned.
+        // The host copies what lies side by side at once, whatever the elements.
         Target::Cpu(_) => None,
     };
     let (times, dim) = wide.unwrap_or((1, 0));

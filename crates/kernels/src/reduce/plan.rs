@@ -83,7 +83,7 @@ pub(super) enum Kernel {
 }
 
 /// Elements of this size that are loaded at a time, as in `reduce.cuh`.
-const fn vector(item_size: usize, most: usize) -> usize {
+pub(super) const fn vector(item_size: usize, most: usize) -> usize {
     match item_size {
         1 => 8,
         _ if 16 / item_size < most => 16 / item_size,
@@ -354,6 +354,7 @@ impl Plan {
     }
 
     #[cold]
+    #[track_caller]
     fn too_many(&self, op: &'static str) -> Error {
         Error::invalid(op, format!("cannot reduce {} elements to one", self.extent))
     }

@@ -1,5 +1,8 @@
 //! How the work of reductions is shared out.
 
+use proptest::prelude::*;
+
+use super::plan::vector;
 use super::tests::result_sizes;
 use super::*;
 use warpline_runtime::iter::Walk;
@@ -92,4 +95,140 @@ fn what_32_bits_do_not_count_is_cut_or_refused() {
     assert!(refused(&mut plan).contains("140737488355328 elements"));
     plan.reduced = Walk::new("sum", [(1 << 31, [1]), (2, [1 << 40])]).unwrap();
     assert!(refused(&mut plan).contains("elements"));
+}
+
+/// What one thread of the kernels takes, as in `reduce.cuh`.
+struct Thread<'a> {
+    plan: &'a Plan,
+    kernel: Kernel,
+    item: usize,
+    /// Where the source begins, in elements.
+    at: isize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    thread: u32,
+}
+
+impl Thread<'_> {
+    /// Calls `f` for each load: of which result and index, from where, and of how many elements.
+    fn each(&self, mut f: impl FnMut(u32, u32, isize, usize)) {
+        let (p, rows) = (self.plan, self.kernel == Kernel::Rows);
+        let [block, lanes, across] = [self.kernel.block(), p.lanes, p.across];
+        let outs = block / lanes;
+        let (lane, slot) = match !rows && (self.kernel == Kernel::Columns || p.outs_first != 0) {
+            true => (self.thread / outs, self.thread % outs),
+            false => (self.thread % lanes, self.thread / lanes),
+        };
+        let neighbours = if self.kernel == Kernel::Columns { vector(self.item, 4) } else { 1 };
+        let output = (self.block[0] * outs + slot) * neighbours as u32;
+        if u64::from(output) >= p.outputs {
+            return;
+        }
+        let base = self.at + p.kept.offsets(output as usize)[0];
+        let (x, step) = (self.block[1] * across + lane % across, across * self.grid[1]);
+        let first = self.block[2] * p.segment_chunk;
+        let end = p.segments.min(first + p.segment_chunk);
+        for segment in (first + lane / across..end).step_by((lanes / across) as usize) {
+            let outer = match p.outer {
+                2 => 0,
+                _ => p.reduced.offsets(segment as usize * p.reduced.inner().0)[0],
+            };
+            let from = base + segment as isize * p.segment_stride as isize + outer;
+            let count = if segment + 1 < p.segments { p.run } else { p.last_run };
+            let index = segment * p.run;
+            if rows {
+                let v = vector(self.item, 8);
+                let head = ((-from).rem_euclid(v as isize) as u32).min(count);
+                let n = (count - head) / v as u32;
+                for i in (x..n).step_by(step as usize) {
+                    let i = head + i * v as u32;
+                    f(output, index + i, from + i as isize, v);
+                }
+                for i in (x..count - n * v as u32).step_by(step as usize) {
+                    let i = if i < head { i } else { i + n * v as u32 };
+                    f(output, index + i, from + i as isize, 1);
+                }
+            } else {
+                let [stride] = p.reduced.inner().1;
+                for i in (x..count).step_by(step as usize) {
+                    f(output, index + i, from + i as isize * stride, neighbours);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// By one thread, and where it lies; by vectors only where these are aligned.
+    #[test]
+    fn every_element_goes_into_its_result_once(
+        mut sizes in prop::collection::vec(
+            prop::sample::select(vec![1usize, 2, 3, 8, 16, 17, 64, 100, 256, 1024, 5000, 70_000]), 1..5),
+        kinds in prop::collection::vec((0usize..12, any::<bool>()), 4),
+        rotated in 0usize..4,
+        item in prop::sample::select(vec![1usize, 2, 4, 8]),
+        at in prop::sample::select(vec![0isize, 1, 3, 8]),
+        ordered in any::<bool>(),
+        multiprocessors in 1u64..9,
+    ) {
+        while sizes.iter().map(|&size| size as f64).product::<f64>() > 300_000.0 {
+            sizes.pop();
+        }
+        let ndim = sizes.len();
+        let mut strides = vec![0isize; ndim];
+        let mut next = 1;
+        for d in (0..ndim).rev().map(|d| (d + rotated) % ndim) {
+            // Some are expanded, some go backwards, and some have gaps.
+            let size = (sizes[d] + usize::from(kinds[d].0 == 2) * 8) as isize;
+            strides[d] = match kinds[d].0 { 0 => 0, 1 => -next, _ => next };
+            next *= size;
+        }
+        let dims: Vec<usize> = (0..ndim).filter(|&d| kinds[d].1).collect();
+        let runtime = warpline_runtime::testing::small_sim(1).build();
+        let runtime = warpline_runtime::Runtime::new(runtime, Default::default()).unwrap();
+        let storage = Storage::pageable(&runtime, 8).unwrap();
+        let layout = Layout::from_parts(sizes.as_slice().into(), strides.as_slice().into(), 0);
+        let a = View { storage: &storage, layout: &layout, dtype: DType::F32 };
+        let result = Layout::contiguous(&result_sizes(&sizes, &dims, false)).unwrap();
+        let out = View { layout: &result, ..a };
+        let mut plan = Plan::new("sum", a, &dims, out, ordered).unwrap();
+        let kernel = plan.kernel(4096 + (at * item as isize) as u64, item);
+        let grid = plan.share_out("sum", kernel, item, multiprocessors).unwrap();
+        let neighbours = if kernel == Kernel::Columns { vector(item, 4) } else { 1 };
+        if grid[1] * grid[2] > 1 {
+            let results = kernel.block() / plan.lanes * neighbours as u32;
+            let most = if kernel == Kernel::Rows { 1 } else { kernel.block() };
+            prop_assert!(results <= most, "the kernel for shared results goes over them once");
+        }
+        if kernel != Kernel::Strided {
+            prop_assert!(plan.kept.dims().count() <= 2 && plan.reduced.dims().count() <= 2);
+        }
+        let extent = plan.extent as usize;
+        let mut taken = vec![0u8; plan.outputs as usize * extent];
+        let blocks = (0..grid[2]).flat_map(|z| (0..grid[1]).flat_map(move |y| (0..grid[0]).map(move |x| [x, y, z])));
+        for block in blocks {
+            for thread in 0..kernel.block() {
+                let thread = Thread { plan: &plan, kernel, item, at, grid, block, thread };
+                thread.each(|output, index, place, together| {
+                    let lies = |output: u32, index: u32| {
+                        at + plan.kept.offsets(output as usize)[0] + plan.reduced.offsets(index as usize)[0]
+                    };
+                    if together > 1 {
+                        assert_eq!(place.rem_euclid(together as isize), 0, "aligned");
+                    }
+                    for k in 0..together as u32 {
+                        let (output, index) = match kernel {
+                            Kernel::Columns => (output + k, index),
+                            _ => (output, index + k),
+                        };
+                        assert_eq!(place + k as isize, lies(output, index));
+                        taken[output as usize * extent + index as usize] += 1;
+                    }
+                });
+            }
+        }
+        prop_assert!(taken.iter().all(|&n| n == 1), "{kernel:?} {grid:?} {plan:?}");
+    }
 }

@@ -41,9 +41,9 @@ pub enum Error {
     #[error(transparent)]
     Stream(StreamError),
     /// `index_select`, `gather` or `embedding` met an index that is out of range. On the CPU the op
-    /// answers this. On a GPU a wait does that covers the launch, once: the next copy to the host,
+    /// returns this. On a GPU a wait does that covers the launch, once: the next copy to the host,
     /// `item` or `synchronize`. The device stays usable; what was written is not: until it is
-    /// overwritten, each host read of it, or of anything computed from it, answers this, and so does
+    /// overwritten, each host read of it, or of anything computed from it, returns this, and so does
     /// each launch that reads it and is made once the failure is known.
     #[error(transparent)]
     IndexCheck(#[from] IndexCheck),

@@ -244,7 +244,9 @@ impl Log {
         f: impl FnOnce(StreamHandle) -> Result<(), DriverError>,
     ) -> Result<OpNumber> {
         let Some(log) = Self::of_captured(captured) else {
-            return Err(Error::capture(site.op, "the capture is not a graph's".into()));
+            let (op, location) = (site.op, site.location);
+            let reason = "the capture is not a graph's".to_owned();
+            return Err(Error::Capture { op, reason, location });
         };
         let mut noted = log.noted();
         let Noted { entries, made, .. } = &mut *noted;

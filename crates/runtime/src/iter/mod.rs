@@ -4,6 +4,7 @@
 //! and aligned, and a *strided* one, each with a CPU implementation that takes the same
 //! parameters. [`run`] chooses between them, checks the operands, and launches.
 
+mod params;
 mod runs;
 mod space;
 #[cfg(test)]
@@ -19,8 +20,9 @@ use crate::launch::{Call, Code};
 use crate::module::Program;
 use crate::{Error, Layout, Operand, Result, Target, View, launch};
 
+pub use params::Params;
 pub use runs::Runs;
-pub use space::{Bits, Flat, Index, Params, Plan, Space, magic};
+pub use space::{Bits, Flat, Index, Plan, Space, magic};
 pub use walk::{Dim, Walk};
 
 /// The kernels of programs of this layer.

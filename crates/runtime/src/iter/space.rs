@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 use super::runs::Runs;
 use super::walk::{Dim, merged};
 use crate::layout::is_row_major;
-use crate::module::{CudaType, Definitions, field};
 use crate::{Error, Result};
 
 /// Dimensions a kernel can tell apart; what merges with a neighbour does not count.
@@ -153,52 +152,6 @@ impl<const N: usize> Space<N> for Flat {
         (index.numel, index.ndim) = (self.numel, 1);
         (index.dims[0].size, index.dims[0].strides) = (index.numel, [1; N]);
         index
-    }
-}
-
-/// Keeps [`Params`] from being made by anything but `new`.
-#[derive(Clone, Copy, Debug)]
-struct Private;
-
-/// A kernel's parameter block: where, then what.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Params<S, A> {
-    /// Where.
-    pub space: S,
-    /// What.
-    pub args: A,
-    private: Private,
-}
-
-impl<S: Pod, A: Pod> Params<S, A> {
-    const NO_PADDING: () = assert!(
-        size_of::<Self>() == size_of::<S>() + size_of::<A>(),
-        "pad the arguments: a parameter block has no implicit padding"
-    );
-
-    /// Does not compile where there would be padding between or after them.
-    pub fn new(space: S, args: A) -> Self {
-        const { Self::NO_PADDING };
-        Self { space, args, private: Private }
-    }
-}
-
-// SAFETY: both parts may be zero.
-unsafe impl<S: Zeroable, A: Zeroable> Zeroable for Params<S, A> {}
-// SAFETY: both parts are plain data in `repr(C)`, and `new`, the only constructor besides copies of
-// its bytes, does not compile where there would be padding between or after them.
-unsafe impl<S: Pod, A: Pod> Pod for Params<S, A> {}
-
-impl<S: CudaType, A: CudaType> CudaType for Params<S, A> {
-    fn declare(name: &str) -> String {
-        format!("Params<{}, {}> {name}", S::declare("").trim_end(), A::declare("").trim_end())
-    }
-
-    fn define(definitions: &mut Definitions) {
-        let fields =
-            [field("space", |own: &Self| &own.space), field("args", |own: &Self| &own.args)];
-        definitions.structure::<Self>(Self::declare("").trim_end(), &fields);
     }
 }
 

@@ -59,7 +59,7 @@ fn with_checked(
         if !view.storage.runtime().same_as(operands[0].view.storage.runtime()) {
             return Err(Error::RuntimeMismatch { location: Location::caller(), op });
         }
-        let base = view.storage.host_ptr().ok_or_else(|| not_host(op, view.storage))?;
+        let Some(base) = view.storage.host_ptr() else { return Err(not_host(op, view.storage)) };
         // The element at index zero; inside the storage because the layout is.
         pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));
     }

@@ -132,6 +132,7 @@ pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
 }
 
 #[cold]
+#[track_caller]
 fn other_device(op: &'static str, first: usize, second: usize) -> Error {
     let name = |index| format!("cuda:{index}");
     Error::DeviceMismatch {
@@ -197,6 +198,7 @@ where
 }
 
 /// What a copy from or to pageable memory answers in a capture.
+#[track_caller]
 pub(super) fn pageable_in_capture(op: &'static str) -> Error {
     Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)".into())
 }

@@ -71,6 +71,30 @@ fn memory_of_another_runtime_is_refused() {
     assert!(matches!(answer, Err(Error::RuntimeMismatch { .. })), "{answer:?}");
 }
 
+#[test]
+fn what_is_refused_deep_inside_is_so_at_the_line_of_the_call() {
+    let runtime = Runtime::new(small_sim(2).build(), RuntimeConfig::default()).unwrap();
+    let stream = runtime.device(0).unwrap().device().default_stream();
+    let elsewhere = runtime.device(1).unwrap().device().default_stream();
+    let near = Storage::device(&runtime, 64, stream).unwrap();
+    let far = Storage::device(&runtime, 64, elsewhere).unwrap();
+    let host = Storage::pageable(&runtime, 64).unwrap();
+    let layout = crate::Layout::contiguous(&[16]).unwrap();
+    let view = |storage| crate::View { storage, layout: &layout, dtype: crate::DType::F32 };
+    let device = runtime.device(0).unwrap();
+    for (target, from) in [
+        (Target::Cuda(&runtime, device, stream), &far),
+        (Target::Cuda(&runtime, device, elsewhere), &near),
+        (Target::Cuda(&runtime, device, stream), &host),
+    ] {
+        let (line, refused) = (line!(), crate::testing::copy(target, view(from), view(&near)));
+        let error = refused.unwrap_err();
+        assert!(matches!(error, Error::DeviceMismatch { .. }), "{error}");
+        let location = error.location().unwrap();
+        assert_eq!((location.file(), location.line()), (file!(), line), "{error}");
+    }
+}
+
 /// Two runtimes over one driver: what their streams are given, neither knows of the other's.
 #[test]
 fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {

@@ -222,12 +222,11 @@ pub(super) fn end((storage, offset): (&Storage, usize)) -> Result<CopyEnd> {
         let ptr = unsafe { base.offset(offset as i64) };
         return Ok(CopyEnd::Device { device: device.index(), ptr });
     }
-    storage
-        .host_ptr()
-        .or_else(|| storage.shared_host_ptr())
-        .and_then(|base| NonNull::new(base.wrapping_add(offset)))
-        .map(CopyEnd::Host)
-        .ok_or_else(|| not_host("copy_", storage))
+    let base = storage.host_ptr().or_else(|| storage.shared_host_ptr());
+    match base.and_then(|base| NonNull::new(base.wrapping_add(offset))) {
+        Some(base) => Ok(CopyEnd::Host(base)),
+        None => Err(not_host("copy_", storage)),
+    }
 }
 
 #[track_caller]
@@ -267,7 +266,7 @@ pub fn memset(
     if count == 0 {
         return Ok(());
     }
-    let base = dst.0.device_ptr().ok_or_else(|| not_host(op, dst.0))?;
+    let Some(base) = dst.0.device_ptr() else { return Err(not_host(op, dst.0)) };
     // SAFETY: inside the storage, as checked above.
     let ptr = unsafe { base.offset(dst.1 as i64) };
     let driver = stream.raw().driver();

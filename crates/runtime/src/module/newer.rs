@@ -38,16 +38,24 @@ pub fn specialized(ptx: String, (major, minor): (u32, u32)) -> String {
 fn instruction(block: &str) -> Option<(u32, &str, &str)> {
     let (needed, rest) = block.split_once(": ")?;
     let (instruction, rest) = rest.split_once(END)?;
-    let (_, after) = rest.split_once('}')?;
-    Some((needed.parse().ok()?, instruction, after))
+    // Other braces, as around the registers of a vector, are within lines.
+    let begins_line =
+        |at: usize| rest[..at].rsplit('\n').next().is_some_and(|s| s.trim().is_empty());
+    let (end, _) = rest.match_indices('}').find(|&(at, _)| begins_line(at))?;
+    Some((needed.parse().ok()?, instruction, &rest[end + 1..]))
 }
 
 /// For at least this target.
 fn with_target(ptx: &str, least: u32) -> String {
     let line = ptx.lines().find(|line| line.starts_with(".target sm_")).unwrap_or_default();
     let number = line.trim_start_matches(".target sm_");
+    // What may follow: a comma and options, or a letter, of which there is none below `sm_90a`.
+    let digits = number.len() - number.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, others) = number.split_at(digits);
     match number.parse::<u32>() {
-        Ok(target) if target < least => ptx.replacen(line, &format!(".target sm_{least}"), 1),
+        Ok(target) if target < least => {
+            ptx.replacen(line, &format!(".target sm_{least}{others}"), 1)
+        }
         _ => ptx.to_owned(),
     }
 }
@@ -73,6 +81,14 @@ mod tests {
     fn a_target_is_never_lowered() {
         let ptx = PTX.replace("sm_75", "sm_90");
         assert!(specialized(ptx, (9, 0)).contains(".target sm_90\n"));
+    }
+
+    #[test]
+    fn braces_and_options_stay() {
+        let ptx = PTX.replace("sm_75", "sm_75, debug").replace("old x, %r1;", "old {x, y}, %r1;");
+        let newer =
+            ".version 8.0\n.target sm_80, debug\n\tld.u32 %r1, [%rd1];\n\tnew %r2, %r1;\n\tret;\n";
+        assert_eq!(specialized(ptx, (8, 0)), newer);
     }
 
     #[test]

@@ -44,7 +44,8 @@ impl Awaited {
             }
             if limit.is_some_and(|limit| start.elapsed() > limit) {
                 let reason = "the other process's work was not done before the timeout".to_owned();
-                return Err(Error::invalid(self.op, reason));
+                let (op, location) = (self.op, self.location);
+                return Err(Error::InvalidArgument { op, reason, location });
             }
             std::thread::sleep(SLICE);
         }
@@ -58,7 +59,7 @@ impl Awaited {
              holds is not known, and may still change",
             self.location
         );
-        Error::PeerGone { location: Location::caller(), op: self.op, reason }
+        Error::PeerGone { location: self.location, op: self.op, reason }
     }
 }
 

@@ -437,6 +437,7 @@ pub struct Site {
 }
 
 /// Refuses an operation on host memory that is really a device's, or other processes' too.
+#[track_caller]
 pub(crate) fn not_host(op: &'static str, storage: &Storage) -> Error {
     if storage.is_shared_host() {
         return Error::SharedHostMemory { location: Location::caller(), op };

@@ -47,6 +47,7 @@ pub struct ExportedStorage {
 
 /// A message that gives memory the number of another.
 #[cold]
+#[track_caller]
 pub(super) fn other_memory(op: &'static str) -> Error {
     Error::invalid(op, "other memory has come with this number before".to_owned())
 }
@@ -65,7 +66,10 @@ impl Storage {
         runtime.check_process(OP)?;
         let device = runtime.device(stream.device_index())?;
         runtime.sweep_shared();
-        let memory = create(device, bytes).map_err(|e| cannot_share(OP, e))?;
+        let memory = match create(device, bytes) {
+            Ok(memory) => memory,
+            Err(error) => return Err(cannot_share(OP, error)),
+        };
         let mapping = map(runtime, device, &memory).map_err(|e| Error::driver(OP, e))?;
         // What was there before is nobody else's business.
         let cleared = clear(stream, &mapping, Site { op: OP, location: Location::caller() });
@@ -200,6 +204,7 @@ impl Storage {
         self.check_marks(0..self.bytes())
     }
 
+    #[track_caller]
     fn not_shared(&self, op: &'static str) -> Error {
         let reason = match &self.0.memory {
             Memory::Pageable(_) | Memory::Pinned(_) => {
@@ -289,6 +294,7 @@ fn device_of<'a>(runtime: &'a Runtime, uuid: [u8; 16], driver: &str) -> Result<&
 }
 
 #[cold]
+#[track_caller]
 pub(super) fn cannot_share(op: &'static str, error: DriverError) -> Error {
     if error.code() == Some(CudaCode::NOT_SUPPORTED) {
         return Error::CannotShare { location: Location::caller(), op, reason: error.to_string() };

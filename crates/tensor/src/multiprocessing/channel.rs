@@ -53,8 +53,10 @@ impl Channel {
     /// The system's.
     #[track_caller]
     pub fn pair() -> Result<(Self, Self)> {
-        let (a, b) = UnixStream::pair().map_err(|e| failed("pair", e))?;
-        Ok((Self::new(a), Self::new(b)))
+        match UnixStream::pair() {
+            Ok((a, b)) => Ok((Self::new(a), Self::new(b))),
+            Err(error) => Err(failed("pair", error)),
+        }
     }
 
     /// How long each call may wait for the other process; at first for ever.
@@ -64,8 +66,10 @@ impl Channel {
     #[track_caller]
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         let set = self.socket.set_read_timeout(timeout);
-        set.and_then(|()| self.socket.set_write_timeout(timeout))
-            .map_err(|e| failed("set_timeout", e))
+        match set.and_then(|()| self.socket.set_write_timeout(timeout)) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(failed("set_timeout", error)),
+        }
     }
 
     /// Sends a tensor that [`Tensor::share_memory`] returned, or a view of one: the receiver gets the
@@ -104,7 +108,7 @@ impl Channel {
         let location = Location::caller();
         let runtime = crate::runtime();
         let (body, handle) = self.read(OP, Kind::Tensor)?;
-        let handle = handle.ok_or_else(|| nonsense("no memory came with it"))?;
+        let Some(handle) = handle else { return Err(nonsense("no memory came with it")) };
         let sent = Sent::decode(&body)?;
         let driver = sent.driver();
         let Sent { layout, dtype, bytes, mapped, id, device, host, signal, .. } = sent;
@@ -239,7 +243,9 @@ impl Channel {
             let (kind, body, handle) = self.read_one(op, &mut broken)?;
             if kind == Kind::Semaphore {
                 let (index, device, bytes) = message::decode_semaphore(&body)?;
-                let handle = handle.ok_or_else(|| nonsense("no semaphore came with it"))?;
+                let Some(handle) = handle else {
+                    return Err(nonsense("no semaphore came with it"));
+                };
                 self.peers.announced(index, SharedSemaphore { handle, bytes, device })?;
                 continue;
             }
@@ -320,12 +326,13 @@ impl Channel {
 
     #[track_caller]
     fn read_rest(&self, op: &'static str, rest: &mut [u8]) -> Result<()> {
-        (&self.socket).read_exact(rest).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => {
-                gone(op, "the channel was closed in the middle of a message")
+        match (&self.socket).read_exact(rest) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(gone(op, "the channel was closed in the middle of a message"))
             }
-            _ => failed(op, error),
-        })
+            Err(error) => Err(failed(op, error)),
+        }
     }
 }
 
@@ -353,11 +360,13 @@ fn whole<'a>(direction: &'a Mutex<bool>, op: &'static str) -> Result<MutexGuard<
 }
 
 #[cold]
+#[track_caller]
 fn gone(op: &'static str, how: &str) -> Error {
     Error::PeerGone { location: Location::caller(), op, reason: how.to_owned() }
 }
 
 #[cold]
+#[track_caller]
 fn failed(op: &'static str, error: io::Error) -> Error {
     match error.kind() {
         ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected => {

@@ -129,7 +129,7 @@ impl Sent {
             return Err(nonsense("it is longer than it says"));
         }
         let dtype = DType::ALL.get(usize::from(dtype)).copied();
-        let dtype = dtype.ok_or_else(|| nonsense("its dtype is unknown"))?;
+        let Some(dtype) = dtype else { return Err(nonsense("its dtype is unknown")) };
         let layout = Layout::from_parts(sizes, strides, offset);
         let [simulated, host] = [simulated, host].map(|flag| flag != 0);
         let sent = Self { layout, dtype, bytes, mapped, id, device, simulated, host, signal };
@@ -218,12 +218,15 @@ pub(super) fn decode_head(head: [u8; HEAD]) -> Result<(Kind, usize)> {
 
 #[track_caller]
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
-    let (taken, left) = rest.split_first_chunk().ok_or_else(|| nonsense("it is too short"))?;
+    let Some((taken, left)) = rest.split_first_chunk() else {
+        return Err(nonsense("it is too short"));
+    };
     *rest = left;
     Ok(*taken)
 }
 
 #[cold]
+#[track_caller]
 pub(super) fn nonsense(why: &str) -> Error {
     Error::invalid("recv", format!("the other process sent what is no message: {why}"))
 }

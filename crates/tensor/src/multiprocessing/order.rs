@@ -124,19 +124,21 @@ impl Peers {
         index: u32,
         socket: &UnixStream,
     ) -> Result<PeerSemaphore> {
+        const NEVER: &str = "it waits for a semaphore that never came";
         let _one_at_a_time = self.watch(socket)?;
         let uuid = device.properties().uuid;
-        let never = || nonsense("it waits for a semaphore that never came");
         let announced = {
             let mut state = locked(&self.state);
-            let known = state.semaphores.get_mut(index as usize).ok_or_else(never)?;
+            let Some(known) = state.semaphores.get_mut(index as usize) else {
+                return Err(nonsense(NEVER));
+            };
             match std::mem::replace(known, Known::Nothing) {
                 Known::Announced(shared) if shared.device == uuid => shared,
                 other => {
                     *known = other;
                     return match known {
                         Known::Open(of, semaphore) if *of == uuid => Ok(semaphore.clone()),
-                        _ => Err(never()),
+                        _ => Err(nonsense(NEVER)),
                     };
                 }
             }

@@ -154,6 +154,26 @@ fn devices_that_do_not_meet_are_named_with_the_op_and_the_line() -> Result<()> {
 }
 
 /// `fn main() -> warpline::Result<()>` prints `Debug`, and reports of several lines go through `source`.
+/// A peer that is gone, and one that sends what is no message.
+#[cfg(target_os = "linux")]
+#[test]
+fn channels_fail_at_the_line_of_the_call() -> Result<()> {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use warpline::multiprocessing::Channel;
+
+    let (channel, other) = Channel::pair()?;
+    drop(other);
+    refused("recv", channel.recv());
+    refused("set_timeout", channel.set_timeout(Some(std::time::Duration::ZERO)));
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(&[7; 64]).unwrap();
+    let text = refused("recv", Channel::new(ours).recv());
+    assert!(text.contains("no message"), "{text}");
+    Ok(())
+}
+
 #[test]
 fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
     with_runtime(&simulated(1)?, || {

@@ -2,5 +2,6 @@
 
 mod binary;
 mod converting;
+mod numbers;
 mod table;
 mod unary;
