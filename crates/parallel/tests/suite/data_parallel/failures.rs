@@ -40,8 +40,10 @@ fn errors(devices: usize) -> Done {
         let error = net.forward((ones([devices], 0)?, true)).unwrap_err();
         assert_eq!(ran.load(Ordering::SeqCst), devices, "all have run");
         let text = error.to_string();
-        let start =
-            format!("in replica {first} on device cuda:{first}: shape '[{}]'", 1000 + first);
+        let start = format!(
+            "in replica {first} on device cuda:{first}: reshape: shape '[{}]'",
+            1000 + first
+        );
         assert!(text.starts_with(&start), "{text}");
         let DataParallelError::Replica { replica, device, cause } = &error else {
             panic!("{error:?}");
