@@ -88,7 +88,7 @@ impl SimConfig {
         let head = parts.next().unwrap_or_default();
         let devices = match head.split_once(':') {
             None if head == "sim" => 1,
-            Some(("sim", n)) => number(spec, n)?,
+            Some(("sim", n)) => number(spec, n, "a number of devices")?,
             _ => return Err(SpecError::NotSim { spec: spec.into() }),
         };
         if devices > MAX_DEVICES {
@@ -102,7 +102,10 @@ impl SimConfig {
                 None if option == "check" => config.check_footprints = true,
                 None if option == "blocking" => config.launch_blocking = true,
                 None if option == "isolate" => config.isolate_faults = true,
-                Some(("seed", n)) => config.schedule = Schedule::Seeded(number(spec, n)? as u64),
+                Some(("seed", n)) => {
+                    let seed = number(spec, n, "a whole number from 0 on")?;
+                    config.schedule = Schedule::Seeded(seed as u64);
+                }
                 Some(("memory", n)) => config.capacity = bytes(spec, n)?,
                 _ => {
                     return Err(SpecError::UnknownOption {
@@ -141,12 +144,14 @@ pub enum SpecError {
         spec: String,
     },
     /// A number was expected.
-    #[error("`{text}` in `{spec}` is not a number that fits")]
+    #[error("`{text}` in `{spec}` should be {expected}")]
     NotANumber {
         /// The whole text.
         spec: String,
         /// What should have been a number.
         text: String,
+        /// Of what, and how it is written.
+        expected: &'static str,
     },
     /// More devices than can be simulated.
     #[error("{devices} simulated devices were asked for; at most 64 are possible")]
@@ -173,21 +178,22 @@ impl fmt::Debug for SpecError {
     }
 }
 
-fn number(spec: &str, text: &str) -> Result<usize, SpecError> {
-    text.trim()
-        .parse()
-        .map_err(|_| SpecError::NotANumber { spec: spec.into(), text: text.trim().into() })
+fn number(spec: &str, text: &str, expected: &'static str) -> Result<usize, SpecError> {
+    let text = text.trim();
+    let not = |_| SpecError::NotANumber { spec: spec.into(), text: text.into(), expected };
+    text.parse().map_err(not)
 }
 
 fn bytes(spec: &str, text: &str) -> Result<usize, SpecError> {
-    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
-    for (unit, scale) in units {
-        if let Some(count) = text.strip_suffix(unit) {
-            let not = || SpecError::NotANumber { spec: spec.into(), text: text.into() };
-            return number(spec, count)?.checked_mul(scale).ok_or_else(not);
-        }
-    }
-    number(spec, text)
+    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("", 1)];
+    let parts = units.iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)));
+    let count =
+        parts.and_then(|(count, scale)| count.trim().parse::<usize>().ok()?.checked_mul(scale));
+    count.ok_or_else(|| SpecError::NotANumber {
+        spec: spec.into(),
+        text: text.into(),
+        expected: "a number of bytes, KiB, MiB or GiB that fits, such as `8GiB`",
+    })
 }
 
 #[cfg(test)]
@@ -215,6 +221,10 @@ mod tests {
             read("sim:1,memory=99999999999999GiB"),
             Err(SpecError::NotANumber { .. })
         ));
+        assert_eq!(
+            read("sim:1,memory=8GB").unwrap_err().to_string(),
+            "`8GB` in `sim:1,memory=8GB` should be a number of bytes, KiB, MiB or GiB that fits, such as `8GiB`"
+        );
         assert!(matches!(read("sim:1,fast"), Err(SpecError::UnknownOption { .. })));
     }
 }

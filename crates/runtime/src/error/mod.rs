@@ -213,7 +213,8 @@ pub enum Error {
     },
     /// An index a dimension does not have.
     #[error(
-        "{op}: index {index} with length {length} is out of bounds for dimension {dim} with size {size} (called at {location})"
+        "{op}: index {index}{} is out of bounds for dimension {dim} with size {size} (called at {location})",
+        Long(*length)
     )]
     IndexOutOfRange {
         /// The op.
@@ -458,6 +459,15 @@ pub enum Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// How many indices there are from one on, where it is not that one alone.
+struct Long(usize);
+
+impl fmt::Display for Long {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 1 { Ok(()) } else { write!(f, " with length {}", self.0) }
     }
 }
 
