@@ -104,11 +104,11 @@ fn simulated_devices_do_under_every_schedule() {
 #[test]
 fn streams_are_ordered_by_its_operands() {
     on_simulated(|| {
-        let (one, other) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
+        let (one, other) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
         let index = tensor(&[[0i64, 1], [1, 1]], "cuda")?;
-        let weight = cuda::with_stream(&one, || full([2, 3], 1.0, "cuda")? * 3.0)??;
-        let sums = cuda::with_stream(&other, || bags(&weight, &index))??;
-        cuda::with_stream(&one, || weight.fill_(100.0))??;
+        let weight = cuda::with_stream(&one, || full([2, 3], 1.0, "cuda")? * 3.0)?;
+        let sums = cuda::with_stream(&other, || bags(&weight, &index))?;
+        cuda::with_stream(&one, || weight.fill_(100.0))?;
         assert_eq!(sums.to_vec::<f32>()?, [6.0; 6]);
         Ok(())
     });
@@ -153,14 +153,14 @@ fn uses_that_nothing_orders_are_a_race_under_the_manual_policy() {
         let index = tensor(&[[0i64, 1]], "cuda")?;
         let weight = full([2, 3], 1.0, "cuda")?;
         cuda::synchronize(())?;
-        let (one, other) = (cuda::stream_from_pool((), 0)?, cuda::stream_from_pool((), 0)?);
-        cuda::with_stream(&one, || weight.fill_(2.0).map(drop))??;
-        let (raced, line) = cuda::with_stream(&other, || (bags(&weight, &index), line!()))?;
+        let (one, other) = (cuda::Stream::new(())?, cuda::Stream::new(())?);
+        cuda::with_stream(&one, || weight.fill_(2.0).map(drop))?;
+        let (raced, line) = cuda::with_stream(&other, || Ok((bags(&weight, &index), line!())))?;
         let Err(Error::Race(race)) = raced else { panic!("no race") };
         assert_eq!((race.first.op, race.second.op), ("fill_", "embedding_bag"));
         assert_eq!((race.second.argument, race.second.location.line()), (0, line));
         other.wait_stream(&one)?;
-        cuda::with_stream(&other, || bags(&weight, &index)?.to_vec::<f32>())?
+        cuda::with_stream(&other, || bags(&weight, &index)?.to_vec::<f32>())
     });
     assert_eq!(raced.unwrap(), [4.0; 3], "once it is waited for");
 }
@@ -184,8 +184,7 @@ fn graphs_replay_it_and_its_check() {
 
 #[test]
 fn operands_that_do_not_fit_are_refused() {
-    let (weight, index) =
-        (zeros([4, 4], DType::F64).unwrap(), zeros([4, 4], DType::I64).unwrap());
+    let (weight, index) = (zeros([4, 4], DType::F64).unwrap(), zeros([4, 4], DType::I64).unwrap());
     let out = zeros([4, 4], DType::F64).unwrap();
     let run = |weight: &Tensor, index: &Tensor, out: &Tensor| {
         let exec = weight.exec()?;
