@@ -12,7 +12,7 @@ use crate::programs::{BITS, NUMBERS, bits, committed};
 use warpline_runtime::iter::{self, BLOCK, Bits, Flat, Index, Op, Params, grid, run, vector_width};
 use warpline_runtime::launch::{Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{Error, Layout, Result, Scalar, Target, View, launch};
+use warpline_runtime::{DType, Error, Layout, Result, Scalar, Target, View, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
 /// Fills for elements of 1, 2, 4 and 8 bytes, each flat and strided, then sequences per dtype.
@@ -58,6 +58,11 @@ struct Sequence {
 
 cuda_struct!(Sequence { numel, stride, middle, exact, first, last, step, first_int, step_int });
 
+/// An element of this value, in the low bytes.
+pub(crate) fn bits_of(dtype: DType, value: Scalar) -> u64 {
+    dispatch!(dtype, all T => cpu::bits::<T>(value))
+}
+
 /// Sets every element to `value`, converted to the dtype (`Tensor.fill_`).
 ///
 /// # Errors
@@ -85,7 +90,7 @@ fn fill_at(
         converts: false,
         location,
     };
-    let value = dispatch!(out.dtype, all T => cpu::bits::<T>(value));
+    let value = bits_of(out.dtype, value);
     // SAFETY: the kernels and CPU implementations are those of elements of this size.
     unsafe { run(target, &op, [out], Fill { bits: value.into() }) }
 }

@@ -15,13 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_cuda_sys_safe::HostKernel;
 
+use crate::fill;
 use crate::programs::{NUMBERS, committed, cuda_type};
 use fold::{Arg, Truths};
 use plan::{COLUMNS_BLOCK, Kernel, MOST_OUTPUTS, Plan, ROWS_BLOCK};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Storage, Target, View};
+use warpline_runtime::{DType, Error, Layout, Result, Scalar, Storage, Target, View};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -197,25 +198,12 @@ fn neutral(op: ReduceOp, dtype: DType) -> u64 {
     use ReduceOp::*;
     let bits = dtype.size() as u32 * 8;
     let sign = 1 << (bits - 1);
-    let infinity = match dtype {
-        DType::F16 => 0x7c00,
-        DType::BF16 => 0x7f80,
-        DType::F32 => 0x7f80_0000,
-        DType::F64 => 0x7ff0 << 48,
-        _ => 0,
-    };
-    let one = match dtype {
-        DType::F16 => 0x3c00,
-        DType::BF16 => 0x3f80,
-        DType::F32 => 0x3f80_0000,
-        DType::F64 => 0x3ff0 << 48,
-        _ => 1,
-    };
+    let of = |value| fill::bits_of(dtype, value);
     let element: u64 = match op {
         Sum | Mean | Any => 0,
-        Prod | All => one,
-        Max | ArgMax if dtype.is_float() => sign | infinity,
-        Min | ArgMin if dtype.is_float() => infinity,
+        Prod | All => of(Scalar::Int(1)),
+        Max | ArgMax if dtype.is_float() => of(Scalar::Float(f64::NEG_INFINITY)),
+        Min | ArgMin if dtype.is_float() => of(Scalar::Float(f64::INFINITY)),
         Max | ArgMax if matches!(dtype, DType::Bool | DType::U8) => 0,
         Min | ArgMin if matches!(dtype, DType::Bool | DType::U8) => 0xff,
         Max | ArgMax => sign,
