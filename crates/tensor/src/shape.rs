@@ -8,7 +8,7 @@ use warpline_runtime::Sizes;
 ///
 /// ```
 /// # use warpline::zeros;
-/// for t in [zeros([2, 3], ())?, zeros([2, 3], ())?, zeros(vec![2, 3], ())?] {
+/// for t in [zeros([2, 3], ())?, zeros(&[2, 3], ())?, zeros(vec![2, 3], ())?] {
 ///     assert_eq!(t.size(), [2, 3]);
 /// }
 /// assert_eq!((zeros(3, ())?.size(), zeros((), ())?.dim()), (&[3][..], 0));
