@@ -1,0 +1,58 @@
+//! What callgrind counts: one kind of work, as often as the command line says, on a backend that
+//! does nothing. The difference between two counts is what that many operations take:
+//!
+//! ```text
+//! cargo bench -p warpline-alloc --bench instructions --no-run
+//! valgrind --tool=callgrind target/release/deps/instructions-… WORK POLICY TIMES
+//! ```
+//!
+//! *WORK* is `hit` (a malloc of 4 KiB and its free), `mixed` (1 000 live blocks of 512 B to 32 MiB,
+//! one of which is replaced), or the name of a trace (one replay of it, warm); *POLICY* is what
+//! `AllocatorConfig` parses. Traces print how many operations they have.
+#![allow(dead_code, unreachable_pub)] // modules that are shared with the examples
+
+mod common;
+#[path = "../examples/replay/run.rs"]
+mod run;
+#[path = "../examples/replay/trace.rs"]
+mod trace;
+#[path = "../examples/versus_torch/work.rs"]
+mod work;
+
+use std::error::Error;
+use std::path::Path;
+
+use common::Null;
+use trace::Trace;
+use work::{Mixed, cached};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|it| it != "--bench").collect();
+    let [work, policy, times] = &arguments[..] else {
+        println!("usage: instructions hit|mixed|TRACE POLICY TIMES");
+        return Ok(());
+    };
+    let times: usize = times.parse()?;
+    let allocator = Null::allocator(policy);
+    match work.as_str() {
+        "hit" => {
+            cached(&allocator, &0, 4 << 10, times)?;
+        }
+        "mixed" => {
+            // The same steps, whatever the count, so that what is not counted is the same too.
+            let mut mixed = Mixed::new(&allocator, &0, 1_000, 10_000)?;
+            for _ in 0..times {
+                mixed.run(&allocator, &0)?;
+            }
+        }
+        name => {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
+            let trace = Trace::open(&folder.join(format!("{name}.csv.gz")))?;
+            println!("{} operations", trace.ops.len());
+            for _ in 0..times {
+                run::replay(&allocator, &trace, &trace.streams, &mut (), &mut |_| {})?;
+            }
+        }
+    }
+    Ok(())
+}
