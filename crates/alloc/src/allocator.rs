@@ -7,21 +7,16 @@ use std::sync::{Arc, PoisonError, Weak};
 use warpline_sync::Mutex;
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
-use crate::books::Books;
 use crate::config::check_fraction;
-use crate::core::{Core, Limit};
+use crate::core::Core;
 use crate::mem_pool::{Pool, Routes};
-use crate::rules::{PoolKind, round_size};
-use crate::shard::{Shard, lock};
+use crate::shard::{Shard, StreamTable, lock};
 use crate::snapshot::ordinal;
-use crate::state::{Granted, Request, State};
 use crate::stats::{Counters, Quantity};
-use crate::sync::Lasting;
-use crate::table::Table;
 use crate::trace::Step;
 use crate::{
-    AllocError, AllocatorConfig, Backend, Block, ConfigError, MemoryStats, OutOfMemory,
-    SegmentInfo, Snapshot, TraceAction, TraceConfig, summary,
+    AllocatorConfig, Backend, ConfigError, MemoryStats, OutOfMemory, SegmentInfo, Snapshot,
+    TraceAction, TraceConfig, summary,
 };
 
 /// A caching allocator for the memory of one device. Clones share it.
@@ -30,7 +25,7 @@ use crate::{
 /// that nothing cached fits reaches the backend. Work on that stream may use a block until the
 /// block is dropped, other streams' too if [`Block::record_stream`] was told.
 ///
-/// Each stream has books and a lock of its own. Calls of the backend that can take long (allocate,
+/// Each stream has a shard with a lock of its own. Calls of the backend that can take long (allocate,
 /// map, free, wait) are made without those locks. Only one thread at a time makes them.
 pub struct CachingAllocator<B: Backend> {
     shared: Arc<Shared<B>>,
@@ -38,9 +33,9 @@ pub struct CachingAllocator<B: Backend> {
 
 pub(crate) struct Shared<B: Backend> {
     pub(crate) core: Arc<Core<B>>,
-    table: Table<B>,
+    pub(crate) table: StreamTable<B>,
     /// Shards for which the table has no room.
-    others: Mutex<Vec<Arc<Shard<B>>>>,
+    pub(crate) overflow: Mutex<Vec<Arc<Shard<B>>>>,
     pub(crate) config: Mutex<AllocatorConfig>,
     /// Private pools that may still be alive.
     pub(crate) pools: Mutex<Vec<Weak<Pool<B>>>>,
@@ -48,19 +43,13 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) routes: Routes<B>,
 }
 
-/// Whether the cache was searched for a request that is no hit.
-struct Searched(bool);
-
-/// What a block is made of: the books that have it, and what they say.
-pub(crate) type Found<B> = (Lasting<Books<B>>, Granted);
-
 impl<B: Backend> CachingAllocator<B> {
     /// An allocator with an empty cache. Does not call the backend.
     pub fn new(backend: B, config: AllocatorConfig) -> Self {
         let shared = Shared {
             core: Arc::new(Core::new(backend, &config)),
-            table: Table::new(),
-            others: Mutex::default(),
+            table: StreamTable::new(),
+            overflow: Mutex::default(),
             config: Mutex::new(config),
             pools: Mutex::default(),
             next_pool: AtomicU64::new(0),
@@ -69,30 +58,13 @@ impl<B: Backend> CachingAllocator<B> {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Memory of at least `bytes` bytes for work on `stream`. A request of 0 bytes gets an empty
-    /// block at address 0.
-    ///
-    /// # Errors
-    /// [`AllocError`]. Whatever it is, blocks that live and later requests are not affected.
-    #[inline]
-    #[track_caller]
-    pub fn malloc(&self, bytes: usize, stream: &B::Stream) -> Result<Block<B>, AllocError> {
-        let shared = &self.shared;
-        let (id, site) = (B::stream_id(stream), Location::caller());
-        let (books, granted) = match shared.hit(bytes, id, site) {
-            Ok(found) => found,
-            Err(Searched(searched)) => shared.malloc(bytes, stream, site, searched)?,
-        };
-        Ok(Block::new(books, granted, bytes, id))
-    }
-
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
     /// that still use freed blocks (`torch.cuda.empty_cache`).
     pub fn empty_cache(&self) {
         let core = &self.shared.core;
-        let mut slow = lock(&core.slow);
+        let mut policies = lock(&core.policies);
         self.shared.synchronize_events();
-        self.shared.release_cached(&mut slow);
+        policies.release_cached(core);
         if !core.is_capturing() {
             core.backend.retry_refused();
         }
@@ -113,8 +85,8 @@ impl<B: Backend> CachingAllocator<B> {
     /// Changes the options for later requests; what is cached stays.
     pub fn set_config(&self, config: AllocatorConfig) {
         let core = &self.shared.core;
-        let mut slow = lock(&core.slow);
-        slow.limit = Limit::new(config.memory_fraction);
+        let mut policies = lock(&core.policies);
+        policies.set_memory_fraction(config.memory_fraction);
         // Held to the end, so that no new shard starts with the old options.
         let mut current = lock(&self.shared.config);
         *current = config;
@@ -122,7 +94,7 @@ impl<B: Backend> CachingAllocator<B> {
         for shard in &shards {
             shard.lock().set_config(core.in_force(&current, shard.pool));
         }
-        drop((current, slow));
+        drop((current, policies));
     }
 
     /// Lets at most this share of the device's memory be reserved
@@ -144,20 +116,20 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Calls `callback` when nothing cached fits a request, before the backend is asked. It may
-    /// drop blocks, and answers whether it did. No lock is held. It is not called for its own
+    /// drop blocks, and returns whether it did. No lock is held. It is not called for its own
     /// requests.
     pub fn on_cache_miss(&self, callback: impl Fn() -> bool + Send + Sync + 'static) {
         self.shared.core.hooks.add_callback(Arc::new(callback));
     }
 
-    /// Calls `follower` whenever memory that nobody uses goes to another address: with the former
+    /// Calls `observer` whenever memory that nobody uses goes to another address: with the former
     /// one, the new one, and how many bytes, which need not be whole pages. What was known of the
     /// former address, such as who used that memory last, is from then on known of the new one.
     ///
-    /// The allocator is in the middle of a request, or of a block's drop: `follower` must not call
+    /// The allocator is in the middle of a request, or of a block's drop: `observer` must not call
     /// it, nor drop a block.
-    pub fn on_remap(&self, follower: impl Fn(u64, u64, usize) + Send + Sync + 'static) {
-        self.shared.core.hooks.add_follower(Arc::new(follower));
+    pub fn on_remap(&self, observer: impl Fn(u64, u64, usize) + Send + Sync + 'static) {
+        self.shared.core.hooks.add_remap_observer(Arc::new(observer));
     }
 
     // ---- statistics ---------------------------------------------------------------------
@@ -265,165 +237,13 @@ impl<B: Backend> CachingAllocator<B> {
 }
 
 impl<B: Backend> CachingAllocator<B> {
+    #[inline]
     pub(crate) fn shared(&self) -> &Arc<Shared<B>> {
         &self.shared
     }
 }
 
 impl<B: Backend> Shared<B> {
-    /// What a request gets that the stream's cache serves; an error if it does not, or something
-    /// else stands against it. All that a hit does is inlined here, by force, and this nowhere: so
-    /// it takes as long whoever calls. Calls within it would be a tenth of that.
-    #[inline(never)]
-    fn hit(
-        &self,
-        bytes: usize,
-        stream: u64,
-        site: &'static Location<'static>,
-    ) -> Result<Found<B>, Searched> {
-        if self.routes.exist() {
-            return Err(Searched(false));
-        }
-        let (books, _) = self.table.find(stream).ok_or(Searched(false))?;
-        if bytes == 0 {
-            return Ok((Lasting::clone(books), Granted::NOTHING));
-        }
-        let mut locked = books.lock_parked();
-        let state = &mut *locked;
-        if state.stream_id != stream || !state.config.caching {
-            return Err(Searched(false));
-        }
-        if !state.pending.is_empty() && !self.core.is_capturing() {
-            state.poll_events(&self.core.backend);
-        }
-        let granted = match state.take_parked(bytes, site) {
-            Some(granted) => granted,
-            None => {
-                let size = round_size(&state.config, bytes).map_err(|_| Searched(false))?;
-                let kind = PoolKind::of(&state.config, size);
-                let request = Request { kind, requested: bytes, size, site };
-                state.take_fit(request).ok_or(Searched(true))?
-            }
-        };
-        let over = state.counters.over;
-        if state.is_stitched(granted.block) && self.core.hooks.are_followed() {
-            // It was parked, and what is known of its memory had gone home.
-            let homes = state.homes_of(granted.block);
-            drop(locked);
-            homes.iter().for_each(|&(to, from, bytes)| self.core.hooks.moved(from, to, bytes));
-        } else {
-            drop(locked);
-        }
-        if over {
-            self.core.raise_peaks();
-        }
-        Ok((Lasting::clone(books), granted))
-    }
-
-    /// What a request does that is no hit.
-    #[cold]
-    fn malloc(
-        &self,
-        bytes: usize,
-        stream: &B::Stream,
-        site: &'static Location<'static>,
-        searched: bool,
-    ) -> Result<Found<B>, AllocError> {
-        if bytes == 0 {
-            let shard = self.shard_for(stream);
-            return Ok((Lasting::clone(&shard.books), Granted::NOTHING));
-        }
-        let id = B::stream_id(stream);
-        if let Some(pool) = self.routes.find(id) {
-            let shard = pool.shard(&self.core, &self.config, stream);
-            if let Some(found) = self.malloc_in(&shard, bytes, id, site, false)? {
-                return Ok(found);
-            }
-        }
-        loop {
-            let shard = self.shard_for(stream);
-            if let Some(found) = self.malloc_in(&shard, bytes, id, site, searched)? {
-                return Ok(found);
-            }
-        }
-    }
-
-    /// `None` if the shard serves another stream by now.
-    pub(crate) fn malloc_in(
-        &self,
-        shard: &Arc<Shard<B>>,
-        bytes: usize,
-        stream: u64,
-        site: &'static Location<'static>,
-        searched: bool,
-    ) -> Result<Option<Found<B>>, AllocError> {
-        let mut state = shard.lock();
-        if state.stream_id != stream {
-            return Ok(None);
-        }
-        let rounded = round_size(&state.config, bytes)?;
-        let caching = state.config.caching;
-        let size = if caching { rounded } else { bytes };
-        let kind = PoolKind::of(&state.config, size);
-        let request = Request { kind, requested: bytes, size, site };
-        if !state.pending.is_empty() && !self.core.is_capturing() {
-            state.poll_events(&self.core.backend);
-        }
-        let hit = match caching {
-            true if searched => state.take_fit_again(request),
-            true => state.take_fit(request),
-            false => None,
-        };
-        let over = state.counters.over;
-        if let Some(granted) = hit {
-            drop(state);
-            if over {
-                self.core.raise_peaks();
-            }
-            return Ok(Some((Lasting::clone(&shard.books), granted)));
-        }
-        // Meanwhile the shard must not serve another stream.
-        state.misses += 1;
-        drop(state);
-        self.core.waiting.fetch_add(bytes, Ordering::Relaxed);
-        let found = self.miss(shard, request);
-        self.core.waiting.fetch_sub(bytes, Ordering::Relaxed);
-        shard.books.lock_parked().misses -= 1;
-        let (shard, granted) = found?;
-        self.core.raise_peaks();
-        Ok(Some((Lasting::clone(&shard.books), granted)))
-    }
-
-    /// The shard that serves a stream, a new one if need be.
-    #[cold]
-    fn shard_for(&self, stream: &B::Stream) -> Arc<Shard<B>> {
-        let id = B::stream_id(stream);
-        let mut others = lock(&self.others);
-        let served = self.table.find(id).map(|(_, shard)| shard);
-        let known = served.or_else(|| others.iter().find(|s| s.lock().stream_id == id));
-        if let Some(shard) = known.filter(|shard| shard.lock().stream_id == id) {
-            return Arc::clone(shard);
-        }
-        for shard in self.table.iter() {
-            let mut state = shard.lock();
-            if state.is_vacant() {
-                state.serve(stream.clone());
-                self.table.rename(shard, id);
-                return Arc::clone(shard);
-            }
-        }
-        let mut state =
-            State::new(stream.clone(), Arc::clone(&self.core.clock), Arc::clone(&self.core.tracer));
-        let config = lock(&self.config);
-        state.set_config(self.core.in_force(&config, 0));
-        let shard = self.core.register(Shard::new(&self.core, state, 0));
-        drop(config);
-        if !self.table.insert(id, &shard) {
-            others.push(Arc::clone(&shard));
-        }
-        shard
-    }
-
     pub(crate) fn allocated(&self) -> usize {
         let at = Quantity::AllocatedBytes as usize;
         let of = |shard: &Counters| shard.current[0][at] + shard.current[1][at];
@@ -434,11 +254,11 @@ impl<B: Backend> Shared<B> {
 impl<B: Backend> Drop for Shared<B> {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::SeqCst);
-        // They keep the core alive.
-        let left = std::mem::take(&mut *lock(&self.core.left));
-        drop(left);
-        let others = self.others.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.table.iter().chain(others.iter()).for_each(Shard::retire);
+        // They own the core.
+        let orphans = std::mem::take(&mut *lock(&self.core.orphans));
+        drop(orphans);
+        let overflow = self.overflow.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.table.iter().chain(overflow.iter()).for_each(Shard::retire);
     }
 }
 

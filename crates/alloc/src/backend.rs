@@ -7,7 +7,7 @@ use crate::HostConfig;
 
 /// Streams and events: how the allocator learns that work which uses memory is done.
 ///
-/// A runtime without asynchrony takes `()` as its event and answers `Ok(true)`.
+/// A runtime without asynchrony takes `()` as its event and returns `Ok(true)`.
 pub trait StreamBackend: Send + Sync {
     /// A queue of work. Clones name the same queue.
     type Stream: Clone + Send + Sync;
@@ -66,7 +66,7 @@ pub trait StreamBackend: Send + Sync {
         false
     }
 
-    /// Tries releases again that the runtime refused and keeps books of itself: of events, and of
+    /// Tries releases again that the runtime refused and keeps track of itself: of events, and of
     /// memory that was dropped. Called where a cache is emptied, without a lock that a hit takes.
     fn retry_refused(&self) {}
 }
@@ -83,8 +83,8 @@ pub trait Backend: StreamBackend + 'static {
     /// The runtime's own.
     fn alloc(&self, bytes: usize) -> Result<Self::Memory, Self::Error>;
 
-    /// Gives memory back. A runtime that may refuse that overrides this: then the memory stays in
-    /// the books, as what is reserved, and is tried again later.
+    /// Gives memory back. A runtime that may refuse that overrides this: then the memory goes
+    /// on counting as reserved, and is tried again later.
     ///
     /// # Errors
     /// The memory, as it was. What a lost device had counts as given back.
@@ -153,7 +153,7 @@ pub trait VirtualMemory<E>: Send + Sync {
     /// What sizes and offsets must be a multiple of, in bytes. A divisor of 2 MiB.
     fn granularity(&self) -> usize;
 
-    /// Reserves this many bytes of addresses; answers the first one, a multiple of 2 MiB, too.
+    /// Reserves this many bytes of addresses. Also returns the first one, a multiple of 2 MiB.
     ///
     /// # Errors
     /// The runtime's own.
@@ -173,11 +173,11 @@ pub trait VirtualMemory<E>: Send + Sync {
     fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, E>;
 
     /// Gives back what one of the above made. A runtime that may refuse that overrides this: then
-    /// a mapping stays in the books, with its memory, and anything is tried again later.
+    /// a mapping stays, with its memory, and anything is tried again later.
     ///
     /// # Errors
     /// The handle, with all as it was. What a lost device had counts as given back.
-    fn give_back(&self, handle: Handle) -> Result<(), Handle> {
+    fn release(&self, handle: Handle) -> Result<(), Handle> {
         drop(handle);
         Ok(())
     }

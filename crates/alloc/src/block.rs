@@ -3,40 +3,40 @@
 use std::fmt;
 
 use crate::Backend;
-use crate::books::Books;
-use crate::state::{Granted, NONE};
+use crate::heap::NONE;
+use crate::shard::{Granted, ShardCell};
 use crate::sync::{Lasting, is_same};
 
 /// Memory from a [`CachingAllocator`](crate::CachingAllocator), given back on drop.
 ///
-/// It keeps the allocator's books and backend alive. Dropping it never waits while there is an
+/// It keeps its shard and the backend alive. Dropping it never waits while there is an
 /// allocator: if other streams use it (see [`record_stream`](Block::record_stream)) its memory is
 /// used again only once they are done. What outlives the allocator waits for them, as its memory
 /// goes back to the backend.
 pub struct Block<B: Backend> {
-    books: Lasting<Books<B>>,
+    cell: Lasting<ShardCell<B>>,
     address: u64,
     requested: usize,
     size: usize,
     stream: u64,
-    /// `NONE` if it is empty, and then it is in nobody's books.
+    /// `NONE` if it is empty, and then in no shard.
     index: u32,
 }
 
 impl<B: Backend> Block<B> {
     #[inline]
     pub(crate) fn new(
-        books: Lasting<Books<B>>,
+        cell: Lasting<ShardCell<B>>,
         granted: Granted,
         requested: usize,
         stream: u64,
     ) -> Self {
         let Granted { block: index, address, size } = granted;
-        Self { books, address, requested, size, stream, index }
+        Self { cell, address, requested, size, stream, index }
     }
 
-    pub(crate) fn is_of(&self, books: &Lasting<Books<B>>) -> bool {
-        self.index != NONE && is_same(&self.books, books)
+    pub(crate) fn is_of(&self, cell: &Lasting<ShardCell<B>>) -> bool {
+        self.index != NONE && is_same(&self.cell, cell)
     }
 
     /// Where it starts; 0 if it is empty. At least 512-byte aligned if the backend's memory is.
@@ -72,7 +72,7 @@ impl<B: Backend> Block<B> {
     /// Of no effect for the stream it was allocated for.
     pub fn record_stream(&self, stream: &B::Stream) {
         if self.index != NONE {
-            self.books.lock_parked().record_stream(self.index, stream);
+            self.cell.lock_parked().record_stream(self.index, stream);
         }
     }
 }
@@ -81,7 +81,7 @@ impl<B: Backend> Drop for Block<B> {
     #[inline]
     fn drop(&mut self) {
         if self.index != NONE {
-            self.books.free(self.index);
+            self.cell.free(self.index);
         }
     }
 }

@@ -192,7 +192,7 @@ impl AllocatorConfig {
         Ok(config)
     }
 
-    /// Reads the options from the environment as `read` answers it (which is
+    /// Reads the options from the environment as `read` returns it (which is
     /// [`std::env::var`] where a program does not know better): `WARPLINE_ALLOC_CONF`, else
     /// `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`; and
     /// `PYTORCH_NO_CUDA_MEMORY_CACHING`, where anything but nothing or `0` turns caching off.

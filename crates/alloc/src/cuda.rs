@@ -204,7 +204,7 @@ impl VirtualMemory<DriverError> for CudaBackend {
         Ok(Box::new(self.mappings.add(self.device, mapping)?))
     }
 
-    fn give_back(&self, handle: Handle) -> Result<(), Handle> {
+    fn release(&self, handle: Handle) -> Result<(), Handle> {
         let handle = match handle.downcast::<Mapped>() {
             Ok(mapped) => return mapped.release().map_err(|mapped| Box::new(mapped) as Handle),
             Err(handle) => handle,

@@ -1,4 +1,4 @@
-//! What callers are told of, or asked for, when memory runs short or moves.
+//! What callers are told of, or called for, when memory runs short or moves.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use crate::shard::lock;
 
 type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 type Callback = Arc<dyn Fn() -> bool + Send + Sync>;
-type Follower = Arc<dyn Fn(u64, u64, usize) + Send + Sync>;
+type RemapObserver = Arc<dyn Fn(u64, u64, usize) + Send + Sync>;
 
 #[derive(Default)]
 pub(crate) struct Hooks {
     observers: Mutex<Vec<Observer>>,
     callbacks: Mutex<Vec<Callback>>,
-    followers: Mutex<Vec<Follower>>,
-    /// Whether there are followers.
-    followed: AtomicBool,
+    remap_observers: Mutex<Vec<RemapObserver>>,
+    /// Whether there are observers of moves.
+    observes_moves: AtomicBool,
     /// The threads that run some of them, which are not told of what these do themselves.
     inside: Mutex<Vec<ThreadId>>,
 }
@@ -36,38 +36,38 @@ impl Hooks {
         lock(&self.callbacks).push(callback);
     }
 
-    pub(crate) fn add_follower(&self, follower: Follower) {
-        lock(&self.followers).push(follower);
-        self.followed.store(true, Ordering::Relaxed);
+    pub(crate) fn add_remap_observer(&self, observer: RemapObserver) {
+        lock(&self.remap_observers).push(observer);
+        self.observes_moves.store(true, Ordering::Relaxed);
     }
 
     #[inline]
-    pub(crate) fn are_followed(&self) -> bool {
-        self.followed.load(Ordering::Relaxed)
+    pub(crate) fn observe_moves(&self) -> bool {
+        self.observes_moves.load(Ordering::Relaxed)
     }
 
-    /// Tells the followers that the free memory at an address is at another one now.
+    /// Tells those that observe moves that the free memory at an address is at another one now.
     pub(crate) fn moved(&self, from: u64, to: u64, bytes: usize) {
-        if !self.are_followed() {
+        if !self.observe_moves() {
             return;
         }
-        let followers = lock(&self.followers).clone();
-        followers.iter().for_each(|follower| follower(from, to, bytes));
+        let observers = lock(&self.remap_observers).clone();
+        observers.iter().for_each(|observer| observer(from, to, bytes));
     }
 
-    /// Tells the observers.
-    pub(crate) fn tell(&self, facts: &OutOfMemory) {
+    /// Tells the observers of failed requests.
+    pub(crate) fn notify_observers(&self, facts: &OutOfMemory) {
         let observers = lock(&self.observers).clone();
         if let Some(_inside) = self.enter(observers.is_empty()) {
             observers.iter().for_each(|observer| observer(facts));
         }
     }
 
-    /// Asks the callbacks; answers whether any says that it freed something.
-    pub(crate) fn ask(&self) -> bool {
+    /// Calls the callbacks. Returns whether any says that it freed something.
+    pub(crate) fn run_callbacks(&self) -> bool {
         let callbacks = lock(&self.callbacks).clone();
         let Some(_inside) = self.enter(callbacks.is_empty()) else { return false };
-        // Each of them is called, whatever the others answer.
+        // Each of them is called, whatever the others return.
         callbacks.iter().filter(|callback| callback()).count() > 0
     }
 

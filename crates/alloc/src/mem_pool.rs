@@ -11,8 +11,7 @@ use warpline_sync::thread::{self, ThreadId};
 
 use crate::allocator::Shared;
 use crate::core::Core;
-use crate::shard::{Shard, lock};
-use crate::state::State;
+use crate::shard::{Shard, State, lock};
 use crate::{AllocError, AllocatorConfig, Backend, Block, CachingAllocator};
 
 /// How a [`MemPool`] behaves.
@@ -39,7 +38,7 @@ pub(crate) struct Pool<B: Backend> {
     pub(crate) id: u64,
     pub(crate) options: PoolOptions,
     /// Where its memory comes from, if not from the allocator's own.
-    pub(crate) backend: Option<B>,
+    backend: Option<Arc<B>>,
     /// What its allocator's shards share.
     core: Weak<Core<B>>,
     shards: Mutex<HashMap<u64, Arc<Shard<B>>>>,
@@ -78,7 +77,7 @@ impl<B: Backend> MemPool<B> {
         core: &Arc<Core<B>>,
         id: u64,
         options: PoolOptions,
-        backend: Option<B>,
+        backend: Option<Arc<B>>,
     ) -> Self {
         let (core, shards) = (Arc::downgrade(core), Mutex::default());
         Self { inner: Arc::new(Pool { id, options, backend, core, shards }) }
@@ -93,7 +92,7 @@ impl<B: Backend> MemPool<B> {
     /// Whether the block is of this pool.
     #[must_use]
     pub fn holds(&self, block: &Block<B>) -> bool {
-        lock(&self.inner.shards).values().any(|shard| block.is_of(&shard.books))
+        lock(&self.inner.shards).values().any(|shard| block.is_of(&shard.cell))
     }
 
     /// How many clones and routes there are.
@@ -118,7 +117,7 @@ impl<B: Backend> Pool<B> {
                 State::new(stream.clone(), Arc::clone(&core.clock), Arc::clone(&core.tracer));
             state.set_config(core.in_force(&config, self.id));
             state.no_split = self.options.no_split;
-            core.register(Shard::new(core, state, self.id))
+            core.register(Shard::new(core, state, self.id, self.backend.clone()))
         });
         Arc::clone(shard)
     }
@@ -172,7 +171,7 @@ impl<B: Backend> CachingAllocator<B> {
     /// to it if that [may not stand in](Backend::may_stand_in) for the allocator's own.
     #[must_use]
     pub fn new_pool_over(&self, backend: B, options: PoolOptions) -> MemPool<B> {
-        self.shared().add_pool(options, Some(backend))
+        self.shared().add_pool(options, Some(Arc::new(backend)))
     }
 
     /// Serves this thread's requests from the pool until the result is dropped
@@ -221,8 +220,8 @@ impl<B: Backend> CachingAllocator<B> {
         if bytes > 0 && shared.may_lead_to(&pool.inner) && shared.routes.find(id).is_none() {
             let shard = pool.inner.shard(&shared.core, &shared.config, stream);
             let site = Location::caller();
-            if let Some((books, granted)) = shared.malloc_in(&shard, bytes, id, site, false)? {
-                return Ok(Block::new(books, granted, bytes, id));
+            if let Some((cell, granted)) = shared.malloc_in(&shard, bytes, id, site, false)? {
+                return Ok(Block::new(cell, granted, bytes, id));
             }
         }
         self.malloc(bytes, stream)
@@ -249,7 +248,7 @@ impl<B: Backend> CachingAllocator<B> {
 }
 
 impl<B: Backend> Shared<B> {
-    fn add_pool(&self, options: PoolOptions, backend: Option<B>) -> MemPool<B> {
+    fn add_pool(&self, options: PoolOptions, backend: Option<Arc<B>>) -> MemPool<B> {
         let id = self.next_pool.fetch_add(1, Ordering::Relaxed) + 1;
         let pool = MemPool::new(&self.core, id, options, backend);
         let mut pools = lock(&self.pools);

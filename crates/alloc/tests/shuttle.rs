@@ -10,7 +10,7 @@ mod host;
 
 use std::sync::Arc;
 
-use common::{Fake, MIB, Owned, PAGE, check_books};
+use common::{Fake, MIB, Owned, PAGE, check_state};
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Barrier;
@@ -113,7 +113,7 @@ fn two_threads_share_a_stream() {
             })
         });
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        check_books(&allocator);
+        check_state(&allocator);
         allocator.empty_cache();
     });
 }
@@ -148,7 +148,7 @@ fn readers_see_one_moment_while_streams_allocate() {
         }));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         allocator.empty_cache();
-        check_books(&allocator);
+        check_state(&allocator);
     });
 }
 
@@ -171,7 +171,7 @@ fn pages_change_streams_while_these_allocate() {
             })
         });
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        check_books(&allocator);
+        check_state(&allocator);
         allocator.empty_cache();
         assert_eq!(fake.world().used(), 0);
     });
@@ -338,7 +338,7 @@ fn threads_share_windows_while_the_cache_is_emptied() {
             owner.free(&other, block);
         }));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        check_books(&allocator);
+        check_state(&allocator);
         drop(kept);
         [0, 1].iter().for_each(|&stream| fake.complete(stream));
         allocator.empty_cache();
@@ -381,7 +381,7 @@ fn sums_do_not_shrink_as_a_pool_goes() {
 }
 
 #[test]
-fn empty_blocks_are_in_nobodys_books() {
+fn empty_blocks_are_in_no_shard() {
     check_policies(|allocator| {
         drop(allocator.malloc(512, &9).unwrap());
         allocator.empty_cache();

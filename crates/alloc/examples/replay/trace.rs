@@ -95,7 +95,7 @@ pub enum TraceError {
 
 /// Blocks by id while a file is read.
 #[derive(Default)]
-struct Books {
+struct Slots {
     live: HashMap<u64, u32>,
     /// Frees without a completion yet: which of [`Trace::ops`].
     freed: HashMap<u64, usize>,
@@ -148,7 +148,7 @@ impl Trace {
             true => Box::new(BufReader::new(MultiGzDecoder::new(input))),
             false => Box::new(input),
         };
-        let mut books = Books::default();
+        let mut slots = Slots::default();
         let mut text = String::new();
         let mut lines = lines.take(most.saturating_add(1));
         loop {
@@ -165,20 +165,20 @@ impl Trace {
             }
             let record = text.trim_end_matches(['\n', '\r']);
             if !record.is_empty() {
-                self.read_line(record, *line, &mut books)?;
+                self.read_line(record, *line, &mut slots)?;
             }
             text.clear();
             *line += 1;
         }
         // What is still in use at the end stays so.
         let until = self.ops.len();
-        self.late.extend(books.freed.into_values().map(|free| Late { free, until }));
+        self.late.extend(slots.freed.into_values().map(|free| Late { free, until }));
         self.late.retain(|late| late.until > late.free + 1);
         self.late.sort_unstable_by_key(|late| late.free);
         Ok(())
     }
 
-    fn read_line(&mut self, text: &str, line: usize, books: &mut Books) -> Result<(), String> {
+    fn read_line(&mut self, text: &str, line: usize, slots: &mut Slots) -> Result<(), String> {
         let fields: Vec<&str> = text.split(',').collect();
         let op = fields[0];
         let wanted = match op {
@@ -200,26 +200,26 @@ impl Trace {
                 let bytes = number(fields[2], "the number of bytes")?;
                 let bytes = usize::try_from(bytes).map_err(|e| e.to_string())?;
                 let stream = self.stream(number(fields[3], "the stream")?);
-                let slot = books.empty.pop().unwrap_or(self.slots as u32);
-                if books.live.insert(id, slot).is_some() {
+                let slot = slots.empty.pop().unwrap_or(self.slots as u32);
+                if slots.live.insert(id, slot).is_some() {
                     return Err(format!("id {id} is allocated twice"));
                 }
                 self.slots = self.slots.max(slot as usize + 1);
                 self.push(Op::Malloc { slot, stream, bytes }, Origin { line, id });
             }
             "f" => {
-                let Some(slot) = books.live.remove(&id) else {
-                    return Err(match books.freed.contains_key(&id) || self.frees(id) {
+                let Some(slot) = slots.live.remove(&id) else {
+                    return Err(match slots.freed.contains_key(&id) || self.frees(id) {
                         true => format!("id {id} is freed twice"),
                         false => format!("id {id} is freed but was never allocated"),
                     });
                 };
-                books.freed.insert(id, self.ops.len());
-                books.empty.push(slot);
+                slots.freed.insert(id, self.ops.len());
+                slots.empty.push(slot);
                 self.push(Op::Free { slot }, Origin { line, id });
             }
             _ => {
-                let Some(free) = books.freed.remove(&id) else {
+                let Some(free) = slots.freed.remove(&id) else {
                     return Err(format!("id {id} is completed but no free of it is pending"));
                 };
                 self.completions = true;

@@ -19,8 +19,8 @@ const SHARED_MAX: usize = 2 * MIB;
 const SHARED_SEGMENT: (usize, usize, usize) = (2 * MIB, 8 * MIB, 16);
 /// Memory that may be held beyond the most that was ever in use at once: a share of that, and
 /// where it is little this many bytes.
-const SLACK_SHARE: usize = 12;
-const LEAST_SLACK: usize = 32 * MIB;
+const HEADROOM_SHARE: usize = 12;
+const LEAST_HEADROOM: usize = 32 * MIB;
 
 /// A block's bytes.
 #[derive(Clone, Copy, Debug)]
@@ -105,8 +105,8 @@ impl<H: HostBackend> State<H> {
     }
 
     /// What may be held, or lie unused in whole segments, beyond what is in use.
-    fn slack(peak: usize) -> usize {
-        (peak / SLACK_SHARE).max(LEAST_SLACK)
+    fn headroom(peak: usize) -> usize {
+        (peak / HEADROOM_SHARE).max(LEAST_HEADROOM)
     }
 
     fn peak_with(&self, request: Request) -> usize {
@@ -125,10 +125,10 @@ impl<H: HostBackend> State<H> {
                 if request.kind == Kind::Shared {
                     return None;
                 }
-                // Half empty at worst, and all of them together within the slack.
+                // Half empty at worst, and all of them together within the headroom.
                 let unused = self.segments.best_fit(Kind::Whole, request.size)? - request.size;
-                let slack = Self::slack(self.peak_with(request));
-                if unused > request.size || self.unused + unused > slack {
+                let headroom = Self::headroom(self.peak_with(request));
+                if unused > request.size || self.unused + unused > headroom {
                     return None;
                 }
                 self.segments.take(Kind::Whole, request.size)?
@@ -160,7 +160,7 @@ impl<H: HostBackend> State<H> {
             new.bytes = new.bytes.max(usual);
         }
         let peak = self.peak_with(request);
-        let limit = peak.saturating_add(Self::slack(peak));
+        let limit = peak.saturating_add(Self::headroom(peak));
         while self.reserved.saturating_add(new.bytes) > limit && self.let_go() {}
         self.reserve(new);
         new

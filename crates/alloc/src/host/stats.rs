@@ -35,7 +35,7 @@ impl DurationStat {
     }
 }
 
-/// What [`HostCache::stats`](crate::HostCache::stats) answers (`torch.cuda.host_memory_stats`).
+/// What [`HostCache::stats`](crate::HostCache::stats) returns (`torch.cuda.host_memory_stats`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostMemoryStats {

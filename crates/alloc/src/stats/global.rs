@@ -128,8 +128,8 @@ pub(crate) struct Global {
     pub(crate) mapping_time: Duration,
     pub(crate) num_refused: i64,
     pub(crate) refused_segments: RefusedReleases,
-    /// Of mappings, pages and addresses.
-    pub(crate) refused_pages: RefusedReleases,
+    /// Of mappings, pages and addresses, by policy.
+    pub(crate) refused_pages: [RefusedReleases; 2],
     /// By pool, and of both together.
     peaks: [Values; 3],
     /// Counts of shards that are no more.
@@ -158,7 +158,7 @@ impl Global {
                 let more = more.fold(0, i64::max);
                 let peak = &mut self.peaks[pool][at];
                 *peak = (*peak).max(sum + more);
-                let slack = *peak - sum;
+                let left = *peak - sum;
                 let wanted = |shard: &Counters, now: &[Values; 3]| {
                     i128::from(shard.seen[pool][at] - now[pool][at])
                 };
@@ -166,8 +166,8 @@ impl Global {
                 for (shard, now) in shards.iter_mut().zip(&now) {
                     // In proportion to what each was at before.
                     let share = match all {
-                        0 => slack / count,
-                        _ => (i128::from(slack) * wanted(shard, now) / all) as i64,
+                        0 => left / count,
+                        _ => (i128::from(left) * wanted(shard, now) / all) as i64,
                     };
                     shard.limit[pool][at] = now[pool][at] + share;
                 }
@@ -255,6 +255,7 @@ impl Global {
             };
             PoolStats { all, small_pool, large_pool }
         };
+        let refused = self.refused_pages.iter().chain([&self.refused_segments]);
         MemoryStats {
             allocation: pool(Quantity::Allocation),
             segment: self.segment.stats(),
@@ -275,8 +276,8 @@ impl Global {
             num_device_free: self.num_device_free,
             num_remaps: self.num_remaps,
             mapping_time: self.mapping_time,
-            refused_releases: (self.refused_segments.count + self.refused_pages.count) as i64,
-            refused_bytes: (self.refused_segments.bytes + self.refused_pages.bytes) as i64,
+            refused_releases: refused.clone().map(|it| it.count).sum::<usize>() as i64,
+            refused_bytes: refused.map(|it| it.bytes).sum::<usize>() as i64,
             num_refused: self.num_refused,
         }
     }

@@ -34,7 +34,7 @@ pub struct PoolStats {
     pub large_pool: Stat,
 }
 
-/// What [`memory_stats`](crate::CachingAllocator::memory_stats) answers. Bytes or counts.
+/// What [`memory_stats`](crate::CachingAllocator::memory_stats) returns. Bytes or counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {

@@ -8,7 +8,7 @@ use warpline_alloc::{Block, BlockState, CachingAllocator, PoolKind};
 use super::{Fake, MIB};
 
 /// Checks that the snapshot, the statistics and the backend agree.
-pub fn check_books(allocator: &CachingAllocator<Fake>) {
+pub fn check_state(allocator: &CachingAllocator<Fake>) {
     let stats = allocator.memory_stats();
     let snapshot = allocator.segments();
     let world = allocator.backend().world();

@@ -12,7 +12,7 @@ use warpline_alloc::{
     StreamBackend, VirtualMemory,
 };
 
-pub use check::{Owned, Physical, check_books, check_disjoint, physical};
+pub use check::{Owned, Physical, check_state, check_disjoint, physical};
 
 pub const MIB: usize = 1 << 20;
 /// Bytes in a page of the default policy.
@@ -524,7 +524,7 @@ impl VirtualMemory<FakeError> for Fake {
         Ok(Box::new(Mapping { address, world: self.clone(), _page: Arc::clone(page) }))
     }
 
-    fn give_back(&self, handle: Handle) -> Result<(), Handle> {
+    fn release(&self, handle: Handle) -> Result<(), Handle> {
         let refused = self.world().refuses();
         if refused { Err(handle) } else { Ok(()) }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use warpline_alloc::{AllocatorConfig, Block, CachingAllocator, PoolOptions};
 
-use crate::common::{Fake, MIB, Owned, Random, check_books};
+use crate::common::{Fake, MIB, Owned, Random, check_state};
 
 const THREADS: u64 = 8;
 const POLICIES: [&str; 3] = ["policy:torch", "expandable_segments:True", "policy:default"];
@@ -100,9 +100,9 @@ fn stress(streams: u64, capacity: usize, lists: &[&'static [&'static str]]) {
                     scope.spawn(move || work(allocator, owned, shared, number, streams, options));
                 }
             });
-            check_books(&allocator);
+            check_state(&allocator);
             drop(shared);
-            check_books(&allocator);
+            check_state(&allocator);
             allocator.empty_cache();
             let stats = allocator.memory_stats();
             assert_eq!(stats.active.all.current, 0);
@@ -175,7 +175,7 @@ fn pools_and_captures_on_eight_threads() {
                 }
             });
             allocator.empty_cache();
-            check_books(&allocator);
+            check_state(&allocator);
             assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
             assert_eq!(allocator.memory_stats().active.all.current, 0);
         });

@@ -152,7 +152,7 @@ fn a_stream_of_another_driver_keeps_nothing_from_going_back() {
 
 /// Each release of the driver is refused at times. What it holds is what the statistics say.
 #[test]
-fn the_books_agree_with_a_driver_that_refuses() {
+fn the_state_agrees_with_a_driver_that_refuses() {
     for (seed, options) in [
         "policy:default",
         "policy:torch",

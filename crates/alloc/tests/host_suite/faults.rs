@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use warpline_alloc::{Block, CachingAllocator, PoolOptions};
 
-use crate::common::{Fake, FakeError, MIB, Owned, check_books, check_disjoint};
+use crate::common::{Fake, FakeError, MIB, Owned, check_state, check_disjoint};
 
 const OPTIONS: [&str; 6] = [
     "policy:torch",
@@ -63,7 +63,7 @@ impl Program {
     fn check(&self) {
         check_disjoint(&self.live);
         if self.fake.world().capturing.is_none() {
-            check_books(&self.allocator);
+            check_state(&self.allocator);
         }
         assert_eq!(
             self.allocator.memory_allocated(),

@@ -27,7 +27,7 @@ mod ported_pools;
 mod ported_snapshot;
 mod refused;
 mod replay;
-mod slack;
+mod headroom;
 mod snapshot;
 mod soak;
 mod stats;

@@ -12,7 +12,7 @@ use warpline_alloc::{
     VirtualMemory,
 };
 
-use crate::common::{Event, Fake, FakeError, MIB, Memory, check_books, check_disjoint};
+use crate::common::{Event, Fake, FakeError, MIB, Memory, check_state, check_disjoint};
 
 #[test]
 fn an_observer_that_fails_the_same_way_is_not_told_of_itself() {
@@ -72,7 +72,7 @@ fn nothing_is_led_to_a_pool_of_another_allocator() {
     drop((block, inside, routes, pool));
     for (allocator, fake) in [(&allocator, &fake), (&other, &foreign)] {
         allocator.empty_cache();
-        check_books(allocator);
+        check_state(allocator);
         assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
     }
     // Routes of its own still count.
@@ -153,15 +153,15 @@ fn waits_are_made_without_the_lock_that_hits_take() {
         let kept = allocator.malloc(25 * MIB, &0).unwrap();
         drop(allocator.malloc(30 * MIB, &0).unwrap());
         let rest = allocator.malloc(2 * MIB, &0).unwrap();
-        let lent = allocator.malloc(20 * MIB, &1).unwrap();
-        assert!(pages || lent.size() >= 20 * MIB);
-        drop((kept, rest, lent));
+        let other = allocator.malloc(20 * MIB, &1).unwrap();
+        assert!(pages || other.size() >= 20 * MIB);
+        drop((kept, rest, other));
         assert!(backend.2.load(Ordering::Relaxed) > 0, "{options}: nothing was waited for");
     }
 }
 
 #[test]
-fn lending_that_cannot_be_ordered_leaves_the_lenders_books_as_they_were() {
+fn memory_of_another_stream_that_cannot_be_ordered_stays_where_it_is() {
     let fake = Fake::new(60 * MIB);
     let allocator = fake.allocator("policy:torch");
     let blocks = [20, 20, 20].map(|mib| allocator.malloc(mib * MIB - 512, &0).unwrap());
@@ -171,7 +171,7 @@ fn lending_that_cannot_be_ordered_leaves_the_lenders_books_as_they_were() {
     fake.world().fail_record = Some(FakeError::Fault);
     let before = allocator.memory_stats();
     assert!(allocator.malloc(50 * MIB, &1).unwrap_err().is_out_of_memory());
-    check_books(&allocator);
+    check_state(&allocator);
     let after = allocator.memory_stats();
     assert_eq!(before.allocation, after.allocation);
     assert_eq!(before.inactive_split, after.inactive_split);
@@ -204,7 +204,7 @@ fn a_failure_to_ask_names_the_request() {
 }
 
 #[test]
-fn host_requests_of_any_size_leave_the_books_right() {
+fn host_requests_of_any_size_are_counted_right() {
     let cache = HostCache::new(Fake::new(1 << 30));
     drop(cache.alloc(1000).unwrap());
     for bytes in [usize::MAX, usize::MAX - 8191, 1 << 63, (1 << 60) + 1, 1 << 60, 1 << 59] {
@@ -255,7 +255,7 @@ fn odd_options_are_harmless() {
             let blocks: Vec<_> =
                 sizes.iter().filter_map(|&bytes| allocator.malloc(bytes, &0).ok()).collect();
             check_disjoint(&blocks);
-            check_books(&allocator);
+            check_state(&allocator);
         }
         allocator.empty_cache();
         assert_eq!(fake.world().used(), 0, "{config:?}");
@@ -301,7 +301,7 @@ proptest! {
                 let fake = Fake::with_pages(300 * MIB);
                 let allocator = CachingAllocator::new(fake.clone(), config);
                 let blocks = [1, 3000, 3 * MIB, 30 * MIB].map(|bytes| allocator.malloc(bytes, &0));
-                check_books(&allocator);
+                check_state(&allocator);
                 drop(blocks);
                 allocator.empty_cache();
                 prop_assert_eq!(fake.world().used(), 0);

@@ -1,5 +1,5 @@
 //! Random programs against a plain model: nobody gets memory that somebody may still use, and the
-//! books agree with what was done.
+//! state agrees with what was done.
 
 use proptest::prelude::*;
 use warpline_alloc::{
@@ -7,7 +7,7 @@ use warpline_alloc::{
 };
 
 use crate::common::{
-    Fake, FakeError, MIB, Physical, Random, check_books, check_disjoint, physical,
+    Fake, FakeError, MIB, Physical, Random, check_state, check_disjoint, physical,
 };
 
 #[derive(Clone, Debug)]
@@ -236,7 +236,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
                         let memory = physical(&fake, block.address(), block.size());
                         let waits = fake.world().waits.clone();
                         for busy in &model.busy {
-                            // Memory that was lent to another stream and used by its own again
+                            // Memory that served another stream and used by its own again
                             // is in order for that one.
                             let ordered = |(user, work): &(u64, u64)| {
                                 model.completed[*user as usize] >= *work
@@ -358,7 +358,7 @@ fn run(options: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         }
         // During a capture the backend still has what was given back.
         if capture.is_none() {
-            check_books(&allocator);
+            check_state(&allocator);
             prop_assert_eq!(allocator.memory_reserved(), fake.world().used());
         }
         check_disjoint(model.live.iter().map(|live| &live.block));
@@ -474,7 +474,7 @@ fn contents_survive_ten_thousand_operations() {
         }
         if step % 1000 == 999 {
             allocator.empty_cache();
-            check_books(&allocator);
+            check_state(&allocator);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warpline_alloc::AllocError;
 
-use crate::common::{Fake, FakeError, MIB, check_books};
+use crate::common::{Fake, FakeError, MIB, check_state};
 
 #[test]
 fn the_error_states_the_facts_and_leaves_everything_usable() {
@@ -31,7 +31,7 @@ fn the_error_states_the_facts_and_leaves_everything_usable() {
     }
     let stats = allocator.memory_stats();
     assert_eq!((stats.num_ooms, stats.num_alloc_retries), (1, 1));
-    check_books(&allocator);
+    check_state(&allocator);
     assert_eq!(allocator.malloc(60 * MIB, &0).unwrap().size(), 60 * MIB);
     drop((kept, small));
     assert_eq!(allocator.memory_allocated(), 0);
@@ -48,7 +48,7 @@ fn cached_memory_is_given_back_and_the_request_tried_again() {
     assert_eq!((stats.num_alloc_retries, stats.num_ooms), (1, 0));
     assert_eq!((stats.num_device_alloc, stats.num_device_free), (2, 1));
     drop(block);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn oversize_segments_go_before_everything_else_does() {
     // One that is large enough is enough, even if it must not serve the request itself.
     drop(allocator.malloc(41 * MIB, &0).unwrap());
     assert_eq!(allocator.memory_stats().num_device_free, 2);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn garbage_collection_frees_what_has_been_idle_longest() {
     let sizes: Vec<_> = allocator.segments().iter().map(|s| s.total_size / MIB).collect();
     assert_eq!(sizes, [200, 20, 100, 100]);
     drop((a, b));
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn another_failure_of_the_backend_is_passed_on() {
     assert_eq!(allocator.memory_stats().num_ooms, 0);
     fake.world().fail_alloc = None;
     assert!(allocator.malloc(512, &0).is_ok());
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::thread;
 
 use warpline_alloc::{Block, CachingAllocator, PoolOptions};
 
-use crate::common::{Act, Fake, MIB, Random, check_books, check_disjoint};
+use crate::common::{Act, Fake, MIB, Random, check_state, check_disjoint};
 
 const POLICIES: [&str; 3] = ["policy:torch", "expandable_segments:True", "policy:default"];
 
@@ -93,7 +93,7 @@ fn an_allocator_sees_no_blocks_of_another() {
                 Some(allocator) if random.below(3) > 0 => {
                     let stream = random.below(3) as u64;
                     blocks.push(allocator.malloc(random.bytes(), &stream).unwrap());
-                    check_books(allocator);
+                    check_state(allocator);
                     let size: usize = blocks.iter().map(Block::size).sum();
                     assert_eq!(allocator.memory_allocated(), size, "seed {seed}");
                 }

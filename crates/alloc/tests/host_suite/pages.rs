@@ -2,7 +2,7 @@
 
 use warpline_alloc::{AllocError, AllocatorConfig};
 
-use crate::common::{Fake, FakeError, MIB, PAGE, check_books};
+use crate::common::{Fake, FakeError, MIB, PAGE, check_state};
 
 const EXPANDABLE: &str = "expandable_segments:True";
 /// Leaves `count` free pages in the middle of live blocks of stream 0, with a peak that leaves no
@@ -33,7 +33,7 @@ fn free_pages_are_mapped_where_they_are_needed() {
     assert_eq!((allocator.memory_reserved(), fake.world().pages.len()), (reserved, pages));
     assert_eq!(allocator.memory_stats().num_remaps, 20);
     assert!(fake.world().waits.is_empty(), "a stream need not wait for itself");
-    check_books(&allocator);
+    check_state(&allocator);
     drop((block, blocks));
     allocator.empty_cache();
     assert_eq!(allocator.memory_reserved(), 0);
@@ -48,7 +48,7 @@ fn another_streams_pages_come_with_a_wait_on_the_device() {
     let _block = allocator.malloc(20 * PAGE, &7).unwrap();
     assert_eq!(fake.world().waits, [(7, 0)]);
     assert_eq!((fake.world().syncs, allocator.memory_stats().num_sync_all_streams), (0, 0));
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn where_free_memory_is_of_no_use_new_pages_spare_calls() {
     let second = allocator.malloc(2 * PAGE, &0).unwrap();
     assert_eq!(allocator.memory_reserved(), 112 * PAGE);
     assert_eq!(allocator.memory_stats().num_remaps, 2);
-    check_books(&allocator);
+    check_state(&allocator);
     // What is given back is not made again before it is needed.
     drop((first, second, wholes, halves));
     allocator.empty_cache();
@@ -113,7 +113,7 @@ fn neither_a_request_that_fails_nor_peaks_that_start_anew_cost_memory() {
         pages = kept;
         pages.extend((pages.len()..25).map(|_| page()));
     }
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -136,11 +136,11 @@ fn a_mapping_that_fails_leaves_everything_usable() {
         fake.world().fail_map = Some(FakeError::Fault);
         let error = allocator.malloc(50 * MIB, &0).unwrap_err();
         assert!(matches!(error, AllocError::Backend { .. }), "{error}");
-        check_books(&allocator);
+        check_state(&allocator);
         fake.world().fail_map = None;
         drop(allocator.malloc(50 * MIB, &0).unwrap());
         drop(kept);
-        check_books(&allocator);
+        check_state(&allocator);
         allocator.empty_cache();
         assert_eq!(fake.world().used(), 0);
     }
@@ -160,7 +160,7 @@ fn expandable_segments_grow_at_the_first_place_that_is_long_enough() {
     let block = page(2);
     assert_eq!(block.address(), start, "the free page is at {end:#x}");
     assert_eq!(allocator.memory_reserved(), 4 * 20 * MIB);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn all_free_pages_count_when_memory_is_short() {
         kept % 2 == 0
     });
     assert_eq!(allocator.malloc(25 * PAGE, &1).unwrap().size(), 25 * PAGE);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_request_larger_than_the_device_is_out_of_memory() {
         let allocator = fake.allocator(options);
         let error = allocator.malloc(1 << 50, &0).unwrap_err();
         assert!(error.is_out_of_memory(), "{error}");
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -227,7 +227,7 @@ fn pages_of_another_size_are_left_alone_when_the_options_change() {
         drop(allocator.malloc(30 * MIB, &0).unwrap());
         allocator.set_config(AllocatorConfig::parse(then).unwrap());
         let block = allocator.malloc(70 * MIB, &0).unwrap();
-        check_books(&allocator);
+        check_state(&allocator);
         drop((kept, block));
         allocator.empty_cache();
         assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));

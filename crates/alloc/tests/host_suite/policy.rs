@@ -2,7 +2,7 @@
 
 use warpline_alloc::{AllocError, AllocatorConfig, Block, BlockState, CachingAllocator, PoolKind};
 
-use crate::common::{Fake, FakeError, MIB, check_books};
+use crate::common::{Fake, FakeError, MIB, check_state};
 
 fn asked(fake: &Fake) -> Vec<usize> {
     fake.world().asked.clone()
@@ -17,7 +17,7 @@ fn segments_come_in_three_sizes() {
     // 9 MiB fits what 1 MiB + 1 left over; the 1 B of the first segment leaves no room for 1 MiB
     // beside it only in a segment under 2 MiB.
     assert_eq!(asked(&fake), [2 * MIB, 20 * MIB, 10 * MIB, 12 * MIB, 104 * MIB]);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn of_equal_small_blocks_the_last_freed_is_the_first_used_but_for_torch() {
     assert!(again.iter().map(Block::address).is_sorted());
     drop((blocks, again));
     assert_eq!(order_of_reuse(&allocator), [0, 2, 4, 6]);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn the_low_part_is_handed_out_and_the_rest_split_off() {
     let c = allocator.malloc(3 * MIB, &0).unwrap();
     let d = allocator.malloc(3 * MIB, &0).unwrap();
     assert_eq!(d.address(), c.address() + 3 * MIB as u64);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn freed_neighbours_merge_whatever_the_order() {
         let start = blocks[0].as_ref().unwrap().address();
         for at in order {
             blocks[at] = None;
-            check_books(&allocator);
+            check_state(&allocator);
         }
         let snapshot = allocator.segments();
         assert_eq!(snapshot.len(), 1);
@@ -136,7 +136,7 @@ fn streams_and_pools_do_not_share() {
     let kinds = allocator.segments().iter().map(|s| s.segment_type).collect::<Vec<_>>();
     assert_eq!(kinds, [PoolKind::Small, PoolKind::Small, PoolKind::Large]);
     drop((other, large));
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn record_stream_defers_reuse_until_the_stream_is_done() {
     assert_eq!(allocator.memory_allocated(), 0);
     assert_eq!(allocator.memory_stats().active_bytes.all.current, 512);
     assert_eq!(allocator.segments()[0].blocks[0].state, BlockState::AwaitingFree);
-    check_books(&allocator);
+    check_state(&allocator);
 
     let other = allocator.malloc(512, &0).unwrap();
     assert_ne!(other.address(), address, "the other stream still uses it");
@@ -232,7 +232,7 @@ fn record_stream_defers_reuse_until_the_stream_is_done() {
     let same = allocator.malloc(512, &0).unwrap();
     assert_eq!(same.address(), address);
     assert_eq!(allocator.memory_stats().active.all.current, 2);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn an_event_that_cannot_be_recorded_keeps_its_block_until_it_can() {
     assert_ne!(allocator.malloc(512, &0).unwrap().address(), address);
     fake.world().fail_record = None;
     assert_eq!(allocator.malloc(512, &0).unwrap().address(), address);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn a_query_that_fails_is_no_completion_unless_the_device_is_lost() {
 }
 
 #[test]
-fn a_lost_device_settles_the_books_on_drop() {
+fn a_lost_device_leaves_nothing_counted_on_drop() {
     let fake = Fake::new(1 << 40);
     let allocator = fake.allocator("");
     let block = allocator.malloc(512, &0).unwrap();
@@ -353,7 +353,7 @@ fn a_lost_device_settles_the_books_on_drop() {
     assert_eq!(error.backend::<FakeError>(), Some(&FakeError::Lost));
     drop(block);
     assert_eq!(allocator.memory_allocated(), 0);
-    check_books(&allocator);
+    check_state(&allocator);
     drop(allocator);
     assert_eq!(fake.world().used(), 0);
     assert_eq!(fake.world().events_live, 0);
@@ -375,7 +375,7 @@ fn empty_cache_gives_back_what_is_whole_and_free() {
     assert_eq!(fake.world().used(), 2 * MIB);
     assert_eq!(allocator.memory_stats().num_device_free, 3);
     assert_eq!(allocator.memory_stats().num_sync_all_streams, 1);
-    check_books(&allocator);
+    check_state(&allocator);
     drop(kept);
     allocator.empty_cache();
     assert_eq!(allocator.memory_reserved(), 0);
@@ -392,7 +392,7 @@ fn without_caching_every_block_is_the_backends() {
     assert_eq!(asked(&fake), [1000, 3 * MIB + 1]);
     assert_eq!((a.size(), b.size()), (1000, 3 * MIB + 1));
     assert_eq!(fake.world().live.get(&a.address()), Some(&1000));
-    check_books(&allocator);
+    check_state(&allocator);
     drop(a);
     assert_eq!(fake.world().used(), 3 * MIB + 1);
     // Even then other streams are waited for.
@@ -404,7 +404,7 @@ fn without_caching_every_block_is_the_backends() {
     drop(allocator.malloc(8, &0).unwrap());
     assert_eq!(fake.world().used(), 0);
     assert_eq!(allocator.memory_stats().segment.all.freed, 3);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 /// What was captured in a pool goes on using it.
@@ -428,7 +428,7 @@ fn without_caching_private_pools_keep_their_memory() {
     drop(pool);
     allocator.empty_cache();
     assert_eq!(fake.world().used(), 0);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -466,7 +466,7 @@ fn many_short_lived_streams_leave_nothing_behind() {
         allocator.empty_cache();
     }
     assert_eq!(fake.world().used(), 0);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -498,7 +498,7 @@ fn handles_cross_threads() {
             });
         }
     });
-    check_books(&allocator);
+    check_state(&allocator);
     assert_eq!(allocator.memory_allocated(), 0);
     allocator.empty_cache();
     assert_eq!(fake.world().used(), 0);

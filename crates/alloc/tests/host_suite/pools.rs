@@ -2,7 +2,7 @@
 
 use warpline_alloc::{PoolOptions, TraceConfig};
 
-use crate::common::{Fake, MIB, check_books};
+use crate::common::{Fake, MIB, check_state};
 
 #[test]
 fn a_route_leads_a_threads_requests_to_a_pool() {
@@ -25,7 +25,7 @@ fn a_route_leads_a_threads_requests_to_a_pool() {
     assert_ne!(allocator.malloc(4 * MIB, &0).unwrap().address(), address);
     let _route = allocator.use_pool(&pool);
     assert_eq!(allocator.malloc(4 * MIB, &0).unwrap().address(), address);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 fn pool_of(allocator: &warpline_alloc::CachingAllocator<Fake>, address: u64) -> u64 {
@@ -71,7 +71,7 @@ fn a_pool_keeps_its_memory_and_goes_with_its_last_block() {
     assert_eq!(allocator.memory_reserved(), 80 * MIB, "a pool in use keeps what is free");
     drop(pool);
     assert_eq!(allocator.memory_reserved(), 50 * MIB);
-    check_books(&allocator);
+    check_state(&allocator);
     drop(b);
     assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
     let stats = allocator.memory_stats();
@@ -80,7 +80,7 @@ fn a_pool_keeps_its_memory_and_goes_with_its_last_block() {
 }
 
 #[test]
-fn a_pool_that_lends_is_asked_before_a_request_fails() {
+fn a_pool_used_on_oom_is_asked_before_a_request_fails() {
     for (use_on_oom, serves) in [(false, false), (true, true)] {
         let fake = Fake::new(100 * MIB);
         let allocator = fake.allocator("");
@@ -91,7 +91,7 @@ fn a_pool_that_lends_is_asked_before_a_request_fails() {
         }
         assert_eq!(allocator.malloc(60 * MIB, &0).is_ok(), serves);
         assert!(allocator.malloc(60 * MIB, &1).is_err(), "another stream's memory is not ordered");
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -103,7 +103,7 @@ fn blocks_can_be_kept_whole() {
     let _route = allocator.use_pool(&pool);
     let block = allocator.malloc(3 * MIB, &0).unwrap();
     assert_eq!((block.size(), block.requested()), (20 * MIB, 3 * MIB));
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn nothing_goes_back_and_no_event_is_touched_while_a_capture_is_under_way() {
     let _route = allocator.use_pool_for(&pool, &0);
     let blocks = [(); 2].map(|()| allocator.malloc(30 * MIB, &0).unwrap().address());
     assert!(blocks.contains(&shared) || allocator.malloc(30 * MIB, &0).is_ok());
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use warpline_alloc::AllocatorConfig;
 
-use crate::common::{Fake, MIB, check_books};
+use crate::common::{Fake, MIB, check_state};
 
 const SEGMENTS: &str = "policy:torch";
 const EXPANDABLE: &str = "expandable_segments:True";
@@ -33,12 +33,12 @@ fn max_split_expandable() {
         });
         let error = allocator.malloc(40 * MIB, &0).unwrap_err();
         assert!(error.is_out_of_memory(), "{kinds:?}: {error}");
-        check_books(&allocator);
+        check_state(&allocator);
         drop(blocks);
         // All that is cached has to go, of either kind.
         let all = allocator.malloc(120 * MIB, &0).unwrap();
         assert_eq!((all.size(), allocator.memory_reserved()), (120 * MIB, 120 * MIB));
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -55,7 +55,7 @@ fn garbage_collect_expandable() {
         drop(blocks);
         // What is idle is collected where it can be, with the other kind among what is free.
         drop(allocator.malloc(80 * MIB, &0).unwrap());
-        check_books(&allocator);
+        check_state(&allocator);
         assert!(allocator.memory_reserved() <= 120 * MIB);
         allocator.empty_cache();
         assert_eq!(fake.world().used(), 0, "{kinds:?}");

@@ -2,9 +2,9 @@
 
 use warpline_alloc::{AllocatorConfig, CachingAllocator, MemPool, PoolOptions, SegmentInfo};
 
-use crate::common::{Fake, MIB, check_books};
+use crate::common::{Fake, MIB, check_state};
 
-const LENDS: PoolOptions = PoolOptions { use_on_oom: true, no_split: false };
+const SHARES: PoolOptions = PoolOptions { use_on_oom: true, no_split: false };
 const WHOLE: PoolOptions = PoolOptions { use_on_oom: false, no_split: true };
 
 /// One allocator over segments and one over pages.
@@ -54,7 +54,7 @@ fn mempool_with_allocator() {
         assert_eq!(special.world().used(), 0);
         assert!(fake.world().used() > 0);
         drop(outside);
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -80,26 +80,26 @@ fn tensor_delete_after_allocator_delete() {
 fn mempool_limited_memory() {
     for fake in worlds(80 * MIB) {
         let allocator = fake.allocator("");
-        let [keeps, lends] = [PoolOptions::default(), LENDS]
+        let [keeps, shares] = [PoolOptions::default(), SHARES]
             .map(|options| allocator.new_pool_over(fake.clone(), options));
         let within = |pool: &MemPool<Fake>, mib: usize| {
             let _route = allocator.use_pool(pool);
             allocator.malloc(mib * MIB, &0)
         };
-        let (a, b) = (within(&keeps, 40).unwrap(), within(&lends, 40).unwrap());
+        let (a, b) = (within(&keeps, 40).unwrap(), within(&shares, 40).unwrap());
         let addresses = (a.address(), b.address());
         assert!(allocator.malloc(40 * MIB, &0).is_err(), "all is in use");
         drop((a, b));
         let c = allocator.malloc(30 * MIB, &0).unwrap();
-        assert_eq!(c.address(), addresses.1, "it is lent");
+        assert_eq!(c.address(), addresses.1, "it serves the request");
         let error = allocator.malloc(30 * MIB, &0).unwrap_err();
         assert!(error.is_out_of_memory(), "the other pool does not lend: {error}");
-        assert!(within(&lends, 40).is_err(), "and who asks for one pool gets no other's");
-        assert_eq!((count(&allocator, &keeps), count(&allocator, &lends)), (1, 1));
+        assert!(within(&shares, 40).is_err(), "and who asks for one pool gets no other's");
+        assert_eq!((count(&allocator, &keeps), count(&allocator, &shares)), (1, 1));
         drop(c);
-        let (a, b) = (within(&keeps, 40).unwrap(), within(&lends, 40).unwrap());
+        let (a, b) = (within(&keeps, 40).unwrap(), within(&shares, 40).unwrap());
         assert_eq!((a.address(), b.address()), addresses);
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -111,12 +111,12 @@ fn a_pool_is_not_lent_other_memory() {
         let allocator = fake.allocator("");
         let special = Fake::new(40 * MIB);
         let pool = allocator.new_pool_over(special, PoolOptions::default());
-        let lender = allocator.new_pool(LENDS);
+        let lender = allocator.new_pool(SHARES);
         if from_a_pool {
             let _route = allocator.use_pool(&lender);
             drop(allocator.malloc(20 * MIB, &0).unwrap());
         }
-        // What stream 1 has to spare could be lent, but not just given back.
+        // What stream 1 has to spare could serve it, but not just be given back.
         drop(allocator.malloc(20 * MIB, &1).unwrap());
         let _kept = allocator.malloc(5 * MIB, &1).unwrap();
         {
@@ -125,7 +125,7 @@ fn a_pool_is_not_lent_other_memory() {
             assert!(allocator.malloc(2 * MIB, &0).is_err());
         }
         drop(pool);
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -134,7 +134,7 @@ fn deleted_mempool_not_used_on_oom() {
     for fake in worlds(20 * MIB) {
         let allocator = fake.allocator("");
         for deleted_first in [false, true] {
-            let pool = allocator.new_pool(LENDS);
+            let pool = allocator.new_pool(SHARES);
             let a = {
                 let _route = allocator.use_pool(&pool);
                 allocator.malloc(20 * MIB, &0).unwrap()
@@ -149,7 +149,7 @@ fn deleted_mempool_not_used_on_oom() {
             }
             assert_eq!(fake.world().used(), 0);
             drop(allocator.malloc(20 * MIB, &0).unwrap());
-            check_books(&allocator);
+            check_state(&allocator);
             allocator.empty_cache();
         }
     }
@@ -171,7 +171,7 @@ fn mempool_no_split() {
         let segments = segments_of(&allocator, whole.id());
         assert!(segments.iter().all(|segment| segment.blocks.len() == 1));
         assert_eq!(segments.len(), 2, "what is free is used again");
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -200,7 +200,7 @@ fn nested_mempool() {
         let counts = [0, 1, 2].map(|i| count(&allocator, &pools[i]));
         assert_eq!((counts, segments_of(&allocator, 0).len()), ([2, 2, 1], 1));
         drop((blocks, pools));
-        check_books(&allocator);
+        check_state(&allocator);
         allocator.empty_cache();
         assert_eq!(fake.world().used(), 0);
     }
@@ -227,7 +227,7 @@ fn mempool_ctx_multithread() {
         let after = [0, pool.id(), nested.1.id()].map(|id| segments_of(&allocator, id).len());
         assert_eq!(after, [1, 1, 1], "a thread's requests are led by its own routes");
         drop((outside, nested));
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -252,7 +252,7 @@ fn mempool_emptycache_multithread() {
                 });
             }
         });
-        check_books(&allocator);
+        check_state(&allocator);
         assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
     }
 }

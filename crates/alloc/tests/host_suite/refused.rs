@@ -1,9 +1,9 @@
-//! A backend that refuses to take memory back: what stays is in the books and out of nobody's way.
+//! A backend that refuses to take memory back: what stays is counted and out of nobody's way.
 
 use proptest::prelude::*;
 use warpline_alloc::{Block, CachingAllocator, HostCache, HostConfig, PoolOptions};
 
-use crate::common::{Fake, FakeError, MIB, Owned, Random, check_books, check_disjoint};
+use crate::common::{Fake, FakeError, MIB, Owned, Random, check_state, check_disjoint};
 
 const OPTIONS: [&str; 5] = [
     "policy:torch",
@@ -28,7 +28,7 @@ fn check(allocator: &CachingAllocator<Fake>) {
     assert_eq!(allocator.memory_reserved(), allocator.backend().world().used());
     assert!(stats.refused_releases > 0 || stats.refused_bytes == 0);
     if stats.refused_releases == 0 {
-        check_books(allocator);
+        check_state(allocator);
     }
 }
 
@@ -45,14 +45,14 @@ fn addresses_that_are_still_mapped_are_not_mapped_again() {
         assert_eq!(allocator.memory_reserved(), reserved);
         assert_eq!(stats.refused_bytes, reserved as i64);
         assert!(stats.refused_releases > 1 && stats.num_refused > 0);
-        check_books(&allocator);
+        check_state(&allocator);
         // The first address is the one that is chosen: it serves, and growing goes on behind it.
         let asked = fake.world().asked.len();
         let block = allocator.malloc(20 * MIB, &0).unwrap();
         assert_eq!(fake.world().asked.len(), asked, "{options}: what could not go serves again");
         drop(block);
         drop(allocator.malloc(200 * MIB, &0).unwrap());
-        check_books(&allocator);
+        check_state(&allocator);
         accept(&fake);
         allocator.empty_cache();
         let stats = allocator.memory_stats();
@@ -73,7 +73,7 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
     assert_eq!((stats.refused_releases, stats.refused_bytes), (1, 40 * MIB as i64));
     assert_eq!((stats.segment.all.current, stats.num_device_free), (1, 0));
     assert!(allocator.memory_summary().contains("Releases that were refused: 1 (40.00 MiB)"));
-    check_books(&allocator);
+    check_state(&allocator);
     assert_eq!(allocator.malloc(40 * MIB, &0).unwrap().address(), address);
     // Another stream's request has to wait until it goes.
     assert!(allocator.malloc(90 * MIB, &1).unwrap_err().is_out_of_memory());
@@ -83,7 +83,7 @@ fn a_refused_segment_counts_and_serves_and_goes_later() {
     let stats = allocator.memory_stats();
     assert_eq!((stats.refused_releases, stats.refused_bytes), (0, 0));
     assert!(!allocator.memory_summary().contains("refused"));
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 /// Without a cache, from a pool that is no more, or after a capture, memory serves nobody.
@@ -168,7 +168,7 @@ fn a_stream_that_cannot_be_waited_for_keeps_only_its_own() {
         drop((used, unused));
         allocator.empty_cache();
         assert!(allocator.memory_reserved() < before, "{options}");
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 
@@ -204,7 +204,7 @@ fn work_that_nobody_told_of_is_waited_for_before_pages_go() {
     let reserved = allocator.memory_reserved();
     allocator.empty_cache();
     assert_eq!(allocator.memory_reserved(), reserved, "nothing goes that may be in use");
-    check_books(&allocator);
+    check_state(&allocator);
     fake.world().fail_device_wait = None;
     allocator.empty_cache();
     assert_eq!((allocator.memory_reserved(), fake.world().device_waits), (0, 1));
@@ -314,7 +314,7 @@ proptest! {
         let stats = program.allocator.memory_stats();
         prop_assert_eq!((stats.refused_releases, stats.refused_bytes), (0, 0));
         prop_assert_eq!(program.allocator.memory_reserved(), 0);
-        check_books(&program.allocator);
+        check_state(&program.allocator);
         drop(program);
         let world = fake.world();
         prop_assert_eq!(world.used(), 0);

@@ -5,7 +5,7 @@ use std::thread;
 
 use warpline_alloc::{Block, CachingAllocator, MemPool, PoolOptions, PoolRoute};
 
-use crate::common::{Fake, FakeError, MIB, Random, check_books};
+use crate::common::{Fake, FakeError, MIB, Random, check_state};
 
 const OPERATIONS: usize = 10_000_000;
 const STREAMS: usize = 4;
@@ -136,7 +136,7 @@ impl Soak {
     fn check(&self) {
         // During a capture the backend still has what was given back.
         if self.capture.is_none() {
-            check_books(&self.allocator);
+            check_state(&self.allocator);
             assert_eq!(self.allocator.memory_reserved(), self.fake.world().used());
         }
         let allocated: usize = self.live.iter().map(Block::size).sum();
@@ -176,7 +176,7 @@ fn soak(options: &str, operations: usize, seed: u64) {
     let Soak { allocator, live, pools, routes, capture, .. } = soak;
     drop((live, capture, routes, pools));
     allocator.empty_cache();
-    check_books(&allocator);
+    check_state(&allocator);
     assert_eq!((allocator.memory_reserved(), fake.world().used()), (0, 0));
     assert_eq!(allocator.memory_stats().active.all.current, 0);
     drop(allocator);

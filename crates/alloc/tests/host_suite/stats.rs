@@ -1,6 +1,6 @@
 //! Statistics and reports.
 
-use crate::common::{Fake, MIB, Random, check_books};
+use crate::common::{Fake, MIB, Random, check_state};
 
 #[test]
 fn the_keys_are_pytorchs() {
@@ -78,7 +78,7 @@ fn the_snapshot_adds_up_after_every_step() {
             let bytes = 1 << (pick % 24);
             live.push(allocator.malloc(bytes + pick % 511, &(pick as u64 % 2)).unwrap());
         }
-        check_books(&allocator);
+        check_state(&allocator);
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use warpline_alloc::{AllocError, Block, CachingAllocator};
 
-use crate::common::{Act, Fake, FakeError, MIB, PAGE, Physical, Random, check_books};
+use crate::common::{Act, Fake, FakeError, MIB, PAGE, Physical, Random, check_state};
 
 fn physical(fake: &Fake, block: &Block<Fake>) -> Physical {
     crate::common::physical(fake, block.address(), block.size())
@@ -33,7 +33,7 @@ fn a_window_serves_the_next_request_without_a_call() {
     for bytes in [20 * PAGE, 19 * PAGE + 512, 20 * PAGE - 512] {
         let again = allocator.malloc(bytes, &0).unwrap();
         assert_eq!(again.address(), first);
-        check_books(&allocator);
+        check_state(&allocator);
     }
     let made = fake.world().calls - calls;
     assert_eq!(made, 0);
@@ -50,7 +50,7 @@ fn a_block_takes_no_more_of_the_last_page_than_it_needs() {
     assert_eq!(allocator.memory_reserved(), reserved);
     let [large, rest] = [&large, &rest].map(|block| physical(&fake, block));
     assert!(large.iter().any(|part| part.0 == rest[0].0), "they share a page");
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -90,12 +90,12 @@ fn what_other_streams_use_goes_back_when_they_are_done() {
     let reserved = allocator.memory_reserved();
     let other = allocator.malloc(8 * PAGE, &0).unwrap();
     assert_eq!(allocator.memory_reserved(), reserved + 8 * PAGE, "it waits for the other stream");
-    check_books(&allocator);
+    check_state(&allocator);
     drop(other);
     fake.complete(1);
     let _both = [8 * PAGE, 8 * PAGE].map(|bytes| allocator.malloc(bytes, &0).unwrap());
     assert_eq!(allocator.memory_reserved(), reserved + 8 * PAGE);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_window_that_cannot_be_mapped_leaves_everything_usable() {
         fake.world().fail_map = Some(error);
         let failed = allocator.malloc(20 * PAGE, &0).unwrap_err();
         assert_eq!(matches!(failed, AllocError::Backend { .. }), error == FakeError::Fault);
-        check_books(&allocator);
+        check_state(&allocator);
         fake.world().fail_map = None;
         if error == FakeError::Fault {
             assert_eq!(allocator.segments(), before);
@@ -130,9 +130,9 @@ fn empty_cache_keeps_a_block_in_pieces() {
     allocator.empty_cache();
     assert_eq!(allocator.memory_reserved(), 12 * PAGE);
     assert_eq!(physical(&fake, &large), memory);
-    check_books(&allocator);
+    check_state(&allocator);
     let other = allocator.malloc(30 * PAGE, &0).unwrap();
-    check_books(&allocator);
+    check_state(&allocator);
     drop((large, other));
     allocator.empty_cache();
     assert_eq!(fake.world().used(), 0);
@@ -183,7 +183,7 @@ fn windows_that_are_not_in_use_are_given_up_when_there_are_many() {
     let mappings = fake.world().mappings.len();
     assert!(allocator.memory_stats().num_remaps > 10 * (pages + 32) as i64);
     assert!(mappings < 20 * (pages + 32), "{mappings} mappings of {pages} pages");
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 /// The device never gets to the work: what is given up must stay mapped. The fake says if not.
@@ -212,7 +212,7 @@ fn windows_that_were_given_up_stay_mapped_for_work_that_nobody_told_of() {
     drop(blocks);
     let _blocks = combine(&fake, &allocator, 0, 1000, at_times);
     assert_eq!(fake.world().unmaps, unmaps);
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 /// What the backend refuses to unmap is not chosen again for the next window.
@@ -223,7 +223,7 @@ fn a_window_that_cannot_be_unmapped_costs_its_addresses_alone() {
     fake.world().refuses = Some((Random(3), 50));
     let blocks = combine(&fake, &allocator, 0, 2000, at_times);
     assert!(fake.world().refusals > 100 && fake.world().unmaps > 100);
-    check_books(&allocator);
+    check_state(&allocator);
     assert!(allocator.memory_stats().refused_releases > 0);
     fake.world().refuses = None;
     drop(blocks);
@@ -241,7 +241,7 @@ fn all_streams_together_have_not_too_many_windows() {
     let pages = fake.world().pages.len();
     let mappings = fake.world().mappings.len();
     assert!(mappings < 30 * (pages + 32), "{mappings} mappings of {pages} pages");
-    check_books(&allocator);
+    check_state(&allocator);
 }
 
 /// Pages go from stream to stream and back, to where they were before or elsewhere.
@@ -263,7 +263,7 @@ fn streams_that_take_turns_share_their_pages() {
                 Ok(block) => live.push(block),
                 Err(error) => assert!(error.is_out_of_memory() && seed % 2 == 1, "{error}"),
             }
-            check_books(&allocator);
+            check_state(&allocator);
         }
         let requested = allocator.memory_stats().requested_bytes.all.peak as usize;
         assert!(allocator.memory_reserved() <= requested + requested / 64 + 8 * MIB + 10 * PAGE);
@@ -289,7 +289,7 @@ fn empty_cache_leaves_windows_that_were_in_use_before_it_waited() {
         })));
         allocator.empty_cache();
         assert!(fake.world().after_sync.is_none());
-        check_books(&allocator);
+        check_state(&allocator);
         drop(kept);
         fake.complete(0);
         allocator.empty_cache();

@@ -1,7 +1,7 @@
 //! The free blocks of one pool and stream, ordered by size, then address or age.
 
+use crate::heap::NONE;
 use crate::rules::MIN_BLOCK_SIZE;
-use crate::state::NONE;
 
 /// A hundred and twenty-eight bins per power of two, for every size under 2^61.
 const BINS: usize = 6016;

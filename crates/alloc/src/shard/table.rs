@@ -5,9 +5,8 @@ use std::sync::Arc;
 use warpline_sync::OnceLock;
 use warpline_sync::atomic::{AtomicU64, Ordering};
 
+use super::{Shard, ShardCell};
 use crate::Backend;
-use crate::books::Books;
-use crate::shard::Shard;
 use crate::sync::Lasting;
 
 /// More streams than this share a lock when they are looked up.
@@ -15,15 +14,15 @@ const SLOTS: usize = 128;
 
 /// Shards by stream. A slot keeps its shard for good; the stream that it serves may change while
 /// the shard holds nothing, so whoever found one checks the stream again under its lock.
-pub(crate) struct Table<B: Backend> {
+pub(crate) struct StreamTable<B: Backend> {
     streams: [AtomicU64; SLOTS],
     shards: [OnceLock<Slot<B>>; SLOTS],
 }
 
-/// A shard, and its books at hand: where counts of who has the shard change is out of a hit's way.
-type Slot<B> = (Lasting<Books<B>>, Arc<Shard<B>>);
+/// A shard, and its cell at hand: where counts of who has the shard change is out of a hit's way.
+type Slot<B> = (Lasting<ShardCell<B>>, Arc<Shard<B>>);
 
-impl<B: Backend> Table<B> {
+impl<B: Backend> StreamTable<B> {
     pub(crate) fn new() -> Self {
         Self {
             streams: [const { AtomicU64::new(0) }; SLOTS],
@@ -57,7 +56,7 @@ impl<B: Backend> Table<B> {
         let mut slots = (0..SLOTS).map(|step| (first + step) % SLOTS);
         let Some(at) = slots.find(|&at| self.shards[at].get().is_none()) else { return false };
         self.streams[at].store(stream, Ordering::Relaxed);
-        self.shards[at].set((Lasting::clone(&shard.books), Arc::clone(shard))).is_ok()
+        self.shards[at].set((Lasting::clone(&shard.cell), Arc::clone(shard))).is_ok()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Shard<B>>> {

@@ -1,5 +1,10 @@
-//! How much more than what is needed the default policy reserves before it maps pages that are free
-//! elsewhere.
+//! How much more than what is needed the policy reserves before it moves pages that are free
+//! elsewhere. All its constants are here; `docs/default-policy.md` says what each was measured to
+//! buy.
+
+use crate::Backend;
+use crate::core::Core;
+use crate::stats::Quantity;
 
 /// New pages are created, rather than free ones used that lie elsewhere, while all pages are at
 /// most one part in so many more than what was asked for at the peak.
@@ -8,15 +13,15 @@ const SHARE: usize = 64;
 /// take one page from each other all the time.
 const LEAST: usize = 8 << 20;
 
-/// Where free memory could not be used, even stitched, until all pages were more than one part in so
-/// many above what was asked for at the peak, the slack counts from there: memory is lost anyway,
-/// and a little more of it spares most calls.
+/// Where free memory could not be used, even through aliases, until all pages were more than one
+/// part in so many above what was asked for at the peak, the headroom counts from there: memory is
+/// lost anyway, and a little more of it spares most calls.
 const FRAGMENTED: usize = 32;
 
 /// For so many requests, hits among them, one page may be mapped anew for good.
 const REQUESTS_PER_REMAP: u64 = 16;
 /// Once each page was mapped anew so often beyond that, on average, the program does not come to
-/// rest by itself, and the slack doubles: by then a third of a second went into mappings for each
+/// rest by itself, and the headroom doubles: by then a third of a second went into mappings for each
 /// GiB. Recorded programs, which repeat themselves, need less than one.
 const PATIENCE: usize = 32;
 /// But after no fewer pages, and no more, of which the last take five seconds.
@@ -30,16 +35,16 @@ const PAUSE: u64 = 1024;
 
 /// What was asked for by now.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Demand {
+pub(super) struct Demand {
     /// The most bytes that were asked for and held at once.
-    pub(crate) peak: usize,
+    pub(super) peak: usize,
     /// How many requests were served.
-    pub(crate) requests: u64,
+    pub(super) requests: u64,
 }
 
 /// All of it is learned anew once the cache is emptied.
 #[derive(Debug, Default)]
-pub(crate) struct Slack {
+pub(super) struct Headroom {
     /// The most bytes that were asked for and held at once, whether or not the caller lets peaks
     /// start anew.
     peak: usize,
@@ -54,36 +59,48 @@ pub(crate) struct Slack {
     refused: Option<u64>,
 }
 
-impl Slack {
+impl Demand {
+    /// What was asked for by now, if `bytes` more are.
+    pub(super) fn of<B: Backend>(core: &Core<B>, bytes: usize) -> Self {
+        core.with_all(|global, shards| {
+            let at = Quantity::RequestedBytes as usize;
+            let now: i64 = shards.iter().map(|shard| shard.now()[2][at]).sum();
+            let peak = global.peak(Quantity::RequestedBytes).max(now + bytes as i64) as usize;
+            Self { peak, requests: global.requests(shards) }
+        })
+    }
+}
+
+impl Headroom {
     /// How many bytes of new pages may be made although others are free.
-    pub(crate) fn bytes(&self, demand: Demand, reserved: usize) -> usize {
+    pub(super) fn bytes(&self, demand: Demand, reserved: usize) -> usize {
         if self.refused.is_some_and(|at| demand.requests < at + PAUSE) {
             return 0;
         }
         let peak = demand.peak.max(self.peak);
         let forced = self.forced.min(reserved);
         let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
-        let slack = (needed / SHARE).max(LEAST) << self.doublings;
-        (needed + slack).saturating_sub(reserved)
+        let headroom = (needed / SHARE).max(LEAST) << self.doublings;
+        (needed + headroom).saturating_sub(reserved)
     }
 
     /// New pages were made since free ones were not enough; so much is reserved by now.
-    pub(crate) fn force(&mut self, reserved: usize) {
+    pub(super) fn forced_to(&mut self, reserved: usize) {
         self.forced = reserved;
     }
 
     /// A page was refused for want of memory.
-    pub(crate) fn refuse(&mut self, demand: Demand) {
+    pub(super) fn refuse(&mut self, demand: Demand) {
         self.refused = Some(demand.requests);
     }
 
     /// So many free pages were mapped at further addresses.
-    pub(crate) fn remapped(&mut self, pages: usize) {
+    pub(super) fn remapped(&mut self, pages: usize) {
         self.excess += pages;
     }
 
     /// A request was served, while there are so many pages.
-    pub(crate) fn served(&mut self, demand: Demand, pages: usize) {
+    pub(super) fn served(&mut self, demand: Demand, pages: usize) {
         self.peak = self.peak.max(demand.peak);
         let paid = demand.requests.saturating_sub(self.requests) / REQUESTS_PER_REMAP;
         self.requests += paid * REQUESTS_PER_REMAP;
@@ -108,37 +125,37 @@ mod tests {
 
     #[test]
     fn it_is_a_share_of_the_peak_and_at_least_two_pages() {
-        let mut slack = Slack::default();
-        assert_eq!(slack.bytes(demand(0, 0), 0), LEAST);
-        assert_eq!(slack.bytes(demand(GIB, 0), GIB), GIB / 64);
-        assert_eq!(slack.bytes(demand(GIB, 0), 2 * GIB), 0);
+        let mut headroom = Headroom::default();
+        assert_eq!(headroom.bytes(demand(0, 0), 0), LEAST);
+        assert_eq!(headroom.bytes(demand(GIB, 0), GIB), GIB / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 0), 2 * GIB), 0);
         // The caller let peaks start anew, or not.
-        slack.served(demand(GIB, 1), 256);
-        assert_eq!(slack.bytes(demand(0, 1), GIB), GIB / 64);
+        headroom.served(demand(GIB, 1), 256);
+        assert_eq!(headroom.bytes(demand(0, 1), GIB), GIB / 64);
     }
 
     #[test]
     fn it_counts_from_what_fragmentation_costs_anyway() {
-        let mut slack = Slack::default();
-        slack.force(GIB + GIB / 32);
-        assert_eq!(slack.bytes(demand(GIB, 0), GIB + GIB / 32), 0);
+        let mut headroom = Headroom::default();
+        headroom.forced_to(GIB + GIB / 32);
+        assert_eq!(headroom.bytes(demand(GIB, 0), GIB + GIB / 32), 0);
         let forced = GIB + GIB / 16;
-        slack.force(forced);
-        assert_eq!(slack.bytes(demand(GIB, 0), forced), forced / 64);
+        headroom.forced_to(forced);
+        assert_eq!(headroom.bytes(demand(GIB, 0), forced), forced / 64);
         // Given back by now.
-        assert_eq!(slack.bytes(demand(GIB, 0), GIB), GIB / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 0), GIB), GIB / 64);
     }
 
-    /// Maps so many thousandths of a page anew for each of many requests, of so many pages; answers
-    /// the slack.
+    /// Maps so many thousandths of a page anew for each of many requests, of so many pages; returns
+    /// the headroom.
     fn after(requests: u64, thousandths: u64, pages: usize) -> usize {
-        let mut slack = Slack::default();
+        let mut headroom = Headroom::default();
         for request in 1..=requests {
             let [before, now] = [request - 1, request].map(|at| at * thousandths / 1000);
-            slack.remapped((now - before) as usize);
-            slack.served(demand(GIB, request), pages);
+            headroom.remapped((now - before) as usize);
+            headroom.served(demand(GIB, request), pages);
         }
-        slack.bytes(demand(GIB, requests), GIB)
+        headroom.bytes(demand(GIB, requests), GIB)
     }
 
     #[test]
@@ -158,10 +175,10 @@ mod tests {
 
     #[test]
     fn it_pauses_after_a_refusal() {
-        let mut slack = Slack::default();
-        slack.refuse(demand(GIB, 5000));
-        assert_eq!(slack.bytes(demand(GIB, 5000), GIB), 0);
-        assert_eq!(slack.bytes(demand(GIB, 5000 + PAUSE - 1), GIB), 0);
-        assert_eq!(slack.bytes(demand(GIB, 5000 + PAUSE), GIB), GIB / 64);
+        let mut headroom = Headroom::default();
+        headroom.refuse(demand(GIB, 5000));
+        assert_eq!(headroom.bytes(demand(GIB, 5000), GIB), 0);
+        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE - 1), GIB), 0);
+        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE), GIB), GIB / 64);
     }
 }

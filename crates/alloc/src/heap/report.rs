@@ -1,19 +1,19 @@
-//! What is held, as plain values.
+//! What a heap holds, as plain values.
 
-use super::{Held, NONE, Record, State};
-use crate::Backend;
+use super::{Heap, NONE, Record, Status};
+use crate::PoolKind;
 use crate::snapshot::{BlockInfo, BlockState, SegmentInfo};
 
-impl<B: Backend> State<B> {
-    /// Adds all segments of a pool; of an arena each mapped stretch, and
-    /// each stitched block.
+impl<M> Heap<M> {
+    /// Adds all segments; of an arena each mapped stretch, and each alias. `pool` is the number of
+    /// the private pool that the heap belongs to.
     pub(crate) fn report(&self, pool: u64, segments: &mut Vec<SegmentInfo>) {
         for segment in self.segments.iter().flatten() {
             let mut block = segment.first;
             let mut stretch: Option<SegmentInfo> = None;
             while block != NONE {
                 let record = &self.records[block];
-                match block_info(record, self.records.held(block)) {
+                match block_info(record, self.records.status(block)) {
                     Some(info) => {
                         stretch.get_or_insert_with(|| self.segment_info(record, pool)).push(info);
                     }
@@ -23,10 +23,10 @@ impl<B: Backend> State<B> {
             }
             segments.extend(stretch);
         }
-        for &block in self.stitched.keys() {
+        for block in self.aliases() {
             let record = &self.records[block];
             let mut segment = self.segment_info(record, pool);
-            if let Some(info) = block_info(record, self.records.held(block)) {
+            if let Some(info) = block_info(record, self.records.status(block)) {
                 segment.push(info);
             }
             segments.push(segment);
@@ -36,18 +36,18 @@ impl<B: Backend> State<B> {
     fn segment_info(&self, first: &Record, pool: u64) -> SegmentInfo {
         SegmentInfo {
             address: first.address,
-            stream: self.stream_id,
+            stream: self.stream,
             segment_type: first.kind,
             segment_pool_id: (0, pool),
-            is_expandable: first.arena || first.stitched,
+            is_expandable: first.arena || first.alias,
             ..SegmentInfo::default()
         }
     }
 
     /// The largest free block, in bytes.
     pub(crate) fn largest_free(&self) -> usize {
-        let largest = self.pools.iter().filter_map(|pool| pool.largest(&self.records));
-        largest.map(|block| self.records[block].size).max().unwrap_or(0)
+        let largest = [PoolKind::Small, PoolKind::Large].map(|kind| self.largest(kind));
+        largest.into_iter().flatten().map(|block| self.records[block].size).max().unwrap_or(0)
     }
 
     /// Bytes of all segments; of arenas those that are mapped.
@@ -59,12 +59,12 @@ impl<B: Backend> State<B> {
 }
 
 /// `None` for addresses without memory.
-fn block_info(record: &Record, held: Held) -> Option<BlockInfo> {
-    let state = match held {
-        Held::Allocated => BlockState::Allocated,
-        Held::AwaitingFree => BlockState::AwaitingFree,
-        Held::Free => BlockState::Free,
-        Held::Unmapped | Held::Growing | Held::Lent | Held::Away => return None,
+fn block_info(record: &Record, status: Status) -> Option<BlockInfo> {
+    let state = match status {
+        Status::Allocated => BlockState::Allocated,
+        Status::PendingFree => BlockState::AwaitingFree,
+        Status::Free => BlockState::Free,
+        Status::Unmapped | Status::Detached | Status::Migrated | Status::Aliased => return None,
     };
     let Record { address, size, requested: requested_size, .. } = *record;
     Some(BlockInfo { address, size, requested_size, state, ..BlockInfo::default() })

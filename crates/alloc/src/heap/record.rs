@@ -1,58 +1,60 @@
-//! What is known of a block.
+//! What is known of a block, or of addresses without memory.
 
 use std::ops::{Index, IndexMut};
 
 use super::NONE;
+use super::free_index::{Links, Nodes};
 use crate::PoolKind;
-use crate::free_index::{Links, Nodes};
 
 /// What a record stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
+pub(crate) enum Status {
     /// A block in a caller's hands.
     Allocated,
-    /// A block that other streams still use.
-    AwaitingFree,
-    /// A block that nobody uses; it is in its pool.
+    /// A block that its caller freed and that other streams still use.
+    PendingFree,
+    /// A block that nobody uses; it is in its pool's index.
     Free,
-    /// Addresses of an arena without memory of their own.
+    /// Addresses of an arena without memory.
     Unmapped,
-    /// Addresses of an arena that are being mapped.
-    Growing,
-    /// Addresses of an arena whose page is at home elsewhere by now, and may come back.
-    Lent,
-    /// Memory of an arena that is a piece of a stitched block.
-    Away,
+    /// Taken out of its pool while the backend maps memory there, or a wait is enqueued.
+    Detached,
+    /// Addresses of an arena whose page migrated to another one. It is still mapped here, and may
+    /// come back.
+    Migrated,
+    /// Memory of an arena that is in use at other addresses: a piece of an alias.
+    Aliased,
 }
 
 /// A block, in one cache line. Neighbours in the segment are linked by `prev` and `next`.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(super) struct Record {
-    pub(super) address: u64,
-    pub(super) size: usize,
-    pub(super) requested: usize,
-    /// The clock of searches when it was last freed.
-    pub(super) idle_since: u64,
-    pub(super) prev: u32,
-    pub(super) next: u32,
-    pub(super) segment: u32,
+pub(crate) struct Record {
+    pub(crate) address: u64,
+    pub(crate) size: usize,
+    pub(crate) requested: usize,
+    /// The clock of searches when it was last freed, while garbage is collected.
+    pub(crate) idle_since: u64,
+    pub(crate) prev: u32,
+    pub(crate) next: u32,
+    pub(crate) segment: u32,
     /// The index's, while it is free.
-    pub(super) links: Links,
-    pub(super) kind: PoolKind,
+    pub(crate) links: Links,
+    pub(crate) kind: PoolKind,
     /// Counted as oversize.
-    pub(super) oversize: bool,
-    /// Whether other streams use it: its entry in `State::uses` is not empty.
-    pub(super) used: bool,
+    pub(crate) oversize: bool,
+    /// Whether other streams use it, of which `StreamUses` has the list.
+    pub(crate) used: bool,
     /// Whether it lies in an arena.
-    pub(super) arena: bool,
-    /// Whether it is a stitched block, which lies in no segment.
-    pub(super) stitched: bool,
+    pub(crate) arena: bool,
+    /// Whether it is an alias: a block in a window, whose memory is that of its pieces. It lies in
+    /// no segment.
+    pub(crate) alias: bool,
 }
 
 impl Record {
     /// What is where there is no block.
-    pub(super) const VACANT: Self = Self {
+    pub(crate) const VACANT: Self = Self {
         address: 0,
         size: 0,
         requested: 0,
@@ -65,52 +67,52 @@ impl Record {
         oversize: false,
         used: false,
         arena: false,
-        stitched: false,
+        alias: false,
     };
 
-    pub(super) fn is_split(&self) -> bool {
+    pub(crate) fn is_split(&self) -> bool {
         self.prev != NONE || self.next != NONE
     }
 }
 
 /// All records, by number.
 #[derive(Debug)]
-pub(super) struct Records {
+pub(crate) struct Records {
     all: Vec<Record>,
-    /// What each stands for. Here it takes a byte, and not the line of its record: most neighbours
-    /// of a freed block are looked at for nothing else.
-    held: Vec<Held>,
-    /// The first of those that stand for nothing, which are linked by `next`.
+    /// What each stands for. It lies beside the records, where it takes a byte and not a cache line:
+    /// most neighbours of a freed block are looked at for nothing else.
+    status: Vec<Status>,
+    /// The first vacant one; they are linked by `next`.
     vacant: u32,
 }
 
 impl Default for Records {
     fn default() -> Self {
-        Self { all: Vec::new(), held: Vec::new(), vacant: NONE }
+        Self { all: Vec::new(), status: Vec::new(), vacant: NONE }
     }
 }
 
 impl Records {
     /// `None` if there is no such block.
     #[inline]
-    pub(super) fn get(&self, block: u32) -> Option<&Record> {
+    pub(crate) fn get(&self, block: u32) -> Option<&Record> {
         self.all.get(block as usize)
     }
 
     /// Whether there is such a block, and it stands for this.
     #[inline]
-    pub(super) fn is(&self, block: u32, held: Held) -> bool {
-        self.held.get(block as usize) == Some(&held)
+    pub(crate) fn is(&self, block: u32, status: Status) -> bool {
+        self.status.get(block as usize) == Some(&status)
     }
 
     #[inline]
-    pub(super) fn held(&self, block: u32) -> Held {
-        self.held[block as usize]
+    pub(crate) fn status(&self, block: u32) -> Status {
+        self.status[block as usize]
     }
 
     #[inline]
-    pub(super) fn hold(&mut self, block: u32, held: Held) {
-        self.held[block as usize] = held;
+    pub(crate) fn set_status(&mut self, block: u32, status: Status) {
+        self.status[block as usize] = status;
     }
 
     #[inline]
@@ -119,28 +121,28 @@ impl Records {
     }
 
     #[inline]
-    pub(super) fn add(&mut self, record: Record, held: Held) -> u32 {
+    pub(crate) fn add(&mut self, record: Record, status: Status) -> u32 {
         let block = self.vacant;
         let Some(vacant) = self.all.get_mut(block as usize) else {
             self.all.push(record);
-            self.held.push(held);
+            self.status.push(status);
             return (self.all.len() - 1) as u32;
         };
         self.vacant = vacant.next;
         *vacant = record;
-        self.hold(block, held);
+        self.set_status(block, status);
         block
     }
 
-    /// Lets a record, which is in no pool, stand for nothing.
+    /// Makes a record, which is in no pool, vacant.
     #[inline]
-    pub(super) fn vacate(&mut self, block: u32) {
+    pub(crate) fn vacate(&mut self, block: u32) {
         self[block].next = std::mem::replace(&mut self.vacant, block);
     }
 
-    /// Cuts a record after `size` bytes; answers the new one behind it, which is in no pool.
+    /// Splits a record after `size` bytes. Returns the new one behind it, which is in no pool.
     #[inline]
-    pub(super) fn split(&mut self, block: u32, size: usize, held: Held) -> u32 {
+    pub(crate) fn split(&mut self, block: u32, size: usize, status: Status) -> u32 {
         let Record { address, size: whole, next, segment, kind, arena, idle_since, .. } =
             self[block];
         let rest = Record {
@@ -154,7 +156,7 @@ impl Records {
             idle_since,
             ..Record::VACANT
         };
-        let rest = self.add(rest, held);
+        let rest = self.add(rest, status);
         if let Some(next) = self.get_mut(next) {
             next.prev = rest;
         }
@@ -164,9 +166,9 @@ impl Records {
         rest
     }
 
-    /// Joins a record with the one behind it, which is in no pool.
+    /// Merges a record with the one behind it, which is in no pool.
     #[inline]
-    pub(super) fn absorb_next(&mut self, block: u32) {
+    pub(crate) fn merge_next(&mut self, block: u32) {
         let gone = self[block].next;
         let Record { size, next, .. } = self[gone];
         self.vacate(gone);
@@ -178,9 +180,9 @@ impl Records {
         }
     }
 
-    /// Joins a record with the one before it, which is in no pool.
+    /// Merges a record with the one before it, which is in no pool.
     #[inline]
-    pub(super) fn absorb_prev(&mut self, block: u32) {
+    pub(crate) fn merge_prev(&mut self, block: u32) {
         let gone = self[block].prev;
         let Record { address, size, prev, .. } = self[gone];
         self.vacate(gone);

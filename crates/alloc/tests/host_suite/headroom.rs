@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use warpline_alloc::{Block, CachingAllocator};
 
-use crate::common::{Fake, PAGE, Random, check_books};
+use crate::common::{Fake, PAGE, Random, check_state};
 
 /// Blocks of one to twelve pages on four streams, 200 pages in all: now more on one stream, now on
 /// another, and nothing recurs.
@@ -20,7 +20,7 @@ impl Churn {
         Self { allocator, random: Random(1), live: Vec::new() }
     }
 
-    /// Answers how many pages were mapped anew for a request.
+    /// Returns how many pages were mapped anew for a request.
     fn run(&mut self, fake: &Fake, requests: usize) -> f64 {
         let before = self.allocator.memory_stats().num_remaps;
         for request in 0..requests {
@@ -48,7 +48,7 @@ fn streams_that_take_turns_without_end_get_pages_of_their_own() {
     churn.run(&fake, 30_000);
     assert!(churn.run(&fake, 5000) < 0.25);
     assert!(churn.allocator.memory_reserved() <= 4 * (200 + 12) * PAGE);
-    check_books(&churn.allocator);
+    check_state(&churn.allocator);
     churn.live.clear();
     churn.allocator.empty_cache();
     assert!(churn.run(&fake, 1000) > 1.0);
@@ -120,7 +120,7 @@ fn what_other_threads_wait_for_counts_as_asked_for() {
             allocator.memory_reserved()
         }
     };
-    // Two pages of slack.
+    // Two pages of headroom.
     assert_eq!(reserved(false), 22 * PAGE);
     assert_eq!(reserved(true), 40 * PAGE);
 }

@@ -1,4 +1,4 @@
-//! Books that are used again.
+//! Cells that are used again.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use std::thread;
 use super::*;
 use crate::{AllocatorConfig, Block, CachingAllocator, PoolOptions, StreamBackend};
 
-/// A backend for each test, that their books are apart, with streams that count who has them.
+/// A backend for each test, so that their cells are apart, with streams that count who has them.
 struct Counted<const TEST: u8> {
     live: Arc<AtomicUsize>,
 }
@@ -71,33 +71,33 @@ fn allocator<const TEST: u8>(live: &Live) -> CachingAllocator<Counted<TEST>> {
     CachingAllocator::new(Counted { live: Arc::clone(live) }, AllocatorConfig::default())
 }
 
-/// Where the books of an allocator are.
-fn books<const TEST: u8>(allocator: &CachingAllocator<Counted<TEST>>) -> BTreeSet<usize> {
+/// Where the cells of an allocator are.
+fn cells<const TEST: u8>(allocator: &CachingAllocator<Counted<TEST>>) -> BTreeSet<usize> {
     let shards = allocator.shared().core.all_shards();
-    shards.iter().map(|shard| std::ptr::from_ref(shard.books).addr()).collect()
+    shards.iter().map(|shard| std::ptr::from_ref(shard.cell).addr()).collect()
 }
 
-/// The books that nobody has; all of them are empty.
-fn spare<const TEST: u8>() -> BTreeSet<usize> {
-    let mut spare = Vec::new();
-    while let Some(books) = spare::take::<Counted<TEST>>() {
-        assert!(lock_shard(&books.filled).is_none());
-        spare.push(books);
+/// The cells that nobody has.
+fn vacant_cells<const TEST: u8>() -> BTreeSet<usize> {
+    let mut cells = Vec::new();
+    while let Some(cell) = vacant::take::<Counted<TEST>>() {
+        assert!(lock_shard(&cell.occupant).is_none());
+        cells.push(cell);
     }
-    spare.iter().for_each(|&books| spare::put(books));
-    spare.iter().map(|&books| std::ptr::from_ref(books).addr()).collect()
+    cells.iter().for_each(|&cell| vacant::put(cell));
+    cells.iter().map(|&cell| std::ptr::from_ref(cell).addr()).collect()
 }
 
-fn books_after_malloc<const TEST: u8>(
+fn cells_after_malloc<const TEST: u8>(
     allocator: &CachingAllocator<Counted<TEST>>,
     stream: &Arc<u64>,
 ) -> (Block<Counted<TEST>>, BTreeSet<usize>) {
     let block = allocator.malloc(1000, stream).unwrap();
-    (block, books(allocator))
+    (block, cells(allocator))
 }
 
 #[test]
-fn a_thousand_allocators_in_turn_have_the_same_books() {
+fn a_thousand_allocators_in_turn_have_the_same_cells() {
     let live = Live::default();
     let streams = [1, 2].map(Arc::new);
     let mut all = BTreeSet::new();
@@ -108,7 +108,7 @@ fn a_thousand_allocators_in_turn_have_the_same_books() {
             streams.iter().map(|stream| allocator.malloc(1000, stream).unwrap()).collect();
         let route = allocator.use_pool(&pool);
         blocks.push(allocator.malloc(1000, &streams[0]).unwrap());
-        let of_this_one = books(&allocator);
+        let of_this_one = cells(&allocator);
         assert_eq!(of_this_one.len(), 3);
         all.extend(of_this_one);
         if turn % 2 == 0 {
@@ -122,34 +122,34 @@ fn a_thousand_allocators_in_turn_have_the_same_books() {
         assert_eq!(live.load(Ordering::SeqCst), 0);
         assert!(streams.iter().all(|stream| Arc::strong_count(stream) == 1));
     }
-    assert_eq!((all.len(), spare::<1>()), (3, all));
+    assert_eq!((all.len(), vacant_cells::<1>()), (3, all));
 }
 
 #[test]
-fn books_are_used_again_only_after_the_last_block() {
+fn cells_are_used_again_only_after_the_last_block() {
     let live = Live::default();
     let stream = Arc::new(1);
     let first = allocator::<2>(&live);
-    let (block, taken) = books_after_malloc(&first, &stream);
+    let (block, taken) = cells_after_malloc(&first, &stream);
     drop(first);
-    assert_eq!(spare::<2>().len(), 0);
+    assert_eq!(vacant_cells::<2>().len(), 0);
     let second = allocator::<2>(&live);
-    let (other, others) = books_after_malloc(&second, &stream);
+    let (other, others) = cells_after_malloc(&second, &stream);
     assert!(taken.is_disjoint(&others));
     drop(block);
-    assert_eq!((spare::<2>(), live.load(Ordering::SeqCst)), (taken.clone(), 1));
+    assert_eq!((vacant_cells::<2>(), live.load(Ordering::SeqCst)), (taken.clone(), 1));
     let third = allocator::<2>(&live);
-    let (again, agains) = books_after_malloc(&third, &stream);
+    let (again, agains) = cells_after_malloc(&third, &stream);
     assert_eq!(agains, taken);
     for allocator in [&second, &third] {
         assert_eq!((allocator.memory_allocated(), allocator.segments().len()), (1024, 1));
     }
     drop((second, third, other, again));
-    assert_eq!((spare::<2>().len(), live.load(Ordering::SeqCst)), (2, 0));
+    assert_eq!((vacant_cells::<2>().len(), live.load(Ordering::SeqCst)), (2, 0));
 }
 
 #[test]
-fn books_are_no_more_than_there_were_shards_at_once() {
+fn cells_are_no_more_than_there_were_shards_at_once() {
     const THREADS: usize = 4;
     let live = Live::default();
     let barrier = Barrier::new(THREADS);
@@ -173,5 +173,5 @@ fn books_are_no_more_than_there_were_shards_at_once() {
         }
     });
     assert_eq!(live.load(Ordering::SeqCst), 0);
-    assert!((1..=THREADS).contains(&spare::<3>().len()), "{}", spare::<3>().len());
+    assert!((1..=THREADS).contains(&vacant_cells::<3>().len()), "{}", vacant_cells::<3>().len());
 }

@@ -1,0 +1,307 @@
+//! Segments whose pages come and go: reserved addresses, of which a part has memory.
+
+use std::panic::Location;
+
+use super::{ArenaRange, Backing, Heap, NONE, Pages, Record, Segment, Status};
+use crate::rules::SMALL_BUFFER;
+use crate::trace::TraceAction;
+use crate::{Policy, PoolKind};
+
+/// Adjacent addresses of an arena, free and unmapped ones, that become one block once memory is
+/// mapped where it is missing. Until then they are in no pool.
+#[derive(Debug)]
+pub(crate) struct Expansion {
+    /// The one record that covers them.
+    block: u32,
+    /// The free blocks that were among them, by address.
+    free: Vec<(u64, usize)>,
+    /// Where memory is missing, by address.
+    pub(crate) missing: Vec<Pages>,
+}
+
+impl Expansion {
+    /// Lists what is missing page by page.
+    pub(crate) fn split_missing(&mut self, page_size: usize) {
+        let missing = std::mem::take(&mut self.missing);
+        self.missing = missing.into_iter().flat_map(|pages| pages.each(page_size)).collect();
+    }
+}
+
+impl<M> Heap<M> {
+    /// Adds a reserved range, with nothing mapped.
+    pub(crate) fn add_arena(&mut self, kind: PoolKind, arena: ArenaRange) {
+        let backing = Backing::Arena(arena);
+        let segment = Segment { backing, first: NONE, oversize: false, refused: false };
+        let block = self.add_chain(segment, kind, (arena.base, arena.bytes), Status::Unmapped);
+        self.unmapped[kind as usize].insert(arena.base, block);
+    }
+
+    /// The first addresses that become `size` bytes long by mapping pages: PyTorch's choice with
+    /// expandable segments. `None` if no arena has as many.
+    pub(crate) fn plan_first_expansion(
+        &mut self,
+        policy: Policy,
+        kind: PoolKind,
+        size: usize,
+    ) -> Option<Expansion> {
+        let (first, _) = self.expansions(policy, kind, size).next()?;
+        Some(self.detach_run(first, size))
+    }
+
+    /// The same where the least is missing.
+    pub(crate) fn plan_least_expansion(
+        &mut self,
+        policy: Policy,
+        kind: PoolKind,
+        size: usize,
+    ) -> Option<Expansion> {
+        let expansions = self.expansions(policy, kind, size);
+        let (first, _) = expansions.min_by_key(|(_, missing)| *missing)?;
+        Some(self.detach_run(first, size))
+    }
+
+    /// Addresses for `bytes` bytes of whole pages, none of which is mapped.
+    pub(crate) fn plan_pages(
+        &mut self,
+        policy: Policy,
+        kind: PoolKind,
+        bytes: usize,
+    ) -> Option<Expansion> {
+        let mut unmapped = self.unmapped_of(policy, kind);
+        let first = unmapped.find(|&block| self.records[block].size >= bytes)?;
+        drop(unmapped);
+        Some(self.detach_run(first, bytes))
+    }
+
+    /// Where `size` bytes can be had by mapping pages, by address: the first record of each place,
+    /// and how many bytes have to be mapped there.
+    fn expansions(
+        &self,
+        policy: Policy,
+        kind: PoolKind,
+        size: usize,
+    ) -> impl Iterator<Item = (u32, usize)> {
+        self.unmapped_of(policy, kind).filter_map(move |unmapped| {
+            let page_size = self.arena_of(unmapped).page_size;
+            let prev = self.records[unmapped].prev;
+            let first = if self.is_usable(prev) { prev } else { unmapped };
+            let (mut bytes, mut missing, mut block) = (0, 0, first);
+            while bytes < size && self.is_usable(block) {
+                let record = &self.records[block];
+                if self.records.is(block, Status::Unmapped) {
+                    missing += record.size.min((size - bytes).next_multiple_of(page_size));
+                }
+                bytes += record.size;
+                block = record.next;
+            }
+            (bytes >= size).then_some((first, missing))
+        })
+    }
+
+    /// The unmapped records in a policy's arenas, by address.
+    fn unmapped_of(&self, policy: Policy, kind: PoolKind) -> impl Iterator<Item = u32> {
+        let unmapped = self.unmapped[kind as usize].values().copied();
+        unmapped.filter(move |&block| {
+            self.records.is(block, Status::Unmapped) && self.arena_of(block).policy == policy
+        })
+    }
+
+    /// Whether a record is free or unmapped.
+    fn is_usable(&self, block: u32) -> bool {
+        self.records.is(block, Status::Free) || self.records.is(block, Status::Unmapped)
+    }
+
+    /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
+    /// are `size` bytes with what is mapped rounded up to whole pages.
+    fn detach_run(&mut self, first: u32, size: usize) -> Expansion {
+        let ArenaRange { number: arena, page_size, .. } = self.arena_of(first);
+        let (mut free, mut missing) = (Vec::new(), Vec::new());
+        let (mut bytes, mut block) = (0, first);
+        loop {
+            let record = self.records[block];
+            self.unlist(block);
+            if self.records.is(block, Status::Free) {
+                free.push((record.address, record.size));
+                bytes += record.size;
+            } else {
+                let wanted = (size - bytes).next_multiple_of(page_size).min(record.size);
+                if wanted < record.size {
+                    let rest = self.records.split(block, wanted, Status::Unmapped);
+                    self.list(rest);
+                }
+                missing.push(Pages { arena, start: record.address, size: wanted });
+                bytes += wanted;
+            }
+            if block != first {
+                self.records.merge_next(first);
+            }
+            self.records.set_status(first, Status::Detached);
+            block = self.records[first].next;
+            if bytes >= size {
+                return Expansion { block: first, free, missing };
+            }
+        }
+    }
+
+    /// All of an expansion is mapped. Returns its block, which is in no pool.
+    pub(crate) fn finish_expansion(
+        &mut self,
+        expansion: &Expansion,
+        kind: PoolKind,
+        site: &'static Location<'static>,
+    ) -> u32 {
+        self.trace_maps(&expansion.missing, Some(site));
+        self.coalesce(expansion.block);
+        self.remove_free(kind, expansion.block);
+        expansion.block
+    }
+
+    /// Of what an expansion misses, only the first `mapped` ranges are there: makes those free, and
+    /// puts everything else back.
+    pub(crate) fn undo_expansion(&mut self, expansion: &Expansion, mapped: usize) {
+        self.trace_maps(&expansion.missing[..mapped], None);
+        let missing = expansion.missing.iter().enumerate();
+        let mut pieces: Vec<(u64, usize, bool)> = missing
+            .map(|(at, pages)| (pages.start, pages.size, at < mapped))
+            .chain(expansion.free.iter().map(|&(start, size)| (start, size, true)))
+            .collect();
+        pieces.sort_unstable();
+        let mut block = expansion.block;
+        let mut blocks = Vec::with_capacity(pieces.len());
+        for (at, &(_, size, mapped)) in pieces.iter().enumerate() {
+            let rest =
+                (at + 1 < pieces.len()).then(|| self.records.split(block, size, Status::Detached));
+            blocks.push((block, mapped));
+            block = rest.unwrap_or(NONE);
+        }
+        for (block, mapped) in blocks {
+            if mapped {
+                self.coalesce(block);
+            } else {
+                self.coalesce_unmapped(block, Status::Unmapped);
+            }
+        }
+    }
+
+    /// Takes a part out of a free block. It is in no pool; what is left before and behind it is
+    /// free.
+    pub(super) fn detach_part(&mut self, block: u32, start: u64, size: usize) -> u32 {
+        let record = self.records[block];
+        self.unlist(block);
+        let before = (start - record.address) as usize;
+        let after = record.size - before - size;
+        let middle =
+            if before == 0 { block } else { self.records.split(block, before, Status::Detached) };
+        if after > 0 {
+            let rest = self.records.split(middle, size, Status::Free);
+            self.list(rest);
+        }
+        if before > 0 {
+            self.list(block);
+        }
+        self.records.set_status(middle, Status::Detached);
+        middle
+    }
+
+    /// Makes a record unmapped or migrated, coalesces it with neighbours that are the same, and
+    /// lists it.
+    pub(super) fn coalesce_unmapped(&mut self, mut block: u32, status: Status) {
+        self.records.set_status(block, status);
+        let Record { kind, prev, next, .. } = self.records[block];
+        let kind = kind as usize;
+        if self.records.is(next, status) {
+            self.unmapped[kind].remove(&self.records[next].address);
+            self.records.merge_next(block);
+        }
+        if self.records.is(prev, status) {
+            self.records.merge_next(prev);
+            block = prev;
+        }
+        self.unmapped[kind].insert(self.records[block].address, block);
+    }
+
+    /// Takes a free, unmapped or migrated record out of its list.
+    pub(super) fn unlist(&mut self, block: u32) {
+        let Record { kind, address, .. } = self.records[block];
+        if self.records.is(block, Status::Free) {
+            self.free[kind as usize].remove(&mut self.records, block);
+        } else {
+            self.unmapped[kind as usize].remove(&address);
+        }
+    }
+
+    /// Puts such a record into its list, as it is.
+    pub(super) fn list(&mut self, block: u32) {
+        let Record { kind, address, .. } = self.records[block];
+        if self.records.is(block, Status::Free) {
+            self.free[kind as usize].insert(&mut self.records, block);
+        } else {
+            self.unmapped[kind as usize].insert(address, block);
+        }
+    }
+
+    fn trace_maps(&self, mapped: &[Pages], site: Option<&'static Location<'static>>) {
+        for adjacent in mapped.chunk_by(|a, b| a.end() == b.start) {
+            let size = adjacent.iter().map(|pages| pages.size).sum();
+            self.trace(TraceAction::SegmentMap, adjacent[0].start, size, site);
+        }
+    }
+
+    // ---- arenas -------------------------------------------------------------------------
+
+    /// The arena in which a record lies.
+    pub(super) fn arena_of(&self, block: u32) -> ArenaRange {
+        let segment = self.records[block].segment as usize;
+        match self.segments[segment].as_ref().map(|segment| &segment.backing) {
+            Some(Backing::Arena(arena)) => *arena,
+            _ => {
+                let policy = Policy::Torch;
+                ArenaRange { policy, number: NONE, base: 0, bytes: 0, page_size: SMALL_BUFFER }
+            }
+        }
+    }
+
+    /// A policy's arenas, each with the first of its records.
+    fn arenas_of(&self, policy: Policy) -> impl Iterator<Item = (ArenaRange, u32)> {
+        self.segments.iter().flatten().filter_map(move |segment| match &segment.backing {
+            Backing::Arena(arena) if arena.policy == policy => Some((*arena, segment.first)),
+            _ => None,
+        })
+    }
+
+    /// The numbers of a policy's arenas.
+    pub(crate) fn arena_numbers(&self, policy: Policy) -> impl Iterator<Item = u32> {
+        self.arenas_of(policy).map(|(arena, _)| arena.number)
+    }
+
+    /// The numbers of those of one pool.
+    pub(crate) fn arena_numbers_of(&self, policy: Policy, kind: PoolKind) -> Vec<u32> {
+        let arenas = self.arenas_of(policy);
+        let of_kind = arenas.filter(|&(_, first)| self.records[first].kind == kind);
+        of_kind.map(|(arena, _)| arena.number).collect()
+    }
+
+    pub(crate) fn has_arenas(&self) -> bool {
+        self.segments.iter().flatten().any(|it| matches!(it.backing, Backing::Arena(..)))
+    }
+
+    /// Takes those of a policy's arenas out in which nothing is mapped. Returns their numbers.
+    pub(crate) fn remove_empty_arenas(&mut self, policy: Policy) -> Vec<u32> {
+        let mut empty = Vec::new();
+        for at in 0..self.segments.len() {
+            if let Some(Segment { backing: Backing::Arena(arena), first, .. }) = &self.segments[at]
+                && arena.policy == policy
+                && self.records.is(*first, Status::Unmapped)
+                && self.records[*first].next == NONE
+            {
+                empty.push(arena.number);
+                let kind = self.records[*first].kind as usize;
+                self.unmapped[kind].remove(&arena.base);
+                self.records.vacate(*first);
+                self.segments[at] = None;
+                self.unused_segments.push(at as u32);
+            }
+        }
+        empty
+    }
+}

@@ -1,0 +1,296 @@
+//! The memory of one stream in one pool: chains of records that cover each segment, and indices of
+//! those that are free. It neither counts nor calls the backend; whoever changes it holds its
+//! shard's lock.
+
+mod alias;
+mod arena;
+mod free_index;
+mod pages;
+mod record;
+mod report;
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::Location;
+use std::sync::Arc;
+
+use warpline_sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) use alias::Extent;
+pub(crate) use arena::Expansion;
+use free_index::FreeIndex;
+pub(crate) use free_index::Order;
+pub(crate) use pages::Pages;
+use record::Records;
+pub(crate) use record::{Record, Status};
+
+use crate::trace::{Step, TraceAction, Tracer};
+use crate::{Policy, PoolKind};
+
+/// No block.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Adjacent addresses, covered by a chain of records.
+struct Segment<M> {
+    backing: Backing<M>,
+    first: u32,
+    oversize: bool,
+    /// Whether the backend refused to take it back, and did not since.
+    refused: bool,
+}
+
+enum Backing<M> {
+    /// One allocation of the backend.
+    Whole(M),
+    /// A reserved range whose pages come and go.
+    Arena(ArenaRange),
+}
+
+/// An arena as its shard knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArenaRange {
+    /// Whose it is; each policy numbers its own.
+    pub(crate) policy: Policy,
+    pub(crate) number: u32,
+    pub(crate) base: u64,
+    pub(crate) bytes: usize,
+    /// Bytes in each of its pages.
+    pub(crate) page_size: usize,
+}
+
+/// A segment on its way back to the backend, in no heap any more.
+pub(crate) struct Released<M> {
+    pub(crate) kind: PoolKind,
+    pub(crate) size: usize,
+    pub(crate) oversize: bool,
+    /// Whether the backend refused it before.
+    pub(crate) refused: bool,
+    /// Whose it was.
+    pub(crate) stream: u64,
+    pub(crate) memory: M,
+}
+
+pub(crate) struct Heap<M> {
+    /// The id of the stream that it serves.
+    pub(crate) stream: u64,
+    pub(crate) records: Records,
+    /// Arenas for windows, by number.
+    pub(crate) windows: Vec<u32>,
+    segments: Vec<Option<Segment<M>>>,
+    unused_segments: Vec<u32>,
+    /// The free blocks of each pool.
+    free: [FreeIndex; 2],
+    /// Records of arenas without memory of their own, by address.
+    unmapped: [BTreeMap<u64, u32>; 2],
+    /// The pieces of aliases, in their order.
+    pieces: HashMap<u32, Vec<u32>>,
+    /// Searches of large pools, the clock by which what is idle ages; `None` unless garbage is
+    /// collected.
+    clock: Option<Arc<AtomicU64>>,
+    tracer: Arc<Tracer>,
+}
+
+impl<M> Heap<M> {
+    pub(crate) fn new(stream: u64, tracer: Arc<Tracer>) -> Self {
+        Self {
+            stream,
+            records: Records::default(),
+            windows: Vec::new(),
+            segments: Vec::new(),
+            unused_segments: Vec::new(),
+            free: Default::default(),
+            unmapped: Default::default(),
+            pieces: HashMap::new(),
+            clock: None,
+            tracer,
+        }
+    }
+
+    /// Uses another order among free blocks of one size from now on.
+    pub(crate) fn set_order(&mut self, order: Order) {
+        self.free.iter_mut().for_each(|free| free.set_order(&mut self.records, order));
+    }
+
+    /// Lets what is free age by this clock, or not at all.
+    pub(crate) fn set_clock(&mut self, clock: Option<Arc<AtomicU64>>) {
+        self.clock = clock;
+    }
+
+    /// Whether what is free ages.
+    #[inline]
+    pub(crate) fn ages(&self) -> bool {
+        self.clock.is_some()
+    }
+
+    /// Counts a search of a large pool.
+    #[inline]
+    pub(crate) fn count_search(&self, kind: PoolKind) {
+        if let Some(clock) = &self.clock
+            && kind == PoolKind::Large
+        {
+            clock.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it has no segments.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments.len() == self.unused_segments.len()
+    }
+
+    #[inline]
+    pub(crate) fn trace(
+        &self,
+        action: TraceAction,
+        address: u64,
+        size: usize,
+        site: Option<&'static Location<'static>>,
+    ) {
+        let stream = self.stream;
+        self.tracer.record(|| Step { action, address, size, stream, site });
+    }
+
+    // ---- free blocks --------------------------------------------------------------------
+
+    /// The smallest free block of at least `size` bytes.
+    #[inline(always)]
+    pub(crate) fn best_fit(&self, kind: PoolKind, size: usize) -> Option<u32> {
+        self.free[kind as usize].best_fit(&self.records, size)
+    }
+
+    /// The free block behind this one by size and address, where equals are ordered by address.
+    pub(crate) fn next_fit(&self, kind: PoolKind, block: u32) -> Option<u32> {
+        self.free[kind as usize].after(&self.records, block)
+    }
+
+    pub(crate) fn largest(&self, kind: PoolKind) -> Option<u32> {
+        self.free[kind as usize].largest(&self.records)
+    }
+
+    /// All free blocks of a pool, smallest first.
+    fn free_blocks(&self, kind: PoolKind) -> impl Iterator<Item = (u32, &Record)> {
+        let blocks = self.free[kind as usize].iter(&self.records);
+        blocks.map(|block| (block, &self.records[block]))
+    }
+
+    /// Takes a free block out of its pool's index.
+    #[inline(always)]
+    pub(crate) fn remove_free(&mut self, kind: PoolKind, block: u32) {
+        self.free[kind as usize].remove(&mut self.records, block);
+    }
+
+    /// Splits a block after `size` bytes and makes the rest free.
+    #[inline(always)]
+    pub(crate) fn split_off(&mut self, kind: PoolKind, block: u32, size: usize) {
+        let rest = self.records.split(block, size, Status::Free);
+        if let Some(clock) = &self.clock {
+            self.records[rest].idle_since = clock.load(Ordering::Relaxed);
+        }
+        self.free[kind as usize].insert(&mut self.records, rest);
+    }
+
+    /// Makes a record free: coalesces it with its free neighbours, and puts it into its pool's
+    /// index. Returns with how many it was coalesced.
+    #[inline(always)]
+    pub(crate) fn coalesce(&mut self, block: u32) -> i64 {
+        let Record { kind, segment, prev, next, .. } = self.records[block];
+        let free = &mut self.free[kind as usize];
+        let mut merged = 0;
+        if self.records.is(prev, Status::Free) {
+            free.remove(&mut self.records, prev);
+            self.records.merge_prev(block);
+            merged += 1;
+        }
+        if self.records.is(next, Status::Free) {
+            free.remove(&mut self.records, next);
+            self.records.merge_next(block);
+            merged += 1;
+        }
+        self.records.set_status(block, Status::Free);
+        let record = &mut self.records[block];
+        if let Some(clock) = &self.clock {
+            record.idle_since = clock.load(Ordering::Relaxed);
+        }
+        if record.prev == NONE
+            && let Some(segment) = &mut self.segments[segment as usize]
+        {
+            segment.first = block;
+        }
+        free.insert(&mut self.records, block);
+        merged
+    }
+
+    // ---- segments -----------------------------------------------------------------------
+
+    /// Adds an allocation of the backend as one block, which is in no pool yet. `refused` says that
+    /// the backend would not take it back.
+    pub(crate) fn add_segment(
+        &mut self,
+        memory: M,
+        kind: PoolKind,
+        (address, size): (u64, usize),
+        oversize: bool,
+        refused: bool,
+    ) -> u32 {
+        let segment = Segment { backing: Backing::Whole(memory), first: NONE, oversize, refused };
+        self.add_chain(segment, kind, (address, size), Status::Free)
+    }
+
+    /// A segment of one record, which is in no pool.
+    fn add_chain(
+        &mut self,
+        segment: Segment<M>,
+        kind: PoolKind,
+        (address, size): (u64, usize),
+        status: Status,
+    ) -> u32 {
+        let arena = matches!(segment.backing, Backing::Arena(..));
+        let segment = match self.unused_segments.pop() {
+            Some(at) => {
+                self.segments[at as usize] = Some(segment);
+                at
+            }
+            None => {
+                self.segments.push(Some(segment));
+                (self.segments.len() - 1) as u32
+            }
+        };
+        let record = Record { address, size, segment, kind, arena, ..Record::VACANT };
+        let block = self.records.add(record, status);
+        if let Some(segment) = &mut self.segments[segment as usize] {
+            segment.first = block;
+        }
+        block
+    }
+
+    /// The backend's allocations that are wholly free, smallest first.
+    pub(crate) fn free_segments(&self, kind: PoolKind) -> Vec<u32> {
+        let whole = self.free_blocks(kind).filter(|(_, free)| !free.is_split() && !free.arena);
+        whole.map(|(block, _)| block).collect()
+    }
+
+    /// Takes an allocation of the backend out that is wholly free. `None` if the block is only a
+    /// part of one.
+    pub(crate) fn release_segment(&mut self, block: u32) -> Option<Released<M>> {
+        let record = self.records[block];
+        if record.is_split() || !self.records.is(block, Status::Free) || record.arena {
+            return None;
+        }
+        let at = record.segment as usize;
+        let segment = self.segments.get_mut(at)?.take()?;
+        let Segment { backing: Backing::Whole(memory), oversize, refused, .. } = segment else {
+            return None;
+        };
+        self.unused_segments.push(at as u32);
+        self.remove_free(record.kind, block);
+        self.records.vacate(block);
+        self.trace(TraceAction::SegmentFree, record.address, record.size, None);
+        let (kind, size, stream) = (record.kind, record.size, self.stream);
+        Some(Released { kind, size, oversize, refused, stream, memory })
+    }
+
+    /// All allocations of the backend that are wholly free.
+    pub(crate) fn release_segments(&mut self) -> Vec<Released<M>> {
+        let mut whole = self.free_segments(PoolKind::Large);
+        whole.append(&mut self.free_segments(PoolKind::Small));
+        whole.into_iter().filter_map(|block| self.release_segment(block)).collect()
+    }
+}

@@ -1,0 +1,164 @@
+//! Whole free pages of the arenas, which leave for other heaps or for good, and come back.
+
+use super::{ArenaRange, Heap, Record, Status};
+use crate::trace::TraceAction;
+use crate::{Policy, PoolKind};
+
+/// Whole pages of an arena, by address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pages {
+    /// The arena's number.
+    pub(crate) arena: u32,
+    pub(crate) start: u64,
+    /// In bytes.
+    pub(crate) size: usize,
+}
+
+impl Pages {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.size as u64
+    }
+
+    /// Each page alone.
+    pub(crate) fn each(self, page_size: usize) -> impl Iterator<Item = Pages> {
+        let starts = (self.start..self.end()).step_by(page_size);
+        starts.map(move |start| Pages { start, size: page_size, ..self })
+    }
+}
+
+impl<M> Heap<M> {
+    /// Takes all whole free pages out of a policy's arenas: their addresses stay, unmapped.
+    pub(crate) fn unmap_free_pages(&mut self, policy: Policy, kind: PoolKind) -> Vec<Pages> {
+        let free = self.free_pages(policy, kind).into_iter();
+        free.map(|(block, pages)| self.unmap(block, pages, Status::Unmapped)).collect()
+    }
+
+    /// Lets up to `count` whole free pages migrate, those at the highest addresses first.
+    pub(crate) fn migrate_some(
+        &mut self,
+        policy: Policy,
+        kind: PoolKind,
+        count: usize,
+    ) -> Vec<Pages> {
+        let mut migrated = Vec::new();
+        let mut left = count;
+        for (block, pages) in self.free_pages_by_address(policy, kind).into_iter().rev() {
+            if left == 0 {
+                break;
+            }
+            let page_size = self.arena_of(block).page_size;
+            let size = pages.size.min(left * page_size);
+            let start = pages.end() - size as u64;
+            migrated.push(self.unmap(block, Pages { start, size, ..pages }, Status::Migrated));
+            left -= size / page_size;
+        }
+        migrated
+    }
+
+    /// Lets those of the wanted pages migrate, which are sorted by address, that are free.
+    pub(crate) fn migrate_these(
+        &mut self,
+        policy: Policy,
+        kind: PoolKind,
+        wanted: &[Pages],
+    ) -> Vec<Pages> {
+        let mut migrated = Vec::new();
+        for (block, free) in self.free_pages_by_address(policy, kind) {
+            let from = wanted.partition_point(|page| page.start < free.start);
+            let to = wanted.partition_point(|page| page.start < free.end());
+            // From behind, so that the block keeps its number.
+            for page in wanted[from..to].iter().rev() {
+                let page = Pages { arena: free.arena, ..*page };
+                migrated.push(self.unmap(block, page, Status::Migrated));
+            }
+        }
+        migrated
+    }
+
+    /// The whole free pages of a policy's arenas, by address.
+    pub(crate) fn list_free_pages(&self, policy: Policy, kind: PoolKind) -> Vec<Pages> {
+        self.free_pages_by_address(policy, kind).into_iter().map(|(_, pages)| pages).collect()
+    }
+
+    /// The free blocks of a policy's arenas that contain whole pages, and those, by address.
+    fn free_pages_by_address(&self, policy: Policy, kind: PoolKind) -> Vec<(u32, Pages)> {
+        let mut free = self.free_pages(policy, kind);
+        free.sort_unstable_by_key(|(_, pages)| pages.start);
+        free
+    }
+
+    fn free_pages(&self, policy: Policy, kind: PoolKind) -> Vec<(u32, Pages)> {
+        let free = self.free_in_arenas(policy, kind);
+        free.filter_map(|(block, _)| Some((block, self.whole_pages(block)?))).collect()
+    }
+
+    /// The free blocks that lie in a policy's arenas.
+    pub(super) fn free_in_arenas(
+        &self,
+        policy: Policy,
+        kind: PoolKind,
+    ) -> impl Iterator<Item = (u32, &Record)> {
+        let in_arenas = self.free_blocks(kind).filter(|(_, record)| record.arena);
+        in_arenas.filter(move |&(block, _)| self.arena_of(block).policy == policy)
+    }
+
+    /// The whole pages inside a free block of an arena.
+    fn whole_pages(&self, block: u32) -> Option<Pages> {
+        let free = &self.records[block];
+        let ArenaRange { number: arena, base, page_size, .. } = self.arena_of(block);
+        let page = page_size as u64;
+        let start = base + (free.address - base).next_multiple_of(page);
+        let end = base + (free.address + free.size as u64 - base) / page * page;
+        (start < end).then(|| Pages { arena, start, size: (end - start) as usize })
+    }
+
+    /// Takes whole pages out of a free block, which must contain them. Their addresses stay, and
+    /// are from then on what `status` says.
+    fn unmap(&mut self, block: u32, pages: Pages, status: Status) -> Pages {
+        let part = self.detach_part(block, pages.start, pages.size);
+        self.coalesce_unmapped(part, status);
+        self.trace(TraceAction::SegmentUnmap, pages.start, pages.size, None);
+        pages
+    }
+
+    /// Makes pages free that were unmapped or migrated, and are mapped now.
+    pub(crate) fn map(&mut self, kind: PoolKind, pages: Pages) {
+        let unmapped = self.unmapped[kind as usize].range(..=pages.start).next_back();
+        let Some((&start, &block)) = unmapped else { return };
+        let (record, status) = (self.records[block], self.records.status(block));
+        let ahead = (pages.start - start) as usize;
+        if ahead + pages.size > record.size {
+            return;
+        }
+        self.unlist(block);
+        let middle =
+            if ahead == 0 { block } else { self.records.split(block, ahead, Status::Detached) };
+        if self.records[middle].size > pages.size {
+            let rest = self.records.split(middle, pages.size, status);
+            self.list(rest);
+        }
+        if ahead > 0 {
+            self.list(block);
+        }
+        self.coalesce(middle);
+        self.trace(TraceAction::SegmentMap, pages.start, pages.size, None);
+    }
+
+    /// Makes migrated pages plainly unmapped where nothing is mapped any more: they cannot come
+    /// back.
+    pub(crate) fn forget_migrated(&mut self, is_mapped: impl Fn(Pages) -> bool) {
+        for kind in [PoolKind::Small, PoolKind::Large] {
+            let listed: Vec<u32> = self.unmapped[kind as usize].values().copied().collect();
+            for block in listed {
+                if !self.records.is(block, Status::Migrated) {
+                    continue;
+                }
+                let Record { address: start, size, .. } = self.records[block];
+                if !is_mapped(Pages { arena: self.arena_of(block).number, start, size }) {
+                    self.unlist(block);
+                    self.coalesce_unmapped(block, Status::Unmapped);
+                }
+            }
+        }
+    }
+}

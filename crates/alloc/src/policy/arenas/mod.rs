@@ -1,0 +1,439 @@
+//! The physical side of arenas: reserved addresses, and which pages are mapped there. What of them
+//! is in use is in the shards' heaps.
+//!
+//! A page may be mapped at many addresses. One of them is its *home*: there its memory is free, or
+//! part of a block. Everywhere else it is an *alias*.
+
+mod refused;
+mod release;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use self::refused::RefusedHandle;
+pub(super) use self::release::FreePages;
+use super::Miss;
+use crate::core::Core;
+use crate::heap::{ArenaRange, Pages};
+use crate::rules::MAX_REQUEST;
+use crate::shard::lock;
+use crate::stats::RefusedReleases;
+use crate::{AllocError, Backend, Handle, Policy, PoolKind, VirtualMemory};
+
+/// All arenas of one policy.
+#[derive(Default)]
+pub(super) struct Arenas {
+    policy: Policy,
+    /// By number.
+    arenas: Vec<Option<Arena>>,
+    /// The home of each page, by its number; of vacant numbers too.
+    homes: Vec<Home>,
+    vacant: Vec<u32>,
+    /// Pages in existence.
+    pub(super) pages: usize,
+    /// Where a mapping is that the backend refused to undo, and did not since.
+    refused: BTreeSet<Home>,
+    /// What is mapped nowhere but that the backend refused to take back.
+    refused_handles: Vec<RefusedHandle>,
+    /// Time spent in the backend's calls that is not counted yet.
+    pub(super) spent: Duration,
+}
+
+/// The arena in which a page is, and its slot there.
+pub(super) type Home = (u32, usize);
+
+struct Arena {
+    base: u64,
+    page_size: usize,
+    /// How many pages have room.
+    room: usize,
+    /// By page, up to the last that was ever mapped. Dropped before the range.
+    slots: Vec<PageSlot>,
+    range: Handle,
+}
+
+/// What is mapped at the addresses of one page.
+pub(super) enum PageSlot {
+    Unmapped,
+    /// A page that has its home here. Fields are dropped in this order.
+    Home {
+        mapping: Handle,
+        page: Handle,
+        number: u32,
+    },
+    /// A page that has its home elsewhere.
+    Alias {
+        mapping: Handle,
+        number: u32,
+    },
+    /// What was an alias, and may still be used by work that was given before the retirement.
+    Retired {
+        mapping: Handle,
+        number: u32,
+        retirement: u64,
+    },
+}
+
+/// What the backend refused to take of pages that were to go back.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// Those that are still mapped, and can be used.
+    pub(super) mapped: Vec<Pages>,
+    /// Bytes of those that are mapped nowhere, but count until they go.
+    unmapped: usize,
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        self.unmapped + self.mapped.iter().map(|pages| pages.size).sum::<usize>()
+    }
+}
+
+/// A page that was unmapped at its home, and its number; `None` if it was an alias.
+type Unmapped = Option<(Handle, u32)>;
+
+/// The backend refused.
+pub(super) struct Refused;
+
+impl Arena {
+    fn start(&self, slot: usize) -> u64 {
+        self.base + (slot * self.page_size) as u64
+    }
+}
+
+impl Arenas {
+    pub(super) fn of(policy: Policy) -> Self {
+        Self { policy, ..Self::default() }
+    }
+
+    // ---- addresses ----------------------------------------------------------------------
+
+    /// Reserves addresses for at least `bytes` bytes of a request. `None` if there are not enough.
+    pub(super) fn reserve<B: Backend>(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+        bytes: usize,
+        page_size: usize,
+    ) -> Result<Option<ArenaRange>, AllocError> {
+        let requested = miss.request.requested;
+        let backend_error = |error| AllocError::from_backend(requested, error);
+        let (_, total) = miss.core.backend.mem_info().map_err(backend_error)?;
+        // More than there is: what is left unmapped between blocks takes addresses too.
+        let total = total.min(MAX_REQUEST);
+        let room = (total / 8 * 9).max(page_size).next_multiple_of(page_size);
+        if bytes > room {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let reserved = memory.reserve(room);
+        self.spent += start.elapsed();
+        let (base, range) = match reserved {
+            Ok(reserved) => reserved,
+            // Those that nothing uses go back before the request fails.
+            Err(error) => return miss.out_of_memory(requested, error).map(|()| None),
+        };
+        let arena = Arena { base, page_size, room: room / page_size, slots: Vec::new(), range };
+        let number = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
+        match self.arenas.get_mut(number) {
+            Some(vacant) => *vacant = Some(arena),
+            None => self.arenas.push(Some(arena)),
+        }
+        let (policy, number) = (self.policy, number as u32);
+        Ok(Some(ArenaRange { policy, number, base, bytes: room, page_size }))
+    }
+
+    /// Gives an arena's addresses back, at which nothing is mapped.
+    pub(super) fn remove<E>(&mut self, memory: &dyn VirtualMemory<E>, arena: u32) {
+        if let Some(Arena { range, .. }) =
+            self.arenas.get_mut(arena as usize).and_then(Option::take)
+        {
+            self.release_handle(memory, PoolKind::Large, range, 0);
+        }
+    }
+
+    /// Whether nothing is mapped in an arena.
+    pub(super) fn is_vacant(&self, arena: u32) -> bool {
+        let Some(arena) = &self.arenas[arena as usize] else { return true };
+        arena.slots.iter().all(|slot| matches!(slot, PageSlot::Unmapped))
+    }
+
+    /// Bytes in each page of an arena.
+    pub(super) fn page_size(&self, arena: u32) -> usize {
+        self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.page_size)
+    }
+
+    /// How many pages have room in an arena.
+    pub(super) fn room(&self, arena: u32) -> usize {
+        self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.room)
+    }
+
+    /// The slots of an arena, up to the last that was ever mapped.
+    pub(super) fn slots(&self, arena: u32) -> &[PageSlot] {
+        self.arenas[arena as usize].as_ref().map_or(&[], |arena| &arena.slots)
+    }
+
+    pub(super) fn slots_mut(&mut self, arena: u32) -> &mut [PageSlot] {
+        self.arenas[arena as usize].as_mut().map_or(&mut [], |arena| &mut arena.slots)
+    }
+
+    fn slot_mut(&mut self, (arena, at): Home) -> Option<&mut PageSlot> {
+        self.arenas.get_mut(arena as usize)?.as_mut()?.slots.get_mut(at)
+    }
+
+    /// The numbers of all arenas.
+    pub(super) fn numbers(&self) -> Range<u32> {
+        0..self.arenas.len() as u32
+    }
+
+    /// The address of a slot.
+    pub(super) fn address(&self, (arena, slot): Home) -> u64 {
+        self.arenas[arena as usize].as_ref().map_or(0, |arena| arena.start(slot))
+    }
+
+    /// The slots of these pages.
+    pub(super) fn slots_of(&self, pages: Pages) -> Range<usize> {
+        let Some(arena) = &self.arenas[pages.arena as usize] else { return 0..0 };
+        let first = (pages.start - arena.base) as usize / arena.page_size;
+        first..first + pages.size / arena.page_size
+    }
+
+    /// The home of a page.
+    pub(super) fn home(&self, number: u32) -> Home {
+        self.homes[number as usize]
+    }
+
+    // ---- pages --------------------------------------------------------------------------
+
+    /// Creates and maps these pages. On an error none is, but for what the backend then refuses to
+    /// take back.
+    pub(super) fn create<E>(
+        &mut self,
+        memory: &dyn VirtualMemory<E>,
+        kind: PoolKind,
+        pages: Pages,
+    ) -> Result<(), (E, Kept)> {
+        let start = Instant::now();
+        let slots = self.slots_of(pages);
+        let page_size = self.page_size(pages.arena);
+        let mut result = Ok(());
+        for slot in slots.clone() {
+            let number = self.vacant.pop().unwrap_or(self.homes.len() as u32);
+            if number as usize == self.homes.len() {
+                self.homes.push((pages.arena, slot));
+            }
+            let mut unmapped = 0;
+            let mapped = memory.create(page_size).and_then(|page| {
+                self.map_home(memory, (pages.arena, slot), page, number).map_err(|(error, page)| {
+                    unmapped = self.release_handle(memory, kind, page, page_size);
+                    error
+                })
+            });
+            if let Err(error) = mapped {
+                self.vacant.push(number);
+                let size = (slot - slots.start) * page_size;
+                let mut kept =
+                    self.release(memory, kind, Pages { size, ..pages }, &BTreeSet::new());
+                kept.unmapped += unmapped;
+                result = Err((error, kept));
+                break;
+            }
+            self.pages += 1;
+        }
+        self.spent += start.elapsed();
+        result
+    }
+
+    /// Maps a page at an address that becomes its home.
+    fn map_home<E>(
+        &mut self,
+        memory: &dyn VirtualMemory<E>,
+        home: Home,
+        page: Handle,
+        number: u32,
+    ) -> Result<(), (E, Handle)> {
+        let (arena, at) = home;
+        let Some(arena) = &mut self.arenas[arena as usize] else { return Ok(()) };
+        if arena.slots.len() <= at {
+            arena.slots.resize_with(at + 1, || PageSlot::Unmapped);
+        }
+        match memory.map(&arena.range, at * arena.page_size, &page) {
+            Ok(mapping) => {
+                arena.slots[at] = PageSlot::Home { mapping, page, number };
+                self.homes[number as usize] = home;
+                Ok(())
+            }
+            Err(error) => Err((error, page)),
+        }
+    }
+
+    /// Maps a page, which has its home at `home`, at another slot too.
+    pub(super) fn map_alias<E>(
+        &mut self,
+        memory: &dyn VirtualMemory<E>,
+        (arena, at): Home,
+        home: Home,
+    ) -> Result<(), E> {
+        let Some(PageSlot::Home { page, number, .. }) = self.slots(home.0).get(home.1) else {
+            return Ok(());
+        };
+        let number = *number;
+        let Some(window) = &self.arenas[arena as usize] else { return Ok(()) };
+        let mapping = memory.map(&window.range, at * window.page_size, page)?;
+        let Some(window) = &mut self.arenas[arena as usize] else { return Ok(()) };
+        if window.slots.len() <= at {
+            window.slots.resize_with(at + 1, || PageSlot::Unmapped);
+        }
+        window.slots[at] = PageSlot::Alias { mapping, number };
+        Ok(())
+    }
+
+    /// Gives a page a new home, at which nothing is mapped. It stays mapped at the old one, to which
+    /// it may come back.
+    pub(super) fn migrate<E>(
+        &mut self,
+        memory: &dyn VirtualMemory<E>,
+        from: Pages,
+        to: Pages,
+    ) -> Result<(), E> {
+        let start = Instant::now();
+        let [old, new] = [from, to].map(|pages| (pages.arena, self.slots_of(pages).start));
+        let Some(slot) = self.slot_mut(old) else { return Ok(()) };
+        let PageSlot::Home { mapping, page, number } = std::mem::replace(slot, PageSlot::Unmapped)
+        else {
+            return Ok(());
+        };
+        let (slot, result) = match self.map_home(memory, new, page, number) {
+            Ok(()) => (PageSlot::Alias { mapping, number }, Ok(())),
+            Err((error, page)) => (PageSlot::Home { mapping, page, number }, Err(error)),
+        };
+        if let Some(old) = self.slot_mut(old) {
+            *old = slot;
+        }
+        self.spent += start.elapsed();
+        result
+    }
+
+    /// Gives a page a home back that it had before, and where it is still mapped.
+    pub(super) fn migrate_back(&mut self, from: Pages, to: Pages) {
+        let [old, new] = [from, to].map(|pages| (pages.arena, self.slots_of(pages).start));
+        let Some(slot) = self.slot_mut(old) else { return };
+        let PageSlot::Home { mapping, page, number } = std::mem::replace(slot, PageSlot::Unmapped)
+        else {
+            return;
+        };
+        *slot = PageSlot::Alias { mapping, number };
+        self.homes[number as usize] = new;
+        let Some(slot) = self.slot_mut(new) else { return };
+        if let PageSlot::Alias { mapping, .. } = std::mem::replace(slot, PageSlot::Unmapped) {
+            *slot = PageSlot::Home { mapping, page, number };
+        }
+    }
+
+    /// The pages that are aliases in an arena: each where it is mapped there, and its home.
+    pub(super) fn aliases_in(&self, number: u32) -> impl Iterator<Item = (Pages, Pages)> {
+        let slots = self.slots(number).iter().enumerate();
+        slots.filter_map(move |(at, slot)| {
+            let PageSlot::Alias { number: page, .. } = slot else { return None };
+            let home = self.home(*page);
+            let size = self.page_size(number);
+            let here = Pages { arena: number, start: self.address((number, at)), size };
+            Some((here, Pages { arena: home.0, start: self.address(home), size }))
+        })
+    }
+
+    /// Whether a page that has its home elsewhere is mapped among these.
+    pub(super) fn has_aliases(&self, pages: Pages) -> bool {
+        let mut slots = self.slots_of(pages).filter_map(|at| self.slots(pages.arena).get(at));
+        slots.any(|slot| matches!(slot, PageSlot::Alias { .. }))
+    }
+
+    /// Unmaps these pages and gives them back, but for those that are mapped elsewhere too. Nothing
+    /// may use them any more.
+    pub(super) fn release<E>(
+        &mut self,
+        memory: &dyn VirtualMemory<E>,
+        kind: PoolKind,
+        pages: Pages,
+        elsewhere: &BTreeSet<u32>,
+    ) -> Kept {
+        let start = Instant::now();
+        let mut kept = Kept::default();
+        let size = self.page_size(pages.arena);
+        for (page, at) in pages.each(size).zip(self.slots_of(pages)) {
+            let slot = self.slot_mut((pages.arena, at));
+            if matches!(slot, Some(PageSlot::Home { number, .. }) if elsewhere.contains(number)) {
+                kept.mapped.push(page);
+                continue;
+            }
+            match self.unmap(memory, (pages.arena, at)) {
+                Ok(Some((handle, number))) => {
+                    self.vacant.push(number);
+                    self.pages -= 1;
+                    kept.unmapped += self.release_handle(memory, kind, handle, size);
+                }
+                Ok(None) => {}
+                Err(Refused) => kept.mapped.push(page),
+            }
+        }
+        self.spent += start.elapsed();
+        kept
+    }
+
+    /// Undoes the mapping at a slot. If the backend refuses, what is mapped there stays as it is,
+    /// or if it was retired, becomes an alias again.
+    pub(super) fn unmap<E>(
+        &mut self,
+        memory: &dyn VirtualMemory<E>,
+        at: Home,
+    ) -> Result<Unmapped, Refused> {
+        let Some(slot) = self.slot_mut(at) else { return Ok(None) };
+        let (stays, unmapped) = match std::mem::replace(slot, PageSlot::Unmapped) {
+            PageSlot::Unmapped => return Ok(None),
+            PageSlot::Home { mapping, page, number } => match memory.release(mapping) {
+                Ok(()) => (PageSlot::Unmapped, Ok(Some((page, number)))),
+                Err(mapping) => (PageSlot::Home { mapping, page, number }, Err(Refused)),
+            },
+            PageSlot::Alias { mapping, number } | PageSlot::Retired { mapping, number, .. } => {
+                match memory.release(mapping) {
+                    Ok(()) => (PageSlot::Unmapped, Ok(None)),
+                    Err(mapping) => (PageSlot::Alias { mapping, number }, Err(Refused)),
+                }
+            }
+        };
+        *slot = stays;
+        match unmapped {
+            Ok(_) => self.refused.remove(&at),
+            Err(Refused) => self.refused.insert(at),
+        };
+        unmapped
+    }
+
+    // ---- statistics ---------------------------------------------------------------------
+
+    /// Counts the time that was spent in the backend's calls.
+    pub(super) fn count_time<B: Backend>(&mut self, core: &Core<B>) {
+        lock(&core.global).mapping_time += std::mem::take(&mut self.spent);
+    }
+
+    /// Counts pages that were made in vain and that the backend refused to take back.
+    pub(super) fn count_kept<B: Backend>(&self, core: &Core<B>, kind: PoolKind, kept: &Kept) {
+        if kept.bytes() == 0 {
+            return;
+        }
+        let mut global = lock(&core.global);
+        global.reserved_bytes.increase(kind, kept.bytes() as i64);
+        global.num_device_alloc += 1;
+        global.num_refused += 1;
+        drop(global);
+        self.count_refused(core);
+    }
+
+    /// Counts what the backend refused of mappings, pages and addresses by now.
+    pub(super) fn count_refused<B: Backend>(&self, core: &Core<B>) {
+        let (count, bytes) = self.refused();
+        let refused = RefusedReleases { count, bytes };
+        lock(&core.global).refused_pages[self.policy as usize] = refused;
+    }
+}

@@ -1,0 +1,119 @@
+//! Giving back all pages that are wholly free.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Arenas, Kept};
+use crate::core::{Core, DeviceWait};
+use crate::heap::Pages;
+use crate::shard::{Shard, lock};
+use crate::{Backend, Policy, PoolKind, VirtualMemory};
+
+/// The free pages of all shards in a policy's arenas, in no heap any more.
+pub(in crate::policy) struct FreePages<B: Backend> {
+    policy: Policy,
+    pub(in crate::policy) shards: Vec<OfShard<B>>,
+}
+
+/// Those of one shard.
+pub(in crate::policy) struct OfShard<B: Backend> {
+    pub(in crate::policy) shard: Arc<Shard<B>>,
+    stream: B::Stream,
+    pages: [(PoolKind, Vec<Pages>); 2],
+    /// The addresses of its aliases.
+    pub(in crate::policy) in_use: Vec<Range<u64>>,
+    /// The arenas in which its pages have their home.
+    pub(in crate::policy) arenas: Vec<u32>,
+    /// Whether all work that may use its pages is done.
+    pub(in crate::policy) idle: bool,
+}
+
+impl<B: Backend> FreePages<B> {
+    /// Takes them out of their heaps. `page_size` is that of the policy's windows.
+    pub(in crate::policy) fn take(core: &Core<B>, policy: Policy, page_size: usize) -> Self {
+        let of_shard = |shard: Arc<Shard<B>>| {
+            let mut state = shard.lock();
+            let arenas: Vec<u32> = state.heap.arena_numbers(policy).collect();
+            let of_shard = (!arenas.is_empty()).then(|| OfShard {
+                shard: Arc::clone(&shard),
+                stream: state.stream.clone(),
+                pages: [PoolKind::Large, PoolKind::Small]
+                    .map(|kind| (kind, state.heap.unmap_free_pages(policy, kind))),
+                in_use: state.heap.windows_in_use(page_size),
+                arenas,
+                idle: false,
+            });
+            drop(state);
+            of_shard
+        };
+        Self { policy, shards: core.all_shards().into_iter().filter_map(of_shard).collect() }
+    }
+
+    pub(in crate::policy) fn is_empty(&self) -> bool {
+        self.shards.is_empty()
+    }
+
+    /// Waits for the work that may use these pages, since unmapping does not. All of it was given
+    /// before they were taken out of their heaps. Returns whether the whole device was waited for.
+    pub(in crate::policy) fn wait(&mut self, core: &Core<B>) -> bool {
+        let waited = core.wait_for_device();
+        for it in &mut self.shards {
+            it.idle = match waited {
+                DeviceWait::Done => true,
+                // One stream that cannot be waited for keeps its pages, and not those of others:
+                // what came from it to them, they wait for.
+                DeviceWait::Unsupported => core.wait_for(&it.stream),
+                DeviceWait::Failed => false,
+            };
+        }
+        waited == DeviceWait::Done
+    }
+
+    /// Gives back what is idle, but for pages that are mapped elsewhere too, and then arenas in
+    /// which nothing is mapped any more. All other pages are free again.
+    pub(in crate::policy) fn release(
+        self,
+        core: &Core<B>,
+        arenas: &mut Arenas,
+        memory: &dyn VirtualMemory<B::Error>,
+        elsewhere: &BTreeSet<u32>,
+    ) {
+        for OfShard { shard, pages, idle, .. } in self.shards {
+            for (kind, pages) in pages {
+                let kept = match idle {
+                    true => release_pages(core, arenas, memory, kind, &pages, elsewhere),
+                    false => pages,
+                };
+                let mut state = shard.lock();
+                kept.into_iter().for_each(|pages| state.heap.map(kind, pages));
+            }
+            let empty = shard.lock().heap.remove_empty_arenas(self.policy);
+            empty.into_iter().for_each(|arena| arenas.remove(memory, arena));
+        }
+        arenas.count_refused(core);
+    }
+}
+
+/// Gives these pages back. Returns those that are still mapped.
+fn release_pages<B: Backend>(
+    core: &Core<B>,
+    arenas: &mut Arenas,
+    memory: &dyn VirtualMemory<B::Error>,
+    kind: PoolKind,
+    pages: &[Pages],
+    elsewhere: &BTreeSet<u32>,
+) -> Vec<Pages> {
+    let mut still_mapped = Vec::new();
+    for &pages in pages {
+        let kept: Kept = arenas.release(memory, kind, pages, elsewhere);
+        arenas.count_time(core);
+        let gone = pages.size - kept.bytes();
+        let mut global = lock(&core.global);
+        global.reserved_bytes.decrease(kind, gone as i64);
+        global.num_device_free += i64::from(gone > 0);
+        global.num_refused += i64::from(gone < pages.size);
+        still_mapped.extend(kept.mapped);
+    }
+    still_mapped
+}

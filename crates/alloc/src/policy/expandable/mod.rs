@@ -1,0 +1,103 @@
+//! PyTorch's expandable segments: a reserved range per stream and pool, to whose end pages are
+//! mapped, and whose free pages go back when the cache is emptied.
+
+use std::collections::BTreeSet;
+
+use super::arenas::{Arenas, FreePages, Kept};
+use super::{GrowthPolicy, Miss};
+use crate::core::Core;
+use crate::heap::{Heap, Record, Status};
+use crate::rules::{LARGE_BUFFER, SMALL_BUFFER};
+use crate::shard::Granted;
+use crate::{AllocError, Backend, Policy, PoolKind};
+
+/// `policy:torch,expandable_segments:True`.
+pub(super) struct ExpandableSegments {
+    pub(super) arenas: Arenas,
+}
+
+impl Default for ExpandableSegments {
+    fn default() -> Self {
+        Self { arenas: Arenas::of(Policy::Torch) }
+    }
+}
+
+/// Bytes in a page of a pool's arena.
+fn page_size(kind: PoolKind) -> usize {
+    match kind {
+        PoolKind::Large => LARGE_BUFFER,
+        PoolKind::Small => SMALL_BUFFER,
+    }
+}
+
+/// PyTorch's choice among free blocks: one counts as long as itself and the unmapped addresses
+/// behind it, and from the best fit on the next is taken as long as it is shorter.
+pub(crate) fn choose<M>(heap: &Heap<M>, kind: PoolKind, best_fit: u32) -> u32 {
+    let reach = |block: u32| {
+        let Record { size, next, .. } = heap.records[block];
+        let extends = heap.records.is(next, Status::Unmapped);
+        size + if extends { heap.records[next].size } else { 0 }
+    };
+    let mut block = best_fit;
+    while heap.records[block].arena
+        && let Some(next) = heap.next_fit(kind, block)
+        && reach(next) < reach(block)
+    {
+        block = next;
+    }
+    block
+}
+
+impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+        let (core, shard, request) = (miss.core, miss.shard, miss.request);
+        let Some(memory) = core.backend.virtual_memory() else { return Ok(None) };
+        let kind = request.kind;
+        let plan = || shard.lock().heap.plan_first_expansion(Policy::Torch, kind, request.size);
+        let mut planned = plan();
+        if planned.is_none()
+            && let Some(arena) = self.arenas.reserve(miss, memory, request.size, page_size(kind))?
+        {
+            shard.lock().heap.add_arena(kind, arena);
+            planned = plan();
+        }
+        let Some(expansion) = planned else { return Ok(None) };
+        for (done, &pages) in expansion.missing.iter().enumerate() {
+            let mapped = match miss.may_reserve(pages.size) {
+                Ok(true) => self
+                    .arenas
+                    .create(memory, kind, pages)
+                    .map_err(|(error, kept)| (miss.out_of_memory(pages.size, error), kept)),
+                Ok(false) => Err((Ok(()), Kept::default())),
+                Err(error) => Err((Err(error), Kept::default())),
+            };
+            self.arenas.count_time(core);
+            if let Err((reason, kept)) = mapped {
+                self.arenas.count_kept(core, kind, &kept);
+                let mut state = shard.lock();
+                let heap = &mut state.heap;
+                heap.undo_expansion(&expansion, done);
+                // What could not be unmapped again is there, as free memory.
+                kept.mapped.into_iter().for_each(|pages| heap.map(kind, pages));
+                return reason.map(|()| None);
+            }
+            miss.count_created(pages.size);
+        }
+        let mut state = shard.lock();
+        let block = state.heap.finish_expansion(&expansion, kind, request.site);
+        Ok(Some(state.hand_out(block, request)))
+    }
+
+    fn release_cached(&mut self, core: &Core<B>) {
+        let Some(memory) = core.backend.virtual_memory() else { return };
+        let mut free = FreePages::take(core, Policy::Torch, SMALL_BUFFER);
+        if !free.is_empty() {
+            free.wait(core);
+            free.release(core, &mut self.arenas, memory, &BTreeSet::new());
+        }
+    }
+
+    fn retry_refused(&mut self, core: &Core<B>, all: bool) {
+        self.arenas.retry_refused(core, all);
+    }
+}

@@ -1,0 +1,268 @@
+//! Free pages of other heaps that come where they are needed. A page that migrates stays mapped
+//! where it was, so that it can come back without a call.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::MovablePages;
+use crate::heap::Pages;
+use crate::policy::Miss;
+use crate::rules::PAGE;
+use crate::shard::{Shard, lock};
+use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
+
+/// Who may have free pages for a request.
+pub(super) struct Donors<B: Backend> {
+    /// The shard that needs them comes first: its other pool needs no wait.
+    shards: Vec<Arc<Shard<B>>>,
+    /// The pool that needs them.
+    kind: PoolKind,
+}
+
+/// A free page that is in no heap, on its way to another one.
+struct MigratingPage {
+    page: Pages,
+    kind: PoolKind,
+    /// Whose it was, by number.
+    donor: usize,
+}
+
+impl<B: Backend> Donors<B> {
+    /// During a capture the shard is alone, since the others' streams may be the ones that are
+    /// captured.
+    pub(super) fn of(miss: &Miss<'_, B>) -> Self {
+        let (shard, kind) = (miss.shard, miss.request.kind);
+        let shards = if miss.core.is_capturing() {
+            vec![Arc::clone(shard)]
+        } else {
+            let mut shards = miss.core.shared_shards();
+            shards.sort_by_key(|other| !Arc::ptr_eq(other, shard));
+            shards
+        };
+        Self { shards, kind }
+    }
+
+    /// All pools but the one that needs pages, by donor.
+    fn pools(&self) -> impl Iterator<Item = (usize, PoolKind)> {
+        let donors = 0..self.shards.len();
+        let pools = donors.flat_map(|donor| [PoolKind::Large, PoolKind::Small].map(|k| (donor, k)));
+        let needy = (0, self.kind);
+        pools.filter(move |pool| *pool != needy)
+    }
+
+    /// The whole free pages that they have.
+    fn free_pages(&self) -> Vec<Pages> {
+        let list = |(donor, kind): (usize, PoolKind)| {
+            self.shards[donor].lock().heap.list_free_pages(Policy::Default, kind)
+        };
+        self.pools().flat_map(list).collect()
+    }
+
+    /// Takes up to `count` free pages out of their heaps.
+    fn take_some(&self, miss: &Miss<'_, B>, count: usize) -> Vec<MigratingPage> {
+        let mut pages = Vec::new();
+        for (donor, kind) in self.pools() {
+            if pages.len() == count {
+                break;
+            }
+            let left = count - pages.len();
+            let mut state = self.shards[donor].lock();
+            let taken = state.heap.migrate_some(Policy::Default, kind, left);
+            drop(state);
+            pages.extend(self.in_order(miss, donor, kind, taken));
+        }
+        pages.reverse();
+        pages
+    }
+
+    /// Takes those of the wanted pages out of their heaps, which are sorted by address, that are
+    /// free.
+    fn take_these(&self, miss: &Miss<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
+        let take = |(donor, kind): (usize, PoolKind)| {
+            let mut state = self.shards[donor].lock();
+            let taken = state.heap.migrate_these(Policy::Default, kind, wanted);
+            drop(state);
+            self.in_order(miss, donor, kind, taken)
+        };
+        self.pools().flat_map(take).collect()
+    }
+
+    /// Lets later work of the stream that needs pages wait, on the device, for what the donor's
+    /// stream still does with them. Where that fails they go back.
+    fn in_order(
+        &self,
+        miss: &Miss<'_, B>,
+        donor: usize,
+        kind: PoolKind,
+        taken: Vec<Pages>,
+    ) -> Vec<MigratingPage> {
+        if donor > 0 && !taken.is_empty() {
+            let backend = &miss.core.backend;
+            let [own, other] = [0, donor].map(|at| self.shards[at].lock().stream.clone());
+            let ordered = backend.record(&other).and_then(|event| backend.wait(&own, &event));
+            if ordered.is_err() {
+                // Nobody knows when these are out of use.
+                let mut state = self.shards[donor].lock();
+                taken.into_iter().for_each(|pages| state.heap.map(kind, pages));
+                return Vec::new();
+            }
+        }
+        let pages = taken.into_iter().flat_map(|pages| pages.each(PAGE));
+        pages.map(|page| MigratingPage { page, kind, donor }).collect()
+    }
+
+    /// Makes pages free again where they were.
+    fn put_back(&self, pages: Vec<MigratingPage>) {
+        for MigratingPage { page, kind, donor } in pages {
+            self.shards[donor].lock().heap.map(kind, page);
+        }
+    }
+}
+
+impl<B: Backend> MovablePages<B> {
+    /// Brings pages here, of other heaps or new ones, until those that are free here are enough for
+    /// the request. Returns how many came; `None` if there is not enough memory.
+    pub(super) fn bring_pages(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+        donors: &Donors<B>,
+    ) -> Result<Option<usize>, AllocError> {
+        let count = |pages: &[Pages]| pages.iter().map(|pages| pages.size / PAGE).sum::<usize>();
+        let wanted = miss.request.size.div_ceil(PAGE);
+        let free = miss.shard.lock().heap.list_free_pages(Policy::Default, miss.request.kind);
+        let missing = wanted.saturating_sub(count(&free));
+        if missing == 0 {
+            return Ok(Some(0));
+        }
+        let elsewhere = donors.free_pages();
+        let available = count(&elsewhere);
+        let short = missing.saturating_sub(available);
+        let mut new = self.headroom(miss).min(missing).max(short);
+        if !self.has_room(miss, new)? {
+            if available < missing {
+                return Ok(None);
+            }
+            new = 0;
+        }
+        // Those that come from elsewhere are what is missing after that: where memory is short,
+        // that may be more.
+        let made = self.map_here(miss, memory, donors, new, Vec::new())?;
+        let returned = self.migrate_back(miss, donors, missing - made, &elsewhere);
+        // No call, but a wait between streams: about as dear as one.
+        self.headroom.remapped(usize::from(returned > 0));
+        let mut came = made + returned;
+        let migrating = donors.take_some(miss, missing - came);
+        let rest = if made < new { migrating.len() } else { missing - came };
+        came += self.map_here(miss, memory, donors, rest, migrating)?;
+        if came < missing {
+            return Ok(None);
+        }
+        if short > 0 {
+            self.headroom.forced_to(miss.core.reserved());
+        }
+        Ok(Some(came))
+    }
+
+    /// Maps so many pages here, at new addresses: those that migrate first, then new ones. Returns
+    /// how many; fewer if memory is short.
+    fn map_here(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+        donors: &Donors<B>,
+        count: usize,
+        mut migrating: Vec<MigratingPage>,
+    ) -> Result<usize, AllocError> {
+        if count == 0 {
+            return Ok(0);
+        }
+        let (kind, bytes) = (miss.request.kind, count * PAGE);
+        let planned =
+            self.plan(miss, memory, bytes, |heap| heap.plan_pages(Policy::Default, kind, bytes));
+        let expansion = match planned {
+            Ok(Some(expansion)) => expansion,
+            failed => {
+                donors.put_back(migrating);
+                return failed.map(|_| 0);
+            }
+        };
+        let (mut mapped, mut result) = (0, Ok(true));
+        for &to in &expansion.missing {
+            result = match migrating.pop() {
+                Some(page) => self.migrate(miss, memory, donors, page, to),
+                None => self.create(miss, memory, to),
+            };
+            if !matches!(result, Ok(true)) {
+                break;
+            }
+            mapped += 1;
+        }
+        donors.put_back(migrating);
+        miss.shard.lock().heap.undo_expansion(&expansion, mapped);
+        result.map(|_| mapped)
+    }
+
+    /// Maps a page at its new home; false if there is no memory for that.
+    fn migrate(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+        donors: &Donors<B>,
+        from: MigratingPage,
+        to: Pages,
+    ) -> Result<bool, AllocError> {
+        if let Err(error) = self.arenas.migrate(memory, from.page, to) {
+            donors.put_back(vec![from]);
+            return miss.out_of_memory(to.size, error).map(|()| false);
+        }
+        self.count_remaps(miss, 1);
+        count_moved(miss, &from, to);
+        Ok(true)
+    }
+
+    /// Takes up to `count` of these pages that had their home here before: that takes no call.
+    /// Returns how many came.
+    fn migrate_back(
+        &mut self,
+        miss: &Miss<'_, B>,
+        donors: &Donors<B>,
+        count: usize,
+        elsewhere: &[Pages],
+    ) -> usize {
+        if count == 0 || elsewhere.is_empty() {
+            return 0;
+        }
+        let kind = miss.request.kind;
+        let arenas = miss.shard.lock().heap.arena_numbers_of(Policy::Default, kind);
+        let migrated = arenas.iter().flat_map(|&arena| self.arenas.aliases_in(arena));
+        let is_free = |(_, home): &(Pages, Pages)| {
+            let mut free = elsewhere.iter().map(|pages| pages.start..pages.end());
+            free.any(|free| free.contains(&home.start))
+        };
+        // A page may have had its home here at more than one address.
+        let mut seen = BTreeSet::new();
+        let wanted = migrated.filter(|it| is_free(it) && seen.insert(it.1.start));
+        let mut wanted: Vec<_> = wanted.take(count).collect();
+        wanted.sort_unstable_by_key(|(_, home)| home.start);
+        let homes: Vec<Pages> = wanted.iter().map(|&(_, home)| home).collect();
+        let mut came = 0;
+        for from in donors.take_these(miss, &homes) {
+            let find = homes.binary_search_by_key(&from.page.start, |page| page.start);
+            let Ok(found) = find else { continue };
+            let to = wanted[found].0;
+            self.arenas.migrate_back(from.page, to);
+            count_moved(miss, &from, to);
+            miss.shard.lock().heap.map(kind, to);
+            came += 1;
+        }
+        came
+    }
+}
+
+/// Counts a page where it is now, and tells of it.
+fn count_moved<B: Backend>(miss: &Miss<'_, B>, from: &MigratingPage, to: Pages) {
+    let bytes = PAGE as i64;
+    lock(&miss.core.global).reserved_bytes.transfer(from.kind, miss.request.kind, bytes);
+    miss.core.hooks.moved(from.page.start, to.start, to.size);
+}

@@ -1,0 +1,241 @@
+//! Pages that move: little is reserved that is not allocated, because pages that are free anywhere
+//! serve a request before new ones are made. `docs/default-policy.md` explains it from the beginning.
+//!
+//! Each stream and pool has arenas of its own, in which pages lie side by side and free blocks are
+//! found as anywhere. What a request does that nothing there fits is [`serve`](MovablePages::serve):
+//!
+//! 1. A *window* is found again ([`alias`]): addresses behind which free memory of this heap is
+//!    mapped already.
+//! 2. New pages expand an arena, as long as there is *headroom* ([`headroom`]).
+//! 3. Free pages of other heaps *migrate* here ([`migrate`]), or new ones are made, until enough is
+//!    free here.
+//! 4. The block becomes an *alias* ([`alias`]): pieces of free memory are mapped once more, behind
+//!    each other, in a new window.
+
+mod alias;
+mod headroom;
+mod migrate;
+mod windows;
+
+use warpline_sync::atomic::Ordering;
+
+use self::headroom::{Demand, Headroom};
+use self::migrate::Donors;
+use self::windows::Windows;
+use super::arenas::{Arenas, FreePages};
+use super::{GrowthPolicy, Miss};
+use crate::core::Core;
+use crate::heap::{Expansion, Heap, Pages};
+use crate::rules::PAGE;
+use crate::shard::{Granted, lock};
+use crate::{AllocError, Backend, Policy, VirtualMemory};
+
+/// From so many new pages on, it is asked first whether there is memory for all of them: making
+/// them takes longer than that, and a request that fails leaves them to be given back.
+const MANY: usize = 128;
+
+/// Other threads may take what was made free for a request. So often it is tried.
+const ATTEMPTS: usize = 4;
+
+/// `policy:default`.
+pub(super) struct MovablePages<B: Backend> {
+    pub(super) arenas: Arenas,
+    windows: Windows<B>,
+    headroom: Headroom,
+}
+
+impl<B: Backend> Default for MovablePages<B> {
+    fn default() -> Self {
+        let arenas = Arenas::of(Policy::Default);
+        Self { arenas, windows: Windows::default(), headroom: Headroom::default() }
+    }
+}
+
+impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+        let core = miss.core;
+        let Some(memory) = core.backend.virtual_memory() else { return Ok(None) };
+        if !core.is_capturing() {
+            self.windows.poll(&core.backend);
+        }
+        let served = self.serve(miss, memory);
+        if matches!(served, Ok(Some(_))) {
+            self.headroom.served(Demand::of(core, 0), self.arenas.pages);
+        }
+        self.arenas.count_time(core);
+        served
+    }
+
+    fn release_cached(&mut self, core: &Core<B>) {
+        // What is needed is learned anew.
+        self.headroom = Headroom::default();
+        let Some(memory) = core.backend.virtual_memory() else { return };
+        let mut free = FreePages::take(core, Policy::Default, PAGE);
+        if free.is_empty() {
+            return;
+        }
+        if free.wait(core) {
+            self.windows.waited();
+        }
+        let in_use: Vec<_> = free.shards.iter().flat_map(|it| it.in_use.iter().cloned()).collect();
+        let idle = free.shards.iter().filter(|it| it.idle);
+        let homes = idle.flat_map(|it| it.arenas.iter().copied()).collect();
+        let elsewhere = self.windows.unmap_aliases(&mut self.arenas, memory, &in_use, &homes);
+        let shards: Vec<_> = free.shards.iter().map(|it| it.shard.clone()).collect();
+        for shard in &shards {
+            shard.lock().heap.forget_migrated(|pages| self.arenas.has_aliases(pages));
+        }
+        free.release(core, &mut self.arenas, memory, &elsewhere);
+        for shard in &shards {
+            let is_vacant = |window: &mut u32| self.arenas.is_vacant(*window);
+            let vacant: Vec<u32> = shard.lock().heap.windows.extract_if(.., is_vacant).collect();
+            vacant.into_iter().for_each(|window| self.arenas.remove(memory, window));
+        }
+        self.arenas.count_refused(core);
+    }
+
+    fn retry_refused(&mut self, core: &Core<B>, all: bool) {
+        self.arenas.retry_refused(core, all);
+    }
+}
+
+impl<B: Backend> MovablePages<B> {
+    /// Serves a request in one of the four ways above.
+    ///
+    /// What is chosen is the first by address. So a program that repeats itself finds the windows
+    /// that it needs from the second time on, and makes no call any more.
+    fn serve(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+    ) -> Result<Option<Granted>, AllocError> {
+        let donors = Donors::of(miss);
+        for _ in 0..ATTEMPTS {
+            if let Some(granted) = self.reuse_window(miss) {
+                return Ok(Some(granted));
+            }
+            if let Some(granted) = self.expand(miss, memory)? {
+                return Ok(Some(granted));
+            }
+            match self.bring_pages(miss, memory, &donors)? {
+                None => return Ok(None),
+                Some(0) => {}
+                Some(_) => {
+                    // What came may lie beside what was there.
+                    if let Some(granted) = miss.shard.lock().take_fit_again(miss.request) {
+                        return Ok(Some(granted));
+                    }
+                    if let Some(granted) = self.reuse_window(miss) {
+                        return Ok(Some(granted));
+                    }
+                }
+            }
+            if let Some(granted) = self.alias(miss, memory)? {
+                return Ok(Some(granted));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Maps new pages behind free memory, or where there is none, if there is headroom for them.
+    fn expand(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+    ) -> Result<Option<Granted>, AllocError> {
+        let (shard, request) = (miss.shard, miss.request);
+        let headroom = self.headroom(miss);
+        if headroom == 0 {
+            return Ok(None);
+        }
+        let (kind, size) = (request.kind, request.size);
+        let expansion = self.plan(miss, memory, size, |heap| {
+            heap.plan_least_expansion(Policy::Default, kind, size)
+        })?;
+        let Some(expansion) = expansion else { return Ok(None) };
+        let pages = expansion.missing.len();
+        if pages > headroom || !self.has_room(miss, pages)? {
+            shard.lock().heap.undo_expansion(&expansion, 0);
+            return Ok(None);
+        }
+        for (mapped, &to) in expansion.missing.iter().enumerate() {
+            let created = self.create(miss, memory, to);
+            if !matches!(created, Ok(true)) {
+                shard.lock().heap.undo_expansion(&expansion, mapped);
+                return created.map(|_| None);
+            }
+        }
+        let mut state = shard.lock();
+        let block = state.heap.finish_expansion(&expansion, kind, request.site);
+        Ok(Some(state.hand_out(block, request)))
+    }
+
+    /// How many new pages may be made although others are free.
+    fn headroom(&self, miss: &Miss<'_, B>) -> usize {
+        // Threads that wait for their turn ask for what they wait for at the same time.
+        let waiting = miss.core.waiting.load(Ordering::Relaxed);
+        let demand = Demand::of(miss.core, waiting);
+        self.headroom.bytes(demand, miss.core.reserved()) / PAGE
+    }
+
+    /// Chooses addresses, new ones if need be, for at least `bytes` bytes, and lists what is missing
+    /// page by page.
+    fn plan(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+        bytes: usize,
+        plan: impl Fn(&mut Heap<B::Memory>) -> Option<Expansion>,
+    ) -> Result<Option<Expansion>, AllocError> {
+        let mut planned = plan(&mut miss.shard.lock().heap);
+        if planned.is_none()
+            && let Some(arena) = self.arenas.reserve(miss, memory, bytes, PAGE)?
+        {
+            let mut state = miss.shard.lock();
+            state.heap.add_arena(miss.request.kind, arena);
+            planned = plan(&mut state.heap);
+        }
+        if let Some(expansion) = &mut planned {
+            expansion.split_missing(PAGE);
+        }
+        Ok(planned)
+    }
+
+    /// Whether there is memory for so many new pages, as far as it is known.
+    fn has_room(&self, miss: &Miss<'_, B>, pages: usize) -> Result<bool, AllocError> {
+        let bytes = pages.saturating_mul(PAGE);
+        let free = || miss.core.backend.mem_info().map_or(usize::MAX, |(free, _)| free);
+        Ok(pages < MANY || (miss.may_reserve(bytes)? && bytes <= free()))
+    }
+
+    /// Creates a page and maps it; false if there is no memory for it.
+    fn create(
+        &mut self,
+        miss: &Miss<'_, B>,
+        memory: &dyn VirtualMemory<B::Error>,
+        to: Pages,
+    ) -> Result<bool, AllocError> {
+        if !miss.may_reserve(to.size)? {
+            return Ok(false);
+        }
+        match self.arenas.create(memory, miss.request.kind, to) {
+            Ok(()) => {
+                miss.count_created(to.size);
+                Ok(true)
+            }
+            Err((error, kept)) => {
+                // Of one page nothing stays mapped.
+                self.arenas.count_kept(miss.core, miss.request.kind, &kept);
+                miss.out_of_memory(to.size, error)?;
+                self.headroom.refuse(Demand::of(miss.core, 0));
+                Ok(false)
+            }
+        }
+    }
+
+    /// Counts pages that were mapped at further addresses.
+    fn count_remaps(&mut self, miss: &Miss<'_, B>, pages: usize) {
+        lock(&miss.core.global).num_remaps += pages as i64;
+        self.headroom.remapped(pages);
+    }
+}

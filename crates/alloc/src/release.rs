@@ -1,0 +1,149 @@
+//! Segments on their way back to the backend: they wait for the end of a capture, and what the
+//! backend refuses is tried again.
+
+use warpline_sync::Mutex;
+
+use crate::Backend;
+use crate::core::Core;
+use crate::heap::Released;
+use crate::shard::{Shard, lock};
+
+/// Segments that are in no heap any more but were not given back.
+pub(crate) struct Releases<M> {
+    /// Held while memory goes, so that no capture begins meanwhile.
+    lists: Mutex<Lists<M>>,
+}
+
+struct Lists<M> {
+    /// Those that were to go during a capture, and count as gone.
+    deferred: Vec<Released<M>>,
+    /// Those that the backend refused, and that cannot serve any more where they were. They count
+    /// as reserved.
+    refused: Vec<Released<M>>,
+}
+
+impl<M> Default for Releases<M> {
+    fn default() -> Self {
+        Self { lists: Mutex::new(Lists { deferred: Vec::new(), refused: Vec::new() }) }
+    }
+}
+
+impl<M> Releases<M> {
+    /// Waits until no thread gives anything back.
+    pub(crate) fn wait(&self) {
+        drop(lock(&self.lists));
+    }
+}
+
+/// Gives segments back to the backend. Called without a shard's lock.
+pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<Released<B::Memory>>) {
+    if released.is_empty() {
+        return;
+    }
+    let mut lists = lock(&core.releases.lists);
+    if core.is_capturing() {
+        defer(core, &mut lists, released);
+    } else {
+        let refused = free(core, released, false);
+        lists.refused.extend(refused);
+    }
+}
+
+/// The same for a shard: what the backend refuses is free there again.
+pub(crate) fn segments_of<B: Backend>(
+    core: &Core<B>,
+    shard: &Shard<B>,
+    released: Vec<Released<B::Memory>>,
+) {
+    if released.is_empty() {
+        return;
+    }
+    let mut lists = lock(&core.releases.lists);
+    if core.is_capturing() {
+        defer(core, &mut lists, released);
+        return;
+    }
+    for refused in free(core, released, false) {
+        let restored = shard.lock().restore(refused);
+        lists.refused.extend(restored.err());
+    }
+}
+
+/// Tries to give back what the backend refused and what serves nobody, until it refuses again, or
+/// all of it.
+pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
+    let mut lists = lock(&core.releases.lists);
+    if lists.refused.is_empty() || core.is_capturing() {
+        return;
+    }
+    let mut again = std::mem::take(&mut lists.refused);
+    while !again.is_empty() {
+        let first = if all { again.len() } else { 1 };
+        let refused = free(core, again.drain(..first).collect(), false);
+        let stop = !refused.is_empty();
+        lists.refused.extend(refused);
+        if stop {
+            break;
+        }
+    }
+    // Those that were not tried come first next time.
+    lists.refused.splice(0..0, again);
+}
+
+/// Gives back what waited for the end of the last capture. False if another one has begun, whose
+/// end will do it.
+pub(crate) fn deferred<B: Backend>(core: &Core<B>) -> bool {
+    let mut lists = lock(&core.releases.lists);
+    if core.is_capturing() {
+        return false;
+    }
+    let deferred = std::mem::take(&mut lists.deferred);
+    let refused = free(core, deferred, true);
+    lists.refused.extend(refused);
+    true
+}
+
+/// Counts segments out that go once no capture is under way.
+fn defer<B: Backend>(
+    core: &Core<B>,
+    lists: &mut Lists<B::Memory>,
+    released: Vec<Released<B::Memory>>,
+) {
+    let mut global = lock(&core.global);
+    for segment in released {
+        global.segment_gone(segment.kind, segment.size, segment.oversize);
+        lists.deferred.push(segment);
+    }
+}
+
+/// Gives segments back and counts those out that the backend takes, unless they count as gone
+/// already. Returns the others.
+fn free<B: Backend>(
+    core: &Core<B>,
+    released: Vec<Released<B::Memory>>,
+    gone: bool,
+) -> Vec<Released<B::Memory>> {
+    let mut refused = Vec::new();
+    for Released { kind, size, oversize, refused: before, stream, memory } in released {
+        let freed = B::free(memory);
+        let mut global = lock(&core.global);
+        let Err(memory) = freed else {
+            if !gone {
+                global.segment_gone(kind, size, oversize);
+            }
+            if before {
+                global.refused_segments.accept(size);
+            }
+            continue;
+        };
+        global.num_refused += 1;
+        if gone {
+            global.segment_back(kind, size, oversize);
+        }
+        if !before {
+            global.refused_segments.refuse(size);
+        }
+        refused.push(Released { kind, size, oversize, refused: true, stream, memory });
+    }
+    refused
+}

@@ -1,0 +1,110 @@
+//! A shard: what serves one stream in one pool.
+//!
+//! # Who keeps whom alive
+//!
+//! - The allocator's stream table, or a private pool, owns its shards (`Arc<Shard>`), and each shard
+//!   owns a reference to the core (`Arc<Core>`). The core knows its shards only weakly.
+//! - A [`ShardCell`] is never deallocated, so a block refers to it without being counted. While a
+//!   block lives its shard does: whoever owns it retires it before letting go of it, and if
+//!   blocks are left then the cell keeps the shard (`retired`) until the last of them is freed.
+//! - A shard that nobody owns any more, while streams still use blocks that were freed, is left to
+//!   the core (`orphans`) until they are done. As it owns the core, that is a cycle for as long; the
+//!   allocator's end breaks it, as it takes all orphans out, and waits for them.
+
+mod cell;
+mod state;
+mod stream_uses;
+mod table;
+
+use std::sync::{Arc, PoisonError};
+
+use warpline_sync::atomic::Ordering;
+use warpline_sync::{Mutex, MutexGuard};
+
+pub(crate) use cell::{Locked, ShardCell};
+pub(crate) use state::{Granted, Request, State};
+pub(crate) use table::StreamTable;
+
+use crate::core::Core;
+use crate::sync::Lasting;
+use crate::{Backend, events, release};
+
+/// Takes a lock whose data is consistent between any two calls that could panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One stream's memory in one pool.
+pub(crate) struct Shard<B: Backend> {
+    pub(crate) cell: Lasting<ShardCell<B>>,
+    /// The private pool it belongs to; 0 if none.
+    pub(crate) pool: u64,
+    /// Where its segments come from, if not from the allocator's own backend.
+    backend: Option<Arc<B>>,
+    pub(crate) core: Arc<Core<B>>,
+}
+
+impl<B: Backend> Shard<B> {
+    pub(crate) fn new(
+        core: &Arc<Core<B>>,
+        state: State<B>,
+        pool: u64,
+        backend: Option<Arc<B>>,
+    ) -> Self {
+        Self { cell: ShardCell::occupy(core, state), pool, backend, core: Arc::clone(core) }
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_, B> {
+        self.cell.lock()
+    }
+
+    /// What its segments are allocated by.
+    pub(crate) fn backend(&self) -> &B {
+        self.backend.as_deref().unwrap_or(&self.core.backend)
+    }
+
+    /// What its owner does before letting go of it.
+    pub(crate) fn retire(self: &Arc<Self>) {
+        self.cell.retire(self);
+    }
+
+    /// Waits for all pending events without the lock, then frees what waited for them.
+    pub(crate) fn synchronize_events(&self) {
+        let mut done = Vec::new();
+        let backend = &self.core.backend;
+        let mut queues = self.lock().take_events(backend, &mut done);
+        events::wait(backend, &mut queues, &mut done);
+        self.lock().events_came(done, queues);
+    }
+}
+
+impl<B: Backend> Drop for Shard<B> {
+    fn drop(&mut self) {
+        let core = &self.core;
+        let is_pending = self.lock().uses.is_pending();
+        if is_pending {
+            let mut orphans = lock(&core.orphans);
+            // Asked with the lock, after whose next owner there is nobody to leave it to.
+            if !core.closed.load(Ordering::SeqCst) {
+                // No block is left, but streams still use freed ones. Nobody waits for them here.
+                let (cell, core) = (Lasting::clone(&self.cell), Arc::clone(core));
+                let orphan = Self { cell, pool: self.pool, backend: self.backend.take(), core };
+                orphans.push(self.core.register(orphan));
+                return;
+            }
+        }
+        self.synchronize_events();
+        let stream = {
+            let state = self.lock();
+            state.heap.has_arenas().then(|| state.stream.clone())
+        };
+        if let Some(stream) = stream {
+            // Unmapping does not wait.
+            core.wait_for(&stream);
+        }
+        let released = self.lock().heap.release_segments();
+        release::segments(core, released);
+        core.unregister(&self.cell);
+        ShardCell::vacate(&self.cell);
+    }
+}

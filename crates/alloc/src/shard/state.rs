@@ -1,0 +1,433 @@
+//! What a shard's lock protects: its heap, what of it callers and other streams use, and its share
+//! of the statistics. A hit and a free happen here from beginning to end. Nothing here calls the
+//! backend but for events.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use warpline_sync::atomic::AtomicU64;
+
+use super::stream_uses::StreamUses;
+use crate::events::Queue;
+use crate::heap::{Heap, NONE, Order, Record, Released, Status};
+use crate::policy::expandable;
+use crate::rules::{may_serve, should_split};
+use crate::stats::{Counters, Quantity};
+use crate::trace::{TraceAction, Tracer};
+use crate::{AllocatorConfig, Backend, Policy, PoolKind};
+
+/// A request after rounding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) kind: PoolKind,
+    /// What the caller asked for.
+    pub(crate) requested: usize,
+    /// The size of the block it gets.
+    pub(crate) size: usize,
+    /// The caller's call.
+    pub(crate) site: &'static Location<'static>,
+}
+
+/// A block in a caller's hands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    pub(crate) block: u32,
+    pub(crate) address: u64,
+    pub(crate) size: usize,
+}
+
+impl Granted {
+    /// What a request of no bytes gets.
+    pub(crate) const NOTHING: Self = Self { block: NONE, address: 0, size: 0 };
+}
+
+pub(crate) struct State<B: Backend> {
+    pub(crate) config: AllocatorConfig,
+    pub(crate) stream: B::Stream,
+    pub(crate) heap: Heap<B::Memory>,
+    pub(crate) counters: Counters,
+    pub(crate) uses: StreamUses<B>,
+    /// Whether blocks are handed out whole.
+    pub(crate) no_split: bool,
+    /// Whether it takes no more requests: what comes free goes back to the backend.
+    pub(crate) retired: bool,
+    /// Requests under way that nothing cached fitted.
+    pub(crate) misses: usize,
+    /// Searches of large pools, the clock by which what is idle ages.
+    clock: Arc<AtomicU64>,
+    /// The block that was handed out last, if nothing has changed since, and for what size. Freed
+    /// again it is only parked: the same request would find, split and get it once more.
+    last: u32,
+    last_size: usize,
+    parked: bool,
+}
+
+impl<B: Backend> State<B> {
+    pub(crate) fn new(stream: B::Stream, clock: Arc<AtomicU64>, tracer: Arc<Tracer>) -> Self {
+        Self {
+            config: AllocatorConfig::default(),
+            heap: Heap::new(B::stream_id(&stream), tracer),
+            stream,
+            counters: Counters::default(),
+            uses: StreamUses::new(),
+            no_split: false,
+            retired: false,
+            misses: 0,
+            clock,
+            last: NONE,
+            last_size: 0,
+            parked: false,
+        }
+    }
+
+    pub(crate) fn set_config(&mut self, config: AllocatorConfig) {
+        let collects = config.garbage_collection_threshold.is_some()
+            && config.memory_fraction.is_some_and(|fraction| fraction < 1.0);
+        self.heap.set_clock(collects.then(|| Arc::clone(&self.clock)));
+        self.heap.set_order(match config.policy {
+            Policy::Default => Order::Recent,
+            Policy::Torch => Order::Address,
+        });
+        self.config = config;
+    }
+
+    /// Serves another stream from now on. It must be vacant.
+    pub(crate) fn serve(&mut self, stream: B::Stream) {
+        self.heap.stream = B::stream_id(&stream);
+        self.stream = stream;
+    }
+
+    /// Whether it holds nothing and nothing is under way, so that it may serve another stream.
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.heap.is_empty() && !self.uses.is_pending() && self.misses == 0
+    }
+
+    // ---- a request ----------------------------------------------------------------------
+
+    /// The parked block, if it was freed by who had asked for as many bytes.
+    #[inline]
+    pub(crate) fn take_parked(
+        &mut self,
+        bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Option<Granted> {
+        let record = self.heap.records.get(self.last).filter(|_| self.parked)?;
+        if record.requested != bytes {
+            return None;
+        }
+        let request = Request { kind: record.kind, requested: bytes, size: self.last_size, site };
+        Some(self.hand_out_parked(request))
+    }
+
+    /// Hands the parked block out again, for a request that it is right for.
+    #[inline(always)]
+    fn hand_out_parked(&mut self, request: Request) -> Granted {
+        self.parked = false;
+        let Record { address, size, .. } = self.heap.records[self.last];
+        self.grant(self.last, address, size, request)
+    }
+
+    /// The best fitting free block, taken out of its pool and handed out.
+    #[inline(always)]
+    pub(crate) fn take_fit(&mut self, request: Request) -> Option<Granted> {
+        if self.parked {
+            let record = &self.heap.records[self.last];
+            if self.last_size == request.size && record.kind == request.kind {
+                return Some(self.hand_out_parked(request));
+            }
+            self.unpark();
+        }
+        self.heap.count_search(request.kind);
+        self.take_fit_again(request)
+    }
+
+    /// As [`State::take_fit`] for a request that was searched for before: what is idle does not age.
+    #[inline(always)]
+    pub(crate) fn take_fit_again(&mut self, request: Request) -> Option<Granted> {
+        let block = self.take_out(request)?;
+        Some(self.hand_out(block, request))
+    }
+
+    /// The best fitting free block, taken out of its pool.
+    #[inline(always)]
+    fn take_out(&mut self, request: Request) -> Option<u32> {
+        let mut block = self.heap.best_fit(request.kind, request.size)?;
+        if self.config.expandable() {
+            block = expandable::choose(&self.heap, request.kind, block);
+        }
+        if !may_serve(&self.config, request.size, self.heap.records[block].size) {
+            return None;
+        }
+        self.heap.remove_free(request.kind, block);
+        Some(block)
+    }
+
+    /// The best fitting free block, out of everybody's reach until it is handed out or put back.
+    pub(crate) fn detach_fit(&mut self, request: Request) -> Option<u32> {
+        let block = self.take_out(request)?;
+        self.heap.records.set_status(block, Status::Detached);
+        Some(block)
+    }
+
+    /// Makes a block free again that was detached.
+    pub(crate) fn put_back(&mut self, block: u32) {
+        let record = &self.heap.records[block];
+        let (kind, size, arena) = (record.kind, record.size, record.arena);
+        // It is still counted as a free part of its segment, if it is one.
+        let part = i64::from(record.is_split());
+        let merged = self.heap.coalesce(block);
+        if !arena {
+            let (blocks, bytes) = self.parts_since(block, merged, size);
+            self.counters.change(kind, Quantity::InactiveSplit, blocks - part);
+            self.counters.change(kind, Quantity::InactiveSplitBytes, bytes - part * size as i64);
+        }
+    }
+
+    /// Takes over what the backend allocated and hands its beginning out.
+    pub(crate) fn add_segment(
+        &mut self,
+        memory: B::Memory,
+        size: usize,
+        request: Request,
+    ) -> Granted {
+        let address = B::address(&memory);
+        let oversize = size >= self.config.max_split();
+        let block = self.heap.add_segment(memory, request.kind, (address, size), oversize, false);
+        self.heap.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
+        self.hand_out(block, request)
+    }
+
+    /// Hands out an alias of these pieces at an address.
+    pub(crate) fn hand_out_alias(
+        &mut self,
+        address: u64,
+        pieces: Vec<u32>,
+        request: Request,
+    ) -> Granted {
+        let Request { kind, size, site, .. } = request;
+        self.heap.trace(TraceAction::SegmentMap, address, size, Some(site));
+        let block = self.heap.add_alias(kind, (address, size), pieces);
+        self.last = block;
+        self.last_size = size;
+        self.grant(block, address, size, request)
+    }
+
+    /// Gives a block that is in no pool to the caller, splitting off what is too much.
+    #[inline(always)]
+    pub(crate) fn hand_out(&mut self, block: u32, request: Request) -> Granted {
+        let kind = request.kind;
+        let record = &self.heap.records[block];
+        let (address, whole, arena) = (record.address, record.size, record.arena);
+        let was_split = record.is_split();
+        let remaining = whole - request.size;
+        let split = self.config.caching
+            && !self.no_split
+            && should_split(&self.config, kind, arena, request.size, remaining);
+        let size = if split { request.size } else { whole };
+        if split {
+            self.heap.split_off(kind, block, size);
+        }
+        // Whole free pages of an arena can always be given back.
+        if !arena {
+            let counters = &mut self.counters;
+            if split && !was_split {
+                counters.increase(kind, Quantity::InactiveSplitBytes, remaining as i64);
+                counters.increase(kind, Quantity::InactiveSplit, 1);
+            } else if was_split {
+                counters.decrease(kind, Quantity::InactiveSplitBytes, size as i64);
+                counters.decrease(kind, Quantity::InactiveSplit, i64::from(!split));
+            }
+        }
+        self.last = block;
+        self.last_size = request.size;
+        self.grant(block, address, size, request)
+    }
+
+    /// Makes a block the caller's. Returns what the caller is told of it.
+    #[inline(always)]
+    fn grant(&mut self, block: u32, address: u64, size: usize, request: Request) -> Granted {
+        let Request { kind, requested, site, .. } = request;
+        let oversize = size >= self.config.max_split();
+        let record = &mut self.heap.records[block];
+        record.requested = requested;
+        record.oversize = oversize;
+        self.heap.records.set_status(block, Status::Allocated);
+        self.counters.allocate(kind, size, requested);
+        if oversize {
+            self.counters.increase(kind, Quantity::OversizeAllocations, 1);
+        }
+        self.heap.trace(TraceAction::Alloc, address, requested, Some(site));
+        Granted { block, address, size }
+    }
+
+    // ---- a free -------------------------------------------------------------------------
+
+    /// Adds a stream to those that must be done with the block before it is used again.
+    pub(crate) fn record_stream(&mut self, block: u32, stream: &B::Stream) {
+        if B::stream_id(stream) != self.heap.stream {
+            self.uses.add(block, stream);
+            self.heap.records[block].used = true;
+        }
+    }
+
+    /// Takes a block back from its caller.
+    #[inline]
+    pub(crate) fn free(&mut self, backend: &B, block: u32) {
+        if self.count_freed(block) {
+            self.record_events(backend, block);
+        } else if block == self.last && !self.heap.ages() {
+            self.parked = true;
+        } else {
+            self.unpark();
+            self.make_free(block);
+        }
+    }
+
+    /// As [`State::free`], while no event may be recorded.
+    pub(crate) fn free_in_capture(&mut self, block: u32) {
+        if self.count_freed(block) {
+            self.heap.records.set_status(block, Status::PendingFree);
+            self.uses.defer(block);
+        } else {
+            self.unpark();
+            self.make_free(block);
+        }
+    }
+
+    /// Counts a block as freed. Returns whether other streams still use it.
+    #[inline(always)]
+    fn count_freed(&mut self, block: u32) -> bool {
+        let Record { kind, address, size, requested, oversize, used, .. } =
+            self.heap.records[block];
+        if used {
+            self.counters.free_early(kind, size);
+        } else {
+            self.counters.free(kind, size, requested);
+        }
+        if oversize {
+            self.counters.decrease(kind, Quantity::OversizeAllocations, 1);
+        }
+        self.heap.trace(TraceAction::FreeRequested, address, requested, None);
+        if !used {
+            self.heap.trace(TraceAction::FreeCompleted, address, requested, None);
+        }
+        used
+    }
+
+    /// Puts the parked block into its pool after all. Whatever looks at the heap or changes it does
+    /// this first.
+    #[inline]
+    pub(crate) fn unpark(&mut self) {
+        let block = std::mem::replace(&mut self.last, NONE);
+        if std::mem::replace(&mut self.parked, false) {
+            self.make_free(block);
+        }
+    }
+
+    /// Whether a block is parked that is a part of a segment.
+    pub(crate) fn is_part_parked(&self) -> bool {
+        self.parked && !self.heap.is_alias(self.last)
+    }
+
+    /// Puts a block into its pool, and counts what that makes of parts of segments.
+    #[inline]
+    fn make_free(&mut self, block: u32) {
+        let Record { kind, size, arena, alias, .. } = self.heap.records[block];
+        if alias {
+            return self.heap.remove_alias(block);
+        }
+        let merged = self.heap.coalesce(block);
+        // Whole free pages of an arena can always be given back.
+        if !arena {
+            let (blocks, bytes) = self.parts_since(block, merged, size);
+            self.counters.change(kind, Quantity::InactiveSplit, blocks);
+            self.counters.change(kind, Quantity::InactiveSplitBytes, bytes);
+        }
+    }
+
+    /// How many more free parts of segments there are, and how many more bytes of them, since a
+    /// block of `size` bytes was coalesced with so many others.
+    fn parts_since(&self, block: u32, merged: i64, size: usize) -> (i64, i64) {
+        let record = &self.heap.records[block];
+        let part = i64::from(record.is_split());
+        (part - merged, part * record.size as i64 - (record.size - size) as i64)
+    }
+
+    // ---- what other streams use ---------------------------------------------------------
+
+    #[cold]
+    fn record_events(&mut self, backend: &B, block: u32) {
+        self.heap.records.set_status(block, Status::PendingFree);
+        self.heap.records[block].used = false;
+        if self.uses.record(backend, block) {
+            self.complete_free(block);
+        }
+    }
+
+    /// Records the events that could not be during a capture.
+    pub(crate) fn record_deferred(&mut self, backend: &B) {
+        for block in self.uses.take_deferred() {
+            self.record_events(backend, block);
+        }
+    }
+
+    /// Frees the blocks whose events have come.
+    #[cold]
+    pub(crate) fn poll_events(&mut self, backend: &B) {
+        self.unpark();
+        let done = self.uses.poll(backend);
+        done.iter().for_each(|&block| self.event_came(block));
+        self.uses.keep(done);
+    }
+
+    /// Takes all events out, to be waited for without the lock. Adds the blocks to `done` of those
+    /// that need not be.
+    pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<Queue<B>> {
+        self.record_deferred(backend);
+        self.uses.take_events(backend, done)
+    }
+
+    /// The events of these blocks have come, one for each time that it is listed; the others go
+    /// back.
+    pub(crate) fn events_came(&mut self, done: Vec<u32>, others: Vec<Queue<B>>) {
+        done.into_iter().for_each(|block| self.event_came(block));
+        self.uses.put_back(others);
+    }
+
+    fn event_came(&mut self, block: u32) {
+        if self.uses.event_came(block) {
+            self.complete_free(block);
+        }
+    }
+
+    /// Puts a block into its pool that no stream uses any more.
+    fn complete_free(&mut self, block: u32) {
+        self.unpark();
+        let Record { kind, address, size, requested, .. } = self.heap.records[block];
+        self.counters.free_late(kind, size, requested);
+        self.heap.trace(TraceAction::FreeCompleted, address, requested, None);
+        self.make_free(block);
+    }
+
+    // ---- back from the backend ----------------------------------------------------------
+
+    /// Makes a segment free again that the backend refused to take back.
+    ///
+    /// # Errors
+    /// The segment, if it cannot serve here any more.
+    pub(crate) fn restore(
+        &mut self,
+        released: Released<B::Memory>,
+    ) -> Result<(), Released<B::Memory>> {
+        // With no memory at all the shard may have been given another stream.
+        if released.stream != self.heap.stream || self.retired || !self.config.caching {
+            return Err(released);
+        }
+        let Released { kind, size, oversize, memory, .. } = released;
+        let address = B::address(&memory);
+        let block = self.heap.add_segment(memory, kind, (address, size), oversize, true);
+        self.heap.coalesce(block);
+        self.heap.trace(TraceAction::SegmentAlloc, address, size, None);
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! The other streams that use blocks: which, and when they are done.
+
+use crate::Backend;
+use crate::events::{PendingEvents, Queue};
+
+/// The streams other than its own that use a block, and once it is freed, how many events of theirs
+/// have not come.
+struct Uses<S> {
+    streams: Vec<S>,
+    pending: u32,
+}
+
+impl<S> Default for Uses<S> {
+    fn default() -> Self {
+        Self { streams: Vec::new(), pending: 0 }
+    }
+}
+
+/// All uses of a shard's blocks by other streams.
+pub(crate) struct StreamUses<B: Backend> {
+    /// By record, for those that ever had any.
+    uses: Vec<Uses<B::Stream>>,
+    events: PendingEvents<B>,
+    /// Blocks that were freed during a capture, when no event may be recorded.
+    deferred: Vec<u32>,
+    done: Vec<u32>,
+}
+
+impl<B: Backend> StreamUses<B> {
+    pub(crate) fn new() -> Self {
+        let events = PendingEvents::new();
+        Self { uses: Vec::new(), events, deferred: Vec::new(), done: Vec::new() }
+    }
+
+    /// Whether freed blocks wait for events.
+    #[inline]
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Whether freed blocks wait for streams.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.has_events() || !self.deferred.is_empty()
+    }
+
+    /// Adds a stream to those that use a block.
+    pub(crate) fn add(&mut self, block: u32, stream: &B::Stream) {
+        if self.uses.len() <= block as usize {
+            self.uses.resize_with(block as usize + 1, Uses::default);
+        }
+        let id = B::stream_id(stream);
+        let streams = &mut self.uses[block as usize].streams;
+        if !streams.iter().any(|used| B::stream_id(used) == id) {
+            streams.push(stream.clone());
+        }
+    }
+
+    /// Records events behind what uses a block that was freed. Returns whether there is none to
+    /// wait for.
+    pub(crate) fn record(&mut self, backend: &B, block: u32) -> bool {
+        let uses = &mut self.uses[block as usize];
+        // The list keeps its capacity for the next block here.
+        let streams = uses.streams.drain(..);
+        uses.pending = streams.filter(|s| self.events.record(backend, s, block)).count() as u32;
+        uses.pending == 0
+    }
+
+    /// Puts [`record`](Self::record) off to the end of a capture.
+    pub(crate) fn defer(&mut self, block: u32) {
+        self.deferred.push(block);
+    }
+
+    pub(crate) fn take_deferred(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.deferred)
+    }
+
+    /// Asks which events have come. Returns the blocks that were waiting for them, once for each.
+    pub(crate) fn poll(&mut self, backend: &B) -> Vec<u32> {
+        let mut done = std::mem::take(&mut self.done);
+        self.events.poll(backend, &mut done);
+        done
+    }
+
+    /// Keeps a list that [`poll`](Self::poll) returned for its capacity.
+    pub(crate) fn keep(&mut self, mut done: Vec<u32>) {
+        done.clear();
+        self.done = done;
+    }
+
+    /// Counts one of a block's events as come. Returns whether it was the last.
+    pub(crate) fn event_came(&mut self, block: u32) -> bool {
+        let uses = &mut self.uses[block as usize];
+        uses.pending -= 1;
+        uses.pending == 0
+    }
+
+    /// Takes all events out, to be waited for without a lock. Adds the blocks to `done` of those
+    /// that need not be waited for.
+    pub(crate) fn take_events(&mut self, backend: &B, done: &mut Vec<u32>) -> Vec<Queue<B>> {
+        self.events.take(backend, done)
+    }
+
+    /// Puts those back that could not be waited for.
+    pub(crate) fn put_back(&mut self, queues: Vec<Queue<B>>) {
+        self.events.put_back(queues);
+    }
+}
