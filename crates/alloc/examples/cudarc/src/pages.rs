@@ -1,0 +1,127 @@
+//! Addresses apart from the memory behind them, for the allocator's default policy. A backend without
+//! them has segments.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, DriverError, sys};
+use warpline_alloc::{Handle, VirtualMemory};
+
+use crate::Cudarc;
+
+/// What arenas are aligned to, and granularities must divide.
+const PAGE: usize = 2 << 20;
+
+/// Reserved addresses.
+struct Range {
+    address: u64,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+/// Memory without an address.
+struct Pages {
+    handle: sys::CUmemGenericAllocationHandle,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+/// Memory at an address. It is dropped before what it keeps alive.
+struct Mapping {
+    address: u64,
+    pages: Arc<Pages>,
+    _range: Arc<Range>,
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: `reserve` reserved them, and mappings in them keep the range alive.
+        let freed = unsafe { sys::cuMemAddressFree(self.address, self.bytes) }.result();
+        self.context.record_err(freed);
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: `create` made it, and mappings of it keep it alive.
+        self.context.record_err(unsafe { sys::cuMemRelease(self.handle) }.result());
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `map` mapped them, and the allocator waited for work that may use them.
+        let unmapped = unsafe { sys::cuMemUnmap(self.address, self.pages.bytes) }.result();
+        self.pages.context.record_err(unmapped);
+    }
+}
+
+impl Cudarc {
+    /// Itself, where the device can map memory in pieces that suit the allocator.
+    pub(crate) fn pages(&self) -> Option<&dyn VirtualMemory<DriverError>> {
+        let suits = |bytes: usize| bytes > 0 && PAGE.is_multiple_of(bytes);
+        self.smallest().is_ok_and(suits).then_some(self as &dyn VirtualMemory<DriverError>)
+    }
+
+    fn smallest(&self) -> Result<usize, DriverError> {
+        let mut bytes = 0;
+        let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: it reads one value and writes the other.
+        unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &self.properties(), minimum) }
+            .result()?;
+        Ok(bytes)
+    }
+
+    fn location(&self) -> sys::CUmemLocation {
+        let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        sys::CUmemLocation { type_, id: self.0.cu_device() }
+    }
+
+    fn properties(&self) -> sys::CUmemAllocationProp {
+        // SAFETY: zeros are a value of it: a structure of C's, in which they stand for the defaults.
+        let mut properties: sys::CUmemAllocationProp =
+            unsafe { MaybeUninit::zeroed().assume_init() };
+        properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = self.location();
+        properties
+    }
+}
+
+impl VirtualMemory<DriverError> for Cudarc {
+    fn granularity(&self) -> usize {
+        self.smallest().unwrap_or(PAGE)
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<(u64, Handle), DriverError> {
+        self.0.bind_to_thread()?;
+        let mut address = 0;
+        // SAFETY: it writes the address.
+        unsafe { sys::cuMemAddressReserve(&mut address, bytes, PAGE, 0, 0) }.result()?;
+        Ok((address, Box::new(Arc::new(Range { address, bytes, context: self.0.clone() }))))
+    }
+
+    fn create(&self, bytes: usize) -> Result<Handle, DriverError> {
+        self.0.bind_to_thread()?;
+        let mut handle = 0;
+        // SAFETY: it writes the handle and reads the properties.
+        unsafe { sys::cuMemCreate(&mut handle, bytes, &self.properties(), 0) }.result()?;
+        Ok(Box::new(Arc::new(Pages { handle, bytes, context: self.0.clone() })))
+    }
+
+    fn map(&self, range: &Handle, offset: usize, memory: &Handle) -> Result<Handle, DriverError> {
+        let foreign = DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+        let range: &Arc<Range> = range.downcast_ref().ok_or(foreign)?;
+        let pages: &Arc<Pages> = memory.downcast_ref().ok_or(foreign)?;
+        self.0.bind_to_thread()?;
+        let address = range.address + offset as u64;
+        // SAFETY: the range is reserved, and nothing is mapped there: the allocator knows what is.
+        unsafe { sys::cuMemMap(address, pages.bytes, 0, pages.handle, 0) }.result()?;
+        // Should the next call fail, this unmaps it.
+        let mapping = Mapping { address, pages: pages.clone(), _range: range.clone() };
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location: self.location(), flags };
+        // SAFETY: it was mapped just now.
+        unsafe { sys::cuMemSetAccess(address, pages.bytes, &access, 1) }.result()?;
+        Ok(Box::new(mapping))
+    }
+}
