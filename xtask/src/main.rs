@@ -1,10 +1,11 @@
-//! Warpline's chores: `cargo xtask ptx | tidy | gpu-test | custom-op | ci`.
+//! Warpline's chores: `cargo xtask ptx | tidy | gpu-test | package | outside | custom-op | ci`.
 
 #![forbid(unsafe_code)]
 
 mod ci;
-mod custom_op;
 mod gpu_test;
+mod outside;
+mod package;
 mod ptx;
 mod tidy;
 mod workspace;
@@ -28,8 +29,12 @@ enum Command {
     Tidy,
     /// Run the GPU tests of every layer, here or from an archive
     GpuTest(Box<gpu_test::Args>),
-    /// Package the crates, and test a crate with an op of its own against the packages
-    CustomOp(custom_op::Args),
+    /// Package the crates, check what the packages hold, and build from them
+    Package(package::Args),
+    /// Test projects that have the allocator alone against its package
+    Outside(outside::Args),
+    /// Test a crate with an op of its own against the packages
+    CustomOp(outside::Args),
     /// Run what continuous integration runs
     Ci(ci::Args),
 }
@@ -39,7 +44,9 @@ fn main() -> ExitCode {
         Command::Ptx(args) => ptx::run(&args),
         Command::Tidy => tidy::run(),
         Command::GpuTest(args) => gpu_test::run(&args),
-        Command::CustomOp(args) => custom_op::run(&args),
+        Command::Package(args) => package::run(&args),
+        Command::Outside(args) => outside::alloc_alone(&args),
+        Command::CustomOp(args) => outside::custom_op(&args),
         Command::Ci(args) => ci::run(&args),
     };
     match result {

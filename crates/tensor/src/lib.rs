@@ -72,12 +72,12 @@ pub(crate) use tensor::index;
 
 /// The README's program compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../docs/README.md")]
 struct Readme;
 
 /// The programs of `docs/streams.md` compile.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/streams.md")]
+#[doc = include_str!("../docs/streams.md")]
 struct Streams;
 
 /// The program of this crate's README runs.

@@ -44,11 +44,10 @@ fn step(
     Step { name: name.into(), args: args.to_vec(), env: env.to_vec(), limit: None, toolchain: None }
 }
 
-/// A project of its own that depends on the allocator alone: it must build within a minute.
-fn alloc_alone() -> Step {
-    let manifest = "crates/alloc/tests/outside/Cargo.toml";
-    let args = ["test", "--manifest-path", manifest, "--target-dir", "target/outside"];
-    Step { limit: Some(Duration::from_secs(60)), ..step("alloc alone", &args, &[]) }
+/// Projects of others that have the allocator alone. Where all is there that they need, they must build
+/// within a minute.
+fn alloc_alone(limit: Option<Duration>) -> Step {
+    Step { limit, ..step("alloc alone", &["xtask", "outside"], &[]) }
 }
 
 /// What threads share, under many schedules of theirs. It is a build of its own, in a folder of its
@@ -68,8 +67,12 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
         step("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[]),
         step("docs", &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")]),
     ];
+    // With each package built from nothing but itself it takes minutes.
+    let packages: &[&str] =
+        if full { &["xtask", "package"] } else { &["xtask", "package", "--no-verify"] };
+    steps.push(step("packages", packages, &[]));
+    steps.push(alloc_alone((full || test).then_some(Duration::from_secs(60))));
     if full || test {
-        steps.push(alloc_alone());
         steps.push(step("an op of another crate", &["xtask", "custom-op"], &[]));
         // Whose schedules take longest comes last, and has the fewest.
         let crates = [
@@ -169,18 +172,19 @@ mod tests {
     fn the_usual_run_has_eight_schedules_and_no_rebuild() {
         let steps = steps(false, true);
         let names: Vec<_> = steps.iter().map(|s| s.name.as_str()).collect();
-        let checks =
-            ["format", "tidy", "ptx", "clippy", "docs", "alloc alone", "an op of another crate"];
+        let checks = ["format", "tidy", "ptx", "clippy", "docs", "packages", "alloc alone"];
         let threads =
             ["alloc", "stream", "kernels"].map(|c| format!("schedules of threads, warpline-{c}"));
         assert_eq!(names[..7], checks);
-        assert_eq!(names[7..10], threads);
-        assert_eq!(names[10..], ["tests"]);
+        assert_eq!(names[7], "an op of another crate");
+        assert_eq!(names[8..11], threads);
+        assert_eq!(names[11..], ["tests"]);
         assert_eq!(named(&steps, "tests")[0].env, [("WARPLINE_SCHEDULES", "8")]);
         assert_eq!(named(&steps, "alone")[0].limit, Some(Duration::from_secs(60)));
         let untested = super::steps(false, false);
+        assert_eq!(named(&untested, "alone")[0].limit, None);
         assert!(
-            ["tests", "alone", "another crate", "threads"]
+            ["tests", "another crate", "threads"]
                 .iter()
                 .all(|part| named(&untested, part).is_empty())
         );

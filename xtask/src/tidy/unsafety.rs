@@ -25,6 +25,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/kernels/src/random/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/reduce/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/softmax/", "a family's launches and CPU implementations"),
+    ("crates/alloc/examples/cudarc/src/", "another project: its backend, launches and copies"),
     ("tests/custom-op/src/", "an op of another crate: its launch and its CPU implementation"),
 ];
 

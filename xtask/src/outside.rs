@@ -1,0 +1,87 @@
+//! `cargo xtask outside` and `cargo xtask custom-op`: projects of others, built and tested against the
+//! crates as they would be published.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use xshell::{Shell, cmd};
+
+use crate::{package, workspace};
+
+/// Projects that have the allocator alone, each with a lock file of its own.
+const ALLOC_ALONE: [&str; 2] = ["crates/alloc/tests/outside", "crates/alloc/examples/cudarc"];
+/// A crate with an op of its own.
+const CUSTOM_OP: &str = "tests/custom-op";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What `cargo test` is given after its own options, such as `-- --ignored gpu_`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    test: Vec<String>,
+}
+
+pub(crate) fn custom_op(args: &Args) -> Result<()> {
+    // The versions that the workspace was built with, which are there without a network; cargo leaves out
+    // what this project does not need.
+    let root = workspace::root()?;
+    fs::copy(root.join("Cargo.lock"), root.join(CUSTOM_OP).join("Cargo.lock"))?;
+    // The crates that others wrote are those of the workspace's own build.
+    test(CUSTOM_OP, &["--offline", "--target-dir", "target"], &args.test)
+}
+
+pub(crate) fn alloc_alone(args: &Args) -> Result<()> {
+    ALLOC_ALONE.iter().try_for_each(|project| {
+        println!("-- {project}");
+        test(project, &["--target-dir", "target/outside"], &args.test)
+    })
+}
+
+/// Tests a project with the packages of the crates that its manifest says are not the registry's.
+fn test(project: &str, options: &[&str], test: &[String]) -> Result<()> {
+    let root = workspace::root()?;
+    let manifest = root.join(project).join("Cargo.toml");
+    let used = patched(&workspace::read(&manifest)?);
+    let members = workspace::crates(&root)?;
+    let mut crates = package::published(&members);
+    crates.retain(|member| used.contains(&member.name));
+    ensure!(
+        crates.len() == used.len() && !used.is_empty(),
+        "{project} takes the place of crates that are not here"
+    );
+    let sh = Shell::new()?;
+    sh.change_dir(&root);
+    package::pack(&sh, &crates)?;
+    let packages = package::unpack_all(&root, &crates)?;
+    let patches: Vec<String> = packages.iter().flat_map(|(name, path)| patch(name, path)).collect();
+    let cargo = workspace::cargo();
+    cmd!(sh, "{cargo} fmt --check --manifest-path {manifest}").run()?;
+    cmd!(sh, "{cargo} test --manifest-path {manifest} {options...} {patches...} {test...}")
+        .run()?;
+    Ok(())
+}
+
+/// The crates for which a manifest names other places than the registry.
+fn patched(manifest: &str) -> Vec<String> {
+    let lines = manifest.lines().skip_while(|line| line.trim() != "[patch.crates-io]").skip(1);
+    let names = lines.take_while(|line| !line.starts_with('[')).filter_map(|l| l.split_once(" = "));
+    names.map(|(name, _)| name.trim().to_owned()).collect()
+}
+
+/// What tells cargo so on the command line, which comes before the manifest's word.
+fn patch(name: &str, path: &Path) -> [String; 2] {
+    let path = path.to_string_lossy();
+    ["--config".to_owned(), format!("patch.crates-io.{name}.path='{path}'")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_patched_crates_are_read_from_the_manifest() {
+        let manifest = "[dependencies]\na = \"1\"\n[patch.crates-io]\nb = { path = \"b\" }\nc = { path = \"c\" }\n\n[profile.dev]\nx = 1\n";
+        assert_eq!(patched(manifest), ["b", "c"]);
+        assert_eq!(patch("b", Path::new("/p/b-1"))[1], "patch.crates-io.b.path='/p/b-1'");
+    }
+}
