@@ -93,6 +93,23 @@ pub trait Backend: StreamBackend + 'static {
         Ok(())
     }
 
+    /// Allocates memory that work enqueued later on `stream` may use, from a pool of the runtime's
+    /// own that takes it back in the stream's order (`cudaMallocAsync`). `None`, the default, says
+    /// that it has none: then such a request is an [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// The runtime's own.
+    fn alloc_async(
+        &self,
+        _bytes: usize,
+        _stream: &Self::Stream,
+    ) -> Option<Result<Self::Memory, Self::Error>> {
+        None
+    }
+
+    /// Gives back what such a pool keeps that is not allocated. What the runtime refuses it keeps.
+    fn trim(&self) {}
+
     /// Waits for all work that can use this memory, on whatever stream, the allocator having been
     /// told of it or not. It is called before pages are unmapped, once for many, so that what
     /// nobody told the allocator of runs to its end and not into addresses where nothing is.

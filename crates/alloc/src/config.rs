@@ -25,6 +25,12 @@ pub enum Policy {
     /// PyTorch's rules, to the byte: segments, or with
     /// [`expandable_segments`](AllocatorConfig::expandable_segments) its ranges that grow.
     Torch,
+    /// The driver's own stream-ordered pools: each block is an allocation of theirs and goes back to
+    /// them as it is freed (`backend:cudaMallocAsync`). They keep what is free until the cache is
+    /// emptied, which counts neither as reserved nor against
+    /// [`memory_fraction`](AllocatorConfig::memory_fraction). Private pools, and so captures, have
+    /// segments as in [`Policy::Torch`]; such a block has no handle that another process could open.
+    CudaMallocAsync,
 }
 
 impl Policy {
@@ -34,6 +40,7 @@ impl Policy {
         match self {
             Self::Default => "default",
             Self::Torch => "torch",
+            Self::CudaMallocAsync => "cudaMallocAsync",
         }
     }
 }
@@ -116,13 +123,21 @@ pub enum ConfigError {
         /// What it should have been.
         expected: String,
     },
-    /// PyTorch knows the option and value, this allocator does not have it yet.
-    #[error("allocator option `{key}:{value}` is not supported yet")]
+    /// PyTorch knows the option and value, and this allocator does not have it.
+    #[error("allocator option `{key}:{value}` is not supported: {reason}")]
     NotSupported {
         /// The option.
         key: String,
         /// The value.
         value: String,
+        /// Why not, and what there is instead.
+        reason: &'static str,
+    },
+    /// An option that the driver's pools do not have.
+    #[error("allocator option `{key}` has a meaning only with `backend:native`")]
+    OnlyNative {
+        /// The option.
+        key: &'static str,
     },
     /// The options are no text.
     #[error("the value is not UTF-8")]
@@ -185,8 +200,14 @@ impl AllocatorConfig {
         for (key, value) in options.iter().filter(|o| !is_segment_size(o)) {
             config.set(key, value)?;
         }
-        let only_torch = |option: &(&str, &str)| TORCH_KEYS.contains(&option.0);
-        if !options.iter().any(|option| option.0 == "policy") && options.iter().any(only_torch) {
+        let given = |key: &str| options.iter().any(|option| option.0 == key);
+        let only_torch = TORCH_KEYS.into_iter().find(|key| given(key));
+        if options.contains(&("backend", "cudaMallocAsync")) {
+            let native = ["policy", "roundup_power2_divisions"].into_iter().find(|key| given(key));
+            if let Some(key) = only_torch.or(native) {
+                return Err(ConfigError::OnlyNative { key });
+            }
+        } else if !given("policy") && only_torch.is_some() {
             config.policy = Policy::Torch;
         }
         Ok(config)
@@ -247,13 +268,14 @@ impl AllocatorConfig {
                 let fraction = number::<f64>(key, value, "a number from 0 to 1")?;
                 self.memory_fraction = Some(check_fraction(fraction)?);
             }
-            // No call of the backend is ever made under the lock, so both values hold.
-            "release_lock_on_cudamalloc" => {
+            // No call of the backend is ever made under the lock, and one that fails for want of
+            // memory is always an error that says so: both values hold.
+            "release_lock_on_cudamalloc" | "throw_on_cudamalloc_oom" => {
                 boolean(key, value)?;
             }
             "backend" => match value {
                 "native" => {}
-                "cudaMallocAsync" => return Err(not_supported(key, value)),
+                "cudaMallocAsync" => self.policy = Policy::CudaMallocAsync,
                 _ => return Err(invalid(key, value, "`native` or `cudaMallocAsync`")),
             },
             "expandable_segments" => self.expandable_segments = boolean(key, value)?,
@@ -266,8 +288,15 @@ impl AllocatorConfig {
             }
             "graph_capture_record_stream_reuse" => {
                 if boolean(key, value)? {
-                    return Err(not_supported(key, value));
+                    let reason = "memory that several streams used during a capture is used again \
+                                  after the capture; write `False`";
+                    return Err(not_supported(key, value, reason));
                 }
+            }
+            "expandable_segments_reserve" | "expandable_segments_reserve_by_class" => {
+                let reason = "each stream reserves addresses for all of the device's memory, of \
+                              which there are enough; leave it out";
+                return Err(not_supported(key, value, reason));
             }
             _ if key.starts_with("pinned_") => self.host.set(key, value)?,
             _ => return Err(ConfigError::UnknownOption { key: key.into() }),
@@ -291,7 +320,7 @@ impl AllocatorConfig {
     pub(crate) fn small_size(&self) -> usize {
         match self.policy {
             Policy::Default => SMALL_SIZE_IN_PAGES,
-            Policy::Torch => SMALL_SIZE,
+            Policy::Torch | Policy::CudaMallocAsync => SMALL_SIZE,
         }
     }
 
@@ -312,7 +341,7 @@ const TORCH_KEYS: [&str; 5] = [
     "max_split_size_mb",
 ];
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "backend",
     "expandable_segments",
     "garbage_collection_threshold",
@@ -330,6 +359,7 @@ const KEYS: [&str; 17] = [
     "pinned_use_cuda_host_register",
     "release_lock_on_cudamalloc",
     "roundup_power2_divisions",
+    "throw_on_cudamalloc_oom",
 ];
 
 fn in_variable(variable: &'static str, value: &str, reason: ConfigError) -> ConfigError {
@@ -360,8 +390,8 @@ fn split_options(text: &str) -> impl Iterator<Item = &str> {
     .filter(|option| !option.is_empty())
 }
 
-fn not_supported(key: &str, value: &str) -> ConfigError {
-    ConfigError::NotSupported { key: key.into(), value: value.into() }
+fn not_supported(key: &str, value: &str, reason: &'static str) -> ConfigError {
+    ConfigError::NotSupported { key: key.into(), value: value.into(), reason }
 }
 
 pub(crate) fn number<T: std::str::FromStr>(
@@ -496,10 +526,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_yet_is_refused() {
-        for text in ["backend:cudaMallocAsync", "graph_capture_record_stream_reuse:True"] {
+    fn what_is_not_there_is_refused_with_the_reason() {
+        for text in [
+            "graph_capture_record_stream_reuse:True",
+            "expandable_segments_reserve:0.5",
+            "expandable_segments_reserve_by_class:[capture:0.25]",
+        ] {
             let error = AllocatorConfig::parse(text).unwrap_err();
             assert!(matches!(error, ConfigError::NotSupported { .. }), "{text}: {error}");
+        }
+        assert!(AllocatorConfig::parse("graph_capture_record_stream_reuse:False").is_ok());
+    }
+
+    #[test]
+    fn the_drivers_pools_have_no_options_of_segments() {
+        let config = AllocatorConfig::parse("backend:cudaMallocAsync,throw_on_cudamalloc_oom:True");
+        assert_eq!(config.unwrap().policy, Policy::CudaMallocAsync);
+        for option in ["max_split_size_mb:128", "policy:torch", "roundup_power2_divisions:4"] {
+            for text in [
+                format!("backend:cudaMallocAsync,{option}"),
+                format!("{option},backend:cudaMallocAsync"),
+            ] {
+                let error = AllocatorConfig::parse(&text).unwrap_err();
+                assert!(matches!(error, ConfigError::OnlyNative { .. }), "{text}: {error}");
+            }
         }
     }
 

@@ -199,13 +199,18 @@ impl<B: Backend> Core<B> {
     }
 
     /// What can be had of the options in a pool: without virtual memory, and in private ones,
-    /// there are only segments. Private pools always keep their memory: replays of what was captured
+    /// there are only segments, and the runtime's pools keep what is free themselves. Private pools always keep their memory: replays of what was captured
     /// in one go on using it after it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
-        if pool > 0 || self.backend.virtual_memory().is_none() {
-            config.policy = Policy::Torch;
-            config.expandable_segments = false;
+        let has_pages = || self.backend.virtual_memory().is_some();
+        match config.policy {
+            Policy::CudaMallocAsync if pool == 0 => config.caching = false,
+            Policy::Default | Policy::Torch if pool == 0 && has_pages() => {}
+            _ => {
+                config.policy = Policy::Torch;
+                config.expandable_segments = false;
+            }
         }
         config.caching |= pool > 0;
         config

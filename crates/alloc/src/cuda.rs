@@ -1,10 +1,14 @@
 //! Backends over the CUDA driver layer.
 
+mod memory;
 mod peers;
+mod pool;
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use memory::CudaMemory;
 use warpline_cuda_sys_safe::owned::{
     DeviceMemory, Event, HostMemory, PhysicalMemory, Reservation, Stream, retry_refused,
 };
@@ -16,16 +20,24 @@ use crate::{
     StreamBackend, VirtualMemory,
 };
 use peers::{Mapped, Mappings};
+use pool::DriverPool;
 
 /// One device of a driver, for its memory and for page-locked host memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CudaBackend {
     driver: Arc<dyn Driver>,
     device: usize,
     /// What the driver said of it, once it was asked.
     granularity: Arc<OnceLock<Option<usize>>>,
     mappings: Arc<Mappings>,
+    pool: Arc<DriverPool>,
+    /// Where its memory comes from, if not from `cuMemAlloc`.
+    source: Option<Arc<Source>>,
 }
+
+/// Allocates memory of a device of a driver.
+type Source =
+    dyn Fn(&Arc<dyn Driver>, usize, usize) -> Result<CudaMemory, DriverError> + Send + Sync;
 
 /// The same, as the backend of a [`CudaHostCache`].
 pub type CudaHostBackend = CudaBackend;
@@ -42,7 +54,47 @@ impl CudaBackend {
     /// A backend for this device. Does not call the driver.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>, device: usize) -> Self {
-        Self { driver, device, granularity: Arc::default(), mappings: Arc::default() }
+        Self {
+            driver,
+            device,
+            granularity: Arc::default(),
+            mappings: Arc::default(),
+            pool: Arc::default(),
+            source: None,
+        }
+    }
+
+    /// The same device, whose segments `source` allocates, for a
+    /// [pool](CachingAllocator::new_pool_over): it is called with the driver, the device's ordinal
+    /// and how many bytes there must be at least. Any lock of the allocator's that a hit takes is
+    /// free then, but `source` must not use the allocator.
+    ///
+    /// ```
+    /// use warpline_alloc::{AllocatorConfig, PoolOptions, cuda::{CudaAllocator, CudaBackend}};
+    /// # use warpline_cuda_sys_safe::{owned::Stream, sim::SimConfig, Driver};
+    /// use warpline_cuda_sys_safe::owned::DeviceMemory;
+    /// # let driver: std::sync::Arc<dyn Driver> = SimConfig::new(1).build();
+    /// # let stream = Stream::default_of(&driver, 0);
+    /// let backend = CudaBackend::new(driver, 0);
+    /// let allocator = CudaAllocator::new(backend.clone(), AllocatorConfig::default());
+    /// let over = backend.with_source(|driver, device, bytes| {
+    ///     println!("{bytes} bytes of cuda:{device}");
+    ///     Ok(DeviceMemory::new(driver, device, bytes)?.into())
+    /// });
+    /// let pool = allocator.new_pool_over(over, PoolOptions::default());
+    /// let block = allocator.malloc_from(&pool, 1 << 20, &stream)?;
+    /// assert!(pool.holds(&block));
+    /// # Ok::<(), warpline_alloc::AllocError>(())
+    /// ```
+    #[must_use]
+    pub fn with_source(
+        &self,
+        source: impl Fn(&Arc<dyn Driver>, usize, usize) -> Result<CudaMemory, DriverError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self { source: Some(Arc::new(source)), ..self.clone() }
     }
 
     /// The driver.
@@ -58,12 +110,14 @@ impl CudaBackend {
     }
 
     /// Lets another device read and write what is mapped of this one's memory, now and from now
-    /// on. What `cuMemAlloc` allocated needs [`Driver::enable_peer_access`].
+    /// on, and of the driver's pool. What `cuMemAlloc` allocated needs
+    /// [`Driver::enable_peer_access`].
     ///
     /// # Errors
     /// The driver's own: a device that cannot reach this one.
     pub fn allow_peer(&self, peer: usize) -> Result<(), DriverError> {
-        self.mappings.allow(peer)
+        self.mappings.allow(peer)?;
+        self.pool.allow(peer)
     }
 }
 
@@ -115,14 +169,34 @@ impl StreamBackend for CudaBackend {
 }
 
 impl Backend for CudaBackend {
-    type Memory = DeviceMemory;
+    type Memory = CudaMemory;
 
-    fn alloc(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
-        DeviceMemory::new(&self.driver, self.device, bytes)
+    fn alloc(&self, bytes: usize) -> Result<CudaMemory, DriverError> {
+        let Some(source) = &self.source else {
+            return Ok(DeviceMemory::new(&self.driver, self.device, bytes)?.into());
+        };
+        let memory = source(&self.driver, self.device, bytes)?;
+        memory.check(&self.driver, self.device, bytes)?;
+        Ok(memory)
     }
 
-    fn free(memory: DeviceMemory) -> Result<(), DeviceMemory> {
-        memory.release().map_err(|refused| refused.0)
+    fn free(memory: CudaMemory) -> Result<(), CudaMemory> {
+        memory.release()
+    }
+
+    fn alloc_async(
+        &self,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Option<Result<CudaMemory, DriverError>> {
+        Some(self.pool.alloc(&self.driver, self.device, bytes, stream))
+    }
+
+    fn trim(&self) {
+        // What was freed in the order of a stream is there once that is done.
+        if self.pool.exists() && self.synchronize_device().is_ok() {
+            self.pool.trim();
+        }
     }
 
     fn synchronize_device(&self) -> Result<bool, DriverError> {
@@ -139,7 +213,7 @@ impl Backend for CudaBackend {
         Arc::ptr_eq(&self.driver, &other.driver) && self.device == other.device
     }
 
-    fn address(memory: &DeviceMemory) -> u64 {
+    fn address(memory: &CudaMemory) -> u64 {
         memory.ptr().addr()
     }
 
@@ -162,6 +236,15 @@ impl Backend for CudaBackend {
 
     fn device(&self) -> String {
         format!("cuda:{}", self.device)
+    }
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend")
+            .field("driver", &self.driver)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
     }
 }
 

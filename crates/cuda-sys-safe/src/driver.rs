@@ -295,6 +295,14 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// `cuMemPoolTrimTo`.
     unsafe fn mempool_trim(&self, pool: MemPoolHandle, keep_bytes: usize) -> Result<()>;
 
+    /// `cuMemPoolSetAccess`: what devices may do with the pool's memory, that which exists and that
+    /// to come. Its own device always reads and writes.
+    unsafe fn mempool_set_access(
+        &self,
+        pool: MemPoolHandle,
+        access: &[(usize, MemAccess)],
+    ) -> Result<()>;
+
     /// `cuMemAllocFromPoolAsync`.
     unsafe fn mem_alloc_async(
         &self,

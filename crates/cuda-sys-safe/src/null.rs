@@ -354,6 +354,14 @@ unsafe impl Driver for NullDriver {
         Ok(())
     }
 
+    unsafe fn mempool_set_access(
+        &self,
+        _pool: MemPoolHandle,
+        _access: &[(usize, MemAccess)],
+    ) -> Result<()> {
+        Ok(())
+    }
+
     unsafe fn mempool_trim(&self, _pool: MemPoolHandle, _keep_bytes: usize) -> Result<()> {
         Ok(())
     }

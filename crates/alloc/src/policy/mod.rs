@@ -1,18 +1,21 @@
-//! How an allocator gets memory of its backend, and gives it back: three policies behind one
+//! How an allocator gets memory of its backend, and gives it back: four policies behind one
 //! interface. Hits know nothing of them: they find free blocks in a heap, whoever put these there.
 //!
 //! - [`segments`]: allocations of the backend, each a segment that is split into blocks.
 //! - [`expandable`]: PyTorch's expandable segments, reserved addresses that pages are mapped to.
 //! - [`pages`]: pages that move to where they are needed (the default).
+//! - [`stream_ordered`]: the runtime's own pools, without a cache.
 //!
 //! Which one serves a request follows from the options in force in its shard. Those of a running
 //! allocator can change, and private pools always have segments: so each policy gives back what it
-//! got, whichever is in force by then. `arenas` has what the last two share.
+//! got, whichever is in force by then. `arenas` has what those with pages
+//! share.
 
 mod arenas;
 pub(crate) mod expandable;
 mod pages;
 mod segments;
+mod stream_ordered;
 
 use std::sync::Arc;
 
@@ -23,6 +26,7 @@ use crate::{AllocError, AllocatorConfig, Backend, Policy};
 use expandable::ExpandableSegments;
 use pages::MovablePages;
 use segments::ExactSegments;
+use stream_ordered::StreamOrdered;
 
 /// A way to get memory of the backend. All calls are made by one thread at a time, and without any
 /// shard's lock.
@@ -82,6 +86,7 @@ pub(crate) struct Policies<B: Backend> {
     pub(crate) segments: ExactSegments,
     expandable: ExpandableSegments,
     pages: MovablePages<B>,
+    stream_ordered: StreamOrdered,
 }
 
 impl<B: Backend> Policies<B> {
@@ -92,6 +97,7 @@ impl<B: Backend> Policies<B> {
             segments: ExactSegments,
             expandable: ExpandableSegments::default(),
             pages: MovablePages::default(),
+            stream_ordered: StreamOrdered,
         };
         policies.set_memory_fraction(memory_fraction);
         policies
@@ -127,6 +133,7 @@ impl<B: Backend> Policies<B> {
 
     fn in_force(&mut self, config: &AllocatorConfig) -> &mut dyn GrowthPolicy<B> {
         match config.policy {
+            Policy::CudaMallocAsync => &mut self.stream_ordered,
             _ if !config.caching => &mut self.segments,
             Policy::Default => &mut self.pages,
             Policy::Torch if config.expandable_segments => &mut self.expandable,
@@ -151,8 +158,8 @@ impl<B: Backend> Policies<B> {
         self.each().into_iter().for_each(|policy| policy.retry_refused(core, all));
     }
 
-    fn each(&mut self) -> [&mut dyn GrowthPolicy<B>; 3] {
-        [&mut self.segments, &mut self.expandable, &mut self.pages]
+    fn each(&mut self) -> [&mut dyn GrowthPolicy<B>; 4] {
+        [&mut self.segments, &mut self.expandable, &mut self.pages, &mut self.stream_ordered]
     }
 
     /// Whether anything is mapped.

@@ -86,7 +86,7 @@ impl<B: Backend> State<B> {
         self.heap.set_clock(collects.then(|| Arc::clone(&self.clock)));
         self.heap.set_order(match config.policy {
             Policy::Default => Order::Recent,
-            Policy::Torch => Order::Address,
+            Policy::Torch | Policy::CudaMallocAsync => Order::Address,
         });
         self.config = config;
     }

@@ -12,7 +12,7 @@ use warpline_alloc::{
     StreamBackend, VirtualMemory,
 };
 
-pub use check::{Owned, Physical, check_state, check_disjoint, physical};
+pub use check::{Owned, Physical, check_disjoint, check_state, physical};
 
 pub const MIB: usize = 1 << 20;
 /// Bytes in a page of the default policy.

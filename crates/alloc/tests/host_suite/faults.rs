@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use warpline_alloc::{Block, CachingAllocator, PoolOptions};
 
-use crate::common::{Fake, FakeError, MIB, Owned, check_state, check_disjoint};
+use crate::common::{Fake, FakeError, MIB, Owned, check_disjoint, check_state};
 
 const OPTIONS: [&str; 6] = [
     "policy:torch",

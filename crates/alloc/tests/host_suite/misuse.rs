@@ -12,7 +12,7 @@ use warpline_alloc::{
     VirtualMemory,
 };
 
-use crate::common::{Event, Fake, FakeError, MIB, Memory, check_state, check_disjoint};
+use crate::common::{Event, Fake, FakeError, MIB, Memory, check_disjoint, check_state};
 
 #[test]
 fn an_observer_that_fails_the_same_way_is_not_told_of_itself() {

@@ -7,7 +7,7 @@ use warpline_alloc::{
 };
 
 use crate::common::{
-    Fake, FakeError, MIB, Physical, Random, check_state, check_disjoint, physical,
+    Fake, FakeError, MIB, Physical, Random, check_disjoint, check_state, physical,
 };
 
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::thread;
 
 use warpline_alloc::{Block, CachingAllocator, PoolOptions};
 
-use crate::common::{Act, Fake, MIB, Random, check_state, check_disjoint};
+use crate::common::{Act, Fake, MIB, Random, check_disjoint, check_state};
 
 const POLICIES: [&str; 3] = ["policy:torch", "expandable_segments:True", "policy:default"];
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use warpline_alloc::{Block, CachingAllocator, HostCache, HostConfig, PoolOptions};
 
-use crate::common::{Fake, FakeError, MIB, Owned, Random, check_state, check_disjoint};
+use crate::common::{Fake, FakeError, MIB, Owned, Random, check_disjoint, check_state};
 
 const OPTIONS: [&str; 5] = [
     "policy:torch",

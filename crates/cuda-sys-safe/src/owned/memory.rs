@@ -29,6 +29,12 @@ impl DeviceMemory {
         Ok(Self { driver: Arc::clone(driver), device, ptr, bytes, released: false })
     }
 
+    /// The driver whose device it is on.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
     /// The device it is on.
     #[must_use]
     pub fn device(&self) -> usize {

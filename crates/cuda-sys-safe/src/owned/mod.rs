@@ -9,6 +9,7 @@ use crate::{Driver, DriverError, Result};
 
 mod communicator;
 mod event;
+mod foreign;
 mod graph;
 mod host;
 mod ipc;
@@ -26,6 +27,7 @@ mod words;
 
 pub use communicator::Communicator;
 pub use event::Event;
+pub use foreign::ForeignMemory;
 pub use graph::{Capture, Graph, GraphExec};
 pub use host::HostMemory;
 pub use ipc::SharedMemory;

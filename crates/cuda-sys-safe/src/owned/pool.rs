@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Stream;
 use super::refused::{ReleaseKind, release};
-use crate::{DevicePtr, Driver, DriverError, MemPoolHandle, Result};
+use crate::{DevicePtr, Driver, DriverError, MemAccess, MemPoolHandle, Result};
 
 /// A pool of device memory (`cuMemPoolCreate`), destroyed with its last clone and allocation.
 #[derive(Clone, Debug)]
@@ -45,6 +45,18 @@ impl MemPool {
         let location = Location::caller();
         // SAFETY: the pool is alive.
         unsafe { self.0.driver.mempool_release_threshold(self.0.handle, bytes) }
+            .map_err(|e| e.at(location))
+    }
+
+    /// Lets other devices use the pool's memory, that which exists and that to come.
+    ///
+    /// # Errors
+    /// The driver's own: a device that cannot reach this one.
+    #[track_caller]
+    pub fn set_access(&self, access: &[(usize, MemAccess)]) -> Result<()> {
+        let location = Location::caller();
+        // SAFETY: the pool is alive.
+        unsafe { self.0.driver.mempool_set_access(self.0.handle, access) }
             .map_err(|e| e.at(location))
     }
 
@@ -119,6 +131,12 @@ impl PoolMemory {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The device it is on.
+    #[must_use]
+    pub fn device(&self) -> usize {
+        self.pool.device()
     }
 
     /// The stream that it was allocated on and will be released on.

@@ -179,6 +179,7 @@ function_table! {
         "CUDA 11.2" cuMemPoolCreate(*mut CUmemoryPool, *const CUmemPoolProps);
         "CUDA 11.2" cuMemPoolDestroy(CUmemoryPool);
         "CUDA 11.2" cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+        "CUDA 11.2" cuMemPoolSetAccess(CUmemoryPool, *const CUmemAccessDesc, usize);
         "CUDA 11.2" cuMemPoolTrimTo(CUmemoryPool, usize);
         "CUDA 11.2" cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
         "CUDA 11.2" cuMemFreeAsync(CUdeviceptr, CUstream);

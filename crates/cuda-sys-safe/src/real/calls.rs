@@ -5,14 +5,14 @@ use std::ptr::{self, NonNull};
 
 use cudarc::driver::sys::{
     CUevent, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUipcEventHandle,
-    CUipcMemHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
-    CUpointer_attribute, CUstream,
+    CUipcMemHandle, CUmemAllocationGranularity_flags, CUmemAllocationType, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream,
 };
-use smallvec::SmallVec;
 
 use super::call::{call, release};
-use super::raw::{host_flags, mode_number, on_device, pinned_on, raw_event, raw_pool, raw_stream};
+use super::raw::{
+    host_flags, mode_number, on_device, pinned_on, raw_access, raw_event, raw_pool, raw_stream,
+};
 use super::{CudaDriver, nvml};
 use crate::*;
 
@@ -421,18 +421,7 @@ unsafe impl Driver for CudaDriver {
         bytes: usize,
         access: &[(usize, MemAccess)],
     ) -> Result<()> {
-        use CUmemAccess_flags::*;
-        let access: SmallVec<[CUmemAccessDesc; 8]> = access
-            .iter()
-            .map(|&(device, access)| CUmemAccessDesc {
-                location: on_device(device),
-                flags: match access {
-                    MemAccess::None => CU_MEM_ACCESS_FLAGS_PROT_NONE,
-                    MemAccess::Read => CU_MEM_ACCESS_FLAGS_PROT_READ,
-                    MemAccess::ReadWrite => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-                },
-            })
-            .collect();
+        let access = raw_access(access);
         call!(self, device, cuMemSetAccess?(ptr.addr(), bytes, access.as_ptr(), access.len()))
     }
 
@@ -467,6 +456,16 @@ unsafe impl Driver for CudaDriver {
 
     unsafe fn mempool_trim(&self, pool: MemPoolHandle, keep_bytes: usize) -> Result<()> {
         call!(self, pool.device(), cuMemPoolTrimTo?(raw_pool(pool), keep_bytes))
+    }
+
+    unsafe fn mempool_set_access(
+        &self,
+        pool: MemPoolHandle,
+        access: &[(usize, MemAccess)],
+    ) -> Result<()> {
+        let (device, access) = (pool.device(), raw_access(access));
+        let (first, count) = (access.as_ptr(), access.len());
+        call!(self, device, cuMemPoolSetAccess?(raw_pool(pool), first, count))
     }
 
     unsafe fn mem_alloc_async(

@@ -4,11 +4,13 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use cudarc::driver::sys::{
-    CUevent, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType, CUmemoryPool, CUstream,
+    CUevent, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemoryPool, CUstream,
 };
 
-use crate::{CaptureMode, EventHandle, HostFlags, MemPoolHandle, StreamHandle};
+use smallvec::SmallVec;
+
+use crate::{CaptureMode, EventHandle, HostFlags, MemAccess, MemPoolHandle, StreamHandle};
 
 pub(super) fn raw_stream(stream: StreamHandle) -> CUstream {
     stream.raw() as usize as CUstream
@@ -32,6 +34,19 @@ pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
 
 pub(super) fn on_device(device: usize) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device as c_int }
+}
+
+pub(super) fn raw_access(access: &[(usize, MemAccess)]) -> SmallVec<[CUmemAccessDesc; 8]> {
+    use CUmemAccess_flags::*;
+    let raw = |&(device, access): &(usize, MemAccess)| CUmemAccessDesc {
+        location: on_device(device),
+        flags: match access {
+            MemAccess::None => CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            MemAccess::Read => CU_MEM_ACCESS_FLAGS_PROT_READ,
+            MemAccess::ReadWrite => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        },
+    };
+    access.iter().map(raw).collect()
 }
 
 pub(super) fn pinned_on(device: usize) -> CUmemAllocationProp {

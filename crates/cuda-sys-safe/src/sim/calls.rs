@@ -73,6 +73,7 @@ calls! {
     MempoolDestroy = "cuMemPoolDestroy";
     MempoolReleaseThreshold = "cuMemPoolSetAttribute";
     MempoolTrim = "cuMemPoolTrimTo";
+    MempoolSetAccess = "cuMemPoolSetAccess";
     MemAllocAsync = "cuMemAllocFromPoolAsync";
     MemFreeAsync = "cuMemFreeAsync";
     BeginCapture = "cuStreamBeginCapture_v2";
@@ -151,6 +152,7 @@ impl CallKind {
                 | MempoolDestroy
                 | MempoolReleaseThreshold
                 | MempoolTrim
+                | MempoolSetAccess
                 | GraphInstantiate
                 | GraphExecDestroy
                 | IpcOpenMem

@@ -413,6 +413,15 @@ unsafe impl Driver for SimDriver {
         forward!(self, MempoolReleaseThreshold, device, s => s.mempool_threshold(pool, bytes))
     }
 
+    unsafe fn mempool_set_access(
+        &self,
+        pool: MemPoolHandle,
+        access: &[(usize, MemAccess)],
+    ) -> Result<()> {
+        let device = pool.device();
+        forward!(self, MempoolSetAccess, device, s => s.mempool_set_access(pool, access))
+    }
+
     unsafe fn mempool_trim(&self, pool: MemPoolHandle, keep_bytes: usize) -> Result<()> {
         forward!(self, MempoolTrim, pool.device(), s => s.mempool_trim(pool, keep_bytes))
     }

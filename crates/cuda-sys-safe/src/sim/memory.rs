@@ -274,9 +274,13 @@ impl State {
             Kind::Alloc { .. } => {
                 region.device == device || self.devices[device].peers.contains(&region.device)
             }
-            Kind::Pool { .. } => region.device == device,
+            Kind::Pool { pool, .. } => self.pool_allows(pool, device, true),
             Kind::Reservation(_) => true,
         }
+    }
+
+    fn pool_allows(&self, pool: u64, device: usize, write: bool) -> bool {
+        self.pools.get(&pool).is_some_and(|pool| pool.allows(device, write))
     }
 
     /// The host address behind a range of device addresses, or why it may not be touched now.
@@ -301,7 +305,10 @@ impl State {
                     "the pool's memory at {address:#x} is not allocated at this point of stream order"
                 ));
             }
-            Kind::Pool { .. } => !matches!(user, User::Kernel(d) if d != region.device),
+            Kind::Pool { pool, .. } => match user {
+                User::Copy => true,
+                User::Kernel(d) => self.pool_allows(*pool, d, write),
+            },
             Kind::Alloc { .. } => match user {
                 User::Copy => true,
                 User::Kernel(d) => {

@@ -1,5 +1,7 @@
 //! Stream-ordered memory pools.
 
+use std::collections::BTreeMap;
+
 use super::CallKind;
 use super::exec::RunError;
 use super::memory::{Kind, rounded};
@@ -16,12 +18,27 @@ pub(super) struct Pool {
     /// Bytes of them that are allocated.
     used: usize,
     destroyed: bool,
+    /// What other devices may do with its memory.
+    access: BTreeMap<usize, MemAccess>,
+}
+
+impl Pool {
+    /// Whether a device may touch its memory.
+    pub(super) fn allows(&self, device: usize, write: bool) -> bool {
+        device == self.device
+            || match self.access.get(&device) {
+                Some(MemAccess::ReadWrite) => true,
+                Some(MemAccess::Read) => !write,
+                None | Some(MemAccess::None) => false,
+            }
+    }
 }
 
 impl State {
     pub(super) fn mempool_create(&mut self, device: usize) -> MemPoolHandle {
         let id = self.fresh();
-        let pool = Pool { device, threshold: 0, reserved: 0, used: 0, destroyed: false };
+        let access = BTreeMap::new();
+        let pool = Pool { device, threshold: 0, reserved: 0, used: 0, destroyed: false, access };
         self.pools.insert(id, pool);
         // SAFETY: just made.
         unsafe { MemPoolHandle::from_raw(device, id) }
@@ -45,6 +62,29 @@ impl State {
 
     pub(super) fn mempool_threshold(&mut self, handle: MemPoolHandle, bytes: u64) -> Result<()> {
         self.pool(CallKind::MempoolReleaseThreshold, handle)?.threshold = bytes;
+        Ok(())
+    }
+
+    pub(super) fn mempool_set_access(
+        &mut self,
+        handle: MemPoolHandle,
+        access: &[(usize, MemAccess)],
+    ) -> Result<()> {
+        let call = CallKind::MempoolSetAccess;
+        let device = handle.device();
+        for &(peer, wanted) in access {
+            let why = match (peer, wanted) {
+                (peer, _) if peer >= self.devices.len() => format!("there is no cuda:{peer}"),
+                (peer, MemAccess::ReadWrite) if peer == device => continue,
+                (peer, _) if peer == device => "a pool is open to its own device".into(),
+                (peer, _) if !self.linked(peer, device) => {
+                    format!("cuda:{peer} cannot reach cuda:{device}")
+                }
+                _ => continue,
+            };
+            return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+        }
+        self.pool(call, handle)?.access.extend(access.iter().copied());
         Ok(())
     }
 

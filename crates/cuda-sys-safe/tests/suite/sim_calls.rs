@@ -119,6 +119,7 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::MempoolDestroy => d.mempool_destroy(pool),
             K::MempoolReleaseThreshold => d.mempool_release_threshold(pool, 1),
             K::MempoolTrim => d.mempool_trim(pool, 0),
+            K::MempoolSetAccess => d.mempool_set_access(pool, &[(1, MemAccess::Read)]),
             K::MemAllocAsync => d.mem_alloc_async(pool, 1, stream).map(drop),
             K::MemFreeAsync => d.mem_free_async(pooled, stream),
             K::BeginCapture => d.begin_capture(stream, CaptureMode::Relaxed),

@@ -421,6 +421,7 @@ unsafe impl Driver for FakeDriver {
         [unsafe] mempool_destroy(MemPoolHandle) -> ();
         [unsafe] mempool_release_threshold(MemPoolHandle, u64) -> ();
         [unsafe] mempool_trim(MemPoolHandle, usize) -> ();
+        [unsafe] mempool_set_access(MemPoolHandle, &[(usize, MemAccess)]) -> ();
         [unsafe] mem_alloc_async(MemPoolHandle, usize, StreamHandle) -> DevicePtr;
         [unsafe] mem_free_async(DevicePtr, StreamHandle) -> ();
         [unsafe] capture_status(StreamHandle) -> CaptureStatus;

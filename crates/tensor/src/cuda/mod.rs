@@ -15,6 +15,7 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+pub mod driver;
 mod graph;
 mod history;
 mod host_memory;

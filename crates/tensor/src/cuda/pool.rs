@@ -1,9 +1,12 @@
 //! Private pools of device memory.
 
+use std::sync::Arc;
+
 use warpline_alloc::cuda::{CudaAllocator, CudaBackend};
 use warpline_alloc::{PoolOptions, PoolRoute, SegmentInfo};
 
 use super::CudaDeviceArg;
+use super::driver::{CudaMemory, Driver, DriverError};
 use crate::{Result, runtime};
 
 /// A pool of its own within a device's allocator (`torch.cuda.MemPool`). Tensors made under
@@ -51,6 +54,48 @@ impl MemPool {
         let index = device.index_in(&runtime)?;
         let allocator = runtime.device(index)?.allocator().clone();
         let pool = allocator.new_pool(options);
+        Ok(Self { allocator, pool })
+    }
+
+    /// An empty pool of a device whose segments `source` allocates (`torch.cuda.MemPool(allocator)`
+    /// over a `CUDAPluggableAllocator`). It is called with the driver, the device's index and how
+    /// many bytes there must be at least, while other requests that nothing cached fits wait: it
+    /// must not make tensors. What it returns goes back when it is dropped.
+    ///
+    /// ```
+    /// use warpline::cuda::driver::DeviceMemory;
+    /// use warpline::cuda::{self, MemPool, PoolOptions};
+    /// use warpline::{simulated, with_runtime, zeros};
+    ///
+    /// with_runtime(&simulated(1)?, || {
+    ///     let pool = MemPool::over("cuda", PoolOptions::default(), |driver, device, bytes| {
+    ///         println!("{bytes} bytes of cuda:{device}");
+    ///         Ok(DeviceMemory::new(driver, device, bytes)?.into())
+    ///     })?;
+    ///     let x = cuda::with_mem_pool(&pool, || zeros([1000], "cuda"))?;
+    ///     assert_eq!(pool.snapshot()[0].blocks[0].address, x.data_ptr());
+    ///     Ok::<_, warpline::Error>(())
+    /// })?;
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`CudaDeviceArg::index_in`]. What `source` fails with, or memory of its that is too small
+    /// or on another device, the request that needed it fails with.
+    #[track_caller]
+    pub fn over(
+        device: impl CudaDeviceArg,
+        options: PoolOptions,
+        source: impl Fn(&Arc<dyn Driver>, usize, usize) -> std::result::Result<CudaMemory, DriverError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<Self> {
+        let runtime = runtime();
+        let index = device.index_in(&runtime)?;
+        let allocator = runtime.device(index)?.allocator().clone();
+        let backend = allocator.backend().with_source(source);
+        let pool = allocator.new_pool_over(backend, options);
         Ok(Self { allocator, pool })
     }
 

@@ -1,5 +1,9 @@
 //! Private pools, through tensors.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use warpline::cuda::driver::{self, DeviceMemory, ForeignMemory};
 use warpline::cuda::{MemPool, PoolOptions};
 use warpline::{Error, Result, cuda, ones};
 
@@ -8,6 +12,8 @@ use crate::common::World;
 rows! {
     worlds(1) mem_pools_serve_what_is_made_in_them gpu_mem_pools_serve_what_is_made_in_them => serve;
     worlds(1) mem_pools_are_left_on_panic gpu_mem_pools_are_left_on_panic => panics;
+    worlds(1) mem_pools_over_sources gpu_mem_pools_over_sources => sources;
+    worlds(1) mem_pools_over_bad_sources gpu_mem_pools_over_bad_sources => bad_sources;
     worlds(2) mem_pools_are_of_one_device gpu2_mem_pools_are_of_one_device => one_device;
 }
 
@@ -65,6 +71,67 @@ fn one_device(_: &World) -> Result<()> {
     let _guard = cuda::use_mem_pool(&pool);
     assert!(!holds(&pool, &ones([10], 0)?));
     assert!(holds(&pool, &ones([10], 1)?));
+    Ok(())
+}
+
+/// Counts itself out as it is dropped, after what it owns.
+struct Counted {
+    _memory: DeviceMemory,
+    live: Arc<AtomicUsize>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.live.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn sources(_: &World) -> Result<()> {
+    let options = PoolOptions::default();
+    let plain = MemPool::over(0, options, |driver, device, bytes| {
+        Ok(DeviceMemory::new(driver, device, bytes)?.into())
+    })?;
+    let live = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&live);
+    let foreign = MemPool::over(0, options, move |driver, device, bytes| {
+        let _memory = DeviceMemory::new(driver, device, bytes)?;
+        let ptr = _memory.ptr();
+        counter.fetch_add(1, Ordering::SeqCst);
+        let owner = Counted { _memory, live: Arc::clone(&counter) };
+        // SAFETY: the owner's, who frees it when dropped; that waits for the device.
+        Ok(unsafe { ForeignMemory::new(driver, device, ptr, bytes, owner) }.into())
+    })?;
+    for pool in [&plain, &foreign] {
+        let a = cuda::with_mem_pool(pool, || ones([1000], 0))?;
+        assert!(holds(pool, &a));
+        // Freed memory of the pool serves it again.
+        let address = a.data_ptr();
+        drop(a);
+        let b = cuda::with_mem_pool(pool, || ones([1000], 0))?;
+        assert_eq!(b.data_ptr(), address);
+        assert_eq!((&b + 1.0)?.to_vec::<f32>()?, vec![2.0; 1000]);
+    }
+    assert_eq!(live.load(Ordering::SeqCst), 1);
+    drop(foreign);
+    assert_eq!(live.load(Ordering::SeqCst), 0);
+    Ok(())
+}
+
+fn bad_sources(_: &World) -> Result<()> {
+    let options = PoolOptions::default();
+    let failing = MemPool::over(0, options, |_, _, _| {
+        let reason = "nothing today".to_owned();
+        Err(driver::DriverError::InvalidArgument { call: "my source", reason })
+    })?;
+    let small = MemPool::over(0, options, |driver, device, _| {
+        Ok(DeviceMemory::new(driver, device, 512)?.into())
+    })?;
+    for (pool, expected) in [(&failing, "nothing today"), (&small, "it has 512 bytes")] {
+        let error = cuda::with_mem_pool(pool, || ones([1000], 0)).expect_err("no memory");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(pool.snapshot().is_empty());
+        assert!(ones([1000], 0).is_ok());
+    }
     Ok(())
 }
 

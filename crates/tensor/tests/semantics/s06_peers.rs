@@ -10,8 +10,12 @@ use crate::boxes::{SimBox, schedules};
 use crate::common;
 
 /// Mapped memory, segments, and segments that grow.
-const POLICIES: [&str; 3] =
-    ["policy:default", "policy:torch", "policy:torch,expandable_segments:True"];
+const POLICIES: [&str; 4] = [
+    "policy:default",
+    "policy:torch",
+    "policy:torch,expandable_segments:True",
+    "backend:cudaMallocAsync",
+];
 
 macro_rules! rows {
     ($($sim:ident $gpu:ident => $body:expr;)*) => {$(

@@ -24,23 +24,10 @@ struct Idle<'a, B: Backend> {
 
 impl<B: Backend> GrowthPolicy<B> for ExactSegments {
     fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
-        let (core, request) = (miss.core, miss.request);
+        let request = miss.request;
         let config = miss.shard.lock().config.clone();
         let bytes = if config.caching { segment_size(&config, request.size) } else { request.size };
-        if !miss.may_reserve(bytes)? {
-            return Ok(None);
-        }
-        let memory = match miss.shard.backend().alloc(bytes) {
-            Ok(memory) => memory,
-            Err(error) => return miss.out_of_memory(bytes, error).map(|()| None),
-        };
-        let mut global = lock(&core.global);
-        global.segment.increase(request.kind, 1);
-        global.reserved_bytes.increase(request.kind, bytes as i64);
-        global.num_device_alloc += 1;
-        global.oversize_segments.increase(i64::from(bytes >= config.max_split()));
-        drop(global);
-        Ok(Some(miss.shard.lock().add_segment(memory, bytes, request)))
+        add_segment(miss, bytes, || miss.shard.backend().alloc(bytes))
     }
 
     fn release_cached(&mut self, core: &Core<B>) {
@@ -104,6 +91,31 @@ impl ExactSegments {
         release::segments_of(core, shard, released);
         enough
     }
+}
+
+/// Serves a request by a new segment of `bytes` bytes.
+pub(super) fn add_segment<B: Backend>(
+    miss: &Miss<'_, B>,
+    bytes: usize,
+    allocate: impl FnOnce() -> Result<B::Memory, B::Error>,
+) -> Result<Option<Granted>, AllocError> {
+    if !miss.may_reserve(bytes)? {
+        return Ok(None);
+    }
+    let memory = match allocate() {
+        Ok(memory) => memory,
+        Err(error) => return miss.out_of_memory(bytes, error).map(|()| None),
+    };
+    let mut state = miss.shard.lock();
+    let oversize = bytes >= state.config.max_split();
+    let kind = miss.request.kind;
+    let mut global = lock(&miss.core.global);
+    global.segment.increase(kind, 1);
+    global.reserved_bytes.increase(kind, bytes as i64);
+    global.num_device_alloc += 1;
+    global.oversize_segments.increase(i64::from(oversize));
+    drop(global);
+    Ok(Some(state.add_segment(memory, bytes, miss.request)))
 }
 
 fn idle_segments<B: Backend>(shard: &Arc<Shard<B>>, now: u64) -> Vec<Idle<'_, B>> {

@@ -137,6 +137,37 @@ programs! {
         "free: ok",
     ]
 
+    pools_that_peers_use(2, driver, t) {
+        let [own, other] = [stream(driver, 0)?, stream(driver, 1)?];
+        let pool = driver.mempool_create(0)?;
+        // SAFETY: pool, streams and memory are live until they are released; devices are waited for
+        // between uses.
+        unsafe {
+            let before = driver.mem_alloc_async(pool, 1024, own.handle())?;
+            driver.synchronize(0)?;
+            let access = [(1, MemAccess::ReadWrite)];
+            t.call("set access", driver.mempool_set_access(pool, &access));
+            let after = driver.mem_alloc_async(pool, 1024, own.handle())?;
+            driver.synchronize(0)?;
+            for memory in [before, after] {
+                let set = driver.memset_async(memory, MemsetValue::U8(7), 1024, other.handle());
+                t.call("set memory", set);
+                driver.synchronize(1)?;
+                driver.mem_free_async(memory, own.handle())?;
+            }
+            driver.synchronize(0)?;
+            let none = [(0, MemAccess::None)];
+            t.call("of its own device", driver.mempool_set_access(pool, &none));
+            t.call("destroy", driver.mempool_destroy(pool));
+        }
+    } => [
+        "set access: ok",
+        "set memory: ok",
+        "set memory: ok",
+        "of its own device: INVALID_VALUE",
+        "destroy: ok",
+    ]
+
     pools(1, driver, t) {
         let stream = stream(driver, 0)?;
         let target = memory(driver, 1024)?;

@@ -1,0 +1,27 @@
+//! The runtime's own pools (`backend:cudaMallocAsync`): each block is an allocation in the order of
+//! its stream, and goes back in that order as it is freed. Nothing is cached here. What the pools
+//! keep they give back as the cache is emptied.
+
+use super::{GrowthPolicy, Miss, segments};
+use crate::core::Core;
+use crate::shard::Granted;
+use crate::{AllocError, Backend};
+
+pub(super) struct StreamOrdered;
+
+impl<B: Backend> GrowthPolicy<B> for StreamOrdered {
+    fn grow(&mut self, miss: &Miss<'_, B>) -> Result<Option<Granted>, AllocError> {
+        let (backend, bytes) = (&miss.core.backend, miss.request.size);
+        let stream = miss.shard.lock().stream.clone();
+        segments::add_segment(miss, bytes, || {
+            backend.alloc_async(bytes, &stream).unwrap_or_else(|| backend.alloc(bytes))
+        })
+    }
+
+    fn release_cached(&mut self, core: &Core<B>) {
+        core.backend.trim();
+    }
+
+    /// Its blocks are segments.
+    fn retry_refused(&mut self, _: &Core<B>, _: bool) {}
+}
