@@ -2,6 +2,7 @@
 
 mod layers;
 mod lexer;
+mod links;
 mod rules;
 mod unsafety;
 
@@ -88,6 +89,18 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     complaints.extend(unsafety::stale(&unsafe_files));
+    for path in workspace::files(&root, &["md"])? {
+        // What a symbolic link stands for is looked at where it is.
+        if !path.is_symlink() {
+            let (name, text) = (workspace::relative(&root, &path), workspace::read(&path)?);
+            let read = |name: &str| {
+                let path = root.join(name);
+                path.exists().then(|| workspace::read(&path).unwrap_or_default())
+            };
+            complaints.extend(links::check(&name, &text, read));
+            files += 1;
+        }
+    }
 
     complaints.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     for complaint in &complaints {
