@@ -1,5 +1,6 @@
 //! What a driver call can answer instead of success.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -202,12 +203,12 @@ impl fmt::Debug for CollectiveMismatch {
     }
 }
 
-/// A variable of the environment that holds what it cannot hold.
+/// A variable of the environment that holds what it cannot hold, or that there is not.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the environment variable {variable} is `{value}`: {reason}")]
 pub struct InvalidVariable {
     /// The variable.
-    pub variable: &'static str,
+    pub variable: Cow<'static, str>,
     /// What it holds.
     pub value: String,
     /// What is wrong with that, and what it may hold.
@@ -227,9 +228,17 @@ pub enum DriverError {
     /// A variable of the environment holds what it cannot hold.
     #[error(transparent)]
     InvalidVariable(Box<InvalidVariable>),
+    /// The system has no ordinary memory for the host.
+    #[error("cannot allocate {bytes} bytes of host memory: {reason}")]
+    HostMemory {
+        /// How much was asked for.
+        bytes: usize,
+        /// Why there is none.
+        reason: String,
+    },
     /// No CUDA library was found where it was looked for.
     #[error(
-        "no {library} library was found (looked for {}): {reason}. Install it, or name its path in {variable}",
+        "no {library} library was found: install it, or name its path in {variable} (looked for {}; {reason})",
         searched.join(", ")
     )]
     LibraryNotFound {
@@ -348,8 +357,13 @@ impl fmt::Debug for DriverError {
 impl DriverError {
     /// A variable of the environment that holds what it cannot hold.
     #[must_use]
-    pub fn variable(variable: &'static str, value: impl Into<String>, reason: String) -> Self {
-        Self::InvalidVariable(Box::new(InvalidVariable { variable, value: value.into(), reason }))
+    pub fn variable(
+        variable: impl Into<Cow<'static, str>>,
+        value: impl Into<String>,
+        reason: String,
+    ) -> Self {
+        let (variable, value) = (variable.into(), value.into());
+        Self::InvalidVariable(Box::new(InvalidVariable { variable, value, reason }))
     }
 
     /// Whether there is no GPU to use, rather than something that is wrong: no driver is installed,
@@ -405,10 +419,10 @@ impl DriverError {
         matches!(self, Self::DeviceLost { .. }) || self.code().is_some_and(CudaCode::is_sticky)
     }
 
-    /// Whether this is the driver's answer to an allocation it has no memory for.
+    /// Whether there is no memory for an allocation.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Cuda(error) if error.code == CudaCode::OUT_OF_MEMORY)
+        matches!(self, Self::HostMemory { .. }) || self.code() == Some(CudaCode::OUT_OF_MEMORY)
     }
 }
 

@@ -10,11 +10,12 @@
 //! | `WARPLINE_ALLOC_CONF` and PyTorch's names for it | [`warpline_alloc::AllocatorConfig::from_env_with`] |
 //!
 //! A program with rights that its caller has not (a setuid program) keeps no code, and reads none.
-//! One that holds what it cannot hold leaves a runtime without CUDA: whatever needs a device, or asks
+//! One that holds what it cannot hold, or whose name begins with `WARPLINE_` and means nothing, leaves a runtime without CUDA: whatever needs a device, or asks
 //! whether there is one, is [`Error::InvalidVariable`], and CPU tensors work.
 
 use std::cell::RefCell;
 use std::env::VarError;
+use std::ffi::OsStr;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -23,6 +24,7 @@ use std::sync::OnceLock;
 use warpline_alloc::{AllocatorConfig, ConfigError};
 use warpline_cuda_sys_safe::DriverError;
 
+use crate::environment::{hides_on_purpose, unknown, why_hidden};
 use crate::{Error, Result, Runtime, RuntimeConfig};
 
 /// Made on first use and never destroyed: tensors in statics and threads may outlive `main`.
@@ -45,7 +47,9 @@ impl InUse {
         match OVERRIDE.try_with(|own| own.borrow().clone()).ok().flatten() {
             Some(own) => Self::Own(own),
             None => {
-                Self::Process(PROCESS.get_or_init(|| from_environment(|name| std::env::var(name))))
+                let names = || std::env::vars_os().map(|(name, _)| name);
+                let read = |name: &str| std::env::var(name);
+                Self::Process(PROCESS.get_or_init(|| from_environment(read, names())))
             }
         }
     }
@@ -130,10 +134,20 @@ pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
     Runtime::new(driver, config.clone())
 }
 
+/// `names` are those of all variables, of which `read` gives the values.
 #[track_caller]
-fn from_environment(read: impl Fn(&str) -> Result<String, VarError>) -> Runtime {
+fn from_environment(
+    read: impl Fn(&str) -> Result<String, VarError>,
+    names: impl Iterator<Item = impl AsRef<OsStr>>,
+) -> Runtime {
     let mut config = RuntimeConfig::default();
-    let opened = open_from_environment(read, &mut config);
+    let opened = match unknown(names) {
+        None => open_from_environment(read, &mut config),
+        Some((name, reason)) => {
+            let value = read(&name).unwrap_or_default();
+            Err(DriverError::variable(name, value, reason))
+        }
+    };
     opened.unwrap_or_else(|reason| Runtime::without_cuda(reason, &config))
 }
 
@@ -179,10 +193,7 @@ fn open_from_environment(
         DriverError::DevicesHidden { value, installed: Some(count) }
             if count > 0 && !hides_on_purpose(&value) =>
         {
-            let reason = format!(
-                "it names none of this machine's {count} device(s), or one of them twice. It may list \
-                 indices or UUIDs, such as `0,1`, or be empty or -1 to hide all"
-            );
+            let reason = why_hidden(&value, count);
             DriverError::variable("CUDA_VISIBLE_DEVICES", value, reason)
         }
         error => error,
@@ -194,13 +205,6 @@ fn open_from_environment(
             reason: error.to_string(),
         })
     })
-}
-
-/// Whether a value of `CUDA_VISIBLE_DEVICES` is one of those that programs hide all devices with: it
-/// does not even begin as the name of one does.
-fn hides_on_purpose(value: &str) -> bool {
-    let value = value.trim_start();
-    !value.starts_with(|c: char| c.is_ascii_digit() || c == '+') && !value.starts_with("GPU-")
 }
 
 /// The user's folder for caches, by the system's custom. One that is not absolute is of no use, as what
@@ -230,7 +234,7 @@ mod tests {
     }
 
     fn with(variables: &[(&str, &str)]) -> Runtime {
-        from_environment(lookup(variables))
+        from_environment(lookup(variables), variables.iter().map(|(name, _)| *name))
     }
 
     #[cfg(target_os = "linux")]
@@ -279,6 +283,16 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_means_nothing_is_an_error_of_what_asks_for_a_device() {
+        let runtime = with(&[("WARPLINE_DRIVER", "sim:1"), ("WARPLINE_ALOC_CONF", "x:1")]);
+        let reason = reason(&runtime);
+        let start =
+            "the environment variable WARPLINE_ALOC_CONF is `x:1`: there is no such variable";
+        assert!(reason.starts_with(start), "{reason}");
+        assert!(reason.contains("did you mean WARPLINE_ALLOC_CONF?"), "{reason}");
+    }
+
+    #[test]
     fn what_hides_devices_on_purpose_is_told_from_a_slip() {
         let asked = |visible| {
             let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), ("CUDA_VISIBLE_DEVICES", visible)]);
@@ -307,11 +321,12 @@ mod tests {
             "WARPLINE_CACHE",
             "WARPLINE_DRIVER",
         ] {
-            let runtime = from_environment(|name| match name {
+            let read = |name: &str| match name {
                 _ if name == variable => Err(VarError::NotUnicode("\u{fffd}".into())),
                 "WARPLINE_DRIVER" => Ok("sim:1".into()),
                 _ => Err(VarError::NotPresent),
-            });
+            };
+            let runtime = from_environment(read, [variable].iter());
             let reason = reason(&runtime);
             assert!(reason.contains(variable) && reason.contains("UTF-8"), "{reason}");
         }

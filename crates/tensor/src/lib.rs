@@ -39,6 +39,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod data;
 mod device;
+mod environment;
 mod exec;
 #[cfg(doc)]
 pub mod guide;

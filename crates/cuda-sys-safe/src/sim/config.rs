@@ -95,7 +95,19 @@ impl SimConfig {
             return Err(SpecError::TooManyDevices { devices });
         }
         let mut config = Self::new(devices);
+        let mut seen: Vec<(&str, &str)> = Vec::new();
         for option in parts {
+            let name = option.split_once('=').map_or(option, |(name, _)| name);
+            // When work runs can be said once.
+            let sets = if matches!(name, "eager" | "lazy" | "seed") { "schedule" } else { name };
+            if let Some((_, first)) = seen.iter().find(|(other, _)| *other == sets) {
+                return Err(SpecError::SaidTwice {
+                    spec: spec.into(),
+                    first: (*first).into(),
+                    second: option.into(),
+                });
+            }
+            seen.push((sets, option));
             match option.split_once('=') {
                 None if option == "eager" => config.schedule = Schedule::Eager,
                 None if option == "lazy" => config.schedule = Schedule::Lazy,
@@ -158,6 +170,16 @@ pub enum SpecError {
     TooManyDevices {
         /// How many were asked for.
         devices: usize,
+    },
+    /// Two options of which only one can hold.
+    #[error("`{first}` and `{second}` in `{spec}` set the same: name one of them, once")]
+    SaidTwice {
+        /// The whole text.
+        spec: String,
+        /// The option that came first.
+        first: String,
+        /// The other.
+        second: String,
     },
     /// An option that does not exist.
     #[error(
@@ -226,5 +248,15 @@ mod tests {
             "`8GB` in `sim:1,memory=8GB` should be a number of bytes, KiB, MiB or GiB that fits, such as `8GiB`"
         );
         assert!(matches!(read("sim:1,fast"), Err(SpecError::UnknownOption { .. })));
+        for (first, second) in [
+            ("lazy", "eager"),
+            ("seed=1", "lazy"),
+            ("seed=1", "seed=1"),
+            ("memory=1GiB", "memory=2GiB"),
+            ("check", "check"),
+        ] {
+            let error = read(&format!("sim:1,{first},blocking,{second}")).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{first}` and `{second}` in `sim:1,")), "{error}");
+        }
     }
 }

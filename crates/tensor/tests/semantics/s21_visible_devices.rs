@@ -52,7 +52,7 @@ fn s21_hidden_devices_are_not_there() {
     with_runtime(&runtime, || {
         assert_eq!(ones([2], "cuda:1")?.device(), Device::cuda(1));
         let error = ones([2], "cuda:2").expect_err("hidden");
-        assert!(matches!(error, Error::NoSuchDevice { index: 2, count: 2 }), "{error:?}");
+        assert!(matches!(error, Error::NoSuchDevice { index: 2, count: 2, .. }), "{error:?}");
         Ok::<_, Error>(())
     })
     .expect("no failure");
@@ -130,6 +130,7 @@ fn s19_a_driver_that_means_nothing_is_named() {
     wrong("WARPLINE_DRIVER", "vulkan", "`cuda`");
     wrong("WARPLINE_DRIVER", "sim:x", "`x`");
     wrong("WARPLINE_DRIVER", "sim:2,foo", "lazy, seed=N, memory=BYTES");
+    wrong("WARPLINE_DRIVER", "sim:2,lazy,eager", "`lazy` and `eager`");
 }
 
 /// What is set up wrong is no machine without GPUs: asking for one, and using one, is an error that
@@ -155,7 +156,10 @@ fn s19_a_wrong_setting_is_no_machine_without_gpus() {
         wrong(variable, "junk", "max_split_size_mb");
     }
     wrong("WARPLINE_ALLOC_CONF", "max_split_size_mb:x", "a whole number of at least 20");
-    wrong("CUDA_VISIBLE_DEVICES", "7", "such as `0,1`");
+    wrong("CUDA_VISIBLE_DEVICES", "7", "no device 7 among this machine's 2");
+    wrong("CUDA_VISIBLE_DEVICES", "0,0", "it names device 0 twice");
+    wrong("CUDA_VISIBLE_DEVICES", "GPU-123", "such as `0,1`");
+    wrong("WARPLINE_DRIVR", "sim:2", "did you mean WARPLINE_DRIVER?");
     wrong("CUDA_LAUNCH_BLOCKING", "yes", "may be 0, or 1");
     wrong("WARPLINE_LIBCUDA", "/nonexistent/libcuda.so", "may hold the path");
 }
@@ -166,6 +170,6 @@ fn s19_a_wrong_setting_is_no_machine_without_gpus() {
 fn s19_nothing_is_simulated_unasked() {
     let text = child(&[]);
     let there = text.contains("ones=[1.0, 1.0]") && !text.contains("devices=0");
-    let absent = text.contains("devices=0") && text.contains("error=CUDA is not available");
+    let absent = text.contains("devices=0") && text.contains("error=ones: CUDA is not available");
     assert!(there != absent, "{text}");
 }

@@ -1,0 +1,142 @@
+//! What is wrong with variables of the environment: names that nothing reads, and devices that are not
+//! there.
+
+use std::ffi::OsStr;
+
+/// The variables of ours that a program reads; `docs/from-pytorch.md` says what they hold.
+const SETTINGS: &[&str] = &[
+    "WARPLINE_ALLOC_CONF",
+    "WARPLINE_CACHE",
+    "WARPLINE_CUBLAS",
+    "WARPLINE_DISTRIBUTED_DEBUG",
+    "WARPLINE_DRIVER",
+    "WARPLINE_LIBCUDA",
+    "WARPLINE_NCCL",
+    "WARPLINE_NVML",
+    "WARPLINE_NVRTC",
+];
+
+/// Those that launchers, builds and tests of this workspace set for themselves, and all that begin with
+/// `WARPLINE_TEST_`.
+const INTERNAL: &[&str] = &[
+    "WARPLINE_CUDA_INCLUDE",
+    "WARPLINE_FUZZ",
+    "WARPLINE_FUZZ_WORKER",
+    "WARPLINE_GOLDENS",
+    "WARPLINE_LAUNCHER_STORE",
+    "WARPLINE_MASTER_PORT",
+    "WARPLINE_MEMORY_VIZ",
+    "WARPLINE_SCHEDULES",
+    "WARPLINE_SHUTTLE",
+    "WARPLINE_SIM_DEVICES",
+    "WARPLINE_SLOW",
+];
+
+/// The first name, by the alphabet, that begins with `WARPLINE_` and is none of ours, and what is to be
+/// said of it: nothing reads it, so it is a slip of the pen that would change nothing.
+pub(crate) fn unknown(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Option<(String, String)> {
+    let ours = |name: &str| {
+        name.starts_with("WARPLINE_TEST_") || SETTINGS.contains(&name) || INTERNAL.contains(&name)
+    };
+    let names = names.map(|name| name.as_ref().to_string_lossy().into_owned());
+    let name = names.filter(|name| name.starts_with("WARPLINE_") && !ours(name)).min()?;
+    let nearest = SETTINGS.iter().min_by_key(|known| edits(known, &name));
+    let meant = nearest.filter(|known| edits(known, &name) <= 3);
+    let meant = meant.map_or(".".into(), |known| format!("; did you mean {known}?"));
+    Some((name, format!("there is no such variable{meant} There are {}", SETTINGS.join(", "))))
+}
+
+/// How many letters have to be put in, taken out or changed to make one name of the other.
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let changed = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Whether a value of `CUDA_VISIBLE_DEVICES` is one of those that programs hide all devices with: it
+/// does not even begin as the name of one does.
+pub(crate) fn hides_on_purpose(value: &str) -> bool {
+    let value = value.trim_start();
+    !value.starts_with(|c: char| c.is_ascii_digit() || c == '+') && !value.starts_with("GPU-")
+}
+
+/// Why a value that does not hide all `count` devices on purpose shows none of them.
+pub(crate) fn why_hidden(value: &str, count: usize) -> String {
+    const MAY: &str = "It may list indices or UUIDs, such as `0,1`, or be empty or -1 to hide all";
+    let entries: Vec<&str> = value.split(',').map(str::trim).collect();
+    let first = entries[0];
+    if !first.starts_with("GPU-") && index(first).is_none_or(|index| index >= count) {
+        return format!(
+            "there is no device {first} among this machine's {count}, which count from 0. {MAY}"
+        );
+    }
+    // CUDA shows none at all where one is repeated.
+    let same = |a: &str, b: &str| match (index(a), index(b)) {
+        (Some(a), Some(b)) => a == b,
+        _ => a.eq_ignore_ascii_case(b),
+    };
+    let twice = |&(i, entry): &(usize, &&str)| entries[..i].iter().any(|known| same(known, entry));
+    match entries.iter().enumerate().find(twice) {
+        Some((_, entry)) => {
+            format!("it names device {entry} twice, with which CUDA shows no device. {MAY}")
+        }
+        None => format!(
+            "{first} is the beginning of none, or of several, of the UUIDs of this machine's {count} \
+             device(s). {MAY}"
+        ),
+    }
+}
+
+/// An index as CUDA reads it, as C's `strtol` does.
+fn index(entry: &str) -> Option<usize> {
+    let digits = entry.strip_prefix('+').unwrap_or(entry);
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_nothing_reads_is_told_with_the_one_that_was_meant() {
+        let (name, reason) = unknown(["HOME", "WARPLINE_DRIVR"].iter()).unwrap();
+        assert_eq!(name, "WARPLINE_DRIVR");
+        assert!(reason.starts_with("there is no such variable; did you mean WARPLINE_DRIVER? There are WARPLINE_ALLOC_CONF, "), "{reason}");
+        let (_, reason) = unknown(["WARPLINE_ALLOCATOR_CONFIG"].iter()).unwrap();
+        assert!(reason.starts_with("there is no such variable. There are "), "{reason}");
+        assert_eq!(unknown(["WARPLINE_B", "WARPLINE_A"].iter()).unwrap().0, "WARPLINE_A");
+        for name in SETTINGS.iter().chain(INTERNAL).chain(&["WARPLINE_TEST_DATA", "WARPLINES"]) {
+            assert_eq!(unknown([name].iter()), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn edits_are_counted() {
+        for (a, b, count) in [("", "abc", 3), ("kitten", "sitting", 3), ("same", "same", 0)] {
+            assert_eq!((edits(a, b), edits(b, a)), (count, count), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn why_devices_are_hidden() {
+        let says = |value, said: &str| {
+            let why = why_hidden(value, 3);
+            assert!(why.starts_with(said) && why.contains("such as `0,1`"), "{value}: {why}");
+        };
+        says("7", "there is no device 7 among this machine's 3, which count from 0");
+        says("7,7", "there is no device 7");
+        says("99999999999999999999", "there is no device 9999");
+        says("0,0", "it names device 0 twice");
+        says("1, 2 ,+1", "it names device +1 twice");
+        says("GPU-12,gpu-12", "it names device gpu-12 twice");
+        says("GPU-123", "GPU-123 is the beginning of none, or of several, of the UUIDs");
+    }
+}
