@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::OutOfMemory;
+use crate::summary::size_text;
 
 /// Why an allocation failed. The allocator and everything it holds stay usable.
 #[derive(Clone, thiserror::Error)]
@@ -14,10 +15,18 @@ pub enum AllocError {
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// The request is 1 EB or more.
-    #[error("out of memory: tried to allocate {requested} bytes, more than 1EB memory")]
+    #[error("out of memory. Tried to allocate {}, more than 1EB memory", size_text(*requested))]
     TooLarge {
         /// The request, in bytes.
         requested: usize,
+    },
+    /// The system has no ordinary host memory.
+    #[error("cpu out of memory. Tried to allocate {}: {reason}", size_text(*requested))]
+    HostMemory {
+        /// The request, in bytes.
+        requested: usize,
+        /// Why there is none.
+        reason: String,
     },
     /// Rounding or adding up sizes went past what an address can hold.
     #[error("a size overflowed: {what} of {bytes} bytes")]
@@ -28,7 +37,7 @@ pub enum AllocError {
         bytes: usize,
     },
     /// The backend failed with something else than a lack of memory.
-    #[error("allocating {requested} bytes failed: {cause}")]
+    #[error("allocating {} failed: {cause}", size_text(*requested))]
     Backend {
         /// What was asked of the backend, in bytes.
         requested: usize,
@@ -48,7 +57,7 @@ impl AllocError {
     /// Whether more free memory would have helped.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::OutOfMemory(_) | Self::TooLarge { .. })
+        matches!(self, Self::OutOfMemory(_) | Self::TooLarge { .. } | Self::HostMemory { .. })
     }
 
     /// The backend's own error, if it is an `E`.

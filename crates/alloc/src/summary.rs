@@ -67,7 +67,7 @@ fn rule(text: &mut String, with: char) {
     text.push_str("|\n");
 }
 
-/// The table of `torch.cuda.memory_summary`.
+/// The table of `torch.cuda.memory_summary`. Only of a GPU it speaks as one.
 pub(crate) fn table(device: &str, stats: &MemoryStats) -> String {
     let mut text = String::new();
     rule(&mut text, '=');
@@ -86,15 +86,21 @@ pub(crate) fn table(device: &str, stats: &MemoryStats) -> String {
     text.push_str(
         "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n",
     );
+    let on_gpu = device.starts_with("cuda");
+    let reserved = if on_gpu {
+        ["GPU reserved memory", "GPU reserved segments", "Oversize GPU segments"]
+    } else {
+        ["Reserved memory", "Reserved segments", "Oversize segments"]
+    };
     let groups: [(&str, &PoolStats, Cell); 9] = [
         ("Allocated memory", &stats.allocated_bytes, size_cell),
         ("Active memory", &stats.active_bytes, size_cell),
         ("Requested memory", &stats.requested_bytes, size_cell),
-        ("GPU reserved memory", &stats.reserved_bytes, size_cell),
+        (reserved[0], &stats.reserved_bytes, size_cell),
         ("Non-releasable memory", &stats.inactive_split_bytes, size_cell),
         ("Allocations", &stats.allocation, count_cell),
         ("Active allocs", &stats.active, count_cell),
-        ("GPU reserved segments", &stats.segment, count_cell),
+        (reserved[1], &stats.segment, count_cell),
         ("Non-releasable allocs", &stats.inactive_split, count_cell),
     ];
     for (name, pools, cell) in groups {
@@ -105,7 +111,7 @@ pub(crate) fn table(device: &str, stats: &MemoryStats) -> String {
     }
     for (name, stat) in [
         ("Oversize allocations", &stats.oversize_allocations),
-        ("Oversize GPU segments", &stats.oversize_segments),
+        (reserved[2], &stats.oversize_segments),
     ] {
         rule(&mut text, '-');
         row(&mut text, name, stat, stat, count_cell);

@@ -1,16 +1,24 @@
-//! Errors under the name of the function that was called.
+//! Errors under the name of the function that was called, at the line of the call.
+
+use std::panic::Location;
 
 use crate::Result;
 
 /// Names the op of an error.
 pub(crate) trait Called {
-    /// The same, an error as that of `op`: [`crate::Error::of`].
+    /// The same, an error as that of `op` ([`crate::Error::of`]), called by the caller of the function
+    /// that calls this: also where the error is made in a closure, which does not know that one.
+    #[track_caller]
     fn of(self, op: &'static str) -> Self;
 }
 
 impl<T> Called for Result<T> {
     #[inline]
+    #[track_caller]
     fn of(self, op: &'static str) -> Self {
-        self.map_err(|error| error.of(op))
+        match self {
+            Ok(value) => Ok(value),
+            Err(error) => Err(error.of(op).at(Location::caller())),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Where a tensor lives: parsing and printing of device names.
 
 use std::fmt;
+use std::panic::Location;
 use std::str::FromStr;
 
 use crate::{Error, Result};
@@ -70,9 +71,11 @@ impl FromStr for Device {
     type Err = Error;
 
     /// Reads `cpu`, `cuda`, `cuda:N` and, as PyTorch does, `cpu:0`.
-    #[track_caller]
     fn from_str(text: &str) -> Result<Self> {
-        let bad = |reason| Error::InvalidDeviceString { text: text.to_owned(), reason };
+        let bad = |reason| {
+            let (text, op) = (text.to_owned(), "");
+            Error::InvalidDeviceString { text, reason, op, location: None }
+        };
         let (kind, index) = match text.split_once(':') {
             Some((kind, index)) => (kind, Some(index)),
             None => (text, None),
@@ -104,7 +107,6 @@ impl FromStr for Device {
 impl TryFrom<&str> for Device {
     type Error = Error;
 
-    #[track_caller]
     fn try_from(text: &str) -> Result<Self> {
         text.parse()
     }
@@ -140,21 +142,22 @@ impl IntoDevice for &Device {
 impl IntoDevice for &str {
     #[track_caller]
     fn into_device(self) -> Result<Device> {
-        self.parse()
+        let location = Location::caller();
+        self.parse().map_err(|e: Error| e.at(location))
     }
 }
 
 impl IntoDevice for String {
     #[track_caller]
     fn into_device(self) -> Result<Device> {
-        self.parse()
+        self.as_str().into_device()
     }
 }
 
 impl IntoDevice for &String {
     #[track_caller]
     fn into_device(self) -> Result<Device> {
-        self.parse()
+        self.as_str().into_device()
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a factory is told besides sizes: dtype, device, page-locking, memory format.
 
+use std::panic::Location;
+
 use crate::{DType, Device, Error, IntoDevice, MemoryFormat, Result};
 
 /// Where and as what a tensor is made (`dtype=`, `device=`, `pin_memory=`, `memory_format=`).
@@ -83,7 +85,7 @@ impl TensorOptions {
         match &self.device {
             None => Ok(None),
             Some(Ok(device)) => Ok(Some(*device)),
-            Some(Err(error)) => Err(Error::clone(error)),
+            Some(Err(error)) => Err(Error::clone(error).at(Location::caller())),
         }
     }
 

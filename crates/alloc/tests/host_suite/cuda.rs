@@ -32,7 +32,8 @@ fn device_memory_is_cached_by_stream() {
     assert_eq!(elsewhere.stream_id(), other.id());
     assert_ne!(elsewhere.address(), address);
     assert_eq!(allocator.malloc(1 << 20, &default).unwrap().address(), address);
-    assert!(allocator.memory_summary().contains("cuda:0"));
+    let summary = allocator.memory_summary();
+    assert!(summary.contains("cuda:0") && summary.contains("GPU reserved memory"), "{summary}");
     drop(elsewhere);
     allocator.empty_cache();
     assert_eq!(allocator.memory_reserved(), 0);

@@ -57,7 +57,7 @@ impl HostMemory {
     /// where it can.
     ///
     /// # Errors
-    /// [`DriverError::InvalidArgument`] when the size overflows or the system has no memory.
+    /// [`DriverError::HostMemory`] when the size overflows or the system has no memory.
     pub fn pageable(bytes: usize) -> Result<Self> {
         // Where the system has no more mappings to give, there may still be memory.
         if bytes >= MAPPED
@@ -172,10 +172,7 @@ impl HostMemory {
 }
 
 fn refused(bytes: usize, reason: &str) -> DriverError {
-    DriverError::InvalidArgument {
-        call: "HostMemory",
-        reason: format!("cannot allocate {bytes} bytes of host memory: {reason}"),
-    }
+    DriverError::HostMemory { bytes, reason: reason.to_owned() }
 }
 
 fn zeroed(bytes: usize) -> Result<(NonNull<u8>, Layout)> {

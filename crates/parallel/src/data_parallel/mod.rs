@@ -73,6 +73,7 @@ impl<M: Module> DataParallel<M> {
     ///
     /// # Errors
     /// As [`DataParallel::with_options`].
+    #[track_caller]
     pub fn new(module: M) -> Result<Self, DataParallelError> {
         Self::with_options(module, DataParallelOptions::new())
     }
@@ -82,6 +83,7 @@ impl<M: Module> DataParallel<M> {
     /// # Errors
     /// [`DataParallelError::DeviceIds`], [`DataParallelError::OutputDevice`],
     /// [`Error::NoSuchDevice`]; [`DataParallelError::Thread`]; what moving the module fails with.
+    #[track_caller]
     pub fn with_options(
         mut module: M,
         options: DataParallelOptions,
@@ -180,18 +182,20 @@ impl<M> DataParallel<M> {
     }
 
     /// The caller's current streams of the devices.
+    #[track_caller]
     fn streams(&self, runtime: &Runtime) -> Result<Vec<Stream>, Error> {
         let devices = runtime.devices()?;
-        let streams = self.device_ids.iter().map(|&device| {
+        let mut streams = Vec::with_capacity(self.device_ids.len());
+        for &device in &self.device_ids {
             let stream = devices.current_stream(device)?;
             // A capture's copies are made when it is replayed, and would be taken for made.
             if self.device_ids.len() > 1 && stream.is_capturing() {
                 let reason = "a graph is of one device; capture the module by itself";
                 return Err(Error::capture("DataParallel", reason.into()));
             }
-            Ok(stream)
-        });
-        streams.collect()
+            streams.push(stream);
+        }
+        Ok(streams)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which devices are used.
 
-use warpline::{Device, Error, Result, Runtime};
+use warpline::{Device, Error, IntoDevice as _, Result, Runtime};
 
 use super::DataParallelError;
 
@@ -55,10 +55,11 @@ impl From<i32> for OutputDevice {
 }
 
 impl OutputDevice {
+    #[track_caller]
     fn device(&self, runtime: &Runtime) -> Result<Device, DataParallelError> {
         let device = match &self.0 {
             Named::Device(device) => *device,
-            Named::Text(text) => text.parse()?,
+            Named::Text(text) => text.into_device()?,
             Named::Number(-1) => Device::Cpu,
             Named::Number(number) => match usize::try_from(*number) {
                 Ok(index) => Device::cuda(index),
@@ -104,6 +105,7 @@ impl DataParallelOptions {
     }
 
     /// The GPUs, and where outputs are joined. Without GPUs there are none, whatever was asked for.
+    #[track_caller]
     pub(super) fn devices(
         &self,
         runtime: &Runtime,

@@ -25,6 +25,7 @@ impl Tensors {
     ///
     /// # Errors
     /// [`DataParallelError::WrongDevice`]; [`Error::RuntimeMismatch`].
+    #[track_caller]
     pub(super) fn of(
         module: &mut impl Module,
         runtime: &Runtime,
@@ -85,6 +86,7 @@ struct Kept {
 }
 
 impl Kept {
+    #[track_caller]
     fn new(source: &Tensor, device: usize) -> Result<Self> {
         let version = source.storage().version();
         let tensor = source.to_non_blocking(Device::cuda(device))?;
@@ -93,6 +95,7 @@ impl Kept {
     }
 
     /// Brings it up to date.
+    #[track_caller]
     fn refresh(&mut self, source: &Tensor, device: usize) -> Result<()> {
         let (copy, [theirs, own]) = (&self.tensor, &self.versions);
         let (address, strides) = (source.data_ptr(), source.stride());
@@ -117,6 +120,7 @@ impl Kept {
 
 impl Copies {
     /// Makes them what the module's tensors are, for use on this stream of their device.
+    #[track_caller]
     fn refresh(&mut self, tensors: &Tensors, stream: &Stream) -> Result<()> {
         // Under `SyncPolicy::Manual` nothing else orders uses on two streams.
         if let Some(last) = &self.stream
@@ -136,13 +140,15 @@ impl Copies {
     }
 
     /// Puts them in the place of a module's own.
+    #[track_caller]
     fn put(&self, module: &mut impl Module, places: &[usize]) -> Result<()> {
+        let location = Location::caller();
         let mut places = places.iter();
         let mut put = |_: &str, tensor: &mut Tensor| {
             let copy = places.next().and_then(|&place| self.copies.get(place));
             let copy = copy.ok_or_else(|| {
-                let reason = "a clone of the module has more parameters or buffers than it";
-                Error::invalid("DataParallel", reason.into())
+                let reason = "a clone of the module has more parameters or buffers than it".into();
+                Error::InvalidArgument { op: "DataParallel", reason, location }
             })?;
             *tensor = copy.tensor.clone();
             Ok(())
@@ -153,6 +159,7 @@ impl Copies {
 }
 
 /// A replica for each stream's device (`replicate`). The first has the module's own tensors.
+#[track_caller]
 pub(super) fn replicate<M: Module + Clone>(
     module: M,
     tensors: &Tensors,

@@ -1,6 +1,7 @@
 //! What an op can return instead of a result.
 
 mod parts;
+mod words;
 
 use std::fmt;
 use std::panic::Location;
@@ -10,6 +11,7 @@ use warpline_alloc::AllocError;
 use warpline_cuda_sys_safe::{DriverError, InvalidVariable};
 use warpline_stream::{IndexCheck, StreamError};
 
+use self::words::{At, Long, Named, Negative};
 use crate::{DType, Race, Scalar};
 
 /// The result of an op.
@@ -69,37 +71,60 @@ pub enum Error {
         reason: String,
     },
     /// Memory could not be had.
-    #[error(transparent)]
-    Alloc(Arc<AllocError>),
+    #[error("{op}: {cause} (called at {location})")]
+    Alloc {
+        /// The op.
+        op: &'static str,
+        /// Why not, and what would help.
+        cause: Arc<AllocError>,
+        /// Where it was called.
+        location: &'static Location<'static>,
+    },
     /// A variable of the environment holds what it cannot hold, so that CUDA is not used at all.
     /// Whatever needs a device, or asks whether there is one, returns this.
     #[error(transparent)]
     InvalidVariable(Box<InvalidVariable>),
     /// `cuda` was asked for where there is none.
-    #[error("CUDA is not available: {reason}. {hint}")]
+    #[error(
+        "{}CUDA is not available. {hint}. The cause: {reason} (called at {location})",
+        Named(op)
+    )]
     CudaUnavailable {
         /// What was tried, and what went wrong.
         reason: String,
         /// What to do about it.
         hint: &'static str,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A device string that means nothing.
-    #[error("invalid device string: '{text}': {reason}")]
+    #[error("{}invalid device string: '{text}': {reason}{}", Named(op), At(*location))]
     InvalidDeviceString {
         /// The string.
         text: String,
         /// What is wrong with it.
         reason: &'static str,
+        /// The op.
+        op: &'static str,
+        /// Where it was called; `None` of `parse`, which is not told.
+        location: Option<&'static Location<'static>>,
     },
     /// A device that is not there.
     #[error(
-        "invalid device ordinal: cuda:{index} was asked for, but {count} device(s) are visible"
+        "{}invalid device ordinal: cuda:{index} was asked for, but {count} device(s) are visible (called at {location})",
+        Named(op)
     )]
     NoSuchDevice {
         /// The index asked for.
         index: usize,
         /// How many there are.
         count: usize,
+        /// The op.
+        op: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Operands on different devices.
     #[error(
@@ -169,8 +194,9 @@ pub enum Error {
     },
     /// A shape with another number of elements.
     #[error(
-        "{}shape '{shape:?}' is invalid for input of size {numel} (called at {location})",
-        Named(op)
+        "{}shape '{shape:?}' is invalid for input of size {numel}{} (called at {location})",
+        Named(op),
+        Negative(shape)
     )]
     InvalidReshape {
         /// The shape asked for.
@@ -244,7 +270,7 @@ pub enum Error {
         location: &'static Location<'static>,
     },
     /// A dtype an op does not work on.
-    #[error("{op} does not support {dtype} (called at {location})")]
+    #[error("{op}: it does not support {dtype}; convert with `to` (called at {location})")]
     UnsupportedDType {
         /// The op.
         op: &'static str,
@@ -459,23 +485,5 @@ pub enum Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// How many indices there are from one on, where it is not that one alone.
-struct Long(usize);
-
-impl fmt::Display for Long {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 1 { Ok(()) } else { write!(f, " with length {}", self.0) }
-    }
-}
-
-/// An op's name before a sentence that does without.
-struct Named(&'static str);
-
-impl fmt::Display for Named {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, "{}: ", self.0) }
     }
 }

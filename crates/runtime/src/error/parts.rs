@@ -32,40 +32,61 @@ impl Error {
     /// The error as that of the op that was called, where it is one of what that consists of.
     #[must_use]
     pub fn of(mut self, name: &'static str) -> Self {
-        if let Some(op) = self.op_mut() {
-            *op = name;
+        match &mut self {
+            Self::Driver { op, .. } | Self::InvalidDeviceString { op, .. } => *op = name,
+            error => {
+                if let Some((op, _)) = error.call_mut() {
+                    *op = name;
+                }
+            }
         }
         self
     }
 
-    fn op_mut(&mut self) -> Option<&mut &'static str> {
+    /// The error as one of the call there: closures do not know their function's caller.
+    #[must_use]
+    pub fn at(mut self, place: &'static Location<'static>) -> Self {
+        match &mut self {
+            Self::InvalidDeviceString { location, .. } => *location = Some(place),
+            error => {
+                if let Some((_, location)) = error.call_mut() {
+                    *location = place;
+                }
+            }
+        }
+        self
+    }
+
+    fn call_mut(&mut self) -> Option<(&mut &'static str, &mut &'static Location<'static>)> {
         match self {
-            Self::DeviceMismatch { op, .. }
-            | Self::RuntimeMismatch { op, .. }
-            | Self::ShapeMismatch { op, .. }
-            | Self::IndexOutOfRange { op, .. }
-            | Self::UnsupportedDType { op, .. }
-            | Self::CannotCast { op, .. }
-            | Self::DTypeMismatch { op, .. }
-            | Self::OperandDTypes { op, .. }
-            | Self::ValueDoesNotFit { op, .. }
-            | Self::OverlappingWrite { op, .. }
-            | Self::OverlappingOperands { op, .. }
-            | Self::OutOfStorage { op, .. }
-            | Self::TooManyDims { op, .. }
-            | Self::Capture { op, .. }
-            | Self::NotReplayed { op, .. }
-            | Self::SharedHostMemory { op, .. }
-            | Self::CannotShare { op, .. }
-            | Self::PeerGone { op, .. }
-            | Self::InvalidArgument { op, .. }
-            | Self::BroadcastMismatch { op, .. }
-            | Self::ExpandMismatch { op, .. }
-            | Self::InvalidReshape { op, .. }
-            | Self::DimOutOfRange { op, .. }
-            | Self::SizeOverflow { op, .. }
-            | Self::NotAScalar { op, .. }
-            | Self::CannotPin { op, .. } => Some(op),
+            Self::Alloc { op, location, .. }
+            | Self::CudaUnavailable { op, location, .. }
+            | Self::NoSuchDevice { op, location, .. }
+            | Self::DeviceMismatch { op, location, .. }
+            | Self::RuntimeMismatch { op, location, .. }
+            | Self::ShapeMismatch { op, location, .. }
+            | Self::IndexOutOfRange { op, location, .. }
+            | Self::UnsupportedDType { op, location, .. }
+            | Self::CannotCast { op, location, .. }
+            | Self::DTypeMismatch { op, location, .. }
+            | Self::OperandDTypes { op, location, .. }
+            | Self::ValueDoesNotFit { op, location, .. }
+            | Self::OverlappingWrite { op, location, .. }
+            | Self::OverlappingOperands { op, location, .. }
+            | Self::OutOfStorage { op, location, .. }
+            | Self::TooManyDims { op, location, .. }
+            | Self::Capture { op, location, .. }
+            | Self::NotReplayed { op, location, .. }
+            | Self::SharedHostMemory { op, location, .. }
+            | Self::CannotShare { op, location, .. }
+            | Self::InvalidArgument { op, location, .. }
+            | Self::BroadcastMismatch { op, location, .. }
+            | Self::ExpandMismatch { op, location, .. }
+            | Self::InvalidReshape { op, location, .. }
+            | Self::DimOutOfRange { op, location, .. }
+            | Self::SizeOverflow { op, location, .. }
+            | Self::NotAScalar { op, location, .. }
+            | Self::CannotPin { op, location, .. } => Some((op, location)),
             _ => None,
         }
     }
@@ -74,7 +95,10 @@ impl Error {
     #[must_use]
     pub fn location(&self) -> Option<&'static Location<'static>> {
         match self {
-            Self::DeviceMismatch { location, .. }
+            Self::Alloc { location, .. }
+            | Self::CudaUnavailable { location, .. }
+            | Self::NoSuchDevice { location, .. }
+            | Self::DeviceMismatch { location, .. }
             | Self::RuntimeMismatch { location, .. }
             | Self::ShapeMismatch { location, .. }
             | Self::IndexOutOfRange { location, .. }
@@ -93,7 +117,6 @@ impl Error {
             | Self::CannotShare { location, .. }
             | Self::PeerGone { location, .. }
             | Self::InvalidArgument { location, .. }
-            | Self::ViewNeedsCopy { location, .. }
             | Self::BroadcastMismatch { location, .. }
             | Self::ExpandMismatch { location, .. }
             | Self::InvalidReshape { location, .. }
@@ -101,10 +124,20 @@ impl Error {
             | Self::SizeOverflow { location, .. }
             | Self::NotAScalar { location, .. }
             | Self::CannotPin { location, .. }
+            | Self::ViewNeedsCopy { location, .. }
             | Self::NotStarted { location, .. }
             | Self::Collective { location, .. } => Some(location),
+            Self::InvalidDeviceString { location, .. } => *location,
             _ => None,
         }
+    }
+
+    /// Makes an allocator's error one of an op, at the line of this call: `map_err`'s closures have no
+    /// caller.
+    #[track_caller]
+    pub(crate) fn alloc(op: &'static str) -> impl FnOnce(AllocError) -> Self {
+        let location = Location::caller();
+        move |cause| Self::Alloc { op, cause: Arc::new(cause), location }
     }
 
     /// A failed driver call of an op.
@@ -118,13 +151,15 @@ impl Error {
 
     /// Why there is no CUDA, as what needs it returns it: [`Error::CudaUnavailable`] where there is no
     /// GPU to use, what is wrong otherwise.
+    #[track_caller]
     pub(crate) fn no_cuda(reason: DriverError) -> Self {
         let hint = match &reason {
             DriverError::DevicesHidden { .. } => SHOW_ONE,
             reason if reason.is_no_device() => FIND_ONE,
             _ => return Self::driver("CUDA cannot be used", reason),
         };
-        Self::CudaUnavailable { reason: reason.to_string(), hint }
+        let (op, location) = ("", Location::caller());
+        Self::CudaUnavailable { reason: reason.to_string(), hint, op, location }
     }
 
     /// The driver's error behind this one, if there is one.
@@ -144,11 +179,5 @@ impl From<StreamError> for Error {
             StreamError::IndexCheck(failed) => Self::IndexCheck(failed),
             error => Self::Stream(error),
         }
-    }
-}
-
-impl From<AllocError> for Error {
-    fn from(error: AllocError) -> Self {
-        Self::Alloc(Arc::new(error))
     }
 }

@@ -140,7 +140,8 @@ impl Log {
         }
         noted.reclaim();
         drop(noted);
-        Ok(device.allocator().malloc_from(self.pool.memory(), bytes, stream.raw())?)
+        let block = device.allocator().malloc_from(self.pool.memory(), bytes, stream.raw());
+        block.map_err(Error::alloc("empty"))
     }
 
     /// What is made in the pool.

@@ -215,6 +215,7 @@ pub fn halves<const N: usize>(
     views: &[View<'_>; N],
     mut f: impl FnMut([View<'_>; N]) -> Result<()>,
 ) -> Result<()> {
+    let location = Location::caller();
     let sizes = views[N - 1].sizes();
     // There is a dimension: one element always fits.
     let reach = |d: usize, view: &View<'_>| {
@@ -231,7 +232,8 @@ pub fn halves<const N: usize>(
         f(std::array::from_fn(|k| View {
             layout: layouts[k].as_ref().unwrap_or(views[k].layout),
             ..views[k]
-        }))?;
+        }))
+        .map_err(|e| e.at(location))?;
     }
     Ok(())
 }

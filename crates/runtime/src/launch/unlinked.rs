@@ -12,7 +12,7 @@ use super::cuda::{enqueue_with, located, refuse_captured};
 use super::transfer::end;
 use crate::race::Touch;
 use crate::storage::Site;
-use crate::{Result, Storage};
+use crate::{Error, Result, Storage};
 
 /// Pieces on their way at a time.
 const RING: usize = 4;
@@ -37,7 +37,8 @@ pub(super) fn copy(
         Ok(runtime.devices()?.current_stream(device)?)
     };
     let piece = runtime.staging().chunk.clamp(1, bytes);
-    let ring = runtime.pinned_cache()?.alloc(bytes.div_ceil(piece).min(RING) * piece)?;
+    let ring = runtime.pinned_cache()?.alloc(bytes.div_ceil(piece).min(RING) * piece);
+    let ring = ring.map_err(Error::alloc("copy_"))?;
     let (out, into) = (on(from)?, on(to)?);
     let pieces =
         Pieces { stream, out, into, dst: end(dst)?, src: end(src)?, bytes, piece, ring, site };

@@ -94,7 +94,7 @@ pub struct Runtime(Arc<Inner>);
 struct Inner {
     /// Dropped first: it waits for streams.
     shared: Shared,
-    devices: Result<Devices>,
+    devices: Result<Devices, DriverError>,
     gpus: Vec<CudaDevice>,
     peers: Peers,
     pinned: OnceLock<CudaHostCache>,
@@ -127,10 +127,14 @@ impl Runtime {
     /// [`Error::Driver`] where something is wrong.
     #[must_use]
     pub fn without_cuda(reason: DriverError, config: &RuntimeConfig) -> Self {
-        Self::build(Err(Error::no_cuda(reason)), Vec::new(), config)
+        Self::build(Err(reason), Vec::new(), config)
     }
 
-    fn build(devices: Result<Devices>, gpus: Vec<CudaDevice>, config: &RuntimeConfig) -> Self {
+    fn build(
+        devices: Result<Devices, DriverError>,
+        gpus: Vec<CudaDevice>,
+        config: &RuntimeConfig,
+    ) -> Self {
         let detector = Arc::new(Detector::new(config.race_report));
         for gpu in &gpus {
             detector.follow(gpu);
@@ -182,7 +186,8 @@ impl Runtime {
             return Ok(gpu);
         }
         self.devices()?;
-        Err(Error::NoSuchDevice { index, count: self.0.gpus.len() })
+        let (count, location) = (self.0.gpus.len(), Location::caller());
+        Err(Error::NoSuchDevice { index, count, op: "", location })
     }
 
     /// [`Runtime::device`] where nobody asks why there is none.
@@ -201,7 +206,7 @@ impl Runtime {
         match &self.0.devices {
             Ok(devices) if !self.0.gpus.is_empty() => Ok(devices),
             Ok(_) => Err(no_device()),
-            Err(reason) => Err(reason.clone()),
+            Err(reason) => Err(Error::no_cuda(reason.clone())),
         }
     }
 
@@ -362,6 +367,7 @@ impl Runtime {
 }
 
 #[cold]
+#[track_caller]
 fn no_device() -> Error {
     Error::no_cuda(DriverError::NoDevice { reason: "the driver has none".into() })
 }

@@ -54,12 +54,9 @@ impl Awaited {
 
     #[cold]
     pub(super) fn gone(&self) -> Error {
-        let reason = format!(
-            "it ended before its work was done that the call at {} was to wait for; what the tensor \
-             holds is not known, and may still change",
-            self.location
-        );
-        Error::PeerGone { location: self.location, op: self.op, reason }
+        let reason = "it ended before its work was done that this call was to wait for; what the \
+                      tensor holds is not known, and may still change";
+        Error::PeerGone { location: self.location, op: self.op, reason: reason.to_owned() }
     }
 }
 

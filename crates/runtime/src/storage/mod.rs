@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
+use warpline_alloc::AllocError;
 use warpline_alloc::cuda::{CudaBlock, CudaPinnedBlock};
 use warpline_cuda_sys_safe::owned::HostMemory;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError};
@@ -141,7 +142,13 @@ impl Storage {
             Some(cache) => cache.take(bytes),
             None => HostMemory::pageable(bytes),
         };
-        let memory = memory.map_err(|e| Error::driver("empty", e))?;
+        let refused = Error::alloc("empty");
+        let memory = memory.map_err(|error| match error {
+            DriverError::HostMemory { bytes: requested, reason } => {
+                refused(AllocError::HostMemory { requested, reason })
+            }
+            error => Error::driver("empty", error),
+        })?;
         Ok(Self::new(runtime, Memory::Pageable(memory), bytes))
     }
 
@@ -153,7 +160,7 @@ impl Storage {
     #[track_caller]
     pub fn pinned(runtime: &Runtime, bytes: usize) -> Result<Self> {
         runtime.check_process("empty")?;
-        let block = runtime.pinned_cache()?.alloc(bytes)?;
+        let block = runtime.pinned_cache()?.alloc(bytes).map_err(Error::alloc("empty"))?;
         Ok(Self::new(runtime, Memory::Pinned(block), bytes))
     }
 

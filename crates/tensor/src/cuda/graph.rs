@@ -3,6 +3,7 @@
 use warpline_runtime::graph::{Capturing, Graph};
 
 use super::{CudaDeviceArg, Stream};
+use crate::called::Called as _;
 use crate::{Error, Result, runtime};
 
 pub use warpline_runtime::graph::GraphPool;
@@ -60,7 +61,7 @@ pub fn graph<R>(f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
 #[track_caller]
 pub fn graph_pool_handle(device: impl CudaDeviceArg) -> Result<GraphPool> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("graph_pool_handle")?;
     Ok(GraphPool::new(runtime.device(index)?))
 }
 

@@ -6,16 +6,20 @@ use std::{fs::File, path::Path};
 use warpline_alloc::cuda::CudaAllocator;
 use warpline_alloc::{SegmentInfo, Snapshot, TraceConfig};
 
-#[cfg(feature = "snapshot")]
 use crate::Error;
+#[cfg(feature = "snapshot")]
+use crate::called::Called as _;
 use crate::{Result, runtime};
 
 /// Asks the allocators of all devices, in order.
 #[track_caller]
 fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
     let runtime = runtime();
-    let devices = 0..runtime.devices()?.count();
-    devices.map(|index| Ok(f(runtime.device(index)?.allocator()))).collect()
+    let mut all = Vec::new();
+    for index in 0..runtime.devices()?.count() {
+        all.push(f(runtime.device(index)?.allocator()));
+    }
+    Ok(all)
 }
 
 /// All segments of all devices with their blocks, by device and address
@@ -40,7 +44,7 @@ fn ask_all<R>(f: impl Fn(&CudaAllocator) -> R) -> Result<Vec<R>> {
 /// [`crate::Error::CudaUnavailable`].
 #[track_caller]
 pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
-    Ok(ask_all(CudaAllocator::segments)?.concat())
+    Ok(ask_all(CudaAllocator::segments).of("memory_snapshot")?.concat())
 }
 
 /// Records from now on what the allocators of all devices do, or no longer with `None`; what was
@@ -54,7 +58,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentInfo>> {
 #[track_caller]
 pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<()> {
     let config = config.into();
-    ask_all(|a| a.record_memory_history(config.clone())).map(drop)
+    ask_all(|a| a.record_memory_history(config.clone())).map(drop).of("record_memory_history")
 }
 
 /// What all devices hold and what was recorded (`torch.cuda.memory._snapshot`).
@@ -82,7 +86,7 @@ pub fn record_memory_history(config: impl Into<Option<TraceConfig>>) -> Result<(
 pub fn snapshot() -> Result<Snapshot> {
     let runtime = runtime();
     let mut all = Snapshot::default();
-    for index in 0..runtime.devices()?.count() {
+    for index in 0..runtime.devices().of("snapshot")?.count() {
         let device = runtime.device(index)?.allocator().snapshot();
         match index {
             0 => all = device,
@@ -111,9 +115,11 @@ pub fn snapshot() -> Result<Snapshot> {
 #[cfg(feature = "snapshot")]
 #[track_caller]
 pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
-    let (path, snapshot) = (path.as_ref(), snapshot()?);
-    let written = File::create(path).and_then(|file| snapshot.write_pickle(file));
-    written.map_err(|e| Error::invalid("dump_snapshot", format!("{}: {e}", path.display())))
+    let (path, snapshot) = (path.as_ref(), snapshot().of("dump_snapshot")?);
+    match File::create(path).and_then(|file| snapshot.write_pickle(file)) {
+        Ok(()) => Ok(()),
+        Err(e) => Err(Error::invalid("dump_snapshot", format!("{}: {e}", path.display()))),
+    }
 }
 
 /// Sets a mark in what is recorded of all devices.
@@ -123,7 +129,7 @@ pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
 #[track_caller]
 pub fn annotate(text: &str) -> Result<()> {
     let runtime = runtime();
-    for index in 0..runtime.devices()?.count() {
+    for index in 0..runtime.devices().of("annotate")?.count() {
         runtime.device(index)?.allocator().annotate(text);
     }
     Ok(())
@@ -136,5 +142,5 @@ pub fn annotate(text: &str) -> Result<()> {
 /// [`crate::Error::CudaUnavailable`].
 #[track_caller]
 pub fn set_memory_metadata(text: &str) -> Result<()> {
-    ask_all(|a| a.set_memory_metadata(text)).map(drop)
+    ask_all(|a| a.set_memory_metadata(text)).map(drop).of("set_memory_metadata")
 }

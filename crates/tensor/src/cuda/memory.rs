@@ -7,6 +7,7 @@ use warpline_alloc::{AllocatorConfig, MemoryStats};
 use warpline_cuda_sys_safe::MemInfo;
 
 use super::CudaDeviceArg;
+use crate::called::Called as _;
 use crate::{Error, Result, runtime};
 
 #[cfg(feature = "snapshot")]
@@ -32,7 +33,7 @@ fn ask<R>(
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_allocated())
+    ask(device, |a| a.memory_allocated()).of("memory_allocated")
 }
 
 /// The most bytes that tensors held since the start or the last [`reset_peak_memory_stats`].
@@ -41,7 +42,7 @@ pub fn memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_stats().allocated_bytes.all.peak as usize)
+    ask(device, |a| a.memory_stats().allocated_bytes.all.peak as usize).of("max_memory_allocated")
 }
 
 /// Bytes the allocator holds of the driver, in use or cached.
@@ -50,7 +51,7 @@ pub fn max_memory_allocated(device: impl CudaDeviceArg) -> Result<usize> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_reserved())
+    ask(device, |a| a.memory_reserved()).of("memory_reserved")
 }
 
 /// The most bytes the allocator held since the start or the last [`reset_peak_memory_stats`].
@@ -59,7 +60,7 @@ pub fn memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn max_memory_reserved(device: impl CudaDeviceArg) -> Result<usize> {
-    ask(device, |a| a.memory_stats().reserved_bytes.all.peak as usize)
+    ask(device, |a| a.memory_stats().reserved_bytes.all.peak as usize).of("max_memory_reserved")
 }
 
 /// The name that [`memory_reserved`] had in 2018.
@@ -86,7 +87,7 @@ pub fn max_memory_cached(device: impl CudaDeviceArg) -> Result<usize> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_peak_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
-    ask(device, |a| a.reset_peak_stats())
+    ask(device, |a| a.reset_peak_stats()).of("reset_peak_memory_stats")
 }
 
 /// The name of 2018. It resets every peak, as it does in PyTorch today.
@@ -113,7 +114,7 @@ pub fn reset_max_memory_cached(device: impl CudaDeviceArg) -> Result<()> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> {
-    ask(device, |a| a.reset_accumulated_stats())
+    ask(device, |a| a.reset_accumulated_stats()).of("reset_accumulated_memory_stats")
 }
 
 /// All statistics; [`MemoryStats::as_map`] has them under PyTorch's keys.
@@ -122,7 +123,7 @@ pub fn reset_accumulated_memory_stats(device: impl CudaDeviceArg) -> Result<()> 
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
-    ask(device, |a| a.memory_stats())
+    ask(device, |a| a.memory_stats()).of("memory_stats")
 }
 
 /// The statistics as a table.
@@ -131,7 +132,7 @@ pub fn memory_stats(device: impl CudaDeviceArg) -> Result<MemoryStats> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
-    ask(device, |a| a.memory_summary())
+    ask(device, |a| a.memory_summary()).of("memory_summary")
 }
 
 /// The options of a device's allocator.
@@ -140,7 +141,7 @@ pub fn memory_summary(device: impl CudaDeviceArg) -> Result<String> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn caching_allocator_config(device: impl CudaDeviceArg) -> Result<AllocatorConfig> {
-    ask(device, |a| a.config())
+    ask(device, |a| a.config()).of("caching_allocator_config")
 }
 
 /// Gives every unused segment of every device back to the driver. Tensors keep theirs. Nothing
@@ -161,7 +162,7 @@ pub fn empty_cache() {
 #[track_caller]
 pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("mem_get_info")?;
     runtime.driver()?.mem_info(index).map_err(|e| Error::driver("mem_get_info", e))
 }
 
@@ -171,8 +172,10 @@ pub fn mem_get_info(device: impl CudaDeviceArg) -> Result<MemInfo> {
 /// [`Error::InvalidArgument`] for any other number; as [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg) -> Result<()> {
-    ask(device, |a| a.set_memory_fraction(fraction))?
-        .map_err(|e| Error::invalid("set_per_process_memory_fraction", e.to_string()))
+    ask(device, |a| a.set_memory_fraction(fraction))
+        .of("set_per_process_memory_fraction")?
+        .map_err(|e| Error::invalid("", e.to_string()))
+        .of("set_per_process_memory_fraction")
 }
 
 /// The share of the device's memory that the allocator may reserve; 1 is no limit.
@@ -181,5 +184,5 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: impl CudaDeviceArg
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_per_process_memory_fraction(device: impl CudaDeviceArg) -> Result<f64> {
-    ask(device, |a| a.config().memory_fraction.unwrap_or(1.0))
+    ask(device, |a| a.config().memory_fraction.unwrap_or(1.0)).of("get_per_process_memory_fraction")
 }

@@ -26,6 +26,7 @@ mod stream;
 use warpline_cuda_sys_safe::DeviceProperties;
 
 use crate::ambient::InUse;
+use crate::called::Called as _;
 use crate::{Device, Error, IntoDevice, Race, RaceReport, Result, Runtime, SyncPolicy, runtime};
 
 pub use graph::{CudaGraph, GraphPool, graph, graph_pool_handle, is_current_stream_capturing};
@@ -138,7 +139,7 @@ pub fn device_count() -> Result<usize> {
 /// [`Error::CudaUnavailable`].
 #[track_caller]
 pub fn current_device() -> Result<usize> {
-    ().index_in(&runtime())
+    ().index_in(&runtime()).of("current_device")
 }
 
 /// Makes a device this thread's current one. [`device`] and [`with_device`] also put the former
@@ -149,7 +150,7 @@ pub fn current_device() -> Result<usize> {
 #[track_caller]
 pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("set_device")?;
     runtime.devices()?.set_device(index)?;
     Ok(())
 }
@@ -161,7 +162,7 @@ pub fn set_device(device: impl CudaDeviceArg) -> Result<()> {
 #[track_caller]
 pub fn device(device: impl CudaDeviceArg) -> Result<DeviceGuard> {
     let runtime = InUse::get();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("device")?;
     Ok(runtime.devices()?.device_guard(index)?)
 }
 
@@ -183,7 +184,7 @@ pub fn with_device<R>(device: impl CudaDeviceArg, f: impl FnOnce() -> Result<R>)
 #[track_caller]
 pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("synchronize")?;
     Ok(runtime.device(index)?.device().synchronize()?)
 }
 
@@ -193,7 +194,7 @@ pub fn synchronize(device: impl CudaDeviceArg) -> Result<()> {
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
-    Ok(get_device_properties(device)?.name)
+    Ok(get_device_properties(device).of("get_device_name")?.name)
 }
 
 /// What a device is and can do.
@@ -203,7 +204,7 @@ pub fn get_device_name(device: impl CudaDeviceArg) -> Result<String> {
 #[track_caller]
 pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DeviceProperties> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("get_device_properties")?;
     Ok(runtime.device(index)?.properties().clone())
 }
 
@@ -213,7 +214,7 @@ pub fn get_device_properties(device: impl CudaDeviceArg) -> Result<DevicePropert
 /// As [`CudaDeviceArg::index_in`].
 #[track_caller]
 pub fn get_device_capability(device: impl CudaDeviceArg) -> Result<(u32, u32)> {
-    Ok(get_device_properties(device)?.compute_capability)
+    Ok(get_device_properties(device).of("get_device_capability")?.compute_capability)
 }
 
 /// Whether a device can address a peer's memory.
@@ -226,7 +227,10 @@ pub fn can_device_access_peer(
     peer: impl CudaDeviceArg,
 ) -> Result<bool> {
     let runtime = runtime();
-    let (device, peer) = (device.index_in(&runtime)?, peer.index_in(&runtime)?);
+    let (device, peer) = (
+        device.index_in(&runtime).of("can_device_access_peer")?,
+        peer.index_in(&runtime).of("can_device_access_peer")?,
+    );
     runtime
         .driver()?
         .can_access_peer(device, peer)
@@ -257,7 +261,10 @@ pub fn can_device_access_peer(
 #[track_caller]
 pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
-    let (device, peer) = (device.index_in(&runtime)?, peer.index_in(&runtime)?);
+    let (device, peer) = (
+        device.index_in(&runtime).of("enable_peer_access")?,
+        peer.index_in(&runtime).of("enable_peer_access")?,
+    );
     runtime.enable_peer_access(device, peer)
 }
 
@@ -275,7 +282,7 @@ pub fn ipc_collect() -> usize {
 #[track_caller]
 pub fn manual_seed(seed: u64) -> Result<()> {
     let runtime = runtime();
-    let index = ().index_in(&runtime)?;
+    let index = ().index_in(&runtime).of("manual_seed")?;
     runtime.device(index)?.manual_seed(seed);
     Ok(())
 }

@@ -7,6 +7,7 @@ use warpline_alloc::{PoolOptions, PoolRoute, SegmentInfo};
 
 use super::CudaDeviceArg;
 use super::driver::{CudaMemory, Driver, DriverError};
+use crate::called::Called as _;
 use crate::{Result, runtime};
 
 /// A pool of its own within a device's allocator (`torch.cuda.MemPool`). Tensors made under
@@ -51,7 +52,7 @@ impl MemPool {
     #[track_caller]
     pub fn new(device: impl CudaDeviceArg, options: PoolOptions) -> Result<Self> {
         let runtime = runtime();
-        let index = device.index_in(&runtime)?;
+        let index = device.index_in(&runtime).of("new")?;
         let allocator = runtime.device(index)?.allocator().clone();
         let pool = allocator.new_pool(options);
         Ok(Self { allocator, pool })

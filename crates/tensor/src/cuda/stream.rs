@@ -5,6 +5,7 @@ use warpline_stream::StreamDevice;
 
 use super::{CudaDeviceArg, Stream, StreamGuard};
 use crate::ambient::InUse;
+use crate::called::Called as _;
 use crate::{Device, Error, Result, runtime};
 
 /// This thread's current stream of a device.
@@ -14,7 +15,7 @@ use crate::{Device, Error, Result, runtime};
 #[track_caller]
 pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("current_stream")?;
     Ok(runtime.devices()?.current_stream(index)?)
 }
 
@@ -25,7 +26,7 @@ pub fn current_stream(device: impl CudaDeviceArg) -> Result<Stream> {
 #[track_caller]
 pub fn default_stream(device: impl CudaDeviceArg) -> Result<Stream> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("default_stream")?;
     Ok(runtime.device(index)?.device().default_stream().clone())
 }
 
@@ -59,7 +60,7 @@ stream_devices!((), usize, Device, &Device, &str, &String, String);
 #[track_caller]
 pub fn exclusive_stream(device: impl CudaDeviceArg, priority: i32) -> Result<Stream> {
     let runtime = runtime();
-    let index = device.index_in(&runtime)?;
+    let index = device.index_in(&runtime).of("exclusive_stream")?;
     Ok(runtime.device(index)?.device().exclusive_stream(priority)?)
 }
 

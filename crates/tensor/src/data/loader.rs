@@ -1,6 +1,7 @@
 //! The loader: order, batches, worker threads, page-locked memory.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
@@ -8,6 +9,7 @@ use std::thread::JoinHandle;
 use warpline_runtime::Runtime;
 
 use super::{Collate, Dataset, PinMemory};
+use crate::called::Called as _;
 use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
@@ -122,7 +124,8 @@ impl<D: Dataset> DataLoader<D> {
     pub fn iter(&self) -> Result<Batches<D>> {
         let n = self.dataset.len();
         let order = if self.shuffle {
-            Some(randperm(n, TensorOptions::new().device(crate::Device::Cpu))?.to_vec()?)
+            let order = randperm(n, TensorOptions::new().device(crate::Device::Cpu));
+            Some(order.of("DataLoader")?.to_vec()?)
         } else {
             None
         };
@@ -159,15 +162,21 @@ struct Job<D> {
 type Batch<D> = <<D as Dataset>::Sample as Collate>::Batch;
 
 impl<D: Dataset> Job<D> {
-    #[track_caller]
-    fn load(&self, batch: usize) -> Result<Batch<D>> {
+    /// `location` is whose batch it is: here nobody's line is known, in a thread of the loader's own or
+    /// a closure. What a dataset or a collation of the program's fails with, knows its own.
+    fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<Batch<D>> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);
         let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i] as usize);
         let samples =
             (start..end).map(|i| self.dataset.get(index(i))).collect::<Result<Vec<_>>>()?;
-        let batch = Collate::collate(samples)?;
-        if self.pin_memory { batch.pin_memory() } else { Ok(batch) }
+        let batch = Collate::collate(samples);
+        let batch =
+            if self.pin_memory { batch.and_then(|batch| batch.pin_memory()) } else { batch };
+        batch.map_err(|error| match error.location() {
+            Some(at) if at.file() == file!() => error.at(location),
+            _ => error,
+        })
     }
 }
 
@@ -185,23 +194,24 @@ impl<B: Send + 'static> Worker<B> {
         D: Dataset,
         D::Sample: Collate<Batch = B>,
     {
+        let location = Location::caller();
         // One more waits in the worker's hand.
         let (sender, receiver) = sync_channel(ahead.saturating_sub(1));
         let job = Arc::clone(job);
-        let thread = std::thread::Builder::new()
-            .name(format!("loader-{first}"))
-            .spawn(move || {
-                with_runtime(&job.runtime, || {
-                    for batch in (first..job.batches).step_by(step) {
-                        // The iterator is gone: nobody wants the rest.
-                        if sender.send(job.load(batch)).is_err() {
-                            return;
-                        }
+        let thread = std::thread::Builder::new().name(format!("loader-{first}")).spawn(move || {
+            with_runtime(&job.runtime, || {
+                for batch in (first..job.batches).step_by(step) {
+                    // The iterator is gone: nobody wants the rest.
+                    if sender.send(job.load(batch, location)).is_err() {
+                        return;
                     }
-                });
-            })
-            .map_err(|e| Error::invalid("DataLoader", format!("cannot start a worker: {e}")))?;
-        Ok(Self { batches: Some(receiver), thread: Some(thread) })
+                }
+            });
+        });
+        match thread {
+            Ok(thread) => Ok(Self { batches: Some(receiver), thread: Some(thread) }),
+            Err(e) => Err(Error::invalid("DataLoader", format!("cannot start a worker: {e}"))),
+        }
     }
 }
 
@@ -242,26 +252,27 @@ impl<D: Dataset> fmt::Debug for Batches<D> {
 impl<D: Dataset> Iterator for Batches<D> {
     type Item = Result<Batch<D>>;
 
+    #[track_caller]
     fn next(&mut self) -> Option<Self::Item> {
+        let location = Location::caller();
         if self.next >= self.job.batches {
             return None;
         }
         let batch = self.next;
         self.next += 1;
         if self.workers.is_empty() {
-            return Some(with_runtime(&self.job.runtime, || self.job.load(batch)));
+            return Some(with_runtime(&self.job.runtime, || self.job.load(batch, location)));
         }
         let workers = self.workers.len();
         let worker = &mut self.workers[batch % workers];
         let received = worker.batches.as_ref().and_then(|b| b.recv().ok());
-        Some(received.unwrap_or_else(|| {
-            self.next = self.job.batches;
-            let why = worker.panic_message();
-            Err(Error::invalid(
-                "DataLoader",
-                format!("the worker of batch {batch} panicked: {why}"),
-            ))
-        }))
+        if received.is_some() {
+            return received;
+        }
+        self.next = self.job.batches;
+        let why = worker.panic_message();
+        let reason = format!("the worker of batch {batch} panicked: {why}");
+        Some(Err(Error::invalid("DataLoader", reason)))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

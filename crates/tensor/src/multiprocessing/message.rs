@@ -120,7 +120,11 @@ impl Sent {
         let (device, id) = (take(&mut rest)?, u128::from_le_bytes(take(&mut rest)?));
         let signal = take_signal(&mut rest)?;
         let mut number = || take(&mut rest).map(u64::from_le_bytes);
-        let mut size = || usize::try_from(number()?).map_err(|_| nonsense("a size is too large"));
+        let location = Location::caller();
+        let mut size = || {
+            let size = usize::try_from(number()?);
+            size.map_err(|_| nonsense("a size is too large").at(location))
+        };
         let (bytes, mapped, offset) = (size()?, size()?, size()?);
         let sizes: Sizes = (0..ndim).map(|_| size()).collect::<Result<_>>()?;
         let strides = (0..ndim).map(|_| number().map(|stride| stride as i64 as isize));
@@ -164,8 +168,9 @@ pub(super) fn semaphore(index: u32, device: [u8; 16], bytes: usize) -> Vec<u8> {
 pub(super) fn decode_semaphore(body: &[u8]) -> Result<(u32, [u8; 16], usize)> {
     let mut rest = body;
     let (device, index) = (take(&mut rest)?, u32::from_le_bytes(take(&mut rest)?));
-    let bytes = usize::try_from(u64::from_le_bytes(take(&mut rest)?));
-    let bytes = bytes.map_err(|_| nonsense("a size is too large"))?;
+    let Ok(bytes) = usize::try_from(u64::from_le_bytes(take(&mut rest)?)) else {
+        return Err(nonsense("a size is too large"));
+    };
     if rest.is_empty() { Ok((index, device, bytes)) } else { Err(nonsense("it is too long")) }
 }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -162,8 +163,10 @@ impl Peers {
         if watch.is_some() {
             return Ok(watch);
         }
+        let location = Location::caller();
         let failed = |e: std::io::Error| {
-            Error::invalid("recv", format!("nobody can watch the other process: {e}"))
+            let reason = format!("nobody can watch the other process: {e}");
+            Error::InvalidArgument { op: "recv", reason, location }
         };
         let socket = socket.as_fd().try_clone_to_owned().map_err(failed)?;
         let (end, ended) = UnixStream::pair().map_err(failed)?;

@@ -12,6 +12,7 @@ pub use linear::Linear;
 pub use rnn::RnnCell;
 pub use sequential::{Layer, Sequential};
 
+use crate::called::Called as _;
 use crate::{Error, Result, Tensor, TensorOptions};
 
 /// Something with parameters (`torch.nn.Module`).
@@ -56,10 +57,12 @@ pub trait Module {
             let reason = format!("a module's dtype is that of a float, not {dtype}");
             return Err(Error::invalid("Module::to", reason));
         }
-        options.requested_device()?;
+        options.requested_device().of("Module::to")?;
+        let location = Location::caller();
         let mut moved = Vec::new();
         let mut moves = |_: &str, tensor: &mut Tensor| {
-            moved.push(tensor.to(options.for_tensor(tensor))?);
+            let new = tensor.to(options.for_tensor(tensor));
+            moved.push(new.map_err(|e| e.of("Module::to").at(location))?);
             Ok(())
         };
         self.visit_parameters(&mut moves)?;

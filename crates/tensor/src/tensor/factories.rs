@@ -86,7 +86,7 @@ fn filled(sizes: &[usize], value: Scalar, options: &TensorOptions, dtype: DType)
 /// the dtype asked for cannot hold; as [`empty()`].
 #[track_caller]
 pub fn tensor(data: impl TensorData, options: impl Into<TensorOptions>) -> Result<Tensor> {
-    tensor_in(&runtime(), data, &options.into())
+    tensor_in(&runtime(), data, &options.into()).of("tensor")
 }
 
 /// [`tensor()`] in a given runtime.

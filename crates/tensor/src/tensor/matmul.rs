@@ -66,16 +66,20 @@ impl Tensor {
         } else if batch_b.is_empty() && a.is_contiguous() {
             // All rows of all batches meet the same matrix: one product.
             let rows = checked_numel(&[count, m])?;
-            product(&a.reshape(&shape(&[rows, k]))?, &b, &[rows, n])?
+            product(&a.reshape(&shape(&[rows, k])).of("matmul")?, &b, &[rows, n])?
         } else {
             let flat = |t: &Tensor, x: usize, y: usize| {
                 let all: Sizes = batch.iter().copied().chain([x, y]).collect();
                 t.with_layout(t.layout().expand(&all)?).reshape(&shape(&[count, x, y]))
             };
             // What reshaping copies is to be on the device that multiplies.
-            let near =
-                if a.device() == b.device() { b } else { b.converted_by(&a.exec()?, b.dtype())? };
-            product(&flat(&a, m, k)?, &flat(&near, k, n)?, &[count, m, n])?
+            let near = if a.device() == b.device() {
+                b
+            } else {
+                b.converted_by(&a.exec()?, b.dtype()).of("matmul")?
+            };
+            let (a, b) = (flat(&a, m, k).of("matmul")?, flat(&near, k, n).of("matmul")?);
+            product(&a, &b, &[count, m, n])?
         };
         if out.size() == &sizes[..] { Ok(out) } else { out.view(&shape(&sizes)) }
     }

@@ -123,7 +123,7 @@ pub(super) fn apply(
     let operands = Operands::new(op, operands, common)?;
     let layouts = operands.layouts(&operands.sizes)?;
     let tensors: SmallVec<[&Layout; 4]> = layouts.iter().flatten().collect();
-    let out = operands.main.exec()?.empty_for(&tensors, operands.result)?;
+    let out = operands.main.exec()?.empty_for(&tensors, operands.result).of(op.name())?;
     operands.run(op, &layouts, &out)?;
     Ok(out)
 }
@@ -164,7 +164,7 @@ pub(super) fn apply_in_place(
     if in_step {
         return operands.run(op, &operands.layouts(a.size())?, a);
     }
-    let out = a.exec()?.empty(a.size(), operands.result)?;
+    let out = a.exec()?.empty(a.size(), operands.result).of(name)?;
     operands.run(op, &operands.layouts(a.size())?, &out)?;
     a.copy_(&out, false)?;
     Ok(())

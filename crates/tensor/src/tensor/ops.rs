@@ -49,14 +49,14 @@ pub(super) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor>
     let (_, result) = op.dtypes(common)?;
     let exec = a.exec()?;
     if a.size() == b.size() {
-        let out = exec.empty_for(&[a.layout(), b.layout()], result)?;
+        let out = exec.empty_for(&[a.layout(), b.layout()], result).of(op.name())?;
         let args = [a.as_view().into(), b.as_view().into()];
         promoting(exec.target(), op, common, &args, out.as_view())?;
         return Ok(out);
     }
     let sizes = broadcast(a.size(), b.size()).of(op.name())?;
     let (layout_a, layout_b) = (a.layout().expand(&sizes)?, b.layout().expand(&sizes)?);
-    let out = exec.empty_for(&[&layout_a, &layout_b], result)?;
+    let out = exec.empty_for(&[&layout_a, &layout_b], result).of(op.name())?;
     let a = View { layout: &layout_a, ..a.as_view() };
     let b = View { layout: &layout_b, ..b.as_view() };
     promoting(exec.target(), op, common, &[a.into(), b.into()], out.as_view())?;
@@ -86,7 +86,7 @@ fn with_scalar(
     let (compute, result) = op.dtypes(common)?;
     check_fits(op.name(), number, compute)?;
     let exec = a.exec()?;
-    let out = exec.empty_for(&[a.layout()], result)?;
+    let out = exec.empty_for(&[a.layout()], result).of(op.name())?;
     let (a, number) = (Arg::from(a.as_view()), Arg::from(number));
     let args = if reversed { [number, a] } else { [a, number] };
     promoting(exec.target(), op, common, &args, out.as_view())?;

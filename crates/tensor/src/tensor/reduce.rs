@@ -117,7 +117,7 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     let sizes: Sizes =
         a.size().iter().zip(&reduced).map(|(&n, &r)| if r { 1 } else { n }).collect();
     let exec = a.exec()?;
-    let out = exec.empty(&sizes, result)?;
+    let out = exec.empty(&sizes, result).of(op.name())?;
     reduce(exec.target(), op, a.as_view(), &which, out.as_view())?;
     if keepdim {
         return Ok(out);
@@ -249,12 +249,13 @@ impl Tensor {
 
     #[track_caller]
     fn softmax_or_log(&self, dim: isize, log: bool) -> Result<Self> {
-        let d = self.layout().dim(dim).of(if log { "log_softmax" } else { "softmax" })?;
+        let name = if log { "log_softmax" } else { "softmax" };
+        let d = self.layout().dim(dim).of(name)?;
         if self.dim() == 0 {
             return self.unsqueeze(0)?.softmax_or_log(0, log)?.squeeze(0);
         }
         let exec = self.exec()?;
-        let out = exec.empty(self.size(), self.dtype())?;
+        let out = exec.empty(self.size(), self.dtype()).of(name)?;
         softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
         Ok(out)
     }

@@ -37,7 +37,7 @@ impl Tensor {
         let dim = self.layout().dim(dim).of("index_select")?;
         let sizes = indexing::index_select_sizes(self.size(), dim, index.size())?;
         let exec = self.exec()?;
-        let out = exec.empty(&sizes, self.dtype())?;
+        let out = exec.empty(&sizes, self.dtype()).of("index_select")?;
         indexing::index_select(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
         Ok(out)
     }
@@ -62,7 +62,7 @@ impl Tensor {
         check_together("gather", self, index)?;
         let dim = self.layout().dim(dim).of("gather")?;
         let exec = self.exec()?;
-        let out = exec.empty(index.size(), self.dtype())?;
+        let out = exec.empty(index.size(), self.dtype()).of("gather")?;
         indexing::gather(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
         Ok(out)
     }
@@ -89,7 +89,7 @@ pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
     check_together("embedding", weight, indices)?;
     let sizes = indexing::embedding_sizes(weight.size(), indices.size())?;
     let exec = weight.exec()?;
-    let out = exec.empty(&sizes, weight.dtype())?;
+    let out = exec.empty(&sizes, weight.dtype()).of("embedding")?;
     indexing::embedding(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
     Ok(out)
 }

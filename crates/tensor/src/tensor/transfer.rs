@@ -30,7 +30,7 @@ impl Tensor {
     #[doc(alias = "force_clone")]
     #[track_caller]
     pub fn copy(&self) -> Result<Self> {
-        self.duplicate()
+        self.duplicate().of("copy")
     }
 
     #[track_caller]
@@ -93,7 +93,7 @@ impl Tensor {
     #[doc(alias = "to_device")]
     #[track_caller]
     pub fn to(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.transfer(options.into(), false)
+        self.transfer(options.into(), false).of("to")
     }
 
     /// [`Tensor::to`] that does not wait for the copy where one end is page-locked memory and the
@@ -105,7 +105,7 @@ impl Tensor {
     #[doc(alias = "non_blocking")]
     #[track_caller]
     pub fn to_non_blocking(&self, options: impl Into<TensorOptions>) -> Result<Self> {
-        self.transfer(options.into(), true)
+        self.transfer(options.into(), true).of("to")
     }
 
     /// On the current GPU.
@@ -114,7 +114,7 @@ impl Tensor {
     /// As [`Tensor::to`].
     #[track_caller]
     pub fn cuda(&self) -> Result<Self> {
-        self.to(Device::Cuda(None))
+        self.to(Device::Cuda(None)).of("cuda")
     }
 
     /// On the host.
@@ -123,7 +123,7 @@ impl Tensor {
     /// As [`Tensor::to`].
     #[track_caller]
     pub fn cpu(&self) -> Result<Self> {
-        self.to(Device::Cpu)
+        self.to(Device::Cpu).of("cpu")
     }
 
     #[track_caller]
@@ -166,7 +166,7 @@ impl Tensor {
                 device: self.device().to_string(),
             });
         }
-        self.to(TensorOptions::new().pin_memory(true))
+        self.to(TensorOptions::new().pin_memory(true)).of("pin_memory")
     }
 
     /// A contiguous copy in memory that other processes can have; the tensor itself if it is in such
@@ -186,7 +186,7 @@ impl Tensor {
         if self.is_shared() {
             return Ok(self.clone());
         }
-        let out = self.exec()?.shared(self.size(), self.dtype())?;
+        let out = self.exec()?.shared(self.size(), self.dtype()).of("share_memory")?;
         out.copy_(self, false)?;
         Ok(out)
     }
@@ -341,15 +341,19 @@ impl Tensor {
             });
         }
         self.check_readable("to_vec")?;
-        let host = self.cpu()?.contiguous()?;
+        let host = self.cpu().of("to_vec")?.contiguous().of("to_vec")?;
         // Aligned for every dtype.
         let bytes = host.numel() * host.element_size();
         let mut words = vec![0u64; bytes.div_ceil(8)];
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
         launch::read_bytes((host.storage(), host.byte_offset()), out)?;
-        checked::try_cast_slice::<u8, T>(out).map(<[T]>::to_vec).map_err(|e| {
-            Error::invalid("to_vec", format!("the memory holds no valid {}: {e}", self.dtype()))
-        })
+        match checked::try_cast_slice::<u8, T>(out) {
+            Ok(values) => Ok(values.to_vec()),
+            Err(e) => {
+                let reason = format!("the memory holds no valid {}: {e}", self.dtype());
+                Err(Error::invalid("to_vec", reason))
+            }
+        }
     }
 
     /// All elements as numbers, row-major. Waits for the device.

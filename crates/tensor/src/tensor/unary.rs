@@ -12,7 +12,7 @@ use crate::{DType, Error, Result, Tensor};
 fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
     let (_, result) = op.dtypes(a.dtype())?;
     let exec = a.exec()?;
-    let out = exec.empty_for(&[a.layout()], result)?;
+    let out = exec.empty_for(&[a.layout()], result).of(op.name())?;
     promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], out.as_view())?;
     Ok(out)
 }

@@ -262,7 +262,8 @@ impl Tensor {
         }
         (0..total.div_ceil(size))
             .map(|i| self.narrow(dim, (i * size) as isize, size.min(total - i * size)))
-            .collect()
+            .collect::<Result<_>>()
+            .of("split")
     }
 
     /// At most `chunks` views of equal size along a dimension, the last perhaps smaller.
@@ -278,9 +279,9 @@ impl Tensor {
         let total = self.size()[self.layout().dim(dim).of("chunk")?];
         if total == 0 {
             let mut all = Vec::new();
-            all.try_reserve_exact(chunks).map_err(|e| {
-                Error::invalid("chunk", format!("cannot make {chunks} chunks: {e}"))
-            })?;
+            if let Err(e) = all.try_reserve_exact(chunks) {
+                return Err(Error::invalid("chunk", format!("cannot make {chunks} chunks: {e}")));
+            }
             all.resize(chunks, self.clone());
             return Ok(all);
         }
@@ -334,7 +335,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let layout = self.layout_in(Some(format)).of("contiguous")?;
-        self.copied_to(&self.exec()?, layout, self.dtype())
+        self.copied_to(&self.exec()?, layout, self.dtype()).of("contiguous")
     }
 
     /// Whether the elements lie one after the other in a format's order
@@ -395,7 +396,7 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
             true => t.of_this_process(),
             false => Ok((*t).clone()),
         });
-        return cat(&apart.collect::<Result<Vec<_>>>()?, dim);
+        return cat(&apart.collect::<Result<Vec<_>>>().of("cat")?, dim);
     }
     let exec = head.exec()?;
     let out = exec.empty(&sizes, dtype).of("cat")?;
@@ -428,6 +429,6 @@ pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
         });
     }
     let d = resolve_dim(dim, head.dim() + 1).of("stack")?;
-    let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
-    cat(&rows, d as isize).of("stack")
+    let rows = tensors.iter().map(|t| t.borrow().unsqueeze(dim)).collect::<Result<Vec<_>>>();
+    cat(&rows.of("stack")?, d as isize).of("stack")
 }

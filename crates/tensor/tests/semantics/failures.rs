@@ -103,7 +103,7 @@ fn exabyte(world: &World) -> Result<()> {
     for device in 0..world.devices {
         harmless(device, |_| {
             let error = empty([1 << 60], (DType::U8, device)).expect_err("1 EB");
-            let Error::Alloc(source) = &error else { panic!("{error:?}") };
+            let Error::Alloc { cause: source, .. } = &error else { panic!("{error:?}") };
             assert!(matches!(**source, AllocError::TooLarge { requested } if requested == 1 << 60));
             assert!(error.to_string().contains("more than 1EB"), "{error}");
             assert!(empty([1 << 60], (DType::U8, "cpu")).is_err());
@@ -169,7 +169,7 @@ fn a_failed_allocation_states_the_facts() {
             let elsewhere = full([4], 2.0, 1)?;
             harmless(0, |kept| {
                 let error = empty([75 << 20], (DType::U8, 0)).expect_err("75 of 64 MiB");
-                let Error::Alloc(source) = &error else { panic!("{error:?}") };
+                let Error::Alloc { cause: source, .. } = &error else { panic!("{error:?}") };
                 let AllocError::OutOfMemory(facts) = &**source else { panic!("{source:?}") };
                 assert_eq!(facts.requested, 75 << 20);
                 assert_eq!(facts.total, Some(64 << 20));
@@ -180,7 +180,7 @@ fn a_failed_allocation_states_the_facts() {
                 }
                 // An op whose result does not fit.
                 let big = ones([38 << 18], 0)?;
-                refused!(&big + 1.0, Error::Alloc(_), "38.00 MiB");
+                refused!(&big + 1.0, Error::Alloc { .. }, "38.00 MiB");
                 assert_eq!(big.sum(())?.item::<f32>()?, (38 << 18) as f32);
                 drop(big);
                 // And when it is given back, it fits again: the cache does not stand in the way.
@@ -207,13 +207,18 @@ fn an_injected_failure_of_an_allocation_is_harmless() {
             harmless(0, |kept| {
                 // Neither the first attempt nor the one after the cache was emptied succeeds.
                 world.sim.inject(Fault::new(call, CudaCode::OUT_OF_MEMORY).times(5));
-                refused!(empty([50 << 20], 0), Error::Alloc(_), "out of memory");
+                refused!(empty([50 << 20], 0), Error::Alloc { .. }, "out of memory");
                 world.sim.clear_faults();
                 world.sim.inject(Fault::new(call, CudaCode::NOT_PERMITTED).times(5));
-                refused!(empty([50 << 20], 0), Error::Alloc(_), "CUDA_ERROR_NOT_PERMITTED", name);
+                refused!(
+                    empty([50 << 20], 0),
+                    Error::Alloc { .. },
+                    "CUDA_ERROR_NOT_PERMITTED",
+                    name
+                );
                 world.sim.clear_faults();
                 world.sim.inject(Fault::new(CallKind::HostAlloc, CudaCode::OUT_OF_MEMORY).times(5));
-                refused!(ones([1 << 20], "cpu")?.pin_memory(), Error::Alloc(_), "memory");
+                refused!(ones([1 << 20], "cpu")?.pin_memory(), Error::Alloc { .. }, "memory");
                 world.sim.clear_faults();
                 assert!(empty([50 << 20], 0)?.numel() == 50 << 20);
                 assert!(kept.cpu()?.pin_memory()?.is_pinned());

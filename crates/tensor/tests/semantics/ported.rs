@@ -111,7 +111,7 @@ fn the_memory_fraction_holds() {
         drop(empty([bytes(0.499)], (DType::I8, 0))?);
         cuda::empty_cache();
         let error = empty([bytes(0.5) + (2 << 20)], (DType::I8, 0)).expect_err("over the limit");
-        assert!(matches!(error, Error::Alloc(_)), "{error:?}");
+        assert!(matches!(error, Error::Alloc { .. }), "{error:?}");
         assert!(error.to_string().contains("allowed by the memory fraction"), "{error}");
         drop(empty([bytes(0.499)], (DType::I8, 0))?);
         Ok(())

@@ -48,7 +48,7 @@ impl Blow {
 /// The driver's error behind any of ours.
 fn driver_error(error: &Error) -> &DriverError {
     match error {
-        Error::Alloc(source) => match &**source {
+        Error::Alloc { cause: source, .. } => match &**source {
             AllocError::Backend { .. } => source.backend().expect("a driver's error"),
             other => panic!("{other}"),
         },

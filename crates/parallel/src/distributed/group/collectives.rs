@@ -156,7 +156,8 @@ impl ProcessGroup {
         self.refuse_capture("barrier")?;
         if shared.barrier.get().is_none() {
             let options = (DType::U8, self.device());
-            let made = with_runtime(&shared.parts.runtime, || zeros([1], options))?;
+            let made = with_runtime(&shared.parts.runtime, || zeros([1], options));
+            let made = made.map_err(|e| e.of("barrier").at(location))?;
             let _ = shared.barrier.set(made);
         }
         let Some(tensor) = shared.barrier.get() else { return Ok(()) };

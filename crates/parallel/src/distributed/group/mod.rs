@@ -256,6 +256,7 @@ impl ProcessGroup {
 
     /// Refuses what waits on the host while the current stream is captured: there is nothing to wait
     /// for.
+    #[track_caller]
     fn refuse_capture(&self, op: &'static str) -> Result<()> {
         let parts = &self.shared().parts;
         let current = parts.runtime.devices()?.current_stream(parts.comm.device())?;

@@ -51,7 +51,7 @@ fn devices_that_cannot_be_used_are_refused() {
             let error = make(options).unwrap_err();
             let named = matches!(
                 &error,
-                DataParallelError::Tensor(Error::NoSuchDevice { index: 2, count: 2 })
+                DataParallelError::Tensor(Error::NoSuchDevice { index: 2, count: 2, .. })
             );
             assert!(named, "{error}");
         }
@@ -111,7 +111,10 @@ fn captures_are_refused_and_go_on() {
         let alone = DataParallel::with_options(Runs(|x: Tensor| x.add(1.0)), options)?;
         let (graph, out) = cuda::graph(|| {
             let refused = net.forward(x.clone()).map_err(Error::from);
-            assert!(matches!(&refused, Err(Error::Capture { op: "DataParallel", .. })));
+            let Err(Error::Capture { op: "DataParallel", location, .. }) = &refused else {
+                panic!("{:?}", refused.map(drop));
+            };
+            assert_eq!(location.file(), file!(), "the caller's line");
             Ok(alone.forward(x.clone())?)
         })?;
         graph.replay()?;

@@ -36,8 +36,8 @@ fn waits(_: &World) -> Result<()> {
         let y = (&x + 1.0)?;
         refused("item", one.item::<f32>());
         refused("to_vec", x.to_vec::<f32>());
-        refused("copy_", x.cpu());
-        refused("copy_", tensor([1f32], 0));
+        refused("cpu", x.cpu());
+        refused("tensor", tensor([1f32], 0));
         refused("copy_", pinned.copy_(&x, false));
         refused("copy_", x.copy_(&zeros([100], ())?, true));
         refused("synchronize", stream.synchronize());
@@ -122,7 +122,7 @@ fn memory(_: &World) -> Result<()> {
     let y = captured(&mut graph, &stream, || {
         let y = (&x + 1.0)?;
         let error = zeros([1 << 45], 0).expect_err("no device has as much");
-        assert!(matches!(&error, Error::Alloc(e) if e.is_out_of_memory()), "{error}");
+        assert!(matches!(&error, Error::Alloc { cause: e, .. } if e.is_out_of_memory()), "{error}");
         cuda::empty_cache();
         &y * 2.0
     })?;
