@@ -28,5 +28,9 @@ pub mod kv_cache {}
 #[doc = concat!("```no_run\n", include_str!("../examples/allocator_backend.rs"), "```")]
 pub mod allocator_backend {}
 
+// The first of two definitions holds: where the page leads to files of the repository, rustdoc has its own.
+/// [streams]: crate::SyncPolicy
+/// [options]: warpline_alloc::AllocatorConfig
+///
 #[doc = include_str!("../docs/from-pytorch.md")]
 pub mod from_pytorch {}

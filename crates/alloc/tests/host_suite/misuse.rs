@@ -354,3 +354,18 @@ fn whatever_is_dropped_in_whatever_order_everything_goes_back() {
         }
     }
 }
+
+/// The README's table has every option, and no other.
+#[test]
+fn every_option_is_in_the_readme() {
+    let error = AllocatorConfig::parse("none:1").unwrap_err().to_string();
+    let (_, list) = error.split_once("there are ").unwrap();
+    let mut options: Vec<&str> = list.split(", ").collect();
+    let (_, table) = include_str!("../../README.md").split_once("\n## Options\n").unwrap();
+    let (table, _) = table.split_once("\n## ").unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let mut rows: Vec<&str> = rows.collect();
+    options.sort_unstable();
+    rows.sort_unstable();
+    assert_eq!(rows, options);
+}
