@@ -33,6 +33,18 @@ rows! {
         Ok(())
     };
 
+    worlds(1) s32_integers_divided_by_zero gpu_s32_integers_divided_by_zero => |world| {
+        let (a, b) = (ints(&[7, -7, 7], world)?, ints(&[0, 0, 2], world)?);
+        assert_eq!(a.floor_divide(&b)?.to_vec::<i64>()?, [-1, -1, 3]);
+        assert_eq!((&a % &b)?.to_vec::<i64>()?, [7, -7, 1]);
+        let bytes = a.abs()?.to(DType::U8)?.floor_divide(&b.to(DType::U8)?)?;
+        assert_eq!(bytes.to_vec::<u8>()?, [255, 255, 3]);
+        assert_eq!((&a / &b)?.to_vec::<f32>()?, [f32::INFINITY, f32::NEG_INFINITY, 3.5]);
+        assert!(matches!(a.floor_divide(0), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(&a % 0, Err(Error::InvalidArgument { .. })));
+        Ok(())
+    };
+
     worlds(1) s32_in_place_of_other_dtypes_and_views gpu_s32_in_place_of_other_dtypes_and_views => |world| {
         let values = |t: &Tensor| t.to(DType::F64)?.to_vec::<f64>();
         let counted = ints(&[0, 1, 2, 3, 4, 5, 6, 7, 8], world)?;
