@@ -52,7 +52,7 @@ impl MemPool {
     #[track_caller]
     pub fn new(device: impl CudaDeviceArg, options: PoolOptions) -> Result<Self> {
         let runtime = runtime();
-        let index = device.index_in(&runtime).of("new")?;
+        let index = device.index_in(&runtime).of("MemPool::new")?;
         let allocator = runtime.device(index)?.allocator().clone();
         let pool = allocator.new_pool(options);
         Ok(Self { allocator, pool })
@@ -93,7 +93,7 @@ impl MemPool {
         + 'static,
     ) -> Result<Self> {
         let runtime = runtime();
-        let index = device.index_in(&runtime)?;
+        let index = device.index_in(&runtime).of("MemPool::over")?;
         let allocator = runtime.device(index)?.allocator().clone();
         let backend = allocator.backend().with_source(source);
         let pool = allocator.new_pool_over(backend, options);

@@ -43,7 +43,7 @@ macro_rules! stream_devices {
             #[track_caller]
             fn stream(self, priority: i32) -> Result<Stream> {
                 let runtime = runtime();
-                let index = self.index_in(&runtime)?;
+                let index = self.index_in(&runtime).of("Stream::new")?;
                 Ok(runtime.device(index)?.device().stream_from_pool(priority)?)
             }
         }

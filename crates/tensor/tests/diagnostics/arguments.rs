@@ -10,7 +10,7 @@ fn arguments(t: &Tensor) -> Result<()> {
     t.slice(0, 1, 1)?;
     t.to_vec::<u16>()?;
     let _ = TensorOptions::new().device(1.5);
-    cuda::synchronize(1.5)?;
+    cuda::get_device_name(1.5)?;
     cuda::Stream::new(1.5)?;
     Ok(())
 }

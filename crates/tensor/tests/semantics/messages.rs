@@ -4,6 +4,7 @@
 use std::error::Error as _;
 use std::panic::Location;
 
+use warpline::cuda::PoolOptions;
 use warpline::data::{DataLoader, Dataset};
 use warpline::nn::{Linear, Module as _};
 use warpline::{
@@ -184,6 +185,8 @@ fn devices_that_are_not_there_are_named_with_the_op_and_the_line() -> Result<()>
             refused("memory_stats", cuda::memory_stats(name));
             refused("mem_get_info", cuda::mem_get_info(name));
             refused("current_stream", cuda::current_stream(name));
+            refused("Stream::new", cuda::Stream::new(name));
+            refused("MemPool::new", cuda::MemPool::new(name, PoolOptions::default()));
             refused("Module::to", Linear::new(2, 2, ())?.to(name));
         }
         let parsed = "cuda:x".parse::<Device>().expect_err("no device");
