@@ -11,7 +11,7 @@ pub const SMALL_SIZE: usize = MIB;
 /// The same under [`Policy::Default`](crate::Policy::Default), where small blocks need not fill
 /// up segments of their own: so that blocks which come and go do not part the pages of larger ones.
 pub const SMALL_SIZE_IN_PAGES: usize = MIB / 2;
-/// Size of a page under [`Policy::Default`](crate::Policy::Default), in bytes.
+/// Size of a page under [`Policy::Default`](crate::Policy::Default), in bytes, unless configured.
 pub(crate) const PAGE: usize = 4 * MIB;
 /// Size of a segment of the small pool, in bytes.
 pub const SMALL_BUFFER: usize = 2 * MIB;

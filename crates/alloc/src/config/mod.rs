@@ -8,7 +8,7 @@ pub(crate) use error::invalid;
 pub(crate) use parse::{boolean, check_fraction, megabytes, number};
 
 use crate::HostConfig;
-use crate::rules::{LARGE_BUFFER, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
+use crate::rules::{LARGE_BUFFER, PAGE, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
 
 /// Intervals with divisions of their own: 1 MB, 2 MB, … 32 GB and above.
 const INTERVALS: usize = 16;
@@ -70,6 +70,15 @@ pub struct AllocatorConfig {
     /// How it gets more memory (`policy:default` or `policy:torch`; options that only PyTorch's
     /// segments have choose the latter).
     pub policy: Policy,
+    /// How much more than what was asked for at the peak, in percent of that, [`Policy::Default`]
+    /// may reserve so that it need not map pages that are free elsewhere (`headroom_percent`). By
+    /// default it is 1/64, and more for programs that go on mapping without end. PyTorch has no such
+    /// option.
+    pub headroom_percent: Option<f64>,
+    /// Bytes in a page of the large pool under [`Policy::Default`] (`page_size_mb`). To map a page
+    /// takes as long however large it is, so larger ones map faster, but more is lost around blocks
+    /// that are not much larger. PyTorch has no such option.
+    pub page_size: usize,
     /// Whether [`Policy::Torch`] has ranges that grow in place of segments
     /// (`expandable_segments`).
     pub expandable_segments: bool,
@@ -90,6 +99,8 @@ impl Default for AllocatorConfig {
             large_segment_size: LARGE_BUFFER,
             memory_fraction: None,
             policy: Policy::Default,
+            headroom_percent: None,
+            page_size: PAGE,
             expandable_segments: false,
             caching: true,
             host: HostConfig::default(),

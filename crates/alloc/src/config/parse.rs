@@ -18,14 +18,16 @@ const TORCH_KEYS: [&str; 5] = [
     "max_split_size_mb",
 ];
 
-pub(super) const KEYS: [&str; 18] = [
+pub(super) const KEYS: [&str; 20] = [
     "backend",
     "expandable_segments",
     "garbage_collection_threshold",
     "graph_capture_record_stream_reuse",
+    "headroom_percent",
     "large_segment_size_mb",
     "max_non_split_rounding_mb",
     "max_split_size_mb",
+    "page_size_mb",
     "per_process_memory_fraction",
     "policy",
     "pinned_max_cached_size_mb",
@@ -183,7 +185,9 @@ impl AllocatorConfig {
         let given = |key: &str| options.iter().any(|option| option.0 == key);
         let only_torch = TORCH_KEYS.into_iter().find(|key| given(key));
         if options.contains(&("backend", "cudaMallocAsync")) {
-            let native = ["policy", "roundup_power2_divisions"].into_iter().find(|key| given(key));
+            let native = ["policy", "headroom_percent", "page_size_mb", "roundup_power2_divisions"]
+                .into_iter()
+                .find(|key| given(key));
             if let Some(key) = only_torch.or(native) {
                 return Err(ConfigError::OnlyNative { key });
             }
@@ -259,6 +263,22 @@ impl AllocatorConfig {
                 _ => return Err(invalid(key, value, "`native` or `cudaMallocAsync`")),
             },
             "expandable_segments" => self.expandable_segments = boolean(key, value)?,
+            "headroom_percent" => {
+                let expected = "a number from 0 to 100";
+                let percent = number::<f64>(key, value, expected)?;
+                if !(0.0..=100.0).contains(&percent) {
+                    return Err(invalid(key, value, expected));
+                }
+                self.headroom_percent = Some(percent);
+            }
+            "page_size_mb" => {
+                let expected = "a power of two from 2 to 1024";
+                let size = number::<usize>(key, value, expected)?;
+                if !size.is_power_of_two() || !(2..=1024).contains(&size) {
+                    return Err(invalid(key, value, expected));
+                }
+                self.page_size = size * MIB;
+            }
             "policy" => {
                 self.policy = match value {
                     "default" => Policy::Default,

@@ -28,6 +28,9 @@ fn every_option_is_read() {
     assert_eq!(config.divisions_for(600 * MIB), 2);
     assert_eq!(config.divisions_for(1 << 50), 8);
     assert_eq!(AllocatorConfig::parse("").unwrap(), AllocatorConfig::default());
+    let config = AllocatorConfig::parse("headroom_percent:2.5,page_size_mb:32").unwrap();
+    assert_eq!((config.headroom_percent, config.page_size), (Some(2.5), 32 * MIB));
+    assert_eq!(config.policy, Policy::Default);
 }
 
 #[test]
@@ -44,6 +47,12 @@ fn a_bad_option_is_named() {
         ("garbage_collection_threshold:1.2", "`1.2`"),
         ("garbage_collection_threshold:0", "`0`"),
         ("garbage_collection_threshold:NaN", "`NaN`"),
+        ("headroom_percent:-1", "`-1`"),
+        ("headroom_percent:101", "`101`"),
+        ("headroom_percent:NaN", "`NaN`"),
+        ("page_size_mb:3", "`3`"),
+        ("page_size_mb:1", "`1`"),
+        ("page_size_mb:2048", "`2048`"),
         ("per_process_memory_fraction:1.5", "1.5"),
         ("roundup_power2_divisions:3", "`3`"),
         ("roundup_power2_divisions:[256:3]", "`3`"),

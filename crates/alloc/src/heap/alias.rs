@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::{ArenaRange, Heap, NONE, Record, Status};
+use super::{ArenaKind, ArenaRange, Heap, NONE, Record, Status};
+use crate::PoolKind;
 use crate::trace::TraceAction;
-use crate::{Policy, PoolKind};
 
 /// Memory in an arena. It need not be whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,28 +18,44 @@ pub(crate) struct Extent {
 }
 
 impl<M> Heap<M> {
-    /// All free memory in a policy's arenas, by address.
-    pub(crate) fn free_extents(&self, policy: Policy, kind: PoolKind) -> Vec<Extent> {
-        let extent = |(block, record): (u32, &Record)| {
-            let ArenaRange { number: arena, .. } = self.arena_of(block);
-            Extent { arena, start: record.address, size: record.size }
-        };
-        let mut extents: Vec<Extent> = self.free_in_arenas(policy, kind).map(extent).collect();
+    /// The free blocks of these arenas in which a page begins, as a piece does.
+    fn free_page_starts(
+        &self,
+        arenas: ArenaKind,
+        kind: PoolKind,
+    ) -> impl Iterator<Item = (u32, Extent)> {
+        let free = self.free_blocks(kind).filter(|(_, record)| record.arena);
+        free.filter_map(move |(block, record)| {
+            let ArenaRange { kind, number: arena, base, .. } = self.arena_of(block);
+            let ahead = (record.address - base) as usize;
+            let begins = ahead.next_multiple_of(kind.page_size) < ahead + record.size;
+            let extent = Extent { arena, start: record.address, size: record.size };
+            (kind == arenas && begins).then_some((block, extent))
+        })
+    }
+
+    /// All free memory in these arenas in which a page begins, by address.
+    pub(crate) fn free_extents(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<Extent> {
+        let free = self.free_page_starts(arenas, kind);
+        let mut extents: Vec<Extent> = free.map(|(_, extent)| extent).collect();
         extents.sort_unstable_by_key(|extent| extent.start);
         extents
     }
 
     /// Pieces of free memory that are `bytes` bytes together, each from the beginning of a page on
-    /// and all but the last to the end of one. `None` if there is not as much.
+    /// and all but the last to the end of one. The shortest come first, so that what is free in one
+    /// piece stays so, and of equals the first by address. `None` if there is not as much.
     pub(crate) fn plan_pieces(
         &self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         bytes: usize,
     ) -> Option<Vec<Extent>> {
         let mut left = bytes;
         let mut pieces = Vec::new();
-        for pages in self.list_free_pages(policy, kind) {
+        let mut free = self.list_free_pages(arenas, kind);
+        free.sort_by_key(|pages| pages.size);
+        for pages in free {
             let size = pages.size.min(left);
             pieces.push(Extent { arena: pages.arena, start: pages.start, size });
             left -= size;
@@ -53,12 +69,12 @@ impl<M> Heap<M> {
     /// Takes pieces out of the pool, in which they must be free. Returns their records.
     pub(crate) fn detach_pieces(
         &mut self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         pieces: &[Extent],
     ) -> Vec<u32> {
-        let free = self.free_in_arenas(policy, kind);
-        let mut free: Vec<(u64, u32)> = free.map(|(block, free)| (free.address, block)).collect();
+        let free = self.free_page_starts(arenas, kind);
+        let mut free: Vec<(u64, u32)> = free.map(|(block, extent)| (extent.start, block)).collect();
         free.sort_unstable();
         let mut order: Vec<usize> = (0..pieces.len()).collect();
         // From behind, so that what is left of a block keeps its number.
@@ -130,9 +146,9 @@ impl<M> Heap<M> {
         self.pieces.keys().copied()
     }
 
-    /// The addresses of all aliases, in whole pages.
-    pub(crate) fn windows_in_use(&self, page_size: usize) -> Vec<Range<u64>> {
+    /// The addresses of all aliases.
+    pub(crate) fn windows_in_use(&self) -> Vec<Range<u64>> {
         let blocks = self.aliases().map(|block| &self.records[block]);
-        blocks.map(|b| b.address..b.address + b.size.next_multiple_of(page_size) as u64).collect()
+        blocks.map(|block| block.address..block.address + block.size as u64).collect()
     }
 }

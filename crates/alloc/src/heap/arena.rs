@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::{ArenaRange, Backing, Heap, NONE, Pages, Record, Segment, Status};
+use super::{ArenaKind, ArenaRange, Backing, Heap, NONE, Pages, Record, Segment, Status};
 use crate::rules::SMALL_BUFFER;
 use crate::trace::TraceAction;
 use crate::{Policy, PoolKind};
@@ -40,22 +40,22 @@ impl<M> Heap<M> {
     /// expandable segments. `None` if no arena has as many.
     pub(crate) fn plan_first_expansion(
         &mut self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         size: usize,
     ) -> Option<Expansion> {
-        let (first, _) = self.expansions(policy, kind, size).next()?;
+        let (first, _) = self.expansions(arenas, kind, size).next()?;
         Some(self.detach_run(first, size))
     }
 
     /// The same where the least is missing.
     pub(crate) fn plan_least_expansion(
         &mut self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         size: usize,
     ) -> Option<Expansion> {
-        let expansions = self.expansions(policy, kind, size);
+        let expansions = self.expansions(arenas, kind, size);
         let (first, _) = expansions.min_by_key(|(_, missing)| *missing)?;
         Some(self.detach_run(first, size))
     }
@@ -63,11 +63,11 @@ impl<M> Heap<M> {
     /// Addresses for `bytes` bytes of whole pages, none of which is mapped.
     pub(crate) fn plan_pages(
         &mut self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         bytes: usize,
     ) -> Option<Expansion> {
-        let mut unmapped = self.unmapped_of(policy, kind);
+        let mut unmapped = self.unmapped_of(arenas, kind);
         let first = unmapped.find(|&block| self.records[block].size >= bytes)?;
         drop(unmapped);
         Some(self.detach_run(first, bytes))
@@ -77,19 +77,18 @@ impl<M> Heap<M> {
     /// and how many bytes have to be mapped there.
     fn expansions(
         &self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         size: usize,
     ) -> impl Iterator<Item = (u32, usize)> {
-        self.unmapped_of(policy, kind).filter_map(move |unmapped| {
-            let page_size = self.arena_of(unmapped).page_size;
+        self.unmapped_of(arenas, kind).filter_map(move |unmapped| {
             let prev = self.records[unmapped].prev;
             let first = if self.is_usable(prev) { prev } else { unmapped };
             let (mut bytes, mut missing, mut block) = (0, 0, first);
             while bytes < size && self.is_usable(block) {
                 let record = &self.records[block];
                 if self.records.is(block, Status::Unmapped) {
-                    missing += record.size.min((size - bytes).next_multiple_of(page_size));
+                    missing += record.size.min((size - bytes).next_multiple_of(arenas.page_size));
                 }
                 bytes += record.size;
                 block = record.next;
@@ -98,11 +97,11 @@ impl<M> Heap<M> {
         })
     }
 
-    /// The unmapped records in a policy's arenas, by address.
-    fn unmapped_of(&self, policy: Policy, kind: PoolKind) -> impl Iterator<Item = u32> {
+    /// The unmapped records in these arenas, by address.
+    fn unmapped_of(&self, arenas: ArenaKind, kind: PoolKind) -> impl Iterator<Item = u32> {
         let unmapped = self.unmapped[kind as usize].values().copied();
         unmapped.filter(move |&block| {
-            self.records.is(block, Status::Unmapped) && self.arena_of(block).policy == policy
+            self.records.is(block, Status::Unmapped) && self.arena_of(block).kind == arenas
         })
     }
 
@@ -114,7 +113,8 @@ impl<M> Heap<M> {
     /// Takes adjacent free and unmapped records, from `first` on, out of their pools until they
     /// are `size` bytes with what is mapped rounded up to whole pages.
     fn detach_run(&mut self, first: u32, size: usize) -> Expansion {
-        let ArenaRange { number: arena, page_size, .. } = self.arena_of(first);
+        let ArenaRange { number: arena, kind: ArenaKind { page_size, .. }, .. } =
+            self.arena_of(first);
         let (mut free, mut missing) = (Vec::new(), Vec::new());
         let (mut bytes, mut block) = (0, first);
         loop {
@@ -255,8 +255,8 @@ impl<M> Heap<M> {
         match self.segments[segment].as_ref().map(|segment| &segment.backing) {
             Some(Backing::Arena(arena)) => *arena,
             _ => {
-                let policy = Policy::Torch;
-                ArenaRange { policy, number: NONE, base: 0, bytes: 0, page_size: SMALL_BUFFER }
+                let kind = ArenaKind { policy: Policy::Torch, page_size: SMALL_BUFFER };
+                ArenaRange { kind, number: NONE, base: 0, bytes: 0 }
             }
         }
     }
@@ -264,7 +264,7 @@ impl<M> Heap<M> {
     /// A policy's arenas, each with the first of its records.
     fn arenas_of(&self, policy: Policy) -> impl Iterator<Item = (ArenaRange, u32)> {
         self.segments.iter().flatten().filter_map(move |segment| match &segment.backing {
-            Backing::Arena(arena) if arena.policy == policy => Some((*arena, segment.first)),
+            Backing::Arena(arena) if arena.kind.policy == policy => Some((*arena, segment.first)),
             _ => None,
         })
     }
@@ -274,11 +274,11 @@ impl<M> Heap<M> {
         self.arenas_of(policy).map(|(arena, _)| arena.number)
     }
 
-    /// The numbers of those of one pool.
-    pub(crate) fn arena_numbers_of(&self, policy: Policy, kind: PoolKind) -> Vec<u32> {
-        let arenas = self.arenas_of(policy);
-        let of_kind = arenas.filter(|&(_, first)| self.records[first].kind == kind);
-        of_kind.map(|(arena, _)| arena.number).collect()
+    /// The numbers of these arenas of one pool.
+    pub(crate) fn arena_numbers_of(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<u32> {
+        let all = self.arenas_of(arenas.policy).filter(|(arena, _)| arena.kind == arenas);
+        let of_pool = all.filter(|&(_, first)| self.records[first].kind == kind);
+        of_pool.map(|(arena, _)| arena.number).collect()
     }
 
     pub(crate) fn has_arenas(&self) -> bool {
@@ -290,7 +290,7 @@ impl<M> Heap<M> {
         let mut empty = Vec::new();
         for at in 0..self.segments.len() {
             if let Some(Segment { backing: Backing::Arena(arena), first, .. }) = &self.segments[at]
-                && arena.policy == policy
+                && arena.kind.policy == policy
                 && self.records.is(*first, Status::Unmapped)
                 && self.records[*first].next == NONE
             {

@@ -48,12 +48,27 @@ enum Backing<M> {
 /// An arena as its shard knows it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArenaRange {
-    /// Whose it is; each policy numbers its own.
-    pub(crate) policy: Policy,
+    /// Whose it is, and of which pages.
+    pub(crate) kind: ArenaKind,
+    /// Each policy numbers its own.
     pub(crate) number: u32,
     pub(crate) base: u64,
     pub(crate) bytes: usize,
+}
+
+impl ArenaRange {
     /// Bytes in each of its pages.
+    pub(crate) fn page_size(&self) -> usize {
+        self.kind.page_size
+    }
+}
+
+/// Some of the arenas: a policy's whose pages have one size. Under other options there may have been
+/// pages of another size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArenaKind {
+    pub(crate) policy: Policy,
+    /// Bytes in each page.
     pub(crate) page_size: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Whole free pages of the arenas, which leave for other heaps or for good, and come back.
 
-use super::{ArenaRange, Heap, Record, Status};
+use super::{ArenaKind, ArenaRange, Heap, Record, Status};
 use crate::trace::TraceAction;
 use crate::{Policy, PoolKind};
 
@@ -29,28 +29,27 @@ impl Pages {
 impl<M> Heap<M> {
     /// Takes all whole free pages out of a policy's arenas: their addresses stay, unmapped.
     pub(crate) fn unmap_free_pages(&mut self, policy: Policy, kind: PoolKind) -> Vec<Pages> {
-        let free = self.free_pages(policy, kind).into_iter();
+        let free = self.free_pages(kind, |arena| arena.policy == policy).into_iter();
         free.map(|(block, pages)| self.unmap(block, pages, Status::Unmapped)).collect()
     }
 
     /// Lets up to `count` whole free pages migrate, those at the highest addresses first.
     pub(crate) fn migrate_some(
         &mut self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         count: usize,
     ) -> Vec<Pages> {
         let mut migrated = Vec::new();
         let mut left = count;
-        for (block, pages) in self.free_pages_by_address(policy, kind).into_iter().rev() {
+        for (block, pages) in self.free_pages_by_address(arenas, kind).into_iter().rev() {
             if left == 0 {
                 break;
             }
-            let page_size = self.arena_of(block).page_size;
-            let size = pages.size.min(left * page_size);
+            let size = pages.size.min(left * arenas.page_size);
             let start = pages.end() - size as u64;
             migrated.push(self.unmap(block, Pages { start, size, ..pages }, Status::Migrated));
-            left -= size / page_size;
+            left -= size / arenas.page_size;
         }
         migrated
     }
@@ -58,12 +57,12 @@ impl<M> Heap<M> {
     /// Lets those of the wanted pages migrate, which are sorted by address, that are free.
     pub(crate) fn migrate_these(
         &mut self,
-        policy: Policy,
+        arenas: ArenaKind,
         kind: PoolKind,
         wanted: &[Pages],
     ) -> Vec<Pages> {
         let mut migrated = Vec::new();
-        for (block, free) in self.free_pages_by_address(policy, kind) {
+        for (block, free) in self.free_pages_by_address(arenas, kind) {
             let from = wanted.partition_point(|page| page.start < free.start);
             let to = wanted.partition_point(|page| page.start < free.end());
             // From behind, so that the block keeps its number.
@@ -75,38 +74,29 @@ impl<M> Heap<M> {
         migrated
     }
 
-    /// The whole free pages of a policy's arenas, by address.
-    pub(crate) fn list_free_pages(&self, policy: Policy, kind: PoolKind) -> Vec<Pages> {
-        self.free_pages_by_address(policy, kind).into_iter().map(|(_, pages)| pages).collect()
+    /// The whole free pages of these arenas, by address.
+    pub(crate) fn list_free_pages(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<Pages> {
+        self.free_pages_by_address(arenas, kind).into_iter().map(|(_, pages)| pages).collect()
     }
 
-    /// The free blocks of a policy's arenas that contain whole pages, and those, by address.
-    fn free_pages_by_address(&self, policy: Policy, kind: PoolKind) -> Vec<(u32, Pages)> {
-        let mut free = self.free_pages(policy, kind);
+    /// The free blocks of these arenas that contain whole pages, and those, by address.
+    fn free_pages_by_address(&self, arenas: ArenaKind, kind: PoolKind) -> Vec<(u32, Pages)> {
+        let mut free = self.free_pages(kind, |arena| arena == arenas);
         free.sort_unstable_by_key(|(_, pages)| pages.start);
         free
     }
 
-    fn free_pages(&self, policy: Policy, kind: PoolKind) -> Vec<(u32, Pages)> {
-        let free = self.free_in_arenas(policy, kind);
+    fn free_pages(&self, kind: PoolKind, counts: impl Fn(ArenaKind) -> bool) -> Vec<(u32, Pages)> {
+        let free = self.free_blocks(kind).filter(|(_, record)| record.arena);
+        let free = free.filter(|&(block, _)| counts(self.arena_of(block).kind));
         free.filter_map(|(block, _)| Some((block, self.whole_pages(block)?))).collect()
-    }
-
-    /// The free blocks that lie in a policy's arenas.
-    pub(super) fn free_in_arenas(
-        &self,
-        policy: Policy,
-        kind: PoolKind,
-    ) -> impl Iterator<Item = (u32, &Record)> {
-        let in_arenas = self.free_blocks(kind).filter(|(_, record)| record.arena);
-        in_arenas.filter(move |&(block, _)| self.arena_of(block).policy == policy)
     }
 
     /// The whole pages inside a free block of an arena.
     fn whole_pages(&self, block: u32) -> Option<Pages> {
         let free = &self.records[block];
-        let ArenaRange { number: arena, base, page_size, .. } = self.arena_of(block);
-        let page = page_size as u64;
+        let ArenaRange { number: arena, base, kind, .. } = self.arena_of(block);
+        let page = kind.page_size as u64;
         let start = base + (free.address - base).next_multiple_of(page);
         let end = base + (free.address + free.size as u64 - base) / page * page;
         (start < end).then(|| Pages { arena, start, size: (end - start) as usize })

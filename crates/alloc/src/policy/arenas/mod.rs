@@ -15,7 +15,7 @@ use self::refused::RefusedHandle;
 pub(super) use self::release::FreePages;
 use super::Miss;
 use crate::core::Core;
-use crate::heap::{ArenaRange, Pages};
+use crate::heap::{ArenaKind, ArenaRange, Pages};
 use crate::rules::MAX_REQUEST;
 use crate::shard::lock;
 use crate::stats::RefusedReleases;
@@ -140,8 +140,8 @@ impl Arenas {
             Some(vacant) => *vacant = Some(arena),
             None => self.arenas.push(Some(arena)),
         }
-        let (policy, number) = (self.policy, number as u32);
-        Ok(Some(ArenaRange { policy, number, base, bytes: room, page_size }))
+        let kind = ArenaKind { policy: self.policy, page_size };
+        Ok(Some(ArenaRange { kind, number: number as u32, base, bytes: room }))
     }
 
     /// Gives an arena's addresses back, at which nothing is mapped.

@@ -30,8 +30,8 @@ pub(in crate::policy) struct OfShard<B: Backend> {
 }
 
 impl<B: Backend> FreePages<B> {
-    /// Takes them out of their heaps. `page_size` is that of the policy's windows.
-    pub(in crate::policy) fn take(core: &Core<B>, policy: Policy, page_size: usize) -> Self {
+    /// Takes them out of their heaps.
+    pub(in crate::policy) fn take(core: &Core<B>, policy: Policy) -> Self {
         let of_shard = |shard: Arc<Shard<B>>| {
             let mut state = shard.lock();
             let arenas: Vec<u32> = state.heap.arena_numbers(policy).collect();
@@ -40,7 +40,7 @@ impl<B: Backend> FreePages<B> {
                 stream: state.stream.clone(),
                 pages: [PoolKind::Large, PoolKind::Small]
                     .map(|kind| (kind, state.heap.unmap_free_pages(policy, kind))),
-                in_use: state.heap.windows_in_use(page_size),
+                in_use: state.heap.windows_in_use(),
                 arenas,
                 idle: false,
             });

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::arenas::{Arenas, FreePages, Kept};
 use super::{GrowthPolicy, Miss};
 use crate::core::Core;
-use crate::heap::{Heap, Record, Status};
+use crate::heap::{ArenaKind, Heap, Record, Status};
 use crate::rules::{LARGE_BUFFER, SMALL_BUFFER};
 use crate::shard::Granted;
 use crate::{AllocError, Backend, Policy, PoolKind};
@@ -53,10 +53,12 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
         let (core, shard, request) = (miss.core, miss.shard, miss.request);
         let Some(memory) = core.backend.virtual_memory() else { return Ok(None) };
         let kind = request.kind;
-        let plan = || shard.lock().heap.plan_first_expansion(Policy::Torch, kind, request.size);
+        let arenas = ArenaKind { policy: Policy::Torch, page_size: page_size(kind) };
+        let plan = || shard.lock().heap.plan_first_expansion(arenas, kind, request.size);
         let mut planned = plan();
         if planned.is_none()
-            && let Some(arena) = self.arenas.reserve(miss, memory, request.size, page_size(kind))?
+            && let Some(arena) =
+                self.arenas.reserve(miss, memory, request.size, arenas.page_size)?
         {
             shard.lock().heap.add_arena(kind, arena);
             planned = plan();
@@ -90,7 +92,7 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
 
     fn release_cached(&mut self, core: &Core<B>) {
         let Some(memory) = core.backend.virtual_memory() else { return };
-        let mut free = FreePages::take(core, Policy::Torch, SMALL_BUFFER);
+        let mut free = FreePages::take(core, Policy::Torch);
         if !free.is_empty() {
             free.wait(core);
             free.release(core, &mut self.arenas, memory, &BTreeSet::new());

@@ -1,49 +1,46 @@
 //! Requests for which enough is free, but not in one piece: the pieces are mapped once more, one
 //! behind the other, in a window.
 
-use super::MovablePages;
+use super::{MovablePages, Need};
 use crate::core::DeviceWait;
-use crate::heap::{Extent, Pages};
+use crate::heap::{ArenaKind, Extent, Pages};
 use crate::policy::Miss;
-use crate::rules::PAGE;
 use crate::shard::Granted;
-use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
+use crate::{AllocError, Backend, PoolKind};
 
 impl<B: Backend> MovablePages<B> {
     /// Serves a request by a window whose memory is free.
-    pub(super) fn reuse_window(&self, miss: &Miss<'_, B>) -> Option<Granted> {
+    pub(super) fn reuse_window(&self, need: &Need<'_, B>) -> Option<Granted> {
+        let miss = need.miss;
         let kind = miss.request.kind;
         let mut state = miss.shard.lock();
         if state.heap.windows.is_empty() || kind == PoolKind::Small {
             return None;
         }
-        let free = state.heap.free_extents(Policy::Default, kind);
+        let free = state.heap.free_extents(need.arenas, kind);
         let (address, pieces) =
             self.windows.find(&self.arenas, &state.heap.windows, miss.request.size, &free)?;
-        let detached = state.heap.detach_pieces(Policy::Default, kind, &pieces);
+        let detached = state.heap.detach_pieces(need.arenas, kind, &pieces);
         drop(state);
         Some(hand_out(miss, address, &pieces, detached))
     }
 
     /// Serves a request by a new window. `None` if too little is free, or nothing can be mapped for
     /// want of memory.
-    pub(super) fn alias(
-        &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
-    ) -> Result<Option<Granted>, AllocError> {
+    pub(super) fn alias(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
+        let miss = need.miss;
         self.retire_windows(miss);
         let (kind, size) = (miss.request.kind, miss.request.size);
         let (pieces, detached) = {
             let mut state = miss.shard.lock();
             let heap = &mut state.heap;
-            let pieces = heap.plan_pieces(Policy::Default, kind, size);
+            let pieces = heap.plan_pieces(need.arenas, kind, size);
             let Some(pieces) = pieces else { return Ok(None) };
-            let detached = heap.detach_pieces(Policy::Default, kind, &pieces);
+            let detached = heap.detach_pieces(need.arenas, kind, &pieces);
             (pieces, detached)
         };
-        let count = size.div_ceil(PAGE);
-        let opened = self.open_window(miss, memory, count, &pieces);
+        let count = size.div_ceil(need.page_size());
+        let opened = self.open_window(need, count, &pieces);
         if let Ok(Some(window)) = opened {
             self.count_remaps(miss, count);
             return Ok(Some(hand_out(miss, window.start, &pieces, detached)));
@@ -55,15 +52,17 @@ impl<B: Backend> MovablePages<B> {
     /// Maps these pieces behind each other. `None` if that is impossible for want of memory.
     fn open_window(
         &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
+        need: &Need<'_, B>,
         count: usize,
         pieces: &[Extent],
     ) -> Result<Option<Pages>, AllocError> {
-        let windows = miss.shard.lock().heap.windows.clone();
-        let mut room = self.clear_room(miss, memory, &windows, count);
+        let Need { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
+        let mut windows = miss.shard.lock().heap.windows.clone();
+        // Under other options there may have been windows of other pages.
+        windows.retain(|&window| self.arenas.page_size(window) == page_size);
+        let mut room = self.clear_room(need, &windows, count);
         if room.is_none()
-            && let Some(arena) = self.arenas.reserve(miss, memory, count * PAGE, PAGE)?
+            && let Some(arena) = self.arenas.reserve(miss, memory, count * page_size, page_size)?
         {
             miss.shard.lock().heap.windows.push(arena.number);
             room = self.windows.room(&self.arenas, &[arena.number], count, false);
@@ -73,18 +72,13 @@ impl<B: Backend> MovablePages<B> {
         self.arenas.count_refused(miss.core);
         match mapped {
             Ok(()) => Ok(Some(window)),
-            Err(error) => miss.out_of_memory(PAGE, error).map(|()| None),
+            Err(error) => miss.out_of_memory(page_size, error).map(|()| None),
         }
     }
 
     /// Addresses for a new window at which nothing is mapped any more.
-    fn clear_room(
-        &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
-        windows: &[u32],
-        count: usize,
-    ) -> Option<Pages> {
+    fn clear_room(&mut self, need: &Need<'_, B>, windows: &[u32], count: usize) -> Option<Pages> {
+        let Need { miss, memory, .. } = *need;
         let mut unmaps = !miss.core.is_capturing();
         loop {
             let room = self.windows.room(&self.arenas, windows, count, unmaps)?;
@@ -116,7 +110,7 @@ impl<B: Backend> MovablePages<B> {
         if miss.core.is_capturing() || !self.windows.are_many(self.arenas.pages, &windows) {
             return;
         }
-        let in_use = state.heap.windows_in_use(PAGE);
+        let in_use = state.heap.windows_in_use();
         drop(state);
         // A window that is not in use stays so: only requests that get here take one.
         if let Ok(event) = miss.core.backend.record(&stream) {

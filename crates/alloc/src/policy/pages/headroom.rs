@@ -18,16 +18,17 @@ const LEAST: usize = 8 << 20;
 /// lost anyway, and a little more of it spares most calls.
 const FRAGMENTED: usize = 32;
 
-/// For so many requests, hits among them, one page may be mapped anew for good.
-const REQUESTS_PER_REMAP: u64 = 16;
+/// For so many requests, hits among them, one page may be mapped anew for good: that is 160 ns for
+/// each.
+const REQUESTS_PER_REMAP: u64 = 256;
 /// Once each page was mapped anew so often beyond that, on average, the program does not come to
-/// rest by itself, and the headroom doubles: by then a third of a second went into mappings for each
-/// GiB. Recorded programs, which repeat themselves, need less than one.
-const PATIENCE: usize = 32;
-/// But after no fewer pages, and no more, of which the last take five seconds.
-const PATIENCE_IN_PAGES: [usize; 2] = [1 << 12, 1 << 17];
+/// rest by itself, and the headroom grows by a quarter: by then a tenth of a second went into mappings
+/// for each GiB. Recorded programs, which repeat themselves, need less than one.
+const PATIENCE: usize = 8;
+/// But after no fewer pages, and no more, of which the last take three seconds.
+const PATIENCE_IN_PAGES: [usize; 2] = [1 << 10, 1 << 16];
 /// So often at most: then it is sixteen times what is needed.
-const MOST_DOUBLINGS: u32 = 10;
+const MOST_STEPS: i32 = 31;
 
 /// For so many requests after a page was refused for want of memory, none is asked for that can be
 /// done without: to be refused takes twice as long as to map a page.
@@ -50,8 +51,9 @@ pub(super) struct Headroom {
     peak: usize,
     /// What was reserved, in bytes, when pages were last made because free ones were not enough.
     forced: usize,
-    doublings: u32,
-    /// Pages mapped anew beyond what requests paid for, since the last doubling.
+    /// So often it grew by a quarter.
+    steps: i32,
+    /// Pages mapped anew beyond what requests paid for, since it last grew.
     excess: usize,
     /// How many requests have paid.
     requests: u64,
@@ -72,16 +74,28 @@ impl Demand {
 }
 
 impl Headroom {
-    /// How many bytes of new pages may be made although others are free.
-    pub(super) fn bytes(&self, demand: Demand, reserved: usize) -> usize {
+    /// How many bytes of new pages may be made although others are free: as many percent as the
+    /// caller wants, or as this module's rule says.
+    pub(super) fn bytes(&self, demand: Demand, reserved: usize, percent: Option<f64>) -> usize {
         if self.refused.is_some_and(|at| demand.requests < at + PAUSE) {
             return 0;
         }
         let peak = demand.peak.max(self.peak);
         let forced = self.forced.min(reserved);
-        let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
-        let headroom = (needed / SHARE).max(LEAST) << self.doublings;
-        (needed + headroom).saturating_sub(reserved)
+        let most = match percent {
+            None => {
+                let needed = if forced > peak + peak / FRAGMENTED { forced } else { peak };
+                let least = (needed / SHARE).max(LEAST);
+                needed + (least as f64 * 1.25f64.powi(self.steps)) as usize
+            }
+            Some(percent) => {
+                let share = |bytes: usize| (bytes as f64 * percent / 100.0) as usize;
+                let wanted = peak + share(peak).max(LEAST);
+                let beyond = forced + share(forced).min(forced / SHARE);
+                if forced > wanted { beyond } else { wanted }
+            }
+        };
+        most.saturating_sub(reserved)
     }
 
     /// New pages were made since free ones were not enough; so much is reserved by now.
@@ -108,7 +122,7 @@ impl Headroom {
         let [least, most] = PATIENCE_IN_PAGES;
         if self.excess > (PATIENCE * pages).clamp(least, most) {
             self.excess = 0;
-            self.doublings = (self.doublings + 1).min(MOST_DOUBLINGS);
+            self.steps = (self.steps + 1).min(MOST_STEPS);
         }
     }
 }
@@ -126,24 +140,40 @@ mod tests {
     #[test]
     fn it_is_a_share_of_the_peak_and_at_least_two_pages() {
         let mut headroom = Headroom::default();
-        assert_eq!(headroom.bytes(demand(0, 0), 0), LEAST);
-        assert_eq!(headroom.bytes(demand(GIB, 0), GIB), GIB / 64);
-        assert_eq!(headroom.bytes(demand(GIB, 0), 2 * GIB), 0);
+        assert_eq!(headroom.bytes(demand(0, 0), 0, None), LEAST);
+        assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 0), 2 * GIB, None), 0);
         // The caller let peaks start anew, or not.
         headroom.served(demand(GIB, 1), 256);
-        assert_eq!(headroom.bytes(demand(0, 1), GIB), GIB / 64);
+        assert_eq!(headroom.bytes(demand(0, 1), GIB, None), GIB / 64);
     }
 
     #[test]
     fn it_counts_from_what_fragmentation_costs_anyway() {
         let mut headroom = Headroom::default();
         headroom.forced_to(GIB + GIB / 32);
-        assert_eq!(headroom.bytes(demand(GIB, 0), GIB + GIB / 32), 0);
+        assert_eq!(headroom.bytes(demand(GIB, 0), GIB + GIB / 32, None), 0);
         let forced = GIB + GIB / 16;
         headroom.forced_to(forced);
-        assert_eq!(headroom.bytes(demand(GIB, 0), forced), forced / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 0), forced, None), forced / 64);
         // Given back by now.
-        assert_eq!(headroom.bytes(demand(GIB, 0), GIB), GIB / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 0), GIB, None), GIB / 64);
+    }
+
+    #[test]
+    fn it_is_what_the_caller_wants() {
+        let mut headroom = Headroom::default();
+        for (percent, bytes) in [(0.0, LEAST), (5.0, GIB / 20), (100.0, GIB)] {
+            assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(percent)), bytes);
+        }
+        // It does not grow, and what is lost anyway is not added to unless it is more.
+        headroom.steps = 3;
+        headroom.forced_to(GIB + GIB / 25);
+        assert_eq!(headroom.bytes(demand(GIB, 0), GIB, Some(5.0)), GIB / 20);
+        let forced = GIB + GIB / 10;
+        headroom.forced_to(forced);
+        assert_eq!(headroom.bytes(demand(GIB, 0), forced, Some(5.0)), forced / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 0), forced, Some(0.0)), 0);
     }
 
     /// Maps so many thousandths of a page anew for each of many requests, of so many pages; returns
@@ -155,30 +185,32 @@ mod tests {
             headroom.remapped((now - before) as usize);
             headroom.served(demand(GIB, request), pages);
         }
-        headroom.bytes(demand(GIB, requests), GIB)
+        headroom.bytes(demand(GIB, requests), GIB, None)
     }
 
     #[test]
-    fn it_doubles_while_pages_are_mapped_without_end() {
-        // One page for sixteen requests, and a burst of less than each page 32 times.
-        assert_eq!(after(1_000_000, 1000 / 16, 1000), GIB / 64);
-        assert_eq!(after(34_000, 1000, 1000), GIB / 64);
-        assert_eq!(after(35_000, 1000, 1000), GIB / 32);
-        assert_eq!(after(69_000, 1000, 1000), GIB / 16);
-        assert_eq!(after(1_000_000, 1000, 1000), 16 * GIB);
+    fn it_grows_while_pages_are_mapped_without_end() {
+        // One page for so many requests, and a burst of less than each page 8 times.
+        let [first, second, third] = [64, 80, 100].map(|it| GIB / 64 / 64 * it);
+        assert_eq!(after(1_000_000, 1000 / REQUESTS_PER_REMAP, 1000), first);
+        assert_eq!(after(8_000, 1000, 1000), first);
+        assert_eq!(after(8_100, 1000, 1000), second);
+        assert_eq!(after(16_200, 1000, 1000), third);
+        let most = after(1_000_000, 1000, 1000);
+        assert!((15 * GIB..17 * GIB).contains(&most), "{most}");
         // However few there are, or many.
-        assert_eq!(after(4_300, 1000, 1), GIB / 64);
-        assert_eq!(after(4_400, 1000, 1), GIB / 32);
-        assert_eq!(after(139_000, 1000, 100_000), GIB / 64);
-        assert_eq!(after(140_000, 1000, 100_000), GIB / 32);
+        assert_eq!(after(1_000, 1000, 1), first);
+        assert_eq!(after(1_100, 1000, 1), second);
+        assert_eq!(after(65_000, 1000, 100_000), first);
+        assert_eq!(after(66_000, 1000, 100_000), second);
     }
 
     #[test]
     fn it_pauses_after_a_refusal() {
         let mut headroom = Headroom::default();
         headroom.refuse(demand(GIB, 5000));
-        assert_eq!(headroom.bytes(demand(GIB, 5000), GIB), 0);
-        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE - 1), GIB), 0);
-        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE), GIB), GIB / 64);
+        assert_eq!(headroom.bytes(demand(GIB, 5000), GIB, None), 0);
+        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE - 1), GIB, None), 0);
+        assert_eq!(headroom.bytes(demand(GIB, 5000 + PAUSE), GIB, None), GIB / 64);
     }
 }

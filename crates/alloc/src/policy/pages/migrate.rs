@@ -4,19 +4,19 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::MovablePages;
-use crate::heap::Pages;
+use super::{MovablePages, Need};
+use crate::heap::{ArenaKind, Pages};
 use crate::policy::Miss;
-use crate::rules::PAGE;
 use crate::shard::{Shard, lock};
-use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
+use crate::{AllocError, Backend, PoolKind};
 
 /// Who may have free pages for a request.
 pub(super) struct Donors<B: Backend> {
     /// The shard that needs them comes first: its other pool needs no wait.
     shards: Vec<Arc<Shard<B>>>,
-    /// The pool that needs them.
+    /// The pool that needs them, and the arenas that have such pages.
     kind: PoolKind,
+    arenas: ArenaKind,
 }
 
 /// A free page that is in no heap, on its way to another one.
@@ -30,16 +30,16 @@ struct MigratingPage {
 impl<B: Backend> Donors<B> {
     /// During a capture the shard is alone, since the others' streams may be the ones that are
     /// captured.
-    pub(super) fn of(miss: &Miss<'_, B>) -> Self {
-        let (shard, kind) = (miss.shard, miss.request.kind);
-        let shards = if miss.core.is_capturing() {
+    pub(super) fn of(need: &Need<'_, B>) -> Self {
+        let (shard, kind) = (need.miss.shard, need.miss.request.kind);
+        let shards = if need.miss.core.is_capturing() {
             vec![Arc::clone(shard)]
         } else {
-            let mut shards = miss.core.shared_shards();
+            let mut shards = need.miss.core.shared_shards();
             shards.sort_by_key(|other| !Arc::ptr_eq(other, shard));
             shards
         };
-        Self { shards, kind }
+        Self { shards, kind, arenas: need.arenas }
     }
 
     /// All pools but the one that needs pages, by donor.
@@ -53,13 +53,13 @@ impl<B: Backend> Donors<B> {
     /// The whole free pages that they have.
     fn free_pages(&self) -> Vec<Pages> {
         let list = |(donor, kind): (usize, PoolKind)| {
-            self.shards[donor].lock().heap.list_free_pages(Policy::Default, kind)
+            self.shards[donor].lock().heap.list_free_pages(self.arenas, kind)
         };
         self.pools().flat_map(list).collect()
     }
 
     /// Takes up to `count` free pages out of their heaps.
-    fn take_some(&self, miss: &Miss<'_, B>, count: usize) -> Vec<MigratingPage> {
+    fn take_some(&self, need: &Need<'_, B>, count: usize) -> Vec<MigratingPage> {
         let mut pages = Vec::new();
         for (donor, kind) in self.pools() {
             if pages.len() == count {
@@ -67,9 +67,9 @@ impl<B: Backend> Donors<B> {
             }
             let left = count - pages.len();
             let mut state = self.shards[donor].lock();
-            let taken = state.heap.migrate_some(Policy::Default, kind, left);
+            let taken = state.heap.migrate_some(self.arenas, kind, left);
             drop(state);
-            pages.extend(self.in_order(miss, donor, kind, taken));
+            pages.extend(self.in_order(need, donor, kind, taken));
         }
         pages.reverse();
         pages
@@ -77,12 +77,12 @@ impl<B: Backend> Donors<B> {
 
     /// Takes those of the wanted pages out of their heaps, which are sorted by address, that are
     /// free.
-    fn take_these(&self, miss: &Miss<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
+    fn take_these(&self, need: &Need<'_, B>, wanted: &[Pages]) -> Vec<MigratingPage> {
         let take = |(donor, kind): (usize, PoolKind)| {
             let mut state = self.shards[donor].lock();
-            let taken = state.heap.migrate_these(Policy::Default, kind, wanted);
+            let taken = state.heap.migrate_these(self.arenas, kind, wanted);
             drop(state);
-            self.in_order(miss, donor, kind, taken)
+            self.in_order(need, donor, kind, taken)
         };
         self.pools().flat_map(take).collect()
     }
@@ -91,13 +91,13 @@ impl<B: Backend> Donors<B> {
     /// stream still does with them. Where that fails they go back.
     fn in_order(
         &self,
-        miss: &Miss<'_, B>,
+        need: &Need<'_, B>,
         donor: usize,
         kind: PoolKind,
         taken: Vec<Pages>,
     ) -> Vec<MigratingPage> {
         if donor > 0 && !taken.is_empty() {
-            let backend = &miss.core.backend;
+            let backend = &need.miss.core.backend;
             let [own, other] = [0, donor].map(|at| self.shards[at].lock().stream.clone());
             let ordered = backend.record(&other).and_then(|event| backend.wait(&own, &event));
             if ordered.is_err() {
@@ -107,7 +107,7 @@ impl<B: Backend> Donors<B> {
                 return Vec::new();
             }
         }
-        let pages = taken.into_iter().flat_map(|pages| pages.each(PAGE));
+        let pages = taken.into_iter().flat_map(|pages| pages.each(self.arenas.page_size));
         pages.map(|page| MigratingPage { page, kind, donor }).collect()
     }
 
@@ -124,13 +124,13 @@ impl<B: Backend> MovablePages<B> {
     /// the request. Returns how many came; `None` if there is not enough memory.
     pub(super) fn bring_pages(
         &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
+        need: &Need<'_, B>,
         donors: &Donors<B>,
     ) -> Result<Option<usize>, AllocError> {
-        let count = |pages: &[Pages]| pages.iter().map(|pages| pages.size / PAGE).sum::<usize>();
-        let wanted = miss.request.size.div_ceil(PAGE);
-        let free = miss.shard.lock().heap.list_free_pages(Policy::Default, miss.request.kind);
+        let (miss, page_size) = (need.miss, need.page_size());
+        let count = |pages: &[Pages]| pages.iter().map(|it| it.size / page_size).sum::<usize>();
+        let wanted = miss.request.size.div_ceil(page_size);
+        let free = miss.shard.lock().heap.list_free_pages(need.arenas, miss.request.kind);
         let missing = wanted.saturating_sub(count(&free));
         if missing == 0 {
             return Ok(Some(0));
@@ -138,8 +138,8 @@ impl<B: Backend> MovablePages<B> {
         let elsewhere = donors.free_pages();
         let available = count(&elsewhere);
         let short = missing.saturating_sub(available);
-        let mut new = self.headroom(miss).min(missing).max(short);
-        if !self.has_room(miss, new)? {
+        let mut new = self.headroom(need).min(missing).max(short);
+        if !self.has_room(need, new)? {
             if available < missing {
                 return Ok(None);
             }
@@ -147,14 +147,14 @@ impl<B: Backend> MovablePages<B> {
         }
         // Those that come from elsewhere are what is missing after that: where memory is short,
         // that may be more.
-        let made = self.map_here(miss, memory, donors, new, Vec::new())?;
-        let returned = self.migrate_back(miss, donors, missing - made, &elsewhere);
+        let made = self.map_here(need, donors, new, Vec::new())?;
+        let returned = self.migrate_back(need, donors, missing - made, &elsewhere);
         // No call, but a wait between streams: about as dear as one.
         self.headroom.remapped(usize::from(returned > 0));
         let mut came = made + returned;
-        let migrating = donors.take_some(miss, missing - came);
+        let migrating = donors.take_some(need, missing - came);
         let rest = if made < new { migrating.len() } else { missing - came };
-        came += self.map_here(miss, memory, donors, rest, migrating)?;
+        came += self.map_here(need, donors, rest, migrating)?;
         if came < missing {
             return Ok(None);
         }
@@ -168,8 +168,7 @@ impl<B: Backend> MovablePages<B> {
     /// how many; fewer if memory is short.
     fn map_here(
         &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
+        need: &Need<'_, B>,
         donors: &Donors<B>,
         count: usize,
         mut migrating: Vec<MigratingPage>,
@@ -177,9 +176,8 @@ impl<B: Backend> MovablePages<B> {
         if count == 0 {
             return Ok(0);
         }
-        let (kind, bytes) = (miss.request.kind, count * PAGE);
-        let planned =
-            self.plan(miss, memory, bytes, |heap| heap.plan_pages(Policy::Default, kind, bytes));
+        let (kind, bytes) = (need.miss.request.kind, count * need.page_size());
+        let planned = self.plan(need, bytes, |heap| heap.plan_pages(need.arenas, kind, bytes));
         let expansion = match planned {
             Ok(Some(expansion)) => expansion,
             failed => {
@@ -190,8 +188,8 @@ impl<B: Backend> MovablePages<B> {
         let (mut mapped, mut result) = (0, Ok(true));
         for &to in &expansion.missing {
             result = match migrating.pop() {
-                Some(page) => self.migrate(miss, memory, donors, page, to),
-                None => self.create(miss, memory, to),
+                Some(page) => self.migrate(need, donors, page, to),
+                None => self.create(need, to),
             };
             if !matches!(result, Ok(true)) {
                 break;
@@ -199,25 +197,24 @@ impl<B: Backend> MovablePages<B> {
             mapped += 1;
         }
         donors.put_back(migrating);
-        miss.shard.lock().heap.undo_expansion(&expansion, mapped);
+        need.miss.shard.lock().heap.undo_expansion(&expansion, mapped);
         result.map(|_| mapped)
     }
 
     /// Maps a page at its new home; false if there is no memory for that.
     fn migrate(
         &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
+        need: &Need<'_, B>,
         donors: &Donors<B>,
         from: MigratingPage,
         to: Pages,
     ) -> Result<bool, AllocError> {
-        if let Err(error) = self.arenas.migrate(memory, from.page, to) {
+        if let Err(error) = self.arenas.migrate(need.memory, from.page, to) {
             donors.put_back(vec![from]);
-            return miss.out_of_memory(to.size, error).map(|()| false);
+            return need.miss.out_of_memory(to.size, error).map(|()| false);
         }
-        self.count_remaps(miss, 1);
-        count_moved(miss, &from, to);
+        self.count_remaps(need.miss, 1);
+        count_moved(need.miss, &from, to);
         Ok(true)
     }
 
@@ -225,7 +222,7 @@ impl<B: Backend> MovablePages<B> {
     /// Returns how many came.
     fn migrate_back(
         &mut self,
-        miss: &Miss<'_, B>,
+        need: &Need<'_, B>,
         donors: &Donors<B>,
         count: usize,
         elsewhere: &[Pages],
@@ -233,8 +230,9 @@ impl<B: Backend> MovablePages<B> {
         if count == 0 || elsewhere.is_empty() {
             return 0;
         }
+        let miss = need.miss;
         let kind = miss.request.kind;
-        let arenas = miss.shard.lock().heap.arena_numbers_of(Policy::Default, kind);
+        let arenas = miss.shard.lock().heap.arena_numbers_of(need.arenas, kind);
         let migrated = arenas.iter().flat_map(|&arena| self.arenas.aliases_in(arena));
         let is_free = |(_, home): &(Pages, Pages)| {
             let mut free = elsewhere.iter().map(|pages| pages.start..pages.end());
@@ -247,7 +245,7 @@ impl<B: Backend> MovablePages<B> {
         wanted.sort_unstable_by_key(|(_, home)| home.start);
         let homes: Vec<Pages> = wanted.iter().map(|&(_, home)| home).collect();
         let mut came = 0;
-        for from in donors.take_these(miss, &homes) {
+        for from in donors.take_these(need, &homes) {
             let find = homes.binary_search_by_key(&from.page.start, |page| page.start);
             let Ok(found) = find else { continue };
             let to = wanted[found].0;
@@ -262,7 +260,7 @@ impl<B: Backend> MovablePages<B> {
 
 /// Counts a page where it is now, and tells of it.
 fn count_moved<B: Backend>(miss: &Miss<'_, B>, from: &MigratingPage, to: Pages) {
-    let bytes = PAGE as i64;
+    let bytes = to.size as i64;
     lock(&miss.core.global).reserved_bytes.transfer(from.kind, miss.request.kind, bytes);
     miss.core.hooks.moved(from.page.start, to.start, to.size);
 }

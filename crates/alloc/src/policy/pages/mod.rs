@@ -25,10 +25,10 @@ use self::windows::Windows;
 use super::arenas::{Arenas, FreePages};
 use super::{GrowthPolicy, Miss};
 use crate::core::Core;
-use crate::heap::{Expansion, Heap, Pages};
+use crate::heap::{ArenaKind, Expansion, Heap, Pages};
 use crate::rules::PAGE;
 use crate::shard::{Granted, lock};
-use crate::{AllocError, Backend, Policy, VirtualMemory};
+use crate::{AllocError, Backend, Policy, PoolKind, VirtualMemory};
 
 /// From so many new pages on, it is asked first whether there is memory for all of them: making
 /// them takes longer than that, and a request that fails leaves them to be given back.
@@ -36,6 +36,32 @@ const MANY: usize = 128;
 
 /// Other threads may take what was made free for a request. So often it is tried.
 const ATTEMPTS: usize = 4;
+
+/// What a request needs that nothing in its heap fits.
+struct Need<'a, B: Backend> {
+    miss: &'a Miss<'a, B>,
+    memory: &'a dyn VirtualMemory<B::Error>,
+    /// The arenas in which it is served.
+    arenas: ArenaKind,
+    /// How much more than what is needed may be reserved, in percent, if the options say so.
+    headroom_percent: Option<f64>,
+}
+
+impl<'a, B: Backend> Need<'a, B> {
+    fn new(miss: &'a Miss<'a, B>, memory: &'a dyn VirtualMemory<B::Error>) -> Self {
+        let config = miss.shard.lock().config.clone();
+        let page_size = match miss.request.kind {
+            PoolKind::Large => config.page_size,
+            PoolKind::Small => PAGE.min(config.page_size),
+        };
+        let arenas = ArenaKind { policy: Policy::Default, page_size };
+        Self { miss, memory, arenas, headroom_percent: config.headroom_percent }
+    }
+
+    fn page_size(&self) -> usize {
+        self.arenas.page_size
+    }
+}
 
 /// `policy:default`.
 pub(super) struct MovablePages<B: Backend> {
@@ -58,7 +84,7 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
         if !core.is_capturing() {
             self.windows.poll(&core.backend);
         }
-        let served = self.serve(miss, memory);
+        let served = self.serve(&Need::new(miss, memory));
         if matches!(served, Ok(Some(_))) {
             self.headroom.served(Demand::of(core, 0), self.arenas.pages);
         }
@@ -70,7 +96,7 @@ impl<B: Backend> GrowthPolicy<B> for MovablePages<B> {
         // What is needed is learned anew.
         self.headroom = Headroom::default();
         let Some(memory) = core.backend.virtual_memory() else { return };
-        let mut free = FreePages::take(core, Policy::Default, PAGE);
+        let mut free = FreePages::take(core, Policy::Default);
         if free.is_empty() {
             return;
         }
@@ -104,20 +130,17 @@ impl<B: Backend> MovablePages<B> {
     ///
     /// What is chosen is the first by address. So a program that repeats itself finds the windows
     /// that it needs from the second time on, and makes no call any more.
-    fn serve(
-        &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
-    ) -> Result<Option<Granted>, AllocError> {
-        let donors = Donors::of(miss);
+    fn serve(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
+        let miss = need.miss;
+        let donors = Donors::of(need);
         for _ in 0..ATTEMPTS {
-            if let Some(granted) = self.reuse_window(miss) {
+            if let Some(granted) = self.reuse_window(need) {
                 return Ok(Some(granted));
             }
-            if let Some(granted) = self.expand(miss, memory)? {
+            if let Some(granted) = self.expand(need)? {
                 return Ok(Some(granted));
             }
-            match self.bring_pages(miss, memory, &donors)? {
+            match self.bring_pages(need, &donors)? {
                 None => return Ok(None),
                 Some(0) => {}
                 Some(_) => {
@@ -125,12 +148,12 @@ impl<B: Backend> MovablePages<B> {
                     if let Some(granted) = miss.shard.lock().take_fit_again(miss.request) {
                         return Ok(Some(granted));
                     }
-                    if let Some(granted) = self.reuse_window(miss) {
+                    if let Some(granted) = self.reuse_window(need) {
                         return Ok(Some(granted));
                     }
                 }
             }
-            if let Some(granted) = self.alias(miss, memory)? {
+            if let Some(granted) = self.alias(need)? {
                 return Ok(Some(granted));
             }
         }
@@ -138,28 +161,23 @@ impl<B: Backend> MovablePages<B> {
     }
 
     /// Maps new pages behind free memory, or where there is none, if there is headroom for them.
-    fn expand(
-        &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
-    ) -> Result<Option<Granted>, AllocError> {
-        let (shard, request) = (miss.shard, miss.request);
-        let headroom = self.headroom(miss);
+    fn expand(&mut self, need: &Need<'_, B>) -> Result<Option<Granted>, AllocError> {
+        let (shard, request) = (need.miss.shard, need.miss.request);
+        let headroom = self.headroom(need);
         if headroom == 0 {
             return Ok(None);
         }
         let (kind, size) = (request.kind, request.size);
-        let expansion = self.plan(miss, memory, size, |heap| {
-            heap.plan_least_expansion(Policy::Default, kind, size)
-        })?;
+        let plan = |heap: &mut Heap<_>| heap.plan_least_expansion(need.arenas, kind, size);
+        let expansion = self.plan(need, size, plan)?;
         let Some(expansion) = expansion else { return Ok(None) };
         let pages = expansion.missing.len();
-        if pages > headroom || !self.has_room(miss, pages)? {
+        if pages > headroom || !self.has_room(need, pages)? {
             shard.lock().heap.undo_expansion(&expansion, 0);
             return Ok(None);
         }
         for (mapped, &to) in expansion.missing.iter().enumerate() {
-            let created = self.create(miss, memory, to);
+            let created = self.create(need, to);
             if !matches!(created, Ok(true)) {
                 shard.lock().heap.undo_expansion(&expansion, mapped);
                 return created.map(|_| None);
@@ -171,54 +189,51 @@ impl<B: Backend> MovablePages<B> {
     }
 
     /// How many new pages may be made although others are free.
-    fn headroom(&self, miss: &Miss<'_, B>) -> usize {
+    fn headroom(&self, need: &Need<'_, B>) -> usize {
+        let core = need.miss.core;
         // Threads that wait for their turn ask for what they wait for at the same time.
-        let waiting = miss.core.waiting.load(Ordering::Relaxed);
-        let demand = Demand::of(miss.core, waiting);
-        self.headroom.bytes(demand, miss.core.reserved()) / PAGE
+        let demand = Demand::of(core, core.waiting.load(Ordering::Relaxed));
+        self.headroom.bytes(demand, core.reserved(), need.headroom_percent) / need.page_size()
     }
 
     /// Chooses addresses, new ones if need be, for at least `bytes` bytes, and lists what is missing
     /// page by page.
     fn plan(
         &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
+        need: &Need<'_, B>,
         bytes: usize,
         plan: impl Fn(&mut Heap<B::Memory>) -> Option<Expansion>,
     ) -> Result<Option<Expansion>, AllocError> {
+        let Need { miss, memory, arenas: ArenaKind { page_size, .. }, .. } = *need;
         let mut planned = plan(&mut miss.shard.lock().heap);
         if planned.is_none()
-            && let Some(arena) = self.arenas.reserve(miss, memory, bytes, PAGE)?
+            && let Some(arena) = self.arenas.reserve(miss, memory, bytes, page_size)?
         {
             let mut state = miss.shard.lock();
             state.heap.add_arena(miss.request.kind, arena);
             planned = plan(&mut state.heap);
         }
         if let Some(expansion) = &mut planned {
-            expansion.split_missing(PAGE);
+            expansion.split_missing(page_size);
         }
         Ok(planned)
     }
 
     /// Whether there is memory for so many new pages, as far as it is known.
-    fn has_room(&self, miss: &Miss<'_, B>, pages: usize) -> Result<bool, AllocError> {
-        let bytes = pages.saturating_mul(PAGE);
+    fn has_room(&self, need: &Need<'_, B>, pages: usize) -> Result<bool, AllocError> {
+        let miss = need.miss;
+        let bytes = pages.saturating_mul(need.page_size());
         let free = || miss.core.backend.mem_info().map_or(usize::MAX, |(free, _)| free);
         Ok(pages < MANY || (miss.may_reserve(bytes)? && bytes <= free()))
     }
 
     /// Creates a page and maps it; false if there is no memory for it.
-    fn create(
-        &mut self,
-        miss: &Miss<'_, B>,
-        memory: &dyn VirtualMemory<B::Error>,
-        to: Pages,
-    ) -> Result<bool, AllocError> {
+    fn create(&mut self, need: &Need<'_, B>, to: Pages) -> Result<bool, AllocError> {
+        let miss = need.miss;
         if !miss.may_reserve(to.size)? {
             return Ok(false);
         }
-        match self.arenas.create(memory, miss.request.kind, to) {
+        match self.arenas.create(need.memory, miss.request.kind, to) {
             Ok(()) => {
                 miss.count_created(to.size);
                 Ok(true)
