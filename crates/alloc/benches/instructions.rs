@@ -12,6 +12,8 @@
 #![allow(dead_code, unreachable_pub)] // modules that are shared with the examples
 
 mod common;
+#[path = "../examples/replay/moe.rs"]
+mod moe;
 #[path = "../examples/replay/run.rs"]
 mod run;
 #[path = "../examples/replay/trace.rs"]

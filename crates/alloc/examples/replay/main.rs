@@ -4,12 +4,13 @@
 //! cargo run --release -p warpline-alloc --example replay -- TRACE.csv.gz --policy default
 //! ```
 
-#![allow(unreachable_pub)] // tests use the modules too
+#![allow(dead_code, unreachable_pub)] // tests use the modules too
 
 mod bytes;
 mod check;
 mod completion;
 mod device;
+mod moe;
 mod policy;
 mod report;
 mod run;
@@ -37,12 +38,16 @@ use crate::trace::Trace;
 /// Replays recorded allocation traces, and says what memory and time they took.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Traces, gzipped or not: `a,ID,BYTES,STREAM` and `f,ID,,` lines, and `c,ID,,` lines.
+    /// Traces, gzipped or not: `a,ID,BYTES,STREAM` and `f,ID,,` lines, and `c,ID,,` lines; or
+    /// `moe:SHAPE:SEED:STEPS`, one of a mixture of experts that is made up.
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// How memory is got and reused.
     #[arg(long, value_enum)]
     policy: Policy,
+    /// Further options of the allocator's, such as `headroom_percent:5`.
+    #[arg(long, default_value = "")]
+    options: String,
     /// Where to replay.
     #[arg(long, value_enum, default_value = "sim")]
     driver: DriverKind,
@@ -152,7 +157,8 @@ impl World<'_> {
     ) -> Result<Vec<Outcome>, String> {
         let Options { policy, driver, capacity, .. } = *self.options;
         let named = |error: String| format!("{}: {error}", self.trace.name);
-        let config = policy.config().map_err(|error| error.to_string())?;
+        let config =
+            policy.config_with(&self.options.options).map_err(|error| error.to_string())?;
         let device = Device::open(driver, capacity, schedule, self.trace)
             .map_err(|error| named(error.to_string()))?;
         let allocator = device.allocator(config);

@@ -22,10 +22,19 @@ impl Policy {
     /// # Errors
     /// The policy is not one that the allocator has.
     pub fn config(self) -> Result<AllocatorConfig, ConfigError> {
-        AllocatorConfig::parse(match self {
+        self.config_with("")
+    }
+
+    /// The same, and further options.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn config_with(self, options: &str) -> Result<AllocatorConfig, ConfigError> {
+        let policy = match self {
             Self::Torch => "policy:torch",
             Self::TorchExpandable => "policy:torch,expandable_segments:True",
             Self::Default => "policy:default",
-        })
+        };
+        AllocatorConfig::parse(&format!("{policy},{options}"))
     }
 }

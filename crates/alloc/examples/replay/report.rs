@@ -27,10 +27,14 @@ pub struct Report {
     pub peak_reserved: i64,
     /// Allocations by the driver.
     pub device_alloc: i64,
+    /// Those after the first quarter of the events.
+    pub device_alloc_late: i64,
     /// Allocations given back to it.
     pub device_free: i64,
     /// Nanoseconds per event.
     pub cold_ns_per_event: f64,
+    /// The same after the first quarter of the events.
+    pub late_ns_per_event: f64,
     /// The same for later replays, which find the cache full; their median.
     pub warm_ns_per_event: f64,
     /// Pages that were mapped again elsewhere.
@@ -65,8 +69,11 @@ impl Report {
             peak_allocated: stats.allocated_bytes.all.peak,
             peak_reserved,
             device_alloc: stats.num_device_alloc,
+            device_alloc_late: stats.num_device_alloc - cold.quarter.num_device_alloc,
             device_free: stats.num_device_free,
             cold_ns_per_event: per_event(cold),
+            late_ns_per_event: cold.late.as_nanos() as f64
+                / (trace.ops.len() - trace.ops.len() / 4).max(1) as f64,
             warm_ns_per_event: median(warm.iter().map(per_event).collect()),
             remaps: stats.num_remaps,
             remaps_late: stats.num_remaps - cold.quarter.num_remaps,

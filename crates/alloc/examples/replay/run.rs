@@ -92,6 +92,8 @@ impl<B: Backend, V: Watch<B>, W: Watch<B>> Watch<B> for (V, W) {
 pub struct Outcome {
     /// In the loop over the events.
     pub time: Duration,
+    /// The part of it after the first quarter of the events.
+    pub late: Duration,
     /// After a quarter of the events.
     pub quarter: MemoryStats,
     /// After the last event, before the blocks that it left are freed.
@@ -115,7 +117,7 @@ pub fn replay<B: Backend>(
 ) -> Result<Outcome, String> {
     let mut live: Vec<Option<Block<B>>> = Vec::new();
     live.resize_with(trace.slots, || None);
-    let (mut time, mut at) = (Duration::ZERO, 0);
+    let (mut time, mut early, mut at) = (Duration::ZERO, Duration::ZERO, 0);
     let mut quarter = allocator.memory_stats();
     for part in [trace.ops.len() / 4, trace.ops.len()] {
         while at < part {
@@ -128,6 +130,7 @@ pub fn replay<B: Backend>(
         }
         if part < trace.ops.len() {
             quarter = allocator.memory_stats();
+            early = time;
         }
     }
     let end = allocator.memory_stats();
@@ -137,7 +140,7 @@ pub fn replay<B: Backend>(
         }
     }
     watch.finish()?;
-    Ok(Outcome { time, quarter, end })
+    Ok(Outcome { time, late: time - early, quarter, end })
 }
 
 /// The loop that is timed.

@@ -8,6 +8,8 @@ use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
 
+use super::moe;
+
 /// No line is longer: three numbers of 20 digits have room.
 const MAX_LINE: u64 = 128;
 /// Text that is read of a file, in bytes: a small gzip stream can expand without end.
@@ -81,6 +83,14 @@ pub enum TraceError {
         /// What the system says.
         source: io::Error,
     },
+    /// It was to be made up, and is not one that can be.
+    #[error("{name}: cannot be made: {reason}")]
+    Generate {
+        /// What it was called.
+        name: String,
+        /// What is wrong with that.
+        reason: String,
+    },
     /// A line that does not belong into a trace.
     #[error("{name}: line {line}: {reason}")]
     Line {
@@ -104,12 +114,19 @@ struct Slots {
 }
 
 impl Trace {
-    /// Reads a file; gzip is told by its first bytes or the file's name.
+    /// Reads a file; gzip is told by its first bytes or the file's name. `moe:…` is made up (`moe.rs`).
     ///
     /// # Errors
     /// The file cannot be opened, or what is wrong with which line.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // A file of such a name has a folder.
+        if path.to_string_lossy().starts_with(moe::PREFIX) {
+            return match moe::generate(&name) {
+                Ok(text) => Self::read(&name, text.as_bytes()),
+                Err(reason) => Err(TraceError::Generate { name, reason }),
+            };
+        }
         match File::open(path) {
             Ok(file) => Self::read(&name, file),
             Err(source) => Err(TraceError::Open { name, source }),

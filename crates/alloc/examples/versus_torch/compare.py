@@ -51,12 +51,17 @@ def build(folder):
     return program, environment
 
 
-def plain(traces, folder):
+def plain(ours, traces, folder):
     """Traces as text, without the lines that a replay ignores."""
     paths = []
     for trace in traces:
         name = os.path.basename(trace).split(".")[0]
         path = os.path.join(folder, name + ".csv")
+        if name.startswith("moe:"):
+            with open(path, "w") as target:
+                subprocess.run([ours, "--text", name], check=True, stdout=target)
+            paths.append(path)
+            continue
         reader = gzip.open if trace.endswith(".gz") else open
         with reader(trace, "rt") as source, open(path, "w") as target:
             target.writelines(line for line in source if line[0] in "af")
@@ -65,15 +70,16 @@ def plain(traces, folder):
 
 
 def measure(command, environment=None):
-    """Nanoseconds per operation by what was measured."""
+    """By what was measured: nanoseconds per operation, and what was reserved for what was asked for."""
     output = subprocess.run(
         command, env=environment, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     figures = {}
     for line in output.splitlines():
         record = json.loads(line)
+        figure = (record.pop("ns_per_op"), record.pop("reserved", None))
         key = tuple((k, v) for k, v in record.items() if not k.startswith("ns_"))
-        figures[key] = record["ns_per_op"]
+        figures[key] = figure
     return figures
 
 
@@ -87,13 +93,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ours", required=True, help="the built example versus_torch")
     parser.add_argument("--policy", default="default")
+    parser.add_argument("--options", default="", help="further options of ours: headroom_percent:5")
     parser.add_argument("--turns", type=int, default=3, help="runs of each, alternating")
     parser.add_argument("--rounds", type=int, default=5, help="measurements in a run")
     parser.add_argument("--times", type=int, default=50_000, help="operations in a measurement")
     parser.add_argument("--only", default="cached,threads,mixed,trace", help="some of these")
     parser.add_argument("--torch-conf", help="PYTORCH_CUDA_ALLOC_CONF for PyTorch")
     parser.add_argument("--json", help="a file for the figures")
-    parser.add_argument("traces", nargs="*", help="TRACE.csv.gz or TRACE.csv")
+    parser.add_argument("traces", nargs="*", help="TRACE.csv.gz, TRACE.csv or moe:SHAPE:SEED:STEPS")
     options = parser.parse_args()
     if min(options.turns, options.rounds, options.times) < 1:
         parser.error("--turns, --rounds and --times are at least 1")
@@ -104,11 +111,11 @@ def main():
             environment.pop(name, None)
         if options.torch_conf:
             environment["PYTORCH_CUDA_ALLOC_CONF"] = options.torch_conf
-        traces = plain(options.traces, folder)
+        traces = plain(options.ours, options.traces, folder)
         rounds, times = str(options.rounds), str(options.times)
         theirs = [program, rounds, times, options.only, *traces]
         ours = [options.ours, "--driver", "cuda", "--policy", options.policy]
-        ours += ["--rounds", rounds, "--times", times, "--only", options.only, *traces]
+        ours += ["--options", options.options, "--rounds", rounds, "--times", times, "--only", options.only, *traces]
         figures = {}
         for turn in range(options.turns):
             print(f"turn {turn + 1} of {options.turns}", file=sys.stderr)
@@ -117,15 +124,19 @@ def main():
                     figures.setdefault(key, ([], []))[side].append(value)
 
     records = []
-    print("| | PyTorch, ns | Warpline, ns | PyTorch ÷ Warpline |")
-    print("|---|---|---|---|")
+    print("| | PyTorch, ns | Warpline, ns | PyTorch ÷ Warpline | reserved ÷ requested, PyTorch | Warpline |")
+    print("|---|---|---|---|---|---|")
     for key, sides in figures.items():
         if not all(sides):
             sys.exit(f"error: only one side measured {title(key)}")
-        torch, warpline = (statistics.median(side) for side in sides)
-        print(f"| {title(key)} | {torch:.1f} | {warpline:.1f} | {torch / warpline:.1f} |")
+        times, held = zip(*(zip(*side) for side in sides))
+        torch, warpline = (statistics.median(side) for side in times)
+        reserved = ["" if None in side else f"{statistics.median(side):.4f}" for side in held]
+        columns = [f"{torch:.1f}", f"{warpline:.1f}", f"{torch / warpline:.1f}", *reserved]
+        print("| " + " | ".join([title(key), *columns]) + " |")
         record = dict(key, torch_ns=torch, warpline_ns=warpline, ratio=torch / warpline)
-        record["turns"] = list(zip(*sides))
+        record["turns"] = list(zip(*times))
+        record["reserved"] = reserved
         records.append(record)
     if options.json:
         with open(options.json, "w") as file:

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub)] // the modules are shared
 
+#[path = "../replay/moe.rs"]
+mod moe;
 #[path = "../replay/policy.rs"]
 mod policy;
 #[path = "../replay/run.rs"]
@@ -29,11 +31,17 @@ use crate::work::{LIVE, Mixed, SIZES, THREADS, cached, threads};
 /// Measures the allocator as `torch_alloc.cpp` measures PyTorch's.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Traces whose warm replay is measured.
+    /// Traces, or `moe:SHAPE:SEED:STEPS` for one of a mixture of experts that is made up.
     traces: Vec<PathBuf>,
+    /// Prints the lines of the first trace, which is made up, and no more.
+    #[arg(long)]
+    text: bool,
     /// How memory is got and reused.
     #[arg(long, value_enum, default_value = "default")]
     policy: Policy,
+    /// Further options of the allocator's, such as `headroom_percent:5`.
+    #[arg(long, default_value = "")]
+    options: String,
     /// What gives the memory.
     #[arg(long, value_enum, default_value = "cuda")]
     driver: DriverKind,
@@ -64,12 +72,18 @@ enum Only {
     Threads,
     Mixed,
     Trace,
+    Fresh,
 }
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    if options.text {
+        let name = options.traces.first().map(|path| path.to_string_lossy());
+        print!("{}", moe::generate(&name.unwrap_or_default())?);
+        return Ok(());
+    }
     let driver: Arc<dyn Driver> = match options.driver {
         DriverKind::Cuda => open(Some("cuda"), None)?,
         DriverKind::Sim => open(Some("sim"), None)?,
@@ -81,6 +95,7 @@ fn main() -> Result<()> {
         Only::Threads => bench.threads(),
         Only::Mixed => bench.mixed(),
         Only::Trace => bench.traces(),
+        Only::Fresh => bench.fresh(),
     })
 }
 
@@ -93,7 +108,7 @@ impl Bench {
     /// An allocator with an empty cache.
     fn allocator(&self) -> Result<CudaAllocator> {
         let backend = CudaBackend::new(Arc::clone(&self.driver), 0);
-        Ok(CudaAllocator::new(backend, self.options.policy.config()?))
+        Ok(CudaAllocator::new(backend, self.options.policy.config_with(&self.options.options)?))
     }
 
     fn streams(&self, count: usize) -> Result<Vec<Stream>> {
@@ -103,15 +118,10 @@ impl Bench {
             .collect::<std::result::Result<_, _>>()?)
     }
 
-    /// The median of some measurements, in nanoseconds per operation.
+    /// The median of some measurements after one that does not count.
     fn measure(&self, operations: usize, mut run: impl FnMut() -> Result<Duration>) -> Result<f64> {
         run()?;
-        let mut times = Vec::new();
-        for _ in 0..self.options.rounds.max(1) {
-            times.push(run()?.as_nanos() as f64 / operations.max(1) as f64);
-        }
-        times.sort_unstable_by(f64::total_cmp);
-        Ok((times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0)
+        median_per(operations, self.options.rounds, run)
     }
 
     fn times(&self) -> usize {
@@ -156,13 +166,18 @@ impl Bench {
         Ok(())
     }
 
+    /// A stream for each of a trace's.
+    fn streams_of(&self, trace: &Trace) -> Result<Vec<Stream>> {
+        let others = self.streams(trace.streams.len())?;
+        let default = Stream::default_of(&self.driver, 0);
+        let own = |(&number, stream)| if number == 0 { default.clone() } else { stream };
+        Ok(trace.streams.iter().zip(others).map(own).collect())
+    }
+
     fn traces(&self) -> Result<()> {
         for path in &self.options.traces {
             let trace = Trace::open(path)?;
-            let others = self.streams(trace.streams.len())?;
-            let default = Stream::default_of(&self.driver, 0);
-            let own = |(&number, stream)| if number == 0 { default.clone() } else { stream };
-            let streams: Vec<_> = trace.streams.iter().zip(others).map(own).collect();
+            let streams = self.streams_of(&trace)?;
             let allocator = self.allocator()?;
             let ns = self.measure(trace.ops.len(), || {
                 Ok(run::replay(&allocator, &trace, &streams, &mut (), &mut |_| {})?.time)
@@ -172,6 +187,44 @@ impl Bench {
         }
         Ok(())
     }
+
+    /// Replays each of which starts with an empty cache, and what they reserve.
+    fn fresh(&self) -> Result<()> {
+        for path in &self.options.traces {
+            let trace = Trace::open(path)?;
+            let streams = self.streams_of(&trace)?;
+            let mut reserved = 0.0;
+            let operations = trace.ops.len() - trace.ops.len() / 4;
+            let ns = median_per(operations, self.options.rounds, || {
+                let allocator = self.allocator()?;
+                let outcome = run::replay(&allocator, &trace, &streams, &mut (), &mut |_| {})?;
+                let stats = allocator.memory_stats();
+                let [held, asked] =
+                    [stats.reserved_bytes, stats.requested_bytes].map(|it| it.all.peak as f64);
+                reserved = held / asked;
+                Ok(outcome.late)
+            })?;
+            let name = trace.name.split('.').next();
+            print(json!({
+                "bench": "fresh", "trace": name, "ns_per_op": ns, "reserved": reserved,
+            }));
+        }
+        Ok(())
+    }
+}
+
+/// The median of some measurements, in nanoseconds per operation.
+fn median_per(
+    operations: usize,
+    rounds: usize,
+    mut run: impl FnMut() -> Result<Duration>,
+) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..rounds.max(1) {
+        times.push(run()?.as_nanos() as f64 / operations.max(1) as f64);
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    Ok((times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0)
 }
 
 fn print(line: Value) {

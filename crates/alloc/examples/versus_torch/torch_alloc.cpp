@@ -1,7 +1,7 @@
 // What PyTorch's caching allocator costs when compiled code calls it, as JSON lines. `work.rs`
 // does the same to ours, with the same random numbers.
 //
-//   torch_alloc ROUNDS TIMES cached,threads,mixed,trace [TRACE.csv ...]
+//   torch_alloc ROUNDS TIMES cached,threads,mixed,trace,fresh [TRACE.csv ...]
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -58,6 +58,11 @@ struct Options {
   bool measures(const char* bench) const { return only.find(bench) != std::string::npos; }
 };
 
+static double median(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return (times[(times.size() - 1) / 2] + times[times.size() / 2]) / 2;
+}
+
 // The median of some measurements after one that does not count, per operation.
 static double measure(const Options& options, size_t operations, const std::function<double()>& run) {
   run();
@@ -65,8 +70,7 @@ static double measure(const Options& options, size_t operations, const std::func
   for (int i = 0; i < options.rounds; i++) {
     times.push_back(run() / std::max<size_t>(operations, 1));
   }
-  std::sort(times.begin(), times.end());
-  return (times[(times.size() - 1) / 2] + times[times.size() / 2]) / 2;
+  return median(times);
 }
 
 static double cached(cudaStream_t stream, size_t bytes, size_t times) {
@@ -192,10 +196,15 @@ static Trace read(const std::string& path) {
   return trace;
 }
 
-static double replay(const Trace& trace) {
+// The time from one of its events on.
+static double replay(const Trace& trace, size_t from = 0) {
   std::vector<void*> live(trace.slots, nullptr);
   auto start = Clock::now();
-  for (const Op& op : trace.ops) {
+  for (size_t i = 0; i < trace.ops.size(); i++) {
+    if (i == from) {
+      start = Clock::now();
+    }
+    const Op& op = trace.ops[i];
     if (op.bytes == FREE) {
       alloc::raw_delete(live[op.slot]);
       live[op.slot] = nullptr;
@@ -266,6 +275,25 @@ static void run(const Options& options, const std::vector<std::string>& traces) 
     double ns = measure(options, trace.ops.size(), [&] { return replay(trace); });
     std::printf(
         "{\"bench\":\"trace\",\"trace\":\"%s\",\"ns_per_op\":%f}\n", stem(path).c_str(), ns);
+  }
+  for (const std::string& path : traces) {
+    if (!options.measures("fresh")) {
+      break;
+    }
+    Trace trace = read(path);
+    size_t from = trace.ops.size() / 4;
+    std::vector<double> times;
+    double reserved = 0;
+    for (int i = 0; i < options.rounds; i++) {
+      alloc::emptyCache();
+      alloc::resetPeakStats(0);
+      times.push_back(replay(trace, from) / std::max<size_t>(trace.ops.size() - from, 1));
+      auto stats = alloc::getDeviceStats(0);
+      reserved = double(stats.reserved_bytes[0].peak) / double(stats.requested_bytes[0].peak);
+    }
+    std::printf(
+        "{\"bench\":\"fresh\",\"trace\":\"%s\",\"ns_per_op\":%f,\"reserved\":%f}\n",
+        stem(path).c_str(), median(times), reserved);
   }
 }
 

@@ -56,13 +56,6 @@ pub(crate) struct ArenaRange {
     pub(crate) bytes: usize,
 }
 
-impl ArenaRange {
-    /// Bytes in each of its pages.
-    pub(crate) fn page_size(&self) -> usize {
-        self.kind.page_size
-    }
-}
-
 /// Some of the arenas: a policy's whose pages have one size. Under other options there may have been
 /// pages of another size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -72,12 +72,12 @@ fn sums_that_start_anew_do_not_change_what_is_reserved() {
     let reserved = |resets: bool| {
         let fake = Fake::with_pages(1 << 40);
         let mut churn = Churn::new(&fake);
-        for _ in 0..8000 {
+        for _ in 0..800 {
             if resets {
                 churn.allocator.reset_accumulated_stats();
             }
             churn.run(&fake, 1);
-            (0..200).for_each(|_| drop(churn.allocator.malloc(512, &0).unwrap()));
+            (0..2000).for_each(|_| drop(churn.allocator.malloc(512, &0).unwrap()));
         }
         churn.allocator.memory_reserved()
     };

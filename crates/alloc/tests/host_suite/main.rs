@@ -7,6 +7,7 @@ mod tool;
 
 mod concurrent;
 mod cuda;
+mod experts;
 mod faults;
 mod headroom;
 mod host;

@@ -113,6 +113,8 @@ fn options() -> impl Strategy<Value = &'static str> {
         "expandable_segments:True,per_process_memory_fraction:0.5",
         "policy:default",
         "policy:default,roundup_power2_divisions:4",
+        "policy:default,page_size_mb:8,headroom_percent:5",
+        "policy:default,page_size_mb:2,headroom_percent:0",
         "policy:default,per_process_memory_fraction:0.5",
         "policy:default,max_split_size_mb:20",
         "expandable_segments:True,max_split_size_mb:20",

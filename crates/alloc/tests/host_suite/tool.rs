@@ -10,6 +10,8 @@ pub(crate) mod check;
 pub(crate) mod completion;
 #[path = "../../examples/replay/device.rs"]
 pub(crate) mod device;
+#[path = "../../examples/replay/moe.rs"]
+pub(crate) mod moe;
 #[path = "../../examples/replay/policy.rs"]
 pub(crate) mod policy;
 #[path = "../../examples/replay/report.rs"]

@@ -1,0 +1,399 @@
+//! Traces of mixtures of experts, made up from a seed: what each expert gets to do, and with it the
+//! size of its buffers, changes at random in each step and layer, so that nothing ever recurs.
+//! `moe:SHAPE:SEED` names one, `moe:SHAPE:SEED:STEPS` one of another length.
+
+use std::fmt::Write;
+use std::iter::repeat_n;
+
+/// What the name of such a trace begins with.
+pub const PREFIX: &str = "moe:";
+
+/// How the experts' work is laid out in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Experts {
+    /// One expert after another, each with buffers for the tokens that it gets: dropless.
+    Looped,
+    /// All experts at once, each one's tokens padded to blocks of 128: dropless.
+    Grouped,
+    /// All experts at once, each with room for as many tokens as the busiest gets.
+    Capacity,
+    /// As `Grouped`, for tokens that come from other devices: how many differs in each layer.
+    Parallel,
+}
+
+/// A model, and what is done with it. Activations and weights are of two bytes.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    name: &'static str,
+    experts: Experts,
+    layers: u64,
+    count: u64,
+    top_k: u64,
+    hidden: u64,
+    inner: u64,
+    vocabulary: u64,
+    tokens: u64,
+    /// How many in a hundred fewer tokens a step may have.
+    fewer: u64,
+    /// Whether there is a backward pass.
+    trains: bool,
+    /// Whether a layer's inside is computed once more in the backward pass.
+    recomputes: bool,
+    steps: u64,
+}
+
+const BASE: Shape = Shape {
+    name: "",
+    experts: Experts::Looped,
+    layers: 8,
+    count: 8,
+    top_k: 2,
+    hidden: 2048,
+    inner: 5632,
+    vocabulary: 32_000,
+    tokens: 4096,
+    fewer: 0,
+    trains: true,
+    recomputes: false,
+    steps: 80,
+};
+
+/// All there are: few large experts and many small ones, in each layout, with and without a
+/// backward pass.
+const SHAPES: [Shape; 7] = [
+    Shape { name: "coarse", ..BASE },
+    Shape { name: "fine", count: 64, top_k: 6, inner: 1408, layers: 6, steps: 50, ..BASE },
+    Shape { name: "recomputed", recomputes: true, layers: 16, tokens: 8192, ..BASE },
+    Shape {
+        name: "grouped",
+        experts: Experts::Grouped,
+        tokens: 8192,
+        fewer: 40,
+        steps: 200,
+        ..BASE
+    },
+    Shape {
+        name: "capacity",
+        experts: Experts::Capacity,
+        count: 32,
+        top_k: 1,
+        inner: 4096,
+        tokens: 8192,
+        steps: 200,
+        ..BASE
+    },
+    Shape {
+        name: "parallel",
+        experts: Experts::Parallel,
+        count: 16,
+        layers: 12,
+        steps: 200,
+        ..BASE
+    },
+    Shape { name: "inference", trains: false, layers: 16, fewer: 75, steps: 150, ..BASE },
+];
+
+/// The names of all shapes.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SHAPES.iter().map(|shape| shape.name)
+}
+
+/// The text of the trace that is called so: lines as a recorded one has them.
+///
+/// # Errors
+/// There is no such shape, or the seed or the number of steps is none.
+pub fn generate(name: &str) -> Result<String, String> {
+    let mut parts = name.strip_prefix(PREFIX).unwrap_or(name).split(':');
+    let wanted = parts.next().unwrap_or_default();
+    let shape = SHAPES.iter().find(|shape| shape.name == wanted).ok_or_else(|| {
+        let names: Vec<&str> = names().collect();
+        format!("there is no shape `{wanted}`; there are {}", names.join(", "))
+    })?;
+    let number = |part: Option<&str>, default: u64, what: &str| match part.map(str::parse) {
+        None => Ok(default),
+        Some(Ok(number)) if number > 0 => Ok(number),
+        _ => Err(format!("{what} `{}` is not a whole number from 1", part.unwrap_or_default())),
+    };
+    let seed = number(parts.next(), 1, "the seed")?;
+    let steps = number(parts.next(), shape.steps, "the number of steps")?;
+    if let Some(more) = parts.next() {
+        return Err(format!("`{more}` is too much: expected {PREFIX}SHAPE:SEED:STEPS"));
+    }
+    let mut program = Program::new(*shape, seed);
+    program.run(steps);
+    Ok(program.text)
+}
+
+/// Marsaglia's xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..8).for_each(|_| {
+            random.below(1);
+        });
+        random
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+/// A block: its id, and its bytes.
+type Block = (u64, u64);
+
+/// What a backward pass needs of a layer.
+struct Saved {
+    /// The blocks of one module after another.
+    modules: Vec<Vec<Block>>,
+    /// How many tokens each expert got.
+    load: Vec<u64>,
+}
+
+/// What makes a trace.
+struct Program {
+    shape: Shape,
+    random: Random,
+    text: String,
+    next: u64,
+    stream: u64,
+    /// How popular each expert of each layer is; it drifts.
+    popular: Vec<Vec<u64>>,
+}
+
+impl Program {
+    fn new(shape: Shape, seed: u64) -> Self {
+        let (random, text) = (Random::new(seed), String::new());
+        Self { shape, random, text, next: 0, stream: 0, popular: Vec::new() }
+    }
+
+    fn alloc(&mut self, bytes: u64) -> Block {
+        let id = self.next;
+        self.next += 1;
+        let _ = writeln!(self.text, "a,{id},{},{}", bytes.max(1), self.stream);
+        (id, bytes)
+    }
+
+    fn free(&mut self, (id, _): Block) {
+        let _ = writeln!(self.text, "f,{id},,");
+    }
+
+    /// A block that is freed again before anything else happens that lasts.
+    fn scratch(&mut self, bytes: u64) {
+        let block = self.alloc(bytes);
+        self.free(block);
+    }
+
+    fn run(&mut self, steps: u64) {
+        let Shape { layers, count, hidden, vocabulary, trains, .. } = self.shape;
+        let kept = if trains { 3 } else { 1 }; // weights, and what the optimizer keeps of each
+        for _ in 0..layers {
+            for bytes in self.weights().into_iter().flat_map(|it| repeat_n(it, kept)) {
+                self.alloc(bytes);
+            }
+            let popular = (0..count).map(|_| 100 + self.random.below(900)).collect();
+            self.popular.push(popular);
+        }
+        for bytes in repeat_n(vocabulary * hidden * 2, kept * 2) {
+            self.alloc(bytes);
+        }
+        (0..steps).for_each(|_| self.step());
+    }
+
+    /// Bytes of a layer's weights.
+    fn weights(&self) -> Vec<u64> {
+        let Shape { count, hidden, inner, experts, .. } = self.shape;
+        let mut weights = vec![hidden * 2, hidden * hidden * 6, hidden * hidden * 2, hidden * 2];
+        weights.push(hidden * count * 2);
+        let each = hidden * inner * 2;
+        match experts {
+            Experts::Looped => weights.extend((0..3 * count).map(|_| each)),
+            _ => weights.extend([2 * each * count, each * count]),
+        }
+        weights
+    }
+
+    /// How many tokens each of a layer's experts gets.
+    fn route(&mut self, layer: usize, tokens: u64) -> Vec<u64> {
+        let Self { random, popular, shape, .. } = self;
+        for weight in &mut popular[layer] {
+            *weight = (*weight * (90 + random.below(21)) / 100).clamp(50, 5000);
+        }
+        let chances: Vec<u64> =
+            popular[layer].iter().map(|weight| weight * (500 + random.below(1001))).collect();
+        let (total, slots) = (chances.iter().sum::<u64>(), tokens * shape.top_k);
+        chances.iter().map(|chance| (slots * chance / total).min(tokens)).collect()
+    }
+
+    fn step(&mut self) {
+        let Shape { layers, hidden, vocabulary, tokens, fewer, trains, recomputes, .. } =
+            self.shape;
+        let tokens = tokens - self.random.below(tokens * fewer / 100 + 1);
+        let ids = self.alloc(tokens * 8);
+        let mut x = self.alloc(tokens * hidden * 2);
+        let mut saved: Vec<(Saved, Block)> = Vec::new();
+        for layer in 0..layers as usize {
+            let load = self.route(layer, tokens);
+            let (out, mut kept) = self.layer(tokens, load);
+            if !trains || recomputes {
+                kept.modules.drain(..).flatten().for_each(|block| self.free(block));
+            }
+            if trains {
+                saved.push((kept, x));
+            } else {
+                self.free(x);
+            }
+            x = out;
+        }
+        let logits = self.alloc(if trains { tokens } else { 64 } * vocabulary * 2);
+        if trains {
+            let wide = self.alloc(tokens * vocabulary * 4);
+            self.scratch(4);
+            let gradient = self.alloc(tokens * vocabulary * 4);
+            self.free(wide);
+            self.free(logits);
+            let narrow = self.alloc(tokens * vocabulary * 2);
+            self.free(gradient);
+            let mut gradients = vec![self.alloc(vocabulary * hidden * 2)];
+            let mut down = self.alloc(tokens * hidden * 2);
+            self.free(narrow);
+            for (mut kept, input) in saved.into_iter().rev() {
+                if recomputes {
+                    let load = std::mem::take(&mut kept.load);
+                    let (out, again) = self.layer(tokens, load);
+                    self.free(out);
+                    kept = again;
+                }
+                down = self.backward(tokens, kept, down, &mut gradients);
+                self.free(input);
+            }
+            self.free(down);
+            self.free(x);
+            for gradient in gradients {
+                self.scratch(gradient.1.min(1 << 20));
+                self.free(gradient);
+            }
+        } else {
+            self.scratch(64 * vocabulary * 4);
+            self.free(logits);
+            self.free(x);
+        }
+        self.free(ids);
+    }
+
+    /// A layer's forward pass: what it returns, and what the backward pass needs.
+    fn layer(&mut self, tokens: u64, load: Vec<u64>) -> (Block, Saved) {
+        let Shape { count, top_k, hidden, .. } = self.shape;
+        let row = tokens * hidden * 2;
+        let mut modules = Vec::new();
+        let attention = [row, 3 * row, row, row, row, tokens * 64, row].map(|it| self.alloc(it));
+        self.scratch(1 << 16);
+        let projected = self.alloc(row);
+        let sum = self.alloc(row);
+        self.free(projected);
+        modules.push(attention.to_vec());
+        let normal = self.alloc(row);
+        let logits = self.alloc(tokens * count * 2);
+        let chances = self.alloc(tokens * count * 4);
+        self.free(logits);
+        let chosen = [tokens * top_k * 4, tokens * top_k * 8].map(|it| self.alloc(it));
+        self.scratch(tokens * top_k * count * 8);
+        self.scratch(count * 8);
+        modules.push([&[sum, normal, chances], &chosen[..]].concat());
+        let out = self.alloc(row);
+        match self.shape.experts {
+            Experts::Looped => {
+                for &own in load.iter().filter(|own| **own > 0) {
+                    modules.push(self.expert(own));
+                }
+            }
+            layout => modules.push(self.all_experts(tokens, layout, &load)),
+        }
+        let result = self.alloc(row);
+        self.free(out);
+        (result, Saved { modules, load })
+    }
+
+    /// An expert's forward pass.
+    fn expert(&mut self, tokens: u64) -> Vec<Block> {
+        let Shape { hidden, inner, .. } = self.shape;
+        let (row, wide) = (tokens * hidden * 2, tokens * inner * 2);
+        let kept = [tokens * 8, tokens * 8, row, wide, wide, wide, wide, row];
+        let kept = kept.map(|bytes| self.alloc(bytes));
+        self.scratch(tokens * 2);
+        self.scratch(row);
+        kept.to_vec()
+    }
+
+    /// The same of all experts together.
+    fn all_experts(&mut self, tokens: u64, layout: Experts, load: &[u64]) -> Vec<Block> {
+        let Shape { count, hidden, inner, .. } = self.shape;
+        let tokens: u64 = match layout {
+            Experts::Capacity => {
+                load.iter().max().copied().unwrap_or_default().next_multiple_of(8) * count
+            }
+            _ => load.iter().map(|own| own.next_multiple_of(128)).sum::<u64>().max(tokens),
+        };
+        let mut kept = vec![self.alloc(tokens * 8)];
+        let mut rows = tokens;
+        if layout == Experts::Parallel {
+            // So many are here of what all devices have; they come over a stream of their own.
+            rows = tokens / 2 + self.random.below(tokens * 3 / 2);
+            self.stream = 1;
+        }
+        let (row, wide) = (rows * hidden * 2, rows * inner * 2);
+        kept.push(self.alloc(row));
+        self.stream = 0;
+        kept.extend([2 * wide, wide].map(|bytes| self.alloc(bytes)));
+        if layout == Experts::Parallel {
+            let back = self.alloc(row);
+            self.stream = 1;
+            self.scratch(tokens * hidden * 2);
+            self.stream = 0;
+            self.free(back);
+        }
+        kept.push(self.alloc(row));
+        self.scratch(tokens * hidden * 2);
+        kept
+    }
+
+    /// A layer's backward pass: returns the gradient of what it was given.
+    fn backward(
+        &mut self,
+        tokens: u64,
+        saved: Saved,
+        mut down: Block,
+        gradients: &mut Vec<Block>,
+    ) -> Block {
+        let row = tokens * self.shape.hidden * 2;
+        let mut weights = self.weights();
+        for (at, mut module) in saved.modules.into_iter().enumerate().rev() {
+            // Of each block that was kept a gradient is made, from that of the one behind it.
+            let mut behind = None;
+            let own = if at >= 2 && self.shape.experts == Experts::Looped { 3 } else { 2 };
+            while let Some(block) = module.pop() {
+                let gradient = self.alloc(block.1);
+                if let Some(behind) = behind.replace(gradient) {
+                    self.free(behind);
+                }
+                self.free(block);
+                if module.len() < own
+                    && let Some(bytes) = weights.pop()
+                {
+                    gradients.push(self.alloc(bytes));
+                }
+            }
+            let sum = self.alloc(row);
+            for done in behind.into_iter().chain([std::mem::replace(&mut down, sum)]) {
+                self.free(done);
+            }
+        }
+        gradients.extend(weights.into_iter().map(|bytes| self.alloc(bytes)));
+        down
+    }
+}
