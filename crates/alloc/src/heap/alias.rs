@@ -43,18 +43,21 @@ impl<M> Heap<M> {
     }
 
     /// Pieces of free memory that are `bytes` bytes together, each from the beginning of a page on
-    /// and all but the last to the end of one. The shortest come first, so that what is free in one
-    /// piece stays so, and of equals the first by address. `None` if there is not as much.
+    /// and all but the last to the end of one: the first by address, or the shortest, and of equals
+    /// the first. `None` if there is not as much.
     pub(crate) fn plan_pieces(
         &self,
         arenas: ArenaKind,
         kind: PoolKind,
         bytes: usize,
+        shortest_first: bool,
     ) -> Option<Vec<Extent>> {
         let mut left = bytes;
         let mut pieces = Vec::new();
         let mut free = self.list_free_pages(arenas, kind);
-        free.sort_by_key(|pages| pages.size);
+        if shortest_first {
+            free.sort_by_key(|pages| pages.size);
+        }
         for pages in free {
             let size = pages.size.min(left);
             pieces.push(Extent { arena: pages.arena, start: pages.start, size });

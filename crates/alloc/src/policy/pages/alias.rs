@@ -8,6 +8,10 @@ use crate::policy::Miss;
 use crate::shard::Granted;
 use crate::{AllocError, Backend, PoolKind};
 
+/// Aliases of more pages are made of the shortest free pieces, so that what is free in one piece
+/// stays so. Those of so few take the first, as which a program that repeats itself finds again.
+const FEW_PAGES: usize = 16;
+
 impl<B: Backend> MovablePages<B> {
     /// Serves a request by a window whose memory is free.
     pub(super) fn reuse_window(&self, need: &Need<'_, B>) -> Option<Granted> {
@@ -31,15 +35,15 @@ impl<B: Backend> MovablePages<B> {
         let miss = need.miss;
         self.retire_windows(miss);
         let (kind, size) = (miss.request.kind, miss.request.size);
+        let count = size.div_ceil(need.page_size());
         let (pieces, detached) = {
             let mut state = miss.shard.lock();
             let heap = &mut state.heap;
-            let pieces = heap.plan_pieces(need.arenas, kind, size);
+            let pieces = heap.plan_pieces(need.arenas, kind, size, count > FEW_PAGES);
             let Some(pieces) = pieces else { return Ok(None) };
             let detached = heap.detach_pieces(need.arenas, kind, &pieces);
             (pieces, detached)
         };
-        let count = size.div_ceil(need.page_size());
         let opened = self.open_window(need, count, &pieces);
         if let Ok(Some(window)) = opened {
             self.count_remaps(miss, count);
