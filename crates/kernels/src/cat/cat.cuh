@@ -1,8 +1,5 @@
 // out = the sources, of which each has its columns of the rows. Elements are moved as they are, several as one.
 
-// Side by side, as many as are moved at once.
-struct alignas(16) u128 { u64 low, high; };
-
 template <class T>
 __device__ __forceinline__ void
 cat(const T* const (&sources)[SOURCES], T* __restrict__ out, const Cat& p) {

@@ -9,21 +9,20 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 
 use crate::programs::{BITS, bits, committed, cuda_type};
-use warpline_runtime::iter::{self, Flat, Index, Op, Params, run, vector_width};
+use warpline_runtime::iter::{self, Flat, Index, Op, Params, vector_width};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
 use warpline_runtime::{DType, Result, Target, View, launch};
 use warpline_runtime::{cuda_struct, dispatch};
 
-/// The kernels' arguments: codes of [`DType`], which only the kernels for any pair look at.
+/// The kernels' arguments: the code of the result's [`DType`], at which only [`ANY`]'s kernels look.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Args {
-    from: u32,
     to: u32,
 }
 
-cuda_struct!(Args { from, to });
+cuda_struct!(Args { to });
 
 pub(crate) const PROGRAMS: &[&Program] = &[&COPY, &CAST, &ANY];
 
@@ -45,9 +44,18 @@ static CAST: Program = Program::new("cast", PAIRS, iter::KERNELS, |_, pair| {
 })
 .with_ptx(committed);
 
-static ANY: Program =
-    Program::new("cast_any", &[""], iter::KERNELS, |_, _| base().push(include_str!("any.cuh")))
-        .with_ptx(committed);
+/// From each dtype to any other.
+static ANY: Program = Program::new("cast_any", &DType::SUFFIXES, iter::KERNELS, |_, from| {
+    let vector = DType::ALL.into_iter().find(|dtype| dtype.suffix() == from).map_or(1, any_vector);
+    let source = base().push(&format!("#define ANY_VECTOR {vector}")).push(include_str!("any.cuh"));
+    source.push(&format!("ANY(cast_any_{from}, {})", cuda_type(from)))
+})
+.with_ptx(committed);
+
+/// Elements that a thread of [`ANY`]'s flat kernel converts: as many as may be of any dtype.
+fn any_vector(from: DType) -> usize {
+    vector_width(from.size()).min(4)
+}
 
 fn base() -> Source {
     let of = Source::new().with::<Params<Flat, Args>>().with::<Params<Index<2>, Args>>();
@@ -110,22 +118,21 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
             location,
         );
     }
-    let (program, vector, host) = if src.dtype == dst.dtype {
+    let (program, [vector, run], host) = if src.dtype == dst.dtype {
         let size = src.dtype.size();
-        ((&COPY, bits(size)), vector_width(size), cpu::same(size))
+        ((&COPY, bits(size)), [vector_width(size); 2], cpu::same(size))
     } else {
         let host =
             dispatch!(src.dtype, all S => dispatch!(dst.dtype, all D => cpu::cast::<S, D>()));
         match pair(src.dtype, dst.dtype) {
             Some(pair) => {
-                ((&CAST, pair), vector_width(src.dtype.size().max(dst.dtype.size())), host)
+                ((&CAST, pair), [vector_width(src.dtype.size().max(dst.dtype.size())); 2], host)
             }
-            None => ((&ANY, 0), 1, host),
+            None => ((&ANY, src.dtype as usize), [any_vector(src.dtype), 1], host),
         }
     };
-    let described =
-        Op { name: NAME, program, host, vector, run: vector, converts: false, location };
-    let args = Args { from: src.dtype as u32, to: dst.dtype as u32 };
+    let described = Op { name: NAME, program, host, vector, run, converts: false, location };
+    let args = Args { to: dst.dtype as u32 };
     // SAFETY: the kernels and CPU implementations are those of this pair of dtypes.
-    unsafe { run(target, &described, [src, dst], args) }
+    unsafe { iter::run(target, &described, [src, dst], args) }
 }

@@ -34,7 +34,7 @@ fn long_copies(target: Target<'_>) {
             samples(from, 100_003, 11).iter().map(|v| if v.is_nan() { 3.0 } else { *v }).collect();
         let a = Tensor::new(target, from, &[100_003], &values);
         let x = a.floats(target);
-        for to in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I64, DType::U8, from] {
+        for to in DType::ALL {
             let out = Tensor::garbage(target, to, &[100_003]);
             copy(target, a.view(), out.view()).unwrap();
             let expected: Vec<f64> = x.iter().map(|&x| stored(to, x)).collect();
@@ -161,6 +161,15 @@ fn runs_and_tiles(target: Target<'_>) {
                     binary(target, &ADD, turned.view(), other.view(), out.view()).unwrap();
                     assert_eq!(out.floats(target), sums, "{context}");
                 }
+                // A result with gaps.
+                let gaps = Tensor::garbage(target, dtype, &[2, rows, 2 * columns]);
+                let gaps = gaps.with(|l| l.slice(2, 0, 2 * columns, 2));
+                copy(target, row.view(), gaps.view()).unwrap();
+                let (x, y) = (row.floats(target), column.floats(target));
+                assert_eq!(gaps.floats(target), x, "{context}");
+                let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| stored(dtype, x + y)).collect();
+                binary(target, &ADD, gaps.view(), column.view(), gaps.view()).unwrap();
+                assert_eq!(gaps.floats(target), sums, "{context}");
                 crate::fill::fill(target, turned.view(), Scalar::Int(3)).unwrap();
                 let threes = a.floats(target).iter().filter(|&&x| x == 3.0).count();
                 let before = values

@@ -53,10 +53,20 @@ fn kernels(op: &Op, variant: &str) -> String {
         "        R r[V];\n#pragma unroll\n        for (int k = 0; k < V; k++) r[k] = function({});\n",
         each(&|k, _, _| format!("x{k}[k]"), ", "),
     );
+    // One condition says what is loaded, and no load waits for a branch: small tensors take as long as that.
+    let loads = each(
+        &|k, _, ty| {
+            format!(
+                "    Raw<V * sizeof({ty})> v{k};\n    if (whole & !is_number<{k}>(p.args)) \
+                 v{k} = *(const Raw<V * sizeof({ty})>*)(in{k} + i);\n"
+            )
+        },
+        "",
+    );
     let vectors = each(
         &|k, _, ty| {
             format!(
-                "        compute_t<{ty}> x{k}[V];\n        operand<{k}>(in{k} + i, p.args, x{k});\n"
+                "        compute_t<{ty}> x{k}[V];\n        operand<{k}, {ty}>(v{k}, p.args, x{k});\n"
             )
         },
         "",
@@ -66,7 +76,7 @@ fn kernels(op: &Op, variant: &str) -> String {
         "extern \"C\" __global__ void {name}_flat({pointers}, {out}* out, \
          const __grid_constant__ Params<Flat, Numbers<{count}>> p) {{\n    constexpr int V = {vector};\n    \
          const u32 n = p.space.numel;\n    u32 i = (u32)thread() * V;\n    \
-         if (i + V <= n) {{\n{vectors}{results}        store_vec(out + i, r);\n        return;\n    }}\n\
+         const bool whole = i + V <= n;\n{loads}    if (whole) {{\n{vectors}{results}        store_vec(out + i, r);\n        return;\n    }}\n\
          #pragma unroll 1\n    for (; i < n; i++) store(out[i], function({}));\n}}\n",
         each(&|k, _, _| format!("operand<{k}>(in{k} + i, p.args)"), ", "),
     );

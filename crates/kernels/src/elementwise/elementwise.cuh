@@ -12,12 +12,12 @@ __device__ __forceinline__ void all_of(compute_t<T> value, compute_t<T> (&to)[V]
     for (int k = 0; k < V; k++) to[k] = value;
 }
 
-// A whole vector of operand `K`.
+// A whole vector of operand `K`, which was loaded if it is no number.
 template <int K, class T, int V, int N>
 __device__ __forceinline__ void
-operand(const T* p, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
+operand(const Raw<V * sizeof(T)>& loaded, const Numbers<N>& numbers, compute_t<T> (&to)[V]) {
     if (is_number<K>(numbers)) all_of<T>(number<compute_t<T>>(numbers.number[K]), to);
-    else load_vec(p, to);
+    else unpack<T>(loaded, to);
 }
 
 // One element of it.

@@ -79,6 +79,8 @@ pub struct Op {
     output: Output,
     /// CUDA's expression of the inputs, of one type `C` in which they are computed.
     cuda: &'static str,
+    /// Whether that is a few instructions.
+    short: bool,
     host: fn(DType) -> Option<[HostKernel; 2]>,
     program: Program,
 }
@@ -179,9 +181,22 @@ impl Op {
         iter::vector_width(dtype.size()).min(most)
     }
 
-    /// Elements that a thread of the strided kernel takes. The driver compiles a kernel on first use, and
-    /// each element of a run adds to that.
+    /// Elements that a thread of the strided kernel takes: of halves and bytes more than four make it faster,
+    /// but the driver compiles a kernel on first use, and each element of a run adds to that.
     fn run(&self, dtype: DType) -> usize {
-        self.vector(dtype).min(4)
+        let most = if self.short && dtype != DType::Bool { 8 } else { 4 };
+        self.vector(dtype).min(most)
     }
+}
+
+/// Whether CUDA's expression of so many inputs is a few instructions: no more than operators, and no division.
+const fn is_short(cuda: &str, inputs: usize) -> bool {
+    let mut i = 0;
+    while i < cuda.len() {
+        if matches!(cuda.as_bytes()[i], b'(' | b'/') {
+            return false;
+        }
+        i += 1;
+    }
+    inputs <= 2
 }

@@ -15,7 +15,7 @@ macro_rules! ops {
 
         $($(#[$doc])*
         pub static $id: $crate::elementwise::Op = {
-            use $crate::elementwise::{DTypes, Input, Op, Output, cuda, host, table};
+            use $crate::elementwise::{DTypes, Input, Op, Output, cuda, host, is_short, table};
 
             /// What the CPU computes.
             #[derive(Debug)]
@@ -35,6 +35,7 @@ macro_rules! ops {
                 dtypes: DTYPES,
                 output: Output::$output,
                 cuda: $cuda,
+                short: is_short($cuda, INPUTS.len()),
                 host: |dtype| table::host!(dtype, Function, $output, [$($input),+], $($cpu)*),
                 program: warpline_runtime::module::Program::new(
                     $name,

@@ -1,9 +1,6 @@
 // out = source, at the places that indices name along one dimension; 0 where there is none.
 // Elements are moved as they are, so that only their size matters.
 
-// Side by side, as many as are moved at once.
-struct alignas(16) u128 { u64 low, high; };
-
 template <class T, class I>
 __device__ __forceinline__ void
 gather(const T* __restrict__ source, const I* __restrict__ index, T* out, const Pick& p) {

@@ -13,13 +13,8 @@ template <> struct ValueOf<i8> { typedef i32 type; };
 template <> struct ValueOf<i16> { typedef i32 type; };
 template <class T> using value_t = typename ValueOf<T>::type;
 
-// A vector as it is loaded: in whole words, or what is smaller than one.
-template <int BYTES> struct alignas(BYTES) Words { u32 word[BYTES / 4]; };
-template <> struct Words<1> { u8 word[1]; };
-template <> struct Words<2> { u16 word[1]; };
-
-// The value of one of its elements.
-template <class T, int BYTES> __device__ __forceinline__ value_t<T> value(const Words<BYTES>& from, int j) {
+// The value of an element of a vector.
+template <class T, int BYTES> __device__ __forceinline__ value_t<T> value(const Raw<BYTES>& from, int j) {
     if constexpr (sizeof(T) >= 4 || BYTES < 4) {
         T t;
         memcpy(&t, &from.word[j * sizeof(T) / sizeof(from.word[0])], sizeof(T));
@@ -73,7 +68,7 @@ template <class T, class A> struct Plain {
 
 // All elements of a vector.
 template <class F, class T, int V, int C>
-__device__ __forceinline__ void add_all(typename F::Acc (&a)[C], const Words<V * sizeof(T)>& v, u32 flip, u32 index) {
+__device__ __forceinline__ void add_all(typename F::Acc (&a)[C], const Raw<V * sizeof(T)>& v, u32 flip, u32 index) {
 #pragma unroll
     for (int j = 0; j < V; j++) F::add(a[j % C], F::take(value<T>(v, j), flip), index + j);
 }

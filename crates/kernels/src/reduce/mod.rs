@@ -18,7 +18,7 @@ use warpline_cuda_sys_safe::HostKernel;
 use crate::fill;
 use crate::programs::{NUMBERS, committed, cuda_type};
 use fold::{Arg, Truths};
-use plan::{COLUMNS_BLOCK, Kernel, MOST_OUTPUTS, Plan, ROWS_BLOCK};
+use plan::{BLOCK, Kernel, MOST_OUTPUTS, Plan, UNROLL};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
@@ -137,18 +137,9 @@ static TRUTH: [Program; 3] = reduction!("truth", TRUTHS, "Truth");
 
 fn source(program: &Program, fold: &str, kernel: &str, variant: &str) -> Source {
     let (name, element) = (program.name(), cuda_type(variant));
-    let numbers = [
-        ("ROWS_BLOCK", ROWS_BLOCK),
-        ("COLUMNS_BLOCK", COLUMNS_BLOCK),
-        ("ROWS_UNROLL", Kernel::Rows.unroll()),
-        ("COLUMNS_UNROLL", Kernel::Columns.unroll()),
-        ("STRIDED_UNROLL", Kernel::Strided.unroll()),
-    ];
     let source = Source::new().with::<Plan>().push(module::ELEMENT).push(include_str!("fold.cuh"));
-    let define = |source: Source, (name, n)| source.push(&format!("#define {name} {n}"));
-    numbers
-        .into_iter()
-        .fold(source, define)
+    source
+        .push(&format!("#define BLOCK {BLOCK}\n#define UNROLL {UNROLL}"))
         .push(include_str!("reduce.cuh"))
         .push(&format!("{kernel}({name}_{variant}, {fold}, {element})"))
 }
@@ -338,7 +329,7 @@ pub fn reduce(
         code: Code::Kernel {
             kernel: (program, variant, split.into()),
             grid,
-            block: [kernel.block(), 1, 1],
+            block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },
         location,

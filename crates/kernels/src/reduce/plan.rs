@@ -97,21 +97,6 @@ const MOST: u64 = 1 << 30;
 pub(super) const MOST_OUTPUTS: u64 = 1 << 31;
 
 impl Kernel {
-    /// Threads per block.
-    pub(super) const fn block(self) -> u32 {
-        match self {
-            Self::Rows => ROWS_BLOCK,
-            Self::Columns | Self::Strided => COLUMNS_BLOCK,
-        }
-    }
-
-    /// What a thread loads before it uses the first of it.
-    pub(super) const fn unroll(self) -> u32 {
-        match self {
-            Self::Rows | Self::Columns | Self::Strided => 4,
-        }
-    }
-
     /// What a thread loads in all of so many, or more.
     const fn share(self, loads: u64) -> u64 {
         match self {
@@ -124,7 +109,7 @@ impl Kernel {
     /// Threads per result, or more, where blocks share results: their kernels count on it.
     fn lanes_to_split(self, item_size: usize) -> u64 {
         match self {
-            Self::Rows => ROWS_BLOCK.into(),
+            Self::Rows => BLOCK.into(),
             Self::Columns | Self::Strided => self.neighbours(item_size),
         }
     }
@@ -135,8 +120,10 @@ impl Kernel {
     }
 }
 
-pub(super) const ROWS_BLOCK: u32 = 256;
-pub(super) const COLUMNS_BLOCK: u32 = 256;
+/// Threads per block.
+pub(super) const BLOCK: u32 = 256;
+/// Vectors that a thread loads before it uses the first of them.
+pub(super) const UNROLL: u32 = 4;
 
 /// Threads of a multiprocessor that suffice to keep its memory busy, four vectors each.
 const BUSY: u64 = 1024;
@@ -263,7 +250,7 @@ impl Plan {
         item_size: usize,
         multiprocessors: u64,
     ) -> Result<[u32; 3]> {
-        let block = u64::from(kernel.block());
+        let block = u64::from(BLOCK);
         let [run, segments] = self.cut(op)?;
         let per_load = if kernel == Kernel::Rows { vector(item_size, 8) as u64 } else { 1 };
         let loads = run.div_ceil(per_load);

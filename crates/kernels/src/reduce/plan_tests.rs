@@ -68,7 +68,7 @@ fn the_work_is_shared_out_to_the_whole_gpu_and_none_is_left() {
         assert!(z * chunk >= segments && (z - 1) * chunk < segments);
         assert!((y - 1) * u64::from(plan.across) < run);
         assert!(plan.lanes.is_power_of_two() && plan.across.is_power_of_two());
-        assert!(plan.across <= plan.lanes && plan.lanes <= kernel.block());
+        assert!(plan.across <= plan.lanes && plan.lanes <= BLOCK);
     }
 }
 
@@ -79,7 +79,7 @@ fn a_grid_holds_a_block_for_every_result() {
         let mut plan = Plan { outputs, ..plan };
         let [x, ..] = plan.share_out("any", kernel, 4, 132).unwrap();
         assert!(i32::try_from(x).is_ok(), "{x} blocks");
-        let outs = kernel.block() / plan.lanes;
+        let outs = BLOCK / plan.lanes;
         assert!(u64::from(x) * u64::from(outs) >= outputs);
     }
 }
@@ -113,7 +113,7 @@ impl Thread<'_> {
     /// Calls `f` for each load: of which result and index, from where, and of how many elements.
     fn each(&self, mut f: impl FnMut(u32, u32, isize, usize)) {
         let (p, rows) = (self.plan, self.kernel == Kernel::Rows);
-        let [block, lanes, across] = [self.kernel.block(), p.lanes, p.across];
+        let [block, lanes, across] = [BLOCK, p.lanes, p.across];
         let outs = block / lanes;
         let (lane, slot) = match !rows && (self.kernel == Kernel::Columns || p.outs_first != 0) {
             true => (self.thread / outs, self.thread % outs),
@@ -198,8 +198,8 @@ proptest! {
         let grid = plan.share_out("sum", kernel, item, multiprocessors).unwrap();
         let neighbours = if kernel == Kernel::Columns { vector(item, 4) } else { 1 };
         if grid[1] * grid[2] > 1 {
-            let results = kernel.block() / plan.lanes * neighbours as u32;
-            let most = if kernel == Kernel::Rows { 1 } else { kernel.block() };
+            let results = BLOCK / plan.lanes * neighbours as u32;
+            let most = if kernel == Kernel::Rows { 1 } else { BLOCK };
             prop_assert!(results <= most, "the kernel for shared results goes over them once");
         }
         if kernel != Kernel::Strided {
@@ -209,7 +209,7 @@ proptest! {
         let mut taken = vec![0u8; plan.outputs as usize * extent];
         let blocks = (0..grid[2]).flat_map(|z| (0..grid[1]).flat_map(move |y| (0..grid[0]).map(move |x| [x, y, z])));
         for block in blocks {
-            for thread in 0..kernel.block() {
+            for thread in 0..BLOCK {
                 let thread = Thread { plan: &plan, kernel, item, at, grid, block, thread };
                 thread.each(|output, index, place, together| {
                     let lies = |output: u32, index: u32| {

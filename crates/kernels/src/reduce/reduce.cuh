@@ -9,8 +9,8 @@ __host__ __device__ constexpr int vector(int size, int most) {
 }
 
 // A vector of elements that change nothing.
-template <class F, int BYTES> __device__ __forceinline__ Words<BYTES> neutral(const Plan& p) {
-    Words<BYTES> v;
+template <class F, int BYTES> __device__ __forceinline__ Raw<BYTES> neutral(const Plan& p) {
+    Raw<BYTES> v;
 #pragma unroll
     for (int w = 0; w < (BYTES < 4 ? 1 : BYTES / 4); w++) {
         v.word[w] = F::ZERO_IS_NEUTRAL ? 0 : (u32)(p.neutral >> (BYTES < 8 ? 0 : w % 2 * 32));
@@ -105,9 +105,10 @@ struct Turn {
     // Whether this block is the last of `splits`.
     __device__ __forceinline__ bool is_last(u64 ticket, u32 splits) {
         bool last = false;
-        __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
+            // For what the whole block has written.
+            __threadfence();
             last = atomicAdd(counter, 1) == ticket + splits - 1;
             // A replay of a graph has the same number.
             if (last) *(volatile u64*)counter = 0;
@@ -118,12 +119,23 @@ struct Turn {
     }
 };
 
-// What a thread folds of what `splits` blocks have left, `stride` apart.
+// What a thread folds of what `splits` blocks have left: part `first`, and every `step`th after it.
 template <class F>
 __device__ __forceinline__ typename F::Part gather(const typename F::Part* parts, u32 output, const Plan& p, u32 first, u32 step, u32 splits) {
+    // Several at a time where that is short: the last block does nothing else than wait for them.
+    constexpr int EACH = F::AT_A_TIME > 1 ? 4 : 1;
     typename F::Part whole = nothing<F>();
 #pragma unroll 1
-    for (u32 s = first; s < splits; s += step) whole = F::merge(whole, left(&parts[s * (u32)p.outputs + output]));
+    for (u32 s = first; s < splits; s += EACH * step) {
+        typename F::Part part[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const u32 split = s + k * step;
+            part[k] = split < splits ? left(&parts[split * (u32)p.outputs + output]) : nothing<F>();
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++) whole = F::merge(whole, part[k]);
+    }
     return whole;
 }
 
@@ -134,12 +146,12 @@ __device__ __forceinline__ typename F::Part gather(const typename F::Part* parts
 template <class F, class T, bool SPLIT>
 __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
-    constexpr u32 V = vector(sizeof(T), 8), UNROLL = F::ORDERED ? ROWS_UNROLL / 2 : ROWS_UNROLL;
-    typedef Words<V * sizeof(T)> Vector;
-    const u32 lanes = SPLIT ? ROWS_BLOCK : p.lanes, across = p.across;
+    constexpr u32 V = vector(sizeof(T), 8), AHEAD = F::ORDERED ? UNROLL / 2 : UNROLL;
+    typedef Raw<V * sizeof(T)> Vector;
+    const u32 lanes = SPLIT ? BLOCK : p.lanes, across = p.across;
     const u32 lane = threadIdx.x & (lanes - 1);
     const u32 x = (SPLIT ? blockIdx.y * across : 0) + (lane & (across - 1));
-    const u32 output = blockIdx.x * over(ROWS_BLOCK, lanes) + over(threadIdx.x, lanes);
+    const u32 output = blockIdx.x * over(BLOCK, lanes) + over(threadIdx.x, lanes);
     const bool is_any = SPLIT || output < (u32)p.outputs;
     Turn turn;
     if (SPLIT) turn.begin(scratch);
@@ -164,16 +176,16 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
             const Vector* vectors = (const Vector*)(from + head);
             const auto add_vectors = [&] {
 #pragma unroll 1
-                for (u32 i = x; i < n; i += UNROLL * step) {
-                    Vector v[UNROLL];
+                for (u32 i = x; i < n; i += AHEAD * step) {
+                    Vector v[AHEAD];
 #pragma unroll
-                    for (int k = 0; k < UNROLL; k++) {
+                    for (int k = 0; k < AHEAD; k++) {
                         v[k] = neutral<F, sizeof(Vector)>(p);
                         if (i + k * step < n) v[k] = vectors[i + k * step];
                     }
                     const u32 index = local + head + i * V;
 #pragma unroll 1
-                    for (int k = 0; k < UNROLL; k += F::AT_A_TIME) {
+                    for (int k = 0; k < AHEAD; k += F::AT_A_TIME) {
 #pragma unroll
                         for (int t = 0; t < F::AT_A_TIME; t++) {
                             add_all<F, T, V>(a, v[t], p.flip, index + (k + t) * step * V);
@@ -211,7 +223,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
     for (int c = 1; c < F::CHAINS; c++) {
         if constexpr (F::CHAINS > 1) a[0] = F::merge(a[0], a[c]);
     }
-    __shared__ Part warps[ROWS_BLOCK / 32];
+    __shared__ Part warps[BLOCK / 32];
     Part whole = F::part(a[0], (u64)first * p.run);
     if (SPLIT) {
         turn.number(p.ticket);
@@ -237,11 +249,11 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
 
 // `lanes` threads have `V` neighbouring results. Neighbouring threads read neighbouring elements: of
 // several results, or of one. Blocks as above.
-template <class F, class T, int V, int UNROLL, bool SPLIT>
+template <class F, class T, int V, bool SPLIT>
 __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
     typedef typename F::Part Part;
-    typedef Words<V * sizeof(T)> Vector;
-    const u32 lanes = p.lanes, outs = over(COLUMNS_BLOCK, lanes), across = p.across;
+    typedef Raw<V * sizeof(T)> Vector;
+    const u32 lanes = p.lanes, outs = over(BLOCK, lanes), across = p.across;
     const bool outs_first = V > 1 || p.outs_first;
     const u32 minor = outs_first ? outs : lanes;
     const u32 low = threadIdx.x & (minor - 1), high = over(threadIdx.x, minor);
@@ -296,8 +308,8 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
     }
     if (SPLIT) turn.number(p.ticket);
     // From here on a thread has a share of one result of `results`, or several results.
-    __shared__ typename F::Acc all[V * COLUMNS_BLOCK];
-    __shared__ Part shared[COLUMNS_BLOCK];
+    __shared__ typename F::Acc all[V * BLOCK];
+    __shared__ Part shared[BLOCK];
     const u32 results = outs * V;
 #pragma unroll
     for (int j = 0; j < V; j++) {
@@ -305,7 +317,7 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
         all[lane * results + slot * V + j] = a[0][j];
     }
     __syncthreads();
-    const u32 shares = results < COLUMNS_BLOCK ? over(COLUMNS_BLOCK, results) : 1;
+    const u32 shares = results < BLOCK ? over(BLOCK, results) : 1;
     const u32 share = over(threadIdx.x, results);
     u32 r = threadIdx.x & (results - 1);
 #pragma unroll 1
@@ -338,28 +350,28 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
         if (share == 0 && output < (u32)p.outputs) {
             F::put(result + (V > 1 ? place_in_two(p.kept, RESULT, output) : place(p.kept, RESULT, output)), whole, p);
         }
-        r += COLUMNS_BLOCK;
+        r += BLOCK;
     } while (!SPLIT && r < results);
 }
 
 template <class F, class T, bool SPLIT>
 __device__ __forceinline__ void reduce_columns(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
-    reduce_any<F, T, vector(sizeof(T), 4), COLUMNS_UNROLL, SPLIT>(source, result, scratch, p);
+    reduce_any<F, T, vector(sizeof(T), 4), SPLIT>(source, result, scratch, p);
 }
 template <class F, class T, bool SPLIT>
 __device__ __forceinline__ void reduce_strided(const T* source, typename F::Result* result, u64* scratch, const Plan& p) {
-    reduce_any<F, T, 1, STRIDED_UNROLL, SPLIT>(source, result, scratch, p);
+    reduce_any<F, T, 1, SPLIT>(source, result, scratch, p);
 }
 
 // Each kernel, and one for blocks that share results.
-#define KERNELS(NAME, BLOCK, FOLD, T, REDUCE)         \
-    KERNEL(NAME, BLOCK, FOLD, T, REDUCE, false)       \
-    KERNEL(NAME##_split, BLOCK, FOLD, T, REDUCE, true)
-#define KERNEL(NAME, BLOCK, FOLD, T, REDUCE, SPLIT)                                               \
+#define KERNELS(NAME, FOLD, T, REDUCE)         \
+    KERNEL(NAME, FOLD, T, REDUCE, false)       \
+    KERNEL(NAME##_split, FOLD, T, REDUCE, true)
+#define KERNEL(NAME, FOLD, T, REDUCE, SPLIT)                                                      \
     extern "C" __global__ __launch_bounds__(BLOCK, 4) void NAME(                                  \
         const T* source, FOLD<T>::Result* result, u64* scratch, const __grid_constant__ Plan p) { \
         REDUCE<FOLD<T>, T, SPLIT>(source, result, scratch, p);                                    \
     }
-#define ROWS(NAME, FOLD, T) KERNELS(NAME, ROWS_BLOCK, FOLD, T, reduce_rows)
-#define COLUMNS(NAME, FOLD, T) KERNELS(NAME, COLUMNS_BLOCK, FOLD, T, reduce_columns)
-#define STRIDED(NAME, FOLD, T) KERNELS(NAME, COLUMNS_BLOCK, FOLD, T, reduce_strided)
+#define ROWS(NAME, FOLD, T) KERNELS(NAME, FOLD, T, reduce_rows)
+#define COLUMNS(NAME, FOLD, T) KERNELS(NAME, FOLD, T, reduce_columns)
+#define STRIDED(NAME, FOLD, T) KERNELS(NAME, FOLD, T, reduce_strided)

@@ -123,6 +123,9 @@ template <class T> __device__ __forceinline__ void any_rows(const T* source, T* 
     KERNEL(T, warp, (128), short_rows<T, 2 * E / vector_width(sizeof(T))>)                        \
     KERNEL(T, rows, (1024, sizeof(T) == 8 ? 1 : 2), rows<T, E / vector_width(sizeof(T))>)         \
     KERNEL(T, long, (1024, sizeof(T) == 2 ? 2 : 1), long_rows<T, E / vector_width(sizeof(T))>)    \
+    KERNEL(T, short_shifted, (128), short_rows<T, E / vector_width(sizeof(T)), true>)             \
+    KERNEL(T, rows_shifted, (1024, sizeof(T) == 2 ? 2 : 1), rows<T, E / vector_width(sizeof(T)), true>) \
+    KERNEL(T, long_shifted, (1024, 2), long_rows<T, E / vector_width(sizeof(T)) / 2, true>)       \
     KERNEL(T, columns, (COLUMN_THREADS, 2), columns<T, vector_width(sizeof(T)), sizeof(T) == 4 ? 4 : 2>) \
     KERNEL(T, odd, (COLUMN_THREADS, 2), columns<T, 1, 4>)                                         \
     KERNEL(T, any, (256), any_rows<T>)

@@ -16,9 +16,21 @@ use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View};
 
-/// The kernels: rows in the registers of a few lanes, of a warp, of a block, and longer ones; columns side
-/// by side, in vectors or one by one; all others.
-const KERNELS: &[&str] = &["short", "warp", "rows", "long", "columns", "odd", "any"];
+/// The kernels: rows in the registers of a few lanes, of a warp, of a block, and longer ones; those that
+/// begin at another place of a vector in the source than in the result; columns side by side, in vectors or
+/// one by one; all others.
+const KERNELS: &[&str] = &[
+    "short",
+    "warp",
+    "rows",
+    "long",
+    "short_shifted",
+    "rows_shifted",
+    "long_shifted",
+    "columns",
+    "odd",
+    "any",
+];
 
 /// Their numbers.
 #[derive(Clone, Copy)]
@@ -27,6 +39,9 @@ enum Kernel {
     Warp,
     Rows,
     Long,
+    ShortShifted,
+    RowsShifted,
+    LongShifted,
     Columns,
     Odd,
     Any,
@@ -171,27 +186,35 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize
         return (kernel, blocks, lanes * height);
     }
     let others = || (0..a.sizes().len()).filter(|&d| d != dim);
-    // Rows may begin anywhere in a vector, but then of both tensors.
+    // Rows may begin anywhere in a vector: mostly they do so alike in both tensors.
     let alike = offsets[0].abs_diff(offsets[1]).is_multiple_of(vector)
         && others().all(|d| aligned((a.strides()[d] - out.strides()[d]).unsigned_abs()));
     let dense = size == 1 || [p.source_step, p.result_step] == [1, 1];
-    if !dense || !alike || size > i32::MAX as usize {
+    if !dense || size > i32::MAX as usize {
         let threads = size.min(256).next_power_of_two().max(32);
         return (Kernel::Any, rows, threads as u32);
     }
     // What is before and after a row's whole vectors, lanes have one element each of.
-    let whole = aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
+    let whole =
+        alike && aligned(offsets[0]) && aligned(size) && others().all(|d| aligned(strides(a, d)));
     let least = if whole { 1 } else { 2 * vector };
     let held = held(a.dtype == DType::F64);
     let warps = |n: usize| n.div_ceil(held).next_multiple_of(32) as u32;
     match size {
-        n if n <= 64 * held => {
+        n if n <= if alike { 64 } else { 32 } * held => {
             let team = n.div_ceil(held).next_power_of_two().max(least).min(32);
             p.tiles = team.ilog2().into();
-            let kernel = if n > 32 * held { Kernel::Warp } else { Kernel::Short };
+            let kernel = match n {
+                _ if !alike => Kernel::ShortShifted,
+                n if n > 32 * held => Kernel::Warp,
+                _ => Kernel::Short,
+            };
             (kernel, (rows * team).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
         }
-        n if n <= 1024 * held => (Kernel::Rows, rows, warps(n)),
+        n if n <= 1024 * held => {
+            (if alike { Kernel::Rows } else { Kernel::RowsShifted }, rows, warps(n))
+        }
+        _ if !alike => (Kernel::LongShifted, rows, 1024),
         _ if a.dtype == DType::F64 => (Kernel::Long, rows, 512),
         _ => (Kernel::Long, rows, 1024),
     }

@@ -120,24 +120,42 @@ __device__ __forceinline__ i64 row_offset(const Rows& p, int operand, u64 row) {
     return p.walk.ndim == 1 ? (i64)row * p.walk.strides[operand][0] : walk(p.walk, operand, row);
 }
 
-// A dense row, which begins at the same place of a vector in both tensors: its whole vectors, and what is
-// before and after those, of which the first threads have one element each, the odd one.
-template <class T, int V> struct Row {
+// The 16 bytes from byte `by` on of two vectors that lie one after the other.
+__device__ __forceinline__ void shift(u32 (&first)[4], const u32 (&second)[4], u32 by) {
+    u32 w[8];
+#pragma unroll
+    for (int k = 0; k < 4; k++) w[k] = first[k], w[k + 4] = second[k];
+#pragma unroll
+    for (int k = 0; k < 6; k++) w[k] = by & 8 ? w[k + 2] : w[k];
+#pragma unroll
+    for (int k = 0; k < 5; k++) w[k] = by & 4 ? w[k + 1] : w[k];
+#pragma unroll
+    for (int k = 0; k < 4; k++) first[k] = __funnelshift_r(w[k], w[k + 1], by * 8);
+}
+
+// A dense row: its whole vectors, and what is before and after those, of which the first threads have one
+// element each, the odd one. Where a row begins at another place of a vector in the source than in the
+// result, `SHIFTED`, vectors are the result's, and each is cut out of two of the source's. Of these there
+// is no more outside of the row than what is in the same 16 bytes.
+template <class T, int V, bool SHIFTED> struct Row {
     typedef Vec<T, V> Vector;
     typedef compute_t<T> C;
     const T* from;
     T* to;
+    // Bytes from the source's vectors to the result's.
+    u32 by;
     u32 vectors;
     i32 odd;
     bool has_odd;
 
     // For thread `t` of those that have the row.
     __device__ __forceinline__ Row(const T* source, T* result, u32 size, u32 t) {
-        u32 head = (0u - (u32)(u64)source) % sizeof(Vector) / sizeof(T);
+        u32 head = (0u - (u32)(u64)result) % sizeof(Vector) / sizeof(T);
         head = head < size ? head : size;
         vectors = (size - head) / V;
         from = source + head;
         to = result + head;
+        by = SHIFTED ? (u32)(u64)from % sizeof(Vector) : 0;
         odd = (i32)(t - head) + (t < head ? 0 : (i32)(vectors * V));
         has_odd = t < size - vectors * V;
     }
@@ -146,11 +164,24 @@ template <class T, int V> struct Row {
         Words<T, V> of;
 #pragma unroll
         for (int j = 0; j < V; j++) store(of.raw.v[j], lowest<C>());
-        asm volatile(
-            "{ .reg .pred p; setp.lt.u32 p, %5, %6; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-            : "+r"(of.words[0]), "+r"(of.words[1]), "+r"(of.words[2]), "+r"(of.words[3])
-            : "l"(from + i * V), "r"(i), "r"(vectors)
-            : "memory");
+        if constexpr (SHIFTED) {
+            Words<T, V> next = of;
+            asm volatile(
+                "{ .reg .pred p, q; setp.lt.u32 p, %9, %10; setp.ne.and.u32 q, %11, 0, p; "
+                "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%8]; "
+                "@q ld.global.v4.u32 {%4, %5, %6, %7}, [%8+16]; }"
+                : "+r"(of.words[0]), "+r"(of.words[1]), "+r"(of.words[2]), "+r"(of.words[3]),
+                  "+r"(next.words[0]), "+r"(next.words[1]), "+r"(next.words[2]), "+r"(next.words[3])
+                : "l"((u64)(from + i * V) - by), "r"(i), "r"(vectors), "r"(by)
+                : "memory");
+            shift(of.words, next.words, by);
+        } else {
+            asm volatile(
+                "{ .reg .pred p; setp.lt.u32 p, %5, %6; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                : "+r"(of.words[0]), "+r"(of.words[1]), "+r"(of.words[2]), "+r"(of.words[3])
+                : "l"(from + i * V), "r"(i), "r"(vectors)
+                : "memory");
+        }
         return of.raw;
     }
     __device__ __forceinline__ C odd_one() const { return has_odd ? load(from[odd]) : lowest<C>(); }
@@ -158,12 +189,12 @@ template <class T, int V> struct Row {
 
 // A row that its threads hold: `K` vectors each. `t` is the thread's number among the `team`, which is
 // part of a warp, or all of a block.
-template <class T, int K, bool BLOCK>
+template <class T, int K, bool BLOCK, bool SHIFTED>
 __device__ __forceinline__ void
 held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
     constexpr int V = vector_width(sizeof(T));
     typedef compute_t<T> C;
-    const Row<T, V> row(source, result, size, t);
+    const Row<T, V, SHIFTED> row(source, result, size, t);
     Vec<T, V> raw[K];
 #pragma unroll
     for (int k = 0; k < K; k++) raw[k] = row.vector(t + k * team);
@@ -228,7 +259,7 @@ held(const T* source, T* result, u32 size, u32 t, u32 team, bool log) {
 }
 
 // Rows of up to 32 lanes' vectors, `1 << p.tiles` lanes for each.
-template <class T, int K>
+template <class T, int K, bool SHIFTED = false>
 __device__ __forceinline__ void short_rows(const T* source, T* result, const Rows& p) {
     const u32 shift = (u32)p.tiles, team = 1 << shift, teams = blockDim.x >> shift;
     for (u64 first = (u64)blockIdx.x * teams; first < p.rows; first += (u64)gridDim.x * teams) {
@@ -236,16 +267,17 @@ __device__ __forceinline__ void short_rows(const T* source, T* result, const Row
         const u64 own = first + (threadIdx.x >> shift);
         const bool has = own < p.rows;
         const u64 row = has ? own : first;
-        held<T, K, false>(
+        held<T, K, false, SHIFTED>(
             source + row_offset(p, 0, row), result + row_offset(p, 1, row), has ? (u32)p.size : 0,
             threadIdx.x % team, team, p.log);
     }
 }
 
 // The same of a block's vectors, a block for each.
-template <class T, int K> __device__ __forceinline__ void rows(const T* source, T* result, const Rows& p) {
+template <class T, int K, bool SHIFTED = false>
+__device__ __forceinline__ void rows(const T* source, T* result, const Rows& p) {
     const u64 row = blockIdx.x;
-    held<T, K, true>(
+    held<T, K, true, SHIFTED>(
         source + row_offset(p, 0, row), result + row_offset(p, 1, row), (u32)p.size, threadIdx.x, blockDim.x,
         p.log);
 }
@@ -277,13 +309,13 @@ add(const compute_t<T> (&v)[U][V], compute_t<T>& largest, compute_t<T>& sum) {
 }
 
 // Longer rows: read for the sum, and once more, from the end, which the cache may still have.
-template <class T, int U>
+template <class T, int U, bool SHIFTED = false>
 __device__ __forceinline__ void long_rows(const T* source, T* result, const Rows& p) {
     constexpr int V = vector_width(sizeof(T));
     typedef compute_t<T> C;
     __shared__ C shared[64];
     const u64 number = blockIdx.x;
-    const Row<T, V> row(
+    const Row<T, V, SHIFTED> row(
         source + row_offset(p, 0, number), result + row_offset(p, 1, number), (u32)p.size, threadIdx.x);
     const u32 team = blockDim.x, step = team * U, steps = (row.vectors + step - 1) / step;
     C v[U][V], largest = lowest<C>(), sum = 0;

@@ -85,6 +85,11 @@ template <> struct is_float<f64> { static const bool value = true; };
 template <class A, class B> struct same { static const bool value = false; };
 template <class A> struct same<A, A> { static const bool value = true; };
 
+// What is loaded at once, in whole words, or in what is smaller than one.
+template <int BYTES> struct alignas(BYTES) Raw { u32 word[BYTES / 4]; };
+template <> struct Raw<1> { u8 word[1]; };
+template <> struct Raw<2> { u16 word[1]; };
+
 // Conversion between compute types, as `Cast` in `host/element.rs`: floats go to integers towards
 // zero by way of i32, u8 and i64 by way of i64, and the device saturates there. A NaN becomes the
 // least i64, or from f64 the least i32, and from f32 the i32 0. Integers wrap; anything but 0 is

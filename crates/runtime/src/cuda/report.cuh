@@ -1,4 +1,5 @@
-// How a kernel says that a check failed: it never traps. // Any of a launch's failures will do; one that stands there stays.
+// How a kernel says that a check failed: it never traps. Any of a launch's failures will do; one that
+// stands there stays.
 
 // Whether an index is one of the dimension's. Says so if it is not.
 __device__ __forceinline__ bool check_index(i64 index, const Report& report) {

@@ -25,12 +25,17 @@ __device__ __forceinline__ void offsets(const Index<N>& index, u32 i, i32 (&at)[
     }
 }
 
-// What a thread has of a strided kernel's elements: those of `V` from `x` on, in a row of `size`, that are
-// in the row. `at` is where the one at `x` lies in each operand.
+// What a thread has of a strided kernel's elements: those of `V` from `x` on, `apart` from each other in a row
+// of `size`, that are in the row. `at` is where the one at `x` lies in each operand.
 template <int N> struct Run {
     i32 at[N], x;
-    u32 size;
+    u32 size, apart;
 };
+
+// Whether element `k` of a run is in the row.
+template <int N> __device__ __forceinline__ bool has(const Run<N>& run, int k) {
+    return run.x + k * run.apart < run.size;
+}
 
 // The run of thread `i`, if it has one. `out` is the result, whose vectors decide where runs begin.
 template <int V, int N, class T>
@@ -64,7 +69,8 @@ __device__ __forceinline__ bool run_of(const Index<N>& index, u32 i, const T* ou
         rest = next;
     }
     run.size = index.ndim ? index.dims[0].size : 1;
-    run.x = (i32)(x * V);
+    run.apart = r.apart;
+    run.x = (i32)((x & ~(r.apart - 1)) * V + (x & (r.apart - 1)));
     if (r.aligned) run.x -= (i32)(((u64)out / sizeof(T) + (u64)(i64)run.at[N - 1]) % V);
 #pragma unroll
     for (int k = 0; k < N; k++) run.at[k] += run.x * index.dims[0].strides[k];
@@ -78,12 +84,28 @@ template <class T, int V> struct alignas(V * sizeof(T)) Vec {
     T v[V];
 };
 
+// The elements of a vector as it was loaded.
+template <class T, int V>
+__device__ __forceinline__ void unpack(const Raw<V * sizeof(T)>& from, compute_t<T> (&to)[V]) {
+    constexpr int OF_WORD = sizeof(from.word[0]) / sizeof(T);
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        T element;
+        if constexpr (OF_WORD > 1) {
+            const u32 bits = from.word[k / OF_WORD] >> k % OF_WORD * sizeof(T) * 8;
+            memcpy(&element, &bits, sizeof(T));
+        } else {
+            memcpy(&element, &from.word[k * sizeof(T) / sizeof(from.word[0])], sizeof(T));
+        }
+        to[k] = load(element);
+    }
+}
+
 // A whole vector; `p` is aligned to one.
 template <class T, int V>
 __device__ __forceinline__ void load_vec(const T* p, compute_t<T> (&to)[V]) {
-    const Vec<T, V> raw = *(const Vec<T, V>*)p;
-#pragma unroll
-    for (int k = 0; k < V; k++) to[k] = load(raw.v[k]);
+    const Raw<V * sizeof(T)> raw = *(const Raw<V * sizeof(T)>*)p;
+    unpack<T>(raw, to);
 }
 
 template <class T, int V>
@@ -94,7 +116,7 @@ __device__ __forceinline__ void store_vec(T* p, const compute_t<T> (&from)[V]) {
     *(Vec<T, V>*)p = raw;
 }
 
-// Whether a run is one whole vector that begins at `p`.
+// Whether a run is one whole vector that begins at `p`; `stride` is from one of its elements to the next.
 template <class T, int V, int N>
 __device__ __forceinline__ bool is_vector(const T* p, i32 stride, const Run<N>& run) {
     return stride == 1 && run.x >= 0 && run.x + V <= (i32)run.size && (u64)p % (V * sizeof(T)) == 0;
@@ -104,12 +126,13 @@ template <class T, int V, int N>
 __device__ __forceinline__ void
 load_run(const T* p, i32 stride, const Run<N>& run, compute_t<T> (&to)[V]) {
     Vec<T, V> raw = {};
+    stride *= (i32)run.apart;
     if (is_vector<T, V>(p, stride, run)) {
         raw = *(const Vec<T, V>*)p;
     } else {
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            if ((u32)(run.x + k) < run.size) raw.v[k] = p[k * stride];
+            if (has(run, k)) raw.v[k] = p[k * stride];
         }
     }
 #pragma unroll
@@ -122,12 +145,13 @@ store_run(T* p, i32 stride, const Run<N>& run, const compute_t<T> (&from)[V]) {
     Vec<T, V> raw;
 #pragma unroll
     for (int k = 0; k < V; k++) store(raw.v[k], from[k]);
+    stride *= (i32)run.apart;
     if (is_vector<T, V>(p, stride, run)) {
         *(Vec<T, V>*)p = raw;
     } else {
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            if ((u32)(run.x + k) < run.size) p[k * stride] = raw.v[k];
+            if (has(run, k)) p[k * stride] = raw.v[k];
         }
     }
 }

@@ -9,3 +9,4 @@ typedef long long i64;
 typedef unsigned long long u64;
 typedef float f32;
 typedef double f64;
+struct alignas(16) u128 { u64 low, high; };

@@ -198,8 +198,9 @@ unsafe fn launch_one(
     unsafe { launch::run(target, &call) }
 }
 
-/// Blocks of [`BLOCK`] threads, as many as are needed. Kernels do not loop over what a grid leaves: the
-/// device is busier with blocks that come one after the other than with fewer that loop.
+/// Blocks of [`BLOCK`] threads, as many as are needed: the device is busier with blocks that come one after
+/// the other than with fewer that loop. The kernels of this layer have no loop; one that has, as in
+/// `docs/custom-ops.md`, goes through it once, and runs on any other grid too.
 pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
     match target {
         Target::Cpu(_) => [1; 3],

@@ -6,11 +6,13 @@ use super::space::{Index, Plan, magic};
 use super::walk::Dim;
 use crate::Result;
 
+/// Lanes of a warp.
+const LANES: usize = 32;
 /// Bits of a thread's number within its block.
 const BLOCK_BITS: u32 = super::BLOCK.ilog2();
 
-/// Each thread takes a *run*: elements side by side of the innermost dimension, as many as are one
-/// vector. Where an operand lies the other way round, a block takes a tile of two dimensions, so that
+/// Each thread takes a *run*: elements of the innermost dimension, as many as are one vector: side by side, or,
+/// where the result's do not lie side by side, so far apart that a warp's threads write neighbours. Where an operand lies the other way round, a block takes a tile of two dimensions, so that
 /// it reads whole sectors of memory of each operand; otherwise runs are counted on from row to row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -18,7 +20,9 @@ pub struct Runs {
     /// Threads, of which some may have nothing to do.
     threads: u32,
     /// Whether runs begin where the result's vectors do, wherever its rows begin.
-    aligned: u32,
+    aligned: u16,
+    /// From an element of a run to the next: 1, or the lanes of a warp.
+    apart: u16,
     /// Side by side in a tile: lanes of a warp, and warps, as powers of two. All threads of a block
     /// where there are no tiles.
     lanes: u32,
@@ -30,7 +34,7 @@ pub struct Runs {
     shift: [u32; 2],
 }
 
-crate::cuda_struct!(Runs { threads, aligned, lanes, warps, count, magic, shift });
+crate::cuda_struct!(Runs { threads, aligned, apart, lanes, warps, count, magic, shift });
 
 impl Runs {
     /// Threads, of which some may have nothing to do.
@@ -47,16 +51,17 @@ impl Runs {
         aligned: bool,
         tiled: bool,
     ) -> Self {
+        let side_by_side = Self { apart: 1, ..Self::default() };
         let Some(&(row, strides)) = dims.first() else {
-            return Self::default().counting([1, 1], BLOCK_BITS, 0, 1);
+            return side_by_side.counting([1, 1], BLOCK_BITS, 0, 1);
         };
         // Rows may begin anywhere in a vector of a result that is dense. Short ones are not worth it.
         let dense = strides[N - 1] == 1 && row >= 4 * vector;
         let whole = dims[1..].iter().all(|(_, s)| s[N - 1].unsigned_abs().is_multiple_of(vector));
         let shifted = dense && !(aligned && whole);
-        let runs = (row + if shifted { vector - 1 } else { 0 }).div_ceil(vector);
+        let mut runs = (row + if shifted { vector - 1 } else { 0 }).div_ceil(vector);
         let others = numel / row;
-        let this = Self { aligned: shifted.into(), ..Self::default() };
+        let mut this = Self { aligned: shifted.into(), ..side_by_side };
         if tiled {
             let second = dims[1].0;
             let bits = |n: usize| n.next_power_of_two().ilog2();
@@ -69,10 +74,14 @@ impl Runs {
                 return this.counting(count, lanes, across - lanes, threads);
             }
         }
+        if strides[N - 1] != 1 && vector > 1 && row >= LANES * vector {
+            this.apart = LANES as u16;
+            runs = row.div_ceil(LANES * vector) * LANES;
+        }
         let threads = runs * others;
         if threads > i32::MAX as usize {
             let runs = row.div_ceil(vector);
-            return Self::default().counting([runs, 1], BLOCK_BITS, 0, runs * others);
+            return side_by_side.counting([runs, 1], BLOCK_BITS, 0, runs * others);
         }
         this.counting([runs, 1], BLOCK_BITS, 0, threads)
     }
@@ -158,9 +167,11 @@ mod tests {
         }
         let head =
             if r.aligned != 0 { (start as isize + at[N - 1]).rem_euclid(v as isize) } else { 0 };
-        let first = x as isize * v as isize - head;
+        let apart = u32::from(r.apart);
+        let first = (x & !(apart - 1)) as isize * v as isize + (x & (apart - 1)) as isize - head;
         let row = dims.first().map_or((1, [0; N]), |&d| d);
-        (first..first + v as isize)
+        (0..v as isize)
+            .map(|k| first + k * apart as isize)
             .filter(|&x| x >= 0 && x < row.0 as isize)
             .map(|x| std::array::from_fn(|k| at[k] + x * row.1[k]))
             .collect()
@@ -169,11 +180,12 @@ mod tests {
     proptest! {
         #[test]
         fn runs_are_of_all_elements_once(
-            sizes in prop::collection::vec(prop::sample::select(vec![1usize, 2, 3, 5, 33, 64, 70]), 0..4),
+            sizes in prop::collection::vec(prop::sample::select(vec![1usize, 2, 3, 5, 33, 64, 70, 300]), 0..4),
             vector in prop::sample::select(vec![1usize, 2, 4, 8]),
             start in 0usize..8,
             first in any::<prop::sample::Index>(),
             gap in 0usize..3,
+            step in 1isize..3,
         ) {
             prop_assume!(sizes.iter().product::<usize>() <= 70_000);
             // The operand's dimensions lie in another order than the result's.
@@ -183,7 +195,7 @@ mod tests {
                 order.rotate_left(first.index(n));
             }
             let mut strides = [vec![0isize; sizes.len()], vec![0isize; sizes.len()]];
-            let mut next = [1isize, 1];
+            let mut next = [1isize, step];
             for d in (0..sizes.len()).rev() {
                 (strides[0][order[d]], strides[1][d]) = (next[0], next[1]);
                 next = [next[0] * sizes[order[d]] as isize, next[1] * (sizes[d] + gap) as isize];
@@ -219,7 +231,10 @@ mod tests {
         assert_eq!((planes.lanes, planes.warps, planes.count), (3, 3, [4, 1]));
         // Rows that begin anywhere: one run more each, since both of its ends may be cut.
         let odd = of(&[100, 65], &[80, 1], &[65, 1]);
-        assert_eq!((odd.threads, odd.aligned), (1700, 1));
+        assert_eq!((odd.threads, odd.aligned, odd.apart), (1700, 1, 1));
+        // Every second element of a result: a warp writes 32 that follow each other, four times.
+        let seconds = of(&[2, 300], &[300, 1], &[700, 2]);
+        assert_eq!((seconds.threads, seconds.apart, seconds.count), (2 * 96, 32, [96, 1]));
     }
 
     #[test]

@@ -115,7 +115,8 @@ fn lengths() -> Vec<Spec> {
 
 /// Operands that do not start at 16 bytes, or have gaps.
 fn views() -> Vec<Spec> {
-    let ops = ["clone", "add", "exp", "to bfloat16", "sum", "sum of rows", "softmax of rows"];
+    let ops =
+        ["clone", "add", "add_", "exp", "to bfloat16", "sum", "sum of rows", "softmax of rows"];
     let halves = ["add", "softmax of rows"];
     let mut rows = Vec::new();
     for view in [View::Offset, View::Step, View::Narrow] {
@@ -144,13 +145,14 @@ fn dimensions() -> Vec<Spec> {
     rows
 }
 
-/// The other dtypes, but bools, which are moved as `u8`.
+/// The other dtypes.
 fn dtypes() -> Vec<Spec> {
     let all = [
         "fill_",
         "add",
         "add a row",
         "to float32",
+        "to bfloat16",
         "sum",
         "sum of rows",
         "sum of columns",
@@ -161,10 +163,15 @@ fn dtypes() -> Vec<Spec> {
         "cat columns",
         "index_select of rows",
     ];
+    // What PyTorch has not, and what is no conversion.
+    let has =
+        |dtype, op| !matches!((dtype, op), (DType::Bool, "argmax of rows") | (BF16, "to bfloat16"));
     let floats = ["exp", "softmax of rows", "log_softmax of rows"];
     let mut rows = Vec::new();
-    for dtype in [F16, BF16, DType::F64, DType::I64, DType::I32, DType::I16, DType::I8, DType::U8] {
+    let integers = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U8, DType::Bool];
+    for dtype in [F16, BF16, DType::F64].into_iter().chain(integers) {
         let sizes = [LARGE / dtype.size() / 4096, 4096];
+        let all = all.into_iter().filter(|op| has(dtype, *op));
         rows.extend(all.map(|op| row("dtypes", op, dtype, &sizes)));
         if dtype.is_float() {
             rows.extend(floats.map(|op| row("dtypes", op, dtype, &sizes)));

@@ -75,10 +75,12 @@ impl Spec {
         self.sizes.iter().product()
     }
 
-    /// Random elements: floats of the normal distribution, integers below 100.
+    /// Random elements: floats of the normal distribution, integers below 100, bools of any kind.
     fn random(&self, sizes: &[usize]) -> Result<Tensor> {
         if self.dtype.is_float() {
             randn(sizes, self.device())?.to(self.dtype)
+        } else if self.dtype == DType::Bool {
+            randint(0, 2, sizes, (DType::U8, self.device()))?.to(self.dtype)
         } else {
             randint(0, 100, sizes, (self.dtype, self.device()))
         }

@@ -17,6 +17,8 @@ class Spec:
     def random(self, sizes):
         if self.dtype.is_floating_point:
             return torch.randn(sizes, device=self.device).to(self.dtype)
+        if self.dtype == torch.bool:
+            return torch.randint(0, 2, sizes, device=self.device, dtype=torch.uint8).to(torch.bool)
         return torch.randint(0, 100, sizes, device=self.device, dtype=self.dtype)
 
     def operand(self):
