@@ -82,7 +82,7 @@ impl State {
                 }
                 _ => continue,
             };
-            return Err(error(call, CudaCode::INVALID_VALUE, device, &why));
+            return Err(error(call, CudaCode::INVALID_DEVICE, device, &why));
         }
         self.pool(call, handle)?.access.extend(access.iter().copied());
         Ok(())

@@ -164,7 +164,7 @@ programs! {
         "set access: ok",
         "set memory: ok",
         "set memory: ok",
-        "of its own device: INVALID_VALUE",
+        "of its own device: INVALID_DEVICE",
         "destroy: ok",
     ]
 
