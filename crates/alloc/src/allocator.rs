@@ -23,7 +23,7 @@ use crate::{
 ///
 /// Freed memory is kept and used again at once by the stream it was allocated for; only a request
 /// that nothing cached fits reaches the backend. Work on that stream may use a block until the
-/// block is dropped, other streams' too if [`Block::record_stream`] was told.
+/// block is dropped, other streams' too if [`Block::record_stream`](crate::Block::record_stream) was told.
 ///
 /// Each stream has a shard with a lock of its own. Calls of the backend that can take long (allocate,
 /// map, free, wait) are made without those locks. Only one thread at a time makes them.

@@ -6,6 +6,9 @@
 //! [`Backend`]; with the feature `cuda` (on by default) there is one over the CUDA driver, in
 //! [`cuda`].
 //!
+//! [`default_policy`] explains how memory is got of the backend unless options say otherwise: pages
+//! that move.
+//!
 //! A backend of one's own:
 //!
 //! ```
@@ -92,6 +95,12 @@ pub use rules::PoolKind;
 pub use snapshot::{Annotation, BlockInfo, BlockState, Frame, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, PoolStats, Stat};
 pub use trace::{Backtraces, TraceAction, TraceConfig, TraceEntry};
+
+#[doc = include_str!("../docs/default-policy.md")]
+///
+/// # The picture
+#[doc = include_str!("../docs/default-policy.svg")]
+pub mod default_policy {}
 
 /// The README's example.
 #[cfg(doctest)]

@@ -482,8 +482,9 @@ impl VirtualMemory<FakeError> for Fake {
         if world.ranges.len() >= world.max_ranges {
             return Err(FakeError::OutOfMemory);
         }
-        let address = world.next_address;
-        world.next_address += bytes as u64 + 2 * MIB as u64;
+        // Arenas start at round addresses, which people compare more easily.
+        let address = world.next_address.next_multiple_of(1 << 36);
+        world.next_address = address + bytes as u64 + 2 * MIB as u64;
         world.ranges.insert(address, bytes);
         Ok((address, Box::new(Range { address, world: self.clone() })))
     }

@@ -15,6 +15,7 @@ mod host_cuda;
 mod host_model;
 mod host_options;
 mod host_waste;
+mod memory_map;
 mod misuse;
 mod model;
 mod oracle;

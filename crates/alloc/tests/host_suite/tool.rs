@@ -1,4 +1,4 @@
-//! The replay tool's modules, as its example has them.
+//! The modules of the examples that replay traces and draw memory, as they have them.
 #![cfg(feature = "cuda")]
 #![allow(dead_code, unreachable_pub)] // the tests use a part
 
@@ -22,3 +22,9 @@ pub(crate) mod run;
 pub(crate) mod timeline;
 #[path = "../../examples/replay/trace.rs"]
 pub(crate) mod trace;
+
+pub(crate) use crate::common;
+#[path = "../../examples/memory_map/map.rs"]
+pub(crate) mod map;
+#[path = "../../examples/memory_map/svg.rs"]
+pub(crate) mod svg;
