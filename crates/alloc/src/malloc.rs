@@ -8,7 +8,7 @@ use warpline_sync::atomic::Ordering;
 
 use crate::allocator::Shared;
 use crate::policy::{Miss, Policies};
-use crate::rules::{PoolKind, round_size, segment_size};
+use crate::rules::{round_size, segment_size};
 use crate::shard::{Granted, Request, Shard, ShardCell, State, lock};
 use crate::sync::Lasting;
 use crate::trace::{Step, TraceAction};
@@ -62,7 +62,7 @@ impl<B: Backend> Shared<B> {
         }
         let mut locked = cell.lock_parked();
         let state = &mut *locked;
-        if state.heap.stream != stream || !state.config.caching {
+        if state.heap.stream != stream || !state.rules.caching {
             return Err(Searched(false));
         }
         if state.uses.has_events() && !self.core.is_capturing() {
@@ -71,8 +71,11 @@ impl<B: Backend> Shared<B> {
         let granted = match state.take_parked(bytes, site) {
             Some(granted) => granted,
             None => {
-                let size = round_size(&state.config, bytes).map_err(|_| Searched(false))?;
-                let kind = PoolKind::of(&state.config, size);
+                let size = match state.rules.round_plainly(bytes) {
+                    Some(size) => size,
+                    None => round_size(&state.config, bytes).map_err(|_| Searched(false))?,
+                };
+                let kind = state.rules.pool(size);
                 let request = Request { kind, requested: bytes, size, site };
                 state.take_fit(request).ok_or(Searched(true))?
             }
@@ -134,9 +137,9 @@ impl<B: Backend> Shared<B> {
             return Ok(None);
         }
         let rounded = round_size(&state.config, bytes)?;
-        let caching = state.config.caching;
+        let caching = state.rules.caching;
         let size = if caching { rounded } else { bytes };
-        let kind = PoolKind::of(&state.config, size);
+        let kind = state.rules.pool(size);
         let request = Request { kind, requested: bytes, size, site };
         if state.uses.has_events() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
@@ -286,7 +289,7 @@ impl<B: Backend> Shared<B> {
                 let request = Request { kind, ..request };
                 let (block, other) = {
                     let mut state = owner.lock();
-                    let block = state.config.caching.then(|| state.detach_fit(request)).flatten();
+                    let block = state.rules.caching.then(|| state.detach_fit(request)).flatten();
                     let Some(block) = block else { continue };
                     (block, state.stream.clone())
                 };
@@ -374,5 +377,5 @@ fn search<B: Backend>(
     request: Request,
 ) -> Option<Granted> {
     let mut state = shard.lock();
-    if state.config.caching { how(&mut state, request) } else { None }
+    if state.rules.caching { how(&mut state, request) } else { None }
 }

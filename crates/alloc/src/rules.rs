@@ -40,15 +40,9 @@ impl PoolKind {
             Self::Large => Self::Small,
         }
     }
-
-    #[inline]
-    pub(crate) fn of(config: &AllocatorConfig, size: usize) -> Self {
-        if size <= config.small_size() { Self::Small } else { Self::Large }
-    }
 }
 
 /// The block size a request of `bytes` bytes gets.
-#[inline]
 pub(crate) fn round_size(config: &AllocatorConfig, bytes: usize) -> Result<usize, AllocError> {
     if bytes >= MAX_REQUEST {
         return Err(AllocError::TooLarge { requested: bytes });
@@ -88,31 +82,75 @@ pub(crate) fn segment_size(config: &AllocatorConfig, size: usize) -> usize {
     }
 }
 
-/// Whether a block with `remaining` bytes more than the `size` that is needed is split. In an
-/// arena even little is kept.
-#[inline]
-pub(crate) fn should_split(
-    config: &AllocatorConfig,
-    kind: PoolKind,
-    arena: bool,
-    size: usize,
-    remaining: usize,
-) -> bool {
-    match kind {
-        _ if arena => remaining >= MIN_BLOCK_SIZE,
-        PoolKind::Small => remaining >= MIN_BLOCK_SIZE,
-        PoolKind::Large => size < config.max_split() && remaining > SMALL_SIZE,
-    }
+/// What the options say of every request, worked out once, and in one cache line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) caching: bool,
+    /// Whether PyTorch's expandable segments choose among free blocks.
+    pub(crate) expandable: bool,
+    /// Whether sizes round to [`MIN_BLOCK_SIZE`] and nothing else.
+    plain_rounding: bool,
+    small_size: usize,
+    max_split: usize,
+    max_non_split_rounding: usize,
 }
 
-/// Whether a block of `found` bytes may serve a request of `size` bytes under `max_split_size`.
-#[inline]
-pub(crate) fn may_serve(config: &AllocatorConfig, size: usize, found: usize) -> bool {
-    let max_split = config.max_split();
-    if size < max_split {
-        found < max_split
-    } else {
-        found < size.saturating_add(config.max_non_split_rounding)
+impl Rules {
+    pub(crate) fn new(config: &AllocatorConfig) -> Self {
+        Self {
+            caching: config.caching,
+            expandable: config.expandable(),
+            plain_rounding: config.roundup_power2_divisions.iter().all(|&steps| steps <= 1),
+            small_size: config.small_size(),
+            max_split: config.max_split(),
+            max_non_split_rounding: config.max_non_split_rounding,
+        }
+    }
+
+    /// [`round_size`], if it is plain; `None` if not, or if that fails.
+    #[inline]
+    pub(crate) fn round_plainly(&self, bytes: usize) -> Option<usize> {
+        let plain = self.plain_rounding && bytes < MAX_REQUEST;
+        plain.then(|| bytes.max(1).next_multiple_of(MIN_BLOCK_SIZE))
+    }
+
+    /// The pool of a block of this size.
+    #[inline]
+    pub(crate) fn pool(&self, size: usize) -> PoolKind {
+        if size <= self.small_size { PoolKind::Small } else { PoolKind::Large }
+    }
+
+    /// Whether blocks of this size are never split (`max_split_size`).
+    #[inline]
+    pub(crate) fn is_oversize(&self, size: usize) -> bool {
+        size >= self.max_split
+    }
+
+    /// Whether a block with `remaining` bytes more than the `size` that is needed is split. In an
+    /// arena even little is kept.
+    #[inline]
+    pub(crate) fn should_split(
+        &self,
+        kind: PoolKind,
+        arena: bool,
+        size: usize,
+        remaining: usize,
+    ) -> bool {
+        match kind {
+            _ if arena => remaining >= MIN_BLOCK_SIZE,
+            PoolKind::Small => remaining >= MIN_BLOCK_SIZE,
+            PoolKind::Large => !self.is_oversize(size) && remaining > SMALL_SIZE,
+        }
+    }
+
+    /// Whether a block of `found` bytes may serve a request of `size` bytes under `max_split_size`.
+    #[inline]
+    pub(crate) fn may_serve(&self, size: usize, found: usize) -> bool {
+        if self.is_oversize(size) {
+            found < size.saturating_add(self.max_non_split_rounding)
+        } else {
+            !self.is_oversize(found)
+        }
     }
 }
 

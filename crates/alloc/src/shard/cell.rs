@@ -88,7 +88,7 @@ impl<B: Backend> ShardCell<B> {
         } else {
             state.free(&core.backend, block);
         }
-        if state.counters.over || !state.config.caching || state.retired {
+        if state.counters.over || !state.rules.caching || state.retired {
             locked.settle();
         }
     }
@@ -119,7 +119,7 @@ impl<B: Backend> Locked<'_, B> {
         let Occupant { state, core, retired } = self.occupant();
         let core = Arc::clone(core);
         state.unpark();
-        let keeps = state.config.caching && !state.retired;
+        let keeps = state.rules.caching && !state.retired;
         let released = if keeps { Vec::new() } else { state.heap.release_segments() };
         let last = if state.counters.blocks() == 0 { retired.take() } else { None };
         let over = state.counters.over;

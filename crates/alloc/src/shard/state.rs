@@ -11,7 +11,7 @@ use super::stream_uses::StreamUses;
 use crate::events::Queue;
 use crate::heap::{Heap, NONE, Order, Record, Released, Status};
 use crate::policy::expandable;
-use crate::rules::{may_serve, should_split};
+use crate::rules::Rules;
 use crate::stats::{Counters, Quantity};
 use crate::trace::{TraceAction, Tracer};
 use crate::{AllocatorConfig, Backend, Policy, PoolKind};
@@ -43,6 +43,7 @@ impl Granted {
 
 pub(crate) struct State<B: Backend> {
     pub(crate) config: AllocatorConfig,
+    pub(crate) rules: Rules,
     pub(crate) stream: B::Stream,
     pub(crate) heap: Heap<B::Memory>,
     pub(crate) counters: Counters,
@@ -64,8 +65,10 @@ pub(crate) struct State<B: Backend> {
 
 impl<B: Backend> State<B> {
     pub(crate) fn new(stream: B::Stream, clock: Arc<AtomicU64>, tracer: Arc<Tracer>) -> Self {
+        let config = AllocatorConfig::default();
         Self {
-            config: AllocatorConfig::default(),
+            rules: Rules::new(&config),
+            config,
             heap: Heap::new(B::stream_id(&stream), tracer),
             stream,
             counters: Counters::default(),
@@ -88,6 +91,7 @@ impl<B: Backend> State<B> {
             Policy::Default => Order::Recent,
             Policy::Torch | Policy::CudaMallocAsync => Order::Address,
         });
+        self.rules = Rules::new(&config);
         self.config = config;
     }
 
@@ -152,10 +156,10 @@ impl<B: Backend> State<B> {
     #[inline(always)]
     fn take_out(&mut self, request: Request) -> Option<u32> {
         let mut block = self.heap.best_fit(request.kind, request.size)?;
-        if self.config.expandable() {
+        if self.rules.expandable {
             block = expandable::choose(&self.heap, request.kind, block);
         }
-        if !may_serve(&self.config, request.size, self.heap.records[block].size) {
+        if !self.rules.may_serve(request.size, self.heap.records[block].size) {
             return None;
         }
         self.heap.remove_free(request.kind, block);
@@ -191,7 +195,7 @@ impl<B: Backend> State<B> {
         request: Request,
     ) -> Granted {
         let address = B::address(&memory);
-        let oversize = size >= self.config.max_split();
+        let oversize = self.rules.is_oversize(size);
         let block = self.heap.add_segment(memory, request.kind, (address, size), oversize, false);
         self.heap.trace(TraceAction::SegmentAlloc, address, size, Some(request.site));
         self.hand_out(block, request)
@@ -220,9 +224,9 @@ impl<B: Backend> State<B> {
         let (address, whole, arena) = (record.address, record.size, record.arena);
         let was_split = record.is_split();
         let remaining = whole - request.size;
-        let split = self.config.caching
+        let split = self.rules.caching
             && !self.no_split
-            && should_split(&self.config, kind, arena, request.size, remaining);
+            && self.rules.should_split(kind, arena, request.size, remaining);
         let size = if split { request.size } else { whole };
         if split {
             self.heap.split_off(kind, block, size);
@@ -247,7 +251,7 @@ impl<B: Backend> State<B> {
     #[inline(always)]
     fn grant(&mut self, block: u32, address: u64, size: usize, request: Request) -> Granted {
         let Request { kind, requested, site, .. } = request;
-        let oversize = size >= self.config.max_split();
+        let oversize = self.rules.is_oversize(size);
         let record = &mut self.heap.records[block];
         record.requested = requested;
         record.oversize = oversize;
@@ -420,7 +424,7 @@ impl<B: Backend> State<B> {
         released: Released<B::Memory>,
     ) -> Result<(), Released<B::Memory>> {
         // With no memory at all the shard may have been given another stream.
-        if released.stream != self.heap.stream || self.retired || !self.config.caching {
+        if released.stream != self.heap.stream || self.retired || !self.rules.caching {
             return Err(released);
         }
         let Released { kind, size, oversize, memory, .. } = released;

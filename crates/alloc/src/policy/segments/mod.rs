@@ -107,7 +107,7 @@ pub(super) fn add_segment<B: Backend>(
         Err(error) => return miss.out_of_memory(bytes, error).map(|()| None),
     };
     let mut state = miss.shard.lock();
-    let oversize = bytes >= state.config.max_split();
+    let oversize = state.rules.is_oversize(bytes);
     let kind = miss.request.kind;
     let mut global = lock(&miss.core.global);
     global.segment.increase(kind, 1);
