@@ -164,7 +164,7 @@ pub struct Blas {
 
 impl Blas {
     /// The process's cuBLAS. The first call looks for it as the
-    /// [module](self#where-the-library-is-looked-for) says; later ones answer the same.
+    /// [module](self#where-the-library-is-looked-for) says; later ones return the same.
     ///
     /// # Errors
     /// [`DriverError::LibraryNotFound`] with every name tried; [`DriverError::InvalidVariable`] where
@@ -367,7 +367,7 @@ fn check(
     if status == 0 {
         return Ok(());
     }
-    // SAFETY: answers a static string for every status, unknown ones included.
+    // SAFETY: returns a static string for every status, unknown ones included.
     let text = unsafe { (api.cublasGetStatusString)(status) };
     let status = if text.is_null() {
         format!("status {status}")

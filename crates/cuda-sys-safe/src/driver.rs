@@ -10,7 +10,7 @@ use crate::*;
 ///
 /// Methods follow the driver API one to one, with two differences: no context is ever passed or
 /// current (each handle knows its device, and a device's primary context is made on first need),
-/// and after a sticky error every device of the process answers [`DriverError::DeviceLost`] for
+/// and after a sticky error every device of the process fails with [`DriverError::DeviceLost`] for
 /// good, whichever of them failed: that is how the hardware's driver behaves. From then on releases
 /// succeed without a driver call.
 ///
@@ -325,7 +325,7 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// `cuStreamGetCaptureInfo`.
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus>;
 
-    /// `cuThreadExchangeStreamCaptureMode`: sets this thread's mode and answers the old one.
+    /// `cuThreadExchangeStreamCaptureMode`: sets this thread's mode and returns the old one.
     fn exchange_capture_mode(&self, device: usize, mode: CaptureMode) -> Result<CaptureMode>;
 
     /// `cuGraphInstantiate`.

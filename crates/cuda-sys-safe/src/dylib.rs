@@ -112,18 +112,18 @@ fn complaint(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
-/// What `cuDriverGetVersion` and its kin answer.
+/// What `cuDriverGetVersion` and its kin return.
 pub(crate) fn version_text(version: u32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// Status codes cross as plain integers: a newer library may answer one that our enums lack.
+/// Status codes cross as plain integers: a newer library may return one that our enums lack.
 pub(crate) type Status = c_uint;
 
 /// Declares a table of a library's functions.
 ///
 /// `required` functions are fields, resolved when the table is made. `optional` ones are methods
-/// that answer the function or [`DriverError::MissingSymbol`]. Those without `->` return a status.
+/// that return the function or [`DriverError::MissingSymbol`]. Those without `->` return a status.
 macro_rules! function_table {
     (@ret) => { $crate::dylib::Status };
     (@ret $ret:ty) => { $ret };

@@ -1,4 +1,4 @@
-//! What a driver call can answer instead of success.
+//! What a driver call can return instead of success.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,7 +18,7 @@ macro_rules! codes {
             $(#[doc = concat!("`", $name, "`: ", $text, ".")] pub const $konst: CudaCode = CudaCode($value);)*
 
             /// The name of the code in `cuda.h`, such as `CUDA_ERROR_OUT_OF_MEMORY`. A code that a
-            /// newer driver may answer has none.
+            /// newer driver may return has none.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self.0 { $($value => $name,)* _ => "a CUDA error without a name here" }

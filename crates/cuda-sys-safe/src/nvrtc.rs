@@ -175,7 +175,7 @@ impl Nvrtc {
     }
 
     fn error(&self, call: &'static str, status: Status, detail: String) -> DriverError {
-        // SAFETY: answers a static string for every status, unknown ones included.
+        // SAFETY: returns a static string for every status, unknown ones included.
         let text = unsafe { (self.api.nvrtcGetErrorString)(status) };
         let text = if text.is_null() {
             format!("status {status}")

@@ -38,7 +38,7 @@ fn pages_stay_mapped_until_they_are_unregistered() {
     let at = memory.as_ptr().addr().get();
     refuse(&sim, CallKind::HostUnregister, ALWAYS);
     drop(memory);
-    assert_eq!(sim.books().host_registrations, 1);
+    assert_eq!(sim.usage().host_registrations, 1);
     assert!(mapped(at), "another mapping could come to lie where the driver writes");
     let of = |kind| driver.refused().of(kind);
     let one = RefusedCount { count: 1, bytes: 16 * MIB };
@@ -47,7 +47,7 @@ fn pages_stay_mapped_until_they_are_unregistered() {
     assert!(mapped(at));
     sim.clear_faults();
     assert_eq!(retry_refused(&driver), RefusedCount::default());
-    assert_eq!(sim.books().host_registrations, 0);
+    assert_eq!(sim.usage().host_registrations, 0);
     assert!(!mapped(at));
 }
 
@@ -74,7 +74,7 @@ fn a_capture_on_another_thread_makes_releases_wait() {
     });
     assert_eq!(retry_refused(&driver), RefusedCount::default());
     drop(stream);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 /// One of each kind, with what it needs.
@@ -111,11 +111,11 @@ fn whatever_is_refused_is_kept_counted_and_released_later() {
         one_of_each(&driver);
         let refused = driver.refused().all();
         assert!(refused.count >= 1, "{call:?}: {refused:?}");
-        assert!(!sim.books().is_settled(), "{call:?}");
+        assert!(!sim.usage().all_released(), "{call:?}");
         sim.clear_faults();
         assert_eq!(retry_refused(&driver), RefusedCount::default(), "{call:?}");
         driver.synchronize(0).unwrap(); // a free in stream order
-        assert!(sim.books().is_settled(), "{call:?}: {:?}", sim.books());
+        assert!(sim.usage().all_released(), "{call:?}: {:?}", sim.usage());
         // Nothing keeps the driver alive any more.
         assert_eq!(Arc::strong_count(&driver), 2, "{call:?}");
     }
@@ -135,7 +135,7 @@ fn the_next_release_or_allocation_of_a_kind_tries_again() {
     assert_eq!(driver.refused().all().count, 2, "another kind's affair");
     drop(c);
     assert_eq!(driver.refused().all().count, 0);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -145,13 +145,13 @@ fn a_refused_release_costs_others_one_call() {
     refuse(&sim, CallKind::MemFree, ALWAYS);
     drop(all);
     assert_eq!(driver.refused().all().count, 100);
-    let calls = || sim.books().count(CallKind::MemFree);
+    let calls = || sim.usage().count(CallKind::MemFree);
     let before = calls();
     let memory = DeviceMemory::new(&driver, 0, 512).unwrap();
     assert_eq!(calls(), before + 1);
     sim.clear_faults();
     drop(memory);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -166,11 +166,11 @@ fn addresses_stay_reserved_while_something_is_mapped_there() {
     assert_eq!(error.code(), Some(REFUSED));
     refuse(&sim, CallKind::MemUnmap, ALWAYS);
     drop((mapping, physical, reservation));
-    let calls = |call| sim.books().count(call);
+    let calls = |call| sim.usage().count(call);
     assert_eq!((calls(CallKind::AddressFree), calls(CallKind::MemRelease)), (0, 0));
     sim.clear_faults();
     assert_eq!(retry_refused(&driver).count, 0);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn an_explicit_release_gives_back_what_was_refused() {
             }
         }
         assert_eq!(driver.refused().all().count, 0, "{call:?}");
-        assert!(sim.books().is_settled(), "{call:?}");
+        assert!(sim.usage().all_released(), "{call:?}");
     }
 }
 
@@ -242,5 +242,5 @@ fn threads_that_try_again_at_once_release_once() {
         }
     });
     assert_eq!(retry_refused(&driver), RefusedCount::default());
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }

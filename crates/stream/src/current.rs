@@ -96,7 +96,7 @@ pub(crate) fn stream(id: u64, device: usize) -> Option<Rc<Stream>> {
     read(id, |c| c.streams.get(device)?.clone()).flatten()
 }
 
-/// Changes the current device and answers the previous one.
+/// Changes the current device and returns the previous one.
 #[inline]
 pub(crate) fn set_device(devices: &Arc<Inner>, index: usize) -> Result<usize> {
     let set = |c: &mut Current| std::mem::replace(&mut c.device, index);
@@ -108,7 +108,7 @@ pub(crate) fn set_device(devices: &Arc<Inner>, index: usize) -> Result<usize> {
     }
 }
 
-/// Changes the current stream of the stream's own device, and answers the previous one.
+/// Changes the current stream of the stream's own device, and returns the previous one.
 #[inline]
 pub(crate) fn set_stream(devices: &Arc<Inner>, new: &Stream) -> Result<Option<Rc<Stream>>> {
     let set = |c: &mut Current| put(c, new);

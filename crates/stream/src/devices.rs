@@ -118,7 +118,7 @@ impl Devices {
         current::device(self.id())
     }
 
-    /// Makes a device this thread's current one and answers which was before
+    /// Makes a device this thread's current one and returns which was before
     /// (`torch.cuda.set_device`). Creates no context.
     ///
     /// # Errors

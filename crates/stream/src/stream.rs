@@ -256,7 +256,7 @@ impl Stream {
         f(&inner.capture)
     }
 
-    /// Lets nobody enqueue on this stream as long as the answer is kept.
+    /// Lets nobody enqueue on this stream as long as the result is kept.
     pub(crate) fn hold(&self) -> Held<'_> {
         Held(self.0.lock())
     }

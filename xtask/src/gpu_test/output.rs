@@ -68,7 +68,7 @@ pub(super) fn sanitizer_errors(output: &str) -> usize {
     output.lines().filter_map(count).sum()
 }
 
-/// The names in the answer to `--list --format terse`.
+/// The names that are printed for `--list --format terse`.
 pub(super) fn listed(output: &str) -> Vec<String> {
     output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }

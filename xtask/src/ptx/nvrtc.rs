@@ -61,7 +61,7 @@ impl Compiler {
         let options = self.options(module, PTX_ARCHITECTURE);
         let options: Vec<&str> = options.iter().map(String::as_str).collect();
         let ptx = self.nvrtc.compile(&module.text, &file_name, &options).with_context(failed)?;
-        // The library itself answers 12.0 only; the patch version stands in what it writes.
+        // The library itself returns 12.0 only; the patch version stands in what it writes.
         ensure!(
             ptx.contains(&format!("V{NVRTC_VERSION}")),
             "this NVRTC is another 12.0 than {NVRTC_VERSION}, which makes the committed PTX"

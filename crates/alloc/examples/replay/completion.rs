@@ -110,7 +110,7 @@ impl<'a> Completions<'a> {
         })
     }
 
-    /// Gives a side stream work that ends when its use does. Answers which.
+    /// Gives a side stream work that ends when its use does. Returns which.
     fn begin(&mut self, at: usize, until: usize) -> Result<usize, DriverError> {
         let runs = !self.ticks.is_empty();
         while let Some(time) = self.unticked.pop_front_if(|time| *time <= until) {

@@ -76,9 +76,9 @@ fn a_device_without_virtual_memory_gets_plain_segments() {
             drop(blocks);
             drop(allocator.malloc(70 * MIB, stream).unwrap());
         }
-        let books = sim.books();
-        assert!(books.count(CallKind::MemAlloc) >= 2, "{options}: {:?}", books.calls);
-        assert_eq!(books.count(CallKind::AddressReserve), 0, "{options}");
+        let usage = sim.usage();
+        assert!(usage.count(CallKind::MemAlloc) >= 2, "{options}: {:?}", usage.calls);
+        assert_eq!(usage.count(CallKind::AddressReserve), 0, "{options}");
         allocator.empty_cache();
         let info = driver.mem_info(0).unwrap();
         assert_eq!((allocator.memory_reserved(), info.free), (0, info.total), "{options}");
@@ -185,7 +185,7 @@ fn the_state_agrees_with_a_driver_that_refuses() {
                 _ => live.extend(allocator.malloc(random.bytes(), &streams[random.below(2)]).ok()),
             }
             assert_eq!(driver.refused().all().count, 0, "the allocator keeps what is refused");
-            assert_eq!(allocator.memory_reserved(), sim.books().devices[0].used_bytes, "{options}");
+            assert_eq!(allocator.memory_reserved(), sim.usage().devices[0].used_bytes, "{options}");
             refused = allocator.memory_stats().num_refused.max(refused);
         }
         assert!(refused > 5, "{options}: {refused}");
@@ -194,8 +194,8 @@ fn the_state_agrees_with_a_driver_that_refuses() {
         allocator.empty_cache();
         let stats = allocator.memory_stats();
         assert_eq!((stats.refused_releases, stats.refused_bytes), (0, 0), "{options}");
-        assert_eq!(sim.books().devices[0].used_bytes, 0, "{options}");
+        assert_eq!(sim.usage().devices[0].used_bytes, 0, "{options}");
         drop((allocator, streams));
-        assert!(sim.books().is_settled(), "{options}: {:?}", sim.books());
+        assert!(sim.usage().all_released(), "{options}: {:?}", sim.usage());
     }
 }

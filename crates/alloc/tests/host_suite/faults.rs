@@ -129,7 +129,7 @@ impl Program {
     }
 }
 
-/// Answers how many calls there were, and how many requests failed.
+/// Returns how many calls there were, and how many requests failed.
 fn run(options: &str, pages: bool, fail: Option<(Range<usize>, FakeError)>) -> (usize, usize) {
     let fake = if pages { Fake::with_pages(160 * MIB) } else { Fake::new(160 * MIB) };
     let case = format!("{options}, {fail:?}, pages: {pages}");

@@ -36,10 +36,10 @@ fn blocks_are_apart_and_page_locked() {
     });
     ranges.sort_unstable();
     assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:x?}");
-    let books = sim.books();
-    assert_eq!((books.count(CallKind::HostAlloc), books.count(CallKind::HostRegister)), (1, 1));
+    let usage = sim.usage();
+    assert_eq!((usage.count(CallKind::HostAlloc), usage.count(CallKind::HostRegister)), (1, 1));
     drop((blocks, cache));
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -48,12 +48,12 @@ fn whether_to_register_is_an_option() {
     let always = cache(&driver, "pinned_use_cuda_host_register:True,pinned_num_register_threads:4");
     drop(always.alloc(100).unwrap());
     drop(always.alloc(20 * MIB).unwrap());
-    assert_eq!(sim.books().count(CallKind::HostAlloc), 0);
-    assert_eq!(sim.books().count(CallKind::HostRegister), 2);
+    assert_eq!(sim.usage().count(CallKind::HostAlloc), 0);
+    assert_eq!(sim.usage().count(CallKind::HostRegister), 2);
     let never = cache(&driver, "pinned_use_cuda_host_register:False");
     drop(never.alloc(20 * MIB).unwrap());
-    assert_eq!(sim.books().count(CallKind::HostAlloc), 1);
-    assert_eq!(sim.books().count(CallKind::HostRegister), 2);
+    assert_eq!(sim.usage().count(CallKind::HostAlloc), 1);
+    assert_eq!(sim.usage().count(CallKind::HostRegister), 2);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn what_cannot_be_registered_is_allocated() {
     sim.inject(forbidden());
     let auto = cache(&driver, "");
     assert!(auto.alloc(20 * MIB).unwrap().memory().is_pinned());
-    assert_eq!(sim.books().count(CallKind::HostAlloc), 1);
+    assert_eq!(sim.usage().count(CallKind::HostAlloc), 1);
     sim.clear_faults();
     sim.inject(forbidden());
     // Whoever asks for it is told.

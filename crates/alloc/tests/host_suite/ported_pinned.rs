@@ -33,10 +33,10 @@ fn pinned_memory_with_cudaregister() {
             }
         });
         let made = cache.stats().num_host_alloc;
-        assert_eq!(sim.books().count(CallKind::HostRegister), made);
-        assert_eq!(sim.books().count(CallKind::HostAlloc), 0);
+        assert_eq!(sim.usage().count(CallKind::HostRegister), made);
+        assert_eq!(sim.usage().count(CallKind::HostAlloc), 0);
         drop(cache);
-        assert!(sim.books().is_settled(), "all are unregistered");
+        assert!(sim.usage().all_released(), "all are unregistered");
     }
 }
 

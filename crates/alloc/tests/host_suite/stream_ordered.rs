@@ -29,11 +29,11 @@ impl Program {
 
     /// How often the driver allocated from a pool, freed to one, and allocated otherwise.
     fn calls(&self) -> [u64; 3] {
-        let books = self.sim.books();
+        let usage = self.sim.usage();
         [
-            books.count(CallKind::MemAllocAsync),
-            books.count(CallKind::MemFreeAsync),
-            books.count(CallKind::MemAlloc) + books.count(CallKind::MemCreate),
+            usage.count(CallKind::MemAllocAsync),
+            usage.count(CallKind::MemFreeAsync),
+            usage.count(CallKind::MemAlloc) + usage.count(CallKind::MemCreate),
         ]
     }
 

@@ -109,6 +109,6 @@ fn a_page_locked_block_is_given_away_once_streams_are_done_with_it() {
         let stats = cache.stats();
         assert_eq!((stats.requested_bytes.current, stats.allocated_bytes.current), (0, 0));
         drop((cache, gpu));
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }

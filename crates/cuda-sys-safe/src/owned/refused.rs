@@ -176,7 +176,7 @@ impl List {
     }
 }
 
-/// Tries all releases again that the driver refused. Answers what is left of them.
+/// Tries all releases again that the driver refused. Returns what is left of them.
 ///
 /// It may wait for work of the devices, as those releases do.
 pub fn retry_refused(driver: &Arc<dyn Driver>) -> RefusedCount {

@@ -20,7 +20,7 @@
 //! # Errors that last
 //! After a sticky error ([`CudaCode::is_sticky`](crate::CudaCode::is_sticky)) no call on any device
 //! of the process works again: `libcuda` returns the same code everywhere. So every device then
-//! answers [`DriverError::DeviceLost`] for good, without a driver call; releases succeed, also
+//! returns [`DriverError::DeviceLost`] for good, without a driver call; releases succeed, also
 //! without one. An asynchronous error surfaces at whatever call comes next, on whatever device, so
 //! it is told apart by its code.
 
@@ -68,7 +68,7 @@ pub struct CudaDriver {
 }
 
 /// The process's CUDA driver. The first call looks for the library and initialises it; later ones
-/// answer the same, whether that was the driver or an error.
+/// return the same, whether that was the driver or an error.
 ///
 /// # Errors
 /// [`DriverError::LibraryNotFound`] with every name tried, [`DriverError::InvalidVariable`] where

@@ -221,7 +221,7 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Takes a new communicator into the books.
+    /// Adds a new communicator.
     pub(crate) fn enter_seat(&self, seat: Arc<Seat>) -> CommHandle {
         let (mut state, device) = (self.lock(), seat.device());
         let raw = state.fresh();

@@ -31,7 +31,7 @@ macro_rules! release {
     }};
 }
 
-/// The same for a call that enqueues and answers the point to wait for, if there is one.
+/// The same for a call that enqueues and returns the point to wait for, if there is one.
 macro_rules! enqueue {
     ($self:ident, $call:ident, $stream:expr, $state:ident => $body:expr) => {{
         let stream: StreamHandle = $stream;

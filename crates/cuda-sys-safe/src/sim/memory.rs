@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::CallKind;
 use super::backing::{Mapping, MemoryFile, bytes_at, fill, in_pages};
-use super::books::Overrun;
 use super::host::HostRange;
 use super::state::{State, error};
+use super::usage::Overrun;
 use super::vmm::Mapped;
 use crate::*;
 
@@ -217,7 +217,7 @@ impl State {
         self.report_overrun(&region, "found when it was freed")
     }
 
-    /// Takes an allocation out of the books.
+    /// Forgets an allocation.
     pub(super) fn remove_allocation(&mut self, base: u64) -> Option<Region> {
         let region = self.memory.regions.remove(&base)?;
         match region.kind {

@@ -21,7 +21,7 @@
 //! stream.synchronize()?;
 //! assert_eq!(sim.pending(), 0);
 //! drop((memory, stream));
-//! assert!(sim.books().is_settled());
+//! assert!(sim.usage().all_released());
 //! # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
 //! ```
 //!
@@ -114,7 +114,7 @@
 //! Redzones around allocations (found when freed and by [`SimDriver::overruns`]); kernels'
 //! footprints ([`SimConfig::check_footprints`], [`SimDriver::violations`]); that a launch gives as many
 //! parameters as the kernel's PTX declares, and of those sizes; what is alive and how
-//! often each call was made ([`SimDriver::books`]); any failure on demand
+//! often each call was made ([`SimDriver::usage`]); any failure on demand
 //! ([`SimDriver::inject`]); which calls wait for a stream ([`SimDriver::hold`]).
 //!
 //! # What it does not imitate
@@ -126,7 +126,6 @@
 //! addresses are mapped to the same memory.
 
 mod backing;
-mod books;
 mod calls;
 mod capture;
 mod collectives;
@@ -151,11 +150,11 @@ mod session;
 mod share;
 mod state;
 mod streams;
+mod usage;
 mod values;
 mod visible;
 mod vmm;
 
-pub use books::{Books, DeviceBooks, Overrun};
 pub use calls::CallKind;
 pub use config::{Schedule, SimConfig, SpecError};
 pub use faults::Fault;
@@ -163,3 +162,4 @@ pub use footprint::{FootprintViolation, ViolationKind};
 pub use hold::Hold;
 pub use properties::{H200_TOTAL_MEMORY, h200};
 pub use session::SimDriver;
+pub use usage::{DeviceUsage, Overrun, Usage};

@@ -5,7 +5,6 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use super::books::Overrun;
 use super::capture::{Capture, Graph};
 use super::collectives::Comm;
 use super::events::Event;
@@ -16,6 +15,7 @@ use super::memory::Memory;
 use super::modules::{Function, Module};
 use super::pools::Pool;
 use super::streams::{Key, Stream};
+use super::usage::Overrun;
 use super::vmm::Physical;
 use super::{CallKind, Schedule, SimConfig};
 use crate::system::CAN_MAP_TWICE;

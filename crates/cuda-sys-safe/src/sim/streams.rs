@@ -15,7 +15,7 @@ use super::state::{HostFn, Label, State, error};
 use super::values::Word;
 use crate::*;
 
-/// The key of a stream in the books: its raw handle, or a small number for a default stream.
+/// The key of a stream: its raw handle, or a small number for a default stream.
 pub(super) type Key = u64;
 
 /// The end of a stream's first `position` operations: what events and waits name.

@@ -134,8 +134,8 @@ impl Lane {
                 refused.push(format!("ModuleUnload: {}", name(&error)));
             }
         }
-        if !sim.books().is_settled() {
-            refused.push(format!("left over: {:?}", sim.books()));
+        if !sim.usage().all_released() {
+            refused.push(format!("left over: {:?}", sim.usage()));
         }
         refused.extend(sim.violations().iter().map(|v| format!("{v:?}")));
         refused.extend(sim.overruns().iter().map(|o| format!("{o:?}")));

@@ -72,7 +72,7 @@ fn an_interprocess_event_is_not_waited_for_on_another_device() {
         assert!(is_refused(&waited), "{waited:?}");
         event.record(&here).unwrap();
     }
-    assert_eq!(sim.books().count(CallKind::StreamWaitEvent), 2);
+    assert_eq!(sim.usage().count(CallKind::StreamWaitEvent), 2);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn stream_ordered_memory_stays_out_of_captures() {
     assert_eq!(driver.refused().of(ReleaseKind::PoolMemory).count, 1);
     assert_eq!(retry_refused(&driver).count, 0);
     stream.synchronize().unwrap();
-    assert_eq!(sim.books().devices[0].pool_allocations, 0);
+    assert_eq!(sim.usage().devices[0].pool_allocations, 0);
 }
 
 #[test]

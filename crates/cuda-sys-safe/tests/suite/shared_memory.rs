@@ -61,11 +61,11 @@ fn both_see_what_either_writes_and_it_outlives_its_maker() {
     drop((here, made));
     assert_eq!(free(&peer), free(&maker));
     drop(maker);
-    assert!(maker_sim.books().is_settled());
+    assert!(maker_sim.usage().all_released());
     drop(maker_sim);
     assert_eq!([0, 1].map(|at| byte(&peer, &there, at)), [9, 7]);
     drop(there);
-    assert!(peer_sim.books().is_settled());
+    assert!(peer_sim.usage().all_released());
     assert_eq!(free(&peer), peer.mem_info(0).unwrap().total);
 }
 
@@ -115,7 +115,7 @@ fn comes_back(driver: &Arc<dyn Driver>) {
 fn memory_that_comes_back_is_the_same() {
     let (sim, driver) = sim();
     comes_back(&driver);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn words_order_streams_of_two_drivers() {
         maker_sim.set_schedule(schedule);
         words_order_streams(&maker, &peer);
     }
-    assert!(maker_sim.books().is_settled() && peer_sim.books().is_settled());
+    assert!(maker_sim.usage().all_released() && peer_sim.usage().all_released());
 }
 
 #[test]

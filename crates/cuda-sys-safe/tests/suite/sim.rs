@@ -92,7 +92,7 @@ fn polling_ends_under_the_laziest_schedule() {
         polls += 1;
     }
     assert_eq!(polls, 4);
-    assert_eq!(sim.books().host_waits, 0, "a query is not a wait");
+    assert_eq!(sim.usage().host_waits, 0, "a query is not a wait");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn an_asynchronous_fault_loses_every_device() {
             unsafe { driver.mem_free(0, kept.ptr().offset(4)) }.unwrap();
         }
         drop((kept, memory, other, stream));
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
         assert_eq!(sim.pending(), 0);
     }
 }
@@ -219,7 +219,7 @@ fn host_functions_run_in_order_unlocked_and_may_not_call() {
     stream.synchronize().expect("the driver never sees a panic");
     drop(stream);
     drop(driver);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn pinned_copies_read_when_they_run_and_freed_memory_is_refused() {
 }
 
 #[test]
-fn capacity_and_books() {
+fn capacity_and_usage() {
     let sim = SimConfig { capacity: 1 << 20, ..SimConfig::new(1) }.build();
     let driver: Arc<dyn Driver> = sim.clone();
     let half = DeviceMemory::new(&driver, 0, 1 << 19).unwrap();
@@ -248,10 +248,10 @@ fn capacity_and_books() {
     assert!(DeviceMemory::new(&driver, 0, usize::MAX).unwrap_err().is_out_of_memory());
     assert_eq!(driver.mem_info(0).unwrap(), MemInfo { free: 1 << 19, total: 1 << 20 });
     assert_eq!(driver.process_memory(0), Some(1 << 19));
-    assert_eq!(sim.books().devices[0].allocated_bytes, 1 << 19);
+    assert_eq!(sim.usage().devices[0].allocated_bytes, 1 << 19);
     drop(half);
-    assert!(sim.books().is_settled());
-    assert_eq!(sim.books().count(CallKind::MemAlloc), 3);
+    assert!(sim.usage().all_released());
+    assert_eq!(sim.usage().count(CallKind::MemAlloc), 3);
     let full_size = SimConfig::new(1).build();
     let all = full_size.mem_info(0).unwrap().free;
     let ptr = full_size.mem_alloc(0, all).unwrap();
@@ -358,7 +358,7 @@ fn frees_wait_for_the_device() {
     set(&non_blocking(&driver, 1), &far, 1);
     drop(other);
     assert_eq!(sim.pending(), 1, "its own device only");
-    assert_eq!(sim.books().host_waits, 1);
+    assert_eq!(sim.usage().host_waits, 1);
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn unmapping_under_unfinished_work_faults() {
         driver.address_free(0, base, page).unwrap();
     }
     drop(stream);
-    assert!(sim.books().is_settled(), "releases on a lost device succeed");
+    assert!(sim.usage().all_released(), "releases on a lost device succeed");
 }
 
 #[test]
@@ -405,19 +405,19 @@ fn pool_memory_lives_in_stream_order() {
     // SAFETY: live handles; the missing wait is the point of the test.
     unsafe {
         let ptr = driver.mem_alloc_async(pool, 1000, a.handle()).unwrap();
-        assert_eq!(sim.books().devices[0].used_bytes, 1024);
+        assert_eq!(sim.usage().devices[0].used_bytes, 1024);
         driver.mem_free_async(ptr, a.handle()).unwrap();
         let twice = driver.mem_free_async(ptr, a.handle()).unwrap_err();
         assert_eq!(twice.code(), Some(CudaCode::INVALID_VALUE));
         a.synchronize().unwrap();
-        assert_eq!(sim.books().devices[0].used_bytes, 0, "given back at the wait");
+        assert_eq!(sim.usage().devices[0].used_bytes, 0, "given back at the wait");
         driver.mempool_release_threshold(pool, 2048).unwrap();
         let ptr = driver.mem_alloc_async(pool, 1000, a.handle()).unwrap();
         driver.mem_free_async(ptr, a.handle()).unwrap();
         a.synchronize().unwrap();
-        assert_eq!(sim.books().devices[0].used_bytes, 1024, "kept up to the threshold");
+        assert_eq!(sim.usage().devices[0].used_bytes, 1024, "kept up to the threshold");
         driver.mempool_trim(pool, 0).unwrap();
-        assert_eq!(sim.books().devices[0].used_bytes, 0, "trimmed");
+        assert_eq!(sim.usage().devices[0].used_bytes, 0, "trimmed");
         let ptr = driver.mem_alloc_async(pool, 1000, a.handle()).unwrap();
         driver.memset_async(ptr, MemsetValue::U8(1), 4, b.handle()).unwrap();
         let error = b.synchronize().unwrap_err();
@@ -503,7 +503,7 @@ fn host_functions_of_a_lost_device_are_dropped() {
     unsafe { driver.launch_host_func(stream.handle(), Box::new(f)) }.unwrap();
     sim.lose_device(0, CudaCode::DEVICE_UNAVAILABLE);
     assert!(heard.recv().is_err(), "dropped, not run");
-    assert_eq!(sim.books().host_allocations, 0, "what it held was released");
+    assert_eq!(sim.usage().host_allocations, 0, "what it held was released");
 }
 
 #[test]

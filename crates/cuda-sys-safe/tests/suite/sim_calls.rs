@@ -151,7 +151,7 @@ fn every_kind_of_call_can_fail() {
         assert!(error.to_string().starts_with(kind.name()), "{kind:?}: {error}");
         sim.clear_faults();
         assert!(sim.lost(0).is_none(), "{kind:?}");
-        let made: u64 = sim.books().count(kind);
+        let made: u64 = sim.usage().count(kind);
         assert!(made > 0, "{kind:?} is not counted");
     }
 }
@@ -194,7 +194,7 @@ fn threads_share_a_box() {
         }
     });
     assert_eq!(ran.load(Ordering::Relaxed), 200);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn captures_keep_to_their_thread() {
     // SAFETY: just captured.
     unsafe { driver.graph_destroy(end().unwrap()) }.unwrap();
     drop(stream);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]

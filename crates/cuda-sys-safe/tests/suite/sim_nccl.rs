@@ -379,7 +379,7 @@ fn an_interrupted_communicator_ends_what_stands_and_is_still_to_be_freed() {
         }
     }
     drop((stream, memory));
-    assert!(sim.books().is_settled() && sim.violations().is_empty());
+    assert!(sim.usage().all_released() && sim.violations().is_empty());
 }
 
 const CHILD: &str = "WARPLINE_TEST_NCCL_RANK";

@@ -67,7 +67,7 @@ cuda_struct!(Pair { key, index });
 ///
 /// # Errors
 /// [`Error::UnsupportedDType`] for bool; [`Error::ShapeMismatch`]; [`Error::InvalidArgument`]
-/// when the dtype does not hold `n`; what allocating scratch memory and [`launch::run`] answer.
+/// when the dtype does not hold `n`; what allocating scratch memory and [`launch::run`] fail with.
 #[track_caller]
 pub fn randperm(target: Target<'_>, out: View<'_>) -> Result<()> {
     let location = Location::caller();

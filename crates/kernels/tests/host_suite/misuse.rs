@@ -90,7 +90,7 @@ fn a_capture_that_is_given_up_leaves_nothing_to_replay() {
     assert_eq!(other.address(), address, "the capture kept the memory");
     write_bytes((&other, 0), &[1; N]).unwrap();
     stream.synchronize().unwrap();
-    assert_eq!((first(&other), sim.books().devices[0].graphs), (1, 0));
+    assert_eq!((first(&other), sim.usage().devices[0].graphs), (1, 0));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn no_other_devices_memory_is_taken_for_a_devices_own() {
     // Of another driver it could have the address of the first.
     let nine = device_filled(&runtime, stream, 9);
     drop(route);
-    assert_eq!(two.books().devices[0].allocations, 0);
+    assert_eq!(two.usage().devices[0].allocations, 0);
     let pinned = Storage::pinned(&runtime, N).unwrap();
     for (storage, value) in [(&seven, 7), (&nine, 9)] {
         copy_bytes(stream, (&pinned, 0), (storage, 0), N, true, Location::caller()).unwrap();

@@ -30,7 +30,7 @@ fn pageable_memory_never_lies_where_something_is_registered() {
     sim.inject(Fault::new(CallKind::HostUnregister, refused).times(usize::MAX));
     let cache = runtime.pinned_cache().unwrap();
     cache.empty_cache();
-    assert_eq!(sim.books().host_registrations, 1);
+    assert_eq!(sim.usage().host_registrations, 1);
     let stats = cache.stats();
     assert_eq!((stats.refused_releases, stats.refused_bytes), (1, bytes as u64));
     assert_eq!(stats.allocated_bytes.current, bytes as i64);
@@ -52,7 +52,7 @@ fn pageable_memory_never_lies_where_something_is_registered() {
 
     sim.clear_faults();
     cache.empty_cache();
-    assert_eq!(sim.books().host_registrations, 0);
+    assert_eq!(sim.usage().host_registrations, 0);
     assert_eq!(cache.stats().refused_releases, 0);
 }
 

@@ -73,7 +73,7 @@ fn work_of_other_threads_runs_or_is_captured() {
         let graph = done[0].0.take().unwrap();
         assert_kept(&graph, [&streams[1], &streams[0]], &sums, &added);
         drop((graph, sums, zero, streams));
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }
 
@@ -213,7 +213,7 @@ fn memory_dropped_in_a_capture_is_used_again_after_its_uses() {
             assert_eq!(value_of(&joins, &sums[1]), round * done[0].1);
         }
         drop((graph, sums, zero, stream, joins));
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }
 

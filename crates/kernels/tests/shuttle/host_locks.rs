@@ -28,7 +28,7 @@ fn host_code_and_copies_happen_in_one_order() {
         drop(runtime);
         let threads = streams.map(|stream| (stream, [(); 3].map(|()| shared.random_step()).into()));
         run(shared, (1..=5).collect(), threads.into());
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }
 

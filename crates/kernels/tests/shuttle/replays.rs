@@ -56,7 +56,7 @@ fn replays_by_threads_happen_in_one_order() {
             [(); 3].map(|()| shared.random_step()).into(),
         ];
         run(shared, before, streams.into_iter().zip(steps).collect());
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }
 
@@ -107,6 +107,6 @@ fn what_a_graph_made_is_dropped_while_it_is_replayed() {
         let read = value_of(&streams[1], &total) - 12;
         assert!((least..=most).contains(&read), "{read} replays, not {least} to {most}");
         drop((total, result, streams));
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }

@@ -44,7 +44,7 @@ fn copies_of_several_threads_do_not_mix() {
         let tasks: Vec<_> = tasks.collect();
         drop(runtime);
         together(tasks);
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }
 
@@ -64,7 +64,7 @@ fn a_piece_that_fails_harms_no_other_copy() {
         drop(runtime);
         let failed: usize = together(tasks).into_iter().sum();
         assert!(failed <= 1, "{failed} copies failed of one call");
-        assert!(sim.books().is_settled(), "{:?}", sim.books());
+        assert!(sim.usage().all_released(), "{:?}", sim.usage());
     });
 }
 

@@ -28,7 +28,7 @@ fn ops_of_threads(threads: usize, steps: usize, pinned: usize) {
         .collect();
     drop(streams);
     run(shared, before, threads);
-    assert!(sim.books().is_settled(), "{:?}", sim.books());
+    assert!(sim.usage().all_released(), "{:?}", sim.usage());
 }
 
 #[test]

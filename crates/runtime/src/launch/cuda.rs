@@ -154,7 +154,7 @@ fn check_replayed(storages: &[(&Storage, bool)], captured: bool, site: Site) -> 
     storages.iter().try_for_each(|(storage, _)| storage.check_replayed(captured, site.op))
 }
 
-/// Enqueues work that touches `arguments`, in order with other uses of their storages. Answers the
+/// Enqueues work that touches `arguments`, in order with other uses of their storages. Returns the
 /// operation's number.
 #[track_caller]
 pub(crate) fn enqueue<'a, F>(
@@ -197,7 +197,7 @@ where
     enqueue_now(stream, &distinct, &touches, site, marking, f)
 }
 
-/// What a copy from or to pageable memory answers in a capture.
+/// What a copy from or to pageable memory fails with in a capture.
 #[track_caller]
 pub(super) fn pageable_in_capture(op: &'static str) -> Error {
     Error::capture(op, "one end is pageable host memory; pin it (`pin_memory`)".into())
@@ -235,7 +235,7 @@ pub(super) fn refuse_captured(stream: &Stream, op: &'static str) -> Result<(), S
 }
 
 /// As [`enqueue`], for work that is not just one operation, or is waited for in place, and that no
-/// capture can hold. `f` answers an operation that covers it all.
+/// capture can hold. `f` returns an operation that covers it all.
 #[track_caller]
 pub(super) fn enqueue_with<'a, F>(
     stream: &Stream,

@@ -92,7 +92,7 @@ impl<'a> Staged<'a> {
         self.to_device
     }
 
-    /// Copies. Answers an operation that covers all that was enqueued, also where it failed; and
+    /// Copies. Returns an operation that covers all that was enqueued, also where it failed; and
     /// the failure.
     ///
     /// # Safety

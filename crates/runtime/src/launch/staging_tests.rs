@@ -115,9 +115,9 @@ fn pageable_copies_of_any_size_are_right_and_in_order() {
             let x = Storage::device(&runtime, whole, &a).unwrap();
             set(&a, &x, 1);
             set(&b, &x, 2); // the copy comes after this
-            let copies = sim.books().count(CallKind::MemcpyAsync);
+            let copies = sim.usage().count(CallKind::MemcpyAsync);
             copy_bytes(&a, (&x, off), (&source, 3), bytes, true, here).unwrap();
-            let pieces = sim.books().count(CallKind::MemcpyAsync) - copies;
+            let pieces = sim.usage().count(CallKind::MemcpyAsync) - copies;
             let expected = bytes.div_ceil(STAGING.piece(bytes)) as u64;
             assert_eq!(pieces, if bytes < 100 { 1 } else { expected }, "{schedule:?} {bytes}");
             assert!(bytes < 100 || pieces > 3);
@@ -209,7 +209,7 @@ fn a_lost_device_is_the_error_of_a_staged_copy() {
                 assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{schedule:?}: {text}");
             }
             drop((x, host, stream, runtime));
-            assert!(sim.books().is_settled(), "{schedule:?}: {:#?}", sim.books());
+            assert!(sim.usage().all_released(), "{schedule:?}: {:#?}", sim.usage());
         }
     }
 }
@@ -255,9 +255,9 @@ fn a_peer_link_is_opened_once_and_used() {
         copy_bytes(streams[0], (&y, 0), (&x, 0), 1000, true, here).unwrap();
         copy_bytes(streams[1], (&x, 0), (&y, 0), 1000, true, here).unwrap();
     }
-    let books = sim.books();
+    let usage = sim.usage();
     assert_eq!(
-        (books.count(CallKind::EnablePeerAccess), books.count(CallKind::MemcpyAsync)),
+        (usage.count(CallKind::EnablePeerAccess), usage.count(CallKind::MemcpyAsync)),
         (2, 6)
     );
     assert_eq!(contents(streams[1], &y), [4; 1000]);
@@ -293,13 +293,13 @@ fn large_device_copies_are_given_piece_by_piece() {
     set(b, &y, 6);
     let copy = || copy_bytes(a, (&y, 5), (&x, 3), bytes, true, Location::caller());
     sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::UNKNOWN).after(1).times(1));
-    let (before, op) = (sim.books(), a.last_op());
+    let (before, op) = (sim.usage(), a.last_op());
     copy().expect_err("its last piece is refused");
     assert_eq!(a.last_op(), op + 1, "only the wait for the other device");
     assert!(a.query().unwrap(), "the pieces before may overwrite what comes next");
     copy().unwrap();
-    let books = sim.books();
-    assert_eq!(books.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync), 2 + 2);
+    let usage = sim.usage();
+    assert_eq!(usage.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync), 2 + 2);
     let mut should = vec![6; bytes + 9];
     should[5..5 + bytes].copy_from_slice(&pattern(bytes + 3, 1)[3..]);
     assert!(contents(b, &y) == should);
@@ -318,7 +318,7 @@ fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
     let to = CopyEnd::Device { device: 0, ptr: x.device_ptr().unwrap() };
     let staged = Staged::new(&runtime, &stream, to, from, 1000).unwrap();
     let site = Site { op: "fill_", location: Location::caller() };
-    let copies = sim.books().count(CallKind::MemcpyAsync);
+    let copies = sim.usage().count(CallKind::MemcpyAsync);
 
     let capturing = Capturing::begin(&runtime, &stream, &GraphPool::new(device)).unwrap();
     // SAFETY: both ends are live, and nobody else uses them.
@@ -337,6 +337,6 @@ fn captures_that_begin_or_end_midway_hold_nothing_they_should_not() {
         panic!("it would run")
     });
     assert!(matches!(late, Err(Error::Stream(StreamError::NotCapturing { .. }))), "{late:?}");
-    assert_eq!(sim.books().count(CallKind::MemcpyAsync), copies);
+    assert_eq!(sim.usage().count(CallKind::MemcpyAsync), copies);
     assert_eq!(contents(&stream, &x), vec![1; 1000]);
 }

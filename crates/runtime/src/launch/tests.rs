@@ -118,9 +118,9 @@ fn streams_of_another_runtime_are_refused_before_anything_is_allocated() {
 
     let counted = || {
         let reserved = devices.map(|device| device.allocator().memory_reserved());
-        let books = driver.books();
+        let usage = driver.usage();
         let calls = [CallKind::Launch, CallKind::MemcpyAsync, CallKind::HostAlloc];
-        (reserved, calls.map(|call| books.count(call)), state())
+        (reserved, calls.map(|call| usage.count(call)), state())
     };
     let before = counted();
     let big = 64 << 20;
@@ -272,11 +272,11 @@ fn uses_on_one_stream_are_waited_for_once() {
     for (first, last) in [(&x, &y), (&y, &x)] {
         set(&b, first, 1);
         set(&b, last, 2);
-        let before = sim.books().count(CallKind::StreamWaitEvent);
+        let before = sim.usage().count(CallKind::StreamWaitEvent);
         let site = Site { op: "add_", location: Location::caller() };
         let touches = [(&x, true), (&y, true)].into_iter();
         enqueue(&a, touches, site, |_| Ok(())).unwrap();
-        assert_eq!(sim.books().count(CallKind::StreamWaitEvent) - before, 1);
+        assert_eq!(sim.usage().count(CallKind::StreamWaitEvent) - before, 1);
     }
 }
 
@@ -291,10 +291,10 @@ fn a_copy_to_pageable_memory_is_done_when_it_returns() {
         let x = Storage::device(&runtime, 64, &a).unwrap();
         set(&a, &x, 7);
         b.wait_stream(&a).unwrap();
-        let (earlier, before) = (a.last_op(), sim.books().count(CallKind::EventRecord));
+        let (earlier, before) = (a.last_op(), sim.usage().count(CallKind::EventRecord));
         let near = Storage::pageable(&runtime, 64).unwrap();
         copy_bytes(&b, (&near, 0), (&x, 0), 64, false, Location::caller()).unwrap();
-        assert_eq!(sim.books().count(CallKind::EventRecord), before, "{schedule:?}");
+        assert_eq!(sim.usage().count(CallKind::EventRecord), before, "{schedule:?}");
         assert!(b.is_known_done(b.last_op()) && a.is_known_done(earlier), "{schedule:?}");
         let mut bytes = [0; 64];
         read_bytes((&near, 0), &mut bytes).unwrap();

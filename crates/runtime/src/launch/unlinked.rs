@@ -78,7 +78,7 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Enqueues all. Answers an operation of `stream` that covers what was enqueued, also where
+    /// Enqueues all. Returns an operation of `stream` that covers what was enqueued, also where
     /// something failed; and the failure.
     ///
     /// # Safety

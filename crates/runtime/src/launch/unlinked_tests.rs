@@ -37,13 +37,13 @@ fn unlinked_devices_copy_in_pieces() {
                 for other in [&from, &to] {
                     by.wait_stream(other).unwrap();
                 }
-                let before = sim.books();
+                let before = sim.usage();
                 copy_bytes(by, (&y, 5), (&x, 2), bytes, true, here).unwrap();
-                let books = sim.books();
+                let usage = sim.usage();
                 let what = format!("{policy:?} {schedule:?} {bytes} bytes");
-                assert_eq!(books.host_waits, before.host_waits, "{what}");
+                assert_eq!(usage.host_waits, before.host_waits, "{what}");
                 let pieces =
-                    books.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync);
+                    usage.count(CallKind::MemcpyAsync) - before.count(CallKind::MemcpyAsync);
                 assert_eq!(pieces, 2 * bytes.div_ceil(STAGING.chunk) as u64, "{what}");
                 for other in [&from, &to] {
                     other.wait_stream(by).unwrap();
@@ -54,7 +54,7 @@ fn unlinked_devices_copy_in_pieces() {
                 assert_eq!(contents(&to, &y), should, "{what}");
                 let races = runtime.take_races();
                 assert!(races.is_empty(), "{what}: {races:#?}");
-                assert_eq!(sim.books().count(CallKind::EnablePeerAccess), 0);
+                assert_eq!(sim.usage().count(CallKind::EnablePeerAccess), 0);
                 let enabled = runtime.enable_peer_access(0, 1);
                 assert!(matches!(enabled, Err(Error::Driver { .. })), "{enabled:?}");
             }

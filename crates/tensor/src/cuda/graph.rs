@@ -42,7 +42,7 @@ pub struct CudaGraph {
     graph: Option<Graph>,
 }
 
-/// Captures what `f` enqueues, as [`CudaGraph::capture`], and answers the graph with `f`'s result
+/// Captures what `f` enqueues, as [`CudaGraph::capture`], and returns the graph with `f`'s result
 /// (`torch.cuda.graph`).
 ///
 /// # Errors
@@ -86,7 +86,7 @@ impl CudaGraph {
     /// that is current while `f` runs. What the graph held before is gone.
     ///
     /// # Errors
-    /// What `f` answers: the capture is then over, and the graph empty. After a panic of `f` too.
+    /// What `f` fails with: the capture is then over, and the graph empty. After a panic of `f` too.
     #[track_caller]
     pub fn capture<R>(&mut self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         self.capture_with(&graph_pool_handle(())?, f)

@@ -20,7 +20,7 @@ pub trait Module {
     /// Visits every parameter with its name, in a fixed order.
     ///
     /// # Errors
-    /// The first that `visit` answers with.
+    /// The first that `visit` returns.
     fn visit_parameters(
         &mut self,
         visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
@@ -30,7 +30,7 @@ pub trait Module {
     /// are not learned, such as a running mean. By default there are none.
     ///
     /// # Errors
-    /// The first that `visit` answers with.
+    /// The first that `visit` returns.
     #[track_caller]
     fn visit_buffers(
         &mut self,

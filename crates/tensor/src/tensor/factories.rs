@@ -17,7 +17,7 @@ use crate::{
 /// A tensor whose elements are not set; `float32` on the CPU unless asked otherwise.
 ///
 /// # Errors
-/// [`Error::SizeOverflow`], what the allocator answers, and what is wrong with the options.
+/// [`Error::SizeOverflow`], what the allocator fails with, and what is wrong with the options.
 #[track_caller]
 pub fn empty(sizes: impl IntoShape, options: impl Into<TensorOptions>) -> Result<Tensor> {
     empty_in(&runtime(), &sizes.into_shape(), &options.into(), DType::F32).of("empty")

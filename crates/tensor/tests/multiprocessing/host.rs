@@ -101,7 +101,7 @@ fn host_code_gets_copies_of_it_and_no_op_runs_on_it() {
     })
     .unwrap();
     drop(runtime);
-    assert!(sim.books().is_settled(), "it is not registered any more");
+    assert!(sim.usage().all_released(), "it is not registered any more");
 }
 
 #[test]
@@ -110,9 +110,9 @@ fn s33_dropping_host_memory_waits_for_no_work_and_unmaps_nothing_that_work_uses(
     with_runtime(&runtime, || -> Result<()> {
         let shared = arange(1000, DType::F32)?.share_memory()?;
         let local = shared.to_non_blocking("cuda")?;
-        let waits = sim.books().host_waits;
+        let waits = sim.usage().host_waits;
         drop(shared);
-        assert_eq!(sim.books().host_waits, waits, "the host waits for nothing");
+        assert_eq!(sim.usage().host_waits, waits, "the host waits for nothing");
         assert_eq!(local.sum(())?.item::<f32>()?, 499_500.0);
         cuda::synchronize(())?;
         assert_eq!(cuda::ipc_collect(), 0);
@@ -120,7 +120,7 @@ fn s33_dropping_host_memory_waits_for_no_work_and_unmaps_nothing_that_work_uses(
     })
     .unwrap();
     drop(runtime);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]

@@ -36,9 +36,9 @@ impl Side {
 
     /// Runs `f`, in which the host waits for no work.
     fn unwaited<T>(&self, f: impl FnOnce(&Channel) -> Result<T>) -> Result<T> {
-        let before = self.sim.books().host_waits;
+        let before = self.sim.usage().host_waits;
         let result = f(&self.channel);
-        assert_eq!(self.sim.books().host_waits, before, "the host waited");
+        assert_eq!(self.sim.usage().host_waits, before, "the host waited");
         result
     }
 
@@ -71,7 +71,7 @@ fn both(maker: impl Fn(&Side) -> Result<()> + Sync, peer: impl Fn(&Side) -> Resu
             });
             drop(runtime);
             result.unwrap_or_else(|e| panic!("seed {seed}, side {salt}: {e}"));
-            assert!(sim.books().is_settled(), "seed {seed}, side {salt}");
+            assert!(sim.usage().all_released(), "seed {seed}, side {salt}");
         };
         std::thread::scope(|scope| {
             scope.spawn(|| run(1, b, (to_a, at_b), &peer));

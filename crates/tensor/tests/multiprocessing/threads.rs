@@ -39,8 +39,8 @@ pub(crate) fn both(
             let result = with_runtime(&runtime, || body(channel));
             drop(runtime);
             result.unwrap_or_else(|e| panic!("seed {seed}, side {salt}: {e}"));
-            let physical: Vec<_> = sim.books().devices.iter().map(|d| d.used_bytes).collect();
-            assert!(sim.books().is_settled(), "seed {seed}, side {salt}: {physical:?}");
+            let physical: Vec<_> = sim.usage().devices.iter().map(|d| d.used_bytes).collect();
+            assert!(sim.usage().all_released(), "seed {seed}, side {salt}: {physical:?}");
         };
         std::thread::scope(|scope| {
             scope.spawn(|| side(1, b, &peer));
@@ -207,7 +207,7 @@ fn s33_memory_outlives_its_maker_and_then_is_gone() {
         with_runtime(&runtime, || a.send(&numbers(5)?.share_memory()?)).unwrap();
         drop(a);
         drop(runtime);
-        assert!(sim.books().is_settled());
+        assert!(sim.usage().all_released());
     });
     maker.join().unwrap();
     let (sim, runtime) = world(1, Schedule::Lazy);
@@ -220,7 +220,7 @@ fn s33_memory_outlives_its_maker_and_then_is_gone() {
     })
     .unwrap();
     drop((b, runtime));
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 #[test]
@@ -231,9 +231,9 @@ fn s33_dropping_waits_for_no_work_and_unmaps_nothing_that_work_uses() {
         cuda::synchronize(())?;
         let side = cuda::Stream::new(())?;
         let sum = cuda::with_stream(&side, || tensor.sum(()))?;
-        let (waits, mapped) = (sim.books().host_waits, mappings(&sim));
+        let (waits, mapped) = (sim.usage().host_waits, mappings(&sim));
         drop(tensor);
-        assert_eq!(sim.books().host_waits, waits, "the host waits for nothing");
+        assert_eq!(sim.usage().host_waits, waits, "the host waits for nothing");
         assert_eq!(mappings(&sim), mapped, "it is still mapped");
         assert_eq!(sum.item::<f32>()?, 499_500.0);
         cuda::synchronize(())?;
@@ -243,11 +243,11 @@ fn s33_dropping_waits_for_no_work_and_unmaps_nothing_that_work_uses() {
     })
     .unwrap();
     drop(runtime);
-    assert!(sim.books().is_settled());
+    assert!(sim.usage().all_released());
 }
 
 fn mappings(sim: &SimDriver) -> usize {
-    sim.books().devices[0].mappings
+    sim.usage().devices[0].mappings
 }
 
 #[test]

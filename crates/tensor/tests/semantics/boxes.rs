@@ -53,12 +53,12 @@ impl SimBox {
 
     /// How often a kind of call was made.
     pub(crate) fn count(&self, call: CallKind) -> u64 {
-        self.sim.books().count(call)
+        self.sim.usage().count(call)
     }
 
     /// How often the host waited for a device.
     pub(crate) fn host_waits(&self) -> u64 {
-        self.sim.books().host_waits
+        self.sim.usage().host_waits
     }
 }
 

@@ -277,7 +277,7 @@ fn one_failed_call_of_any_kind_is_survived() {
             assert_eq!(program()?, expected);
             Ok(())
         });
-        world.sim.books().calls
+        world.sim.usage().calls
     };
     assert!(used.contains_key(&CallKind::Launch) && used.contains_key(&CallKind::MemcpyAsync));
     for (&call, &times) in &used {

@@ -294,7 +294,7 @@ fn s08_checks_cost_nothing_where_there_are_none() {
         Ok(())
     });
     drop(world.runtime);
-    let alive = world.sim.books();
+    let alive = world.sim.usage();
     assert_eq!(alive.count(CallKind::HostAlloc), alive.count(CallKind::HostFree));
 }
 

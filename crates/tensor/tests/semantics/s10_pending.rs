@@ -136,7 +136,7 @@ fn s10_the_block_is_out_of_the_cache_until_done() {
         drop(other);
         // The same where the device writes.
         let pending = device.cpu_async()?;
-        let before = lazy.sim.books().host_allocations;
+        let before = lazy.sim.usage().host_allocations;
         drop(pending);
         let (a, b) = (pin()?, pin()?);
         a.fill_(3.0)?;
@@ -144,7 +144,7 @@ fn s10_the_block_is_out_of_the_cache_until_done() {
         device.fill_(5.0)?;
         cuda::synchronize(0)?;
         assert_eq!((a.to_vec::<f32>()?, b.to_vec::<f32>()?), (vec![3.0; N], vec![4.0; N]));
-        assert!(lazy.sim.books().host_allocations >= before);
+        assert!(lazy.sim.usage().host_allocations >= before);
         Ok(())
     });
 }

@@ -1,5 +1,5 @@
-//! After an illegal address or a lost device, every device of the process answers `DeviceLost` with
-//! the cause for good, as on hardware; CPU tensors go on; dropping everything settles the books.
+//! After an illegal address or a lost device, every device of the process fails with `DeviceLost` and
+//! the cause for good, as on hardware; CPU tensors go on; dropping everything leaves nothing alive.
 //! Nothing panics, nothing hangs. Where the simulator is asked to keep devices apart, the others go
 //! on.
 
@@ -93,8 +93,8 @@ fn each_with(isolate_faults: bool, test: fn(&SimBox, Blow) -> Result<()>) {
                 let sim = world.sim.clone();
                 world.enter(|| test(&world, blow));
                 drop(world);
-                let books = sim.books();
-                assert!(books.is_settled(), "{blow:?}, {schedule:?}: {books:#?}");
+                let usage = sim.usage();
+                assert!(usage.all_released(), "{blow:?}, {schedule:?}: {usage:#?}");
             }
         }
     });
@@ -287,7 +287,7 @@ fn sticky_a_tensor_may_be_the_last_to_go() {
                     Ok(())
                 });
                 drop(world);
-                assert!(!sim.books().is_settled());
+                assert!(!sim.usage().all_released());
                 if lose {
                     sim.lose_device(0, CudaCode::DEVICE_UNAVAILABLE);
                 } else {
@@ -296,16 +296,16 @@ fn sticky_a_tensor_may_be_the_last_to_go() {
                     assert_eq!(pinned.to_vec::<f32>().expect("values"), [1.0; 1000]);
                 }
                 drop(kept);
-                let books = sim.books();
-                assert!(books.is_settled(), "lose {lose}, {schedule:?}: {books:#?}");
+                let usage = sim.usage();
+                assert!(usage.all_released(), "lose {lose}, {schedule:?}: {usage:#?}");
             }
         }
     });
 }
 
-/// A healthy world settles its books as well.
+/// A healthy world leaves nothing alive either.
 #[test]
-fn the_books_are_settled_when_all_is_dropped() {
+fn nothing_is_alive_when_all_is_dropped() {
     for schedule in schedules() {
         let world = SimBox::with(3, schedule, SyncPolicy::Auto);
         let sim = world.sim.clone();
@@ -322,8 +322,8 @@ fn the_books_are_settled_when_all_is_dropped() {
             Ok(())
         });
         drop(world);
-        let books = sim.books();
-        assert!(books.is_settled(), "{schedule:?}: {books:#?}");
+        let usage = sim.usage();
+        assert!(usage.all_released(), "{schedule:?}: {usage:#?}");
         assert!(sim.overruns().is_empty(), "{:?}", sim.overruns());
     }
 }

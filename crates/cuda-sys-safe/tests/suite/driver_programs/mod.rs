@@ -78,7 +78,7 @@ fn simulated(devices: usize, program: Program, expected: &[&str]) {
             let driver: Arc<dyn Driver> = sim.clone();
             check(&driver, program, expected, &format!("the simulator, {schedule:?}"));
             drop(driver);
-            assert!(sim.books().is_settled(), "{schedule:?} leaks: {:#?}", sim.books());
+            assert!(sim.usage().all_released(), "{schedule:?} leaks: {:#?}", sim.usage());
             assert_eq!(sim.violations(), []);
             assert_eq!(sim.overruns(), []);
         }

@@ -49,7 +49,7 @@ pub(crate) fn simulated(counts: &[usize], program: Program, expected: &[&str]) {
             let places: Vec<_> = (0..ranks).map(place).collect();
             run(&places, program, expected, &format!("the simulator, {schedule:?}"));
             for sim in boxes {
-                assert!(sim.books().is_settled(), "{schedule:?} leaks: {:#?}", sim.books());
+                assert!(sim.usage().all_released(), "{schedule:?} leaks: {:#?}", sim.usage());
                 assert_eq!(sim.violations(), [], "{schedule:?}");
             }
         }

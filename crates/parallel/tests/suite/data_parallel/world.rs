@@ -33,12 +33,12 @@ impl SimBox {
 
     /// How many copies were enqueued.
     pub(crate) fn copies(&self) -> u64 {
-        self.sim.books().count(CallKind::MemcpyAsync)
+        self.sim.usage().count(CallKind::MemcpyAsync)
     }
 
     /// How often the host waited for a device.
     pub(crate) fn host_waits(&self) -> u64 {
-        self.sim.books().host_waits
+        self.sim.usage().host_waits
     }
 }
 

@@ -283,7 +283,7 @@ impl Model {
     }
 }
 
-/// Runs a program and answers how many races were reported, and how many pairs there are.
+/// Runs a program and returns how many races were reported, and how many pairs there are.
 fn run(steps: &[Step]) -> Result<(usize, usize), TestCaseError> {
     let mut model = Model::new();
     for step in steps {

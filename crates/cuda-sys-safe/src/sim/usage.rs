@@ -31,7 +31,7 @@ impl fmt::Display for Overrun {
 
 /// What is alive on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceBooks {
+pub struct DeviceUsage {
     /// `cuMemAlloc` allocations.
     pub allocations: usize,
     /// Their bytes, as asked for.
@@ -62,9 +62,9 @@ pub struct DeviceBooks {
 
 /// What is alive in a simulated box, and how often each kind of call was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct Usage {
     /// Per visible device.
-    pub devices: Vec<DeviceBooks>,
+    pub devices: Vec<DeviceUsage>,
     /// Page-locked host allocations.
     pub host_allocations: usize,
     /// Their bytes.
@@ -77,7 +77,7 @@ pub struct Books {
     pub calls: BTreeMap<CallKind, u64>,
 }
 
-impl Books {
+impl Usage {
     /// How often a kind of call was made.
     #[must_use]
     pub fn count(&self, call: CallKind) -> u64 {
@@ -86,44 +86,44 @@ impl Books {
 
     /// Whether nothing is alive: no memory, no handle, no mapping.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub fn all_released(&self) -> bool {
         self.host_allocations == 0
             && self.host_registrations == 0
             && self
                 .devices
                 .iter()
-                .all(|d| *d == DeviceBooks { pending: d.pending, ..DeviceBooks::default() })
+                .all(|d| *d == DeviceUsage { pending: d.pending, ..DeviceUsage::default() })
     }
 }
 
 impl SimDriver {
     /// What is alive and what was called.
     #[must_use]
-    pub fn books(&self) -> Books {
+    pub fn usage(&self) -> Usage {
         let state = self.lock();
-        let mut devices: Vec<DeviceBooks> = state
+        let mut devices: Vec<DeviceUsage> = state
             .devices
             .iter()
-            .map(|d| DeviceBooks { used_bytes: d.used, ..DeviceBooks::default() })
+            .map(|d| DeviceUsage { used_bytes: d.used, ..DeviceUsage::default() })
             .collect();
         for region in state.memory.regions.values() {
-            let books = &mut devices[region.device];
+            let usage = &mut devices[region.device];
             match &region.kind {
                 Kind::Alloc { .. } => {
-                    books.allocations += 1;
-                    books.allocated_bytes += region.bytes;
+                    usage.allocations += 1;
+                    usage.allocated_bytes += region.bytes;
                 }
-                Kind::Pool { .. } => books.pool_allocations += 1,
+                Kind::Pool { .. } => usage.pool_allocations += 1,
                 Kind::Reservation(mappings) => {
-                    books.reservations += 1;
-                    books.mappings += mappings.len();
+                    usage.reservations += 1;
+                    usage.mappings += mappings.len();
                 }
             }
         }
         for stream in state.streams.values() {
-            let books = &mut devices[stream.device];
-            books.streams += usize::from(!stream.legacy && !stream.destroyed);
-            books.pending += (stream.enqueued - stream.done) as usize;
+            let usage = &mut devices[stream.device];
+            usage.streams += usize::from(!stream.legacy && !stream.destroyed);
+            usage.pending += (stream.enqueued - stream.done) as usize;
         }
         state.events.values().for_each(|e| devices[e.device].events += 1);
         state.modules.values().for_each(|m| devices[m.device].modules += 1);
@@ -133,7 +133,7 @@ impl SimDriver {
         state.graph_execs.values().for_each(|e| devices[e.device].graphs += 1);
         let (owned, registered): (Vec<_>, Vec<_>) =
             state.memory.host.values().partition(|range| range.owned.is_some());
-        Books {
+        Usage {
             devices,
             host_allocations: owned.len(),
             host_bytes: owned.iter().map(|range| range.bytes).sum(),
