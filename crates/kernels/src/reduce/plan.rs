@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
 use warpline_runtime::cuda_struct;
-use warpline_runtime::iter::{Dim, Walk};
+use warpline_runtime::iter::{Dim, Walk, magic};
 use warpline_runtime::{Error, Result, View};
 
 /// The parameter block of every reduction.
@@ -16,29 +16,31 @@ use warpline_runtime::{Error, Result, View};
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Plan {
-    pub(super) outputs: u64,
+    /// Threads per result, or per vector of results, of which so many share a run.
+    pub(super) lanes: u32,
+    pub(super) across: u32,
     pub(super) run: u32,
     pub(super) last_run: u32,
     pub(super) segments: u32,
     /// Those of a block.
     pub(super) segment_chunk: u32,
+    pub(super) outputs: u64,
     /// From one to the next, where there are no more than two dimensions; 0 where there are more, which the
     /// kernel finds from dimension `outer` on.
     pub(super) segment_stride: i64,
-    pub(super) outer: u64,
+    /// Those of `kept`.
+    pub(super) two: Two,
     /// The launch's number, by which blocks that share a result count themselves.
     pub(super) ticket: u64,
     /// What a sum is multiplied by.
     pub(super) scale: f64,
-    /// Threads per result, or per vector of results, of which so many share a run.
-    pub(super) lanes: u32,
-    pub(super) across: u32,
-    /// Whether neighbouring threads work on neighbouring results.
-    pub(super) outs_first: u32,
-    /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
-    pub(super) flip: u32,
     /// Elements that change nothing, as they lie in memory.
     pub(super) neutral: u64,
+    /// All bits set for the smallest and for whether all are true, as `fold.cuh` says.
+    pub(super) flip: u32,
+    /// Whether neighbouring threads work on neighbouring results.
+    pub(super) outs_first: u32,
+    pub(super) outer: u64,
     /// On the host, the elements of a result, and what a sum is divided by.
     pub(super) extent: u64,
     pub(super) divisor: f64,
@@ -50,26 +52,54 @@ pub(super) struct Plan {
 }
 
 cuda_struct!(Plan {
-    outputs,
+    lanes,
+    across,
     run,
     last_run,
     segments,
     segment_chunk,
+    outputs,
     segment_stride,
-    outer,
+    two,
     ticket,
     scale,
-    lanes,
-    across,
-    outs_first,
-    flip,
     neutral,
+    flip,
+    outs_first,
+    outer,
     extent,
     divisor,
     result_dtype,
     kept,
     reduced,
 });
+
+/// Where results lie of which there are no more than two dimensions: of a [`Walk`], whose parts lie far apart, what
+/// kernels need that go over vectors. They wait for each line of 64 bytes of their parameters that they read.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Two {
+    /// Of the inner dimension.
+    pub(super) size: u32,
+    /// With `shift`, what a GPU divides by `size` with.
+    pub(super) magic: u32,
+    pub(super) shift: u64,
+    /// Of the source and of the result, the inner one first.
+    pub(super) strides: [[i64; 2]; 2],
+}
+
+cuda_struct!(Two { size, magic, shift, strides });
+
+impl Two {
+    fn new(kept: &Walk<2>) -> Self {
+        let (size, inner) = kept.inner();
+        let outer = kept.dims().nth(1).map_or([0; 2], |(_, strides)| strides);
+        // Fewer than 2³¹ where a GPU reads it, as results are.
+        let (magic, shift) = magic(size as u32);
+        let strides = std::array::from_fn(|k| [inner[k] as i64, outer[k] as i64]);
+        Self { size: size as u32, magic, shift: shift.into(), strides }
+    }
+}
 
 /// The kernels, each of which is a program of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +225,7 @@ impl Plan {
         }
         let extent: usize = reduced_dims.iter().map(|d| d.0).product();
         let reduced = Walk::new(op, reduced_dims)?;
+        let kept = Walk::new(op, kept_dims)?;
         Ok(Self {
             outputs: out.numel() as u64,
             run: 0,
@@ -207,7 +238,8 @@ impl Plan {
             result_dtype: out.dtype as u64,
             divisor: 1.0,
             scale: 1.0,
-            kept: Walk::new(op, kept_dims)?,
+            two: Two::new(&kept),
+            kept,
             reduced,
             lanes: 1,
             across: 1,

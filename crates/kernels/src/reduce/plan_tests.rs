@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::plan::vector;
+use super::plan::{Two, vector};
 use super::tests::result_sizes;
 use super::*;
 use warpline_runtime::iter::Walk;
@@ -97,6 +97,15 @@ fn what_32_bits_do_not_count_is_cut_or_refused() {
     assert!(refused(&mut plan).contains("elements"));
 }
 
+/// Where a result's elements begin and where it lies, as in `reduce.cuh`.
+fn place_in_two(plan: &Plan, output: u32) -> [isize; 2] {
+    let Two { size, magic, shift, strides } = plan.two;
+    let high = (u64::from(output) * u64::from(magic)) >> 32;
+    let next = (high + u64::from(output)) >> shift;
+    let step = u64::from(output) - next * u64::from(size);
+    strides.map(|[inner, outer]| (step as i64 * inner + next as i64 * outer) as isize)
+}
+
 /// What one thread of the kernels takes, as in `reduce.cuh`.
 struct Thread<'a> {
     plan: &'a Plan,
@@ -124,7 +133,11 @@ impl Thread<'_> {
         if u64::from(output) >= p.outputs {
             return;
         }
-        let base = self.at + p.kept.offsets(output as usize)[0];
+        let base = self.at
+            + match self.kernel {
+                Kernel::Strided => p.kept.offsets(output as usize)[0],
+                _ => place_in_two(p, output)[0],
+            };
         let (x, step) = (self.block[1] * across + lane % across, across * self.grid[1]);
         let first = self.block[2] * p.segment_chunk;
         let end = p.segments.min(first + p.segment_chunk);
@@ -224,6 +237,10 @@ proptest! {
                             _ => (output, index + k),
                         };
                         assert_eq!(place + k as isize, lies(output, index));
+                        if kernel != Kernel::Strided {
+                            let at = plan.kept.offsets(output as usize);
+                            assert_eq!(place_in_two(&plan, output), at);
+                        }
                         taken[output as usize * extent + index as usize] += 1;
                     }
                 });

@@ -44,9 +44,22 @@ template <int N> __device__ __forceinline__ i64 place(const Walk<N>& w, int oper
 }
 
 // The same of no more than two dimensions, without a loop.
-template <int N> __device__ __forceinline__ i64 place_in_two(const Walk<N>& w, int operand, u32 index) {
-    const u32 next = quotient(w, 0, index);
-    return (i64)(index - next * (u32)w.sizes[0]) * w.strides[operand][0] + next * w.strides[operand][1];
+__device__ __forceinline__ i64 place_in_two(const Two& two, int operand, u32 index) {
+    const u32 next = (__umulhi(index, two.magic) + index) >> (u32)two.shift;
+    return (i64)(index - next * two.size) * two.strides[operand][0] + next * two.strides[operand][1];
+}
+
+// A vector that nobody reads again: the next ones may take its place in the cache.
+template <int BYTES> __device__ __forceinline__ Raw<BYTES> stream(const Raw<BYTES>* p) {
+    Raw<BYTES> v;
+    if constexpr (BYTES == 16) {
+        const uint4 words = __ldcs((const uint4*)p);
+        v.word[0] = words.x, v.word[1] = words.y, v.word[2] = words.z, v.word[3] = words.w;
+    } else {
+        const uint2 words = __ldcs((const uint2*)p);
+        v.word[0] = words.x, v.word[1] = words.y;
+    }
+    return v;
 }
 
 // ---- between threads -----------------------------------------------------------------------
@@ -107,15 +120,16 @@ struct Turn {
         bool last = false;
         __syncthreads();
         if (threadIdx.x == 0) {
-            // For what the whole block has written.
-            __threadfence();
-            last = atomicAdd(counter, 1) == ticket + splits - 1;
+            // One for two fences: what the whole block has written is seen by whoever comes later, and what others
+            // have written by the block.
+            u64 before;
+            asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;"
+                         : "=l"(before) : "l"(__cvta_generic_to_global(counter)) : "memory");
+            last = before == ticket + splits - 1;
             // A replay of a graph has the same number.
             if (last) *(volatile u64*)counter = 0;
         }
-        last = __syncthreads_or(last);
-        __threadfence();
-        return last;
+        return __syncthreads_or(last);
     }
 };
 
@@ -160,7 +174,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
     for (int c = 0; c < F::CHAINS; c++) a[c] = F::identity();
     const u32 first = SPLIT ? blockIdx.z * p.segment_chunk : 0;
     if (is_any) {
-        const T* row = source + place_in_two(p.kept, SOURCE, output);
+        const T* row = source + place_in_two(p.two, SOURCE, output);
         const u32 step = SPLIT ? across * gridDim.y : across;
         const u32 end = SPLIT && first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
 #pragma unroll 1
@@ -181,7 +195,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
 #pragma unroll
                     for (int k = 0; k < AHEAD; k++) {
                         v[k] = neutral<F, sizeof(Vector)>(p);
-                        if (i + k * step < n) v[k] = vectors[i + k * step];
+                        if (i + k * step < n) v[k] = SPLIT ? stream(&vectors[i + k * step]) : vectors[i + k * step];
                     }
                     const u32 index = local + head + i * V;
 #pragma unroll 1
@@ -242,7 +256,7 @@ __device__ __forceinline__ void reduce_rows(const T* source, typename F::Result*
     } else {
         whole = fold<F>(whole, lanes, warps);
     }
-    if (lane == 0 && is_any) F::put(result + place_in_two(p.kept, RESULT, output), whole, p);
+    if (lane == 0 && is_any) F::put(result + place_in_two(p.two, RESULT, output), whole, p);
 }
 
 // ---- any strides ---------------------------------------------------------------------------
@@ -271,7 +285,7 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
         for (int j = 0; j < V; j++) a[c][j] = F::identity();
     }
     if (output < (u32)p.outputs) {
-        const T* column = source + (V > 1 ? place_in_two(p.kept, SOURCE, output) : place(p.kept, SOURCE, output));
+        const T* column = source + (V > 1 ? place_in_two(p.two, SOURCE, output) : place(p.kept, SOURCE, output));
         const i64 stride = p.reduced.strides[0][0];
         const u32 step = SPLIT ? across * gridDim.y : across;
         const u32 end = SPLIT && first + p.segment_chunk < p.segments ? first + p.segment_chunk : p.segments;
@@ -348,7 +362,7 @@ __device__ __forceinline__ void reduce_any(const T* source, typename F::Result* 
             if (output < (u32)p.outputs) whole = gather<F>(parts, output, p, share, shares, splits);
         }
         if (share == 0 && output < (u32)p.outputs) {
-            F::put(result + (V > 1 ? place_in_two(p.kept, RESULT, output) : place(p.kept, RESULT, output)), whole, p);
+            F::put(result + (V > 1 ? place_in_two(p.two, RESULT, output) : place(p.kept, RESULT, output)), whole, p);
         }
         r += BLOCK;
     } while (!SPLIT && r < results);
