@@ -29,10 +29,39 @@ cat(const T* const (&sources)[SOURCES], T* __restrict__ out, const Cat& p) {
     }
 }
 
+// The same of two, which take all of the rows: what is read of their parameters before the elements is one line of
+// the cache, of which small tensors wait for each.
+template <class T>
+__device__ __forceinline__ void
+pair(const T* a, const T* b, T* __restrict__ out, const Pair& p) {
+    constexpr int EACH = 16 / sizeof(T) < 4 ? 16 / sizeof(T) : 4;
+    const bool second = blockIdx.x >= p.first;
+    const T* source = second ? b : a;
+    const u32 first = (second ? blockIdx.x - p.first : blockIdx.x) * (BLOCK * EACH) + threadIdx.x;
+    const u32 numel = second ? p.numel[1] : p.numel[0];
+    T value[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const u32 i = first + j * BLOCK;
+        if (i < numel) value[j] = source[i];
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const u32 i = first + j * BLOCK;
+        const u32 row = quotient(i, second ? p.magic[1] : p.magic[0], second ? p.shift[1] : p.shift[0]);
+        const u32 others = second ? p.columns[0] : p.columns[1], at = second ? p.columns[0] : 0;
+        if (i < numel) out[i + row * others + at] = value[j];
+    }
+}
+
 #define CAT(T)                                                                                    \
     extern "C" __global__ void cat_##T(                                                           \
         const T* a, const T* b, const T* c, const T* d, const T* e, const T* f, const T* g,       \
         const T* h, T* out, const __grid_constant__ Cat p) {                                      \
         const T* const sources[SOURCES] = {a, b, c, d, e, f, g, h};                               \
         cat(sources, out, p);                                                                     \
+    }                                                                                             \
+    extern "C" __global__ void cat_##T##_pair(                                                    \
+        const T* a, const T* b, T* out, const __grid_constant__ Pair p) {                         \
+        pair(a, b, out, p);                                                                       \
     }

@@ -1,9 +1,10 @@
 //! The CPU implementation.
 
+use bytemuck::Zeroable;
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 use warpline_runtime::host::{GRAIN, Shared, parallel_for, params};
 
-use super::{Cat, SOURCES};
+use super::{Cat, Pair, Part};
 
 /// Of units of `size` bytes.
 pub(super) fn kernel(size: usize) -> HostKernel {
@@ -16,11 +17,38 @@ pub(super) fn kernel(size: usize) -> HostKernel {
     }
 }
 
+/// The same of two sources that take all of the rows.
+pub(super) fn pair_kernel(size: usize) -> HostKernel {
+    match size {
+        1 => pair::<u8>,
+        2 => pair::<u16>,
+        4 => pair::<u32>,
+        8 => pair::<u64>,
+        _ => pair::<[u64; 2]>,
+    }
+}
+
 /// # Safety
-/// As [`HostKernel`]: [`SOURCES`] operands and the result, of units of `T`, and [`Cat`].
+/// As [`HostKernel`]: [`super::SOURCES`] operands and the result, of units of `T`, and [`Cat`].
 unsafe fn cat<T: Copy>(launch: &HostLaunch<'_>) {
-    let Cat { pitch, parts }: Cat = params(launch);
-    let out = Shared::<T>::operand(launch, SOURCES);
+    let Cat { pitch, parts } = params(launch);
+    // SAFETY: the caller's promise.
+    unsafe { join::<T>(launch, pitch, &parts) }
+}
+
+/// # Safety
+/// As [`HostKernel`]: two operands and the result, of units of `T`, and [`Pair`].
+unsafe fn pair<T: Copy>(launch: &HostLaunch<'_>) {
+    let Pair { numel, columns, .. } = params(launch);
+    let part = |k: usize, at| Part { numel: numel[k], columns: columns[k], at, ..Part::zeroed() };
+    // SAFETY: the caller's promise.
+    unsafe { join::<T>(launch, columns[0] + columns[1], &[part(0, 0), part(1, columns[0])]) }
+}
+
+/// # Safety
+/// As [`HostKernel`]: an operand for each part, and the result, whose rows are `pitch` units long.
+unsafe fn join<T: Copy>(launch: &HostLaunch<'_>, pitch: u32, parts: &[Part]) {
+    let out = Shared::<T>::operand(launch, parts.len());
     for (k, part) in parts.iter().enumerate() {
         let source = Shared::<T>::operand(launch, k);
         let columns = (part.columns as usize).max(1);

@@ -28,9 +28,10 @@ const WIDEST: usize = 16;
 
 /// By the bytes that are moved at once.
 static CAT: Program =
-    Program::new("cat", &["u8", "u16", "u32", "u64", "u128"], &[""], |_, unit| {
-        let of = Source::new().with::<Cat>().push(module::ELEMENT).push(module::SPACE);
-        let of = of.push(&format!("#define SOURCES {SOURCES}"));
+    Program::new("cat", &["u8", "u16", "u32", "u64", "u128"], &["", "pair"], |_, unit| {
+        let of =
+            Source::new().with::<Cat>().with::<Pair>().push(module::ELEMENT).push(module::SPACE);
+        let of = of.push(&format!("#define SOURCES {SOURCES}\n#define BLOCK {BLOCK}"));
         of.push(include_str!("cat.cuh")).push(&format!("CAT({unit})"))
     })
     .with_ptx(committed);
@@ -62,6 +63,32 @@ struct Cat {
 }
 
 cuda_struct!(Cat { pitch, parts });
+
+/// The parameters of the kernel for two sources that take all of the result's rows: of both, what a [`Part`] has.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Pair {
+    /// The first block of the second.
+    first: u32,
+    numel: [u32; 2],
+    columns: [u32; 2],
+    magic: [u32; 2],
+    shift: [u32; 2],
+}
+
+cuda_struct!(Pair { first, numel, columns, magic, shift });
+
+impl Pair {
+    fn new([a, b]: [Part; 2]) -> Self {
+        Self {
+            first: b.first,
+            numel: [a.numel, b.numel],
+            columns: [a.columns, b.columns],
+            magic: [a.magic, b.magic],
+            shift: [a.shift, b.shift],
+        }
+    }
+}
 
 /// Joins tensors along dimension `dim` (`torch.cat`): `out` has their sizes, but there the sum of theirs.
 /// Dtypes may differ; elements are then converted to that of `out`.
@@ -172,14 +199,19 @@ fn join(
         (first, at) = (first + numel.div_ceil(units_of_block), at + columns);
     }
     operands[SOURCES] = out.write();
+    // Two that take all of a result's rows, as most do.
+    let [a, b, ..] = params.parts;
+    let is_pair = inputs.len() == 2 && a.columns + b.columns == params.pitch;
+    let pair = Pair::new([a, b]);
+    let of_pair = [operands[0], operands[1], operands[SOURCES]];
     let call = Call {
         op: OP,
-        operands: &operands,
-        params: bytemuck::bytes_of(&params),
+        operands: if is_pair { &of_pair } else { &operands },
+        params: if is_pair { bytemuck::bytes_of(&pair) } else { bytemuck::bytes_of(&params) },
         checks_indices: false,
-        host: cpu::kernel(unit),
+        host: if is_pair { cpu::pair_kernel(unit) } else { cpu::kernel(unit) },
         code: Code::Kernel {
-            kernel: (&CAT, bits(unit), 0),
+            kernel: (&CAT, bits(unit), is_pair.into()),
             grid: [first, 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
@@ -187,6 +219,6 @@ fn join(
         location: Location::caller(),
     };
     // SAFETY: the parameters are those of contiguous inputs, of which each has its columns of the rows of
-    // `out`; they reach no further, and both kernels take `Cat`.
+    // `out`; they reach no further, and the kernels take `Pair` where that is what there is, and otherwise `Cat`.
     unsafe { launch::run(target, &call) }
 }

@@ -156,4 +156,5 @@ store_run(T* p, i32 stride, const Run<N>& run, const compute_t<T> (&from)[V]) {
     }
 }
 
-__device__ __forceinline__ u64 thread() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+// Of blocks of 256, as all of the iteration layer are: to ask for their size takes as long as a line of parameters.
+__device__ __forceinline__ u64 thread() { return (u64)blockIdx.x * 256 + threadIdx.x; }
