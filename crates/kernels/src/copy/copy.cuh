@@ -2,17 +2,29 @@
 template <class S, class D>
 __device__ __forceinline__ void flat(const S* a, D* out, const Params<Flat, Args>& p) {
     constexpr int V = vector_width(sizeof(S) > sizeof(D) ? sizeof(S) : sizeof(D));
-    const u32 n = p.space.numel;
-    u32 i = (u32)thread() * V;
-    if (i + V <= n) {
+    // Where half as much is written as is read, two vectors: else blocks would come faster than they can begin.
+    constexpr int EACH = sizeof(S) == 2 * sizeof(D) ? 2 : 1, STEP = BLOCK * V;
+    const u32 n = p.space.numel, first = blockIdx.x * (EACH * STEP) + threadIdx.x * V;
+    Raw<V * sizeof(S)> v[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const u32 i = first + e * STEP;
+        if (i + V <= n) v[e] = *(const Raw<V * sizeof(S)>*)(a + i);
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const u32 i = first + e * STEP;
+        if (i + V > n) break;
         compute_t<S> x[V];
         compute_t<D> r[V];
-        load_vec(a + i, x);
+        unpack<S>(v[e], x);
 #pragma unroll
         for (int k = 0; k < V; k++) r[k] = cast<compute_t<D>>(x[k]);
         store_vec(out + i, r);
-        return;
     }
+    // What is no whole vector: of the thread whose vector it would be.
+    u32 i = n & ~(V - 1);
+    if (i - first >= EACH * STEP || (i - first) % STEP != 0) return;
 #pragma unroll 1
     for (; i < n; i++) store(out[i], cast<compute_t<D>>(load(a[i])));
 }

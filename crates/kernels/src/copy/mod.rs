@@ -9,7 +9,7 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 
 use crate::programs::{BITS, bits, committed, cuda_type};
-use warpline_runtime::iter::{self, Flat, Index, Op, Params, vector_width};
+use warpline_runtime::iter::{self, BLOCK, Flat, Index, Op, Params, vector_width};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::overlap::{self, Overlap};
 use warpline_runtime::{DType, Result, Target, View, launch};
@@ -59,7 +59,7 @@ fn any_vector(from: DType) -> usize {
 
 fn base() -> Source {
     let of = Source::new().with::<Params<Flat, Args>>().with::<Params<Index<2>, Args>>();
-    of.push(module::ELEMENT).push(module::SPACE)
+    of.push(module::ELEMENT).push(module::SPACE).push(&format!("#define BLOCK {BLOCK}"))
 }
 
 fn source(program: &str, variant: &str, from: &str, to: &str) -> Source {
@@ -126,7 +126,10 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
             dispatch!(src.dtype, all S => dispatch!(dst.dtype, all D => cpu::cast::<S, D>()));
         match pair(src.dtype, dst.dtype) {
             Some(pair) => {
-                ((&CAST, pair), [vector_width(src.dtype.size().max(dst.dtype.size())); 2], host)
+                let [from, to] = [src.dtype.size(), dst.dtype.size()];
+                let run = vector_width(from.max(to));
+                // As many as the flat kernel's `EACH`.
+                ((&CAST, pair), [if from == 2 * to { 2 * run } else { run }, run], host)
             }
             None => ((&ANY, src.dtype as usize), [any_vector(src.dtype), 1], host),
         }
