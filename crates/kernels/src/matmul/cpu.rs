@@ -9,9 +9,8 @@ use super::{Product, Steps, vector};
 use crate::math::{Convert, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
 
-/// Multiplications for each thread, at least: 128³ take four threads 20 µs, and sixteen 24, most of which they wake and
-/// wait for each other.
-const PER_THREAD: u64 = 1 << 19;
+/// Products below which threads cost more than they bring.
+const PARALLEL_FROM: u64 = 1 << 17;
 
 /// Rows and columns of the result that `gemm` is given at a time. It puts parts of the operands
 /// into memory that grows with them, and ends the process where there is none.
@@ -207,10 +206,9 @@ unsafe fn gemm<T: Float>(
     (c, sc): (*mut T, Steps),
     adds: bool,
 ) {
-    let products = m.saturating_mul(n).saturating_mul(k);
-    let threads = (products / PER_THREAD).min(host::thread_count() as u64) as usize;
-    let parallel = parallel && threads > 1;
-    let parallelism = if parallel { Parallelism::Rayon(threads) } else { Parallelism::None };
+    let large = m.saturating_mul(n).saturating_mul(k) >= PARALLEL_FROM;
+    let parallel = parallel && large && host::has_threads();
+    let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
     let (mut a, mut b, mut c) = ((Shared(a), sa), (Shared(b), sb), (Shared(c), sc));
     if c.1.column < c.1.row {
         // It is faster by columns: the transpose of the product is that of the transposes.
