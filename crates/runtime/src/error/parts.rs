@@ -129,6 +129,7 @@ impl Error {
             | Self::NotStarted { location, .. }
             | Self::Collective { location, .. } => Some(location),
             Self::InvalidDeviceString { location, .. } => *location,
+            Self::Stream(cause) => cause.location(),
             _ => None,
         }
     }

@@ -352,6 +352,27 @@ fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
     })
 }
 
+#[test]
+fn streams_and_events_fail_under_their_own_names() -> Result<()> {
+    with_runtime(&simulated(2)?, || {
+        let (here, there) = (cuda::Stream::new(0)?, cuda::Stream::new(1)?);
+        let (plain, timed) = (cuda::Event::new(), cuda::Event::timing());
+        refused("elapsed_time", timed.elapsed_time(&plain).map_err(Error::from));
+        refused("elapsed_time", timed.elapsed_time(&timed).map_err(Error::from));
+        plain.record(&here)?;
+        refused("record", plain.record(&there).map_err(Error::from));
+        refused("record_event", there.record_event(Some(&plain)).map_err(Error::from));
+        let other = with_runtime(&simulated(1)?, || cuda::Stream::new(0))?;
+        refused("wait", plain.wait(&other).map_err(Error::from));
+        refused("wait_event", other.wait_event(&plain).map_err(Error::from));
+        refused("wait_stream", other.wait_stream(&here).map_err(Error::from));
+        refused("with_stream", cuda::with_stream(&other, || Ok(())));
+        refused("stream", cuda::stream(&other).map(drop));
+        refused("set_stream", cuda::set_stream(&other));
+        Ok(())
+    })
+}
+
 /// A race that printing completes is one of the line that prints.
 #[test]
 fn a_race_completed_by_printing_is_reported_at_the_line_that_prints() -> Result<()> {
