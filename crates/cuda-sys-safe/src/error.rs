@@ -271,6 +271,12 @@ pub enum DriverError {
         /// What was found instead, and what to check.
         reason: String,
     },
+    /// No simulated devices were asked for, in so many words.
+    #[error("no CUDA device is visible: `{spec}` asks for none")]
+    NoneSimulated {
+        /// What was asked for, such as `sim:0`.
+        spec: String,
+    },
     /// `CUDA_VISIBLE_DEVICES` hides every device.
     #[error("no CUDA device is visible: CUDA_VISIBLE_DEVICES is `{value}`, which {}",
         match installed {
@@ -372,7 +378,10 @@ impl DriverError {
     pub fn is_no_device(&self) -> bool {
         matches!(
             self,
-            Self::LibraryNotFound { .. } | Self::NoDevice { .. } | Self::DevicesHidden { .. }
+            Self::LibraryNotFound { .. }
+                | Self::NoDevice { .. }
+                | Self::NoneSimulated { .. }
+                | Self::DevicesHidden { .. }
         ) || self.code() == Some(CudaCode::STUB_LIBRARY)
     }
 

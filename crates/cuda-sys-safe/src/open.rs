@@ -17,7 +17,7 @@ use crate::{Driver, DriverError, Result, real};
 /// ```
 ///
 /// # Errors
-/// [`DriverError::InvalidArgument`] when the text names no driver; [`DriverError::NoDevice`] and
+/// [`DriverError::InvalidArgument`] when the text names no driver; [`DriverError::NoneSimulated`] and
 /// [`DriverError::DevicesHidden`] where it has no device; those of [`real::load`].
 pub fn open(spec: Option<&str>, visible: Option<&str>) -> Result<Arc<dyn Driver>> {
     let spec = spec.map_or("", str::trim);
@@ -33,7 +33,7 @@ pub fn open(spec: Option<&str>, visible: Option<&str>) -> Result<Arc<dyn Driver>
     let installed = config.devices;
     let driver = config.build();
     match (driver.device_count(), installed, visible) {
-        (0, 0, _) => Err(DriverError::NoDevice { reason: format!("`{spec}` asks for none") }),
+        (0, 0, _) => Err(DriverError::NoneSimulated { spec: spec.into() }),
         (0, _, Some(value)) => {
             Err(DriverError::DevicesHidden { value: value.into(), installed: Some(installed) })
         }
@@ -58,7 +58,7 @@ mod tests {
     fn a_box_without_a_visible_device_says_why() {
         let reason = |spec, visible| open(Some(spec), visible).unwrap_err();
         let none = reason("sim:0", None);
-        assert!(matches!(none, DriverError::NoDevice { .. }), "{none}");
+        assert!(matches!(none, DriverError::NoneSimulated { .. }), "{none}");
         assert_eq!(none.to_string(), "no CUDA device is visible: `sim:0` asks for none");
         let hidden = reason("sim:3", Some("7")).to_string();
         assert!(hidden.contains("CUDA_VISIBLE_DEVICES is `7`"), "{hidden}");

@@ -5,6 +5,7 @@
 //! stream was given before keeps its numbers and can be waited for by others all the while.
 
 use std::any::Any;
+use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::owned::{self, LaunchToken};
@@ -112,9 +113,13 @@ impl Slot {
 
     /// Refuses to act for a stream in a capture that is over: what the driver's stream is given now
     /// runs. Certain while nobody else can enqueue.
-    pub(crate) fn refuse_ended(&self, call: &'static str) -> Result<()> {
+    pub(crate) fn refuse_ended(
+        &self,
+        call: &'static str,
+        location: &'static Location<'static>,
+    ) -> Result<()> {
         if self.twin_in.is_some() && !self.is_capturing() {
-            return Err(StreamError::NotCapturing { call });
+            return Err(StreamError::NotCapturing { location, call });
         }
         Ok(())
     }
@@ -162,13 +167,23 @@ impl Stream {
     }
 
     /// Refuses to wait on the host for captured work, which does not run.
+    #[track_caller]
     pub(crate) fn refuse_twin(&self, call: &'static str) -> Result<()> {
-        if self.is_twin() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+        if self.is_twin() {
+            Err(StreamError::Capturing { location: Location::caller(), call })
+        } else {
+            Ok(())
+        }
     }
 
     /// Refuses to ask about a stream, or wait for it, while it is captured.
+    #[track_caller]
     pub(crate) fn refuse_capturing(&self, call: &'static str) -> Result<()> {
-        if self.is_capturing() { Err(StreamError::Capturing { call }) } else { Ok(()) }
+        if self.is_capturing() {
+            Err(StreamError::Capturing { location: Location::caller(), call })
+        } else {
+            Ok(())
+        }
     }
 
     /// Captures what this stream is given from now on, instead of running it, until the result is
@@ -196,7 +211,10 @@ impl Stream {
         };
         match begun {
             Ok(Some(raw)) => Ok(CaptureGuard { stream: self.clone(), raw: Some(raw), capture }),
-            Ok(None) => Err(StreamError::NotCapturing { call: "begin_capture" }),
+            Ok(None) => Err(StreamError::NotCapturing {
+                location: Location::caller(),
+                call: "begin_capture",
+            }),
             Err(error) => Err(error),
         }
         .inspect_err(|_| {
@@ -213,14 +231,15 @@ impl Stream {
         wait: impl FnOnce(&Stream, LaunchToken) -> Result<()>,
     ) -> Result<()> {
         let Some(capture) = capture.upgrade() else {
-            return Err(StreamError::CapturedEvent { call });
+            return Err(StreamError::CapturedEvent { location: Location::caller(), call });
         };
         let mut streams = capture.lock();
         let Some(streams) = &mut *streams else {
-            return Err(StreamError::CapturedEvent { call });
+            return Err(StreamError::CapturedEvent { location: Location::caller(), call });
         };
         if capture.device != self.device_index() {
             return Err(StreamError::WrongDevice {
+                location: Location::caller(),
                 call: "a capture is of one device: the stream that waits",
                 expected: capture.device,
                 found: self.device_index(),
@@ -240,14 +259,15 @@ impl Stream {
     ) -> Result<R> {
         if self.is_default() {
             let reason = "it is the default stream; use another";
-            return Err(StreamError::CannotCapture { reason });
+            return Err(StreamError::CannotCapture { location: Location::caller(), reason });
         }
         if self.is_twin() {
             // The stream that it stood for would not know, and what that is given would be captured.
             let reason = "it stands for a stream in a capture; use that stream";
-            return Err(StreamError::CannotCapture { reason });
+            return Err(StreamError::CannotCapture { location: Location::caller(), reason });
         }
         let twin = Stream::twin(self, Arc::downgrade(capture));
+        let location = Location::caller();
         self.change_capture(|slot| {
             if let Some(there) = slot.captured().filter(|c| Arc::ptr_eq(&c.capture, capture)) {
                 // Another thread took it in just now.
@@ -255,7 +275,7 @@ impl Stream {
             }
             if self.is_capturing() {
                 let reason = "it is being captured already";
-                return Err(StreamError::CannotCapture { reason });
+                return Err(StreamError::CannotCapture { location, reason });
             }
             let entered = enter(&twin)?;
             slot.set(Some(Captured { capture: Arc::clone(capture), twin: twin.clone() }));
@@ -294,7 +314,8 @@ impl CaptureGuard {
 
     #[track_caller]
     fn finish(&mut self, join: bool) -> Result<owned::Graph> {
-        let not_capturing = StreamError::NotCapturing { call: "end_capture" };
+        let not_capturing =
+            StreamError::NotCapturing { location: Location::caller(), call: "end_capture" };
         let (Some(raw), Some(streams)) = (self.raw.take(), self.capture.lock().take()) else {
             return Err(not_capturing);
         };

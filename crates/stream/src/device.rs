@@ -1,6 +1,7 @@
 //! A device and its streams.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::{
@@ -179,14 +180,16 @@ impl Device {
     /// # Errors
     /// [`StreamError::WrongDevice`]; [`StreamError::OtherDevices`] for another driver's stream, and
     /// while other [`Devices`](crate::Devices) of the same driver use it.
+    #[track_caller]
     pub fn external_stream(&self, stream: owned::Stream) -> Result<Stream> {
         const CALL: &str = "external_stream";
         let core = &self.0.core;
         if !Arc::ptr_eq(stream.driver(), &core.driver) {
-            return Err(StreamError::OtherDevices { call: CALL });
+            return Err(StreamError::OtherDevices { location: Location::caller(), call: CALL });
         }
         if stream.device() != core.index {
             return Err(StreamError::WrongDevice {
+                location: Location::caller(),
                 call: "external_stream: the stream",
                 expected: core.index,
                 found: stream.device(),
@@ -203,10 +206,14 @@ impl Device {
     /// # Errors
     /// [`StreamError::Capturing`] while one of its streams is captured; the driver's own, those of
     /// earlier asynchronous work among them.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;
         if core.captures.load(Ordering::SeqCst) > 0 {
-            return Err(StreamError::Capturing { call: "synchronize" });
+            return Err(StreamError::Capturing {
+                location: Location::caller(),
+                call: "synchronize",
+            });
         }
         let mut before: Vec<_> = core.streams().iter().map(Stream::now).collect();
         before.extend(core.world.checks.points(core.index));

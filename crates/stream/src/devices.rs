@@ -1,6 +1,7 @@
 //! The devices of one driver, with each thread's current device and streams.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use std::sync::atomic::AtomicU64;
@@ -157,17 +158,19 @@ impl Devices {
     /// # Errors
     /// [`StreamError::OtherDevices`].
     #[inline]
+    #[track_caller]
     pub fn set_current_stream(&self, stream: &Stream) -> Result<()> {
         self.check(stream, "set_current_stream")?;
         current::set_stream(&self.0, stream).map(drop)
     }
 
     #[inline]
+    #[track_caller]
     fn check(&self, stream: &Stream, call: &'static str) -> Result<()> {
         if Arc::ptr_eq(&stream.core().world, &self.0.world) {
             return Ok(());
         }
-        Err(StreamError::OtherDevices { call })
+        Err(StreamError::OtherDevices { location: Location::caller(), call })
     }
 
     /// Makes a device this thread's current one until the guard is dropped
@@ -186,6 +189,7 @@ impl Devices {
     /// # Errors
     /// [`StreamError::OtherDevices`].
     #[inline(always)] // a guard handed over through memory costs more than all it does
+    #[track_caller]
     pub fn stream_guard(&self, stream: &Stream) -> Result<StreamGuard> {
         self.check(stream, "stream_guard")?;
         let former = current::enter(&self.0, stream)?;
@@ -207,8 +211,9 @@ impl Devices {
     ///
     /// # Errors
     /// [`StreamError::OtherDevices`]; `f` is not run then.
+    #[track_caller]
     pub fn with_stream<R>(&self, stream: &Stream, f: impl FnOnce() -> R) -> Result<R> {
-        let _guard = self.stream_guard(stream)?;
+        let _guard = self.stream_guard(stream).map_err(|e| e.of("with_stream"))?;
         Ok(f())
     }
 }

@@ -1,6 +1,7 @@
 //! What can go wrong with devices, streams and events.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
@@ -42,7 +43,9 @@ pub enum StreamError {
         count: usize,
     },
     /// An object of one device was given where another device's is needed.
-    #[error("{call}: it is on cuda:{found}, but one on cuda:{expected} is needed")]
+    #[error(
+        "{call}: it is on cuda:{found}, but one on cuda:{expected} is needed (called at {location})"
+    )]
     WrongDevice {
         /// The operation and the object, such as `record: the stream`.
         call: &'static str,
@@ -50,30 +53,48 @@ pub enum StreamError {
         expected: usize,
         /// The device the object is on.
         found: usize,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Two objects belong to different [`crate::Devices`].
-    #[error("{call}: the stream or event belongs to another driver's devices")]
+    #[error(
+        "{call}: the stream or event belongs to another driver's devices (called at {location})"
+    )]
     OtherDevices {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// The event has never been recorded.
-    #[error("{call}: both events must have been recorded; record them with `record` first")]
+    #[error(
+        "{call}: both events must have been recorded; record them with `record` first (called at {location})"
+    )]
     EventNotRecorded {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// The event keeps no times.
-    #[error("{call}: both events must keep times; make them with `Event::timing()`")]
+    #[error(
+        "{call}: both events must keep times; make them with `Event::timing()` (called at {location})"
+    )]
     NoTiming {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// The event's work is not done yet.
-    #[error("{call}: both events must have been completed; `synchronize` them first")]
+    #[error(
+        "{call}: both events must have been completed; `synchronize` them first (called at {location})"
+    )]
     EventNotFinished {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// The thread is ending and its current device and streams are gone.
     #[error("{call}: this thread is ending; it has no current device or stream any more")]
@@ -82,38 +103,52 @@ pub enum StreamError {
         call: &'static str,
     },
     /// The stream cannot be captured.
-    #[error("begin_capture: the stream cannot be captured: {reason}")]
+    #[error("begin_capture: the stream cannot be captured: {reason} (called at {location})")]
     CannotCapture {
         /// Why not.
         reason: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// No capture began on the stream.
-    #[error("{call}: no capture that is still under way began on this stream")]
+    #[error(
+        "{call}: no capture that is still under way began on this stream (called at {location})"
+    )]
     NotCapturing {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// Captured work does not run, so that the host cannot wait for it.
     #[error(
-        "{call}: operation not permitted when stream is capturing; do it before the capture or after it"
+        "{call}: operation not permitted when stream is capturing; do it before the capture or after it (called at {location})"
     )]
     Capturing {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// A captured stream was to wait for work that is not part of its capture.
     #[error(
-        "{call}: the stream is being captured and cannot depend on work outside its capture; wait for that before the capture begins"
+        "{call}: the stream is being captured and cannot depend on work outside its capture; wait for that before the capture begins (called at {location})"
     )]
     OutsideCapture {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
     /// The event was last recorded in a capture, and stands for nothing outside it.
-    #[error("{call}: the event was last recorded in a capture; record it anew outside")]
+    #[error(
+        "{call}: the event was last recorded in a capture; record it anew outside (called at {location})"
+    )]
     CapturedEvent {
         /// The operation.
         call: &'static str,
+        /// Where it was called.
+        location: &'static Location<'static>,
     },
 }
 
@@ -125,6 +160,39 @@ impl fmt::Debug for StreamError {
 }
 
 impl StreamError {
+    /// The error as that of the operation that was called, where it names one that that consists of.
+    #[must_use]
+    pub fn of(mut self, name: &'static str) -> Self {
+        match &mut self {
+            Self::OtherDevices { call, .. }
+            | Self::EventNotRecorded { call, .. }
+            | Self::NotCapturing { call, .. }
+            | Self::Capturing { call, .. }
+            | Self::OutsideCapture { call, .. }
+            | Self::CapturedEvent { call, .. } => *call = name,
+            _ => {}
+        }
+        self
+    }
+
+    /// Where the operation was called that was refused, if that is what it is.
+    #[must_use]
+    pub fn location(&self) -> Option<&'static Location<'static>> {
+        match self {
+            Self::WrongDevice { location, .. }
+            | Self::OtherDevices { location, .. }
+            | Self::EventNotRecorded { location, .. }
+            | Self::NoTiming { location, .. }
+            | Self::EventNotFinished { location, .. }
+            | Self::CannotCapture { location, .. }
+            | Self::NotCapturing { location, .. }
+            | Self::Capturing { location, .. }
+            | Self::OutsideCapture { location, .. }
+            | Self::CapturedEvent { location, .. } => Some(location),
+            _ => None,
+        }
+    }
+
     /// The driver's error behind this one, if there is one.
     #[must_use]
     pub fn driver_error(&self) -> Option<&DriverError> {

@@ -1,5 +1,6 @@
 //! Events.
 
+use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use warpline_cuda_sys_safe::EventFlags;
@@ -41,8 +42,13 @@ impl Recorded {
     }
 
     /// Refuses to wait on the host for captured work, which does not run.
+    #[track_caller]
     fn refuse_captured(&self, call: &'static str) -> Result<()> {
-        if self.point.capture.is_some() { Err(StreamError::CapturedEvent { call }) } else { Ok(()) }
+        if self.point.capture.is_some() {
+            Err(StreamError::CapturedEvent { location: Location::caller(), call })
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -90,13 +96,25 @@ impl Event {
     /// [`StreamError::OtherDevices`], or the driver's own.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.record_as(stream, "record", "record: the stream")
+    }
+
+    /// [`Event::record`] as an operation of another name, of which errors are to speak.
+    #[track_caller]
+    pub(crate) fn record_as(
+        &self,
+        stream: &Stream,
+        call: &'static str,
+        argument: &'static str,
+    ) -> Result<()> {
         let mut recorded = self.lock();
         let (event, generation) = match &*recorded {
             Some(old) => {
-                stream.check_same_devices(old.event.core(), "record")?;
+                stream.check_same_devices(old.event.core(), call)?;
                 if old.device != stream.device_index() {
                     return Err(StreamError::WrongDevice {
-                        call: "record: the stream",
+                        location: Location::caller(),
+                        call: argument,
                         expected: old.device,
                         found: stream.device_index(),
                     });
@@ -105,7 +123,7 @@ impl Event {
             }
             None => (Arc::new(PooledEvent::take(stream.core(), self.0.flags)?), 1),
         };
-        let point = stream.record_into(&event)?;
+        let point = stream.record_into(&event, call)?;
         *recorded = Some(Recorded { event, point, device: stream.device_index(), generation });
         Ok(())
     }
@@ -117,11 +135,17 @@ impl Event {
     /// [`StreamError::OtherDevices`], or the driver's own.
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
+        self.wait_as(stream, "wait")
+    }
+
+    /// [`Event::wait`] as an operation of another name, of which errors are to speak.
+    #[track_caller]
+    pub(crate) fn wait_as(&self, stream: &Stream, call: &'static str) -> Result<()> {
         // Held throughout: a record in between would be what is waited for.
         let recorded = self.lock();
         let Some(recorded) = &*recorded else { return Ok(()) };
-        stream.check_same_devices(recorded.event.core(), "wait_event")?;
-        stream.enqueue_wait("wait_event", &recorded.event, &recorded.point)
+        stream.check_same_devices(recorded.event.core(), call)?;
+        stream.enqueue_wait(call, &recorded.event, &recorded.point)
     }
 
     /// Whether the work of the latest record is done; true if never recorded (`Event.query`).
@@ -172,24 +196,25 @@ impl Event {
     pub fn elapsed_time(&self, end: &Event) -> Result<f32> {
         const CALL: &str = "elapsed_time";
         if !(self.0.flags.timing && end.0.flags.timing) {
-            return Err(StreamError::NoTiming { call: CALL });
+            return Err(StreamError::NoTiming { location: Location::caller(), call: CALL });
         }
         let event_of = |event: &Event| event.lock().as_ref().map(|r| Arc::clone(&r.event));
         let (Some(from), Some(to)) = (event_of(self), event_of(end)) else {
-            return Err(StreamError::EventNotRecorded { call: CALL });
+            return Err(StreamError::EventNotRecorded { location: Location::caller(), call: CALL });
         };
         if from.core().world.id() != to.core().world.id() {
-            return Err(StreamError::OtherDevices { call: CALL });
+            return Err(StreamError::OtherDevices { location: Location::caller(), call: CALL });
         }
         if from.device() != to.device() {
             return Err(StreamError::WrongDevice {
+                location: Location::caller(),
                 call: "elapsed_time: the end event",
                 expected: from.device(),
                 found: to.device(),
             });
         }
         if !(self.query()? && end.query()?) {
-            return Err(StreamError::EventNotFinished { call: CALL });
+            return Err(StreamError::EventNotFinished { location: Location::caller(), call: CALL });
         }
         Ok(from.elapsed(&to)?)
     }

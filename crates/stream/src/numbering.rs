@@ -1,6 +1,7 @@
 //! One numbering for a driver's stream, whoever wraps it, whenever.
 
 use std::any::Any;
+use std::panic::Location;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::owned;
@@ -32,6 +33,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`StreamError::OtherDevices`] while it is another [`Devices`](crate::Devices)' stream.
+    #[track_caller]
     pub(crate) fn wrap(core: &Arc<Core>, raw: owned::Stream, call: &'static str) -> Result<Self> {
         let new = || -> Arc<dyn Any + Send + Sync> {
             let progress = Arc::new(Progress::new(raw.id(), core.index));
@@ -39,11 +41,11 @@ impl Stream {
         };
         let numbering = Arc::clone(raw.numbering().get_or_init(new));
         let Ok(numbering) = numbering.downcast::<Numbering>() else {
-            return Err(StreamError::OtherDevices { call });
+            return Err(StreamError::OtherDevices { location: Location::caller(), call });
         };
         // Anybody can put there what another stream has: one's work would count as the other's.
         if numbering.progress.stream != raw.id() {
-            return Err(StreamError::OtherDevices { call });
+            return Err(StreamError::OtherDevices { location: Location::caller(), call });
         }
         let mut stands = numbering.stream.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(inner) = stands.upgrade() {

@@ -102,14 +102,20 @@ impl Inner {
         let State { checkpoints, clock } = state;
         if checkpoints.at_or_after(op).is_none() {
             if self.capture.captured().is_some() {
-                return Err(StreamError::Capturing { call: "wait_for" });
+                return Err(StreamError::Capturing {
+                    location: Location::caller(),
+                    call: "wait_for",
+                });
             }
             checkpoints.record(&self.core, &self.raw, last, clock)?;
         }
         match checkpoints.at_or_after(op).cloned() {
             Some(Checkpoint { op, before, event }) => Ok((event, self.point_at(op, before))),
             // Not reached: one was recorded at `last`, which is not before `op`.
-            None => Err(StreamError::EventNotRecorded { call: "wait_for" }),
+            None => Err(StreamError::EventNotRecorded {
+                location: Location::caller(),
+                call: "wait_for",
+            }),
         }
     }
 
@@ -127,7 +133,9 @@ impl Inner {
         // While it is captured: the one that was recorded as that began.
         match state.checkpoints.latest().cloned() {
             Some(Checkpoint { op, before, event }) => Ok(Some((event, self.point_at(op, before)))),
-            None => Err(StreamError::Capturing { call: "wait_for_all" }),
+            None => {
+                Err(StreamError::Capturing { location: Location::caller(), call: "wait_for_all" })
+            }
         }
     }
 
@@ -360,14 +368,16 @@ impl Stream {
     ///
     /// # Errors
     /// What `f` returns; [`StreamError::NotCapturing`] for the twin of a capture that is over.
+    #[track_caller]
     pub fn submit<R, E: From<StreamError>>(
         &self,
         _token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> std::result::Result<R, E>,
     ) -> std::result::Result<(R, OpNumber), E> {
+        let location = Location::caller();
         self.with_acting(|inner, state| {
             // What a twin numbers from then on would run, under numbers that the stream gives too.
-            inner.capture.refuse_ended("submit")?;
+            inner.capture.refuse_ended("submit", location)?;
             let result = f(inner.raw.handle())?;
             let op = inner.advance(state);
             if inner.core.world.uses_many_streams() || inner.capture.twin_in().is_some() {
@@ -386,13 +396,15 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::submit`].
+    #[track_caller]
     pub fn submit_waited<R>(
         &self,
         _token: LaunchToken,
         f: impl FnOnce(StreamHandle) -> Result<R>,
     ) -> Result<(R, OpNumber)> {
+        let location = Location::caller();
         let (result, op, point) = self.with_acting(|inner, state| {
-            inner.capture.refuse_ended("submit_waited")?;
+            inner.capture.refuse_ended("submit_waited", location)?;
             let result = f(inner.raw.handle())?;
             Ok::<_, StreamError>((result, inner.advance(state), inner.point(state)))
         })?;

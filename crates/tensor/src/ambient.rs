@@ -298,17 +298,26 @@ mod tests {
             let runtime = with(&[("WARPLINE_DRIVER", "sim:2"), ("CUDA_VISIBLE_DEVICES", visible)]);
             runtime.devices().map(|devices| devices.count())
         };
-        for hidden in ["", "-1", " ", "none", "NoDevFiles"] {
+        for hidden in ["", "-1", " ", "none", "NoDevFiles", "-1,0"] {
             let error = asked(hidden).unwrap_err();
             assert!(matches!(error, Error::CudaUnavailable { .. }), "{error}");
             assert!(!error.to_string().contains("NVIDIA GPU"), "{error}");
         }
-        for slip in ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"] {
+        let slips = ["7", "0,0", "+2,0", "GPU-123", "99999999999999999999"];
+        for slip in slips.into_iter().chain(["all", "cuda:1", "gpu-0", "[0]", "MIG-1", ",0"]) {
             let error = asked(slip).unwrap_err();
             assert!(matches!(error, Error::InvalidVariable(_)), "{error}");
             assert!(error.to_string().contains(&format!("is `{slip}`")), "{error}");
         }
         assert_eq!(asked("1,7").unwrap(), 1, "as the driver has it");
+    }
+
+    #[test]
+    fn a_box_without_simulated_gpus_is_not_told_to_find_a_real_one() {
+        let error = with(&[("WARPLINE_DRIVER", "sim:0")]).devices().map(|d| d.count()).unwrap_err();
+        assert!(matches!(error, Error::CudaUnavailable { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("sim:1") && !text.contains("NVIDIA GPU"), "{text}");
     }
 
     #[test]

@@ -60,11 +60,13 @@ fn edits(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Whether a value of `CUDA_VISIBLE_DEVICES` is one of those that programs hide all devices with: it
-/// does not even begin as the name of one does.
+/// Whether a value of `CUDA_VISIBLE_DEVICES` is one of those that programs hide all devices with. Others
+/// that CUDA shows none for, such as `all` or `cuda:1`, were meant to show some.
 pub(crate) fn hides_on_purpose(value: &str) -> bool {
-    let value = value.trim_start();
-    !value.starts_with(|c: char| c.is_ascii_digit() || c == '+') && !value.starts_with("GPU-")
+    let value = value.trim();
+    value.is_empty()
+        || value.starts_with('-')
+        || ["none", "void", "NoDevFiles"].iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
 /// Why a value that does not hide all `count` devices on purpose shows none of them.
@@ -72,6 +74,15 @@ pub(crate) fn why_hidden(value: &str, count: usize) -> String {
     const MAY: &str = "It may list indices or UUIDs, such as `0,1`, or be empty or -1 to hide all";
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
     let first = entries[0];
+    let number = first.starts_with(|c: char| c.is_ascii_digit() || c == '+');
+    if !number && !first.starts_with("GPU-") && !first.starts_with("MIG-") {
+        return format!(
+            "`{first}` is neither an index nor a UUID, so that CUDA shows no device. {MAY}"
+        );
+    }
+    if first.starts_with("MIG-") {
+        return format!("{first} is no part of this machine's {count} device(s). {MAY}");
+    }
     if !first.starts_with("GPU-") && index(first).is_none_or(|index| index >= count) {
         return format!(
             "there is no device {first} among this machine's {count}, which count from 0. {MAY}"
@@ -131,6 +142,9 @@ mod tests {
             let why = why_hidden(value, 3);
             assert!(why.starts_with(said) && why.contains("such as `0,1`"), "{value}: {why}");
         };
+        says("all", "`all` is neither an index nor a UUID");
+        says("cuda:1,0", "`cuda:1` is neither an index nor a UUID");
+        says("MIG-1", "MIG-1 is no part of this machine's 3 device(s)");
         says("7", "there is no device 7 among this machine's 3, which count from 0");
         says("7,7", "there is no device 7");
         says("99999999999999999999", "there is no device 9999");

@@ -13,6 +13,7 @@ const FIND_ONE: &str = "Run on a machine with an NVIDIA GPU and its driver, use 
                         ask for simulated GPUs with WARPLINE_DRIVER=sim:N";
 const SHOW_ONE: &str = "Let CUDA_VISIBLE_DEVICES name devices that are there, or unset it; or use the \
                         device 'cpu'";
+const SIMULATE_ONE: &str = "Ask for simulated GPUs with `sim:1` or more, or use the device 'cpu'";
 
 impl Error {
     /// An argument that cannot be accepted.
@@ -128,6 +129,7 @@ impl Error {
             | Self::NotStarted { location, .. }
             | Self::Collective { location, .. } => Some(location),
             Self::InvalidDeviceString { location, .. } => *location,
+            Self::Stream(cause) => cause.location(),
             _ => None,
         }
     }
@@ -155,6 +157,7 @@ impl Error {
     pub(crate) fn no_cuda(reason: DriverError) -> Self {
         let hint = match &reason {
             DriverError::DevicesHidden { .. } => SHOW_ONE,
+            DriverError::NoneSimulated { .. } => SIMULATE_ONE,
             reason if reason.is_no_device() => FIND_ONE,
             _ => return Self::driver("CUDA cannot be used", reason),
         };

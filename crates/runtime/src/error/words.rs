@@ -21,12 +21,15 @@ impl fmt::Display for Named {
     }
 }
 
-/// The size that none can be, where that is what is wrong.
+/// The size that none can be, or that anything could be, where that is what is wrong.
 pub(super) struct Negative<'a>(pub(super) &'a [isize]);
 
 impl fmt::Display for Negative<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.iter().find(|&&size| size < -1) {
+            None if self.0.contains(&-1) && self.0.contains(&0) => {
+                f.write_str(": next to a 0, -1 can be any size; name it")
+            }
             None => Ok(()),
             Some(size) => {
                 write!(f, ": a size cannot be {size}; -1 is what follows from the others")

@@ -87,7 +87,8 @@ impl Capturing {
         let join = self.runtime.sync_policy() == SyncPolicy::Auto;
         let graph = self.capture.take().map(|capture| capture.end(join));
         let notes = self.log.take();
-        let not_capturing = StreamError::NotCapturing { call: "capture_end" };
+        let not_capturing =
+            StreamError::NotCapturing { location: Location::caller(), call: "capture_end" };
         let exec = graph
             .ok_or(not_capturing)??
             .instantiate()

@@ -218,7 +218,7 @@ where
     F: FnOnce(StreamHandle) -> Result<(), DriverError>,
 {
     let submit = |handle| {
-        refuse_captured(stream, site.op)?;
+        refuse_captured(stream, site)?;
         f(handle).map_err(StreamError::from)
     };
     in_order(stream, distinct, touches, site, marking, || Ok(stream.submit(TOKEN, submit)?.1))
@@ -226,10 +226,9 @@ where
 
 /// For what no capture can hold, as it is submitted: another thread may have begun to capture the
 /// stream since it was asked.
-#[track_caller]
-pub(super) fn refuse_captured(stream: &Stream, op: &'static str) -> Result<(), StreamError> {
+pub(super) fn refuse_captured(stream: &Stream, site: Site) -> Result<(), StreamError> {
     if stream.is_capturing() {
-        return Err(StreamError::Capturing { call: op });
+        return Err(StreamError::Capturing { location: site.location, call: site.op });
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! copies the other. The driver never sees the pageable memory.
 
 use std::ops::Range;
+use std::panic::Location;
 use std::ptr::{NonNull, copy_nonoverlapping};
 use std::sync::PoisonError;
 
@@ -18,7 +19,7 @@ use warpline_sync::{Mutex, OnceLock};
 use super::TOKEN;
 use super::cuda::refuse_captured;
 use crate::host::{Shared, together};
-use crate::{Result, Runtime};
+use crate::{Result, Runtime, Site};
 
 /// A copy to be staged.
 pub(super) struct Staged<'a> {
@@ -155,9 +156,10 @@ impl<'a> Staged<'a> {
         let (dst, src) = if self.to_device { (device, near) } else { (near, device) };
         let copy = Copy { dst, src, bytes };
         let raw = self.stream.raw();
+        let site = Site { op: "copy_", location: Location::caller() };
         let (recorded, op) = self.stream.submit(TOKEN, |handle| {
             // A capture would keep the ring's address.
-            refuse_captured(self.stream, "copy_")?;
+            refuse_captured(self.stream, site)?;
             // SAFETY: the device's end is live and in order with the stream; the slot is used
             // again only after its event, or a failure, which the ring's cache is told of.
             unsafe { raw.driver().memcpy_async(&copy, handle) }.map_err(StreamError::from)?;

@@ -80,7 +80,7 @@ pub fn copy_bytes(
         if host_end(&dst.0) && !dst.0.is_pinned() {
             // The driver returns once the bytes are there: nothing is left to be waited for.
             let waited = |handle| {
-                refuse_captured(stream, site.op)?;
+                refuse_captured(stream, site)?;
                 piece_by_piece(handle).map_err(StreamError::from)
             };
             let copied = || Ok(stream.submit_waited(TOKEN, waited)?.1);

@@ -141,7 +141,7 @@ impl Pieces<'_> {
     #[track_caller]
     unsafe fn submit(&self, side: &Stream, copy: Copy) -> Result<OpNumber, StreamError> {
         let ((), op) = side.submit(TOKEN, |handle| {
-            refuse_captured(side, self.site.op)?;
+            refuse_captured(side, self.site)?;
             // SAFETY: the caller's promise.
             unsafe { side.raw().driver().memcpy_async(&copy, handle) }?;
             let sizes = [copy.bytes];

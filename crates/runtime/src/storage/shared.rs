@@ -260,7 +260,7 @@ fn clear(stream: &Stream, mapping: &SharedMapping, site: Site) -> Result<()> {
     stream
         .submit(TOKEN, |handle| {
             if stream.is_capturing() {
-                return Err(StreamError::Capturing { call: site.op });
+                return Err(StreamError::Capturing { location: site.location, call: site.op });
             }
             let driver = stream.raw().driver();
             // SAFETY: all of a mapping that goes only once the stream is done with it, whether or

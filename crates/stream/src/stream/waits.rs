@@ -53,7 +53,7 @@ impl Stream {
         self.check_same_devices(other.core(), "wait_stream")?;
         // Always recorded anew: `other` may have work that was not numbered.
         let event = PooledEvent::take(other.core(), crate::EventFlags::default())?;
-        let point = other.record_into(&event)?;
+        let point = other.record_into(&event, "wait_stream")?;
         self.enqueue_wait("wait_stream", &event, &point)
     }
 
@@ -82,7 +82,7 @@ impl Stream {
     /// As [`Stream::wait_for`].
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        event.wait(self)
+        event.wait_as(self, "wait_event")
     }
 
     /// Records the event, or a new one without timing, after all work on this stream so far
@@ -93,15 +93,16 @@ impl Stream {
     #[track_caller]
     pub fn record_event(&self, event: Option<&Event>) -> Result<Event> {
         let event = event.cloned().unwrap_or_default();
-        event.record(self)?;
+        event.record_as(self, "record_event", "record_event: the stream")?;
         Ok(event)
     }
 
     /// Records an event and says what it covers.
     #[track_caller]
-    pub(crate) fn record_into(&self, event: &owned::Event) -> Result<Point> {
+    pub(crate) fn record_into(&self, event: &owned::Event, call: &'static str) -> Result<Point> {
+        let location = Location::caller();
         self.with_acting(|inner, state| {
-            inner.capture.refuse_ended("record")?;
+            inner.capture.refuse_ended(call, location)?;
             event.record(&inner.raw)?;
             Ok(inner.point(state))
         })
@@ -115,15 +116,16 @@ impl Stream {
         event: &owned::Event,
         point: &Point,
     ) -> Result<()> {
+        let location = Location::caller();
         let joins =
             self.with_acting(|inner, state| match (inner.capture.twin_in(), &point.capture) {
                 (None, Some(capture)) => Ok(Some(capture)),
                 (Some(own), Some(other)) if !own.ptr_eq(other) => {
-                    Err(StreamError::OutsideCapture { call })
+                    Err(StreamError::OutsideCapture { location, call })
                 }
-                (Some(_), None) => Err(StreamError::OutsideCapture { call }),
+                (Some(_), None) => Err(StreamError::OutsideCapture { location, call }),
                 _ => {
-                    inner.capture.refuse_ended(call)?;
+                    inner.capture.refuse_ended(call, location)?;
                     inner.wait_at(state, event, point).map(|()| None)
                 }
             })?;
@@ -136,11 +138,12 @@ impl Stream {
         })
     }
 
+    #[track_caller]
     pub(crate) fn check_same_devices(&self, core: &Core, call: &'static str) -> Result<()> {
         if self.0.core.world.id() == core.world.id() {
             return Ok(());
         }
-        Err(StreamError::OtherDevices { call })
+        Err(StreamError::OtherDevices { location: Location::caller(), call })
     }
 
     /// Whether all its work is done (`Stream.query`).

@@ -11,8 +11,12 @@ fn operations_are_numbered_from_one() {
     assert_eq!(stream.last_op(), 0);
     assert_eq!(work(stream, || ()), 1);
     assert_eq!(work(stream, || ()), 2);
-    let failed: Result<((), _), StreamError> =
-        stream.submit(TOKEN, |_| Err(StreamError::EventNotRecorded { call: "test" }));
+    let failed: Result<((), _), StreamError> = stream.submit(TOKEN, |_| {
+        Err(StreamError::EventNotRecorded {
+            location: std::panic::Location::caller(),
+            call: "test",
+        })
+    });
     assert!(failed.is_err());
     assert_eq!(stream.last_op(), 2, "what was not enqueued has no number");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -192,6 +192,32 @@ fn s13_elapsed_time_of_unfinished_work_is_an_error() {
     assert!(matches!(error, StreamError::EventNotFinished { .. }), "{error}");
 }
 
+#[test]
+fn what_is_refused_names_the_operation_and_the_line_of_the_call() {
+    let at = |error: StreamError, name: &str, line: u32| {
+        let (text, location) = (error.to_string(), error.location().unwrap());
+        assert_eq!((location.file(), location.line()), (file!(), line), "{text}");
+        assert!(text.starts_with(&format!("{name}: ")), "{text}");
+        assert!(text.ends_with(&format!("(called at {location})")), "{text}");
+    };
+    let (_, devices) = counted(2, 0);
+    let (_, others) = counted(1, 0);
+    let stream = |device: usize| devices.get(device).unwrap().stream_from_pool(0).unwrap();
+    let (here, there) = (stream(0), stream(1));
+    let other = others.get(0).unwrap().stream_from_pool(0).unwrap();
+    let (plain, timed) = (Event::new(), Event::timing());
+    at(timed.elapsed_time(&plain).unwrap_err(), "elapsed_time", line!());
+    at(timed.elapsed_time(&timed).unwrap_err(), "elapsed_time", line!());
+    plain.record(&here).unwrap();
+    at(plain.record(&there).unwrap_err(), "record", line!());
+    at(there.record_event(Some(&plain)).unwrap_err(), "record_event", line!());
+    at(plain.wait(&other).unwrap_err(), "wait", line!());
+    at(other.wait_event(&plain).unwrap_err(), "wait_event", line!());
+    at(other.wait_stream(&here).unwrap_err(), "wait_stream", line!());
+    at(others.set_current_stream(&here).unwrap_err(), "set_current_stream", line!());
+    at(others.with_stream(&here, || ()).unwrap_err(), "with_stream", line!());
+}
+
 fn event_device(devices: &Devices) {
     let event = devices.get(0).unwrap().default_stream().record_event(None).unwrap();
     for device in devices.iter().skip(1) {

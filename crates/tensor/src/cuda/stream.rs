@@ -85,7 +85,7 @@ pub fn external_stream(stream: owned::Stream) -> Result<Stream> {
 pub fn set_stream(stream: &Stream) -> Result<()> {
     let runtime = runtime();
     let devices = runtime.devices()?;
-    devices.set_current_stream(stream)?;
+    devices.set_current_stream(stream).map_err(|e| e.of("set_stream"))?;
     devices.set_device(stream.device_index())?;
     Ok(())
 }
@@ -99,7 +99,7 @@ pub fn set_stream(stream: &Stream) -> Result<()> {
 #[doc(alias = "StreamContext")]
 #[track_caller]
 pub fn stream(stream: &Stream) -> Result<StreamGuard> {
-    Ok(InUse::get().devices()?.stream_guard(stream)?)
+    Ok(InUse::get().devices()?.stream_guard(stream).map_err(|e| e.of("stream"))?)
 }
 
 /// Runs `f` with a stream as the current one; the former one is back afterwards, after a panic
@@ -109,6 +109,7 @@ pub fn stream(stream: &Stream) -> Result<StreamGuard> {
 /// [`crate::Error::Stream`] when it is of another runtime; `f` is not run then.
 #[track_caller]
 pub fn with_stream<R>(stream: &Stream, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    let _guard = self::stream(stream)?;
+    let guard = InUse::get().devices()?.stream_guard(stream);
+    let _guard = guard.map_err(|e| e.of("with_stream"))?;
     f()
 }

@@ -20,7 +20,7 @@ use crate::{DType, Error, Result, Scalar, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`] for a condition that is not of bools, otherwise as [`Tensor::add`].
+/// [`Error::InvalidArgument`] for a condition that is not of bools, otherwise as [`Tensor::add`].
 #[doc(alias = "where")]
 #[track_caller]
 pub fn where_cond<'a>(
@@ -29,6 +29,7 @@ pub fn where_cond<'a>(
     y: impl Into<TensorOrScalar<'a>>,
 ) -> Result<Tensor> {
     let (x, y) = (x.into(), y.into());
+    check_bools("where", "condition", condition)?;
     apply(&table::WHERE, &[condition.into(), x, y], common_dtype(&[x, y]))
 }
 
@@ -102,11 +103,12 @@ impl Tensor {
     /// `value` where the mask holds. The dtype stays (`torch.masked_fill`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the dtype cannot hold the value; [`Error::DTypeMismatch`] for a mask
-    /// that is not of bools; otherwise as [`Tensor::add`].
+    /// [`Error::InvalidArgument`] when the dtype cannot hold the value, and for a mask that is not of bools;
+    /// otherwise as [`Tensor::add`].
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let value = value.into();
+        check_bools("masked_fill", "mask", mask)?;
         check_filled("masked_fill", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
         let operands = [mask.into(), value.into(), self.into()];
@@ -120,6 +122,7 @@ impl Tensor {
     #[track_caller]
     pub fn masked_fill_(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
         let value = value.into();
+        check_bools("masked_fill_", "mask", mask)?;
         check_filled("masked_fill_", value, self.dtype())?;
         let value = as_filled(value, self.dtype());
         let operands = [mask.into(), value.into(), self.into()];
@@ -149,6 +152,20 @@ impl Tensor {
         let numbers = [nan.unwrap_or(0.0), posinf.unwrap_or(most), neginf.unwrap_or(-most)];
         let [nan, posinf, neginf] = numbers.map(|v| Scalar::Float(v).into());
         apply(&table::NAN_TO_NUM, &[self.into(), nan, posinf, neginf], self.dtype())
+    }
+}
+
+/// What chooses between elements is of bools; the error says which argument that is.
+#[track_caller]
+fn check_bools(op: &'static str, argument: &str, chooses: &Tensor) -> Result<()> {
+    match chooses.dtype() {
+        DType::Bool => Ok(()),
+        dtype => Err(Error::invalid(
+            op,
+            format!(
+                "the {argument} must be of torch.bool, but it is of {dtype}; compare, or convert with `to`"
+            ),
+        )),
     }
 }
 

@@ -4,6 +4,8 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 
 use smallvec::SmallVec;
 
+use warpline_runtime::Layout;
+
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
@@ -157,9 +159,9 @@ impl Tensor {
         }
         let mut layout = self.layout().clone();
         let mut dim = 0;
-        for index in indices {
+        for (own, index) in indices.into_iter().enumerate() {
             match index {
-                Index::At(index) => layout = layout.select(dim, index).of("i")?,
+                Index::At(index) => layout = select(&layout, dim, index, own).of("i")?,
                 Index::Slice(start, end) => {
                     let range = within((start, end), layout.sizes()[dim as usize]);
                     layout = layout.narrow(dim, range.start as isize, range.len()).of("i")?;
@@ -169,6 +171,17 @@ impl Tensor {
         }
         Ok(self.with_layout(layout))
     }
+}
+
+/// One index of `dim`, of which an error is to say that it is the caller's dimension `own`: those that were
+/// indexed before are gone.
+fn select(layout: &Layout, dim: isize, index: isize, own: usize) -> Result<Layout> {
+    layout.select(dim, index).map_err(|mut error| {
+        if let Error::IndexOutOfRange { dim, .. } = &mut error {
+            *dim = own;
+        }
+        error
+    })
 }
 
 /// Row-major strides.

@@ -79,6 +79,8 @@ fn views_fail_under_their_own_names() -> Result<()> {
         assert!(text.contains("several -1"), "{text}");
         let text = refused("reshape", t.reshape([-1, 2, -1]));
         assert!(text.contains("several -1"), "{text}");
+        let text = refused("view", t.narrow(0, 0, 0)?.view([-1, 0]));
+        assert!(text.contains("-1 can be any size"), "{text}");
         let moved = t.transpose(0, 2)?;
         let text = refused("view", moved.view([24]));
         assert!(text.contains("use reshape"), "{text}");
@@ -100,6 +102,8 @@ fn views_fail_under_their_own_names() -> Result<()> {
         refused("chunk", t.chunk(0, 0));
         refused("chunk", t.chunk(2, 3));
         refused("i", t.i(2));
+        let text = refused("i", t.i((0, .., 9)));
+        assert!(text.contains("dimension 2 with size 4"), "the tensor's own dimension: {text}");
         refused("i", t.i((0, 0, 0, 0)));
         refused("cat", cat::<Tensor>(&[], 0));
         refused("cat", cat(&[&t, &ones([2], at)?], 0));
@@ -121,6 +125,11 @@ fn ops_fail_under_their_own_names() -> Result<()> {
         refused("add_", a.add_(&b));
         refused("copy_", a.copy_(&b, false));
         refused("where", where_cond(&a.gt(0.0)?, &a, &b));
+        let text = refused("where", where_cond(&a, &a, 0));
+        assert!(text.contains("the condition must be of torch.bool"), "{text}");
+        let text = refused("masked_fill", a.masked_fill(&a, 0));
+        assert!(text.contains("the mask must be of torch.bool"), "{text}");
+        refused("masked_fill_", a.masked_fill_(&a, 0));
         refused("matmul", a.matmul(&b.t()?.contiguous()?.narrow(0, 0, 1)?));
         let text = refused("matmul", a.matmul(&ints));
         assert!(text.contains("torch.float32") && text.contains("torch.int64"), "{text}");
@@ -339,6 +348,27 @@ fn debug_is_the_message_and_no_source_repeats_it() -> Result<()> {
                 source = cause.source();
             }
         }
+        Ok(())
+    })
+}
+
+#[test]
+fn streams_and_events_fail_under_their_own_names() -> Result<()> {
+    with_runtime(&simulated(2)?, || {
+        let (here, there) = (cuda::Stream::new(0)?, cuda::Stream::new(1)?);
+        let (plain, timed) = (cuda::Event::new(), cuda::Event::timing());
+        refused("elapsed_time", timed.elapsed_time(&plain).map_err(Error::from));
+        refused("elapsed_time", timed.elapsed_time(&timed).map_err(Error::from));
+        plain.record(&here)?;
+        refused("record", plain.record(&there).map_err(Error::from));
+        refused("record_event", there.record_event(Some(&plain)).map_err(Error::from));
+        let other = with_runtime(&simulated(1)?, || cuda::Stream::new(0))?;
+        refused("wait", plain.wait(&other).map_err(Error::from));
+        refused("wait_event", other.wait_event(&plain).map_err(Error::from));
+        refused("wait_stream", other.wait_stream(&here).map_err(Error::from));
+        refused("with_stream", cuda::with_stream(&other, || Ok(())));
+        refused("stream", cuda::stream(&other).map(drop));
+        refused("set_stream", cuda::set_stream(&other));
         Ok(())
     })
 }
