@@ -136,15 +136,11 @@ impl<B: Backend> Shared<B> {
         if state.heap.stream != stream {
             return Ok(None);
         }
-        let rounded = round_size(&state.config, bytes)?;
-        let caching = state.rules.caching;
-        let size = if caching { rounded } else { bytes };
-        let kind = state.rules.pool(size);
-        let request = Request { kind, requested: bytes, size, site };
+        let request = state.request(bytes, site)?;
         if state.uses.has_events() && !self.core.is_capturing() {
             state.poll_events(&self.core.backend);
         }
-        let hit = match caching {
+        let hit = match state.rules.caching {
             true if searched => state.take_fit_again(request),
             true => state.take_fit(request),
             false => None,
@@ -212,6 +208,8 @@ impl<B: Backend> Shared<B> {
             return Ok(served(granted));
         }
         let mut policies = lock(&core.policies);
+        // Until the lock is released no option changes, but some may have by now.
+        let request = shard.lock().request(request.requested, request.site)?;
         // Another thread may have brought memory while this one waited.
         if let Some(granted) = search(shard, State::take_fit_again, request) {
             return Ok(served(granted));
@@ -371,11 +369,14 @@ impl<B: Backend> Shared<B> {
     }
 }
 
+/// Searches a shard's cache, by the shard's own options: a private pool has a cache, and splits
+/// blocks at multiples of 512, even where the request's own stream has none.
 fn search<B: Backend>(
     shard: &Shard<B>,
     how: impl Fn(&mut State<B>, Request) -> Option<Granted>,
     request: Request,
 ) -> Option<Granted> {
     let mut state = shard.lock();
+    let request = state.request(request.requested, request.site).ok()?;
     if state.rules.caching { how(&mut state, request) } else { None }
 }

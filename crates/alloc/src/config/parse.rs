@@ -18,7 +18,7 @@ const TORCH_KEYS: [&str; 5] = [
     "max_split_size_mb",
 ];
 
-pub(super) const KEYS: [&str; 20] = [
+pub(super) const KEYS: [&str; 23] = [
     "backend",
     "expandable_segments",
     "garbage_collection_threshold",
@@ -30,13 +30,16 @@ pub(super) const KEYS: [&str; 20] = [
     "page_size_mb",
     "per_process_memory_fraction",
     "policy",
+    "pinned_free_catch_all",
     "pinned_max_cached_size_mb",
     "pinned_max_round_threshold_mb",
     "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb",
     "pinned_use_background_threads",
     "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
     "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
     "roundup_power2_divisions",
     "throw_on_cudamalloc_oom",
 ];
@@ -183,8 +186,13 @@ impl AllocatorConfig {
             config.set(key, value)?;
         }
         let given = |key: &str| options.iter().any(|option| option.0 == key);
+        // As with any option that is given twice, the last one holds.
+        let backend = options.iter().rev().find(|option| option.0 == "backend");
+        if backend.is_some_and(|option| option.1 == "cudaMallocAsync") {
+            config.policy = Policy::CudaMallocAsync;
+        }
         let only_torch = TORCH_KEYS.into_iter().find(|key| given(key));
-        if options.contains(&("backend", "cudaMallocAsync")) {
+        if config.policy == Policy::CudaMallocAsync {
             let native = ["policy", "headroom_percent", "page_size_mb", "roundup_power2_divisions"]
                 .into_iter()
                 .find(|key| given(key));
@@ -254,12 +262,14 @@ impl AllocatorConfig {
             }
             // No call of the backend is ever made under the lock, and one that fails for want of
             // memory is always an error that says so: both values hold.
-            "release_lock_on_cudamalloc" | "throw_on_cudamalloc_oom" => {
+            "release_lock_on_cudamalloc"
+            | "release_lock_on_hipmalloc"
+            | "throw_on_cudamalloc_oom" => {
                 boolean(key, value)?;
             }
             "backend" => match value {
-                "native" => {}
-                "cudaMallocAsync" => self.policy = Policy::CudaMallocAsync,
+                // `parse` sets the policy, once it knows which one is the last.
+                "native" | "cudaMallocAsync" => {}
                 _ => return Err(invalid(key, value, "`native` or `cudaMallocAsync`")),
             },
             "expandable_segments" => self.expandable_segments = boolean(key, value)?,

@@ -97,6 +97,26 @@ fn the_drivers_pools_have_no_options_of_segments() {
 }
 
 #[test]
+fn of_two_backends_the_last_one_holds() {
+    let parse = |text: &str| AllocatorConfig::parse(text).unwrap().policy;
+    assert_eq!(parse("backend:cudaMallocAsync,backend:native"), Policy::Default);
+    assert_eq!(parse("backend:cudaMallocAsync,backend:native,policy:torch"), Policy::Torch);
+    assert_eq!(parse("backend:native,backend:cudaMallocAsync"), Policy::CudaMallocAsync);
+}
+
+#[test]
+fn the_newest_options_of_pytorch_are_read() {
+    let text = "pinned_free_catch_all:True,pinned_use_hip_host_register:True,\
+                release_lock_on_hipmalloc:False,throw_on_cudamalloc_oom:True";
+    let config = AllocatorConfig::parse(text).unwrap();
+    assert_eq!(config.host.use_host_register, Some(true));
+    for key in ["pinned_free_catch_all", "release_lock_on_hipmalloc"] {
+        let error = AllocatorConfig::parse(&format!("{key}:maybe")).unwrap_err();
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
 fn the_first_variable_that_is_set_wins() {
     let env = |set: &[(&'static str, &'static str)]| {
         let set = set.to_vec();

@@ -62,7 +62,14 @@ impl HostConfig {
     /// Sets an option whose name starts with `pinned_`.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
         match key {
-            "pinned_use_cuda_host_register" => self.use_host_register = Some(boolean(key, value)?),
+            // PyTorch takes both spellings in every build.
+            "pinned_use_cuda_host_register" | "pinned_use_hip_host_register" => {
+                self.use_host_register = Some(boolean(key, value)?);
+            }
+            // An error of a free never reaches the caller: both values hold.
+            "pinned_free_catch_all" => {
+                boolean(key, value)?;
+            }
             "pinned_use_background_threads" => self.use_background_threads = boolean(key, value)?,
             "pinned_num_register_threads" => {
                 let expected = format!("a power of two from 1 to {MAX_REGISTER_THREADS}");

@@ -11,10 +11,10 @@ use super::stream_uses::StreamUses;
 use crate::events::Queue;
 use crate::heap::{Heap, NONE, Order, Record, Released, Status};
 use crate::policy::expandable;
-use crate::rules::Rules;
+use crate::rules::{Rules, round_size};
 use crate::stats::{Counters, Quantity};
 use crate::trace::{TraceAction, Tracer};
-use crate::{AllocatorConfig, Backend, Policy, PoolKind};
+use crate::{AllocError, AllocatorConfig, Backend, Policy, PoolKind};
 
 /// A request after rounding.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +107,17 @@ impl<B: Backend> State<B> {
     }
 
     // ---- a request ----------------------------------------------------------------------
+
+    /// A request for `bytes` bytes as the options in force here have it.
+    pub(crate) fn request(
+        &self,
+        bytes: usize,
+        site: &'static Location<'static>,
+    ) -> Result<Request, AllocError> {
+        let rounded = round_size(&self.config, bytes)?;
+        let size = if self.rules.caching { rounded } else { bytes };
+        Ok(Request { kind: self.rules.pool(size), requested: bytes, size, site })
+    }
 
     /// The parked block, if it was freed by who had asked for as many bytes.
     #[inline]

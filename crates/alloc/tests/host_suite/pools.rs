@@ -174,3 +174,28 @@ fn what_happens_in_a_pool_is_traced_as_well() {
         ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free", "snapshot"];
     assert_eq!(names, expected);
 }
+
+/// A stream without a cache asks for exact sizes; a pool, which has one, splits at multiples of 512
+/// all the same.
+#[test]
+fn a_pool_that_helps_out_keeps_its_blocks_aligned() {
+    for options in ["backend:cudaMallocAsync", "no caching"] {
+        let fake = Fake::new(64 * MIB);
+        let mut config = warpline_alloc::AllocatorConfig::default();
+        match options {
+            "no caching" => config.caching = false,
+            options => config = warpline_alloc::AllocatorConfig::parse(options).unwrap(),
+        }
+        let allocator = warpline_alloc::CachingAllocator::new(fake.clone(), config);
+        let pool = allocator.new_pool(PoolOptions { use_on_oom: true, no_split: false });
+        drop(allocator.malloc_from(&pool, 60 * MIB, &0).unwrap());
+        let sizes = [15 * MIB + 1, 15 * MIB, 700 << 10];
+        let [first, second, small] = sizes.map(|bytes| allocator.malloc(bytes, &0));
+        let [first, second] = [first.unwrap(), second.unwrap()];
+        assert!(pool.holds(&first) && pool.holds(&second));
+        assert_eq!(first.size(), 15 * MIB + 512, "{options}");
+        assert_eq!(second.address(), first.address() + first.size() as u64, "{options}");
+        drop((first, second, small));
+        check_state(&allocator);
+    }
+}
