@@ -8,7 +8,7 @@ pub(crate) use error::invalid;
 pub(crate) use parse::{boolean, check_fraction, megabytes, number};
 
 use crate::HostConfig;
-use crate::rules::{LARGE_BUFFER, PAGE, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
+use crate::rules::{LARGE_BUFFER, MIB, PAGE, SMALL_SIZE, SMALL_SIZE_IN_PAGES};
 
 /// Intervals with divisions of their own: 1 MB, 2 MB, … 32 GB and above.
 const INTERVALS: usize = 16;
@@ -72,12 +72,13 @@ pub struct AllocatorConfig {
     pub policy: Policy,
     /// How much more than what was asked for at the peak, in percent of that, [`Policy::Default`]
     /// may reserve so that it need not map pages that are free elsewhere (`headroom_percent`). By
-    /// default it is 1/64, and more for programs that go on mapping without end. PyTorch has no such
-    /// option.
+    /// default it is 1/64, and more for programs that go on mapping without end. No more than 100
+    /// count. PyTorch has no such option.
     pub headroom_percent: Option<f64>,
     /// Bytes in a page of the large pool under [`Policy::Default`] (`page_size_mb`). To map a page
     /// takes as long however large it is, so larger ones map faster, but more is lost around blocks
-    /// that are not much larger. PyTorch has no such option.
+    /// that are not much larger. A power of two from 2 MiB to 1 GiB; the next one counts if it is
+    /// none. Pages of the small pool are no larger than 4 MiB. PyTorch has no such option.
     pub page_size: usize,
     /// Whether [`Policy::Torch`] has ranges that grow in place of segments
     /// (`expandable_segments`).
@@ -118,6 +119,11 @@ impl AllocatorConfig {
     #[inline]
     pub(crate) fn expandable(&self) -> bool {
         self.expandable_segments && self.policy == Policy::Torch
+    }
+
+    /// The page size in force, which devices have: the field can be set to anything.
+    pub(crate) fn page_size(&self) -> usize {
+        self.page_size.clamp(2 * MIB, 1 << 30).next_power_of_two()
     }
 
     /// Requests up to this come from the small pool.

@@ -238,6 +238,9 @@ fn odd_options_are_harmless() {
         config.host.register_threads = Some(value);
         config.host.max_cached_size = Some(value);
         odd.push(config);
+        let mut config = AllocatorConfig::default();
+        config.page_size = value;
+        odd.push(config);
     }
     for value in [-1.0, 0.0, f64::NAN, f64::INFINITY, 2.0] {
         let mut config = AllocatorConfig::default();
@@ -245,6 +248,9 @@ fn odd_options_are_harmless() {
         config.memory_fraction = Some(0.5);
         odd.push(config.clone());
         config.memory_fraction = Some(value);
+        odd.push(config.clone());
+        config.memory_fraction = None;
+        config.headroom_percent = Some(value);
         odd.push(config);
     }
     for config in odd {
@@ -292,7 +298,8 @@ proptest! {
             "garbage_collection_threshold", "per_process_memory_fraction", "policy", "backend",
             "large_segment_size_mb", "max_non_split_rounding_mb", "expandable_segments", ":", ":",
             ":", ",", ",", "[", "]", ">", "1", "2", "0", "0.5", "20", "256", "512", "-", "True",
-            "18446744073709551615", "torch", "default", "native", "é", " ", "\0", "NaN", "1e400",
+            "18446744073709551615", "torch", "default", "native", "é",
+            "cudaMallocAsync", "page_size_mb", "headroom_percent", " ", "\0", "NaN", "1e400",
         ]), 0..14),
     ) {
         let text = parts.concat();

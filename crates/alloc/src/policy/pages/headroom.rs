@@ -89,7 +89,8 @@ impl Headroom {
                 needed + (least as f64 * 1.25f64.powi(self.steps)) as usize
             }
             Some(percent) => {
-                let share = |bytes: usize| (bytes as f64 * percent / 100.0) as usize;
+                let part = percent.min(100.0) / 100.0;
+                let share = |bytes: usize| (bytes as f64 * part) as usize;
                 let wanted = peak + share(peak).max(LEAST);
                 let beyond = forced + share(forced).min(forced / SHARE);
                 if forced > wanted { beyond } else { wanted }

@@ -51,8 +51,8 @@ impl<'a, B: Backend> Need<'a, B> {
     fn new(miss: &'a Miss<'a, B>, memory: &'a dyn VirtualMemory<B::Error>) -> Self {
         let config = miss.shard.lock().config.clone();
         let page_size = match miss.request.kind {
-            PoolKind::Large => config.page_size,
-            PoolKind::Small => PAGE.min(config.page_size),
+            PoolKind::Large => config.page_size(),
+            PoolKind::Small => PAGE.min(config.page_size()),
         };
         let arenas = ArenaKind { policy: Policy::Default, page_size };
         Self { miss, memory, arenas, headroom_percent: config.headroom_percent }
