@@ -126,11 +126,17 @@ pub fn simulated_with(devices: usize, visible: Option<&str>) -> Result<Runtime> 
 /// and the like. `CUDA_VISIBLE_DEVICES` decides over the devices of the former.
 ///
 /// # Errors
-/// [`Error::Driver`] when the driver cannot be had or has no device, or `spec` means nothing.
+/// [`Error::Driver`] when the driver cannot be had or has no device; [`Error::InvalidArgument`] for a
+/// `spec` that means nothing.
 #[track_caller]
 pub fn open(spec: &str, config: &RuntimeConfig) -> Result<Runtime> {
-    let driver = warpline_cuda_sys_safe::open(Some(spec), None);
-    let driver = driver.map_err(|e| Error::driver("open", e))?;
+    let driver = match warpline_cuda_sys_safe::open(Some(spec), None) {
+        Ok(driver) => driver,
+        Err(DriverError::InvalidArgument { reason, .. }) => {
+            return Err(Error::invalid("open", reason));
+        }
+        Err(error) => return Err(Error::driver("open", error)),
+    };
     Runtime::new(driver, config.clone())
 }
 
