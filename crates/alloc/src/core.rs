@@ -198,9 +198,10 @@ impl<B: Backend> Core<B> {
         waited.map_or_else(|error| self.backend.is_lost(&error), |()| true)
     }
 
-    /// What can be had of the options in a pool: without virtual memory, and in private ones,
-    /// there are only segments, and the runtime's pools keep what is free themselves. Private pools always keep their memory: replays of what was captured
-    /// in one go on using it after it was freed.
+    /// The options that hold in a pool. Without virtual memory, and in private pools, there are only
+    /// segments. With the runtime's pools, which keep what is free themselves, nothing is cached
+    /// here. Private pools always keep their memory: replays of what was captured in one go on using
+    /// it after it was freed.
     pub(crate) fn in_force(&self, config: &AllocatorConfig, pool: u64) -> AllocatorConfig {
         let mut config = config.clone();
         let has_pages = || self.backend.virtual_memory().is_some();

@@ -156,9 +156,9 @@ impl<M> Heap<M> {
         expansion.block
     }
 
-    /// Of what an expansion misses, only the first `mapped` ranges are there: makes those free, and
-    /// puts everything else back.
-    pub(crate) fn undo_expansion(&mut self, expansion: &Expansion, mapped: usize) {
+    /// Returns an expansion's addresses to the pool without making a block of them: of what was
+    /// missing the first `mapped` ranges are free memory by now, and the others unmapped as before.
+    pub(crate) fn return_expansion(&mut self, expansion: &Expansion, mapped: usize) {
         self.trace_maps(&expansion.missing[..mapped], None);
         let missing = expansion.missing.iter().enumerate();
         let mut pieces: Vec<(u64, usize, bool)> = missing

@@ -8,8 +8,7 @@
 //!
 //! Which one serves a request follows from the options in force in its shard. Those of a running
 //! allocator can change, and private pools always have segments: so each policy gives back what it
-//! got, whichever is in force by then. `arenas` has what those with pages
-//! share.
+//! got, whichever is in force by then. `arenas` has what those with pages share.
 
 mod arenas;
 pub(crate) mod expandable;

@@ -78,7 +78,7 @@ impl<B: Backend> GrowthPolicy<B> for ExpandableSegments {
                 self.arenas.count_kept(core, kind, &kept);
                 let mut state = shard.lock();
                 let heap = &mut state.heap;
-                heap.undo_expansion(&expansion, done);
+                heap.return_expansion(&expansion, done);
                 // What could not be unmapped again is there, as free memory.
                 kept.mapped.into_iter().for_each(|pages| heap.map(kind, pages));
                 return reason.map(|()| None);

@@ -18,20 +18,21 @@ const LEAST: usize = 8 << 20;
 /// lost anyway, and a little more of it spares most calls.
 const FRAGMENTED: usize = 32;
 
-/// For so many requests, hits among them, one page may be mapped anew for good: that is 160 ns for
-/// each.
+/// One page in so many requests, hits among them, may be mapped anew without the headroom growing:
+/// a mapping takes about 41 µs, so that is 160 ns for each request.
 const REQUESTS_PER_REMAP: u64 = 256;
 /// Once each page was mapped anew so often beyond that, on average, the program does not come to
-/// rest by itself, and the headroom grows by a quarter: by then a tenth of a second went into mappings
-/// for each GiB. Recorded programs, which repeat themselves, need less than one.
+/// rest by itself, and the headroom grows by a quarter. By then a tenth of a second went into
+/// mappings for each GiB. Recorded programs, which repeat themselves, map each page less than once.
 const PATIENCE: usize = 8;
-/// But after no fewer pages, and no more, of which the last take three seconds.
+/// The headroom grows after at least and at most so many mappings, however few or many pages there
+/// are: the most take three seconds.
 const PATIENCE_IN_PAGES: [usize; 2] = [1 << 10, 1 << 16];
-/// So often at most: then it is sixteen times what is needed.
+/// How often the headroom grows at most: by then it is sixteen times what is needed.
 const MOST_STEPS: i32 = 31;
 
-/// For so many requests after a page was refused for want of memory, none is asked for that can be
-/// done without: to be refused takes twice as long as to map a page.
+/// After a page was refused for want of memory there is no headroom for so many requests: being
+/// refused takes twice as long as mapping a page.
 const PAUSE: u64 = 1024;
 
 /// What was asked for by now.
@@ -51,7 +52,7 @@ pub(super) struct Headroom {
     peak: usize,
     /// What was reserved, in bytes, when pages were last made because free ones were not enough.
     forced: usize,
-    /// So often it grew by a quarter.
+    /// How often it grew by a quarter.
     steps: i32,
     /// Pages mapped anew beyond what requests paid for, since it last grew.
     excess: usize,

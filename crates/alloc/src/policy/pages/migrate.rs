@@ -120,9 +120,9 @@ impl<B: Backend> Donors<B> {
 }
 
 impl<B: Backend> MovablePages<B> {
-    /// Brings pages here, of other heaps or new ones, until those that are free here are enough for
-    /// the request. Returns how many came; `None` if there is not enough memory.
-    pub(super) fn bring_pages(
+    /// Maps pages here, of other heaps or new ones, until those that are free here are enough for the
+    /// request. Returns how many came; `None` if there is not enough memory.
+    pub(super) fn supply_pages(
         &mut self,
         need: &Need<'_, B>,
         donors: &Donors<B>,
@@ -197,7 +197,8 @@ impl<B: Backend> MovablePages<B> {
             mapped += 1;
         }
         donors.put_back(migrating);
-        need.miss.shard.lock().heap.undo_expansion(&expansion, mapped);
+        // They are free memory, of which the request is served later, and no block yet.
+        need.miss.shard.lock().heap.return_expansion(&expansion, mapped);
         result.map(|_| mapped)
     }
 

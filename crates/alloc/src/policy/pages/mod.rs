@@ -140,7 +140,7 @@ impl<B: Backend> MovablePages<B> {
             if let Some(granted) = self.expand(need)? {
                 return Ok(Some(granted));
             }
-            match self.bring_pages(need, &donors)? {
+            match self.supply_pages(need, &donors)? {
                 None => return Ok(None),
                 Some(0) => {}
                 Some(_) => {
@@ -173,13 +173,13 @@ impl<B: Backend> MovablePages<B> {
         let Some(expansion) = expansion else { return Ok(None) };
         let pages = expansion.missing.len();
         if pages > headroom || !self.has_room(need, pages)? {
-            shard.lock().heap.undo_expansion(&expansion, 0);
+            shard.lock().heap.return_expansion(&expansion, 0);
             return Ok(None);
         }
         for (mapped, &to) in expansion.missing.iter().enumerate() {
             let created = self.create(need, to);
             if !matches!(created, Ok(true)) {
-                shard.lock().heap.undo_expansion(&expansion, mapped);
+                shard.lock().heap.return_expansion(&expansion, mapped);
                 return created.map(|_| None);
             }
         }
