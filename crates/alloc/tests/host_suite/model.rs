@@ -466,7 +466,10 @@ proptest! {
     ) {
         run("policy:default", steps)?;
     }
+}
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
     #[test]
     fn options_that_change_while_blocks_live_agree_with_the_model(
         options in options_of_pages(),
