@@ -1,5 +1,6 @@
 //! Reads cases, runs them, compares.
 
+mod args;
 mod cases;
 mod ops;
 
@@ -72,12 +73,75 @@ fn compare_all(
         if output.device() != device {
             return Err(format!("{name}: on {} instead of {device}", output.device()));
         }
-        compare(&expected, output, nan_or_infinity).map_err(|e| format!("{name}: {e}"))?;
+        let sums = SUMS.contains(&case.op.as_str());
+        compare(&expected, output, sums, nan_or_infinity).map_err(|e| format!("{name}: {e}"))?;
     }
     Ok(())
 }
 
-fn compare(expected: &Tensor, actual: &Tensor, nan_or_infinity: bool) -> Result<(), String> {
+/// Ops whose results are sums of products or of many terms: the floor of their tolerance is that of the
+/// largest element.
+const SUMS: &[&str] = &[
+    "addmm",
+    "avg_pool1d",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+    "baddbmm",
+    "batch_norm",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "bmm",
+    "cdist",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose2d",
+    "cosine_similarity",
+    "cross_entropy",
+    "cumprod",
+    "cumsum",
+    "dot",
+    "einsum",
+    "group_norm",
+    "huber_loss",
+    "instance_norm",
+    "interpolate",
+    "kl_div",
+    "l1_loss",
+    "layer_norm",
+    "linear",
+    "logsumexp",
+    "matmul",
+    "mean",
+    "mm",
+    "mse_loss",
+    "mv",
+    "nanmean",
+    "nansum",
+    "nll_loss",
+    "norm",
+    "normalize",
+    "outer",
+    "prod",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "smooth_l1_loss",
+    "std",
+    "std_mean",
+    "sum",
+    "tensordot",
+    "trace",
+    "var",
+    "var_mean",
+    "vector_norm",
+];
+
+fn compare(
+    expected: &Tensor,
+    actual: &Tensor,
+    sums: bool,
+    nan_or_infinity: bool,
+) -> Result<(), String> {
     if expected.size() != actual.size() {
         return Err(format!("size {:?} instead of {:?}", actual.size(), expected.size()));
     }
@@ -93,13 +157,14 @@ fn compare(expected: &Tensor, actual: &Tensor, nan_or_infinity: bool) -> Result<
     };
     let (want, got) = (expected.to_scalars(), actual.to_scalars());
     let (want, got) = (want.map_err(|e| e.to_string())?, got.map_err(|e| e.to_string())?);
+    let magnitudes = want.iter().map(|v| v.to_f64().abs()).filter(|v| v.is_finite());
+    let floor = if sums { magnitudes.fold(0.0, f64::max) } else { 1.0 };
     for (i, (want, got)) in want.iter().zip(&got).enumerate() {
         if want == got {
             continue;
         }
         let (w, g) = (want.to_f64(), got.to_f64());
-        // As `torch.allclose` with this as its relative and its absolute tolerance.
-        let close = (w - g).abs() <= tolerance * (1.0 + w.abs());
+        let close = (w - g).abs() <= tolerance * (floor + w.abs());
         let both_nan = w.is_nan() && (g.is_nan() || nan_or_infinity && g == f64::INFINITY);
         if tolerance == 0.0 || !(close || w == g || both_nan) {
             return Err(format!("element {i} is {got:?} instead of {want:?}"));
