@@ -34,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod ambient;
+pub mod autograd;
 mod called;
 pub mod cpu;
 pub mod cuda;

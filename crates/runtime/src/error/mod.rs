@@ -469,6 +469,17 @@ pub enum Error {
         /// Where it was called.
         location: &'static Location<'static>,
     },
+    /// What was computed, or is to be, has no gradient: an op without a rule, a graph that was freed, a tensor
+    /// that was changed after it was saved.
+    #[error("{op}: {reason} (called at {location})")]
+    Gradient {
+        /// The op.
+        op: &'static str,
+        /// Why not, and what would help.
+        reason: String,
+        /// Where it was called; of an op that fails in a backward pass, where its forward op was.
+        location: &'static Location<'static>,
+    },
     /// Any other argument an op cannot accept.
     #[error("{op}: {reason} (called at {location})")]
     InvalidArgument {

@@ -23,6 +23,13 @@ impl Error {
         Self::InvalidArgument { op, reason, location: Location::caller() }
     }
 
+    /// A gradient that cannot be had.
+    #[must_use]
+    #[track_caller]
+    pub fn gradient(op: &'static str, reason: String) -> Self {
+        Self::Gradient { op, reason, location: Location::caller() }
+    }
+
     /// Something that a capture cannot hold.
     #[must_use]
     #[track_caller]
@@ -81,6 +88,7 @@ impl Error {
             | Self::SharedHostMemory { op, location, .. }
             | Self::CannotShare { op, location, .. }
             | Self::InvalidArgument { op, location, .. }
+            | Self::Gradient { op, location, .. }
             | Self::BroadcastMismatch { op, location, .. }
             | Self::ExpandMismatch { op, location, .. }
             | Self::InvalidReshape { op, location, .. }
@@ -118,6 +126,7 @@ impl Error {
             | Self::CannotShare { location, .. }
             | Self::PeerGone { location, .. }
             | Self::InvalidArgument { location, .. }
+            | Self::Gradient { location, .. }
             | Self::BroadcastMismatch { location, .. }
             | Self::ExpandMismatch { location, .. }
             | Self::InvalidReshape { location, .. }

@@ -6,6 +6,7 @@ use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
 use super::operands::{apply, apply_in_place, as_filled};
+use crate::autograd::{elementwise_as, no_grad};
 use crate::called::Called;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
@@ -159,7 +160,8 @@ impl Tensor {
     #[track_caller]
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
         let [min, max] = self.bounds("hardtanh", [min, max])?;
-        self.clamp(min, max)
+        let out = no_grad(|| self.clamp(min, max)).of("hardtanh")?;
+        elementwise_as("hardtanh", &[self.into(), min.into(), max.into()], out)
     }
 
     /// [`Tensor::hardtanh`] in place.

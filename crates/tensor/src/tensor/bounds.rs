@@ -7,6 +7,7 @@ use warpline_kernels::elementwise as table;
 use super::inplace::check_filled;
 use super::operands::{apply, apply_in_place, as_filled, common_dtype};
 use super::ops::{self, TensorOrScalar};
+use crate::autograd::{elementwise_as, no_grad};
 use crate::called::Called;
 use crate::{DType, Error, Result, Scalar, Tensor};
 
@@ -73,7 +74,8 @@ impl Tensor {
     pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let min = min.into();
         check_not_bool("clamp_min", common_dtype(&[self.into(), min]))?;
-        ops::apply(&table::MAXIMUM, self, min).of("clamp_min")
+        let out = no_grad(|| ops::apply(&table::MAXIMUM, self, min)).of("clamp_min")?;
+        elementwise_as("clamp_min", &[self.into(), min], out)
     }
 
     /// At most `max`; NaN where either is. Not for bools (`torch.clamp_max`).
@@ -84,7 +86,8 @@ impl Tensor {
     pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let max = max.into();
         check_not_bool("clamp_max", common_dtype(&[self.into(), max]))?;
-        ops::apply(&table::MINIMUM, self, max).of("clamp_max")
+        let out = no_grad(|| ops::apply(&table::MINIMUM, self, max)).of("clamp_max")?;
+        elementwise_as("clamp_max", &[self.into(), max], out)
     }
 
     /// [`where_cond`] with this tensor where the condition holds (`torch.Tensor.where`).

@@ -159,7 +159,7 @@ impl Tensor {
         }
         let mut layout = self.layout().clone();
         let mut dim = 0;
-        for (own, index) in indices.into_iter().enumerate() {
+        for (own, index) in indices.iter().copied().enumerate() {
             match index {
                 Index::At(index) => layout = select(&layout, dim, index, own).of("i")?,
                 Index::Slice(start, end) => {
@@ -169,7 +169,7 @@ impl Tensor {
                 }
             }
         }
-        Ok(self.with_layout(layout))
+        self.viewed_part("index", layout, move |whole| whole.i(&indices[..]))
     }
 }
 

@@ -1,8 +1,11 @@
 //! Fills in place. All take `&self`: tensors share memory, and so does the change.
 
+use std::panic::Location;
+
 use warpline_kernels::{fill, random};
 
 use super::ops::check_fits;
+use crate::autograd::{check_in_place, record_overwritten, wanted_in_place};
 use crate::{DType, Error, Result, Scalar, Tensor};
 
 impl Tensor {
@@ -16,7 +19,7 @@ impl Tensor {
         let value = value.into();
         check_filled("fill_", value, self.dtype())?;
         let exec = self.exec()?;
-        fill::fill(exec.target(), self.as_view(), value)?;
+        overwrites("fill_", self, || fill::fill(exec.target(), self.as_view(), value))?;
         Ok(self)
     }
 
@@ -38,7 +41,7 @@ impl Tensor {
     pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
         check_finite("normal_", &[("mean", mean), ("std", std)])?;
         let exec = self.exec()?;
-        random::normal(exec.target(), self.as_view(), mean, std)?;
+        overwrites("normal_", self, || random::normal(exec.target(), self.as_view(), mean, std))?;
         Ok(self)
     }
 
@@ -51,7 +54,7 @@ impl Tensor {
     pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
         check_finite("uniform_", &[("from", from), ("to", to)])?;
         let exec = self.exec()?;
-        random::uniform(exec.target(), self.as_view(), from, to)?;
+        overwrites("uniform_", self, || random::uniform(exec.target(), self.as_view(), from, to))?;
         Ok(self)
     }
 
@@ -62,7 +65,7 @@ impl Tensor {
     #[track_caller]
     pub fn random_(&self, low: i64, high: i64) -> Result<&Self> {
         let exec = self.exec()?;
-        random::randint(exec.target(), self.as_view(), low, high)?;
+        overwrites("random_", self, || random::randint(exec.target(), self.as_view(), low, high))?;
         Ok(self)
     }
 
@@ -73,7 +76,7 @@ impl Tensor {
     #[track_caller]
     pub fn bernoulli_(&self, p: f64) -> Result<&Self> {
         let exec = self.exec()?;
-        random::bernoulli(exec.target(), self.as_view(), p)?;
+        overwrites("bernoulli_", self, || random::bernoulli(exec.target(), self.as_view(), p))?;
         Ok(self)
     }
 
@@ -86,9 +89,24 @@ impl Tensor {
     pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
         check_finite("exponential_", &[("lambda", lambda)])?;
         let exec = self.exec()?;
-        random::exponential(exec.target(), self.as_view(), lambda)?;
+        overwrites("exponential_", self, || {
+            random::exponential(exec.target(), self.as_view(), lambda)
+        })?;
         Ok(self)
     }
+}
+
+/// Runs what writes every element of `tensor`, which then depends on nothing that it did before.
+#[inline]
+#[track_caller]
+fn overwrites(op: &'static str, tensor: &Tensor, run: impl FnOnce() -> Result<()>) -> Result<()> {
+    let location = Location::caller();
+    let wanted = wanted_in_place(tensor, &[]);
+    if wanted {
+        check_in_place(op, tensor)?;
+    }
+    run().map_err(|e| e.at(location))?;
+    if wanted { record_overwritten(op, tensor) } else { Ok(()) }
 }
 
 #[track_caller]

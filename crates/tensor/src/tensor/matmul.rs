@@ -2,10 +2,11 @@
 
 use std::panic::Location;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use warpline_kernels::matmul as kernel;
 use warpline_runtime::{Sizes, broadcast, checked_numel};
 
+use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Tensor};
@@ -70,18 +71,19 @@ impl Tensor {
         } else {
             let flat = |t: &Tensor, x: usize, y: usize| {
                 let all: Sizes = batch.iter().copied().chain([x, y]).collect();
-                t.with_layout(t.layout().expand(&all)?).reshape(&shape(&[count, x, y]))
+                t.viewed("expand", t.layout().expand(&all)?, |_, grad| Ok(grad.clone()))?
+                    .reshape(&shape(&[count, x, y]))
             };
             // What reshaping copies is to be on the device that multiplies.
             let near = if a.device() == b.device() {
                 b
             } else {
-                b.converted_by(&a.exec()?, b.dtype()).of("matmul")?
+                b.recorded_copy("to_copy", b.converted_by(&a.exec()?, b.dtype()).of("matmul")?)?
             };
             let (a, b) = (flat(&a, m, k).of("matmul")?, flat(&near, k, n).of("matmul")?);
             product(&a, &b, &[count, m, n])?
         };
-        if out.size() == &sizes[..] { Ok(out) } else { out.view(&shape(&sizes)) }
+        if out.size() == &sizes[..] { Ok(out) } else { out.unsafe_view(&sizes) }
     }
 }
 
@@ -91,7 +93,17 @@ fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let exec = a.exec()?;
     let out = exec.empty(sizes, a.dtype()).of("matmul")?;
     kernel::matmul(exec.target(), a.as_view(), b.as_view(), out.as_view())?;
-    Ok(out)
+    if !wanted(&[a, b]) {
+        return Ok(out);
+    }
+    let name = if a.dim() == 2 { "mm" } else { "bmm" };
+    record(name, out, &[a, b], &[a, b], |context, grad| {
+        let of_a = || grad.matmul(&context.saved(1)?.transpose(-2, -1)?);
+        let of_b = || context.saved(0)?.transpose(-2, -1)?.matmul(grad);
+        let a = context.needs(0).then(of_a).transpose()?;
+        let b = context.needs(1).then(of_b).transpose()?;
+        Ok(smallvec![a, b])
+    })
 }
 
 /// Batch sizes, then rows and columns. There are at least two dimensions.

@@ -22,8 +22,11 @@ mod transfer;
 mod unary;
 mod views;
 
+use std::sync::Arc;
+
 use warpline_runtime::{Layout, Storage, View};
 
+use crate::autograd::AutogradSlot;
 use crate::exec::Exec;
 use crate::{DType, Device, Result};
 
@@ -48,30 +51,55 @@ pub use views::{cat, stack};
 /// [`Tensor::copy`] is PyTorch's `clone`. Ops on GPU tensors are enqueued on the current stream of the tensors' device and
 /// return before they run; reading a result waits for it.
 #[derive(Clone)]
-pub struct Tensor {
+pub struct Tensor(Arc<Inner>);
+
+/// What a tensor is.
+pub(crate) struct Inner {
     storage: Storage,
     layout: Layout,
     dtype: DType,
+    /// What gradients have to know, once they have to know something.
+    pub(crate) autograd: AutogradSlot,
 }
 
 impl Tensor {
     pub(crate) fn from_parts(storage: Storage, layout: Layout, dtype: DType) -> Self {
-        Self { storage, layout, dtype }
+        Self(Arc::new(Inner { storage, layout, dtype, autograd: AutogradSlot::new() }))
     }
 
-    /// The same memory under another layout.
+    /// The same memory under another layout, as a tensor of its own: gradients do not pass.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
-        Self { storage: self.storage.clone(), layout, dtype: self.dtype }
+        Self::from_parts(self.0.storage.clone(), layout, self.0.dtype)
+    }
+
+    pub(crate) fn with_slot(&self, layout: Layout, autograd: AutogradSlot) -> Self {
+        let (storage, dtype) = (self.0.storage.clone(), self.0.dtype);
+        Self(Arc::new(Inner { storage, layout, dtype, autograd }))
+    }
+
+    /// What this handle and its clones stand for.
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
+        Self(inner)
+    }
+
+    /// Whether both are handles of one tensor (Python's `is`).
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The tensor as functions of `warpline_kernels` take it, and ops of other crates.
     #[must_use]
     pub fn as_view(&self) -> View<'_> {
-        View { storage: &self.storage, layout: &self.layout, dtype: self.dtype }
+        View { storage: &self.0.storage, layout: &self.0.layout, dtype: self.0.dtype }
     }
 
     pub(crate) fn layout(&self) -> &Layout {
-        &self.layout
+        &self.0.layout
     }
 
     /// Where ops on this tensor run, whatever device is current.
@@ -80,37 +108,37 @@ impl Tensor {
     /// None for a tensor whose device still works.
     #[track_caller]
     pub fn exec(&self) -> Result<Exec<'_>> {
-        Exec::of(&self.storage)
+        Exec::of(&self.0.storage)
     }
 
     /// The memory behind it (`untyped_storage`).
     #[must_use]
     pub fn storage(&self) -> &Storage {
-        &self.storage
+        &self.0.storage
     }
 
     /// Sizes per dimension.
     #[must_use]
     pub fn size(&self) -> &[usize] {
-        self.layout.sizes()
+        self.0.layout.sizes()
     }
 
     /// Sizes per dimension; the same as [`Tensor::size`].
     #[must_use]
     pub fn shape(&self) -> &[usize] {
-        self.layout.sizes()
+        self.0.layout.sizes()
     }
 
     /// Elements from one index to the next, per dimension.
     #[must_use]
     pub fn stride(&self) -> &[isize] {
-        self.layout.strides()
+        self.0.layout.strides()
     }
 
     /// The first element's place in the storage, in elements.
     #[must_use]
     pub fn storage_offset(&self) -> usize {
-        self.layout.offset()
+        self.0.layout.offset()
     }
 
     /// Number of dimensions.
@@ -118,32 +146,32 @@ impl Tensor {
     #[doc(alias = "rank")]
     #[must_use]
     pub fn dim(&self) -> usize {
-        self.layout.ndim()
+        self.0.layout.ndim()
     }
 
     /// Number of elements.
     #[doc(alias = "elem_count")]
     #[must_use]
     pub fn numel(&self) -> usize {
-        self.layout.numel()
+        self.0.layout.numel()
     }
 
     /// What its elements are.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.0.dtype
     }
 
     /// Bytes per element.
     #[must_use]
     pub fn element_size(&self) -> usize {
-        self.dtype.size()
+        self.0.dtype.size()
     }
 
     /// Where it is; a GPU with its index.
     #[must_use]
     pub fn device(&self) -> Device {
-        match self.storage.cuda_device() {
+        match self.0.storage.cuda_device() {
             None => Device::Cpu,
             Some(gpu) => Device::Cuda(Some(gpu.index())),
         }
@@ -158,19 +186,19 @@ impl Tensor {
     /// The address of its first element, in its device's memory or the host's.
     #[must_use]
     pub fn data_ptr(&self) -> u64 {
-        self.storage.address() + (self.layout.offset() * self.dtype.size()) as u64
+        self.0.storage.address() + (self.0.layout.offset() * self.0.dtype.size()) as u64
     }
 
     /// Whether its elements follow each other without gaps, row-major.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
-        self.layout.is_contiguous()
+        self.0.layout.is_contiguous()
     }
 
     /// Whether it is in page-locked host memory.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
-        self.storage.is_pinned()
+        self.0.storage.is_pinned()
     }
 
     /// Tells the allocator that the tensor is in use on `stream`: its memory goes to nobody else
@@ -182,6 +210,6 @@ impl Tensor {
     /// [`crate::Error::RuntimeMismatch`] for a stream of another runtime.
     #[track_caller]
     pub fn record_stream(&self, stream: &crate::cuda::Stream) -> crate::Result<()> {
-        self.storage.record_stream(stream)
+        self.0.storage.record_stream(stream)
     }
 }

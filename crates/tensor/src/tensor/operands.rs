@@ -8,6 +8,7 @@ use warpline_runtime::{Layout, Sizes, View, broadcast};
 
 use super::ops::{TensorOrScalar, broadcast_error, check_fits, in_step};
 use super::promote::combine;
+use crate::autograd::{elementwise, elementwise_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -120,12 +121,12 @@ pub(super) fn apply(
     operands: &[TensorOrScalar<'_>],
     common: DType,
 ) -> Result<Tensor> {
-    let operands = Operands::new(op, operands, common)?;
-    let layouts = operands.layouts(&operands.sizes)?;
+    let inputs = Operands::new(op, operands, common)?;
+    let layouts = inputs.layouts(&inputs.sizes)?;
     let tensors: SmallVec<[&Layout; 4]> = layouts.iter().flatten().collect();
-    let out = operands.main.exec()?.empty_for(&tensors, operands.result).of(op.name())?;
-    operands.run(op, &layouts, &out)?;
-    Ok(out)
+    let out = inputs.main.exec()?.empty_for(&tensors, inputs.result).of(op.name())?;
+    inputs.run(op, &layouts, &out)?;
+    elementwise(op, operands, out)
 }
 
 /// The same into `a`, which may be one of the operands.
@@ -154,20 +155,23 @@ pub(super) fn apply_in_place(
             return Err(broadcast_error(a, b).of(name));
         }
     }
-    let operands = Operands::new(op, operands, common).of(name)?;
-    check_together(name, a, operands.main)?;
+    let inputs = Operands::new(op, operands, common).of(name)?;
+    check_together(name, a, inputs.main)?;
     // Elements in step may be overwritten; any other overlap goes through a copy.
-    let in_step = operands.inputs.iter().all(|input| match input {
+    let in_step = inputs.inputs.iter().all(|input| match input {
         Input::Tensor(b) => in_step(a, b),
         Input::Number(_) => true,
     });
-    if in_step {
-        return operands.run(op, &operands.layouts(a.size())?, a);
-    }
-    let out = a.exec()?.empty(a.size(), operands.result).of(name)?;
-    operands.run(op, &operands.layouts(a.size())?, &out)?;
-    a.copy_(&out, false)?;
-    Ok(())
+    let location = Location::caller();
+    let run = || {
+        if in_step {
+            return inputs.run(op, &inputs.layouts(a.size())?, a);
+        }
+        let out = a.exec()?.empty(a.size(), inputs.result).of(name)?;
+        inputs.run(op, &inputs.layouts(a.size())?, &out)?;
+        a.overwrite(&out, false)
+    };
+    elementwise_in_place(op, name, a, operands, || run().map_err(|e: Error| e.at(location)))
 }
 
 /// A number as `fill_` would write it: floats lose their fraction among integers.

@@ -6,6 +6,7 @@ use warpline_kernels::elementwise::{self as table, Arg, Op, promoting};
 use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
+use crate::autograd::{elementwise, elementwise_in_place, no_grad};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -34,6 +35,11 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
 /// `a op b` of two tensors, into a new one.
 #[track_caller]
 pub(super) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    elementwise(op, &[a.into(), b.into()], of_tensors(op, a, b)?)
+}
+
+#[track_caller]
+fn of_tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let common = result_type(a, b);
     check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
     if a.is_cuda() != b.is_cuda() && a.storage().runtime().same_as(b.storage().runtime()) {
@@ -108,7 +114,9 @@ pub(super) fn scalar_op(op: &'static Op, a: &Tensor, b: Scalar, reversed: bool) 
     if !reversed {
         check_number(op, b, result_type_scalar(a, b))?;
     }
-    with_scalar(op, a, b, result_type_scalar(a, b), reversed)
+    let out = with_scalar(op, a, b, result_type_scalar(a, b), reversed)?;
+    let operands = if reversed { [b.into(), a.into()] } else { [a.into(), b.into()] };
+    elementwise(op, &operands, out)
 }
 
 #[track_caller]
@@ -170,6 +178,18 @@ pub(super) fn in_step(a: &Tensor, b: &Tensor) -> bool {
 /// `a op= b`.
 #[track_caller]
 fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
+    let location = Location::caller();
+    let run = || into_first(op, name, a, b).map_err(|e| e.at(location));
+    elementwise_in_place(op, name, a, &[a.into(), b], run)
+}
+
+#[track_caller]
+fn into_first(
+    op: &'static Op,
+    name: &'static str,
+    a: &Tensor,
+    b: TensorOrScalar<'_>,
+) -> Result<()> {
     let common = match b {
         TensorOrScalar::Tensor(b) => result_type(a, b),
         TensorOrScalar::Scalar(b) => result_type_scalar(a, b),
@@ -218,8 +238,8 @@ fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'
             _ => return Err(broadcast_error(a, b).of(name)),
         }
     }
-    let result = apply(op, a, b)?;
-    a.copy_(&result, false)?;
+    let result = no_grad(|| apply(op, a, b))?;
+    a.overwrite(&result, false)?;
     Ok(())
 }
 

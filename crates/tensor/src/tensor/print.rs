@@ -38,10 +38,15 @@ impl fmt::Display for Tensor {
             if !matches!(self.dtype(), crate::DType::F32 | crate::DType::I64 | crate::DType::Bool) {
                 suffixes.push(name());
             }
-            match shown_to_print(self) {
+            match shown_to_print(&self.detach()) {
                 Ok(values) => text.push_str(&format_values(&values, self.dtype().category())),
                 Err(error) => text.push_str(&format!("<{error}>")),
             }
+        }
+        match self.grad_fn() {
+            Some(name) => suffixes.push(format!("grad_fn=<{name}>")),
+            None if self.requires_grad() => suffixes.push("requires_grad=True".into()),
+            None => {}
         }
         append_suffixes(&mut text, &suffixes);
         f.write_str(&text)

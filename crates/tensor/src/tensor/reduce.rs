@@ -1,12 +1,13 @@
 //! Reductions over dimensions, and softmax.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use warpline_kernels::reduce::{ReduceOp, reduce};
 use warpline_kernels::softmax::softmax;
-use warpline_runtime::Sizes;
+use warpline_runtime::{Layout, Sizes};
 
+use crate::autograd::{record, refuse, wanted};
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, where_cond};
 
 /// Which dimensions a reduction takes together: `()` or `None` for all, one, or several. Negative ones
 /// count from the end.
@@ -119,12 +120,82 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
     let exec = a.exec()?;
     let out = exec.empty(&sizes, result).of(op.name())?;
     reduce(exec.target(), op, a.as_view(), &which, out.as_view())?;
-    if keepdim {
+    let out = if keepdim {
+        out
+    } else {
+        let kept: Sizes = (0..a.dim()).filter(|&d| !reduced[d]).map(|d| a.size()[d]).collect();
+        out.with_layout(Layout::contiguous(&kept)?)
+    };
+    if !out.dtype().is_float() || !wanted(&[a]) {
         return Ok(out);
     }
-    let kept: SmallVec<[isize; 6]> =
-        (0..a.dim()).filter(|&d| !reduced[d]).map(|d| a.size()[d] as isize).collect();
-    out.view(&kept)
+    record_reduction(op, a, out, which)
+}
+
+/// Records a reduction over dimensions `which`. A result's gradient goes to the elements that it was made of.
+#[track_caller]
+fn record_reduction(
+    op: ReduceOp,
+    a: &Tensor,
+    out: Tensor,
+    which: SmallVec<[usize; 6]>,
+) -> Result<Tensor> {
+    let name = op.name();
+    let dims: SmallVec<[isize; 6]> = which.iter().map(|&d| d as isize).collect();
+    // With the dimensions that are gone, of size 1.
+    let kept = move |t: &Tensor, sizes: &[usize]| {
+        let size = |(d, &n): (usize, &usize)| if which.contains(&d) { 1 } else { n as isize };
+        t.reshape(&sizes.iter().enumerate().map(size).collect::<SmallVec<[isize; 6]>>()[..])
+    };
+    let over = move |t: &Tensor, reduce: fn(&Tensor, &[isize]) -> Result<Tensor>| {
+        if dims.is_empty() { Ok(t.clone()) } else { reduce(t, &dims) }
+    };
+    let sum: fn(&Tensor, &[isize]) -> Result<Tensor> = |t, dims| t.sum_keepdim(dims);
+    let product: fn(&Tensor, &[isize]) -> Result<Tensor> = |t, dims| t.prod_keepdim(dims);
+    let saved = out.clone();
+    match op {
+        ReduceOp::Sum => record(name, out, &[a], &[], move |context, grad| {
+            let sizes = context.sizes(0);
+            Ok(smallvec![Some(expand(&kept(grad, sizes)?, sizes)?)])
+        }),
+        ReduceOp::Mean => {
+            let count = (a.numel() / out.numel().max(1)) as f64;
+            record(name, out, &[a], &[], move |context, grad| {
+                let sizes = context.sizes(0);
+                Ok(smallvec![Some(expand(&kept(&grad.div(count)?, sizes)?, sizes)?)])
+            })
+        }
+        // Of equal elements each has its share.
+        ReduceOp::Max | ReduceOp::Min => {
+            record(name, out, &[a], &[a, &saved], move |context, grad| {
+                let (x, sizes) = (context.saved(0)?, context.sizes(0));
+                let equal = x.eq(&kept(&context.saved(1)?, sizes)?)?.to(grad.dtype())?;
+                let share = kept(grad, sizes)?.div(&over(&equal, sum)?)?;
+                Ok(smallvec![Some(equal.mul(&share)?)])
+            })
+        }
+        // An element's slope is the product of the others: of all, divided by it; where it alone is zero, of
+        // those that are not; and where two are, zero.
+        ReduceOp::Prod => record(name, out, &[a], &[a], move |context, grad| {
+            let x = context.saved(0)?;
+            let zero = x.eq(0.0)?;
+            let others = over(&where_cond(&zero, 1.0, &x)?, product)?;
+            let zeros = over(&zero.to(x.dtype())?, sum)?;
+            let whole = where_cond(&zeros.eq(0.0)?, &others, 0.0)?.div(&x)?;
+            let alone = where_cond(&zeros.eq(1.0)?, &others, 0.0)?;
+            let slope = where_cond(&zero, &alone, &whole)?;
+            Ok(smallvec![Some(slope.mul(&kept(grad, context.sizes(0))?)?)])
+        }),
+        _ => {
+            refuse(name, &[a])?;
+            Ok(out)
+        }
+    }
+}
+
+#[track_caller]
+fn expand(t: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+    t.expand(&sizes.iter().map(|&n| n as isize).collect::<SmallVec<[isize; 6]>>()[..])
 }
 
 macro_rules! methods {
@@ -257,6 +328,18 @@ impl Tensor {
         let exec = self.exec()?;
         let out = exec.empty(self.size(), self.dtype()).of(name)?;
         softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
-        Ok(out)
+        if !wanted(&[self]) {
+            return Ok(out);
+        }
+        let saved = out.clone();
+        record(name, out, &[self], &[&saved], move |context, grad| {
+            let (out, dim) = (context.saved(0)?, d as isize);
+            let grad = if log {
+                grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)?
+            } else {
+                out.mul(&grad.sub(&grad.mul(&out)?.sum_keepdim(dim)?)?)?
+            };
+            Ok(smallvec![Some(grad)])
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 use warpline_kernels::indexing;
 
+use crate::autograd::refuse;
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Result, Tensor};
@@ -33,6 +34,7 @@ impl Tensor {
     /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
+        refuse("index_select", &[self])?;
         check_together("index_select", self, index)?;
         let dim = self.layout().dim(dim).of("index_select")?;
         let sizes = indexing::index_select_sizes(self.size(), dim, index.size())?;
@@ -59,6 +61,7 @@ impl Tensor {
     /// As [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
+        refuse("gather", &[self])?;
         check_together("gather", self, index)?;
         let dim = self.layout().dim(dim).of("gather")?;
         let exec = self.exec()?;
@@ -86,6 +89,7 @@ impl Tensor {
 /// has two dimensions.
 #[track_caller]
 pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
+    refuse("embedding", &[weight])?;
     check_together("embedding", weight, indices)?;
     let sizes = indexing::embedding_sizes(weight.size(), indices.size())?;
     let exec = weight.exec()?;

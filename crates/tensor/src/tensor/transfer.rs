@@ -4,9 +4,11 @@ use std::panic::Location;
 
 use bytemuck::checked;
 use half::{bf16, f16};
+use smallvec::smallvec;
 use warpline_kernels::copy;
 use warpline_runtime::{Layout, MemoryFormat, Storage, launch};
 
+use crate::autograd::{check_in_place, record, record_in_place, wanted, wanted_in_place};
 use crate::called::Called;
 use crate::exec::{Exec, empty_in, reaches};
 use crate::{DType, Device, Element, Error, Result, Scalar, Tensor, TensorOptions};
@@ -30,7 +32,18 @@ impl Tensor {
     #[doc(alias = "force_clone")]
     #[track_caller]
     pub fn copy(&self) -> Result<Self> {
-        self.duplicate().of("copy")
+        self.recorded_copy("clone", self.duplicate().of("copy")?)
+    }
+
+    /// Records that `copy` has this tensor's elements, if a gradient is wanted.
+    #[track_caller]
+    pub(super) fn recorded_copy(&self, name: &'static str, copy: Self) -> Result<Self> {
+        if !copy.dtype().is_float() || !wanted(&[self]) {
+            return Ok(copy);
+        }
+        record(name, copy, &[self], &[], |context, grad| {
+            Ok(smallvec![Some(grad.to((context.dtype(0), context.device(0)))?)])
+        })
     }
 
     #[track_caller]
@@ -75,7 +88,10 @@ impl Tensor {
     /// This tensor, or a copy if its dtype is another.
     #[track_caller]
     pub(crate) fn in_dtype(&self, dtype: DType) -> Result<Self> {
-        if self.dtype() == dtype { Ok(self.clone()) } else { self.converted(dtype) }
+        if self.dtype() == dtype {
+            return Ok(self.clone());
+        }
+        self.recorded_copy("to_copy", self.converted(dtype)?)
     }
 
     /// On another device, of another dtype, or both; the tensor itself where nothing changes.
@@ -149,8 +165,8 @@ impl Tensor {
         let pin = pin || (non_blocking && device.is_cpu() && self.is_cuda());
         let options = TensorOptions::new().dtype(dtype).device(device).pin_memory(pin);
         let out = empty_in(runtime, self.layout_in(format)?, &options, dtype)?;
-        out.copy_(self, non_blocking)?;
-        Ok(out)
+        out.overwrite(self, non_blocking)?;
+        self.recorded_copy("to_copy", out)
     }
 
     /// A copy in page-locked host memory; the tensor itself if it is there already.
@@ -187,7 +203,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let out = self.exec()?.shared(self.size(), self.dtype()).of("share_memory")?;
-        out.copy_(self, false)?;
+        out.overwrite(self, false)?;
         Ok(out)
     }
 
@@ -209,6 +225,21 @@ impl Tensor {
     /// what the copy fails with.
     #[track_caller]
     pub fn copy_(&self, src: &Tensor, non_blocking: bool) -> Result<&Self> {
+        if !wanted_in_place(self, &[src]) {
+            self.overwrite(src, non_blocking)?;
+            return Ok(self);
+        }
+        check_in_place("copy_", self)?;
+        self.overwrite(src, non_blocking)?;
+        record_in_place("copy_", &[self, src], &[], |_, grad| {
+            Ok(smallvec![None, Some(grad.clone())])
+        })?;
+        Ok(self)
+    }
+
+    /// [`Tensor::copy_`] that is not recorded.
+    #[track_caller]
+    pub(super) fn overwrite(&self, src: &Tensor, non_blocking: bool) -> Result<()> {
         if !self.storage().runtime().same_as(src.storage().runtime()) {
             return Err(Error::RuntimeMismatch { location: Location::caller(), op: "copy_" });
         }
@@ -220,16 +251,16 @@ impl Tensor {
         }
         self.as_view().check_writable("copy_")?;
         if self.numel() == 0 {
-            return Ok(self);
+            return Ok(());
         }
         if self.device() != src.device() {
             self.copy_across(src, non_blocking)?;
-            return Ok(self);
+            return Ok(());
         }
         let (apart, private);
         if self.storage().same_as(src.storage()) {
             if self.layout() == src.layout() && self.dtype() == src.dtype() {
-                return Ok(self);
+                return Ok(());
             }
             // The source may overlap what is written.
             apart = src.duplicate()?;
@@ -243,8 +274,7 @@ impl Tensor {
             src = &private;
         }
         let exec = self.exec()?;
-        copy::copy(exec.target(), src.as_view(), self.as_view())?;
-        Ok(self)
+        copy::copy(exec.target(), src.as_view(), self.as_view())
     }
 
     /// A copy, laid out alike, of host memory that other processes may write to meanwhile.
@@ -259,15 +289,14 @@ impl Tensor {
 
     /// Writes the elements of a CPU tensor of these sizes to such memory.
     #[track_caller]
-    fn write_shared_host(&self, src: &Tensor) -> Result<&Self> {
+    fn write_shared_host(&self, src: &Tensor) -> Result<()> {
         if !self.is_contiguous() {
             return Err(Error::SharedHostMemory { location: Location::caller(), op: "copy_" });
         }
         let src = src.copied_to(&src.exec()?, self.layout().preserved(), self.dtype())?;
         let mut bytes = vec![0; src.numel() * src.element_size()];
         launch::read_bytes((src.storage(), src.byte_offset()), &mut bytes)?;
-        launch::write_bytes((self.storage(), self.byte_offset()), &bytes)?;
-        Ok(self)
+        launch::write_bytes((self.storage(), self.byte_offset()), &bytes)
     }
 
     /// Between two devices: bytes go over once both ends are dense, alike and of one dtype, for

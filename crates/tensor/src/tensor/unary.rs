@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use warpline_kernels::elementwise::{self as table, Op, promoting};
 
+use crate::autograd::{elementwise, elementwise_in_place};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -14,7 +15,7 @@ fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
     let exec = a.exec()?;
     let out = exec.empty_for(&[a.layout()], result).of(op.name())?;
     promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], out.as_view())?;
-    Ok(out)
+    elementwise(op, &[a.into()], out)
 }
 
 macro_rules! methods {
@@ -211,7 +212,8 @@ fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()>
         });
     }
     let exec = a.exec()?;
-    promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())
+    let run = || promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view());
+    elementwise_in_place(op, name, a, &[a.into()], run)
 }
 
 macro_rules! in_place_methods {

@@ -3,12 +3,13 @@
 use std::borrow::Borrow;
 use std::panic::Location;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use warpline_kernels as kernels;
 use warpline_runtime::{Layout, Sizes, checked_numel, resolve_dim};
 
 use super::index::{self, IndexRange};
 use super::reduce::{IntoDim, IntoDims};
+use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, IntoSizes, MemoryFormat, Result, Tensor};
@@ -23,12 +24,8 @@ impl Tensor {
     pub fn reshape(&self, shape: impl IntoSizes) -> Result<Self> {
         let sizes = self.infer_sizes(&shape.into_sizes()).of("reshape")?;
         match self.layout().view(&sizes) {
-            Some(layout) => Ok(self.with_layout(layout)),
-            None => {
-                let dense = self.contiguous()?;
-                let layout = Layout::contiguous(&sizes)?;
-                Ok(dense.with_layout(layout))
-            }
+            Some(layout) => self.viewed_reshaped("view", layout),
+            None => self.contiguous()?.unsafe_view(&sizes).of("reshape"),
         }
     }
 
@@ -47,7 +44,22 @@ impl Tensor {
             strides: self.stride().into(),
             to: sizes.to_vec(),
         })?;
-        Ok(self.with_layout(layout))
+        self.viewed_reshaped("view", layout)
+    }
+
+    /// A contiguous tensor that nobody else has, under other sizes: no view of it, so that an in-place op on the
+    /// result is one on a tensor of its own (`torch._unsafe_view`).
+    #[track_caller]
+    pub(crate) fn unsafe_view(&self, sizes: &[usize]) -> Result<Self> {
+        let view = self.with_layout(Layout::contiguous(sizes)?);
+        if !wanted(&[self]) {
+            return Ok(view);
+        }
+        record("view", view, &[self], &[], |context, grad| {
+            let sizes: SmallVec<[isize; 6]> =
+                context.sizes(0).iter().map(|&n| n as isize).collect();
+            Ok(smallvec![Some(grad.reshape(&sizes[..])?)])
+        })
     }
 
     /// Replaces the one −1 in a shape.
@@ -94,7 +106,8 @@ impl Tensor {
             resolve_dim(dim1, 0).of("transpose")?;
             return Ok(self.clone());
         }
-        Ok(self.with_layout(self.layout().transpose(dim0, dim1).of("transpose")?))
+        let layout = self.layout().transpose(dim0, dim1).of("transpose")?;
+        self.viewed("transpose", layout, move |_, grad| grad.transpose(dim0, dim1))
     }
 
     /// The transpose of a matrix; a vector or scalar stays as it is.
@@ -120,7 +133,15 @@ impl Tensor {
     /// [`Error::DimOutOfRange`], or [`Error::InvalidArgument`] when `dims` is no permutation.
     #[track_caller]
     pub fn permute(&self, dims: impl IntoDims) -> Result<Self> {
-        Ok(self.with_layout(self.layout().permute(&dims.into_dims()).of("permute")?))
+        let dims = dims.into_dims();
+        let layout = self.layout().permute(&dims).of("permute")?;
+        self.viewed("permute", layout, move |_, grad| {
+            let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, dims.len());
+            for (to, &from) in dims.iter().enumerate() {
+                inverse[resolve_dim(from, dims.len())?] = to as isize;
+            }
+            grad.permute(&inverse[..])
+        })
     }
 
     /// Repeats dimensions of size 1, and new leading ones, without copying; −1 keeps a size.
@@ -144,7 +165,9 @@ impl Tensor {
                 }
             });
         }
-        Ok(self.with_layout(self.layout().expand(&to).of("expand")?))
+        // A gradient is summed to its tensor's sizes wherever it comes from.
+        let layout = self.layout().expand(&to).of("expand")?;
+        self.viewed("expand", layout, |_, grad| Ok(grad.clone()))
     }
 
     /// `length` indices of a dimension from `start` on, which may count from the end.
@@ -154,7 +177,8 @@ impl Tensor {
     #[track_caller]
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         self.check_has_dims("narrow")?;
-        Ok(self.with_layout(self.layout().narrow(dim, start, length).of("narrow")?))
+        let layout = self.layout().narrow(dim, start, length).of("narrow")?;
+        self.viewed_part("slice", layout, move |whole| whole.narrow(dim, start, length))
     }
 
     /// One index of a dimension, which goes away.
@@ -164,7 +188,8 @@ impl Tensor {
     #[track_caller]
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         self.check_has_dims("select")?;
-        Ok(self.with_layout(self.layout().select(dim, index).of("select")?))
+        let layout = self.layout().select(dim, index).of("select")?;
+        self.viewed_part("select", layout, move |whole| whole.select(dim, index))
     }
 
     /// Every `step`-th index of a dimension in a range, `t[start:end:step]` of that dimension. As
@@ -185,7 +210,8 @@ impl Tensor {
         self.check_has_dims("slice")?;
         let size = self.size()[self.layout().dim(dim).of("slice")?];
         let range = index::within(range.bounds(), size);
-        Ok(self.with_layout(self.layout().slice(dim, range.start, range.end, step)?))
+        let layout = self.layout().slice(dim, range.start, range.end, step)?;
+        self.viewed_part("slice", layout, move |whole| whole.slice(dim, range.clone(), step))
     }
 
     #[track_caller]
@@ -206,10 +232,11 @@ impl Tensor {
     /// [`Error::DimOutOfRange`].
     #[track_caller]
     pub fn squeeze(&self, dim: impl IntoDim) -> Result<Self> {
-        Ok(self.with_layout(match dim.into_dim() {
+        let layout = match dim.into_dim() {
             None => self.layout().squeeze_all(),
             Some(dim) => self.layout().squeeze(dim).of("squeeze")?,
-        }))
+        };
+        self.viewed_reshaped("squeeze", layout)
     }
 
     /// With a new dimension of size 1 before `dim`, which may be one past the last.
@@ -218,7 +245,8 @@ impl Tensor {
     /// [`Error::DimOutOfRange`].
     #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
-        Ok(self.with_layout(self.layout().unsqueeze(dim).of("unsqueeze")?))
+        let layout = self.layout().unsqueeze(dim).of("unsqueeze")?;
+        self.viewed_reshaped("unsqueeze", layout)
     }
 
     /// The dimensions from `start` to `end`, both included, as one; a view where possible.
@@ -335,7 +363,8 @@ impl Tensor {
             return Ok(self.clone());
         }
         let layout = self.layout_in(Some(format)).of("contiguous")?;
-        self.copied_to(&self.exec()?, layout, self.dtype()).of("contiguous")
+        let copy = self.copied_to(&self.exec()?, layout, self.dtype()).of("contiguous")?;
+        self.recorded_copy("clone", copy)
     }
 
     /// Whether the elements lie one after the other in a format's order
@@ -405,7 +434,23 @@ pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: isize) -> Result<Tensor> {
     if !joined.is_empty() {
         kernels::cat::cat(exec.target(), &joined, d, out.as_view())?;
     }
-    Ok(out)
+    if !out.dtype().is_float() || !wanted(&tensors) {
+        return Ok(out);
+    }
+    let lengths: SmallVec<[usize; 8]> =
+        tensors.iter().map(|t| if skipped(t) { 0 } else { t.size()[d] }).collect();
+    record("cat", out, &tensors, &[], move |context, grad| {
+        let mut start = 0;
+        let mut part = |(i, &length): (usize, &usize)| {
+            let from = start as isize;
+            start += length;
+            if !context.needs(i) || length == 0 {
+                return Ok(None);
+            }
+            grad.narrow(d as isize, from, length).map(Some)
+        };
+        lengths.iter().enumerate().map(&mut part).collect()
+    })
 }
 
 /// Joins tensors of one shape along a new dimension (`torch.stack`).

@@ -30,6 +30,7 @@ mod s21_visible_devices;
 mod s27_data_loader;
 mod s31_modules;
 
+mod autograd;
 mod bad_input;
 mod copies;
 mod devices;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use warpline::{DType, IntoDims, Result, Tensor, TensorOrScalar};
 
-use crate::goldens_suite::cases::{Input, bad, int, number};
+use crate::goldens_suite::cases::{Input, bad, int};
 
 /// What an op is called with.
 pub(crate) struct Args<'a> {

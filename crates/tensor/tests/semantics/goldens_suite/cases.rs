@@ -1,5 +1,7 @@
 //! `cases.json` and `tensors.safetensors`.
 
+use std::collections::BTreeMap;
+
 use bytemuck::AnyBitPattern;
 use half::{bf16, f16};
 use safetensors::SafeTensors;
@@ -18,6 +20,12 @@ pub(crate) struct Case {
     #[serde(default)]
     pub(crate) outputs: Vec<String>,
     pub(crate) error: Option<String>,
+    /// The gradients that come in, by the number of the output.
+    #[serde(default)]
+    pub(crate) upstream: BTreeMap<String, String>,
+    /// Those that go out, by the name of the input tensor.
+    #[serde(default)]
+    pub(crate) grads: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,16 +92,27 @@ impl Goldens {
         }
     }
 
-    /// An argument, on a device, with its view steps applied there.
-    pub(crate) fn input(&self, source: &Source, device: Device) -> Result<Input> {
+    /// An argument, on a device, with its view steps applied there. Tensors in memory, by their names, go
+    /// into `leaves`; those that `case` has gradients for want one.
+    pub(crate) fn input(
+        &self,
+        source: &Source,
+        device: Device,
+        case: &Case,
+        leaves: &mut BTreeMap<String, Tensor>,
+    ) -> Result<Input> {
         match source {
             Source::Scalar { scalar } => Ok(Input::Scalar(number(scalar)?)),
-            Source::Tensor { tensor, view } => {
-                let tensor = self.tensor(tensor)?.to(device)?;
+            Source::Tensor { tensor: name, view } => {
+                let tensor = self.tensor(name)?.to(device)?;
+                if case.grads.contains_key(name) {
+                    tensor.requires_grad_(true)?;
+                }
+                leaves.insert(name.clone(), tensor.clone());
                 Ok(Input::Tensor(view.iter().try_fold(tensor, step)?))
             }
             Source::List { list } => {
-                let parts = list.iter().map(|s| match self.input(s, device)? {
+                let parts = list.iter().map(|s| match self.input(s, device, case, leaves)? {
                     Input::Tensor(tensor) => Ok(tensor),
                     other => Err(bad(format!("{other:?} in a list"))),
                 });

@@ -6,7 +6,7 @@ mod ops;
 
 use std::collections::BTreeMap;
 
-use warpline::{DType, Device, Result, Tensor};
+use warpline::{DType, Device, Error, Result, Tensor};
 
 use cases::{Case, Goldens};
 
@@ -25,21 +25,30 @@ pub(crate) fn run(device: Device) {
 fn run_folder(folder: &str, device: Device) {
     let goldens = Goldens::load(folder);
     let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut without_rule: BTreeMap<&str, usize> = BTreeMap::new();
     let mut failures = Vec::new();
-    let mut passed = 0;
+    let (mut passed, mut gradients) = (0, 0);
     for case in &goldens.cases {
-        let inputs =
-            case.inputs.iter().map(|i| goldens.input(i, device)).collect::<Result<Vec<_>>>();
+        let mut leaves = BTreeMap::new();
+        let inputs = case.inputs.iter().map(|i| goldens.input(i, device, case, &mut leaves));
+        let inputs = inputs.collect::<Result<Vec<_>>>();
         let inputs = inputs.unwrap_or_else(|e| panic!("{}: inputs: {e}", case.id));
         let Some(outcome) = ops::call(&case.op, &inputs, &case.attrs, device) else {
             *unknown.entry(&case.op).or_default() += 1;
             continue;
         };
+        if let (Err(Error::Gradient { .. }), false) = (&outcome, case.grads.is_empty()) {
+            *without_rule.entry(&case.op).or_default() += 1;
+            continue;
+        }
         let verdict = match (outcome, &case.error) {
             (Ok(_), Some(error)) => Err(format!("succeeded where PyTorch raises '{error}'")),
             (Err(_), Some(_)) => Ok(()),
             (Err(error), None) => Err(error.to_string()),
-            (Ok(outputs), None) => compare_all(&goldens, case, &outputs, device),
+            (Ok(outputs), None) => compare_all(&goldens, case, &outputs, device).and_then(|()| {
+                gradients += case.grads.len();
+                compare_gradients(&goldens, case, &outputs, &leaves)
+            }),
         };
         match verdict {
             Ok(()) => passed += 1,
@@ -48,10 +57,11 @@ fn run_folder(folder: &str, device: Device) {
     }
     let missing: usize = unknown.values().sum();
     println!(
-        "{folder} on {device}: {passed} cases passed, {missing} of {} ops not there yet:",
+        "{folder} on {device}: {passed} cases passed, with {gradients} gradients; {missing} of {} ops not there yet:",
         unknown.len()
     );
     println!("{unknown:?}");
+    println!("no gradient yet: {without_rule:?}");
     assert!(failures.is_empty(), "{device}: {} failed\n{}", failures.len(), failures.join("\n"));
     assert!(passed > 0 || goldens.cases.is_empty(), "no case was run");
 }
@@ -70,13 +80,54 @@ fn compare_all(
     }
     for (name, output) in names.iter().zip(outputs) {
         let expected = goldens.tensor(name).map_err(|e| e.to_string())?;
+        let floor = floor(case, &expected);
         if output.device() != device {
             return Err(format!("{name}: on {} instead of {device}", output.device()));
         }
-        let sums = SUMS.contains(&case.op.as_str());
-        compare(&expected, output, sums, nan_or_infinity).map_err(|e| format!("{name}: {e}"))?;
+        compare(&expected, output, 1.0, floor, nan_or_infinity)
+            .map_err(|e| format!("{name}: {e}"))?;
     }
     Ok(())
+}
+
+/// Goes back from the outputs, and compares the gradients of the inputs. They have ten times the tolerance.
+fn compare_gradients(
+    goldens: &Goldens,
+    case: &Case,
+    outputs: &[Tensor],
+    leaves: &BTreeMap<String, Tensor>,
+) -> Result<(), String> {
+    if case.grads.is_empty() {
+        return Ok(());
+    }
+    let fail = |e: warpline::Error| format!("backward: {e}");
+    let (mut roots, mut gradients) = (Vec::new(), Vec::new());
+    for (number, name) in &case.upstream {
+        let output = number.parse().ok().and_then(|i: usize| outputs.get(i));
+        let output = output.ok_or_else(|| format!("no output {number}"))?;
+        roots.push(output);
+        gradients.push(goldens.tensor(name).and_then(|g| g.to(output.device())).map_err(fail)?);
+    }
+    let gradients: Vec<Option<&Tensor>> = gradients.iter().map(Some).collect();
+    warpline::autograd::backward(&roots, &gradients, false, false).map_err(fail)?;
+    for (leaf, name) in &case.grads {
+        let expected = goldens.tensor(name).map_err(fail)?;
+        let grad = leaves.get(leaf).and_then(Tensor::grad);
+        let grad = grad.ok_or_else(|| format!("{leaf} has no gradient"))?;
+        let floor = floor(case, &expected);
+        compare(&expected, &grad, 10.0, floor, false).map_err(|e| format!("{name}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// What the tolerance is multiplied with where the result is small.
+fn floor(case: &Case, expected: &Tensor) -> f64 {
+    if !SUMS.contains(&case.op.as_str()) {
+        return 1.0;
+    }
+    let values = expected.to_scalars().unwrap_or_default();
+    let magnitudes = values.iter().map(|v| v.to_f64().abs()).filter(|v| v.is_finite());
+    magnitudes.fold(0.0, f64::max)
 }
 
 /// Ops whose results are sums of products or of many terms: the floor of their tolerance is that of the
@@ -139,7 +190,8 @@ const SUMS: &[&str] = &[
 fn compare(
     expected: &Tensor,
     actual: &Tensor,
-    sums: bool,
+    times: f64,
+    floor: f64,
     nan_or_infinity: bool,
 ) -> Result<(), String> {
     if expected.size() != actual.size() {
@@ -148,17 +200,16 @@ fn compare(
     if expected.dtype() != actual.dtype() {
         return Err(format!("{} instead of {}", actual.dtype(), expected.dtype()));
     }
-    let tolerance = match expected.dtype() {
-        DType::F64 => 1e-12,
-        DType::F32 => 1e-5,
-        DType::F16 => 2e-3,
-        DType::BF16 => 1.6e-2,
-        _ => 0.0,
-    };
+    let tolerance = times
+        * match expected.dtype() {
+            DType::F64 => 1e-12,
+            DType::F32 => 1e-5,
+            DType::F16 => 2e-3,
+            DType::BF16 => 1.6e-2,
+            _ => 0.0,
+        };
     let (want, got) = (expected.to_scalars(), actual.to_scalars());
     let (want, got) = (want.map_err(|e| e.to_string())?, got.map_err(|e| e.to_string())?);
-    let magnitudes = want.iter().map(|v| v.to_f64().abs()).filter(|v| v.is_finite());
-    let floor = if sums { magnitudes.fold(0.0, f64::max) } else { 1.0 };
     for (i, (want, got)) in want.iter().zip(&got).enumerate() {
         if want == got {
             continue;

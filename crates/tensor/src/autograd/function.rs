@@ -1,0 +1,91 @@
+//! Ops of the program's own, with their gradients.
+
+use super::node::Gradients;
+use super::record::{record_all, wanted};
+use super::{Context, mode};
+use crate::{Result, Tensor};
+
+/// What a function's backward pass will need.
+#[derive(Debug, Default)]
+pub struct ToSave(Vec<Tensor>);
+
+impl ToSave {
+    /// Keeps a tensor, an input or a result among others, for [`Context::saved`] by the number of the call
+    /// (`ctx.save_for_backward`).
+    pub fn tensor(&mut self, tensor: &Tensor) -> &mut Self {
+        self.0.push(tensor.clone());
+        self
+    }
+}
+
+/// An op with its own gradient (`torch.autograd.Function`): one that others than Warpline's kernels compute, or
+/// whose gradient is not that of what it computes. What is no tensor is a field.
+///
+/// ```
+/// use warpline::autograd::{Context, Function, Gradients, ToSave};
+/// use warpline::{Result, Tensor, tensor};
+///
+/// /// Rounds, and lets gradients through as if it did not.
+/// struct StraightThrough;
+///
+/// impl Function for StraightThrough {
+///     const NAME: &'static str = "straight_through";
+///
+///     fn forward(&self, _save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+///         Ok(vec![inputs[0].round()?])
+///     }
+///
+///     fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+///         Ok(grads.iter().cloned().collect())
+///     }
+/// }
+///
+/// let x = tensor([0.4f32, 1.6], ())?.requires_grad_(true)?;
+/// let y = StraightThrough.apply(&[&x])?.remove(0);
+/// assert_eq!(y.to_vec::<f32>()?, [0.0, 2.0]);
+/// y.sum(())?.backward()?;
+/// assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [1.0, 1.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+pub trait Function: Send + Sync + Sized + 'static {
+    /// What errors and `grad_fn` call it, in lower case with underscores.
+    const NAME: &'static str;
+
+    /// Computes the results. Nothing that is done here is recorded.
+    ///
+    /// # Errors
+    /// Whatever its ops fail with.
+    fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
+
+    /// The inputs' gradients, in their order, for those of the results; an input whose
+    /// [`Context::needs`] is false may have none. Written in ops of tensors, it has gradients itself.
+    ///
+    /// # Errors
+    /// Whatever its ops fail with.
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients>;
+
+    /// Computes the results, and records them if an input wants a gradient.
+    ///
+    /// # Errors
+    /// As [`Function::forward`]; [`crate::Error::Gradient`] if a tensor cannot be saved.
+    #[track_caller]
+    fn apply(self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let mut save = ToSave::default();
+        let outputs = mode::no_grad(|| self.forward(&mut save, inputs))?;
+        if !wanted(inputs) {
+            return Ok(outputs);
+        }
+        // A result that is an input would else be its own input.
+        let apart = |output: Tensor| match inputs.iter().any(|input| input.is_same(&output)) {
+            true => output.alias(),
+            false => output,
+        };
+        let outputs: Vec<Tensor> = outputs.into_iter().map(apart).collect();
+        let results: Vec<&Tensor> = outputs.iter().collect();
+        let saved: Vec<&Tensor> = save.0.iter().collect();
+        let rule =
+            move |context: &Context<'_>, grads: &[Option<Tensor>]| self.backward(context, grads);
+        record_all(Self::NAME, &results, inputs, &saved, rule)?;
+        Ok(outputs)
+    }
+}

@@ -1,0 +1,127 @@
+//! Functions of the program that see gradients on their way.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+
+use super::meta::Meta;
+use super::node::Node;
+use crate::{Error, Result, Tensor};
+
+/// Sees a gradient, and may return another one in its place.
+pub(super) type GradHook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
+/// Sees a leaf whose gradient was added to.
+pub(super) type LeafHook = Arc<dyn Fn(&Tensor) -> Result<()> + Send + Sync>;
+
+/// A hook of one of a node's results.
+pub(super) struct Hook {
+    id: u64,
+    pub(super) output: usize,
+    pub(super) call: GradHook,
+}
+
+static IDS: AtomicU64 = AtomicU64::new(0);
+
+pub(super) fn id() -> u64 {
+    IDS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Takes a hook away again (`RemovableHandle`). Dropping it leaves the hook.
+#[derive(Debug)]
+pub struct HookHandle {
+    id: u64,
+    place: Place,
+}
+
+enum Place {
+    Node(Weak<Node>),
+    Leaf(std::sync::Weak<crate::tensor::Inner>),
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Node(_) => "Node",
+            Self::Leaf(_) => "Leaf",
+        })
+    }
+}
+
+impl HookHandle {
+    /// Takes the hook away.
+    pub fn remove(self) {
+        match self.place {
+            Place::Node(node) => {
+                if let Some(node) = node.upgrade() {
+                    let mut hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+                    hooks.retain(|hook| hook.id != self.id);
+                }
+            }
+            Place::Leaf(leaf) => {
+                if let Some(leaf) = leaf.upgrade() {
+                    Meta::of(&Tensor::from_inner(leaf)).remove_hook(self.id);
+                }
+            }
+        }
+    }
+}
+
+impl Tensor {
+    /// Calls `hook` with each gradient of this tensor, in a backward pass, before it goes on; what the hook
+    /// returns goes on instead (`Tensor.register_hook`).
+    ///
+    /// ```
+    /// use warpline::ones;
+    ///
+    /// let x = ones([2], ())?.requires_grad_(true)?;
+    /// x.register_hook(|grad| grad.mul(10).map(Some))?;
+    /// x.sum(())?.backward()?;
+    /// assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [10.0, 10.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] of a tensor that wants no gradient.
+    #[track_caller]
+    pub fn register_hook(
+        &self,
+        hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        if !self.requires_grad() {
+            let reason =
+                "a tensor that wants no gradient has none to hook; call requires_grad_(true) first";
+            return Err(Error::gradient("register_hook", reason.into()));
+        }
+        let (id, call): (u64, GradHook) = (id(), Arc::new(hook));
+        if self.is_leaf() {
+            Meta::of(self).add_hook(id, call);
+            return Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(self.inner())) });
+        }
+        let edge = self.edge();
+        let Some(edge) = edge else {
+            return Err(Error::gradient("register_hook", "the tensor has no graph".into()));
+        };
+        let mut hooks = edge.node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        hooks.push(Hook { id, output: edge.output, call });
+        drop(hooks);
+        Ok(HookHandle { id, place: Place::Node(Arc::downgrade(&edge.node)) })
+    }
+
+    /// Calls `hook` with this leaf whenever a backward pass has added to its gradient
+    /// (`register_post_accumulate_grad_hook`): an optimizer's step within the backward pass, say.
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] of anything but a leaf that wants a gradient.
+    #[track_caller]
+    pub fn register_post_accumulate_grad_hook(
+        &self,
+        hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        if !self.requires_grad() || !self.is_leaf() {
+            let reason = "only a leaf that wants a gradient accumulates one";
+            return Err(Error::gradient("register_post_accumulate_grad_hook", reason.into()));
+        }
+        let id = id();
+        Meta::of(self).add_leaf_hook(id, Arc::new(hook));
+        Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(self.inner())) })
+    }
+}

@@ -1,0 +1,240 @@
+//! What each tensor knows of gradients: nothing, until one is wanted.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use smallvec::SmallVec;
+
+use super::hooks::{GradHook, LeafHook};
+use super::node::{Edge, Node, Work};
+use super::{mode, views};
+use crate::Tensor;
+
+/// Beside a tensor: its [`Meta`] once it has one, and of which tensor it is a view.
+pub(crate) struct AutogradSlot {
+    meta: OnceLock<Box<Meta>>,
+    view_of: Option<ViewOf>,
+    inference: bool,
+}
+
+struct ViewOf {
+    /// Never a view itself.
+    base: Tensor,
+    /// Whether it was made where ops are recorded.
+    recorded: bool,
+}
+
+impl AutogradSlot {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        let inference = mode::is_inference_mode_enabled();
+        Self { meta: OnceLock::new(), view_of: None, inference }
+    }
+
+    fn view(base: Tensor) -> Self {
+        let recorded = mode::is_grad_enabled();
+        Self { view_of: Some(ViewOf { base, recorded }), ..Self::new() }
+    }
+}
+
+/// A tensor's part in the graph.
+pub(crate) struct Meta {
+    /// Whether it wants a gradient, as a leaf or since it was computed from one.
+    tracked: AtomicBool,
+    /// Of a base: how often an in-place op has given it another node. Of a view: how often it had been given one
+    /// when the view's own node was made.
+    history: AtomicU32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What it was computed by; `None` of a leaf.
+    edge: Option<Edge>,
+    grad: Option<Tensor>,
+    /// Of a leaf. The graph keeps it.
+    accumulator: Weak<Node>,
+    hooks: SmallVec<[(u64, GradHook); 1]>,
+    leaf_hooks: SmallVec<[(u64, LeafHook); 1]>,
+    retains_grad: bool,
+}
+
+impl Meta {
+    /// A tensor's, which is made if it has none.
+    pub(super) fn of(tensor: &Tensor) -> &Self {
+        tensor.inner().autograd.meta.get_or_init(|| {
+            Box::new(Self {
+                tracked: AtomicBool::new(false),
+                history: AtomicU32::new(0),
+                state: Mutex::default(),
+            })
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_edge(&self, edge: Edge) {
+        let former = self.state().edge.replace(edge);
+        self.tracked.store(true, Ordering::Release);
+        drop(former);
+    }
+
+    pub(super) fn set_leaf(&self, requires_grad: bool) {
+        self.tracked.store(requires_grad, Ordering::Release);
+    }
+
+    pub(super) fn grad(&self) -> Option<Tensor> {
+        self.state().grad.clone()
+    }
+
+    pub(super) fn replace_grad(&self, grad: Option<Tensor>) -> Option<Tensor> {
+        std::mem::replace(&mut self.state().grad, grad)
+    }
+
+    pub(super) fn retain_grad(&self) -> bool {
+        std::mem::replace(&mut self.state().retains_grad, true)
+    }
+
+    pub(super) fn add_hook(&self, id: u64, hook: GradHook) {
+        self.state().hooks.push((id, hook));
+    }
+
+    pub(super) fn add_leaf_hook(&self, id: u64, hook: LeafHook) {
+        self.state().leaf_hooks.push((id, hook));
+    }
+
+    pub(super) fn remove_hook(&self, id: u64) {
+        let mut state = self.state();
+        state.hooks.retain(|hook| hook.0 != id);
+        state.leaf_hooks.retain(|hook| hook.0 != id);
+    }
+
+    pub(super) fn hooks(&self) -> SmallVec<[GradHook; 1]> {
+        self.state().hooks.iter().map(|hook| hook.1.clone()).collect()
+    }
+
+    pub(super) fn leaf_hooks(&self) -> SmallVec<[LeafHook; 1]> {
+        self.state().leaf_hooks.iter().map(|hook| hook.1.clone()).collect()
+    }
+
+    /// One more in-place op on a base; what is written over it has this number.
+    pub(super) fn next_history(&self) -> u32 {
+        self.history.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn history(&self) -> u32 {
+        self.history.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_history(&self, history: u32) {
+        self.history.store(history, Ordering::Release);
+    }
+}
+
+impl Tensor {
+    fn meta(&self) -> Option<&Meta> {
+        self.inner().autograd.meta.get().map(|meta| &**meta)
+    }
+
+    pub(super) fn has_meta(&self) -> bool {
+        self.meta().is_some()
+    }
+
+    /// The tensor that this is a view of.
+    pub(super) fn base(&self) -> Option<&Tensor> {
+        self.inner().autograd.view_of.as_ref().map(|view| &view.base)
+    }
+
+    /// Whether it is a view that was made without recording.
+    pub(super) fn is_unrecorded_view(&self) -> bool {
+        self.inner().autograd.view_of.as_ref().is_some_and(|view| !view.recorded)
+    }
+
+    /// Whether it was made in [`inference_mode`](crate::autograd::inference_mode) (`Tensor.is_inference`).
+    #[must_use]
+    pub fn is_inference(&self) -> bool {
+        self.inner().autograd.inference
+    }
+
+    /// The same memory and layout as a tensor of its own, of which the graph knows nothing.
+    pub(super) fn alias(&self) -> Tensor {
+        self.with_layout(self.layout().clone())
+    }
+
+    /// A view with this layout, as ops make it: not recorded itself, but in-place ops on it are seen by its
+    /// base.
+    pub(crate) fn view_with(&self, layout: warpline_runtime::Layout) -> Tensor {
+        let base = self.base().unwrap_or(self).clone();
+        Tensor::with_slot(self, layout, AutogradSlot::view(base))
+    }
+
+    /// Whether an in-place op on the base, or on another view of it, came after this view's node was made.
+    #[inline]
+    fn is_stale(&self) -> bool {
+        let Some(view) = &self.inner().autograd.view_of else { return false };
+        let Some(base) = view.base.meta() else { return false };
+        view.recorded && base.history() != self.meta().map_or(0, Meta::history)
+    }
+
+    /// Whether gradients of it are wanted: it is a leaf that was asked for (`requires_grad_`), or was computed
+    /// from one (`Tensor.requires_grad`).
+    #[inline]
+    #[must_use]
+    pub fn requires_grad(&self) -> bool {
+        let tracked = self.meta().is_some_and(|meta| meta.tracked.load(Ordering::Acquire));
+        tracked || self.is_stale()
+    }
+
+    /// Whether it was not computed from a tensor that wants a gradient (`Tensor.is_leaf`).
+    #[must_use]
+    pub fn is_leaf(&self) -> bool {
+        !self.is_stale() && self.meta().is_none_or(|meta| meta.state().edge.is_none())
+    }
+
+    /// Where its gradient goes; `None` if none is wanted.
+    pub(super) fn edge(&self) -> Option<Edge> {
+        if self.is_stale()
+            && let Some(base) = self.base()
+        {
+            views::renew(self, base);
+        }
+        let meta = self.meta()?;
+        if !meta.tracked.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = meta.state();
+        if let Some(edge) = &state.edge {
+            return Some(edge.clone());
+        }
+        let node = state.accumulator.upgrade().unwrap_or_else(|| {
+            let node = Arc::new(Node::accumulator(self));
+            state.accumulator = Arc::downgrade(&node);
+            node
+        });
+        Some(Edge { node, output: 0 })
+    }
+
+    /// The history that views of it are up to date with.
+    pub(super) fn base_history(&self) -> u32 {
+        self.meta().map_or(0, Meta::history)
+    }
+}
+
+impl Node {
+    fn accumulator(leaf: &Tensor) -> Self {
+        Self {
+            number: super::node::FIRST,
+            name: "AccumulateGrad",
+            location: std::panic::Location::caller(),
+            stream: leaf.stream(),
+            next: SmallVec::new(),
+            outputs: 1,
+            saved: Mutex::new(Some(SmallVec::new())),
+            work: Work::Accumulate(leaf.clone()),
+            inner: None,
+            hooks: Mutex::default(),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Gradients (`torch.autograd`).
+//!
+//! Ops on tensors that want a gradient ([`Tensor::requires_grad_`](crate::Tensor::requires_grad_)) are recorded;
+//! [`Tensor::backward`](crate::Tensor::backward) goes through the record from its end.
+//!
+//! ```
+//! use warpline::{autograd, tensor};
+//!
+//! let weight = tensor([1f32, 2.0], ())?.requires_grad_(true)?;
+//! let loss = weight.square()?.sum(())?;
+//! loss.backward()?;
+//! let grad = weight.grad().unwrap();
+//! assert_eq!(grad.to_vec::<f32>()?, [2.0, 4.0]);
+//! autograd::no_grad(|| weight.add_scaled_(&grad, -0.5).map(drop))?;
+//! assert_eq!(weight.to_vec::<f32>()?, [0.0, 0.0]);
+//! # Ok::<(), warpline::Error>(())
+//! ```
+
+mod accumulate;
+mod checkpoint;
+mod context;
+mod engine;
+mod function;
+mod gradcheck;
+mod hooks;
+mod meta;
+mod mode;
+mod node;
+mod record;
+mod rules;
+mod saved;
+mod tensor;
+mod views;
+
+pub use checkpoint::checkpoint;
+pub use context::Context;
+pub use function::{Function, ToSave};
+pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
+pub use hooks::HookHandle;
+pub use mode::{
+    detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled, is_grad_enabled,
+    is_inference_mode_enabled, no_grad, set_grad_enabled,
+};
+pub use node::Gradients;
+pub use tensor::{GradOptions, backward, grad};
+
+pub(crate) use meta::AutogradSlot;
+pub(crate) use record::{
+    check_in_place, record, record_in_place, record_overwritten, refuse, wanted, wanted_in_place,
+};
+pub(crate) use rules::{elementwise, elementwise_as, elementwise_in_place};

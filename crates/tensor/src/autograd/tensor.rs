@@ -1,0 +1,277 @@
+//! What a tensor can be asked for, and told.
+
+use super::engine::{self, Options};
+use super::meta::Meta;
+use super::node::Edge;
+use crate::called::Called;
+use crate::{Error, Result, Tensor};
+
+impl Tensor {
+    /// This tensor, which from now on wants a gradient, or none any more (`Tensor.requires_grad_`). All its
+    /// clones do.
+    ///
+    /// ```
+    /// use warpline::{randn, tensor};
+    ///
+    /// let weight = randn([3, 2], ())?.requires_grad_(true)?;
+    /// let x = tensor([[1f32, 2.0, 3.0]], ())?;
+    /// x.matmul(&weight)?.sum(())?.backward()?;
+    /// assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] of a dtype that has no gradient, of an inference tensor, and when what was
+    /// computed from others is to want none: that is what [`Tensor::detach`] is for.
+    #[track_caller]
+    pub fn requires_grad_(&self, requires_grad: bool) -> Result<Self> {
+        let op = "requires_grad_";
+        if requires_grad && !self.dtype().is_float() {
+            let reason =
+                format!("only floats can want a gradient, but the tensor is of {}", self.dtype());
+            return Err(Error::gradient(op, reason));
+        }
+        if requires_grad && self.is_inference() {
+            let reason =
+                "a tensor that was made in inference mode cannot want a gradient; use a copy of it";
+            return Err(Error::gradient(op, reason.into()));
+        }
+        if !self.is_leaf() {
+            if requires_grad {
+                return Ok(self.clone());
+            }
+            let reason = "what was computed from tensors that want a gradient wants one; use what `detach` returns";
+            return Err(Error::gradient(op, reason.into()));
+        }
+        if requires_grad != self.requires_grad() {
+            Meta::of(self).set_leaf(requires_grad);
+        }
+        Ok(self.clone())
+    }
+
+    /// The sum of the gradients that backward passes computed for this leaf, until [`Tensor::set_grad`] takes it
+    /// away (`Tensor.grad`); `None` if there was none.
+    #[must_use]
+    pub fn grad(&self) -> Option<Tensor> {
+        // Where there is no gradient there need not be a place for it either.
+        if !self.requires_grad() && self.is_leaf() && !self.has_meta() {
+            return None;
+        }
+        Meta::of(self).grad()
+    }
+
+    /// Sets the gradient, or takes it away (`Tensor.grad = …`).
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] of one that has other sizes, another dtype or device than this tensor.
+    #[track_caller]
+    pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
+        if let Some(grad) = &grad
+            && (grad.size() != self.size()
+                || grad.dtype() != self.dtype()
+                || grad.device() != self.device())
+        {
+            let reason = format!(
+                "a gradient of shape {:?}, {} on {} is none for a tensor of shape {:?}, {} on {}",
+                grad.size(),
+                grad.dtype(),
+                grad.device(),
+                self.size(),
+                self.dtype(),
+                self.device()
+            );
+            return Err(Error::gradient("set_grad", reason));
+        }
+        drop(Meta::of(self).replace_grad(grad));
+        Ok(())
+    }
+
+    /// Keeps this tensor's gradient in [`Tensor::grad`] although it is no leaf (`Tensor.retain_grad`).
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] of a tensor that wants no gradient.
+    #[track_caller]
+    pub fn retain_grad(&self) -> Result<()> {
+        if !self.requires_grad() {
+            let reason = "a tensor that wants no gradient has none to keep";
+            return Err(Error::gradient("retain_grad", reason.into()));
+        }
+        if self.is_leaf() || Meta::of(self).retain_grad() {
+            return Ok(());
+        }
+        let weak = std::sync::Arc::downgrade(self.inner());
+        self.register_hook(move |grad| {
+            if let Some(inner) = weak.upgrade() {
+                let tensor = Tensor::from_inner(inner);
+                let meta = Meta::of(&tensor);
+                let sum = match meta.grad() {
+                    None => grad.clone(),
+                    Some(former) => former.add(grad)?,
+                };
+                drop(meta.replace_grad(Some(sum)));
+            }
+            Ok(None)
+        })
+        .map(drop)
+    }
+
+    /// The same memory as a tensor that wants no gradient and passes none on (`Tensor.detach`).
+    #[must_use]
+    pub fn detach(&self) -> Tensor {
+        self.alias()
+    }
+
+    /// The name of the node that made it (`Tensor.grad_fn`), such as `MulBackward0`; `None` of a leaf.
+    #[must_use]
+    pub fn grad_fn(&self) -> Option<String> {
+        if self.is_leaf() { None } else { self.edge().map(|edge| edge.node.title()) }
+    }
+
+    /// Computes the gradients of this tensor's one element for all leaves that it was computed from and that want
+    /// one, and adds them to their [`Tensor::grad`] (`Tensor.backward`). What was saved for that is freed.
+    ///
+    /// Each op's gradient is computed on the stream that the op ran on. The pass is enqueued as any op is: nothing
+    /// is waited for, and later work comes after it.
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] if the tensor has several elements or wants no gradient; if a graph was freed, or a
+    /// tensor that is needed was changed in place.
+    #[track_caller]
+    pub fn backward(&self) -> Result<()> {
+        self.backward_with(None, false, false)
+    }
+
+    /// [`Tensor::backward`] from a given gradient of this tensor. With `retain_graph` another pass can go through
+    /// the graph, with `create_graph` the pass is recorded itself, so that gradients have gradients.
+    ///
+    /// # Errors
+    /// As [`Tensor::backward`]; if `gradient` has other sizes than this tensor.
+    #[track_caller]
+    pub fn backward_with(
+        &self,
+        gradient: Option<&Tensor>,
+        retain_graph: bool,
+        create_graph: bool,
+    ) -> Result<()> {
+        let root = root("backward", self, gradient)?;
+        let options = Options { retain_graph: retain_graph || create_graph, create_graph };
+        engine::run("backward", vec![root], None, options).map(drop)
+    }
+}
+
+/// Where a pass begins.
+#[track_caller]
+fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<(Edge, Tensor)> {
+    let Some(edge) = tensor.edge() else {
+        let reason = "the tensor wants no gradient, and was computed from none that does";
+        return Err(Error::gradient(op, reason.into()));
+    };
+    let gradient = match gradient {
+        Some(gradient) if gradient.size() == tensor.size() => gradient.clone(),
+        Some(gradient) => {
+            let (own, sizes) = (tensor.size(), gradient.size());
+            let reason =
+                format!("a gradient of shape {sizes:?} is none for a tensor of shape {own:?}");
+            return Err(Error::gradient(op, reason));
+        }
+        None if tensor.numel() == 1 => tensor.ones_like(()).of(op)?,
+        None => {
+            let reason = format!(
+                "only a tensor of one element has a gradient of its own, but this one is of shape {:?}; give one, or \
+                 begin with its sum",
+                tensor.size()
+            );
+            return Err(Error::gradient(op, reason));
+        }
+    };
+    Ok((edge, gradient))
+}
+
+/// Options of [`grad`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GradOptions {
+    /// Keep the graph, for another pass.
+    pub retain_graph: bool,
+    /// Record the pass itself, so that its results have gradients. Keeps the graph too.
+    pub create_graph: bool,
+    /// An input that the outputs do not depend on is no error, and has `None`.
+    pub allow_unused: bool,
+}
+
+/// The gradients of `outputs` for `inputs`, which are returned and added to no tensor's own
+/// (`torch.autograd.grad`). `gradients` are those of the outputs; none stands for ones, of outputs with one
+/// element.
+///
+/// ```
+/// use warpline::autograd::{GradOptions, grad};
+/// use warpline::tensor;
+///
+/// let x = tensor(3f64, ())?.requires_grad_(true)?;
+/// let options = GradOptions { create_graph: true, ..GradOptions::default() };
+/// let slope = grad(&[&x.pow(3)?], &[&x], &[], options)?.remove(0).unwrap();
+/// let curvature = grad(&[&slope], &[&x], &[], GradOptions::default())?.remove(0).unwrap();
+/// assert_eq!((slope.item::<f64>()?, curvature.item::<f64>()?), (27.0, 18.0));
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Gradient`] as [`Tensor::backward`]; for an input that wants no gradient, or that the outputs do not
+/// depend on.
+#[track_caller]
+pub fn grad(
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    gradients: &[Option<&Tensor>],
+    options: GradOptions,
+) -> Result<Vec<Option<Tensor>>> {
+    if !gradients.is_empty() && gradients.len() != outputs.len() {
+        let (given, wanted) = (gradients.len(), outputs.len());
+        let reason = format!("{given} gradients were given for {wanted} outputs");
+        return Err(Error::gradient("grad", reason));
+    }
+    let mut roots = Vec::new();
+    for (i, output) in outputs.iter().enumerate() {
+        roots.push(root("grad", output, gradients.get(i).copied().flatten())?);
+    }
+    let mut edges = Vec::new();
+    for (i, input) in inputs.iter().enumerate() {
+        let Some(edge) = input.edge() else {
+            let reason =
+                format!("input {i} wants no gradient; call requires_grad_(true) on it first");
+            return Err(Error::gradient("grad", reason));
+        };
+        edges.push(edge);
+    }
+    let GradOptions { retain_graph, create_graph, allow_unused } = options;
+    let pass = Options { retain_graph: retain_graph || create_graph, create_graph };
+    let grads = engine::run("grad", roots, Some(&edges), pass)?;
+    if let Some(unused) = grads.iter().position(Option::is_none)
+        && !allow_unused
+    {
+        let reason = format!(
+            "the outputs do not depend on input {unused}; with `allow_unused` it has no gradient, and is no error"
+        );
+        return Err(Error::gradient("grad", reason));
+    }
+    Ok(grads)
+}
+
+/// [`Tensor::backward`] of several tensors at once (`torch.autograd.backward`). `gradients` are theirs; none
+/// stands for ones, of tensors with one element.
+///
+/// # Errors
+/// As [`Tensor::backward_with`].
+#[track_caller]
+pub fn backward(
+    tensors: &[&Tensor],
+    gradients: &[Option<&Tensor>],
+    retain_graph: bool,
+    create_graph: bool,
+) -> Result<()> {
+    let mut roots = Vec::new();
+    for (i, tensor) in tensors.iter().enumerate() {
+        roots.push(root("backward", tensor, gradients.get(i).copied().flatten())?);
+    }
+    let options = Options { retain_graph: retain_graph || create_graph, create_graph };
+    engine::run("backward", roots, None, options).map(drop)
+}

@@ -1,0 +1,187 @@
+//! Views, and in-place ops on them.
+
+use std::sync::{Arc, Mutex};
+
+use smallvec::{SmallVec, smallvec};
+use warpline_runtime::{Layout, Sizes, Strides};
+
+use super::Context;
+use super::meta::Meta;
+use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, number};
+use super::record::{record, wanted};
+use crate::{Result, Tensor};
+
+impl Tensor {
+    /// A view with this layout, recorded if a gradient is wanted; `rule` returns this tensor's gradient for
+    /// the view's.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn viewed(
+        &self,
+        name: &'static str,
+        layout: Layout,
+        rule: impl Fn(&Context<'_>, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Tensor> {
+        let view = self.view_with(layout);
+        if !wanted(&[self]) {
+            return Ok(view);
+        }
+        record(name, view, &[self], &[], move |context, grad| {
+            Ok(smallvec![Some(rule(context, grad)?)])
+        })
+    }
+
+    /// [`Tensor::viewed`] of all elements in their order, under other sizes.
+    #[track_caller]
+    pub(crate) fn viewed_reshaped(&self, name: &'static str, layout: Layout) -> Result<Tensor> {
+        self.viewed(name, layout, |context, grad| {
+            let sizes: SmallVec<[isize; 6]> =
+                context.sizes(0).iter().map(|&n| n as isize).collect();
+            grad.reshape(&sizes[..])
+        })
+    }
+
+    /// [`Tensor::viewed`] of some elements, each at most once; `part` makes the same view of another tensor.
+    #[track_caller]
+    pub(crate) fn viewed_part(
+        &self,
+        name: &'static str,
+        layout: Layout,
+        part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Tensor> {
+        self.viewed(name, layout, move |context, grad| embed(grad, context.sizes(0), &part))
+    }
+}
+
+/// Zeros of these sizes, but for `grad` where `part` shows it.
+#[track_caller]
+fn embed(
+    grad: &Tensor,
+    sizes: &[usize],
+    part: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let whole = grad.new_zeros(sizes, ())?;
+    part(&whole)?.copy_(grad, false)?;
+    Ok(whole)
+}
+
+/// Where a view lies in its base.
+#[derive(Clone)]
+struct Geometry {
+    base: Layout,
+    view: Layout,
+}
+
+impl Geometry {
+    fn new(base: &Tensor, view: &Tensor) -> Self {
+        Self { base: base.layout().clone(), view: view.layout().clone() }
+    }
+
+    /// Zeros that lie as the base does, and the view of them. What is written to one shows in the other's
+    /// gradient too.
+    fn windows(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
+        let start = self.base.offset();
+        let end = [&self.base, &self.view].into_iter().map(end).max().unwrap_or(start);
+        let flat = like.new_zeros([end - start.min(end)], ())?;
+        let shifted = |layout: &Layout| {
+            let (sizes, strides): (Sizes, Strides) =
+                (layout.sizes().into(), layout.strides().into());
+            flat.view_with(Layout::from_parts(sizes, strides, layout.offset() - start))
+        };
+        Ok((shifted(&self.base), shifted(&self.view)))
+    }
+}
+
+/// One past the last element of a layout.
+fn end(layout: &Layout) -> usize {
+    if layout.numel() == 0 {
+        return layout.offset();
+    }
+    let reach = |(&n, &stride): (&usize, &isize)| (n - 1) * stride.unsigned_abs();
+    layout.offset() + 1 + layout.sizes().iter().zip(layout.strides()).map(reach).sum::<usize>()
+}
+
+/// Gives a view whose base was changed in place its node anew, from the base's.
+pub(super) fn renew(view: &Tensor, base: &Tensor) {
+    let history = base.base_history();
+    let Some(edge) = base.edge() else { return };
+    let geometry = Geometry::new(base, view);
+    let like = Like::of(base);
+    let rule: Rule = Box::new(move |_, grads| match grads {
+        [Some(grad)] => Ok(smallvec![Some(scattered(&geometry, grad)?)]),
+        _ => Ok(Gradients::new()),
+    });
+    let node = Node {
+        number: number(),
+        name: "as_strided",
+        location: edge.node.location,
+        stream: edge.node.stream.clone(),
+        next: smallvec![Next { edge: Some(edge), like }],
+        outputs: 1,
+        saved: Mutex::new(Some(SmallVec::new())),
+        work: Work::Rule(rule),
+        inner: None,
+        hooks: Mutex::default(),
+    };
+    let meta = Meta::of(view);
+    meta.set_edge(Edge { node: Arc::new(node), output: 0 });
+    meta.set_history(history);
+}
+
+/// The base's gradient for a view's. Elements that the view shows several times are summed.
+fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
+    let repeated: SmallVec<[isize; 6]> = (0..geometry.view.ndim())
+        .filter(|&d| geometry.view.strides()[d] == 0 && geometry.view.sizes()[d] > 1)
+        .map(|d| d as isize)
+        .collect();
+    let once = if repeated.is_empty() { grad.clone() } else { grad.sum_keepdim(&repeated[..])? };
+    let mut single = geometry.clone();
+    let sizes: Sizes = once.size().into();
+    single.view = Layout::from_parts(sizes, geometry.view.strides().into(), geometry.view.offset());
+    let (whole, part) = single.windows(&once)?;
+    part.copy_(&once, false)?;
+    Ok(whole)
+}
+
+/// Records an in-place op on a view: the base has another node, which passes what is not in the view on as it
+/// comes, and what is through `op`, the op's own.
+pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> {
+    let geometry = Geometry::new(base, view);
+    let mut next: SmallVec<[Next; 2]> = smallvec![Next { edge: base.edge(), like: Like::of(base) }];
+    let others = op.next.iter().skip(1);
+    next.extend(others.map(|next| Next { edge: next.edge.clone(), like: next.like.clone() }));
+    let inner = op.clone();
+    let rule: Rule = Box::new(move |_, grads| {
+        let [Some(grad)] = grads else { return Ok(Gradients::new()) };
+        let (whole, part) = geometry.windows(grad)?;
+        whole.copy_(grad, false)?;
+        let mut through = inner.run(&[Some(part.copy()?)])?;
+        match through.first_mut().and_then(Option::take) {
+            Some(own) => part.copy_(&own, false)?,
+            None => part.zero_()?,
+        };
+        match through.first_mut() {
+            Some(first) => *first = Some(whole),
+            None => through.push(Some(whole)),
+        }
+        Ok(through)
+    });
+    let node = Node {
+        number: number(),
+        name: "CopySlices",
+        location: op.location,
+        stream: op.stream.clone(),
+        next,
+        outputs: 1,
+        saved: Mutex::new(Some(SmallVec::new())),
+        work: Work::Rule(rule),
+        inner: Some(op),
+        hooks: Mutex::default(),
+    };
+    let meta = Meta::of(base);
+    let history = meta.next_history();
+    meta.set_edge(Edge { node: Arc::new(node), output: 0 });
+    // The view follows at its next use.
+    Meta::of(view).set_history(history.wrapping_sub(1));
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Functions of the program's own, checkpoints, and gradients held against differences.
+
+use warpline::autograd::{
+    Context, Function, GradcheckOptions, Gradients, ToSave, checkpoint, gradcheck, gradgradcheck,
+};
+use warpline::{DType, Device, Error, Result, Tensor, manual_seed, randn, where_cond};
+
+use super::{grad, leaf};
+use crate::common;
+
+/// The square, with a slope that is off by `error`.
+struct Square {
+    error: f64,
+}
+
+impl Function for Square {
+    const NAME: &'static str = "my_square";
+
+    fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        save.tensor(inputs[0]);
+        Ok(vec![inputs[0].square()?])
+    }
+
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        let x = context.saved(0)?;
+        let slope = |grad: &Tensor| grad.mul(&x.mul(2.0 + self.error)?);
+        grads.iter().map(|grad| grad.as_ref().map(slope).transpose()).collect()
+    }
+}
+
+#[test]
+fn a_function_has_the_gradient_that_it_says() {
+    common::cpu(|_| {
+        let x = leaf(&[3.0])?;
+        let y = Square { error: 0.0 }.apply(&[&x])?.remove(0);
+        assert_eq!(y.grad_fn().as_deref(), Some("MySquareBackward0"));
+        y.mul(&y)?.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [108.0]);
+        let options = GradcheckOptions::default();
+        let own = |x: &[Tensor]| Square { error: 0.0 }.apply(&[&x[0]]);
+        gradcheck(own, &[x.clone()], options)?;
+        gradgradcheck(own, &[x.clone()], options)?;
+        let wrong = gradcheck(|x| Square { error: 0.01 }.apply(&[&x[0]]), &[x], options);
+        let text = wrong.unwrap_err().to_string();
+        assert!(text.contains("element 0 of output 0 changes by 6"), "{text}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_checkpoint_computes_again_what_it_does_not_keep() {
+    common::cpu(|_| {
+        let (x, weight) = (leaf(&[0.5, 1.5])?, leaf(&[2.0, 3.0])?);
+        let own = weight.clone();
+        let block = move |x: &[Tensor]| Ok(vec![x[0].mul(&own)?.sin()?.mul(&x[0])?]);
+        let plain = block(&[x.clone()])?.remove(0);
+        plain.sum(())?.backward()?;
+        let expected = (grad(&x)?, grad(&weight)?);
+        x.set_grad(None)?;
+        weight.set_grad(None)?;
+        let again = checkpoint(block, &[&x])?.remove(0);
+        assert_eq!(again.to_vec::<f64>()?, plain.to_vec::<f64>()?);
+        again.sum(())?.backward()?;
+        assert_eq!((grad(&x)?, grad(&weight)?), expected);
+        Ok(())
+    });
+}
+
+/// A function of tensors, what it is called, and the sizes of its inputs.
+type Checked = (&'static str, &'static [&'static [usize]], fn(&[Tensor]) -> Result<Tensor>);
+
+/// What the goldens leave open: gradients of gradients, through views, ties and in-place ops too.
+const FUNCTIONS: &[Checked] = &[
+    ("arithmetic", &[&[2, 3], &[3]], |x| {
+        x[0].mul(&x[1])?.sub(&x[1])?.div(&x[1].square()?.add(1.0)?)
+    }),
+    ("pow", &[&[3]], |x| x[0].abs()?.pow(2.5)?.add(&x[0].square()?.add(1.0)?.rpow(2.0)?)),
+    ("matmul", &[&[2, 3], &[2, 3, 2]], |x| x[0].matmul(&x[1])),
+    ("vectors", &[&[3], &[3]], |x| x[0].matmul(&x[1])),
+    ("softmax", &[&[2, 3]], |x| x[0].softmax(1)?.log_softmax(0)),
+    ("reductions", &[&[2, 3]], |x| x[0].mean(0)?.mul(&x[0].sum([1, 0])?)?.add(&x[0].prod(0)?)),
+    ("extremes", &[&[2, 3]], |x| x[0].amax(1)?.mul(&x[0].amin(())?)),
+    ("activations", &[&[4]], |x| x[0].gelu()?.add(&x[0].silu()?)?.mul(&x[0].gelu_tanh()?)),
+    ("functions", &[&[3]], |x| x[0].sigmoid()?.log()?.add(&x[0].erf()?.atan()?)),
+    ("choices", &[&[4], &[4]], |x| {
+        where_cond(&x[0].gt(&x[1])?, &x[0].exp()?, &x[1])?.maximum(&x[1])
+    }),
+    ("views", &[&[2, 3]], |x| {
+        x[0].t()?.narrow(0, 1, 2)?.expand([2, 2, 2])?.reshape([-1])?.square()
+    }),
+    ("cat", &[&[2, 2], &[1, 2]], |x| warpline::cat(&[&x[0], &x[1], &x[0]], 0)?.square()),
+    ("in place", &[&[3], &[3]], |x| {
+        let y = x[0].mul(&x[1])?;
+        y.mul_(&x[0])?.add_(&x[1])?.exp_()?;
+        Ok(y)
+    }),
+    ("slices", &[&[2, 3], &[3]], |x| {
+        let y = x[0].mul(1.0)?;
+        y.select(0, 1)?.mul_(&x[1])?.mul_(&x[1])?;
+        y.square()
+    }),
+];
+
+fn check_all(device: Device) -> Result<()> {
+    manual_seed(1);
+    for (name, sizes, f) in FUNCTIONS {
+        let input = |sizes: &&[usize]| randn(*sizes, (DType::F64, device))?.requires_grad_(true);
+        let inputs = sizes.iter().map(input).collect::<Result<Vec<_>>>()?;
+        let one = |x: &[Tensor]| f(x).map(|y| vec![y]);
+        let options = GradcheckOptions::default();
+        gradcheck(one, &inputs, options).map_err(|e| named(name, e))?;
+        gradgradcheck(one, &inputs, options).map_err(|e| named(name, e))?;
+    }
+    Ok(())
+}
+
+fn named(name: &str, error: Error) -> Error {
+    Error::invalid("check", format!("{name}: {error}"))
+}
+
+#[test]
+fn gradients_and_their_gradients_are_those_of_differences() {
+    common::cpu(|_| check_all(Device::Cpu));
+    common::worlds(1, |_| check_all(Device::cuda(0)));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_gradients_and_their_gradients_are_those_of_differences() {
+    common::gpu(1, warpline::SyncPolicy::Auto, |_| check_all(Device::cuda(0)));
+}

@@ -1,0 +1,165 @@
+//! In-place ops in a graph.
+
+use warpline::autograd::no_grad;
+use warpline::{DType, Error, tensor, zeros};
+
+use super::{grad, leaf};
+use crate::common;
+
+fn fails(result: warpline::Result<impl Sized>, words: &str) {
+    let error = result.map(drop).expect_err(words);
+    assert!(matches!(error, Error::Gradient { .. }), "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn what_is_changed_in_place_has_another_node() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let y = x.mul(2.0)?;
+        y.add_(&x)?.mul_(&x)?;
+        assert_eq!(y.grad_fn().as_deref(), Some("MulBackward0"));
+        y.sum(())?.backward()?;
+        // y = 3x · x
+        assert_eq!(grad(&x)?, [6.0, 12.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_op_that_saves_its_result_may_be_in_place() {
+    common::cpu(|_| {
+        let x = leaf(&[0.5, -0.5])?;
+        let y = x.mul(2.0)?;
+        y.exp_()?;
+        y.sum(())?.backward()?;
+        let expected = [2.0 * 1f64.exp(), 2.0 * (-1f64).exp()];
+        assert!(grad(&x)?.iter().zip(expected).all(|(g, e)| (g - e).abs() < 1e-12));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_leaf_is_changed_in_no_grad_alone() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        fails(x.add_(1.0), "a leaf that wants a gradient");
+        fails(x.zero_(), "a leaf that wants a gradient");
+        fails(x.select(0, 0)?.fill_(3), "a view of a leaf");
+        assert_eq!(x.to_vec::<f64>()?, [1.0, 2.0], "and nothing is written");
+        no_grad(|| x.add_(1.0).map(drop))?;
+        assert_eq!(x.to_vec::<f64>()?, [2.0, 3.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_gradient_needs_is_not_to_be_changed() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let y = x.mul(1.0)?;
+        let z = y.square()?.sum(())?;
+        y.add_(1.0)?;
+        fails(z.backward(), "modified by an in-place operation");
+        // Through a view, and by a name that knows nothing of the graph.
+        let y = x.mul(1.0)?;
+        let z = y.square()?.sum(())?;
+        y.detach().select(0, 0)?.fill_(0)?;
+        fails(z.backward(), "modified by an in-place operation");
+        // What is not needed may be.
+        let y = x.mul(3.0)?;
+        let z = y.add(1.0)?.sum(())?;
+        y.zero_()?;
+        z.backward()?;
+        assert_eq!(grad(&x)?, [3.0, 3.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_tensor_without_gradient_gets_one_from_what_is_written_to_it() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let sum = zeros([2], DType::F64)?;
+        let same = sum.clone();
+        for _ in 0..3 {
+            sum.add_(&x)?;
+        }
+        assert!(same.requires_grad() && !same.is_leaf());
+        same.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [3.0, 3.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn rows_of_a_buffer_are_written_one_by_one() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let rows = zeros([3, 2], DType::F64)?;
+        for i in 0..3 {
+            rows.select(0, i)?.copy_(&x.mul(i as f64)?, false)?;
+        }
+        assert_eq!(rows.grad_fn().as_deref(), Some("CopySlices"));
+        rows.mul(&tensor([[1f64], [10.0], [100.0]], ())?)?.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [210.0, 210.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn views_see_what_is_done_to_their_base_and_the_other_way_round() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0])?;
+        let y = x.mul(1.0)?;
+        let (row, column) = (y.view([2, 2])?.select(0, 0)?, y.view([2, 2])?.select(1, 0)?);
+        row.mul_(10.0)?;
+        assert_eq!(column.grad_fn().as_deref(), Some("AsStridedBackward0"));
+        column.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [10.0, 0.0, 1.0, 0.0]);
+        x.set_grad(None)?;
+        let y = x.mul(1.0)?;
+        let row = y.view([2, 2])?.select(0, 1)?;
+        y.mul_(7.0)?;
+        row.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [0.0, 0.0, 7.0, 7.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_view_that_repeats_elements_sums_their_gradients() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let y = x.mul(1.0)?;
+        let wide = y.unsqueeze(1)?.expand([2, 3])?;
+        y.mul_(2.0)?;
+        wide.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [6.0, 6.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_view_made_in_no_grad_is_not_to_be_changed_where_ops_are_recorded() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?.mul(1.0)?;
+        let view = no_grad(|| x.select(0, 0))?;
+        assert!(!view.requires_grad());
+        fails(view.mul_(2.0), "made in `no_grad`");
+        no_grad(|| view.mul_(2.0).map(drop))?;
+        Ok(())
+    });
+}
+
+#[test]
+fn fills_and_draws_cut_what_was_before() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let y = x.mul(5.0)?;
+        y.select(0, 0)?.uniform_(0.0, 1.0)?;
+        y.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [0.0, 5.0]);
+        Ok(())
+    });
+}

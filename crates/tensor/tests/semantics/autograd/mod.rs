@@ -1,0 +1,19 @@
+//! Gradients: the graph, the pass, in-place ops, views, hooks.
+
+mod functions;
+mod graph;
+mod hooks;
+mod in_place;
+mod modes;
+mod views;
+
+use warpline::{DType, Result, Tensor, tensor};
+
+/// A leaf of doubles that wants a gradient.
+fn leaf(values: &[f64]) -> Result<Tensor> {
+    tensor(values, DType::F64)?.requires_grad_(true)
+}
+
+fn grad(tensor: &Tensor) -> Result<Vec<f64>> {
+    tensor.grad().expect("a gradient").to_vec()
+}

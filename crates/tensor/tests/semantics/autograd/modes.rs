@@ -1,0 +1,64 @@
+//! `no_grad`, `enable_grad`, `inference_mode`, `detect_anomaly`.
+
+use warpline::autograd::{self, detect_anomaly, enable_grad, inference_mode, no_grad};
+use warpline::{DType, Error, ones};
+
+use super::leaf;
+use crate::common;
+
+#[test]
+fn modes_nest_and_end_with_a_panic_too() {
+    assert!(autograd::is_grad_enabled());
+    no_grad(|| {
+        assert!(!autograd::is_grad_enabled());
+        enable_grad(|| assert!(autograd::is_grad_enabled()));
+        assert!(!autograd::is_grad_enabled());
+    });
+    let caught = std::panic::catch_unwind(|| no_grad(|| panic!("on purpose")));
+    assert!(caught.is_err() && autograd::is_grad_enabled());
+    no_grad(|| {
+        let other = std::thread::spawn(autograd::is_grad_enabled).join();
+        assert!(other.unwrap(), "another thread has its own");
+    });
+}
+
+#[test]
+fn nothing_is_recorded_in_no_grad() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0])?;
+        let y = no_grad(|| x.mul(2.0))?;
+        assert!(!y.requires_grad() && y.is_leaf());
+        assert!(no_grad(|| enable_grad(|| x.mul(2.0)))?.requires_grad());
+        Ok(())
+    });
+}
+
+#[test]
+fn an_inference_tensor_enters_no_graph() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0])?;
+        let y = inference_mode(|| x.mul(2.0))?;
+        assert!(y.is_inference() && !x.is_inference() && !y.requires_grad());
+        for refused in [y.mul(&x), y.requires_grad_(true), x.mul(1.0)?.mul(&y)] {
+            let text = refused.unwrap_err().to_string();
+            assert!(text.contains("inference mode"), "{text}");
+        }
+        assert!(y.copy()?.mul(&x)?.requires_grad());
+        // What saves nothing of it may have it.
+        assert!(y.add(&x)?.requires_grad());
+        Ok(())
+    });
+}
+
+#[test]
+fn an_anomaly_is_an_error_that_names_the_forward_op() {
+    common::cpu(|_| {
+        let x = leaf(&[0.0, 1.0])?;
+        let y = x.sqrt()?.mul(0.0)?.sum(())?;
+        let error = detect_anomaly(|| y.backward()).unwrap_err();
+        assert!(matches!(error, Error::Gradient { op: "sqrt", .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("NaN") && text.contains("autograd/modes.rs"), "{text}");
+        ones([1], DType::F32).map(drop)
+    });
+}
