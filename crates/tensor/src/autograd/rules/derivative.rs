@@ -231,7 +231,7 @@ pub(crate) fn elementwise_in_place(
         .filter(|&i| plan.saved[i].is_same(a) && plan.out != Some(i))
         .collect();
     if !places.is_empty() {
-        former = a.detach().copy()?;
+        former = a.copy()?;
         places.into_iter().for_each(|i| plan.saved[i] = &former);
     }
     let rule = plan.rule();
