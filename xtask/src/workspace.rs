@@ -40,6 +40,20 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-kernels",
         ],
     ),
+    ("warpline-nn-derive", &[]),
+    (
+        "warpline-nn",
+        &[
+            "warpline-sync",
+            "warpline-cuda-sys-safe",
+            "warpline-alloc",
+            "warpline-stream",
+            "warpline-runtime",
+            "warpline-kernels",
+            "warpline",
+            "warpline-nn-derive",
+        ],
+    ),
     (
         "warpline-parallel",
         &[
@@ -50,6 +64,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "warpline-runtime",
             "warpline-kernels",
             "warpline",
+            "warpline-nn",
         ],
     ),
 ];

@@ -8,8 +8,8 @@
 use std::sync::{Arc, Mutex};
 
 use clap::Parser;
-use warpline::nn::{Forward, Linear, Module, ReLU, Sequential};
 use warpline::{Result, Tensor, cuda, manual_seed, randn};
+use warpline_nn::{Forward, Linear, Module, ReLU, Sequential};
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
 #[derive(Debug, Parser)]
@@ -23,19 +23,11 @@ struct Args {
 }
 
 /// A network that notes where it computes what.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 struct Model {
     net: Sequential,
+    #[module(skip)]
     notes: Arc<Mutex<Vec<String>>>,
-}
-
-impl Module for Model {
-    fn visit_parameters(
-        &mut self,
-        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        self.net.visit_parameters(visit)
-    }
 }
 
 impl Forward<Tensor> for Model {
@@ -43,7 +35,7 @@ impl Forward<Tensor> for Model {
 
     fn forward(&self, x: Tensor) -> Result<Tensor> {
         let (device, size) = (x.device(), x.size().to_vec());
-        let out = self.net.forward(x)?;
+        let out = self.net.forward(&x)?;
         let note = format!("    in {device}: {size:?} to {:?} on {}", out.size(), out.device());
         self.notes.lock().unwrap_or_else(|e| e.into_inner()).push(note);
         Ok(out)
@@ -62,7 +54,7 @@ fn main() -> anyhow::Result<()> {
     }
     let x = randn([args.batch, 16], ())?;
     let x = if cuda::is_available()? { x.to("cuda:0")? } else { x };
-    let expected = model.net.forward(x.clone())?;
+    let expected = model.net.forward(&x)?;
 
     let mut options = DataParallelOptions::new();
     if let Some(devices) = args.devices {

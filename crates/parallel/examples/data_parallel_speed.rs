@@ -10,8 +10,8 @@
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use warpline::nn::{Forward, Linear, ReLU, Sequential};
 use warpline::{DType, Device, cuda, randn};
+use warpline_nn::{Linear, ReLU, Sequential};
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
 #[derive(Debug, Parser)]
@@ -77,7 +77,7 @@ fn main() -> anyhow::Result<()> {
         let x = randn([batch, args.width], options)?;
         let input = if args.pinned { x.cpu()?.pin_memory()? } else { x };
         let [one, host] = time(args.runs, || {
-            drop(net.forward(input.to_non_blocking(Device::cuda(0))?)?);
+            drop(net.forward(&input.to_non_blocking(Device::cuda(0))?)?);
             Ok(())
         })?;
         let us = |time: Duration| time.as_secs_f64() * 1e6;

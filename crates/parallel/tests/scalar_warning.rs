@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use warpline::nn::{Forward, Module};
 use warpline::{Result, RuntimeConfig, Tensor, ones, open, with_runtime};
+use warpline_nn::{Forward, Module};
 use warpline_parallel::DataParallel;
 
 /// Keeps the text of warnings.
@@ -45,17 +45,8 @@ impl Subscriber for Warnings {
 }
 
 /// Sums, to a scalar or to a vector of one.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 struct Sums;
-
-impl Module for Sums {
-    fn visit_parameters(
-        &mut self,
-        _: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        Ok(())
-    }
-}
 
 impl Forward<(Tensor, bool)> for Sums {
     type Output = Tensor;

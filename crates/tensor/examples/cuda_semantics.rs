@@ -19,8 +19,6 @@ mod memory;
 mod new_and_like;
 #[path = "pinned_memory.rs"]
 mod pinned_memory;
-#[path = "recurrent.rs"]
-mod recurrent;
 #[path = "streams.rs"]
 mod streams;
 #[path = "visible_devices.rs"]
@@ -59,7 +57,6 @@ fn main() -> ExitCode {
     section!(held, failed, new_and_like, "new_* and *_like");
     section!(held, failed, pinned_memory, "Pinned memory");
     section!(held, failed, data_loader, "Data loading");
-    section!(held, failed, recurrent, "A recurrent network");
     println!();
     for failure in &failed {
         println!("FAILED: {failure}");

@@ -5,8 +5,7 @@
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use warpline::nn::{Forward, Linear, Module, ReLU, Sequential};
-use warpline::{Result, cuda, full};
+use warpline::{Result, Tensor, cuda, full, randn};
 
 const THREADS: usize = 4;
 const REQUESTS: usize = 32;
@@ -14,13 +13,16 @@ const REQUESTS: usize = 32;
 /// A request, and where its answer goes.
 type Request = (f32, mpsc::Sender<Result<f32>>);
 
-fn answer(model: &Sequential, input: f32) -> Result<f32> {
+/// Two layers. All threads read the same memory.
+struct Model([Tensor; 2]);
+
+fn answer(Model([first, second]): &Model, input: f32) -> Result<f32> {
     let x = full([1, 16], input, "cuda")?;
     // Waits for this thread's stream alone.
-    model.forward(x)?.sum(())?.item()
+    x.matmul(first)?.relu()?.matmul(second)?.sum(())?.item()
 }
 
-fn serve(model: &Sequential, requests: &Mutex<mpsc::Receiver<Request>>) -> Result<()> {
+fn serve(model: &Model, requests: &Mutex<mpsc::Receiver<Request>>) -> Result<()> {
     let stream = cuda::Stream::new(())?;
     // Current streams are a thread's own: all that this one calls runs on its stream.
     let _current = cuda::stream(&stream)?;
@@ -33,9 +35,7 @@ fn serve(model: &Sequential, requests: &Mutex<mpsc::Receiver<Request>>) -> Resul
 }
 
 fn main() -> Result<()> {
-    let mut model =
-        Sequential::new().with(Linear::new(16, 64, ())?).with(ReLU).with(Linear::new(64, 1, ())?);
-    model.to("cuda")?;
+    let model = Model([randn([16, 64], "cuda")?, randn([64, 1], "cuda")?]);
 
     let (send, receive) = mpsc::channel::<Request>();
     let receive = Mutex::new(receive);

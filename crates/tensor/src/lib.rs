@@ -24,7 +24,8 @@
 //! | programs to copy: an overlapped loader, a server's threads, a test that finds a race, decoding with a cache, an allocator of one's own | [`guide`] |
 //! | the tensor: its methods, how [shapes](IntoShape), [indices](Tensor::i) and [options](TensorOptions) are written | [`Tensor`] |
 //! | devices, streams, events, graphs, memory (`torch.cuda`) | [`cuda`] |
-//! | modules and loaders | [`nn`], [`data`] |
+//! | loaders | [`data`] |
+//! | modules, initialisers, optimizers (`torch.nn`, `torch.optim`) | the crate `warpline-nn` |
 //! | tensors that other processes have too | `multiprocessing`, on Linux |
 //! | what can go wrong | [`Error`] |
 //! | a runtime of one's own: simulated GPUs, other settings | [`open`], [`with_runtime`], [`RuntimeConfig`] |
@@ -46,7 +47,6 @@ mod exec;
 pub mod guide;
 #[cfg(target_os = "linux")]
 pub mod multiprocessing;
-pub mod nn;
 mod options;
 mod shape;
 mod tensor;

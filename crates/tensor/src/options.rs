@@ -95,20 +95,6 @@ impl TensorOptions {
         self.pin_memory
     }
 
-    /// What a module's options ask of one of its tensors.
-    pub(crate) fn for_tensor(&self, tensor: &crate::Tensor) -> Self {
-        let dimensions = match self.memory_format {
-            Some(MemoryFormat::ChannelsLast) => tensor.dim() == 4,
-            Some(MemoryFormat::ChannelsLast3d) => tensor.dim() == 5,
-            _ => true,
-        };
-        Self {
-            dtype: self.dtype.filter(|_| tensor.dtype().is_float()),
-            memory_format: self.memory_format.filter(|_| dimensions),
-            ..self.clone()
-        }
-    }
-
     /// These, with what is not asked for taken from `dtype` and `device`.
     pub(crate) fn or(mut self, dtype: DType, device: Device) -> Self {
         self.dtype.get_or_insert(dtype);

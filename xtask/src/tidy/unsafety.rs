@@ -35,6 +35,8 @@ const FORBIDS: &[&str] = &[
     "crates/alloc/src/lib.rs",
     "crates/stream/src/lib.rs",
     "crates/tensor/src/lib.rs",
+    "crates/nn/src/lib.rs",
+    "crates/nn-derive/src/lib.rs",
     "crates/parallel/src/lib.rs",
     "xtask/src/main.rs",
 ];

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 use std::{hint, thread};
 
-use warpline::nn::Forward;
 use warpline::{Runtime, cuda, with_runtime};
+use warpline_nn::Forward;
 use warpline_stream::{Stream, apart};
 
 use super::DataParallelError;

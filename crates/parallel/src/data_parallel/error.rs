@@ -7,7 +7,7 @@ use warpline::{Device, Error};
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataParallelError {
-    /// A parameter or buffer that is not where replicas are made from. [`warpline::nn::Module::to`]
+    /// A parameter or buffer that is not where replicas are made from. [`warpline_nn::Module::to`]
     /// moves it there.
     #[error(
         "module must have its parameters and buffers on device cuda:{expected} (device_ids[0]) but found one of them on device: {found}"

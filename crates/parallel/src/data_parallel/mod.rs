@@ -10,8 +10,8 @@ mod scatter;
 use std::any::TypeId;
 use std::sync::{Mutex, PoisonError};
 
-use warpline::nn::{Forward, Module};
-use warpline::{Device, Error, Runtime, Tensor};
+use warpline::{Device, Error, Runtime};
+use warpline_nn::{Forward, Module, Visitor, VisitorMut};
 use warpline_stream::Stream;
 
 pub use error::DataParallelError;
@@ -27,8 +27,8 @@ use replicate::{Copies, Tensors, replicate};
 /// one of them.
 ///
 /// ```
-/// use warpline::nn::{Linear, Module};
 /// use warpline::{simulated, with_runtime};
+/// use warpline_nn::{Linear, Module};
 /// use warpline_parallel::DataParallel;
 ///
 /// with_runtime(&simulated(2)?, || {
@@ -152,8 +152,8 @@ impl<M> DataParallel<M> {
             worker.wake();
         }
         let runtime = warpline::runtime();
-        let mut module = self.module.clone();
-        let tensors = Tensors::of(&mut module, &runtime, device)?;
+        let module = self.module.clone();
+        let tensors = Tensors::of(&module, &runtime, device)?;
         let streams = self.streams(&runtime)?;
         let mut inputs = if TypeId::of::<I>() == TypeId::of::<()>() {
             vec![input]
@@ -201,17 +201,11 @@ impl<M> DataParallel<M> {
 
 /// Its parameters are the module's, under names that begin with `module.`, as in PyTorch.
 impl<M: Module> Module for DataParallel<M> {
-    fn visit_parameters(
-        &mut self,
-        visit: &mut dyn FnMut(&str, &mut Tensor) -> warpline::Result<()>,
-    ) -> warpline::Result<()> {
-        self.module.visit_parameters(&mut |name, p| visit(&format!("module.{name}"), p))
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        visitor.member("module", &self.module);
     }
 
-    fn visit_buffers(
-        &mut self,
-        visit: &mut dyn FnMut(&str, &mut Tensor) -> warpline::Result<()>,
-    ) -> warpline::Result<()> {
-        self.module.visit_buffers(&mut |name, b| visit(&format!("module.{name}"), b))
+    fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
+        visitor.member("module", &mut self.module);
     }
 }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
-use warpline::nn::Module;
 use warpline::{DType, Device, Error, Result, Runtime, Tensor};
+use warpline_nn::{Module, Visitor, VisitorMut};
 use warpline_runtime::Version;
 use warpline_stream::Stream;
 
@@ -27,25 +27,18 @@ impl Tensors {
     /// [`DataParallelError::WrongDevice`]; [`Error::RuntimeMismatch`].
     #[track_caller]
     pub(super) fn of(
-        module: &mut impl Module,
+        module: &impl Module,
         runtime: &Runtime,
         device: usize,
     ) -> Result<Self, DataParallelError> {
-        let (mut all, mut found) = (Vec::new(), None);
-        let location = Location::caller();
-        let mut look = |_: &str, tensor: &mut Tensor| {
-            if !tensor.storage().runtime().same_as(runtime) {
-                return Err(Error::RuntimeMismatch { location, op: "DataParallel" });
-            }
-            if tensor.device() != Device::cuda(device) {
-                found.get_or_insert(tensor.device());
-            }
-            all.push(tensor.clone());
-            Ok(())
-        };
-        module.visit_parameters(&mut look)?;
-        module.visit_buffers(&mut look)?;
-        if let Some(found) = found {
+        let mut all = Vec::new();
+        module.visit(&mut Visitor::new(&mut |_, member| all.extend(member.tensor().cloned())));
+        if all.iter().any(|tensor| !tensor.storage().runtime().same_as(runtime)) {
+            let location = Location::caller();
+            return Err(Error::RuntimeMismatch { location, op: "DataParallel" }.into());
+        }
+        let elsewhere = |device_of: &Device| *device_of != Device::cuda(device);
+        if let Some(found) = all.iter().map(Tensor::device).find(elsewhere) {
             return Err(DataParallelError::WrongDevice { expected: device, found });
         }
         Ok(Self::new(all))
@@ -142,19 +135,21 @@ impl Copies {
     /// Puts them in the place of a module's own.
     #[track_caller]
     fn put(&self, module: &mut impl Module, places: &[usize]) -> Result<()> {
-        let location = Location::caller();
-        let mut places = places.iter();
-        let mut put = |_: &str, tensor: &mut Tensor| {
-            let copy = places.next().and_then(|&place| self.copies.get(place));
-            let copy = copy.ok_or_else(|| {
-                let reason = "a clone of the module has more parameters or buffers than it".into();
-                Error::InvalidArgument { op: "DataParallel", reason, location }
-            })?;
-            *tensor = copy.tensor.clone();
-            Ok(())
-        };
-        module.visit_parameters(&mut put)?;
-        module.visit_buffers(&mut put)
+        let (mut places, mut more) = (places.iter(), false);
+        module.visit_mut(&mut VisitorMut::new(&mut |_, mut member| {
+            if member.tensor().is_none() {
+                return;
+            }
+            match places.next().and_then(|&place| self.copies.get(place)) {
+                Some(copy) => member.replace(copy.tensor.clone()),
+                None => more = true,
+            }
+        }));
+        if more {
+            let reason = "a clone of the module has more parameters or buffers than it".into();
+            return Err(Error::invalid("DataParallel", reason));
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,5 @@
 //! Memory formats, and the strides of results: those that PyTorch gives.
 
-use warpline::nn::{Linear, Module};
 use warpline::{DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones, zeros};
 
 use crate::common::World;
@@ -70,38 +69,4 @@ fn copies(_: &World) -> Result<()> {
         assert!(values.contiguous_in(MemoryFormat::ChannelsLast3d).is_err(), "four dimensions");
     }
     Ok(())
-}
-
-/// Of a module floats take the dtype, and what has four dimensions the format.
-#[test]
-fn a_module_goes_to_a_dtype_and_a_format() {
-    struct Net {
-        linear: Linear,
-        filter: Tensor,
-        steps: Tensor,
-    }
-    impl Module for Net {
-        fn visit_parameters(
-            &mut self,
-            f: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-        ) -> Result<()> {
-            self.linear.visit_parameters(f)?;
-            f("filter", &mut self.filter)
-        }
-        fn visit_buffers(
-            &mut self,
-            f: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-        ) -> Result<()> {
-            f("steps", &mut self.steps)
-        }
-    }
-    let filter = zeros([2, 3, 4, 5], ()).unwrap();
-    let steps = zeros([1], DType::I64).unwrap();
-    let mut net = Net { linear: Linear::new(4, 2, ()).unwrap(), filter, steps };
-    net.to(TensorOptions::new().dtype(DType::F64).memory_format(MemoryFormat::ChannelsLast))
-        .unwrap();
-    assert_eq!(net.filter.stride(), [60, 1, 15, 3]);
-    assert!(net.parameters().iter().all(|parameter| parameter.dtype() == DType::F64));
-    assert_eq!(net.steps.dtype(), DType::I64);
-    assert!(net.to(DType::I32).is_err());
 }

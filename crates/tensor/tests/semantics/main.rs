@@ -28,7 +28,6 @@ mod s19_availability;
 mod s20_batches;
 mod s21_visible_devices;
 mod s27_data_loader;
-mod s31_modules;
 
 mod autograd;
 mod bad_input;

@@ -2,17 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use warpline::nn::{Forward, Module};
 use warpline::{Device, Result, Tensor, cuda, full, zeros};
+use warpline_nn::{Buffer, Forward, Module, Visitor, VisitorMut};
 
-type Visit<'a> = &'a mut dyn FnMut(&str, &mut Tensor) -> Result<()>;
-
-/// `x * weight + count`, where `count` is a buffer to which each forward adds its input's first
-/// element, and which computed where is noted.
-#[derive(Clone)]
+/// `x * weight + count`; each forward adds its input's first element to `count`, and notes
+/// where it ran.
+#[derive(Clone, Module)]
 pub(crate) struct Counts {
-    pub(crate) weight: Tensor,
-    pub(crate) count: Tensor,
+    pub(crate) weight: Buffer,
+    pub(crate) count: Buffer,
+    #[module(skip)]
     pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
 }
 
@@ -27,7 +26,9 @@ pub(crate) struct Seen {
 impl Counts {
     pub(crate) fn new(device: usize) -> Result<Self> {
         let device = Device::cuda(device);
-        Ok(Self { weight: full([], 2.0, device)?, count: zeros([], device)?, seen: Arc::default() })
+        let (weight, count) =
+            (Buffer::new(full([], 2.0, device)?), Buffer::new(zeros([], device)?));
+        Ok(Self { weight, count, seen: Arc::default() })
     }
 
     /// What was noted, by device.
@@ -35,16 +36,6 @@ impl Counts {
         let mut seen = std::mem::take(&mut *self.seen.lock().unwrap());
         seen.sort_by_key(|seen| seen.device.index());
         seen
-    }
-}
-
-impl Module for Counts {
-    fn visit_parameters(&mut self, visit: Visit<'_>) -> Result<()> {
-        visit("weight", &mut self.weight)
-    }
-
-    fn visit_buffers(&mut self, visit: Visit<'_>) -> Result<()> {
-        visit("count", &mut self.count)
     }
 }
 
@@ -58,7 +49,7 @@ impl Forward<Tensor> for Counts {
         if x.numel() > 0 {
             self.count.add_(&x.flatten(0, -1)?.select(0, 0)?)?;
         }
-        x.mul(&self.weight)?.add(&self.count)
+        x.mul(&*self.weight)?.add(&*self.count)
     }
 }
 
@@ -67,9 +58,8 @@ impl Forward<Tensor> for Counts {
 pub(crate) struct Runs<F>(pub(crate) F);
 
 impl<F> Module for Runs<F> {
-    fn visit_parameters(&mut self, _: Visit<'_>) -> Result<()> {
-        Ok(())
-    }
+    fn visit(&self, _: &mut Visitor<'_>) {}
+    fn visit_mut(&mut self, _: &mut VisitorMut<'_>) {}
 }
 
 impl<F: Fn(I) -> Result<O>, I, O> Forward<I> for Runs<F> {
@@ -80,25 +70,20 @@ impl<F: Fn(I) -> Result<O>, I, O> Forward<I> for Runs<F> {
     }
 }
 
-/// Two parameters that are one tensor, and one that is not.
-#[derive(Clone)]
+/// Two buffers that are one tensor, and one that is not.
+#[derive(Clone, Module)]
 pub(crate) struct Tied {
-    pub(crate) weights: [Tensor; 3],
+    pub(crate) weights: [Buffer; 3],
     /// Where replicas leave what they have.
+    #[module(skip)]
     pub(crate) left: Arc<Mutex<Vec<[Tensor; 3]>>>,
 }
 
 impl Tied {
     pub(crate) fn new() -> Result<Self> {
-        let one = full([4], 1.0, 0)?;
-        let weights = [one.clone(), one, full([4], 3.0, 0)?];
+        let one = Buffer::new(full([4], 1.0, 0)?);
+        let weights = [one.clone(), one, Buffer::new(full([4], 3.0, 0)?)];
         Ok(Self { weights, left: Arc::default() })
-    }
-}
-
-impl Module for Tied {
-    fn visit_parameters(&mut self, visit: Visit<'_>) -> Result<()> {
-        self.weights.iter_mut().try_for_each(|weight| visit("weight", weight))
     }
 }
 
@@ -106,11 +91,11 @@ impl Forward<Tensor> for Tied {
     type Output = Tensor;
 
     fn forward(&self, x: Tensor) -> Result<Tensor> {
-        self.left.lock().unwrap().push(self.weights.clone());
+        self.left.lock().unwrap().push(self.weights.each_ref().map(|weight| Tensor::clone(weight)));
         // In place through one, read through the other.
         if x.device() != Device::cuda(0) {
             self.weights[0].add_(1.0)?;
         }
-        x.mul(&self.weights[1])
+        x.mul(&*self.weights[1])
     }
 }

@@ -1,7 +1,7 @@
 //! Which devices are used, and what is refused.
 
-use warpline::nn::{Linear, Module};
 use warpline::{Device, Error, Tensor, cuda, ones, zeros};
+use warpline_nn::{Linear, Module};
 use warpline_parallel::{DataParallel, DataParallelError, DataParallelOptions};
 
 use super::nets::{Counts, Runs};
@@ -76,7 +76,7 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
         // Each forward looks, and at buffers too.
         let mut net = DataParallel::new(Counts::new(0)?)?;
         net.forward(ones([2], 0)?)?;
-        net.module_mut().count = zeros([], 1)?;
+        net.module_mut().count.set(zeros([], 1)?);
         let error = net.forward(ones([2], 0)?).unwrap_err();
         assert_eq!(error.to_string(), message("cuda:1"));
         net.to("cuda:0")?;
@@ -88,15 +88,13 @@ fn parameters_and_buffers_must_be_on_the_first_device() {
 #[test]
 fn it_is_a_module_with_pytorchs_names() {
     SimBox::lazy(2).enter(|| {
-        let mut net = DataParallel::new(Counts::new(0)?)?;
-        let mut names = Vec::new();
-        let mut note = |name: &str, _: &mut Tensor| {
-            names.push(name.to_owned());
-            Ok(())
+        let names = |tensors: Vec<(String, Tensor)>| -> Vec<String> {
+            tensors.into_iter().map(|(name, _)| name).collect()
         };
-        net.visit_parameters(&mut note)?;
-        net.visit_buffers(&mut note)?;
-        assert_eq!(names, ["module.weight", "module.count"]);
+        let net = DataParallel::new(Counts::new(0)?)?;
+        assert_eq!(names(net.named_buffers()), ["module.weight", "module.count"]);
+        let net = DataParallel::new(Linear::new(1, 1, 0)?)?;
+        assert_eq!(names(net.named_parameters()), ["module.weight", "module.bias"]);
         Ok(())
     });
 }

@@ -1,7 +1,7 @@
 //! Random programs, and the race detector.
 
-use warpline::nn::Linear;
 use warpline::{Tensor, cuda, full, ones, runtime, tensor};
+use warpline_nn::Linear;
 use warpline_parallel::{DataParallel, DataParallelOptions};
 
 use super::nets::Counts;
@@ -71,7 +71,7 @@ fn any(devices: usize) -> Done {
                 1 => drop(net.module().weight.add_(value).map(|_| model.weight += value)?),
                 2 => drop(net.module().count.fill_(value).map(|_| model.count = value)?),
                 3 => {
-                    net.module_mut().weight = full([], f64::from(value), ids[0])?;
+                    net.module_mut().weight.set(full([], f64::from(value), ids[0])?);
                     model.weight = value;
                 }
                 _ => {

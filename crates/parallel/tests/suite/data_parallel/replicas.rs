@@ -1,7 +1,7 @@
 //! Parameters and buffers of replicas: what they are at each forward, and what is copied for that.
 
-use warpline::nn::{Linear, Module};
 use warpline::{Device, Tensor, cuda, full, ones, tensor};
+use warpline_nn::Linear;
 use warpline_parallel::DataParallel;
 
 use super::nets::{Counts, Tied};
@@ -55,18 +55,18 @@ fn changes(devices: usize) -> Done {
     check(&net, 8.0, "on another stream")?;
     net.module().weight.copy_(&full([], 5.0, ())?.pin_memory()?, true)?;
     check(&net, 5.0, "from the host")?;
-    net.module_mut().weight = full([], 6.0, 0)?;
+    net.module_mut().weight.set(full([], 6.0, 0)?);
     check(&net, 6.0, "replaced")?;
-    net.module_mut().weight = full([1], 7.0, 0)?;
+    net.module_mut().weight.set(full([1], 7.0, 0)?);
     check(&net, 7.0, "replaced by one of another shape")?;
     let wide = full([2, 3], 8.0, 0)?;
-    net.module_mut().weight = wide.select(1, 1)?.narrow(0, 1, 1)?;
+    net.module_mut().weight.set(wide.select(1, 1)?.narrow(0, 1, 1)?);
     check(&net, 8.0, "replaced by a view")?;
     wide.fill_(9.0)?;
     check(&net, 9.0, "through what it is a view of")?;
     wide.select(1, 2)?.fill_(4.0)?;
     check(&net, 9.0, "beside what it is a view of")?;
-    net.module_mut().weight = wide.select(1, 2)?.narrow(0, 1, 1)?;
+    net.module_mut().weight.set(wide.select(1, 2)?.narrow(0, 1, 1)?);
     check(&net, 4.0, "replaced by another view of the same memory")?;
     let weight = net.module().weight.clone();
     weight.fill_(1.0)?;
@@ -150,7 +150,7 @@ fn only_what_changed_is_copied() {
         }
         assert_eq!([1, 2].map(|d| cuda::memory_allocated(d).unwrap()), allocated);
         // A device that got no chunk is not brought up to date.
-        net.module().weight().add_(1.0)?;
+        net.module().weight.add_(1.0)?;
         let few = x.narrow(0, 0, 2)?;
         let with_few = || -> Done {
             drop(net.forward(few.clone())?);
@@ -169,11 +169,12 @@ fn a_transposed_parameter_is_copied_anew() {
         let mut net = DataParallel::new(Linear::new(2, 2, 0)?)?;
         let visit = |net: &mut DataParallel<Linear>,
                      f: &dyn Fn(&Tensor) -> warpline::Result<Tensor>| {
-            net.module_mut().visit_parameters(&mut |name, p| {
-                *p = if name == "weight" { f(p)? } else { p.zero_()?.clone() };
-                Ok(())
-            })
+            let new = f(&net.module().weight)?;
+            net.module_mut().weight.set_data(new)
         };
+        if let Some(bias) = &net.module().bias {
+            bias.zero_()?;
+        }
         visit(&mut net, &|_| tensor([1f32, 2.0, 3.0, 4.0], 0)?.view([2, 2]))?;
         let x = tensor([1f32, 0.0, 1.0, 0.0], 0)?.view([2, 2])?;
         assert_eq!(values(&net.forward(x.clone())?)?, [1.0, 3.0, 1.0, 3.0]);

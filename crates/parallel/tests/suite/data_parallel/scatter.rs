@@ -144,7 +144,7 @@ fn one_gpu_is_called_directly_and_none_is_the_cpu() {
         warpline_cuda_sys_safe::DriverError::NoDevice { reason: "hidden by a test".into() };
     let runtime = warpline::Runtime::without_cuda(reason, &warpline::RuntimeConfig::default());
     with_runtime(&runtime, || {
-        let net = DataParallel::new(warpline::nn::ReLU)?;
+        let net = DataParallel::new(warpline_nn::ReLU)?;
         assert!(net.device_ids().is_empty());
         let out = net.forward(arange(3.0, ())?)?;
         assert_eq!((values(&out)?, out.device()), (vec![0.0, 1.0, 2.0], Device::Cpu));

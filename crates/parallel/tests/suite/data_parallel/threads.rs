@@ -102,7 +102,7 @@ fn several(devices: usize) -> Done {
 fn shared(devices: usize) -> Done {
     let weight = full([], 3.0, 0)?;
     let mut counts = Counts::new(0)?;
-    counts.weight = weight.clone();
+    counts.weight.set(weight.clone());
     let net = Arc::new(DataParallel::new(counts)?);
     let threads: Vec<_> = (1..=2)
         .map(|i| {

@@ -1,13 +1,16 @@
 //! An affine map.
 
-use super::{Forward, Module};
-use crate::{Result, Tensor, TensorOptions, empty};
+use warpline::{Result, Tensor, TensorOptions, empty};
+
+use crate::{Forward, Module, Parameter};
 
 /// `x @ weightᵀ + bias` (`torch.nn.Linear`): `[.., in]` to `[.., out]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Module)]
 pub struct Linear {
-    weight: Tensor,
-    bias: Tensor,
+    /// `[out, in]`.
+    pub weight: Parameter,
+    /// `[out]`.
+    pub bias: Option<Parameter>,
 }
 
 impl Linear {
@@ -23,13 +26,7 @@ impl Linear {
         weight.uniform_(-bound, bound)?;
         let bias = empty([outputs], &options)?;
         bias.uniform_(-bound, bound)?;
-        Ok(Self { weight, bias })
-    }
-
-    /// The weight, `[out, in]`.
-    #[must_use]
-    pub fn weight(&self) -> &Tensor {
-        &self.weight
+        Ok(Self { weight: Parameter::new(weight)?, bias: Some(Parameter::new(bias)?) })
     }
 
     /// Applies the map.
@@ -38,18 +35,11 @@ impl Linear {
     /// When `x` is on another device or its last size is not `in`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.matmul(&self.weight.t()?)?.add(&self.bias)
-    }
-}
-
-impl Module for Linear {
-    #[track_caller]
-    fn visit_parameters(
-        &mut self,
-        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        visit("weight", &mut self.weight)?;
-        visit("bias", &mut self.bias)
+        let y = x.matmul(&self.weight.t()?)?;
+        match &self.bias {
+            Some(bias) => y.add(&**bias),
+            None => Ok(y),
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 pub(crate) mod support;
 
 use support::Report;
-use warpline::nn::{Module, RnnCell};
 use warpline::{Device, Result};
+use warpline_nn::{Module, RnnCell};
 
 fn unroll(device: Device) -> Result<Vec<f32>> {
     warpline::manual_seed(3);

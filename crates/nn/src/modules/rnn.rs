@@ -1,10 +1,11 @@
 //! A recurrent cell.
 
-use super::{Forward, Linear, Module};
-use crate::{Result, Tensor, TensorOptions};
+use warpline::{Result, Tensor, TensorOptions};
+
+use crate::{Forward, Linear, Module};
 
 /// `tanh(W x + b + U h + c)` (`torch.nn.RNNCell`): input `[batch, in]`, hidden `[batch, hidden]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Module)]
 pub struct RnnCell {
     input: Linear,
     hidden: Linear,
@@ -31,7 +32,7 @@ impl RnnCell {
     #[track_caller]
     pub fn initial_hidden(&self, x: &Tensor) -> Result<Tensor> {
         let batch = x.size().first().copied().unwrap_or(1);
-        x.new_zeros([batch, self.hidden.weight().size()[0]], ())
+        x.new_zeros([batch, self.hidden.weight.size()[0]], ())
     }
 
     /// The next hidden state.
@@ -41,17 +42,6 @@ impl RnnCell {
     #[track_caller]
     pub fn forward(&self, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
         self.input.forward(x)?.add(&self.hidden.forward(hidden)?)?.tanh()
-    }
-}
-
-impl Module for RnnCell {
-    #[track_caller]
-    fn visit_parameters(
-        &mut self,
-        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        self.input.visit_parameters(&mut |name, p| visit(&format!("input.{name}"), p))?;
-        self.hidden.visit_parameters(&mut |name, p| visit(&format!("hidden.{name}"), p))
     }
 }
 

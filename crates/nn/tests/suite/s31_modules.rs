@@ -1,9 +1,9 @@
 //! S31: a network moves with `.to(device)`, and computes the same there.
 
-use warpline::nn::{Linear, Module, RnnCell};
 use warpline::{Device, Error, Result, Tensor, manual_seed, randn, tensor};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
+use warpline_nn::{Linear, Module, RnnCell};
 
 use crate::boxes::SimBox;
 use crate::common::World;
@@ -15,19 +15,14 @@ crate::rows! {
     schedules(1) s31_rnn_agrees_with_the_reference gpu_s31_rnn_agrees_with_the_reference => rnn;
 }
 
-fn names(module: &mut impl Module) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    module.visit_parameters(&mut |name, _| {
-        names.push(name.to_owned());
-        Ok(())
-    })?;
-    Ok(names)
+fn names(module: &impl Module) -> Vec<String> {
+    module.named_parameters().into_iter().map(|(name, _)| name).collect()
 }
 
 fn moves(world: &World) -> Result<()> {
     manual_seed(1);
     let mut net = RnnCell::new(3, 4, ())?;
-    assert_eq!(names(&mut net)?, ["input.weight", "input.bias", "hidden.weight", "hidden.bias"]);
+    assert_eq!(names(&net), ["input.weight", "input.bias", "hidden.weight", "hidden.bias"]);
     let values = |net: &mut RnnCell| -> Result<Vec<Vec<f32>>> {
         net.parameters().iter().map(|p| p.to_vec::<f32>()).collect()
     };
@@ -72,7 +67,7 @@ fn linear(world: &World) -> Result<()> {
     let mut net = Linear::new(5, 3, ())?;
     let parameters = net.parameters();
     let (w, b) = (parameters[0].to_vec::<f32>()?, parameters[1].to_vec::<f32>()?);
-    assert_eq!(net.weight().size(), [3, 5]);
+    assert_eq!(net.weight.size(), [3, 5]);
     let x = randn([2, 4, 5], ())?;
     let expected = affine(&x.to_vec::<f32>()?, &w, &b, 5);
     for place in world.places() {

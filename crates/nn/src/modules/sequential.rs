@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::{Forward, Module};
-use crate::{Result, Tensor};
+use warpline::{Result, Tensor};
+
+use crate::{Forward, Module, Visitor, VisitorMut};
 
 /// A module from a tensor to a tensor, as [`Sequential`] holds it. Every such module that can be
 /// cloned and sent to another thread is one.
@@ -30,10 +31,10 @@ impl Clone for Box<dyn Layer> {
 /// Modules of which each has the output of the one before as its input (`torch.nn.Sequential`).
 ///
 /// ```
-/// use warpline::nn::{Forward, Linear, ReLU, Sequential};
+/// use warpline_nn::{Linear, ReLU, Sequential};
 ///
 /// let net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU).with(Linear::new(8, 2, ())?);
-/// assert_eq!(net.forward(warpline::ones([3, 4], ())?)?.size(), [3, 2]);
+/// assert_eq!(net.forward(&warpline::ones([3, 4], ())?)?.size(), [3, 2]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 #[derive(Clone, Default)]
@@ -71,29 +72,29 @@ impl Sequential {
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
+
+    /// Calls one after the other.
+    ///
+    /// # Errors
+    /// The first that a module fails with.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let mut x = x.clone();
+        for layer in &self.layers {
+            x = layer.forward(x)?;
+        }
+        Ok(x)
+    }
 }
 
+/// Members are named by their index.
 impl Module for Sequential {
-    #[track_caller]
-    fn visit_parameters(
-        &mut self,
-        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_parameters(&mut |name, p| visit(&format!("{i}.{name}"), p))?;
-        }
-        Ok(())
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        self.layers.visit(visitor);
     }
 
-    #[track_caller]
-    fn visit_buffers(
-        &mut self,
-        visit: &mut dyn FnMut(&str, &mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_buffers(&mut |name, b| visit(&format!("{i}.{name}"), b))?;
-        }
-        Ok(())
+    fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
+        self.layers.visit_mut(visitor);
     }
 }
 
@@ -102,11 +103,7 @@ impl Forward<Tensor> for Sequential {
 
     #[track_caller]
     fn forward(&self, x: Tensor) -> Result<Tensor> {
-        let mut x = x;
-        for layer in &self.layers {
-            x = layer.forward(x)?;
-        }
-        Ok(x)
+        self.forward(&x)
     }
 }
 

@@ -1,0 +1,90 @@
+//! `#[derive(Module)]` of `warpline-nn`, which gives it out and documents it.
+
+#![forbid(unsafe_code)]
+
+use proc_macro::TokenStream;
+use proc_macro2::TokenStream as Tokens;
+use quote::quote;
+use syn::{Data, DeriveInput, Error, Field, Fields, Index, LitStr, Member, parse_quote};
+
+/// Makes a struct a module: each field is a member under its name, in the order of the fields, unless it is marked
+/// `#[module(skip)]`. `#[module(name = "…")]` gives it another name.
+#[proc_macro_derive(Module, attributes(module))]
+pub fn derive_module(input: TokenStream) -> TokenStream {
+    let input = syn::parse_macro_input!(input as DeriveInput);
+    implementation(input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+fn implementation(mut input: DeriveInput) -> Result<Tokens, Error> {
+    let Data::Struct(data) = &input.data else {
+        return Err(Error::new_spanned(&input.ident, "a module is a struct"));
+    };
+    let members = members(&data.fields)?;
+    let names: Vec<&String> = members.iter().map(|(name, _)| name).collect();
+    let places: Vec<&Member> = members.iter().map(|(_, place)| place).collect();
+    for parameter in input.generics.type_params_mut() {
+        parameter.bounds.push(parse_quote!(::warpline_nn::Module));
+    }
+    let (generics, arguments, bounds) = input.generics.split_for_impl();
+    let ident = &input.ident;
+    Ok(quote! {
+        impl #generics ::warpline_nn::Module for #ident #arguments #bounds {
+            fn visit(&self, visitor: &mut ::warpline_nn::Visitor<'_>) {
+                let _ = &visitor;
+                #(visitor.member(#names, &self.#places);)*
+            }
+
+            fn visit_mut(&mut self, visitor: &mut ::warpline_nn::VisitorMut<'_>) {
+                let _ = &visitor;
+                #(visitor.member(#names, &mut self.#places);)*
+            }
+        }
+    })
+}
+
+/// The name and the place of each field that is a member.
+fn members(fields: &Fields) -> Result<Vec<(String, Member)>, Error> {
+    let mut members = Vec::new();
+    for (i, field) in fields.iter().enumerate() {
+        let marks = Marks::of(field)?;
+        if marks.skip {
+            continue;
+        }
+        let (name, place) = match &field.ident {
+            Some(ident) => {
+                let name = ident.to_string();
+                let name = name.strip_prefix("r#").map(str::to_owned).unwrap_or(name);
+                (name, Member::Named(ident.clone()))
+            }
+            None => (i.to_string(), Member::Unnamed(Index::from(i))),
+        };
+        members.push((marks.name.unwrap_or(name), place));
+    }
+    Ok(members)
+}
+
+/// What `#[module(…)]` says of a field.
+#[derive(Default)]
+struct Marks {
+    skip: bool,
+    name: Option<String>,
+}
+
+impl Marks {
+    fn of(field: &Field) -> Result<Self, Error> {
+        let mut marks = Self::default();
+        for attribute in field.attrs.iter().filter(|a| a.path().is_ident("module")) {
+            attribute.parse_nested_meta(|meta| {
+                if meta.path.is_ident("skip") {
+                    marks.skip = true;
+                } else if meta.path.is_ident("name") {
+                    marks.name = Some(meta.value()?.parse::<LitStr>()?.value());
+                } else {
+                    return Err(meta.error("expected `skip` or `name = \"…\"`"));
+                }
+                Ok(())
+            })?;
+        }
+        Ok(marks)
+    }
+}

@@ -1,0 +1,33 @@
+//! Neural networks for Warpline (`torch.nn`, `torch.optim`): modules, their state by PyTorch's names, initialisers.
+//!
+//! ```
+//! use warpline_nn::{Linear, Module, ReLU, Sequential};
+//!
+//! warpline::manual_seed(0);
+//! let net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU).with(Linear::new(8, 2, ())?);
+//! let state = net.state_dict();
+//! assert_eq!(state.names().collect::<Vec<_>>(), ["0.weight", "0.bias", "2.weight", "2.bias"]);
+//! assert_eq!(net.forward(&warpline::ones([3, 4], ())?)?.size(), [3, 2]);
+//! # Ok::<(), warpline::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+// So that `#[derive(Module)]` works in here, too.
+extern crate self as warpline_nn;
+
+mod module;
+mod modules;
+mod parameter;
+
+pub use module::{
+    Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
+};
+pub use modules::{Layer, Linear, ReLU, RnnCell, Sequential};
+pub use parameter::{Buffer, Parameter, Training};
+pub use warpline_nn_derive::Module;
+
+/// The program of this crate's README runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;

@@ -1,0 +1,281 @@
+//! Modules: parameters and buffers under names, which move, train and are saved together.
+
+mod fields;
+mod state;
+mod visitor;
+
+use std::collections::HashMap;
+use std::panic::Location;
+
+use warpline::{DType, Device, Error, MemoryFormat, Result, Tensor, TensorOptions};
+
+pub use state::{LoadError, Mismatch, StateDict};
+pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
+
+/// Something with parameters (`torch.nn.Module`): a plain struct, mostly with `#[derive(Module)]`.
+///
+/// ```
+/// use warpline::{Result, Tensor};
+/// use warpline_nn::{Linear, Module};
+///
+/// #[derive(Clone, Debug, Module)]
+/// struct Mlp {
+///     fc1: Linear,
+///     fc2: Linear,
+/// }
+///
+/// impl Mlp {
+///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+///         self.fc2.forward(&self.fc1.forward(x)?.relu()?)
+///     }
+/// }
+///
+/// let net = Mlp { fc1: Linear::new(4, 8, ())?, fc2: Linear::new(8, 2, ())? };
+/// let names: Vec<String> = net.named_parameters().into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// A field is a [`Parameter`](crate::Parameter), a [`Buffer`](crate::Buffer), a
+/// [`Training`](crate::Training) flag, another module, `Option`, `Vec` (`ModuleList`),
+/// `BTreeMap<String, _>` (`ModuleDict`), an array or a tuple of these, or a setting (a number, a `bool`,
+/// a `String`), which is left alone. Fields of other types are marked `#[module(skip)]`; `#[module(name = "…")]`
+/// gives a field another name. A plain `Tensor` has to be made one of the former two, or skipped.
+///
+/// Members come in the order of the fields. One parameter under two names is shown under both, and
+/// remains one whatever is done with the module.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no module",
+    label = "a module's field is a module, `Parameter`, `Buffer`, or an `Option`, `Vec` or array of those",
+    note = "wrap a `Tensor` in `Parameter::new` or `Buffer::new`; mark a field that is none with `#[module(skip)]`"
+)]
+pub trait Module {
+    /// Shows all members to `visitor`, in a fixed order.
+    fn visit(&self, visitor: &mut Visitor<'_>);
+
+    /// Shows all members to `visitor`, which may exchange them, in the order of [`Module::visit`].
+    fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>);
+
+    /// Every parameter with its name (`named_parameters`). One with several names is there once, under the first.
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut all = Vec::new();
+        let mut known = Known::default();
+        self.visit(&mut Visitor::new(&mut |name, member| {
+            if let Member::Parameter(parameter) = member
+                && known.is_new(parameter)
+            {
+                all.push((name.to_owned(), Tensor::clone(parameter)));
+            }
+        }));
+        all
+    }
+
+    /// Every buffer with its name (`named_buffers`). One with several names is there once, under the first.
+    fn named_buffers(&self) -> Vec<(String, Tensor)> {
+        let mut all = Vec::new();
+        let mut known = Known::default();
+        self.visit(&mut Visitor::new(&mut |name, member| {
+            if let Member::Buffer(buffer) = member
+                && known.is_new(buffer)
+            {
+                all.push((name.to_owned(), Tensor::clone(buffer)));
+            }
+        }));
+        all
+    }
+
+    /// Every parameter (`parameters`), each once.
+    fn parameters(&self) -> Vec<Tensor> {
+        self.named_parameters().into_iter().map(|(_, tensor)| tensor).collect()
+    }
+
+    /// Every buffer (`buffers`), each once.
+    fn buffers(&self) -> Vec<Tensor> {
+        self.named_buffers().into_iter().map(|(_, tensor)| tensor).collect()
+    }
+
+    /// Sets whether the module and all its members are in training (`module.train(mode)`).
+    fn set_training(&mut self, training: bool) {
+        self.visit_mut(&mut VisitorMut::new(&mut |_, member| {
+            if let MemberMut::Training(flag) = member {
+                flag.set(training);
+            }
+        }));
+    }
+
+    /// Into training (`module.train()`).
+    fn train(&mut self) {
+        self.set_training(true);
+    }
+
+    /// Out of training (`module.eval()`): dropout does nothing, batch norm uses what it has seen.
+    fn eval(&mut self) {
+        self.set_training(false);
+    }
+
+    /// All parameters and persistent buffers, under their names (`state_dict`). The tensors are the
+    /// module's own.
+    fn state_dict(&self) -> StateDict {
+        let mut all = StateDict::new();
+        self.visit(&mut Visitor::new(&mut |name, member| match member {
+            Member::Parameter(parameter) => all.push(name, parameter),
+            Member::Buffer(buffer) if buffer.is_persistent() => all.push(name, buffer),
+            _ => {}
+        }));
+        all
+    }
+
+    /// Copies tensors into the module's own, by name (`load_state_dict`), converted to their dtype and
+    /// device. With `strict`, both must have the same names. Nothing is copied if anything does not fit.
+    ///
+    /// # Errors
+    /// [`LoadError`], which names all that is missing, too much, or of another shape.
+    #[track_caller]
+    fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<(), LoadError> {
+        state::load(&self.state_dict(), state, strict)
+    }
+
+    /// Moves every parameter and buffer to a device; floats to a dtype, and those of as many dimensions to
+    /// a memory format (`Module.to`). What is as asked for stays. When one cannot be moved, none is.
+    ///
+    /// An optimizer is made after this: it has the parameters as they were.
+    ///
+    /// # Errors
+    /// As [`Tensor::to`].
+    #[track_caller]
+    fn to(&mut self, options: impl Into<TensorOptions>) -> Result<()>
+    where
+        Self: Sized,
+    {
+        let options = options.into();
+        if let Some(dtype) = options.requested_dtype()
+            && !dtype.is_float()
+        {
+            let reason = format!("a module's dtype is that of a float, not {dtype}");
+            return Err(Error::invalid("Module::to", reason));
+        }
+        let device = options.requested_device().map_err(|e| e.of("Module::to"))?;
+        let mut moved = Vec::new();
+        let (tensors, places) = distinct(self);
+        for tensor in &tensors {
+            let new = tensor.to(for_tensor(&options, device, tensor));
+            moved.push(new.map_err(|e| e.of("Module::to"))?);
+        }
+        put(self, &moved, &places);
+        Ok(())
+    }
+
+    /// Puts every parameter into memory that other processes can have, and which
+    /// `warpline::multiprocessing` carries to them. When one cannot be, none is.
+    ///
+    /// # Errors
+    /// As [`Tensor::share_memory`]; [`Error::CannotShare`] of a module on the host, which could not be
+    /// used any more.
+    #[track_caller]
+    fn share_memory(&mut self) -> Result<()> {
+        let mut shared = HashMap::new();
+        for (name, parameter) in self.named_parameters() {
+            if !parameter.is_cuda() {
+                let reason = "a parameter is on the host, where ops on shared memory are refused; \
+                              move the module to a GPU first, or share tensors one by one";
+                return Err(Error::CannotShare {
+                    location: Location::caller(),
+                    op: "share_memory",
+                    reason: format!("{name}: {reason}"),
+                });
+            }
+            shared.insert(key(&parameter), parameter.share_memory()?);
+        }
+        self.visit_mut(&mut VisitorMut::new(&mut |_, member| {
+            if let MemberMut::Parameter(parameter) = member
+                && let Some(new) = shared.get(&key(parameter))
+            {
+                parameter.replace(new.clone());
+            }
+        }));
+        Ok(())
+    }
+}
+
+/// What a module computes, where others are to call it: `DataParallel`, [`Sequential`](crate::Sequential).
+/// Several inputs are a tuple.
+pub trait Forward<Input> {
+    /// What comes out.
+    type Output;
+
+    /// Computes the output. It takes `&self`: a buffer is updated in place.
+    ///
+    /// # Errors
+    /// Whatever the module's ops fail with.
+    fn forward(&self, input: Input) -> Result<Self::Output>;
+}
+
+/// What makes two tensors the same one: elements of one dtype in the same places.
+type Key = (u64, DType, Vec<usize>, Vec<isize>);
+
+fn key(tensor: &Tensor) -> Key {
+    (tensor.data_ptr(), tensor.dtype(), tensor.size().to_vec(), tensor.stride().to_vec())
+}
+
+/// Tensors that were seen.
+#[derive(Default)]
+struct Known(HashMap<Key, usize>);
+
+impl Known {
+    fn is_new(&mut self, tensor: &Tensor) -> bool {
+        let next = self.0.len();
+        self.place(tensor) == next
+    }
+
+    /// Its number, in the order in which they were first seen.
+    fn place(&mut self, tensor: &Tensor) -> usize {
+        let next = self.0.len();
+        *self.0.entry(key(tensor)).or_insert(next)
+    }
+}
+
+/// A module's parameters and buffers, each once, and which of these each member is.
+fn distinct(module: &impl Module) -> (Vec<Tensor>, Vec<usize>) {
+    let (mut known, mut tensors, mut places) = (Known::default(), Vec::new(), Vec::new());
+    module.visit(&mut Visitor::new(&mut |_, member| {
+        let Some(tensor) = member.tensor() else { return };
+        let place = known.place(tensor);
+        if place == tensors.len() {
+            tensors.push(tensor.clone());
+        }
+        places.push(place);
+    }));
+    (tensors, places)
+}
+
+/// Puts tensors in the places of a module's own, as [`distinct`] has found them.
+fn put(module: &mut impl Module, tensors: &[Tensor], places: &[usize]) {
+    let mut places = places.iter();
+    module.visit_mut(&mut VisitorMut::new(&mut |_, mut member| {
+        if member.tensor().is_some()
+            && let Some(new) = places.next().and_then(|&place| tensors.get(place))
+        {
+            member.replace(new.clone());
+        }
+    }));
+}
+
+/// What a module's options ask of one of its tensors.
+fn for_tensor(options: &TensorOptions, device: Option<Device>, tensor: &Tensor) -> TensorOptions {
+    let mut own = TensorOptions::new().pin_memory(options.pins_memory());
+    if let Some(device) = device {
+        own = own.device(device);
+    }
+    if let Some(dtype) = options.requested_dtype().filter(|_| tensor.dtype().is_float()) {
+        own = own.dtype(dtype);
+    }
+    let dimensions = match options.requested_memory_format() {
+        Some(MemoryFormat::ChannelsLast) => tensor.dim() == 4,
+        Some(MemoryFormat::ChannelsLast3d) => tensor.dim() == 5,
+        _ => true,
+    };
+    if let Some(format) = options.requested_memory_format().filter(|_| dimensions) {
+        own = own.memory_format(format);
+    }
+    own
+}

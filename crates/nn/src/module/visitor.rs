@@ -1,0 +1,118 @@
+//! How a module shows what it has.
+
+use warpline::Tensor;
+
+use super::Module;
+use crate::{Buffer, Parameter, Training};
+
+/// What a module has, to be looked at.
+#[derive(Debug)]
+pub enum Member<'a> {
+    /// What is learned.
+    Parameter(&'a Parameter),
+    /// What belongs to the module but is not learned.
+    Buffer(&'a Buffer),
+    /// Whether the module is in training.
+    Training(&'a Training),
+}
+
+impl Member<'_> {
+    /// The parameter's or buffer's tensor.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Self::Parameter(parameter) => Some(parameter),
+            Self::Buffer(buffer) => Some(buffer),
+            Self::Training(_) => None,
+        }
+    }
+}
+
+impl MemberMut<'_> {
+    /// The parameter's or buffer's tensor.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Self::Parameter(parameter) => Some(parameter),
+            Self::Buffer(buffer) => Some(buffer),
+            Self::Training(_) => None,
+        }
+    }
+
+    /// Puts another tensor in the parameter's or buffer's place, as it is.
+    pub fn replace(&mut self, tensor: Tensor) {
+        match self {
+            Self::Parameter(parameter) => parameter.replace(tensor),
+            Self::Buffer(buffer) => buffer.set(tensor),
+            Self::Training(_) => {}
+        }
+    }
+}
+
+/// What a module has, to be changed.
+#[derive(Debug)]
+pub enum MemberMut<'a> {
+    /// What is learned.
+    Parameter(&'a mut Parameter),
+    /// What belongs to the module but is not learned.
+    Buffer(&'a mut Buffer),
+    /// Whether the module is in training.
+    Training(&'a mut Training),
+}
+
+/// The name of the member that is looked at.
+#[derive(Debug, Default)]
+struct Path(String);
+
+impl Path {
+    /// Goes to a member; the result is what [`Path::leave`] takes.
+    fn enter(&mut self, name: &str) -> usize {
+        let before = self.0.len();
+        if before > 0 && !name.is_empty() {
+            self.0.push('.');
+        }
+        self.0.push_str(name);
+        before
+    }
+
+    fn leave(&mut self, before: usize) {
+        self.0.truncate(before);
+    }
+}
+
+macro_rules! visitor {
+    ($name:ident, $member:ident, $visit:ident, [$($mutable:tt)?]) => {
+        #[doc = concat!("Goes through a module's members: what [`Module::", stringify!($visit), "`] is given.")]
+        pub struct $name<'v> {
+            path: Path,
+            see: &'v mut dyn FnMut(&str, $member<'_>),
+        }
+
+        impl<'v> $name<'v> {
+            /// Of which each parameter, buffer and flag is shown to `see` with its name.
+            pub fn new(see: &'v mut dyn FnMut(&str, $member<'_>)) -> Self {
+                Self { path: Path::default(), see }
+            }
+
+            /// Goes through a member, whose names begin with `name`; one without a name has its own alone.
+            pub fn member<M: Module + ?Sized>(&mut self, name: &str, module: & $($mutable)? M) {
+                let before = self.path.enter(name);
+                module.$visit(self);
+                self.path.leave(before);
+            }
+
+            pub(crate) fn see(&mut self, member: $member<'_>) {
+                (self.see)(&self.path.0, member);
+            }
+        }
+
+        impl std::fmt::Debug for $name<'_> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name)).field("path", &self.path.0).finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+visitor!(Visitor, Member, visit, []);
+visitor!(VisitorMut, MemberMut, visit_mut, [mut]);

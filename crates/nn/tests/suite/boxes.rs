@@ -1,0 +1,1 @@
+../../../tensor/tests/semantics/boxes.rs

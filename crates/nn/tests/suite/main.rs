@@ -1,0 +1,11 @@
+//! Modules and what goes with them, on simulated boxes of one to three devices; the twins named
+//! `gpu_…` run on real ones. One program of all, which is linked once.
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+mod boxes;
+
+mod moves;
+mod s31_modules;
+mod state;

@@ -1,0 +1,162 @@
+//! Members by name, and states that fit or do not.
+
+use warpline::{Device, Result, Tensor, full, ones, zeros};
+use warpline_nn::{
+    Buffer, Linear, LoadError, Module, Parameter, ReLU, Sequential, StateDict, Training,
+};
+
+use crate::common::{World, worlds};
+
+/// Of everything that a module's fields may be.
+#[derive(Clone, Module)]
+struct Net<M> {
+    layers: Vec<Linear>,
+    body: M,
+    scale: Parameter,
+    bias: Option<Parameter>,
+    count: Buffer,
+    mask: Buffer,
+    #[module(name = "final")]
+    last: (Linear, ReLU),
+    training: Training,
+    eps: f64,
+    #[module(skip)]
+    _note: std::sync::Arc<()>,
+}
+
+fn net() -> Result<Net<Sequential>> {
+    Ok(Net {
+        layers: vec![Linear::new(2, 2, ())?, Linear::new(2, 2, ())?],
+        body: Sequential::new().with(ReLU).with(Linear::new(2, 2, ())?),
+        scale: Parameter::new(ones([2], ())?)?,
+        bias: None,
+        count: Buffer::new(zeros([], ())?),
+        mask: Buffer::not_persistent(ones([2], ())?),
+        last: (Linear::new(2, 3, ())?, ReLU),
+        training: Training::default(),
+        eps: 0.5,
+        _note: std::sync::Arc::default(),
+    })
+}
+
+fn names(tensors: Vec<(String, Tensor)>) -> Vec<String> {
+    tensors.into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn members_have_pytorchs_names() {
+    let mut net = net().unwrap();
+    let parameters = [
+        "layers.0.weight",
+        "layers.0.bias",
+        "layers.1.weight",
+        "layers.1.bias",
+        "body.1.weight",
+        "body.1.bias",
+        "scale",
+        "final.0.weight",
+        "final.0.bias",
+    ];
+    assert_eq!(names(net.named_parameters()), parameters);
+    assert_eq!(names(net.named_buffers()), ["count", "mask"]);
+    let mut state = parameters.to_vec();
+    state.insert(7, "count");
+    assert_eq!(
+        net.state_dict().names().collect::<Vec<_>>(),
+        state,
+        "without what is not persistent"
+    );
+    assert!(net.training.get());
+    net.eval();
+    assert!(!net.training.get() && net.eps == 0.5);
+}
+
+#[test]
+fn a_state_is_loaded_in_place() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            let (mut to, from) = (net()?, net()?);
+            to.to(place)?;
+            let before: Vec<u64> = to.parameters().iter().map(Tensor::data_ptr).collect();
+            from.count.fill_(3.0)?;
+            to.load_state_dict(&from.state_dict(), true)?;
+            let after: Vec<u64> = to.parameters().iter().map(Tensor::data_ptr).collect();
+            assert_eq!(before, after);
+            for ((name, to), (_, from)) in to.state_dict().iter().zip(from.state_dict().iter()) {
+                assert_eq!(to.device(), place);
+                assert_eq!(to.to_vec::<f32>()?, from.to_vec::<f32>()?, "{name}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_named_and_nothing_is_loaded() {
+    worlds(1, |_| {
+        let mut net = net()?;
+        net.to("cuda:0")?;
+        let before = net.layers[0].weight.to_vec::<f32>()?;
+        let mut state: StateDict =
+            net.state_dict().into_iter().filter(|(name, _)| name != "scale").collect();
+        state.insert("layers.0.weight", full([2, 2], 9.0, ())?);
+        state.insert("final.0.bias", full([4], 9.0, ())?);
+        state.insert("extra", full([4], 9.0, ())?);
+        let error = net.load_state_dict(&state, true).expect_err("three things are wrong");
+        let LoadError::Differs { missing, unexpected, mismatched } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((&missing[..], &unexpected[..]), (&["scale".into()][..], &["extra".into()][..]));
+        assert_eq!(mismatched[0].name, "final.0.bias");
+        let text = error.to_string();
+        for said in [
+            "scale",
+            "extra",
+            "final.0.bias: [4] (torch.float32, on cpu)",
+            "[3] (torch.float32, on cuda:0)",
+        ] {
+            assert!(text.contains(said), "{text}");
+        }
+        assert_eq!(net.layers[0].weight.to_vec::<f32>()?, before);
+        // Names may differ where that is asked for, shapes may not.
+        assert!(net.load_state_dict(&state, false).is_err());
+        state.insert("final.0.bias", full([3], 9.0, ())?);
+        net.load_state_dict(&state, false)?;
+        assert_eq!(net.layers[0].weight.to_vec::<f32>()?, [9.0; 4]);
+        assert_eq!(net.scale.to_vec::<f32>()?, [1.0; 2]);
+        Ok(())
+    });
+}
+
+/// Two names of one parameter.
+#[derive(Module)]
+struct Tied {
+    wte: Linear,
+    head: Linear,
+}
+
+#[test]
+fn tied_parameters_stay_tied() {
+    worlds(2, |_| {
+        let wte = Linear::new(2, 2, ())?;
+        let head = Linear { weight: wte.weight.clone(), bias: None };
+        let mut tied = Tied { wte, head };
+        assert_eq!(names(tied.named_parameters()), ["wte.weight", "wte.bias"]);
+        assert_eq!(tied.state_dict().len(), 3, "under both names");
+        tied.to("cuda:1")?;
+        assert_eq!(tied.head.weight.device(), Device::cuda(1));
+        tied.wte.weight.fill_(4.0)?;
+        assert_eq!(tied.head.weight.to_vec::<f32>()?, [4.0; 4]);
+        tied.share_memory()?;
+        assert!(tied.head.weight.storage().same_as(tied.wte.weight.storage()));
+        Ok(())
+    });
+}
+
+#[test]
+fn states_are_put_together_and_taken_apart() {
+    let state = Linear::new(1, 1, ()).unwrap().state_dict().with_prefix("model");
+    assert_eq!(state.names().collect::<Vec<_>>(), ["model.weight", "model.bias"]);
+    assert_eq!(state.under_prefix("model").names().collect::<Vec<_>>(), ["weight", "bias"]);
+    assert!(state.under_prefix("mod").is_empty());
+}
