@@ -18,6 +18,7 @@ pub mod matmul;
 mod programs;
 pub mod random;
 pub mod reduce;
+pub mod scatter;
 pub mod softmax;
 
 pub use programs::programs;

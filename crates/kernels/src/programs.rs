@@ -40,6 +40,7 @@ pub fn programs() -> Vec<&'static Program> {
         crate::matmul::PROGRAMS,
         crate::random::PROGRAMS,
         crate::reduce::PROGRAMS,
+        crate::scatter::PROGRAMS,
         crate::softmax::PROGRAMS,
     ];
     families.into_iter().flatten().copied().chain(crate::elementwise::programs()).collect()

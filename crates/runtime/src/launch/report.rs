@@ -39,6 +39,12 @@ impl Report {
         Self { dim: dim as u64, size: size as u64, ..Self::zeroed() }
     }
 
+    /// What indices are checked against.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size as usize
+    }
+
     /// The parameters of a call, which begin with a report, with where to report, as what launch and
     /// of what call.
     fn fill(params: &[u8], told: [u64; 3]) -> Params {

@@ -1,0 +1,248 @@
+//! Elements put where indices say: `scatter` and its like.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use crate::programs::{BITS, bits, committed, cuda_type};
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::iter::{BLOCK, Dim, Walk};
+use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, dispatch};
+
+/// What becomes of an element and of what is scattered there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduce {
+    /// The sum; of bools whether either is true.
+    Sum,
+    /// The product; of bools whether both are true.
+    Prod,
+    /// The larger, or a NaN.
+    Max,
+    /// The smaller, or a NaN.
+    Min,
+    /// What is scattered: of several the last, or on a GPU where they are many, any.
+    Assign,
+}
+
+pub(super) static SCATTER: Program = Program::new(
+    "scatter",
+    BITS,
+    &["", "ordered"],
+    |_, ty| source().push(&format!("SCATTER(scatter_{ty}, {ty}, ASSIGN)")),
+)
+.with_ptx(committed);
+
+/// Kernels of each [`Reduce`] but the last.
+const REDUCTIONS: &[&str] =
+    &["sum", "sum_ordered", "prod", "prod_ordered", "max", "max_ordered", "min", "min_ordered"];
+
+pub(super) static SCATTER_REDUCE: Program =
+    Program::new("scatter_reduce", &DType::SUFFIXES, REDUCTIONS, |_, suffix| {
+        let ty = cuda_type(suffix);
+        ["sum", "prod", "max", "min"].iter().fold(source(), |of, name| {
+            let kind = name.to_uppercase();
+            of.push(&format!("SCATTER(scatter_reduce_{suffix}_{name}, {ty}, {kind})"))
+        })
+    })
+    .with_ptx(committed);
+
+fn source() -> Source {
+    let of = Source::new().with::<Scatter>().push(module::ELEMENT).push(module::REPORT);
+    of.push(module::WALK).push(include_str!("scatter.cuh"))
+}
+
+/// Threads' work that is small enough for the kernel that takes indices in order.
+const ORDERED: usize = 1 << 26;
+/// As many indices of one element's are always taken in order.
+const FEW: usize = 32;
+
+/// `steps` are those of source, index and result along the dimension that is indexed, `count` the
+/// indices along it. `lines` goes over the other dimensions. `places` is what a GPU's threads go over: all
+/// elements of the index, or with the result's own size in that dimension, of which there is the number then,
+/// too.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Scatter {
+    report: Report,
+    elements: u64,
+    count: u64,
+    steps: [i64; 3],
+    lines: Walk<3>,
+    places: Walk<4>,
+}
+
+cuda_struct!(Scatter { report, elements, count, steps, lines, places });
+
+/// Elements of `source` into `out`, each at its own place but for dimension `dim`, where `index` says
+/// which. `index` is `int64`, has as many dimensions as both, is no larger than `source`, and no larger than
+/// `out` in any dimension but `dim` (`torch.scatter`, `torch.scatter_add`, `torch.scatter_reduce`).
+///
+/// Floats are added in the indices' order on the CPU, and on a GPU unless there are many for each place.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DimOutOfRange`];
+/// [`Error::InvalidArgument`] for indices of another dtype; [`Error::OutOfStorage`],
+/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], [`Error::TooManyDims`]; otherwise as
+/// [`launch::run`]; [`Error::IndexCheck`].
+#[track_caller]
+pub fn scatter(
+    target: Target<'_>,
+    op: &'static str,
+    out: View<'_>,
+    dim: usize,
+    index: View<'_>,
+    source: View<'_>,
+    reduce: Reduce,
+) -> Result<()> {
+    let location = Location::caller();
+    super::check_index_dtype(op, index)?;
+    super::check_same_dtype(op, out, source)?;
+    super::check_dim(op, dim, out.sizes().len())?;
+    if index.numel() == 0 {
+        return check_operands(op, &[source.read(), index.read(), out.read_write()]);
+    }
+    // A scalar counts as one element in a row.
+    let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
+    let [from, at, to] = [row(source.layout)?, row(index.layout)?, row(out.layout)?];
+    let ndim = to.ndim();
+    let fits = |d: usize| {
+        at.sizes()[d] <= from.sizes()[d] && (d == dim || at.sizes()[d] <= to.sizes()[d])
+    };
+    if from.ndim() != ndim || at.ndim() != ndim || !(0..ndim).all(fits) {
+        let reason = format!(
+            "an index of sizes {:?} for a source of {:?} and a result of {:?}; it must have as many \
+             dimensions, be no larger than the source, and no larger than the result in any but \
+             dimension {dim}",
+            index.sizes(),
+            source.sizes(),
+            out.sizes()
+        );
+        return Err(Error::ShapeMismatch { location, op, reason });
+    }
+    let mut used = from.clone();
+    for d in 0..ndim {
+        used = used.narrow(d as isize, 0, at.sizes()[d])?;
+    }
+    let source = View { layout: &used, ..source };
+    let index = View { layout: &at, ..index };
+    let out = View { layout: &to, ..out };
+    check_operands(op, &[source.read(), index.read(), out.read_write()])?;
+
+    let (count, size) = (at.sizes()[dim], to.sizes()[dim]);
+    let all = index.numel() / count * size;
+    // Where nothing can be named there is no thread of the ordered kernel that would say so.
+    let ordered = matches!(target, Target::Cuda(..))
+        && size > 0
+        && (count <= FEW || all.saturating_mul(count) <= ORDERED);
+    let strides = |d: usize| [used.strides()[d], at.strides()[d], to.strides()[d]];
+    let lines = (0..ndim).rev().filter(|&d| d != dim).map(|d| (at.sizes()[d], strides(d)));
+    let places: SmallVec<[Dim<4>; 6]> = (0..ndim)
+        .rev()
+        .map(|d| {
+            let [a, b, c] = strides(d);
+            match (d == dim, ordered) {
+                (false, _) => (at.sizes()[d], [a, b, c, 0]),
+                (true, true) => (size, [0, 0, c, 1]),
+                (true, false) => (count, [a, b, 0, 0]),
+            }
+        })
+        .collect();
+    let params = Scatter {
+        report: Report::new(dim, size),
+        elements: if ordered { all } else { index.numel() } as u64,
+        count: count as u64,
+        steps: strides(dim).map(|step| step as i64),
+        lines: Walk::new(op, lines)?,
+        places: Walk::new(op, places)?,
+    };
+    let item = out.dtype.size();
+    let (kernel, host) = match reduce {
+        Reduce::Assign => ((&SCATTER, bits(item), usize::from(ordered)), assign(item)),
+        _ => {
+            let kernel = 2 * reduce as usize + usize::from(ordered);
+            ((&SCATTER_REDUCE, out.dtype as usize, kernel), reducing(out.dtype, reduce))
+        }
+    };
+    let blocks = (params.elements as usize).div_ceil(BLOCK as usize);
+    let call = Call {
+        op,
+        operands: &[source.read(), index.read(), out.read_write()],
+        params: bytemuck::bytes_of(&params),
+        checks_indices: true,
+        host,
+        code: Code::Kernel {
+            kernel,
+            grid: [blocks as u32, 1, 1],
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: source and index are read where their layouts say, the result is reached only where an
+    // index is in range, by atomics, whole writes of which any may be the last, or one thread for each
+    // element. The parameters begin with a report; both kernels take `Scatter`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// Of elements of `size` bytes: integers of the size stand for all.
+fn assign(size: usize) -> HostKernel {
+    const ASSIGN: usize = Reduce::Assign as usize;
+    match size {
+        1 => on_host::<u8, ASSIGN>,
+        2 => on_host::<i16, ASSIGN>,
+        4 => on_host::<i32, ASSIGN>,
+        _ => on_host::<i64, ASSIGN>,
+    }
+}
+
+fn reducing(dtype: DType, reduce: Reduce) -> HostKernel {
+    dispatch!(dtype, all T => match reduce {
+        Reduce::Sum => on_host::<T, 0>,
+        Reduce::Prod => on_host::<T, 1>,
+        Reduce::Max => on_host::<T, 2>,
+        _ => on_host::<T, 3>,
+    })
+}
+
+/// # Safety
+/// As [`HostKernel`]: a source of `T`, indices of `i64`, a result of `T`, and [`Scatter`].
+unsafe fn on_host<T: HostElement, const KIND: usize>(launch: &HostLaunch<'_>) {
+    let p: Scatter = host::params(launch);
+    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
+    let index = Shared::<i64>::operand(launch, 1);
+    let [a, b, c] = p.steps.map(|step| step as isize);
+    let count = p.count as isize;
+    let grain = (GRAIN / p.count as usize).max(1);
+    host::parallel_for(launch.parallel, p.lines.numel(), grain, |lines| {
+        for line in lines {
+            let [from, at, to] = p.lines.offsets(line);
+            for n in 0..count {
+                // SAFETY: declared elements; the result's only where the index is in range, in a
+                // line that is this thread's. The report's mailbox is there for the launch.
+                unsafe {
+                    let k = index.read(at + n * b);
+                    if !p.report.check_index(k) {
+                        continue;
+                    }
+                    let (value, place) = (source.read(from + n * a), to + k as isize * c);
+                    let new = if KIND == Reduce::Assign as usize {
+                        value
+                    } else {
+                        let (x, y) = (out.read(place).get(), value.get());
+                        T::put(match KIND {
+                            0 => x.add(y),
+                            1 => x.mul(y),
+                            2 => x.maximum(y),
+                            _ => x.minimum(y),
+                        })
+                    };
+                    out.write(place, new);
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,242 @@
+//! Rows added where indices say: `index_add`, and the gradient of an embedding.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use super::elements::{Reduce, scatter};
+use crate::programs::{committed, cuda_type};
+use warpline_runtime::host::{self, HostElement, Number, Shared};
+use warpline_runtime::iter::{BLOCK, Walk};
+use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Layout, Result, Target, View, cuda_struct, dispatch};
+
+/// Rows that a block takes where there are many.
+const ROWS: usize = 8;
+/// Indices that a thread looks at together.
+const EACH: usize = 8;
+
+pub(super) static INDEX_ADD: Program =
+    Program::new("index_add", &DType::SUFFIXES, &["one", "eight"], |_, suffix| {
+        let of = Source::new().with::<IndexAdd>().push(module::ELEMENT).push(module::REPORT);
+        let of = of.push(module::WALK);
+        let of = of.push(&format!("#define BLOCK {BLOCK}\n#define EACH {EACH}"));
+        let ty = cuda_type(suffix);
+        let of = of.push(include_str!("index_add.cuh"));
+        let of = of.push(&format!("INDEX_ADD(index_add_{suffix}_one, {ty}, 1)"));
+        of.push(&format!("INDEX_ADD(index_add_{suffix}_eight, {ty}, {ROWS})"))
+    })
+    .with_ptx(committed);
+
+/// Indices that all blocks look at together, up to which they do so: beyond, sums are atomics'.
+const MOST: usize = 1 << 33;
+/// The same of integers, whose sums have no order.
+const MOST_INTEGERS: usize = 1 << 26;
+
+/// The steps are along the dimension that is indexed. `walk` goes over the others of source and result,
+/// `columns` elements. Indices that are `skip` are left out.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct IndexAdd {
+    report: Report,
+    count: u64,
+    index_step: i64,
+    source_step: i64,
+    out_step: i64,
+    columns: u64,
+    from_zero: u64,
+    skip: i64,
+    walk: Walk<2>,
+}
+
+cuda_struct!(IndexAdd {
+    report, count, index_step, source_step, out_step, columns, from_zero, skip, walk
+});
+
+/// Adds each part of `source` along dimension `dim` to that of `out` which `index` names, one after the other
+/// (`torch.index_add`). `index` is `int64` and has one dimension, `source` the sizes of `out`, but in `dim` as
+/// many as there are indices. Halves are added in `f32`.
+///
+/// Each sum has the order of the indices, so that it is the same each time; on a GPU not where so many
+/// indices name so many rows that each row's looking for its own takes too long.
+///
+/// # Errors
+/// As [`scatter`].
+#[track_caller]
+pub fn index_add(
+    target: Target<'_>,
+    out: View<'_>,
+    dim: usize,
+    index: View<'_>,
+    source: View<'_>,
+) -> Result<()> {
+    const OP: &str = "index_add";
+    super::check_dim(OP, dim, out.sizes().len())?;
+    let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
+    let [to, from, at] = [row(out.layout)?, row(source.layout)?, row(index.layout)?];
+    let (out, source) = (View { layout: &to, ..out }, View { layout: &from, ..source });
+    let index = View { layout: &at, ..index };
+    let chunks = (out.numel() / to.sizes()[dim].max(1)).div_ceil(BLOCK as usize);
+    let groups = rows_of(to.sizes()[dim]).1;
+    let looks = groups.saturating_mul(chunks).saturating_mul(index.numel());
+    let most = if out.dtype.is_float() { MOST } else { MOST_INTEGERS };
+    let of = part(OP, out, dim, index, source)?;
+    if matches!(target, Target::Cuda(..)) && looks > most {
+        let mut sizes = vec![1; to.ndim()];
+        sizes[dim] = index.numel();
+        let mut strides = vec![0; to.ndim()];
+        strides[dim] = at.strides()[0];
+        let all = Layout::from_parts(sizes.as_slice().into(), strides.as_slice().into(), at.offset());
+        let all = all.expand(source.sizes())?;
+        return scatter(target, OP, out, dim, View { layout: &all, ..index }, source, Reduce::Sum);
+    }
+    run(target, OP, of, out, index, source)
+}
+
+/// The gradient of an embedding's weight, `out`: for each of its rows the sum of those rows of `source` at whose
+/// places `index` names it, in their order, so that it is the same each time. Of `skip`, the padding, it is 0.
+///
+/// # Errors
+/// As [`scatter`].
+#[track_caller]
+pub fn embedding_backward(
+    target: Target<'_>,
+    out: View<'_>,
+    index: View<'_>,
+    source: View<'_>,
+    skip: Option<usize>,
+) -> Result<()> {
+    const OP: &str = "embedding_backward";
+    super::check_dim(OP, 0, out.sizes().len())?;
+    let mut of = part(OP, out, 0, index, source)?;
+    of.from_zero = 1;
+    of.skip = skip.map_or(-1, |skip| skip as i64);
+    run(target, OP, of, out, index, source)
+}
+
+/// How many rows a block takes, and how many blocks there are for that.
+fn rows_of(rows: usize) -> (usize, usize) {
+    let each = if rows >= 1024 * ROWS { ROWS } else { 1 };
+    (each, rows.div_ceil(each))
+}
+
+/// Checks arguments.
+#[track_caller]
+fn part(
+    op: &'static str,
+    out: View<'_>,
+    dim: usize,
+    index: View<'_>,
+    source: View<'_>,
+) -> Result<IndexAdd> {
+    super::check_index_dtype(op, index)?;
+    super::check_same_dtype(op, out, source)?;
+    let fits = |d: usize| {
+        source.sizes()[d] == if d == dim { index.numel() } else { out.sizes()[d] }
+    };
+    let ndim = out.sizes().len();
+    if index.sizes().len() != 1 || source.sizes().len() != ndim || !(0..ndim).all(fits) {
+        let reason = format!(
+            "an index of sizes {:?} and a source of {:?} for a result of {:?}; there must be one index \
+             for each part of the source along dimension {dim}, and its other sizes be the result's",
+            index.sizes(),
+            source.sizes(),
+            out.sizes()
+        );
+        return Err(Error::ShapeMismatch { location: Location::caller(), op, reason });
+    }
+    let dims = (0..ndim).rev().filter(|&d| d != dim);
+    let dims = dims.map(|d| (out.sizes()[d], [source.strides()[d], out.strides()[d]]));
+    let walk = Walk::new(op, dims)?;
+    Ok(IndexAdd {
+        report: Report::new(dim, out.sizes()[dim]),
+        count: index.numel() as u64,
+        index_step: index.strides()[0] as i64,
+        source_step: source.strides()[dim] as i64,
+        out_step: out.strides()[dim] as i64,
+        columns: walk.numel() as u64,
+        from_zero: 0,
+        skip: -1,
+        walk,
+    })
+}
+
+#[track_caller]
+fn run(
+    target: Target<'_>,
+    op: &'static str,
+    params: IndexAdd,
+    out: View<'_>,
+    index: View<'_>,
+    source: View<'_>,
+) -> Result<()> {
+    let to = if params.from_zero != 0 { out.write() } else { out.read_write() };
+    let operands = [source.read(), index.read(), to];
+    check_operands(op, &operands)?;
+    if params.columns == 0 || (params.count == 0 && params.from_zero == 0) {
+        return Ok(());
+    }
+    let (each, groups) = rows_of(params.report.size());
+    let chunks = (params.columns as usize).div_ceil(BLOCK as usize).min(u16::MAX.into());
+    let host: HostKernel = dispatch!(out.dtype, all T => on_host::<T>);
+    let call = Call {
+        op,
+        operands: &operands,
+        params: bytemuck::bytes_of(&params),
+        checks_indices: true,
+        host,
+        code: Code::Kernel {
+            kernel: (&INDEX_ADD, out.dtype as usize, usize::from(each > 1)),
+            // One block where there is no row, which says that no index can be right.
+            grid: [groups.max(1) as u32, chunks as u32, 1],
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location: Location::caller(),
+    };
+    // SAFETY: source and index are read where their layouts say, rows of the result only as indices in
+    // range name them, each element by one thread; with `from_zero` all are written and none is read. The
+    // parameters begin with a report; both kernels take `IndexAdd`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// # Safety
+/// As [`HostKernel`]: a source of `T`, indices of `i64`, a result of `T`, and [`IndexAdd`].
+unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>) {
+    /// Columns that are added together: their sums are kept as they are computed.
+    const COLUMNS: usize = 64;
+    let p: IndexAdd = host::params(launch);
+    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
+    let index = Shared::<i64>::operand(launch, 1);
+    let [a, b, c] = [p.source_step, p.index_step, p.out_step].map(|step| step as isize);
+    let columns = p.columns as usize;
+    let work = p.count as usize + if p.from_zero != 0 { p.report.size() } else { 0 };
+    let grain = (host::GRAIN / work.max(1)).max(COLUMNS);
+    host::parallel_for(launch.parallel, columns, grain, |range| {
+        let offsets: Vec<[isize; 2]> = range.map(|column| p.walk.offsets(column)).collect();
+        // SAFETY: declared elements, of which the result's columns are this thread's, and its rows are
+        // named by indices in range. The report's mailbox is there for the launch.
+        unsafe {
+            if p.from_zero != 0 {
+                for row in 0..p.report.size() as isize {
+                    for [_, to] in &offsets {
+                        out.write(to + row * c, T::put(<T::Compute as Number>::from_bits(0)));
+                    }
+                }
+            }
+            for n in 0..p.count as isize {
+                let k = index.read(n * b);
+                if !p.report.check_index(k) || k == p.skip {
+                    continue;
+                }
+                for [from, to] in &offsets {
+                    let place = to + k as isize * c;
+                    let sum = out.read(place).get().add(source.read(from + n * a).get());
+                    out.write(place, T::put(sum));
+                }
+            }
+        }
+    });
+}

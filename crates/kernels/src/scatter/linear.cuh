@@ -1,0 +1,12 @@
+// One number for the indices of several dimensions: that of the dimensions before, times this one's size,
+// plus this one's index, where negative ones count from the end.
+extern "C" __global__ __launch_bounds__(256) void linear_index(
+    const i64* index, i64* out, const __grid_constant__ Linear p) {
+    const u64 e = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (e >= p.elements) return;
+    const i64 size = (i64)p.report.size, given = index[walk(p.walk, 0, e)];
+    const i64 k = given < 0 && given >= -size ? given + size : given;
+    i64& to = out[walk(p.walk, 1, e)];
+    const bool is_right = check_index(k, p.report);
+    to = (p.first ? 0 : to * size) + (is_right ? k : 0);
+}

@@ -1,0 +1,102 @@
+//! Indices of several dimensions as one number each.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::HostLaunch;
+
+use crate::programs::committed;
+use warpline_runtime::host::{self, GRAIN, Shared};
+use warpline_runtime::iter::{BLOCK, Walk};
+use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{Error, Result, Target, View, cuda_struct};
+
+pub(super) static LINEAR: Program = Program::new("linear_index", &[""], &[""], |_, _| {
+    let of = Source::new().with::<Linear>().push(module::REPORT).push(module::WALK);
+    of.push(include_str!("linear.cuh"))
+})
+.with_ptx(committed);
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Linear {
+    report: Report,
+    elements: u64,
+    first: u64,
+    walk: Walk<2>,
+}
+
+cuda_struct!(Linear { report, elements, first, walk });
+
+/// Goes on by dimension `dim`, of `size` elements, with the number that several dimensions' indices make:
+/// `out = out * size + index`, or the index alone for the `first`. Negative ones count from the end. Both are
+/// `int64` and of the same sizes.
+///
+/// # Errors
+/// As [`super::scatter`].
+#[track_caller]
+pub fn linear_index(
+    target: Target<'_>,
+    op: &'static str,
+    out: View<'_>,
+    index: View<'_>,
+    (dim, size): (usize, usize),
+    first: bool,
+) -> Result<()> {
+    super::check_index_dtype(op, index)?;
+    super::check_index_dtype(op, out)?;
+    if out.sizes() != index.sizes() {
+        let reason = format!("indices of {:?} and {:?}", out.sizes(), index.sizes());
+        return Err(Error::ShapeMismatch { location: Location::caller(), op, reason });
+    }
+    let operands = [index.read(), if first { out.write() } else { out.read_write() }];
+    check_operands(op, &operands)?;
+    let dims = (0..out.sizes().len()).rev();
+    let dims = dims.map(|d| (out.sizes()[d], [index.strides()[d], out.strides()[d]]));
+    let elements = out.numel();
+    let params = Linear {
+        report: Report::new(dim, size),
+        elements: elements as u64,
+        first: first.into(),
+        walk: Walk::new(op, dims)?,
+    };
+    let call = Call {
+        op,
+        operands: &operands,
+        params: bytemuck::bytes_of(&params),
+        checks_indices: true,
+        host: on_host,
+        code: Code::Kernel {
+            kernel: (&LINEAR, 0, 0),
+            grid: [elements.div_ceil(BLOCK as usize) as u32, 1, 1],
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location: Location::caller(),
+    };
+    // SAFETY: both stay within the elements of the views, each of which is one thread's; the parameters
+    // begin with a report, and both kernels take `Linear`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `i64`, and [`Linear`].
+unsafe fn on_host(launch: &HostLaunch<'_>) {
+    let p: Linear = host::params(launch);
+    let (index, out) = (Shared::<i64>::operand(launch, 0), Shared::<i64>::operand(launch, 1));
+    let size = p.report.size() as i64;
+    host::parallel_for(launch.parallel, p.elements as usize, GRAIN, |range| {
+        for e in range {
+            let [at, to] = p.walk.offsets(e);
+            // SAFETY: an element of each, this thread's. The report's mailbox is there for the launch.
+            unsafe {
+                let given = index.read(at);
+                let k = if (-size..0).contains(&given) { given + size } else { given };
+                let k = if p.report.check_index(k) { k } else { 0 };
+                let before = if p.first != 0 { 0 } else { out.read(to).wrapping_mul(size) };
+                out.write(to, before.wrapping_add(k));
+            }
+        }
+    });
+}

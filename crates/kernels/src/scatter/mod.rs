@@ -1,0 +1,48 @@
+//! Elements put, or added to others, where indices say: `scatter`, `index_add` and their like.
+//!
+//! An index that is out of range, as negative ones are, is reported as [`Error::IndexCheck`] says, and marks
+//! the result; what belongs to it is left out.
+
+mod elements;
+mod index_add;
+mod linear;
+#[cfg(test)]
+mod tests;
+
+use std::panic::Location;
+
+use warpline_runtime::module::Program;
+use warpline_runtime::{DType, Error, Result, View};
+
+pub use elements::{Reduce, scatter};
+pub use index_add::{embedding_backward, index_add};
+pub use linear::linear_index;
+
+pub(crate) const PROGRAMS: &[&Program] =
+    &[&elements::SCATTER, &elements::SCATTER_REDUCE, &index_add::INDEX_ADD, &linear::LINEAR];
+
+#[track_caller]
+fn check_index_dtype(op: &'static str, index: View<'_>) -> Result<()> {
+    if index.dtype == DType::I64 {
+        return Ok(());
+    }
+    Err(Error::invalid(op, format!("the indices are {}; they must be int64", index.dtype)))
+}
+
+#[track_caller]
+fn check_same_dtype(op: &'static str, out: View<'_>, source: View<'_>) -> Result<()> {
+    if out.dtype == source.dtype {
+        return Ok(());
+    }
+    let (location, expected, actual) = (Location::caller(), out.dtype, source.dtype);
+    Err(Error::DTypeMismatch { location, op, expected, actual })
+}
+
+/// A scalar has a dimension to name.
+#[track_caller]
+fn check_dim(op: &'static str, dim: usize, ndim: usize) -> Result<()> {
+    if dim < ndim.max(1) {
+        return Ok(());
+    }
+    Err(Error::DimOutOfRange { op, location: Location::caller(), dim: dim as isize, ndim })
+}

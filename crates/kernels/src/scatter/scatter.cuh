@@ -1,0 +1,97 @@
+// Elements of a source put, or combined with what is there, where an index says along a dimension.
+
+#define SUM 0
+#define PROD 1
+#define MAX 2
+#define MIN 3
+#define ASSIGN 4
+
+template <int KIND, class C> __device__ __forceinline__ C combine(C a, C b) {
+    if constexpr (KIND == ASSIGN) return b;
+    else if constexpr (same<C, bool>::value) return KIND == SUM || KIND == MAX ? a || b : a && b;
+    else if constexpr (KIND == SUM) return (C)(a + b);
+    else if constexpr (KIND == PROD) return (C)(a * b);
+    else if constexpr (KIND == MAX) return a > b || a != a ? a : b;
+    else return a < b || a != a ? a : b;
+}
+
+// Replaces an element by what `combine` makes of it, while others do so too.
+template <int KIND, class T> __device__ __forceinline__ void update(T* at, T value) {
+    typedef compute_t<T> C;
+    if constexpr (KIND == ASSIGN) {
+        // Not torn where several threads write it: one of them is the last.
+        *(volatile T*)at = value;
+    } else if constexpr (KIND == SUM && (same<T, f32>::value || same<T, f64>::value)) {
+        atomicAdd(at, value);
+    } else if constexpr (KIND == SUM && same<T, i32>::value) {
+        atomicAdd((unsigned int*)at, (unsigned int)value);
+    } else if constexpr (KIND == SUM && same<T, i64>::value) {
+        atomicAdd((u64*)at, (u64)value);
+    } else if constexpr (sizeof(T) == 8) {
+        union { u64 bits; T element; } old, seen;
+        old.bits = *(volatile u64*)at;
+        do {
+            seen = old;
+            T next;
+            store(next, combine<KIND>(load(seen.element), load(value)));
+            old.bits = atomicCAS((u64*)at, seen.bits, *(u64*)&next);
+        } while (old.bits != seen.bits);
+    } else {
+        // The word that the element lies in: its other bytes stay.
+        const u32 shift = (u32)((u64)at & 3) * 8;
+        u32* word = (u32*)((u64)at & ~3ull);
+        const u32 mask = (sizeof(T) == 4 ? ~0u : (1u << (sizeof(T) % 4 * 8)) - 1) << shift;
+        u32 old = *(volatile u32*)word, seen;
+        do {
+            seen = old;
+            const u32 low = (seen & mask) >> shift;
+            T element, next;
+            memcpy(&element, &low, sizeof(T));
+            store(next, combine<KIND>(load(element), load(value)));
+            u32 bits = 0;
+            memcpy(&bits, &next, sizeof(T));
+            old = atomicCAS(word, seen, (seen & ~mask) | (bits << shift));
+        } while (old != seen);
+    }
+}
+
+// A thread for each element of the index.
+template <int KIND, class T>
+__device__ __forceinline__ void
+places(const T* source, const i64* index, T* out, const Scatter& p) {
+    const u64 e = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (e >= p.elements) return;
+    const i64 k = index[walk(p.places, 1, e)];
+    if (!check_index(k, p.report)) return;
+    update<KIND>(out + walk(p.places, 2, e) + k * p.steps[2], source[walk(p.places, 0, e)]);
+}
+
+// A thread for each element of the result that an index can name: it takes what names it in order,
+// so that the result is the same each time.
+template <int KIND, class T>
+__device__ __forceinline__ void
+ordered(const T* source, const i64* index, T* out, const Scatter& p) {
+    const u64 e = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (e >= p.elements) return;
+    const i64 from = walk(p.places, 0, e), at = walk(p.places, 1, e), row = walk(p.places, 3, e);
+    T* to = out + walk(p.places, 2, e);
+    compute_t<T> value = load(*to);
+    bool found = false;
+    for (u64 n = 0; n < p.count; n++) {
+        const i64 k = index[at + (i64)n * p.steps[1]];
+        if (!check_index(k, p.report) || k != row) continue;
+        value = combine<KIND>(value, load(source[from + (i64)n * p.steps[0]]));
+        found = true;
+    }
+    if (found) store(*to, value);
+}
+
+#define SCATTER(NAME, T, KIND)                                                                    \
+    extern "C" __global__ __launch_bounds__(256) void NAME(                                       \
+        const T* source, const i64* index, T* out, const __grid_constant__ Scatter p) {           \
+        places<KIND>(source, index, out, p);                                                      \
+    }                                                                                             \
+    extern "C" __global__ __launch_bounds__(256) void NAME##_ordered(                             \
+        const T* source, const i64* index, T* out, const __grid_constant__ Scatter p) {           \
+        ordered<KIND>(source, index, out, p);                                                     \
+    }
