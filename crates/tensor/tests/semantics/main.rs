@@ -29,6 +29,8 @@ mod s20_batches;
 mod s21_visible_devices;
 mod s27_data_loader;
 
+mod s35_backward_streams;
+
 mod autograd;
 mod bad_input;
 mod copies;
