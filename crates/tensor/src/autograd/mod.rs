@@ -38,7 +38,7 @@ pub use function::{Function, ToSave};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use hooks::HookHandle;
 pub use mode::{
-    detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled, is_grad_enabled,
+    Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled, is_grad_enabled,
     is_inference_mode_enabled, no_grad, set_grad_enabled,
 };
 pub use node::Gradients;

@@ -33,6 +33,31 @@ fn within<R>(change: impl FnOnce(&mut Mode), f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// This thread's modes, to be taken to another one.
+///
+/// ```
+/// use warpline::autograd::{Modes, is_grad_enabled, no_grad};
+///
+/// let modes = no_grad(Modes::current);
+/// let there = std::thread::spawn(move || modes.within(is_grad_enabled));
+/// assert!(!there.join().unwrap() && is_grad_enabled());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Modes(Mode);
+
+impl Modes {
+    /// Those of this thread.
+    #[must_use]
+    pub fn current() -> Self {
+        Self(get())
+    }
+
+    /// Runs `f` with them.
+    pub fn within<R>(self, f: impl FnOnce() -> R) -> R {
+        within(|mode| *mode = self.0, f)
+    }
+}
+
 /// Whether ops of this thread are recorded for gradients (`torch.is_grad_enabled`).
 #[must_use]
 pub fn is_grad_enabled() -> bool {

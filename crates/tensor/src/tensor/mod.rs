@@ -86,6 +86,12 @@ impl Tensor {
         Self(inner)
     }
 
+    /// Whether nobody else has this tensor or its memory: no clone, no view, no graph.
+    #[must_use]
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.0) == 1 && self.0.storage.is_unique()
+    }
+
     /// Whether both are handles of one tensor (Python's `is`).
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
