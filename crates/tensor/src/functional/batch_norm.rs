@@ -99,7 +99,7 @@ pub fn batch_norm<'a>(
 #[track_caller]
 fn update(running: Option<&Tensor>, batch: &Tensor, factor: f64, momentum: f64) -> Result<()> {
     let Some(running) = running else { return Ok(()) };
-    let batch = batch.detached()?.reshape(running.size())?;
+    let batch = batch.detach().reshape(running.size())?;
     running.mul_(1.0 - momentum)?;
     running.add_(&batch.mul(factor * momentum)?.to(running.dtype())?)?;
     Ok(())
@@ -186,7 +186,7 @@ pub fn instance_norm<'a>(
     let out = super::group_norm(input, channels, weight, bias, eps).of(op)?;
     if running_mean.is_some() || running_var.is_some() {
         let dims: Vec<isize> = (2..input.dim() as isize).collect();
-        let x = input.detached().of(op)?.widened().of(op)?;
+        let x = input.detach().widened().of(op)?;
         let (var, mean) = x.var_mean(&dims, 1).of(op)?;
         update(running_mean, &mean.mean(0).of(op)?, 1.0, momentum).of(op)?;
         update(running_var, &var.mean(0).of(op)?, 1.0, momentum).of(op)?;
