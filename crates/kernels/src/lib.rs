@@ -18,8 +18,10 @@ pub mod matmul;
 mod programs;
 pub mod random;
 pub mod reduce;
+pub mod scan;
 pub mod scatter;
 pub mod softmax;
+pub mod sort;
 
 pub use programs::programs;
 

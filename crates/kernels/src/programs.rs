@@ -40,8 +40,10 @@ pub fn programs() -> Vec<&'static Program> {
         crate::matmul::PROGRAMS,
         crate::random::PROGRAMS,
         crate::reduce::PROGRAMS,
+        crate::scan::PROGRAMS,
         crate::scatter::PROGRAMS,
         crate::softmax::PROGRAMS,
+        crate::sort::PROGRAMS,
     ];
     families.into_iter().flatten().copied().chain(crate::elementwise::programs()).collect()
 }
