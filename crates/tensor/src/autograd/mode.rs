@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 #[derive(Clone, Copy, Debug)]
-struct Mode {
-    grad: bool,
-    inference: bool,
+pub(super) struct Mode {
+    pub(super) grad: bool,
+    pub(super) inference: bool,
     anomaly: bool,
 }
 
@@ -13,7 +13,8 @@ thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode { grad: true, inference: false, anomaly: false }) };
 }
 
-fn get() -> Mode {
+#[inline]
+pub(super) fn get() -> Mode {
     MODE.with(Cell::get)
 }
 
