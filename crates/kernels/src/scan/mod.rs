@@ -61,7 +61,8 @@ static SCAN: Program = Program::new("scan", &DType::SUFFIXES, KERNELS, |_, suffi
     let of = of.push(include_str!("scan.cuh"));
     let of = of.push(&format!("SCAN(scan_{suffix}_sum, {ty}, Sum<compute_t<{ty}>>)"));
     let of = of.push(&format!("SCAN(scan_{suffix}_prod, {ty}, Prod<compute_t<{ty}>>)"));
-    let of = of.push(&format!("INDEXED_SCAN(scan_{suffix}_max, {ty}, Best<compute_t<{ty}>, true>)"));
+    let of =
+        of.push(&format!("INDEXED_SCAN(scan_{suffix}_max, {ty}, Best<compute_t<{ty}>, true>)"));
     of.push(&format!("INDEXED_SCAN(scan_{suffix}_min, {ty}, Best<compute_t<{ty}>, false>)"))
 })
 .with_ptx(committed);
@@ -105,8 +106,7 @@ pub fn scan(
             return Err(Error::DTypeMismatch { location, op, expected, actual: view.dtype });
         }
         if view.sizes() != a.sizes() {
-            let reason =
-                format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
+            let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
             return Err(Error::ShapeMismatch { location, op, reason });
         }
     }
@@ -126,12 +126,8 @@ pub fn scan(
     let walk = Walk::new(op, (0..ndim).rev().filter(|&d| d != dim).map(of))?;
     let rows = walk.numel();
     let is_columns = rows >= MANY && steps[0] != 1;
-    let params = Scan {
-        rows: rows as u64,
-        size: size as u64,
-        steps: steps.map(|step| step as i64),
-        walk,
-    };
+    let params =
+        Scan { rows: rows as u64, size: size as u64, steps: steps.map(|step| step as i64), walk };
     let host: HostKernel = dispatch!(a.dtype, all T => match scan {
         ScanOp::Sum => sums::<T, true>,
         ScanOp::Prod => sums::<T, false>,
@@ -225,7 +221,9 @@ unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>)
                 unsafe {
                     let value = source.read(from + i * a).get();
                     let (held, place) = match best {
-                        Some((held, place)) if !replaces::<_, LARGEST>(held, value) => (held, place),
+                        Some((held, place)) if !replaces::<_, LARGEST>(held, value) => {
+                            (held, place)
+                        }
                         _ => (value, i),
                     };
                     best = Some((held, place));

@@ -108,8 +108,7 @@ pub fn sort(
             return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
         }
         if view.sizes() != a.sizes() {
-            let reason =
-                format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
+            let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
             return Err(Error::ShapeMismatch { location, op: OP, reason });
         }
     }
@@ -158,19 +157,14 @@ struct Passes<'a> {
 
 impl Passes<'_> {
     #[track_caller]
-    fn long_rows(
-        &self,
-        all: Sort,
-        a: View<'_>,
-        values: View<'_>,
-        indices: View<'_>,
-    ) -> Result<()> {
+    fn long_rows(&self, all: Sort, a: View<'_>, values: View<'_>, indices: View<'_>) -> Result<()> {
         const THREADS: usize = 256;
         let Target::Cuda(runtime, _, stream) = self.target else { return Ok(()) };
         let (rows, padded) = (all.rows as usize, all.padded as usize);
         let at_once = (MOST / padded).clamp(1, rows);
         let storage = Storage::device(runtime, at_once * padded * size_of::<Pair>(), stream)?;
-        let [keys, write] = dispatch!(self.dtype, all T => [cpu::keys::<T> as HostKernel, cpu::write::<T>]);
+        let [keys, write] =
+            dispatch!(self.dtype, all T => [cpu::keys::<T> as HostKernel, cpu::write::<T>]);
         for first in (0..rows).step_by(at_once) {
             let rows = at_once.min(rows - first);
             let count = rows * padded;

@@ -59,8 +59,7 @@ pub fn searchsorted(
     }
     let dtype = sorted.dtype;
     let unsupported = Error::UnsupportedDType { location, op: OP, dtype };
-    let host: HostKernel =
-        dispatch!(dtype, number T => on_host::<T>, _ => return Err(unsupported));
+    let host: HostKernel = dispatch!(dtype, number T => on_host::<T>, _ => return Err(unsupported));
     let (rows, sizes) = (sorted.sizes(), values.sizes());
     let ndim = sizes.len();
     let alike = rows.len() == ndim && ndim > 0 && rows[..ndim - 1] == sizes[..ndim - 1];

@@ -115,11 +115,16 @@ fn bad_arguments() {
     on_every_target(|target| {
         let make = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
         let (a, index) = (make(DType::F32, &[2]), make(DType::I64, &[2]));
-        let run = |values: &Tensor, dim| {
-            sort(target, a.view(), dim, false, values.view(), index.view())
-        };
+        let run =
+            |values: &Tensor, dim| sort(target, a.view(), dim, false, values.view(), index.view());
         let find = |values: &Tensor| {
-            searchsorted(target, make(DType::F32, &[2, 3]).view(), values.view(), index.view(), true)
+            searchsorted(
+                target,
+                make(DType::F32, &[2, 3]).view(),
+                values.view(),
+                index.view(),
+                true,
+            )
         };
         let results = [
             run(&make(DType::F64, &[2]), 0),

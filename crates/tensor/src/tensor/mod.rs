@@ -42,6 +42,7 @@ pub use factories::{
 };
 pub use index::{Index, IndexRange, IntoIndices};
 pub use ops::TensorOrScalar;
+pub(crate) use ops::tensors as op;
 pub use pending::Pending;
 pub use powers::RoundingMode;
 pub use products::einsum;
