@@ -9,6 +9,7 @@
 mod any_view_tests;
 pub mod cat;
 pub mod collective;
+pub mod conv;
 pub mod copy;
 pub mod elementwise;
 pub mod fill;
@@ -20,6 +21,7 @@ pub mod random;
 pub mod reduce;
 pub mod scatter;
 pub mod softmax;
+mod window;
 
 pub use programs::programs;
 
