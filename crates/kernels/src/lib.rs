@@ -9,6 +9,7 @@
 mod any_view_tests;
 pub mod cat;
 pub mod collective;
+pub mod conv;
 pub mod copy;
 pub mod elementwise;
 pub mod fill;
@@ -22,6 +23,7 @@ pub mod scan;
 pub mod scatter;
 pub mod softmax;
 pub mod sort;
+mod window;
 
 pub use programs::programs;
 

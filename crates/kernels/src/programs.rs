@@ -34,6 +34,7 @@ pub(crate) fn cuda_type(suffix: &str) -> &str {
 pub fn programs() -> Vec<&'static Program> {
     let families = [
         crate::cat::PROGRAMS,
+        crate::conv::PROGRAMS,
         crate::copy::PROGRAMS,
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,
