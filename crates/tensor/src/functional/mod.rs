@@ -24,6 +24,7 @@ mod losses;
 mod norms;
 mod pad;
 mod pixels;
+mod sparse;
 
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use batch_norm::{BatchNormOptions, InstanceNormOptions, batch_norm, instance_norm};
@@ -38,3 +39,4 @@ pub use losses::{
 pub use norms::{group_norm, layer_norm, rms_norm};
 pub use pad::{PadMode, pad};
 pub use pixels::{pixel_shuffle, pixel_unshuffle};
+pub use sparse::{embedding, one_hot};

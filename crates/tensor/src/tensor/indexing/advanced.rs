@@ -4,10 +4,9 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use warpline_kernels::scatter::linear_index;
-use warpline_runtime::{Layout, Sizes, broadcast};
+use warpline_runtime::{Sizes, broadcast};
 
 use super::as_indices;
-use super::whole::put_rows;
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -51,7 +50,7 @@ impl Tensor {
     #[doc(alias = "__getitem__")]
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Self> {
-        let Some(of) = self.indexed("index", indices)? else { return self.duplicate().of("index") };
+        let Some(of) = self.indexed("index", indices)? else { return self.copy().of("index") };
         let rows = self.rows_of(&of).of("index")?.index_select(0, &of.linear).of("index")?;
         of.result(self.size(), &rows).of("index")
     }
@@ -101,14 +100,14 @@ impl Tensor {
             let all = self.put_all(OP, values, accumulate)?;
             return self.copy_(&all, false).of(OP);
         };
-        let moved = self.permute(&of.order).of(OP)?;
+        let moved = self.permute(&of.order[..]).of(OP)?;
         match moved.view(of.merged(self.size())) {
             Ok(rows) => {
                 let values = of.values(self.size(), values).of(OP)?;
                 if accumulate {
-                    rows.index_add_raw(OP, 0, &of.linear, &values)?;
+                    rows.index_add_(0, &of.linear, &values).of(OP)?;
                 } else {
-                    put_rows(&rows, OP, &of.linear, &values)?;
+                    rows.index_copy_(0, &of.linear, &values).of(OP)?;
                 }
                 Ok(self)
             }
@@ -128,13 +127,13 @@ impl Tensor {
             let values = values.expand(shape(self.size())).of(op)?;
             return self.add(&values).of(op);
         }
-        values.expand(shape(self.size())).of(op)?.duplicate().of(op)
+        values.expand(shape(self.size())).of(op)?.copy().of(op)
     }
 
     /// The indexed dimensions in front and as one, then the others.
     #[track_caller]
     fn rows_of(&self, of: &Indexed) -> Result<Self> {
-        self.permute(&of.order)?.reshape(of.merged(self.size()))
+        self.permute(&of.order[..])?.reshape(of.merged(self.size()))
     }
 
     /// `None` where there is no index.

@@ -1,7 +1,11 @@
 //! Elements named by tensors of indices or bools: read, written, counted.
 
 mod advanced;
+mod count;
+mod masked;
+mod reduced;
 mod scatter;
+mod take;
 mod whole;
 
 use warpline_runtime::{Layout, Strides};
@@ -14,7 +18,7 @@ pub use scatter::ScatterReduce;
 /// Indices as kernels take them: `int64`, beside what they index. `int32` is converted; what any other dtype is,
 /// the kernel says.
 #[track_caller]
-fn as_indices(op: &'static str, of: &Tensor, index: &Tensor) -> Result<Tensor> {
+pub(super) fn as_indices(op: &'static str, of: &Tensor, index: &Tensor) -> Result<Tensor> {
     check_together(op, of, index)?;
     if index.dtype() == DType::I32 { index.converted(DType::I64) } else { Ok(index.clone()) }
 }

@@ -1,13 +1,18 @@
 //! Elements put, or combined with others, where a tensor of indices says: `scatter` and its like.
 
+use smallvec::smallvec;
 use warpline_kernels::scatter::{self, Reduce};
 
 use super::as_indices;
+use super::reduced::Reduced;
+#[cfg(doc)]
+use crate::Error;
+use crate::autograd::{Context, check_in_place, record, record_in_place, wanted, wanted_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::tensor::TensorOrScalar;
 use crate::tensor::inplace::check_filled;
-use crate::{Error, Result, RoundingMode, Scalar, Tensor};
+use crate::{DType, Result, RoundingMode, Scalar, Tensor};
 
 /// What [`Tensor::scatter_reduce`] makes of the elements that meet at a place (`reduce` of
 /// `torch.scatter_reduce`).
@@ -51,9 +56,7 @@ impl Tensor {
         index: &Tensor,
         src: impl Into<TensorOrScalar<'a>>,
     ) -> Result<Self> {
-        let out = self.duplicate()?;
-        out.put("scatter", dim, index, src.into())?;
-        Ok(out)
+        self.put("scatter", dim, index, src.into(), false)
     }
 
     /// [`Tensor::scatter`] in place.
@@ -67,7 +70,7 @@ impl Tensor {
         index: &Tensor,
         src: impl Into<TensorOrScalar<'a>>,
     ) -> Result<&Self> {
-        self.put("scatter_", dim, index, src.into())?;
+        self.put("scatter_", dim, index, src.into(), true)?;
         Ok(self)
     }
 
@@ -87,9 +90,7 @@ impl Tensor {
     /// As [`Tensor::scatter`].
     #[track_caller]
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Self> {
-        let out = self.duplicate()?;
-        out.scatter_raw("scatter_add", dim, index, src, Reduce::Sum)?;
-        Ok(out)
+        self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
     }
 
     /// [`Tensor::scatter_add`] in place.
@@ -98,7 +99,7 @@ impl Tensor {
     /// As [`Tensor::scatter_`].
     #[track_caller]
     pub fn scatter_add_(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<&Self> {
-        self.scatter_raw("scatter_add_", dim, index, src, Reduce::Sum)?;
+        self.scattered("scatter_add_", dim, index, src, Reduce::Sum, true)?;
         Ok(self)
     }
 
@@ -116,9 +117,20 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Self> {
+        const OP: &str = "scatter_reduce";
+        let index = &as_indices(OP, self, index)?;
         let out = self.duplicate()?;
-        out.reduce_in("scatter_reduce", dim, index, src, reduce, include_self)?;
-        Ok(out)
+        out.reduce_in(OP, dim, index, src, reduce, include_self)?;
+        if !self.dtype().is_float() || !wanted(&[self, src]) {
+            return Ok(out);
+        }
+        let saved = out.clone();
+        record(OP, out, &[self, src], &[self, src, index, &saved], move |context, grad| {
+            let of = Reduced { dim, reduce, include_self };
+            let [x, src, index, out] = [0, 1, 2, 3].map(|i| context.saved(i));
+            let (x, src) = of.gradients(grad, &x?, &src?, &index?, &out?)?;
+            Ok(smallvec![Some(x), Some(within(&src, context.sizes(1))?)])
+        })
     }
 
     /// [`Tensor::scatter_reduce`] in place.
@@ -134,7 +146,12 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<&Self> {
-        self.reduce_in("scatter_reduce_", dim, index, src, reduce, include_self)?;
+        const OP: &str = "scatter_reduce_";
+        if wanted_in_place(self, &[src]) {
+            let out = self.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
+            return self.copy_(&out, false).of(OP);
+        }
+        self.reduce_in(OP, dim, index, src, reduce, include_self)?;
         Ok(self)
     }
 
@@ -145,14 +162,58 @@ impl Tensor {
         dim: isize,
         index: &Tensor,
         src: TensorOrScalar<'_>,
-    ) -> Result<()> {
-        match src {
-            TensorOrScalar::Tensor(src) => self.scatter_raw(op, dim, index, src, Reduce::Assign),
+        in_place: bool,
+    ) -> Result<Self> {
+        let number;
+        let src = match src {
+            TensorOrScalar::Tensor(src) => src,
             TensorOrScalar::Scalar(value) => {
-                let src = self.everywhere(op, value, index.size())?;
-                self.scatter_raw(op, dim, index, &src, Reduce::Assign)
+                number = self.everywhere(op, value, index.size())?;
+                &number
             }
+        };
+        self.scattered(op, dim, index, src, Reduce::Assign, in_place)
+    }
+
+    /// [`Tensor::scatter`] and [`Tensor::scatter_add`], recorded.
+    #[track_caller]
+    pub(super) fn scattered(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        reduce: Reduce,
+        in_place: bool,
+    ) -> Result<Self> {
+        let wanted = self.dtype().is_float()
+            && if in_place { wanted_in_place(self, &[src]) } else { wanted(&[self, src]) };
+        if wanted && in_place {
+            check_in_place(op, self)?;
         }
+        let index = &as_indices(op, self, index)?;
+        let out = if in_place { self.clone() } else { self.duplicate()? };
+        out.scatter_raw(op, dim, index, src, reduce)?;
+        if !wanted {
+            return Ok(out);
+        }
+        let rule = move |context: &Context<'_>, grad: &Tensor| {
+            let index = context.saved(0)?;
+            let of_self = || match reduce {
+                Reduce::Assign => grad.scatter(dim, &index, 0),
+                _ => Ok(grad.clone()),
+            };
+            let of_src = || within(&grad.gather(dim, &index)?, context.sizes(1));
+            Ok(smallvec![
+                context.needs(0).then(of_self).transpose()?,
+                context.needs(1).then(of_src).transpose()?
+            ])
+        };
+        if in_place {
+            record_in_place(op, &[self, src], &[index], rule)?;
+            return Ok(out);
+        }
+        record(op, out, &[self, src], &[index], rule)
     }
 
     /// One element of this dtype, expanded.
@@ -223,7 +284,7 @@ impl Tensor {
             } else {
                 self.div_rounded(&counts, RoundingMode::Floor)
             };
-            self.copy_(&mean.of(op)?, false).of(op)?;
+            self.overwrite(&mean.of(op)?, false).of(op)?;
         }
         Ok(())
     }
@@ -231,18 +292,40 @@ impl Tensor {
 
 /// What is no larger than any element.
 fn lowest(of: &Tensor) -> Scalar {
-    match of.dtype().bits() {
-        None => Scalar::Float(f64::NEG_INFINITY),
-        Some((bits, signed)) => Scalar::Int(if signed { i64::MIN >> (64 - bits) } else { 0 }),
+    match of.dtype() {
+        DType::Bool => Scalar::Bool(false),
+        DType::U8 => Scalar::Int(0),
+        DType::I8 => Scalar::Int(i8::MIN.into()),
+        DType::I16 => Scalar::Int(i16::MIN.into()),
+        DType::I32 => Scalar::Int(i32::MIN.into()),
+        DType::I64 => Scalar::Int(i64::MIN),
+        _ => Scalar::Float(f64::NEG_INFINITY),
     }
 }
 
 /// What is no smaller than any element.
 fn highest(of: &Tensor) -> Scalar {
-    match of.dtype().bits() {
-        None => Scalar::Float(f64::INFINITY),
-        Some((bits, signed)) => {
-            Scalar::Int((u64::MAX >> (64 - bits + u32::from(signed))) as i64)
-        }
+    match of.dtype() {
+        DType::Bool => Scalar::Bool(true),
+        DType::U8 => Scalar::Int(u8::MAX.into()),
+        DType::I8 => Scalar::Int(i8::MAX.into()),
+        DType::I16 => Scalar::Int(i16::MAX.into()),
+        DType::I32 => Scalar::Int(i32::MAX.into()),
+        DType::I64 => Scalar::Int(i64::MAX),
+        _ => Scalar::Float(f64::INFINITY),
     }
+}
+
+/// The gradient of what lies behind an index's sizes is zero.
+fn within(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+    if grad.size() == sizes {
+        return Ok(grad.clone());
+    }
+    let all = grad.new_zeros(sizes, ())?;
+    let mut part = all.clone();
+    for (d, &n) in grad.size().iter().enumerate() {
+        part = part.narrow(d as isize, 0, n)?;
+    }
+    part.copy_(grad, false)?;
+    Ok(all)
 }

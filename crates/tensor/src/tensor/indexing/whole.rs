@@ -1,13 +1,15 @@
 //! Whole parts along a dimension, named by a vector of indices: `index_add` and its like.
 
-use warpline_kernels::scatter::{self, Reduce};
+use std::panic::Location;
+
+use smallvec::smallvec;
+use warpline_kernels::scatter;
 
 use super::{as_indices, spread};
+use crate::autograd::{Context, check_in_place, record, record_in_place, wanted, wanted_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Error, Result, Scalar, Tensor};
-
-use std::panic::Location;
 
 impl Tensor {
     /// With each part of `source` along `dim` added to the part that `index` names, one after the other
@@ -27,9 +29,7 @@ impl Tensor {
     /// As [`Tensor::scatter`].
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
-        let out = self.duplicate()?;
-        out.index_add_raw("index_add", dim, index, source)?;
-        Ok(out)
+        self.added("index_add", dim, index, source, false)
     }
 
     /// [`Tensor::index_add`] in place.
@@ -38,7 +38,7 @@ impl Tensor {
     /// As there; [`Error::OverlappingOperands`] where `source` shares memory with this tensor.
     #[track_caller]
     pub fn index_add_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
-        self.index_add_raw("index_add_", dim, index, source)?;
+        self.added("index_add_", dim, index, source, true)?;
         Ok(self)
     }
 
@@ -119,18 +119,38 @@ impl Tensor {
     }
 
     #[track_caller]
-    pub(super) fn index_add_raw(
+    fn added(
         &self,
         op: &'static str,
         dim: isize,
         index: &Tensor,
         source: &Tensor,
-    ) -> Result<()> {
-        let index = as_indices(op, self, index)?;
+        in_place: bool,
+    ) -> Result<Self> {
+        let wanted = self.dtype().is_float()
+            && if in_place { wanted_in_place(self, &[source]) } else { wanted(&[self, source]) };
+        if wanted && in_place {
+            check_in_place(op, self)?;
+        }
+        let index = &as_indices(op, self, index)?;
         check_together(op, self, source)?;
-        let dim = self.layout().dim(dim).of(op)?;
-        let (index, source) = (index.as_view(), source.as_view());
-        scatter::index_add(self.exec()?.target(), self.as_view(), dim, index, source).of(op)
+        let d = self.layout().dim(dim).of(op)?;
+        let out = if in_place { self.clone() } else { self.duplicate()? };
+        let (to, at, from) = (out.as_view(), index.as_view(), source.as_view());
+        scatter::index_add(self.exec()?.target(), to, d, at, from).of(op)?;
+        if !wanted {
+            return Ok(out);
+        }
+        let rule = move |context: &Context<'_>, grad: &Tensor| {
+            let of_source = || grad.index_select(dim, &context.saved(0)?);
+            let of_source = context.needs(1).then(of_source).transpose()?;
+            Ok(smallvec![context.needs(0).then(|| grad.clone()), of_source])
+        };
+        if in_place {
+            record_in_place(op, &[self, source], &[index], rule)?;
+            return Ok(out);
+        }
+        record(op, out, &[self, source], &[index], rule)
     }
 
     /// A vector of indices for each element of the parts that it names; what is put there has these sizes, or
@@ -162,31 +182,4 @@ impl Tensor {
         }
         Ok(spread(&index, d, &all))
     }
-}
-
-/// The gradient of an embedding's weight of `rows` rows, from that of its result; of the row `padding` it is 0.
-/// Sums have the order of the indices, so that a training run is the same each time.
-#[track_caller]
-pub(crate) fn embedding_backward(
-    grad: &Tensor,
-    indices: &Tensor,
-    rows: usize,
-    padding: Option<usize>,
-) -> Result<Tensor> {
-    const OP: &str = "embedding_backward";
-    let index = as_indices(OP, grad, indices)?.reshape(-1).of(OP)?;
-    let columns = grad.size().last().copied().unwrap_or(1);
-    let grad = grad.reshape([index.numel() as isize, columns as isize]).of(OP)?;
-    let exec = grad.exec()?;
-    let out = exec.empty(&[rows, columns], grad.dtype()).of(OP)?;
-    let (to, from) = (out.as_view(), grad.as_view());
-    scatter::embedding_backward(exec.target(), to, index.as_view(), from, padding)?;
-    Ok(out)
-}
-
-/// What [`Tensor::scatter_raw`] of whole parts is called with.
-#[track_caller]
-pub(super) fn put_rows(out: &Tensor, op: &'static str, index: &Tensor, rows: &Tensor) -> Result<()> {
-    let index = spread(index, 0, rows.size());
-    out.scatter_raw(op, 0, &index, rows, Reduce::Assign)
 }

@@ -4,6 +4,7 @@ mod elementwise;
 mod factories;
 mod functional;
 mod indexing;
+mod order;
 mod products;
 mod reduce;
 mod shape;
@@ -24,6 +25,7 @@ const FAMILIES: &[fn(&str, &Args<'_>, Device) -> Outcome] = &[
     factories::call,
     functional::call,
     indexing::call,
+    order::call,
     products::call,
     reduce::call,
     shape::call,
