@@ -41,6 +41,7 @@ mod factories;
 mod failures;
 mod formats;
 mod hazards;
+mod indexing;
 mod memory;
 mod memory_history;
 mod memory_pools;
