@@ -33,6 +33,7 @@ mod s35_backward_streams;
 
 mod autograd;
 mod bad_input;
+mod convolutions;
 mod copies;
 mod devices;
 mod elementwise;
