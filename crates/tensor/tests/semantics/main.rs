@@ -34,6 +34,7 @@ mod s35_backward_streams;
 mod autograd;
 mod bad_input;
 mod composites;
+mod convolutions;
 mod copies;
 mod devices;
 mod elementwise;
