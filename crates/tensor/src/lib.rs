@@ -43,6 +43,7 @@ pub mod data;
 mod device;
 mod environment;
 mod exec;
+pub mod functional;
 #[cfg(doc)]
 pub mod guide;
 #[cfg(target_os = "linux")]
@@ -59,9 +60,10 @@ pub use shape::{IntoShape, IntoSizes};
 #[doc(hidden)]
 pub use tensor::by_name;
 pub use tensor::{
-    Index, IndexRange, IntoDim, IntoDims, IntoIndices, Pending, RoundingMode, Tensor, TensorData,
-    TensorOrScalar, arange, arange_start, arange_start_step, cat, embedding, empty, eye, full,
-    linspace, ones, promote_types, rand, randint, randn, randperm, result_type, stack, tensor,
+    Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode, Tensor,
+    TensorData, TensorOrScalar, arange, arange_start, arange_start_step, block_diag, cat, dstack,
+    einsum, embedding, empty, eye, full, hstack, linspace, logspace, meshgrid, ones, promote_types,
+    rand, randint, randn, randperm, result_type, stack, tensor, tril_indices, triu_indices, vstack,
     where_cond, zeros,
 };
 pub use warpline_runtime::{

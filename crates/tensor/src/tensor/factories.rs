@@ -231,6 +231,33 @@ pub fn linspace(
     Ok(out)
 }
 
+/// `base` to the powers that [`linspace`] gives; `float32` unless asked otherwise (`torch.logspace`, which has 10 for
+/// `base` where nothing is said).
+///
+/// ```
+/// # use warpline::logspace;
+/// assert_eq!(logspace(-1, 1, 3, 10.0, ())?.to_vec::<f32>()?, [0.1, 1.0, 10.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`linspace`].
+#[track_caller]
+pub fn logspace(
+    start: impl Into<Scalar>,
+    end: impl Into<Scalar>,
+    steps: usize,
+    base: f64,
+    options: impl Into<TensorOptions>,
+) -> Result<Tensor> {
+    let options = options.into();
+    let exact = options.clone().dtype(DType::F64).pin_memory(false);
+    let powers = linspace(start, end, steps, exact).of("logspace")?.rpow(base).of("logspace")?;
+    let out = empty_in(&runtime(), &[steps], &options, DType::F32).of("logspace")?;
+    out.copy_(&powers, false).of("logspace")?;
+    Ok(out)
+}
+
 /// A matrix of `n` rows and `m` columns (`n` if `None`) with ones on its diagonal; `float32`
 /// unless asked otherwise.
 ///

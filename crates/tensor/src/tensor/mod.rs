@@ -3,6 +3,7 @@
 mod activations;
 mod bounds;
 pub mod by_name;
+pub(crate) mod composite;
 mod data;
 mod factories;
 pub(crate) mod index;
@@ -15,9 +16,12 @@ mod ops;
 mod pending;
 mod powers;
 mod print;
+mod products;
 mod promote;
 mod reduce;
 mod select;
+mod shapes;
+mod statistics;
 mod transfer;
 mod unary;
 mod views;
@@ -33,16 +37,20 @@ use crate::{DType, Device, Result};
 pub use bounds::where_cond;
 pub use data::TensorData;
 pub use factories::{
-    arange, arange_start, arange_start_step, empty, eye, full, linspace, ones, rand, randint,
-    randn, randperm, tensor, zeros,
+    arange, arange_start, arange_start_step, empty, eye, full, linspace, logspace, ones, rand,
+    randint, randn, randperm, tensor, zeros,
 };
 pub use index::{Index, IndexRange, IntoIndices};
 pub use ops::TensorOrScalar;
 pub use pending::Pending;
 pub use powers::RoundingMode;
+pub use products::einsum;
 pub use promote::{promote_types, result_type};
 pub use reduce::{IntoDim, IntoDims};
 pub use select::embedding;
+pub use shapes::{
+    MeshIndexing, block_diag, dstack, hstack, meshgrid, tril_indices, triu_indices, vstack,
+};
 pub use views::{cat, stack};
 
 /// A tensor: elements of one dtype under sizes and strides, on the CPU or a GPU.

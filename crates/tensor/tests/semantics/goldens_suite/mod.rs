@@ -42,6 +42,8 @@ fn run_folder(folder: &str, device: Device) {
             continue;
         }
         let verdict = match (outcome, &case.error) {
+            // A kernel that PyTorch's CPU library lacks says nothing of what is right.
+            (Ok(_), Some(error)) if error.contains("not implemented for") => Ok(()),
             (Ok(_), Some(error)) => Err(format!("succeeded where PyTorch raises '{error}'")),
             (Err(_), Some(_)) => Ok(()),
             (Err(error), None) => Err(error.to_string()),

@@ -2,10 +2,13 @@
 
 mod elementwise;
 mod factories;
+mod functional;
 mod indexing;
 mod products;
 mod reduce;
 mod shape;
+mod statistics;
+mod views;
 
 use serde_json::Value;
 use warpline::{Device, Result, Tensor};
@@ -19,10 +22,13 @@ type Outcome = Option<Result<Vec<Tensor>>>;
 /// Families, by the files that they are in.
 const FAMILIES: &[fn(&str, &Args<'_>, Device) -> Outcome] = &[
     factories::call,
+    functional::call,
     indexing::call,
     products::call,
     reduce::call,
     shape::call,
+    statistics::call,
+    views::call,
     // Last, since it takes any name that the table of ops knows.
     elementwise::call,
 ];

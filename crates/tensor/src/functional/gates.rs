@@ -1,0 +1,32 @@
+//! Activations that take several elements.
+
+use crate::called::Called;
+use crate::{Error, Result, Tensor};
+
+/// The first half of a dimension times the sigmoid of the second (`torch.nn.functional.glu`, which has -1 where nothing is
+/// said).
+///
+/// # Errors
+/// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for a dimension of odd size.
+#[track_caller]
+pub fn glu(input: &Tensor, dim: isize) -> Result<Tensor> {
+    let op = "glu";
+    let d = input.layout().dim(dim).of(op)?;
+    let size = input.size().get(d).copied().unwrap_or(1);
+    if !size.is_multiple_of(2) {
+        let reason = format!("dimension {d} must be of even size, but is of {size}");
+        return Err(Error::invalid(op, reason));
+    }
+    let half = size / 2;
+    let gate = input.narrow(dim, half as isize, half).of(op)?.sigmoid().of(op)?;
+    input.narrow(dim, 0, half).of(op)?.mul(&gate).of(op)
+}
+
+/// [`Tensor::softmax`] of the negative (`torch.nn.functional.softmin`).
+///
+/// # Errors
+/// As there.
+#[track_caller]
+pub fn softmin(input: &Tensor, dim: isize) -> Result<Tensor> {
+    input.neg().of("softmin")?.softmax(dim).of("softmin")
+}

@@ -1,0 +1,173 @@
+//! Normalisation over dimensions of each element of a batch.
+
+use std::panic::Location;
+
+use crate::called::Called;
+use crate::tensor::composite::signed;
+use crate::{DType, Error, IntoShape, Result, Tensor};
+
+/// How many last dimensions `normalized_shape` names, which must be the input's.
+#[track_caller]
+fn normalized_dims(op: &'static str, input: &Tensor, shape: &[usize]) -> Result<Vec<isize>> {
+    if shape.is_empty() || !input.size().ends_with(shape) {
+        return Err(Error::ShapeMismatch {
+            location: Location::caller(),
+            op,
+            reason: format!(
+                "normalized_shape {shape:?} must be the last dimensions of the input, which is of {:?}",
+                input.size()
+            ),
+        });
+    }
+    Ok((1..=shape.len() as isize).map(|d| -d).collect())
+}
+
+#[track_caller]
+fn check_parameters(
+    op: &'static str,
+    parameters: &[(&str, Option<&Tensor>)],
+    sizes: &[usize],
+) -> Result<()> {
+    for (name, parameter) in parameters {
+        if let Some(parameter) = parameter
+            && parameter.size() != sizes
+        {
+            return Err(Error::ShapeMismatch {
+                location: Location::caller(),
+                op,
+                reason: format!(
+                    "the {name} must be of {sizes:?}, but is of {:?}",
+                    parameter.size()
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// `x * weight + bias`, of which either may be missing, in `dtype`.
+#[track_caller]
+fn scaled(
+    x: Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    dtype: DType,
+) -> Result<Tensor> {
+    match (weight, bias) {
+        (Some(weight), Some(bias)) => bias.addcmul(&x, weight, 1)?.to(dtype),
+        (Some(weight), None) => x.mul(weight)?.to(dtype),
+        (None, Some(bias)) => x.add(bias)?.to(dtype),
+        (None, None) => x.to(dtype),
+    }
+}
+
+/// Each element less the mean over dimensions, divided by the standard deviation.
+#[track_caller]
+fn normalized(x: &Tensor, dims: &[isize], eps: f64) -> Result<Tensor> {
+    let moments = x.moments(dims)?;
+    moments.centred.mul(&moments.squares.mean_keepdim(dims)?.add(eps)?.rsqrt()?)
+}
+
+/// With mean 0 and variance 1 over the last dimensions, those of `normalized_shape`, times `weight` plus `bias`
+/// (`torch.nn.functional.layer_norm`, which has 1e-5 for `eps` where nothing is said). Half-width floats are computed
+/// in `f32`.
+///
+/// ```
+/// # use warpline::{functional::layer_norm, tensor};
+/// let t = layer_norm(&tensor([[1f32, 3.0]], ())?, 2, None, None, 0.0)?;
+/// assert_eq!(t.to_vec::<f32>()?, [-1.0, 1.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] unless `normalized_shape`, `weight` and `bias` are the input's last dimensions;
+/// [`Error::UnsupportedDType`] for anything but floats.
+#[track_caller]
+pub fn layer_norm<'a>(
+    input: &Tensor,
+    normalized_shape: impl IntoShape,
+    weight: impl Into<Option<&'a Tensor>>,
+    bias: impl Into<Option<&'a Tensor>>,
+    eps: f64,
+) -> Result<Tensor> {
+    let (op, shape) = ("layer_norm", normalized_shape.into_shape());
+    let (weight, bias) = (weight.into(), bias.into());
+    let dims = normalized_dims(op, input, &shape)?;
+    check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
+    let x = normalized(&input.widened().of(op)?, &dims, eps).of(op)?;
+    scaled(x, weight, bias, input.dtype()).of(op)
+}
+
+/// Divided by the root of the mean square over the last dimensions, those of `normalized_shape`, times `weight`
+/// (`torch.nn.functional.rms_norm`). `eps` is the dtype's where nothing is said. Half-width floats are computed in `f32`.
+///
+/// # Errors
+/// As [`layer_norm`].
+#[track_caller]
+pub fn rms_norm<'a>(
+    input: &Tensor,
+    normalized_shape: impl IntoShape,
+    weight: impl Into<Option<&'a Tensor>>,
+    eps: impl Into<Option<f64>>,
+) -> Result<Tensor> {
+    let (op, shape, weight) = ("rms_norm", normalized_shape.into_shape(), weight.into());
+    let dims = normalized_dims(op, input, &shape)?;
+    check_parameters(op, &[("weight", weight)], &shape)?;
+    let eps = eps.into().unwrap_or(match input.dtype() {
+        DType::F16 => half::f16::EPSILON.into(),
+        DType::BF16 => half::bf16::EPSILON.into(),
+        DType::F64 => f64::EPSILON,
+        _ => f32::EPSILON.into(),
+    });
+    let x = input.widened().of(op)?;
+    let scale = x.square().of(op)?.mean_keepdim(&dims).of(op)?.add(eps)?.rsqrt().of(op)?;
+    scaled(x.mul(&scale).of(op)?, weight, None, input.dtype()).of(op)
+}
+
+/// With mean 0 and variance 1 over groups of channels, the second dimension, and all that comes after it; times each
+/// channel's `weight` plus its `bias` (`torch.nn.functional.group_norm`, which has 1e-5 for `eps` where nothing is said).
+/// Half-width floats are computed in `f32`.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] for fewer than two dimensions, and unless there is a weight and a bias for each channel;
+/// [`Error::InvalidArgument`] where the groups do not divide the channels; [`Error::UnsupportedDType`] for anything but
+/// floats.
+#[track_caller]
+pub fn group_norm<'a>(
+    input: &Tensor,
+    num_groups: usize,
+    weight: impl Into<Option<&'a Tensor>>,
+    bias: impl Into<Option<&'a Tensor>>,
+    eps: f64,
+) -> Result<Tensor> {
+    let (op, weight, bias) = ("group_norm", weight.into(), bias.into());
+    let &[batch, channels, ..] = input.size() else {
+        return Err(Error::ShapeMismatch {
+            location: Location::caller(),
+            op,
+            reason: format!("needs at least 2 dimensions, but the input has {}", input.dim()),
+        });
+    };
+    if num_groups == 0 || !channels.is_multiple_of(num_groups) {
+        let reason = format!("{num_groups} groups must divide {channels} channels");
+        return Err(Error::invalid(op, reason));
+    }
+    check_parameters(op, &[("weight", weight), ("bias", bias)], &[channels])?;
+    let x = input.widened().of(op)?;
+    // Sizes by name: of nothing, -1 would be anything.
+    let rest = input.size()[1..].iter().product::<usize>() / num_groups;
+    let groups = x.reshape([batch, num_groups, rest]).of(op)?;
+    let x = normalized(&groups, &[-1], eps).of(op)?.reshape(&signed(input.size())).of(op)?;
+    let weight = per_channel(weight, input.dim()).of(op)?;
+    let bias = per_channel(bias, input.dim()).of(op)?;
+    scaled(x, weight.as_ref(), bias.as_ref(), input.dtype()).of(op)
+}
+
+/// A number for each channel, along the second dimension.
+#[track_caller]
+pub(super) fn per_channel(vector: Option<&Tensor>, dims: usize) -> Result<Option<Tensor>> {
+    let Some(vector) = vector else { return Ok(None) };
+    let mut sizes = vec![1; dims];
+    sizes[1] = vector.numel() as isize;
+    vector.reshape(&sizes).map(Some)
+}

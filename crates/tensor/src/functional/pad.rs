@@ -1,0 +1,120 @@
+//! Padding.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
+use crate::called::Called;
+use crate::{Error, Result, Scalar, Tensor, cat};
+
+/// What is put around a tensor (`mode` and `value`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PadMode {
+    /// A number (`"constant"`).
+    Constant(Scalar),
+    /// What lies as far within, the edge itself not repeated (`"reflect"`).
+    Reflect,
+    /// The edge (`"replicate"`).
+    Replicate,
+    /// What lies at the other end (`"circular"`).
+    Circular,
+}
+
+impl Default for PadMode {
+    fn default() -> Self {
+        Self::Constant(Scalar::Int(0))
+    }
+}
+
+/// With so many elements before and after the last dimension, then before and after the one before it, and so on
+/// (`torch.nn.functional.pad`). Negative numbers cut off instead, for [`PadMode::Constant`] alone.
+///
+/// ```
+/// # use warpline::functional::{PadMode, pad};
+/// # use warpline::tensor;
+/// let t = tensor([1i64, 2, 3], ())?;
+/// assert_eq!(pad(&t, &[1, 2], PadMode::default())?.to_vec::<i64>()?, [0, 1, 2, 3, 0, 0]);
+/// assert_eq!(pad(&t, &[2, 1], PadMode::Reflect)?.to_vec::<i64>()?, [3, 2, 1, 2, 3, 2]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an odd count of numbers, more than twice the dimensions, more than there is to
+/// reflect or repeat, or a number that the dtype cannot hold.
+#[track_caller]
+pub fn pad(input: &Tensor, pad: &[isize], mode: PadMode) -> Result<Tensor> {
+    let op = "pad";
+    if !pad.len().is_multiple_of(2) || pad.len() / 2 > input.dim() {
+        let reason = format!(
+            "expects two numbers for each of at most {} dimensions, but was given {pad:?}",
+            input.dim()
+        );
+        return Err(Error::invalid(op, reason));
+    }
+    let mut out = input.clone();
+    for (i, sides) in pad.chunks_exact(2).enumerate() {
+        let d = input.dim() - 1 - i;
+        let (before, after) = (sides[0], sides[1]);
+        if (before, after) == (0, 0) {
+            continue;
+        }
+        out = match mode {
+            PadMode::Constant(value) => constant(&out, d, before, after, value).of(op)?,
+            _ => by_index(&out, d, before, after, mode).of(op)?,
+        };
+    }
+    // Without padding, or cut alone, it is a view so far.
+    if pad.iter().all(|n| *n <= 0) { out.copy().of(op) } else { Ok(out) }
+}
+
+#[track_caller]
+fn constant(t: &Tensor, d: usize, before: isize, after: isize, value: Scalar) -> Result<Tensor> {
+    let cut = before.min(0).unsigned_abs().saturating_add(after.min(0).unsigned_abs());
+    let Some(rest) = t.size()[d].checked_sub(cut) else {
+        let reason = format!("{before} and {after} cut off more than dimension {d} has");
+        return Err(Error::invalid("pad", reason));
+    };
+    let kept = t.narrow(d as isize, before.min(0).unsigned_abs() as isize, rest)?;
+    let mut parts: SmallVec<[Tensor; 3]> = SmallVec::new();
+    for (side, size) in [before.max(0), rest as isize, after.max(0)].into_iter().enumerate() {
+        if side == 1 {
+            parts.push(kept.clone());
+        } else if size > 0 {
+            let mut sizes = t.size().to_vec();
+            sizes[d] = size as usize;
+            parts.push(t.new_full(&sizes, value, ())?);
+        }
+    }
+    if parts.len() == 1 { Ok(kept) } else { cat(&parts, d as isize) }
+}
+
+/// Where the elements of a padded dimension come from.
+#[track_caller]
+fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) -> Result<Tensor> {
+    let size = t.size()[d] as isize;
+    let most = match mode {
+        PadMode::Reflect => size - 1,
+        PadMode::Circular => size,
+        _ if size > 0 => isize::MAX,
+        _ => 0,
+    };
+    let length = before.saturating_add(size).saturating_add(after);
+    if before > most || after > most || length < 0 {
+        return Err(Error::InvalidArgument {
+            location: Location::caller(),
+            op: "pad",
+            reason: format!(
+                "dimension {d} of size {size} cannot be padded by {before} and {after}"
+            ),
+        });
+    }
+    let places = t.arange_beside(-before, length as usize)?;
+    let size = size as i64;
+    let index = match mode {
+        // Distances from one end, then from the other.
+        PadMode::Reflect => places.abs()?.sub(size - 1)?.abs()?.neg()?.add(size - 1)?,
+        PadMode::Circular => places.remainder(size)?,
+        _ => places.clamp(0, size - 1)?,
+    };
+    t.index_select(d as isize, &index)
+}

@@ -1,0 +1,62 @@
+//! Channels as pixels.
+
+use std::panic::Location;
+
+use crate::called::Called;
+use crate::{Error, Result, Tensor};
+
+/// Batch sizes as one, and the last three.
+#[track_caller]
+fn picture(op: &'static str, input: &Tensor) -> Result<(Vec<usize>, [usize; 3])> {
+    match input.size() {
+        &[ref batch @ .., channels, height, width] => {
+            Ok((batch.to_vec(), [channels, height, width]))
+        }
+        sizes => Err(Error::ShapeMismatch {
+            location: Location::caller(),
+            op,
+            reason: format!("needs at least 3 dimensions, but the input is of {sizes:?}"),
+        }),
+    }
+}
+
+/// Squares of `upscale_factor` pixels a side from as many channels: `[.., C·r², H, W]` as `[.., C, H·r, W·r]`
+/// (`torch.nn.functional.pixel_shuffle`).
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] for fewer than three dimensions; [`Error::InvalidArgument`] where the factor's square does not
+/// divide the channels.
+#[track_caller]
+pub fn pixel_shuffle(input: &Tensor, upscale_factor: usize) -> Result<Tensor> {
+    let (op, r) = ("pixel_shuffle", upscale_factor);
+    let (batch, [channels, h, w]) = picture(op, input)?;
+    let square = r.saturating_mul(r);
+    if r == 0 || !channels.is_multiple_of(square) {
+        let reason = format!("the square of {r} must divide {channels} channels");
+        return Err(Error::invalid(op, reason));
+    }
+    let c = channels / square;
+    let all = batch.iter().product::<usize>();
+    let apart = input.reshape([all, c, r, r, h, w]).of(op)?;
+    let shuffled = apart.permute([0, 1, 4, 2, 5, 3]).of(op)?;
+    shuffled.reshape([&batch[..], &[c, h * r, w * r]].concat()).of(op)
+}
+
+/// The reverse of [`pixel_shuffle`] (`torch.nn.functional.pixel_unshuffle`).
+///
+/// # Errors
+/// As there, where the factor does not divide height and width.
+#[track_caller]
+pub fn pixel_unshuffle(input: &Tensor, downscale_factor: usize) -> Result<Tensor> {
+    let (op, r) = ("pixel_unshuffle", downscale_factor);
+    let (batch, [c, height, width]) = picture(op, input)?;
+    if r == 0 || !height.is_multiple_of(r) || !width.is_multiple_of(r) {
+        let reason = format!("{r} must divide height and width, but they are {height} and {width}");
+        return Err(Error::invalid(op, reason));
+    }
+    let (h, w) = (height / r, width / r);
+    let all = batch.iter().product::<usize>();
+    let apart = input.reshape([all, c, h, r, w, r]).of(op)?;
+    let shuffled = apart.permute([0, 1, 3, 5, 2, 4]).of(op)?;
+    shuffled.reshape([&batch[..], &[c * r * r, h, w]].concat()).of(op)
+}

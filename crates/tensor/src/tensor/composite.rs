@@ -1,0 +1,49 @@
+//! What ops that are made of other ops have in common.
+
+use warpline_kernels::fill;
+
+use crate::{DType, Result, Scalar, Tensor};
+
+impl Tensor {
+    /// In the dtype in which sums of its elements are computed: `f32` for half-width floats.
+    #[track_caller]
+    pub(crate) fn widened(&self) -> Result<Self> {
+        match self.dtype() {
+            DType::F16 | DType::BF16 => self.to(DType::F32),
+            _ => Ok(self.clone()),
+        }
+    }
+
+    /// The sum over dimensions, which may stay with size 1.
+    #[track_caller]
+    pub(crate) fn sum_kept(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
+        if keepdim { self.sum_keepdim(dims) } else { self.sum(dims) }
+    }
+
+    /// The numbers from `start` on, as many as asked for, in `int64` beside this tensor.
+    #[track_caller]
+    pub(crate) fn arange_beside(&self, start: isize, length: usize) -> Result<Self> {
+        let out = self.new_empty([length], DType::I64)?;
+        let exec = out.exec()?;
+        fill::arange(exec.target(), out.as_view(), Scalar::Int(start as i64), Scalar::Int(1))?;
+        Ok(out)
+    }
+
+    /// The same elements, through which no gradient flows.
+    #[track_caller]
+    pub(crate) fn detached(&self) -> Result<Self> {
+        Ok(self.clone())
+    }
+
+    /// The square root, whose gradient is 0 where it is 0.
+    #[track_caller]
+    pub(crate) fn sqrt_or_flat(&self) -> Result<Self> {
+        let zero = self.eq(0)?;
+        self.masked_fill(&zero, 1)?.sqrt()?.masked_fill(&zero, 0)
+    }
+}
+
+/// Sizes as views take them.
+pub(crate) fn signed(sizes: &[usize]) -> Vec<isize> {
+    sizes.iter().map(|&n| n as isize).collect()
+}

@@ -1,0 +1,198 @@
+//! Sums of products in Einstein's notation.
+
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+
+use super::contract::sum_of_products;
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::{Error, Result, Tensor};
+
+/// A letter, or a place in an ellipsis, counted from its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Label {
+    Ellipsis(usize),
+    Letter(char),
+}
+
+/// The sum of products that an equation in Einstein's notation asks for (`torch.einsum`): a letter for each dimension of
+/// each operand, where what has the same letter is multiplied, and summed over unless the letter is behind the arrow.
+/// Without an arrow the result has the letters that appear once, in their order. `...` is for dimensions that
+/// broadcast. Operands are taken from left to right, two at a time.
+///
+/// ```
+/// # use warpline::{arange, einsum};
+/// let a = arange(6, ())?.reshape([2, 3])?;
+/// assert_eq!(einsum("ij,ij->i", &[&a, &a])?.to_vec::<i64>()?, [5, 50]);
+/// assert_eq!(einsum("...j->...", &[&a])?.to_vec::<i64>()?, [3, 12]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an equation that cannot be read, or does not fit the operands; as [`Tensor::matmul`].
+#[track_caller]
+pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tensor> {
+    let op = "einsum";
+    let operands: Vec<&Tensor> = operands.iter().map(Borrow::borrow).collect();
+    for pair in operands.windows(2) {
+        check_together(op, pair[0], pair[1])?;
+    }
+    let (order, kept, labels) = match plan(equation, &operands) {
+        Ok(plan) => plan,
+        Err(reason) => return Err(Error::invalid(op, format!("\"{equation}\": {reason}"))),
+    };
+    let mut aligned = Vec::new();
+    for (tensor, labels) in operands.iter().zip(labels) {
+        aligned.push(align(tensor, labels, &order).of(op)?);
+    }
+    check_sizes(equation, &order, &aligned)?;
+    let mut rest = aligned.into_iter();
+    let Some(mut out) = rest.next() else {
+        return Err(Error::invalid(op, "must have at least one operand".into()));
+    };
+    let mut open: Vec<usize> = (kept..order.len()).collect();
+    while let Some(next) = rest.next() {
+        let later = rest.as_slice();
+        let needed = |d: usize| later.iter().any(|t| t.size()[d] != 1);
+        let (keep, summed): (Vec<usize>, Vec<usize>) = open.iter().partition(|&&d| needed(d));
+        out = sum_of_products(&out, &next, &summed).of(op)?;
+        open = keep;
+    }
+    let left: Vec<isize> =
+        (kept..order.len()).filter(|&d| out.size()[d] != 1).map(|d| d as isize).collect();
+    if !left.is_empty() {
+        out = out.sum_keepdim(&left).of(op)?.to(out.dtype()).of(op)?;
+    }
+    let sizes = out.size()[..kept].to_vec();
+    out.reshape(&sizes).of(op)
+}
+
+/// All labels, those of the result first, how many these are, and each operand's own.
+type Plan = (Vec<Label>, usize, Vec<Vec<Label>>);
+
+fn plan(equation: &str, operands: &[&Tensor]) -> Result<Plan, String> {
+    let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
+    let (inputs, output) = match text.split_once("->") {
+        Some((inputs, output)) => (inputs, Some(output)),
+        None => (text.as_str(), None),
+    };
+    let terms: Vec<&str> = inputs.split(',').collect();
+    if terms.len() != operands.len() {
+        return Err(format!("has {} operands, but {} were given", terms.len(), operands.len()));
+    }
+    let mut all = Vec::new();
+    let mut uses: BTreeMap<Label, usize> = BTreeMap::new();
+    let mut widest = 0;
+    for (term, tensor) in terms.iter().zip(operands) {
+        let letters = term.chars().filter(|c| *c != '.').count();
+        let spread = tensor.dim().checked_sub(letters);
+        let Some(spread) = spread.filter(|n| *n == 0 || term.contains("...")) else {
+            return Err(format!(
+                "\"{term}\" has {letters} letters, but its operand has {} dimensions",
+                tensor.dim()
+            ));
+        };
+        widest = widest.max(spread);
+        let labels = labels(term, spread)?;
+        for label in &labels {
+            *uses.entry(*label).or_default() += 1;
+        }
+        all.push(labels);
+    }
+    let mut order = match output {
+        Some(output) => labels(output, widest)?,
+        None => {
+            let ellipsis = (0..widest).rev().map(Label::Ellipsis);
+            let single = |(label, count): (&Label, &usize)| match label {
+                Label::Letter(_) if *count == 1 => Some(*label),
+                _ => None,
+            };
+            ellipsis.chain(uses.iter().filter_map(single)).collect()
+        }
+    };
+    for (i, label) in order.iter().enumerate() {
+        if order[..i].contains(label) || !uses.contains_key(label) {
+            return Err(format!("the result has {label:?} twice, or no operand has it"));
+        }
+    }
+    let kept = order.len();
+    let summed: Vec<Label> = uses.into_keys().filter(|label| !order.contains(label)).collect();
+    order.extend(summed);
+    Ok((order, kept, all))
+}
+
+/// A term's labels, where an ellipsis stands for so many dimensions.
+fn labels(term: &str, spread: usize) -> Result<Vec<Label>, String> {
+    let (before, after) = match term.split_once("...") {
+        Some((before, after)) => (before, Some(after)),
+        None => (term, None),
+    };
+    let mut labels = Vec::new();
+    for letter in before.chars() {
+        labels.push(letter_of(letter)?);
+    }
+    if let Some(after) = after {
+        labels.extend((0..spread).rev().map(Label::Ellipsis));
+        for letter in after.chars() {
+            labels.push(letter_of(letter)?);
+        }
+    }
+    Ok(labels)
+}
+
+fn letter_of(letter: char) -> Result<Label, String> {
+    match letter {
+        'a'..='z' | 'A'..='Z' => Ok(Label::Letter(letter)),
+        other => Err(format!("'{other}' is no letter, and no ellipsis of three dots")),
+    }
+}
+
+/// An operand with a dimension for each label, of size 1 where it has none; what has a letter twice is a diagonal.
+#[track_caller]
+fn align(tensor: &Tensor, mut labels: Vec<Label>, order: &[Label]) -> Result<Tensor> {
+    let mut tensor = tensor.clone();
+    let mut i = 0;
+    while i < labels.len() {
+        match labels[i + 1..].iter().position(|label| *label == labels[i]) {
+            None => i += 1,
+            Some(after) => {
+                let twin = i + 1 + after;
+                if tensor.size()[i] != tensor.size()[twin] {
+                    let sizes = (tensor.size()[i], tensor.size()[twin]);
+                    let reason = format!("one letter stands for sizes {} and {}", sizes.0, sizes.1);
+                    return Err(Error::invalid("einsum", reason));
+                }
+                tensor = tensor.diagonal(0, i as isize, twin as isize)?;
+                let label = labels[i];
+                labels.remove(twin);
+                labels.remove(i);
+                labels.push(label);
+            }
+        }
+    }
+    let place = |label: &Label| labels.iter().position(|own| own == label);
+    let permuted: Vec<isize> = order.iter().filter_map(place).map(|d| d as isize).collect();
+    let mut tensor = tensor.permute(permuted)?;
+    for (d, label) in order.iter().enumerate() {
+        if place(label).is_none() {
+            tensor = tensor.unsqueeze(d as isize)?;
+        }
+    }
+    Ok(tensor)
+}
+
+#[track_caller]
+fn check_sizes(equation: &str, order: &[Label], operands: &[Tensor]) -> Result<()> {
+    for (d, label) in order.iter().enumerate() {
+        let mut size = 1;
+        for operand in operands {
+            let own = operand.size()[d];
+            if own != 1 && size != 1 && own != size {
+                let reason = format!("\"{equation}\": {label:?} stands for sizes {size} and {own}");
+                return Err(Error::invalid("einsum", reason));
+            }
+            size = if own == 1 { size } else { own };
+        }
+    }
+    Ok(())
+}

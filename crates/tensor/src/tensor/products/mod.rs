@@ -1,0 +1,7 @@
+//! Products of matrices and vectors by PyTorch's names, and sums of products.
+
+mod contract;
+mod einsum;
+mod matrices;
+
+pub use einsum::einsum;

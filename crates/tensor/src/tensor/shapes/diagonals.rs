@@ -1,0 +1,113 @@
+//! Matrices from their diagonals, and back.
+
+use std::borrow::Borrow;
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
+use crate::called::Called;
+use crate::{Error, Result, Tensor, cat};
+
+impl Tensor {
+    /// The matrix with a vector as its diagonal, or a matrix's diagonal as a copy (`torch.diag`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor([1i64, 2], ())?;
+    /// assert_eq!(t.diag(0)?.to_vec::<i64>()?, [1, 0, 0, 2]);
+    /// assert_eq!(t.diag(0)?.diag(0)?.to_vec::<i64>()?, [1, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] for anything but one or two dimensions.
+    #[track_caller]
+    pub fn diag(&self, diagonal: isize) -> Result<Self> {
+        match self.dim() {
+            1 => self.diag_embed(diagonal, 0, 1).of("diag"),
+            2 => self.diagonal(diagonal, 0, 1).of("diag")?.copy().of("diag"),
+            n => Err(Error::ShapeMismatch {
+                location: Location::caller(),
+                op: "diag",
+                reason: format!("expects 1 or 2 dimensions, but the tensor has {n}"),
+            }),
+        }
+    }
+
+    /// Matrices with the last dimension on the diagonal `offset`, otherwise 0; their rows and columns are the
+    /// dimensions `dim1` and `dim2` of the result (`torch.diag_embed`, which has -2 and -1 for them).
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when both dimensions are the same;
+    /// [`Error::ShapeMismatch`] of a tensor without dimensions.
+    #[track_caller]
+    pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
+        let op = "diag_embed";
+        let Some(&length) = self.size().last() else {
+            return Err(Error::ShapeMismatch {
+                location: Location::caller(),
+                op,
+                reason: "cannot be applied to a 0-dim tensor".into(),
+            });
+        };
+        // The columns' elements, each in one row: those beside the diagonal are cut away.
+        let beside = offset.unsigned_abs();
+        let size = length.saturating_add(beside);
+        let columns = if beside == 0 {
+            self.clone()
+        } else {
+            let mut sizes: SmallVec<[usize; 6]> = self.size().into();
+            sizes[self.dim() - 1] = beside;
+            let zeros = self.new_zeros(&sizes[..], ()).of(op)?;
+            let parts = if offset > 0 { [&zeros, self] } else { [self, &zeros] };
+            cat(&parts, -1).of(op)?
+        };
+        let row = self.arange_beside(0, size).of(op)?.unsqueeze(1)?;
+        let column = self.arange_beside(-offset, size).of(op)?;
+        let matrices = columns.unsqueeze(-2)?.masked_fill(&column.ne(&row)?, 0).of(op)?;
+        matrices.movedim([-2, -1], [dim1, dim2]).of(op)
+    }
+}
+
+/// A matrix with these along its diagonal, otherwise 0; vectors count as rows, and numbers as matrices of one
+/// (`torch.block_diag`).
+///
+/// ```
+/// # use warpline::{block_diag, tensor};
+/// let t = block_diag(&[tensor([[1i64, 2]], ())?, tensor(3i64, ())?])?;
+/// assert_eq!(t.to_vec::<i64>()?, [1, 2, 0, 0, 0, 3]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::ShapeMismatch`] for more than two dimensions; as [`cat`].
+#[track_caller]
+pub fn block_diag<T: Borrow<Tensor>>(tensors: &[T]) -> Result<Tensor> {
+    let op = "block_diag";
+    let mut blocks = Vec::new();
+    for tensor in tensors {
+        let tensor = tensor.borrow();
+        blocks.push(match tensor.dim() {
+            0 | 1 => tensor.reshape([1, tensor.numel()]).of(op)?,
+            2 => tensor.clone(),
+            n => {
+                return Err(Error::ShapeMismatch {
+                    location: Location::caller(),
+                    op,
+                    reason: format!("expects at most 2 dimensions, but a tensor has {n}"),
+                });
+            }
+        });
+    }
+    let columns: usize = blocks.iter().map(|block| block.size()[1]).sum();
+    let mut rows = Vec::new();
+    let mut left = 0;
+    for block in &blocks {
+        let (height, width) = (block.size()[0], block.size()[1]);
+        let before = block.new_zeros([height, left], ()).of(op)?;
+        left += width;
+        let after = block.new_zeros([height, columns - left], ()).of(op)?;
+        rows.push(cat(&[&before, block, &after], 1).of(op)?);
+    }
+    cat(&rows, 0).of(op)
+}

@@ -1,0 +1,13 @@
+//! Shapes: views by sizes and strides, and what repeats, joins and masks by position.
+
+mod diagonals;
+mod join;
+mod repeat;
+mod rotate;
+mod split;
+mod strided;
+mod triangles;
+
+pub use diagonals::block_diag;
+pub use join::{MeshIndexing, dstack, hstack, meshgrid, vstack};
+pub use triangles::{tril_indices, triu_indices};

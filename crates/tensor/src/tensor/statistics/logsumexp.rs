@@ -1,0 +1,65 @@
+//! The logarithm of a sum of powers.
+
+use crate::called::Called;
+use crate::{DType, IntoDims, Result, Tensor};
+
+impl Tensor {
+    /// `log(sum(exp(self)))` over dimensions, without overflow (`torch.logsumexp`). Integers and bools count as `f32`;
+    /// half-width floats are computed in it.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[1000f32, 0.0], [f32::NEG_INFINITY, 1.0]], ())?;
+    /// assert_eq!(t.logsumexp(1)?.to_vec::<f32>()?, [1000.0, 1.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::DimOutOfRange`], and what the launch fails with.
+    #[track_caller]
+    pub fn logsumexp(&self, dims: impl IntoDims) -> Result<Self> {
+        self.log_of_sum(&dims.into_dims(), false).of("logsumexp")
+    }
+
+    /// [`Tensor::logsumexp`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn logsumexp_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
+        self.log_of_sum(&dims.into_dims(), true).of("logsumexp")
+    }
+
+    #[track_caller]
+    fn log_of_sum(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
+        let dtype = if self.dtype().is_float() { self.dtype() } else { DType::F32 };
+        let x = self.to(dtype)?.widened()?;
+        if x.numel() == 0 {
+            // There is no largest element, but a sum.
+            return x.exp()?.sum_kept(dims, keepdim)?.log()?.to(dtype);
+        }
+        // Infinite elements are to be in the sum, and not its scale.
+        let most = x.detached()?.amax_keepdim(dims)?;
+        let most = most.masked_fill(&most.isinf()?, 0)?;
+        let sum = x.sub(&most)?.exp()?.sum_keepdim(dims)?;
+        // The gradient of nothing but -inf is 0, not NaN.
+        let none = sum.eq(0)?;
+        let log = sum.masked_fill(&none, 1)?.log()?.masked_fill(&none, f64::NEG_INFINITY)?;
+        let out = log.add(&most)?;
+        let out = if keepdim { out } else { out.without(dims)? };
+        out.to(dtype)
+    }
+
+    /// Without dimensions that a reduction has kept.
+    #[track_caller]
+    pub(crate) fn without(&self, dims: &[isize]) -> Result<Self> {
+        if dims.is_empty() {
+            return self.reshape(());
+        }
+        let reduced =
+            |d: usize| dims.iter().any(|&dim| self.layout().dim(dim).is_ok_and(|n| n == d));
+        let kept: Vec<isize> =
+            (0..self.dim()).filter(|&d| !reduced(d)).map(|d| self.size()[d] as isize).collect();
+        self.reshape(&kept)
+    }
+}

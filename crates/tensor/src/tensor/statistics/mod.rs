@@ -1,0 +1,7 @@
+//! Statistics over dimensions, norms, and comparisons of whole tensors.
+
+mod compare;
+mod logsumexp;
+mod nan;
+mod norms;
+mod variance;

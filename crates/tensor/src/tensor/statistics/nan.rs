@@ -1,0 +1,131 @@
+//! Reductions that leave NaN out, and others.
+
+use crate::called::Called;
+use crate::{DType, IntoDim, IntoDims, Result, Tensor};
+
+impl Tensor {
+    /// [`Tensor::sum`] of what is not NaN (`torch.nansum`).
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor([1f32, f32::NAN, 4.0], ())?;
+    /// assert_eq!((t.nansum(0)?.item::<f32>()?, t.nanmean(0)?.item::<f32>()?), (5.0, 2.5));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::sum`].
+    #[track_caller]
+    pub fn nansum(&self, dims: impl IntoDims) -> Result<Self> {
+        self.numbers().of("nansum")?.sum(dims).of("nansum")
+    }
+
+    /// [`Tensor::nansum`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::sum`].
+    #[track_caller]
+    pub fn nansum_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
+        self.numbers().of("nansum")?.sum_keepdim(dims).of("nansum")
+    }
+
+    /// [`Tensor::mean`] of what is not NaN (`torch.nanmean`). Floats only.
+    ///
+    /// # Errors
+    /// As [`Tensor::mean`].
+    #[track_caller]
+    pub fn nanmean(&self, dims: impl IntoDims) -> Result<Self> {
+        self.mean_of_numbers(&dims.into_dims(), false).of("nanmean")
+    }
+
+    /// [`Tensor::nanmean`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::mean`].
+    #[track_caller]
+    pub fn nanmean_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
+        self.mean_of_numbers(&dims.into_dims(), true).of("nanmean")
+    }
+
+    #[track_caller]
+    fn mean_of_numbers(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
+        if !self.dtype().is_float() {
+            let location = std::panic::Location::caller();
+            let (op, dtype) = ("nanmean", self.dtype());
+            return Err(crate::Error::UnsupportedDType { location, op, dtype });
+        }
+        let nan = self.isnan()?;
+        // Half-width sums may be larger than their dtype holds, where the mean is not.
+        let (numbers, counted) = (self.masked_fill(&nan, 0)?.widened()?, nan.logical_not()?);
+        let count = counted.sum_kept(dims, keepdim)?;
+        numbers.sum_kept(dims, keepdim)?.div(&count)?.to(self.dtype())
+    }
+
+    /// With 0 for NaN.
+    #[track_caller]
+    fn numbers(&self) -> Result<Self> {
+        if self.dtype().is_float() { self.masked_fill(&self.isnan()?, 0) } else { Ok(self.clone()) }
+    }
+
+    /// The smallest and the largest element along a dimension, or of all with `None` or `()`; NaN if there is one
+    /// (`torch.aminmax`).
+    ///
+    /// # Errors
+    /// As [`Tensor::amin`].
+    #[track_caller]
+    pub fn aminmax(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
+        let dim = dim.into_dim();
+        Ok((self.amin(dim).of("aminmax")?, self.amax(dim).of("aminmax")?))
+    }
+
+    /// [`Tensor::aminmax`] that keeps the dimension, with size 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::amin`].
+    #[track_caller]
+    pub fn aminmax_keepdim(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
+        let dim = dim.into_dim();
+        Ok((self.amin_keepdim(dim).of("aminmax")?, self.amax_keepdim(dim).of("aminmax")?))
+    }
+
+    /// How many elements over dimensions are not zero, as `int64` (`torch.count_nonzero`).
+    ///
+    /// # Errors
+    /// As [`Tensor::sum`].
+    #[track_caller]
+    pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Self> {
+        let counted = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0)? };
+        counted.sum(dims).of("count_nonzero")
+    }
+
+    /// The difference of each two neighbours along a dimension, `n` times over (`torch.diff`); of bools, whether they
+    /// differ.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor([1i64, 4, 9], ())?;
+    /// assert_eq!(t.diff(1, -1)?.to_vec::<i64>()?, [3, 5]);
+    /// assert_eq!(t.diff(2, -1)?.to_vec::<i64>()?, [2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::DimOutOfRange`]; [`crate::Error::ShapeMismatch`] of a tensor without dimensions.
+    #[track_caller]
+    pub fn diff(&self, n: usize, dim: isize) -> Result<Self> {
+        let d = self.layout().dim(dim).of("diff")?;
+        let mut out = self.clone();
+        for _ in 0..n {
+            let length = out.size().get(d).copied().unwrap_or_default();
+            let rest = length.saturating_sub(1);
+            let first = out.narrow(dim, 0, rest).of("diff")?;
+            let second = out.narrow(dim, length.min(1) as isize, rest).of("diff")?;
+            out = if self.dtype() == DType::Bool {
+                second.logical_xor(&first).of("diff")?
+            } else {
+                second.sub(&first).of("diff")?
+            };
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,147 @@
+//! Norms and distances.
+
+use std::panic::Location;
+
+use crate::called::Called;
+use crate::{DType, Error, IntoDims, Result, Tensor, cat};
+
+impl Tensor {
+    /// The norm of vectors along dimensions: of order 2 their length, 1 the sum of sizes, 0 how many are not zero,
+    /// infinity the largest size, negative infinity the smallest (`torch.linalg.vector_norm`). Floats only; of
+    /// half-width ones computed in `f32`. Where it is 0 so is its gradient.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[3f32, -4.0], [0.0, 2.0]], ())?;
+    /// assert_eq!(t.vector_norm(2.0, 1)?.to_vec::<f32>()?, [5.0, 2.0]);
+    /// assert_eq!(t.vector_norm(f64::INFINITY, ())?.item::<f32>()?, 4.0);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`], and what the launch fails with.
+    #[track_caller]
+    pub fn vector_norm(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
+        self.norm_over("vector_norm", ord, &dims.into_dims(), false).of("vector_norm")
+    }
+
+    /// [`Tensor::vector_norm`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn vector_norm_keepdim(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
+        self.norm_over("vector_norm", ord, &dims.into_dims(), true).of("vector_norm")
+    }
+
+    /// [`Tensor::vector_norm`] of order `p` (`torch.norm`, which has 2 where nothing is said).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn norm(&self, p: f64, dims: impl IntoDims) -> Result<Self> {
+        self.norm_over("norm", p, &dims.into_dims(), false).of("norm")
+    }
+
+    /// [`Tensor::norm`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn norm_keepdim(&self, p: f64, dims: impl IntoDims) -> Result<Self> {
+        self.norm_over("norm", p, &dims.into_dims(), true).of("norm")
+    }
+
+    #[track_caller]
+    fn norm_over(&self, op: &'static str, p: f64, dims: &[isize], keepdim: bool) -> Result<Self> {
+        if !self.dtype().is_float() {
+            let location = Location::caller();
+            return Err(Error::UnsupportedDType { location, op, dtype: self.dtype() });
+        }
+        let x = self.widened()?;
+        let norm = if p == f64::INFINITY {
+            let sizes = x.abs()?;
+            if keepdim { sizes.amax_keepdim(dims)? } else { sizes.amax(dims)? }
+        } else if p == f64::NEG_INFINITY {
+            let sizes = x.abs()?;
+            if keepdim { sizes.amin_keepdim(dims)? } else { sizes.amin(dims)? }
+        } else if p == 0.0 {
+            x.ne(0)?.to(x.dtype())?.sum_kept(dims, keepdim)?
+        } else if p == 1.0 {
+            x.abs()?.sum_kept(dims, keepdim)?
+        } else if p == 2.0 {
+            x.square()?.sum_kept(dims, keepdim)?.sqrt_or_flat()?
+        } else {
+            x.abs()?.pow_or_flat(p)?.sum_kept(dims, keepdim)?.pow_or_flat(p.recip())?
+        };
+        norm.to(self.dtype())
+    }
+
+    /// What is not negative to a power, whose gradient is 0 where it is 0.
+    #[track_caller]
+    fn pow_or_flat(&self, exponent: f64) -> Result<Self> {
+        if !(0.0..1.0).contains(&exponent) {
+            return self.pow(exponent);
+        }
+        let zero = self.eq(0)?;
+        self.masked_fill(&zero, 1)?.pow(exponent)?.masked_fill(&zero, 0)
+    }
+
+    /// The distance of each row of these matrices from each of the other's, as [`Tensor::vector_norm`] of order `p`
+    /// measures it (`torch.cdist`, which has 2 where nothing is said). Leading dimensions broadcast.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let (a, b) = (tensor(&[[0f32, 0.0], [3.0, 0.0]], ())?, tensor(&[[3f32, 4.0]], ())?);
+    /// assert_eq!(a.cdist(&b, 2.0)?.to_vec::<f32>()?, [5.0, 4.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] where rows differ in length, and for fewer than two dimensions;
+    /// [`Error::InvalidArgument`] for a negative `p`; as [`Tensor::vector_norm`].
+    #[track_caller]
+    pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Self> {
+        let op = "cdist";
+        let (&[.., rows, width], &[.., others, other_width]) = (self.size(), other.size()) else {
+            return Err(Error::ShapeMismatch {
+                location: Location::caller(),
+                op,
+                reason: format!(
+                    "both need at least 2 dimensions, but have {} and {}",
+                    self.dim(),
+                    other.dim()
+                ),
+            });
+        };
+        if width != other_width {
+            return Err(Error::ShapeMismatch {
+                location: Location::caller(),
+                op,
+                reason: format!("rows must be of one length, but are of {width} and {other_width}"),
+            });
+        }
+        if p.is_nan() || p < 0.0 {
+            return Err(Error::invalid(op, format!("p must not be negative, but is {p}")));
+        }
+        // As PyTorch has it: a product for many rows, which takes less memory and is a little less exact.
+        if p == 2.0 && (rows > 25 || others > 25) {
+            return self.distances_by_product(other).of(op);
+        }
+        let apart = self.unsqueeze(-2)?.sub(&other.unsqueeze(-3)?).of(op)?;
+        apart.norm_over(op, p, &[-1], false).of(op)
+    }
+
+    /// The square roots of `|a|² + |b|² - 2ab`, as one product.
+    #[track_caller]
+    fn distances_by_product(&self, other: &Tensor) -> Result<Self> {
+        let (a, b) = (self.widened()?, other.widened()?);
+        let (squares_a, squares_b) = (a.square()?.sum_keepdim(-1)?, b.square()?.sum_keepdim(-1)?);
+        let (ones_a, ones_b) = (squares_a.ones_like(())?, squares_b.ones_like(())?);
+        let left = cat(&[&a.mul(-2)?, &squares_a, &ones_a], -1)?;
+        let right = cat(&[&b, &ones_b, &squares_b], -1)?;
+        let squares = left.matmul(&right.transpose(-1, -2)?)?.clamp_min(0)?;
+        let dtype: DType = self.dtype().promote(other.dtype());
+        squares.sqrt_or_flat()?.to(dtype)
+    }
+}

@@ -1,0 +1,147 @@
+//! Variance and standard deviation.
+
+use crate::called::Called;
+use crate::{DType, Error, IntoDims, Result, Tensor};
+
+impl Tensor {
+    /// The variance over dimensions: the squares of the distances from the mean, divided by their number less
+    /// `correction`, which is 1 in PyTorch where nothing is said (`torch.var`). Floats only; of half-width ones
+    /// computed in `f32`.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[1f32, 3.0], [2.0, 2.0]], ())?;
+    /// assert_eq!(t.var(1, 1)?.to_vec::<f32>()?, [2.0, 0.0]);
+    /// assert_eq!(t.var((), 0)?.item::<f32>()?, 0.5);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`], and what the launch fails with.
+    #[track_caller]
+    pub fn var(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
+        Ok(self.variance(&dims.into_dims(), correction, false).of("var")?.result(self.dtype())?.0)
+    }
+
+    /// [`Tensor::var`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn var_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
+        Ok(self.variance(&dims.into_dims(), correction, true).of("var")?.result(self.dtype())?.0)
+    }
+
+    /// The standard deviation over dimensions, the square root of [`Tensor::var`] (`torch.std`). Where it is 0 so is
+    /// its gradient.
+    ///
+    /// # Errors
+    /// As [`Tensor::var`].
+    #[track_caller]
+    pub fn std(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
+        let variance = self.variance(&dims.into_dims(), correction, false).of("std")?;
+        Ok(variance.root()?.result(self.dtype())?.0)
+    }
+
+    /// [`Tensor::std`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::var`].
+    #[track_caller]
+    pub fn std_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
+        let variance = self.variance(&dims.into_dims(), correction, true).of("std")?;
+        Ok(variance.root()?.result(self.dtype())?.0)
+    }
+
+    /// [`Tensor::var`], and the mean (`torch.var_mean`).
+    ///
+    /// # Errors
+    /// As [`Tensor::var`].
+    #[track_caller]
+    pub fn var_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
+        self.variance(&dims.into_dims(), correction, false).of("var_mean")?.result(self.dtype())
+    }
+
+    /// [`Tensor::var_mean`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::var`].
+    #[track_caller]
+    pub fn var_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
+        self.variance(&dims.into_dims(), correction, true).of("var_mean")?.result(self.dtype())
+    }
+
+    /// [`Tensor::std`], and the mean (`torch.std_mean`).
+    ///
+    /// # Errors
+    /// As [`Tensor::var`].
+    #[track_caller]
+    pub fn std_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
+        let variance = self.variance(&dims.into_dims(), correction, false).of("std_mean")?;
+        variance.root()?.result(self.dtype())
+    }
+
+    /// [`Tensor::std_mean`] that keeps the dimensions, with size 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::var`].
+    #[track_caller]
+    pub fn std_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
+        let variance = self.variance(&dims.into_dims(), correction, true).of("std_mean")?;
+        variance.root()?.result(self.dtype())
+    }
+
+    #[track_caller]
+    fn variance(&self, dims: &[isize], correction: usize, keepdim: bool) -> Result<Spread> {
+        if !self.dtype().is_float() {
+            let dtype = self.dtype();
+            let location = std::panic::Location::caller();
+            return Err(Error::UnsupportedDType { location, op: "var", dtype });
+        }
+        let moments = self.widened()?.moments(dims)?;
+        let spread = moments.squares.sum_keepdim(dims)?;
+        let spread = spread.div(moments.count.saturating_sub(correction) as f64)?;
+        if keepdim {
+            return Ok(Spread { spread, mean: moments.mean });
+        }
+        Ok(Spread { spread: spread.without(dims)?, mean: moments.mean.without(dims)? })
+    }
+
+    /// The mean over dimensions, which stay, the distances from it, and their squares.
+    #[track_caller]
+    pub(crate) fn moments(&self, dims: &[isize]) -> Result<Moments> {
+        let mean = self.mean_keepdim(dims)?;
+        let centred = self.sub(&mean)?;
+        let squares = centred.square()?;
+        let reduced = |d: &usize| self.size()[*d] != mean.size()[*d];
+        let count = (0..self.dim()).filter(reduced).map(|d| self.size()[d]).product();
+        Ok(Moments { mean, centred, squares, count })
+    }
+}
+
+/// What is made on the way to a variance.
+pub(crate) struct Moments {
+    pub(crate) mean: Tensor,
+    pub(crate) centred: Tensor,
+    pub(crate) squares: Tensor,
+    /// How many elements each mean is of.
+    count: usize,
+}
+
+/// A variance or its root, and the mean, as they were computed.
+struct Spread {
+    spread: Tensor,
+    mean: Tensor,
+}
+
+impl Spread {
+    #[track_caller]
+    fn root(self) -> Result<Self> {
+        Ok(Self { spread: self.spread.sqrt_or_flat()?, mean: self.mean })
+    }
+
+    #[track_caller]
+    fn result(self, dtype: DType) -> Result<(Tensor, Tensor)> {
+        Ok((self.spread.to(dtype)?, self.mean.to(dtype)?))
+    }
+}
