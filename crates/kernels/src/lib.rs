@@ -15,6 +15,7 @@ pub mod fill;
 pub mod indexing;
 mod math;
 pub mod matmul;
+pub mod optim;
 mod programs;
 pub mod random;
 pub mod reduce;

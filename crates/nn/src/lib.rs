@@ -20,11 +20,12 @@ pub mod init;
 mod module;
 mod modules;
 mod parameter;
+mod place;
 
 pub use module::{
     Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
 };
-pub use modules::{Layer, Linear, ReLU, RnnCell, Sequential};
+pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};
 pub use warpline_nn_derive::Module;
 

@@ -2,7 +2,7 @@
 
 use warpline::{DType, Result, Tensor, eye, randn, randperm, zeros};
 
-use super::{quietly, refused};
+use super::refused;
 
 /// The identity.
 ///
@@ -14,7 +14,8 @@ pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
         return Err(refused("eye_", "the identity is a matrix", tensor));
     };
     let identity = eye(rows, columns, (tensor.dtype(), tensor.device()))?;
-    quietly(|| tensor.copy_(&identity, false))
+    tensor.detach().copy_(&identity, false)?;
+    Ok(tensor)
 }
 
 /// Filters that hand channels on as they are: `[out, in, ..]` with a one in the middle of filter (`i`, `i`).
@@ -35,7 +36,8 @@ pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
         }
         place.fill_(1.0)?;
     }
-    quietly(|| tensor.copy_(&host, false))
+    tensor.detach().copy_(&host, false)?;
+    Ok(tensor)
 }
 
 /// A (semi-)orthogonal matrix times `gain`; of more dimensions the first stays, and the others are taken together.
@@ -66,7 +68,8 @@ pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
     let q = Tensor::from_vec(vectors.concat(), [rows.min(columns), rows.max(columns)], ())?;
     let q = if rows < columns { q } else { q.t()? };
     let q = q.reshape(tensor.size())?;
-    quietly(|| tensor.copy_(&q, false)?.mul_(gain))
+    tensor.detach().copy_(&q, false)?.mul_(gain)?;
+    Ok(tensor)
 }
 
 /// What a QR decomposition with a positive diagonal of R has as Q: each vector without its parts along
@@ -97,7 +100,7 @@ pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
         return Err(refused("sparse_", "only matrices are supported", tensor));
     };
     let zeros = ((sparsity * rows as f64).ceil() as usize).min(rows);
-    quietly(|| tensor.normal_(0.0, std))?;
+    tensor.detach().normal_(0.0, std)?;
     let mut kept = vec![1f64; rows * columns];
     for column in 0..columns {
         for row in &randperm(rows, "cpu")?.to_vec::<i64>()?[..zeros] {
@@ -105,5 +108,6 @@ pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
         }
     }
     let kept = Tensor::from_vec(kept, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
-    quietly(|| tensor.mul_(&kept))
+    tensor.detach().mul_(&kept)?;
+    Ok(tensor)
 }

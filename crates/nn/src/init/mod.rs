@@ -1,11 +1,12 @@
-//! Initialisers (`torch.nn.init`). They change a tensor in place, and for a seed give PyTorch's values.
+//! Initialisers (`torch.nn.init`). They change a tensor in place, also a parameter, without being recorded, and for a seed give
+//! PyTorch's values.
 
 mod fans;
 mod matrices;
 
 use std::f64::consts::SQRT_2;
 
-use warpline::{DType, Error, Result, Scalar, Tensor};
+use warpline::{Error, Result, Scalar, Tensor};
 
 pub use fans::{FanMode, Nonlinearity, calculate_gain};
 pub use matrices::{dirac_, eye_, orthogonal_, sparse_};
@@ -18,7 +19,8 @@ pub(crate) use fans::fans;
 /// As [`Tensor::uniform_`].
 #[track_caller]
 pub fn uniform_(tensor: &Tensor, a: f64, b: f64) -> Result<&Tensor> {
-    quietly(|| tensor.uniform_(a, b))
+    tensor.detach().uniform_(a, b)?;
+    Ok(tensor)
 }
 
 /// Draws from the normal distribution.
@@ -27,10 +29,11 @@ pub fn uniform_(tensor: &Tensor, a: f64, b: f64) -> Result<&Tensor> {
 /// As [`Tensor::normal_`].
 #[track_caller]
 pub fn normal_(tensor: &Tensor, mean: f64, std: f64) -> Result<&Tensor> {
-    quietly(|| tensor.normal_(mean, std))
+    tensor.detach().normal_(mean, std)?;
+    Ok(tensor)
 }
 
-/// Draws from the normal distribution, but none below `a` or above `b`. The values come by way of the host.
+/// Draws from the normal distribution, but none below `a` or above `b`.
 ///
 /// # Errors
 /// As [`Tensor::uniform_`].
@@ -38,34 +41,10 @@ pub fn normal_(tensor: &Tensor, mean: f64, std: f64) -> Result<&Tensor> {
 pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Result<&Tensor> {
     let below = |x: f64| (1.0 + libm::erf((x - mean) / std / SQRT_2)) / 2.0;
     let (low, high) = (below(a), below(b));
-    quietly(|| {
-        tensor.uniform_(2.0 * low - 1.0, 2.0 * high - 1.0)?;
-        let mut values = tensor.to(DType::F64)?.to_vec::<f64>()?;
-        values.iter_mut().for_each(|x| *x = erfinv(*x));
-        tensor.copy_(&Tensor::from_vec(values, tensor.size(), ())?, false)?;
-        tensor.mul_(std * SQRT_2)?.add_(mean)?.clamp_(a, b)
-    })
-}
-
-/// What the error function is `y` at: a rational approximation, and two of Newton's steps.
-fn erfinv(y: f64) -> f64 {
-    let polynomial = |z: f64, c: &[f64]| c.iter().rev().fold(0.0, |sum, c| sum * z + c);
-    let mut x = if y.abs() <= 0.7 {
-        let z = y * y;
-        let above = polynomial(z, &[0.886226899, -1.645349621, 0.914624893, -0.140543331]);
-        let below = polynomial(z, &[1.0, -2.118377725, 1.442710462, -0.329097515, 0.012229801]);
-        y * above / below
-    } else {
-        let z = (-((1.0 - y.abs()) / 2.0).ln()).sqrt();
-        let above = polynomial(z, &[-1.970840454, -1.62490649, 3.429567803, 1.641345311]);
-        (above / polynomial(z, &[1.0, 3.5438892, 1.6370678])).copysign(y)
-    };
-    if x.is_finite() {
-        for _ in 0..2 {
-            x -= (libm::erf(x) - y) / (2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp());
-        }
-    }
-    x
+    let data = tensor.detach();
+    data.uniform_(2.0 * low - 1.0, 2.0 * high - 1.0)?.erfinv_()?;
+    data.mul_(std * SQRT_2)?.add_(mean)?.clamp_(a, b)?;
+    Ok(tensor)
 }
 
 /// Sets every element to `value`.
@@ -74,8 +53,8 @@ fn erfinv(y: f64) -> f64 {
 /// As [`Tensor::fill_`].
 #[track_caller]
 pub fn constant_(tensor: &Tensor, value: impl Into<Scalar>) -> Result<&Tensor> {
-    let value = value.into();
-    quietly(|| tensor.fill_(value))
+    tensor.detach().fill_(value)?;
+    Ok(tensor)
 }
 
 /// Sets every element to 1.
@@ -161,11 +140,6 @@ pub fn kaiming_normal_(
         return Ok(tensor);
     }
     normal_(tensor, 0.0, calculate_gain(nonlinearity) / (fan as f64).sqrt())
-}
-
-/// Without gradients: a parameter may be initialised in place.
-fn quietly<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
-    f()
 }
 
 /// What an initialiser refuses.

@@ -18,6 +18,7 @@ mod attention;
 mod batch_norm;
 mod cross_entropy;
 mod distances;
+mod dropout;
 mod gates;
 mod linear;
 mod losses;
@@ -29,6 +30,7 @@ pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use batch_norm::{BatchNormOptions, InstanceNormOptions, batch_norm, instance_norm};
 pub use cross_entropy::{CrossEntropyOptions, NllLossOptions, cross_entropy, nll_loss};
 pub use distances::{cosine_similarity, normalize};
+pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use gates::{glu, softmin};
 pub use linear::linear;
 pub use losses::{
