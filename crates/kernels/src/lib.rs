@@ -9,18 +9,27 @@
 mod any_view_tests;
 pub mod cat;
 pub mod collective;
+pub mod conv;
 pub mod copy;
 pub mod elementwise;
 pub mod fill;
 pub mod indexing;
 mod math;
 pub mod matmul;
+<<<<<<< HEAD
 pub mod optim;
+=======
+pub mod pool;
+>>>>>>> main
 mod programs;
 pub mod random;
 pub mod reduce;
+pub mod resample;
+pub mod scan;
 pub mod scatter;
 pub mod softmax;
+pub mod sort;
+mod window;
 
 pub use programs::programs;
 

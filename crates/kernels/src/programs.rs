@@ -34,15 +34,20 @@ pub(crate) fn cuda_type(suffix: &str) -> &str {
 pub fn programs() -> Vec<&'static Program> {
     let families = [
         crate::cat::PROGRAMS,
+        crate::conv::PROGRAMS,
         crate::copy::PROGRAMS,
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,
         crate::matmul::PROGRAMS,
         crate::optim::PROGRAMS,
+        crate::pool::PROGRAMS,
         crate::random::PROGRAMS,
         crate::reduce::PROGRAMS,
+        crate::scan::PROGRAMS,
         crate::scatter::PROGRAMS,
+        crate::resample::PROGRAMS,
         crate::softmax::PROGRAMS,
+        crate::sort::PROGRAMS,
     ];
     families.into_iter().flatten().copied().chain(crate::elementwise::programs()).collect()
 }

@@ -19,6 +19,7 @@ extern crate self as warpline_nn;
 pub mod init;
 mod module;
 mod modules;
+pub mod optim;
 mod parameter;
 mod place;
 

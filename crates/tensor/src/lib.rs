@@ -60,11 +60,11 @@ pub use shape::{IntoShape, IntoSizes};
 #[doc(hidden)]
 pub use tensor::by_name;
 pub use tensor::{
-    Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode, Tensor,
-    TensorData, TensorOrScalar, arange, arange_start, arange_start_step, block_diag, cat, dstack,
-    einsum, embedding, empty, eye, full, hstack, linspace, logspace, meshgrid, ones, promote_types,
-    rand, randint, randn, randperm, result_type, stack, tensor, tril_indices, triu_indices, vstack,
-    where_cond, zeros,
+    Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
+    ScatterReduce, Tensor, TensorData, TensorOrScalar, arange, arange_start, arange_start_step,
+    block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, linspace, logspace,
+    meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type, searchsorted,
+    stack, tensor, tril_indices, triu_indices, vstack, where_cond, zeros,
 };
 pub use warpline_runtime::{
     Access, Category, DType, Element, Error, HostCacheStats, IndexCheck, InvalidVariable,

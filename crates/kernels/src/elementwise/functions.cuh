@@ -79,6 +79,23 @@ template <class C> __device__ __forceinline__ C gelu_tanh_of(C x) {
     return (C)0.5 * x * ((C)1 + tanh_of(inner));
 }
 
+template <class C> __device__ __forceinline__ C silu_slope(C x) {
+    const C sigmoid = (C)1 / ((C)1 + exp_of(-x));
+    return sigmoid * ((C)1 + x * ((C)1 - sigmoid));
+}
+
+template <class C> __device__ __forceinline__ C gelu_slope(C x) {
+    const C bell = (C)0.39894228040143267794 * exp_of((C)-0.5 * x * x);
+    return (C)0.5 * ((C)1 + erf_of(x * (C)0.70710678118654752440)) + x * bell;
+}
+
+template <class C> __device__ __forceinline__ C gelu_tanh_slope(C x) {
+    const C beta = (C)0.79788456080286535588, square = x * x;
+    const C tanh = tanh_of(beta * x * ((C)1 + (C)0.044715 * square));
+    const C inner = beta * ((C)1 + (C)0.134145 * square);
+    return (C)0.5 * ((C)1 + tanh) + (C)0.5 * x * ((C)1 - tanh * tanh) * inner;
+}
+
 template <class C> __device__ __forceinline__ C largest() {
     if constexpr (same<C, f32>::value) return 3.402823466e+38f;
     else return 1.7976931348623157e+308;

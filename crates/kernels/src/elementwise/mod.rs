@@ -13,6 +13,7 @@ mod exponential;
 mod extremes;
 mod functions;
 mod gamma;
+mod gradient;
 mod host;
 mod integer;
 mod logical;
@@ -39,6 +40,7 @@ pub use division::*;
 pub use exponential::*;
 pub use extremes::*;
 pub use gamma::*;
+pub use gradient::*;
 pub use logical::*;
 pub use rounding::*;
 pub use run::{Arg, binary, nary, promoting, unary};
@@ -55,6 +57,7 @@ const FILES: &[&[&Op]] = &[
     exponential::OPS,
     extremes::OPS,
     gamma::OPS,
+    gradient::OPS,
     logical::OPS,
     rounding::OPS,
     select::OPS,

@@ -1,6 +1,8 @@
 //! Functions of floats that Rust has not, as PyTorch computes them.
 
-use std::f64::consts::{FRAC_2_SQRT_PI, PI};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
+
+use crate::math::functions;
 
 const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
 const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
@@ -167,3 +169,46 @@ pub(super) fn digamma(x: f64) -> f64 {
     let series = z * SERIES.into_iter().reduce(|sum, c| sum * z + c).unwrap_or(0.0);
     sum + x.ln() - 0.5 / x - series
 }
+
+/// How activations change with their operand.
+pub(super) trait Slope: Copy {
+    /// Of x / (1 + e⁻ˣ).
+    fn silu_slope(self) -> Self;
+    /// Of x (1 + erf(x / √2)) / 2.
+    fn gelu_slope(self) -> Self;
+    /// Of its approximation by tanh.
+    fn gelu_tanh_slope(self) -> Self;
+}
+
+macro_rules! slopes {
+    ($ty:ident, $exp:expr, $erf:expr) => {
+        impl Slope for $ty {
+            #[inline(always)]
+            fn silu_slope(self) -> Self {
+                let x = f64::from(self);
+                let sigmoid = 1.0 / (1.0 + $exp(-x));
+                // The last term is nothing but for infinities, of which a GPU makes NaN.
+                (sigmoid * (1.0 + x * (1.0 - sigmoid)) + 0.0 * x) as $ty
+            }
+            #[inline(always)]
+            fn gelu_slope(self) -> Self {
+                let x = f64::from(self);
+                let bell = 0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * $exp(-0.5 * x * x);
+                (0.5 * (1.0 + $erf(x * FRAC_1_SQRT_2)) + x * bell + 0.0 * x) as $ty
+            }
+            #[inline(always)]
+            fn gelu_tanh_slope(self) -> Self {
+                const BETA: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+                let x = f64::from(self);
+                let square = x * x;
+                // tanh u = 2 / (1 + e⁻²ᵘ) - 1
+                let tanh = 2.0 / (1.0 + $exp(-2.0 * BETA * x * (1.0 + 0.044715 * square))) - 1.0;
+                let inner = BETA * (1.0 + 3.0 * 0.044715 * square);
+                (0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner) as $ty
+            }
+        }
+    };
+}
+
+slopes! { f32, functions::exp, |x: f64| functions::erf(x) }
+slopes! { f64, f64::exp, libm::erf }

@@ -28,12 +28,9 @@ pub enum Reduce {
     Assign,
 }
 
-pub(super) static SCATTER: Program = Program::new(
-    "scatter",
-    BITS,
-    &["", "ordered"],
-    |_, ty| source().push(&format!("SCATTER(scatter_{ty}, {ty}, ASSIGN)")),
-)
+pub(super) static SCATTER: Program = Program::new("scatter", BITS, &["", "ordered"], |_, ty| {
+    source().push(&format!("SCATTER(scatter_{ty}, {ty}, ASSIGN)"))
+})
 .with_ptx(committed);
 
 /// Kernels of each [`Reduce`] but the last.
@@ -109,9 +106,8 @@ pub fn scatter(
     let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
     let [from, at, to] = [row(source.layout)?, row(index.layout)?, row(out.layout)?];
     let ndim = to.ndim();
-    let fits = |d: usize| {
-        at.sizes()[d] <= from.sizes()[d] && (d == dim || at.sizes()[d] <= to.sizes()[d])
-    };
+    let fits =
+        |d: usize| at.sizes()[d] <= from.sizes()[d] && (d == dim || at.sizes()[d] <= to.sizes()[d]);
     if from.ndim() != ndim || at.ndim() != ndim || !(0..ndim).all(fits) {
         let reason = format!(
             "an index of sizes {:?} for a source of {:?} and a result of {:?}; it must have as many \

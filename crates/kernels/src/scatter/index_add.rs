@@ -52,7 +52,15 @@ struct IndexAdd {
 }
 
 cuda_struct!(IndexAdd {
-    report, count, index_step, source_step, out_step, columns, from_zero, skip, walk
+    report,
+    count,
+    index_step,
+    source_step,
+    out_step,
+    columns,
+    from_zero,
+    skip,
+    walk
 });
 
 /// Adds each part of `source` along dimension `dim` to that of `out` which `index` names, one after the other
@@ -88,7 +96,8 @@ pub fn index_add(
         sizes[dim] = index.numel();
         let mut strides = vec![0; to.ndim()];
         strides[dim] = at.strides()[0];
-        let all = Layout::from_parts(sizes.as_slice().into(), strides.as_slice().into(), at.offset());
+        let all =
+            Layout::from_parts(sizes.as_slice().into(), strides.as_slice().into(), at.offset());
         let all = all.expand(source.sizes())?;
         return scatter(target, OP, out, dim, View { layout: &all, ..index }, source, Reduce::Sum);
     }
@@ -133,9 +142,8 @@ fn part(
 ) -> Result<IndexAdd> {
     super::check_index_dtype(op, index)?;
     super::check_same_dtype(op, out, source)?;
-    let fits = |d: usize| {
-        source.sizes()[d] == if d == dim { index.numel() } else { out.sizes()[d] }
-    };
+    let fits =
+        |d: usize| source.sizes()[d] == if d == dim { index.numel() } else { out.sizes()[d] };
     let ndim = out.sizes().len();
     if index.sizes().len() != 1 || source.sizes().len() != ndim || !(0..ndim).all(fits) {
         let reason = format!(

@@ -53,8 +53,7 @@ fn expected(
     out
 }
 
-const ALL: [Reduce; 5] =
-    [Reduce::Sum, Reduce::Prod, Reduce::Max, Reduce::Min, Reduce::Assign];
+const ALL: [Reduce; 5] = [Reduce::Sum, Reduce::Prod, Reduce::Max, Reduce::Min, Reduce::Assign];
 
 fn every_reduction_and_dtype(target: Target<'_>) {
     for dtype in DType::ALL {
@@ -98,8 +97,7 @@ fn many(target: Target<'_>) {
             _ => numbers(target, dtype, &[n], 1),
         };
         let all = (out.floats(target), index.floats(target), source.floats(target));
-        let should =
-            expected(reduce, (all.0, &[rows]), 0, (&all.1, &[n]), (&all.2, &[n]), dtype);
+        let should = expected(reduce, (all.0, &[rows]), 0, (&all.1, &[n]), (&all.2, &[n]), dtype);
         scatter(target, "scatter", out.view(), 0, index.view(), source.view(), reduce).unwrap();
         assert_close(dtype, &out.floats(target), &should, &format!("{reduce:?} of {dtype}"));
     }
@@ -153,8 +151,16 @@ fn padding_and_other_dimensions(target: Target<'_>) {
     assert_eq!(out.floats(target), [3.0, 6.0, 4.0, 8.0]);
     let scalar = Tensor::new(target, DType::F32, &[], &[2.0]);
     let zero = Tensor::new(target, DType::I64, &[], &[0.0]);
-    scatter(target, "scatter", scalar.view(), 0, zero.view(), scalar_of(target).view(), Reduce::Sum)
-        .unwrap();
+    scatter(
+        target,
+        "scatter",
+        scalar.view(),
+        0,
+        zero.view(),
+        scalar_of(target).view(),
+        Reduce::Sum,
+    )
+    .unwrap();
     assert_eq!(scalar.floats(target), [7.0]);
 }
 
@@ -241,8 +247,9 @@ fn gpu_scatter() {
 fn bad_arguments() {
     on_every_target(|target| {
         let make = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
-        let zero =
-            |sizes: &[usize]| Tensor::new(target, DType::I64, sizes, &vec![0.0; sizes.iter().product()]);
+        let zero = |sizes: &[usize]| {
+            Tensor::new(target, DType::I64, sizes, &vec![0.0; sizes.iter().product()])
+        };
         let (out, source) = (make(DType::F32, &[2, 3]), make(DType::F32, &[2, 3]));
         let run = |out: &Tensor, dim, index: &Tensor, source: &Tensor| {
             scatter(target, "s", out.view(), dim, index.view(), source.view(), Reduce::Sum)
@@ -255,9 +262,15 @@ fn bad_arguments() {
         }
         fails!(run(&out, 2, &zero(&[2, 3]), &source), Error::DimOutOfRange { dim: 2, .. });
         fails!(run(&out, 0, &zero(&[3, 3]), &source), Error::ShapeMismatch { op: "s", .. });
-        fails!(run(&out, 1, &zero(&[3, 3]), &make(DType::F32, &[3, 3])), Error::ShapeMismatch { .. });
+        fails!(
+            run(&out, 1, &zero(&[3, 3]), &make(DType::F32, &[3, 3])),
+            Error::ShapeMismatch { .. }
+        );
         fails!(run(&out, 0, &make(DType::I32, &[2, 3]), &source), Error::InvalidArgument { .. });
-        fails!(run(&out, 0, &zero(&[2, 3]), &make(DType::F64, &[2, 3])), Error::DTypeMismatch { .. });
+        fails!(
+            run(&out, 0, &zero(&[2, 3]), &make(DType::F64, &[2, 3])),
+            Error::DTypeMismatch { .. }
+        );
         fails!(run(&out, 0, &zero(&[2, 3]), &out), Error::OverlappingOperands { .. });
         let expanded = make(DType::F32, &[1, 3]).with(|l: &Layout| l.expand(&[2, 3]));
         fails!(run(&expanded, 0, &zero(&[2, 3]), &source), Error::OverlappingWrite { .. });

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 use std::{hint, thread};
 
+use warpline::autograd::Modes;
 use warpline::{Runtime, cuda, with_runtime};
 use warpline_nn::Forward;
 use warpline_stream::{Stream, apart};
@@ -109,10 +110,11 @@ where
     let (sender, received) = sync_channel(devices.len());
     let mut calls = calls.into_iter();
     let own = calls.next();
+    let modes = Modes::current();
     for (i, (call, worker)) in calls.zip(workers).enumerate() {
         let (sender, runtime, stream) = (sender.clone(), runtime.clone(), call.stream.clone());
         let job = move || {
-            let outcome = run(&runtime, &stream, call.replica, call.input);
+            let outcome = modes.within(|| run(&runtime, &stream, call.replica, call.input));
             let _ = sender.send((i + 1, outcome));
         };
         // A thread that is gone drops the call, and with it what would send its outcome.

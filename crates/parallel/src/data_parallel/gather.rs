@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Once;
 
-use warpline::{Device, Tensor};
+use warpline::autograd::{Context, Function, Gradients, ToSave};
+use warpline::{Device, Result, Tensor};
 use warpline_runtime::resolve_dim;
 
 use super::DataParallelError;
@@ -66,20 +67,50 @@ impl Gather for Tensor {
             }
             sizes[dim] += found[dim];
         }
-        let joined = first.new_empty(&sizes, to.device)?;
+        let parts: Vec<&Tensor> = outputs.iter().collect();
+        Ok(Join { device: to.device, dim: dim as isize, sizes }.apply(&parts)?.swap_remove(0))
+    }
+}
+
+/// Tensors next to each other on one device. A gradient is cut as they were joined, and the backward pass takes the
+/// pieces to their devices.
+struct Join {
+    device: Device,
+    dim: isize,
+    /// Of the result.
+    sizes: Vec<usize>,
+}
+
+impl Function for Join {
+    const NAME: &'static str = "gather";
+
+    fn forward(&self, _save: &mut ToSave, parts: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let joined = parts[0].new_empty(&self.sizes, self.device)?;
         // What is on its way from another device first; the host waits only for a result of its own.
         for near in [false, true] {
             let mut start = 0;
-            for output in &outputs {
-                let length = output.size()[dim];
-                if (output.device() == to.device) == near {
-                    let place = joined.narrow(dim as isize, start as isize, length)?;
-                    place.copy_(output, joined.is_cuda())?;
+            for part in parts {
+                let length = part.size()[self.dim as usize];
+                if (part.device() == self.device) == near {
+                    let place = joined.narrow(self.dim, start as isize, length)?;
+                    place.copy_(part, joined.is_cuda())?;
                 }
                 start += length;
             }
         }
-        Ok(joined)
+        Ok(vec![joined])
+    }
+
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        let [Some(grad)] = grads else { return Ok(Gradients::new()) };
+        let mut start = 0;
+        let mut piece = |i: usize| {
+            let length = context.sizes(i)[self.dim as usize];
+            let from = start as isize;
+            start += length;
+            context.needs(i).then(|| grad.narrow(self.dim, from, length)).transpose()
+        };
+        (0..context.inputs()).map(&mut piece).collect()
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
+use warpline::autograd::{Context, Function, Gradients, ToSave, is_grad_enabled};
 use warpline::{DType, Device, Error, Result, Runtime, Tensor};
 use warpline_nn::{Module, Visitor, VisitorMut};
 use warpline_runtime::Version;
@@ -82,7 +83,7 @@ impl Kept {
     #[track_caller]
     fn new(source: &Tensor, device: usize) -> Result<Self> {
         let version = source.storage().version();
-        let tensor = source.to_non_blocking(Device::cuda(device))?;
+        let tensor = source.detach().to_non_blocking(Device::cuda(device))?;
         let versions = [version, tensor.storage().version()];
         Ok(Self { tensor, versions, place: (source.data_ptr(), source.stride().to_vec()) })
     }
@@ -96,14 +97,14 @@ impl Kept {
             && copy.dtype() == source.dtype()
             && copy.storage().runtime().same_as(source.storage().runtime());
         // Whoever has kept a tensor of a former replica keeps it as it is.
-        if !alike || !copy.storage().is_unique() {
+        if !alike || !copy.is_unique() {
             *self = Self::new(source, device)?;
         } else if !theirs.is_of(source.storage())
             || !own.is_of(copy.storage())
             || (self.place.0, &*self.place.1) != (address, strides)
         {
             let version = source.storage().version();
-            copy.copy_(source, true)?;
+            copy.copy_(&source.detach(), true)?;
             self.versions = [version, copy.storage().version()];
             self.place = (address, strides.to_vec());
         }
@@ -132,16 +133,24 @@ impl Copies {
         Ok(())
     }
 
-    /// Puts them in the place of a module's own.
+    /// Puts them in the place of a module's own, whose gradients come through them.
     #[track_caller]
-    fn put(&self, module: &mut impl Module, places: &[usize]) -> Result<()> {
-        let (mut places, mut more) = (places.iter(), false);
+    fn put(&self, module: &mut impl Module, tensors: &Tensors) -> Result<()> {
+        let tracked = self.copies.iter().zip(&tensors.distinct).map(|(kept, source)| {
+            let copy = kept.tensor.clone();
+            if !source.requires_grad() || !is_grad_enabled() {
+                return Ok(copy);
+            }
+            Ok(Broadcast(copy).apply(&[source])?.swap_remove(0))
+        });
+        let copies = tracked.collect::<Result<Vec<Tensor>>>()?;
+        let (mut places, mut more) = (tensors.places.iter(), false);
         module.visit_mut(&mut VisitorMut::new(&mut |_, mut member| {
             if member.tensor().is_none() {
                 return;
             }
-            match places.next().and_then(|&place| self.copies.get(place)) {
-                Some(copy) => member.replace(copy.tensor.clone()),
+            match places.next().and_then(|&place| copies.get(place)) {
+                Some(copy) => member.replace(copy.clone()),
                 None => more = true,
             }
         }));
@@ -150,6 +159,22 @@ impl Copies {
             return Err(Error::invalid("DataParallel", reason));
         }
         Ok(())
+    }
+}
+
+/// A tensor's copy on another device, which is there already. Gradients go back as they come: the backward pass
+/// takes them to the tensor's device, and adds those of all replicas.
+struct Broadcast(Tensor);
+
+impl Function for Broadcast {
+    const NAME: &'static str = "broadcast";
+
+    fn forward(&self, _save: &mut ToSave, _inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![self.0.detach()])
+    }
+
+    fn backward(&self, _context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        Ok(grads.iter().cloned().collect())
     }
 }
 
@@ -165,7 +190,7 @@ pub(super) fn replicate<M: Module + Clone>(
     for (copies, stream) in kept.iter_mut().zip(&streams[1..]) {
         copies.refresh(tensors, stream)?;
         let mut replica = module.clone();
-        copies.put(&mut replica, &tensors.places)?;
+        copies.put(&mut replica, tensors)?;
         replicas.push(replica);
     }
     replicas.insert(0, module);

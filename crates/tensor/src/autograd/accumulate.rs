@@ -4,19 +4,12 @@ use super::meta::Meta;
 use super::mode;
 use crate::{Result, Tensor};
 
-impl Tensor {
-    /// Whether no other tensor or handle has the memory.
-    pub(super) fn is_owned_alone(&self) -> bool {
-        std::sync::Arc::strong_count(self.inner()) == 1 && self.storage().is_unique()
-    }
-}
-
 /// Adds to a leaf's gradient. The first is taken as it is if nobody else has it and it lies as the leaf does;
 /// later ones are added in place, unless the sum is itself recorded.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
     let meta = Meta::of(leaf);
     let sum = match meta.grad() {
-        None if create_graph || lies_alike(leaf, &grad) && grad.is_owned_alone() => grad,
+        None if create_graph || lies_alike(leaf, &grad) && grad.is_unique() => grad,
         None => {
             let own = leaf.empty_like(())?;
             own.copy_(&grad, false)?;

@@ -216,7 +216,7 @@ impl Pass {
             None => grad,
             Some(former) => on(&self.runtime, &edge.node, || {
                 // Only a tensor that nobody else has may be changed.
-                if !create_graph && former.is_owned_alone() && former.layout().is_dense() {
+                if !create_graph && former.is_unique() && former.layout().is_dense() {
                     former.add_(&grad)?;
                     Ok(former)
                 } else {

@@ -27,13 +27,15 @@ struct ViewOf {
 impl AutogradSlot {
     #[inline]
     pub(crate) fn new() -> Self {
-        let inference = mode::is_inference_mode_enabled();
+        let inference = mode::get().inference;
         Self { meta: OnceLock::new(), view_of: None, inference }
     }
 
+    #[inline]
     fn view(base: Tensor) -> Self {
-        let recorded = mode::is_grad_enabled();
-        Self { view_of: Some(ViewOf { base, recorded }), ..Self::new() }
+        let mode = mode::get();
+        let view_of = Some(ViewOf { base, recorded: mode.grad });
+        Self { meta: OnceLock::new(), view_of, inference: mode.inference }
     }
 }
 

@@ -38,7 +38,7 @@ pub use function::{Function, ToSave};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use hooks::HookHandle;
 pub use mode::{
-    detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled, is_grad_enabled,
+    Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled, is_grad_enabled,
     is_inference_mode_enabled, no_grad, set_grad_enabled,
 };
 pub use node::Gradients;
@@ -46,6 +46,7 @@ pub use tensor::{GradOptions, backward, grad};
 
 pub(crate) use meta::AutogradSlot;
 pub(crate) use record::{
-    check_in_place, record, record_in_place, record_overwritten, refuse, wanted, wanted_in_place,
+    check_in_place, record, record_all, record_in_place, record_overwritten, refuse, wanted,
+    wanted_in_place,
 };
 pub(crate) use rules::{elementwise, elementwise_as, elementwise_in_place};

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 #[derive(Clone, Copy, Debug)]
-struct Mode {
-    grad: bool,
-    inference: bool,
+pub(super) struct Mode {
+    pub(super) grad: bool,
+    pub(super) inference: bool,
     anomaly: bool,
 }
 
@@ -13,7 +13,8 @@ thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode { grad: true, inference: false, anomaly: false }) };
 }
 
-fn get() -> Mode {
+#[inline]
+pub(super) fn get() -> Mode {
     MODE.with(Cell::get)
 }
 
@@ -31,6 +32,31 @@ fn within<R>(change: impl FnOnce(&mut Mode), f: impl FnOnce() -> R) -> R {
     change(&mut mode);
     MODE.with(|slot| slot.set(mode));
     f()
+}
+
+/// This thread's modes, to be taken to another one.
+///
+/// ```
+/// use warpline::autograd::{Modes, is_grad_enabled, no_grad};
+///
+/// let modes = no_grad(Modes::current);
+/// let there = std::thread::spawn(move || modes.within(is_grad_enabled));
+/// assert!(!there.join().unwrap() && is_grad_enabled());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Modes(Mode);
+
+impl Modes {
+    /// Those of this thread.
+    #[must_use]
+    pub fn current() -> Self {
+        Self(get())
+    }
+
+    /// Runs `f` with them.
+    pub fn within<R>(self, f: impl FnOnce() -> R) -> R {
+        within(|mode| *mode = self.0, f)
+    }
 }
 
 /// Whether ops of this thread are recorded for gradients (`torch.is_grad_enabled`).

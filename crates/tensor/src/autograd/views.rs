@@ -51,6 +51,27 @@ impl Tensor {
     ) -> Result<Tensor> {
         self.viewed(name, layout, move |context, grad| embed(grad, context.sizes(0), &part))
     }
+
+    /// [`Tensor::viewed`] of any elements of the memory behind `from`, which lies as this tensor does or would.
+    #[track_caller]
+    pub(crate) fn viewed_strided(
+        &self,
+        name: &'static str,
+        layout: Layout,
+        from: Layout,
+        as_if: Layout,
+    ) -> Result<Tensor> {
+        let geometry = Geometry { base: from, view: as_if };
+        self.viewed(name, layout, move |_, grad| {
+            let whole = scattered(&geometry, grad)?;
+            if overlapping(&geometry.base).is_empty() {
+                return Ok(whole);
+            }
+            // Elements that are one in memory share its gradient.
+            let itself = Geometry { base: geometry.base.clone(), view: geometry.base.clone() };
+            whole.div(&scattered(&itself, &grad.new_ones(geometry.base.sizes(), ())?)?)
+        })
+    }
 }
 
 /// Zeros of these sizes, but for `grad` where `part` shows it.
@@ -80,7 +101,7 @@ impl Geometry {
     /// Zeros that lie as the base does, and the view of them. What is written to one shows in the other's
     /// gradient too.
     fn windows(&self, like: &Tensor) -> Result<(Tensor, Tensor)> {
-        let start = self.base.offset();
+        let start = self.base.offset().min(self.view.offset());
         let end = [&self.base, &self.view].into_iter().map(end).max().unwrap_or(start);
         let flat = like.new_zeros([end - start.min(end)], ())?;
         let shifted = |layout: &Layout| {
@@ -139,8 +160,44 @@ fn scattered(geometry: &Geometry, grad: &Tensor) -> Result<Tensor> {
     let sizes: Sizes = once.size().into();
     single.view = Layout::from_parts(sizes, geometry.view.strides().into(), geometry.view.offset());
     let (whole, part) = single.windows(&once)?;
-    part.copy_(&once, false)?;
+    let dims = overlapping(&single.view);
+    if dims.is_empty() {
+        part.copy_(&once, false)?;
+        return Ok(whole);
+    }
+    // One index of these dimensions at a time, so that what is written at once lies apart.
+    let mut slices = vec![(part, once)];
+    for &d in dims.iter().rev() {
+        let mut finer = Vec::new();
+        for (part, once) in &slices {
+            for i in 0..part.size()[d] as isize {
+                finer.push((part.select(d as isize, i)?, once.select(d as isize, i)?));
+            }
+        }
+        slices = finer;
+    }
+    for (part, once) in &slices {
+        part.add_(once)?;
+    }
     Ok(whole)
+}
+
+/// Dimensions without which no two elements of a layout can be one in memory, in their order.
+fn overlapping(layout: &Layout) -> SmallVec<[usize; 6]> {
+    let stride = |d: usize| layout.strides()[d].unsigned_abs();
+    let mut dims: SmallVec<[usize; 6]> =
+        (0..layout.ndim()).filter(|&d| layout.sizes()[d] > 1).collect();
+    dims.sort_by_key(|&d| stride(d));
+    let mut reach = 0;
+    dims.retain(|d| {
+        let apart = stride(*d) > reach;
+        if apart {
+            reach += (layout.sizes()[*d] - 1) * stride(*d);
+        }
+        !apart
+    });
+    dims.sort_unstable();
+    dims
 }
 
 /// Records an in-place op on a view: the base has another node, which passes what is not in the view on as it

@@ -10,6 +10,7 @@ use warpline_runtime::Runtime;
 
 use super::{Collate, Dataset, PinMemory};
 use crate::called::Called as _;
+use crate::autograd::Modes;
 use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
@@ -197,17 +198,19 @@ impl<B: Send + 'static> Worker<B> {
         let location = Location::caller();
         // One more waits in the worker's hand.
         let (sender, receiver) = sync_channel(ahead.saturating_sub(1));
-        let job = Arc::clone(job);
-        let thread = std::thread::Builder::new().name(format!("loader-{first}")).spawn(move || {
-            with_runtime(&job.runtime, || {
-                for batch in (first..job.batches).step_by(step) {
-                    // The iterator is gone: nobody wants the rest.
-                    if sender.send(job.load(batch, location)).is_err() {
-                        return;
-                    }
+        let (job, runtime) = (Arc::clone(job), job.runtime.clone());
+        let modes = Modes::current();
+        let work = move || {
+            for batch in (first..job.batches).step_by(step) {
+                // The iterator is gone: nobody wants the rest.
+                if sender.send(job.load(batch, location)).is_err() {
+                    return;
                 }
-            });
-        });
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("loader-{first}"))
+            .spawn(move || with_runtime(&runtime, || modes.within(work)));
         match thread {
             Ok(thread) => Ok(Self { batches: Some(receiver), thread: Some(thread) }),
             Err(e) => Err(Error::invalid("DataLoader", format!("cannot start a worker: {e}"))),

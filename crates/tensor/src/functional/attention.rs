@@ -94,7 +94,7 @@ fn masked(scores: &Tensor, mask: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let hidden = mask.logical_or(&blind)?.logical_not()?;
         return Ok((scores.masked_fill(&hidden, f64::NEG_INFINITY)?, Some(blind)));
     }
-    let blind = mask.detached()?.eq(f64::NEG_INFINITY)?.all_keepdim(-1)?;
+    let blind = mask.detach().eq(f64::NEG_INFINITY)?.all_keepdim(-1)?;
     let added = mask.widened()?.masked_fill(&blind, 0)?;
     Ok((scores.add(&added)?, Some(blind)))
 }

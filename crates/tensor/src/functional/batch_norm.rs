@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::norms::per_channel;
+use super::norms::{per_channel, scaled, standardized};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
 
@@ -58,7 +58,9 @@ pub fn batch_norm<'a>(
     let dims: Vec<isize> = (0..input.dim() as isize).filter(|d| *d != 1).collect();
     let each = input.numel() / channels.max(1);
     let x = input.widened().of(op)?;
-    let (centred, var) = if options.training {
+    let weight = per_channel(options.weight, input.dim()).of(op)?;
+    let bias = per_channel(options.bias, input.dim()).of(op)?;
+    if options.training {
         if each == 1 {
             let reason = format!(
                 "in training there must be more than one value per channel, but the input is of {:?}",
@@ -66,40 +68,36 @@ pub fn batch_norm<'a>(
             );
             return Err(Error::invalid(op, reason));
         }
-        let moments = x.moments(&dims).of(op)?;
-        let var = moments.squares.mean_keepdim(&dims).of(op)?;
-        let unbiased = each as f64 / (each as f64 - 1.0);
-        update(running_mean, &moments.mean, 1.0, options.momentum).of(op)?;
-        update(running_var, &var, unbiased, options.momentum).of(op)?;
-        (moments.centred, var)
-    } else {
-        let (Some(mean), Some(var)) = (
-            per_channel(running_mean, input.dim()).of(op)?,
-            per_channel(running_var, input.dim()).of(op)?,
-        ) else {
-            let reason = "running_mean and running_var must be given unless in training";
-            return Err(Error::invalid(op, reason.into()));
-        };
-        (x.sub(&mean).of(op)?, var.widened().of(op)?)
+        let made = standardized(&x, &dims, options.eps, true).of(op)?;
+        if let Some((mean, var)) = &made.moments {
+            let unbiased = each as f64 / (each as f64 - 1.0);
+            update(running_mean, mean, 1.0, options.momentum).of(op)?;
+            update(running_var, var, unbiased, options.momentum).of(op)?;
+        }
+        return scaled(made.result, weight.as_ref(), bias.as_ref(), input.dtype()).of(op);
+    }
+    let (Some(mean), Some(var)) = (
+        per_channel(running_mean, input.dim()).of(op)?,
+        per_channel(running_var, input.dim()).of(op)?,
+    ) else {
+        let reason = "running_mean and running_var must be given unless in training";
+        return Err(Error::invalid(op, reason.into()));
     };
-    let scale = var.add(options.eps).of(op)?.rsqrt().of(op)?;
+    let centred = x.sub(&mean).of(op)?;
+    let scale = var.widened().of(op)?.add(options.eps).of(op)?.rsqrt().of(op)?;
     // One factor per channel, so that the input is read no more often than needed.
-    let scale = match per_channel(options.weight, input.dim()).of(op)? {
-        Some(weight) => scale.mul(&weight).of(op)?,
+    let factor = match &weight {
+        Some(weight) => scale.mul(weight).of(op)?,
         None => scale,
     };
-    let out = match per_channel(options.bias, input.dim()).of(op)? {
-        Some(bias) => bias.addcmul(&centred, &scale, 1).of(op)?,
-        None => centred.mul(&scale).of(op)?,
-    };
-    out.to(input.dtype()).of(op)
+    scaled(centred, Some(&factor), bias.as_ref(), input.dtype()).of(op)
 }
 
 /// `running = (1 - momentum) * running + momentum * factor * batch`, in place.
 #[track_caller]
 fn update(running: Option<&Tensor>, batch: &Tensor, factor: f64, momentum: f64) -> Result<()> {
     let Some(running) = running else { return Ok(()) };
-    let batch = batch.detached()?.reshape(running.size())?;
+    let batch = batch.reshape(running.size())?;
     running.mul_(1.0 - momentum)?;
     running.add_(&batch.mul(factor * momentum)?.to(running.dtype())?)?;
     Ok(())
@@ -186,7 +184,7 @@ pub fn instance_norm<'a>(
     let out = super::group_norm(input, channels, weight, bias, eps).of(op)?;
     if running_mean.is_some() || running_var.is_some() {
         let dims: Vec<isize> = (2..input.dim() as isize).collect();
-        let x = input.detached().of(op)?.widened().of(op)?;
+        let x = input.detach().widened().of(op)?;
         let (var, mean) = x.var_mean(&dims, 1).of(op)?;
         update(running_mean, &mean.mean(0).of(op)?, 1.0, momentum).of(op)?;
         update(running_var, &var.mean(0).of(op)?, 1.0, momentum).of(op)?;

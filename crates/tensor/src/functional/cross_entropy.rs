@@ -2,9 +2,12 @@
 
 use std::panic::Location;
 
+use smallvec::smallvec;
+
 use super::Reduction;
+use crate::autograd::{record_all, wanted};
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, where_cond};
 
 /// What [`cross_entropy`] may be told.
 #[derive(Clone, Debug)]
@@ -71,8 +74,9 @@ pub fn cross_entropy(
         return of_probabilities(&log, target, dim, options).of(op)?.to(input.dtype()).of(op);
     }
     check_target(op, input, target, dim)?;
-    let log = input.log_softmax(dim).of(op)?;
-    let losses = Losses::of(&log, target, dim, weight, options.ignore_index).of(op)?;
+    let known = Known::new(target, dim, options.ignore_index).of(op)?;
+    let (log, picked) = picked_log_softmax(input, dim, &known.index).of(op)?;
+    let losses = Losses::of(picked, known, target.size(), weight).of(op)?;
     if smoothing == 0.0 {
         return losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op);
     }
@@ -100,8 +104,60 @@ pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], options.weight)?;
     check_target(op, input, target, dim)?;
-    let losses = Losses::of(input, target, dim, options.weight, options.ignore_index).of(op)?;
+    let known = Known::new(target, dim, options.ignore_index).of(op)?;
+    let picked = input.gather(dim, &known.index).of(op)?;
+    let losses = Losses::of(picked, known, target.size(), options.weight).of(op)?;
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
+}
+
+/// Class indices, and which of them count.
+struct Known {
+    ignored: Tensor,
+    /// With the classes' dimension, of size 1. Any class will do for what does not count.
+    index: Tensor,
+}
+
+impl Known {
+    #[track_caller]
+    fn new(target: &Tensor, dim: isize, ignore_index: i64) -> Result<Self> {
+        let ignored = target.eq(ignore_index)?;
+        let index = target.masked_fill(&ignored, 0)?.unsqueeze(dim)?;
+        Ok(Self { ignored, index })
+    }
+}
+
+/// [`Tensor::log_softmax`], and what `index` names of it: one step of the graph, since the gradient of both together is
+/// little more than the softmax.
+#[track_caller]
+fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
+    let log = input.detach().log_softmax(dim)?;
+    let picked = log.gather(dim, index)?;
+    if wanted(&[input]) {
+        let saved = [&log, index];
+        record_all("cross_entropy", &[&log, &picked], &[input], &saved, move |context, grads| {
+            let (log, index) = (context.saved(0)?, context.saved(1)?);
+            // The gradients of all of them together, of which each takes its share.
+            let mut sum = None;
+            if let Some(grad) = &grads[0] {
+                sum = Some(grad.sum_keepdim(dim)?);
+            }
+            if let Some(grad) = &grads[1] {
+                sum = Some(sum.map_or(Ok(grad.clone()), |sum| sum.add(grad))?);
+            }
+            let Some(sum) = sum else { return Ok(smallvec![None]) };
+            let mut of_input = log.exp()?.mul(&sum.neg()?)?;
+            if let Some(grad) = &grads[1] {
+                let classes =
+                    along(&log.arange_beside(0, log.size()[dim as usize])?, dim, log.dim())?;
+                of_input = of_input.add(&where_cond(&index.eq(&classes)?, grad, 0.0)?)?;
+            }
+            if let Some(grad) = &grads[0] {
+                of_input = of_input.add(grad)?;
+            }
+            Ok(smallvec![Some(of_input)])
+        })?;
+    }
+    Ok((log, picked))
 }
 
 /// The losses of class indices, each with its weight, which is 0 where the target is ignored. In `f32` for half-width
@@ -115,22 +171,13 @@ struct Losses {
 
 impl Losses {
     #[track_caller]
-    fn of(
-        log: &Tensor,
-        target: &Tensor,
-        dim: isize,
-        weight: Option<&Tensor>,
-        ignore_index: i64,
-    ) -> Result<Self> {
-        let ignored = target.eq(ignore_index)?;
-        // Any class will do for what does not count.
-        let target = target.masked_fill(&ignored, 0)?;
-        let picked = log.gather(dim, &target.unsqueeze(dim)?)?.squeeze(dim)?;
-        let losses = picked.widened()?.neg()?;
+    fn of(picked: Tensor, known: Known, sizes: &[usize], weight: Option<&Tensor>) -> Result<Self> {
+        let Known { ignored, index } = known;
+        let losses = picked.reshape(sizes)?.widened()?.neg()?;
         let (losses, weights) = match weight {
             None => (losses, None),
             Some(weight) => {
-                let own = weight.index_select(0, &target.reshape([-1])?)?.reshape(target.size())?;
+                let own = weight.index_select(0, &index.reshape([-1])?)?.reshape(sizes)?;
                 let own = own.widened()?.masked_fill(&ignored, 0)?;
                 (losses.mul(&own)?, Some(own))
             }

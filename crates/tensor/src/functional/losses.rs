@@ -1,5 +1,8 @@
 //! Losses that compare elements.
 
+use smallvec::smallvec;
+
+use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};
 
@@ -138,19 +141,40 @@ pub fn binary_cross_entropy<'a>(
     let op = "binary_cross_entropy";
     check_sizes(op, input, target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
-    let of_one = log_above(&x).of(op)?;
-    let of_zero = log_above(&x.neg()?.add(1)?).of(op)?;
-    // t·a + (1 - t)·b, as b + t·(a - b) would lose what b alone has.
-    let losses = t.mul(&of_one)?.add(&t.neg()?.add(1)?.mul(&of_zero)?)?.neg().of(op)?;
+    let losses = entropy_of_two(&x, &t).of(op)?;
     let loss = reduction.of_weighted(op, losses, weight.into()).of(op)?;
     loss.to(input.dtype()).of(op)
 }
 
-/// The logarithm, but at least -100, whose gradient is 0 where it is not above that.
+/// `-(t * log(x) + (1 - t) * log(1 - x))`. The gradient is PyTorch's: finite also where `x` is 0 or 1.
 #[track_caller]
-fn log_above(x: &Tensor) -> Result<Tensor> {
-    let zero = x.le(0)?;
-    x.masked_fill(&zero, 1)?.log()?.clamp_min(-100)?.masked_fill(&zero, -100)
+fn entropy_of_two(x: &Tensor, t: &Tensor) -> Result<Tensor> {
+    let [of_one, of_zero] = logs_above(&x.detach())?;
+    let target = t.detach();
+    let losses = target.mul(&of_one)?.add(&target.neg()?.add(1)?.mul(&of_zero)?)?.neg()?;
+    if !wanted(&[x, t]) {
+        return Ok(losses);
+    }
+    record("binary_cross_entropy", losses, &[x, t], &[x, t], |context, grad| {
+        let (x, t) = (context.saved(0)?, context.saved(1)?);
+        let of_x = || {
+            let slope = x.neg()?.add(1)?.mul(&x)?.clamp_min(1e-12)?;
+            grad.mul(&x.sub(&t)?)?.div(&slope)
+        };
+        let of_t = || {
+            let [of_one, of_zero] = logs_above(&x)?;
+            grad.mul(&of_zero.sub(&of_one)?)
+        };
+        let of_x = context.needs(0).then(of_x).transpose()?;
+        let of_t = context.needs(1).then(of_t).transpose()?;
+        Ok(smallvec![of_x, of_t])
+    })
+}
+
+/// The logarithms of `x` and of `1 - x`, but at least -100.
+#[track_caller]
+fn logs_above(x: &Tensor) -> Result<[Tensor; 2]> {
+    Ok([x.log()?.clamp_min(-100)?, x.neg()?.log1p()?.clamp_min(-100)?])
 }
 
 /// [`binary_cross_entropy`] of `sigmoid(input)`, without its loss of exactness; `pos_weight` is what the loss of 1 weighs

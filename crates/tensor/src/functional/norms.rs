@@ -2,6 +2,9 @@
 
 use std::panic::Location;
 
+use smallvec::{SmallVec, smallvec};
+
+use crate::autograd::{record_all, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{DType, Error, IntoShape, Result, Tensor};
@@ -47,7 +50,7 @@ fn check_parameters(
 
 /// `x * weight + bias`, of which either may be missing, in `dtype`.
 #[track_caller]
-fn scaled(
+pub(super) fn scaled(
     x: Tensor,
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
@@ -61,11 +64,54 @@ fn scaled(
     }
 }
 
-/// Each element less the mean over dimensions, divided by the standard deviation.
+/// What [`standardized`] made, and on the way to it.
+pub(super) struct Standard {
+    pub(super) result: Tensor,
+    /// Mean and variance, through which no gradient flows; none without a mean.
+    pub(super) moments: Option<(Tensor, Tensor)>,
+}
+
+/// Each element less the mean over dimensions, divided by the root of the mean square of that; or, unless `centred`, of
+/// the elements themselves. One step of the graph, whose gradient takes a few launches.
 #[track_caller]
-fn normalized(x: &Tensor, dims: &[isize], eps: f64) -> Result<Tensor> {
-    let moments = x.moments(dims)?;
-    moments.centred.mul(&moments.squares.mean_keepdim(dims)?.add(eps)?.rsqrt()?)
+pub(super) fn standardized(
+    x: &Tensor,
+    dims: &[isize],
+    eps: f64,
+    centred: bool,
+) -> Result<Standard> {
+    let plain = x.detach();
+    let (result, scale, moments) = if centred {
+        let made = plain.moments(dims)?;
+        let var = made.squares.mean_keepdim(dims)?;
+        let scale = var.add(eps)?.rsqrt()?;
+        (made.centred.mul(&scale)?, scale, Some((made.mean, var)))
+    } else {
+        let scale = plain.square()?.mean_keepdim(dims)?.add(eps)?.rsqrt()?;
+        (plain.mul(&scale)?, scale, None)
+    };
+    if wanted(&[x]) {
+        let count = x.numel() as f64 / scale.numel().max(1) as f64;
+        let dims: SmallVec<[isize; 6]> = dims.into();
+        // The scale is a result too, so that gradients of gradients know what it depends on.
+        let outputs = [&result, &scale];
+        record_all("standardize", &outputs, &[x], &outputs, move |context, grads| {
+            let (y, scale) = (context.saved(0)?, context.saved(1)?);
+            let mut of_x = None;
+            if let Some(grad) = &grads[0] {
+                let along = grad.mul(&y)?.mean_keepdim(&dims[..])?;
+                let rest = grad.addcmul(&y, &along, -1)?;
+                let rest = if centred { rest.sub(&grad.mean_keepdim(&dims[..])?)? } else { rest };
+                of_x = Some(rest.mul(&scale)?);
+            }
+            if let Some(grad) = &grads[1] {
+                let step = scale.square()?.mul(grad)?.div(-count)?.mul(&y)?;
+                of_x = Some(of_x.map_or(Ok(step.clone()), |own| own.add(&step))?);
+            }
+            Ok(smallvec![of_x])
+        })?;
+    }
+    Ok(Standard { result, moments })
 }
 
 /// With mean 0 and variance 1 over the last dimensions, those of `normalized_shape`, times `weight` plus `bias`
@@ -94,8 +140,8 @@ pub fn layer_norm<'a>(
     let (weight, bias) = (weight.into(), bias.into());
     let dims = normalized_dims(op, input, &shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
-    let x = normalized(&input.widened().of(op)?, &dims, eps).of(op)?;
-    scaled(x, weight, bias, input.dtype()).of(op)
+    let x = standardized(&input.widened().of(op)?, &dims, eps, true).of(op)?;
+    scaled(x.result, weight, bias, input.dtype()).of(op)
 }
 
 /// Divided by the root of the mean square over the last dimensions, those of `normalized_shape`, times `weight`
@@ -119,9 +165,8 @@ pub fn rms_norm<'a>(
         DType::F64 => f64::EPSILON,
         _ => f32::EPSILON.into(),
     });
-    let x = input.widened().of(op)?;
-    let scale = x.square().of(op)?.mean_keepdim(&dims).of(op)?.add(eps)?.rsqrt().of(op)?;
-    scaled(x.mul(&scale).of(op)?, weight, None, input.dtype()).of(op)
+    let x = standardized(&input.widened().of(op)?, &dims, eps, false).of(op)?;
+    scaled(x.result, weight, None, input.dtype()).of(op)
 }
 
 /// With mean 0 and variance 1 over groups of channels, the second dimension, and all that comes after it; times each
@@ -157,7 +202,8 @@ pub fn group_norm<'a>(
     // Sizes by name: of nothing, -1 would be anything.
     let rest = input.size()[1..].iter().product::<usize>() / num_groups;
     let groups = x.reshape([batch, num_groups, rest]).of(op)?;
-    let x = normalized(&groups, &[-1], eps).of(op)?.reshape(&signed(input.size())).of(op)?;
+    let x = standardized(&groups, &[-1], eps, true).of(op)?.result;
+    let x = x.reshape(signed(input.size())).of(op)?;
     let weight = per_channel(weight, input.dim()).of(op)?;
     let bias = per_channel(bias, input.dim()).of(op)?;
     scaled(x, weight.as_ref(), bias.as_ref(), input.dtype()).of(op)

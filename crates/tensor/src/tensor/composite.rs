@@ -2,6 +2,7 @@
 
 use warpline_kernels::fill;
 
+use crate::autograd::wanted;
 use crate::{DType, Result, Scalar, Tensor};
 
 impl Tensor {
@@ -29,15 +30,12 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The same elements, through which no gradient flows.
-    #[track_caller]
-    pub(crate) fn detached(&self) -> Result<Self> {
-        Ok(self.clone())
-    }
-
     /// The square root, whose gradient is 0 where it is 0.
     #[track_caller]
     pub(crate) fn sqrt_or_flat(&self) -> Result<Self> {
+        if !wanted(&[self]) {
+            return self.sqrt();
+        }
         let zero = self.eq(0)?;
         self.masked_fill(&zero, 1)?.sqrt()?.masked_fill(&zero, 0)
     }

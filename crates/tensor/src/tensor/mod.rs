@@ -7,12 +7,14 @@ pub(crate) mod composite;
 mod data;
 mod factories;
 pub(crate) mod index;
+mod indexing;
 mod inplace;
 mod matmul;
 mod new_like;
 mod operands;
 mod operators;
 mod ops;
+mod order;
 mod pending;
 mod powers;
 mod print;
@@ -41,13 +43,17 @@ pub use factories::{
     randint, randn, randperm, tensor, zeros,
 };
 pub use index::{Index, IndexRange, IntoIndices};
+pub use indexing::ScatterReduce;
 pub use ops::TensorOrScalar;
+pub(crate) use ops::tensors as op;
+pub use order::searchsorted;
 pub use pending::Pending;
 pub use powers::RoundingMode;
 pub use products::einsum;
 pub use promote::{promote_types, result_type};
 pub use reduce::{IntoDim, IntoDims};
 pub use select::embedding;
+pub(crate) use select::embedding_padded;
 pub use shapes::{
     MeshIndexing, block_diag, dstack, hstack, meshgrid, tril_indices, triu_indices, vstack,
 };
@@ -92,6 +98,12 @@ impl Tensor {
 
     pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
         Self(inner)
+    }
+
+    /// Whether nobody else has this tensor or its memory: no clone, no view, no graph.
+    #[must_use]
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.0) == 1 && self.0.storage.is_unique()
     }
 
     /// Whether both are handles of one tensor (Python's `is`).

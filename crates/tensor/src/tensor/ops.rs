@@ -34,7 +34,7 @@ impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
 
 /// `a op b` of two tensors, into a new one.
 #[track_caller]
-pub(super) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub(crate) fn tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     elementwise(op, &[a.into(), b.into()], of_tensors(op, a, b)?)
 }
 

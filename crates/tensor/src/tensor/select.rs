@@ -1,8 +1,10 @@
 //! Elements picked by tensors of indices.
 
-use warpline_kernels::indexing;
+use smallvec::smallvec;
+use warpline_kernels::{indexing, scatter};
 
-use crate::autograd::refuse;
+use super::indexing::as_indices;
+use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Result, Tensor};
@@ -34,14 +36,19 @@ impl Tensor {
     /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Self> {
-        refuse("index_select", &[self])?;
         check_together("index_select", self, index)?;
         let dim = self.layout().dim(dim).of("index_select")?;
         let sizes = indexing::index_select_sizes(self.size(), dim, index.size())?;
         let exec = self.exec()?;
         let out = exec.empty(&sizes, self.dtype()).of("index_select")?;
         indexing::index_select(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
-        Ok(out)
+        if !out.dtype().is_float() || !wanted(&[self]) {
+            return Ok(out);
+        }
+        record("index_select", out, &[self], &[index], move |context, grad| {
+            let none = grad.new_zeros(context.sizes(0), ())?;
+            Ok(smallvec![Some(none.index_add(dim as isize, &context.saved(0)?, grad)?)])
+        })
     }
 
     /// The elements at the places of `index`, but along dimension `dim` at what it holds
@@ -61,13 +68,18 @@ impl Tensor {
     /// As [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
-        refuse("gather", &[self])?;
         check_together("gather", self, index)?;
         let dim = self.layout().dim(dim).of("gather")?;
         let exec = self.exec()?;
         let out = exec.empty(index.size(), self.dtype()).of("gather")?;
         indexing::gather(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
-        Ok(out)
+        if !out.dtype().is_float() || !wanted(&[self]) {
+            return Ok(out);
+        }
+        record("gather", out, &[self], &[index], move |context, grad| {
+            let none = grad.new_zeros(context.sizes(0), ())?;
+            Ok(smallvec![Some(none.scatter_add(dim as isize, &context.saved(0)?, grad)?)])
+        })
     }
 }
 
@@ -89,11 +101,58 @@ impl Tensor {
 /// has two dimensions.
 #[track_caller]
 pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor> {
-    refuse("embedding", &[weight])?;
+    embedding_padded(weight, indices, None)
+}
+
+/// [`embedding`] of which the row `padding`, an index that is in range, gets no gradient.
+#[track_caller]
+pub(crate) fn embedding_padded(
+    weight: &Tensor,
+    indices: &Tensor,
+    padding: Option<usize>,
+) -> Result<Tensor> {
     check_together("embedding", weight, indices)?;
     let sizes = indexing::embedding_sizes(weight.size(), indices.size())?;
     let exec = weight.exec()?;
     let out = exec.empty(&sizes, weight.dtype()).of("embedding")?;
     indexing::embedding(exec.target(), weight.as_view(), indices.as_view(), out.as_view())?;
-    Ok(out)
+    if !out.dtype().is_float() || !wanted(&[weight]) {
+        return Ok(out);
+    }
+    record("embedding", out, &[weight], &[indices], move |context, grad| {
+        let rows = context.sizes(0)[0];
+        Ok(smallvec![Some(embedding_backward(grad, &context.saved(0)?, rows, padding)?)])
+    })
+}
+
+/// The gradient of an embedding's weight of `rows` rows, from that of its result; of the row `padding` it is 0.
+/// Sums have the order of the indices, so that a training run is the same each time.
+#[track_caller]
+fn embedding_backward(
+    grad: &Tensor,
+    indices: &Tensor,
+    rows: usize,
+    padding: Option<usize>,
+) -> Result<Tensor> {
+    const OP: &str = "embedding_backward";
+    let index = as_indices(OP, grad, indices)?.reshape([indices.numel() as isize])?;
+    let columns = grad.size().last().copied().unwrap_or(1);
+    let by_row = grad.with_layout(match grad.layout().view(&[index.numel(), columns]) {
+        Some(layout) => layout,
+        None => return embedding_backward(&grad.contiguous()?, indices, rows, padding),
+    });
+    let exec = grad.exec()?;
+    let out = exec.empty(&[rows, columns], grad.dtype()).of(OP)?;
+    let (to, from) = (out.as_view(), by_row.as_view());
+    scatter::embedding_backward(exec.target(), to, index.as_view(), from, padding)?;
+    if !wanted(&[grad]) {
+        return Ok(out);
+    }
+    record(OP, out, &[grad], &[indices], move |context, grad| {
+        let index = context.saved(0)?;
+        let all = embedding(grad, &index)?;
+        let Some(row) = padding else { return Ok(smallvec![Some(all)]) };
+        let skipped = index.eq(row as i64)?.unsqueeze(-1)?;
+        Ok(smallvec![Some(all.masked_fill(&skipped, 0)?)])
+    })
 }

@@ -29,8 +29,12 @@ mod s20_batches;
 mod s21_visible_devices;
 mod s27_data_loader;
 
+mod s35_backward_streams;
+
 mod autograd;
 mod bad_input;
+mod composites;
+mod convolutions;
 mod copies;
 mod devices;
 mod elementwise;
@@ -38,6 +42,7 @@ mod factories;
 mod failures;
 mod formats;
 mod hazards;
+mod indexing;
 mod memory;
 mod memory_history;
 mod memory_pools;

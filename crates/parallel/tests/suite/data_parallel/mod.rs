@@ -1,6 +1,7 @@
 //! `DataParallel` on simulated GPUs under many schedules, and on real ones.
 
 mod failures;
+mod gradients;
 mod nested;
 mod nets;
 mod options;

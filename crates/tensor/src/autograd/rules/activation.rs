@@ -1,8 +1,11 @@
 //! Activations.
 
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI, SQRT_2};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
-use super::derivative::{Derivative, OUT, Terms, X, rules};
+use warpline_kernels::elementwise as table;
+
+use super::derivative::{Derivative, OUT, Terms, X, Y, rules};
+use crate::tensor::op;
 use crate::{Result, Tensor, where_cond};
 
 /// Of `selu`.
@@ -10,23 +13,50 @@ const ALPHA: f64 = 1.673_263_242_354_377_2;
 const SCALE: f64 = 1.050_700_987_355_480_5;
 
 rules! {
-    "relu" [OUT] |t, g, _| where_cond(&t.out()?.le(0.0)?, 0.0, g);
-    "sigmoid" [OUT] |t, g, _| {
-        let out = t.out()?;
-        g.mul(&out.mul(&out.neg()?.add(1.0)?)?)
+    "relu" [OUT] |t, g, _| op(&table::RELU_BACKWARD, g, &t.out()?);
+    "sigmoid" [OUT] |t, g, _| op(&table::SIGMOID_BACKWARD, g, &t.out()?);
+    "tanh" [OUT] |t, g, _| op(&table::TANH_BACKWARD, g, &t.out()?);
+    "silu" [X] |t, g, _| op(&table::SILU_BACKWARD, g, &t.x(g)?);
+    "gelu" [X] |t, g, _| op(&table::GELU_BACKWARD, g, &t.x(g)?);
+    "gelu_tanh" [X] |t, g, _| op(&table::GELU_TANH_BACKWARD, g, &t.x(g)?);
+    "relu_backward" [Y, 0] |t, g, i| match i {
+        0 => op(&table::RELU_BACKWARD, g, &t.y(g)?),
+        _ => g.zeros_like(()),
     };
-    "silu" [X] |t, g, _| {
-        let x = t.x(g)?;
+    "sigmoid_backward" [Y, X | Y] |t, g, i| match i {
+        0 => op(&table::SIGMOID_BACKWARD, g, &t.y(g)?),
+        _ => g.mul(&t.x(g)?)?.mul(&t.y(g)?.mul(-2.0)?.add(1.0)?),
+    };
+    "tanh_backward" [Y, X | Y] |t, g, i| match i {
+        0 => op(&table::TANH_BACKWARD, g, &t.y(g)?),
+        _ => g.mul(&t.x(g)?)?.mul(&t.y(g)?.mul(-2.0)?),
+    };
+    "silu_backward" [Y, X | Y] |t, g, i| {
+        let x = t.y(g)?;
+        if i == 0 {
+            return op(&table::SILU_BACKWARD, g, &x);
+        }
         let sigmoid = x.sigmoid()?;
-        g.mul(&sigmoid.mul(&x.mul(&sigmoid.neg()?.add(1.0)?)?.add(1.0)?)?)
+        let rest = sigmoid.neg()?.add(1.0)?;
+        let inner = x.mul(&rest.sub(&sigmoid)?)?.add(2.0)?;
+        g.mul(&t.x(g)?)?.mul(&sigmoid.mul(&rest)?.mul(&inner)?)
     };
-    "gelu" [X] |t, g, _| {
-        let x = t.x(g)?;
-        let cdf = x.mul(FRAC_1_SQRT_2)?.erf()?.add(1.0)?.mul(0.5)?;
-        let pdf = x.square()?.mul(-0.5)?.exp()?.mul(1.0 / (2.0 * PI).sqrt())?;
-        g.mul(&cdf.add(&x.mul(&pdf)?)?)
+    "gelu_backward" [Y, X | Y] |t, g, i| {
+        let x = t.y(g)?;
+        if i == 0 {
+            return op(&table::GELU_BACKWARD, g, &x);
+        }
+        let square = x.square()?;
+        let bell = square.mul(-0.5)?.exp()?.mul(1.0 / (2.0 * PI).sqrt())?;
+        g.mul(&t.x(g)?)?.mul(&bell.mul(&square.neg()?.add(2.0)?)?)
     };
-    "gelu_tanh" [X] |t, g, _| gelu_tanh(&t.x(g)?, g);
+    "gelu_tanh_backward" [Y, X | Y] |t, g, i| {
+        let x = t.y(g)?;
+        if i == 0 {
+            return op(&table::GELU_TANH_BACKWARD, g, &x);
+        }
+        g.mul(&t.x(g)?)?.mul(&gelu_tanh_curvature(&x)?)
+    };
     "selu" [X] |t, g, _| {
         let x = t.x(g)?;
         let curved = x.exp()?.mul(SCALE * ALPHA)?;
@@ -74,13 +104,13 @@ rules! {
     "threshold" [X] |t, g, _| where_cond(&t.x(g)?.le(t.number(1))?, 0.0, g);
 }
 
-/// Of `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
-fn gelu_tanh(x: &Tensor, g: &Tensor) -> Result<Tensor> {
-    const BETA: f64 = SQRT_2 * FRAC_2_SQRT_PI * 0.5;
+/// The second derivative of `x/2 (1 + tanh u)` with `u = √(2/π) (x + 0.044715 x³)`.
+fn gelu_tanh_curvature(x: &Tensor) -> Result<Tensor> {
+    const BETA: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
     const CUBIC: f64 = 0.044_715;
     let square = x.square()?;
     let tanh = x.mul(&square.mul(CUBIC)?.add(1.0)?)?.mul(BETA)?.tanh()?;
-    let inner = square.mul(3.0 * CUBIC)?.add(1.0)?.mul(BETA)?;
-    let right = x.mul(0.5)?.mul(&tanh.square()?.neg()?.add(1.0)?)?.mul(&inner)?;
-    g.mul(&tanh.add(1.0)?.mul(0.5)?.add(&right)?)
+    let slope = square.mul(3.0 * CUBIC)?.add(1.0)?.mul(BETA)?;
+    let bent = x.mul(x)?.mul(3.0 * CUBIC * BETA)?.sub(&x.mul(&tanh)?.mul(&slope.square()?)?)?;
+    tanh.square()?.neg()?.add(1.0)?.mul(&slope.add(&bent)?)
 }

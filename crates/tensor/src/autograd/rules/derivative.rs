@@ -213,6 +213,25 @@ pub(crate) fn elementwise_in_place(
     operands: &[TensorOrScalar<'_>],
     run: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
+    let tracked = operands.iter().any(|operand| match operand {
+        TensorOrScalar::Tensor(tensor) => tensor.requires_grad(),
+        TensorOrScalar::Scalar(_) => false,
+    });
+    if !tracked && !wanted_in_place(a, &[]) {
+        return run();
+    }
+    record_in_place_elementwise(op, name, a, operands, run)
+}
+
+#[cold]
+#[track_caller]
+fn record_in_place_elementwise(
+    op: &'static Op,
+    name: &'static str,
+    a: &Tensor,
+    operands: &[TensorOrScalar<'_>],
+    run: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     if !wanted_in_place(a, &tensors(operands)) {
         return run();
     }

@@ -77,7 +77,7 @@ impl Tensor {
         let inner: usize = summed_a.iter().map(|d| size(self, d)).product();
         let a = self.permute([free_a, summed_a].concat())?.reshape([rows, inner])?;
         let b = other.permute([summed_b, free_b].concat())?.reshape([inner, columns])?;
-        a.matmul(&b)?.reshape(&signed(&sizes))
+        a.matmul(&b)?.reshape(signed(&sizes))
     }
 }
 

@@ -62,7 +62,7 @@ pub fn meshgrid<T: Borrow<Tensor>>(tensors: &[T], indexing: MeshIndexing) -> Res
     for (d, tensor) in tensors.iter().enumerate() {
         let mut own = vec![1; sizes.len()];
         own[d] = sizes[d];
-        grids.push(tensor.reshape(&own).of(op)?.expand(&signed(&sizes)).of(op)?);
+        grids.push(tensor.reshape(&own).of(op)?.expand(signed(&sizes)).of(op)?);
     }
     if exchanged {
         grids.swap(0, 1);

@@ -45,7 +45,9 @@ impl Tensor {
                 down as isize * layout.strides()[d1] + right as isize * layout.strides()[d2];
             start = start.wrapping_add_signed(moved);
         }
-        Ok(self.with_layout(Layout::from_parts(sizes, strides, start)))
+        let layout = Layout::from_parts(sizes, strides, start);
+        let part = move |whole: &Self| whole.diagonal(offset, dim1, dim2);
+        self.viewed_part("diagonal", layout, part)
     }
 
     /// The storage's elements under any sizes and strides (`torch.as_strided`), from `storage_offset` on, or from
@@ -92,7 +94,8 @@ impl Tensor {
         }
         // Of nothing, the offset stays inside the storage.
         let offset = if sizes.contains(&0) { offset.min(available) } else { offset };
-        Ok(self.with_layout(Layout::from_parts(sizes, strides, offset)))
+        let view = Layout::from_parts(sizes, strides, offset);
+        self.viewed_strided("as_strided", view.clone(), self.layout().clone(), view)
     }
 
     /// All slices of `size` indices of a dimension, `step` apart, as a view: the dimension counts the slices, and a
@@ -122,14 +125,18 @@ impl Tensor {
         if self.dim() == 0 {
             return self.unsqueeze(0)?.narrow(0, 0, size).of("unfold");
         }
-        let mut sizes = Sizes::from_slice(self.size());
-        let mut strides = Strides::from_slice(self.stride());
-        sizes.push(size);
-        strides.push(strides[d]);
-        sizes[d] = (own - size) / step + 1;
-        strides[d] = strides[d].saturating_mul(isize::try_from(step).unwrap_or(isize::MAX));
-        let layout = Layout::from_parts(sizes, strides, self.storage_offset());
-        Ok(self.with_layout(layout))
+        let slices = |layout: &Layout| {
+            let mut sizes = Sizes::from_slice(layout.sizes());
+            let mut strides = Strides::from_slice(layout.strides());
+            sizes.push(size);
+            strides.push(strides[d]);
+            sizes[d] = (own - size) / step + 1;
+            strides[d] = strides[d].saturating_mul(isize::try_from(step).unwrap_or(isize::MAX));
+            Layout::from_parts(sizes, strides, layout.offset())
+        };
+        let dense = Layout::contiguous(self.size()).of("unfold")?;
+        let as_if = slices(&dense);
+        self.viewed_strided("unfold", slices(self.layout()), dense, as_if)
     }
 
     /// The dimensions `source` at the places `destination`, the others in their order (`torch.movedim`).

@@ -1,5 +1,6 @@
 //! The logarithm of a sum of powers.
 
+use crate::autograd::wanted;
 use crate::called::Called;
 use crate::{DType, IntoDims, Result, Tensor};
 
@@ -39,12 +40,16 @@ impl Tensor {
             return x.exp()?.sum_kept(dims, keepdim)?.log()?.to(dtype);
         }
         // Infinite elements are to be in the sum, and not its scale.
-        let most = x.detached()?.amax_keepdim(dims)?;
+        let most = x.detach().amax_keepdim(dims)?;
         let most = most.masked_fill(&most.isinf()?, 0)?;
         let sum = x.sub(&most)?.exp()?.sum_keepdim(dims)?;
-        // The gradient of nothing but -inf is 0, not NaN.
-        let none = sum.eq(0)?;
-        let log = sum.masked_fill(&none, 1)?.log()?.masked_fill(&none, f64::NEG_INFINITY)?;
+        let log = if wanted(&[&sum]) {
+            // The gradient of nothing but -inf is 0, not NaN.
+            let none = sum.eq(0)?;
+            sum.masked_fill(&none, 1)?.log()?.masked_fill(&none, f64::NEG_INFINITY)?
+        } else {
+            sum.log()?
+        };
         let out = log.add(&most)?;
         let out = if keepdim { out } else { out.without(dims)? };
         out.to(dtype)

@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use crate::autograd::wanted;
 use crate::called::Called;
 use crate::{DType, Error, IntoDims, Result, Tensor, cat};
 
@@ -80,7 +81,7 @@ impl Tensor {
     /// What is not negative to a power, whose gradient is 0 where it is 0.
     #[track_caller]
     fn pow_or_flat(&self, exponent: f64) -> Result<Self> {
-        if !(0.0..1.0).contains(&exponent) {
+        if !(0.0..1.0).contains(&exponent) || !wanted(&[self]) {
             return self.pow(exponent);
         }
         let zero = self.eq(0)?;

@@ -124,7 +124,7 @@ fn a_long_graph_runs_and_is_dropped() {
     common::cpu(|_| {
         let x = leaf(&[1.0])?;
         let mut y = x.clone();
-        for _ in 0..100_000 {
+        for _ in 0..1_000_000 {
             y = y.mul(1.0)?;
         }
         let kept = y.add(1.0)?;
@@ -133,7 +133,7 @@ fn a_long_graph_runs_and_is_dropped() {
         drop((y, kept));
         // Through what is saved too.
         let mut y = x.clone();
-        for _ in 0..100_000 {
+        for _ in 0..200_000 {
             y = y.mul(&x)?;
         }
         drop(y);

@@ -1,9 +1,11 @@
 //! From an op's PyTorch name to the call here: each family of ops knows its own.
 
+mod conv;
 mod elementwise;
 mod factories;
 mod functional;
 mod indexing;
+mod order;
 mod products;
 mod reduce;
 mod shape;
@@ -21,9 +23,11 @@ type Outcome = Option<Result<Vec<Tensor>>>;
 
 /// Families, by the files that they are in.
 const FAMILIES: &[fn(&str, &Args<'_>, Device) -> Outcome] = &[
+    conv::call,
     factories::call,
     functional::call,
     indexing::call,
+    order::call,
     products::call,
     reduce::call,
     shape::call,

@@ -1,0 +1,240 @@
+//! What comes of the elements along a dimension up to each of them: running sums, products and extremes.
+
+#[cfg(test)]
+mod tests;
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use crate::programs::{committed, cuda_type};
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::iter::{BLOCK, Walk};
+use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, dispatch};
+
+/// Elements of a row that a thread has together.
+const EACH: usize = 4;
+/// So many rows are a thread's each, if their elements do not lie side by side.
+const MANY: usize = 2048;
+
+/// What is made of the elements so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScanOp {
+    /// Their sum; integers wrap.
+    Sum,
+    /// Their product; integers wrap.
+    Prod,
+    /// The largest, or a NaN, and the last place that has it.
+    Max,
+    /// The smallest, or a NaN, and the last place that has it.
+    Min,
+}
+
+impl ScanOp {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "cumsum",
+            Self::Prod => "cumprod",
+            Self::Max => "cummax",
+            Self::Min => "cummin",
+        }
+    }
+
+    fn is_indexed(self) -> bool {
+        matches!(self, Self::Max | Self::Min)
+    }
+}
+
+pub(crate) const PROGRAMS: &[&Program] = &[&SCAN];
+
+const KERNELS: &[&str] =
+    &["sum", "sum_columns", "prod", "prod_columns", "max", "max_columns", "min", "min_columns"];
+
+static SCAN: Program = Program::new("scan", &DType::SUFFIXES, KERNELS, |_, suffix| {
+    let of = Source::new().with::<Scan>().push(module::ELEMENT).push(module::WALK);
+    let of = of.push(&format!("#define BLOCK {BLOCK}\n#define EACH {EACH}"));
+    let ty = cuda_type(suffix);
+    let of = of.push(include_str!("scan.cuh"));
+    let of = of.push(&format!("SCAN(scan_{suffix}_sum, {ty}, Sum<compute_t<{ty}>>)"));
+    let of = of.push(&format!("SCAN(scan_{suffix}_prod, {ty}, Prod<compute_t<{ty}>>)"));
+    let of =
+        of.push(&format!("INDEXED_SCAN(scan_{suffix}_max, {ty}, Best<compute_t<{ty}>, true>)"));
+    of.push(&format!("INDEXED_SCAN(scan_{suffix}_min, {ty}, Best<compute_t<{ty}>, false>)"))
+})
+.with_ptx(committed);
+
+/// `rows` of `size` elements, and the steps along a row of the source, the result and the indices.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Scan {
+    rows: u64,
+    size: u64,
+    steps: [i64; 3],
+    walk: Walk<3>,
+}
+
+cuda_struct!(Scan { rows, size, steps, walk });
+
+/// `torch.cumsum`, `cumprod`, `cummax` and `cummin` over dimension `dim` of `a`, into `out` of the same sizes and
+/// dtype; of the extremes also their places, into `index`, of `int64`. Halves are computed in `f32`.
+///
+/// # Errors
+/// [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::DimOutOfRange`], [`Error::TooManyDims`],
+/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; [`Error::InvalidArgument`] where `index` is
+/// there and has no use, or is not and has; otherwise as [`launch::run`].
+#[track_caller]
+pub fn scan(
+    target: Target<'_>,
+    scan: ScanOp,
+    a: View<'_>,
+    dim: usize,
+    out: View<'_>,
+    index: Option<View<'_>>,
+) -> Result<()> {
+    let (op, location) = (scan.name(), Location::caller());
+    if index.is_some() != scan.is_indexed() {
+        let reason = "places are of the largest and the smallest, and of no others";
+        return Err(Error::invalid(op, reason.into()));
+    }
+    let dtypes = [Some((out, a.dtype)), index.map(|index| (index, DType::I64))];
+    for (view, expected) in dtypes.into_iter().flatten() {
+        if view.dtype != expected {
+            return Err(Error::DTypeMismatch { location, op, expected, actual: view.dtype });
+        }
+        if view.sizes() != a.sizes() {
+            let reason = format!("a result of {:?} for an input of {:?}", view.sizes(), a.sizes());
+            return Err(Error::ShapeMismatch { location, op, reason });
+        }
+    }
+    let ndim = a.sizes().len();
+    if dim >= ndim.max(1) {
+        return Err(Error::DimOutOfRange { op, location, dim: dim as isize, ndim });
+    }
+    let mut operands: SmallVec<[_; 3]> = [a.read(), out.write()].into_iter().collect();
+    operands.extend(index.map(View::write));
+    check_operands(op, &operands)?;
+    if a.numel() == 0 {
+        return Ok(());
+    }
+    let third = index.unwrap_or(out);
+    let of = |d: usize| (a.sizes()[d], [a.strides()[d], out.strides()[d], third.strides()[d]]);
+    let (size, steps) = if ndim == 0 { (1, [0; 3]) } else { of(dim) };
+    let walk = Walk::new(op, (0..ndim).rev().filter(|&d| d != dim).map(of))?;
+    let rows = walk.numel();
+    let is_columns = rows >= MANY && steps[0] != 1;
+    let params =
+        Scan { rows: rows as u64, size: size as u64, steps: steps.map(|step| step as i64), walk };
+    let host: HostKernel = dispatch!(a.dtype, all T => match scan {
+        ScanOp::Sum => sums::<T, true>,
+        ScanOp::Prod => sums::<T, false>,
+        ScanOp::Max => extremes::<T, true>,
+        ScanOp::Min => extremes::<T, false>,
+    });
+    let blocks = if is_columns { rows.div_ceil(BLOCK as usize) } else { rows };
+    let call = Call {
+        op,
+        operands: &operands,
+        params: bytemuck::bytes_of(&params),
+        checks_indices: false,
+        host,
+        code: Code::Kernel {
+            kernel: (&SCAN, a.dtype as usize, 2 * scan as usize + usize::from(is_columns)),
+            grid: [blocks as u32, 1, 1],
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: the parameters reach the elements of the views, each of the results' is written by one
+    // thread and none is read; both kernels take `Scan`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// What sums are kept in on the host: of floats `f64`, as PyTorch does.
+trait Wide: Number {
+    fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool);
+}
+
+macro_rules! wide {
+    ($($ty:ty)*) => {$(
+        impl Wide for $ty {
+            fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool) {
+                let mut sum = <$ty>::from_number(!adds);
+                for value in values {
+                    sum = if adds { sum.add(value) } else { sum.mul(value) };
+                    sums(sum);
+                }
+            }
+        }
+    )*};
+}
+
+wide! { bool u8 i8 i16 i32 i64 f64 }
+
+impl Wide for f32 {
+    fn sum(values: &mut dyn Iterator<Item = Self>, sums: &mut dyn FnMut(Self), adds: bool) {
+        let mut wide = values.map(f64::from);
+        f64::sum(&mut wide, &mut |sum| sums(sum.cast()), adds);
+    }
+}
+
+/// # Safety
+/// As [`HostKernel`]: two operands of `T`, and [`Scan`].
+unsafe fn sums<T: HostElement<Compute: Wide>, const ADDS: bool>(launch: &HostLaunch<'_>) {
+    let p: Scan = host::params(launch);
+    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let [a, b, _] = p.steps.map(|step| step as isize);
+    let size = p.size as isize;
+    host::parallel_for(launch.parallel, p.rows as usize, GRAIN / p.size as usize, |rows| {
+        for row in rows {
+            let [from, to, _] = p.walk.offsets(row);
+            let mut at = 0;
+            // SAFETY: elements of the source.
+            let mut values = (0..size).map(|i| unsafe { source.read(from + i * a) }.get());
+            let mut write = |sum| {
+                // SAFETY: an element of the result, in a row that is this thread's.
+                unsafe { out.write(to + at * b, T::put(sum)) };
+                at += 1;
+            };
+            Wide::sum(&mut values, &mut write, ADDS);
+        }
+    });
+}
+
+/// # Safety
+/// As [`HostKernel`]: two operands of `T`, one of `i64`, and [`Scan`].
+unsafe fn extremes<T: HostElement, const LARGEST: bool>(launch: &HostLaunch<'_>) {
+    let p: Scan = host::params(launch);
+    let (source, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let index = Shared::<i64>::operand(launch, 2);
+    let [a, b, c] = p.steps.map(|step| step as isize);
+    host::parallel_for(launch.parallel, p.rows as usize, GRAIN / p.size as usize, |rows| {
+        for row in rows {
+            let [from, to, at] = p.walk.offsets(row);
+            let mut best = None;
+            for i in 0..p.size as isize {
+                // SAFETY: an element of each, those that are written in a row that is this thread's.
+                unsafe {
+                    let value = source.read(from + i * a).get();
+                    let (held, place) = match best {
+                        Some((held, place)) if !replaces::<_, LARGEST>(held, value) => {
+                            (held, place)
+                        }
+                        _ => (value, i),
+                    };
+                    best = Some((held, place));
+                    out.write(to + i * b, T::put(held));
+                    index.write(at + i * c, place as i64);
+                }
+            }
+        }
+    });
+}
+
+fn replaces<C: Number, const LARGEST: bool>(held: C, value: C) -> bool {
+    value.is_nan() || !held.is_nan() && if LARGEST { value >= held } else { value <= held }
+}

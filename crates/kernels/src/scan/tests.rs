@@ -1,0 +1,113 @@
+//! Cases for running sums and extremes, the same on every target.
+
+use super::*;
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu, samples, stored};
+
+/// Row by row over the middle of three dimensions.
+fn expected(scan: ScanOp, dtype: DType, values: &[f64], [a, b, c]: [usize; 3]) -> [Vec<f64>; 2] {
+    let (mut out, mut index) = (values.to_vec(), vec![0.0; values.len()]);
+    for (i, k) in (0..a).flat_map(|i| (0..c).map(move |k| (i, k))) {
+        let at = |j: usize| (i * b + j) * c + k;
+        for j in 1..b {
+            let (held, new, place) = (out[at(j - 1)], values[at(j)], index[at(j - 1)]);
+            let replaces = match scan {
+                ScanOp::Max => new.is_nan() || !held.is_nan() && new >= held,
+                _ => new.is_nan() || !held.is_nan() && new <= held,
+            };
+            (out[at(j)], index[at(j)]) = match scan {
+                ScanOp::Sum => (held + new, 0.0),
+                ScanOp::Prod => (held * new, 0.0),
+                _ if replaces => (new, j as f64),
+                _ => (held, place),
+            };
+            if !dtype.is_float() {
+                out[at(j)] = stored(dtype, out[at(j)]);
+            }
+        }
+    }
+    [out, index]
+}
+
+const ALL: [ScanOp; 4] = [ScanOp::Sum, ScanOp::Prod, ScanOp::Max, ScanOp::Min];
+
+fn every_dtype_and_shape(target: Target<'_>) {
+    // Rows of a block, of a thread, longer than a tile; one element; none.
+    for sizes in [[3, 40, 5], [1, 1500, 1], [50, 6, 70], [2, 1, 3], [2, 0, 3]] {
+        for (dtype, scan_op) in DType::ALL.into_iter().flat_map(|d| ALL.map(|op| (d, op))) {
+            let n: usize = sizes.iter().product();
+            let values = match scan_op {
+                // So that sums of halves are exact, and products have no end.
+                ScanOp::Sum => (0..n).map(|i| stored(dtype, (i % 3 == 0) as u8 as f64)).collect(),
+                ScanOp::Prod => {
+                    (0..n).map(|i| stored(dtype, 1.0 - 2.0 * (i % 7 == 0) as u8 as f64)).collect()
+                }
+                _ => samples(dtype, n, 3),
+            };
+            let a = Tensor::new(target, dtype, &sizes, &values);
+            let out = Tensor::garbage(target, dtype, &sizes);
+            let index = Tensor::garbage(target, DType::I64, &sizes);
+            let places = scan_op.is_indexed().then(|| index.view());
+            scan(target, scan_op, a.view(), 1, out.view(), places).unwrap();
+            let [values, places] = expected(scan_op, dtype, &values, sizes);
+            let context = format!("{scan_op:?} of {dtype}, {sizes:?}");
+            assert_close(dtype, &out.floats(target), &values, &context);
+            if scan_op.is_indexed() {
+                assert_eq!(index.floats(target), places, "{context}");
+            }
+        }
+    }
+}
+
+fn views(target: Target<'_>) {
+    let a = Tensor::new(target, DType::F32, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let a = a.with(|l| l.transpose(0, 1));
+    let out = Tensor::garbage(target, DType::F32, &[3, 4]).with(|l| l.slice(1, 0, 4, 2));
+    scan(target, ScanOp::Sum, a.view(), 0, out.view(), None).unwrap();
+    assert_eq!(out.floats(target), [1.0, 4.0, 3.0, 9.0, 6.0, 15.0]);
+    let scalar = Tensor::new(target, DType::I64, &[], &[5.0]);
+    let out = Tensor::garbage(target, DType::I64, &[]);
+    scan(target, ScanOp::Prod, scalar.view(), 0, out.view(), None).unwrap();
+    assert_eq!(out.floats(target), [5.0]);
+}
+
+#[test]
+fn cpu_and_simulated() {
+    on_every_target(every_dtype_and_shape);
+    on_every_target(views);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_scan() {
+    on_gpu(every_dtype_and_shape);
+    on_gpu(views);
+}
+
+#[test]
+fn bad_arguments() {
+    on_every_target(|target| {
+        let a = Tensor::garbage(target, DType::F32, &[2]);
+        let out = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+        let run = |out: &Tensor, dim| scan(target, ScanOp::Sum, a.view(), dim, out.view(), None);
+        let results = [
+            run(&out(DType::F64, &[2]), 0),
+            run(&out(DType::F32, &[3]), 0),
+            run(&out(DType::F32, &[2]), 1),
+            run(&a, 0),
+            scan(target, ScanOp::Max, a.view(), 0, out(DType::F32, &[2]).view(), None),
+        ];
+        assert!(
+            matches!(
+                results,
+                [
+                    Err(Error::DTypeMismatch { op: "cumsum", .. }),
+                    Err(Error::ShapeMismatch { .. }),
+                    Err(Error::DimOutOfRange { .. }),
+                    Err(Error::OverlappingOperands { .. }),
+                    Err(Error::InvalidArgument { .. }),
+                ]
+            ),
+            "{results:?}"
+        );
+    });
+}

@@ -1,0 +1,107 @@
+//! The CPU implementation. What a GPU does in passes, the host does in the first of them.
+
+use warpline_cuda_sys_safe::HostLaunch;
+
+use super::{Pair, Pass, Sort};
+use warpline_runtime::Scalar;
+use warpline_runtime::host::{self, GRAIN, HostElement, Number, Shared};
+
+/// Unsigned integers in the order of the values: both zeros are one, a NaN is above all.
+fn key_of<C: Number>(value: C) -> u64 {
+    match value.to_scalar() {
+        _ if value.is_nan() => u64::MAX,
+        Scalar::Float(v) => {
+            let bits = if v == 0.0 { 0 } else { v.to_bits() };
+            if bits >> 63 != 0 { !bits } else { bits | 1 << 63 }
+        }
+        v => v.to_i64() as u64 ^ 1 << 63,
+    }
+}
+
+impl Sort {
+    fn pair<T: HostElement>(&self, value: T, index: u64) -> Pair {
+        let key = key_of(value.get());
+        Pair { key: if self.descending != 0 { !key } else { key }, index }
+    }
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: two operands of `T`, one of `i64`, and [`Sort`].
+pub(super) unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Sort = host::params(launch);
+    let (source, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let index = Shared::<i64>::operand(launch, 2);
+    let [a, b, c] = p.steps.map(|step| step as isize);
+    let grain = GRAIN / 16 / p.size as usize;
+    host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
+        let mut pairs = Vec::new();
+        for row in rows {
+            let [from, to, at] = p.walk.offsets(row);
+            pairs.clear();
+            // SAFETY: elements of the source.
+            let read = |i: u64| unsafe { source.read(from + i as isize * a) };
+            pairs.extend((0..p.size).map(|i| p.pair(read(i), i)));
+            pairs.sort_unstable();
+            for (i, pair) in (0..).zip(&pairs) {
+                // SAFETY: elements of the results, in a row that is this thread's.
+                unsafe {
+                    values.write(to + i * b, read(pair.index));
+                    index.write(at + i * c, pair.index as i64);
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of `T`, one of pairs, and [`Sort`].
+pub(super) unsafe fn keys<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Sort = host::params(launch);
+    let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
+    for t in 0..p.rows << p.log {
+        let [from, ..] = p.walk.offsets((p.first + (t >> p.log)) as usize);
+        let i = t & (p.padded - 1);
+        // SAFETY: an element of the source, and one of `rows * padded` pairs.
+        unsafe {
+            let pair = if i < p.size {
+                p.pair(source.read(from + i as isize * p.steps[0] as isize), i)
+            } else {
+                Pair { key: u64::MAX, index: u64::MAX }
+            };
+            pairs.write(t as isize, pair);
+        }
+    }
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: an operand of pairs, and [`Pass`].
+pub(super) unsafe fn tiles(launch: &HostLaunch<'_>) {
+    let p: Pass = host::params(launch);
+    let pairs = Shared::<Pair>::operand(launch, 0);
+    // SAFETY: there are so many pairs, and nobody else touches them meanwhile.
+    let pairs = unsafe { std::slice::from_raw_parts_mut(pairs.0, p.pairs as usize) };
+    pairs.chunks_exact_mut(p.padded as usize).for_each(<[Pair]>::sort_unstable);
+}
+
+/// Nothing is left to do.
+pub(super) unsafe fn sorted(_: &HostLaunch<'_>) {}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: operands of `T`, of pairs, of `T`, of `i64`, and [`Sort`].
+pub(super) unsafe fn write<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Sort = host::params(launch);
+    let (source, pairs) = (Shared::<T>::operand(launch, 0), Shared::<Pair>::operand(launch, 1));
+    let (values, index) = (Shared::<T>::operand(launch, 2), Shared::<i64>::operand(launch, 3));
+    let [a, b, c] = p.steps.map(|step| step as isize);
+    for row in 0..p.rows {
+        let [from, to, at] = p.walk.offsets((p.first + row) as usize);
+        for i in 0..p.size as isize {
+            // SAFETY: elements of the operands; a pair's place is one of its row's.
+            unsafe {
+                let place = pairs.read((row << p.log) as isize + i).index as isize;
+                values.write(to + i * b, source.read(from + place * a));
+                index.write(at + i * c, place as i64);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Where values belong among sorted ones: `searchsorted`.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use crate::programs::{NUMBERS, committed};
+use warpline_runtime::host::{self, GRAIN, HostElement, Shared};
+use warpline_runtime::iter::{BLOCK, Walk};
+use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Result, Target, View, cuda_struct, dispatch};
+
+const OP: &str = "searchsorted";
+
+pub(super) static SEARCH: Program = Program::new("searchsorted", NUMBERS, &[""], |_, ty| {
+    let of = Source::new().with::<Search>().push(module::ELEMENT).push(module::WALK);
+    of.push(include_str!("search.cuh")).push(&format!("SEARCH(searchsorted_{ty}, {ty})"))
+})
+.with_ptx(committed);
+
+/// Sorted rows of `size` elements, `step` apart; `walk` says where an element's row begins, its value lies, and
+/// its result.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Search {
+    elements: u64,
+    size: u64,
+    step: i64,
+    right: u64,
+    walk: Walk<3>,
+}
+
+cuda_struct!(Search { elements, size, step, right, walk });
+
+/// `torch.searchsorted`: for each of `values` how many of the sorted row are less, or with `right` no larger,
+/// into `out`, of `int64` and the values' sizes. `sorted` is a vector, or has the values' sizes but in the last
+/// dimension.
+///
+/// # Errors
+/// [`Error::DTypeMismatch`], [`Error::UnsupportedDType`] of bools, [`Error::ShapeMismatch`],
+/// [`Error::TooManyDims`], [`Error::OverlappingWrite`], [`Error::OverlappingOperands`]; otherwise as
+/// [`launch::run`].
+#[track_caller]
+pub fn searchsorted(
+    target: Target<'_>,
+    sorted: View<'_>,
+    values: View<'_>,
+    out: View<'_>,
+    right: bool,
+) -> Result<()> {
+    let location = Location::caller();
+    for (expected, view) in [(sorted.dtype, values), (DType::I64, out)] {
+        if view.dtype != expected {
+            let actual = view.dtype;
+            return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+        }
+    }
+    let dtype = sorted.dtype;
+    let unsupported = Error::UnsupportedDType { location, op: OP, dtype };
+    let host: HostKernel = dispatch!(dtype, number T => on_host::<T>, _ => return Err(unsupported));
+    let (rows, sizes) = (sorted.sizes(), values.sizes());
+    let ndim = sizes.len();
+    let alike = rows.len() == ndim && ndim > 0 && rows[..ndim - 1] == sizes[..ndim - 1];
+    if !(rows.len() == 1 || alike) || out.sizes() != sizes {
+        let reason = format!(
+            "sorted rows of {rows:?} for values of {sizes:?}; there must be one for all of them, or one for \
+             each of their rows"
+        );
+        return Err(Error::ShapeMismatch { location, op: OP, reason });
+    }
+    check_operands(OP, &[sorted.read(), values.read(), out.write()])?;
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let (&size, &step) = match (rows.last(), sorted.strides().last()) {
+        (Some(size), Some(step)) => (size, step),
+        _ => (&1, &0),
+    };
+    let row_stride = |d: usize| {
+        if rows.len() == ndim && d + 1 < ndim { sorted.strides()[d] } else { 0 }
+    };
+    let dims = (0..ndim).rev();
+    let dims = dims.map(|d| (sizes[d], [row_stride(d), values.strides()[d], out.strides()[d]]));
+    let params = Search {
+        elements: out.numel() as u64,
+        size: size as u64,
+        step: step as i64,
+        right: right.into(),
+        walk: Walk::new(OP, dims)?,
+    };
+    let call = Call {
+        op: OP,
+        operands: &[sorted.read(), values.read(), out.write()],
+        params: bytemuck::bytes_of(&params),
+        checks_indices: false,
+        host,
+        code: Code::Kernel {
+            kernel: (&SEARCH, dtype as usize - 1, 0),
+            grid: [out.numel().div_ceil(BLOCK as usize) as u32, 1, 1],
+            block: [BLOCK, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: the parameters reach the elements of the views, each of the result's is one thread's; both
+    // kernels take `Search`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// # Safety
+/// As [`HostKernel`]: two operands of `T`, one of `i64`, and [`Search`].
+unsafe fn on_host<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Search = host::params(launch);
+    let (sorted, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let out = Shared::<i64>::operand(launch, 2);
+    host::parallel_for(launch.parallel, p.elements as usize, GRAIN / 8, |range| {
+        for e in range {
+            let [row, at, to] = p.walk.offsets(e);
+            // SAFETY: elements of the operands, the result's this thread's.
+            unsafe {
+                let value = values.read(at).get();
+                let (mut first, mut last) = (0, p.size as isize);
+                while first < last {
+                    let middle = first + (last - first) / 2;
+                    let other = sorted.read(row + middle * p.step as isize).get();
+                    let is_behind = if p.right != 0 { other > value } else { other >= value };
+                    if is_behind { last = middle } else { first = middle + 1 }
+                }
+                out.write(to, first as i64);
+            }
+        }
+    });
+}

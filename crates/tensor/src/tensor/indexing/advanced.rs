@@ -1,0 +1,282 @@
+//! Advanced indexing: `t[rows, :, columns]` by tensors of indices and masks.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use warpline_kernels::scatter::linear_index;
+use warpline_runtime::{Sizes, broadcast};
+
+use super::as_indices;
+use crate::called::Called;
+use crate::{DType, Error, Result, Tensor};
+
+/// What is indexed: the dimensions that have indices in front, as one, and the indices as numbers in that.
+struct Indexed {
+    /// The dimensions in the order that they are taken in: indexed ones first.
+    order: SmallVec<[isize; 6]>,
+    /// How many are indexed.
+    count: usize,
+    /// The sizes of all indices together.
+    sizes: Sizes,
+    /// Where in the result these stand.
+    at: usize,
+    /// A number for each.
+    linear: Tensor,
+}
+
+impl Tensor {
+    /// The elements that the tensors of indices name, as `t[rows, :, columns]` in Python: for each dimension
+    /// indices, or `None` for all of it; those that are not mentioned are whole. Indices are `int64` or
+    /// `int32`, are broadcast, and count from the end if negative. A mask of bools stands for the indices of
+    /// what it holds for, in as many dimensions as it has; on a GPU the host waits for how many these are.
+    ///
+    /// The result has the indices' dimensions in place of the first that they index, or in front if there are
+    /// whole ones between those. It is a copy. [`Tensor::i`] has single indices and ranges, which are views.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[1, 2, 3], [4, 5, 6]], ())?;
+    /// let (rows, columns) = (tensor(&[0i64, 1], ())?, tensor(&[2i64, -3], ())?);
+    /// assert_eq!(t.index(&[Some(&rows), Some(&columns)])?.to_vec::<i32>()?, [3, 4]);
+    /// assert_eq!(t.index(&[None, Some(&columns)])?.to_vec::<i32>()?, [3, 1, 6, 4]);
+    /// assert_eq!(t.index(&[Some(&t.gt(4)?)])?.to_vec::<i32>()?, [5, 6]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::IndexCheck`] as of [`Tensor::index_select`]; [`Error::InvalidArgument`] for more indices than
+    /// dimensions, or of other dtypes; [`Error::ShapeMismatch`] for a mask of other sizes;
+    /// [`Error::BroadcastMismatch`]; [`Error::DeviceMismatch`].
+    #[doc(alias = "__getitem__")]
+    #[track_caller]
+    pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Self> {
+        let Some(of) = self.indexed("index", indices)? else { return self.copy().of("index") };
+        let rows = self.rows_of(&of).of("index")?.index_select(0, &of.linear).of("index")?;
+        of.result(self.size(), &rows).of("index")
+    }
+
+    /// With `values`, which are broadcast, at what [`Tensor::index`] names, or added to what is there
+    /// (`torch.index_put`). Without `accumulate`, where a place is named several times, the last counts on the
+    /// CPU, and any on a GPU.
+    ///
+    /// # Errors
+    /// As [`Tensor::index`]; [`Error::DTypeMismatch`] for values of another dtype;
+    /// [`Error::ExpandMismatch`].
+    #[track_caller]
+    pub fn index_put(
+        &self,
+        indices: &[Option<&Tensor>],
+        values: &Tensor,
+        accumulate: bool,
+    ) -> Result<Self> {
+        const OP: &str = "index_put";
+        let Some(of) = self.indexed(OP, indices)? else {
+            return self.put_all(OP, values, accumulate);
+        };
+        let rows = self.rows_of(&of).of(OP)?;
+        let values = of.values(self.size(), values).of(OP)?;
+        let rows = if accumulate {
+            rows.index_add(0, &of.linear, &values)
+        } else {
+            rows.index_copy(0, &of.linear, &values)
+        };
+        of.restored(self.size(), &rows.of(OP)?).of(OP)
+    }
+
+    /// [`Tensor::index_put`] in place: `t[rows, columns] = values` in Python, or `+=` that counts each index.
+    ///
+    /// # Errors
+    /// As there; [`Error::OverlappingOperands`] where `values` share memory with this tensor.
+    #[doc(alias = "__setitem__")]
+    #[track_caller]
+    pub fn index_put_(
+        &self,
+        indices: &[Option<&Tensor>],
+        values: &Tensor,
+        accumulate: bool,
+    ) -> Result<&Self> {
+        const OP: &str = "index_put_";
+        let Some(of) = self.indexed(OP, indices)? else {
+            let all = self.put_all(OP, values, accumulate)?;
+            return self.copy_(&all, false).of(OP);
+        };
+        let moved = self.permute(&of.order[..]).of(OP)?;
+        match moved.view(of.merged(self.size())) {
+            Ok(rows) => {
+                let values = of.values(self.size(), values).of(OP)?;
+                if accumulate {
+                    rows.index_add_(0, &of.linear, &values).of(OP)?;
+                } else {
+                    rows.index_copy_(0, &of.linear, &values).of(OP)?;
+                }
+                Ok(self)
+            }
+            // Its strides do not allow to see those dimensions as one.
+            Err(_) => {
+                let all = self.index_put(indices, values, accumulate).of(OP)?;
+                self.copy_(&all, false).of(OP)
+            }
+        }
+    }
+
+    /// Without any index.
+    #[track_caller]
+    fn put_all(&self, op: &'static str, values: &Tensor, accumulate: bool) -> Result<Self> {
+        check_values(op, self, values)?;
+        if accumulate {
+            let values = values.expand(shape(self.size())).of(op)?;
+            return self.add(&values).of(op);
+        }
+        values.expand(shape(self.size())).of(op)?.copy().of(op)
+    }
+
+    /// The indexed dimensions in front and as one, then the others.
+    #[track_caller]
+    fn rows_of(&self, of: &Indexed) -> Result<Self> {
+        self.permute(&of.order[..])?.reshape(of.merged(self.size()))
+    }
+
+    /// `None` where there is no index.
+    #[track_caller]
+    fn indexed(&self, op: &'static str, indices: &[Option<&Tensor>]) -> Result<Option<Indexed>> {
+        let each = self.each_index(op, indices)?;
+        let mut sizes = Sizes::new();
+        for (_, index) in &each {
+            sizes = broadcast(&sizes, index.size()).of(op)?;
+        }
+        let Some((first, _)) = each.first() else { return Ok(None) };
+        let side_by_side = each.iter().enumerate().all(|(n, (d, _))| *d == first + n);
+        let at = if side_by_side { *first } else { 0 };
+        let linear = self.exec()?.empty(&sizes, DType::I64).of(op)?;
+        for (n, (d, index)) in each.iter().enumerate() {
+            let layout = index.layout().expand(&sizes)?;
+            let index = index.with_layout(layout);
+            let size = self.size()[*d];
+            let target = linear.exec()?;
+            let to = linear.as_view();
+            linear_index(target.target(), op, to, index.as_view(), (*d, size), n == 0)?;
+        }
+        let is_indexed = |d: &usize| each.iter().any(|(own, _)| own == d);
+        let others = (0..self.dim()).filter(|d| !is_indexed(d));
+        let order = each.iter().map(|(d, _)| *d).chain(others).map(|d| d as isize).collect();
+        let linear = linear.reshape(-1isize).of(op)?;
+        Ok(Some(Indexed { order, count: each.len(), sizes, at, linear }))
+    }
+
+    /// The dimensions that have indices, with these; masks as what they stand for.
+    #[track_caller]
+    fn each_index(
+        &self,
+        op: &'static str,
+        indices: &[Option<&Tensor>],
+    ) -> Result<SmallVec<[(usize, Tensor); 4]>> {
+        let (mut each, mut dim) = (SmallVec::new(), 0);
+        for index in indices {
+            let Some(index) = index else {
+                dim += 1;
+                continue;
+            };
+            // As in PyTorch, what is on the host may index what is not.
+            let here = if index.is_cuda() { (*index).clone() } else { index.to(self.device())? };
+            if here.dtype() == DType::Bool {
+                let sizes = self.size().get(dim..dim + here.dim());
+                if sizes != Some(here.size()) || here.dim() == 0 {
+                    let reason = format!(
+                        "a mask of {:?} from dimension {dim} on of {:?}; it must have the same sizes",
+                        here.size(),
+                        self.size()
+                    );
+                    let location = Location::caller();
+                    return Err(Error::ShapeMismatch { location, op, reason });
+                }
+                let held = here.nonzero().of(op)?;
+                for d in 0..here.dim() {
+                    each.push((dim + d, held.select(1, d as isize)?));
+                }
+                dim += here.dim();
+            } else {
+                each.push((dim, as_indices(op, self, &here)?));
+                dim += 1;
+            }
+        }
+        if dim > self.dim() {
+            let reason = format!(
+                "too many indices for a tensor of dimension {}: they are for {dim}",
+                self.dim()
+            );
+            return Err(Error::invalid(op, reason));
+        }
+        Ok(each)
+    }
+}
+
+impl Indexed {
+    /// The sizes of the dimensions that have no index.
+    fn whole<'a>(&'a self, sizes: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+        self.order[self.count..].iter().map(|&d| sizes[d as usize])
+    }
+
+    /// The sizes of what is indexed, its indexed dimensions as one.
+    fn merged(&self, sizes: &[usize]) -> Vec<isize> {
+        let indexed = self.order[..self.count].iter().map(|&d| sizes[d as usize]);
+        [indexed.product()].into_iter().chain(self.whole(sizes)).map(|n| n as isize).collect()
+    }
+
+    /// The result's sizes with the indices' in front.
+    fn in_front(&self, sizes: &[usize]) -> Vec<isize> {
+        self.sizes.iter().copied().chain(self.whole(sizes)).map(|n| n as isize).collect()
+    }
+
+    /// The order in which the result's dimensions are taken, of those with the indices' in front.
+    fn back(&self) -> Vec<isize> {
+        let (n, whole) = (self.sizes.len(), self.order.len() - self.count);
+        let before = (n..n + self.at).chain(0..n).chain(n + self.at..n + whole);
+        before.map(|d| d as isize).collect()
+    }
+
+    /// From the rows that were taken.
+    #[track_caller]
+    fn result(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
+        rows.reshape(self.in_front(sizes))?.permute(self.back())
+    }
+
+    /// To rows, from values that are broadcast to the result.
+    #[track_caller]
+    fn values(&self, sizes: &[usize], values: &Tensor) -> Result<Tensor> {
+        let (front, back) = (self.in_front(sizes), self.back());
+        let all: Vec<isize> = back.iter().map(|&d| front[d as usize]).collect();
+        let moved = values.expand(all)?.permute(inverse(&back))?;
+        let mut rows = vec![self.linear.numel() as isize];
+        rows.extend(self.whole(sizes).map(|n| n as isize));
+        moved.reshape(rows)
+    }
+
+    /// What was indexed, from its rows.
+    #[track_caller]
+    fn restored(&self, sizes: &[usize], rows: &Tensor) -> Result<Tensor> {
+        let moved: Vec<isize> = self.order.iter().map(|&d| sizes[d as usize] as isize).collect();
+        rows.reshape(moved)?.permute(inverse(&self.order))
+    }
+}
+
+/// The order that undoes another.
+fn inverse(order: &[isize]) -> Vec<isize> {
+    let mut inverse = vec![0; order.len()];
+    for (at, &d) in order.iter().enumerate() {
+        inverse[d as usize] = at as isize;
+    }
+    inverse
+}
+
+fn shape(sizes: &[usize]) -> Vec<isize> {
+    sizes.iter().map(|&n| n as isize).collect()
+}
+
+#[track_caller]
+fn check_values(op: &'static str, of: &Tensor, values: &Tensor) -> Result<()> {
+    let (location, expected, actual) = (Location::caller(), of.dtype(), values.dtype());
+    if expected == actual {
+        return Ok(());
+    }
+    Err(Error::DTypeMismatch { location, op, expected, actual })
+}

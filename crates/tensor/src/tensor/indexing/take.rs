@@ -1,0 +1,73 @@
+//! Elements by their number, and along a dimension: `take` and `take_along_dim`.
+
+use warpline_kernels::scatter::linear_index;
+use warpline_runtime::broadcast;
+
+use super::as_indices;
+use crate::called::Called;
+use crate::{DType, Error, IntoDim, Result, Tensor};
+
+impl Tensor {
+    /// The elements whose numbers in row-major order `index` holds, in its sizes (`torch.take`). Negative ones
+    /// count from the end.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let t = tensor(&[[1, 2], [3, 4]], ())?;
+    /// assert_eq!(t.take(&tensor(&[2i64, -1], ())?)?.to_vec::<i32>()?, [3, 4]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::index_select`].
+    #[track_caller]
+    pub fn take(&self, index: &Tensor) -> Result<Self> {
+        const OP: &str = "take";
+        let index = as_indices(OP, self, index)?;
+        let exec = self.exec()?;
+        let linear = exec.empty(index.size(), DType::I64).of(OP)?;
+        let whole = (0, self.numel());
+        linear_index(exec.target(), OP, linear.as_view(), index.as_view(), whole, true)?;
+        let sizes: Vec<isize> = index.size().iter().map(|&n| n as isize).collect();
+        let linear = linear.reshape(-1isize)?;
+        let picked =
+            self.reshape([self.numel() as isize]).of(OP)?.index_select(0, &linear).of(OP)?;
+        picked.reshape(sizes).of(OP)
+    }
+
+    /// [`Tensor::gather`] of tensors that are broadcast in all dimensions but `dim`; without it, `()`, of both as
+    /// vectors (`torch.take_along_dim`).
+    ///
+    /// # Errors
+    /// As [`Tensor::gather`]; [`Error::BroadcastMismatch`].
+    #[track_caller]
+    pub fn take_along_dim(&self, index: &Tensor, dim: impl IntoDim) -> Result<Self> {
+        const OP: &str = "take_along_dim";
+        let Some(dim) = dim.into_dim() else {
+            let flat = |t: &Tensor| t.reshape([t.numel() as isize]);
+            return flat(self).of(OP)?.gather(0, &flat(index).of(OP)?).of(OP);
+        };
+        if self.dim() != index.dim() {
+            let reason = format!(
+                "an index of {} dimensions for a tensor of {}; there must be as many",
+                index.dim(),
+                self.dim()
+            );
+            return Err(Error::invalid(OP, reason));
+        }
+        let d = self.layout().dim(dim).of(OP)?;
+        let but = |t: &Tensor| {
+            let mut sizes = t.size().to_vec();
+            if let Some(size) = sizes.get_mut(d) {
+                *size = 1;
+            }
+            sizes
+        };
+        let common = broadcast(&but(self), &but(index)).of(OP)?;
+        let to = |t: &Tensor| {
+            let own = |(k, &n): (usize, &usize)| if k == d { t.size()[d] } else { n } as isize;
+            t.expand(common.iter().enumerate().map(own).collect::<Vec<_>>())
+        };
+        to(self).of(OP)?.gather(dim, &to(index).of(OP)?).of(OP)
+    }
+}

@@ -1,0 +1,185 @@
+//! Whole parts along a dimension, named by a vector of indices: `index_add` and its like.
+
+use std::panic::Location;
+
+use smallvec::smallvec;
+use warpline_kernels::scatter;
+
+use super::{as_indices, spread};
+use crate::autograd::{Context, check_in_place, record, record_in_place, wanted, wanted_in_place};
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::{Error, Result, Scalar, Tensor};
+
+impl Tensor {
+    /// With each part of `source` along `dim` added to the part that `index` names, one after the other
+    /// (`torch.index_add`). `index` is `int64` or `int32`, a vector with an index for each part. Sums are taken
+    /// in its order, so that they are the same each time; but on a GPU not those of millions of indices into as
+    /// many parts. Indices out of range are errors as of [`Tensor::index_select`].
+    ///
+    /// ```
+    /// # use warpline::{tensor, zeros};
+    /// let t = zeros([2, 2], ())?;
+    /// t.index_add_(0, &tensor(&[1i64, 1], ())?, &tensor(&[[1f32, 2.0], [3.0, 4.0]], ())?)?;
+    /// assert_eq!(t.to_vec::<f32>()?, [0.0, 0.0, 4.0, 6.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter`].
+    #[track_caller]
+    pub fn index_add(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
+        self.added("index_add", dim, index, source, false)
+    }
+
+    /// [`Tensor::index_add`] in place.
+    ///
+    /// # Errors
+    /// As there; [`Error::OverlappingOperands`] where `source` shares memory with this tensor.
+    #[track_caller]
+    pub fn index_add_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
+        self.added("index_add_", dim, index, source, true)?;
+        Ok(self)
+    }
+
+    /// [`Tensor::index_add`] of `alpha * source`.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn index_add_scaled(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        source: &Tensor,
+        alpha: impl Into<Scalar>,
+    ) -> Result<Self> {
+        self.index_add(dim, index, &source.mul(alpha.into()).of("index_add")?)
+    }
+
+    /// [`Tensor::index_add_scaled`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_add_`].
+    #[track_caller]
+    pub fn index_add_scaled_(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        source: &Tensor,
+        alpha: impl Into<Scalar>,
+    ) -> Result<&Self> {
+        self.index_add_(dim, index, &source.mul(alpha.into()).of("index_add_")?)
+    }
+
+    /// With each part of `source` along `dim` in place of the part that `index` names
+    /// (`torch.index_copy`). Where several name one, the last counts on the CPU, and any on a GPU.
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter`].
+    #[track_caller]
+    pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
+        let index = self.parts("index_copy", dim, index, Some(source.size()))?;
+        self.scatter(dim, &index, source).of("index_copy")
+    }
+
+    /// [`Tensor::index_copy`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_add_`].
+    #[track_caller]
+    pub fn index_copy_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
+        let index = self.parts("index_copy_", dim, index, Some(source.size()))?;
+        self.scatter_(dim, &index, source).of("index_copy_")
+    }
+
+    /// With `value` in all parts along `dim` that `index` names (`torch.index_fill`).
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter`].
+    #[track_caller]
+    pub fn index_fill(&self, dim: isize, index: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
+        let index = self.parts("index_fill", dim, index, None)?;
+        self.scatter(dim, &index, value.into()).of("index_fill")
+    }
+
+    /// [`Tensor::index_fill`] in place.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn index_fill_(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        value: impl Into<Scalar>,
+    ) -> Result<&Self> {
+        let index = self.parts("index_fill_", dim, index, None)?;
+        self.scatter_(dim, &index, value.into()).of("index_fill_")
+    }
+
+    #[track_caller]
+    fn added(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        source: &Tensor,
+        in_place: bool,
+    ) -> Result<Self> {
+        let wanted = self.dtype().is_float()
+            && if in_place { wanted_in_place(self, &[source]) } else { wanted(&[self, source]) };
+        if wanted && in_place {
+            check_in_place(op, self)?;
+        }
+        let index = &as_indices(op, self, index)?;
+        check_together(op, self, source)?;
+        let d = self.layout().dim(dim).of(op)?;
+        let out = if in_place { self.clone() } else { self.duplicate()? };
+        let (to, at, from) = (out.as_view(), index.as_view(), source.as_view());
+        scatter::index_add(self.exec()?.target(), to, d, at, from).of(op)?;
+        if !wanted {
+            return Ok(out);
+        }
+        let rule = move |context: &Context<'_>, grad: &Tensor| {
+            let of_source = || grad.index_select(dim, &context.saved(0)?);
+            let of_source = context.needs(1).then(of_source).transpose()?;
+            Ok(smallvec![context.needs(0).then(|| grad.clone()), of_source])
+        };
+        if in_place {
+            record_in_place(op, &[self, source], &[index], rule)?;
+            return Ok(out);
+        }
+        record(op, out, &[self, source], &[index], rule)
+    }
+
+    /// A vector of indices for each element of the parts that it names; what is put there has these sizes, or
+    /// those that follow.
+    #[track_caller]
+    fn parts(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        sizes: Option<&[usize]>,
+    ) -> Result<Tensor> {
+        let index = as_indices(op, self, index)?;
+        let d = self.layout().dim(dim).of(op)?;
+        let mut all = self.layout().sizes().to_vec();
+        if let Some(size) = all.get_mut(d) {
+            *size = index.numel();
+        }
+        let one = index.dim() <= 1 && (self.dim() > 0 || index.numel() == 1);
+        if !one || sizes.is_some_and(|sizes| sizes != all) {
+            let reason = format!(
+                "an index of sizes {:?} into dimension {d} of {:?}, for a source of {:?}; there must be one \
+                 index for each part of the source, and its other sizes be this tensor's",
+                index.size(),
+                self.size(),
+                sizes.unwrap_or(&all)
+            );
+            return Err(Error::ShapeMismatch { location: Location::caller(), op, reason });
+        }
+        Ok(spread(&index, d, &all))
+    }
+}

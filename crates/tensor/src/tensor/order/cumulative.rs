@@ -1,0 +1,138 @@
+//! Running sums, products and extremes: `cumsum` and its like.
+
+use smallvec::smallvec;
+use warpline_kernels::scan::{ScanOp, scan};
+
+use crate::autograd::{record, record_all, wanted};
+use crate::called::Called;
+use crate::{DType, Result, Tensor, where_cond};
+
+impl Tensor {
+    /// The sum of all elements up to each along a dimension (`torch.cumsum`); of integers and bools as `int64`.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// assert_eq!(tensor(&[1f32, 2.0, 3.0], ())?.cumsum(0)?.to_vec::<f32>()?, [1.0, 3.0, 6.0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`](crate::Error::DimOutOfRange), and what the launch fails with.
+    #[track_caller]
+    pub fn cumsum(&self, dim: isize) -> Result<Self> {
+        let out = self.scanned("cumsum", ScanOp::Sum, dim)?;
+        if !out.dtype().is_float() || !wanted(&[self]) {
+            return Ok(out);
+        }
+        record("cumsum", out, &[self], &[], move |_, grad| {
+            Ok(smallvec![Some(from_behind(grad, dim)?)])
+        })
+    }
+
+    /// [`Tensor::cumsum`] in place; the dtype stays.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn cumsum_(&self, dim: isize) -> Result<&Self> {
+        let all = self.cumsum(dim).of("cumsum_")?;
+        self.copy_(&all, false).of("cumsum_")
+    }
+
+    /// The product of all elements up to each along a dimension (`torch.cumprod`); of integers and bools as
+    /// `int64`. Where there are several zeros its gradient is right, but not its gradient's.
+    ///
+    /// # Errors
+    /// As [`Tensor::cumsum`].
+    #[track_caller]
+    pub fn cumprod(&self, dim: isize) -> Result<Self> {
+        let out = self.scanned("cumprod", ScanOp::Prod, dim)?;
+        if !out.dtype().is_float() || !wanted(&[self]) {
+            return Ok(out);
+        }
+        let saved = out.clone();
+        record("cumprod", out, &[self], &[self, &saved], move |context, grad| {
+            let (x, out) = (context.saved(0)?, context.saved(1)?);
+            Ok(smallvec![Some(of_products(grad, &x, &out, dim)?)])
+        })
+    }
+
+    /// [`Tensor::cumprod`] in place; the dtype stays.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn cumprod_(&self, dim: isize) -> Result<&Self> {
+        let all = self.cumprod(dim).of("cumprod_")?;
+        self.copy_(&all, false).of("cumprod_")
+    }
+
+    /// The largest element up to each along a dimension, and where it is, of equal ones the last; a NaN is the
+    /// largest (`torch.cummax`).
+    ///
+    /// # Errors
+    /// As [`Tensor::cumsum`].
+    #[track_caller]
+    pub fn cummax(&self, dim: isize) -> Result<(Self, Self)> {
+        self.extremes("cummax", ScanOp::Max, dim)
+    }
+
+    /// The smallest element up to each along a dimension, and where it is, of equal ones the last; a NaN is the
+    /// smallest (`torch.cummin`).
+    ///
+    /// # Errors
+    /// As [`Tensor::cumsum`].
+    #[track_caller]
+    pub fn cummin(&self, dim: isize) -> Result<(Self, Self)> {
+        self.extremes("cummin", ScanOp::Min, dim)
+    }
+
+    #[track_caller]
+    fn scanned(&self, op: &'static str, by: ScanOp, dim: isize) -> Result<Self> {
+        let d = self.layout().dim(dim).of(op)?;
+        let dtype = if self.dtype().is_float() { self.dtype() } else { DType::I64 };
+        let a = self.in_dtype(dtype).of(op)?;
+        let exec = a.exec()?;
+        let out = exec.empty(self.size(), dtype).of(op)?;
+        scan(exec.target(), by, a.as_view(), d, out.as_view(), None)?;
+        Ok(out)
+    }
+
+    #[track_caller]
+    fn extremes(&self, op: &'static str, by: ScanOp, dim: isize) -> Result<(Self, Self)> {
+        let d = self.layout().dim(dim).of(op)?;
+        let exec = self.exec()?;
+        let out = exec.empty(self.size(), self.dtype()).of(op)?;
+        let index = exec.empty(self.size(), DType::I64).of(op)?;
+        let (values, places) = (out.as_view(), Some(index.as_view()));
+        scan(exec.target(), by, self.as_view(), d, values, places)?;
+        if out.dtype().is_float() && wanted(&[self]) {
+            record_all(op, &[&out, &index], &[self], &[&index], move |context, grads| {
+                let Some(Some(grad)) = grads.first() else { return Ok(smallvec![None]) };
+                let none = grad.new_zeros(context.sizes(0), ())?;
+                Ok(smallvec![Some(none.scatter_add(dim, &context.saved(0)?, grad)?)])
+            })?;
+        }
+        Ok((out, index))
+    }
+}
+
+/// The sum of all elements from each on.
+fn from_behind(t: &Tensor, dim: isize) -> Result<Tensor> {
+    t.flip(dim)?.cumsum(dim)?.flip(dim)
+}
+
+/// The gradient of products. Those before a row's first zero come from results divided by them; the zero itself
+/// has the products without it, up to the second one; behind it all results are zero whatever comes.
+fn of_products(grad: &Tensor, x: &Tensor, out: &Tensor, dim: isize) -> Result<Tensor> {
+    let zero = x.eq(0.0)?;
+    let zeros = zero.cumsum(dim)?;
+    let (none, one) = (zeros.eq(0)?, zeros.eq(1)?);
+    let divided = from_behind(&where_cond(&none, &out.mul(grad)?, 0.0)?, dim)?;
+    let before = divided.div(&where_cond(&none, x, 1.0)?)?;
+    let first = zero.logical_and(&one)?;
+    // From the first zero on to the second, as if the first were one.
+    let without = where_cond(&first.logical_or(&zeros.gt(1)?)?, 1.0, x)?.cumprod(dim)?;
+    let behind = where_cond(&one, &without.mul(grad)?, 0.0)?.sum_keepdim(dim)?;
+    where_cond(&none, &before, &where_cond(&first, &behind, 0.0)?)
+}

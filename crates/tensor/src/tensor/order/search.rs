@@ -1,0 +1,49 @@
+//! Where values belong among sorted ones.
+
+use warpline_kernels::sort;
+
+use crate::called::Called;
+use crate::exec::check_together;
+use crate::{DType, Result, Tensor};
+
+/// For each of `values` where it belongs in `sorted`, so that all before are less, or with `right` no larger
+/// (`torch.searchsorted`). `sorted` is a vector, or has a row for each row of the values. `int64`.
+///
+/// ```
+/// # use warpline::{searchsorted, tensor};
+/// let sorted = tensor(&[1, 3, 5], ())?;
+/// let places = searchsorted(&sorted, &tensor(&[3, 6], ())?, false)?;
+/// assert_eq!(places.to_vec::<i64>()?, [1, 3]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::DTypeMismatch`](crate::Error::DTypeMismatch);
+/// [`Error::ShapeMismatch`](crate::Error::ShapeMismatch);
+/// [`Error::UnsupportedDType`](crate::Error::UnsupportedDType) of bools;
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+#[track_caller]
+pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
+    check_together("searchsorted", values, sorted)?;
+    let exec = values.exec()?;
+    let out = exec.empty(values.size(), DType::I64).of("searchsorted")?;
+    let (of, to) = (values.as_view(), out.as_view());
+    sort::searchsorted(exec.target(), sorted.as_view(), of, to, right)?;
+    Ok(out)
+}
+
+impl Tensor {
+    /// [`searchsorted`] of this tensor's elements in a vector of boundaries (`torch.bucketize`).
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for boundaries that are no vector.
+    #[track_caller]
+    pub fn bucketize(&self, boundaries: &Tensor, right: bool) -> Result<Self> {
+        if boundaries.dim() != 1 {
+            let reason =
+                format!("the boundaries have sizes {:?}, but must be a vector", boundaries.size());
+            return Err(crate::Error::invalid("bucketize", reason));
+        }
+        searchsorted(boundaries, self, right).of("bucketize")
+    }
+}

@@ -1,0 +1,83 @@
+//! Sorting: `sort`, `argsort`, `topk`.
+
+use smallvec::smallvec;
+use warpline_kernels::sort;
+
+use crate::autograd::{record_all, wanted};
+use crate::called::Called;
+use crate::{DType, Error, Result, Tensor};
+
+impl Tensor {
+    /// The elements in order along a dimension, and where they were (`torch.sort`). Equal ones stay in their order,
+    /// as with PyTorch's `stable`; a NaN is larger than any number.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let (values, indices) = tensor(&[3, 1, 2], ())?.sort(-1, false)?;
+    /// assert_eq!((values.to_vec::<i32>()?, indices.to_vec::<i64>()?), (vec![1, 2, 3], vec![1, 2, 0]));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`], and what the launches fail with.
+    #[track_caller]
+    pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
+        const OP: &str = "sort";
+        let d = self.layout().dim(dim).of(OP)?;
+        let exec = self.exec()?;
+        let values = exec.empty(self.size(), self.dtype()).of(OP)?;
+        let indices = exec.empty(self.size(), DType::I64).of(OP)?;
+        let (to, places) = (values.as_view(), indices.as_view());
+        sort::sort(exec.target(), self.as_view(), d, descending, to, places)?;
+        if values.dtype().is_float() && wanted(&[self]) {
+            record_all(OP, &[&values, &indices], &[self], &[&indices], move |context, grads| {
+                let Some(Some(grad)) = grads.first() else { return Ok(smallvec![None]) };
+                let none = grad.new_zeros(context.sizes(0), ())?;
+                Ok(smallvec![Some(none.scatter(dim, &context.saved(0)?, grad)?)])
+            })?;
+        }
+        Ok((values, indices))
+    }
+
+    /// Where the elements are that [`Tensor::sort`] has in order (`torch.argsort`).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn argsort(&self, dim: isize, descending: bool) -> Result<Self> {
+        Ok(self.detach().sort(dim, descending).of("argsort")?.1)
+    }
+
+    /// The elements in order along the first dimension (`torch.msort`).
+    ///
+    /// # Errors
+    /// As [`Tensor::sort`].
+    #[track_caller]
+    pub fn msort(&self) -> Result<Self> {
+        Ok(self.sort(0, false).of("msort")?.0)
+    }
+
+    /// The `k` largest elements along a dimension in descending order, or the smallest in ascending order, and where
+    /// they are (`torch.topk`).
+    ///
+    /// # Errors
+    /// As [`Tensor::sort`]; [`Error::InvalidArgument`] for more than there are.
+    #[track_caller]
+    pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
+        const OP: &str = "topk";
+        let d = self.layout().dim(dim).of(OP)?;
+        let size = self.size().get(d).copied().unwrap_or(1);
+        if k > size {
+            return Err(Error::invalid(OP, format!("k is {k}, but there are {size} elements")));
+        }
+        let (values, indices) = self.sort(dim, largest).of(OP)?;
+        if k == size {
+            return Ok((values, indices));
+        }
+        // In memory of their own, so that the others are freed.
+        let first = |t: &Tensor| {
+            if t.dim() == 0 { t.reshape([1])?.narrow(0, 0, k) } else { t.narrow(dim, 0, k) }
+        };
+        Ok((first(&values).of(OP)?.copy().of(OP)?, first(&indices).of(OP)?.copy().of(OP)?))
+    }
+}

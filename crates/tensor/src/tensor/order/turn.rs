@@ -1,0 +1,106 @@
+//! Elements in another order of their places: `flip`, `roll`.
+
+use smallvec::{SmallVec, smallvec};
+use warpline_runtime::{Layout, Strides};
+
+use crate::autograd::{record, wanted};
+use crate::called::Called;
+use crate::{Error, IntoDims, Result, Tensor, cat};
+
+impl Tensor {
+    /// The other way round along dimensions, in memory of its own (`torch.flip`).
+    ///
+    /// ```
+    /// # use warpline::arange;
+    /// assert_eq!(arange(3, ())?.flip(0)?.to_vec::<i64>()?, [2, 1, 0]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for a dimension that appears several times.
+    #[track_caller]
+    pub fn flip(&self, dims: impl IntoDims) -> Result<Self> {
+        let dims = dims.into_dims();
+        let mut strides = Strides::from(self.stride());
+        let mut offset = self.layout().offset() as isize;
+        let mut seen: SmallVec<[usize; 6]> = SmallVec::new();
+        for &dim in &dims {
+            let d = self.layout().dim(dim).of("flip")?;
+            if seen.contains(&d) {
+                let reason = format!("dim {d} appears several times in {dims:?}");
+                return Err(Error::invalid("flip", reason));
+            }
+            seen.push(d);
+            if self.numel() > 0 && d < self.dim() {
+                offset += (self.size()[d] as isize - 1) * strides[d];
+                strides[d] = -strides[d];
+            }
+        }
+        let layout = Layout::from_parts(self.size().into(), strides, offset as usize);
+        let turned = self.with_layout(layout);
+        let dense = Layout::contiguous(self.size())?;
+        let out = turned.copied_to(&self.exec()?, dense, self.dtype()).of("flip")?;
+        if !out.dtype().is_float() || !wanted(&[self]) {
+            return Ok(out);
+        }
+        record("flip", out, &[self], &[], move |_, grad| Ok(smallvec![Some(grad.flip(&dims[..])?)]))
+    }
+
+    /// [`Tensor::flip`] of the columns, the second dimension (`torch.fliplr`).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn fliplr(&self) -> Result<Self> {
+        self.flip(1).of("fliplr")
+    }
+
+    /// [`Tensor::flip`] of the rows, the first dimension (`torch.flipud`).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn flipud(&self) -> Result<Self> {
+        self.flip(0).of("flipud")
+    }
+
+    /// Moved on by `shifts` along `dims`, what leaves at the end coming in again at the start; without `dims`, `()`,
+    /// as a vector (`torch.roll`).
+    ///
+    /// ```
+    /// # use warpline::arange;
+    /// assert_eq!(arange(4, ())?.roll(1, 0)?.to_vec::<i64>()?, [3, 0, 1, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] for other than a shift for each dimension.
+    #[track_caller]
+    pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Self> {
+        const OP: &str = "roll";
+        let (shifts, dims) = (shifts.into_dims(), dims.into_dims());
+        if dims.is_empty() && shifts.len() == 1 {
+            let flat = self.reshape([self.numel() as isize]).of(OP)?.roll(shifts[0], 0)?;
+            let sizes: SmallVec<[isize; 6]> = self.size().iter().map(|&n| n as isize).collect();
+            return flat.reshape(&sizes[..]).of(OP);
+        }
+        if shifts.len() != dims.len() || dims.is_empty() {
+            let reason = format!("{} shifts for {} dimensions", shifts.len(), dims.len());
+            return Err(Error::invalid(OP, reason));
+        }
+        let mut out = self.clone();
+        for (&shift, &dim) in shifts.iter().zip(&dims) {
+            let d = self.layout().dim(dim).of(OP)?;
+            let size = self.size().get(d).map_or(1, |&n| n as isize);
+            if size == 0 || self.dim() == 0 {
+                continue;
+            }
+            // From here on they are in front.
+            let start = (size - shift).rem_euclid(size);
+            let behind = out.narrow(dim, 0, start as usize).of(OP)?;
+            let front = out.narrow(dim, start, (size - start) as usize).of(OP)?;
+            out = cat(&[front, behind], dim).of(OP)?;
+        }
+        if out.is_same(self) { self.copy().of(OP) } else { Ok(out) }
+    }
+}

@@ -1,0 +1,102 @@
+//! Each value once: `unique`, `unique_consecutive`.
+
+use crate::autograd::refuse;
+use crate::called::Called;
+use crate::{DType, Result, Tensor, arange, cat, ones};
+
+impl Tensor {
+    /// Each value once, in order (`torch.unique`); with `return_inverse` where each element's is among these, and
+    /// with `return_counts` how often it comes. The host waits for how many there are.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let (values, inverse, counts) = tensor(&[5, 2, 5], ())?.unique(true, true)?;
+    /// assert_eq!(values.to_vec::<i32>()?, [2, 5]);
+    /// assert_eq!(inverse.unwrap().to_vec::<i64>()?, [1, 0, 1]);
+    /// assert_eq!(counts.unwrap().to_vec::<i64>()?, [1, 2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Capture`](crate::Error::Capture) while a graph is captured; [`Error::Gradient`](crate::Error::Gradient)
+    /// where a gradient is wanted; what the launches fail with.
+    #[track_caller]
+    pub fn unique(
+        &self,
+        return_inverse: bool,
+        return_counts: bool,
+    ) -> Result<(Self, Option<Self>, Option<Self>)> {
+        const OP: &str = "unique";
+        refuse(OP, &[self])?;
+        let (sorted, from) = self.reshape([self.numel() as isize]).of(OP)?.sort(0, false).of(OP)?;
+        let runs = Runs::of(&sorted).of(OP)?;
+        let inverse = if return_inverse {
+            let inverse = runs.inverse.scatter(0, &from, &runs.inverse).of(OP)?;
+            Some(inverse.reshape(sizes(self)).of(OP)?)
+        } else {
+            None
+        };
+        let counts = return_counts.then(|| runs.counts()).transpose().of(OP)?;
+        Ok((runs.values, inverse, counts))
+    }
+
+    /// The first of each run of equal values (`torch.unique_consecutive`); otherwise as [`Tensor::unique`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn unique_consecutive(
+        &self,
+        return_inverse: bool,
+        return_counts: bool,
+    ) -> Result<(Self, Option<Self>, Option<Self>)> {
+        const OP: &str = "unique_consecutive";
+        refuse(OP, &[self])?;
+        let runs = Runs::of(&self.reshape([self.numel() as isize]).of(OP)?).of(OP)?;
+        let inverse = return_inverse.then(|| runs.inverse.reshape(sizes(self)));
+        let inverse = inverse.transpose().of(OP)?;
+        let counts = return_counts.then(|| runs.counts()).transpose().of(OP)?;
+        Ok((runs.values, inverse, counts))
+    }
+}
+
+/// The runs of equal neighbours in a vector.
+struct Runs {
+    values: Tensor,
+    /// Which run each element is in.
+    inverse: Tensor,
+    /// Where each run begins.
+    starts: Tensor,
+    numel: usize,
+}
+
+impl Runs {
+    #[track_caller]
+    fn of(flat: &Tensor) -> Result<Self> {
+        let (numel, device) = (flat.numel(), flat.device());
+        if numel == 0 {
+            let none = arange(0i64, (DType::I64, device))?;
+            return Ok(Self { values: flat.copy()?, inverse: none.clone(), starts: none, numel });
+        }
+        let last = flat.narrow(0, 0, numel - 1)?;
+        let differs = flat.narrow(0, 1, numel - 1)?.ne(&last)?;
+        let begins = cat(&[ones([1], (DType::Bool, device))?, differs], 0)?;
+        let starts = begins.numbers_that_hold("unique")?;
+        let inverse = begins.cumsum(0)?.sub(1)?;
+        Ok(Self { values: flat.index_select(0, &starts)?, inverse, starts, numel })
+    }
+
+    #[track_caller]
+    fn counts(&self) -> Result<Tensor> {
+        let n = self.starts.numel();
+        if n == 0 {
+            return self.starts.copy();
+        }
+        let end = self.starts.new_full([1], self.numel as i64, ())?;
+        cat(&[self.starts.narrow(0, 1, n - 1)?, end], 0)?.sub(&self.starts)
+    }
+}
+
+fn sizes(of: &Tensor) -> Vec<isize> {
+    of.size().iter().map(|&n| n as isize).collect()
+}
