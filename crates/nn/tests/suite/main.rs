@@ -7,5 +7,6 @@ mod common;
 mod boxes;
 
 mod moves;
+mod random;
 mod s31_modules;
 mod state;
