@@ -5,9 +5,7 @@ use serde_json::Value;
 use warpline::functional::{dropout, dropout2d};
 use warpline::{DType, Error, Result, Tensor, full, manual_seed, ones, zeros};
 use warpline_nn::init::{self, FanMode, Nonlinearity};
-use warpline_nn::{
-    Bilinear, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
-};
+use warpline_nn::{Bilinear, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell};
 
 use crate::common::{World, golden_json, worlds};
 

@@ -52,13 +52,7 @@ pub fn dropout3d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
 
 /// What is drawn has the first `own` sizes of the input, and 1 for the others.
 #[track_caller]
-fn dropped(
-    op: &'static str,
-    input: &Tensor,
-    p: f64,
-    training: bool,
-    own: usize,
-) -> Result<Tensor> {
+fn dropped(op: &'static str, input: &Tensor, p: f64, training: bool, own: usize) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {
         let reason = format!("p is a probability, from 0 to 1, but is {p}");
         return Err(Error::invalid(op, reason));
