@@ -16,11 +16,8 @@ pub mod fill;
 pub mod indexing;
 mod math;
 pub mod matmul;
-<<<<<<< HEAD
 pub mod optim;
-=======
 pub mod pool;
->>>>>>> main
 mod programs;
 pub mod random;
 pub mod reduce;

@@ -144,11 +144,7 @@ fn power(mut base: f64, mut n: u64) -> f64 {
 }
 
 fn lerp<A: Float>(a: A, b: A, weight: A) -> A {
-    if weight < A::of(0.5) {
-        a + weight * (b - a)
-    } else {
-        b - (b - a) * (A::of(1.0) - weight)
-    }
+    if weight < A::of(0.5) { a + weight * (b - a) } else { b - (b - a) * (A::of(1.0) - weight) }
 }
 
 /// Calls `f` for each element.
@@ -180,8 +176,7 @@ where
                 grad = grad + decay * own;
             }
             if step.a != 0.0 {
-                let buffer =
-                    if first { grad } else { momentum * tensor.get(2, i) + part * grad };
+                let buffer = if first { grad } else { momentum * tensor.get(2, i) + part * grad };
                 tensor.put(2, i, buffer);
                 let nesterov = step.flags & NESTEROV != 0;
                 grad = if nesterov { grad + momentum * buffer } else { buffer };
@@ -306,7 +301,10 @@ where
                 // SAFETY: elements of the tensor, which nobody writes.
                 let values = range.map(|i| unsafe { tensor.get(0, i) }.wide());
                 let part = if step.flags & LARGEST != 0 {
-                    values.fold(0.0, |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most })
+                    values.fold(
+                        0.0,
+                        |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most },
+                    )
                 } else {
                     values.map(|x| x * x).sum()
                 };

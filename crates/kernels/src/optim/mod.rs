@@ -240,12 +240,7 @@ pub fn norm_parts(numels: impl Iterator<Item = usize>) -> usize {
 /// # Errors
 /// As [`sgd`].
 #[track_caller]
-pub fn norm(
-    target: Target<'_>,
-    tensors: &[View<'_>],
-    largest: bool,
-    out: View<'_>,
-) -> Result<()> {
+pub fn norm(target: Target<'_>, tensors: &[View<'_>], largest: bool, out: View<'_>) -> Result<()> {
     let mut begun = 0;
     for chunk in tensors.chunks(MOST) {
         let operands: Vec<[Option<View<'_>>; 1]> = chunk.iter().map(|t| [Some(*t)]).collect();

@@ -178,7 +178,8 @@ fn gpu_norms_and_scales_of_many_tensors() {
 #[test]
 fn what_does_not_lie_alike_is_refused() {
     on_every_target(|target| {
-        let (a, b) = (Tensor::new(target, F32, &[4], &[0.0; 4]), Tensor::new(target, F32, &[2], &[0.0; 2]));
+        let (a, b) =
+            (Tensor::new(target, F32, &[4], &[0.0; 4]), Tensor::new(target, F32, &[2], &[0.0; 2]));
         let counted = Counted::Host { steps: &[1], lr: 0.1 };
         let settings = SgdStep::default();
         let step = |of| sgd(target, &[of], counted, &settings);

@@ -107,7 +107,8 @@ pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
             kept[*row as usize * columns + column] = 0.0;
         }
     }
-    let kept = Tensor::from_vec(kept, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
+    let kept =
+        Tensor::from_vec(kept, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
     tensor.detach().mul_(&kept)?;
     Ok(tensor)
 }

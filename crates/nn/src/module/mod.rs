@@ -181,7 +181,9 @@ pub trait Module {
         let (tensors, places) = distinct(self);
         for tensor in &tensors {
             let options = for_tensor(&options, device, tensor);
-            moved.push(instead(tensor, |t| t.to(&options)).map_err(|e| e.of("Module::to").at(location))?);
+            moved.push(
+                instead(tensor, |t| t.to(&options)).map_err(|e| e.of("Module::to").at(location))?,
+            );
         }
         put(self, &moved, &places);
         Ok(())

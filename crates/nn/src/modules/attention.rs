@@ -47,11 +47,7 @@ impl MultiheadAttention {
     /// # Errors
     /// As [`MultiheadAttention::with_settings`].
     #[track_caller]
-    pub fn new(
-        width: usize,
-        num_heads: usize,
-        options: impl Into<TensorOptions>,
-    ) -> Result<Self> {
+    pub fn new(width: usize, num_heads: usize, options: impl Into<TensorOptions>) -> Result<Self> {
         Self::with_settings(width, num_heads, MultiheadAttentionOptions::default(), options)
     }
 

@@ -2,11 +2,11 @@
 //! (`random_nn.json`).
 
 use serde_json::Value;
-use warpline::functional::{dropout, dropout2d};
+use warpline::functional::{ConvOptions, dropout, dropout2d};
 use warpline::{DType, Error, Result, Tensor, full, manual_seed, ones, zeros};
 use warpline_nn::init::{self, FanMode, Nonlinearity};
 use warpline_nn::{
-    Bilinear, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
+    Bilinear, Conv2d, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
 };
 
 use crate::common::{World, golden_json, worlds};
@@ -52,6 +52,7 @@ fn drawn(what: &str) -> Result<Option<Tensor>> {
 fn module(what: &str) -> Result<Option<Box<dyn Module>>> {
     Ok(Some(match what.strip_prefix("init of nn.") {
         Some("Linear") => Box::new(Linear::new(7, 5, ())?),
+        Some("Conv2d") => Box::new(Conv2d::new(3, 4, [3, 3], ConvOptions::default(), ())?),
         Some("Embedding") => Box::new(Embedding::new(10, 3, ())?),
         Some("RNNCell") => Box::new(RNNCell::new(4, 3, ())?),
         Some("LSTM") => Box::new(LSTM::new(4, 3, ())?),
@@ -82,7 +83,7 @@ fn initial_values_are_pytorchs() {
             }
         }
     }
-    assert_eq!((initialisers, modules), (14, 14));
+    assert_eq!((initialisers, modules), (14, 16));
 }
 
 /// Those cases of a device that dropout is in.
@@ -130,4 +131,16 @@ fn probabilities_are_checked_and_nothing_is_drawn_out_of_training() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn dropout_has_pytorchs_values_on_a_device() {
+    let runtime = warpline::open("sim:1", &warpline::RuntimeConfig::default()).unwrap();
+    warpline::with_runtime(&runtime, || assert_eq!(dropouts("cuda").unwrap(), 20));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_dropout_has_pytorchs_values() {
+    assert_eq!(dropouts("cuda").unwrap(), 20);
 }

@@ -59,7 +59,10 @@ fn masks_stand_for_indices() {
         assert_eq!(t.gt(9)?.nonzero()?.size(), [0, 2]);
         assert_eq!(zeros([0, 3], device)?.nonzero()?.size(), [0, 2]);
         assert_eq!(tensor(5i64, device)?.nonzero()?.size(), [1, 0]);
-        assert_eq!(t.masked_select(&tensor(&[[true], [false]], device)?)?.to_vec::<i64>()?, [0, 1, 2]);
+        assert_eq!(
+            t.masked_select(&tensor(&[[true], [false]], device)?)?.to_vec::<i64>()?,
+            [0, 1, 2]
+        );
         let short = t.masked_scatter(&t.gt(3)?, &ints(&[9], device)?);
         assert!(read(short).is_err());
         let wrong = t.index(&[Some(&columns)]);
@@ -122,10 +125,19 @@ fn in_place_forms_write_where_the_others_copy() {
         let index = ints(&[0, 0, 2], device)?;
         small.scatter_add_(0, &index, &tensor(&[1i8, 1, 1], device)?)?;
         assert_eq!(small.to_vec::<i8>()?, [3, 2, 7]);
-        small.scatter_reduce_(0, &index, &tensor(&[9i8, 8, 1], device)?, ScatterReduce::Mean, false)?;
+        small.scatter_reduce_(
+            0,
+            &index,
+            &tensor(&[9i8, 8, 1], device)?,
+            ScatterReduce::Mean,
+            false,
+        )?;
         assert_eq!(small.to_vec::<i8>()?, [8, 2, 1]);
         let apart = small.scatter_(0, &index, &small);
-        assert!(matches!(apart, Err(Error::OverlappingOperands { op: "scatter_", .. })), "{apart:?}");
+        assert!(
+            matches!(apart, Err(Error::OverlappingOperands { op: "scatter_", .. })),
+            "{apart:?}"
+        );
         Ok(())
     });
 }
@@ -162,7 +174,10 @@ fn order_at_its_edges() {
         assert!(t.flip([0, -2]).is_err());
         let sorted = ints(&[1, 3], device)?;
         assert_eq!(searchsorted(&sorted, &t, true)?.to_vec::<i64>()?, [0, 1, 1, 2, 2, 2]);
-        assert_eq!(tensor(&[3i32, 3], device)?.bincount(None, 6)?.to_vec::<i64>()?, [0, 0, 0, 2, 0, 0]);
+        assert_eq!(
+            tensor(&[3i32, 3], device)?.bincount(None, 6)?.to_vec::<i64>()?,
+            [0, 0, 0, 2, 0, 0]
+        );
         assert_eq!(functional::one_hot(&ints(&[], device)?, Some(3))?.size(), [0, 3]);
         Ok(())
     });
