@@ -2,6 +2,7 @@
 //! (`random_nn.json`).
 
 use serde_json::Value;
+use warpline::data::{DataLoader, Dataset, DistributedSampler, Generator, Sampler};
 use warpline::functional::{ConvOptions, dropout, dropout2d};
 use warpline::{DType, Error, Result, Tensor, full, manual_seed, ones, zeros};
 use warpline_nn::init::{self, FanMode, Nonlinearity};
@@ -118,6 +119,63 @@ fn dropouts(device: &str) -> Result<usize> {
 #[test]
 fn dropout_has_pytorchs_values_on_the_cpu() {
     assert_eq!(dropouts("cpu").unwrap(), 20);
+}
+
+/// Numbers of samples.
+struct Numbers(usize);
+
+impl Dataset for Numbers {
+    type Sample = i64;
+
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn get(&self, index: usize) -> Result<i64> {
+        Ok(index as i64)
+    }
+}
+
+/// The batches of an epoch.
+fn epoch(loader: &DataLoader<Numbers>) -> Result<Value> {
+    let batches = loader.iter()?.map(|batch| Ok(Value::from(batch?.to_vec::<i64>()?)));
+    Ok(Value::Array(batches.collect::<Result<_>>()?))
+}
+
+#[test]
+fn loaders_and_samplers_have_pytorchs_order() {
+    let mut count = 0;
+    let Some(file) = golden_json("random_nn.json") else { return };
+    for case in file["cases"].as_array().expect("cases") {
+        let (what, seed) = (case["what"].as_str().expect("text"), case["seed"].as_u64());
+        let seed = seed.expect("a seed");
+        manual_seed(seed);
+        let loader = || DataLoader::new(Numbers(11)).batch_size(4).unwrap();
+        let own = match what {
+            "DataLoader(shuffle) of 11 by 4, two epochs" => {
+                let loader = loader().shuffle(true).num_workers(count % 2);
+                Value::Array((0..2).map(|_| epoch(&loader).unwrap()).collect())
+            }
+            "DataLoader(shuffle, generator) of 11 by 4" => {
+                epoch(&loader().shuffle(true).generator(Generator::new(seed))).unwrap()
+            }
+            "DistributedSampler of 11 on 3, epochs 0 and 1" => {
+                let epoch = |epoch: u64| -> Value {
+                    let part = |rank| {
+                        let sampler = DistributedSampler::new(11, 3, rank).unwrap().seed(seed);
+                        sampler.set_epoch(epoch);
+                        Value::from(sampler.indices())
+                    };
+                    (0..3).map(part).collect()
+                };
+                (0..2).map(epoch).collect()
+            }
+            _ => continue,
+        };
+        assert_eq!(own, case["values"], "{what} with {seed}");
+        count += 1;
+    }
+    assert_eq!(count, 6);
 }
 
 #[test]
