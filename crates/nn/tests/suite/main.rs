@@ -6,6 +6,7 @@
 mod common;
 mod boxes;
 
+mod files;
 mod moves;
 mod random;
 mod s31_modules;
