@@ -7,5 +7,7 @@ mod common;
 mod boxes;
 
 mod moves;
+mod optim;
 mod s31_modules;
 mod state;
+mod train_runs;

@@ -1,0 +1,268 @@
+//! The CPU implementation.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for, params};
+use warpline_runtime::{DType, dispatch};
+
+use super::{
+    AMSGRAD, CENTERED, CHUNK, FIRST, LISTS, MAXIMIZE, MOMENTUM, NESTEROV, RATES, Rule, TENSORS,
+    Update,
+};
+use crate::math::{Loop, vectorized};
+
+/// A float that steps are computed in.
+pub(super) trait Real:
+    Copy
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + Send
+    + Sync
+{
+    fn of(value: f64) -> Self;
+    fn sqrt(self) -> Self;
+}
+
+macro_rules! real {
+    ($($ty:ident)*) => {$(
+        impl Real for $ty {
+            #[inline(always)]
+            fn of(value: f64) -> Self {
+                value as $ty
+            }
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $ty::sqrt(self)
+            }
+        }
+    )*};
+}
+
+real! { f32 f64 }
+
+/// What a rule makes of one element of each operand.
+trait Step<C>: Copy + Sync {
+    const LISTS: usize;
+    fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self;
+    fn apply(self, x: &mut [C; LISTS]);
+}
+
+#[derive(Clone, Copy)]
+struct Numbers<C> {
+    numbers: [C; 8],
+    flags: u32,
+}
+
+impl<C: Real> Numbers<C> {
+    /// The first `rates` are those of memory, where there are any.
+    fn new(update: &Update, rates: usize, rate: impl Fn(usize) -> f64) -> Self {
+        let number = |k: usize| {
+            let from_memory = k < rates && update.flags & RATES != 0;
+            C::of(if from_memory { rate(k) } else { update.numbers[k] })
+        };
+        Self { numbers: std::array::from_fn(number), flags: update.flags }
+    }
+
+    #[inline(always)]
+    fn is(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// With the sign that is wanted, and the decay of weights.
+    #[inline(always)]
+    fn gradient(&self, x: &[C; LISTS], decay: C) -> C {
+        let g = if self.is(MAXIMIZE) { -x[1] } else { x[1] };
+        g + decay * x[0]
+    }
+}
+
+#[inline(always)]
+fn toward<C: Real>(from: C, to: C, weight: C) -> C {
+    if weight < C::of(0.5) {
+        from + weight * (to - from)
+    } else {
+        to - (to - from) * (C::of(1.0) - weight)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sgd<C>(Numbers<C>);
+
+impl<C: Real> Step<C> for Sgd<C> {
+    const LISTS: usize = 3;
+
+    fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
+        Self(Numbers::new(update, 1, rate))
+    }
+
+    #[inline(always)]
+    fn apply(self, x: &mut [C; LISTS]) {
+        let [lr, momentum, undamped, decay, ..] = self.0.numbers;
+        let mut g = self.0.gradient(x, decay);
+        if self.0.is(MOMENTUM) {
+            x[2] = if self.0.is(FIRST) { g } else { momentum * x[2] + undamped * g };
+            g = if self.0.is(NESTEROV) { g + momentum * x[2] } else { x[2] };
+        }
+        x[0] = x[0] - lr * g;
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Adam<C> {
+    of: Numbers<C>,
+    /// What the betas leave, which is not computed of numbers that were rounded.
+    rest: [C; 2],
+}
+
+impl<C: Real> Step<C> for Adam<C> {
+    const LISTS: usize = 5;
+
+    fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
+        let rest = [3, 4].map(|k| C::of(1.0 - update.numbers[k]));
+        Self { of: Numbers::new(update, 3, rate), rest }
+    }
+
+    #[inline(always)]
+    fn apply(self, x: &mut [C; LISTS]) {
+        let [rate, root, kept, _, beta2, eps, decay, _] = self.of.numbers;
+        let g = self.of.gradient(x, decay);
+        x[2] = toward(x[2], g, self.rest[0]);
+        x[3] = beta2 * x[3] + self.rest[1] * g * g;
+        let mut square = x[3];
+        if self.of.is(AMSGRAD) {
+            #[allow(clippy::eq_op)] // NaN
+            let stays = x[4] > square || x[4] != x[4];
+            square = if stays { x[4] } else { square };
+            x[4] = square;
+        }
+        x[0] = kept * x[0] - rate * x[2] / (square.sqrt() / root + eps);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct RmsProp<C> {
+    of: Numbers<C>,
+    rest: C,
+}
+
+impl<C: Real> Step<C> for RmsProp<C> {
+    const LISTS: usize = 5;
+
+    fn new(update: &Update, rate: impl Fn(usize) -> f64) -> Self {
+        let rest = C::of(1.0 - update.numbers[1]);
+        Self { of: Numbers::new(update, 1, rate), rest }
+    }
+
+    #[inline(always)]
+    fn apply(self, x: &mut [C; LISTS]) {
+        let [lr, alpha, eps, decay, momentum, ..] = self.of.numbers;
+        let g = self.of.gradient(x, decay);
+        x[2] = alpha * x[2] + self.rest * g * g;
+        let mut square = x[2];
+        if self.of.is(CENTERED) {
+            x[4] = toward(x[4], g, self.rest);
+            square = square - x[4] * x[4];
+        }
+        let mut by = g / (square.sqrt() + eps);
+        if self.of.is(MOMENTUM) {
+            by = momentum * x[3] + by;
+            x[3] = by;
+        }
+        x[0] = x[0] - lr * by;
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Scale<C>(C);
+
+impl<C: Real> Step<C> for Scale<C> {
+    const LISTS: usize = 1;
+
+    fn new(_: &Update, rate: impl Fn(usize) -> f64) -> Self {
+        Self(C::of(rate(0)))
+    }
+
+    #[inline(always)]
+    fn apply(self, x: &mut [C; LISTS]) {
+        x[0] = x[0] * self.0;
+    }
+}
+
+/// The one for a rule and a dtype, if it is one of floats.
+pub(super) fn kernel(rule: &Rule, dtype: DType) -> Option<HostKernel> {
+    Some(match rule {
+        Rule::Sgd { .. } => {
+            dispatch!(dtype, float T => run::<T, Sgd<<T as HostElement>::Compute>> as HostKernel, _ => return None)
+        }
+        Rule::Adam { .. } => {
+            dispatch!(dtype, float T => run::<T, Adam<<T as HostElement>::Compute>> as HostKernel, _ => return None)
+        }
+        Rule::RmsProp { .. } => {
+            dispatch!(dtype, float T => run::<T, RmsProp<<T as HostElement>::Compute>> as HostKernel, _ => return None)
+        }
+        Rule::Scale => {
+            dispatch!(dtype, float T => run::<T, Scale<<T as HostElement>::Compute>> as HostKernel, _ => return None)
+        }
+    })
+}
+
+/// Some elements of a tensor.
+struct Elements<T, S> {
+    step: S,
+    operands: [Shared<T>; LISTS],
+    range: std::ops::Range<usize>,
+    reads: u32,
+    writes: u32,
+}
+
+impl<T: HostElement<Compute: Real>, S: Step<T::Compute>> Loop for Elements<T, S> {
+    #[inline(always)]
+    fn run(self) {
+        for i in self.range {
+            let mut x = [T::Compute::of(0.0); LISTS];
+            for k in 0..S::LISTS {
+                if self.reads >> k & 1 != 0 {
+                    // SAFETY: an element of an operand that is read.
+                    x[k] = unsafe { self.operands[k].read(i as isize) }.get();
+                }
+            }
+            self.step.apply(&mut x);
+            for k in 0..S::LISTS {
+                if self.writes >> k & 1 != 0 {
+                    // SAFETY: an element of an operand that is written, which is this thread's.
+                    unsafe { self.operands[k].write(i as isize, T::put(x[k])) };
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`HostKernel`]: the operands of [`TENSORS`] tensors, of `T`, the rates, and [`Update`].
+unsafe fn run<T: HostElement<Compute: Real>, S: Step<T::Compute>>(launch: &HostLaunch<'_>) {
+    let update: Update = params(launch);
+    let rates = Shared::<f64>::operand(launch, TENSORS * S::LISTS);
+    // SAFETY: as many as the rule reads, where there are any.
+    let step = S::new(&update, |k| unsafe { rates.read(k as isize) });
+    let (reads, writes) = (update.reads, update.writes);
+    let all: [[Shared<T>; LISTS]; TENSORS] = std::array::from_fn(|which| {
+        std::array::from_fn(|k| Shared::operand(launch, which * S::LISTS + k.min(S::LISTS - 1)))
+    });
+    let chunk = CHUNK as usize;
+    parallel_for(launch.parallel, update.blocks as usize, (GRAIN / chunk).max(1), |blocks| {
+        for block in blocks {
+            let which = update.tensors.partition_point(|part| part.first as usize <= block) - 1;
+            let part = update.tensors[which];
+            let begin = (block - part.first as usize) * chunk;
+            let range = begin..(begin + chunk).min(part.numel as usize);
+            let operands = all[which];
+            vectorized(Elements { step, operands, range, reads, writes });
+        }
+    });
+}

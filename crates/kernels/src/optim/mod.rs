@@ -1,0 +1,356 @@
+//! Steps of optimizers, on many tensors in one launch.
+
+mod cpu;
+mod norm;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write as _;
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
+use warpline_runtime::cuda_struct;
+use warpline_runtime::iter::BLOCK;
+use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+
+use crate::programs::{FLOATS, committed};
+
+pub use norm::{partial_sums, sum_dtype, sum_squares};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &norm::SUM_SQUARES];
+
+/// Tensors that one launch takes.
+const TENSORS: usize = 16;
+/// Operands of a tensor at most: it, its gradient, what is kept of it.
+const LISTS: usize = 5;
+/// Elements that a block takes.
+const CHUNK: u32 = BLOCK * 8;
+
+static SGD: Program =
+    Program::new("sgd", FLOATS, &[""], |_, ty| source("sgd", "Sgd", 3, ty)).with_ptx(committed);
+static ADAM: Program =
+    Program::new("adam", FLOATS, &[""], |_, ty| source("adam", "Adam", 5, ty)).with_ptx(committed);
+static RMSPROP: Program =
+    Program::new("rmsprop", FLOATS, &[""], |_, ty| source("rmsprop", "RmsProp", 5, ty))
+        .with_ptx(committed);
+static SCALE: Program =
+    Program::new("scale", FLOATS, &[""], |_, ty| source("scale", "Scale", 1, ty))
+        .with_ptx(committed);
+
+/// What the numbers are besides: upwards; rates come from memory; and what a rule does.
+const MAXIMIZE: u32 = 1;
+const RATES: u32 = 2;
+const MOMENTUM: u32 = 4;
+const FIRST: u32 = 8;
+const NESTEROV: u32 = 16;
+const AMSGRAD: u32 = 32;
+const CENTERED: u32 = 64;
+
+/// The kernel of a rule, whose pointers are written out.
+fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
+    let mut code = format!("extern \"C\" __global__ void {program}_{ty}(\n");
+    for tensor in 0..TENSORS {
+        for list in 0..lists {
+            let _ = write!(code, "{ty}* t{tensor}_{list}, ");
+        }
+        code.push('\n');
+    }
+    let first: Vec<String> = (0..lists).map(|list| format!("t0_{list}")).collect();
+    let _ = write!(
+        code,
+        "const f64* rates, const __grid_constant__ Update u) {{\nu32 which = 0;\n{ty}* x[LISTS] = {{{}}};\n",
+        first.join(", ")
+    );
+    for tensor in 1..TENSORS {
+        let _ = write!(code, "if (blockIdx.x >= u.tensors[{tensor}].first) {{ which = {tensor};");
+        for list in 0..lists {
+            let _ = write!(code, " x[{list}] = t{tensor}_{list};");
+        }
+        code.push_str(" }\n");
+    }
+    let _ = write!(code, "update<{ty}, {rule}<compute_t<{ty}>>>(x, rates, u, which);\n}}\n");
+    let mut constants = format!(
+        "#define LISTS {lists}\n#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}\n#define MAXIMIZE {MAXIMIZE}\n"
+    );
+    for (name, value) in [
+        ("RATES", RATES),
+        ("MOMENTUM", MOMENTUM),
+        ("FIRST", FIRST),
+        ("NESTEROV", NESTEROV),
+        ("AMSGRAD", AMSGRAD),
+        ("CENTERED", CENTERED),
+    ] {
+        let _ = writeln!(constants, "#define {name} {value}");
+    }
+    let of = Source::new().with::<Update>().push(module::ELEMENT).push(&constants);
+    of.push(include_str!("update.cuh")).push(&code)
+}
+
+/// A tensor's first block, and how many elements it has: fewer than 2³¹.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Part {
+    first: u32,
+    numel: u32,
+}
+
+cuda_struct!(Part { first, numel });
+
+/// The kernels' parameters: a rule's numbers and flags, and which of a tensor's operands it reads and writes, a bit each.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Update {
+    numbers: [f64; 8],
+    flags: u32,
+    reads: u32,
+    writes: u32,
+    /// Blocks of all tensors.
+    blocks: u32,
+    tensors: [Part; TENSORS],
+}
+
+cuda_struct!(Update { numbers, flags, reads, writes, blocks, tensors });
+
+/// How a step goes. Numbers that are said to come from memory too are then taken from there, where a step is given
+/// `rates`: floats of 64 bits, in this order.
+#[derive(Clone, Copy, Debug)]
+pub enum Rule {
+    /// `torch.optim.SGD`. It keeps a buffer where there is a momentum.
+    Sgd {
+        /// The learning rate; from memory too.
+        lr: f64,
+        /// The momentum, with the dampening.
+        momentum: Option<(f64, f64)>,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool,
+        /// Whether the buffer has nothing in it yet.
+        first: bool,
+        /// What is added to gradients of each weight.
+        weight_decay: f64,
+        /// Upwards.
+        maximize: bool,
+    },
+    /// `torch.optim.Adam`. It keeps the means of gradients and of their squares, and of these the largest where `amsgrad`.
+    Adam {
+        /// The learning rate over the correction of the mean; from memory too.
+        rate: f64,
+        /// The root of the correction of the mean of squares; from memory too.
+        root: f64,
+        /// What is left of each weight; from memory too.
+        kept: f64,
+        /// What is left of the means.
+        betas: (f64, f64),
+        /// What is added to the divisor.
+        eps: f64,
+        /// What is added to gradients of each weight.
+        weight_decay: f64,
+        /// Whether to divide by the largest mean of squares that there was.
+        amsgrad: bool,
+        /// Upwards.
+        maximize: bool,
+    },
+    /// `torch.optim.RMSprop`. It keeps the mean of squares, a buffer where there is a momentum, and the mean where `centered`.
+    RmsProp {
+        /// The learning rate; from memory too.
+        lr: f64,
+        /// What is left of the means.
+        alpha: f64,
+        /// What is added to the divisor.
+        eps: f64,
+        /// What is added to gradients of each weight.
+        weight_decay: f64,
+        /// The momentum.
+        momentum: Option<f64>,
+        /// Whether to divide by the deviation.
+        centered: bool,
+        /// Upwards.
+        maximize: bool,
+    },
+    /// Tensors times a number that is in memory. They have no gradients.
+    Scale,
+}
+
+/// What a step needs of a parameter. All are contiguous, of its dtype and sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensors<'a> {
+    /// The parameter.
+    pub param: View<'a>,
+    /// Its gradient.
+    pub grad: Option<View<'a>>,
+    /// What is kept of it, as the rule says.
+    pub state: [Option<View<'a>>; 3],
+}
+
+impl Rule {
+    fn op(&self) -> &'static str {
+        match self {
+            Self::Sgd { .. } => "sgd_step",
+            Self::Adam { .. } => "adam_step",
+            Self::RmsProp { .. } => "rmsprop_step",
+            Self::Scale => "scale",
+        }
+    }
+
+    fn program(&self) -> (&'static Program, usize) {
+        match self {
+            Self::Sgd { .. } => (&SGD, 3),
+            Self::Adam { .. } => (&ADAM, 5),
+            Self::RmsProp { .. } => (&RMSPROP, 5),
+            Self::Scale => (&SCALE, 1),
+        }
+    }
+
+    /// The parameters but for the tensors.
+    fn update(&self, rates: bool) -> Update {
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        let rates = flag(rates, RATES);
+        let mut numbers = [0.0; 8];
+        let mut put = |values: &[f64]| numbers[..values.len()].copy_from_slice(values);
+        let (flags, reads, writes) = match *self {
+            Self::Sgd { lr, momentum, nesterov, first, weight_decay, maximize } => {
+                let (kept, dampening) = momentum.unwrap_or_default();
+                put(&[lr, kept, 1.0 - dampening, weight_decay]);
+                let moves = momentum.is_some();
+                let flags = flag(maximize, MAXIMIZE)
+                    | flag(moves, MOMENTUM)
+                    | flag(first, FIRST)
+                    | flag(nesterov, NESTEROV);
+                (flags, 0b11 | flag(moves && !first, 0b100), 1 | flag(moves, 0b100))
+            }
+            Self::Adam { rate, root, kept, betas, eps, weight_decay, amsgrad, maximize } => {
+                put(&[rate, root, kept, betas.0, betas.1, eps, weight_decay]);
+                let most = flag(amsgrad, 0b10000);
+                let flags = flag(maximize, MAXIMIZE) | flag(amsgrad, AMSGRAD);
+                (flags, 0b1111 | most, 0b1101 | most)
+            }
+            Self::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
+                put(&[lr, alpha, eps, weight_decay, momentum.unwrap_or(0.0)]);
+                let moves = momentum.is_some();
+                let kept = flag(moves, 0b1000) | flag(centered, 0b10000);
+                let flags =
+                    flag(maximize, MAXIMIZE) | flag(moves, MOMENTUM) | flag(centered, CENTERED);
+                (flags, 0b111 | kept, 0b101 | kept)
+            }
+            Self::Scale => (0, 1, 1),
+        };
+        let tensors = [Part { first: u32::MAX, numel: 0 }; TENSORS];
+        Update { numbers, flags: flags | rates, reads, writes, blocks: 0, tensors }
+    }
+}
+
+/// Whether [`step`] takes such a tensor.
+#[must_use]
+pub fn takes(view: View<'_>) -> bool {
+    view.layout.is_contiguous() && view.dtype.is_float() && view.numel() <= i32::MAX as usize
+}
+
+/// A step on parameters of one dtype, several in one launch. Numbers that change from replay to replay of a captured step are
+/// read from `rates`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for tensors that [`takes`] refuses, for `rates` of other floats or too few, and if what the rule keeps
+/// is missing; [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::OverlappingOperands`], and what a launch can fail with.
+#[track_caller]
+pub fn step(
+    target: Target<'_>,
+    rule: &Rule,
+    tensors: &[Tensors<'_>],
+    rates: Option<View<'_>>,
+) -> Result<()> {
+    let (op, (program, lists)) = (rule.op(), rule.program());
+    let location = Location::caller();
+    let need = match rule {
+        Rule::Adam { .. } => 3,
+        _ => 1,
+    };
+    if let Some(rates) = rates
+        && (rates.dtype != DType::F64 || !takes(rates) || rates.numel() < need)
+    {
+        let reason = format!("rates are {need} contiguous floats of 64 bits");
+        return Err(Error::invalid(op, reason));
+    }
+    if matches!(rule, Rule::Scale) && rates.is_none() {
+        return Err(Error::invalid(op, "there is nothing to scale by".into()));
+    }
+    let update = rule.update(rates.is_some());
+    for tensors in tensors.chunks(TENSORS) {
+        let Some(first) = tensors.first() else { continue };
+        let mut params = update;
+        let mut operands: SmallVec<[Operand<'_>; TENSORS * LISTS + 1]> = SmallVec::new();
+        for (part, of) in params.tensors.iter_mut().zip(tensors) {
+            *part = Part { first: params.blocks, numel: of.param.numel() as u32 };
+            params.blocks += part.numel.div_ceil(CHUNK);
+            let [a, b, c] = of.state;
+            let views = [Some(of.param), of.grad, a, b, c];
+            for (list, view) in views.into_iter().take(lists).enumerate() {
+                let (reads, writes) =
+                    (params.reads >> list & 1 != 0, params.writes >> list & 1 != 0);
+                if !reads && !writes {
+                    operands.push(of.param.untouched());
+                    continue;
+                }
+                let Some(view) = view else {
+                    let reason = format!("operand {list} of a parameter is missing");
+                    return Err(Error::invalid(op, reason));
+                };
+                check(op, first.param, of.param, view)?;
+                operands.push(match (reads, writes) {
+                    (true, false) => view.read(),
+                    (false, true) => view.write(),
+                    _ => view.read_write(),
+                });
+            }
+        }
+        operands.resize(TENSORS * lists, first.param.untouched());
+        operands.push(match rates {
+            Some(rates) => rates.read(),
+            None => first.param.untouched(),
+        });
+        check_operands(op, &operands)?;
+        let dtype = first.param.dtype;
+        let Some(host) = cpu::kernel(rule, dtype) else {
+            return Err(Error::UnsupportedDType { location, op, dtype });
+        };
+        let call = Call {
+            op,
+            operands: &operands,
+            params: bytemuck::bytes_of(&params),
+            checks_indices: false,
+            host,
+            code: Code::Kernel {
+                kernel: (program, dtype as usize - DType::F16 as usize, 0),
+                grid: [params.blocks.max(1), 1, 1],
+                block: [BLOCK, 1, 1],
+                shared_bytes: 0,
+            },
+            location,
+        };
+        // SAFETY: the operands of each tensor are contiguous, of one dtype and as many elements as `numel` says; blocks from
+        // `first` on take that many of them, each element one thread. Which of them are read and written is declared by the
+        // same bits that the code goes by. `rates` has as many numbers as the rule reads.
+        unsafe { launch::run(target, &call) }?;
+    }
+    Ok(())
+}
+
+/// Refuses an operand that is not as its parameter is.
+#[track_caller]
+fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    if view.dtype != first.dtype {
+        let (expected, actual) = (first.dtype, view.dtype);
+        return Err(Error::DTypeMismatch { location, op, expected, actual });
+    }
+    if view.sizes() != param.sizes() {
+        let reason = format!("{:?} beside a parameter of {:?}", view.sizes(), param.sizes());
+        return Err(Error::ShapeMismatch { op, reason, location });
+    }
+    if !takes(view) {
+        let reason = "operands are contiguous floats, fewer than 2³¹ of each";
+        return Err(Error::invalid(op, reason.into()));
+    }
+    Ok(())
+}
