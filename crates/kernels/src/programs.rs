@@ -40,10 +40,12 @@ pub fn programs() -> Vec<&'static Program> {
         crate::indexing::PROGRAMS,
         crate::matmul::PROGRAMS,
         crate::optim::PROGRAMS,
+        crate::pool::PROGRAMS,
         crate::random::PROGRAMS,
         crate::reduce::PROGRAMS,
         crate::scan::PROGRAMS,
         crate::scatter::PROGRAMS,
+        crate::resample::PROGRAMS,
         crate::softmax::PROGRAMS,
         crate::sort::PROGRAMS,
     ];

@@ -8,6 +8,7 @@ mod boxes;
 
 mod moves;
 mod optim;
+mod random;
 mod s31_modules;
 mod state;
 mod train_runs;

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use warpline_runtime::Runtime;
 
 use super::{Collate, Dataset, PinMemory};
-use crate::called::Called as _;
 use crate::autograd::Modes;
+use crate::called::Called as _;
 use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
