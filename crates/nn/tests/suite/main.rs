@@ -8,6 +8,8 @@ mod boxes;
 
 mod files;
 mod moves;
+mod optim;
 mod random;
 mod s31_modules;
 mod state;
+mod train_runs;
