@@ -18,7 +18,7 @@ use warpline::{DType, Result, Tensor, cuda, randint, randn};
 use warpline_nn::Module;
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
 
-/// A figure under its name, by which `torch.py` prints that of the same step.
+/// A figure under its name, by which `pytorch.py` prints that of the same step.
 struct Figure {
     name: &'static str,
     micros: f64,
@@ -62,8 +62,8 @@ fn gib(bytes: f64) -> f64 {
 
 /// PyTorch's figures: name, microseconds, bytes at the peak.
 fn torch(python: &str, only: &str) -> anyhow::Result<Vec<(String, f64, f64)>> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/model_speed/torch.py");
-    let script = if std::path::Path::new(script).exists() { script } else { "torch.py" };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/model_speed/pytorch.py");
+    let script = if std::path::Path::new(script).exists() { script } else { "pytorch.py" };
     let output = Command::new(python).args([script, only]).output()?;
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
