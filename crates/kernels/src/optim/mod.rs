@@ -1,382 +1,356 @@
-//! Steps of optimizers, and what goes with them, over many tensors in one launch.
-//!
-//! A tensor's operands are its elements, its gradient and its state, all dense and laid out alike. A launch takes up to
-//! [`MOST`] tensors; each block has a chunk of one of them.
+//! Steps of optimizers, on many tensors in one launch.
 
 mod cpu;
+mod norm;
 #[cfg(test)]
 mod tests;
 
+use std::fmt::Write as _;
 use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::HostKernel;
-use warpline_runtime::launch::{self, Call, Code};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::iter::BLOCK;
+use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View, cuda_struct};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View};
 
 use crate::programs::{FLOATS, committed};
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &NORM];
+pub use norm::{partial_sums, sum_dtype, sum_squares};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&SGD, &ADAM, &RMSPROP, &SCALE, &norm::SUM_SQUARES];
 
 /// Tensors that one launch takes.
-pub const MOST: usize = 24;
-/// Those that the kernel for few takes.
-const FEW: usize = 8;
-/// Threads of a block, and elements that they share.
-const BLOCK: u32 = 256;
-const CHUNK: usize = 2048;
+const TENSORS: usize = 16;
+/// Operands of a tensor at most: it, its gradient, what is kept of it.
+const LISTS: usize = 5;
+/// Elements that a block takes.
+const CHUNK: u32 = BLOCK * 8;
 
-/// What is asked for besides numbers.
-const MAXIMIZE: u64 = 1;
-const NESTEROV: u64 = 2;
-const DECOUPLED: u64 = 4;
-const AMSGRAD: u64 = 8;
-const CENTERED: u64 = 16;
-const ON_DEVICE: u64 = 32;
-const LARGEST: u64 = 64;
+static SGD: Program =
+    Program::new("sgd", FLOATS, &[""], |_, ty| source("sgd", "Sgd", 3, ty)).with_ptx(committed);
+static ADAM: Program =
+    Program::new("adam", FLOATS, &[""], |_, ty| source("adam", "Adam", 5, ty)).with_ptx(committed);
+static RMSPROP: Program =
+    Program::new("rmsprop", FLOATS, &[""], |_, ty| source("rmsprop", "RmsProp", 5, ty))
+        .with_ptx(committed);
+static SCALE: Program =
+    Program::new("scale", FLOATS, &[""], |_, ty| source("scale", "Scale", 1, ty))
+        .with_ptx(committed);
 
-/// The kernels' parameters.
+/// What the numbers are besides: upwards; rates come from memory; and what a rule does.
+const MAXIMIZE: u32 = 1;
+const RATES: u32 = 2;
+const MOMENTUM: u32 = 4;
+const FIRST: u32 = 8;
+const NESTEROV: u32 = 16;
+const AMSGRAD: u32 = 32;
+const CENTERED: u32 = 64;
+
+/// The kernel of a rule, whose pointers are written out.
+fn source(program: &str, rule: &str, lists: usize, ty: &str) -> Source {
+    let mut code = format!("extern \"C\" __global__ void {program}_{ty}(\n");
+    for tensor in 0..TENSORS {
+        for list in 0..lists {
+            let _ = write!(code, "{ty}* t{tensor}_{list}, ");
+        }
+        code.push('\n');
+    }
+    let first: Vec<String> = (0..lists).map(|list| format!("t0_{list}")).collect();
+    let _ = write!(
+        code,
+        "const f64* rates, const __grid_constant__ Update u) {{\nu32 which = 0;\n{ty}* x[LISTS] = {{{}}};\n",
+        first.join(", ")
+    );
+    for tensor in 1..TENSORS {
+        let _ = write!(code, "if (blockIdx.x >= u.tensors[{tensor}].first) {{ which = {tensor};");
+        for list in 0..lists {
+            let _ = write!(code, " x[{list}] = t{tensor}_{list};");
+        }
+        code.push_str(" }\n");
+    }
+    let _ = write!(code, "update<{ty}, {rule}<compute_t<{ty}>>>(x, rates, u, which);\n}}\n");
+    let mut constants = format!(
+        "#define LISTS {lists}\n#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}\n#define MAXIMIZE {MAXIMIZE}\n"
+    );
+    for (name, value) in [
+        ("RATES", RATES),
+        ("MOMENTUM", MOMENTUM),
+        ("FIRST", FIRST),
+        ("NESTEROV", NESTEROV),
+        ("AMSGRAD", AMSGRAD),
+        ("CENTERED", CENTERED),
+    ] {
+        let _ = writeln!(constants, "#define {name} {value}");
+    }
+    let of = Source::new().with::<Update>().push(module::ELEMENT).push(&constants);
+    of.push(include_str!("update.cuh")).push(&code)
+}
+
+/// A tensor's first block, and how many elements it has: fewer than 2³¹.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Step {
-    /// The first block of each tensor.
-    first: [u32; MOST],
-    numel: [u64; MOST],
-    /// Which step it is of each tensor, from 1; on the device, which of the steps there.
-    step: [u64; MOST],
-    lr: f64,
-    weight_decay: f64,
-    eps: f64,
-    /// Two more numbers of the optimizer.
-    a: f64,
-    b: f64,
-    flags: u64,
+struct Part {
+    first: u32,
+    numel: u32,
 }
 
-cuda_struct!(Step { first, numel, step, lr, weight_decay, eps, a, b, flags });
+cuda_struct!(Part { first, numel });
 
-/// A program of an optimizer whose tensors have this many operands each. After them all come two more: steps and learning
-/// rate, on the device; or a result.
-macro_rules! program {
-    ($name:literal, $operands:expr) => {
-        Program::new($name, FLOATS, &["", "few"], |_, ty| source($name, ty, $operands))
-            .with_ptx(committed)
-    };
+/// The kernels' parameters: a rule's numbers and flags, and which of a tensor's operands it reads and writes, a bit each.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Update {
+    numbers: [f64; 8],
+    flags: u32,
+    reads: u32,
+    writes: u32,
+    /// Blocks of all tensors.
+    blocks: u32,
+    tensors: [Part; TENSORS],
 }
 
-static SGD: Program = program!("sgd", 3);
-static ADAM: Program = program!("adam", 5);
-static RMSPROP: Program = program!("rmsprop", 5);
-static SCALE: Program = program!("grad_scale", 1);
-static NORM: Program = program!("grad_norm", 1);
+cuda_struct!(Update { numbers, flags, reads, writes, blocks, tensors });
 
-fn source(name: &str, ty: &str, operands: usize) -> Source {
-    let of = Source::new().with::<Step>().push(module::ELEMENT);
-    let mut of = of.push(&format!(
-        "#define CHUNK {CHUNK}\n#define MAXIMIZE {MAXIMIZE}\n#define NESTEROV {NESTEROV}\n#define DECOUPLED \
-         {DECOUPLED}\n#define AMSGRAD {AMSGRAD}\n#define CENTERED {CENTERED}\n#define ON_DEVICE \
-         {ON_DEVICE}\n#define LARGEST {LARGEST}"
-    ));
-    of = of.push(include_str!("optim.cuh"));
-    for (end, tensors) in [("", MOST), ("_few", FEW)] {
-        let places = |i: usize| (0..operands).map(move |k| format!("t{i}_{k}"));
-        let pointers: Vec<String> =
-            (0..tensors).flat_map(places).map(|name| format!("{ty}* {name}")).collect();
-        let cases: String = (0..tensors)
-            .map(|i| {
-                let sets: String =
-                    places(i).enumerate().map(|(k, name)| format!("t[{k}] = {name}; ")).collect();
-                format!("    case {i}: {sets}break;\n")
-            })
-            .collect();
-        of = of.push(&format!(
-            "extern \"C\" __global__ __launch_bounds__({BLOCK}) void {name}_{ty}{end}(\n    {}, void* x, void* y,\n    \
-             const __grid_constant__ Step p) {{\n    {ty}* t[{operands}];\n    const u32 which = which_of<{tensors}>(p);\n    \
-             switch (which) {{\n{cases}    }}\n    {name}<{ty}>(t, x, y, p, which);\n}}",
-            pointers.join(", ")
-        ));
-    }
-    of
-}
-
-/// Where steps are counted and what the learning rate is.
+/// How a step goes. Numbers that are said to come from memory too are then taken from there, where a step is given
+/// `rates`: floats of 64 bits, in this order.
 #[derive(Clone, Copy, Debug)]
-pub enum Counted<'a> {
-    /// Both are the host's: a capture keeps them as they are.
-    Host {
-        /// Which step it is of each tensor, from 1.
-        steps: &'a [u64],
-        /// The learning rate.
+pub enum Rule {
+    /// `torch.optim.SGD`. It keeps a buffer where there is a momentum.
+    Sgd {
+        /// The learning rate; from memory too.
         lr: f64,
+        /// The momentum, with the dampening.
+        momentum: Option<(f64, f64)>,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool,
+        /// Whether the buffer has nothing in it yet.
+        first: bool,
+        /// What is added to gradients of each weight.
+        weight_decay: f64,
+        /// Upwards.
+        maximize: bool,
     },
-    /// Both are on the device, and replays read them.
-    Device {
-        /// Steps of [`DType::F32`], from 1.
-        steps: View<'a>,
-        /// Which of them is each tensor's.
-        places: &'a [u64],
-        /// One element of [`DType::F64`].
-        lr: View<'a>,
+    /// `torch.optim.Adam`. It keeps the means of gradients and of their squares, and of these the largest where `amsgrad`.
+    Adam {
+        /// The learning rate over the correction of the mean; from memory too.
+        rate: f64,
+        /// The root of the correction of the mean of squares; from memory too.
+        root: f64,
+        /// What is left of each weight; from memory too.
+        kept: f64,
+        /// What is left of the means.
+        betas: (f64, f64),
+        /// What is added to the divisor.
+        eps: f64,
+        /// What is added to gradients of each weight.
+        weight_decay: f64,
+        /// Whether to divide by the largest mean of squares that there was.
+        amsgrad: bool,
+        /// Upwards.
+        maximize: bool,
     },
+    /// `torch.optim.RMSprop`. It keeps the mean of squares, a buffer where there is a momentum, and the mean where `centered`.
+    RmsProp {
+        /// The learning rate; from memory too.
+        lr: f64,
+        /// What is left of the means.
+        alpha: f64,
+        /// What is added to the divisor.
+        eps: f64,
+        /// What is added to gradients of each weight.
+        weight_decay: f64,
+        /// The momentum.
+        momentum: Option<f64>,
+        /// Whether to divide by the deviation.
+        centered: bool,
+        /// Upwards.
+        maximize: bool,
+    },
+    /// Tensors times a number that is in memory. They have no gradients.
+    Scale,
 }
 
-/// Settings of [`sgd`].
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)] // PyTorch's names
-pub struct SgdStep {
-    pub momentum: f64,
-    pub dampening: f64,
-    pub weight_decay: f64,
-    pub nesterov: bool,
-    pub maximize: bool,
-}
-
-/// Settings of [`adam`].
+/// What a step needs of a parameter. All are contiguous, of its dtype and sizes.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)] // PyTorch's names
-pub struct AdamStep {
-    pub betas: (f64, f64),
-    pub eps: f64,
-    pub weight_decay: f64,
-    /// AdamW's: the weights decay by themselves, and not by way of the gradient.
-    pub decoupled: bool,
-    pub amsgrad: bool,
-    pub maximize: bool,
+pub struct Tensors<'a> {
+    /// The parameter.
+    pub param: View<'a>,
+    /// Its gradient.
+    pub grad: Option<View<'a>>,
+    /// What is kept of it, as the rule says.
+    pub state: [Option<View<'a>>; 3],
 }
 
-/// Settings of [`rmsprop`].
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)] // PyTorch's names
-pub struct RmspropStep {
-    pub alpha: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub momentum: f64,
-    pub centered: bool,
-    pub maximize: bool,
-}
-
-/// A step of SGD (`torch.optim.SGD`) of tensors, each with its gradient and its momentum, which is not there if the
-/// settings have none. The momentum of a tensor's first step is its gradient.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] unless each tensor's operands are dense, laid out alike and of one float dtype; as
-/// [`launch::run`].
-#[track_caller]
-pub fn sgd(
-    target: Target<'_>,
-    tensors: &[[Option<View<'_>>; 3]],
-    counted: Counted<'_>,
-    settings: &SgdStep,
-) -> Result<()> {
-    let SgdStep { momentum, dampening, weight_decay, nesterov, maximize } = *settings;
-    let flags = flag(nesterov, NESTEROV) | flag(maximize, MAXIMIZE);
-    let step = Step { weight_decay, a: momentum, b: dampening, flags, ..Step::zeroed() };
-    run("SGD", target, &SGD, cpu::sgd, tensors, counted, step)
-}
-
-/// A step of Adam or AdamW (`torch.optim.Adam`, `AdamW`) of tensors, each with its gradient, the means of it and of its
-/// square, and the largest of the latter, which is not there unless the settings ask for it.
-///
-/// # Errors
-/// As [`sgd`].
-#[track_caller]
-pub fn adam(
-    target: Target<'_>,
-    tensors: &[[Option<View<'_>>; 5]],
-    counted: Counted<'_>,
-    settings: &AdamStep,
-) -> Result<()> {
-    let AdamStep { betas: (a, b), eps, weight_decay, decoupled, amsgrad, maximize } = *settings;
-    let flags = flag(decoupled, DECOUPLED) | flag(amsgrad, AMSGRAD) | flag(maximize, MAXIMIZE);
-    let step = Step { weight_decay, eps, a, b, flags, ..Step::zeroed() };
-    run("Adam", target, &ADAM, cpu::adam, tensors, counted, step)
-}
-
-/// A step of RMSprop (`torch.optim.RMSprop`) of tensors, each with its gradient, the mean of its square, and, where the
-/// settings ask for them, the mean of the gradient and the momentum.
-///
-/// # Errors
-/// As [`sgd`].
-#[track_caller]
-pub fn rmsprop(
-    target: Target<'_>,
-    tensors: &[[Option<View<'_>>; 5]],
-    counted: Counted<'_>,
-    settings: &RmspropStep,
-) -> Result<()> {
-    let RmspropStep { alpha, eps, weight_decay, momentum, centered, maximize } = *settings;
-    let flags = flag(centered, CENTERED) | flag(maximize, MAXIMIZE);
-    let step = Step { weight_decay, eps, a: alpha, b: momentum, flags, ..Step::zeroed() };
-    run("RMSprop", target, &RMSPROP, cpu::rmsprop, tensors, counted, step)
-}
-
-/// Multiplies tensors by a number on the device, one element of [`DType::F64`].
-///
-/// # Errors
-/// As [`sgd`].
-#[track_caller]
-pub fn scale(target: Target<'_>, tensors: &[View<'_>], by: View<'_>) -> Result<()> {
-    for chunk in tensors.chunks(MOST) {
-        let operands: Vec<[Option<View<'_>>; 1]> = chunk.iter().map(|t| [Some(*t)]).collect();
-        let (step, blocks) = shared(&operands, Step::zeroed());
-        let last = [by.read(), by.untouched()];
-        launch("scale", target, (&SCALE, cpu::scale), &operands, &[true], last, (step, blocks))?;
+impl Rule {
+    fn op(&self) -> &'static str {
+        match self {
+            Self::Sgd { .. } => "sgd_step",
+            Self::Adam { .. } => "adam_step",
+            Self::RmsProp { .. } => "rmsprop_step",
+            Self::Scale => "scale",
+        }
     }
-    Ok(())
+
+    fn program(&self) -> (&'static Program, usize) {
+        match self {
+            Self::Sgd { .. } => (&SGD, 3),
+            Self::Adam { .. } => (&ADAM, 5),
+            Self::RmsProp { .. } => (&RMSPROP, 5),
+            Self::Scale => (&SCALE, 1),
+        }
+    }
+
+    /// The parameters but for the tensors.
+    fn update(&self, rates: bool) -> Update {
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        let rates = flag(rates, RATES);
+        let mut numbers = [0.0; 8];
+        let mut put = |values: &[f64]| numbers[..values.len()].copy_from_slice(values);
+        let (flags, reads, writes) = match *self {
+            Self::Sgd { lr, momentum, nesterov, first, weight_decay, maximize } => {
+                let (kept, dampening) = momentum.unwrap_or_default();
+                put(&[lr, kept, 1.0 - dampening, weight_decay]);
+                let moves = momentum.is_some();
+                let flags = flag(maximize, MAXIMIZE)
+                    | flag(moves, MOMENTUM)
+                    | flag(first, FIRST)
+                    | flag(nesterov, NESTEROV);
+                (flags, 0b11 | flag(moves && !first, 0b100), 1 | flag(moves, 0b100))
+            }
+            Self::Adam { rate, root, kept, betas, eps, weight_decay, amsgrad, maximize } => {
+                put(&[rate, root, kept, betas.0, betas.1, eps, weight_decay]);
+                let most = flag(amsgrad, 0b10000);
+                let flags = flag(maximize, MAXIMIZE) | flag(amsgrad, AMSGRAD);
+                (flags, 0b1111 | most, 0b1101 | most)
+            }
+            Self::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
+                put(&[lr, alpha, eps, weight_decay, momentum.unwrap_or(0.0)]);
+                let moves = momentum.is_some();
+                let kept = flag(moves, 0b1000) | flag(centered, 0b10000);
+                let flags =
+                    flag(maximize, MAXIMIZE) | flag(moves, MOMENTUM) | flag(centered, CENTERED);
+                (flags, 0b111 | kept, 0b101 | kept)
+            }
+            Self::Scale => (0, 1, 1),
+        };
+        let tensors = [Part { first: u32::MAX, numel: 0 }; TENSORS];
+        Update { numbers, flags: flags | rates, reads, writes, blocks: 0, tensors }
+    }
 }
 
-/// How many elements [`norm`] needs for tensors of these sizes.
+/// Whether [`step`] takes such a tensor.
 #[must_use]
-pub fn norm_parts(numels: impl Iterator<Item = usize>) -> usize {
-    numels.map(|numel| numel.div_ceil(CHUNK)).sum()
+pub fn takes(view: View<'_>) -> bool {
+    view.layout.is_contiguous() && view.dtype.is_float() && view.numel() <= i32::MAX as usize
 }
 
-/// Sums of squares of parts of the tensors, or with `largest` their largest magnitudes: `out` is of [`DType::F64`] and has
-/// [`norm_parts`] elements, in one dimension.
+/// A step on parameters of one dtype, several in one launch. Numbers that change from replay to replay of a captured step are
+/// read from `rates`.
 ///
 /// # Errors
-/// As [`sgd`].
+/// [`Error::InvalidArgument`] for tensors that [`takes`] refuses, for `rates` of other floats or too few, and if what the rule keeps
+/// is missing; [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::OverlappingOperands`], and what a launch can fail with.
 #[track_caller]
-pub fn norm(target: Target<'_>, tensors: &[View<'_>], largest: bool, out: View<'_>) -> Result<()> {
-    let mut begun = 0;
-    for chunk in tensors.chunks(MOST) {
-        let operands: Vec<[Option<View<'_>>; 1]> = chunk.iter().map(|t| [Some(*t)]).collect();
-        let flags = flag(largest, LARGEST);
-        let (step, blocks) = shared(&operands, Step { flags, ..Step::zeroed() });
-        if blocks == 0 {
-            continue;
-        }
-        let part = out.layout.narrow(0, begun as isize, blocks as usize)?;
-        let part = View { layout: &part, ..out };
-        let last = [part.write(), part.untouched()];
-        launch("norm", target, (&NORM, cpu::norm), &operands, &[false], last, (step, blocks))?;
-        begun += blocks as usize;
-    }
-    Ok(())
-}
-
-fn flag(asked: bool, flag: u64) -> u64 {
-    if asked { flag } else { 0 }
-}
-
-/// Shares blocks out; how many there are.
-fn shared<const N: usize>(tensors: &[[Option<View<'_>>; N]], mut step: Step) -> (Step, u32) {
-    step.first = [u32::MAX; MOST];
-    let mut blocks = 0;
-    for (k, [tensor, ..]) in tensors.iter().enumerate().filter_map(|(k, t)| Some((k, [t[0]?]))) {
-        step.first[k] = blocks;
-        step.numel[k] = tensor.numel() as u64;
-        blocks += tensor.numel().div_ceil(CHUNK) as u32;
-    }
-    (step, blocks)
-}
-
-#[track_caller]
-fn run<const N: usize>(
-    op: &'static str,
+pub fn step(
     target: Target<'_>,
-    program: &'static Program,
-    host: fn(DType) -> HostKernel,
-    tensors: &[[Option<View<'_>>; N]],
-    counted: Counted<'_>,
-    step: Step,
+    rule: &Rule,
+    tensors: &[Tensors<'_>],
+    rates: Option<View<'_>>,
 ) -> Result<()> {
-    // All but the gradient are written.
-    let writes: [bool; N] = std::array::from_fn(|k| k != 1);
-    for (i, chunk) in tensors.chunks(MOST).enumerate() {
-        let (mut step, blocks) = shared(chunk, step);
-        let Some([Some(first), ..]) = chunk.first().map(|t| &t[..]) else { continue };
-        let numbers = |from: &[u64], to: &mut [u64; MOST]| {
-            let from = from.iter().skip(i * MOST).take(chunk.len());
-            to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
-        };
-        let last = match counted {
-            Counted::Host { steps, lr } => {
-                numbers(steps, &mut step.step);
-                step.lr = lr;
-                [first.untouched(), first.untouched()]
-            }
-            Counted::Device { steps, places, lr } => {
-                numbers(places, &mut step.step);
-                step.flags |= ON_DEVICE;
-                if steps.dtype != DType::F32
-                    || lr.dtype != DType::F64
-                    || lr.numel() != 1
-                    || !steps.layout.is_contiguous()
-                    || places.iter().any(|place| *place >= steps.numel() as u64)
-                {
-                    let reason = "steps are of float32, and the learning rate is one float64";
-                    return Err(Error::invalid(op, reason.into()));
-                }
-                [steps.read(), lr.read()]
-            }
-        };
-        launch(op, target, (program, host), chunk, &writes, last, (step, blocks))?;
-    }
-    Ok(())
-}
-
-#[track_caller]
-fn launch<const N: usize>(
-    op: &'static str,
-    target: Target<'_>,
-    (program, host): (&'static Program, fn(DType) -> HostKernel),
-    tensors: &[[Option<View<'_>>; N]],
-    writes: &[bool; N],
-    last: [Operand<'_>; 2],
-    (step, blocks): (Step, u32),
-) -> Result<()> {
-    let Some(Some(any)) = tensors.first().map(|t| t[0]) else { return Ok(()) };
-    let few = tensors.len() <= FEW;
-    let room = if few { FEW } else { MOST };
-    let mut operands: SmallVec<[Operand<'_>; 3 * MOST]> = SmallVec::new();
-    for tensor in tensors {
-        let alike = |view: &View<'_>| {
-            view.dtype == any.dtype
-                && view.layout.is_dense()
-                && tensor[0].is_some_and(|own| {
-                    own.layout.sizes() == view.layout.sizes()
-                        && own.layout.strides() == view.layout.strides()
-                })
-        };
-        for (view, write) in tensor.iter().zip(writes) {
-            match view {
-                None => operands.push(any.untouched()),
-                Some(view) if !alike(view) => {
-                    let reason = "a tensor, its gradient and its state must be dense, laid out alike and of one dtype";
-                    return Err(Error::invalid(op, reason.into()));
-                }
-                Some(view) if *write => operands.push(view.read_write()),
-                Some(view) => operands.push(view.read()),
-            }
-        }
-    }
-    if !any.dtype.is_float() {
-        let (location, dtype) = (Location::caller(), any.dtype);
-        return Err(Error::UnsupportedDType { location, op, dtype });
-    }
-    operands.resize(room * N, any.untouched());
-    operands.extend(last);
-    launch::check_operands(op, &operands)?;
-    let call = Call {
-        op,
-        operands: &operands,
-        params: bytemuck::bytes_of(&step),
-        checks_indices: false,
-        host: host(any.dtype),
-        code: Code::Kernel {
-            kernel: (program, any.dtype as usize - DType::F16 as usize, few.into()),
-            grid: [blocks.max(1), 1, 1],
-            block: [BLOCK, 1, 1],
-            shared_bytes: 0,
-        },
-        location: Location::caller(),
+    let (op, (program, lists)) = (rule.op(), rule.program());
+    let location = Location::caller();
+    let need = match rule {
+        Rule::Adam { .. } => 3,
+        _ => 1,
     };
-    // SAFETY: kernel and host code take `Step`, which has the sizes of the tensors, whose operands are dense and
-    // laid out alike, of the variant's dtype; each block has elements of its own, and reads what is declared as read.
-    // Of the last two operands the first has a step for each number, or an element for each block.
-    unsafe { launch::run(target, &call) }
+    if let Some(rates) = rates
+        && (rates.dtype != DType::F64 || !takes(rates) || rates.numel() < need)
+    {
+        let reason = format!("rates are {need} contiguous floats of 64 bits");
+        return Err(Error::invalid(op, reason));
+    }
+    if matches!(rule, Rule::Scale) && rates.is_none() {
+        return Err(Error::invalid(op, "there is nothing to scale by".into()));
+    }
+    let update = rule.update(rates.is_some());
+    for tensors in tensors.chunks(TENSORS) {
+        let Some(first) = tensors.first() else { continue };
+        let mut params = update;
+        let mut operands: SmallVec<[Operand<'_>; TENSORS * LISTS + 1]> = SmallVec::new();
+        for (part, of) in params.tensors.iter_mut().zip(tensors) {
+            *part = Part { first: params.blocks, numel: of.param.numel() as u32 };
+            params.blocks += part.numel.div_ceil(CHUNK);
+            let [a, b, c] = of.state;
+            let views = [Some(of.param), of.grad, a, b, c];
+            for (list, view) in views.into_iter().take(lists).enumerate() {
+                let (reads, writes) =
+                    (params.reads >> list & 1 != 0, params.writes >> list & 1 != 0);
+                if !reads && !writes {
+                    operands.push(of.param.untouched());
+                    continue;
+                }
+                let Some(view) = view else {
+                    let reason = format!("operand {list} of a parameter is missing");
+                    return Err(Error::invalid(op, reason));
+                };
+                check(op, first.param, of.param, view)?;
+                operands.push(match (reads, writes) {
+                    (true, false) => view.read(),
+                    (false, true) => view.write(),
+                    _ => view.read_write(),
+                });
+            }
+        }
+        operands.resize(TENSORS * lists, first.param.untouched());
+        operands.push(match rates {
+            Some(rates) => rates.read(),
+            None => first.param.untouched(),
+        });
+        check_operands(op, &operands)?;
+        let dtype = first.param.dtype;
+        let Some(host) = cpu::kernel(rule, dtype) else {
+            return Err(Error::UnsupportedDType { location, op, dtype });
+        };
+        let call = Call {
+            op,
+            operands: &operands,
+            params: bytemuck::bytes_of(&params),
+            checks_indices: false,
+            host,
+            code: Code::Kernel {
+                kernel: (program, dtype as usize - DType::F16 as usize, 0),
+                grid: [params.blocks.max(1), 1, 1],
+                block: [BLOCK, 1, 1],
+                shared_bytes: 0,
+            },
+            location,
+        };
+        // SAFETY: the operands of each tensor are contiguous, of one dtype and as many elements as `numel` says; blocks from
+        // `first` on take that many of them, each element one thread. Which of them are read and written is declared by the
+        // same bits that the code goes by. `rates` has as many numbers as the rule reads.
+        unsafe { launch::run(target, &call) }?;
+    }
+    Ok(())
+}
+
+/// Refuses an operand that is not as its parameter is.
+#[track_caller]
+fn check(op: &'static str, first: View<'_>, param: View<'_>, view: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    if view.dtype != first.dtype {
+        let (expected, actual) = (first.dtype, view.dtype);
+        return Err(Error::DTypeMismatch { location, op, expected, actual });
+    }
+    if view.sizes() != param.sizes() {
+        let reason = format!("{:?} beside a parameter of {:?}", view.sizes(), param.sizes());
+        return Err(Error::ShapeMismatch { op, reason, location });
+    }
+    if !takes(view) {
+        let reason = "operands are contiguous floats, fewer than 2³¹ of each";
+        return Err(Error::invalid(op, reason.into()));
+    }
+    Ok(())
 }

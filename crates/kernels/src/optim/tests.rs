@@ -1,189 +1,231 @@
-//! Many tensors in one launch, on the host and simulated, against a step in plain Rust.
+//! Steps of many tensors, the same on every target.
+
+use warpline_runtime::DType::{BF16, F16, F32, F64};
+use warpline_runtime::testing::{Tensor, on_every_target, on_gpu, samples};
+use warpline_runtime::{DType, Layout};
 
 use super::*;
-use warpline_runtime::DType::{BF16, F16, F32, F64};
-use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
 
-/// More tensors than a launch takes, of sizes that are several chunks and none.
-const SIZES: [usize; 30] = {
-    let mut sizes = [3; 30];
-    (sizes[0], sizes[7], sizes[23], sizes[24], sizes[29]) = (0, CHUNK, 2 * CHUNK + 5, 1, 700);
-    sizes
-};
+/// More tensors than a launch takes, some empty, some of several blocks.
+const SIZES: [usize; 19] = [5, 0, 1, 2048, 2049, 7000, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0, 64, 9, 1];
 
-fn values(n: usize, seed: usize) -> Vec<f64> {
-    (0..n).map(|i| ((i * 7 + seed * 13) % 23) as f64 / 8.0 - 1.25).collect()
-}
-
-fn tensors(target: Target<'_>, dtype: DType, few: bool, seed: usize) -> Vec<Tensor> {
-    let sizes = if few { &SIZES[22..26] } else { &SIZES[..] };
-    let tensor = |(i, &n): (usize, &usize)| {
-        let of: Vec<f64> = values(n, seed + i);
-        // Means of squares are not negative.
-        let of = if seed >= 300 { of.iter().map(|v| v.abs()).collect() } else { of };
-        Tensor::new(target, dtype, &[n], &of)
+/// Tensors of one list after the other.
+fn lists(target: Target<'_>, dtype: DType, lists: usize) -> Vec<Vec<Tensor>> {
+    let of = |list: usize| {
+        let make = |(i, &n): (usize, &usize)| {
+            let values = samples(F32, n, (list * 50 + i) as u64).into_iter();
+            // What is neither finite nor between 0 and 1 would say nothing of the arithmetic.
+            let values: Vec<f64> =
+                values.map(|v| if v.is_finite() { v.abs().fract() } else { 0.5 }).collect();
+            Tensor::new(target, dtype, &[n], &values)
+        };
+        SIZES.iter().enumerate().map(make).collect()
     };
-    sizes.iter().enumerate().map(tensor).collect()
+    (0..lists).map(of).collect()
 }
 
-/// Runs a step of tensors with `N` operands each, counted on the host and on the device, and compares with `expected` of
-/// each element's operands.
-fn check<const N: usize>(
-    target: Target<'_>,
-    used: [bool; N],
-    step: &dyn Fn(&[[Option<View<'_>>; N]], Counted<'_>) -> Result<()>,
-    expected: &dyn Fn(&mut [f64; N]),
-) {
-    for (dtype, few) in [(F32, false), (F64, false), (F64, true), (F16, true), (BF16, true)] {
-        for on_device in [false, true] {
-            let all: Vec<Vec<Tensor>> =
-                (0..N).map(|k| tensors(target, dtype, few, k * 100)).collect();
+/// The rule in double precision, of one element of each operand.
+fn by_hand(rule: &Rule, x: &mut [f64]) {
+    let signed = |g: f64, maximize: bool| if maximize { -g } else { g };
+    match *rule {
+        Rule::Sgd { lr, momentum, nesterov, first, weight_decay, maximize } => {
+            let mut g = signed(x[1], maximize) + weight_decay * x[0];
+            if let Some((momentum, dampening)) = momentum {
+                x[2] = if first { g } else { momentum * x[2] + (1.0 - dampening) * g };
+                g = if nesterov { g + momentum * x[2] } else { x[2] };
+            }
+            x[0] -= lr * g;
+        }
+        Rule::Adam { rate, root, kept, betas, eps, weight_decay, amsgrad, maximize } => {
+            let g = signed(x[1], maximize) + weight_decay * x[0];
+            x[2] += (1.0 - betas.0) * (g - x[2]);
+            x[3] = betas.1 * x[3] + (1.0 - betas.1) * g * g;
+            let mut square = x[3];
+            if amsgrad {
+                x[4] = x[4].max(square);
+                square = x[4];
+            }
+            x[0] = kept * x[0] - rate * x[2] / (square.sqrt() / root + eps);
+        }
+        Rule::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } => {
+            let g = signed(x[1], maximize) + weight_decay * x[0];
+            x[2] = alpha * x[2] + (1.0 - alpha) * g * g;
+            let mut square = x[2];
+            if centered {
+                x[4] += (1.0 - alpha) * (g - x[4]);
+                square -= x[4] * x[4];
+            }
+            let mut by = g / (square.sqrt() + eps);
+            if let Some(momentum) = momentum {
+                by += momentum * x[3];
+                x[3] = by;
+            }
+            x[0] -= lr * by;
+        }
+        Rule::Scale => x[0] *= 0.25,
+    }
+}
+
+fn rules() -> Vec<Rule> {
+    let mut all = Vec::new();
+    for flag in [false, true] {
+        for momentum in [None, Some((0.9, 0.25))] {
+            let first = flag && momentum.is_some();
+            let (lr, weight_decay) = (0.125, if flag { 0.01 } else { 0.0 });
+            all.push(Rule::Sgd {
+                lr,
+                momentum,
+                nesterov: !flag,
+                first,
+                weight_decay,
+                maximize: flag,
+            });
+            // A deviation is no number where the mean of squares is less than the mean's square.
+            all.push(Rule::RmsProp {
+                lr,
+                alpha: 0.75,
+                eps: 1e-3,
+                weight_decay,
+                momentum: momentum.map(|momentum| momentum.0),
+                centered: false,
+                maximize: flag,
+            });
+        }
+        all.push(Rule::Adam {
+            rate: 0.125,
+            root: 0.5,
+            kept: 0.875,
+            betas: (0.9, 0.95),
+            eps: 1e-3,
+            weight_decay: if flag { 0.01 } else { 0.0 },
+            amsgrad: flag,
+            maximize: !flag,
+        });
+    }
+    all.push(Rule::Scale);
+    all
+}
+
+fn every_rule(target: Target<'_>) {
+    for (dtype, tolerance) in [(F64, 1e-13), (F32, 1e-5), (F16, 4e-3), (BF16, 3e-2)] {
+        for rule in rules() {
+            let all = lists(target, dtype, LISTS);
             let before: Vec<Vec<Vec<f64>>> =
-                all.iter().map(|of| of.iter().map(|t| t.floats(target)).collect()).collect();
-            let of = |i: usize| std::array::from_fn(|k| used[k].then(|| all[k][i].view()));
-            let operands: Vec<[Option<View<'_>>; N]> = (0..all[0].len()).map(of).collect();
-            let count = operands.len();
-            let steps = Tensor::new(target, F32, &[count], &vec![3.0; count]);
-            let lr = Tensor::new(target, F64, &[], &[0.25]);
-            let (numbers, places) = (vec![3; count], (0..count as u64).collect::<Vec<_>>());
-            let counted = if on_device {
-                Counted::Device { steps: steps.view(), places: &places, lr: lr.view() }
-            } else {
-                Counted::Host { steps: &numbers, lr: 0.25 }
-            };
-            step(&operands, counted).unwrap();
-            for i in 0..count {
-                let after: Vec<Vec<f64>> = all.iter().map(|of| of[i].floats(target)).collect();
-                let mut wanted = vec![Vec::new(); N];
-                for e in 0..after[0].len() {
-                    let mut element = std::array::from_fn(|k| before[k][i][e]);
-                    expected(&mut element);
-                    element.iter().zip(&mut wanted).for_each(|(v, of)| of.push(*v));
-                }
-                for k in (0..N).filter(|k| used[*k]) {
-                    let context = format!("operand {k} of tensor {i} of {dtype}, {on_device}");
-                    assert_close(dtype, &after[k], &wanted[k], &context);
+                all.iter().map(|list| list.iter().map(|t| t.floats(target)).collect()).collect();
+            let state = |i: usize| [2, 3, 4].map(|list: usize| Some(all[list][i].view()));
+            let tensors: Vec<Tensors<'_>> = (0..SIZES.len())
+                .map(|i| Tensors {
+                    param: all[0][i].view(),
+                    grad: Some(all[1][i].view()),
+                    state: state(i),
+                })
+                .collect();
+            let rates = Tensor::new(target, F64, &[1], &[0.25]);
+            let rates = matches!(rule, Rule::Scale).then_some(rates.view());
+            step(target, &rule, &tensors, rates).unwrap();
+            for (i, &n) in SIZES.iter().enumerate() {
+                let after: Vec<Vec<f64>> = all.iter().map(|list| list[i].floats(target)).collect();
+                for e in 0..n {
+                    let mut x: Vec<f64> = before.iter().map(|list| list[i][e]).collect();
+                    by_hand(&rule, &mut x);
+                    for (list, expected) in x.iter().enumerate() {
+                        let value = after[list][e];
+                        let near = (value - expected).abs() <= tolerance * expected.abs().max(1.0);
+                        assert!(
+                            near,
+                            "{rule:?} {dtype}: {value} for {expected}, operand {list} of tensor {i}"
+                        );
+                    }
                 }
             }
         }
     }
 }
 
-fn steps(target: Target<'_>) {
-    let settings = SgdStep {
-        momentum: 0.5,
-        dampening: 0.25,
-        weight_decay: 0.125,
-        nesterov: true,
-        maximize: true,
+/// Numbers that a launch finds in memory are those that it could have been told.
+fn rates_from_memory(target: Target<'_>) {
+    let rule = |rate: f64, root: f64, kept: f64| Rule::Adam {
+        rate,
+        root,
+        kept,
+        betas: (0.9, 0.95),
+        eps: 1e-3,
+        weight_decay: 0.0,
+        amsgrad: false,
+        maximize: false,
     };
-    check(target, [true; 3], &|t, c| sgd(target, t, c, &settings), &|[p, g, b]| {
-        let grad = -*g + 0.125 * *p;
-        *b = 0.5 * *b + 0.75 * grad;
-        *p -= 0.25 * (grad + 0.5 * *b);
-    });
-    let settings = SgdStep::default();
-    check(target, [true, true, false], &|t, c| sgd(target, t, c, &settings), &|[p, g, _]| {
-        *p -= 0.25 * *g;
-    });
-    for (decoupled, amsgrad) in [(true, false), (false, true)] {
-        let settings = AdamStep {
-            betas: (0.75, 0.5),
-            eps: 0.125,
-            weight_decay: 0.5,
-            decoupled,
-            amsgrad,
-            maximize: false,
+    let run = |rule: Rule, rates: Option<&[f64]>| {
+        let all = lists(target, F32, LISTS);
+        let of = |i: usize| Tensors {
+            param: all[0][i].view(),
+            grad: Some(all[1][i].view()),
+            state: [Some(all[2][i].view()), Some(all[3][i].view()), None],
         };
-        let used = [true, true, true, true, amsgrad];
-        check(target, used, &|t, c| adam(target, t, c, &settings), &|[p, g, m, v, most]| {
-            let mut grad = *g;
-            if decoupled {
-                *p *= 1.0 - 0.25 * 0.5;
-            } else {
-                grad += 0.5 * *p;
-            }
-            *m = 0.75 * *m + 0.25 * grad;
-            *v = 0.5 * *v + 0.5 * grad * grad;
-            *most = most.max(*v);
-            let square = if amsgrad { *most } else { *v };
-            let (c1, c2) = (1.0 - 0.75f64.powi(3), 1.0 - 0.5f64.powi(3));
-            *p -= 0.25 / c1 * *m / (square.sqrt() / c2.sqrt() + 0.125);
-        });
-    }
-    for (centered, momentum) in [(false, 0.0), (false, 0.5)] {
-        let settings = RmspropStep {
-            alpha: 0.75,
-            eps: 0.5,
-            weight_decay: 0.25,
-            momentum,
-            centered,
-            maximize: false,
-        };
-        let used = [true, true, true, centered, momentum > 0.0];
-        check(target, used, &|t, c| rmsprop(target, t, c, &settings), &|[p, g, s, _, b]| {
-            let grad = *g + 0.25 * *p;
-            // These begin as the fourth operand's values do elsewhere, and may be negative.
-            *s = 0.75 * *s + 0.25 * grad * grad;
-            let change = grad / (s.sqrt() + 0.5);
-            *b = momentum * *b + change;
-            *p -= 0.25 * if momentum > 0.0 { *b } else { change };
-        });
+        let tensors: Vec<Tensors<'_>> = (0..SIZES.len()).map(of).collect();
+        let rates = rates.map(|rates| Tensor::new(target, F64, &[rates.len()], rates));
+        step(target, &rule, &tensors, rates.as_ref().map(Tensor::view)).unwrap();
+        all[0].iter().map(|t| t.floats(target)).collect::<Vec<_>>()
+    };
+    let told = run(rule(0.3, 0.7, 0.9), None);
+    assert_eq!(told, run(rule(9.0, 9.0, 9.0), Some(&[0.3, 0.7, 0.9])));
+    assert_ne!(told, run(rule(9.0, 9.0, 9.0), None));
+}
+
+fn squares_add_up(target: Target<'_>) {
+    for (dtype, tolerance) in [(F64, 1e-13), (F32, 1e-5), (F16, 1e-5), (BF16, 1e-5)] {
+        let tensors = lists(target, dtype, 1).remove(0);
+        let views: Vec<View<'_>> = tensors.iter().map(Tensor::view).collect();
+        let count = partial_sums(&views);
+        let out = Tensor::garbage(target, sum_dtype(dtype), &[count]);
+        sum_squares(target, &views, out.view()).unwrap();
+        let sum: f64 = out.floats(target).into_iter().sum();
+        let values = tensors.iter().flat_map(|t| t.floats(target));
+        let expected: f64 = values.map(|x| x * x).sum();
+        assert!((sum - expected).abs() <= tolerance * expected, "{dtype}: {sum} for {expected}");
     }
 }
 
+fn everything(target: Target<'_>) {
+    every_rule(target);
+    squares_add_up(target);
+    rates_from_memory(target);
+}
+
 #[test]
-fn steps_of_many_tensors_are_those_of_each() {
-    on_every_target(steps);
+fn cpu_and_simulated() {
+    on_every_target(everything);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpu_steps_of_many_tensors_are_those_of_each() {
-    on_gpu(steps);
-}
-
-fn norms(target: Target<'_>) {
-    for dtype in [F16, BF16, F32, F64] {
-        let all = tensors(target, dtype, false, 0);
-        let views: Vec<View<'_>> = all.iter().map(Tensor::view).collect();
-        let elements: Vec<f64> = all.iter().flat_map(|t| t.floats(target)).collect();
-        let parts = norm_parts(SIZES.into_iter());
-        let out = Tensor::garbage(target, F64, &[parts]);
-        norm(target, &views, false, out.view()).unwrap();
-        let sum: f64 = out.floats(target).iter().sum();
-        let expected: f64 = elements.iter().map(|x| x * x).sum();
-        assert!((sum - expected).abs() <= 1e-6 * expected, "{sum} {expected}");
-        norm(target, &views, true, out.view()).unwrap();
-        let most = out.floats(target).into_iter().fold(0.0, f64::max);
-        assert_eq!(most, elements.iter().fold(0.0, |a, x| x.abs().max(a)));
-        let half = Tensor::new(target, F64, &[], &[0.5]);
-        scale(target, &views, half.view()).unwrap();
-        let scaled: Vec<f64> = all.iter().flat_map(|t| t.floats(target)).collect();
-        assert_eq!(scaled, elements.iter().map(|x| x / 2.0).collect::<Vec<_>>());
-    }
+fn gpu_steps() {
+    on_gpu(everything);
 }
 
 #[test]
-fn norms_and_scales_of_many_tensors() {
-    on_every_target(norms);
-}
-
-#[test]
-#[ignore = "needs a GPU"]
-fn gpu_norms_and_scales_of_many_tensors() {
-    on_gpu(norms);
-}
-
-#[test]
-fn what_does_not_lie_alike_is_refused() {
+fn bad_input_is_an_error() {
     on_every_target(|target| {
-        let (a, b) =
-            (Tensor::new(target, F32, &[4], &[0.0; 4]), Tensor::new(target, F32, &[2], &[0.0; 2]));
-        let counted = Counted::Host { steps: &[1], lr: 0.1 };
-        let settings = SgdStep::default();
-        let step = |of| sgd(target, &[of], counted, &settings);
-        assert!(step([Some(a.view()), Some(b.view()), None]).is_err());
-        assert!(step([Some(a.view()), Some(a.view()), None]).is_err(), "one is written");
+        let t = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+        let (p, g, wide, long) = (t(F32, &[3]), t(F32, &[3]), t(F64, &[3]), t(F32, &[4]));
+        let rule = Rule::Sgd {
+            lr: 0.1,
+            momentum: None,
+            nesterov: false,
+            first: false,
+            weight_decay: 0.0,
+            maximize: false,
+        };
+        let wrong = |grad: Option<View<'_>>, rates: Option<View<'_>>| {
+            let tensors = Tensors { param: p.view(), grad, state: [None; 3] };
+            step(target, &rule, &[tensors], rates).unwrap_err()
+        };
+        assert!(matches!(wrong(Some(wide.view()), None), Error::DTypeMismatch { .. }));
+        assert!(matches!(wrong(Some(long.view()), None), Error::ShapeMismatch { .. }));
+        assert!(matches!(wrong(Some(p.view()), None), Error::OverlappingOperands { .. }));
+        assert!(wrong(None, None).to_string().contains("operand 1 of a parameter is missing"));
+        assert!(wrong(Some(g.view()), Some(p.view())).to_string().contains("64 bits"));
+        let repeated = Layout::contiguous(&[1]).unwrap().expand(&[3]).unwrap();
+        let repeated = View { layout: &repeated, ..g.view() };
+        assert!(wrong(Some(repeated), None).to_string().contains("contiguous"));
     });
 }

@@ -1,8 +1,10 @@
 //! Adam, and with weights that decay on their own.
 
-use warpline::{Result, Tensor};
+use warpline::{DType, Device, Error, Result, Tensor, cat, full};
+use warpline_kernels::optim::Rule as Kernel;
 
-use super::optimizer::{Optim, counter};
+use super::fused::{buckets, rate};
+use super::optimizer::{Optim, counter, is_capturing};
 use super::rule::{Rate, Rule, Slot, check_fraction, check_not_negative, descend, settings};
 
 /// Adam (`torch.optim.Adam`).
@@ -100,10 +102,75 @@ struct Both {
 impl Both {
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
-        for slot in slots {
-            self.step_one(slot, lr)?;
+        if self.capturable {
+            count(slots)?;
+        } else {
+            uncount(slots)?;
         }
-        Ok(())
+        // Counters are the same tensor where they are the same number.
+        let (buckets, others) = buckets(slots, |slot| {
+            (slot.state.step, slot.state.counter.as_ref().map(Tensor::data_ptr))
+        });
+        for mut bucket in buckets {
+            for slot in &mut bucket.slots {
+                for which in 0..if self.amsgrad { 3 } else { 2 } {
+                    slot.state.zeros(which, slot.param)?;
+                }
+                if !self.capturable {
+                    slot.state.step += 1;
+                }
+            }
+            let Some(first) = bucket.slots.first() else { continue };
+            let step = first.state.step as f64;
+            let root = (1.0 - self.betas.1.powf(step)).sqrt();
+            let correction = 1.0 - self.betas.0.powf(step);
+            let decay = if self.decoupled { self.weight_decay } else { 0.0 };
+            let number = |lr: f64| [lr / correction, root, 1.0 - lr * decay];
+            let (rates, in_memory) = match (lr, first.state.counter.as_ref()) {
+                (Rate::Number(lr), None) => (number(*lr), None),
+                (lr, counter) => {
+                    (number(0.0), Some(self.rates(lr, counter, bucket.device(), step)?))
+                }
+            };
+            let [rate, root, kept] = rates;
+            let rule = Kernel::Adam {
+                rate,
+                root,
+                kept,
+                betas: self.betas,
+                eps: self.eps,
+                weight_decay: if self.decoupled { 0.0 } else { self.weight_decay },
+                amsgrad: self.amsgrad,
+                maximize: self.maximize,
+            };
+            bucket.run(&rule, in_memory.as_ref())?;
+        }
+        others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
+    }
+
+    /// What changes from replay to replay of a captured step, computed by the device: the rate with the correction of the
+    /// mean, the root of the correction of the squares, what is left of weights.
+    #[track_caller]
+    fn rates(
+        &self,
+        lr: &Rate,
+        counter: Option<&Tensor>,
+        device: Device,
+        step: f64,
+    ) -> Result<Tensor> {
+        let step = match counter {
+            Some(counter) => counter.to(DType::F64)?.reshape([1])?,
+            None => full([1], step, (DType::F64, device))?,
+        };
+        let correction = |beta: f64| step.mul(beta.ln())?.exp()?.neg()?.add(1.0);
+        let (correction1, root) = (correction(self.betas.0)?, correction(self.betas.1)?.sqrt()?);
+        let lr = match lr {
+            Rate::Number(lr) => full([1], *lr, (DType::F64, device))?,
+            Rate::Tensor(lr) => rate(lr, device)?,
+        };
+        let decay = if self.decoupled { self.weight_decay } else { 0.0 };
+        let kept = lr.mul(-decay)?.add(1.0)?;
+        cat(&[lr.div(&correction1)?, root, kept], 0)
     }
 
     /// A step in ops of tensors.
@@ -156,13 +223,8 @@ impl Both {
         squares: &Tensor,
         lr: &Rate,
     ) -> Result<()> {
-        let counter = match &slot.state.counter {
-            Some(counter) => counter.clone(),
-            None => counter(slot.param, slot.state.step as f64)?,
-        };
-        slot.state.counter = Some(counter.clone());
-        counter.add_(1.0)?;
-        let step = counter.to(warpline::DType::F64)?;
+        let Some(counter) = &slot.state.counter else { return Ok(()) };
+        let step = counter.to(DType::F64)?;
         let correction = |beta: f64| step.mul(beta.ln())?.exp()?.neg()?.add(1.0);
         let divisor = squares.sqrt()?.div(&correction(self.betas.1)?.sqrt()?)?.add(self.eps)?;
         let rate = correction(self.betas.0)?.reciprocal()?;
@@ -172,4 +234,45 @@ impl Both {
         };
         descend(slot.param, &mean.div(&divisor)?, &Rate::Tensor(rate))
     }
+}
+
+/// Counts a step of each of these on the device. Parameters that have always stepped together share a counter.
+#[track_caller]
+fn count(slots: &mut [Slot<'_>]) -> Result<()> {
+    let mut counted: Vec<(Option<u64>, Device, u64, Tensor)> = Vec::new();
+    for slot in slots {
+        let former = slot.state.counter.take();
+        let (at, device) = (former.as_ref().map(Tensor::data_ptr), slot.param.device());
+        let step = slot.state.step;
+        let known = counted.iter().find(|of| (of.0, of.1, of.2) == (at, device, step));
+        let new = match known {
+            Some((.., new)) => new.clone(),
+            None => {
+                let new = match former {
+                    Some(former) => former,
+                    None => counter(slot.param, step as f64)?,
+                };
+                counted.push((at, device, step, new.clone()));
+                new
+            }
+        };
+        slot.state.counter = Some(new);
+    }
+    counted.iter().try_for_each(|(.., counter)| counter.add_(1.0).map(drop))
+}
+
+/// Lets the host count, which a captured step could not.
+#[track_caller]
+fn uncount(slots: &mut [Slot<'_>]) -> Result<()> {
+    for slot in slots {
+        if is_capturing(slot.param)? {
+            let reason =
+                "a step can be captured where steps are counted on the device: set `capturable`";
+            return Err(Error::invalid("step", reason.into()));
+        }
+        if let Some(counter) = slot.state.counter.take() {
+            slot.state.step = counter.item::<f32>()? as u64;
+        }
+    }
+    Ok(())
 }

@@ -1,7 +1,10 @@
 //! Gradients that are kept from being too large.
 
-use warpline::autograd::no_grad;
-use warpline::{Result, Tensor, stack, zeros};
+use warpline::autograd::{is_grad_enabled, no_grad};
+use warpline::{Result, Tensor, empty, stack, zeros};
+use warpline_kernels::optim::{self as kernels, Tensors};
+
+use super::fused::rate;
 
 /// Scales the gradients of `parameters` together so that their norm is at most `max_norm`
 /// (`torch.nn.utils.clip_grad_norm_`). Returns what it was before, as a tensor: nothing is waited for.
@@ -27,9 +30,7 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64, norm_type: f64) -> 
         let grads = grads(parameters);
         let norm = get_total_norm(&grads, norm_type)?;
         let scale = (max_norm / &norm.add(1e-6)?)?.clamp_max(1.0)?;
-        for grad in &grads {
-            grad.mul_(&scale.to(grad.device())?)?;
-        }
+        scale_all(&grads, &scale)?;
         Ok(norm)
     };
     no_grad(run).map_err(|e: warpline::Error| e.of("clip_grad_norm_").at(location))
@@ -59,11 +60,74 @@ pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
 #[track_caller]
 pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return zeros([], ()) };
-    let mut norms = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
+    let (buckets, others) = if norm_type == 2.0 && !wanted(tensors) {
+        alike(tensors)
+    } else {
+        (Vec::new(), tensors.iter().collect())
+    };
+    let mut norms = Vec::new();
+    for bucket in &buckets {
+        norms.push(length(bucket)?.to(first.device())?);
+    }
+    for tensor in others {
         norms.push(tensor.vector_norm(norm_type, ())?.to(first.device())?);
     }
-    stack(&norms, 0)?.vector_norm(norm_type, ())
+    match &norms[..] {
+        [norm] => Ok(norm.clone()),
+        _ => stack(&norms, 0)?.vector_norm(norm_type, ()),
+    }
+}
+
+/// Whether the norm is to have a gradient.
+fn wanted(tensors: &[Tensor]) -> bool {
+    is_grad_enabled() && tensors.iter().any(Tensor::requires_grad)
+}
+
+/// Tensors that a launch takes together, and the others.
+fn alike(tensors: &[Tensor]) -> (Vec<Vec<&Tensor>>, Vec<&Tensor>) {
+    let (mut buckets, mut others): (Vec<Vec<&Tensor>>, Vec<&Tensor>) = (Vec::new(), Vec::new());
+    for tensor in tensors {
+        let fits = |bucket: &&mut Vec<&Tensor>| {
+            bucket[0].device() == tensor.device() && bucket[0].dtype() == tensor.dtype()
+        };
+        if !kernels::takes(tensor.as_view()) {
+            others.push(tensor);
+        } else if let Some(bucket) = buckets.iter_mut().find(fits) {
+            bucket.push(tensor);
+        } else {
+            buckets.push(vec![tensor]);
+        }
+    }
+    (buckets, others)
+}
+
+/// The length of tensors that are alike, as one vector.
+#[track_caller]
+fn length(tensors: &[&Tensor]) -> Result<Tensor> {
+    let views: Vec<_> = tensors.iter().map(|tensor| tensor.as_view()).collect();
+    let (dtype, device) = (tensors[0].dtype(), tensors[0].device());
+    let sums = empty([kernels::partial_sums(&views)], (kernels::sum_dtype(dtype), device))?;
+    let exec = tensors[0].exec()?;
+    kernels::sum_squares(exec.target(), &views, sums.as_view())?;
+    sums.sum(())?.sqrt()?.to(dtype)
+}
+
+/// Multiplies all by a number in memory.
+#[track_caller]
+fn scale_all(tensors: &[Tensor], by: &Tensor) -> Result<()> {
+    let (buckets, others) = alike(tensors);
+    for bucket in &buckets {
+        let by = rate(by, bucket[0].device())?;
+        let tensors = bucket.iter().map(|tensor| Tensors {
+            param: tensor.as_view(),
+            grad: None,
+            state: [None; 3],
+        });
+        let exec = bucket[0].exec()?;
+        let tensors: Vec<_> = tensors.collect();
+        kernels::step(exec.target(), &kernels::Rule::Scale, &tensors, Some(by.as_view()))?;
+    }
+    others.into_iter().try_for_each(|tensor| tensor.mul_(&by.to(tensor.device())?).map(drop))
 }
 
 fn grads(parameters: &[Tensor]) -> Vec<Tensor> {

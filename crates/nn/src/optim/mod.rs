@@ -20,6 +20,7 @@
 
 mod adam;
 mod clip;
+mod fused;
 mod group;
 mod optimizer;
 mod rmsprop;

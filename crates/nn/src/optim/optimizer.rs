@@ -1,7 +1,7 @@
 //! What all optimizers have in common.
 
 use warpline::autograd::no_grad;
-use warpline::{DType, Error, Result, Tensor};
+use warpline::{DType, Error, Exec, Result, Tensor};
 
 use super::group::ParamGroup;
 use super::rule::{ParamState, Rate, Rule, Slot};
@@ -148,6 +148,7 @@ impl<R: Rule> Optimizer for Optim<R> {
         let location = std::panic::Location::caller();
         let run = || {
             for (group, states) in self.groups.iter().zip(&mut self.states) {
+                part_counters(group.params(), states)?;
                 let slots = group.params().iter().zip(states);
                 let slots = slots.filter_map(|(param, state)| {
                     param.grad().map(|grad| Slot { param, grad: grad.detach(), state })
@@ -216,5 +217,58 @@ impl<R: Rule> Optimizer for Optim<R> {
 /// A counter of steps where a parameter is.
 #[track_caller]
 pub(super) fn counter(param: &Tensor, value: f64) -> Result<Tensor> {
+    refuse_capture(param)?;
     warpline::full([], value, (DType::F32, param.device()))
+}
+
+/// Refuses to make within a capture what an optimizer keeps: each replay would begin with it anew.
+#[track_caller]
+pub(super) fn refuse_capture(param: &Tensor) -> Result<()> {
+    if !is_capturing(param)? {
+        return Ok(());
+    }
+    let reason = "what an optimizer keeps of a parameter is made by its first step, which cannot be captured; \
+                  take a step before";
+    Err(Error::invalid("step", reason.into()))
+}
+
+/// Whether ops on a tensor go into a graph.
+#[track_caller]
+pub(super) fn is_capturing(tensor: &Tensor) -> Result<bool> {
+    match tensor.exec()? {
+        Exec::Cuda(_, _, stream) => Ok(stream.is_capturing()),
+        Exec::Cpu(_) => Ok(false),
+    }
+}
+
+/// Parameters that have always stepped together have one counter. Those that now stay behind get one of their own.
+#[track_caller]
+fn part_counters(params: &[Tensor], states: &mut [ParamState]) -> Result<()> {
+    if states.iter().all(|state| state.counter.is_none()) {
+        return Ok(());
+    }
+    let steps: Vec<bool> = params.iter().map(|param| param.grad().is_some()).collect();
+    let stepping = states.iter().zip(&steps).filter(|(_, steps)| **steps);
+    let stepping: Vec<u64> =
+        stepping.filter_map(|(state, _)| state.counter.as_ref().map(Tensor::data_ptr)).collect();
+    let mut parted: Vec<(u64, Tensor)> = Vec::new();
+    for (state, steps) in states.iter_mut().zip(steps) {
+        let Some(counter) = state.counter.as_mut().filter(|_| !steps) else { continue };
+        let at = counter.data_ptr();
+        if !stepping.contains(&at) {
+            continue;
+        }
+        let known = parted.iter().find(|of| of.0 == at).map(|of| of.1.clone());
+        let own = match known {
+            Some(own) => own,
+            None => {
+                refuse_capture(counter)?;
+                let own = counter.copy()?;
+                parted.push((at, own.clone()));
+                own
+            }
+        };
+        *counter = own;
+    }
+    Ok(())
 }

@@ -1,7 +1,9 @@
 //! RMSprop.
 
 use warpline::Result;
+use warpline_kernels::optim::Rule as Kernel;
 
+use super::fused::{buckets, rate};
 use super::optimizer::Optim;
 use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
 
@@ -62,10 +64,32 @@ impl Rule for RmsPropOptions {
 
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
-        for slot in slots {
-            self.step_one(slot, lr)?;
+        let momentum = (self.momentum != 0.0).then_some(self.momentum);
+        let (buckets, others) = buckets(slots, |_| ());
+        for mut bucket in buckets {
+            for slot in &mut bucket.slots {
+                slot.state.step += 1;
+                let kept = [true, momentum.is_some(), self.centered];
+                for which in (0..3).filter(|which| kept[*which]) {
+                    slot.state.zeros(which, slot.param)?;
+                }
+            }
+            let (number, rates) = match lr {
+                Rate::Number(lr) => (*lr, None),
+                Rate::Tensor(lr) => (0.0, Some(rate(lr, bucket.device())?)),
+            };
+            let rule = Kernel::RmsProp {
+                lr: number,
+                alpha: self.alpha,
+                eps: self.eps,
+                weight_decay: self.weight_decay,
+                momentum,
+                centered: self.centered,
+                maximize: self.maximize,
+            };
+            bucket.run(&rule, rates.as_ref())?;
         }
-        Ok(())
+        others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
     }
 }
 

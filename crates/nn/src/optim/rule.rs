@@ -2,6 +2,8 @@
 
 use warpline::{Result, Tensor};
 
+use super::optimizer::refuse_capture;
+
 /// The settings of an optimizer, which are also what says how it steps.
 pub trait Rule: Clone + std::fmt::Debug {
     /// The optimizer's name.
@@ -66,6 +68,7 @@ impl ParamState {
         if let Some(tensor) = &self.tensors[which] {
             return Ok(tensor.clone());
         }
+        refuse_capture(param)?;
         let zeros = param.zeros_like(())?;
         self.tensors[which] = Some(zeros.clone());
         Ok(zeros)

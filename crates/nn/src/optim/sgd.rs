@@ -1,8 +1,10 @@
 //! Stochastic gradient descent.
 
 use warpline::Result;
+use warpline_kernels::optim::Rule as Kernel;
 
-use super::optimizer::Optim;
+use super::fused::{buckets, rate};
+use super::optimizer::{Optim, refuse_capture};
 use super::rule::{Rate, Rule, Slot, check_not_negative, descend, settings};
 
 /// Stochastic gradient descent, with momentum if it is asked for (`torch.optim.SGD`).
@@ -59,10 +61,30 @@ impl Rule for SgdOptions {
 
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate) -> Result<()> {
-        for slot in slots {
-            self.step_one(slot, lr)?;
+        let (buckets, others) = buckets(slots, |slot| slot.state.tensors[0].is_none());
+        for mut bucket in buckets {
+            let first = *bucket.key();
+            if self.momentum != 0.0 && first {
+                for slot in &mut bucket.slots {
+                    refuse_capture(slot.param)?;
+                    slot.state.tensors[0] = Some(slot.param.empty_like(())?);
+                }
+            }
+            let (number, rates) = match lr {
+                Rate::Number(lr) => (*lr, None),
+                Rate::Tensor(lr) => (0.0, Some(rate(lr, bucket.device())?)),
+            };
+            let rule = Kernel::Sgd {
+                lr: number,
+                momentum: (self.momentum != 0.0).then_some((self.momentum, self.dampening)),
+                nesterov: self.nesterov,
+                first,
+                weight_decay: self.weight_decay,
+                maximize: self.maximize,
+            };
+            bucket.run(&rule, rates.as_ref())?;
         }
-        Ok(())
+        others.into_iter().try_for_each(|slot| self.step_one(slot, lr))
     }
 }
 
@@ -81,7 +103,8 @@ impl SgdOptions {
             }
             None => {
                 // It begins as the gradient, whatever the dampening.
-                let buffer = slot.param.zeros_like(())?;
+                refuse_capture(slot.param)?;
+                let buffer = slot.param.empty_like(())?;
                 buffer.copy_(&grad, false)?;
                 slot.state.tensors[0] = Some(buffer.clone());
                 buffer

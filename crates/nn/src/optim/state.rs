@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use warpline::{DType, Error, Result, Tensor, full, tensor};
 
 use super::group::ParamGroup;
-use super::optimizer::{Optim, counter};
+use super::optimizer::Optim;
 use super::rule::{ParamState, Rule};
 use crate::StateDict;
 
@@ -161,20 +161,33 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
             return invalid(reason);
         }
         for (place, number) in of.params.iter().enumerate() {
-            let (param, former) = (&group.params()[place], &optimizer.states[index][place]);
+            let param = &group.params()[place];
             known += usize::from(saved.state.contains_key(number));
-            states.push(loaded(&new, param, former, *number, saved.state.get(number))?);
+            states.push(loaded::<R>(param, *number, saved.state.get(number))?);
         }
         groups.push(new);
     }
     if known != saved.state.len() {
         return invalid("the state has parameters that are in none of its groups".into());
     }
-    // What a captured step goes on with stays where it is.
+    // What a captured step goes on with stays where it is, but for counters that are one and are to be several.
     let mut states = states.into_iter();
-    for former in optimizer.states.iter_mut().flatten() {
-        let Some(new) = states.next() else { break };
-        *former = in_place(former, new)?;
+    let mut counted: Vec<(u64, u64)> = Vec::new();
+    for (group, formers) in groups.iter().zip(&mut optimizer.states) {
+        for former in formers {
+            let Some(new) = states.next() else { break };
+            let mut state = in_place(former, new)?;
+            if let Some(counter) = former.counter.as_ref().filter(|_| is_capturable(group)) {
+                let (at, step) = (counter.data_ptr(), state.step);
+                let earlier = counted.iter().find(|of| of.0 == at);
+                if earlier.is_none_or(|of| of.1 == step) {
+                    counter.fill_(step as f64)?;
+                    counted.push((at, step));
+                    state.counter = Some(counter.clone());
+                }
+            }
+            *former = state;
+        }
     }
     for group in &groups {
         if let Some(lr) = &group.lr_tensor {
@@ -189,27 +202,14 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
 /// The state of a parameter, in memory of its own.
 #[track_caller]
 fn loaded<R: Rule>(
-    group: &ParamGroup<R>,
     param: &Tensor,
-    former: &ParamState,
     number: usize,
     saved: Option<&BTreeMap<String, Tensor>>,
 ) -> Result<ParamState> {
     let mut state = ParamState::default();
-    let on_device = former.counter.is_some()
-        || group
-            .options
-            .settings()
-            .iter()
-            .any(|(name, value)| *name == "capturable" && *value != 0.0);
     for (name, tensor) in saved.into_iter().flatten() {
         if name == "step" {
-            let step = self::number(tensor)?;
-            if on_device {
-                state.counter = Some(counter(param, step)?);
-            } else {
-                state.step = step as u64;
-            }
+            state.step = self::number(tensor)? as u64;
             continue;
         }
         let Some(which) = R::TENSORS.iter().position(|own| own == name) else {
@@ -230,16 +230,20 @@ fn loaded<R: Rule>(
     Ok(state)
 }
 
+/// Whether steps are counted on the device.
+fn is_capturable<R: Rule>(group: &ParamGroup<R>) -> bool {
+    group.options.settings().iter().any(|(name, value)| *name == "capturable" && *value != 0.0)
+}
+
 /// A new state in the tensors of the former one, where both have them.
 #[track_caller]
 fn in_place(former: &ParamState, new: ParamState) -> Result<ParamState> {
-    let reuse = |former: &Option<Tensor>, new: Option<Tensor>| match (former, new) {
-        (Some(former), Some(new)) => former.copy_(&new, false).cloned().map(Some),
-        (_, new) => Ok(new),
-    };
-    let mut tensors = [const { None }; 3];
-    for ((tensor, former), new) in tensors.iter_mut().zip(&former.tensors).zip(new.tensors) {
-        *tensor = reuse(former, new)?;
+    let mut tensors = new.tensors;
+    for (tensor, former) in tensors.iter_mut().zip(&former.tensors) {
+        if let (Some(new), Some(former)) = (&*tensor, former) {
+            former.copy_(new, false)?;
+            *tensor = Some(former.clone());
+        }
     }
-    Ok(ParamState { step: new.step, counter: reuse(&former.counter, new.counter)?, tensors })
+    Ok(ParamState { step: new.step, counter: None, tensors })
 }

@@ -9,6 +9,8 @@ mod boxes;
 mod files;
 mod modules;
 mod moves;
+mod optim;
 mod random;
 mod s31_modules;
 mod state;
+mod train_runs;

@@ -1,0 +1,158 @@
+//! The squares of many tensors' elements, added up: a norm of all of them takes one launch for several, and a sum.
+
+use std::fmt::Write as _;
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+use warpline_runtime::host::{GRAIN, HostElement, Shared, parallel_for, params};
+use warpline_runtime::iter::BLOCK;
+use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, dispatch};
+
+use super::cpu::Real;
+use super::{CHUNK, Part, TENSORS, Update, takes};
+use crate::programs::{FLOATS, committed};
+
+const OP: &str = "sum_squares";
+
+pub(super) static SUM_SQUARES: Program =
+    Program::new("sum_squares", FLOATS, &[""], |_, ty| source(ty)).with_ptx(committed);
+
+fn source(ty: &str) -> Source {
+    let mut code = format!("extern \"C\" __global__ void sum_squares_{ty}(\n");
+    for tensor in 0..TENSORS {
+        let _ = write!(code, "const {ty}* t{tensor}, ");
+    }
+    let _ = write!(
+        code,
+        "compute_t<{ty}>* out, const __grid_constant__ Update u) {{\nu32 which = 0;\nconst {ty}* x = t0;\n"
+    );
+    for tensor in 1..TENSORS {
+        let _ = writeln!(
+            code,
+            "if (blockIdx.x >= u.tensors[{tensor}].first) {{ which = {tensor}; x = t{tensor}; }}"
+        );
+    }
+    let _ = write!(code, "sum_squares<{ty}>(x, out, u, which);\n}}\n");
+    let of = Source::new().with::<Update>().push(module::ELEMENT);
+    let of = of.push(&format!("#define BLOCK {BLOCK}\n#define CHUNK {CHUNK}"));
+    of.push(include_str!("norm.cuh")).push(&code)
+}
+
+/// How many numbers [`sum_squares`] leaves of these tensors.
+#[must_use]
+pub fn partial_sums(tensors: &[View<'_>]) -> usize {
+    tensors.iter().map(|view| view.numel().div_ceil(CHUNK as usize)).sum()
+}
+
+/// The dtype of what [`sum_squares`] leaves.
+#[must_use]
+pub fn sum_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// Adds up the squares of pieces of tensors of one dtype into `out`, which has one dimension of [`partial_sums`] elements of
+/// [`sum_dtype`]. What is left is to add these.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for tensors that [`takes`] refuses; [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
+/// [`Error::OverlappingOperands`], and what a launch can fail with.
+#[track_caller]
+pub fn sum_squares(target: Target<'_>, tensors: &[View<'_>], out: View<'_>) -> Result<()> {
+    let location = Location::caller();
+    let Some(dtype) = tensors.first().map(|view| view.dtype) else { return Ok(()) };
+    for view in tensors {
+        if view.dtype != dtype {
+            let (expected, actual) = (dtype, view.dtype);
+            return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+        }
+        if !takes(*view) {
+            let reason = "operands are contiguous floats, fewer than 2³¹ of each";
+            return Err(Error::invalid(OP, reason.into()));
+        }
+    }
+    if out.dtype != sum_dtype(dtype) {
+        let (expected, actual) = (sum_dtype(dtype), out.dtype);
+        return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+    }
+    let count = partial_sums(tensors);
+    if out.sizes() != [count] || !out.layout.is_contiguous() {
+        let reason = format!("a result of {:?} for {count} sums", out.sizes());
+        return Err(Error::ShapeMismatch { op: OP, reason, location });
+    }
+    let Some(host) = kernel(dtype) else {
+        return Err(Error::UnsupportedDType { location, op: OP, dtype });
+    };
+    let mut begun = 0;
+    for tensors in tensors.chunks(TENSORS) {
+        let parts = [Part { first: u32::MAX, numel: 0 }; TENSORS];
+        let mut params =
+            Update { numbers: [0.0; 8], flags: 0, reads: 1, writes: 0, blocks: 0, tensors: parts };
+        for (part, view) in params.tensors.iter_mut().zip(tensors) {
+            *part = Part { first: params.blocks, numel: view.numel() as u32 };
+            params.blocks += part.numel.div_ceil(CHUNK);
+        }
+        let blocks = params.blocks as usize;
+        if blocks == 0 {
+            continue;
+        }
+        let layout = out.layout.narrow(0, begun as isize, blocks)?;
+        begun += blocks;
+        let mut operands: SmallVec<[Operand<'_>; TENSORS + 1]> =
+            tensors.iter().map(|view| view.read()).collect();
+        operands.resize(TENSORS, out.untouched());
+        operands.push(View { layout: &layout, ..out }.write());
+        check_operands(OP, &operands)?;
+        let call = Call {
+            op: OP,
+            operands: &operands,
+            params: bytemuck::bytes_of(&params),
+            checks_indices: false,
+            host,
+            code: Code::Kernel {
+                kernel: (&SUM_SQUARES, dtype as usize - DType::F16 as usize, 0),
+                grid: [params.blocks, 1, 1],
+                block: [BLOCK, 1, 1],
+                shared_bytes: 0,
+            },
+            location,
+        };
+        // SAFETY: the tensors are contiguous, of one dtype and as many elements as `numel` says; each block reads its own of one
+        // and writes one element of the result, which has as many as there are blocks.
+        unsafe { launch::run(target, &call) }?;
+    }
+    Ok(())
+}
+
+fn kernel(dtype: DType) -> Option<HostKernel> {
+    Some(dispatch!(dtype, float T => run::<T> as HostKernel, _ => return None))
+}
+
+/// # Safety
+/// As [`HostKernel`]: [`TENSORS`] operands of `T`, the sums, and [`Update`].
+unsafe fn run<T: HostElement<Compute: Real>>(launch: &HostLaunch<'_>) {
+    let update: Update = params(launch);
+    let out = Shared::<T::Compute>::operand(launch, TENSORS);
+    let chunk = CHUNK as usize;
+    let all: [Shared<T>; TENSORS] = std::array::from_fn(|which| Shared::operand(launch, which));
+    parallel_for(launch.parallel, update.blocks as usize, (GRAIN / chunk).max(1), |blocks| {
+        for block in blocks {
+            let which = update.tensors.partition_point(|part| part.first as usize <= block) - 1;
+            let part = update.tensors[which];
+            let tensor = all[which];
+            let begin = (block - part.first as usize) * chunk;
+            // As many sums as a compiler likes to have at once.
+            let mut sums = [T::Compute::of(0.0); 8];
+            for i in begin..(begin + chunk).min(part.numel as usize) {
+                // SAFETY: an element of the tensor.
+                let x = unsafe { tensor.read(i as isize) }.get();
+                sums[i % 8] = sums[i % 8] + x * x;
+            }
+            let sum = sums.into_iter().reduce(|a, b| a + b).unwrap_or(T::Compute::of(0.0));
+            // SAFETY: an element of the result, which is this thread's.
+            unsafe { out.write(block as isize, sum) };
+        }
+    });
+}

@@ -1,0 +1,108 @@
+// A step of an optimizer on many tensors: a block takes `CHUNK` elements of one of them. Of each tensor there are `LISTS`
+// operands: the parameter, its gradient, and what is kept of it.
+
+template <class C> __device__ __forceinline__ C toward(C from, C to, C weight) {
+    return weight < (C)0.5 ? from + weight * (to - from) : to - (to - from) * (1 - weight);
+}
+__device__ __forceinline__ f32 root(f32 v) { return sqrtf(v); }
+__device__ __forceinline__ f64 root(f64 v) { return sqrt(v); }
+
+// With the sign that is wanted, and the decay of weights.
+template <class C> __device__ __forceinline__ C gradient(C p, C g, C decay, u32 flags) {
+    if (flags & MAXIMIZE) g = -g;
+    return g + decay * p;
+}
+
+template <class C> struct Sgd {
+    C lr, momentum, undamped, decay;
+    u32 flags;
+    __device__ __forceinline__ Sgd(const Update& u, const f64* rates)
+        : lr(u.flags & RATES ? rates[0] : u.numbers[0]), momentum(u.numbers[1]),
+          undamped(u.numbers[2]), decay(u.numbers[3]), flags(u.flags) {}
+    __device__ __forceinline__ void operator()(C* x) const {
+        C g = gradient(x[0], x[1], decay, flags);
+        if (flags & MOMENTUM) {
+            x[2] = flags & FIRST ? g : momentum * x[2] + undamped * g;
+            g = flags & NESTEROV ? g + momentum * x[2] : x[2];
+        }
+        x[0] -= lr * g;
+    }
+};
+
+template <class C> struct Adam {
+    C rate, root2, kept, beta1, beta2, eps, decay;
+    u32 flags;
+    __device__ __forceinline__ Adam(const Update& u, const f64* rates)
+        : rate(u.flags & RATES ? rates[0] : u.numbers[0]),
+          root2(u.flags & RATES ? rates[1] : u.numbers[1]),
+          kept(u.flags & RATES ? rates[2] : u.numbers[2]), beta1(1 - u.numbers[3]),
+          beta2(u.numbers[4]), eps(u.numbers[5]), decay(u.numbers[6]), flags(u.flags),
+          rest(1 - u.numbers[4]) {}
+    C rest;
+    __device__ __forceinline__ void operator()(C* x) const {
+        const C g = gradient(x[0], x[1], decay, flags);
+        x[2] = toward(x[2], g, beta1);
+        x[3] = beta2 * x[3] + rest * g * g;
+        C square = x[3];
+        if (flags & AMSGRAD) square = x[4] = x[4] > square || x[4] != x[4] ? x[4] : square;
+        x[0] = kept * x[0] - rate * x[2] / (root(square) / root2 + eps);
+    }
+};
+
+template <class C> struct RmsProp {
+    C lr, alpha, rest, eps, decay, momentum;
+    u32 flags;
+    __device__ __forceinline__ RmsProp(const Update& u, const f64* rates)
+        : lr(u.flags & RATES ? rates[0] : u.numbers[0]), alpha(u.numbers[1]),
+          rest(1 - u.numbers[1]), eps(u.numbers[2]), decay(u.numbers[3]), momentum(u.numbers[4]),
+          flags(u.flags) {}
+    __device__ __forceinline__ void operator()(C* x) const {
+        const C g = gradient(x[0], x[1], decay, flags);
+        x[2] = alpha * x[2] + rest * g * g;
+        C square = x[2];
+        if (flags & CENTERED) {
+            x[4] = toward(x[4], g, rest);
+            square -= x[4] * x[4];
+        }
+        C by = g / (root(square) + eps);
+        if (flags & MOMENTUM) by = x[3] = momentum * x[3] + by;
+        x[0] -= lr * by;
+    }
+};
+
+template <class C> struct Scale {
+    C by;
+    __device__ __forceinline__ Scale(const Update& u, const f64* rates) : by(rates[0]) {}
+    __device__ __forceinline__ void operator()(C* x) const { x[0] *= by; }
+};
+
+template <class T, class Rule>
+__device__ __forceinline__ void
+update(T* const (&x)[LISTS], const f64* rates, const Update& u, u32 which) {
+    typedef compute_t<T> C;
+    constexpr u32 EACH = 4;
+    const Rule rule(u, rates);
+    const u32 numel = u.tensors[which].numel;
+    const u32 first = (blockIdx.x - u.tensors[which].first) * CHUNK + threadIdx.x;
+#pragma unroll 1
+    for (u32 begin = first; begin < first + CHUNK; begin += BLOCK * EACH) {
+        C v[EACH][LISTS];
+#pragma unroll
+        for (u32 j = 0; j < EACH; j++) {
+            const u32 i = begin + j * BLOCK;
+#pragma unroll
+            for (u32 k = 0; k < LISTS; k++) {
+                v[j][k] = i < numel && (u.reads >> k & 1) ? load(x[k][i]) : (C)0;
+            }
+        }
+#pragma unroll
+        for (u32 j = 0; j < EACH; j++) {
+            const u32 i = begin + j * BLOCK;
+            rule(v[j]);
+#pragma unroll
+            for (u32 k = 0; k < LISTS; k++) {
+                if (i < numel && (u.writes >> k & 1)) store(x[k][i], v[j][k]);
+            }
+        }
+    }
+}

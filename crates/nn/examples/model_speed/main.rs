@@ -1,0 +1,166 @@
+//! How long steps of training take on a GPU, and how much memory, with PyTorch beside in the same run:
+//!
+//! ```text
+//! cargo run --release -p warpline-nn --example model_speed -- --python python3 [--only mlp]
+//! ```
+//!
+//! Without `--python` ours alone. With `WARPLINE_DRIVER=sim:1` it shows that everything runs, and no times of use.
+
+mod models;
+
+use std::process::Command;
+use std::time::Instant;
+
+use models::{Gpt, GptSizes, mlp};
+use warpline::autograd::no_grad;
+use warpline::functional::{CrossEntropyOptions, cross_entropy};
+use warpline::{DType, Result, Tensor, cuda, randint, randn};
+use warpline_nn::Module;
+use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
+
+/// A figure under its name, by which `torch.py` prints that of the same step.
+struct Figure {
+    name: &'static str,
+    micros: f64,
+    peak: usize,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args: Vec<String> = std::env::args().collect();
+    let after = |flag: &str| {
+        let at = args.iter().position(|arg| arg == flag);
+        at.and_then(|at| args.get(at + 1)).cloned()
+    };
+    let only = after("--only").unwrap_or_default();
+    let figures = ours(&only)?;
+    let theirs = match after("--python") {
+        Some(python) => torch(&python, &only)?,
+        None => Vec::new(),
+    };
+    println!("| step | here | PyTorch | × | peak here | PyTorch |\n|---|---|---|---|---|---|");
+    for Figure { name, micros, peak } in figures {
+        let other = theirs.iter().find(|(other, ..)| other == name);
+        let (time, times, memory) = match other {
+            Some((_, theirs, memory)) => (
+                format!("{theirs:.1} µs"),
+                format!("{:.2}", theirs / micros),
+                format!("{:.2} GiB", gib(*memory)),
+            ),
+            None => <(String, String, String)>::default(),
+        };
+        println!(
+            "| {name} | {micros:.1} µs | {time} | {times} | {:.2} GiB | {memory} |",
+            gib(peak as f64)
+        );
+    }
+    Ok(())
+}
+
+fn gib(bytes: f64) -> f64 {
+    bytes / (1u64 << 30) as f64
+}
+
+/// PyTorch's figures: name, microseconds, bytes at the peak.
+fn torch(python: &str, only: &str) -> anyhow::Result<Vec<(String, f64, f64)>> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/model_speed/torch.py");
+    let script = if std::path::Path::new(script).exists() { script } else { "torch.py" };
+    let output = Command::new(python).args([script, only]).output()?;
+    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout)?;
+    let line = |line: &str| {
+        let mut parts = line.split('\t');
+        let name = parts.next()?.to_owned();
+        Some((name, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(line).collect())
+}
+
+/// The median time of `inner` calls of `f`, after some that do not count.
+fn median(
+    name: &'static str,
+    inner: u32,
+    outer: usize,
+    mut f: impl FnMut() -> Result<()>,
+) -> Result<Figure> {
+    cuda::reset_peak_memory_stats(())?;
+    for _ in 0..3 {
+        f()?;
+    }
+    cuda::synchronize(())?;
+    let mut times = Vec::new();
+    for _ in 0..outer {
+        let start = Instant::now();
+        for _ in 0..inner {
+            f()?;
+        }
+        cuda::synchronize(())?;
+        times.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(inner));
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(Figure { name, micros: times[outer / 2], peak: cuda::max_memory_allocated(())? })
+}
+
+fn ours(only: &str) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    if "mlp".starts_with(only) || only.starts_with("mlp") {
+        figures.extend(small()?);
+    }
+    let narrow = GptSizes { width: 256, heads: 4, layers: 4, vocabulary: 1024, length: 1024 };
+    let gpt2 = GptSizes { width: 768, heads: 12, layers: 12, vocabulary: 50304, length: 1024 };
+    for (name, dtype, batch, length, sizes, outer) in [
+        ("gpt 4 layers bf16 8x128", DType::BF16, 8, 128, narrow, 9),
+        ("gpt2 124M bf16 8x1024", DType::BF16, 8, 1024, gpt2, 5),
+        ("gpt2 124M f32 8x1024", DType::F32, 8, 1024, gpt2, 5),
+    ] {
+        if name.starts_with(only) {
+            figures.push(gpt(name, dtype, (batch, length), sizes, outer)?);
+        }
+    }
+    Ok(figures)
+}
+
+fn small() -> Result<Vec<Figure>> {
+    let mut net = mlp()?;
+    net.to("cuda")?;
+    let (x, y) = (randn([64, 256], "cuda")?, randint(0, 10, [64], "cuda")?);
+    let options = CrossEntropyOptions::default();
+    let mut figures = Vec::new();
+    let step = |optimizer: &mut dyn Optimizer| -> Result<()> {
+        optimizer.zero_grad()?;
+        cross_entropy(&net.forward(&x)?, &y, &options)?.backward()?;
+        optimizer.step()
+    };
+    let mut sgd = Sgd::new(net.parameters(), SgdOptions { lr: 0.01, ..Default::default() })?;
+    figures.push(median("mlp 3x256 SGD", 100, 9, || step(&mut sgd))?);
+    let mut adam = AdamW::new(net.parameters(), AdamWOptions::default())?;
+    figures.push(median("mlp 3x256 AdamW", 100, 9, || step(&mut adam))?);
+    let options = AdamWOptions { capturable: true, ..Default::default() };
+    let mut adam = AdamW::new(net.parameters(), options)?;
+    let side = cuda::Stream::new(())?;
+    cuda::with_stream(&side, || (0..3).try_for_each(|_| step(&mut adam)))?;
+    cuda::synchronize(())?;
+    let (graph, ()) = cuda::graph(|| step(&mut adam))?;
+    figures.push(median("mlp 3x256 AdamW, a graph", 100, 9, || graph.replay())?);
+    let forward = || no_grad(|| net.forward(&x).map(drop));
+    figures.push(median("mlp 3x256 forward", 200, 9, forward)?);
+    Ok(figures)
+}
+
+fn gpt(
+    name: &'static str,
+    dtype: DType,
+    (batch, length): (usize, usize),
+    sizes: GptSizes,
+    outer: usize,
+) -> Result<Figure> {
+    let mut net = Gpt::new(sizes)?;
+    net.to((dtype, "cuda"))?;
+    let tokens: Tensor = randint(0, sizes.vocabulary as i64, [batch, length], "cuda")?;
+    let options = AdamWOptions { lr: 1e-4, ..Default::default() };
+    let mut adam = AdamW::new(net.parameters(), options)?;
+    median(name, 1, outer, || {
+        adam.zero_grad()?;
+        net.loss(&tokens, &tokens)?.backward()?;
+        adam.step()
+    })
+}

@@ -1,0 +1,67 @@
+//! Steps of many parameters in one launch.
+
+use warpline::{DType, Device, Result, Tensor};
+use warpline_kernels::optim::{self as kernels, Tensors};
+
+use super::rule::Slot;
+
+/// Parameters that go into the same launches, by what they have to have in common.
+pub(super) struct Bucket<'a, 'p, K> {
+    key: (Device, DType, K),
+    pub(super) slots: Vec<&'a mut Slot<'p>>,
+}
+
+impl<K> Bucket<'_, '_, K> {
+    pub(super) fn key(&self) -> &K {
+        &self.key.2
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.key.0
+    }
+
+    /// The step, with what of it is to be read from memory.
+    #[track_caller]
+    pub(super) fn run(&self, rule: &kernels::Rule, rates: Option<&Tensor>) -> Result<()> {
+        let Some(first) = self.slots.first() else { return Ok(()) };
+        let tensors = self.slots.iter().map(|slot| {
+            let [a, b, c] = &slot.state.tensors;
+            Tensors {
+                param: slot.param.as_view(),
+                grad: Some(slot.grad.as_view()),
+                state: [a, b, c].map(|tensor| tensor.as_ref().map(Tensor::as_view)),
+            }
+        });
+        let tensors: Vec<Tensors<'_>> = tensors.collect();
+        let exec = first.param.exec()?;
+        kernels::step(exec.target(), rule, &tensors, rates.map(Tensor::as_view))
+    }
+}
+
+/// Shares parameters out: those that a launch of many takes, and the others.
+pub(super) fn buckets<'a, 'p, K: PartialEq>(
+    slots: &'a mut [Slot<'p>],
+    key: impl Fn(&Slot<'p>) -> K,
+) -> (Vec<Bucket<'a, 'p, K>>, Vec<&'a mut Slot<'p>>) {
+    let (mut buckets, mut others): (Vec<Bucket<'a, 'p, K>>, Vec<_>) = (Vec::new(), Vec::new());
+    for slot in slots {
+        let fits = |tensor: &Tensor| kernels::takes(tensor.as_view());
+        if !(fits(slot.param) && fits(&slot.grad) && slot.state.tensors.iter().flatten().all(fits))
+        {
+            others.push(slot);
+            continue;
+        }
+        let key = (slot.param.device(), slot.param.dtype(), key(slot));
+        match buckets.iter_mut().find(|bucket| bucket.key == key) {
+            Some(bucket) => bucket.slots.push(slot),
+            None => buckets.push(Bucket { key, slots: vec![slot] }),
+        }
+    }
+    (buckets, others)
+}
+
+/// A number in memory as the launches read it.
+#[track_caller]
+pub(super) fn rate(lr: &Tensor, device: Device) -> Result<Tensor> {
+    lr.to((DType::F64, device))?.reshape([1])
+}
