@@ -77,7 +77,10 @@ pub fn dropout(
         vec /= 2;
     }
     let mut sequence = Sequence::of(target, device);
-    let (threads, rounds) = (blocks * BLOCK, values / 4);
+    let threads = blocks * BLOCK;
+    // Eight neighbours take two draws, of which the second is beyond what the sequence is advanced by: as in PyTorch.
+    let rounds = (numel as u64).div_ceil(threads * vec as u64) * vec as u64;
+    let rounds = rounds.div_ceil(4);
     let params = Drop {
         numel: numel as u64,
         place: sequence.advance(values),

@@ -130,7 +130,8 @@ fn a_file_that_is_cut_or_wrong_says_where() {
         [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &whole[header..]].concat()
     };
     assert!(
-        refused(&path, &with("\"F32\"", "\"F8_E4M3\"")).contains("`weight` is of dtype F8_E4M3")
+        refused(&path, &with("\"F32\",\"shape\":[8]", "\"F8_E4M3\",\"shape\":[32]"))
+            .contains("`weight` is of dtype F8_E4M3")
     );
     assert!(refused(&path, &with("[8]", "[9]")).contains("`weight`"));
     assert!(refused(&path, &with("{\"weight", "{weight")).contains("header"));

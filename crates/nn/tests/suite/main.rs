@@ -7,6 +7,7 @@ mod common;
 mod boxes;
 
 mod files;
+mod modules;
 mod moves;
 mod optim;
 mod random;

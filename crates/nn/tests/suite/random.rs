@@ -4,7 +4,7 @@
 use serde_json::Value;
 use warpline::data::{DataLoader, Dataset, DistributedSampler, Generator, Sampler};
 use warpline::functional::{ConvOptions, dropout, dropout2d};
-use warpline::{DType, Error, Result, Tensor, full, manual_seed, ones, zeros};
+use warpline::{DType, Error, Result, Tensor, arange_start, full, manual_seed, ones, zeros};
 use warpline_nn::init::{self, FanMode, Nonlinearity};
 use warpline_nn::{
     Bilinear, Conv2d, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
@@ -119,6 +119,35 @@ fn dropouts(device: &str) -> Result<usize> {
 #[test]
 fn dropout_has_pytorchs_values_on_the_cpu() {
     assert_eq!(dropouts("cpu").unwrap(), 20);
+}
+
+/// Those cases of a device that draw indices by weights.
+fn multinomials(device: &str) -> Result<usize> {
+    let mut count = 0;
+    let Some(file) = golden_json("random_nn.json") else { return Ok(6) };
+    let weights = arange_start(1f32, 21f32, device)?;
+    for case in file["cases"].as_array().expect("cases") {
+        let what = case["what"].as_str().expect("text");
+        if case["device"] != device || !what.starts_with("multinomial") {
+            continue;
+        }
+        manual_seed(case["seed"].as_u64().expect("a seed"));
+        let drawn = match what {
+            "multinomial of 1..20, 30 with replacement" => weights.multinomial(30, true)?,
+            "multinomial of 1..20, 7 without" => weights.multinomial(7, false)?,
+            _ => weights.expand([3, 20])?.multinomial(5, true)?.flatten(0, -1)?,
+        };
+        check(&format!("{what} on {device}"), &drawn, &case["values"], case.get("sum"))?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+#[test]
+fn indices_by_weights_are_pytorchs() {
+    assert_eq!(multinomials("cpu").unwrap(), 6);
+    let runtime = warpline::open("sim:1", &warpline::RuntimeConfig::default()).unwrap();
+    warpline::with_runtime(&runtime, || assert_eq!(multinomials("cuda").unwrap(), 6));
 }
 
 /// Numbers of samples.

@@ -1,6 +1,7 @@
 //! The order of elements: running sums and extremes, sorting, searching, turning round.
 
 mod cumulative;
+mod multinomial;
 mod search;
 mod select;
 mod sort;

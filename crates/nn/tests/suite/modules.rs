@@ -1,0 +1,210 @@
+//! Modules against what they consist of, on every device; each with gradients of all parameters.
+
+use warpline::functional::{ConvOptions, MaxPoolOptions};
+use warpline::{Error, Result, Tensor, manual_seed, ones, randn, tensor};
+use warpline_nn::{
+    BatchNorm2d, Conv2d, CrossEntropyLoss, Dropout, Embedding, Flatten, GRU, GRUCell, LSTM,
+    LSTMCell, LayerNorm, Linear, MaxPool2d, Module, MultiheadAttention, MultiheadAttentionOptions,
+    RNN, RNNCell, ReLU, RecurrentOptions, Sequential, StateDict,
+};
+
+use crate::common::{World, worlds};
+
+fn assert_close(a: &Tensor, b: &Tensor, what: &str) -> Result<()> {
+    assert_eq!(a.size(), b.size(), "{what}");
+    let off = a.detach().cpu()?.sub(&b.detach().cpu()?)?.abs()?.amax(())?.item::<f32>()?;
+    assert!(off < 1e-5, "{what}: {off}");
+    Ok(())
+}
+
+/// Every parameter gets a gradient.
+fn assert_learns(module: &impl Module, out: &Tensor) -> Result<()> {
+    module.zero_grad()?;
+    out.square()?.sum(())?.backward()?;
+    for (name, parameter) in module.named_parameters() {
+        let grad = parameter.grad().unwrap_or_else(|| panic!("{name} has no gradient"));
+        assert!(grad.abs()?.amax(())?.item::<f32>()? > 0.0, "{name}");
+    }
+    module.zero_grad()?;
+    assert!(module.parameters().iter().all(|parameter| parameter.grad().is_none()));
+    Ok(())
+}
+
+/// The parameters of one layer and direction under a cell's names.
+fn layer(state: &StateDict, end: &str) -> StateDict {
+    let own = |name: &str| name.strip_suffix(end).map(str::to_owned);
+    state.iter().filter_map(|(name, t)| Some((own(name)?, t.clone()))).collect()
+}
+
+#[test]
+fn recurrent_networks_are_their_cells_one_after_the_other() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            manual_seed(1);
+            let settings = RecurrentOptions { bidirectional: true, ..RecurrentOptions::default() };
+            let x = randn([4, 2, 3], ())?.to(place)?;
+            let steps: Vec<Tensor> = (0..4).map(|t| x.select(0, t)).collect::<Result<_>>()?;
+
+            let lstm = LSTM::with_settings(3, 5, settings, place)?;
+            let (out, (hidden, cell)) = lstm.forward(&x, None)?;
+            assert_eq!((out.size(), hidden.size()), (&[4, 2, 10][..], &[2, 2, 5][..]));
+            for (direction, end) in ["_l0", "_l0_reverse"].into_iter().enumerate() {
+                let mut own = LSTMCell::new(3, 5, place)?;
+                own.load_state_dict(&layer(&lstm.state_dict(), end), true)?;
+                let mut state = (own.initial_hidden(&steps[0])?, own.initial_hidden(&steps[0])?);
+                let order: Vec<usize> =
+                    if direction == 0 { (0..4).collect() } else { (0..4).rev().collect() };
+                for t in order {
+                    state = own.forward(&steps[t], (&state.0, &state.1))?;
+                    let part = out.select(0, t as isize)?.narrow(1, 5 * direction as isize, 5)?;
+                    assert_close(&state.0, &part, end)?;
+                }
+                assert_close(&state.0, &hidden.select(0, direction as isize)?, "the last state")?;
+                assert_close(&state.1, &cell.select(0, direction as isize)?, "the last cell")?;
+            }
+            assert_learns(&lstm, &out)?;
+
+            let (rnn, gru) = (RNN::new(3, 5, place)?, GRU::new(3, 5, place)?);
+            let mut cells = (RNNCell::new(3, 5, place)?, GRUCell::new(3, 5, place)?);
+            cells.0.load_state_dict(&layer(&rnn.state_dict(), "_l0"), true)?;
+            cells.1.load_state_dict(&layer(&gru.state_dict(), "_l0"), true)?;
+            let zero = cells.0.initial_hidden(&steps[0])?;
+            let mut states = (zero.clone(), zero);
+            for x in &steps {
+                states = (cells.0.forward(x, &states.0)?, cells.1.forward(x, &states.1)?);
+            }
+            let (out, hidden) = rnn.forward(&x, None)?;
+            assert_close(&states.0, &hidden.select(0, 0)?, "RNN")?;
+            assert_learns(&rnn, &out)?;
+            let (out, hidden) = gru.forward(&x, None)?;
+            assert_close(&states.1, &hidden.select(0, 0)?, "GRU")?;
+            assert_learns(&gru, &out)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn layers_and_directions_have_pytorchs_names() {
+    let settings = RecurrentOptions {
+        num_layers: 2,
+        bidirectional: true,
+        batch_first: true,
+        dropout: 0.5,
+        bias: false,
+        ..RecurrentOptions::default()
+    };
+    let mut gru = GRU::with_settings(3, 4, settings, ()).unwrap();
+    let names: Vec<String> = gru.named_parameters().into_iter().map(|(name, _)| name).collect();
+    let expected = ["l0", "l0_reverse", "l1", "l1_reverse"]
+        .map(|end| [format!("weight_ih_{end}"), format!("weight_hh_{end}")])
+        .concat();
+    assert_eq!(names, expected);
+    let x = randn([2, 6, 3], ()).unwrap();
+    let sizes = |(out, hidden): (Tensor, Tensor)| (out.size().to_vec(), hidden.size().to_vec());
+    assert_eq!(sizes(gru.forward(&x, None).unwrap()), (vec![2, 6, 8], vec![4, 2, 4]));
+    gru.eval();
+    let (one, again) = (gru.forward(&x, None).unwrap().0, gru.forward(&x, None).unwrap().0);
+    assert_close(&one, &again, "out of training").unwrap();
+    let first = gru.forward(&x.select(0, 0).unwrap(), None).unwrap().0;
+    assert_close(&first, &one.select(0, 0).unwrap(), "without a batch").unwrap();
+}
+
+#[test]
+fn attention_is_that_of_each_head() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            manual_seed(2);
+            let settings = MultiheadAttentionOptions { batch_first: true, ..Default::default() };
+            let net = MultiheadAttention::with_settings(6, 2, settings, place)?;
+            let x = randn([3, 4, 6], ())?.to(place)?;
+            let out = net.forward(&x, &x, &x, None, true)?;
+            let all = x.matmul(&net.in_proj_weight.t()?)?;
+            let mut heads = Vec::new();
+            for head in 0..2 {
+                let part = |i: isize| all.narrow(2, 6 * i + 3 * head, 3);
+                let scores =
+                    part(0)?.matmul(&part(1)?.transpose(1, 2)?)?.mul(3f64.sqrt().recip())?;
+                let later = ones([4, 4], place)?.triu(1)?.eq(1.0)?;
+                let weights = scores.masked_fill(&later, f64::NEG_INFINITY)?.softmax(-1)?;
+                heads.push(weights.matmul(&part(2)?)?);
+            }
+            let expected = net.out_proj.forward(&warpline::cat(&heads, 2)?)?;
+            assert_close(&out, &expected, "attention")?;
+            let mask = ones([4, 4], place)?.triu(1)?.eq(1.0)?;
+            assert_close(&net.forward(&x, &x, &x, &mask, false)?, &out, "a mask of bools")?;
+            assert_learns(&net, &out)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_network_of_images_learns_on_every_device() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            manual_seed(3);
+            let padded = ConvOptions { padding: 1.into(), ..ConvOptions::default() };
+            let mut net = Sequential::new()
+                .with(Conv2d::new(1, 4, [3, 3], padded, ())?)
+                .with(BatchNorm2d::new(4, ())?)
+                .with(ReLU)
+                .with(MaxPool2d::new([2, 2], MaxPoolOptions::default()))
+                .with(Flatten::default())
+                .with(Dropout::new(0.25)?)
+                .with(Linear::new(16, 3, ())?);
+            net.to(place)?;
+            let state = net.state_dict();
+            let names: Vec<&str> = state.names().filter(|name| name.starts_with("1.")).collect();
+            let buffers = ["1.running_mean", "1.running_var", "1.num_batches_tracked"];
+            assert_eq!(names, [&["1.weight", "1.bias"][..], &buffers].concat());
+            let x = randn([5, 1, 4, 4], ())?.to(place)?;
+            let classes = tensor([0i64, 1, 2, 0, 1], place)?;
+            let out = net.forward(&x)?;
+            CrossEntropyLoss::default().forward(&out, &classes)?.backward()?;
+            assert!(net.parameters().iter().all(|parameter| parameter.grad().is_some()));
+            assert_eq!(
+                state.get("1.num_batches_tracked").map(Tensor::item::<i64>).transpose()?,
+                Some(1)
+            );
+            net.eval();
+            assert_close(&net.forward(&x)?, &net.forward(&x)?, "out of training")?;
+            assert_eq!(
+                state.get("1.num_batches_tracked").map(Tensor::item::<i64>).transpose()?,
+                Some(1)
+            );
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn padding_is_zero_and_is_not_learned() {
+    let table = Embedding::with_padding(4, 3, 1, ()).unwrap();
+    let out = table.forward(&tensor([[1i64, 2, 1]], ()).unwrap()).unwrap();
+    assert_eq!(out.select(1, 0).unwrap().to_vec::<f32>().unwrap(), [0.0; 3]);
+    out.sum(()).unwrap().backward().unwrap();
+    let grad = table.weight.grad().expect("a gradient");
+    assert_eq!(grad.sum(1).unwrap().to_vec::<f32>().unwrap(), [0.0, 0.0, 3.0, 0.0]);
+    assert!(Embedding::with_padding(4, 3, 4, ()).is_err());
+}
+
+#[test]
+fn an_input_that_is_elsewhere_names_the_parameter_and_both_devices() {
+    worlds(1, |_| {
+        let x = ones([2, 3], ())?;
+        let errors = [
+            Linear::new(3, 2, "cuda:0")?.forward(&x).unwrap_err(),
+            LayerNorm::new(3, "cuda:0")?.forward(&x).unwrap_err(),
+            LSTM::new(3, 2, "cuda:0")?.forward(&x, None).unwrap_err(),
+        ];
+        for (error, name) in errors.iter().zip(["weight", "weight", "weight_ih_l0"]) {
+            assert!(matches!(error, Error::DeviceMismatch { .. }), "{error}");
+            let text = error.to_string();
+            for said in [&format!("`{name}`")[..], "cpu", "cuda:0", "modules.rs"] {
+                assert!(text.contains(said), "{text}");
+            }
+        }
+        Ok(())
+    });
+}

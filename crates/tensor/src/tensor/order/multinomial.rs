@@ -1,0 +1,91 @@
+//! Indices drawn by their weights.
+
+use super::searchsorted;
+use crate::called::Called;
+use crate::{DType, Error, Result, Tensor};
+
+/// Threads of a block of PyTorch's kernel, each of which draws one index.
+const BLOCK: usize = 128;
+
+impl Tensor {
+    /// Indices drawn by their weights, which are these or the rows of these, with PyTorch's values for a seed
+    /// (`torch.multinomial`). Without `replacement` none is drawn twice. That weights are not negative, and that there are enough that
+    /// are not zero, is not looked at on a device.
+    ///
+    /// ```
+    /// # use warpline::tensor;
+    /// let drawn = tensor([0f32, 3.0, 0.0], ())?.multinomial(5, true)?;
+    /// assert_eq!(drawn.to_vec::<i64>()?, [1; 5]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of other than one or two dimensions, of no samples, of more samples than weights without
+    /// `replacement`, and on the host of weights that are negative, infinite or NaN; [`Error::UnsupportedDType`] for anything but floats.
+    #[track_caller]
+    pub fn multinomial(&self, num_samples: usize, replacement: bool) -> Result<Self> {
+        let op = "multinomial";
+        let refused = |reason: String| Err(Error::invalid(op, reason));
+        if !self.dtype().is_float() {
+            let (location, dtype) = (std::panic::Location::caller(), self.dtype());
+            return Err(Error::UnsupportedDType { location, op, dtype });
+        }
+        let (rows, weights) = match *self.size() {
+            [weights] => (1, weights),
+            [rows, weights] => (rows, weights),
+            _ => {
+                return refused(format!(
+                    "weights are of one or two dimensions, not {:?}",
+                    self.size()
+                ));
+            }
+        };
+        if num_samples == 0 || weights == 0 {
+            return refused("one sample and one weight or more are needed".into());
+        }
+        if !replacement && num_samples > weights {
+            return refused(format!(
+                "{num_samples} cannot be drawn of {weights} without replacement"
+            ));
+        }
+        let own = self.detach();
+        if !own.is_cuda() {
+            let all = own.to(DType::F64)?.to_vec::<f64>()?;
+            if all.iter().any(|weight| !weight.is_finite() || *weight < 0.0) {
+                return refused("a weight is negative, infinite or NaN".into());
+            }
+            if all.chunks(weights).any(|row| row.iter().all(|weight| *weight == 0.0)) {
+                return refused("all weights of a row are zero".into());
+            }
+        }
+        if !replacement || num_samples == 1 {
+            // The first of exponential waits, each by its weight.
+            let waits = own.empty_like(()).of(op)?;
+            waits.exponential_(1.0).of(op)?;
+            let order = own.div(&waits).of(op)?;
+            if num_samples == 1 {
+                return order.argmax_keepdim(-1).of(op);
+            }
+            return Ok(order.topk(num_samples, -1, true).of(op)?.1);
+        }
+        let own = own.reshape([rows, weights]).of(op)?;
+        let (sums, drawn) = if own.is_cuda() {
+            let shares = own.div(&own.sum_keepdim(-1).of(op)?).of(op)?;
+            // Of four numbers that each thread draws the first is used; some threads of the last block are idle.
+            let threads = num_samples.div_ceil(BLOCK) * BLOCK;
+            let drawn = own.new_empty([rows, threads], DType::F32).of(op)?;
+            drawn.uniform_(0.0, 1.0).of(op)?;
+            let drawn = drawn.narrow(1, 0, num_samples).of(op)?.to(own.dtype()).of(op)?;
+            (shares.cumsum(-1).of(op)?, drawn)
+        } else {
+            let sums = own.cumsum(-1).of(op)?;
+            let sums = sums.div(&sums.narrow(-1, (weights - 1) as isize, 1).of(op)?).of(op)?;
+            let drawn = own.new_empty([rows, num_samples], DType::F64).of(op)?;
+            drawn.uniform_(0.0, 1.0).of(op)?;
+            (sums.to(DType::F64).of(op)?, drawn)
+        };
+        let found = searchsorted(&sums.contiguous().of(op)?, &drawn.contiguous().of(op)?, false);
+        let found = found.of(op)?.clamp_max((weights - 1) as i64).of(op)?;
+        if self.dim() == 1 { found.squeeze(0).of(op) } else { Ok(found) }
+    }
+}
