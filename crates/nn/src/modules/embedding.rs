@@ -1,6 +1,7 @@
 //! Vectors that indices name.
 
-use warpline::{Error, Result, Tensor, TensorOptions, embedding, randn};
+use warpline::functional::embedding;
+use warpline::{Error, Result, Tensor, TensorOptions, randn};
 
 use crate::{Forward, Module, Parameter, place};
 
@@ -58,16 +59,8 @@ impl Embedding {
     #[track_caller]
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
         place::check("Embedding", indices, "weight", &self.weight)?;
-        let vectors = embedding(&self.weight, indices)?;
-        match self.padding_idx {
-            // No gradient reaches that entry.
-            Some(entry) => {
-                let padding = indices.eq(entry as i64)?.unsqueeze(-1)?;
-                let zeros = vectors.new_zeros((), ())?;
-                warpline::where_cond(&padding, &zeros, &vectors)
-            }
-            None => Ok(vectors),
-        }
+        let padding = self.padding_idx.map(|entry| entry as isize);
+        embedding(indices, &self.weight, padding)
     }
 }
 

@@ -6,6 +6,7 @@
 mod common;
 mod boxes;
 
+mod files;
 mod moves;
 mod optim;
 mod random;

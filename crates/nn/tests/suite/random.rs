@@ -2,10 +2,14 @@
 //! (`random_nn.json`).
 
 use serde_json::Value;
-use warpline::functional::{dropout, dropout2d};
+use warpline::data::{DataLoader, Dataset, DistributedSampler, Generator, Sampler};
+use warpline::functional::{ConvOptions, dropout, dropout2d};
 use warpline::{DType, Error, Result, Tensor, full, manual_seed, ones, zeros};
 use warpline_nn::init::{self, FanMode, Nonlinearity};
 use warpline_nn::{Bilinear, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell};
+use warpline_nn::{
+    Bilinear, Conv2d, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
+};
 
 use crate::common::{World, golden_json, worlds};
 
@@ -50,6 +54,7 @@ fn drawn(what: &str) -> Result<Option<Tensor>> {
 fn module(what: &str) -> Result<Option<Box<dyn Module>>> {
     Ok(Some(match what.strip_prefix("init of nn.") {
         Some("Linear") => Box::new(Linear::new(7, 5, ())?),
+        Some("Conv2d") => Box::new(Conv2d::new(3, 4, [3, 3], ConvOptions::default(), ())?),
         Some("Embedding") => Box::new(Embedding::new(10, 3, ())?),
         Some("RNNCell") => Box::new(RNNCell::new(4, 3, ())?),
         Some("LSTM") => Box::new(LSTM::new(4, 3, ())?),
@@ -80,7 +85,7 @@ fn initial_values_are_pytorchs() {
             }
         }
     }
-    assert_eq!((initialisers, modules), (14, 14));
+    assert_eq!((initialisers, modules), (14, 16));
 }
 
 /// Those cases of a device that dropout is in.
@@ -117,6 +122,63 @@ fn dropout_has_pytorchs_values_on_the_cpu() {
     assert_eq!(dropouts("cpu").unwrap(), 20);
 }
 
+/// Numbers of samples.
+struct Numbers(usize);
+
+impl Dataset for Numbers {
+    type Sample = i64;
+
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn get(&self, index: usize) -> Result<i64> {
+        Ok(index as i64)
+    }
+}
+
+/// The batches of an epoch.
+fn epoch(loader: &DataLoader<Numbers>) -> Result<Value> {
+    let batches = loader.iter()?.map(|batch| Ok(Value::from(batch?.to_vec::<i64>()?)));
+    Ok(Value::Array(batches.collect::<Result<_>>()?))
+}
+
+#[test]
+fn loaders_and_samplers_have_pytorchs_order() {
+    let mut count = 0;
+    let Some(file) = golden_json("random_nn.json") else { return };
+    for case in file["cases"].as_array().expect("cases") {
+        let (what, seed) = (case["what"].as_str().expect("text"), case["seed"].as_u64());
+        let seed = seed.expect("a seed");
+        manual_seed(seed);
+        let loader = || DataLoader::new(Numbers(11)).batch_size(4).unwrap();
+        let own = match what {
+            "DataLoader(shuffle) of 11 by 4, two epochs" => {
+                let loader = loader().shuffle(true).num_workers(count % 2);
+                Value::Array((0..2).map(|_| epoch(&loader).unwrap()).collect())
+            }
+            "DataLoader(shuffle, generator) of 11 by 4" => {
+                epoch(&loader().shuffle(true).generator(Generator::new(seed))).unwrap()
+            }
+            "DistributedSampler of 11 on 3, epochs 0 and 1" => {
+                let epoch = |epoch: u64| -> Value {
+                    let part = |rank| {
+                        let sampler = DistributedSampler::new(11, 3, rank).unwrap().seed(seed);
+                        sampler.set_epoch(epoch);
+                        Value::from(sampler.indices())
+                    };
+                    (0..3).map(part).collect()
+                };
+                (0..2).map(epoch).collect()
+            }
+            _ => continue,
+        };
+        assert_eq!(own, case["values"], "{what} with {seed}");
+        count += 1;
+    }
+    assert_eq!(count, 6);
+}
+
 #[test]
 fn probabilities_are_checked_and_nothing_is_drawn_out_of_training() {
     worlds(1, |world: &World| {
@@ -128,4 +190,16 @@ fn probabilities_are_checked_and_nothing_is_drawn_out_of_training() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn dropout_has_pytorchs_values_on_a_device() {
+    let runtime = warpline::open("sim:1", &warpline::RuntimeConfig::default()).unwrap();
+    warpline::with_runtime(&runtime, || assert_eq!(dropouts("cuda").unwrap(), 20));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_dropout_has_pytorchs_values() {
+    assert_eq!(dropouts("cuda").unwrap(), 20);
 }

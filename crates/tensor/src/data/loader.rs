@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 
 use warpline_runtime::Runtime;
 
-use super::{Collate, Dataset, PinMemory};
+use super::sampler::draw;
+use super::{Collate, Dataset, Generator, PinMemory, RandomSampler, Sampler};
 use crate::autograd::Modes;
-use crate::called::Called as _;
-use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
+use crate::{Error, Result, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
 ///
@@ -30,15 +30,26 @@ use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct DataLoader<D> {
     dataset: Arc<D>,
     batch_size: usize,
     shuffle: bool,
+    sampler: Option<Box<dyn Sampler>>,
+    generator: Option<Generator>,
     drop_last: bool,
     num_workers: usize,
     prefetch_factor: usize,
     pin_memory: bool,
+}
+
+impl<D: fmt::Debug> fmt::Debug for DataLoader<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DataLoader")
+            .field("dataset", &self.dataset)
+            .field("batch_size", &self.batch_size)
+            .field("shuffle", &self.shuffle)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<D: Dataset> DataLoader<D> {
@@ -48,6 +59,8 @@ impl<D: Dataset> DataLoader<D> {
             dataset: Arc::new(dataset),
             batch_size: 1,
             shuffle: false,
+            sampler: None,
+            generator: None,
             drop_last: false,
             num_workers: 0,
             prefetch_factor: 2,
@@ -68,10 +81,25 @@ impl<D: Dataset> DataLoader<D> {
         Ok(self)
     }
 
-    /// Whether each iteration takes the samples in a new random order, from the CPU generator.
+    /// Whether each iteration takes the samples in a new random order, whose seed is from the CPU's generator: PyTorch's
+    /// order.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
+        self
+    }
+
+    /// Says which samples are taken, instead of `shuffle`.
+    #[must_use]
+    pub fn sampler(mut self, sampler: impl Sampler) -> Self {
+        self.sampler = Some(Box::new(sampler));
+        self
+    }
+
+    /// Where the random order is from, instead of the CPU's generator.
+    #[must_use]
+    pub fn generator(mut self, generator: Generator) -> Self {
+        self.generator = Some(generator);
         self
     }
 
@@ -107,7 +135,7 @@ impl<D: Dataset> DataLoader<D> {
     /// Batches in one iteration.
     #[must_use]
     pub fn len(&self) -> usize {
-        let n = self.dataset.len();
+        let n = self.sampler.as_ref().map_or(self.dataset.len(), |sampler| sampler.len());
         if self.drop_last { n / self.batch_size } else { n.div_ceil(self.batch_size) }
     }
 
@@ -124,12 +152,24 @@ impl<D: Dataset> DataLoader<D> {
     #[track_caller]
     pub fn iter(&self) -> Result<Batches<D>> {
         let n = self.dataset.len();
-        let order = if self.shuffle {
-            let order = randperm(n, TensorOptions::new().device(crate::Device::Cpu));
-            Some(order.of("DataLoader")?.to_vec()?)
-        } else {
-            None
+        // PyTorch's workers have seeds of their own, which begin here: what is drawn later is as there.
+        draw(self.generator.as_ref());
+        let order = match &self.sampler {
+            Some(sampler) => Some(sampler.indices()),
+            None if self.shuffle => {
+                let sampler = RandomSampler::new(n);
+                Some(match &self.generator {
+                    Some(generator) => sampler.generator(generator.clone()).indices(),
+                    None => sampler.indices(),
+                })
+            }
+            None => None,
         };
+        if let Some(index) = order.iter().flatten().find(|index| **index >= n) {
+            let reason = format!("the sampler has the index {index}, of {n} samples");
+            return Err(Error::invalid("DataLoader", reason));
+        }
+        let n = order.as_ref().map_or(n, Vec::len);
         let job = Arc::new(Job {
             dataset: Arc::clone(&self.dataset),
             order,
@@ -152,7 +192,7 @@ impl<D: Dataset> DataLoader<D> {
 struct Job<D> {
     dataset: Arc<D>,
     /// Where they are not taken in the dataset's own order.
-    order: Option<Vec<i64>>,
+    order: Option<Vec<usize>>,
     samples: usize,
     batch_size: usize,
     batches: usize,
@@ -168,7 +208,7 @@ impl<D: Dataset> Job<D> {
     fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<Batch<D>> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);
-        let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i] as usize);
+        let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i]);
         let samples =
             (start..end).map(|i| self.dataset.get(index(i))).collect::<Result<Vec<_>>>()?;
         let batch = Collate::collate(samples);

@@ -2,11 +2,13 @@
 
 mod collate;
 mod loader;
+mod sampler;
 
 use std::panic::Location;
 
 pub use collate::{Collate, PinMemory};
 pub use loader::{Batches, DataLoader};
+pub use sampler::{DistributedSampler, Generator, RandomSampler, Sampler};
 
 use crate::{Error, Result, Tensor};
 

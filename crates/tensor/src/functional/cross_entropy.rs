@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::Reduction;
 use crate::autograd::{record_all, wanted};
 use crate::called::Called;
-use crate::{Error, Result, Tensor, where_cond};
+use crate::{Error, Result, Tensor};
 
 /// What [`cross_entropy`] may be told.
 #[derive(Clone, Debug)]
@@ -147,9 +147,7 @@ fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Ten
             let Some(sum) = sum else { return Ok(smallvec![None]) };
             let mut of_input = log.exp()?.mul(&sum.neg()?)?;
             if let Some(grad) = &grads[1] {
-                let classes =
-                    along(&log.arange_beside(0, log.size()[dim as usize])?, dim, log.dim())?;
-                of_input = of_input.add(&where_cond(&index.eq(&classes)?, grad, 0.0)?)?;
+                of_input.scatter_add_(dim, &index, grad)?;
             }
             if let Some(grad) = &grads[0] {
                 of_input = of_input.add(grad)?;

@@ -1,7 +1,13 @@
 //! Dropout.
 
+use smallvec::SmallVec;
+use warpline_kernels::random;
+use warpline_runtime::CudaDevice;
+
+use crate::autograd;
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::exec::Exec;
+use crate::{DType, Error, Result, Tensor};
 
 /// In training each element with probability `p` zero, and the others times 1 / (1 - p)
 /// (`torch.nn.functional.dropout`, which has 0.5 for `p`); otherwise `input` itself.
@@ -50,6 +56,24 @@ pub fn dropout3d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
     dropped("dropout3d", input, p, training, 2)
 }
 
+/// In one launch, with what PyTorch's kernel draws; each element is kept with probability `p`.
+#[track_caller]
+fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
+    let x = input.detach().contiguous().of(op)?;
+    let exec = x.exec()?;
+    let out = exec.empty(x.size(), x.dtype()).of(op)?;
+    let kept = exec.empty(x.size(), DType::Bool).of(op)?;
+    let results = (out.as_view(), kept.as_view());
+    random::dropout((exec.target(), device), x.as_view(), results, p).of(op)?;
+    if !autograd::wanted(&[input]) {
+        return Ok(out);
+    }
+    autograd::record("native_dropout", out, &[input], &[&kept], move |context, grad| {
+        let kept = context.saved(0)?.to(grad.dtype())?;
+        Ok(SmallVec::from_iter([Some(grad.mul(&kept.mul(1.0 / p)?)?)]))
+    })
+}
+
 /// What is drawn has the first `own` sizes of the input, and 1 for the others.
 #[track_caller]
 fn dropped(op: &'static str, input: &Tensor, p: f64, training: bool, own: usize) -> Result<Tensor> {
@@ -62,6 +86,12 @@ fn dropped(op: &'static str, input: &Tensor, p: f64, training: bool, own: usize)
     }
     if p == 1.0 {
         return input.mul(0.0).of(op);
+    }
+    if own == input.dim()
+        && input.dtype().is_float()
+        && let Exec::Cuda(_, device, _) = &input.exec()?
+    {
+        return fused(op, input, 1.0 - p, device);
     }
     let kept = if own == input.dim() {
         input.empty_like(()).of(op)?

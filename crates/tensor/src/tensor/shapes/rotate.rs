@@ -1,9 +1,7 @@
 //! Rotations by right angles.
 
-use warpline_kernels::fill;
-
 use crate::called::Called;
-use crate::{DType, Error, IntoDims, Result, Scalar, Tensor};
+use crate::{Error, IntoDims, Result, Tensor};
 
 impl Tensor {
     /// Turned `k` times by a right angle, from the first of two dimensions towards the second; the other way round where `k`
@@ -31,20 +29,9 @@ impl Tensor {
         let (from, to) = (from as isize, to as isize);
         match k.rem_euclid(4) {
             0 => self.copy().of(op),
-            1 => self.reversed(to).of(op)?.transpose(from, to).of(op),
-            2 => self.reversed(from).of(op)?.reversed(to).of(op),
-            _ => self.reversed(from).of(op)?.transpose(from, to).of(op),
+            1 => self.flip(to).of(op)?.transpose(from, to).of(op),
+            2 => self.flip([from, to]).of(op),
+            _ => self.flip(from).of(op)?.transpose(from, to).of(op),
         }
-    }
-
-    /// A dimension from its end to its beginning.
-    #[track_caller]
-    fn reversed(&self, dim: isize) -> Result<Self> {
-        let length = self.size()[self.layout().dim(dim)?];
-        let index = self.new_empty([length], DType::I64)?;
-        let exec = index.exec()?;
-        let last = Scalar::Int(length as i64 - 1);
-        fill::arange(exec.target(), index.as_view(), last, Scalar::Int(-1))?;
-        self.index_select(dim, &index)
     }
 }

@@ -1,0 +1,178 @@
+//! In which order samples are taken.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use warpline_runtime::generator::CpuGenerator;
+
+use crate::{Error, Result, runtime};
+
+/// Indices of samples, anew for each iteration (`torch.utils.data.Sampler`).
+pub trait Sampler: Send + Sync + 'static {
+    /// The indices of the next iteration.
+    fn indices(&self) -> Vec<usize>;
+
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A sequence of random numbers of one's own (`torch.Generator`, on the CPU); clones go on from one another.
+#[derive(Clone, Debug)]
+pub struct Generator(Arc<Mutex<CpuGenerator>>);
+
+impl Generator {
+    /// At the beginning of the sequence of `seed` (`torch.Generator().manual_seed(seed)`).
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(CpuGenerator::new(seed))))
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut CpuGenerator) -> R) -> R {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Draws an `int64` that is not negative (`torch.empty((), dtype=torch.int64).random_()`), from the CPU's generator where none
+/// is given.
+pub(super) fn draw(generator: Option<&Generator>) -> u64 {
+    let next = |generator: &mut CpuGenerator| generator.random64() & i64::MAX as u64;
+    match generator {
+        Some(own) => own.with(next),
+        None => next(&mut runtime().cpu_generator().lock().unwrap_or_else(PoisonError::into_inner)),
+    }
+}
+
+/// The numbers up to `n` in a random order (`torch.randperm`).
+fn permutation(n: usize, generator: &mut CpuGenerator) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    let wide = n as u64 >= u64::from(u32::MAX / 20);
+    for i in 0..n.saturating_sub(1) {
+        let bits = if wide { generator.random64() } else { generator.random().into() };
+        order.swap(i, i + (bits % (n - i) as u64) as usize);
+    }
+    order
+}
+
+/// All samples in a random order (`torch.utils.data.RandomSampler`).
+#[derive(Clone, Debug)]
+pub struct RandomSampler {
+    samples: usize,
+    generator: Option<Generator>,
+}
+
+impl RandomSampler {
+    /// Of so many; each iteration's seed is drawn from the CPU's generator.
+    #[must_use]
+    pub fn new(samples: usize) -> Self {
+        Self { samples, generator: None }
+    }
+
+    /// From a sequence of one's own.
+    #[must_use]
+    pub fn generator(mut self, generator: Generator) -> Self {
+        self.generator = Some(generator);
+        self
+    }
+}
+
+impl Sampler for RandomSampler {
+    fn indices(&self) -> Vec<usize> {
+        match &self.generator {
+            Some(generator) => generator.with(|generator| permutation(self.samples, generator)),
+            None => permutation(self.samples, &mut CpuGenerator::new(draw(None))),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.samples
+    }
+}
+
+/// A rank's part of the samples (`torch.utils.data.DistributedSampler`): each rank has as many; the first are taken twice where
+/// they do not divide.
+pub struct DistributedSampler {
+    samples: usize,
+    replicas: usize,
+    rank: usize,
+    shuffle: bool,
+    drop_last: bool,
+    seed: u64,
+    epoch: AtomicU64,
+}
+
+impl fmt::Debug for DistributedSampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = format!("{} of {}", self.rank, self.replicas);
+        f.debug_struct("DistributedSampler").field("rank", &part).finish_non_exhaustive()
+    }
+}
+
+impl DistributedSampler {
+    /// The part of `rank` of `replicas`, in a random order that all ranks have in common.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of a rank that is none.
+    #[track_caller]
+    pub fn new(samples: usize, replicas: usize, rank: usize) -> Result<Self> {
+        if rank >= replicas {
+            let reason = format!("rank {rank} is none of {replicas}");
+            return Err(Error::invalid("DistributedSampler", reason));
+        }
+        let epoch = AtomicU64::new(0);
+        Ok(Self { samples, replicas, rank, shuffle: true, drop_last: false, seed: 0, epoch })
+    }
+
+    /// Whether the order is random.
+    #[must_use]
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.shuffle = shuffle;
+        self
+    }
+
+    /// Whether what does not divide is left out, instead of filled up.
+    #[must_use]
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.drop_last = drop_last;
+        self
+    }
+
+    /// The seed of the order; the same on all ranks.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Which order comes next: to be called before each iteration, or all are the same.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+    }
+}
+
+impl Sampler for DistributedSampler {
+    fn indices(&self) -> Vec<usize> {
+        let order: Vec<usize> = if self.shuffle {
+            let seed = self.seed.wrapping_add(self.epoch.load(Ordering::Relaxed));
+            permutation(self.samples, &mut CpuGenerator::new(seed))
+        } else {
+            (0..self.samples).collect()
+        };
+        let total = self.len() * self.replicas;
+        let mine = order.iter().cycle().take(total).skip(self.rank).step_by(self.replicas);
+        mine.copied().collect()
+    }
+
+    fn len(&self) -> usize {
+        if self.drop_last {
+            self.samples / self.replicas
+        } else {
+            self.samples.div_ceil(self.replicas)
+        }
+    }
+}
