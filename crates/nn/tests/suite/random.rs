@@ -6,10 +6,10 @@ use warpline::data::{DataLoader, Dataset, DistributedSampler, Generator, Sampler
 use warpline::functional::{ConvOptions, dropout, dropout2d};
 use warpline::{DType, Error, Result, Tensor, full, manual_seed, ones, zeros};
 use warpline_nn::init::{self, FanMode, Nonlinearity};
-use warpline_nn::{Bilinear, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell};
 use warpline_nn::{
     Bilinear, Conv2d, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
 };
+use warpline_nn::{Bilinear, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell};
 
 use crate::common::{World, golden_json, worlds};
 
