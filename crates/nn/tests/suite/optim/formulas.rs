@@ -56,7 +56,6 @@ fn formulas_are_pytorchs() {
                     move |p, g, s| {
                         let (g, p) =
                             if decoupled { (g, p * (1.0 - 0.1 * 0.01)) } else { (g + 0.01 * p, p) };
-                        let g = if decoupled { g } else { g };
                         s[0] += 0.1 * (g - s[0]);
                         s[1] = 0.95 * s[1] + 0.05 * g * g;
                         s[2] = s[2].max(s[1]);

@@ -2,8 +2,7 @@
 
 use warpline::{DType, Device, Result, full};
 use warpline_nn::optim::{
-    Optimizer, ParamGroup, RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm_,
-    clip_grad_value_,
+    Optimizer, ParamGroup, Sgd, SgdOptions, clip_grad_norm_, clip_grad_value_,
 };
 
 use super::{close, params, set_grads, values};
@@ -92,7 +91,6 @@ fn a_rate_in_a_tensor_is_what_is_stepped_by() {
             sgd.step()?;
             assert_eq!(weight.detach().to_vec::<f32>()?, [0.25; 2]);
         }
-        let _ = RmsProp::new(params(Device::Cpu, DType::F32)?, RmsPropOptions::default())?;
         Ok(())
     });
 }
