@@ -163,7 +163,6 @@ pub fn scatter(
     check_operands(op, &[source.read(), index.read(), out.read_write()])?;
 
     let (count, size) = (at.sizes()[dim], to.sizes()[dim]);
-    let all = index.numel() / count * size;
     let line_count = index.numel() / count;
     let share = Share::of(reduce, line_count, count, size);
     let elements = match share {
