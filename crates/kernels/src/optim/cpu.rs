@@ -226,17 +226,17 @@ impl<T: HostElement<Compute: Real>, S: Step<T::Compute>> Loop for Elements<T, S>
     fn run(self) {
         for i in self.range {
             let mut x = [T::Compute::of(0.0); LISTS];
-            for k in 0..S::LISTS {
+            for (k, value) in x.iter_mut().enumerate().take(S::LISTS) {
                 if self.reads >> k & 1 != 0 {
                     // SAFETY: an element of an operand that is read.
-                    x[k] = unsafe { self.operands[k].read(i as isize) }.get();
+                    *value = unsafe { self.operands[k].read(i as isize) }.get();
                 }
             }
             self.step.apply(&mut x);
-            for k in 0..S::LISTS {
+            for (k, value) in x.into_iter().enumerate().take(S::LISTS) {
                 if self.writes >> k & 1 != 0 {
                     // SAFETY: an element of an operand that is written, which is this thread's.
-                    unsafe { self.operands[k].write(i as isize, T::put(x[k])) };
+                    unsafe { self.operands[k].write(i as isize, T::put(value)) };
                 }
             }
         }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use safetensors::SafeTensors;
 use warpline::functional::{
-    AttentionOptions, CrossEntropyOptions, cross_entropy, embedding, layer_norm, linear,
+    AttentionOptions, BatchNormOptions, ConvOptions, CrossEntropyOptions, MaxPoolOptions,
+    batch_norm, conv2d, cross_entropy, embedding, layer_norm, linear, max_pool2d,
     scaled_dot_product_attention,
 };
-use warpline::{Device, Result, Tensor, tensor};
+use warpline::{DType, Device, Result, Tensor, tensor};
 use warpline_nn::optim::{
     AdamW, AdamWOptions, LambdaLR, Optimizer, Scheduler, Sgd, SgdOptions, clip_grad_norm_,
 };
@@ -58,12 +59,14 @@ impl Run {
         all.filter_map(move |(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)))
     }
 
-    /// The weights to begin with, which want gradients.
+    /// The tensors to begin with; those that are learned want gradients.
     fn weights(&self) -> Result<Weights> {
-        let wanting = |(name, tensor): (&str, &Tensor)| {
-            Ok((name.to_owned(), tensor.copy()?.requires_grad_(true)?))
+        let copy = |(name, tensor): (&str, &Tensor)| {
+            // Running statistics have none.
+            let learned = self.tensors.contains_key(&format!("grad0.{name}"));
+            Ok((name.to_owned(), tensor.copy()?.requires_grad_(learned)?))
         };
-        self.under("init.").map(wanting).collect::<Result<_>>().map(Weights)
+        self.under("init.").map(copy).collect::<Result<_>>().map(Weights)
     }
 
     /// Twenty steps; `step` is called between the backward pass and the next forward one.
@@ -109,7 +112,7 @@ impl Weights {
     }
 
     fn all(&self) -> Vec<Tensor> {
-        self.0.values().cloned().collect()
+        self.0.values().filter(|tensor| tensor.requires_grad()).cloned().collect()
     }
 
     fn linear(&self, name: &str, x: &Tensor) -> Result<Tensor> {
@@ -122,6 +125,34 @@ impl Weights {
         let width = x.size()[x.dim() - 1];
         layer_norm(x, [width], self.get(&weight), self.get(&bias), 1e-5)
     }
+
+    fn batch_norm(&self, name: &str, x: &Tensor) -> Result<Tensor> {
+        let of = |part: &str| self.get(&format!("{name}.{part}"));
+        of("num_batches_tracked").add_(1)?;
+        let options = BatchNormOptions {
+            weight: Some(of("weight")),
+            bias: Some(of("bias")),
+            training: true,
+            ..BatchNormOptions::default()
+        };
+        batch_norm(x, of("running_mean"), of("running_var"), &options)
+    }
+
+    /// Two convolutions, beside which goes another one.
+    fn block(&self, name: &str, x: &Tensor, stride: usize) -> Result<Tensor> {
+        let of = |part: &str| format!("{name}.{part}");
+        let weight = |part: &str| self.get(&format!("{name}.{part}.weight"));
+        let y = self.batch_norm(&of("bn1"), &conv(x, weight("conv1"), stride, 1)?)?.relu()?;
+        let y = self.batch_norm(&of("bn2"), &conv(&y, weight("conv2"), 1, 1)?)?;
+        let beside = self.batch_norm(&of("down.1"), &conv(x, weight("down.0"), stride, 0)?)?;
+        y.add(&beside)?.relu()
+    }
+}
+
+fn conv(x: &Tensor, weight: &Tensor, stride: usize, padding: usize) -> Result<Tensor> {
+    let options =
+        ConvOptions { stride: [stride; 2], padding: padding.into(), ..ConvOptions::default() };
+    conv2d(x, weight, None, &options)
 }
 
 fn near(what: &str, value: f64, expected: f64) {
@@ -131,8 +162,8 @@ fn near(what: &str, value: f64, expected: f64) {
 
 fn all_near(what: &str, value: &Tensor, expected: &Tensor) -> Result<()> {
     assert_eq!(value.size(), expected.size(), "{what}");
-    let values = value.detach().to_vec::<f64>()?.into_iter();
-    for (i, (value, expected)) in values.zip(expected.to_vec::<f64>()?).enumerate() {
+    let values = |of: &Tensor| of.detach().to(DType::F64)?.to_vec::<f64>();
+    for (i, (value, expected)) in values(value)?.into_iter().zip(values(expected)?).enumerate() {
         near(&format!("{what}, element {i}"), value, expected);
     }
     Ok(())
@@ -194,6 +225,24 @@ fn gpt(device: Device) -> Result<()> {
     })
 }
 
+fn resnet_forward(weights: &Weights, x: &Tensor) -> Result<Tensor> {
+    let x = conv(x, weights.get("stem.weight"), 2, 3)?;
+    let x = weights.batch_norm("bn", &x)?.relu()?;
+    let options =
+        MaxPoolOptions { stride: Some([2; 2]), padding: [1; 2], ..MaxPoolOptions::default() };
+    let x = max_pool2d(&x, [3; 2], &options)?;
+    let x = weights.block("l2", &weights.block("l1", &x, 1)?, 2)?;
+    weights.linear("fc", &x.mean([2, 3])?)
+}
+
+fn resnet(device: Device) -> Result<()> {
+    let Some(run) = Run::load("resnet", device)? else { return Ok(()) };
+    let weights = run.weights()?;
+    let options = SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() };
+    let mut sgd = Sgd::new(weights.all(), options)?;
+    run.train(&weights, &mut sgd, resnet_forward, |_, optimizer| optimizer.step())
+}
+
 fn on_one_gpu(body: fn(Device) -> Result<()>) -> impl Fn(&World) -> Result<()> {
     move |_| body(Device::cuda(0))
 }
@@ -217,4 +266,6 @@ macro_rules! runs {
 runs! {
     an_mlp_trains_as_in_pytorch gpu_an_mlp_trains_as_in_pytorch mlp;
     a_transformer_trains_as_in_pytorch gpu_a_transformer_trains_as_in_pytorch gpt;
+    a_convolutional_network_trains_as_in_pytorch gpu_a_convolutional_network_trains_as_in_pytorch
+        resnet;
 }

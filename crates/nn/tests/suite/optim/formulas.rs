@@ -1,0 +1,134 @@
+//! What steps compute.
+
+use warpline::{DType, Device, Result, tensor};
+use warpline_nn::optim::{
+    AdamOptions, AdamW, AdamWOptions, Optim, Optimizer, RmsPropOptions, Rule, SgdOptions,
+};
+
+use super::{close, params, set_grads, values};
+use crate::common::{World, worlds};
+
+/// What an optimizer makes of numbers one by one.
+fn by_hand(step: impl Fn(f64, f64, &mut [f64; 4]) -> f64, steps: usize) -> Vec<f64> {
+    let mut p: Vec<f64> = (0..3).map(|i| (i as f64 * 0.7).sin()).collect();
+    let mut state = vec![[0.0; 4]; 3];
+    for i in 0..steps {
+        for (p, state) in p.iter_mut().zip(&mut state) {
+            state[3] += 1.0;
+            *p = step(*p, (*p * (0.1 * (i as f64 + 1.0))).sin(), state);
+        }
+    }
+    p
+}
+
+fn stepped<R: Rule>(options: R, steps: usize, device: Device) -> Result<Vec<Vec<f64>>> {
+    let params = params(device, DType::F64)?;
+    let mut optimizer = Optim::new(params.clone(), options)?;
+    for i in 0..steps {
+        set_grads(&params, i)?;
+        optimizer.step()?;
+    }
+    values(&params)
+}
+
+#[test]
+fn formulas_are_pytorchs() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            let sgd = SgdOptions {
+                lr: 0.1,
+                momentum: 0.9,
+                dampening: 0.3,
+                weight_decay: 0.01,
+                ..SgdOptions::default()
+            };
+            let expected = by_hand(
+                |p, g, s| {
+                    let g = g + 0.01 * p;
+                    s[0] = if s[3] == 1.0 { g } else { 0.9 * s[0] + 0.7 * g };
+                    p - 0.1 * s[0]
+                },
+                4,
+            );
+            close(&stepped(sgd, 4, place)?[0], &expected);
+            let adam = |amsgrad: bool, decoupled: bool| {
+                by_hand(
+                    move |p, g, s| {
+                        let (g, p) =
+                            if decoupled { (g, p * (1.0 - 0.1 * 0.01)) } else { (g + 0.01 * p, p) };
+                        s[0] += 0.1 * (g - s[0]);
+                        s[1] = 0.95 * s[1] + 0.05 * g * g;
+                        s[2] = s[2].max(s[1]);
+                        let v = if amsgrad { s[2] } else { s[1] };
+                        let (c1, c2) = (1.0 - 0.9f64.powf(s[3]), 1.0 - 0.95f64.powf(s[3]));
+                        p - 0.1 / c1 * (s[0] / (v.sqrt() / c2.sqrt() + 1e-6))
+                    },
+                    5,
+                )
+            };
+            for amsgrad in [false, true] {
+                let options = AdamOptions {
+                    lr: 0.1,
+                    betas: (0.9, 0.95),
+                    eps: 1e-6,
+                    weight_decay: 0.01,
+                    amsgrad,
+                    ..AdamOptions::default()
+                };
+                close(&stepped(options, 5, place)?[0], &adam(amsgrad, false));
+                let on_device = AdamOptions { capturable: true, ..options };
+                close(&stepped(on_device, 5, place)?[0], &adam(amsgrad, false));
+                let options = AdamWOptions {
+                    lr: 0.1,
+                    betas: (0.9, 0.95),
+                    eps: 1e-6,
+                    weight_decay: 0.01,
+                    amsgrad,
+                    ..AdamWOptions::default()
+                };
+                close(&stepped(options, 5, place)?[0], &adam(amsgrad, true));
+            }
+            for centered in [false, true] {
+                let options = RmsPropOptions {
+                    alpha: 0.9,
+                    momentum: 0.5,
+                    weight_decay: 0.01,
+                    centered,
+                    ..RmsPropOptions::default()
+                };
+                let expected = by_hand(
+                    |p, g, s| {
+                        let g = g + 0.01 * p;
+                        s[0] = 0.9 * s[0] + 0.1 * g * g;
+                        s[2] += 0.1 * (g - s[2]);
+                        let size = if centered { (s[0] - s[2] * s[2]).sqrt() } else { s[0].sqrt() };
+                        s[1] = 0.5 * s[1] + g / (size + 1e-8);
+                        p - 0.01 * s[1]
+                    },
+                    4,
+                );
+                close(&stepped(options, 4, place)?[0], &expected);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn maximizing_is_minimizing_the_negative() {
+    worlds(1, |_| {
+        let run = |maximize: bool| {
+            let weight = tensor([1f64, -2.0], ())?.requires_grad_(true)?;
+            let options = AdamWOptions { maximize, ..AdamWOptions::default() };
+            let mut adam = AdamW::new(vec![weight.clone()], options)?;
+            for _ in 0..3 {
+                let grad = weight.detach().square()?;
+                weight.set_grad(Some(if maximize { grad.neg()? } else { grad }))?;
+                adam.step()?;
+            }
+            weight.detach().to_vec::<f64>()
+        };
+        assert_eq!(run(true)?, run(false)?);
+        Ok(())
+    });
+}

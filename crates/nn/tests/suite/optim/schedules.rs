@@ -1,0 +1,126 @@
+//! Learning rates that change with time.
+
+use warpline::{Result, full};
+use warpline_nn::optim::{
+    Anneal, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR, LinearLR,
+    MultiStepLR, OneCycleLR, OneCycleOptions, Optimizer, OptimizerState, PlateauOptions,
+    ReduceLROnPlateau, Scheduler, SchedulerState, SequentialLR, Sgd, SgdOptions, StepLR,
+};
+
+use super::close;
+
+fn sgd_of(lr: f64) -> Result<Sgd> {
+    let weight = full([1], 0.0, ())?.requires_grad_(true)?;
+    Sgd::new(vec![weight], SgdOptions { lr, momentum: 0.9, ..SgdOptions::default() })
+}
+
+/// The rates of epochs 0 to `epochs`.
+fn rates(
+    lr: f64,
+    epochs: usize,
+    make: impl Fn(&mut Sgd) -> Result<Box<dyn Scheduler>>,
+) -> Result<Vec<f64>> {
+    let mut sgd = sgd_of(lr)?;
+    let mut scheduler = make(&mut sgd)?;
+    let mut all = vec![sgd.lr(0)];
+    let mut saved: Option<(SchedulerState, OptimizerState)> = None;
+    for epoch in 0..epochs {
+        scheduler.step(&mut sgd)?;
+        assert_eq!(scheduler.last_lr(), [sgd.lr(0)]);
+        all.push(sgd.lr(0));
+        if epoch == epochs / 2 {
+            saved = Some((scheduler.state_dict(), sgd.state_dict()?));
+        }
+    }
+    // From the middle on again, with others.
+    let (state, of_sgd) = saved.expect("a middle");
+    let mut sgd = sgd_of(lr)?;
+    let mut scheduler = make(&mut sgd)?;
+    sgd.load_state_dict(&of_sgd)?;
+    scheduler.load_state_dict(&SchedulerState::from_tensors(&state.to_tensors()?)?)?;
+    for epoch in epochs / 2 + 1..epochs {
+        scheduler.step(&mut sgd)?;
+        assert_eq!(sgd.lr(0), all[epoch + 1], "epoch {epoch}");
+    }
+    Ok(all)
+}
+
+macro_rules! boxed {
+    ($scheduler:ident($($argument:expr),*)) => {
+        |sgd: &mut Sgd| Ok(Box::new($scheduler::new(sgd, $($argument),*)?) as Box<dyn Scheduler>)
+    };
+}
+
+#[test]
+fn schedules_have_pytorchs_values() {
+    let check = |expected: &[f64], values: Result<Vec<f64>>| close(&values.unwrap(), expected);
+    check(&[1.0, 1.0, 0.1, 0.1, 0.01, 0.01], rates(1.0, 5, boxed!(StepLR(2, 0.1))));
+    check(&[1.0, 0.5, 0.5, 0.125, 0.125], rates(1.0, 4, boxed!(MultiStepLR(&[1, 3, 3], 0.5))));
+    check(&[1.0, 0.5, 0.25, 0.125], rates(1.0, 3, boxed!(ExponentialLR(0.5))));
+    check(&[0.5, 0.5, 1.0, 1.0], rates(1.0, 3, boxed!(ConstantLR(0.5, 2))));
+    check(&[0.5, 0.625, 0.75, 0.875, 1.0, 1.0], rates(1.0, 5, boxed!(LinearLR(0.5, 1.0, 4))));
+    let cosine = |i: f64| 0.1 + 0.45 * (1.0 + (std::f64::consts::PI * i / 4.0).cos());
+    // Beyond the least rate it goes up again.
+    let expected: Vec<f64> = (0..10).map(|i| cosine(f64::from(i))).collect();
+    check(&expected, rates(1.0, 9, boxed!(CosineAnnealingLR(4, 0.1))));
+    let expected = [0.0, 1.0, 2.0, 3.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 0.0].map(cosine);
+    check(&expected, rates(1.0, 12, boxed!(CosineAnnealingWarmRestarts(4, 2, 0.1))));
+    check(
+        &[0.25, 0.5, 1.0, 1.0, 0.5, 0.25],
+        rates(1.0, 5, |sgd| {
+            let warm = Box::new(LinearLR::new(sgd, 0.25, 1.0, 3)?);
+            let down = Box::new(ExponentialLR::new(sgd, 0.5)?);
+            let all = SequentialLR::new(sgd, vec![warm, down], &[3])?;
+            Ok(Box::new(all) as Box<dyn Scheduler>)
+        })
+        .map(|mut rates| {
+            // A quarter, a half, three quarters, and from there the other one.
+            close(&rates[..3], &[0.25, 0.5, 0.75]);
+            rates[2] = 1.0;
+            rates
+        }),
+    );
+}
+
+#[test]
+fn one_cycle_goes_up_and_down_and_momentum_the_other_way() {
+    let mut sgd = sgd_of(1.0).unwrap();
+    let options = OneCycleOptions {
+        pct_start: 0.4,
+        anneal_strategy: Anneal::Linear,
+        div_factor: 10.0,
+        final_div_factor: 100.0,
+        ..OneCycleOptions::default()
+    };
+    let mut scheduler = OneCycleLR::new(&mut sgd, 1.0, 10, options).unwrap();
+    let mut all = vec![(sgd.lr(0), sgd.setting(0, "momentum").unwrap())];
+    for _ in 1..10 {
+        scheduler.step(&mut sgd).unwrap();
+        all.push((sgd.lr(0), sgd.setting(0, "momentum").unwrap()));
+    }
+    let (rates, momenta): (Vec<f64>, Vec<f64>) = all.into_iter().unzip();
+    let up = |i: f64| 0.1 + 0.9 * i / 3.0;
+    let down = |i: f64| 1.0 + (0.001 - 1.0) * i / 6.0;
+    let expected: Vec<f64> = (0..4).map(|i| up(f64::from(i))).collect();
+    close(&rates[..4], &expected);
+    let expected: Vec<f64> = (0..7).map(|i| down(f64::from(i))).collect();
+    close(&rates[3..], &expected);
+    close(&[momenta[0], momenta[3], momenta[9]], &[0.95, 0.85, 0.95]);
+    scheduler.step(&mut sgd).unwrap();
+    let error = scheduler.step(&mut sgd).expect_err("beyond the end").to_string();
+    assert!(error.contains("step 11 is beyond the 10 steps"), "{error}");
+}
+
+#[test]
+fn rates_go_down_on_a_plateau() {
+    let mut sgd = sgd_of(1.0).unwrap();
+    let options =
+        PlateauOptions { patience: 1, cooldown: 1, factor: 0.5, ..PlateauOptions::default() };
+    let mut scheduler = ReduceLROnPlateau::new(&sgd, options).unwrap();
+    let mut all = Vec::new();
+    for loss in [1.0, 0.5, 0.5, 0.6, 0.7, 0.7, 0.7, 0.1] {
+        scheduler.step(&mut sgd, loss).unwrap();
+        all.push(sgd.lr(0));
+    }
+    assert_eq!(all, [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25]);
+}

@@ -1,0 +1,88 @@
+//! States that training goes on from.
+
+use warpline::{DType, Device, Result, Tensor, full};
+use warpline_nn::StateDict;
+use warpline_nn::optim::{
+    Adam, AdamOptions, AdamWOptions, Optim, Optimizer, OptimizerState, RmsPropOptions, Rule, Sgd,
+    SgdOptions,
+};
+
+use super::{params, set_grads, values};
+use crate::common::{World, worlds};
+
+/// A run that is saved as a file's tensors and goes on gives what one gives that was not interrupted, to the bit.
+fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
+    let (one, two) = (params(device, DType::F32)?, params(device, DType::F32)?);
+    let mut whole = Optim::new(one.clone(), options.clone())?;
+    for i in 0..3 {
+        set_grads(&one, i)?;
+        whole.step()?;
+    }
+    let saved: StateDict = whole.state_dict()?.to_tensors()?;
+    for (one, two) in one.iter().zip(&two) {
+        two.detach().copy_(one, false)?;
+    }
+    let mut again = Optim::new(two.clone(), other)?;
+    again.load_state_dict(&OptimizerState::from_tensors(&saved)?)?;
+    assert_eq!(again.param_groups()[0].options.settings(), options.settings());
+    for i in 3..6 {
+        set_grads(&one, i)?;
+        whole.step()?;
+        set_grads(&two, i)?;
+        again.step()?;
+    }
+    assert_eq!(values(&one)?, values(&two)?);
+    // What was saved is a copy for who goes on.
+    let (one, two) = (whole.state_dict()?.to_tensors()?, again.state_dict()?.to_tensors()?);
+    assert!(one.names().eq(two.names()), "{one:?} {two:?}");
+    for ((name, one), (_, two)) in one.iter().zip(two.iter()) {
+        let of = |t: &Tensor| t.to(DType::F64)?.to_vec::<f64>();
+        assert_eq!(of(one)?, of(two)?, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn runs_resume_to_the_bit() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            let momentum = SgdOptions { momentum: 0.9, nesterov: true, ..SgdOptions::default() };
+            resumes(momentum, SgdOptions::default(), place)?;
+            let amsgrad = AdamOptions { amsgrad: true, lr: 0.3, ..AdamOptions::default() };
+            resumes(amsgrad, AdamOptions::default(), place)?;
+            let on_device = AdamWOptions { capturable: true, ..AdamWOptions::default() };
+            resumes(on_device, AdamWOptions::default(), place)?;
+            let rms = RmsPropOptions { momentum: 0.1, centered: true, ..RmsPropOptions::default() };
+            resumes(rms, RmsPropOptions::default(), place)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn states_have_pytorchs_names_and_what_does_not_fit_changes_nothing() {
+    worlds(1, |_| {
+        let params = params(Device::Cpu, DType::F32)?;
+        let mut adam = Adam::new(params.clone(), AdamOptions::default())?;
+        set_grads(&params, 1)?;
+        adam.step()?;
+        let state = adam.state_dict()?;
+        assert_eq!(state.state.keys().collect::<Vec<_>>(), [&0, &2], "the second had no gradient");
+        let names: Vec<&str> = state.state[&0].keys().map(String::as_str).collect();
+        assert_eq!(names, ["exp_avg", "exp_avg_sq", "step"]);
+        let tensors = state.to_tensors()?;
+        assert!(
+            tensors.get("state.2.exp_avg").is_some() && tensors.get("param_groups.0.lr").is_some()
+        );
+        let mut wrong = state.clone();
+        wrong.param_groups[0].settings.insert("lr".into(), 5.0);
+        wrong.state.get_mut(&2).unwrap().insert("exp_avg".into(), full([4], 1.0, ())?);
+        let error = adam.load_state_dict(&wrong).expect_err("a shape is wrong").to_string();
+        assert!(error.contains("exp_avg of parameter 2") && error.contains("[4]"), "{error}");
+        assert_eq!(adam.lr(0), 1e-3);
+        let mut sgd = Sgd::new(params, SgdOptions::default())?;
+        let error = sgd.load_state_dict(&state).expect_err("another optimizer's").to_string();
+        assert!(error.contains("Sgd has no setting amsgrad"), "{error}");
+        Ok(())
+    });
+}
