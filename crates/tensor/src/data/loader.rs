@@ -2,16 +2,17 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use warpline_runtime::Runtime;
+use warpline_runtime::generator::CpuGenerator;
 
 use super::{Collate, Dataset, PinMemory};
 use crate::called::Called as _;
 use crate::autograd::Modes;
-use crate::{Error, Result, TensorOptions, randperm, runtime, with_runtime};
+use crate::{Error, Generator, Result, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
 ///
@@ -39,6 +40,7 @@ pub struct DataLoader<D> {
     num_workers: usize,
     prefetch_factor: usize,
     pin_memory: bool,
+    generator: Option<Generator>,
 }
 
 impl<D: Dataset> DataLoader<D> {
@@ -52,6 +54,7 @@ impl<D: Dataset> DataLoader<D> {
             num_workers: 0,
             prefetch_factor: 2,
             pin_memory: false,
+            generator: None,
         }
     }
 
@@ -68,7 +71,7 @@ impl<D: Dataset> DataLoader<D> {
         Ok(self)
     }
 
-    /// Whether each iteration takes the samples in a new random order, from the CPU generator.
+    /// Whether each iteration takes the samples in a new random order: PyTorch's, for the same seed.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
@@ -104,6 +107,13 @@ impl<D: Dataset> DataLoader<D> {
         self
     }
 
+    /// Takes the random order from this generator, not the runtime's.
+    #[must_use]
+    pub fn generator(mut self, generator: Generator) -> Self {
+        self.generator = Some(generator);
+        self
+    }
+
     /// Batches in one iteration.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -117,18 +127,31 @@ impl<D: Dataset> DataLoader<D> {
         self.len() == 0
     }
 
-    /// Starts an iteration.
+    /// Starts an iteration. As in PyTorch, it takes a number from the generator even in the samples' own order.
     ///
     /// # Errors
-    /// When the random order cannot be made or a thread not started.
+    /// When a thread cannot be started.
     #[track_caller]
     pub fn iter(&self) -> Result<Batches<D>> {
+        self.iter_from(0)
+    }
+
+    /// Starts an iteration at its batch `first`; those before are not loaded. With a generator in the state that it had
+    /// when another iteration began, this goes on with that one, as a program does that was stopped.
+    ///
+    /// # Errors
+    /// As [`DataLoader::iter`].
+    #[track_caller]
+    pub fn iter_from(&self, first: usize) -> Result<Batches<D>> {
         let n = self.dataset.len();
-        let order = if self.shuffle {
-            let order = randperm(n, TensorOptions::new().device(crate::Device::Cpu));
-            Some(order.of("DataLoader")?.to_vec()?)
-        } else {
-            None
+        let runtime = runtime();
+        let order = match &self.generator {
+            Some(generator) => order(&mut generator.lock(), n, self.shuffle, true),
+            None => {
+                let mut generator =
+                    runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);
+                order(&mut generator, n, self.shuffle, false)
+            }
         };
         let job = Arc::new(Job {
             dataset: Arc::clone(&self.dataset),
@@ -137,15 +160,40 @@ impl<D: Dataset> DataLoader<D> {
             batch_size: self.batch_size,
             batches: self.len(),
             pin_memory: self.pin_memory,
-            runtime: runtime(),
+            runtime,
         });
-        let ahead = self.prefetch_factor.min(job.batches);
+        let first = first.min(job.batches);
+        let left = job.batches - first;
+        let ahead = self.prefetch_factor.min(left);
         let mut workers = Vec::new();
-        for first in 0..self.num_workers.min(job.batches) {
-            workers.push(Worker::start(&job, first, self.num_workers, ahead)?);
+        for worker in 0..self.num_workers.min(left) {
+            workers.push(Worker::start(&job, first + worker, self.num_workers, ahead)?);
         }
-        Ok(Batches { job, workers, next: 0 })
+        Ok(Batches { job, workers, first, next: first })
     }
+}
+
+/// The order of one iteration's samples, `None` for their own. The generator is left as an iteration of PyTorch's
+/// leaves it.
+fn order(
+    generator: &mut CpuGenerator,
+    samples: usize,
+    shuffle: bool,
+    own: bool,
+) -> Option<Vec<i64>> {
+    // What PyTorch's workers are seeded with.
+    generator.random64();
+    if !shuffle {
+        return None;
+    }
+    if !own {
+        let seed = generator.random64() & i64::MAX as u64;
+        return Some(CpuGenerator::new(seed).permutation(samples));
+    }
+    let order = generator.permutation(samples);
+    // PyTorch's sampler draws another order, of which it takes none.
+    generator.permutation(samples);
+    Some(order)
 }
 
 #[derive(Debug)]
@@ -243,6 +291,7 @@ impl<B> Drop for Worker<B> {
 pub struct Batches<D: Dataset> {
     job: Arc<Job<D>>,
     workers: Vec<Worker<Batch<D>>>,
+    first: usize,
     next: usize,
 }
 
@@ -267,7 +316,7 @@ impl<D: Dataset> Iterator for Batches<D> {
             return Some(with_runtime(&self.job.runtime, || self.job.load(batch, location)));
         }
         let workers = self.workers.len();
-        let worker = &mut self.workers[batch % workers];
+        let worker = &mut self.workers[(batch - self.first) % workers];
         let received = worker.batches.as_ref().and_then(|b| b.recv().ok());
         if received.is_some() {
             return received;
