@@ -39,10 +39,12 @@ pub fn programs() -> Vec<&'static Program> {
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,
         crate::matmul::PROGRAMS,
+        crate::pool::PROGRAMS,
         crate::random::PROGRAMS,
         crate::reduce::PROGRAMS,
         crate::scan::PROGRAMS,
         crate::scatter::PROGRAMS,
+        crate::resample::PROGRAMS,
         crate::softmax::PROGRAMS,
         crate::sort::PROGRAMS,
     ];

@@ -18,6 +18,7 @@ extern crate self as warpline_nn;
 
 mod module;
 mod modules;
+pub mod optim;
 mod parameter;
 
 pub use module::{

@@ -187,13 +187,14 @@ macro_rules! slopes {
             fn silu_slope(self) -> Self {
                 let x = f64::from(self);
                 let sigmoid = 1.0 / (1.0 + $exp(-x));
-                (sigmoid * (1.0 + x * (1.0 - sigmoid))) as $ty
+                // The last term is nothing but for infinities, of which a GPU makes NaN.
+                (sigmoid * (1.0 + x * (1.0 - sigmoid)) + 0.0 * x) as $ty
             }
             #[inline(always)]
             fn gelu_slope(self) -> Self {
                 let x = f64::from(self);
                 let bell = 0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * $exp(-0.5 * x * x);
-                (0.5 * (1.0 + $erf(x * FRAC_1_SQRT_2)) + x * bell) as $ty
+                (0.5 * (1.0 + $erf(x * FRAC_1_SQRT_2)) + x * bell + 0.0 * x) as $ty
             }
             #[inline(always)]
             fn gelu_tanh_slope(self) -> Self {

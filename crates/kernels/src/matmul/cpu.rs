@@ -79,7 +79,7 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
         // SAFETY: the caller's promise.
         return unsafe { vector::floats(launch.parallel, &p, [a, b, c]) };
     }
-    for batch in 0..p.batch as i64 {
+    let product = |batch: i64, parallel: bool| {
         for (row, m) in parts(p.m, LARGEST) {
             for (column, n) in parts(p.n, LARGEST) {
                 let (row, column) = (row as i64, column as i64);
@@ -87,10 +87,23 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
                 let c = c.at(p.c.at(batch, row, column));
                 // SAFETY: the matrices are declared as these sizes and strides tell.
                 unsafe {
-                    gemm([m, n, p.k], launch.parallel, (a, p.a), (b, p.b), (c, p.c), false);
+                    gemm([m, n, p.k], parallel, (a, p.a), (b, p.b), (c, p.c), false);
                 }
             }
         }
+    };
+    // Threads have whole products, if there are enough of them.
+    if launch.parallel && p.batch >= 2 * host::thread_count() as u64 {
+        let each = p.m.saturating_mul(p.n).saturating_mul(p.k).max(1);
+        let grain = (PARALLEL_FROM / each).max(1) as usize;
+        return host::parallel_for(true, p.batch as usize, grain, |batches| {
+            for batch in batches {
+                product(batch as i64, false);
+            }
+        });
+    }
+    for batch in 0..p.batch as i64 {
+        product(batch, launch.parallel);
     }
 }
 

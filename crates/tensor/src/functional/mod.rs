@@ -16,21 +16,33 @@
 
 mod attention;
 mod batch_norm;
+mod conv;
+mod convolution;
 mod cross_entropy;
 mod distances;
+mod fold;
 mod gates;
+mod interpolate;
 mod linear;
 mod losses;
 mod norms;
 mod pad;
 mod pixels;
+mod pool;
+mod pooling;
 mod sparse;
 
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use batch_norm::{BatchNormOptions, InstanceNormOptions, batch_norm, instance_norm};
+pub use conv::{
+    ConvOptions, ConvTransposeOptions, Padding, conv_transpose1d, conv_transpose2d,
+    conv_transpose3d, conv1d, conv2d, conv3d,
+};
 pub use cross_entropy::{CrossEntropyOptions, NllLossOptions, cross_entropy, nll_loss};
 pub use distances::{cosine_similarity, normalize};
+pub use fold::{FoldOptions, fold, unfold};
 pub use gates::{glu, softmin};
+pub use interpolate::{InterpolateMode, InterpolateOptions, interpolate};
 pub use linear::linear;
 pub use losses::{
     Reduction, binary_cross_entropy, binary_cross_entropy_with_logits, huber_loss, kl_div, l1_loss,
@@ -39,4 +51,11 @@ pub use losses::{
 pub use norms::{group_norm, layer_norm, rms_norm};
 pub use pad::{PadMode, pad};
 pub use pixels::{pixel_shuffle, pixel_unshuffle};
+pub use pool::{
+    AvgPoolOptions, MaxPoolOptions, adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d,
+    adaptive_max_pool1d, adaptive_max_pool1d_with_indices, adaptive_max_pool2d,
+    adaptive_max_pool2d_with_indices, adaptive_max_pool3d, adaptive_max_pool3d_with_indices,
+    avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool1d_with_indices, max_pool2d,
+    max_pool2d_with_indices, max_pool3d, max_pool3d_with_indices,
+};
 pub use sparse::{embedding, one_hot};

@@ -33,6 +33,8 @@ mod s35_backward_streams;
 
 mod autograd;
 mod bad_input;
+mod composites;
+mod convolutions;
 mod copies;
 mod devices;
 mod elementwise;
@@ -40,6 +42,7 @@ mod factories;
 mod failures;
 mod formats;
 mod hazards;
+mod indexing;
 mod memory;
 mod memory_history;
 mod memory_pools;

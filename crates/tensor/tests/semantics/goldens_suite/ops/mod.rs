@@ -1,5 +1,6 @@
 //! From an op's PyTorch name to the call here: each family of ops knows its own.
 
+mod conv;
 mod elementwise;
 mod factories;
 mod functional;
@@ -22,6 +23,7 @@ type Outcome = Option<Result<Vec<Tensor>>>;
 
 /// Families, by the files that they are in.
 const FAMILIES: &[fn(&str, &Args<'_>, Device) -> Outcome] = &[
+    conv::call,
     factories::call,
     functional::call,
     indexing::call,

@@ -1,0 +1,77 @@
+// The average of each window, and the gradient of the image.
+
+// What the sum of a window is divided by.
+__device__ __forceinline__ i64 divisor(const Pools& p, const i32 (&inside)[3], const i32 (&padded)[3]) {
+    return p.divisor ? p.divisor : p.padded ? count(padded) : count(inside);
+}
+
+template <class T>
+__device__ __forceinline__ void avg_pool(const T* __restrict__ image, T* out, const Pools& p) {
+    typedef compute_t<T> C;
+    const Taps& t = p.taps;
+    u32 at;
+    i32 own[3], padded[3];
+    if (!place(t.output, at, own)) return;
+    const Span d = elements(p, 0, own[0], padded[0]), h = elements(p, 1, own[1], padded[1]);
+    const Span w = elements(p, 2, own[2], padded[2]);
+    const i32 inside[3] = {d.end - d.begin, h.end - h.begin, w.end - w.begin};
+    const bool none = inside[0] <= 0 || inside[1] <= 0 || inside[2] <= 0;
+    const C by = none ? (C)1 : (C)divisor(p, inside, padded);
+    for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
+        for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {
+            const T* from = image + n * p.image[0] + c * p.image[1];
+            C sum = 0;
+            for (i32 i = d.begin; i < d.end; i++) {
+                for (i32 j = h.begin; j < h.end; j++) {
+                    for (i32 k = w.begin; k < w.end; k++) {
+                        sum += load(from[i * p.image[2] + j * p.image[3] + k * p.image[4]]);
+                    }
+                }
+            }
+            store(out[((i64)n * p.channels + c) * count(t.output) + at], sum / by);
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void avg_pool_backward(const T* __restrict__ grad, T* image, const Pools& p) {
+    typedef compute_t<T> C;
+    const Taps& t = p.taps;
+    u32 at;
+    i32 own[3];
+    if (!place(t.input, at, own)) return;
+    const Span d = windows(p, 0, own[0]), h = windows(p, 1, own[1]), w = windows(p, 2, own[2]);
+    for (u32 n = blockIdx.z; n < p.batch; n += gridDim.z) {
+        for (u32 c = blockIdx.y; c < p.channels; c += gridDim.y) {
+            const i64 from = ((i64)n * p.channels + c) * count(t.output);
+            C sum = 0;
+            for (i32 i = d.begin; i < d.end; i++) {
+                i32 inside[3], padded[3];
+                const Span a = elements(p, 0, i, padded[0]);
+                inside[0] = a.end - a.begin;
+                for (i32 j = h.begin; j < h.end; j++) {
+                    const Span b = elements(p, 1, j, padded[1]);
+                    inside[1] = b.end - b.begin;
+                    for (i32 k = w.begin; k < w.end; k++) {
+                        const Span e = elements(p, 2, k, padded[2]);
+                        inside[2] = e.end - e.begin;
+                        const C by = (C)divisor(p, inside, padded);
+                        sum += load(grad[from + (i * t.output[1] + j) * t.output[2] + k]) / by;
+                    }
+                }
+            }
+            const i64 to = n * p.image[0] + c * p.image[1];
+            store(image[to + own[0] * p.image[2] + own[1] * p.image[3] + own[2] * p.image[4]], sum);
+        }
+    }
+}
+
+#define AVG_POOL(T)                                                                               \
+    extern "C" __global__ void avg_pool_##T(                                                      \
+        const T* image, T* out, const __grid_constant__ Pools p) {                                \
+        avg_pool(image, out, p);                                                                  \
+    }                                                                                             \
+    extern "C" __global__ void avg_pool_##T##_backward(                                           \
+        const T* grad, T* image, const __grid_constant__ Pools p) {                               \
+        avg_pool_backward(grad, image, p);                                                        \
+    }

@@ -1,0 +1,208 @@
+//! The CPU implementation.
+
+use std::ops::Range;
+
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for, params};
+
+use super::Pools;
+use crate::window::unravel;
+
+/// The elements of a window along a dimension, and how many there are with the padding.
+#[derive(Clone)]
+struct Span {
+    inside: Range<i32>,
+    padded: i32,
+}
+
+impl Pools {
+    fn step(&self, d: usize) -> usize {
+        if self.adaptive == 0 { self.taps.dilation[d] as usize } else { 1 }
+    }
+
+    /// As `elements` in `spans.cuh`.
+    fn span(&self, d: usize, o: i32) -> Span {
+        let t = &self.taps;
+        if self.adaptive != 0 {
+            let (input, output) = (t.input[d], t.output[d]);
+            let inside = o * input / output..((o + 1) * input + output - 1) / output;
+            return Span { padded: inside.len() as i32, inside };
+        }
+        let (begin, step) = (t.at(d, o, 0), t.dilation[d]);
+        let end = t.at(d, o, t.kernel[d] - 1) + 1;
+        let padded = end.min(t.input[d] + t.padding[d]) - begin;
+        let begin = if begin < 0 { begin + (step - 1 - begin) / step * step } else { begin };
+        Span { inside: begin..end.min(t.input[d]), padded }
+    }
+
+    /// Of all windows, by dimension.
+    fn spans(&self) -> [Vec<Span>; 3] {
+        [0, 1, 2].map(|d| (0..self.taps.output[d]).map(|o| self.span(d, o)).collect())
+    }
+
+    fn divisor(&self, spans: [&Span; 3]) -> i64 {
+        if self.divisor != 0 {
+            return self.divisor;
+        }
+        let count = |span: &Span| {
+            i64::from(if self.padded != 0 { span.padded } else { span.inside.len() as i32 })
+        };
+        spans.into_iter().map(count).product()
+    }
+
+    /// Calls `f` for all planes, on all threads, with where the plane begins in the image and in the results.
+    fn planes(&self, parallel: bool, work: usize, f: impl Fn(i64, usize) + Sync) {
+        let (channels, places) = (self.channels as usize, self.taps.places());
+        let planes = self.batch as usize * channels;
+        parallel_for(parallel, planes, (GRAIN / work.max(1)).max(1), |planes| {
+            for plane in planes {
+                let (n, c) = ((plane / channels) as i64, (plane % channels) as i64);
+                f(n * self.image[0] + c * self.image[1], plane * places);
+            }
+        });
+    }
+
+    /// Where an element of a plane lies in the image.
+    fn at(&self, plane: i64, [d, h, w]: [i32; 3]) -> isize {
+        let [d, h, w] = [d, h, w].map(i64::from);
+        (plane + d * self.image[2] + h * self.image[3] + w * self.image[4]) as isize
+    }
+}
+
+/// Results with the spans of their windows, in the order in which they lie.
+fn windows(spans: &[Vec<Span>; 3]) -> impl Iterator<Item = [&Span; 3]> {
+    spans[0].iter().flat_map(move |d| {
+        spans[1].iter().flat_map(move |h| spans[2].iter().map(move |w| [d, h, w]))
+    })
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: image, values and indices, of `T`s and `i64`s, and [`Pools`].
+pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Pools = params(launch);
+    let (image, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let indices = Shared::<i64>::operand(launch, 2);
+    let spans = p.spans();
+    p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
+        for (o, [d, h, w]) in windows(&spans).enumerate() {
+            let index = |[d, h, w]: [i32; 3]| {
+                (i64::from(d) * i64::from(p.taps.input[1]) + i64::from(h))
+                    * i64::from(p.taps.input[2])
+                    + i64::from(w)
+            };
+            let mut best: Option<(T, T::Compute)> = None;
+            let mut at = [d.inside.start, h.inside.start, w.inside.start];
+            for i in d.inside.clone().step_by(p.step(0)) {
+                for j in h.inside.clone().step_by(p.step(1)) {
+                    for k in w.inside.clone().step_by(p.step(2)) {
+                        // SAFETY: an element of the image.
+                        let raw = unsafe { image.read(p.at(plane, [i, j, k])) };
+                        let value = raw.get();
+                        // Of equals the first; of NaNs the last.
+                        if best.is_none_or(|(_, most)| value > most || value.is_nan()) {
+                            best = Some((raw, value));
+                            at = [i, j, k];
+                        }
+                    }
+                }
+            }
+            let value = best.map_or(T::put(T::Compute::from_bits(0)), |(raw, _)| raw);
+            // SAFETY: elements of the results, of a plane that is this thread's.
+            unsafe {
+                values.write((first + o) as isize, value);
+                indices.write((first + o) as isize, index(at));
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient, indices and image, of `T`s and `i64`s, and [`Pools`].
+pub(super) unsafe fn max_backward<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Pools = params(launch);
+    let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 2));
+    let indices = Shared::<i64>::operand(launch, 1);
+    let (places, elements) = (p.taps.places(), p.taps.elements());
+    p.planes(launch.parallel, elements + places, |plane, first| {
+        let mut sums = vec![T::Compute::from_bits(0); elements];
+        for o in first..first + places {
+            // SAFETY: elements of the gradient and of the indices.
+            let (index, value) = unsafe { (indices.read(o as isize), grad.read(o as isize)) };
+            // An index of no element is that of no window.
+            if let Some(sum) = usize::try_from(index).ok().and_then(|i| sums.get_mut(i)) {
+                *sum = sum.add(value.get());
+            }
+        }
+        // SAFETY: the plane is this thread's.
+        unsafe { put(&p, plane, &sums, image) };
+    });
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s, and [`Pools`].
+pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Pools = params(launch);
+    let (image, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let spans = p.spans();
+    p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
+        for (o, window) in windows(&spans).enumerate() {
+            let [d, h, w] = window;
+            let mut sum = T::Compute::from_bits(0);
+            for i in d.inside.clone() {
+                for j in h.inside.clone() {
+                    for k in w.inside.clone() {
+                        // SAFETY: an element of the image.
+                        sum = sum.add(unsafe { image.read(p.at(plane, [i, j, k])) }.get());
+                    }
+                }
+            }
+            if window.iter().all(|span| !span.inside.is_empty()) {
+                sum = sum.div(T::Compute::from_number(p.divisor(window)));
+            }
+            // SAFETY: an element of the result, of a plane that is this thread's.
+            unsafe { out.write((first + o) as isize, T::put(sum)) };
+        }
+    });
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s, and [`Pools`].
+pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Pools = params(launch);
+    let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (elements, spans) = (p.taps.elements(), p.spans());
+    p.planes(launch.parallel, elements + p.taps.places(), |plane, first| {
+        let mut sums = vec![T::Compute::from_bits(0); elements];
+        for (o, window) in windows(&spans).enumerate() {
+            if window.iter().any(|span| span.inside.is_empty()) {
+                continue;
+            }
+            // SAFETY: an element of the gradient.
+            let value = unsafe { grad.read((first + o) as isize) }.get();
+            let value = value.div(T::Compute::from_number(p.divisor(window)));
+            let [d, h, w] = window;
+            for i in d.inside.clone() {
+                for j in h.inside.clone() {
+                    let row = (i * p.taps.input[1] + j) as usize * p.taps.input[2] as usize;
+                    let own = row + w.inside.start as usize..row + w.inside.end as usize;
+                    for sum in &mut sums[own] {
+                        *sum = sum.add(value);
+                    }
+                }
+            }
+        }
+        // SAFETY: the plane is this thread's.
+        unsafe { put(&p, plane, &sums, image) };
+    });
+}
+
+/// Writes a plane of the image.
+///
+/// # Safety
+/// It begins there, and nobody else touches it.
+unsafe fn put<T: HostElement>(p: &Pools, plane: i64, sums: &[T::Compute], image: Shared<T>) {
+    for (i, &sum) in sums.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { image.write(p.at(plane, unravel(i, p.taps.input)), T::put(sum)) };
+    }
+}

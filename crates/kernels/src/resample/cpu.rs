@@ -1,0 +1,124 @@
+//! The CPU implementation.
+
+use warpline_cuda_sys_safe::HostLaunch;
+use warpline_runtime::host::{Cast, GRAIN, HostElement, Number, Shared, parallel_for, params};
+
+use super::Resample;
+
+/// What coordinates are computed in.
+pub(super) trait Coordinate: Number + Cast<f64> {
+    /// Rounded to what the type can hold.
+    fn rounded(x: f64) -> f64;
+}
+
+impl Coordinate for f32 {
+    fn rounded(x: f64) -> f64 {
+        f64::from(x as f32)
+    }
+}
+
+impl Coordinate for f64 {
+    fn rounded(x: f64) -> f64 {
+        x
+    }
+}
+
+/// An element of the image, and what it counts.
+type Tap<C> = (usize, C);
+
+/// The elements that make element `o`, as `Near` in `resample.cuh`.
+fn near<C: Coordinate>(p: &Resample, o: i32) -> ([Tap<C>; 4], usize) {
+    let (scale, o) = (C::rounded(p.scale), f64::from(o));
+    let inside = |at: f64| (at.max(0.0) as usize).min(p.input as usize - 1);
+    let mut taps = [(0, C::from_number(0.0)); 4];
+    if p.kind < 2 {
+        let at = C::rounded(if p.kind == 0 { o * scale } else { (o + 0.5) * scale });
+        taps[0] = (inside(at.floor()), C::from_number(1.0));
+        return (taps, 1);
+    }
+    let aligned = p.align_corners != 0;
+    let product = C::rounded(if aligned { o * scale } else { scale * (o + 0.5) });
+    let at = if aligned { product } else { C::rounded(product - 0.5) };
+    if p.kind == 2 {
+        let at = at.max(0.0);
+        let first = inside(at);
+        let t = (at - first as f64).min(1.0);
+        taps[0] = (first, C::from_number(1.0 - t));
+        taps[1] = (inside(first as f64 + 1.0), C::from_number(t));
+        return (taps, 2);
+    }
+    let (below, a) = (at.floor(), -0.75);
+    let t = at - below;
+    let distances = [t + 1.0, t, 1.0 - t, 2.0 - t];
+    for (k, (tap, x)) in taps.iter_mut().zip(distances).enumerate() {
+        let weight = if k == 1 || k == 2 {
+            ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+        } else {
+            ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a
+        };
+        *tap = (inside(below + k as f64 - 1.0), C::from_number(weight));
+    }
+    (taps, 4)
+}
+
+/// Of all elements of the result.
+fn table<C: Coordinate>(p: &Resample) -> Vec<([Tap<C>; 4], usize)> {
+    (0..p.output).map(|o| near(p, o)).collect()
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: image and result, of `T`s, and [`Resample`].
+pub(super) unsafe fn forward<T: HostElement<Compute: Coordinate>>(launch: &HostLaunch<'_>) {
+    let p: Resample = params(launch);
+    let (image, out) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (table, inner) = (table::<T::Compute>(&p), p.inner as usize);
+    let (input, output) = (p.input as usize, p.output as usize);
+    let rows = p.outer as usize * output;
+    parallel_for(launch.parallel, rows, (GRAIN / inner).max(1), |rows| {
+        for row in rows {
+            let (taps, count) = &table[row % output];
+            let from = row / output * input;
+            for column in 0..inner {
+                let mut sum = T::Compute::from_number(0.0);
+                for (at, weight) in &taps[..*count] {
+                    // SAFETY: an element of the image.
+                    let x = unsafe { image.read(((from + at) * inner + column) as isize) };
+                    sum = sum.add(weight.mul(x.get()));
+                }
+                // SAFETY: an element of the result, in a row that is this thread's.
+                unsafe { out.write((row * inner + column) as isize, T::put(sum)) };
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`warpline_cuda_sys_safe::HostKernel`]: gradient and image, of `T`s, and [`Resample`].
+pub(super) unsafe fn backward<T: HostElement<Compute: Coordinate>>(launch: &HostLaunch<'_>) {
+    let p: Resample = params(launch);
+    let (grad, image) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (table, inner) = (table::<T::Compute>(&p), p.inner as usize);
+    let (input, output) = (p.input as usize, p.output as usize);
+    let zero = T::Compute::from_number(0.0);
+    let grain = (GRAIN / (input.max(output) * inner)).max(1);
+    parallel_for(launch.parallel, p.outer as usize, grain, |planes| {
+        let mut sums = vec![zero; input * inner];
+        for plane in planes {
+            sums.fill(zero);
+            for (o, (taps, count)) in table.iter().enumerate() {
+                let row = (plane * output + o) * inner;
+                for &(at, weight) in &taps[..*count] {
+                    for (column, sum) in sums[at * inner..][..inner].iter_mut().enumerate() {
+                        // SAFETY: an element of the gradient.
+                        let x = unsafe { grad.read((row + column) as isize) };
+                        *sum = sum.add(weight.mul(x.get()));
+                    }
+                }
+            }
+            for (i, &sum) in sums.iter().enumerate() {
+                // SAFETY: an element of the image, in a plane that is this thread's.
+                unsafe { image.write((plane * input * inner + i) as isize, T::put(sum)) };
+            }
+        }
+    });
+}

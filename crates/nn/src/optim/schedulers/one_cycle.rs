@@ -1,0 +1,203 @@
+//! Rates that go up once and down once.
+
+use std::f64::consts::PI;
+
+use warpline::{Error, Result};
+
+use super::{Scheduler, SchedulerState, check_groups};
+use crate::optim::Optimizer;
+
+const NAME: &str = "OneCycleLR";
+
+/// How [`OneCycleLR`] goes from one rate to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Anneal {
+    /// Along half a cosine.
+    #[default]
+    Cos,
+    /// In a line.
+    Linear,
+}
+
+/// What [`OneCycleLR`] may be told.
+#[derive(Clone, Copy, Debug)]
+pub struct OneCycleOptions {
+    /// Which part of the steps goes up.
+    pub pct_start: f64,
+    /// How to go.
+    pub anneal_strategy: Anneal,
+    /// Whether the momentum, or the first of the betas, goes the other way.
+    pub cycle_momentum: bool,
+    /// The least momentum.
+    pub base_momentum: f64,
+    /// The largest momentum.
+    pub max_momentum: f64,
+    /// How much less than the largest rate the first one is.
+    pub div_factor: f64,
+    /// How much less than the first rate the last one is.
+    pub final_div_factor: f64,
+    /// Whether to go down to the first rate in as many steps as up, and then to the last one.
+    pub three_phase: bool,
+}
+
+impl Default for OneCycleOptions {
+    fn default() -> Self {
+        Self {
+            pct_start: 0.3,
+            anneal_strategy: Anneal::Cos,
+            cycle_momentum: true,
+            base_momentum: 0.85,
+            max_momentum: 0.95,
+            div_factor: 25.0,
+            final_div_factor: 1e4,
+            three_phase: false,
+        }
+    }
+}
+
+/// Rates that go up to the largest one and down to almost none, within a number of steps (`OneCycleLR`). It is called after each
+/// batch.
+#[derive(Clone, Debug)]
+pub struct OneCycleLR {
+    max_lrs: Vec<f64>,
+    total_steps: i64,
+    options: OneCycleOptions,
+    last_lr: Vec<f64>,
+    last_epoch: i64,
+}
+
+/// From where to where, until which step.
+struct Phase {
+    end_step: f64,
+    lr: (f64, f64),
+    momentum: (f64, f64),
+}
+
+impl OneCycleLR {
+    /// A schedule of `total_steps` steps with the same largest rate for all groups.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] without steps, for a part that is not from 0 to 1, and for an optimizer without momentum or betas
+    /// unless `cycle_momentum` is off.
+    #[track_caller]
+    pub fn new(
+        optimizer: &mut dyn Optimizer,
+        max_lr: f64,
+        total_steps: u32,
+        options: OneCycleOptions,
+    ) -> Result<Self> {
+        let max_lrs = vec![max_lr; optimizer.group_count()];
+        if total_steps == 0 || !(0.0..=1.0).contains(&options.pct_start) {
+            let reason = "there must be a step at least, and pct_start must be from 0 to 1";
+            return Err(Error::invalid(NAME, reason.into()));
+        }
+        if options.cycle_momentum && momentum_of(optimizer).is_none() {
+            let reason =
+                "the optimizer has no momentum or betas to go with; turn cycle_momentum off";
+            return Err(Error::invalid(NAME, reason.into()));
+        }
+        let last_lr = max_lrs.clone();
+        let mut all =
+            Self { max_lrs, total_steps: total_steps.into(), options, last_lr, last_epoch: -1 };
+        for (group, max) in all.max_lrs.iter().enumerate() {
+            optimizer.set_setting(group, "initial_lr", max / options.div_factor)?;
+        }
+        all.step(optimizer)?;
+        Ok(all)
+    }
+
+    fn phases(&self, max: f64) -> Vec<Phase> {
+        let OneCycleOptions { pct_start, base_momentum: low, max_momentum: high, .. } =
+            self.options;
+        let initial = max / self.options.div_factor;
+        let min = initial / self.options.final_div_factor;
+        let total = self.total_steps as f64;
+        let up = pct_start * total - 1.0;
+        let phase = |end_step, lr, momentum| Phase { end_step, lr, momentum };
+        let first = phase(up, (initial, max), (high, low));
+        if self.options.three_phase {
+            let down = phase(2.0 * pct_start * total - 2.0, (max, initial), (low, high));
+            return vec![first, down, phase(total - 1.0, (initial, min), (high, high))];
+        }
+        vec![first, phase(total - 1.0, (max, min), (low, high))]
+    }
+
+    #[track_caller]
+    fn set(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let (step, total) = (self.last_epoch, self.total_steps);
+        if step > total {
+            let reason = format!("step {step} is beyond the {total} steps of the schedule");
+            return Err(Error::invalid(NAME, reason));
+        }
+        let momentum = momentum_of(optimizer).filter(|_| self.options.cycle_momentum);
+        for (group, &max) in self.max_lrs.iter().enumerate() {
+            let phases = self.phases(max);
+            let mut start = 0.0;
+            for (i, phase) in phases.iter().enumerate() {
+                let step = step as f64;
+                if step <= phase.end_step || i + 1 == phases.len() {
+                    let part = (step - start) / (phase.end_step - start);
+                    let lr = self.between(phase.lr, part);
+                    optimizer.set_lr(group, lr)?;
+                    self.last_lr[group] = lr;
+                    if let Some(name) = momentum {
+                        optimizer.set_setting(group, name, self.between(phase.momentum, part))?;
+                    }
+                    break;
+                }
+                start = phase.end_step;
+            }
+        }
+        Ok(())
+    }
+
+    fn between(&self, (start, end): (f64, f64), part: f64) -> f64 {
+        match self.options.anneal_strategy {
+            Anneal::Cos => end + (start - end) / 2.0 * ((PI * part).cos() + 1.0),
+            Anneal::Linear => (end - start) * part + start,
+        }
+    }
+}
+
+/// What the momentum is called there.
+fn momentum_of(optimizer: &dyn Optimizer) -> Option<&'static str> {
+    ["betas.0", "momentum"].into_iter().find(|name| optimizer.setting(0, name).is_some())
+}
+
+impl Scheduler for OneCycleLR {
+    #[track_caller]
+    fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        check_groups(NAME, optimizer, self.max_lrs.len())?;
+        self.last_epoch += 1;
+        self.set(optimizer)
+    }
+
+    #[track_caller]
+    fn restart(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        check_groups(NAME, optimizer, self.max_lrs.len())?;
+        self.last_epoch = 0;
+        self.set(optimizer)
+    }
+
+    fn last_lr(&self) -> &[f64] {
+        &self.last_lr
+    }
+
+    fn state_dict(&self) -> SchedulerState {
+        let mut state = SchedulerState::default();
+        state.put("last_epoch", self.last_epoch as f64);
+        state.put("total_steps", self.total_steps as f64);
+        state.put_all("max_lrs", &self.max_lrs);
+        state.put_all("_last_lr", &self.last_lr);
+        state
+    }
+
+    #[track_caller]
+    fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
+        let (last, total) = (state.get("last_epoch")? as i64, state.get("total_steps")? as i64);
+        let max_lrs = state.get_all("max_lrs", &self.max_lrs)?;
+        self.last_lr = state.get_all("_last_lr", &self.last_lr)?;
+        (self.last_epoch, self.total_steps, self.max_lrs) = (last, total, max_lrs);
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! Rates that go down when nothing gets better any more.
+
+use warpline::{Error, Result};
+
+use super::{SchedulerState, check_groups};
+use crate::optim::Optimizer;
+
+const NAME: &str = "ReduceLROnPlateau";
+
+/// What counts as better.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// By at least this part of the best value (`threshold_mode="rel"`).
+    Relative(f64),
+    /// By at least this much (`threshold_mode="abs"`).
+    Absolute(f64),
+}
+
+/// What [`ReduceLROnPlateau`] may be told.
+#[derive(Clone, Copy, Debug)]
+pub struct PlateauOptions {
+    /// Whether more is better (`mode="max"`).
+    pub maximize: bool,
+    /// What rates are multiplied by.
+    pub factor: f64,
+    /// How many epochs without anything better are let pass.
+    pub patience: u32,
+    /// What counts as better.
+    pub threshold: Threshold,
+    /// How many epochs are let pass after rates have gone down, before others count.
+    pub cooldown: u32,
+    /// The least rate.
+    pub min_lr: f64,
+    /// A change that is no larger is not made.
+    pub eps: f64,
+}
+
+impl Default for PlateauOptions {
+    fn default() -> Self {
+        Self {
+            maximize: false,
+            factor: 0.1,
+            patience: 10,
+            threshold: Threshold::Relative(1e-4),
+            cooldown: 0,
+            min_lr: 0.0,
+            eps: 1e-8,
+        }
+    }
+}
+
+/// Rates that go down once a value, such as the loss, has not become better for some epochs (`ReduceLROnPlateau`).
+#[derive(Clone, Debug)]
+pub struct ReduceLROnPlateau {
+    options: PlateauOptions,
+    last_lr: Vec<f64>,
+    last_epoch: i64,
+    best: f64,
+    bad_epochs: u32,
+    cooldown: u32,
+}
+
+impl ReduceLROnPlateau {
+    /// A schedule.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a factor of 1 or more.
+    #[track_caller]
+    pub fn new(optimizer: &dyn Optimizer, options: PlateauOptions) -> Result<Self> {
+        // NaN neither.
+        if !(options.factor < 1.0) {
+            let reason = format!("the factor must be below 1, but is {}", options.factor);
+            return Err(Error::invalid(NAME, reason));
+        }
+        let last_lr = (0..optimizer.group_count()).map(|group| optimizer.lr(group)).collect();
+        let best = if options.maximize { f64::NEG_INFINITY } else { f64::INFINITY };
+        Ok(Self { options, last_lr, last_epoch: 0, best, bad_epochs: 0, cooldown: 0 })
+    }
+
+    /// Goes on to the next epoch, in which the value has become `metric`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an optimizer with other groups.
+    #[track_caller]
+    pub fn step(&mut self, optimizer: &mut dyn Optimizer, metric: f64) -> Result<()> {
+        check_groups(NAME, optimizer, self.last_lr.len())?;
+        self.last_epoch += 1;
+        if self.is_better(metric) {
+            (self.best, self.bad_epochs) = (metric, 0);
+        } else {
+            self.bad_epochs += 1;
+        }
+        if self.cooldown > 0 {
+            self.cooldown -= 1;
+            self.bad_epochs = 0;
+        }
+        if self.bad_epochs > self.options.patience {
+            for group in 0..self.last_lr.len() {
+                let old = optimizer.lr(group);
+                let new = (old * self.options.factor).max(self.options.min_lr);
+                if old - new > self.options.eps {
+                    optimizer.set_lr(group, new)?;
+                }
+            }
+            (self.cooldown, self.bad_epochs) = (self.options.cooldown, 0);
+        }
+        for (group, lr) in self.last_lr.iter_mut().enumerate() {
+            *lr = optimizer.lr(group);
+        }
+        Ok(())
+    }
+
+    fn is_better(&self, metric: f64) -> bool {
+        match (self.options.threshold, self.options.maximize) {
+            (Threshold::Relative(by), false) => metric < self.best * (1.0 - by),
+            (Threshold::Absolute(by), false) => metric < self.best - by,
+            (Threshold::Relative(by), true) => metric > self.best * (by + 1.0),
+            (Threshold::Absolute(by), true) => metric > self.best + by,
+        }
+    }
+
+    /// The rates that the last step left, of each group (`get_last_lr`).
+    #[must_use]
+    pub fn last_lr(&self) -> &[f64] {
+        &self.last_lr
+    }
+
+    /// What it goes on from, by PyTorch's names (`state_dict`).
+    #[must_use]
+    pub fn state_dict(&self) -> SchedulerState {
+        let mut state = SchedulerState::default();
+        state.put("last_epoch", self.last_epoch as f64);
+        state.put("best", self.best);
+        state.put("num_bad_epochs", self.bad_epochs.into());
+        state.put("cooldown_counter", self.cooldown.into());
+        state.put_all("_last_lr", &self.last_lr);
+        state
+    }
+
+    /// Goes on from a state (`load_state_dict`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which names what is missing.
+    #[track_caller]
+    pub fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
+        let (last_epoch, best) = (state.get("last_epoch")? as i64, state.get("best")?);
+        let (bad, cooldown) = (state.get("num_bad_epochs")?, state.get("cooldown_counter")?);
+        self.last_lr = state.get_all("_last_lr", &self.last_lr)?;
+        (self.last_epoch, self.best) = (last_epoch, best);
+        (self.bad_epochs, self.cooldown) = (bad as u32, cooldown as u32);
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! What an optimizer saves.
+
+use std::collections::BTreeMap;
+
+use warpline::{DType, Error, Result, Tensor, full, tensor};
+
+use super::group::ParamGroup;
+use super::optimizer::{Optim, counter};
+use super::rule::{ParamState, Rule};
+use crate::StateDict;
+
+/// What an optimizer keeps and how it is set (`torch.optim.Optimizer.state_dict`), by the numbers of its parameters: those of the
+/// first group come first.
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerState {
+    /// Of each parameter that was changed, tensors by PyTorch's names; `step` has one element.
+    pub state: BTreeMap<usize, BTreeMap<String, Tensor>>,
+    /// The groups.
+    pub param_groups: Vec<GroupState>,
+}
+
+/// How a group of parameters is set.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GroupState {
+    /// The settings by PyTorch's names; a flag is 0 or 1, the two `betas` are `betas.0` and `betas.1`.
+    pub settings: BTreeMap<String, f64>,
+    /// The numbers of its parameters.
+    pub params: Vec<usize>,
+}
+
+impl OptimizerState {
+    /// All of it as tensors by name, such as `state.0.exp_avg` and `param_groups.0.lr`, to be saved in a file.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    #[track_caller]
+    pub fn to_tensors(&self) -> Result<StateDict> {
+        let mut all = StateDict::new();
+        for (index, tensors) in &self.state {
+            for (name, tensor) in tensors {
+                all.insert(format!("state.{index}.{name}"), tensor.clone());
+            }
+        }
+        for (index, group) in self.param_groups.iter().enumerate() {
+            for (name, &value) in &group.settings {
+                let value = full([], value, (DType::F64, "cpu"))?;
+                all.insert(format!("param_groups.{index}.{name}"), value);
+            }
+            let params: Vec<i64> = group.params.iter().map(|&param| param as i64).collect();
+            all.insert(format!("param_groups.{index}.params"), tensor(params, "cpu")?);
+        }
+        Ok(all)
+    }
+
+    /// What [`OptimizerState::to_tensors`] has made tensors of.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which names the entry that is none of an optimizer's.
+    #[track_caller]
+    pub fn from_tensors(tensors: &StateDict) -> Result<Self> {
+        let mut all = Self::default();
+        for (name, tensor) in tensors.iter() {
+            let parts: Vec<&str> = name.splitn(3, '.').collect();
+            let (kind, index, field) = match parts[..] {
+                [kind, index, field] => (kind, index.parse::<usize>().ok(), field),
+                _ => ("", None, ""),
+            };
+            match (kind, index) {
+                ("state", Some(index)) => {
+                    all.state.entry(index).or_default().insert(field.into(), tensor.clone());
+                }
+                // A number of groups that a file cannot have is not believed.
+                ("param_groups", Some(index)) if index < tensors.len() => {
+                    if all.param_groups.len() <= index {
+                        all.param_groups.resize_with(index + 1, GroupState::default);
+                    }
+                    let group = &mut all.param_groups[index];
+                    if field == "params" {
+                        let params = tensor.to_vec::<i64>()?;
+                        group.params = params.into_iter().map(|param| param as usize).collect();
+                    } else {
+                        group.settings.insert(field.into(), number(tensor)?);
+                    }
+                }
+                _ => {
+                    let reason = format!("`{name}` is neither `state.N.…` nor `param_groups.N.…`");
+                    return Err(Error::invalid("OptimizerState", reason));
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+#[track_caller]
+fn number(tensor: &Tensor) -> Result<f64> {
+    tensor.to_scalar().map(|number| number.to_f64())
+}
+
+/// What `optimizer` would go on with.
+#[track_caller]
+pub(super) fn save<R: Rule>(optimizer: &Optim<R>) -> Result<OptimizerState> {
+    let mut all = OptimizerState::default();
+    let mut index = 0;
+    for (group, states) in optimizer.groups.iter().zip(&optimizer.states) {
+        let first = index;
+        for state in states {
+            let mut tensors = BTreeMap::new();
+            for (name, tensor) in R::TENSORS.iter().zip(&state.tensors) {
+                if let Some(tensor) = tensor {
+                    tensors.insert((*name).to_owned(), tensor.clone());
+                }
+            }
+            if let Some(counter) = &state.counter {
+                tensors.insert("step".into(), counter.clone());
+            } else if state.step > 0 {
+                let step = full([], state.step as f64, (DType::F64, "cpu"))?;
+                tensors.insert("step".into(), step);
+            }
+            if !tensors.is_empty() {
+                all.state.insert(index, tensors);
+            }
+            index += 1;
+        }
+        let settings = group.options.settings().into_iter();
+        let mut settings: BTreeMap<String, f64> =
+            settings.map(|(name, value)| (name.to_owned(), value)).collect();
+        settings.extend(group.initial_lr.map(|lr| ("initial_lr".to_owned(), lr)));
+        all.param_groups.push(GroupState { settings, params: (first..index).collect() });
+    }
+    Ok(all)
+}
+
+/// Puts what was saved into `optimizer`, or nothing of it.
+#[track_caller]
+pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) -> Result<()> {
+    let invalid = |reason: String| Err(Error::invalid("load_state_dict", reason));
+    let (own, given) = (optimizer.groups.len(), saved.param_groups.len());
+    if own != given {
+        return invalid(format!("the state has {given} groups of parameters, the optimizer {own}"));
+    }
+    let mut groups = Vec::new();
+    let mut states = Vec::new();
+    let mut known = 0;
+    for (index, (group, of)) in optimizer.groups.iter().zip(&saved.param_groups).enumerate() {
+        let (own, given) = (group.params().len(), of.params.len());
+        if own != given {
+            return invalid(format!(
+                "group {index} has {own} parameters, that of the state {given}"
+            ));
+        }
+        let mut new = group.clone();
+        for (name, &value) in &of.settings {
+            if name == "initial_lr" {
+                new.initial_lr = Some(value);
+            } else if !new.options.set(name, value) {
+                return invalid(format!("{} has no setting {name}", R::NAME));
+            }
+        }
+        if let Err(reason) = new.options.check() {
+            return invalid(reason);
+        }
+        for (place, number) in of.params.iter().enumerate() {
+            let (param, former) = (&group.params()[place], &optimizer.states[index][place]);
+            known += usize::from(saved.state.contains_key(number));
+            states.push(loaded(&new, param, former, *number, saved.state.get(number))?);
+        }
+        groups.push(new);
+    }
+    if known != saved.state.len() {
+        return invalid("the state has parameters that are in none of its groups".into());
+    }
+    // What a captured step goes on with stays where it is.
+    let mut states = states.into_iter();
+    for former in optimizer.states.iter_mut().flatten() {
+        let Some(new) = states.next() else { break };
+        *former = in_place(former, new)?;
+    }
+    for group in &groups {
+        if let Some(lr) = &group.lr_tensor {
+            let of = group.options.settings().into_iter().find(|(name, _)| *name == "lr");
+            lr.fill_(of.map_or(0.0, |(_, lr)| lr))?;
+        }
+    }
+    optimizer.groups = groups;
+    Ok(())
+}
+
+/// The state of a parameter, in memory of its own.
+#[track_caller]
+fn loaded<R: Rule>(
+    group: &ParamGroup<R>,
+    param: &Tensor,
+    former: &ParamState,
+    number: usize,
+    saved: Option<&BTreeMap<String, Tensor>>,
+) -> Result<ParamState> {
+    let mut state = ParamState::default();
+    let on_device = former.counter.is_some()
+        || group
+            .options
+            .settings()
+            .iter()
+            .any(|(name, value)| *name == "capturable" && *value != 0.0);
+    for (name, tensor) in saved.into_iter().flatten() {
+        if name == "step" {
+            let step = self::number(tensor)?;
+            if on_device {
+                state.counter = Some(counter(param, step)?);
+            } else {
+                state.step = step as u64;
+            }
+            continue;
+        }
+        let Some(which) = R::TENSORS.iter().position(|own| own == name) else {
+            let reason = format!("{} keeps no {name} of a parameter", R::NAME);
+            return Err(Error::invalid("load_state_dict", reason));
+        };
+        if tensor.size() != param.size() {
+            let (given, own) = (tensor.size(), param.size());
+            let reason = format!(
+                "{name} of parameter {number} is of shape {given:?}, the parameter of {own:?}"
+            );
+            return Err(Error::invalid("load_state_dict", reason));
+        }
+        let copy = param.zeros_like(())?;
+        copy.copy_(tensor, false)?;
+        state.tensors[which] = Some(copy);
+    }
+    Ok(state)
+}
+
+/// A new state in the tensors of the former one, where both have them.
+#[track_caller]
+fn in_place(former: &ParamState, new: ParamState) -> Result<ParamState> {
+    let reuse = |former: &Option<Tensor>, new: Option<Tensor>| match (former, new) {
+        (Some(former), Some(new)) => former.copy_(&new, false).cloned().map(Some),
+        (_, new) => Ok(new),
+    };
+    let mut tensors = [const { None }; 3];
+    for ((tensor, former), new) in tensors.iter_mut().zip(&former.tensors).zip(new.tensors) {
+        *tensor = reuse(former, new)?;
+    }
+    Ok(ParamState { step: new.step, counter: reuse(&former.counter, new.counter)?, tensors })
+}

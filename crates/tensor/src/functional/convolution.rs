@@ -1,0 +1,307 @@
+//! What convolutions are made of: the convolution and its two gradients. Each is linear in both of its operands,
+//! and the gradients of each are the other two, so that gradients of gradients come of themselves.
+
+use smallvec::smallvec;
+use warpline_kernels::conv::{Window, col2im, im2col};
+use warpline_kernels::copy::copy;
+use warpline_kernels::matmul::matmul;
+use warpline_runtime::{Layout, Sizes, Strides, View};
+
+use crate::autograd::{no_grad, record, wanted};
+use crate::{Result, Tensor};
+
+/// Of a convolution's columns there are no more bytes than this at a time, unless one image has them: on the CPU
+/// what its caches hold.
+const CPU_COLUMNS: usize = 4 << 20;
+const CUDA_COLUMNS: usize = 256 << 20;
+
+/// A convolution of `[batch, channels, …]` to `[batch, outputs, …]`, of `dims` dimensions.
+#[derive(Clone, Copy)]
+pub(super) struct Geometry {
+    pub(super) window: Window,
+    pub(super) dims: usize,
+    pub(super) groups: usize,
+    pub(super) channels: usize,
+    pub(super) outputs: usize,
+}
+
+/// The convolution, and the bias added.
+#[track_caller]
+pub(super) fn convolution(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    of: Geometry,
+) -> Result<Tensor> {
+    let out = of.forward(x, weight)?;
+    of.add_bias(&out, bias)?;
+    let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+    if !wanted(&inputs) {
+        return Ok(out);
+    }
+    record("convolution", out, &inputs, &[x, weight], move |context, grad| {
+        let of_x = || transposed(grad, &context.saved(1)?, None, of);
+        let of_weight = || weight_gradient(&context.saved(0)?, grad, of);
+        let x = context.needs(0).then(of_x).transpose()?;
+        let weight = context.needs(1).then(of_weight).transpose()?;
+        let bias = context.needs(2).then(|| of.bias_gradient(grad)).transpose()?;
+        Ok([x, weight, bias].into_iter().take(context.inputs()).collect())
+    })
+}
+
+/// The gradient of the convolution's images for that of its results; with a bias, a transposed convolution.
+#[track_caller]
+pub(super) fn transposed(
+    y: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    of: Geometry,
+) -> Result<Tensor> {
+    let out = of.backward(y, weight)?;
+    of.add_bias(&out, bias)?;
+    let inputs: Vec<&Tensor> = [y, weight].into_iter().chain(bias).collect();
+    if !wanted(&inputs) {
+        return Ok(out);
+    }
+    record("convolution", out, &inputs, &[y, weight], move |context, grad| {
+        let of_y = || convolution(grad, &context.saved(1)?, None, of);
+        let of_weight = || weight_gradient(grad, &context.saved(0)?, of);
+        let y = context.needs(0).then(of_y).transpose()?;
+        let weight = context.needs(1).then(of_weight).transpose()?;
+        let bias = context.needs(2).then(|| of.bias_gradient(grad)).transpose()?;
+        Ok([y, weight, bias].into_iter().take(context.inputs()).collect())
+    })
+}
+
+/// The gradient of the weight, of the images and the gradient of the results.
+#[track_caller]
+fn weight_gradient(x: &Tensor, y: &Tensor, of: Geometry) -> Result<Tensor> {
+    let out = of.weight(x, y)?;
+    if !wanted(&[x, y]) {
+        return Ok(out);
+    }
+    record("convolution_backward", out, &[x, y], &[x, y], move |context, grad| {
+        let of_x = || transposed(&context.saved(1)?, grad, None, of);
+        let of_y = || convolution(&context.saved(0)?, grad, None, of);
+        let x = context.needs(0).then(of_x).transpose()?;
+        let y = context.needs(1).then(of_y).transpose()?;
+        Ok(smallvec![x, y])
+    })
+}
+
+/// A tensor under other sizes and strides.
+fn lies(sizes: &[usize], strides: &[usize], offset: usize) -> Layout {
+    let strides = Strides::from_iter(strides.iter().map(|&s| s as isize));
+    Layout::from_parts(Sizes::from_slice(sizes), strides, offset)
+}
+
+impl Tensor {
+    fn seen<'a>(&'a self, layout: &'a Layout) -> View<'a> {
+        View { layout, ..self.as_view() }
+    }
+}
+
+// What follows is not recorded.
+impl Geometry {
+    /// Rows of columns for each group.
+    fn rows(&self) -> usize {
+        self.channels / self.groups * self.window.taps()
+    }
+
+    /// Whether the image itself is the columns.
+    fn is_pointwise(&self) -> bool {
+        let w = &self.window;
+        w.taps() == 1 && w.stride == [1; 3] && w.padding == [0; 3] && w.input == w.output
+    }
+
+    fn image_sizes(&self, batch: usize) -> Sizes {
+        [batch, self.channels].iter().chain(&self.window.input[3 - self.dims..]).copied().collect()
+    }
+
+    fn result_sizes(&self, batch: usize) -> Sizes {
+        [batch, self.outputs].iter().chain(&self.window.output[3 - self.dims..]).copied().collect()
+    }
+
+    fn weight_sizes(&self) -> Sizes {
+        let of = [self.outputs, self.channels / self.groups];
+        of.iter().chain(&self.window.kernel[3 - self.dims..]).copied().collect()
+    }
+
+    /// How many images' columns are made at a time.
+    fn at_once(&self, x: &Tensor, batch: usize) -> usize {
+        let image = self.groups * self.rows() * self.window.places() * x.element_size();
+        let most = if x.is_cuda() { CUDA_COLUMNS } else { CPU_COLUMNS };
+        (most / image.max(1)).clamp(1, batch)
+    }
+
+    #[track_caller]
+    fn add_bias(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+        let Some(bias) = bias else { return Ok(()) };
+        let mut sizes = [1; 4];
+        sizes[0] = -1;
+        no_grad(|| out.add_(&bias.reshape(&sizes[..=self.dims])?).map(drop))
+    }
+
+    #[track_caller]
+    fn bias_gradient(&self, grad: &Tensor) -> Result<Tensor> {
+        let dims: Vec<isize> = (0..grad.dim() as isize).filter(|d| *d != 1).collect();
+        grad.sum(&dims[..])
+    }
+
+    /// A view's part of a batch.
+    fn part(whole: &Layout, first: usize, count: usize) -> Result<Layout> {
+        whole.narrow(0, first as isize, count)
+    }
+
+    #[track_caller]
+    fn forward(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        let exec = x.exec()?;
+        let (batch, places, rows) = (x.size()[0], self.window.places(), self.rows());
+        let out = exec.empty(&self.result_sizes(batch), x.dtype())?;
+        if out.numel() == 0 {
+            return Ok(out);
+        }
+        let weight = no_grad(|| weight.contiguous())?;
+        let [groups, outputs] = [self.groups, self.outputs / self.groups];
+        let at_once = self.at_once(x, batch);
+        if groups == 1 {
+            // A product for each image.
+            let result = lies(&[batch, outputs, places], &[outputs * places, places, 1], 0);
+            let whole = lies(&[batch, rows, places], &[rows * places, places, 1], 0);
+            if self.is_pointwise() {
+                let x = no_grad(|| x.contiguous())?;
+                let whole = lies(whole.sizes(), &[rows * places, places, 1], x.storage_offset());
+                let by = lies(&[batch, outputs, rows], &[0, rows, 1], weight.storage_offset());
+                matmul(exec.target(), weight.seen(&by), x.seen(&whole), out.seen(&result))?;
+                return Ok(out);
+            }
+            let columns = exec.empty(&[at_once, rows, places], x.dtype())?;
+            for first in (0..batch).step_by(at_once) {
+                let count = at_once.min(batch - first);
+                let image = Self::part(x.layout(), first, count)?;
+                let (part, result) =
+                    (Self::part(&whole, 0, count)?, Self::part(&result, first, count)?);
+                let by = lies(&[count, outputs, rows], &[0, rows, 1], weight.storage_offset());
+                im2col(exec.target(), x.seen(&image), &self.window, columns.seen(&part))?;
+                let (by, columns) = (weight.seen(&by), columns.seen(&part));
+                matmul(exec.target(), by, columns, out.seen(&result))?;
+            }
+            return Ok(out);
+        }
+        // A product for each group, of all images: its results lie the other way round.
+        let all = groups * outputs;
+        let columns = exec.empty(&[groups * rows, at_once, places], x.dtype())?;
+        let results = exec.empty(&[all, at_once, places], x.dtype())?;
+        let whole = lies(&[batch, all, places], &[all * places, places, 1], 0);
+        for first in (0..batch).step_by(at_once) {
+            let count = at_once.min(batch - first);
+            self.gather(x, first, count, &columns)?;
+            let n = count * places;
+            let by =
+                lies(&[groups, outputs, rows], &[outputs * rows, rows, 1], weight.storage_offset());
+            let of = lies(&[groups, rows, n], &[rows * n, n, 1], 0);
+            let result = lies(&[groups, outputs, n], &[outputs * n, n, 1], 0);
+            matmul(exec.target(), weight.seen(&by), columns.seen(&of), results.seen(&result))?;
+            let result = lies(&[count, all, places], &[places, n, 1], 0);
+            let part = Self::part(&whole, first, count)?;
+            copy(exec.target(), results.seen(&result), out.seen(&part))?;
+        }
+        Ok(out)
+    }
+
+    /// Columns of some images, all rows' first, then all of the second.
+    #[track_caller]
+    fn gather(&self, x: &Tensor, first: usize, count: usize, columns: &Tensor) -> Result<()> {
+        let (all, places) = (self.groups * self.rows(), self.window.places());
+        let image = Self::part(x.layout(), first, count)?;
+        let to = lies(&[count, all, places], &[places, count * places, 1], 0);
+        im2col(x.exec()?.target(), x.seen(&image), &self.window, columns.seen(&to))
+    }
+
+    #[track_caller]
+    fn backward(&self, y: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        let exec = y.exec()?;
+        let (batch, places, rows) = (y.size()[0], self.window.places(), self.rows());
+        let out = exec.empty(&self.image_sizes(batch), y.dtype())?;
+        if out.numel() == 0 {
+            return Ok(out);
+        }
+        let y = no_grad(|| y.contiguous())?;
+        let weight = no_grad(|| weight.contiguous())?;
+        let [groups, outputs] = [self.groups, self.outputs / self.groups];
+        let at_once = self.at_once(&y, batch);
+        let (all, offset) = (groups * outputs, y.storage_offset());
+        let results = lies(&[batch, all, places], &[all * places, places, 1], offset);
+        if groups == 1 {
+            let whole = lies(&[batch, rows, places], &[rows * places, places, 1], 0);
+            if self.is_pointwise() {
+                let by = lies(&[batch, rows, outputs], &[0, 1, rows], weight.storage_offset());
+                matmul(exec.target(), weight.seen(&by), y.seen(&results), out.seen(&whole))?;
+                return Ok(out);
+            }
+            let columns = exec.empty(&[at_once, rows, places], y.dtype())?;
+            for first in (0..batch).step_by(at_once) {
+                let count = at_once.min(batch - first);
+                let image = Self::part(out.layout(), first, count)?;
+                let (part, result) =
+                    (Self::part(&whole, 0, count)?, Self::part(&results, first, count)?);
+                let by = lies(&[count, rows, outputs], &[0, 1, rows], weight.storage_offset());
+                let columns = columns.seen(&part);
+                matmul(exec.target(), weight.seen(&by), y.seen(&result), columns)?;
+                col2im(exec.target(), columns, &self.window, out.seen(&image))?;
+            }
+            return Ok(out);
+        }
+        let columns = exec.empty(&[groups * rows, at_once, places], y.dtype())?;
+        let turned = exec.empty(&[all, at_once, places], y.dtype())?;
+        for first in (0..batch).step_by(at_once) {
+            let count = at_once.min(batch - first);
+            let n = count * places;
+            let to = lies(&[count, all, places], &[places, n, 1], 0);
+            copy(exec.target(), y.seen(&Self::part(&results, first, count)?), turned.seen(&to))?;
+            let by =
+                lies(&[groups, rows, outputs], &[outputs * rows, 1, rows], weight.storage_offset());
+            let of = lies(&[groups, outputs, n], &[outputs * n, n, 1], 0);
+            let to = lies(&[groups, rows, n], &[rows * n, n, 1], 0);
+            matmul(exec.target(), weight.seen(&by), turned.seen(&of), columns.seen(&to))?;
+            let from = lies(&[count, groups * rows, places], &[places, n, 1], 0);
+            let image = Self::part(out.layout(), first, count)?;
+            col2im(exec.target(), columns.seen(&from), &self.window, out.seen(&image))?;
+        }
+        Ok(out)
+    }
+
+    #[track_caller]
+    fn weight(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        let exec = x.exec()?;
+        let (batch, places, rows) = (x.size()[0], self.window.places(), self.rows());
+        let out = exec.empty(&self.weight_sizes(), x.dtype())?;
+        if batch * places == 0 || out.numel() == 0 {
+            no_grad(|| out.zero_().map(drop))?;
+            return Ok(out);
+        }
+        let [groups, outputs] = [self.groups, self.outputs / self.groups];
+        let all = groups * outputs;
+        let y = no_grad(|| y.contiguous())?;
+        let results = lies(&[batch, all, places], &[all * places, places, 1], y.storage_offset());
+        let at_once = self.at_once(x, batch);
+        let columns = exec.empty(&[groups * rows, at_once, places], x.dtype())?;
+        let turned = exec.empty(&[all, at_once, places], x.dtype())?;
+        let product = lies(&[groups, outputs, rows], &[outputs * rows, rows, 1], 0);
+        for first in (0..batch).step_by(at_once) {
+            let count = at_once.min(batch - first);
+            let n = count * places;
+            self.gather(x, first, count, &columns)?;
+            let to = lies(&[count, all, places], &[places, n, 1], 0);
+            copy(exec.target(), y.seen(&Self::part(&results, first, count)?), turned.seen(&to))?;
+            let of = lies(&[groups, outputs, n], &[outputs * n, n, 1], 0);
+            let by = lies(&[groups, n, rows], &[rows * n, 1, n], 0);
+            let sum = if first == 0 { out.clone() } else { exec.empty(out.size(), x.dtype())? };
+            matmul(exec.target(), turned.seen(&of), columns.seen(&by), sum.seen(&product))?;
+            if first > 0 {
+                no_grad(|| out.add_(&sum).map(drop))?;
+            }
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,144 @@
+//! Images to the columns that a convolution multiplies, and back.
+
+use smallvec::smallvec;
+use std::panic::Location;
+use warpline_kernels::conv::{Window, col2im, im2col};
+
+use super::conv::{batched, last, mismatch, positive, window};
+use crate::autograd::{no_grad, record, wanted};
+use crate::called::Called;
+use crate::{Error, Result, Tensor};
+
+/// Options of [`unfold`] and [`fold`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoldOptions {
+    /// From one element of the window to the next; 1.
+    pub dilation: [usize; 2],
+    /// Zeros on both sides; 0.
+    pub padding: [usize; 2],
+    /// From one window to the next; 1.
+    pub stride: [usize; 2],
+}
+
+impl Default for FoldOptions {
+    fn default() -> Self {
+        Self { dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+    }
+}
+
+/// The elements under each place of a window, of `[batch, channels, height, width]` or one without the batch: `[batch,
+/// channels * window, places]` (`torch.nn.functional.unfold`).
+///
+/// ```
+/// use warpline::arange;
+/// use warpline::functional::{FoldOptions, fold, unfold};
+///
+/// let image = arange(6f32, ())?.reshape([1, 1, 2, 3])?;
+/// let columns = unfold(&image, [2, 2], &FoldOptions::default())?;
+/// assert_eq!(columns.to_vec::<f32>()?, [0.0, 1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 5.0]);
+/// let sums = fold(&columns, [2, 3], [2, 2], &FoldOptions::default())?;
+/// assert_eq!(sums.to_vec::<f32>()?, [0.0, 2.0, 2.0, 3.0, 8.0, 5.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for options of 0, [`Error::UnsupportedDType`] for what is not a
+/// float, and what the launch fails with.
+#[track_caller]
+pub fn unfold(input: &Tensor, kernel_size: [usize; 2], options: &FoldOptions) -> Result<Tensor> {
+    const OP: &str = "unfold";
+    if input.dim() != 3 && input.dim() != 4 {
+        let reason = format!("an image of 3 or 4 dimensions, not {:?}", input.size());
+        return Err(mismatch(OP, reason));
+    }
+    let window = of_images(OP, input, last(input), kernel_size, options)?;
+    batched::<2>(input, |x| spread(x, window)).of(OP)
+}
+
+/// The sums of the elements under each place of a window, which `[batch, channels * window, places]`, or one without
+/// the batch, has after each other: [`unfold`]'s transpose (`torch.nn.functional.fold`).
+///
+/// # Errors
+/// As [`unfold`].
+#[track_caller]
+pub fn fold(
+    input: &Tensor,
+    output_size: [usize; 2],
+    kernel_size: [usize; 2],
+    options: &FoldOptions,
+) -> Result<Tensor> {
+    const OP: &str = "fold";
+    let window = of_images(OP, input, output_size, kernel_size, options)?;
+    let fits = match *input.size() {
+        [.., rows, places] if input.dim() <= 3 => {
+            rows.is_multiple_of(window.taps()) && places == window.places()
+        }
+        _ => false,
+    };
+    if !fits {
+        let reason = format!(
+            "columns of {:?}; a window of {kernel_size:?} has {} places on an image of {output_size:?}",
+            input.size(),
+            window.places()
+        );
+        return Err(mismatch(OP, reason));
+    }
+    batched::<1>(input, |x| sums(x, window)).of(OP)
+}
+
+#[track_caller]
+fn of_images(
+    op: &'static str,
+    input: &Tensor,
+    sizes: [usize; 2],
+    kernel: [usize; 2],
+    options: &FoldOptions,
+) -> Result<Window> {
+    let &FoldOptions { dilation, padding, stride } = options;
+    if !input.dtype().is_float() {
+        let (dtype, location) = (input.dtype(), Location::caller());
+        return Err(Error::UnsupportedDType { op, location, dtype });
+    }
+    let mut output = sizes;
+    for d in 0..2 {
+        positive(op, "kernel_size", kernel[d])?;
+        positive(op, "stride", stride[d])?;
+        positive(op, "dilation", dilation[d])?;
+        let reach = (kernel[d] - 1).saturating_mul(dilation[d]).saturating_add(1);
+        let padded = padding[d].saturating_mul(2).saturating_add(sizes[d]);
+        if padded < reach {
+            let reason = format!(
+                "a window of {reach} elements in dimension {d} does not fit into an image of {padded}, padding included"
+            );
+            return Err(mismatch(op, reason));
+        }
+        output[d] = (padded - reach) / stride[d] + 1;
+    }
+    Ok(window([sizes, output, kernel, stride, padding, dilation]))
+}
+
+#[track_caller]
+fn spread(x: &Tensor, of: Window) -> Result<Tensor> {
+    let (exec, rows) = (x.exec()?, x.size()[1] * of.taps());
+    let out = exec.empty(&[x.size()[0], rows, of.places()], x.dtype())?;
+    im2col(exec.target(), x.as_view(), &of, out.as_view())?;
+    if !wanted(&[x]) {
+        return Ok(out);
+    }
+    record("im2col", out, &[x], &[], move |_, grad| Ok(smallvec![Some(sums(grad, of)?)]))
+}
+
+#[track_caller]
+fn sums(x: &Tensor, of: Window) -> Result<Tensor> {
+    let exec = x.exec()?;
+    let [batch, rows] = [x.size()[0], x.size()[1]];
+    let [_, height, width] = of.input;
+    let out = exec.empty(&[batch, rows / of.taps(), height, width], x.dtype())?;
+    // Its last dimension has to have stride 1.
+    let dense = no_grad(|| x.contiguous())?;
+    col2im(exec.target(), dense.as_view(), &of, out.as_view())?;
+    if !wanted(&[x]) {
+        return Ok(out);
+    }
+    record("col2im", out, &[x], &[], move |_, grad| Ok(smallvec![Some(spread(grad, of)?)]))
+}

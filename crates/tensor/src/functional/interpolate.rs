@@ -1,0 +1,227 @@
+//! Images of another size.
+
+use std::panic::Location;
+
+use smallvec::smallvec;
+use warpline_kernels::resample::{Kind, resample, resample_backward};
+
+use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d};
+use crate::autograd::{no_grad, record, wanted};
+use crate::called::Called;
+use crate::tensor::composite::signed;
+use crate::{Error, Result, Tensor};
+
+/// How [`interpolate`] makes the elements between those of the image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InterpolateMode {
+    /// The nearest element before (`"nearest"`).
+    #[default]
+    Nearest,
+    /// The element whose centre is nearest (`"nearest-exact"`).
+    NearestExact,
+    /// Between two neighbours, of `[batch, channels, width]` (`"linear"`).
+    Linear,
+    /// Between two neighbours in each dimension, of `[batch, channels, height, width]` (`"bilinear"`).
+    Bilinear,
+    /// Of four neighbours in each dimension, of `[batch, channels, height, width]` (`"bicubic"`).
+    Bicubic,
+    /// Between two neighbours in each dimension, of `[batch, channels, depth, height, width]` (`"trilinear"`).
+    Trilinear,
+    /// The average of what an element covers (`"area"`).
+    Area,
+}
+
+/// Options of [`interpolate`]: either sizes or factors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct InterpolateOptions {
+    /// The result's sizes, without batch and channels.
+    pub size: Option<Vec<usize>>,
+    /// How many times larger the result is: one number for all dimensions, or one for each.
+    pub scale_factor: Option<Vec<f64>>,
+    /// How elements are made; the nearest.
+    pub mode: InterpolateMode,
+    /// Whether first and last elements of image and result lie on each other, rather than their outer edges; `false`.
+    pub align_corners: bool,
+    /// Whether the factor follows from the sizes, which are rounded down, and not from what was given; `false`.
+    pub recompute_scale_factor: bool,
+}
+
+/// The image with other sizes, `[batch, channels, …]` with one to three dimensions more
+/// (`torch.nn.functional.interpolate`; without antialiasing).
+///
+/// ```
+/// use warpline::functional::{InterpolateMode, InterpolateOptions, interpolate};
+/// use warpline::tensor;
+///
+/// let image = tensor(&[[1f32, 2.0], [3.0, 4.0]], ())?.reshape([1, 1, 2, 2])?;
+/// let mode = InterpolateMode::Bilinear;
+/// let options = InterpolateOptions { size: Some(vec![1, 3]), mode, ..Default::default() };
+/// assert_eq!(interpolate(&image, &options)?.to_vec::<f32>()?, [2.0, 2.5, 3.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for options that do not fit together or to the image's dimensions,
+/// [`Error::ShapeMismatch`] for an image or result without elements, [`Error::UnsupportedDType`] for what is not a
+/// float, and what the launches fail with.
+#[track_caller]
+pub fn interpolate(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
+    const OP: &str = "interpolate";
+    let (sizes, scales) = target_sizes(OP, input, options)?;
+    let dims = sizes.len();
+    let mode = options.mode;
+    let fits = match mode {
+        InterpolateMode::Linear => dims == 1,
+        InterpolateMode::Bilinear | InterpolateMode::Bicubic => dims == 2,
+        InterpolateMode::Trilinear => dims == 3,
+        _ => true,
+    };
+    if !fits {
+        let reason = format!("{mode:?} does not take an image of {dims} dimensions");
+        return Err(Error::invalid(OP, reason));
+    }
+    let kind = match mode {
+        InterpolateMode::Nearest => Kind::Nearest,
+        InterpolateMode::NearestExact => Kind::NearestExact,
+        InterpolateMode::Bicubic => Kind::Cubic,
+        _ => Kind::Linear,
+    };
+    let is_smooth = matches!(kind, Kind::Linear | Kind::Cubic) && mode != InterpolateMode::Area;
+    if options.align_corners && !is_smooth {
+        let reason = format!("align_corners is for linear and cubic modes, not {mode:?}");
+        return Err(Error::invalid(OP, reason));
+    }
+    if !input.dtype().is_float() {
+        let (dtype, location) = (input.dtype(), Location::caller());
+        return Err(Error::UnsupportedDType { op: OP, location, dtype });
+    }
+    if input.size()[2..].contains(&0) || sizes.contains(&0) {
+        let reason = format!("from {:?} to {sizes:?}; neither may be empty", &input.size()[2..]);
+        return Err(Error::ShapeMismatch { op: OP, location: Location::caller(), reason });
+    }
+    if mode == InterpolateMode::Area {
+        let area = match sizes[..] {
+            [width] => adaptive_avg_pool1d(input, [width]),
+            [height, width] => adaptive_avg_pool2d(input, [height, width]),
+            [depth, height, width] => adaptive_avg_pool3d(input, [depth, height, width]),
+            _ => Ok(input.clone()),
+        };
+        return area.of(OP);
+    }
+    // Between the dimensions of halves nothing is rounded.
+    let wide = if is_smooth { input.widened().of(OP)? } else { input.clone() };
+    let mut out = wide.clone();
+    for (d, (&size, &scale)) in sizes.iter().zip(&scales).enumerate().rev() {
+        let from = out.size()[2 + d];
+        // Elements stay where they are.
+        let is_same = from == size && (scale == 1.0 || options.align_corners);
+        if is_same {
+            continue;
+        }
+        let along = Along { kind, align_corners: options.align_corners, scale, from, to: size };
+        let mut result = signed(out.size());
+        result[2 + d] = size as isize;
+        let outer = out.size()[..2 + d].iter().product::<usize>() as isize;
+        let inner = out.size()[3 + d..].iter().product::<usize>() as isize;
+        let rows = out.reshape([outer, from as isize, inner]).of(OP)?;
+        out = resized(&rows, along).and_then(|rows| rows.reshape(&result)).of(OP)?;
+    }
+    // Never the image itself.
+    if out.is_same(input) { out.copy().of(OP) } else { out.to(input.dtype()).of(OP) }
+}
+
+/// Sizes of the result, and how many elements of the image one of it stands for.
+#[track_caller]
+fn target_sizes(
+    op: &'static str,
+    input: &Tensor,
+    options: &InterpolateOptions,
+) -> Result<(Vec<usize>, Vec<f64>)> {
+    if !(3..=5).contains(&input.dim()) {
+        let reason = format!("an image of 3, 4 or 5 dimensions, not {:?}", input.size());
+        return Err(Error::ShapeMismatch { op, location: Location::caller(), reason });
+    }
+    let own = &input.size()[2..];
+    let of_sizes = |sizes: &[usize]| -> Vec<f64> {
+        own.iter().zip(sizes).map(|(&from, &to)| from as f64 / to as f64).collect()
+    };
+    let count = |n: usize, name: &str| {
+        if n == own.len() {
+            return Ok(());
+        }
+        Err(format!("{name} has {n} numbers for an image of {} dimensions", own.len()))
+    };
+    let result = match (&options.size, &options.scale_factor) {
+        (Some(_), Some(_)) => Err("only one of size or scale_factor should be defined".into()),
+        (None, None) => Err("either size or scale_factor should be defined".into()),
+        (Some(_), None) if options.recompute_scale_factor => {
+            Err("recompute_scale_factor is not meaningful with an explicit size".into())
+        }
+        (Some(size), None) => count(size.len(), "size").map(|()| (size.clone(), of_sizes(size))),
+        (None, Some(factors)) => {
+            let factors = match factors[..] {
+                [factor] => vec![factor; own.len()],
+                _ => factors.clone(),
+            };
+            count(factors.len(), "scale_factor").and_then(|()| {
+                if factors.iter().any(|f| !f.is_finite() || *f <= 0.0) {
+                    return Err(format!("scale_factor {factors:?} must be positive"));
+                }
+                let of = own.iter().zip(&factors);
+                let sizes: Vec<usize> = of.map(|(&n, f)| (n as f64 * f) as usize).collect();
+                let scales = if options.recompute_scale_factor {
+                    of_sizes(&sizes)
+                } else {
+                    factors.iter().map(|f| 1.0 / f).collect()
+                };
+                Ok((sizes, scales))
+            })
+        }
+    };
+    match result {
+        Ok(result) => Ok(result),
+        Err(reason) => Err(Error::invalid(op, reason)),
+    }
+}
+
+/// One dimension's change of size.
+#[derive(Clone, Copy)]
+struct Along {
+    kind: Kind,
+    align_corners: bool,
+    scale: f64,
+    from: usize,
+    to: usize,
+}
+
+/// Of `[outer, from, inner]`.
+#[track_caller]
+fn resized(image: &Tensor, of: Along) -> Result<Tensor> {
+    let x = no_grad(|| image.contiguous())?;
+    let exec = image.exec()?;
+    let out = exec.empty(&[image.size()[0], of.to, image.size()[2]], image.dtype())?;
+    let how = (of.kind, of.align_corners, of.scale);
+    resample(exec.target(), x.as_view(), how, out.as_view())?;
+    if !wanted(&[image]) {
+        return Ok(out);
+    }
+    record("interpolate", out, &[image], &[], move |_, grad| {
+        Ok(smallvec![Some(resized_gradient(grad, of)?)])
+    })
+}
+
+/// The transpose, which is the gradient; its own is [`resized`].
+#[track_caller]
+fn resized_gradient(grad: &Tensor, of: Along) -> Result<Tensor> {
+    let y = no_grad(|| grad.contiguous())?;
+    let exec = grad.exec()?;
+    let out = exec.empty(&[grad.size()[0], of.from, grad.size()[2]], grad.dtype())?;
+    let how = (of.kind, of.align_corners, of.scale);
+    resample_backward(exec.target(), y.as_view(), how, out.as_view())?;
+    if !wanted(&[grad]) {
+        return Ok(out);
+    }
+    record("interpolate_backward", out, &[grad], &[], move |_, grad| {
+        Ok(smallvec![Some(resized(grad, of)?)])
+    })
+}

@@ -1,0 +1,17 @@
+//! Ops that are made of others: what the goldens leave open of them.
+
+mod differences;
+mod edges;
+mod functional;
+mod shapes;
+
+use warpline::{DType, Result, Tensor, tensor};
+
+/// A leaf of doubles that wants a gradient.
+fn leaf(values: &[f64]) -> Result<Tensor> {
+    tensor(values, DType::F64)?.requires_grad_(true)
+}
+
+fn grad(tensor: &Tensor) -> Result<Vec<f64>> {
+    tensor.grad().expect("a gradient").to_vec()
+}
