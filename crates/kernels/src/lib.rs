@@ -16,6 +16,7 @@ pub mod fill;
 pub mod indexing;
 mod math;
 pub mod matmul;
+pub mod optim;
 pub mod pool;
 mod programs;
 pub mod random;

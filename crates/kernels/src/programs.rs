@@ -39,6 +39,7 @@ pub fn programs() -> Vec<&'static Program> {
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,
         crate::matmul::PROGRAMS,
+        crate::optim::PROGRAMS,
         crate::pool::PROGRAMS,
         crate::random::PROGRAMS,
         crate::reduce::PROGRAMS,

@@ -119,12 +119,6 @@ impl Taps {
     }
 }
 
-/// An index of three dimensions from that in a row of all.
-pub(crate) fn unravel(i: usize, sizes: [i32; 3]) -> [i32; 3] {
-    let [_, b, c] = sizes.map(|n| n as usize);
-    [(i / (b * c)) as i32, (i / c % b) as i32, (i % c) as i32]
-}
-
 /// A batch of images of several channels: `[batch, channels, …]` with one to three dimensions more, of the sizes
 /// given. Their strides, of those that there are not 0.
 #[track_caller]

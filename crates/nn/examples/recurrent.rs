@@ -5,11 +5,11 @@ pub(crate) mod support;
 
 use support::Report;
 use warpline::{Device, Result};
-use warpline_nn::{Module, RnnCell};
+use warpline_nn::{Module, RNNCell};
 
 fn unroll(device: Device) -> Result<Vec<f32>> {
     warpline::manual_seed(3);
-    let mut cell = RnnCell::new(4, 8, ())?;
+    let mut cell = RNNCell::new(4, 8, ())?;
     cell.to(device)?;
     let steps = warpline::linspace(-1.0, 1.0, 5 * 2 * 4, ())?.reshape([5, 2, 4])?.to(device)?;
     let mut hidden = cell.initial_hidden(&steps.select(0, 0)?)?;

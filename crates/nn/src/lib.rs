@@ -16,15 +16,22 @@
 // So that `#[derive(Module)]` works in here, too.
 extern crate self as warpline_nn;
 
+mod files;
+pub mod init;
 mod module;
 mod modules;
 pub mod optim;
 mod parameter;
+mod place;
 
+pub use files::{
+    FileError, LoadOptions, Progress, load_file, load_file_with, save_file, save_file_with,
+    save_sharded,
+};
 pub use module::{
     Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
 };
-pub use modules::{Layer, Linear, ReLU, RnnCell, Sequential};
+pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};
 pub use warpline_nn_derive::Module;
 

@@ -26,13 +26,14 @@ pub struct Buffer {
 pub struct Training(bool);
 
 impl Parameter {
-    /// A parameter with this tensor's memory.
+    /// A parameter with this tensor's memory, which wants a gradient if it is of floats.
     ///
     /// # Errors
-    /// None today.
+    /// As [`Tensor::requires_grad_`].
     #[track_caller]
     pub fn new(tensor: Tensor) -> Result<Self> {
-        Ok(Self(tensor))
+        let data = tensor.detach();
+        Ok(Self(if data.dtype().is_float() { data.requires_grad_(true)? } else { data }))
     }
 
     /// Puts another tensor in its place (`parameter.data = …`). Clones of it keep the former one.

@@ -64,7 +64,7 @@ pub use tensor::by_name;
 pub use tensor::{
     Index, IndexRange, IntoDim, IntoDims, IntoIndices, MeshIndexing, Pending, RoundingMode,
     ScatterReduce, Tensor, TensorData, TensorOrScalar, arange, arange_start, arange_start_step,
-    block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, linspace, logspace,
+    block_diag, cat, dstack, einsum, embedding, empty, eye, full, hstack, isin, linspace, logspace,
     meshgrid, ones, promote_types, rand, randint, randn, randperm, result_type, searchsorted,
     stack, tensor, tril_indices, triu_indices, vstack, where_cond, zeros,
 };

@@ -6,7 +6,6 @@ use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{GRAIN, HostElement, Number, Shared, parallel_for, params};
 
 use super::Pools;
-use crate::window::unravel;
 
 /// The elements of a window along a dimension, and how many there are with the padding.
 #[derive(Clone)]
@@ -83,34 +82,40 @@ pub(super) unsafe fn max<T: HostElement>(launch: &HostLaunch<'_>) {
     let (image, values) = (Shared::<T>::operand(launch, 0), Shared::<T>::operand(launch, 1));
     let indices = Shared::<i64>::operand(launch, 2);
     let spans = p.spans();
+    let (steps, width) = ([0, 1, 2].map(|d| p.step(d)), i64::from(p.taps.input[2]));
     p.planes(launch.parallel, p.taps.elements() + p.taps.places(), |plane, first| {
-        for (o, [d, h, w]) in windows(&spans).enumerate() {
-            let index = |[d, h, w]: [i32; 3]| {
-                (i64::from(d) * i64::from(p.taps.input[1]) + i64::from(h))
-                    * i64::from(p.taps.input[2])
-                    + i64::from(w)
-            };
-            let mut best: Option<(T, T::Compute)> = None;
-            let mut at = [d.inside.start, h.inside.start, w.inside.start];
-            for i in d.inside.clone().step_by(p.step(0)) {
-                for j in h.inside.clone().step_by(p.step(1)) {
-                    for k in w.inside.clone().step_by(p.step(2)) {
-                        // SAFETY: an element of the image.
-                        let raw = unsafe { image.read(p.at(plane, [i, j, k])) };
-                        let value = raw.get();
-                        // Of equals the first; of NaNs the last.
-                        if best.is_none_or(|(_, most)| value > most || value.is_nan()) {
-                            best = Some((raw, value));
-                            at = [i, j, k];
+        let mut o = first as isize;
+        for d in &spans[0] {
+            for h in &spans[1] {
+                for w in &spans[2] {
+                    let mut best = T::put(T::Compute::from_bits(0));
+                    let mut most: Option<T::Compute> = None;
+                    let mut at = 0;
+                    for i in d.inside.clone().step_by(steps[0]) {
+                        for j in h.inside.clone().step_by(steps[1]) {
+                            let row = p.at(plane, [i, j, 0]);
+                            let line =
+                                (i64::from(i) * i64::from(p.taps.input[1]) + i64::from(j)) * width;
+                            let mut k = i64::from(w.inside.start);
+                            while k < i64::from(w.inside.end) {
+                                // SAFETY: an element of the image.
+                                let raw = unsafe { image.read(row + (k * p.image[4]) as isize) };
+                                let value = raw.get();
+                                // Of equals the first; of NaNs the last.
+                                if most.is_none_or(|most| value > most || value.is_nan()) {
+                                    (best, most, at) = (raw, Some(value), line + k);
+                                }
+                                k += steps[2] as i64;
+                            }
                         }
                     }
+                    // SAFETY: elements of the results, of a plane that is this thread's.
+                    unsafe {
+                        values.write(o, best);
+                        indices.write(o, at);
+                    }
+                    o += 1;
                 }
-            }
-            let value = best.map_or(T::put(T::Compute::from_bits(0)), |(raw, _)| raw);
-            // SAFETY: elements of the results, of a plane that is this thread's.
-            unsafe {
-                values.write((first + o) as isize, value);
-                indices.write((first + o) as isize, index(at));
             }
         }
     });
@@ -150,9 +155,11 @@ pub(super) unsafe fn avg<T: HostElement>(launch: &HostLaunch<'_>) {
             let mut sum = T::Compute::from_bits(0);
             for i in d.inside.clone() {
                 for j in h.inside.clone() {
+                    let row = p.at(plane, [i, j, 0]);
                     for k in w.inside.clone() {
+                        let at = row + (i64::from(k) * p.image[4]) as isize;
                         // SAFETY: an element of the image.
-                        sum = sum.add(unsafe { image.read(p.at(plane, [i, j, k])) }.get());
+                        sum = sum.add(unsafe { image.read(at) }.get());
                     }
                 }
             }
@@ -201,8 +208,12 @@ pub(super) unsafe fn avg_backward<T: HostElement>(launch: &HostLaunch<'_>) {
 /// # Safety
 /// It begins there, and nobody else touches it.
 unsafe fn put<T: HostElement>(p: &Pools, plane: i64, sums: &[T::Compute], image: Shared<T>) {
-    for (i, &sum) in sums.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe { image.write(p.at(plane, unravel(i, p.taps.input)), T::put(sum)) };
+    let mut sums = sums.iter();
+    for line in 0..p.taps.input[0] * p.taps.input[1] {
+        let row = p.at(plane, [line / p.taps.input[1], line % p.taps.input[1], 0]);
+        for (w, &sum) in (0..i64::from(p.taps.input[2])).zip(&mut sums) {
+            // SAFETY: the caller's promise.
+            unsafe { image.write(row + (w * p.image[4]) as isize, T::put(sum)) };
+        }
     }
 }

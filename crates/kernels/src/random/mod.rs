@@ -5,6 +5,7 @@
 //! beyond 2^31 elements PyTorch splits the launch and values differ from then on.
 
 mod cuda;
+mod dropout;
 mod mt;
 mod order;
 mod permute;
@@ -27,6 +28,7 @@ use warpline_runtime::launch;
 use warpline_runtime::module::Program;
 use warpline_runtime::{DType, Error, Result, Site, Target, View};
 
+pub use dropout::dropout;
 pub use permute::randperm;
 
 pub(crate) const PROGRAMS: &[&Program] = &[
@@ -35,6 +37,7 @@ pub(crate) const PROGRAMS: &[&Program] = &[
     &cuda::EXPONENTIAL,
     &cuda::BERNOULLI,
     &cuda::RANDINT,
+    &dropout::DROPOUT,
     &permute::PERMUTE,
 ];
 

@@ -24,25 +24,37 @@ pub enum Reduce {
     Max,
     /// The smaller, or a NaN.
     Min,
-    /// What is scattered: of several the last, or on a GPU where they are many, any.
+    /// What is scattered: of several the last, or on a GPU any.
     Assign,
 }
 
-pub(super) static SCATTER: Program = Program::new("scatter", BITS, &["", "ordered"], |_, ty| {
+pub(super) static SCATTER: Program = Program::new("scatter", BITS, &[""], |_, ty| {
     source().push(&format!("SCATTER(scatter_{ty}, {ty}, ASSIGN)"))
 })
 .with_ptx(committed);
 
 /// Kernels of each [`Reduce`] but the last.
-const REDUCTIONS: &[&str] =
-    &["sum", "sum_ordered", "prod", "prod_ordered", "max", "max_ordered", "min", "min_ordered"];
+const REDUCTIONS: &[&str] = &[
+    "sum",
+    "sum_ordered",
+    "sum_lines",
+    "prod",
+    "prod_ordered",
+    "prod_lines",
+    "max",
+    "max_ordered",
+    "max_lines",
+    "min",
+    "min_ordered",
+    "min_lines",
+];
 
 pub(super) static SCATTER_REDUCE: Program =
     Program::new("scatter_reduce", &DType::SUFFIXES, REDUCTIONS, |_, suffix| {
         let ty = cuda_type(suffix);
         ["sum", "prod", "max", "min"].iter().fold(source(), |of, name| {
             let kind = name.to_uppercase();
-            of.push(&format!("SCATTER(scatter_reduce_{suffix}_{name}, {ty}, {kind})"))
+            of.push(&format!("SCATTER_REDUCE(scatter_reduce_{suffix}_{name}, {ty}, {kind})"))
         })
     })
     .with_ptx(committed);
@@ -52,15 +64,37 @@ fn source() -> Source {
     of.push(module::WALK).push(include_str!("scatter.cuh"))
 }
 
-/// Threads' work that is small enough for the kernel that takes indices in order.
-const ORDERED: usize = 1 << 26;
-/// As many indices of one element's are always taken in order.
-const FEW: usize = 32;
+/// How a GPU's threads share the work: one takes an element of the index, an element of the result with all
+/// indices that may name it, or a line of both. The last two take indices in order.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    Places,
+    Ordered,
+    Lines,
+}
+
+impl Share {
+    /// For `lines` of `count` indices into `size` places each.
+    fn of(reduce: Reduce, lines: usize, count: usize, size: usize) -> Self {
+        const FEW: usize = 32;
+        const MANY_LINES: usize = 1 << 14;
+        const LOOKS: usize = 1 << 26;
+        let looks = lines.saturating_mul(size).saturating_mul(count);
+        match count {
+            _ if reduce == Reduce::Assign => Self::Places,
+            // What one index names nobody else does.
+            1 => Self::Places,
+            _ if count <= FEW || lines >= MANY_LINES && count <= FEW << 7 => Self::Lines,
+            _ if size > 0 && looks <= LOOKS => Self::Ordered,
+            _ => Self::Places,
+        }
+    }
+}
 
 /// `steps` are those of source, index and result along the dimension that is indexed, `count` the
-/// indices along it. `lines` goes over the other dimensions. `places` is what a GPU's threads go over: all
-/// elements of the index, or with the result's own size in that dimension, of which there is the number then,
-/// too.
+/// indices along it. `lines` goes over the other dimensions, `places` over all elements of the
+/// index, or where each of the result has a thread over these, with their number in that dimension. There are `elements` of what
+/// threads take.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Scatter {
@@ -130,17 +164,20 @@ pub fn scatter(
 
     let (count, size) = (at.sizes()[dim], to.sizes()[dim]);
     let all = index.numel() / count * size;
-    // Where nothing can be named there is no thread of the ordered kernel that would say so.
-    let ordered = matches!(target, Target::Cuda(..))
-        && size > 0
-        && (count <= FEW || all.saturating_mul(count) <= ORDERED);
+    let line_count = index.numel() / count;
+    let share = Share::of(reduce, line_count, count, size);
+    let elements = match share {
+        Share::Places => index.numel(),
+        Share::Ordered => line_count * size,
+        Share::Lines => line_count,
+    };
     let strides = |d: usize| [used.strides()[d], at.strides()[d], to.strides()[d]];
     let lines = (0..ndim).rev().filter(|&d| d != dim).map(|d| (at.sizes()[d], strides(d)));
     let places: SmallVec<[Dim<4>; 6]> = (0..ndim)
         .rev()
         .map(|d| {
             let [a, b, c] = strides(d);
-            match (d == dim, ordered) {
+            match (d == dim, share == Share::Ordered) {
                 (false, _) => (at.sizes()[d], [a, b, c, 0]),
                 (true, true) => (size, [0, 0, c, 1]),
                 (true, false) => (count, [a, b, 0, 0]),
@@ -149,7 +186,7 @@ pub fn scatter(
         .collect();
     let params = Scatter {
         report: Report::new(dim, size),
-        elements: if ordered { all } else { index.numel() } as u64,
+        elements: elements as u64,
         count: count as u64,
         steps: strides(dim).map(|step| step as i64),
         lines: Walk::new(op, lines)?,
@@ -157,13 +194,13 @@ pub fn scatter(
     };
     let item = out.dtype.size();
     let (kernel, host) = match reduce {
-        Reduce::Assign => ((&SCATTER, bits(item), usize::from(ordered)), assign(item)),
+        Reduce::Assign => ((&SCATTER, bits(item), 0), assign(item)),
         _ => {
-            let kernel = 2 * reduce as usize + usize::from(ordered);
+            let kernel = 3 * reduce as usize + share as usize;
             ((&SCATTER_REDUCE, out.dtype as usize, kernel), reducing(out.dtype, reduce))
         }
     };
-    let blocks = (params.elements as usize).div_ceil(BLOCK as usize);
+    let blocks = elements.div_ceil(BLOCK as usize);
     let call = Call {
         op,
         operands: &[source.read(), index.read(), out.read_write()],

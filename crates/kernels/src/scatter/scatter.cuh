@@ -86,12 +86,36 @@ ordered(const T* source, const i64* index, T* out, const Scatter& p) {
     if (found) store(*to, value);
 }
 
+// A thread for each line of the result along the dimension: it takes the indices in order, too.
+template <int KIND, class T>
+__device__ __forceinline__ void
+lines(const T* source, const i64* index, T* out, const Scatter& p) {
+    const u64 line = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (line >= p.elements) return;
+    const i64 from = walk(p.lines, 0, line), at = walk(p.lines, 1, line);
+    T* to = out + walk(p.lines, 2, line);
+    for (u64 n = 0; n < p.count; n++) {
+        const i64 k = index[at + (i64)n * p.steps[1]];
+        if (!check_index(k, p.report)) continue;
+        T& place = to[k * p.steps[2]];
+        const compute_t<T> value = load(source[from + (i64)n * p.steps[0]]);
+        store(place, combine<KIND>(load(place), value));
+    }
+}
+
 #define SCATTER(NAME, T, KIND)                                                                    \
     extern "C" __global__ __launch_bounds__(256) void NAME(                                       \
         const T* source, const i64* index, T* out, const __grid_constant__ Scatter p) {           \
         places<KIND>(source, index, out, p);                                                      \
-    }                                                                                             \
+    }
+
+#define SCATTER_REDUCE(NAME, T, KIND)                                                             \
+    SCATTER(NAME, T, KIND)                                                                        \
     extern "C" __global__ __launch_bounds__(256) void NAME##_ordered(                             \
         const T* source, const i64* index, T* out, const __grid_constant__ Scatter p) {           \
         ordered<KIND>(source, index, out, p);                                                     \
+    }                                                                                             \
+    extern "C" __global__ __launch_bounds__(256) void NAME##_lines(                               \
+        const T* source, const i64* index, T* out, const __grid_constant__ Scatter p) {           \
+        lines<KIND>(source, index, out, p);                                                       \
     }

@@ -59,11 +59,19 @@ fn every_reduction_and_dtype(target: Target<'_>) {
     for dtype in DType::ALL {
         for (dim, reduce) in (0..3).flat_map(|dim| ALL.map(|reduce| (dim, reduce))) {
             let mut to = [4, 5, 6];
-            to[dim] = 3;
+            to[dim] = if reduce == Reduce::Assign { 7 } else { 3 };
             let memory = numbers(target, dtype, &to, 1);
             let source = numbers(target, dtype, &[6, 7, 5], 2).with(|l| l.permute(&[2, 0, 1]));
             let from = [5, 6, 7];
-            let index = indices(target, &[4, 5, 6], 3);
+            let index = match reduce {
+                // Of several that are assigned any may be the last.
+                Reduce::Assign => {
+                    let back: Vec<f64> =
+                        places(&[4, 5, 6]).iter().map(|at| (6 - at[dim]) as f64).collect();
+                    Tensor::new(target, DType::I64, &[4, 5, 6], &back)
+                }
+                _ => indices(target, &[4, 5, 6], 3),
+            };
             let should = expected(
                 reduce,
                 (memory.floats(target), &to),
@@ -80,9 +88,15 @@ fn every_reduction_and_dtype(target: Target<'_>) {
     }
 }
 
-/// More indices for each place than are taken in order on a GPU: of small whole numbers, whose sums are exact.
+/// Lines of more indices than a thread takes, and more for each place than are taken in order on a GPU: of
+/// small whole numbers, whose sums are exact.
 fn many(target: Target<'_>) {
-    let (n, rows) = (70_000, 1000);
+    for (n, rows) in [(50, 20), (70_000, 1000)] {
+        many_into(target, n, rows);
+    }
+}
+
+fn many_into(target: Target<'_>, n: usize, rows: usize) {
     for (dtype, reduce) in DType::ALL.into_iter().flat_map(|d| ALL.map(|reduce| (d, reduce))) {
         // Halves hold no such sums, and of what is assigned any may be the last.
         if matches!(dtype, DType::F16 | DType::BF16) && reduce == Reduce::Sum

@@ -113,8 +113,8 @@ pub trait Module {
         self.set_training(false);
     }
 
-    /// All parameters and persistent buffers, under their names (`state_dict`). The tensors are the
-    /// module's own.
+    /// All parameters and persistent buffers, under their names (`state_dict`). The tensors have the
+    /// module's own memory, and want no gradient.
     fn state_dict(&self) -> StateDict {
         let mut all = StateDict::new();
         self.visit(&mut Visitor::new(&mut |name, member| match member {
@@ -133,6 +133,27 @@ pub trait Module {
     #[track_caller]
     fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<(), LoadError> {
         state::load(&self.state_dict(), state, strict)
+    }
+
+    /// Takes every parameter's gradient away (`zero_grad`).
+    ///
+    /// # Errors
+    /// None.
+    #[track_caller]
+    fn zero_grad(&self) -> Result<()> {
+        self.parameters().iter().try_for_each(|parameter| parameter.set_grad(None))
+    }
+
+    /// Sets whether every parameter wants a gradient (`module.requires_grad_`).
+    ///
+    /// # Errors
+    /// As [`Tensor::requires_grad_`].
+    #[track_caller]
+    fn requires_grad_(&self, requires_grad: bool) -> Result<()> {
+        for parameter in self.parameters() {
+            parameter.requires_grad_(requires_grad)?;
+        }
+        Ok(())
     }
 
     /// Moves every parameter and buffer to a device; floats to a dtype, and those of as many dimensions to
@@ -154,12 +175,15 @@ pub trait Module {
             let reason = format!("a module's dtype is that of a float, not {dtype}");
             return Err(Error::invalid("Module::to", reason));
         }
+        let location = Location::caller();
         let device = options.requested_device().map_err(|e| e.of("Module::to"))?;
         let mut moved = Vec::new();
         let (tensors, places) = distinct(self);
         for tensor in &tensors {
-            let new = tensor.to(for_tensor(&options, device, tensor));
-            moved.push(new.map_err(|e| e.of("Module::to"))?);
+            let options = for_tensor(&options, device, tensor);
+            moved.push(
+                instead(tensor, |t| t.to(&options)).map_err(|e| e.of("Module::to").at(location))?,
+            );
         }
         put(self, &moved, &places);
         Ok(())
@@ -173,7 +197,7 @@ pub trait Module {
     /// used any more.
     #[track_caller]
     fn share_memory(&mut self) -> Result<()> {
-        let mut shared = HashMap::new();
+        let (location, mut shared) = (Location::caller(), HashMap::new());
         for (name, parameter) in self.named_parameters() {
             if !parameter.is_cuda() {
                 let reason = "a parameter is on the host, where ops on shared memory are refused; \
@@ -184,7 +208,8 @@ pub trait Module {
                     reason: format!("{name}: {reason}"),
                 });
             }
-            shared.insert(key(&parameter), parameter.share_memory()?);
+            let new = instead(&parameter, |t| t.share_memory());
+            shared.insert(key(&parameter), new.map_err(|e| e.at(location))?);
         }
         self.visit_mut(&mut VisitorMut::new(&mut |_, member| {
             if let MemberMut::Parameter(parameter) = member
@@ -258,6 +283,24 @@ fn put(module: &mut impl Module, tensors: &[Tensor], places: &[usize]) {
             member.replace(new.clone());
         }
     }));
+}
+
+/// What `f` makes of a tensor's memory, which wants a gradient if the tensor does, and has one if it has; the
+/// tensor itself where nothing changes.
+fn instead(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let data = tensor.detach();
+    let new = f(&data)?;
+    if key(&new) == key(&data) {
+        return Ok(tensor.clone());
+    }
+    if !tensor.requires_grad() {
+        return Ok(new);
+    }
+    let new = new.requires_grad_(true)?;
+    if let Some(grad) = tensor.grad() {
+        new.set_grad(Some(f(&grad.detach())?))?;
+    }
+    Ok(new)
 }
 
 /// What a module's options ask of one of its tensors.

@@ -31,7 +31,7 @@ impl StateDict {
     }
 
     pub(super) fn push(&mut self, name: &str, tensor: &Tensor) {
-        self.insert(name, tensor.clone());
+        self.insert(name, tensor.detach());
     }
 
     /// The tensor of that name.
@@ -225,7 +225,7 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(
     }
     for (name, tensor) in own.iter() {
         if let Some(new) = given.get(name)
-            && let Err(cause) = tensor.copy_(new, false)
+            && let Err(cause) = tensor.copy_(&new.detach(), false)
         {
             return Err(LoadError::Copy { name: name.to_owned(), cause });
         }

@@ -1,18 +1,136 @@
 //! Activations.
 
+use warpline::functional::{glu, softmin};
 use warpline::{Result, Tensor};
 
-use crate::{Forward, Module};
+use crate::{Forward, Module, Parameter};
 
-/// The larger of each element and zero (`torch.nn.ReLU`). It has no parameters.
-#[derive(Clone, Copy, Debug, Default, Module)]
-pub struct ReLU;
+macro_rules! forward {
+    ($name:ident, $self:ident, $x:ident => $body:expr) => {
+        impl $name {
+            /// Applies it.
+            ///
+            /// # Errors
+            /// What the op fails with.
+            #[track_caller]
+            pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
+                let $self = self;
+                let _ = $self;
+                $body
+            }
+        }
 
-impl Forward<Tensor> for ReLU {
-    type Output = Tensor;
+        impl Forward<Tensor> for $name {
+            type Output = Tensor;
 
+            #[track_caller]
+            fn forward(&self, x: Tensor) -> Result<Tensor> {
+                self.forward(&x)
+            }
+        }
+    };
+}
+
+pub(super) use forward;
+
+macro_rules! activations {
+    ($($doc:literal $name:ident $op:ident;)*) => {$(
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Copy, Debug, Default, Module)]
+        pub struct $name;
+
+        forward!($name, _this, x => x.$op());
+    )*};
+}
+
+activations! {
+    "The larger of each element and zero" ReLU relu;
+    "The rectifier, at most 6" ReLU6 relu6;
+    "1 / (1 + exp(-x))" Sigmoid sigmoid;
+    "The hyperbolic tangent" Tanh tanh;
+    "x · sigmoid(x)" SiLU silu;
+    "x · tanh(softplus(x))" Mish mish;
+    "The scaled exponential unit" SELU selu;
+    "x / (1 + |x|)" Softsign softsign;
+    "The logarithm of the sigmoid" LogSigmoid logsigmoid;
+    "A sigmoid of pieces" Hardsigmoid hardsigmoid;
+    "x · hardsigmoid(x)" Hardswish hardswish;
+    "x - tanh(x)" Tanhshrink tanhshrink;
+}
+
+/// An activation with settings: each field with its type and PyTorch's default, and what is computed.
+macro_rules! with_settings {
+    ($($doc:literal $name:ident { $($field:ident: $ty:ty = $default:expr),* } ($this:ident, $x:ident) => $body:expr;)*) => {$(
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`). `Default` has PyTorch's settings.")]
+        #[derive(Clone, Copy, Debug, Module)]
+        #[allow(missing_docs)] // PyTorch's names
+        pub struct $name {
+            $(pub $field: $ty,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default),* }
+            }
+        }
+
+        forward!($name, $this, $x => $body);
+    )*};
+}
+
+with_settings! {
+    "The Gaussian error linear unit; `tanh` asks for its approximation" GELU { tanh: bool = false }
+        (s, x) => if s.tanh { x.gelu_tanh() } else { x.gelu() };
+    "The rectifier with a slope below zero" LeakyReLU { negative_slope: f64 = 0.01 }
+        (s, x) => x.leaky_relu(s.negative_slope);
+    "The exponential linear unit" ELU { alpha: f64 = 1.0 } (s, x) => x.elu(s.alpha);
+    "The continuous exponential linear unit" CELU { alpha: f64 = 1.0 } (s, x) => x.celu(s.alpha);
+    "log(1 + exp(beta · x)) / beta" Softplus { beta: f64 = 1.0, threshold: f64 = 20.0 }
+        (s, x) => x.softplus(s.beta, s.threshold);
+    "Nearer to zero by `lambd`" Softshrink { lambd: f64 = 0.5 } (s, x) => x.softshrink(s.lambd);
+    "Zero near zero" Hardshrink { lambd: f64 = 0.5 } (s, x) => x.hardshrink(s.lambd);
+    "Between two bounds" Hardtanh { min_val: f64 = -1.0, max_val: f64 = 1.0 }
+        (s, x) => x.hardtanh(s.min_val, s.max_val);
+    "The softmax along a dimension" Softmax { dim: isize = -1 } (s, x) => x.softmax(s.dim);
+    "The softmax of the negative along a dimension" Softmin { dim: isize = -1 } (s, x) => softmin(x, s.dim);
+    "The logarithm of the softmax along a dimension" LogSoftmax { dim: isize = -1 }
+        (s, x) => x.log_softmax(s.dim);
+    "One half times the sigmoid of the other" GLU { dim: isize = -1 } (s, x) => glu(x, s.dim);
+}
+
+/// The rectifier with a slope below zero that is learned (`torch.nn.PReLU`).
+#[derive(Clone, Debug, Module)]
+pub struct PReLU {
+    /// `[channels]`, or one for all.
+    pub weight: Parameter,
+}
+
+impl PReLU {
+    /// Slopes of 0.25.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
     #[track_caller]
-    fn forward(&self, x: Tensor) -> Result<Tensor> {
-        x.relu()
+    pub fn new(channels: usize, options: impl Into<warpline::TensorOptions>) -> Result<Self> {
+        Ok(Self { weight: Parameter::new(warpline::full([channels], 0.25, floats(options))?)? })
     }
 }
+
+/// Parameters are of floats where nothing else is asked for.
+pub(super) fn floats(options: impl Into<warpline::TensorOptions>) -> warpline::TensorOptions {
+    let options = options.into();
+    match options.requested_dtype() {
+        Some(_) => options,
+        None => options.dtype(warpline::DType::F32),
+    }
+}
+
+forward!(PReLU, this, x => {
+    crate::place::check("PReLU", x, "weight", &this.weight)?;
+    let mut sizes = vec![1isize; x.dim().max(1)];
+    if this.weight.numel() > 1 && x.dim() > 1 {
+        sizes[1] = this.weight.numel() as isize;
+    }
+    let slope = if x.dim() > 1 { this.weight.reshape(&sizes)? } else { Tensor::clone(&this.weight) };
+    x.clamp_min(0.0)?.add(&x.clamp_max(0.0)?.mul(&slope)?)
+});

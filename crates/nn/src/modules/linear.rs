@@ -1,8 +1,10 @@
-//! An affine map.
+//! Linear and bilinear maps.
 
+use warpline::functional::linear;
 use warpline::{Result, Tensor, TensorOptions, empty};
 
-use crate::{Forward, Module, Parameter};
+use crate::init::{FanMode, Nonlinearity, kaiming_uniform_, uniform_};
+use crate::{Forward, Module, Parameter, place};
 
 /// `x @ weightᵀ + bias` (`torch.nn.Linear`): `[.., in]` to `[.., out]`.
 #[derive(Clone, Debug, Module)]
@@ -20,13 +22,26 @@ impl Linear {
     /// When the memory cannot be had.
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, options: impl Into<TensorOptions>) -> Result<Self> {
+        Self::with_bias(inputs, outputs, true, options)
+    }
+
+    /// [`Linear::new`], perhaps without a bias.
+    ///
+    /// # Errors
+    /// As [`Linear::new`].
+    #[track_caller]
+    pub fn with_bias(
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
         let options = options.into();
-        let bound = if inputs == 0 { 0.0 } else { 1.0 / (inputs as f64).sqrt() };
         let weight = empty([outputs, inputs], &options)?;
-        weight.uniform_(-bound, bound)?;
-        let bias = empty([outputs], &options)?;
-        bias.uniform_(-bound, bound)?;
-        Ok(Self { weight: Parameter::new(weight)?, bias: Some(Parameter::new(bias)?) })
+        // The slope with which PyTorch has the bound 1/√in.
+        kaiming_uniform_(&weight, FanMode::FanIn, Nonlinearity::LeakyReLU(5f64.sqrt()))?;
+        let bias = bias.then(|| uniform([outputs], 1.0 / (inputs as f64).sqrt(), &options));
+        Ok(Self { weight: Parameter::new(weight)?, bias: bias.transpose()? })
     }
 
     /// Applies the map.
@@ -35,7 +50,62 @@ impl Linear {
     /// When `x` is on another device or its last size is not `in`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = x.matmul(&self.weight.t()?)?;
+        place::check("Linear", x, "weight", &self.weight)?;
+        linear(x, &self.weight, self.bias.as_deref())
+    }
+}
+
+/// A parameter drawn uniformly from ±`bound`; of zeros where nothing comes in.
+#[track_caller]
+pub(super) fn uniform<const N: usize>(
+    sizes: [usize; N],
+    bound: f64,
+    options: &TensorOptions,
+) -> Result<Parameter> {
+    let tensor = empty(sizes, options)?;
+    let bound = if bound.is_finite() { bound } else { 0.0 };
+    uniform_(&tensor, -bound, bound)?;
+    Parameter::new(tensor)
+}
+
+/// `x1ᵀ A x2 + bias` for each feature (`torch.nn.Bilinear`).
+#[derive(Clone, Debug, Module)]
+pub struct Bilinear {
+    /// `[out, in1, in2]`.
+    pub weight: Parameter,
+    /// `[out]`.
+    pub bias: Option<Parameter>,
+}
+
+impl Bilinear {
+    /// Parameters drawn uniformly from ±1/√`in1`.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    #[track_caller]
+    pub fn new(
+        in1: usize,
+        in2: usize,
+        outputs: usize,
+        bias: bool,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
+        let (options, bound) = (options.into(), 1.0 / (in1 as f64).sqrt());
+        let weight = uniform([outputs, in1, in2], bound, &options)?;
+        let bias = bias.then(|| uniform([outputs], bound, &options)).transpose()?;
+        Ok(Self { weight, bias })
+    }
+
+    /// Applies the map to `[.., in1]` and `[.., in2]`.
+    ///
+    /// # Errors
+    /// When sizes or devices do not fit.
+    #[track_caller]
+    pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
+        place::check("Bilinear", x1, "weight", &self.weight)?;
+        // [.., 1, 1, in1] @ [out, in1, in2] is [.., out, 1, in2].
+        let rows = x1.unsqueeze(-2)?.unsqueeze(-2)?.matmul(&self.weight)?;
+        let y = rows.matmul(&x2.unsqueeze(-2)?.unsqueeze(-1)?)?.squeeze(-1)?.squeeze(-1)?;
         match &self.bias {
             Some(bias) => y.add(&**bias),
             None => Ok(y),
@@ -49,5 +119,14 @@ impl Forward<Tensor> for Linear {
     #[track_caller]
     fn forward(&self, x: Tensor) -> Result<Tensor> {
         self.forward(&x)
+    }
+}
+
+impl Forward<(Tensor, Tensor)> for Bilinear {
+    type Output = Tensor;
+
+    #[track_caller]
+    fn forward(&self, (x1, x2): (Tensor, Tensor)) -> Result<Tensor> {
+        self.forward(&x1, &x2)
     }
 }

@@ -6,6 +6,8 @@
 mod common;
 mod boxes;
 
+mod files;
 mod moves;
+mod random;
 mod s31_modules;
 mod state;

@@ -3,7 +3,7 @@
 use warpline::{Device, Error, Result, Tensor, manual_seed, randn, tensor};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
-use warpline_nn::{Linear, Module, RnnCell};
+use warpline_nn::{Linear, Module, RNNCell};
 
 use crate::boxes::SimBox;
 use crate::common::World;
@@ -21,19 +21,19 @@ fn names(module: &impl Module) -> Vec<String> {
 
 fn moves(world: &World) -> Result<()> {
     manual_seed(1);
-    let mut net = RnnCell::new(3, 4, ())?;
-    assert_eq!(names(&net), ["input.weight", "input.bias", "hidden.weight", "hidden.bias"]);
-    let values = |net: &mut RnnCell| -> Result<Vec<Vec<f32>>> {
+    let mut net = RNNCell::new(3, 4, ())?;
+    assert_eq!(names(&net), ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]);
+    let values = |net: &mut RNNCell| -> Result<Vec<Vec<f32>>> {
         net.parameters().iter().map(|p| p.to_vec::<f32>()).collect()
     };
     let before = values(&mut net)?;
-    assert!(before.iter().all(|p| p.iter().all(|v| v.abs() <= 1.0 / 3f32.sqrt())));
+    assert!(before.iter().all(|p| p.iter().all(|v| v.abs() <= 0.5)));
     for place in world.places().into_iter().rev() {
         net.to(place)?;
         assert!(net.parameters().iter().all(|p| p.device() == place));
         assert_eq!(values(&mut net)?, before);
         // What is there already stays.
-        let addresses = |net: &mut RnnCell| -> Vec<u64> {
+        let addresses = |net: &mut RNNCell| -> Vec<u64> {
             net.parameters().iter().map(Tensor::data_ptr).collect()
         };
         let there = addresses(&mut net);
@@ -84,13 +84,13 @@ fn linear(world: &World) -> Result<()> {
 
 fn rnn(world: &World) -> Result<()> {
     manual_seed(3);
-    let mut net = RnnCell::new(3, 4, ())?;
+    let mut net = RNNCell::new(3, 4, ())?;
     let p = net.parameters().iter().map(|p| p.to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
     let steps = (0..5).map(|_| randn([2, 3], ())).collect::<Result<Vec<_>>>()?;
     let mut expected = vec![0f32; 8];
     for x in &steps {
         let (a, h) =
-            (affine(&x.to_vec::<f32>()?, &p[0], &p[1], 3), affine(&expected, &p[2], &p[3], 4));
+            (affine(&x.to_vec::<f32>()?, &p[0], &p[2], 3), affine(&expected, &p[1], &p[3], 4));
         expected = a.iter().zip(&h).map(|(a, h)| (a + h).tanh()).collect();
     }
     for place in world.places() {
@@ -115,7 +115,7 @@ fn rnn(world: &World) -> Result<()> {
 fn s31_when_one_parameter_cannot_move_none_does() {
     let world = SimBox::lazy(1);
     world.enter(|| {
-        let mut net = RnnCell::new(3, 4, ())?;
+        let mut net = RNNCell::new(3, 4, ())?;
         // The third parameter's copy fails.
         world.sim.inject(Fault::new(CallKind::MemcpyAsync, CudaCode::INVALID_VALUE).after(2));
         assert!(net.to("cuda").is_err());

@@ -9,7 +9,7 @@ use super::marks::{wait_for_host, wrote_on_host};
 use super::transfer::check_range;
 use crate::race::{Touch, check_host};
 use crate::storage::{Site, not_host};
-use crate::{Result, Storage};
+use crate::{Error, Result, Storage};
 
 /// Copies bytes of host memory from a byte offset on into `out`, once device work that writes
 /// them is done.
@@ -72,5 +72,39 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
         }
         wrote_on_host([touch].into_iter(), None);
         Ok(())
+    })
+}
+
+/// Has `f` write `len` bytes of host memory from a byte offset on, once device work that uses them is done: what reads
+/// from a file straight into page-locked memory. What the bytes hold before is left from their last use.
+///
+/// # Errors
+/// As [`read_bytes`]; [`crate::Error::SharedHostMemory`] of memory that other processes may write to.
+#[track_caller]
+pub fn fill_bytes<R>(
+    dst: (&Storage, usize),
+    len: usize,
+    f: impl FnOnce(&mut [u8]) -> R,
+) -> Result<R> {
+    let op = "fill_bytes";
+    let site = Site { op, location: Location::caller() };
+    let (storage, offset) = dst;
+    check_range(op, storage, offset, len)?;
+    let Some(base) = storage.host_ptr() else {
+        if storage.is_shared_host() {
+            return Err(Error::SharedHostMemory { location: Location::caller(), op });
+        }
+        return Err(not_host(op, storage));
+    };
+    let touch = Touch::range(storage, offset, len, Access::Write);
+    with_host_locks([(storage, true)].into_iter(), || {
+        check_host(&touch, 0, site)?;
+        wait_for_host(&touch)?;
+        storage.enter_write();
+        // SAFETY: as in `write_bytes`: the bytes lie inside the storage, always initialised, and with the write lock and
+        // no device work left nobody else touches them.
+        let result = f(unsafe { std::slice::from_raw_parts_mut(base.add(offset), len) });
+        wrote_on_host([touch].into_iter(), None);
+        Ok(result)
     })
 }

@@ -39,7 +39,7 @@ pub(crate) use capture::{ReplayUses, replay};
 pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
-pub use host_bytes::{read_bytes, write_bytes};
+pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
 pub(crate) use marks::{Flows, Marking};
 pub use report::Report;
 pub use transfer::{copy_bytes, memset};

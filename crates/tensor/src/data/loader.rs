@@ -10,7 +10,6 @@ use warpline_runtime::Runtime;
 use warpline_runtime::generator::CpuGenerator;
 
 use super::{Collate, Dataset, PinMemory};
-use crate::called::Called as _;
 use crate::autograd::Modes;
 use crate::{Error, Generator, Result, runtime, with_runtime};
 

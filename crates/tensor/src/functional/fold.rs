@@ -1,7 +1,8 @@
 //! Images to the columns that a convolution multiplies, and back.
 
-use smallvec::smallvec;
 use std::panic::Location;
+
+use smallvec::smallvec;
 use warpline_kernels::conv::{Window, col2im, im2col};
 
 use super::conv::{batched, last, mismatch, positive, window};

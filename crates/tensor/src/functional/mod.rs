@@ -20,6 +20,7 @@ mod conv;
 mod convolution;
 mod cross_entropy;
 mod distances;
+mod dropout;
 mod fold;
 mod gates;
 mod interpolate;
@@ -40,6 +41,7 @@ pub use conv::{
 };
 pub use cross_entropy::{CrossEntropyOptions, NllLossOptions, cross_entropy, nll_loss};
 pub use distances::{cosine_similarity, normalize};
+pub use dropout::{dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use gates::{glu, softmin};
 pub use interpolate::{InterpolateMode, InterpolateOptions, interpolate};

@@ -46,7 +46,7 @@ pub use index::{Index, IndexRange, IntoIndices};
 pub use indexing::ScatterReduce;
 pub use ops::TensorOrScalar;
 pub(crate) use ops::tensors as op;
-pub use order::searchsorted;
+pub use order::{isin, searchsorted};
 pub use pending::Pending;
 pub use powers::RoundingMode;
 pub use products::einsum;

@@ -47,7 +47,7 @@ impl Tensor {
         }
         record("index_select", out, &[self], &[index], move |context, grad| {
             let none = grad.new_zeros(context.sizes(0), ())?;
-            Ok(smallvec![Some(none.index_add(dim as isize, &context.saved(0)?, grad)?)])
+            Ok(smallvec![Some(none.index_add_(dim as isize, &context.saved(0)?, grad)?.clone())])
         })
     }
 
@@ -78,7 +78,7 @@ impl Tensor {
         }
         record("gather", out, &[self], &[index], move |context, grad| {
             let none = grad.new_zeros(context.sizes(0), ())?;
-            Ok(smallvec![Some(none.scatter_add(dim as isize, &context.saved(0)?, grad)?)])
+            Ok(smallvec![Some(none.scatter_add_(dim as isize, &context.saved(0)?, grad)?.clone())])
         })
     }
 }

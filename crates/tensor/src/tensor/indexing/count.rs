@@ -1,4 +1,4 @@
-//! How often numbers come: `bincount`.
+//! How often numbers come: `bincount`, `histc`.
 
 use super::as_indices;
 use crate::called::Called;
@@ -50,5 +50,42 @@ impl Tensor {
         let counts = weights.new_zeros([length], ()).of(OP)?;
         counts.index_add_(0, &index, &weights).of(OP)?;
         Ok(counts)
+    }
+    /// How many elements there are in each of `bins` intervals of equal width from `min` to `max`, or where both
+    /// are 0 from the smallest element to the largest, for which the host waits; others, and NaNs, count nowhere
+    /// (`torch.histc`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no bins, for bounds that are not finite, or `min` above `max`;
+    /// [`Error::UnsupportedDType`] for what is not of floats.
+    #[track_caller]
+    pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Self> {
+        const OP: &str = "histc";
+        crate::autograd::refuse(OP, &[self])?;
+        if !self.dtype().is_float() {
+            let (location, dtype) = (std::panic::Location::caller(), self.dtype());
+            return Err(Error::UnsupportedDType { location, op: OP, dtype });
+        }
+        let (mut min, mut max) = (min, max);
+        if (min, max) == (0.0, 0.0) && self.numel() > 0 {
+            let bound = |t: Result<Tensor>| t.of(OP)?.to_scalar().of(OP);
+            (min, max) = (bound(self.amin(()))?.to_f64(), bound(self.amax(()))?.to_f64());
+        }
+        if min == max {
+            (min, max) = (min - 1.0, max + 1.0);
+        }
+        if bins == 0 || !min.is_finite() || !max.is_finite() || min > max {
+            let reason = format!("{bins} bins from {min} to {max}");
+            return Err(Error::invalid(OP, reason));
+        }
+        let x = self.reshape([self.numel() as isize]).of(OP)?;
+        let counted = x.ge(min).of(OP)?.logical_and(&x.le(max).of(OP)?).of(OP)?;
+        let place = x.sub(min).of(OP)?.mul(bins as f64).of(OP)?.div(max - min).of(OP)?;
+        // The upper bound belongs to the last one; what does not count is nowhere.
+        let place = crate::where_cond(&counted, &place, 0.0).of(OP)?;
+        let place = place.to(DType::I64).of(OP)?.clamp_max(bins as i64 - 1).of(OP)?;
+        let counts = self.new_zeros([bins], DType::I64).of(OP)?;
+        counts.index_add_(0, &place, &counted.to(DType::I64).of(OP)?).of(OP)?;
+        counts.to(self.dtype()).of(OP)
     }
 }

@@ -110,7 +110,7 @@ impl Tensor {
             record_all(op, &[&out, &index], &[self], &[&index], move |context, grads| {
                 let Some(Some(grad)) = grads.first() else { return Ok(smallvec![None]) };
                 let none = grad.new_zeros(context.sizes(0), ())?;
-                Ok(smallvec![Some(none.scatter_add(dim, &context.saved(0)?, grad)?)])
+                Ok(smallvec![Some(none.scatter_add_(dim, &context.saved(0)?, grad)?.clone())])
             })?;
         }
         Ok((out, index))

@@ -7,4 +7,4 @@ mod sort;
 mod turn;
 mod unique;
 
-pub use search::searchsorted;
+pub use search::{isin, searchsorted};

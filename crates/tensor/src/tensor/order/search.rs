@@ -4,6 +4,7 @@ use warpline_kernels::sort;
 
 use crate::called::Called;
 use crate::exec::check_together;
+use crate::tensor::result_type;
 use crate::{DType, Result, Tensor};
 
 /// For each of `values` where it belongs in `sorted`, so that all before are less, or with `right` no larger
@@ -30,6 +31,28 @@ pub fn searchsorted(sorted: &Tensor, values: &Tensor, right: bool) -> Result<Ten
     let (of, to) = (values.as_view(), out.as_view());
     sort::searchsorted(exec.target(), sorted.as_view(), of, to, right)?;
     Ok(out)
+}
+
+/// Whether each of `elements` is among `test_elements` (`torch.isin`).
+///
+/// # Errors
+/// As [`searchsorted`]; both are converted to the dtype in which they meet.
+#[track_caller]
+pub fn isin(elements: &Tensor, test_elements: &Tensor) -> Result<Tensor> {
+    const OP: &str = "isin";
+    check_together(OP, elements, test_elements)?;
+    let dtype = result_type(elements, test_elements);
+    // Bools have no order to search.
+    let dtype = if dtype == DType::Bool { DType::U8 } else { dtype };
+    let of = |t: &Tensor| t.detach().in_dtype(dtype);
+    let (elements, tests) = (of(elements).of(OP)?, of(test_elements).of(OP)?);
+    if tests.numel() == 0 {
+        return elements.new_zeros(elements.size(), DType::Bool).of(OP);
+    }
+    let (sorted, _) = tests.reshape([tests.numel() as isize]).of(OP)?.sort(0, false).of(OP)?;
+    let places = searchsorted(&sorted, &elements, false).of(OP)?;
+    let places = places.clamp_max(sorted.numel() as i64 - 1).of(OP)?;
+    sorted.take(&places).of(OP)?.eq(&elements).of(OP)
 }
 
 impl Tensor {

@@ -33,7 +33,7 @@ impl Tensor {
             record_all(OP, &[&values, &indices], &[self], &[&indices], move |context, grads| {
                 let Some(Some(grad)) = grads.first() else { return Ok(smallvec![None]) };
                 let none = grad.new_zeros(context.sizes(0), ())?;
-                Ok(smallvec![Some(none.scatter(dim, &context.saved(0)?, grad)?)])
+                Ok(smallvec![Some(none.scatter_(dim, &context.saved(0)?, grad)?.clone())])
             })?;
         }
         Ok((values, indices))

@@ -22,6 +22,19 @@ pub(crate) fn run(device: Device) {
     }
 }
 
+/// Ops of the goldens that there are not: those of linear algebra, and two more.
+const MISSING: &[&str] = &[
+    "cholesky",
+    "det",
+    "eigvalsh",
+    "histc",
+    "inv",
+    "isin",
+    "solve",
+    "svdvals",
+    "triangular_solve",
+];
+
 fn run_folder(folder: &str, device: Device) {
     let goldens = Goldens::load(folder);
     let mut unknown: BTreeMap<&str, usize> = BTreeMap::new();
@@ -63,7 +76,11 @@ fn run_folder(folder: &str, device: Device) {
         unknown.len()
     );
     println!("{unknown:?}");
-    println!("no gradient yet: {without_rule:?}");
+    assert!(without_rule.is_empty(), "no gradient: {without_rule:?}");
+    if std::env::var_os("WARPLINE_GOLDENS").is_none() {
+        let unexpected = unknown.keys().filter(|op| !MISSING.contains(op)).collect::<Vec<_>>();
+        assert!(unexpected.is_empty(), "{folder}: no such ops: {unexpected:?}");
+    }
     assert!(failures.is_empty(), "{device}: {} failed\n{}", failures.len(), failures.join("\n"));
     assert!(passed > 0 || goldens.cases.is_empty(), "no case was run");
 }

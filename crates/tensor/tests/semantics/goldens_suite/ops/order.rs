@@ -1,6 +1,6 @@
 //! The order of elements.
 
-use warpline::{Device, searchsorted};
+use warpline::{Device, isin, searchsorted};
 
 use super::{Args, Outcome, one, pair};
 
@@ -28,6 +28,11 @@ pub(super) fn call(op: &str, args: &Args<'_>, _device: Device) -> Outcome {
         "median" if keeps => pair(a.and_then(|a| a.median_keepdim(dim()?))),
         "median" => pair(a.and_then(|a| a.median(dim()?))),
         "searchsorted" => one(a.and_then(|a| searchsorted(a, args.tensor(1)?, args.flag("right")))),
+        "isin" => one(a.and_then(|a| isin(a, args.tensor(1)?))),
+        "histc" => one(a.and_then(|a| {
+            let bound = |name: &str| args.attrs[name].as_f64().unwrap_or(0.0);
+            a.histc(args.int("bins").unwrap_or(100) as usize, bound("min"), bound("max"))
+        })),
         "bucketize" => one(a.and_then(|a| a.bucketize(args.tensor(1)?, args.flag("right")))),
         "unique" | "unique_consecutive" => Some(a.and_then(|a| {
             let (inverse, counts) = (args.flag("return_inverse"), args.flag("return_counts"));

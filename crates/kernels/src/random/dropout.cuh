@@ -1,0 +1,40 @@
+// out = in * kept * scale, and kept as bools: element i is decided by the word that PyTorch's thread for it draws. A thread
+// of ours has the four words of one draw.
+
+template <class T, int vec>
+__device__ __forceinline__ void
+drop(const T* in, T* out, boolean* kept, Place place, const Drop& p, u64 unit) {
+    typedef compute_t<T> A;
+    const u64 thread = unit % p.threads, call = unit / p.threads;
+    const Words words = philox(place.seed, thread, place.offset / 4 + call);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u64 word = call * 4 + k;
+        const u64 i = (word / vec * p.threads + thread) * vec + word % vec;
+        if (i < p.numel) {
+            const A keep = (A)unit_float(words.w[k]) < (A)p.p ? (A)1 : (A)0;
+            store(out[i], load(in[i]) * keep * (A)p.scale);
+            kept[i].byte = keep != (A)0;
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void
+dropout(const T* in, T* out, boolean* kept, const u64* state, const Drop& p) {
+    const Place place = resolve(p.place, state);
+    const u64 unit = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (unit >= p.threads * p.rounds) return;
+    switch (p.vec) {
+    case 1: drop<T, 1>(in, out, kept, place, p, unit); break;
+    case 2: drop<T, 2>(in, out, kept, place, p, unit); break;
+    case 4: drop<T, 4>(in, out, kept, place, p, unit); break;
+    default: drop<T, 8>(in, out, kept, place, p, unit); break;
+    }
+}
+
+#define DROPOUT(T)                                                                                    \
+    extern "C" __global__ void dropout_##T(const T* in, T* out, boolean* kept, const u64* state,      \
+                                           const __grid_constant__ Drop p) {                          \
+        dropout(in, out, kept, state, p);                                                             \
+    }

@@ -1,0 +1,129 @@
+//! What a file says of itself, checked against its length.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use warpline::DType;
+
+use super::FileError;
+
+/// Larger headers are taken for something else.
+const MOST: u64 = 100 << 20;
+
+/// A tensor's place in a file.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) sizes: Vec<usize>,
+    /// Where its bytes begin, from the beginning of the file.
+    pub(super) begin: u64,
+    pub(super) bytes: usize,
+}
+
+/// A file whose header is in order.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    /// In the order of their places.
+    pub(super) entries: Vec<Entry>,
+}
+
+impl Opened {
+    pub(super) fn new(path: &Path) -> Result<Self, FileError> {
+        let mut file = File::open(path).map_err(FileError::io(path, "opening it"))?;
+        let length = file.metadata().map_err(FileError::io(path, "asking for its length"))?.len();
+        let invalid = |reason: String| FileError::invalid(path, reason);
+        let mut size = [0; 8];
+        if length < 8 {
+            let reason = format!("it has {length} bytes, and a safetensors file 8 or more");
+            return Err(invalid(reason));
+        }
+        file.read_exact(&mut size).map_err(FileError::io(path, "reading the header's length"))?;
+        let size = u64::from_le_bytes(size);
+        if size > MOST || size > length - 8 {
+            let reason = format!(
+                "it says that its header has {size} bytes, but it has {length} in all: it was cut, or is no safetensors file"
+            );
+            return Err(invalid(reason));
+        }
+        let mut header = vec![0; size as usize];
+        file.read_exact(&mut header).map_err(FileError::io(path, "reading the header"))?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| invalid(format!("its header (bytes 8 to {}): {error}", 8 + size)))?;
+        let (begin, mut at) = (8 + size, 0);
+        let mut entries = Vec::new();
+        for name in header.offset_keys() {
+            let Some(info) = header.info(&name) else { continue };
+            let dtype = dtype(info.dtype).ok_or_else(|| FileError::DType {
+                path: path.to_owned(),
+                name: name.clone(),
+                dtype: format!("{:?}", info.dtype),
+            })?;
+            let (from, to) = info.data_offsets;
+            let elements = info.shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+            let bytes = elements.and_then(|elements| elements.checked_mul(dtype.size()));
+            if from != at || bytes.is_none() || to.checked_sub(from) != bytes {
+                let reason = format!(
+                    "the tensor `{name}` of {:?} in {dtype} lies in bytes {from} to {to} of the data, which it does not fill",
+                    info.shape
+                );
+                return Err(invalid(reason));
+            }
+            at = to;
+            let place = begin + from as u64;
+            if begin + to as u64 > length {
+                let reason = format!(
+                    "the tensor `{name}` lies in bytes {place} to {} of the file, which has {length}: it was cut",
+                    begin + to as u64
+                );
+                return Err(invalid(reason));
+            }
+            let (sizes, bytes) = (info.shape.clone(), to - from);
+            entries.push(Entry { name, dtype, sizes, begin: place, bytes });
+        }
+        if begin + at as u64 != length {
+            let reason = format!(
+                "it has {length} bytes, of which only {} are anything's",
+                begin + at as u64
+            );
+            return Err(invalid(reason));
+        }
+        Ok(Self { path: path.to_owned(), file, entries })
+    }
+}
+
+fn dtype(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::BOOL => DType::Bool,
+        Dtype::U8 => DType::U8,
+        Dtype::I8 => DType::I8,
+        Dtype::I16 => DType::I16,
+        Dtype::I32 => DType::I32,
+        Dtype::I64 => DType::I64,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        _ => return None,
+    })
+}
+
+pub(super) fn of_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::Bool => Dtype::BOOL,
+        DType::U8 => Dtype::U8,
+        DType::I8 => Dtype::I8,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+    }
+}

@@ -1,0 +1,261 @@
+//! Tensors out of files: several threads read pieces into page-locked memory, from where they go to the device.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use serde::Deserialize;
+use warpline::{DType, Device, Exec, IntoDevice, Tensor, TensorOptions, empty};
+use warpline_runtime::launch::{copy_bytes, fill_bytes};
+
+use super::FileError;
+use super::header::Opened;
+use crate::StateDict;
+
+/// What is read at once. A thread has two of these, so that one is on the wire while it reads the other.
+const PIECE: usize = 8 << 20;
+/// Threads that read; one copies some 8 GB/s out of the system's cache of files.
+const THREADS: usize = 8;
+
+/// How much of a load is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Bytes of all tensors.
+    pub total: u64,
+}
+
+/// What [`load_file_with`] may be told.
+#[derive(Default)]
+pub struct LoadOptions<'a> {
+    /// Where the tensors are to be; the host by default.
+    pub device: Device,
+    /// Is told of each piece that was read.
+    pub progress: Option<&'a mut dyn FnMut(Progress)>,
+}
+
+impl fmt::Debug for LoadOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadOptions").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// The tensors of a safetensors file (`safetensors.torch.load_file`), or of all files that a `….index.json` names, on a
+/// device. What makes up a dtype and a shape is the file's.
+///
+/// ```
+/// use warpline_nn::{Linear, Module, load_file, save_file};
+///
+/// let folder = std::env::temp_dir().join(format!("warpline-doc-{}", std::process::id()));
+/// std::fs::create_dir_all(&folder).unwrap();
+/// let (path, mut net) = (folder.join("net.safetensors"), Linear::new(2, 3, ())?);
+/// save_file(&net.state_dict(), &path)?;
+/// net.load_state_dict(&load_file(&path, "cpu")?, true)?;
+/// # std::fs::remove_dir_all(folder).unwrap();
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`FileError`], which says where and why; nothing is loaded then.
+#[track_caller]
+pub fn load_file(path: impl AsRef<Path>, device: impl IntoDevice) -> Result<StateDict, FileError> {
+    let path = path.as_ref();
+    let device = device.into_device().map_err(FileError::tensor(path))?;
+    load_file_with(path, LoadOptions { device, progress: None })
+}
+
+/// [`load_file`] that says how far it is.
+///
+/// # Errors
+/// As [`load_file`].
+#[track_caller]
+pub fn load_file_with(
+    path: impl AsRef<Path>,
+    mut options: LoadOptions<'_>,
+) -> Result<StateDict, FileError> {
+    let path = path.as_ref();
+    // All headers are looked at before anything is allocated.
+    let files = opened(path)?;
+    let total: usize = files.iter().flat_map(|f| &f.entries).map(|entry| entry.bytes).sum();
+    let (mut state, mut pieces) = (StateDict::new(), Vec::new());
+    for file in &files {
+        for entry in &file.entries {
+            let to = TensorOptions::new().dtype(entry.dtype).device(options.device);
+            let tensor = empty(&entry.sizes[..], to).map_err(FileError::tensor(&file.path))?;
+            let mut done = 0;
+            while done < entry.bytes {
+                let bytes = PIECE.min(entry.bytes - done);
+                let (from, tensor) = (entry.begin + done as u64, tensor.clone());
+                pieces.push(Piece { file, name: &entry.name, from, tensor, at: done, bytes });
+                done += bytes;
+            }
+            state.insert(&entry.name[..], tensor);
+        }
+    }
+    read(&pieces, options.device, &mut |bytes| {
+        if let Some(progress) = &mut options.progress {
+            progress(Progress { bytes: bytes as u64, total: total as u64 });
+        }
+    })?;
+    Ok(state)
+}
+
+/// The index of several files.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// All files of a path, whose headers are in order, and which have what an index says.
+fn opened(path: &Path) -> Result<Vec<Opened>, FileError> {
+    if path.extension().is_none_or(|end| end != "json") {
+        return Ok(vec![Opened::new(path)?]);
+    }
+    let text = std::fs::read_to_string(path).map_err(FileError::io(path, "reading it"))?;
+    let index: Index = serde_json::from_str(&text)
+        .map_err(|error| FileError::invalid(path, format!("it is no index: {error}")))?;
+    let names: BTreeSet<&String> = index.weight_map.values().collect();
+    let mut files = Vec::new();
+    for name in names {
+        if Path::new(name).components().count() != 1 {
+            let reason = format!("it names the file `{name}`, which is not beside it");
+            return Err(FileError::invalid(path, reason));
+        }
+        let mut file = Opened::new(&path.with_file_name(name))?;
+        // Others may have more than the index wants of them.
+        file.entries.retain(|entry| index.weight_map.get(&entry.name) == Some(name));
+        files.push(file);
+    }
+    let found: BTreeSet<&String> = files.iter().flat_map(|f| &f.entries).map(|e| &e.name).collect();
+    if let Some((name, file)) = index.weight_map.iter().find(|(name, _)| !found.contains(name)) {
+        let reason = format!("the tensor `{name}` is not in `{file}`, where it says that it is");
+        return Err(FileError::invalid(path, reason));
+    }
+    Ok(files)
+}
+
+/// A part of a tensor, and where it is in which file.
+struct Piece<'a> {
+    file: &'a Opened,
+    name: &'a str,
+    from: u64,
+    tensor: Tensor,
+    /// Where it begins in the tensor, in bytes.
+    at: usize,
+    bytes: usize,
+}
+
+/// Reads all pieces; `done` is told how many bytes there are so far, on this thread.
+#[track_caller]
+fn read(
+    pieces: &[Piece<'_>],
+    device: Device,
+    done: &mut dyn FnMut(usize),
+) -> Result<(), FileError> {
+    let Some(first) = pieces.first() else { return Ok(()) };
+    let location = std::panic::Location::caller();
+    let failed = |error| FileError::tensor(&first.file.path)(error);
+    // Current streams are each thread's own; pieces go to the caller's.
+    let exec = first.tensor.exec().map_err(failed)?;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = THREADS.min(cores).min(pieces.len());
+    // What the device is given in pieces, each in page-locked memory.
+    let mut rings: Vec<Vec<Tensor>> = Vec::new();
+    if device.is_cuda() {
+        let piece = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+        let pinned = TensorOptions::new().dtype(DType::U8).pin_memory(true);
+        let ring = || (0..2).map(|_| empty([piece], &pinned)).collect::<warpline::Result<_>>();
+        rings = (0..threads).map(|_| ring()).collect::<warpline::Result<_>>().map_err(failed)?;
+    }
+    let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let error = Mutex::new(None);
+    let (sender, received) = channel();
+    let work = |ring: Option<Vec<Tensor>>, sender: Sender<usize>| {
+        for turn in 0.. {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
+            let staged = ring.as_ref().map(|ring| &ring[turn % 2]);
+            if let Err(reason) = piece.read(staged, &exec, location) {
+                stop.store(true, Ordering::Relaxed);
+                error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+                return;
+            }
+            // The other end goes last.
+            let _ = sender.send(piece.bytes);
+        }
+    };
+    thread::scope(|scope| {
+        let mut rings = rings.into_iter();
+        for _ in 0..threads {
+            let (ring, sender, work) = (rings.next(), sender.clone(), &work);
+            scope.spawn(move || work(ring, sender));
+        }
+        drop(sender);
+        let mut bytes = 0;
+        for piece in received {
+            bytes += piece;
+            done(bytes);
+        }
+    });
+    match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+impl Piece<'_> {
+    fn read(
+        &self,
+        staged: Option<&Tensor>,
+        exec: &Exec<'_>,
+        location: &'static std::panic::Location<'static>,
+    ) -> Result<(), FileError> {
+        let path = &self.file.path;
+        let tensor = |error: warpline::Error| FileError::tensor(path)(error.at(location));
+        let fill = |to: &Tensor, at: usize| {
+            let read = |bytes: &mut [u8]| read_at(&self.file.file, bytes, self.from);
+            let outcome = fill_bytes((to.storage(), at), self.bytes, read).map_err(tensor)?;
+            outcome.map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    let reason =
+                        format!("it ended within the tensor `{}` while it was read", self.name);
+                    FileError::invalid(path, reason)
+                }
+                _ => FileError::io(path, "reading a tensor")(error),
+            })
+        };
+        let Some(staged) = staged else { return fill(&self.tensor, self.at) };
+        // Waits for what is still on the wire of it.
+        fill(staged, 0)?;
+        let Exec::Cuda(_, _, stream) = exec else { return Ok(()) };
+        let (to, from) = ((self.tensor.storage(), self.at), (staged.storage(), 0));
+        copy_bytes(stream, to, from, self.bytes, true, location).map_err(tensor)
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], from: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, from)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, bytes: &mut [u8], from: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let at = from + done as u64;
+        match std::os::windows::fs::FileExt::seek_read(file, &mut bytes[done..], at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => done += n,
+        }
+    }
+    Ok(())
+}

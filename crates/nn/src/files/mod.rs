@@ -1,0 +1,10 @@
+//! Tensors in files: [safetensors](https://huggingface.co/docs/safetensors), also in several files with an index.
+
+mod error;
+mod header;
+mod load;
+mod save;
+
+pub use error::FileError;
+pub use load::{LoadOptions, Progress, load_file, load_file_with};
+pub use save::{save_file, save_file_with, save_sharded};

@@ -1,0 +1,114 @@
+//! Initialisers of matrices.
+
+use warpline::{DType, Result, Tensor, eye, randn, randperm, zeros};
+
+use super::refused;
+
+/// The identity.
+///
+/// # Errors
+/// [`warpline::Error::InvalidArgument`] of a tensor that is no matrix.
+#[track_caller]
+pub fn eye_(tensor: &Tensor) -> Result<&Tensor> {
+    let &[rows, columns] = tensor.size() else {
+        return Err(refused("eye_", "the identity is a matrix", tensor));
+    };
+    let identity = eye(rows, columns, (tensor.dtype(), tensor.device()))?;
+    tensor.detach().copy_(&identity, false)?;
+    Ok(tensor)
+}
+
+/// Filters that hand channels on as they are: `[out, in, ..]` with a one in the middle of filter (`i`, `i`).
+///
+/// # Errors
+/// [`warpline::Error::InvalidArgument`] of a tensor of fewer than three dimensions or more than five.
+#[track_caller]
+pub fn dirac_(tensor: &Tensor) -> Result<&Tensor> {
+    let sizes = tensor.size();
+    if !(3..=5).contains(&sizes.len()) {
+        return Err(refused("dirac_", "a filter has three to five dimensions", tensor));
+    }
+    let host = zeros(sizes, DType::F64)?;
+    for channel in 0..sizes[0].min(sizes[1]) {
+        let mut place = host.select(0, channel as isize)?.select(0, channel as isize)?;
+        for size in &sizes[2..] {
+            place = place.select(0, (size / 2) as isize)?;
+        }
+        place.fill_(1.0)?;
+    }
+    tensor.detach().copy_(&host, false)?;
+    Ok(tensor)
+}
+
+/// A (semi-)orthogonal matrix times `gain`; of more dimensions the first stays, and the others are taken together.
+///
+/// # Errors
+/// [`warpline::Error::InvalidArgument`] of a tensor of fewer than two dimensions.
+#[track_caller]
+pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<&Tensor> {
+    if tensor.dim() < 2 {
+        return Err(refused("orthogonal_", "two dimensions or more are needed", tensor));
+    }
+    if tensor.numel() == 0 {
+        return Ok(tensor);
+    }
+    let rows = tensor.size()[0];
+    let columns = tensor.numel() / rows;
+    let options = (tensor.dtype(), tensor.device());
+    let drawn = randn([rows, columns], options)?;
+    let drawn = if rows < columns { drawn.t()? } else { drawn };
+    let mut vectors: Vec<Vec<f64>> = drawn
+        .t()?
+        .to(DType::F64)?
+        .to_vec::<f64>()?
+        .chunks(rows.max(columns))
+        .map(<[f64]>::to_vec)
+        .collect();
+    orthonormalise(&mut vectors);
+    let q = Tensor::from_vec(vectors.concat(), [rows.min(columns), rows.max(columns)], ())?;
+    let q = if rows < columns { q } else { q.t()? };
+    let q = q.reshape(tensor.size())?;
+    tensor.detach().copy_(&q, false)?.mul_(gain)?;
+    Ok(tensor)
+}
+
+/// What a QR decomposition with a positive diagonal of R has as Q: each vector without its parts along
+/// those before it. Twice, as the first time leaves rounding errors.
+fn orthonormalise(vectors: &mut [Vec<f64>]) {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    for i in 0..vectors.len() {
+        let (before, rest) = vectors.split_at_mut(i);
+        let own = &mut rest[0];
+        for _ in 0..2 {
+            for other in before.iter() {
+                let part = dot(own, other);
+                own.iter_mut().zip(other).for_each(|(x, y)| *x -= part * y);
+            }
+        }
+        let length = dot(own, own).sqrt();
+        own.iter_mut().for_each(|x| *x /= length);
+    }
+}
+
+/// Draws from the normal distribution, and of each column sets a part (`sparsity`, rounded up) to zero.
+///
+/// # Errors
+/// [`warpline::Error::InvalidArgument`] of a tensor that is no matrix.
+#[track_caller]
+pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<&Tensor> {
+    let &[rows, columns] = tensor.size() else {
+        return Err(refused("sparse_", "only matrices are supported", tensor));
+    };
+    let zeros = ((sparsity * rows as f64).ceil() as usize).min(rows);
+    tensor.detach().normal_(0.0, std)?;
+    let mut kept = vec![1f64; rows * columns];
+    for column in 0..columns {
+        for row in &randperm(rows, "cpu")?.to_vec::<i64>()?[..zeros] {
+            kept[*row as usize * columns + column] = 0.0;
+        }
+    }
+    let kept =
+        Tensor::from_vec(kept, [rows, columns], ())?.to((tensor.dtype(), tensor.device()))?;
+    tensor.detach().mul_(&kept)?;
+    Ok(tensor)
+}

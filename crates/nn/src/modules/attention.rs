@@ -1,0 +1,154 @@
+//! Attention with several heads.
+
+use warpline::functional::{AttentionOptions, linear, scaled_dot_product_attention};
+use warpline::{Error, Result, Tensor, TensorOptions, empty, zeros};
+
+use super::activation::floats;
+use super::linear::Linear;
+use crate::init::{xavier_uniform_, zeros_};
+use crate::{Module, Parameter, Training, place};
+
+/// Settings of [`MultiheadAttention`]. `Default` has PyTorch's.
+#[derive(Clone, Copy, Debug)]
+pub struct MultiheadAttentionOptions {
+    /// The probability with which weights are dropped in training.
+    pub dropout: f64,
+    /// Whether there are biases.
+    pub bias: bool,
+    /// Whether the batch is the first dimension and time the second, instead of the other way round.
+    pub batch_first: bool,
+}
+
+impl Default for MultiheadAttentionOptions {
+    fn default() -> Self {
+        Self { dropout: 0.0, bias: true, batch_first: false }
+    }
+}
+
+/// Attention with several heads (`torch.nn.MultiheadAttention`), of queries, keys and values of one width. It returns no
+/// weights (`need_weights=False`).
+#[derive(Clone, Debug, Module)]
+pub struct MultiheadAttention {
+    /// `[3 · width, width]`: of queries, keys and values.
+    pub in_proj_weight: Parameter,
+    /// `[3 · width]`.
+    pub in_proj_bias: Option<Parameter>,
+    /// What comes last.
+    pub out_proj: Linear,
+    num_heads: usize,
+    dropout: f64,
+    batch_first: bool,
+    training: Training,
+}
+
+impl MultiheadAttention {
+    /// With PyTorch's settings.
+    ///
+    /// # Errors
+    /// As [`MultiheadAttention::with_settings`].
+    #[track_caller]
+    pub fn new(width: usize, num_heads: usize, options: impl Into<TensorOptions>) -> Result<Self> {
+        Self::with_settings(width, num_heads, MultiheadAttentionOptions::default(), options)
+    }
+
+    /// With settings of one's own.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where the heads do not divide the width; when the memory cannot be had.
+    #[track_caller]
+    pub fn with_settings(
+        width: usize,
+        num_heads: usize,
+        settings: MultiheadAttentionOptions,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
+        if num_heads == 0 || width % num_heads != 0 {
+            let reason = format!("{num_heads} heads do not divide a width of {width}");
+            return Err(Error::invalid("MultiheadAttention", reason));
+        }
+        let options = floats(options);
+        let weight = empty([3 * width, width], &options)?;
+        // In the order in which PyTorch draws.
+        let out_proj = Linear::with_bias(width, width, settings.bias, &options)?;
+        xavier_uniform_(&weight, 1.0)?;
+        let mut bias = None;
+        if settings.bias {
+            bias = Some(Parameter::new(zeros([3 * width], &options)?)?);
+        }
+        if let Some(bias) = &out_proj.bias {
+            zeros_(bias)?;
+        }
+        Ok(Self {
+            in_proj_weight: Parameter::new(weight)?,
+            in_proj_bias: bias,
+            out_proj,
+            num_heads,
+            dropout: settings.dropout,
+            batch_first: settings.batch_first,
+            training: Training::default(),
+        })
+    }
+
+    /// Of queries `[time, batch, width]`, keys and values `[other time, batch, width]`, or as `batch_first` has it; a batch
+    /// of one has two dimensions. A mask is one of bools that says which keys queries may **not** see, as PyTorch's
+    /// module has it, or of floats that are added.
+    ///
+    /// # Errors
+    /// When shapes or devices do not fit.
+    #[track_caller]
+    pub fn forward<'a>(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        attn_mask: impl Into<Option<&'a Tensor>>,
+        is_causal: bool,
+    ) -> Result<Tensor> {
+        place::check("MultiheadAttention", query, "in_proj_weight", &self.in_proj_weight)?;
+        let mask = match attn_mask.into() {
+            Some(mask) if mask.dtype() == warpline::DType::Bool => Some(mask.logical_not()?),
+            mask => mask.cloned(),
+        };
+        let weights = self.in_proj_weight.chunk(3, 0)?;
+        let biases = match &self.in_proj_bias {
+            Some(bias) => Some(bias.chunk(3, 0)?),
+            None => None,
+        };
+        let mut heads = Vec::with_capacity(3);
+        for (i, x) in [query, key, value].into_iter().enumerate() {
+            heads.push(self.heads(x, &weights[i], biases.as_ref().map(|b| &b[i]))?);
+        }
+        let options = AttentionOptions {
+            attn_mask: mask.as_ref(),
+            dropout_p: if self.training.get() { self.dropout } else { 0.0 },
+            is_causal: is_causal && mask.is_none(),
+            ..AttentionOptions::default()
+        };
+        let out = scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options)?;
+        // [batch, heads, time, width of one] to what the queries are.
+        let out = out.transpose(1, 2)?.flatten(2, 3)?;
+        let out = self.out_proj.forward(&out)?;
+        match (query.dim(), self.batch_first) {
+            (2, _) => out.squeeze(0),
+            (_, true) => Ok(out),
+            (_, false) => out.transpose(0, 1),
+        }
+    }
+
+    /// `[batch, heads, time, width of one]`.
+    #[track_caller]
+    fn heads(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let x = match (x.dim(), self.batch_first) {
+            (2, _) => x.unsqueeze(0)?,
+            (3, true) => x.clone(),
+            (3, false) => x.transpose(0, 1)?,
+            _ => {
+                let reason = format!("expects [time, batch, width], not {:?}", x.size());
+                return Err(Error::invalid("MultiheadAttention", reason));
+            }
+        };
+        let x = linear(&x, weight, bias)?;
+        let width = x.size()[2] / self.num_heads;
+        x.unflatten(2, [self.num_heads, width])?.transpose(1, 2)
+    }
+}

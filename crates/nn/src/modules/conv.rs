@@ -1,0 +1,105 @@
+//! Convolutions.
+
+use warpline::functional::{
+    ConvOptions, ConvTransposeOptions, conv_transpose1d, conv_transpose2d, conv_transpose3d,
+    conv1d, conv2d, conv3d,
+};
+use warpline::{Error, Result, Tensor, TensorOptions, empty};
+
+use super::activation::forward;
+use super::linear::uniform;
+use crate::init::{FanMode, Nonlinearity, fans, kaiming_uniform_};
+use crate::{Forward, Module, Parameter, place};
+
+/// Weight and bias as PyTorch draws them.
+#[track_caller]
+fn parameters(
+    op: &'static str,
+    sizes: &[usize],
+    outputs: usize,
+    bias: bool,
+    options: &TensorOptions,
+) -> Result<(Parameter, Option<Parameter>)> {
+    let weight = empty(sizes, options)?;
+    kaiming_uniform_(&weight, FanMode::FanIn, Nonlinearity::LeakyReLU(5f64.sqrt()))?;
+    let (fan_in, _) = fans(op, &weight)?;
+    let bound = 1.0 / (fan_in as f64).sqrt();
+    let bias = bias.then(|| uniform([outputs], bound, options)).transpose()?;
+    Ok((Parameter::new(weight)?, bias))
+}
+
+#[track_caller]
+fn check_groups(op: &'static str, inputs: usize, outputs: usize, groups: usize) -> Result<()> {
+    if groups > 0 && inputs.is_multiple_of(groups) && outputs.is_multiple_of(groups) {
+        return Ok(());
+    }
+    let reason = format!("{groups} groups do not divide {inputs} and {outputs} channels");
+    Err(Error::invalid(op, reason))
+}
+
+macro_rules! convolutions {
+    ($($name:ident $d:literal $function:ident $options:ident |$in:ident, $out:ident, $groups:ident| $sizes:expr;)*) => {$(
+        #[doc = concat!("A convolution (`torch.nn.", stringify!($name), "`): ")]
+        #[doc = concat!("[`", stringify!($function), "`] with a weight and a bias.")]
+        #[derive(Clone, Debug, Module)]
+        pub struct $name {
+            /// The windows.
+            pub weight: Parameter,
+            /// `[out]`.
+            pub bias: Option<Parameter>,
+            #[module(skip)]
+            options: $options<$d>,
+        }
+
+        impl $name {
+            /// With a bias and PyTorch's settings but these.
+            ///
+            /// # Errors
+            /// As with or without a bias.
+            #[track_caller]
+            pub fn new(
+                inputs: usize,
+                outputs: usize,
+                kernel_size: [usize; $d],
+                settings: $options<$d>,
+                options: impl Into<TensorOptions>,
+            ) -> Result<Self> {
+                Self::with_bias(inputs, outputs, kernel_size, settings, true, options)
+            }
+
+            /// Perhaps without a bias. Parameters are drawn as PyTorch draws them.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
+            #[track_caller]
+            pub fn with_bias(
+                inputs: usize,
+                outputs: usize,
+                kernel_size: [usize; $d],
+                settings: $options<$d>,
+                bias: bool,
+                options: impl Into<TensorOptions>,
+            ) -> Result<Self> {
+                let (op, ($in, $out, $groups)) = (stringify!($name), (inputs, outputs, settings.groups));
+                check_groups(op, inputs, outputs, settings.groups)?;
+                let sizes = [&$sizes[..], &kernel_size].concat();
+                let (weight, bias) = parameters(op, &sizes, outputs, bias, &options.into())?;
+                Ok(Self { weight, bias, options: settings })
+            }
+        }
+
+        forward!($name, this, x => {
+            place::check(stringify!($name), x, "weight", &this.weight)?;
+            $function(x, &this.weight, this.bias.as_deref(), &this.options)
+        });
+    )*};
+}
+
+convolutions! {
+    Conv1d 1 conv1d ConvOptions |i, o, g| [o, i / g];
+    Conv2d 2 conv2d ConvOptions |i, o, g| [o, i / g];
+    Conv3d 3 conv3d ConvOptions |i, o, g| [o, i / g];
+    ConvTranspose1d 1 conv_transpose1d ConvTransposeOptions |i, o, g| [i, o / g];
+    ConvTranspose2d 2 conv_transpose2d ConvTransposeOptions |i, o, g| [i, o / g];
+    ConvTranspose3d 3 conv_transpose3d ConvTransposeOptions |i, o, g| [i, o / g];
+}

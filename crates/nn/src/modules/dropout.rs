@@ -1,0 +1,41 @@
+//! Dropout.
+
+use warpline::functional::{dropout, dropout2d};
+use warpline::{Error, Result, Tensor};
+
+use super::activation::forward;
+use crate::{Forward, Module, Training};
+
+macro_rules! dropouts {
+    ($($doc:literal $name:ident $function:ident;)*) => {$(
+        #[doc = concat!("In training each ", $doc, " is zero with probability `p`, and the others are larger by 1 / (1 - p) ")]
+        #[doc = concat!("(`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Copy, Debug, Module)]
+        pub struct $name {
+            p: f64,
+            training: Training,
+        }
+
+        impl $name {
+            /// Zero with probability `p`.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] of a probability outside 0 to 1.
+            #[track_caller]
+            pub fn new(p: f64) -> Result<Self> {
+                if (0.0..=1.0).contains(&p) {
+                    return Ok(Self { p, training: Training::default() });
+                }
+                let reason = format!("p is a probability, from 0 to 1, but is {p}");
+                Err(Error::invalid(stringify!($name), reason))
+            }
+        }
+
+        forward!($name, this, x => $function(x, this.p, this.training.get()));
+    )*};
+}
+
+dropouts! {
+    "element" Dropout dropout;
+    "channel" Dropout2d dropout2d;
+}

@@ -1,0 +1,349 @@
+//! Normalisations.
+
+use warpline::functional::{
+    BatchNormOptions, InstanceNormOptions, batch_norm, group_norm, instance_norm, layer_norm,
+    rms_norm,
+};
+use warpline::{DType, Error, IntoShape, Result, Tensor, TensorOptions, ones, zeros};
+
+use super::activation::{floats, forward};
+use crate::{Buffer, Forward, Module, Parameter, Training, place};
+
+/// A weight of ones and a bias of zeros.
+#[track_caller]
+fn affine(sizes: &[usize], options: &TensorOptions) -> Result<(Parameter, Parameter)> {
+    let options = floats(options);
+    Ok((Parameter::new(ones(sizes, &options)?)?, Parameter::new(zeros(sizes, &options)?)?))
+}
+
+/// With mean 0 and variance 1 over the last dimensions (`torch.nn.LayerNorm`).
+#[derive(Clone, Debug, Module)]
+pub struct LayerNorm {
+    /// Of the normalised sizes.
+    pub weight: Option<Parameter>,
+    /// Of the normalised sizes.
+    pub bias: Option<Parameter>,
+    normalized_shape: Vec<usize>,
+    eps: f64,
+}
+
+impl LayerNorm {
+    /// Over the last dimensions, of these sizes; with weight and bias, and 1e-5 for `eps`.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    #[track_caller]
+    pub fn new(
+        normalized_shape: impl IntoShape,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
+        let normalized_shape = normalized_shape.into_shape().to_vec();
+        let (weight, bias) = affine(&normalized_shape, &options.into())?;
+        Ok(Self { weight: Some(weight), bias: Some(bias), normalized_shape, eps: 1e-5 })
+    }
+
+    /// With another `eps`.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+}
+
+forward!(LayerNorm, this, x => {
+    if let Some(weight) = &this.weight {
+        place::check("LayerNorm", x, "weight", weight)?;
+    }
+    layer_norm(x, &this.normalized_shape, this.weight.as_deref(), this.bias.as_deref(), this.eps)
+});
+
+/// Divided by the root of the mean square over the last dimensions (`torch.nn.RMSNorm`).
+#[derive(Clone, Debug, Module)]
+pub struct RMSNorm {
+    /// Of the normalised sizes.
+    pub weight: Option<Parameter>,
+    normalized_shape: Vec<usize>,
+    eps: Option<f64>,
+}
+
+impl RMSNorm {
+    /// Over the last dimensions, of these sizes; with a weight, and the dtype's `eps`.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    #[track_caller]
+    pub fn new(
+        normalized_shape: impl IntoShape,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
+        let normalized_shape = normalized_shape.into_shape().to_vec();
+        let weight = Parameter::new(ones(&normalized_shape, floats(options))?)?;
+        Ok(Self { weight: Some(weight), normalized_shape, eps: None })
+    }
+
+    /// With another `eps`.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = Some(eps);
+        self
+    }
+}
+
+forward!(RMSNorm, this, x => {
+    if let Some(weight) = &this.weight {
+        place::check("RMSNorm", x, "weight", weight)?;
+    }
+    rms_norm(x, &this.normalized_shape, this.weight.as_deref(), this.eps)
+});
+
+/// With mean 0 and variance 1 over groups of channels (`torch.nn.GroupNorm`).
+#[derive(Clone, Debug, Module)]
+pub struct GroupNorm {
+    /// `[channels]`.
+    pub weight: Option<Parameter>,
+    /// `[channels]`.
+    pub bias: Option<Parameter>,
+    num_groups: usize,
+    eps: f64,
+}
+
+impl GroupNorm {
+    /// With weight and bias, and 1e-5 for `eps`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where the groups do not divide the channels; when the memory cannot be had.
+    #[track_caller]
+    pub fn new(
+        num_groups: usize,
+        channels: usize,
+        options: impl Into<TensorOptions>,
+    ) -> Result<Self> {
+        if num_groups == 0 || channels % num_groups != 0 {
+            let reason = format!("{num_groups} groups do not divide {channels} channels");
+            return Err(Error::invalid("GroupNorm", reason));
+        }
+        let (weight, bias) = affine(&[channels], &options.into())?;
+        Ok(Self { weight: Some(weight), bias: Some(bias), num_groups, eps: 1e-5 })
+    }
+
+    /// With another `eps`.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+}
+
+forward!(GroupNorm, this, x => {
+    if let Some(weight) = &this.weight {
+        place::check("GroupNorm", x, "weight", weight)?;
+    }
+    group_norm(x, this.num_groups, this.weight.as_deref(), this.bias.as_deref(), this.eps)
+});
+
+/// Settings of batch and instance norms. `Default` has PyTorch's for batch norms.
+#[derive(Clone, Copy, Debug)]
+pub struct NormOptions {
+    /// Is added to the variance.
+    pub eps: f64,
+    /// How much of a batch's mean and variance goes into the running ones; `None`: these are the means over all batches.
+    pub momentum: Option<f64>,
+    /// Whether there are a weight and a bias.
+    pub affine: bool,
+    /// Whether there are a running mean and variance.
+    pub track_running_stats: bool,
+}
+
+impl Default for NormOptions {
+    fn default() -> Self {
+        Self { eps: 1e-5, momentum: Some(0.1), affine: true, track_running_stats: true }
+    }
+}
+
+impl NormOptions {
+    /// PyTorch's for instance norms: neither parameters nor running statistics.
+    #[must_use]
+    pub fn instance() -> Self {
+        Self { affine: false, track_running_stats: false, ..Self::default() }
+    }
+}
+
+/// What both have.
+#[derive(Clone, Debug, Module)]
+struct Channels {
+    weight: Option<Parameter>,
+    bias: Option<Parameter>,
+    running_mean: Option<Buffer>,
+    running_var: Option<Buffer>,
+    num_batches_tracked: Option<Buffer>,
+    training: Training,
+    eps: f64,
+    #[module(skip)]
+    momentum: Option<f64>,
+}
+
+impl Channels {
+    #[track_caller]
+    fn new(channels: usize, norm: NormOptions, options: TensorOptions) -> Result<Self> {
+        let options = floats(options);
+        let (mut weight, mut bias) = (None, None);
+        if norm.affine {
+            let (ones, zeros) = affine(&[channels], &options)?;
+            (weight, bias) = (Some(ones), Some(zeros));
+        }
+        let (mut running_mean, mut running_var, mut num_batches_tracked) = (None, None, None);
+        if norm.track_running_stats {
+            running_mean = Some(Buffer::new(zeros([channels], &options)?));
+            running_var = Some(Buffer::new(ones([channels], &options)?));
+            num_batches_tracked = Some(Buffer::new(zeros((), options.dtype(DType::I64))?));
+        }
+        let (eps, momentum, training) = (norm.eps, norm.momentum, Training::default());
+        Ok(Self {
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            num_batches_tracked,
+            training,
+            eps,
+            momentum,
+        })
+    }
+
+    /// Counts a batch in training; how much of it goes into the running statistics.
+    #[track_caller]
+    fn counted(&self) -> Result<f64> {
+        let Some(count) = self.num_batches_tracked.as_ref().filter(|_| self.training.get()) else {
+            return Ok(self.momentum.unwrap_or(0.0));
+        };
+        count.add_(1)?;
+        match self.momentum {
+            Some(momentum) => Ok(momentum),
+            None => Ok(1.0 / count.item::<i64>()? as f64),
+        }
+    }
+
+    #[track_caller]
+    fn check(&self, op: &'static str, x: &Tensor, dims: &[usize]) -> Result<()> {
+        if let Some(weight) = &self.weight {
+            place::check(op, x, "weight", weight)?;
+        } else if let Some(mean) = &self.running_mean {
+            place::check(op, x, "running_mean", mean)?;
+        }
+        if dims.contains(&x.dim()) {
+            return Ok(());
+        }
+        let reason = format!("expects an input of {dims:?} dimensions, but got {:?}", x.size());
+        Err(Error::invalid(op, reason))
+    }
+}
+
+macro_rules! batch_norms {
+    ($($name:ident $dims:expr;)*) => {$(
+        #[doc = concat!("With mean 0 and variance 1 by channel (`torch.nn.", stringify!($name), "`): in training those of ")]
+        /// the batch, which go into the running ones, otherwise those.
+        #[derive(Clone, Debug, Module)]
+        pub struct $name {
+            #[module(name = "")]
+            channels: Channels,
+        }
+
+        impl $name {
+            /// With PyTorch's settings.
+            ///
+            /// # Errors
+            /// When the memory cannot be had.
+            #[track_caller]
+            pub fn new(channels: usize, options: impl Into<TensorOptions>) -> Result<Self> {
+                Self::with_settings(channels, NormOptions::default(), options)
+            }
+
+            /// With settings of one's own.
+            ///
+            /// # Errors
+            /// When the memory cannot be had.
+            #[track_caller]
+            pub fn with_settings(
+                channels: usize,
+                settings: NormOptions,
+                options: impl Into<TensorOptions>,
+            ) -> Result<Self> {
+                Ok(Self { channels: Channels::new(channels, settings, options.into())? })
+            }
+        }
+
+        forward!($name, this, x => {
+            let c = &this.channels;
+            c.check(stringify!($name), x, &$dims)?;
+            let own = c.training.get() || c.running_mean.is_none();
+            let options = BatchNormOptions {
+                weight: c.weight.as_deref(),
+                bias: c.bias.as_deref(),
+                training: own,
+                momentum: c.counted()?,
+                eps: c.eps,
+            };
+            batch_norm(x, c.running_mean.as_deref(), c.running_var.as_deref(), &options)
+        });
+    )*};
+}
+
+batch_norms! {
+    BatchNorm1d [2, 3];
+    BatchNorm2d [4];
+    BatchNorm3d [5];
+}
+
+macro_rules! instance_norms {
+    ($($name:ident $dims:expr;)*) => {$(
+        #[doc = concat!("With mean 0 and variance 1 by channel of each element of the batch (`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Debug, Module)]
+        pub struct $name {
+            #[module(name = "")]
+            channels: Channels,
+        }
+
+        impl $name {
+            /// With PyTorch's settings: no parameters.
+            ///
+            /// # Errors
+            /// When the memory cannot be had.
+            #[track_caller]
+            pub fn new(channels: usize, options: impl Into<TensorOptions>) -> Result<Self> {
+                Self::with_settings(channels, NormOptions::instance(), options)
+            }
+
+            /// With settings of one's own.
+            ///
+            /// # Errors
+            /// When the memory cannot be had.
+            #[track_caller]
+            pub fn with_settings(
+                channels: usize,
+                settings: NormOptions,
+                options: impl Into<TensorOptions>,
+            ) -> Result<Self> {
+                Ok(Self { channels: Channels::new(channels, settings, options.into())? })
+            }
+        }
+
+        forward!($name, this, x => {
+            let c = &this.channels;
+            c.check(stringify!($name), x, &$dims)?;
+            let options = InstanceNormOptions {
+                weight: c.weight.as_deref(),
+                bias: c.bias.as_deref(),
+                use_input_stats: c.training.get() || c.running_mean.is_none(),
+                momentum: c.momentum.unwrap_or(0.0),
+                eps: c.eps,
+            };
+            instance_norm(x, c.running_mean.as_deref(), c.running_var.as_deref(), &options)
+        });
+    )*};
+}
+
+instance_norms! {
+    InstanceNorm1d [3];
+    InstanceNorm2d [4];
+    InstanceNorm3d [5];
+}

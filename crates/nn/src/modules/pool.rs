@@ -1,0 +1,74 @@
+//! Pools, and other sizes.
+
+use warpline::functional::{
+    AvgPoolOptions, InterpolateOptions, MaxPoolOptions, adaptive_avg_pool1d, adaptive_avg_pool2d,
+    adaptive_max_pool1d, adaptive_max_pool2d, avg_pool1d, avg_pool2d, avg_pool3d, interpolate,
+    max_pool1d, max_pool2d, max_pool3d,
+};
+use warpline::{Result, Tensor};
+
+use super::activation::forward;
+use crate::{Forward, Module};
+
+macro_rules! pools {
+    ($($doc:literal $name:ident $d:literal $function:ident $options:ident;)*) => {$(
+        #[doc = concat!($doc, " of each window (`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Debug, Module)]
+        pub struct $name {
+            #[module(skip)]
+            kernel_size: [usize; $d],
+            #[module(skip)]
+            options: $options<$d>,
+        }
+
+        impl $name {
+            /// Of windows of this size, side by side where the settings do not say otherwise.
+            #[must_use]
+            pub fn new(kernel_size: [usize; $d], settings: $options<$d>) -> Self {
+                Self { kernel_size, options: settings }
+            }
+        }
+
+        forward!($name, this, x => $function(x, this.kernel_size, &this.options));
+    )*};
+}
+
+pools! {
+    "The largest element" MaxPool1d 1 max_pool1d MaxPoolOptions;
+    "The largest element" MaxPool2d 2 max_pool2d MaxPoolOptions;
+    "The largest element" MaxPool3d 3 max_pool3d MaxPoolOptions;
+    "The mean" AvgPool1d 1 avg_pool1d AvgPoolOptions;
+    "The mean" AvgPool2d 2 avg_pool2d AvgPoolOptions;
+    "The mean" AvgPool3d 3 avg_pool3d AvgPoolOptions;
+}
+
+macro_rules! adaptive {
+    ($($doc:literal $name:ident $d:literal $function:ident;)*) => {$(
+        #[doc = concat!($doc, " of windows that give a result of these sizes (`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Copy, Debug, Module)]
+        pub struct $name {
+            /// The result's sizes.
+            #[module(skip)]
+            pub output_size: [usize; $d],
+        }
+
+        forward!($name, this, x => $function(x, this.output_size));
+    )*};
+}
+
+adaptive! {
+    "The mean" AdaptiveAvgPool1d 1 adaptive_avg_pool1d;
+    "The mean" AdaptiveAvgPool2d 2 adaptive_avg_pool2d;
+    "The largest element" AdaptiveMaxPool1d 1 adaptive_max_pool1d;
+    "The largest element" AdaptiveMaxPool2d 2 adaptive_max_pool2d;
+}
+
+/// Other sizes of images (`torch.nn.Upsample`).
+#[derive(Clone, Debug, Module)]
+pub struct Upsample {
+    /// Which sizes, and how.
+    #[module(skip)]
+    pub options: InterpolateOptions,
+}
+
+forward!(Upsample, this, x => interpolate(x, &this.options));

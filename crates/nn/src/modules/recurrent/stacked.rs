@@ -1,0 +1,290 @@
+//! Recurrent networks over sequences, in layers and both directions.
+
+use warpline::functional::dropout;
+use warpline::{Error, Result, Tensor, TensorOptions, cat, stack};
+
+use super::{Kind, Weights};
+use crate::{Forward, Module, Training, Visitor, VisitorMut, place};
+
+/// Settings of [`RNN`], [`LSTM`] and [`GRU`]. `Default` has PyTorch's.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentOptions {
+    /// Layers, each of which has the output of the one before as its input.
+    pub num_layers: usize,
+    /// Whether there are biases.
+    pub bias: bool,
+    /// Whether the batch is the first dimension and time the second, instead of the other way round.
+    pub batch_first: bool,
+    /// The dropout's probability between layers in training.
+    pub dropout: f64,
+    /// Whether each layer also goes through time backwards.
+    pub bidirectional: bool,
+    /// Whether an [`RNN`] has rectifiers, instead of hyperbolic tangents.
+    pub relu: bool,
+}
+
+impl Default for RecurrentOptions {
+    fn default() -> Self {
+        Self {
+            num_layers: 1,
+            bias: true,
+            batch_first: false,
+            dropout: 0.0,
+            bidirectional: false,
+            relu: false,
+        }
+    }
+}
+
+/// What all three have.
+#[derive(Clone, Debug)]
+struct Stacked {
+    kind: Kind,
+    /// By layer, and by direction within it.
+    weights: Vec<Weights>,
+    options: RecurrentOptions,
+    training: Training,
+}
+
+/// What comes out: the last layer's hidden states at all times, and each layer's last one, with an LSTM's cells.
+type Output = (Tensor, Tensor, Option<Tensor>);
+
+impl Stacked {
+    #[track_caller]
+    fn new(
+        op: &'static str,
+        kind: Kind,
+        inputs: usize,
+        hidden: usize,
+        options: RecurrentOptions,
+        tensors: &TensorOptions,
+    ) -> Result<Self> {
+        if hidden == 0 || options.num_layers == 0 {
+            let reason = "needs one hidden feature and one layer or more";
+            return Err(Error::invalid(op, reason.into()));
+        }
+        if !(0.0..=1.0).contains(&options.dropout) {
+            let reason = "dropout is a probability, from 0 to 1";
+            return Err(Error::invalid(op, reason.into()));
+        }
+        let directions = 1 + usize::from(options.bidirectional);
+        let mut weights = Vec::new();
+        for layer in 0..options.num_layers {
+            let inputs = if layer == 0 { inputs } else { hidden * directions };
+            for _ in 0..directions {
+                weights.push(Weights::new(kind, inputs, hidden, options.bias, tensors)?);
+            }
+        }
+        Ok(Self { kind, weights, options, training: Training::default() })
+    }
+
+    fn directions(&self) -> usize {
+        1 + usize::from(self.options.bidirectional)
+    }
+
+    /// The end of the names of one layer's parameters in one direction.
+    fn end(&self, i: usize) -> String {
+        let (layer, direction) = (i / self.directions(), i % self.directions());
+        format!("_l{layer}{}", if direction == 1 { "_reverse" } else { "" })
+    }
+
+    /// `x` is `[time, batch, in]` or `[time, in]`, or as `batch_first` has it; states are `[layers · directions, ..]`.
+    #[track_caller]
+    fn forward(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        states: Option<(&Tensor, Option<&Tensor>)>,
+    ) -> Result<Output> {
+        if !matches!(x.dim(), 2 | 3) || x.numel() == 0 {
+            let sizes = x.size();
+            let reason = format!("expects [time, batch, in] or [time, in], not {sizes:?}");
+            return Err(Error::invalid(op, reason));
+        }
+        place::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;
+        let turned = self.options.batch_first && x.dim() == 3;
+        let mut x = if turned { x.transpose(0, 1)? } else { x.clone() };
+        let (mut hiddens, mut cells) = (Vec::new(), Vec::new());
+        let directions = self.directions();
+        for layer in 0..self.options.num_layers {
+            if layer > 0 && self.options.dropout > 0.0 {
+                x = dropout(&x, self.options.dropout, self.training.get())?;
+            }
+            let mut outputs = Vec::with_capacity(directions);
+            for direction in 0..directions {
+                let i = layer * directions + direction;
+                let begin = match states {
+                    Some((hidden, cell)) => {
+                        let cell = cell.map(|cell| cell.select(0, i as isize)).transpose()?;
+                        (hidden.select(0, i as isize)?, cell)
+                    }
+                    None => (self.weights[i].zeros(&x.select(0, 0)?)?, None),
+                };
+                let (output, hidden, cell) = self.direction(i, &x, begin, direction == 1)?;
+                outputs.push(output);
+                hiddens.push(hidden);
+                cells.extend(cell);
+            }
+            x = match &outputs[..] {
+                [one] => one.clone(),
+                both => cat(both, -1)?,
+            };
+        }
+        let output = if turned { x.transpose(0, 1)? } else { x };
+        let cell = if cells.is_empty() { None } else { Some(stack(&cells, 0)?) };
+        Ok((output, stack(&hiddens, 0)?, cell))
+    }
+
+    /// One layer in one direction.
+    #[track_caller]
+    fn direction(
+        &self,
+        i: usize,
+        x: &Tensor,
+        (mut hidden, mut cell): (Tensor, Option<Tensor>),
+        backwards: bool,
+    ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+        let weights = &self.weights[i];
+        // The inputs of all times meet their weight at once.
+        let gates = weights.of_input(x)?;
+        let times = x.size()[0];
+        let mut outputs = Vec::with_capacity(times);
+        for step in 0..times {
+            let time = if backwards { times - 1 - step } else { step };
+            let gates = gates.select(0, time as isize)?;
+            (hidden, cell) = self.kind.step(weights, &gates, (&hidden, cell.as_ref()))?;
+            outputs.push(hidden.clone());
+        }
+        if backwards {
+            outputs.reverse();
+        }
+        Ok((stack(&outputs, 0)?, hidden, cell))
+    }
+}
+
+impl Module for Stacked {
+    fn visit(&self, visitor: &mut Visitor<'_>) {
+        for (i, weights) in self.weights.iter().enumerate() {
+            weights.visit(&self.end(i), visitor);
+        }
+        visitor.member("training", &self.training);
+    }
+
+    fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
+        let ends: Vec<String> = (0..self.weights.len()).map(|i| self.end(i)).collect();
+        for (end, weights) in ends.iter().zip(&mut self.weights) {
+            weights.visit_mut(end, visitor);
+        }
+        visitor.member("training", &mut self.training);
+    }
+}
+
+macro_rules! networks {
+    ($($doc:literal $name:ident $relu:ident => $kind:expr;)*) => {$(
+        #[doc = concat!($doc, " (`torch.nn.", stringify!($name), "`).")]
+        #[derive(Clone, Debug, Module)]
+        pub struct $name {
+            #[module(name = "")]
+            stacked: Stacked,
+        }
+
+        impl $name {
+            /// One layer in one direction.
+            ///
+            /// # Errors
+            /// As with settings of one's own.
+            #[track_caller]
+            pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
+                Self::with_settings(inputs, hidden, RecurrentOptions::default(), options)
+            }
+
+            /// With settings of one's own. Parameters are drawn uniformly from ±1/√`hidden`.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] of settings that mean nothing; when the memory cannot be had.
+            #[track_caller]
+            pub fn with_settings(
+                inputs: usize,
+                hidden: usize,
+                settings: RecurrentOptions,
+                options: impl Into<TensorOptions>,
+            ) -> Result<Self> {
+                let $relu = settings.relu;
+                let (kind, options) = ($kind, options.into());
+                let stacked = Stacked::new(stringify!($name), kind, inputs, hidden, settings, &options)?;
+                Ok(Self { stacked })
+            }
+        }
+    )*};
+}
+
+networks! {
+    "A recurrent network of `tanh(W x + b + U h + c)`" RNN relu => if relu { Kind::ReLU } else { Kind::Tanh };
+    "A long short-term memory" LSTM _relu => Kind::Lstm;
+    "Gated recurrent units" GRU _relu => Kind::Gru;
+}
+
+macro_rules! forward {
+    ($name:ident) => {
+        impl $name {
+            /// The last layer's hidden states at all times, and each layer's last one; from zero, where none is given.
+            ///
+            /// # Errors
+            /// When shapes or devices do not fit.
+            #[track_caller]
+            pub fn forward<'a>(
+                &self,
+                x: &Tensor,
+                hidden: impl Into<Option<&'a Tensor>>,
+            ) -> Result<(Tensor, Tensor)> {
+                let states = hidden.into().map(|hidden| (hidden, None));
+                let (output, hidden, _) = self.stacked.forward(stringify!($name), x, states)?;
+                Ok((output, hidden))
+            }
+        }
+
+        impl Forward<Tensor> for $name {
+            type Output = (Tensor, Tensor);
+
+            #[track_caller]
+            fn forward(&self, x: Tensor) -> Result<Self::Output> {
+                self.forward(&x, None)
+            }
+        }
+    };
+}
+
+forward!(RNN);
+forward!(GRU);
+
+impl LSTM {
+    /// The last layer's hidden states at all times, and each layer's last hidden state and cell; from zero, where none
+    /// are given.
+    ///
+    /// # Errors
+    /// When shapes or devices do not fit.
+    #[track_caller]
+    pub fn forward<'a>(
+        &self,
+        x: &Tensor,
+        states: impl Into<Option<(&'a Tensor, &'a Tensor)>>,
+    ) -> Result<(Tensor, (Tensor, Tensor))> {
+        let states = states.into().map(|(hidden, cell)| (hidden, Some(cell)));
+        let (output, hidden, cell) = self.stacked.forward("LSTM", x, states)?;
+        // An LSTM has cells.
+        let cell = match cell {
+            Some(cell) => cell,
+            None => hidden.zeros_like(())?,
+        };
+        Ok((output, (hidden, cell)))
+    }
+}
+
+impl Forward<Tensor> for LSTM {
+    type Output = (Tensor, (Tensor, Tensor));
+
+    #[track_caller]
+    fn forward(&self, x: Tensor) -> Result<Self::Output> {
+        self.forward(&x, None)
+    }
+}

@@ -1,0 +1,161 @@
+//! Tensors into files and back; files that are cut or wrong.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use warpline::{DType, Device, Result, arange, randn, tensor};
+use warpline_nn::{
+    FileError, LoadOptions, StateDict, load_file, load_file_with, save_file, save_sharded,
+};
+
+use crate::common::{World, schedules};
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("warpline-files-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// One of each dtype, among them a view, one of several pieces, a scalar and none.
+fn state() -> Result<StateDict> {
+    let mut state = StateDict::new();
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I64, DType::I32] {
+        let turned = arange(12, ())?.to(dtype)?.reshape([3, 4])?.t()?;
+        state.insert(format!("of.{dtype}"), turned);
+    }
+    state.insert("bool", tensor([true, false, true], ())?);
+    state.insert("bytes", tensor([1u8, 2, 3], ())?);
+    state.insert("large", arange(5_000_000f32, ())?);
+    state.insert("scalar", tensor(2.5f32, ())?);
+    state.insert("none", randn([0, 3], ())?);
+    Ok(state)
+}
+
+fn check(loaded: &StateDict, device: Device) -> Result<()> {
+    let expected = state()?;
+    assert_eq!(loaded.len(), expected.len());
+    for (name, tensor) in expected.iter() {
+        let own = loaded.get(name).unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!(
+            (own.size(), own.dtype(), own.device()),
+            (tensor.size(), tensor.dtype(), device)
+        );
+        let same = own.cpu()?.eq(tensor)?.all(())?;
+        assert!(same.item::<bool>()?, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_saved_is_loaded_everywhere() {
+    let folder = Folder::new("everywhere");
+    let path = folder.file("all.safetensors");
+    schedules(1, warpline::SyncPolicy::Auto, |world: &World| {
+        for place in world.places() {
+            let moved = state()?.into_iter().map(|(name, t)| Ok((name, t.to(place)?)));
+            let moved: StateDict = moved.collect::<Result<Vec<_>>>()?.into_iter().collect();
+            save_file(&moved, &path)?;
+            assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "nothing else is left");
+            check(&load_file(&path, place)?, place)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn several_files_have_an_index_and_progress_is_told() {
+    let folder = Folder::new("shards");
+    save_sharded(&state().unwrap(), &folder.0, 1 << 20).unwrap();
+    let shards = fs::read_dir(&folder.0).unwrap().count();
+    assert!(shards > 2, "{shards} files");
+    let index = folder.file("model.safetensors.index.json");
+    let mut seen = Vec::new();
+    let mut note = |progress| seen.push(progress);
+    let options = LoadOptions { device: Device::Cpu, progress: Some(&mut note) };
+    check(&load_file_with(&index, options).unwrap(), Device::Cpu).unwrap();
+    assert!(seen.windows(2).all(|two| two[0].bytes < two[1].bytes));
+    let last = seen.last().expect("pieces");
+    assert_eq!(last.bytes, last.total);
+    // A file that the index names is gone, or has not what it says.
+    let text = fs::read_to_string(&index).unwrap();
+    fs::write(&index, text.replace("\"scalar\"", "\"scaler\"")).unwrap();
+    let error = load_file(&index, "cpu").unwrap_err();
+    assert!(error.to_string().contains("`scaler` is not in"), "{error}");
+    fs::write(&index, text.replace("model-00001", "../model-00001")).unwrap();
+    assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("not beside it"));
+}
+
+fn refused(path: &Path, bytes: &[u8]) -> String {
+    fs::write(path, bytes).unwrap();
+    let error = load_file(path, "cpu").expect_err("the file is wrong");
+    assert!(error.to_string().starts_with(&path.display().to_string()), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn a_file_that_is_cut_or_wrong_says_where() {
+    let folder = Folder::new("wrong");
+    let path = folder.file("wrong.safetensors");
+    let error = load_file(&path, "cpu").unwrap_err();
+    assert!(matches!(&error, FileError::Io { .. }) && error.to_string().contains("opening it"));
+    let mut state = StateDict::new();
+    state.insert("weight", arange(8f32, ()).unwrap());
+    save_file(&state, &path).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    for cut in 0..whole.len() {
+        let text = refused(&path, &whole[..cut]);
+        assert!(cut < header || text.contains("`weight`") && text.contains("cut"), "{cut}: {text}");
+    }
+    assert!(refused(&path, &[&whole[..], b"x"].concat()).contains("are anything's"));
+    let with = |from: &str, to: &str| -> Vec<u8> {
+        let text = String::from_utf8_lossy(&whole[8..header]).replace(from, to);
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &whole[header..]].concat()
+    };
+    assert!(
+        refused(&path, &with("\"F32\"", "\"F8_E4M3\"")).contains("`weight` is of dtype F8_E4M3")
+    );
+    assert!(refused(&path, &with("[8]", "[9]")).contains("`weight`"));
+    assert!(refused(&path, &with("{\"weight", "{weight")).contains("header"));
+    assert!(refused(&path, &u64::MAX.to_le_bytes()).contains("header"));
+    // A save that fails leaves what was there.
+    fs::write(&path, &whole).unwrap();
+    let nowhere = folder.file("no/such/folder.safetensors");
+    assert!(matches!(save_file(&state, nowhere), Err(FileError::Io { .. })));
+    assert_eq!(load_file(&path, "cpu").unwrap().len(), 1);
+}
+
+/// No tensor is left behind where the second file is wrong.
+#[test]
+fn nothing_is_half_loaded() {
+    let folder = Folder::new("half");
+    save_sharded(&state().unwrap(), &folder.0, 1 << 20).unwrap();
+    let last = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    let last = last.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).max();
+    let last = last.expect("files");
+    let bytes = fs::read(&last).unwrap();
+    fs::write(&last, &bytes[..bytes.len() - 1]).unwrap();
+    crate::boxes::SimBox::lazy(1).enter(|| {
+        assert!(load_file(folder.file("model.safetensors.index.json"), "cuda").is_err());
+        let allocated = warpline::cuda::memory_allocated(())?;
+        assert_eq!(allocated, 0, "headers are looked at first");
+        Ok(())
+    });
+}

@@ -1,0 +1,146 @@
+//! PyTorch's random values for a seed: initialisers, the initial parameters of modules, dropout, loaders' orders
+//! (`random_nn.json`).
+
+use serde_json::Value;
+use warpline::functional::{ConvOptions, dropout, dropout2d};
+use warpline::{DType, Error, Result, Tensor, full, manual_seed, ones, zeros};
+use warpline_nn::init::{self, FanMode, Nonlinearity};
+use warpline_nn::{
+    Bilinear, Conv2d, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
+};
+
+use crate::common::{World, golden_json, worlds};
+
+/// The first of what is drawn, and the sum of all.
+fn check(what: &str, tensor: &Tensor, values: &Value, sum: Option<&Value>) -> Result<()> {
+    let all = tensor.to(DType::F64)?.to_vec::<f64>()?;
+    let values: Vec<f64> = numbers(values);
+    for (i, (own, golden)) in all.iter().zip(&values).enumerate() {
+        let close = (own - golden).abs() <= 1e-5 * golden.abs().max(1e-3);
+        assert!(close, "{what}: element {i} is {own} instead of {golden}");
+    }
+    assert!(values.len() == all.len().min(40), "{what}: {} of {}", values.len(), all.len());
+    if let Some(sum) = sum.and_then(Value::as_f64) {
+        let own: f64 = all.iter().sum();
+        assert!((own - sum).abs() <= 1e-4 * sum.abs().max(1.0), "{what}: {own} {sum}");
+    }
+    Ok(())
+}
+
+fn numbers(values: &Value) -> Vec<f64> {
+    values.as_array().expect("a list").iter().map(|v| v.as_f64().expect("a number")).collect()
+}
+
+/// Draws what a case of the file asks for; none of what others are tested with.
+fn drawn(what: &str) -> Result<Option<Tensor>> {
+    let (matrix, default) = (zeros([6, 4], ())?, Nonlinearity::Default);
+    let t = &matrix;
+    match what {
+        "nn.init.xavier_uniform_ of 6x4" => init::xavier_uniform_(t, 1.0)?,
+        "nn.init.xavier_normal_ of 6x4" => init::xavier_normal_(t, 1.0)?,
+        "nn.init.kaiming_uniform_ of 6x4" => init::kaiming_uniform_(t, FanMode::FanIn, default)?,
+        "nn.init.kaiming_normal_ of 6x4" => init::kaiming_normal_(t, FanMode::FanIn, default)?,
+        "nn.init.orthogonal_ of 6x4" => init::orthogonal_(t, 1.0)?,
+        "nn.init.trunc_normal_ of 6x4" => init::trunc_normal_(t, 0.0, 1.0, -2.0, 2.0)?,
+        "nn.init.sparse_ of 6x4" => init::sparse_(t, 0.5, 0.01)?,
+        _ => return Ok(None),
+    };
+    Ok(Some(matrix))
+}
+
+/// The parameters of a module that a case asks for, whose sizes follow from how many values there are.
+fn module(what: &str) -> Result<Option<Box<dyn Module>>> {
+    Ok(Some(match what.strip_prefix("init of nn.") {
+        Some("Linear") => Box::new(Linear::new(7, 5, ())?),
+        Some("Conv2d") => Box::new(Conv2d::new(3, 4, [3, 3], ConvOptions::default(), ())?),
+        Some("Embedding") => Box::new(Embedding::new(10, 3, ())?),
+        Some("RNNCell") => Box::new(RNNCell::new(4, 3, ())?),
+        Some("LSTM") => Box::new(LSTM::new(4, 3, ())?),
+        Some("GRU") => Box::new(GRU::new(4, 3, ())?),
+        Some("MultiheadAttention") => Box::new(MultiheadAttention::new(8, 2, ())?),
+        Some("Bilinear") => Box::new(Bilinear::new(3, 4, 2, true, ())?),
+        _ => return Ok(None),
+    }))
+}
+
+#[test]
+fn initial_values_are_pytorchs() {
+    let (mut initialisers, mut modules) = (0, 0);
+    let Some(file) = golden_json("random_nn.json") else { return };
+    for case in file["cases"].as_array().expect("cases") {
+        let (what, seed) = (case["what"].as_str().expect("text"), case["seed"].as_u64());
+        manual_seed(seed.expect("a seed"));
+        if let Some(tensor) = drawn(what).unwrap() {
+            initialisers += 1;
+            check(what, &tensor, &case["values"], case.get("sum")).unwrap();
+        } else if let Some(module) = module(what).unwrap() {
+            modules += 1;
+            let own = module.named_parameters();
+            let golden = case["parameters"].as_object().expect("parameters");
+            assert_eq!(own.len(), golden.len(), "{what}");
+            for (name, tensor) in own {
+                check(&format!("{what}: {name}"), &tensor, &golden[&name], None).unwrap();
+            }
+        }
+    }
+    assert_eq!((initialisers, modules), (14, 16));
+}
+
+/// Those cases of a device that dropout is in.
+fn dropouts(device: &str) -> Result<usize> {
+    let mut count = 0;
+    let Some(file) = golden_json("random_nn.json") else { return Ok(1) };
+    for case in file["cases"].as_array().expect("cases") {
+        let what = case["what"].as_str().expect("text");
+        if case["device"] != device || !what.starts_with("dropout") {
+            continue;
+        }
+        count += 1;
+        manual_seed(case["seed"].as_u64().expect("a seed"));
+        if what == "dropout2d of ones 3x4x5x5" {
+            let out = dropout2d(&ones([3, 4, 5, 5], device)?, 0.5, true)?;
+            let channels = out.select(3, 0)?.select(2, 0)?.flatten(0, -1)?;
+            check(what, &channels, &case["values"], case.get("sum"))?;
+            continue;
+        }
+        let (n, p) = (case["n"].as_u64().expect("n"), case["p"].as_f64().expect("p"));
+        let dtype = if what.ends_with("bfloat16") { DType::BF16 } else { DType::F32 };
+        let x = full([n as usize], 1.0, (dtype, device))?;
+        let what = format!("{what} of {n} with {p} on {device}");
+        check(&what, &dropout(&x, p, true)?, &case["values"], case.get("sum"))?;
+        if let Some(second) = case.get("second") {
+            check(&format!("{what}, again"), &dropout(&x, p, true)?, second, None)?;
+        }
+    }
+    Ok(count)
+}
+
+#[test]
+fn dropout_has_pytorchs_values_on_the_cpu() {
+    assert_eq!(dropouts("cpu").unwrap(), 20);
+}
+
+#[test]
+fn probabilities_are_checked_and_nothing_is_drawn_out_of_training() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            let x = ones([4], place)?;
+            assert!(matches!(dropout(&x, 1.5, true), Err(Error::InvalidArgument { .. })));
+            assert!(dropout(&x, 0.5, false)?.is_same(&x));
+            assert_eq!(dropout(&x, 1.0, true)?.to_vec::<f32>()?, [0.0; 4]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn dropout_has_pytorchs_values_on_a_device() {
+    let runtime = warpline::open("sim:1", &warpline::RuntimeConfig::default()).unwrap();
+    warpline::with_runtime(&runtime, || assert_eq!(dropouts("cuda").unwrap(), 20));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_dropout_has_pytorchs_values() {
+    assert_eq!(dropouts("cuda").unwrap(), 20);
+}

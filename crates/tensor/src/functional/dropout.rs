@@ -1,0 +1,106 @@
+//! Dropout.
+
+use smallvec::SmallVec;
+use warpline_kernels::random;
+use warpline_runtime::CudaDevice;
+
+use crate::autograd;
+use crate::called::Called;
+use crate::exec::Exec;
+use crate::{DType, Error, Result, Tensor};
+
+/// In training each element with probability `p` zero, and the others times 1 / (1 - p)
+/// (`torch.nn.functional.dropout`, which has 0.5 for `p`); otherwise `input` itself.
+///
+/// ```
+/// # use warpline::{functional::dropout, ones};
+/// let t = dropout(&ones([100], ())?, 0.5, true)?;
+/// assert!(t.to_vec::<f32>()?.iter().all(|x| [0.0, 2.0].contains(x)));
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] of a probability outside 0 to 1; [`Error::UnsupportedDType`] for anything but floats.
+#[track_caller]
+pub fn dropout(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
+    dropped("dropout", input, p, training, input.dim())
+}
+
+/// [`dropout`] of whole channels: of all that comes after the first two dimensions
+/// (`torch.nn.functional.dropout1d`).
+///
+/// # Errors
+/// As [`dropout`].
+#[track_caller]
+pub fn dropout1d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
+    dropped("dropout1d", input, p, training, 2)
+}
+
+/// [`dropout`] of whole channels: of all that comes after the first two dimensions
+/// (`torch.nn.functional.dropout2d`).
+///
+/// # Errors
+/// As [`dropout`].
+#[track_caller]
+pub fn dropout2d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
+    dropped("dropout2d", input, p, training, 2)
+}
+
+/// [`dropout`] of whole channels: of all that comes after the first two dimensions
+/// (`torch.nn.functional.dropout3d`).
+///
+/// # Errors
+/// As [`dropout`].
+#[track_caller]
+pub fn dropout3d(input: &Tensor, p: f64, training: bool) -> Result<Tensor> {
+    dropped("dropout3d", input, p, training, 2)
+}
+
+/// In one launch, with what PyTorch's kernel draws; each element is kept with probability `p`.
+#[track_caller]
+fn fused(op: &'static str, input: &Tensor, p: f64, device: &CudaDevice) -> Result<Tensor> {
+    let x = input.detach().contiguous().of(op)?;
+    let exec = x.exec()?;
+    let out = exec.empty(x.size(), x.dtype()).of(op)?;
+    let kept = exec.empty(x.size(), DType::Bool).of(op)?;
+    let results = (out.as_view(), kept.as_view());
+    random::dropout((exec.target(), device), x.as_view(), results, p).of(op)?;
+    if !autograd::wanted(&[input]) {
+        return Ok(out);
+    }
+    autograd::record("native_dropout", out, &[input], &[&kept], move |context, grad| {
+        let kept = context.saved(0)?.to(grad.dtype())?;
+        Ok(SmallVec::from_iter([Some(grad.mul(&kept.mul(1.0 / p)?)?)]))
+    })
+}
+
+/// What is drawn has the first `own` sizes of the input, and 1 for the others.
+#[track_caller]
+fn dropped(op: &'static str, input: &Tensor, p: f64, training: bool, own: usize) -> Result<Tensor> {
+    if !(0.0..=1.0).contains(&p) {
+        let reason = format!("p is a probability, from 0 to 1, but is {p}");
+        return Err(Error::invalid(op, reason));
+    }
+    if !training || p == 0.0 || input.numel() == 0 {
+        return Ok(input.clone());
+    }
+    if p == 1.0 {
+        return input.mul(0.0).of(op);
+    }
+    if own == input.dim()
+        && input.dtype().is_float()
+        && let Exec::Cuda(_, device, _) = &input.exec()?
+    {
+        return fused(op, input, 1.0 - p, device);
+    }
+    let kept = if own == input.dim() {
+        input.empty_like(()).of(op)?
+    } else {
+        let mut sizes = vec![1; input.dim()];
+        let own = own.min(input.dim());
+        sizes[..own].copy_from_slice(&input.size()[..own]);
+        input.new_empty(sizes, ()).of(op)?
+    };
+    kept.bernoulli_(1.0 - p).of(op)?.div_(1.0 - p).of(op)?;
+    input.mul(&kept).of(op)
+}
