@@ -9,5 +9,6 @@ mod boxes;
 mod files;
 mod moves;
 mod random;
+mod resume;
 mod s31_modules;
 mod state;
