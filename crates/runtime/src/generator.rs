@@ -1,17 +1,33 @@
 //! What a sequence of random numbers is taken from.
 
+use std::fmt;
+
 use rand_mt::Mt;
+
+use crate::{Error, Result};
 
 /// The seed that PyTorch's generators start from.
 pub const DEFAULT_SEED: u64 = 67_280_421_310_721;
 
+/// How many numbers MT19937 makes at a time.
+const BLOCK: usize = 624;
+
 /// The generator of CPU tensors: MT19937.
-#[derive(Debug)]
 pub struct CpuGenerator {
     seed: u64,
+    /// Whose next numbers are those after `block`.
     engine: Mt,
+    block: Box<[u32; BLOCK]>,
+    /// How many of the block's numbers have been handed out.
+    taken: usize,
     /// The second value of the last pair of normal values, not yet handed out.
     next_normal: Option<f64>,
+}
+
+impl fmt::Debug for CpuGenerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuGenerator").field("seed", &self.seed).finish_non_exhaustive()
+    }
 }
 
 impl Default for CpuGenerator {
@@ -24,7 +40,14 @@ impl CpuGenerator {
     /// A generator at the start of the sequence of `seed`. Only its lower 32 bits matter.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, engine: Mt::new(seed as u32), next_normal: None }
+        // The words that the first numbers are made of, as if a block of numbers had come before.
+        let mut word = seed as u32;
+        let mut block = Box::new([temper(word); BLOCK]);
+        for (i, number) in block.iter_mut().enumerate().skip(1) {
+            word = 1_812_433_253u32.wrapping_mul(word ^ word >> 30).wrapping_add(i as u32);
+            *number = temper(word);
+        }
+        Self { seed, engine: Mt::from(*block), block, taken: BLOCK, next_normal: None }
     }
 
     /// Starts the sequence of `seed` (`torch.manual_seed`).
@@ -39,8 +62,15 @@ impl CpuGenerator {
     }
 
     /// The next 32 random bits.
+    #[inline]
     pub fn random(&mut self) -> u32 {
-        self.engine.next_u32()
+        if self.taken == BLOCK {
+            self.block.fill_with(|| self.engine.next_u32());
+            self.taken = 0;
+        }
+        let number = self.block[self.taken];
+        self.taken += 1;
+        number
     }
 
     /// The second value of a pair of normal values, for the next draw of one.
@@ -58,6 +88,102 @@ impl CpuGenerator {
         let high = u64::from(self.random());
         high << 32 | u64::from(self.random())
     }
+
+    /// The numbers from 0 to below `n` in a random order (`torch.randperm`).
+    pub fn permutation(&mut self, n: usize) -> Vec<i64> {
+        let mut numbers: Vec<i64> = (0..n as i64).collect();
+        let n = n as u64;
+        let wide = n >= u64::from(u32::MAX / 20);
+        for i in 0..n.saturating_sub(1) {
+            let bits = if wide { self.random64() } else { self.random().into() };
+            numbers.swap(i as usize, (i + bits % (n - i)) as usize);
+        }
+        numbers
+    }
+
+    /// All that the sequence goes on from, in the bytes that `torch.get_rng_state` has.
+    #[must_use]
+    pub fn state(&self) -> Vec<u8> {
+        let left = (BLOCK - self.taken + 1) as u32;
+        let mut state = Vec::with_capacity(STATE);
+        state.extend(self.seed.to_le_bytes());
+        state.extend(left.to_le_bytes());
+        // That it has been seeded.
+        state.extend(1u32.to_le_bytes());
+        state.extend((self.taken as u64 % BLOCK as u64).to_le_bytes());
+        for number in self.block.iter() {
+            state.extend(u64::from(untemper(*number)).to_le_bytes());
+        }
+        let normal = self.next_normal;
+        for field in [0.0, normal.unwrap_or(0.0), 0.0] {
+            state.extend(field.to_le_bytes());
+        }
+        state.extend(u64::from(normal.is_some()).to_le_bytes());
+        // A kept value of `f32`, which there is none of.
+        state.extend([0; 8]);
+        state
+    }
+
+    /// Goes on from where a [`CpuGenerator::state`] was taken (`torch.set_rng_state`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for bytes that are no state.
+    #[track_caller]
+    pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
+        const OP: &str = "set_rng_state";
+        if state.len() != STATE {
+            let reason =
+                format!("a CPU generator's state has {STATE} bytes, but it is of {}", state.len());
+            return Err(Error::invalid(OP, reason));
+        }
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&state[at..at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let (left, seeded) = (word(8) as u32 as usize, word(8) >> 32);
+        if seeded != 1 || !(1..=BLOCK).contains(&left) {
+            let reason = "the bytes are not those of a CPU generator's state".to_owned();
+            return Err(Error::invalid(OP, reason));
+        }
+        let mut block = Box::new([0; BLOCK]);
+        for (i, number) in block.iter_mut().enumerate() {
+            *number = temper(word(24 + 8 * i) as u32);
+        }
+        let normal = 24 + 8 * BLOCK;
+        let kept = word(normal + 24) as u32 != 0;
+        *self = Self {
+            seed: word(0),
+            engine: Mt::from(*block),
+            block,
+            taken: BLOCK - (left - 1),
+            next_normal: kept.then(|| f64::from_bits(word(normal + 8))),
+        };
+        Ok(())
+    }
+}
+
+/// The bytes of a CPU generator's state.
+const STATE: usize = 24 + 8 * BLOCK + 4 * 8 + 8;
+
+/// The number that MT19937 makes of a word of its state.
+fn temper(mut word: u32) -> u32 {
+    word ^= word >> 11;
+    word ^= word << 7 & 0x9d2c_5680;
+    word ^= word << 15 & 0xefc6_0000;
+    word ^ word >> 18
+}
+
+/// The word that [`temper`] makes a number of.
+fn untemper(mut number: u32) -> u32 {
+    number ^= number >> 18;
+    number ^= number << 15 & 0xefc6_0000;
+    // Each round has 7 more bits right.
+    let shifted = number;
+    for _ in 0..4 {
+        number = shifted ^ (number << 7 & 0x9d2c_5680);
+    }
+    number ^ number >> 11 ^ number >> 22
 }
 
 /// The generator of one device: Philox4x32-10, which computes any part of its sequence from the
@@ -98,10 +224,92 @@ impl CudaGenerator {
         self.offset = offset.checked_next_multiple_of(4).unwrap_or(0);
     }
 
+    /// Seed and place, in the bytes that `torch.cuda.get_rng_state` has.
+    #[must_use]
+    pub fn state(&self) -> Vec<u8> {
+        [self.seed.to_le_bytes(), self.offset.to_le_bytes()].concat()
+    }
+
+    /// Goes on from where a [`CudaGenerator::state`] was taken (`torch.cuda.set_rng_state`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for bytes that are no state.
+    #[track_caller]
+    pub fn set_state(&mut self, state: &[u8]) -> Result<()> {
+        let (words, rest) = state.as_chunks::<8>();
+        let (&[seed, offset], []) = (words, rest) else {
+            let reason =
+                format!("a GPU generator's state has 16 bytes, but it is of {}", state.len());
+            return Err(Error::invalid("set_rng_state", reason));
+        };
+        self.seed = u64::from_le_bytes(seed);
+        self.set_offset(u64::from_le_bytes(offset));
+        Ok(())
+    }
+
     /// The seed and place for a kernel of which no thread takes more than `values` values.
     pub fn advance(&mut self, values: u64) -> (u64, u64) {
         let offset = self.offset;
         self.offset = offset.wrapping_add(values.next_multiple_of(4));
         (self.seed, offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_mt19937() {
+        let mut generator = CpuGenerator::new(5489);
+        let mut engine = Mt::new(5489);
+        for _ in 0..3 * BLOCK {
+            assert_eq!(generator.random(), engine.next_u32());
+        }
+    }
+
+    #[test]
+    fn a_state_at_any_place_goes_on_with_the_same_numbers() {
+        for before in [0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK] {
+            let mut generator = CpuGenerator::new(42);
+            for _ in 0..before {
+                generator.random();
+            }
+            generator.keep_normal(-0.25);
+            let state = generator.state();
+            assert_eq!(state.len(), 5056);
+            let mut other = CpuGenerator::new(1);
+            other.set_state(&state).unwrap();
+            assert_eq!((other.initial_seed(), other.state()), (42, state));
+            assert_eq!(other.take_normal(), generator.take_normal());
+            for _ in 0..2 * BLOCK {
+                assert_eq!(other.random(), generator.random(), "after {before}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_a_state_are_what_numbers_are_made_of() {
+        for word in [0, 1, 0x8000_0000, 0xdead_beef, u32::MAX] {
+            assert_eq!(untemper(temper(word)), word);
+        }
+        // Of a fresh generator the first word is the seed.
+        assert_eq!(CpuGenerator::new(42).state()[24..32], 42u64.to_le_bytes());
+    }
+
+    #[test]
+    fn what_is_no_state_is_an_error_and_changes_nothing() {
+        let mut generator = CpuGenerator::new(42);
+        let state = generator.state();
+        assert!(generator.set_state(&state[1..]).is_err());
+        assert!(generator.set_state(&[0; STATE]).is_err());
+        assert_eq!(generator.state(), state);
+        let mut generator = CudaGenerator::default();
+        generator.advance(8);
+        let state = generator.state();
+        assert!(generator.set_state(&state[..15]).is_err());
+        generator.manual_seed(1);
+        generator.set_state(&state).unwrap();
+        assert_eq!((generator.initial_seed(), generator.offset()), (DEFAULT_SEED, 8));
     }
 }

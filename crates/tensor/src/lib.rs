@@ -44,6 +44,7 @@ mod device;
 mod environment;
 mod exec;
 pub mod functional;
+mod generator;
 #[cfg(doc)]
 pub mod guide;
 #[cfg(target_os = "linux")]
@@ -55,6 +56,7 @@ mod tensor;
 pub use ambient::{manual_seed, open, runtime, simulated, simulated_with, with_runtime};
 pub use device::{Device, IntoDevice};
 pub use exec::Exec;
+pub use generator::{Generator, get_rng_state, set_rng_state};
 pub use options::TensorOptions;
 pub use shape::{IntoShape, IntoSizes};
 #[doc(hidden)]

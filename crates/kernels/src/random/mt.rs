@@ -195,27 +195,10 @@ pub(super) unsafe fn randint<T: FromInt>(
 /// # Safety
 /// The operand's elements are `T`s.
 pub(super) unsafe fn randperm<T: FromInt>(out: &Out<'_>, generator: &mut CpuGenerator) {
-    let mut i = 0;
+    let mut numbers = generator.permutation(out.numel).into_iter();
     // SAFETY: the caller's promise.
     unsafe {
-        out.fill(|| {
-            let value = T::from_i64(i);
-            i += 1;
-            value
-        });
-    }
-    let data = Shared::<T>::operand(out.launch, 0);
-    let n = out.numel as u64;
-    let wide = n >= u64::from(u32::MAX / 20);
-    for i in 0..n.saturating_sub(1) {
-        let bits = if wide { generator.random64() } else { generator.random().into() };
-        let other = i + bits % (n - i);
-        let (a, b) = (out.order.offsets(i as usize)[0], out.order.offsets(other as usize)[0]);
-        // SAFETY: both are elements of the operand, which `fill` has written.
-        unsafe {
-            let (x, y) = (data.read(a), data.read(b));
-            data.write(a, y);
-            data.write(b, x);
-        }
+        // There is a number for each element.
+        out.fill(|| T::from_i64(numbers.next().unwrap_or_default()));
     }
 }

@@ -11,6 +11,7 @@ mod modules;
 mod moves;
 mod optim;
 mod random;
+mod resume;
 mod s31_modules;
 mod state;
 mod train_runs;

@@ -1,7 +1,7 @@
 //! What the examples share: where they run, and how they report.
 #![allow(dead_code)] // each example uses its part
 
-use warpline::{Result, Runtime, simulated, with_runtime};
+use warpline::{Device, Result, Runtime, simulated, with_runtime};
 
 /// Collects what was done and what came out, and prints it as it comes.
 #[derive(Debug, Default)]
@@ -69,6 +69,18 @@ pub(crate) fn with_config<R>(
         warpline::open("sim:3", config)?
     };
     with_runtime(&runtime, || f(&runtime))
+}
+
+/// Runs `f` on the device that `--device` names: `cpu`, `cuda`, `cuda:1`, or `sim:1` for a simulated GPU.
+pub(crate) fn on<R, E: From<warpline::Error>>(
+    device: &str,
+    f: impl FnOnce(Device) -> Result<R, E>,
+) -> Result<R, E> {
+    if device.starts_with("sim") {
+        let runtime = warpline::open(device, &warpline::RuntimeConfig::default())?;
+        return with_runtime(&runtime, || f(Device::cuda(0)));
+    }
+    f(device.parse()?)
 }
 
 /// The `main` of an example that is one part of the note.

@@ -21,6 +21,7 @@ mod history;
 mod host_memory;
 pub mod memory;
 mod pool;
+mod random;
 mod stream;
 
 use warpline_cuda_sys_safe::DeviceProperties;
@@ -41,6 +42,7 @@ pub use memory::{
     set_per_process_memory_fraction,
 };
 pub use pool::{MemPool, MemPoolGuard, use_mem_pool, with_mem_pool};
+pub use random::{get_rng_state, manual_seed, manual_seed_all, set_rng_state};
 pub use stream::{
     Ambient, current_stream, default_stream, exclusive_stream, external_stream, set_stream, stream,
     with_stream,
@@ -273,28 +275,6 @@ pub fn enable_peer_access(device: impl CudaDeviceArg, peer: impl CudaDeviceArg) 
 /// uses. Nothing need ever be collected for another process, as memory belongs to whoever has it.
 pub fn ipc_collect() -> usize {
     crate::runtime().ipc_collect()
-}
-
-/// Seeds the generator of the current device.
-///
-/// # Errors
-/// [`Error::CudaUnavailable`].
-#[track_caller]
-pub fn manual_seed(seed: u64) -> Result<()> {
-    let runtime = runtime();
-    let index = ().index_in(&runtime).of("manual_seed")?;
-    runtime.device(index)?.manual_seed(seed);
-    Ok(())
-}
-
-/// Seeds the generators of all devices. Nothing where there are none.
-pub fn manual_seed_all(seed: u64) {
-    let runtime = runtime();
-    for index in 0..runtime.device_count() {
-        if let Ok(gpu) = runtime.device(index) {
-            gpu.manual_seed(seed);
-        }
-    }
 }
 
 /// Changes who orders work on different streams, from now on.

@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use warpline_runtime::Runtime;
 
 use super::sampler::draw;
-use super::{Collate, Dataset, Generator, PinMemory, RandomSampler, Sampler};
+use super::{Collate, Dataset, PinMemory, RandomSampler, Sampler};
 use crate::autograd::Modes;
-use crate::{Error, Result, runtime, with_runtime};
+use crate::{Error, Generator, Result, runtime, with_runtime};
 
 /// Iterates over a dataset in batches (`torch.utils.data.DataLoader`).
 ///
@@ -151,6 +151,16 @@ impl<D: Dataset> DataLoader<D> {
     /// When the random order cannot be made or a thread not started.
     #[track_caller]
     pub fn iter(&self) -> Result<Batches<D>> {
+        self.iter_from(0)
+    }
+
+    /// Starts an iteration at its batch `first`; those before are not loaded. With a generator in the state that it had
+    /// when another iteration began, this goes on with that one, as a program does that was stopped.
+    ///
+    /// # Errors
+    /// As [`DataLoader::iter`].
+    #[track_caller]
+    pub fn iter_from(&self, first: usize) -> Result<Batches<D>> {
         let n = self.dataset.len();
         // PyTorch's workers have seeds of their own, which begin here: what is drawn later is as there.
         draw(self.generator.as_ref());
@@ -179,12 +189,14 @@ impl<D: Dataset> DataLoader<D> {
             pin_memory: self.pin_memory,
             runtime: runtime(),
         });
-        let ahead = self.prefetch_factor.min(job.batches);
+        let first = first.min(job.batches);
+        let left = job.batches - first;
+        let ahead = self.prefetch_factor.min(left);
         let mut workers = Vec::new();
-        for first in 0..self.num_workers.min(job.batches) {
-            workers.push(Worker::start(&job, first, self.num_workers, ahead)?);
+        for worker in 0..self.num_workers.min(left) {
+            workers.push(Worker::start(&job, first + worker, self.num_workers, ahead)?);
         }
-        Ok(Batches { job, workers, next: 0 })
+        Ok(Batches { job, workers, first, next: first })
     }
 }
 
@@ -283,6 +295,7 @@ impl<B> Drop for Worker<B> {
 pub struct Batches<D: Dataset> {
     job: Arc<Job<D>>,
     workers: Vec<Worker<Batch<D>>>,
+    first: usize,
     next: usize,
 }
 
@@ -307,7 +320,7 @@ impl<D: Dataset> Iterator for Batches<D> {
             return Some(with_runtime(&self.job.runtime, || self.job.load(batch, location)));
         }
         let workers = self.workers.len();
-        let worker = &mut self.workers[batch % workers];
+        let worker = &mut self.workers[(batch - self.first) % workers];
         let received = worker.batches.as_ref().and_then(|b| b.recv().ok());
         if received.is_some() {
             return received;

@@ -8,7 +8,7 @@ use std::panic::Location;
 
 pub use collate::{Collate, PinMemory};
 pub use loader::{Batches, DataLoader};
-pub use sampler::{DistributedSampler, Generator, RandomSampler, Sampler};
+pub use sampler::{DistributedSampler, RandomSampler, Sampler};
 
 use crate::{Error, Result, Tensor};
 

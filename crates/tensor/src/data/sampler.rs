@@ -1,12 +1,12 @@
 //! In which order samples are taken.
 
 use std::fmt;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use warpline_runtime::generator::CpuGenerator;
 
-use crate::{Error, Result, runtime};
+use crate::{Error, Generator, Result, runtime};
 
 /// Indices of samples, anew for each iteration (`torch.utils.data.Sampler`).
 pub trait Sampler: Send + Sync + 'static {
@@ -22,41 +22,19 @@ pub trait Sampler: Send + Sync + 'static {
     }
 }
 
-/// A sequence of random numbers of one's own (`torch.Generator`, on the CPU); clones go on from one another.
-#[derive(Clone, Debug)]
-pub struct Generator(Arc<Mutex<CpuGenerator>>);
-
-impl Generator {
-    /// At the beginning of the sequence of `seed` (`torch.Generator().manual_seed(seed)`).
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(CpuGenerator::new(seed))))
-    }
-
-    fn with<R>(&self, f: impl FnOnce(&mut CpuGenerator) -> R) -> R {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 /// Draws an `int64` that is not negative (`torch.empty((), dtype=torch.int64).random_()`), from the CPU's generator where none
 /// is given.
 pub(super) fn draw(generator: Option<&Generator>) -> u64 {
     let next = |generator: &mut CpuGenerator| generator.random64() & i64::MAX as u64;
     match generator {
-        Some(own) => own.with(next),
+        Some(own) => next(&mut own.lock()),
         None => next(&mut runtime().cpu_generator().lock().unwrap_or_else(PoisonError::into_inner)),
     }
 }
 
-/// The numbers up to `n` in a random order (`torch.randperm`).
+/// The numbers up to `n` in a random order.
 fn permutation(n: usize, generator: &mut CpuGenerator) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..n).collect();
-    let wide = n as u64 >= u64::from(u32::MAX / 20);
-    for i in 0..n.saturating_sub(1) {
-        let bits = if wide { generator.random64() } else { generator.random().into() };
-        order.swap(i, i + (bits % (n - i) as u64) as usize);
-    }
-    order
+    generator.permutation(n).into_iter().map(|index| index as usize).collect()
 }
 
 /// All samples in a random order (`torch.utils.data.RandomSampler`).
@@ -84,7 +62,13 @@ impl RandomSampler {
 impl Sampler for RandomSampler {
     fn indices(&self) -> Vec<usize> {
         match &self.generator {
-            Some(generator) => generator.with(|generator| permutation(self.samples, generator)),
+            Some(generator) => {
+                let mut generator = generator.lock();
+                let order = permutation(self.samples, &mut generator);
+                // PyTorch's draws another order, of which it takes none.
+                generator.permutation(self.samples);
+                order
+            }
             None => permutation(self.samples, &mut CpuGenerator::new(draw(None))),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use warpline::data::{DataLoader, Dataset, TensorDataset};
-use warpline::{DType, Error, Result, Tensor, arange, manual_seed, tensor, zeros};
+use warpline::{DType, Error, Generator, Result, Tensor, arange, manual_seed, tensor, zeros};
 
 use crate::boxes::within_a_minute;
 use crate::common::{World, cpu};
@@ -107,6 +107,68 @@ fn s27_shuffle_is_a_permutation_by_the_cpu_generator() {
             assert!(!order.is_sorted());
             order.sort_unstable();
             assert_eq!(order, (0..50).collect::<Vec<i64>>());
+        }
+        Ok(())
+    });
+}
+
+/// As PyTorch 2.11 has them.
+#[test]
+fn s27_the_order_is_pytorchs_for_a_seed() {
+    cpu(|_| {
+        let loader = || {
+            let data = Numbers { len: 11, ..Numbers::default() };
+            DataLoader::new(data).batch_size(4)?.shuffle(true).pass()
+        };
+        let two_epochs: [[Vec<Vec<i64>>; 2]; 2] = [
+            [
+                vec![vec![10, 4, 2, 9], vec![5, 8, 1, 6], vec![0, 3, 7]],
+                vec![vec![10, 3, 4, 8], vec![9, 7, 5, 1], vec![2, 6, 0]],
+            ],
+            [
+                vec![vec![5, 10, 8, 1], vec![0, 9, 2, 6], vec![3, 7, 4]],
+                vec![vec![5, 10, 4, 1], vec![3, 6, 0, 2], vec![9, 8, 7]],
+            ],
+        ];
+        let own: [Vec<Vec<i64>>; 2] = [
+            vec![vec![1, 0, 9, 6], vec![10, 3, 8, 4], vec![7, 2, 5]],
+            vec![vec![9, 5, 2, 10], vec![0, 7, 6, 8], vec![4, 1, 3]],
+        ];
+        for (i, seed) in [0, 42].into_iter().enumerate() {
+            manual_seed(seed);
+            let shuffled = loader()?;
+            assert_eq!([numbers(&shuffled)?, numbers(&shuffled)?], two_epochs[i], "seed {seed}");
+            let generator = Generator::new();
+            generator.manual_seed(seed);
+            assert_eq!(numbers(&loader()?.generator(generator))?, own[i], "seed {seed}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn s27_an_iteration_goes_on_where_another_was_stopped() {
+    cpu(|_| {
+        for workers in [0, 1, 3] {
+            let generator = Generator::new();
+            let data = Numbers { len: 11, ..Numbers::default() };
+            let loader = DataLoader::new(data)
+                .batch_size(2)?
+                .shuffle(true)
+                .num_workers(workers)
+                .generator(generator.clone());
+            numbers(&loader)?;
+            let (before, own) = (generator.get_state()?, warpline::get_rng_state()?);
+            let whole = numbers(&loader)?;
+            let after = generator.get_state()?.to_vec::<u8>()?;
+            for first in 0..=6 {
+                generator.set_state(&before)?;
+                let rest = loader.iter_from(first)?.map(|b| b?.1.to_vec::<i64>());
+                assert_eq!(rest.collect::<Result<Vec<_>>>()?, whole[first..], "from {first}");
+                assert_eq!(generator.get_state()?.to_vec::<u8>()?, after);
+            }
+            assert!(loader.iter_from(7)?.next().is_none());
+            assert_eq!(warpline::get_rng_state()?.to_vec::<u8>()?, own.to_vec::<u8>()?);
         }
         Ok(())
     });

@@ -1,0 +1,50 @@
+//! Saving a training and going on with it: what follows is the same, bit for bit.
+
+use std::path::Path;
+
+use warpline::{Device, cuda, get_rng_state, set_rng_state, tensor};
+use warpline_nn::optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
+use warpline_nn::{Module, StateDict, load_file, save_file};
+
+use super::train::Training;
+
+/// Writes all that the training goes on from into one file.
+pub(crate) fn save(training: &Training, path: &Path) -> anyhow::Result<()> {
+    let mut all = training.model.state_dict().with_prefix("model");
+    all.extend(training.optimizer.state_dict()?.to_tensors()?.with_prefix("optimizer").into_iter());
+    all.extend(training.scheduler.state_dict().to_tensors()?.with_prefix("scheduler").into_iter());
+    all.insert("generators.cpu", get_rng_state()?);
+    if training.device.is_cuda() {
+        all.insert("generators.cuda", cuda::get_rng_state(training.device)?);
+    }
+    all.insert("loader.epoch", training.epoch.clone());
+    all.insert("loader.taken", tensor([training.taken as i64], Device::Cpu)?);
+    all.insert("step", tensor([i64::from(training.step)], Device::Cpu)?);
+    Ok(save_file(&all, path)?)
+}
+
+/// Goes on from a file. The training is one of the same sizes and settings, on a device of the same kind.
+pub(crate) fn resume(training: &mut Training, path: &Path) -> anyhow::Result<()> {
+    let all = load_file(path, Device::Cpu)?;
+    training.model.load_state_dict(&all.under_prefix("model"), true)?;
+    let optimizer = OptimizerState::from_tensors(&all.under_prefix("optimizer"))?;
+    training.optimizer.load_state_dict(&optimizer)?;
+    let scheduler = SchedulerState::from_tensors(&all.under_prefix("scheduler"))?;
+    training.scheduler.load_state_dict(&scheduler)?;
+    training.seek(named(&all, "loader.epoch")?, number(&all, "loader.taken")?.try_into()?)?;
+    training.step = number(&all, "step")?.try_into()?;
+    set_rng_state(&named(&all, "generators.cpu")?)?;
+    if training.device.is_cuda() {
+        cuda::set_rng_state(&named(&all, "generators.cuda")?, training.device)?;
+    }
+    Ok(())
+}
+
+fn named(all: &StateDict, name: &str) -> anyhow::Result<warpline::Tensor> {
+    let missing = || anyhow::anyhow!("the file has no {name}, so it is none of this training");
+    all.get(name).cloned().ok_or_else(missing)
+}
+
+fn number(all: &StateDict, name: &str) -> anyhow::Result<i64> {
+    Ok(named(all, name)?.item()?)
+}

@@ -1,0 +1,146 @@
+//! A small GPT that learns to write as a text is written, character by character:
+//! `cargo run --release -p warpline-nn --example train_gpt -- --device cuda --save gpt.safetensors`.
+//!
+//! With `--stop` it ends early; with `--resume gpt.safetensors` it then goes on as if it had not been stopped.
+
+mod checkpoint;
+mod model;
+mod sample;
+#[path = "../support/mod.rs"]
+mod support;
+mod text;
+mod train;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use warpline::{Device, Tensor};
+
+use model::Sizes;
+use text::{Characters, Pieces};
+use train::{Settings, Training};
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// cpu, cuda, cuda:1, or sim:1 for a simulated GPU.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// How many steps the whole training has.
+    #[arg(long, default_value_t = 1000)]
+    steps: u32,
+    /// Stop after this step.
+    #[arg(long)]
+    stop: Option<u32>,
+    /// Where to write what a later run goes on from.
+    #[arg(long)]
+    save: Option<PathBuf>,
+    /// Go on from such a file.
+    #[arg(long)]
+    resume: Option<PathBuf>,
+    /// How many characters to write at the end.
+    #[arg(long, default_value_t = 300)]
+    sample: usize,
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Another text to learn from.
+    #[arg(long)]
+    text: Option<PathBuf>,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[arg(long, default_value_t = 32)]
+    batch_size: usize,
+    #[arg(long, default_value_t = 1e-3)]
+    lr: f64,
+    #[arg(long, default_value_t = 64)]
+    context: usize,
+    #[arg(long, default_value_t = 128)]
+    width: usize,
+    #[arg(long, default_value_t = 4)]
+    layers: usize,
+    #[arg(long, default_value_t = 4)]
+    heads: usize,
+    #[arg(long, default_value_t = 0.1)]
+    dropout: f64,
+}
+
+/// Steps between two looks at the loss, each of which waits for the device.
+const LOOK: u32 = 10;
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    support::on(&args.device, |device| run(&args, device))
+}
+
+fn run(args: &Args, device: Device) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        args.heads > 0 && args.width.is_multiple_of(args.heads),
+        "{} heads must divide a width of {}",
+        args.heads,
+        args.width
+    );
+    anyhow::ensure!(args.temperature > 0.0, "the temperature must be greater than 0");
+    let text = match &args.text {
+        Some(path) => std::fs::read_to_string(path)?,
+        None => include_str!("../data/shakespeare.txt").to_owned(),
+    };
+    let characters = Characters::of(&text);
+    let sizes = Sizes {
+        vocabulary: characters.len(),
+        context: args.context,
+        width: args.width,
+        layers: args.layers,
+        heads: args.heads,
+        dropout: args.dropout,
+    };
+    let settings =
+        Settings { batch_size: args.batch_size, steps: args.steps, lr: args.lr, seed: args.seed };
+    let pieces = Pieces::new(characters.encode(&text), sizes.context)?;
+    let mut training = Training::new(pieces, &sizes, &settings, device)?;
+    if let Some(path) = &args.resume {
+        checkpoint::resume(&mut training, path)?;
+    }
+    learn(&mut training, args)?;
+    if let Some(path) = &args.save {
+        checkpoint::save(&training, path)?;
+        println!("saved after step {} in {}", training.step, path.display());
+    }
+    if args.sample > 0 {
+        let start = characters.encode("\n");
+        // A text without line breaks begins with its first character.
+        let start = if start.is_empty() { vec![0] } else { start };
+        let (length, temperature) = (args.sample, args.temperature);
+        let written = sample::generate(&mut training, sizes.context, &start, length, temperature)?;
+        println!(
+            "{}",
+            written.into_iter().map(|token| characters.decode(token)).collect::<String>()
+        );
+    }
+    Ok(())
+}
+
+fn learn(training: &mut Training, args: &Args) -> anyhow::Result<()> {
+    let last = args.stop.unwrap_or(args.steps).min(args.steps);
+    let bar = ProgressBar::new(args.steps.into()).with_position(training.step.into());
+    bar.set_style(ProgressStyle::with_template("{pos}/{len} {bar:30} {eta:>4} {msg}")?);
+    let (begin, first) = (Instant::now(), training.step);
+    let mut looked = None;
+    while training.step < last {
+        let loss: Tensor = training.step()?;
+        bar.inc(1);
+        if training.step.is_multiple_of(LOOK) || training.step == last {
+            let value = loss.item::<f32>()?;
+            let tokens = (training.step - first) as usize * args.batch_size * args.context;
+            let speed = tokens as f64 / begin.elapsed().max(Duration::from_millis(1)).as_secs_f64();
+            let message = format!("loss {value:.4}, {speed:.0} tokens/s");
+            bar.set_message(message.clone());
+            looked = Some(message);
+        }
+    }
+    bar.abandon();
+    if let Some(message) = looked {
+        println!("step {}: {message}", training.step);
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Training, step by step.
+
+use warpline::data::{Batches, DataLoader};
+use warpline::functional::{CrossEntropyOptions, cross_entropy};
+use warpline::{Device, Generator, Result, Tensor};
+use warpline_nn::Module;
+use warpline_nn::optim::{
+    AdamW, AdamWOptions, CosineAnnealingLR, Optimizer, Scheduler, clip_grad_norm_,
+};
+
+use super::model::{Gpt, Sizes};
+use super::text::Pieces;
+
+/// How it learns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) batch_size: usize,
+    /// The steps that the learning rate falls in.
+    pub(crate) steps: u32,
+    pub(crate) lr: f64,
+    pub(crate) seed: u64,
+}
+
+/// A training with all that it goes on from.
+#[derive(Debug)]
+pub(crate) struct Training {
+    pub(crate) model: Gpt,
+    pub(crate) optimizer: AdamW,
+    pub(crate) scheduler: CosineAnnealingLR,
+    pub(crate) device: Device,
+    pub(crate) step: u32,
+    loader: DataLoader<Pieces>,
+    /// Where the order of the pieces comes from.
+    pub(crate) generator: Generator,
+    /// As it was when this epoch began.
+    pub(crate) epoch: Tensor,
+    batches: Batches<Pieces>,
+    /// Batches of this epoch that were taken.
+    pub(crate) taken: usize,
+}
+
+impl Training {
+    pub(crate) fn new(
+        pieces: Pieces,
+        sizes: &Sizes,
+        settings: &Settings,
+        device: Device,
+    ) -> Result<Self> {
+        warpline::manual_seed(settings.seed);
+        let model = Gpt::new(sizes, device)?;
+        let options = AdamWOptions { lr: settings.lr, betas: (0.9, 0.95), ..Default::default() };
+        let mut optimizer = AdamW::new(model.parameters(), options)?;
+        let scheduler =
+            CosineAnnealingLR::new(&mut optimizer, settings.steps.max(1), settings.lr / 10.0)?;
+        let generator = Generator::new();
+        generator.manual_seed(settings.seed);
+        let loader = DataLoader::new(pieces)
+            .batch_size(settings.batch_size)?
+            .shuffle(true)
+            .drop_last(true)
+            .pin_memory(device.is_cuda())
+            .generator(generator.clone());
+        let (epoch, batches) = (generator.get_state()?, loader.iter()?);
+        Ok(Self {
+            model,
+            optimizer,
+            scheduler,
+            device,
+            step: 0,
+            loader,
+            generator,
+            epoch,
+            batches,
+            taken: 0,
+        })
+    }
+
+    /// Goes to a place in the epoch that began with the generator as `epoch` says.
+    pub(crate) fn seek(&mut self, epoch: Tensor, taken: usize) -> Result<()> {
+        self.generator.set_state(&epoch)?;
+        self.batches = self.loader.iter_from(taken)?;
+        (self.epoch, self.taken) = (epoch, taken);
+        Ok(())
+    }
+
+    fn next_batch(&mut self) -> Result<(Tensor, Tensor)> {
+        if self.taken == self.loader.len() {
+            self.seek(self.generator.get_state()?, 0)?;
+        }
+        let Some(batch) = self.batches.next() else {
+            let reason = "the text is shorter than a batch of pieces".to_owned();
+            return Err(warpline::Error::invalid("train_gpt", reason));
+        };
+        self.taken += 1;
+        let (inputs, targets) = batch?;
+        Ok((inputs.to_non_blocking(self.device)?, targets.to_non_blocking(self.device)?))
+    }
+
+    /// One step. The loss is a tensor, for which the host need not wait.
+    pub(crate) fn step(&mut self) -> Result<Tensor> {
+        let (inputs, targets) = self.next_batch()?;
+        self.optimizer.zero_grad()?;
+        let logits = self.model.forward(&inputs)?.flatten(0, 1)?;
+        let loss =
+            cross_entropy(&logits, &targets.flatten(0, 1)?, &CrossEntropyOptions::default())?;
+        loss.backward()?;
+        clip_grad_norm_(&self.model.parameters(), 1.0, 2.0)?;
+        self.optimizer.step()?;
+        self.scheduler.step(&mut self.optimizer)?;
+        self.step += 1;
+        Ok(loss.detach())
+    }
+}

@@ -1,0 +1,97 @@
+//! The example that learns to write goes on from a file as if it had not been stopped.
+
+#[path = "../../examples/train_gpt/checkpoint.rs"]
+mod checkpoint;
+#[path = "../../examples/train_gpt/model.rs"]
+mod model;
+#[path = "../../examples/train_gpt/text.rs"]
+mod text;
+#[path = "../../examples/train_gpt/train.rs"]
+mod train;
+
+use warpline::{Device, Result, manual_seed, with_runtime};
+use warpline_nn::Module;
+
+use model::Sizes;
+use text::{Characters, Pieces};
+use train::{Settings, Training};
+
+/// Of 12 pieces, 5 to a batch, so that 6 steps are 3 epochs and the third is the first of one.
+const TEXT: &str = "so shaken as we";
+
+fn training(device: Device) -> Result<Training> {
+    let characters = Characters::of(TEXT);
+    let context = 3;
+    let vocabulary = characters.len();
+    let sizes = Sizes { vocabulary, context, width: 8, layers: 2, heads: 2, dropout: 0.2 };
+    let settings = Settings { batch_size: 5, steps: 8, lr: 1e-2, seed: 5 };
+    Training::new(Pieces::new(characters.encode(TEXT), context)?, &sizes, &settings, device)
+}
+
+/// The losses of so many steps.
+fn losses(training: &mut Training, steps: usize) -> Result<Vec<u32>> {
+    (0..steps).map(|_| Ok(training.step()?.item::<f32>()?.to_bits())).collect()
+}
+
+fn weights(training: &Training) -> Result<Vec<(String, Vec<u32>)>> {
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    let parameters = training.model.named_parameters().into_iter();
+    parameters.map(|(name, tensor)| Ok((name, bits(tensor.to_vec()?)))).collect()
+}
+
+fn goes_on(device: Device) -> anyhow::Result<()> {
+    let file =
+        std::env::temp_dir().join(format!("warpline-resume-{}-{device}", std::process::id()));
+    for stop in [1, 2, 3] {
+        let mut whole = training(device)?;
+        let expected = losses(&mut whole, 6)?;
+
+        let mut first = training(device)?;
+        assert_eq!(losses(&mut first, stop)?, expected[..stop]);
+        checkpoint::save(&first, &file)?;
+        drop(first);
+
+        // Whatever happens in between.
+        let mut second = training(device)?;
+        losses(&mut second, 1)?;
+        manual_seed(99);
+        warpline::rand([3], device)?;
+        checkpoint::resume(&mut second, &file)?;
+        std::fs::remove_file(&file)?;
+        assert_eq!(second.step as usize, stop);
+        assert_eq!(losses(&mut second, 6 - stop)?, expected[stop..], "after {stop} steps");
+        assert_eq!(weights(&second)?, weights(&whole)?, "after {stop} steps");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_training_on_the_host_goes_on_bit_for_bit() -> anyhow::Result<()> {
+    goes_on(Device::Cpu)
+}
+
+#[test]
+fn a_training_on_a_simulated_gpu_goes_on_bit_for_bit() -> anyhow::Result<()> {
+    with_runtime(&warpline::simulated(1)?, || goes_on(Device::cuda(0)))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_training_goes_on_bit_for_bit() -> anyhow::Result<()> {
+    goes_on(Device::cuda(0))
+}
+
+/// Otherwise the above would hold of a training in which neither did anything.
+#[test]
+fn seeds_decide_over_batches_and_dropout() -> anyhow::Result<()> {
+    let mut one = training(Device::Cpu)?;
+    let mut other = training(Device::Cpu)?;
+    let expected = losses(&mut one, 2)?;
+    manual_seed(6);
+    assert_ne!(losses(&mut other, 1)?, expected[..1], "dropout");
+    let mut other = training(Device::Cpu)?;
+    let state = other.generator.get_state()?;
+    other.seek(state, 0)?;
+    assert_ne!(losses(&mut other, 1)?, expected[..1], "the loader's order");
+    Ok(())
+}
