@@ -45,7 +45,7 @@ pub enum FileError {
         /// Which file.
         path: PathBuf,
         /// What failed.
-        source: Error,
+        source: Box<Error>,
     },
 }
 
@@ -61,7 +61,7 @@ impl From<FileError> for Error {
     #[track_caller]
     fn from(error: FileError) -> Self {
         match error {
-            FileError::Tensor { source, .. } => source,
+            FileError::Tensor { source, .. } => *source,
             other => Self::invalid("safetensors", other.to_string()),
         }
     }
@@ -77,6 +77,6 @@ impl FileError {
     }
 
     pub(super) fn tensor(path: &Path) -> impl FnOnce(Error) -> Self {
-        move |source| Self::Tensor { path: path.to_owned(), source }
+        move |source| Self::Tensor { path: path.to_owned(), source: Box::new(source) }
     }
 }

@@ -1,11 +1,13 @@
 //! What a file says of itself, checked against its length.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::TensorInfo;
+use serde_json::Value;
 use warpline::DType;
 
 use super::FileError;
@@ -53,17 +55,24 @@ impl Opened {
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(FileError::io(path, "reading the header"))?;
-        let header: Metadata = serde_json::from_slice(&header)
+        let header: BTreeMap<String, Value> = serde_json::from_slice(&header)
             .map_err(|error| invalid(format!("its header (bytes 8 to {}): {error}", 8 + size)))?;
+        let mut infos = Vec::new();
+        for (name, value) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
+            let given = value.get("dtype").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let known =
+                serde_json::from_value::<Dtype>(Value::from(&given[..])).ok().and_then(dtype);
+            let Some(dtype) = known else {
+                return Err(FileError::DType { path: path.to_owned(), name, dtype: given });
+            };
+            let info: TensorInfo = serde_json::from_value(value)
+                .map_err(|error| invalid(format!("its header, of the tensor `{name}`: {error}")))?;
+            infos.push((info, dtype, name));
+        }
+        infos.sort_by_key(|(info, ..)| info.data_offsets);
         let (begin, mut at) = (8 + size, 0);
         let mut entries = Vec::new();
-        for name in header.offset_keys() {
-            let Some(info) = header.info(&name) else { continue };
-            let dtype = dtype(info.dtype).ok_or_else(|| FileError::DType {
-                path: path.to_owned(),
-                name: name.clone(),
-                dtype: format!("{:?}", info.dtype),
-            })?;
+        for (info, dtype, name) in infos {
             let (from, to) = info.data_offsets;
             let elements = info.shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
             let bytes = elements.and_then(|elements| elements.checked_mul(dtype.size()));
@@ -83,7 +92,7 @@ impl Opened {
                 );
                 return Err(invalid(reason));
             }
-            let (sizes, bytes) = (info.shape.clone(), to - from);
+            let (sizes, bytes) = (info.shape, to - from);
             entries.push(Entry { name, dtype, sizes, begin: place, bytes });
         }
         if begin + at as u64 != length {

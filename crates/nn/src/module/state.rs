@@ -170,7 +170,7 @@ pub enum LoadError {
         /// What was copied.
         name: String,
         /// What it failed with.
-        cause: Error,
+        cause: Box<Error>,
     },
 }
 
@@ -198,7 +198,7 @@ impl From<LoadError> for Error {
     #[track_caller]
     fn from(error: LoadError) -> Self {
         match error {
-            LoadError::Copy { cause, .. } => cause,
+            LoadError::Copy { cause, .. } => *cause,
             differs => Self::invalid("load_state_dict", differs.to_string()),
         }
     }
@@ -227,7 +227,7 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(
         if let Some(new) = given.get(name)
             && let Err(cause) = tensor.copy_(&new.detach(), false)
         {
-            return Err(LoadError::Copy { name: name.to_owned(), cause });
+            return Err(LoadError::Copy { name: name.to_owned(), cause: Box::new(cause) });
         }
     }
     Ok(())

@@ -62,7 +62,7 @@ impl MultiheadAttention {
         settings: MultiheadAttentionOptions,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        if num_heads == 0 || width % num_heads != 0 {
+        if num_heads == 0 || !width.is_multiple_of(num_heads) {
             let reason = format!("{num_heads} heads do not divide a width of {width}");
             return Err(Error::invalid("MultiheadAttention", reason));
         }

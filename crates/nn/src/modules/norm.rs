@@ -118,7 +118,7 @@ impl GroupNorm {
         channels: usize,
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
-        if num_groups == 0 || channels % num_groups != 0 {
+        if num_groups == 0 || !channels.is_multiple_of(num_groups) {
             let reason = format!("{num_groups} groups do not divide {channels} channels");
             return Err(Error::invalid("GroupNorm", reason));
         }
