@@ -9,7 +9,6 @@ use warpline_nn::init::{self, FanMode, Nonlinearity};
 use warpline_nn::{
     Bilinear, Conv2d, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell,
 };
-use warpline_nn::{Bilinear, Embedding, GRU, LSTM, Linear, Module, MultiheadAttention, RNNCell};
 
 use crate::common::{World, golden_json, worlds};
 
