@@ -142,8 +142,7 @@ pub(super) use settings;
 
 /// Says which number must not be negative but is.
 pub(super) fn check_not_negative(numbers: &[(&str, f64)]) -> Result<(), String> {
-    // NaN neither.
-    match numbers.iter().find(|(_, number)| !(*number >= 0.0)) {
+    match numbers.iter().find(|(_, number)| number.is_nan() || *number < 0.0) {
         Some((name, number)) => Err(format!("{name} must be 0 or more, but is {number}")),
         None => Ok(()),
     }

@@ -67,8 +67,7 @@ impl ReduceLROnPlateau {
     /// [`Error::InvalidArgument`] for a factor of 1 or more.
     #[track_caller]
     pub fn new(optimizer: &dyn Optimizer, options: PlateauOptions) -> Result<Self> {
-        // NaN neither.
-        if !(options.factor < 1.0) {
+        if options.factor.is_nan() || options.factor >= 1.0 {
             let reason = format!("the factor must be below 1, but is {}", options.factor);
             return Err(Error::invalid(NAME, reason));
         }
