@@ -4,6 +4,7 @@
 mod checkpoint;
 #[path = "../../examples/train_gpt/model.rs"]
 mod model;
+#[allow(dead_code)] // nothing is written here
 #[path = "../../examples/train_gpt/text.rs"]
 mod text;
 #[path = "../../examples/train_gpt/train.rs"]
@@ -16,7 +17,7 @@ use model::Sizes;
 use text::{Characters, Pieces};
 use train::{Settings, Training};
 
-/// Of 12 pieces, 5 to a batch, so that 6 steps are 3 epochs and the third is the first of one.
+/// Of 12 pieces, 5 to a batch, so that each epoch has 2 steps.
 const TEXT: &str = "so shaken as we";
 
 fn training(device: Device) -> Result<Training> {
