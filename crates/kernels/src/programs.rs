@@ -18,6 +18,9 @@ pub(crate) const FLOATS: &[&str] = DType::SUFFIXES.split_at(DType::F16 as usize)
 /// A variant for each size of elements that are moved and no more: 1, 2, 4, 8 bytes.
 pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
 
+/// How threads of a warp or a block fold what they have.
+pub(crate) const LANES: &str = include_str!("lanes.cuh");
+
 /// The variant of [`BITS`] for elements of this size.
 pub(crate) const fn bits(size: usize) -> usize {
     size.ilog2() as usize
@@ -38,7 +41,9 @@ pub fn programs() -> Vec<&'static Program> {
         crate::copy::PROGRAMS,
         crate::fill::PROGRAMS,
         crate::indexing::PROGRAMS,
+        crate::loss::PROGRAMS,
         crate::matmul::PROGRAMS,
+        crate::norm::PROGRAMS,
         crate::optim::PROGRAMS,
         crate::pool::PROGRAMS,
         crate::random::PROGRAMS,

@@ -1,5 +1,6 @@
-//! Softmax and its logarithm over one dimension.
+//! Softmax and its logarithm over one dimension, and their gradients.
 
+mod backward;
 mod cpu;
 #[cfg(test)]
 mod tests;
@@ -9,12 +10,14 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::HostKernel;
 
-use crate::programs::{FLOATS, committed};
+use crate::programs::{FLOATS, LANES, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{Walk, vector_width};
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View};
+
+pub use backward::softmax_backward;
 
 /// The kernels: rows in the registers of a few lanes, of a warp, of a block, and longer ones; those that
 /// begin at another place of a vector in the source than in the result; columns side by side, in vectors or
@@ -51,11 +54,11 @@ enum Kernel {
 const COLUMN_THREADS: u32 = 512;
 const COLUMN_HEIGHT: u32 = 32;
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX];
+pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX, &backward::SOFTMAX_BACKWARD];
 
 static SOFTMAX: Program = Program::new("softmax", FLOATS, KERNELS, |_, ty| {
     let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::SPACE);
-    let of = of.push(module::WALK).push(include_str!("softmax.cuh"));
+    let of = of.push(module::WALK).push(LANES).push(include_str!("softmax.cuh"));
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
     of.push(include_str!("columns.cuh")).push(&format!("SOFTMAX({ty}, {})", held(ty == "f64")))
 })

@@ -186,3 +186,49 @@ fn a_scalar_and_nothing_and_bad_arguments() {
         ));
     });
 }
+
+/// Gradients of rows and columns, of a gradient that lies otherwise than the forward result, or is expanded.
+fn gradients(target: Target<'_>) {
+    for dtype in [F16, BF16, F32, F64] {
+        for sizes in [[3, 1, 5], [2, 300, 7], [40, 3, 2], [1, 2, 1500]] {
+            let n: usize = sizes.iter().product();
+            let values: Vec<f64> = (0..n).map(|i| (i * 7 % 13) as f64 / 16.0 - 0.5).collect();
+            let out = Tensor::new(target, dtype, &sizes, &values);
+            let turned = [sizes[2], sizes[1], sizes[0]];
+            let grads = [
+                Tensor::new(target, dtype, &turned, &values).with(|l| l.transpose(0, 2)),
+                Tensor::new(target, dtype, &[], &[0.25]).with(|l| l.expand(&sizes)),
+            ];
+            for (grad, dim, log) in grads.iter().flat_map(|grad| {
+                (0..3).flat_map(move |dim| [false, true].map(|log| (grad, dim, log)))
+            }) {
+                let (g, y) = (grad.floats(target), out.floats(target));
+                let (size, step) = (sizes[dim], sizes[dim + 1..].iter().product::<usize>());
+                let mut expected = vec![0.0; n];
+                for first in (0..n).filter(|i| (i / step).is_multiple_of(size)) {
+                    let row = || (0..size).map(|i| first + i * step);
+                    let sum: f64 = row().map(|i| if log { g[i] } else { g[i] * y[i] }).sum();
+                    for i in row() {
+                        let slope = if log { g[i] - y[i].exp() * sum } else { y[i] * (g[i] - sum) };
+                        expected[i] = slope;
+                    }
+                }
+                let result = Tensor::garbage(target, dtype, &sizes);
+                softmax_backward(target, grad.view(), out.view(), dim, result.view(), log).unwrap();
+                let context = format!("{dtype} {sizes:?} over {dim}, log {log}");
+                assert_close(dtype, &result.floats(target), &expected, &context);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_rows_and_columns() {
+    on_every_target(gradients);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_gradients_of_rows_and_columns() {
+    on_gpu(gradients);
+}

@@ -8,6 +8,7 @@ use crate::{Result, Tensor};
 /// later ones are added in place, unless the sum is itself recorded.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
     let meta = Meta::of(leaf);
+    let grad = if create_graph { grad } else { without_base(grad) };
     let sum = match meta.grad() {
         None if create_graph || lies_alike(leaf, &grad) && grad.is_unique() => grad,
         None => {
@@ -26,6 +27,11 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
         call(leaf)?;
     }
     Ok(())
+}
+
+/// A view keeps its base; without it, it may be the only one that has the memory.
+fn without_base(grad: Tensor) -> Tensor {
+    if grad.base().is_some() { grad.with_layout(grad.layout().clone()) } else { grad }
 }
 
 fn lies_alike(leaf: &Tensor, grad: &Tensor) -> bool {

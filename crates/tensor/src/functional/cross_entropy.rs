@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::smallvec;
 
-use super::Reduction;
+use super::{Reduction, class_loss};
 use crate::autograd::{record_all, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
@@ -74,6 +74,9 @@ pub fn cross_entropy(
         return of_probabilities(&log, target, dim, options).of(op)?.to(input.dtype()).of(op);
     }
     check_target(op, input, target, dim)?;
+    if let Some(loss) = class_loss::fused(input, target, options).of(op)? {
+        return Ok(loss);
+    }
     let known = Known::new(target, dim, options.ignore_index).of(op)?;
     let (log, picked) = picked_log_softmax(input, dim, &known.index).of(op)?;
     let losses = Losses::of(picked, known, target.size(), weight).of(op)?;

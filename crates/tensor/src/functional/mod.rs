@@ -16,6 +16,7 @@
 
 mod attention;
 mod batch_norm;
+mod class_loss;
 mod conv;
 mod convolution;
 mod cross_entropy;
@@ -31,6 +32,7 @@ mod pad;
 mod pixels;
 mod pool;
 mod pooling;
+mod row_norm;
 mod sparse;
 
 pub use attention::{AttentionOptions, scaled_dot_product_attention};

@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::row_norm::RowNorm;
 use crate::autograd::{record_all, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
@@ -69,6 +70,8 @@ pub(super) struct Standard {
     pub(super) result: Tensor,
     /// Mean and variance, through which no gradient flows; none without a mean.
     pub(super) moments: Option<(Tensor, Tensor)>,
+    /// One over the root of the mean square.
+    pub(super) scale: Tensor,
 }
 
 /// Each element less the mean over dimensions, divided by the root of the mean square of that; or, unless `centred`, of
@@ -111,7 +114,7 @@ pub(super) fn standardized(
             Ok(smallvec![of_x])
         })?;
     }
-    Ok(Standard { result, moments })
+    Ok(Standard { result, moments, scale })
 }
 
 /// With mean 0 and variance 1 over the last dimensions, those of `normalized_shape`, times `weight` plus `bias`
@@ -140,6 +143,10 @@ pub fn layer_norm<'a>(
     let (weight, bias) = (weight.into(), bias.into());
     let dims = normalized_dims(op, input, &shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], &shape)?;
+    let rows = RowNorm { dims: dims.clone(), eps, centred: true };
+    if let Some(out) = rows.fused(input, weight, bias).of(op)? {
+        return Ok(out);
+    }
     let x = standardized(&input.widened().of(op)?, &dims, eps, true).of(op)?;
     scaled(x.result, weight, bias, input.dtype()).of(op)
 }
@@ -165,6 +172,10 @@ pub fn rms_norm<'a>(
         DType::F64 => f64::EPSILON,
         _ => f32::EPSILON.into(),
     });
+    let rows = RowNorm { dims: dims.clone(), eps, centred: false };
+    if let Some(out) = rows.fused(input, weight, None).of(op)? {
+        return Ok(out);
+    }
     let x = standardized(&input.widened().of(op)?, &dims, eps, false).of(op)?;
     scaled(x.result, weight, None, input.dtype()).of(op)
 }

@@ -98,12 +98,31 @@ fn product(a: &Tensor, b: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     }
     let name = if a.dim() == 2 { "mm" } else { "bmm" };
     record(name, out, &[a, b], &[a, b], |context, grad| {
-        let of_a = || grad.matmul(&context.saved(1)?.transpose(-2, -1)?);
-        let of_b = || context.saved(0)?.transpose(-2, -1)?.matmul(grad);
+        // The gradient of a transposed view is computed as its base lies, and so needs no copy there.
+        let of_a = || {
+            let (a, b) = (context.saved(0)?, context.saved(1)?);
+            if is_transposed(&a)? {
+                b.matmul(&grad.transpose(-2, -1)?)?.transpose(-2, -1)
+            } else {
+                grad.matmul(&b.transpose(-2, -1)?)
+            }
+        };
+        let of_b = || {
+            let (a, b) = (context.saved(0)?, context.saved(1)?);
+            if is_transposed(&b)? {
+                grad.transpose(-2, -1)?.matmul(&a)?.transpose(-2, -1)
+            } else {
+                a.transpose(-2, -1)?.matmul(grad)
+            }
+        };
         let a = context.needs(0).then(of_a).transpose()?;
         let b = context.needs(1).then(of_b).transpose()?;
         Ok(smallvec![a, b])
     })
+}
+
+fn is_transposed(t: &Tensor) -> Result<bool> {
+    Ok(!t.is_contiguous() && t.transpose(-2, -1)?.is_contiguous())
 }
 
 /// Batch sizes, then rows and columns. There are at least two dimensions.

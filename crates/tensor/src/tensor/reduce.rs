@@ -2,10 +2,10 @@
 
 use smallvec::{SmallVec, smallvec};
 use warpline_kernels::reduce::{ReduceOp, reduce};
-use warpline_kernels::softmax::softmax;
+use warpline_kernels::softmax as kernel;
 use warpline_runtime::{Layout, Sizes};
 
-use crate::autograd::{record, refuse, wanted};
+use crate::autograd::{is_grad_enabled, record, refuse, wanted};
 use crate::called::Called;
 use crate::{Error, Result, Tensor, where_cond};
 
@@ -327,19 +327,37 @@ impl Tensor {
         }
         let exec = self.exec()?;
         let out = exec.empty(self.size(), self.dtype()).of(name)?;
-        softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
+        kernel::softmax(exec.target(), self.as_view(), d, out.as_view(), log)?;
         if !wanted(&[self]) {
             return Ok(out);
         }
         let saved = out.clone();
         record(name, out, &[self], &[&saved], move |context, grad| {
-            let (out, dim) = (context.saved(0)?, d as isize);
-            let grad = if log {
-                grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)?
-            } else {
-                out.mul(&grad.sub(&grad.mul(&out)?.sum_keepdim(dim)?)?)?
-            };
-            Ok(smallvec![Some(grad)])
+            Ok(smallvec![Some(softmax_backward(grad, &context.saved(0)?, d, log)?)])
         })
+    }
+}
+
+/// The gradient of what softmax over dimension `dim`, or its logarithm, made `out` of: one launch, or ops that have
+/// gradients themselves.
+#[track_caller]
+pub(crate) fn softmax_backward(
+    grad: &Tensor,
+    out: &Tensor,
+    dim: usize,
+    log: bool,
+) -> Result<Tensor> {
+    if !is_grad_enabled() {
+        let exec = out.exec()?;
+        let result = exec.empty(out.size(), out.dtype())?;
+        let (target, views) = (exec.target(), [grad, out, &result].map(Tensor::as_view));
+        kernel::softmax_backward(target, views[0], views[1], dim, views[2], log)?;
+        return Ok(result);
+    }
+    let dim = dim as isize;
+    if log {
+        grad.sub(&out.exp()?.mul(&grad.sum_keepdim(dim)?)?)
+    } else {
+        out.mul(&grad.sub(&grad.mul(out)?.sum_keepdim(dim)?)?)
     }
 }

@@ -4,6 +4,7 @@ mod functions;
 mod graph;
 mod hooks;
 mod in_place;
+mod launches;
 mod modes;
 mod views;
 

@@ -1,0 +1,265 @@
+//! Losses: the negative log likelihood of class indices, and the gradient of a cross entropy.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::HostKernel;
+
+use crate::programs::{FLOATS, LANES, committed};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::launch::{self, Call, Code, Report, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&NLL_LOSS, &NLL_LOSS_BACKWARD];
+
+static NLL_LOSS: Program = Program::new("nll_loss", FLOATS, &[""], |_, ty| {
+    source::<Checked>().push(&format!("NLL_LOSS({ty})"))
+})
+.with_ptx(committed);
+
+static NLL_LOSS_BACKWARD: Program = Program::new("nll_loss_backward", FLOATS, &[""], |_, ty| {
+    source::<Checked>().push(&format!("NLL_LOSS_BACKWARD({ty})"))
+})
+.with_ptx(committed);
+
+fn source<P: module::CudaType>() -> Source {
+    let of = Source::new().with::<P>().push(module::ELEMENT).push(module::REPORT);
+    of.push(LANES).push(include_str!("nll.cuh"))
+}
+
+/// Threads of the forward kernel's one block at most, and of each of the backward kernel's.
+const THREADS: usize = 1024;
+const BACKWARD_THREADS: usize = 256;
+
+/// `rows` of `size` classes; steps of the logarithms and of the result from row to row and from class to
+/// class. `team` is the logarithm of how many threads have a row.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Losses {
+    rows: u64,
+    size: u64,
+    log_steps: [i64; 2],
+    out_steps: [i64; 2],
+    class_step: i64,
+    weight_step: i64,
+    ignored: i64,
+    is_weighted: u64,
+    is_mean: u64,
+    team: u64,
+}
+
+cuda_struct!(Losses {
+    rows,
+    size,
+    log_steps,
+    out_steps,
+    class_step,
+    weight_step,
+    ignored,
+    is_weighted,
+    is_mean,
+    team
+});
+
+/// The parameters of what checks indices.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Checked {
+    report: Report,
+    losses: Losses,
+}
+
+cuda_struct!(Checked { report, losses });
+
+/// A loss of class indices: what [`nll_loss`] and [`nll_loss_backward`] both are told.
+#[derive(Clone, Copy, Debug)]
+pub struct Nll<'a> {
+    /// Logarithms of probabilities: a row for each element, a column for each class. Of floats.
+    pub log: View<'a>,
+    /// The class of each row, `int64`.
+    pub classes: View<'a>,
+    /// How much each class weighs, in the logarithms' dtype; all the same where nothing is said.
+    pub weight: Option<View<'a>>,
+    /// The class of rows that do not count.
+    pub ignore_index: i64,
+    /// Whether the sum is divided by the total weight of the rows that count.
+    pub mean: bool,
+}
+
+impl Nll<'_> {
+    /// What total weights are in: `f32` for the halves.
+    #[must_use]
+    pub fn total_dtype(&self) -> DType {
+        if self.log.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    /// The weight, or what stands in its place among the operands and is not read.
+    fn weight_operand(&self) -> Operand<'_> {
+        self.weight.unwrap_or(self.log).read()
+    }
+
+    /// Checks what both take, and single numbers, `scalars`.
+    #[track_caller]
+    fn params(&self, op: &'static str, scalars: [(View<'_>, DType); 2]) -> Result<Losses> {
+        let location = Location::caller();
+        let (log, classes) = (self.log, self.classes);
+        let own = [(classes, DType::I64), (self.weight.unwrap_or(log), log.dtype)];
+        for (view, expected) in own.into_iter().chain(scalars) {
+            if view.dtype != expected {
+                let actual = view.dtype;
+                return Err(Error::DTypeMismatch { location, op, expected, actual });
+            }
+        }
+        let &[rows, size] = log.sizes() else {
+            let reason = format!("logarithms of {:?}; they must be a matrix", log.sizes());
+            return Err(Error::ShapeMismatch { location, op, reason });
+        };
+        let weighs = self.weight.is_none_or(|weight| weight.sizes() == [size]);
+        if classes.sizes() != [rows] || !weighs || scalars.iter().any(|(s, _)| s.numel() != 1) {
+            let reason = format!(
+                "classes of {:?} and weights of {:?} for logarithms of {:?}",
+                classes.sizes(),
+                self.weight.map(|weight| weight.sizes()),
+                log.sizes()
+            );
+            return Err(Error::ShapeMismatch { location, op, reason });
+        }
+        let steps = |view: View<'_>| [view.strides()[0] as i64, view.strides()[1] as i64];
+        Ok(Losses {
+            rows: rows as u64,
+            size: size as u64,
+            log_steps: steps(log),
+            out_steps: [0; 2],
+            class_step: classes.strides()[0] as i64,
+            weight_step: self.weight.map_or(0, |weight| weight.strides()[0] as i64),
+            ignored: self.ignore_index,
+            is_weighted: self.weight.is_some().into(),
+            is_mean: self.mean.into(),
+            team: 0,
+        })
+    }
+}
+
+/// The number of a dtype's variant, and one of its host kernels.
+macro_rules! variant {
+    ($op:expr, $location:expr, $dtype:expr, $kernel:ident) => {
+        match $dtype {
+            DType::F16 => (0, cpu::$kernel::<half::f16> as HostKernel),
+            DType::BF16 => (1, cpu::$kernel::<half::bf16> as HostKernel),
+            DType::F32 => (2, cpu::$kernel::<f32> as HostKernel),
+            DType::F64 => (3, cpu::$kernel::<f64> as HostKernel),
+            dtype => {
+                return Err(Error::UnsupportedDType { location: $location, op: $op, dtype });
+            }
+        }
+    };
+}
+
+/// `torch.nn.functional.nll_loss`: the sum, or mean, of the rows' losses into `loss`, one element of the
+/// logarithms' dtype, and the total weight of the rows that count into `total`, one element of
+/// [`Nll::total_dtype`]. Sums are the same each time. An index out of range is [`Error::IndexCheck`], named after
+/// `op`, as of [`gather`](crate::indexing::gather).
+///
+/// # Errors
+/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`], [`Error::OverlappingWrite`],
+/// [`Error::OverlappingOperands`]; otherwise as [`launch::run`]; [`Error::IndexCheck`].
+#[track_caller]
+pub fn nll_loss(
+    target: Target<'_>,
+    op: &'static str,
+    nll: &Nll<'_>,
+    loss: View<'_>,
+    total: View<'_>,
+) -> Result<()> {
+    let location = Location::caller();
+    let (index, host) = variant!(op, location, nll.log.dtype, nll_loss);
+    let losses = nll.params(op, [(loss, nll.log.dtype), (total, nll.total_dtype())])?;
+    let operands =
+        [nll.log.read(), nll.classes.read(), nll.weight_operand(), loss.write(), total.write()];
+    check_operands(op, &operands)?;
+    let params = Checked { report: Report::new(1, losses.size as usize), losses };
+    let threads = (losses.rows as usize).next_power_of_two().clamp(32, THREADS);
+    let call = Call {
+        op,
+        operands: &operands,
+        params: bytemuck::bytes_of(&params),
+        checks_indices: true,
+        host,
+        code: Code::Kernel {
+            kernel: (&NLL_LOSS, index, 0),
+            grid: [1, 1, 1],
+            block: [threads as u32, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: the parameters are the views' strides and sizes; of logarithms and weights what a class names is
+    // read once it was checked, and one thread writes; the kernel takes `Checked`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// The gradient of [`nll_loss`] of `log_softmax` with respect to its input, into `out` of the logarithms' sizes and
+/// dtype: of each row the probabilities, less 1 for its own class, times its weight and `grad`, one
+/// element, and for the mean divided by `total`. It is 0 where a class is ignored or out of range.
+///
+/// # Errors
+/// As [`nll_loss`], but for the index check.
+#[track_caller]
+pub fn nll_loss_backward(
+    target: Target<'_>,
+    grad: View<'_>,
+    nll: &Nll<'_>,
+    total: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "nll_loss_backward";
+    let location = Location::caller();
+    let (index, host) = variant!(OP, location, nll.log.dtype, nll_loss_backward);
+    let mut params = nll.params(OP, [(grad, nll.log.dtype), (total, nll.total_dtype())])?;
+    if out.dtype != nll.log.dtype {
+        let (expected, actual) = (nll.log.dtype, out.dtype);
+        return Err(Error::DTypeMismatch { location, op: OP, expected, actual });
+    }
+    if out.sizes() != nll.log.sizes() {
+        let reason = format!("a result of {:?} for {:?}", out.sizes(), nll.log.sizes());
+        return Err(Error::ShapeMismatch { location, op: OP, reason });
+    }
+    let operands = [
+        grad.read(),
+        nll.log.read(),
+        nll.classes.read(),
+        nll.weight_operand(),
+        total.read(),
+        out.write(),
+    ];
+    check_operands(OP, &operands)?;
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let team = (params.size as usize).next_power_of_two().min(BACKWARD_THREADS);
+    params.out_steps = [out.strides()[0] as i64, out.strides()[1] as i64];
+    params.team = team.ilog2().into();
+    let blocks = (params.rows as usize).div_ceil(BACKWARD_THREADS / team);
+    let call = Call {
+        op: OP,
+        operands: &operands,
+        params: bytemuck::bytes_of(&params),
+        checks_indices: false,
+        host,
+        code: Code::Kernel {
+            kernel: (&NLL_LOSS_BACKWARD, index, 0),
+            grid: [blocks as u32, 1, 1],
+            block: [BACKWARD_THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: the parameters are the views' strides and sizes; a weight is read only where the class is one,
+    // and each element of the result is written by one thread; the kernel takes `Losses`.
+    unsafe { launch::run(target, &call) }
+}

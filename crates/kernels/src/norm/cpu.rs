@@ -1,0 +1,130 @@
+//! The CPU implementations.
+
+use std::ops::Range;
+
+use warpline_cuda_sys_safe::HostLaunch;
+
+use super::Norm;
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+
+/// Element `at` of an operand.
+///
+/// # Safety
+/// It is one, and nobody writes it meanwhile.
+unsafe fn get<T: HostElement>(of: Shared<T>, at: usize) -> f64 {
+    // SAFETY: the caller's promise.
+    unsafe { of.read(at as isize) }.get().cast()
+}
+
+/// Writes it.
+///
+/// # Safety
+/// It is this thread's.
+unsafe fn put<T: HostElement>(of: Shared<T>, at: usize, value: f64) {
+    // SAFETY: the caller's promise.
+    unsafe { of.write(at as isize, T::put(T::Compute::from_number(value))) };
+}
+
+/// Element `at` of an operand of moments.
+///
+/// # Safety
+/// As [`get`].
+unsafe fn moment<T: HostElement>(of: Shared<T::Compute>, at: usize) -> f64 {
+    // SAFETY: the caller's promise.
+    unsafe { of.read(at as isize) }.cast()
+}
+
+fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) + Sync) {
+    let size = p.size as usize;
+    host::parallel_for(launch.parallel, p.rows as usize, (GRAIN / 4 / size).max(1), |rows| {
+        rows.for_each(|row| f(row, row * size..(row + 1) * size));
+    });
+}
+
+/// # Safety
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): rows, weight, bias and result of `T`, mean and scale of what it is
+/// computed in, and [`Norm`].
+pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Norm = host::params(launch);
+    let [input, weight, bias, out] = [0, 1, 2, 3].map(|i| Shared::<T>::operand(launch, i));
+    let [means, scales] = [4, 5].map(|i| Shared::<T::Compute>::operand(launch, i));
+    let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
+    each_row(launch, &p, |row, at| {
+        // SAFETY: elements of a row that is this thread's, and of weight and bias where there are some.
+        unsafe {
+            let values = || at.clone().map(|i| get(input, i));
+            let mean = if p.is_centred != 0 { values().sum::<f64>() / size } else { 0.0 };
+            let squares: f64 = values().map(|x| (x - mean) * (x - mean)).sum();
+            let scale = 1.0 / (squares / size + eps).sqrt();
+            means.write(row as isize, T::Compute::from_number(mean));
+            scales.write(row as isize, T::Compute::from_number(scale));
+            for (column, i) in at.clone().enumerate() {
+                let y = (get(input, i) - mean) * scale;
+                let y = if p.is_weighted != 0 { y * get(weight, column) } else { y };
+                put(out, i, if p.is_biased != 0 { y + get(bias, column) } else { y });
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): gradient, rows and weight of `T`, mean and scale of what it is
+/// computed in, a result of `T`, and [`Norm`].
+pub(super) unsafe fn backward<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Norm = host::params(launch);
+    let [grad, input, weight, out] = [0, 1, 2, 5].map(|i| Shared::<T>::operand(launch, i));
+    let [means, scales] = [3, 4].map(|i| Shared::<T::Compute>::operand(launch, i));
+    let size = p.size as f64;
+    each_row(launch, &p, |row, at| {
+        // SAFETY: elements of a row that is this thread's, and of the weight where there is one.
+        unsafe {
+            let (mean, scale) = (moment::<T>(means, row), moment::<T>(scales, row));
+            let pair = |(column, i): (usize, usize)| {
+                let g = get(grad, i);
+                let own = if p.is_weighted != 0 { g * get(weight, column) } else { g };
+                (own, (get(input, i) - mean) * scale)
+            };
+            let pairs = || at.clone().enumerate().map(pair);
+            let (plain, along) =
+                pairs().fold((0.0, 0.0), |(plain, along), (g, y)| (plain + g, along + g * y));
+            let plain = if p.is_centred != 0 { plain / size } else { 0.0 };
+            for ((g, y), i) in pairs().zip(at.clone()) {
+                put(out, i, (g - plain - y * (along / size)) * scale);
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`HostKernel`](warpline_cuda_sys_safe::HostKernel): gradient and rows of `T`, mean and scale of what it is computed in,
+/// the weight's gradient, and the bias's if there is one, of `T`, and [`Norm`].
+pub(super) unsafe fn parameters<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Norm = host::params(launch);
+    let [grad, input, of_weight] = [0, 1, 4].map(|i| Shared::<T>::operand(launch, i));
+    let [means, scales] = [2, 3].map(|i| Shared::<T::Compute>::operand(launch, i));
+    let of_bias = (p.is_biased != 0).then(|| Shared::<T>::operand(launch, 5));
+    let (rows, size) = (p.rows as usize, p.size as usize);
+    host::parallel_for(launch.parallel, size, (GRAIN / 4 / rows).max(1), |columns| {
+        let mut sums = vec![(0.0, 0.0); columns.len()];
+        for row in 0..rows {
+            // SAFETY: elements of the moments, the gradient and the rows.
+            unsafe {
+                let (mean, scale) = (moment::<T>(means, row), moment::<T>(scales, row));
+                for (sums, column) in sums.iter_mut().zip(columns.clone()) {
+                    let g = get(grad, row * size + column);
+                    sums.0 += g * ((get(input, row * size + column) - mean) * scale);
+                    sums.1 += g;
+                }
+            }
+        }
+        for ((along, plain), column) in sums.into_iter().zip(columns) {
+            // SAFETY: elements of the results, in columns that are this thread's.
+            unsafe {
+                put(of_weight, column, along);
+                if let Some(of_bias) = of_bias {
+                    put(of_bias, column, plain);
+                }
+            }
+        }
+    });
+}

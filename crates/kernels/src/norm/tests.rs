@@ -1,0 +1,125 @@
+//! Cases for normalisation, the same on every target.
+
+use super::*;
+use warpline_runtime::DType::{BF16, F16, F32, F64};
+use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
+
+const EPS: f64 = 0.125;
+
+fn numbers(target: Target<'_>, dtype: DType, n: usize, salt: usize) -> Tensor {
+    let values: Vec<f64> = (0..n).map(|i| ((i * 7 + salt) % 13) as f64 / 8.0 - 0.75).collect();
+    Tensor::new(target, dtype, &[n], &values)
+}
+
+/// Of one row: what it becomes, mean and scale.
+fn standardized(row: &[f64], centred: bool) -> (Vec<f64>, f64, f64) {
+    let size = row.len() as f64;
+    let mean = if centred { row.iter().sum::<f64>() / size } else { 0.0 };
+    let squares: f64 = row.iter().map(|x| (x - mean) * (x - mean)).sum();
+    let scale = 1.0 / (squares / size + EPS).sqrt();
+    (row.iter().map(|x| (x - mean) * scale).collect(), mean, scale)
+}
+
+fn every_float_and_size(target: Target<'_>) {
+    for dtype in [F16, BF16, F32, F64] {
+        let wide = LayerNorm::moment_dtype(dtype);
+        for (rows, size) in [(1, 1), (5, 3), (40, 70), (3, 1500)] {
+            for (centred, weighted, biased) in [
+                (true, true, true),
+                (true, false, false),
+                (false, true, false),
+                (true, true, false),
+            ] {
+                let context = format!("{dtype} {rows} by {size}, {centred}, {weighted}, {biased}");
+                let input = numbers(target, dtype, rows * size, 1);
+                let weight = numbers(target, dtype, size, 5);
+                let bias = numbers(target, dtype, size, 2);
+                let grad = numbers(target, dtype, rows * size, 8);
+                let [mean, scale] = [(); 2].map(|()| Tensor::garbage(target, wide, &[rows]));
+                let norm = LayerNorm {
+                    input: input.view(),
+                    weight: weighted.then(|| weight.view()),
+                    mean: mean.view(),
+                    scale: scale.view(),
+                    eps: EPS,
+                    centred,
+                };
+                let out = Tensor::garbage(target, dtype, &[rows * size]);
+                let of_bias = biased.then(|| bias.view());
+                layer_norm(target, &norm, of_bias, out.view()).unwrap();
+                let of_input = Tensor::garbage(target, dtype, &[rows * size]);
+                layer_norm_backward(target, &norm, grad.view(), of_input.view()).unwrap();
+                let [dw, db] = [(); 2].map(|()| Tensor::garbage(target, dtype, &[size]));
+                let of_bias = biased.then(|| db.view());
+                layer_norm_parameters_backward(target, &norm, grad.view(), dw.view(), of_bias)
+                    .unwrap();
+                let [x, w, b, g] =
+                    [&input, &weight, &bias, &grad].map(|tensor| tensor.floats(target));
+                let mut expected = [vec![], vec![], vec![], vec![]];
+                let mut sums = [vec![0.0; size], vec![0.0; size]];
+                for (row, g) in x.chunks(size).zip(g.chunks(size)) {
+                    let (y, mean, scale) = standardized(row, centred);
+                    expected[0].push(mean);
+                    expected[1].push(scale);
+                    let own: Vec<f64> =
+                        (0..size).map(|i| if weighted { g[i] * w[i] } else { g[i] }).collect();
+                    let plain = own.iter().sum::<f64>() / size as f64;
+                    let plain = if centred { plain } else { 0.0 };
+                    let along = own.iter().zip(&y).map(|(g, y)| g * y).sum::<f64>() / size as f64;
+                    for i in 0..size {
+                        let value = if weighted { y[i] * w[i] } else { y[i] };
+                        expected[2].push(if biased { value + b[i] } else { value });
+                        expected[3].push((own[i] - plain - y[i] * along) * scale);
+                        sums[0][i] += g[i] * y[i];
+                        sums[1][i] += g[i];
+                    }
+                }
+                assert_close(wide, &mean.floats(target), &expected[0], &context);
+                assert_close(wide, &scale.floats(target), &expected[1], &context);
+                assert_close(dtype, &out.floats(target), &expected[2], &context);
+                assert_close(dtype, &of_input.floats(target), &expected[3], &context);
+                assert_close(dtype, &dw.floats(target), &sums[0], &context);
+                let bias = if biased { sums[1].clone() } else { vec![77.0; size] };
+                assert_close(dtype, &db.floats(target), &bias, &context);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_and_gradients_of_every_float() {
+    on_every_target(every_float_and_size);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_rows_and_gradients_of_every_float() {
+    on_gpu(every_float_and_size);
+}
+
+#[test]
+fn what_is_not_contiguous_or_of_another_size_is_refused() {
+    on_every_target(|target| {
+        let square = Tensor::garbage(target, F32, &[3, 3]);
+        let moments = [(); 2].map(|()| Tensor::garbage(target, F32, &[3]));
+        let norm = LayerNorm {
+            input: square.view(),
+            weight: None,
+            mean: moments[0].view(),
+            scale: moments[1].view(),
+            eps: EPS,
+            centred: true,
+        };
+        let turned = Tensor::garbage(target, F32, &[3, 3]).with(|l| l.transpose(0, 1));
+        let refused = layer_norm(target, &norm, None, turned.view());
+        assert!(matches!(refused, Err(Error::ShapeMismatch { .. })));
+        let few = Tensor::garbage(target, F32, &[2]);
+        let refused = layer_norm(target, &norm, Some(few.view()), square.view());
+        assert!(matches!(refused, Err(Error::ShapeMismatch { .. })));
+        let wide = Tensor::garbage(target, F64, &[3]);
+        let other = LayerNorm { weight: Some(wide.view()), ..norm };
+        let out = Tensor::garbage(target, F32, &[3, 3]);
+        let refused = layer_norm(target, &other, None, out.view());
+        assert!(matches!(refused, Err(Error::DTypeMismatch { .. })));
+    });
+}

@@ -1,0 +1,158 @@
+//! The gradients of softmax and of its logarithm.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use crate::programs::{FLOATS, LANES, committed};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
+use warpline_runtime::iter::Walk;
+use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Result, Target, View};
+
+/// Rows of a few lanes, of a block, and rows side by side.
+const KERNELS: &[&str] = &["warp", "block", "columns"];
+
+/// Elements up to which lanes of one warp have a row.
+const SHORT: usize = 1024;
+/// Threads of a block whose rows lie side by side, at most.
+const COLUMN_THREADS: u32 = 512;
+
+pub(super) static SOFTMAX_BACKWARD: Program =
+    Program::new("softmax_backward", FLOATS, KERNELS, |_, ty| {
+        let of = Source::new().with::<Gradient>().push(module::ELEMENT).push(module::WALK);
+        let of = of.push(LANES).push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
+        of.push(include_str!("backward.cuh")).push(&format!("SOFTMAX_BACKWARD({ty})"))
+    })
+    .with_ptx(committed);
+
+/// `rows` of `size` elements, and the steps along a row of the gradient, the forward result and the result.
+/// `team` is the logarithm of how many lanes have a row.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Gradient {
+    rows: u64,
+    size: u64,
+    team: u64,
+    log: u64,
+    steps: [i64; 3],
+    walk: Walk<3>,
+}
+
+cuda_struct!(Gradient { rows, size, team, log, steps, walk });
+
+/// The gradient of [`softmax`](super::softmax()) over dimension `dim` with respect to its input: of the one that comes
+/// in, `grad`, and what softmax made, `out`, into `result`. All three are of one float dtype and the same sizes;
+/// the halves are computed in `f32`.
+///
+/// # Errors
+/// [`Error::UnsupportedDType`] for what is not a float, [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
+/// [`Error::DimOutOfRange`], [`Error::TooManyDims`], [`Error::OverlappingWrite`],
+/// [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+#[track_caller]
+pub fn softmax_backward(
+    target: Target<'_>,
+    grad: View<'_>,
+    out: View<'_>,
+    dim: usize,
+    result: View<'_>,
+    log: bool,
+) -> Result<()> {
+    let op = if log { "log_softmax_backward" } else { "softmax_backward" };
+    let location = Location::caller();
+    let (index, host): (usize, HostKernel) = match out.dtype {
+        DType::F16 => (0, rows::<half::f16>),
+        DType::BF16 => (1, rows::<half::bf16>),
+        DType::F32 => (2, rows::<f32>),
+        DType::F64 => (3, rows::<f64>),
+        dtype => return Err(Error::UnsupportedDType { location, op, dtype }),
+    };
+    for view in [grad, result] {
+        if view.dtype != out.dtype {
+            let (expected, actual) = (out.dtype, view.dtype);
+            return Err(Error::DTypeMismatch { location, op, expected, actual });
+        }
+        if view.sizes() != out.sizes() {
+            let reason = format!("{:?} for a softmax of {:?}", view.sizes(), out.sizes());
+            return Err(Error::ShapeMismatch { location, op, reason });
+        }
+    }
+    let ndim = out.sizes().len();
+    if dim >= ndim.max(1) {
+        return Err(Error::DimOutOfRange { op, location, dim: dim as isize, ndim });
+    }
+    let operands = [grad.read(), out.read(), result.write()];
+    check_operands(op, &operands)?;
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let of =
+        |d: usize| (out.sizes()[d], [grad.strides()[d], out.strides()[d], result.strides()[d]]);
+    let (size, steps) = if ndim == 0 { (1, [0; 3]) } else { of(dim) };
+    let walk = Walk::new(op, (0..ndim).rev().filter(|&d| d != dim).map(of))?;
+    let rows = walk.numel();
+    let team = size.next_power_of_two().min(32);
+    let (kernel, blocks, threads) = if size > 1 && steps[1] != 1 && rows > 1 {
+        let height = (size.next_power_of_two() as u32).min(COLUMN_THREADS / 32);
+        (2, rows.div_ceil(32), 32 * height)
+    } else if size <= SHORT {
+        (0, (rows * team).div_ceil(128), 128)
+    } else {
+        (1, rows, 512)
+    };
+    let params = Gradient {
+        rows: rows as u64,
+        size: size as u64,
+        team: team.ilog2().into(),
+        log: log.into(),
+        steps: steps.map(|step| step as i64),
+        walk,
+    };
+    let call = Call {
+        op,
+        operands: &operands,
+        params: bytemuck::bytes_of(&params),
+        checks_indices: false,
+        host,
+        code: Code::Kernel {
+            kernel: (&SOFTMAX_BACKWARD, index, kernel),
+            grid: [blocks as u32, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+        },
+        location,
+    };
+    // SAFETY: the parameters reach the elements of the views, of which the result's are written once each;
+    // all kernels take `Gradient`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// # Safety
+/// As [`HostKernel`]: three operands of `T`, and [`Gradient`].
+unsafe fn rows<T: HostElement>(launch: &HostLaunch<'_>) {
+    let p: Gradient = host::params(launch);
+    let [grad, out, result] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
+    let [a, b, c] = p.steps.map(|step| step as isize);
+    let (size, log) = (p.size as isize, p.log != 0);
+    let grain = (GRAIN / 4 / p.size as usize).max(1);
+    host::parallel_for(launch.parallel, p.rows as usize, grain, |rows| {
+        for row in rows {
+            let [g, o, to] = p.walk.offsets(row);
+            let pair = |i: isize| -> (f64, f64) {
+                // SAFETY: an element of each.
+                let (g, o) = unsafe { (grad.read(g + i * a), out.read(o + i * b)) };
+                (g.get().cast(), o.get().cast())
+            };
+            let sum: f64 = (0..size).map(pair).map(|(g, o)| if log { g } else { g * o }).sum();
+            for i in 0..size {
+                let (g, o) = pair(i);
+                let slope = if log { g - o.exp() * sum } else { o * (g - sum) };
+                // SAFETY: an element of the result, in a row that is this thread's.
+                unsafe { result.write(to + i * c, T::put(T::Compute::from_number(slope))) };
+            }
+        }
+    });
+}

@@ -1,0 +1,78 @@
+//! How many launches a step of training takes: of small networks they are most of its time.
+
+use warpline::functional::{CrossEntropyOptions, cross_entropy, layer_norm, linear};
+use warpline::{DType, Device, Result, Tensor, randint, randn};
+use warpline_cuda_sys_safe::sim::CallKind;
+
+use crate::boxes::SimBox;
+
+/// Weight and bias.
+fn layer(inputs: usize, outputs: usize) -> Result<[Tensor; 2]> {
+    let options = (DType::F32, Device::cuda(0));
+    let weight = randn([outputs, inputs], options)?.requires_grad_(true)?;
+    Ok([weight, randn([outputs], options)?.requires_grad_(true)?])
+}
+
+/// What is enqueued by `f`.
+fn enqueued<R>(sim: &SimBox, f: impl FnOnce() -> Result<R>) -> Result<(R, u64)> {
+    let all = || {
+        [CallKind::Launch, CallKind::MemcpyAsync, CallKind::MemsetAsync]
+            .iter()
+            .map(|&kind| sim.count(kind))
+            .sum::<u64>()
+    };
+    let before = all();
+    let result = f()?;
+    Ok((result, all() - before))
+}
+
+#[test]
+fn a_linear_layer_is_two_and_three() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let [weight, bias] = layer(32, 16)?;
+        let x = randn([8, 32], Device::cuda(0))?.requires_grad_(true)?;
+        let grad = randn([8, 16], Device::cuda(0))?;
+        let (y, forward) = enqueued(&sim, || linear(&x, &weight, &bias))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        assert_eq!((forward, backward), (2, 3));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_step_of_three_layers_with_cross_entropy() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let layers = [layer(256, 256)?, layer(256, 256)?, layer(256, 10)?];
+        let x = randn([64, 256], Device::cuda(0))?;
+        let classes = randint(0, 10, [64], Device::cuda(0))?;
+        let (loss, forward) = enqueued(&sim, || {
+            let x = linear(&x, &layers[0][0], &layers[0][1])?.relu()?;
+            let x = linear(&x, &layers[1][0], &layers[1][1])?.relu()?;
+            let logits = linear(&x, &layers[2][0], &layers[2][1])?;
+            cross_entropy(&logits, &classes, &CrossEntropyOptions::default())
+        })?;
+        let ((), backward) = enqueued(&sim, || loss.backward())?;
+        // Three products, sums and two activations, and two for the loss. Backwards the loss's 1 and its
+        // gradient, three products' two but for the input, three sums and two activations.
+        assert_eq!((forward, backward), (10, 12));
+        loss.item::<f32>()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_layer_norm_is_one_and_two() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let [weight, bias] = layer(1, 32)?;
+        let weight = weight.reshape([-1])?.detach().requires_grad_(true)?;
+        let x = randn([8, 32], Device::cuda(0))?.requires_grad_(true)?;
+        let grad = randn([8, 32], Device::cuda(0))?;
+        let (y, forward) = enqueued(&sim, || layer_norm(&x, 32, &weight, &bias, 1e-5))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        assert_eq!((forward, backward), (1, 2));
+        Ok(())
+    });
+}
