@@ -1,6 +1,6 @@
 //! Rows in order, and where values belong in them.
 //!
-//! A row up to [`TILE`] elements is sorted by a block in shared memory; longer ones as pairs of a key and a place
+//! A row up to `TILE` elements is sorted by a block in shared memory; longer ones as pairs of a key and a place
 //! in scratch memory, in passes. Equal elements stay in their order.
 
 mod cpu;

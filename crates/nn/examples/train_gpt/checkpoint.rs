@@ -11,8 +11,8 @@ use super::train::Training;
 /// Writes all that the training goes on from into one file.
 pub(crate) fn save(training: &Training, path: &Path) -> anyhow::Result<()> {
     let mut all = training.model.state_dict().with_prefix("model");
-    all.extend(training.optimizer.state_dict()?.to_tensors()?.with_prefix("optimizer").into_iter());
-    all.extend(training.scheduler.state_dict().to_tensors()?.with_prefix("scheduler").into_iter());
+    all.extend(training.optimizer.state_dict()?.to_tensors()?.with_prefix("optimizer"));
+    all.extend(training.scheduler.state_dict().to_tensors()?.with_prefix("scheduler"));
     all.insert("generators.cpu", get_rng_state()?);
     if training.device.is_cuda() {
         all.insert("generators.cuda", cuda::get_rng_state(training.device)?);

@@ -8,7 +8,7 @@ use super::optimizer::refuse_capture;
 pub trait Rule: Clone + std::fmt::Debug {
     /// The optimizer's name.
     const NAME: &'static str;
-    /// What its state's tensors are called, in the order of [`ParamState::tensors`].
+    /// What its state's tensors are called, in the order of `ParamState::tensors`.
     const TENSORS: &'static [&'static str];
 
     /// The settings by PyTorch's names; a flag is 0 or 1.

@@ -57,8 +57,8 @@ pub fn gradcheck(
         for (t, &i) in tracked.iter().enumerate() {
             for element in 0..inputs[i].numel() {
                 let numeric = difference(&f, inputs, (i, element), o, options.eps)?;
-                for (row, numeric) in numeric.into_iter().enumerate() {
-                    let found = analytic[row][t][element];
+                for (row, (gradients, numeric)) in analytic.iter().zip(numeric).enumerate() {
+                    let found = gradients[t][element];
                     let close =
                         (found - numeric).abs() <= options.atol + options.rtol * numeric.abs();
                     if !close {

@@ -51,7 +51,7 @@ fn masks_stand_for_indices() {
     everywhere(|device| {
         let t = numbers(&[2, 3], device)?;
         assert_eq!(t.index(&[Some(&t.gt(2)?)])?.to_vec::<i64>()?, [3, 4, 5]);
-        let columns = tensor(&[true, false, true], device)?;
+        let columns = tensor([true, false, true], device)?;
         let some = t.index(&[None, Some(&columns)])?;
         assert_eq!((some.size(), some.to_vec::<i64>()?), (&[2, 2][..], vec![0, 2, 3, 5]));
         let none = t.index(&[Some(&t.gt(9)?)])?;
@@ -60,7 +60,7 @@ fn masks_stand_for_indices() {
         assert_eq!(zeros([0, 3], device)?.nonzero()?.size(), [0, 2]);
         assert_eq!(tensor(5i64, device)?.nonzero()?.size(), [1, 0]);
         assert_eq!(
-            t.masked_select(&tensor(&[[true], [false]], device)?)?.to_vec::<i64>()?,
+            t.masked_select(&tensor([[true], [false]], device)?)?.to_vec::<i64>()?,
             [0, 1, 2]
         );
         let short = t.masked_scatter(&t.gt(3)?, &ints(&[9], device)?);
@@ -122,15 +122,15 @@ fn in_place_forms_write_where_the_others_copy() {
         assert_eq!(t.to_vec::<i64>()?, [0, -1, 4, 1, -2, 4]);
         t.cumsum_(1)?;
         assert_eq!(t.to_vec::<i64>()?, [0, -1, 3, 1, -1, 3]);
-        let small = tensor(&[1i8, 2, 3], device)?;
+        let small = tensor([1i8, 2, 3], device)?;
         assert_eq!(small.cumprod_(0)?.dtype(), DType::I8);
         let index = ints(&[0, 0, 2], device)?;
-        small.scatter_add_(0, &index, &tensor(&[1i8, 1, 1], device)?)?;
+        small.scatter_add_(0, &index, &tensor([1i8, 1, 1], device)?)?;
         assert_eq!(small.to_vec::<i8>()?, [3, 2, 7]);
         small.scatter_reduce_(
             0,
             &index,
-            &tensor(&[9i8, 8, 1], device)?,
+            &tensor([9i8, 8, 1], device)?,
             ScatterReduce::Mean,
             false,
         )?;
@@ -148,7 +148,7 @@ fn in_place_forms_write_where_the_others_copy() {
 fn order_at_its_edges() {
     everywhere(|device| {
         let nan = f32::NAN;
-        let t = tensor(&[[2f32, nan, 1.0], [3.0, 1.0, 2.0]], device)?;
+        let t = tensor([[2f32, nan, 1.0], [3.0, 1.0, 2.0]], device)?;
         let (values, indices) = t.median(1)?;
         let values = values.to_vec::<f32>()?;
         assert!(values[0].is_nan() && values[1] == 2.0, "{values:?}");
@@ -177,7 +177,7 @@ fn order_at_its_edges() {
         let sorted = ints(&[1, 3], device)?;
         assert_eq!(searchsorted(&sorted, &t, true)?.to_vec::<i64>()?, [0, 1, 1, 2, 2, 2]);
         assert_eq!(
-            tensor(&[3i32, 3], device)?.bincount(None, 6)?.to_vec::<i64>()?,
+            tensor([3i32, 3], device)?.bincount(None, 6)?.to_vec::<i64>()?,
             [0, 0, 0, 2, 0, 0]
         );
         assert_eq!(functional::one_hot(&ints(&[], device)?, Some(3))?.size(), [0, 3]);
@@ -247,7 +247,7 @@ fn reduced(x: &[Tensor], reduce: ScatterReduce, include_self: bool) -> Result<Te
 #[test]
 fn gradients_are_differences() {
     everywhere(|device| {
-        let index = tensor(&[[0i64, 2, 1, 1], [2, 0, 1, 0]], device)?;
+        let index = tensor([[0i64, 2, 1, 1], [2, 0, 1, 0]], device)?;
         for (name, f) in FUNCTIONS {
             let x = apart(&[3, 4], device)?.requires_grad_(true)?;
             let y = apart(&[2, 4], device)?.mul(1.1)?.requires_grad_(true)?;
@@ -269,10 +269,10 @@ fn products_with_zeros_have_gradients() {
     common::cpu(|_| {
         let options = GradcheckOptions::default();
         for values in [[2.0, 0.0, 3.0, 4.0], [0.0, 2.0, 0.0, 4.0], [0.0, 0.0, 1.0, 2.0]] {
-            let x = tensor(&values, ())?.requires_grad_(true)?;
-            gradcheck(|x| Ok(vec![x[0].cumprod(0)?]), &[x.clone()], options)?;
-            let index = tensor(&[0i64, 0, 1, 1], ())?;
-            let one = tensor(&[1f64, 2.0, 3.0, 4.0], ())?.requires_grad_(true)?;
+            let x = tensor(values, ())?.requires_grad_(true)?;
+            gradcheck(|x| Ok(vec![x[0].cumprod(0)?]), std::slice::from_ref(&x), options)?;
+            let index = tensor([0i64, 0, 1, 1], ())?;
+            let one = tensor([1f64, 2.0, 3.0, 4.0], ())?.requires_grad_(true)?;
             let product = |x: &[Tensor]| {
                 Ok(vec![x[1].scatter_reduce(0, &index, &x[0], ScatterReduce::Prod, true)?])
             };
@@ -285,13 +285,13 @@ fn products_with_zeros_have_gradients() {
 #[test]
 fn what_has_no_gradient_says_so_or_gives_none() {
     common::cpu(|_| {
-        let x = tensor(&[1f64, 2.0], ())?.requires_grad_(true)?;
+        let x = tensor([1f64, 2.0], ())?.requires_grad_(true)?;
         let error = x.unique(false, false).unwrap_err();
         assert!(matches!(error, Error::Gradient { .. }), "{error}");
         assert!(!x.argsort(0, false)?.requires_grad() && !x.nonzero()?.requires_grad());
         let values = x.sort(0, false)?;
         assert!(values.0.requires_grad() && !values.1.requires_grad());
-        let leaf = x.scatter_add_(0, &tensor(&[0i64], ())?, &tensor(&[1f64], ())?);
+        let leaf = x.scatter_add_(0, &tensor([0i64], ())?, &tensor([1f64], ())?);
         assert!(matches!(leaf, Err(Error::Gradient { .. })), "{leaf:?}");
         Ok(())
     });

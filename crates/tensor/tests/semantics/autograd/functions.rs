@@ -39,8 +39,8 @@ fn a_function_has_the_gradient_that_it_says() {
         assert_eq!(grad(&x)?, [108.0]);
         let options = GradcheckOptions::default();
         let own = |x: &[Tensor]| Square { error: 0.0 }.apply(&[&x[0]]);
-        gradcheck(own, &[x.clone()], options)?;
-        gradgradcheck(own, &[x.clone()], options)?;
+        gradcheck(own, std::slice::from_ref(&x), options)?;
+        gradgradcheck(own, std::slice::from_ref(&x), options)?;
         let wrong = gradcheck(|x| Square { error: 0.01 }.apply(&[&x[0]]), &[x], options);
         let text = wrong.unwrap_err().to_string();
         assert!(text.contains("element 0 of output 0 changes by 6"), "{text}");
@@ -54,7 +54,7 @@ fn a_checkpoint_computes_again_what_it_does_not_keep() {
         let (x, weight) = (leaf(&[0.5, 1.5])?, leaf(&[2.0, 3.0])?);
         let own = weight.clone();
         let block = move |x: &[Tensor]| Ok(vec![x[0].mul(&own)?.sin()?.mul(&x[0])?]);
-        let plain = block(&[x.clone()])?.remove(0);
+        let plain = block(std::slice::from_ref(&x))?.remove(0);
         plain.sum(())?.backward()?;
         let expected = (grad(&x)?, grad(&weight)?);
         x.set_grad(None)?;

@@ -44,11 +44,11 @@ impl Distances for Tensor {
 fn logsumexp_of_infinities_is_that_of_a_limit() {
     common::cpu(|_| {
         let (inf, none) = (f64::INFINITY, f64::NEG_INFINITY);
-        let t = tensor(&[[none, none], [none, 1.0], [inf, 1.0], [inf, none]], ())?;
+        let t = tensor([[none, none], [none, 1.0], [inf, 1.0], [inf, none]], ())?;
         assert_eq!(t.logsumexp(1)?.to_vec::<f64>()?, [none, 1.0, inf, inf]);
         assert_eq!(slope(&[none, none], |x| x.logsumexp(0))?, [0.0, 0.0]);
         assert_eq!(slope(&[none, 1.0], |x| x.logsumexp(0))?, [0.0, 1.0]);
-        let nothing = tensor(&[[0f64; 0]; 2], ())?.reshape([2, 0])?;
+        let nothing = tensor([[0f64; 0]; 2], ())?.reshape([2, 0])?;
         assert_eq!(nothing.logsumexp(1)?.to_vec::<f64>()?, [none, none]);
         assert_eq!(tensor([1i64, 1], ())?.logsumexp(0)?.dtype(), DType::F32);
         Ok(())
@@ -72,8 +72,8 @@ fn certain_probabilities_have_finite_losses_and_gradients() {
 fn queries_that_see_no_key_get_zeros_and_finite_gradients() {
     common::cpu(|_| {
         let none = f64::NEG_INFINITY;
-        let seen = tensor(&[[true, false], [false, false]], ())?;
-        let added = tensor(&[[0.0, none], [none, none]], ())?;
+        let seen = tensor([[true, false], [false, false]], ())?;
+        let added = tensor([[0.0, none], [none, none]], ())?;
         for mask in [seen, added] {
             let q = leaf(&[1.0, 2.0])?;
             let k = tensor([3f64, 4.0], ())?.unsqueeze(1)?;

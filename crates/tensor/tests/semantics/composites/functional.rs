@@ -21,7 +21,7 @@ fn close(actual: &Tensor, expected: &[f64]) -> Result<()> {
 fn what_is_ignored_counts_nowhere() {
     common::worlds(1, |world| {
         for place in world.places() {
-            let log = tensor(&[[-1f32, -2.0], [-3.0, -4.0], [-5.0, -6.0]], place)?;
+            let log = tensor([[-1f32, -2.0], [-3.0, -4.0], [-5.0, -6.0]], place)?;
             let target = tensor([0i64, -100, 1], place)?;
             let plain = NllLossOptions::default();
             close(&nll_loss(&log, &target, &plain)?, &[3.5])?;
@@ -79,7 +79,7 @@ fn an_index_of_no_class_is_an_error() {
 fn running_statistics_follow_the_batches() {
     common::worlds(1, |world| {
         for place in world.places() {
-            let x = tensor(&[[1f32, 10.0], [3.0, 14.0]], place)?;
+            let x = tensor([[1f32, 10.0], [3.0, 14.0]], place)?;
             let (mean, var) = (zeros([2], place)?, ones([2], place)?);
             let options = BatchNormOptions { training: true, eps: 0.0, ..Default::default() };
             close(&batch_norm(&x, &mean, &var, &options)?, &[-1.0, -1.0, 1.0, 1.0])?;
@@ -104,7 +104,7 @@ fn running_statistics_follow_the_batches() {
 #[test]
 fn a_training_step_changes_statistics_without_a_gradient() {
     common::cpu(|_| {
-        let x = tensor(&[[1f64], [2.0], [4.0]], ())?.requires_grad_(true)?;
+        let x = tensor([[1f64], [2.0], [4.0]], ())?.requires_grad_(true)?;
         let (mean, var) = (zeros([1], DType::F64)?, ones([1], DType::F64)?);
         let options = BatchNormOptions { training: true, ..Default::default() };
         batch_norm(&x, &mean, &var, &options)?.square()?.sum(())?.backward()?;

@@ -48,9 +48,9 @@ fn triangles_beyond_the_matrix_are_all_or_nothing() {
         }
         t.triu_(1)?;
         assert_eq!(t.to_vec::<i64>()?, [0, 2, 3, 0, 0, 6]);
-        let bools = tensor(&[[true, true], [true, true]], ())?;
+        let bools = tensor([[true, true], [true, true]], ())?;
         assert_eq!(bools.tril(-1)?.to_vec::<bool>()?, [false, false, true, false]);
-        let inf = tensor(&[[f32::INFINITY, f32::NAN]; 2], ())?;
+        let inf = tensor([[f32::INFINITY, f32::NAN]; 2], ())?;
         assert_eq!(inf.tril(-2)?.to_vec::<f32>()?, [0.0; 4]);
         for (offset, lower, upper) in [(0, 3, 5), (1, 5, 3), (-9, 0, 6), (isize::MAX, 6, 0)] {
             assert_eq!(tril_indices(2, 3, offset, ())?.size(), [2, lower], "{offset}");
@@ -122,7 +122,7 @@ fn equations_that_cannot_be_read_say_why() {
         says("ii->i", &[&t], "sizes 2 and 3")?;
         says("ij,kj->ik", &[&t, &t.t()?.contiguous()?], "sizes 3 and 2")?;
         // Sizes of 1 broadcast, and what no operand needs any more is summed.
-        let one = tensor(&[[2f32], [3.0]], ())?;
+        let one = tensor([[2f32], [3.0]], ())?;
         let ones = t.add(1)?;
         assert_eq!(einsum("ij,ij->i", &[&one, &ones])?.to_vec::<f32>()?, [6.0, 9.0]);
         assert_eq!(einsum(" ba ", &[&arange(2, ())?.reshape([1, 2])?])?.size(), [2, 1]);
