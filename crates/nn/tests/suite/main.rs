@@ -5,8 +5,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod boxes;
-
 mod files;
+mod from_pytorch;
 mod modules;
 mod moves;
 mod optim;

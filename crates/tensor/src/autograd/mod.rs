@@ -49,4 +49,4 @@ pub(crate) use record::{
     check_in_place, record, record_all, record_in_place, record_overwritten, refuse, wanted,
     wanted_in_place,
 };
-pub(crate) use rules::{elementwise, elementwise_as, elementwise_in_place};
+pub(crate) use rules::{before_change, elementwise, elementwise_as, record_change};

@@ -1,7 +1,5 @@
 //! Fills in place. All take `&self`: tensors share memory, and so does the change.
 
-use std::panic::Location;
-
 use warpline_kernels::{fill, random};
 
 use super::ops::check_fits;
@@ -19,7 +17,11 @@ impl Tensor {
         let value = value.into();
         check_filled("fill_", value, self.dtype())?;
         let exec = self.exec()?;
-        overwrites("fill_", self, || fill::fill(exec.target(), self.as_view(), value))?;
+        let tracked = check_overwritten("fill_", self)?;
+        fill::fill(exec.target(), self.as_view(), value)?;
+        if tracked {
+            record_overwritten("fill_", self)?;
+        }
         Ok(self)
     }
 
@@ -41,7 +43,11 @@ impl Tensor {
     pub fn normal_(&self, mean: f64, std: f64) -> Result<&Self> {
         check_finite("normal_", &[("mean", mean), ("std", std)])?;
         let exec = self.exec()?;
-        overwrites("normal_", self, || random::normal(exec.target(), self.as_view(), mean, std))?;
+        let tracked = check_overwritten("normal_", self)?;
+        random::normal(exec.target(), self.as_view(), mean, std)?;
+        if tracked {
+            record_overwritten("normal_", self)?;
+        }
         Ok(self)
     }
 
@@ -54,7 +60,11 @@ impl Tensor {
     pub fn uniform_(&self, from: f64, to: f64) -> Result<&Self> {
         check_finite("uniform_", &[("from", from), ("to", to)])?;
         let exec = self.exec()?;
-        overwrites("uniform_", self, || random::uniform(exec.target(), self.as_view(), from, to))?;
+        let tracked = check_overwritten("uniform_", self)?;
+        random::uniform(exec.target(), self.as_view(), from, to)?;
+        if tracked {
+            record_overwritten("uniform_", self)?;
+        }
         Ok(self)
     }
 
@@ -65,7 +75,11 @@ impl Tensor {
     #[track_caller]
     pub fn random_(&self, low: i64, high: i64) -> Result<&Self> {
         let exec = self.exec()?;
-        overwrites("random_", self, || random::randint(exec.target(), self.as_view(), low, high))?;
+        let tracked = check_overwritten("random_", self)?;
+        random::randint(exec.target(), self.as_view(), low, high)?;
+        if tracked {
+            record_overwritten("random_", self)?;
+        }
         Ok(self)
     }
 
@@ -76,7 +90,11 @@ impl Tensor {
     #[track_caller]
     pub fn bernoulli_(&self, p: f64) -> Result<&Self> {
         let exec = self.exec()?;
-        overwrites("bernoulli_", self, || random::bernoulli(exec.target(), self.as_view(), p))?;
+        let tracked = check_overwritten("bernoulli_", self)?;
+        random::bernoulli(exec.target(), self.as_view(), p)?;
+        if tracked {
+            record_overwritten("bernoulli_", self)?;
+        }
         Ok(self)
     }
 
@@ -89,24 +107,24 @@ impl Tensor {
     pub fn exponential_(&self, lambda: f64) -> Result<&Self> {
         check_finite("exponential_", &[("lambda", lambda)])?;
         let exec = self.exec()?;
-        overwrites("exponential_", self, || {
-            random::exponential(exec.target(), self.as_view(), lambda)
-        })?;
+        let tracked = check_overwritten("exponential_", self)?;
+        random::exponential(exec.target(), self.as_view(), lambda)?;
+        if tracked {
+            record_overwritten("exponential_", self)?;
+        }
         Ok(self)
     }
 }
 
-/// Runs what writes every element of `tensor`, which then depends on nothing that it did before.
+/// Whether a change of every element of `tensor`, which then depends on nothing that it did before, is to be recorded.
 #[inline]
 #[track_caller]
-fn overwrites(op: &'static str, tensor: &Tensor, run: impl FnOnce() -> Result<()>) -> Result<()> {
-    let location = Location::caller();
-    let wanted = wanted_in_place(tensor, &[]);
-    if wanted {
+fn check_overwritten(op: &'static str, tensor: &Tensor) -> Result<bool> {
+    let tracked = wanted_in_place(tensor, &[]);
+    if tracked {
         check_in_place(op, tensor)?;
     }
-    run().map_err(|e| e.at(location))?;
-    if wanted { record_overwritten(op, tensor) } else { Ok(()) }
+    Ok(tracked)
 }
 
 #[track_caller]

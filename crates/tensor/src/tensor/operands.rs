@@ -8,7 +8,7 @@ use warpline_runtime::{Layout, Sizes, View, broadcast};
 
 use super::ops::{TensorOrScalar, broadcast_error, check_fits, in_step};
 use super::promote::combine;
-use crate::autograd::{elementwise, elementwise_in_place};
+use crate::autograd::{before_change, elementwise, record_change};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -162,16 +162,15 @@ pub(super) fn apply_in_place(
         Input::Tensor(b) => in_step(a, b),
         Input::Number(_) => true,
     });
-    let location = Location::caller();
-    let run = || {
-        if in_step {
-            return inputs.run(op, &inputs.layouts(a.size())?, a);
-        }
+    let change = before_change(op, name, a, operands)?;
+    if in_step {
+        inputs.run(op, &inputs.layouts(a.size())?, a)?;
+    } else {
         let out = a.exec()?.empty(a.size(), inputs.result).of(name)?;
         inputs.run(op, &inputs.layouts(a.size())?, &out)?;
-        a.overwrite(&out, false)
-    };
-    elementwise_in_place(op, name, a, operands, || run().map_err(|e: Error| e.at(location)))
+        a.overwrite(&out, false)?;
+    }
+    record_change(change)
 }
 
 /// A number as `fill_` would write it: floats lose their fraction among integers.

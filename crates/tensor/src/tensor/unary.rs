@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use warpline_kernels::elementwise::{self as table, Op, promoting};
 
-use crate::autograd::{elementwise, elementwise_in_place};
+use crate::autograd::{before_change, elementwise, record_change};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -212,8 +212,9 @@ fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()>
         });
     }
     let exec = a.exec()?;
-    let run = || promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view());
-    elementwise_in_place(op, name, a, &[a.into()], run)
+    let change = before_change(op, name, a, &[a.into()])?;
+    promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())?;
+    record_change(change)
 }
 
 macro_rules! in_place_methods {

@@ -203,59 +203,78 @@ fn tensors<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[&'a Tensor; 4]> {
     operands.iter().filter_map(tensor).collect()
 }
 
-/// Runs an op of the table into `a`, one of its operands, and records it, if a gradient is wanted.
+/// An op of the table that is about to change one of its operands, to be recorded once it has.
+pub(crate) struct Change<'a> {
+    name: &'static str,
+    plan: Plan<'a>,
+    /// The operand as it was, which is gone afterwards, and its places among what is saved.
+    former: Option<(Tensor, SmallVec<[usize; 3]>)>,
+}
+
+/// To be asked before an op of the table runs into `a`, one of its operands; what comes back is for
+/// [`record_change`]. It runs in between, and not in a closure, which would not know the line that called.
 #[inline]
 #[track_caller]
-pub(crate) fn elementwise_in_place(
+pub(crate) fn before_change<'a>(
     op: &'static Op,
     name: &'static str,
-    a: &Tensor,
-    operands: &[TensorOrScalar<'_>],
-    run: impl FnOnce() -> Result<()>,
-) -> Result<()> {
+    a: &'a Tensor,
+    operands: &[TensorOrScalar<'a>],
+) -> Result<Option<Box<Change<'a>>>> {
     let tracked = operands.iter().any(|operand| match operand {
         TensorOrScalar::Tensor(tensor) => tensor.requires_grad(),
         TensorOrScalar::Scalar(_) => false,
     });
     if !tracked && !wanted_in_place(a, &[]) {
-        return run();
+        return Ok(None);
     }
-    record_in_place_elementwise(op, name, a, operands, run)
+    Change::new(op, name, a, operands)
 }
 
-#[cold]
+/// Records what [`before_change`] returned.
+#[inline]
 #[track_caller]
-fn record_in_place_elementwise(
-    op: &'static Op,
-    name: &'static str,
-    a: &Tensor,
-    operands: &[TensorOrScalar<'_>],
-    run: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    if !wanted_in_place(a, &tensors(operands)) {
-        return run();
+pub(crate) fn record_change(change: Option<Box<Change<'_>>>) -> Result<()> {
+    change.map_or(Ok(()), |change| change.record())
+}
+
+impl<'a> Change<'a> {
+    #[cold]
+    #[track_caller]
+    fn new(
+        op: &'static Op,
+        name: &'static str,
+        a: &'a Tensor,
+        operands: &[TensorOrScalar<'a>],
+    ) -> Result<Option<Box<Self>>> {
+        if !wanted_in_place(a, &tensors(operands)) {
+            return Ok(None);
+        }
+        check_in_place(name, a)?;
+        let Some(derivative) = derivative(op.name()) else {
+            return refuse(name, &tensors(operands)).map(|()| None);
+        };
+        let mut plan = Plan::new(&derivative, operands, a);
+        // What is changed comes first among the inputs of a node.
+        let own = plan.tensors.iter().position(|tensor| tensor.is_same(a)).unwrap_or(0);
+        plan.tensors.swap(0, own);
+        plan.numbers.swap(0, own);
+        let places: SmallVec<[usize; 3]> = (0..plan.saved.len())
+            .filter(|&i| plan.saved[i].is_same(a) && plan.out != Some(i))
+            .collect();
+        let former = if places.is_empty() { None } else { Some((a.copy()?, places)) };
+        Ok(Some(Box::new(Self { name, plan, former })))
     }
-    check_in_place(name, a)?;
-    let Some(derivative) = derivative(op.name()) else {
-        return refuse(name, &tensors(operands));
-    };
-    let former;
-    let mut plan = Plan::new(&derivative, operands, a);
-    // What is changed comes first among the inputs of a node.
-    let own = plan.tensors.iter().position(|tensor| tensor.is_same(a)).unwrap_or(0);
-    plan.tensors.swap(0, own);
-    plan.numbers.swap(0, own);
-    // Its elements as they were are gone afterwards.
-    let places: SmallVec<[usize; 3]> = (0..plan.saved.len())
-        .filter(|&i| plan.saved[i].is_same(a) && plan.out != Some(i))
-        .collect();
-    if !places.is_empty() {
-        former = a.copy()?;
-        places.into_iter().for_each(|i| plan.saved[i] = &former);
+
+    #[cold]
+    #[track_caller]
+    fn record(self) -> Result<()> {
+        let mut saved: SmallVec<[&Tensor; 3]> = self.plan.saved.iter().copied().collect();
+        if let Some((former, places)) = &self.former {
+            places.iter().for_each(|&i| saved[i] = former);
+        }
+        record_in_place(self.name, &self.plan.tensors, &saved, self.plan.rule())
     }
-    let rule = plan.rule();
-    run()?;
-    record_in_place(name, &plan.tensors, &plan.saved, rule)
 }
 
 /// A derivative of an op with one operand.

@@ -6,4 +6,4 @@ mod derivative;
 mod functions;
 mod select;
 
-pub(crate) use derivative::{elementwise, elementwise_as, elementwise_in_place};
+pub(crate) use derivative::{before_change, elementwise, elementwise_as, record_change};

@@ -148,7 +148,9 @@ impl Tensor {
     ) -> Result<&Self> {
         const OP: &str = "scatter_reduce_";
         if wanted_in_place(self, &[src]) {
-            let out = self.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
+            // What it holds now is gone afterwards, and may be needed for the gradient.
+            let former = self.copy().of(OP)?;
+            let out = former.scatter_reduce(dim, index, src, reduce, include_self).of(OP)?;
             return self.copy_(&out, false).of(OP);
         }
         self.reduce_in(OP, dim, index, src, reduce, include_self)?;

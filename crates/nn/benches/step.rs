@@ -1,0 +1,50 @@
+//! What a step of training costs the host above the driver, with one that does nothing: the network of `model_speed`.
+
+use std::sync::Arc;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use warpline::autograd::no_grad;
+use warpline::functional::{CrossEntropyOptions, cross_entropy};
+use warpline::{DType, Result, Runtime, RuntimeConfig, empty, with_runtime};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
+use warpline_nn::{Linear, Module, ReLU, Sequential};
+
+fn step(c: &mut Criterion) {
+    let runtime =
+        Runtime::new(Arc::new(NullDriver::new(1)), RuntimeConfig::default()).expect("a runtime");
+    with_runtime(&runtime, || -> Result<()> {
+        let net = Sequential::new()
+            .with(Linear::new(256, 256, "cuda")?)
+            .with(ReLU)
+            .with(Linear::new(256, 256, "cuda")?)
+            .with(ReLU)
+            .with(Linear::new(256, 10, "cuda")?);
+        let x = empty([64, 256], "cuda")?;
+        let y = empty([64], (DType::I64, "cuda"))?;
+        let options = CrossEntropyOptions::default();
+        let forward = || cross_entropy(&net.forward(&x)?, &y, &options);
+        c.bench_function("step/forward without gradients", |bench| {
+            bench.iter(|| no_grad(forward).expect("a loss"));
+        });
+        c.bench_function("step/forward", |bench| bench.iter(|| forward().expect("a loss")));
+        let mut sgd = Sgd::new(net.parameters(), SgdOptions { lr: 0.01, ..Default::default() })?;
+        let mut adam = AdamW::new(net.parameters(), AdamWOptions::default())?;
+        let all: [(&str, &mut dyn Optimizer); 2] = [("SGD", &mut sgd), ("AdamW", &mut adam)];
+        for (name, optimizer) in all {
+            let mut step = || -> Result<()> {
+                optimizer.zero_grad()?;
+                forward()?.backward()?;
+                optimizer.step()
+            };
+            c.bench_function(&format!("step/{name}"), |bench| {
+                bench.iter(|| step().expect("a step"));
+            });
+        }
+        Ok(())
+    })
+    .expect("a network");
+}
+
+criterion_group!(benches, step);
+criterion_main!(benches);
