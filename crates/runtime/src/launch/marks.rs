@@ -34,7 +34,7 @@ impl Marking<'_> {
     /// Takes back that it would have checked: the driver refused it.
     #[cold]
     pub(super) fn refused(&self, stream: &Stream) {
-        for source in &*self.own.borrow() {
+        for source in self.own.borrow().iter() {
             if let Source::Launch(launch) = source {
                 stream.mailbox().withdraw(launch);
             }
@@ -134,7 +134,7 @@ impl Marking<'_> {
         uses: &mut [impl DerefMut<Target = Uses>],
     ) {
         if self.flows.is_none() {
-            carried.extend(own.iter().cloned());
+            carried.join(own);
         }
         for ((storage, written), uses) in storages.iter().zip(uses) {
             if !written {

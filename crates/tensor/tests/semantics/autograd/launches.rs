@@ -76,3 +76,17 @@ fn a_layer_norm_is_one_and_two() {
         Ok(())
     });
 }
+
+#[test]
+fn parts_of_a_split_are_put_together_by_one() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let x = randn([8, 12], Device::cuda(0))?.requires_grad_(true)?;
+        let parts = x.split(4, 1)?;
+        let y = parts[0].mul(&parts[1])?.mul(&parts[2])?;
+        let grad = randn([8, 4], Device::cuda(0))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        assert_eq!(backward, 4 + 1);
+        Ok(())
+    });
+}
