@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use std::ops::DerefMut;
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::Access;
 use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck, Stream};
 
 use crate::race::Touch;
@@ -161,7 +160,8 @@ fn write(storage: &Storage, marks: &mut Marks, touches: &[Touch<'_>], sources: &
     let written: SmallVec<[_; 2]> =
         written.filter_map(|t| t.extent().map(|extent| (t.access, extent))).collect();
     for (access, (bytes, dense)) in &written {
-        if *dense && *access == Access::Write {
+        // What is read too has passed its marks on to `sources`.
+        if *dense || access.reads() {
             marks.overwrite(bytes);
         }
     }
