@@ -113,8 +113,10 @@ impl BlasType {
 /// [module](self#column-major).
 #[derive(Clone, Copy, Debug)]
 pub struct GemmArgs {
-    /// The type of all three matrices.
+    /// The type of `A` and `B`.
     pub dtype: BlasType,
+    /// The type of `C`: theirs, or [`BlasType::F32`] for halves.
+    pub result: BlasType,
     /// Whether `op(A)` is `A` transposed.
     pub transa: bool,
     /// Whether `op(B)` is `B` transposed.
@@ -290,6 +292,7 @@ impl BlasHandle {
         let [lda, ldb, ldc] = [int("lda", args.lda)?, int("ldb", args.ldb)?, int("ldc", args.ldc)?];
         let batch = int("batch", args.batch)?;
         let (data, compute) = args.dtype.raw();
+        let (result, _) = args.result.raw();
         let (alpha32, beta32) = (args.alpha as f32, args.beta as f32);
         let (alpha, beta): (*const c_void, *const c_void) = if args.dtype == BlasType::F64 {
             ((&raw const args.alpha).cast(), (&raw const args.beta).cast())
@@ -331,7 +334,7 @@ impl BlasHandle {
                 args.stride_b,
                 beta,
                 mutable(args.c),
-                data,
+                result,
                 ldc,
                 args.stride_c,
                 batch,

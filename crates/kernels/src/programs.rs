@@ -15,6 +15,8 @@ pub(crate) fn committed(program: &str) -> Option<&'static [u8]> {
 pub(crate) const NUMBERS: &[&str] = DType::SUFFIXES.split_at(1).1;
 /// A variant for each float.
 pub(crate) const FLOATS: &[&str] = DType::SUFFIXES.split_at(DType::F16 as usize).1;
+/// A variant for each half-width float.
+pub(crate) const HALVES: &[&str] = &["f16", "bf16"];
 /// A variant for each size of elements that are moved and no more: 1, 2, 4, 8 bytes.
 pub(crate) const BITS: &[&str] = &["u8", "u16", "u32", "u64"];
 

@@ -44,6 +44,7 @@ fn gpu_blas_multiplies() {
         // Row-major, so the operands change places: see the module.
         let args = GemmArgs {
             dtype,
+            result: dtype,
             transa: false,
             transb: false,
             m: n,
@@ -100,6 +101,7 @@ fn gpu_blas_multiplies() {
     // A leading dimension that is too small is cuBLAS's to refuse.
     let bad = GemmArgs {
         dtype: BlasType::F32,
+        result: BlasType::F32,
         transa: false,
         transb: false,
         m: 4,

@@ -41,15 +41,16 @@ pub(super) fn takes(rows: u64, columns: u64, steps: Steps) -> bool {
 }
 
 impl Gemm {
-    /// `None` when cuBLAS cannot do it as it lies.
-    pub(super) fn new(dtype: DType, p: &Product) -> Option<Self> {
-        let dtype = match dtype {
-            DType::F16 => BlasType::F16,
-            DType::BF16 => BlasType::BF16,
-            DType::F32 => BlasType::F32,
-            DType::F64 => BlasType::F64,
-            _ => return None,
+    /// Of the dtypes of operands and result. `None` when cuBLAS cannot do it as it lies.
+    pub(super) fn new([dtype, result]: [DType; 2], p: &Product) -> Option<Self> {
+        let of = |dtype| match dtype {
+            DType::F16 => Some(BlasType::F16),
+            DType::BF16 => Some(BlasType::BF16),
+            DType::F32 => Some(BlasType::F32),
+            DType::F64 => Some(BlasType::F64),
+            _ => None,
         };
+        let (dtype, result) = (of(dtype)?, of(result)?);
         if p.k == 0 || [p.a, p.b, p.c].iter().any(|s| s.batch < 0) {
             return None;
         }
@@ -79,6 +80,7 @@ impl Gemm {
         let nowhere = unsafe { DevicePtr::from_raw(0) };
         let args = GemmArgs {
             dtype,
+            result,
             transa,
             transb,
             m: p.n as usize,

@@ -77,7 +77,7 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
     let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
     if vector::is_one(&p) {
         // SAFETY: the caller's promise.
-        return unsafe { vector::floats(launch.parallel, &p, [a, b, c]) };
+        return unsafe { vector::floats(launch.parallel, &p, [a, b], c) };
     }
     let product = |batch: i64, parallel: bool| {
         for (row, m) in parts(p.m, LARGEST) {
@@ -107,17 +107,22 @@ pub(super) unsafe fn floats<T: Float>(launch: &HostLaunch<'_>) {
     }
 }
 
-/// As [`floats`], by way of `f32`.
+/// As [`floats`], by way of `f32`; the result is of `R`s.
 ///
 /// # Safety
 /// As [`floats`].
-pub(super) unsafe fn halves<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>) {
+pub(super) unsafe fn halves<T, R>(launch: &HostLaunch<'_>)
+where
+    T: HostElement<Compute = f32>,
+    R: HostElement<Compute = f32>,
+{
     let p: Product = host::params(launch);
-    let [a, b, c] = [0, 1, 2].map(|i| Shared::<T>::operand(launch, i));
+    let [a, b] = [0, 1].map(|i| Shared::<T>::operand(launch, i));
+    let c = Shared::<R>::operand(launch, 2);
     let parallel = launch.parallel;
     if vector::is_one(&p) {
         // SAFETY: the caller's promise.
-        return unsafe { vector::floats(parallel, &p, [a, b, c]) };
+        return unsafe { vector::floats(parallel, &p, [a, b], c) };
     }
     let [most_m, most_n, most_k] = [p.m, p.n, p.k].map(|size| size.min(BLOCK) as usize);
     let (mut x, mut y) = (vec![0f32; most_m * most_k], vec![0f32; most_k * most_n]);
@@ -146,13 +151,13 @@ pub(super) unsafe fn halves<T: HostElement<Compute = f32>>(launch: &HostLaunch<'
                             let to = c.at(p.c.at(batch, row as i64 + r as i64, column as i64));
                             // SAFETY: a row of the result, which is this thread's.
                             let to = unsafe { from_raw_parts_mut(to, sums.len()) };
-                            vectorized(Convert(sums, to, T::put));
+                            vectorized(Convert(sums, to, R::put));
                             continue;
                         }
                         for (j, &sum) in (0..).zip(sums) {
                             let at = p.c.at(batch, row as i64 + r as i64, column as i64 + j);
                             // SAFETY: an element of the result, in a row that is this thread's.
-                            unsafe { c.write(at, T::put(sum)) };
+                            unsafe { c.write(at, R::put(sum)) };
                         }
                     }
                 });

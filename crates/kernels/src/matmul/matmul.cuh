@@ -5,7 +5,7 @@
 // Rows and columns of a thread's part.
 #define PART 4
 
-template <class T> __device__ __forceinline__ void matmul(const T *a, const T *b, T *c, const Product &p) {
+template <class T, class R> __device__ __forceinline__ void matmul(const T *a, const T *b, R *c, const Product &p) {
     typedef compute_t<T> C;
     // One column more than needed, so that columns do not share a bank.
     __shared__ C left[DEPTH][TILE + 1], right[DEPTH][TILE + 1];
@@ -41,7 +41,7 @@ template <class T> __device__ __forceinline__ void matmul(const T *a, const T *b
             }
             __syncthreads();
         }
-        T *z = c + (i64)batch * p.c.batch;
+        R *z = c + (i64)batch * p.c.batch;
 #pragma unroll
         for (int i = 0; i < PART; i++) {
 #pragma unroll
@@ -55,8 +55,8 @@ template <class T> __device__ __forceinline__ void matmul(const T *a, const T *b
     }
 }
 
-#define MATMUL(T)                                                                              \
-    extern "C" __global__ __launch_bounds__(256) void matmul_##T(                              \
-        const T *a, const T *b, T *c, Product p) {                                              \
+#define MATMUL(name, T, R)                                                                     \
+    extern "C" __global__ __launch_bounds__(256) void name(                                    \
+        const T *a, const T *b, R *c, Product p) {                                              \
         matmul<T>(a, b, c, p);                                                                 \
     }

@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::blas::Blas;
 use warpline_cuda_sys_safe::{DevicePtr, DriverError, HostKernel, StreamHandle};
 
-use crate::programs::{NUMBERS, committed};
+use crate::programs::{HALVES, NUMBERS, committed};
 use blas::Gemm;
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code};
@@ -34,20 +34,37 @@ const SMALL: u64 = 1 << 22;
 /// The most that a thread of a small product sums up.
 const SMALL_DEPTH: u64 = 256;
 
-pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL, &MATMUL_SMALL];
+pub(crate) const PROGRAMS: &[&Program] = &[&MATMUL, &MATMUL_SMALL, &MATMUL_F32, &MATMUL_SMALL_F32];
 
-static MATMUL: Program = Program::new("matmul", NUMBERS, &[""], |_, ty| {
-    let of = Source::new().with::<Product>().push(module::ELEMENT);
-    of.push(include_str!("matmul.cuh")).push(&format!("MATMUL({ty})"))
-})
-.with_ptx(committed);
+static MATMUL: Program =
+    Program::new("matmul", NUMBERS, &[""], |program, ty| tiles(program, ty, ty))
+        .with_ptx(committed);
 
-static MATMUL_SMALL: Program = Program::new("matmul_small", NUMBERS, &[""], |_, ty| {
+static MATMUL_SMALL: Program =
+    Program::new("matmul_small", NUMBERS, &[""], |program, ty| small_tiles(program, ty, ty))
+        .with_ptx(committed);
+
+/// Of halves, with a result of `f32`.
+static MATMUL_F32: Program =
+    Program::new("matmul_to_f32", HALVES, &[""], |program, ty| tiles(program, ty, "f32"))
+        .with_ptx(committed);
+
+static MATMUL_SMALL_F32: Program =
+    Program::new("matmul_small_to_f32", HALVES, &[""], |program, ty| {
+        small_tiles(program, ty, "f32")
+    })
+    .with_ptx(committed);
+
+fn tiles(program: &Program, ty: &str, result: &str) -> Source {
+    let of = Source::new().with::<Product>().push(module::ELEMENT).push(include_str!("matmul.cuh"));
+    of.push(&format!("MATMUL({}_{ty}, {ty}, {result})", program.name()))
+}
+
+fn small_tiles(program: &Program, ty: &str, result: &str) -> Source {
     let of = Source::new().with::<Product>().push(module::ELEMENT);
-    let of = of.push(&format!("#define SIDE {SMALL_TILE}"));
-    of.push(include_str!("small.cuh")).push(&format!("SMALL({ty})"))
-})
-.with_ptx(committed);
+    let of = of.push(&format!("#define SIDE {SMALL_TILE}")).push(include_str!("small.cuh"));
+    of.push(&format!("SMALL({}_{ty}, {ty}, {result})", program.name()))
+}
 
 /// Strides in elements: from matrix to matrix, row to row, column to column.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -98,7 +115,8 @@ impl Product {
 
 /// The product of two matrices (`torch.mm`: `m × k` by `k × n` into `m × n`) or of as many pairs
 /// of matrices (`torch.bmm`, with a first dimension that counts them). All of one dtype, any but
-/// bool; the halves are summed in `f32`. Operands may have any strides.
+/// bool; the halves are summed in `f32`, and their result may be of it (PyTorch's `out_dtype`). Operands
+/// may have any strides.
 ///
 /// # Errors
 /// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`], [`Error::ShapeMismatch`],
@@ -110,11 +128,12 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     if out.numel() == 0 {
         return Ok(());
     }
-    let (index, host) = kernel(a.dtype)?;
+    let wide = out.dtype != a.dtype;
+    let (index, host) = kernel(a.dtype, wide)?;
     let small = params.is_small();
     let gemm = match target {
         Target::Cuda(runtime, device, _) if !small && runtime.uses_cublas() => {
-            match Gemm::new(a.dtype, &params) {
+            match Gemm::new([a.dtype, out.dtype], &params) {
                 Some(gemm) if has_cublas(device)? => Some((gemm, device)),
                 _ => None,
             }
@@ -125,7 +144,12 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         Some((gemm, device)) => gemm.enqueue(&**device.driver(), device.index(), stream, pointers),
         None => Ok(()),
     };
-    let (program, tile) = if small { (&MATMUL_SMALL, SMALL_TILE) } else { (&MATMUL, TILE) };
+    let (program, tile) = match (small, wide) {
+        (true, false) => (&MATMUL_SMALL, SMALL_TILE),
+        (true, true) => (&MATMUL_SMALL_F32, SMALL_TILE),
+        (false, false) => (&MATMUL, TILE),
+        (false, true) => (&MATMUL_F32, TILE),
+    };
     let tiles = params.m.div_ceil(tile) * params.n.div_ceil(tile);
     let code = if gemm.is_some() {
         Code::Library(&library)
@@ -176,8 +200,9 @@ pub fn needs_contiguous(view: View<'_>) -> bool {
 
 #[track_caller]
 fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
-    for other in [b, out] {
-        if other.dtype != a.dtype {
+    let is_half = [DType::F16, DType::BF16].contains(&a.dtype);
+    for (other, or_f32) in [(b, false), (out, is_half)] {
+        if other.dtype != a.dtype && !(or_f32 && other.dtype == DType::F32) {
             return Err(Error::DTypeMismatch {
                 location: Location::caller(),
                 op: OP,
@@ -206,10 +231,12 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
     Ok(Product { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
 }
 
-/// The kernel's number and its CPU implementation.
+/// The number of the kernel's variant, and its CPU implementation. The result of halves is `wide` where it is of `f32`.
 #[track_caller]
-fn kernel(dtype: DType) -> Result<(usize, HostKernel)> {
+fn kernel(dtype: DType, wide: bool) -> Result<(usize, HostKernel)> {
     let host: HostKernel = match dtype {
+        DType::F16 if wide => return Ok((0, cpu::halves::<half::f16, f32>)),
+        DType::BF16 if wide => return Ok((1, cpu::halves::<half::bf16, f32>)),
         DType::Bool => {
             return Err(Error::UnsupportedDType { location: Location::caller(), op: OP, dtype });
         }
@@ -218,8 +245,8 @@ fn kernel(dtype: DType) -> Result<(usize, HostKernel)> {
         DType::I16 => cpu::integers::<i16>,
         DType::I32 => cpu::integers::<i32>,
         DType::I64 => cpu::integers::<i64>,
-        DType::F16 => cpu::halves::<half::f16>,
-        DType::BF16 => cpu::halves::<half::bf16>,
+        DType::F16 => cpu::halves::<half::f16, half::f16>,
+        DType::BF16 => cpu::halves::<half::bf16, half::bf16>,
         DType::F32 => cpu::floats::<f32>,
         DType::F64 => cpu::floats::<f64>,
     };

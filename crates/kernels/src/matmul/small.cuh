@@ -4,7 +4,7 @@
 #define DEPTH 64
 #define LOADS (SIDE * DEPTH / 256)
 
-template <class T> __device__ __forceinline__ void small(const T *a, const T *b, T *c, const Product &p) {
+template <class T, class R> __device__ __forceinline__ void small(const T *a, const T *b, R *c, const Product &p) {
     typedef compute_t<T> C;
     // One column more than needed, so that rows do not share a bank.
     __shared__ C left[SIDE][DEPTH + 1], right[DEPTH][SIDE + 1];
@@ -46,14 +46,14 @@ template <class T> __device__ __forceinline__ void small(const T *a, const T *b,
             __syncthreads();
         }
         if (row0 + ty < m && column0 + tx < n) {
-            T *z = c + (i64)batch * p.c.batch;
+            R *z = c + (i64)batch * p.c.batch;
             store(z[(i64)(row0 + ty) * p.c.row + (i64)(column0 + tx) * p.c.column], sum);
         }
     }
 }
 
-#define SMALL(T)                                                                               \
-    extern "C" __global__ __launch_bounds__(256) void matmul_small_##T(                        \
-        const T *a, const T *b, T *c, const __grid_constant__ Product p) {                      \
+#define SMALL(name, T, R)                                                                      \
+    extern "C" __global__ __launch_bounds__(256) void name(                                    \
+        const T *a, const T *b, R *c, const __grid_constant__ Product p) {                      \
         small<T>(a, b, c, p);                                                                  \
     }

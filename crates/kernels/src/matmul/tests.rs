@@ -53,18 +53,27 @@ fn matrix(
 #[track_caller]
 fn check(target: Target<'_>, a: &Tensor, b: &Tensor, out: &Tensor) {
     let (&[batch, m, k], &[_, _, n]) = (a.view().sizes(), b.view().sizes()) else { panic!("3-D") };
-    let expected = reference(a.dtype, [batch, m, n, k], &a.floats(target), &b.floats(target));
+    let expected = reference(out.dtype, [batch, m, n, k], &a.floats(target), &b.floats(target));
     matmul(target, a.view(), b.view(), out.view()).unwrap();
     let context = format!(
-        "{}: {:?} {:?} by {:?} {:?} into {:?}",
+        "{} to {}: {:?} {:?} by {:?} {:?} into {:?}",
         a.dtype,
+        out.dtype,
         a.view().sizes(),
         a.view().strides(),
         b.view().sizes(),
         b.view().strides(),
         out.view().strides()
     );
-    assert_close(a.dtype, &out.floats(target), &expected, &context);
+    assert_close(out.dtype, &out.floats(target), &expected, &context);
+}
+
+/// What a product of operands of a dtype may be of.
+fn results(dtype: DType) -> Vec<DType> {
+    match dtype {
+        DType::F16 | DType::BF16 => vec![dtype, DType::F32],
+        _ => vec![dtype],
+    }
 }
 
 fn every_dtype_and_lie(target: Target<'_>) {
@@ -82,11 +91,12 @@ fn every_dtype_and_lie(target: Target<'_>) {
                 for other in [0, 1, kind] {
                     let a = matrix(target, dtype, [batch, m, k], kind, 1);
                     let b = matrix(target, dtype, [batch, k, n], other, 2);
-                    let out = Tensor::garbage(target, dtype, &[batch, m, n]);
-                    check(target, &a, &b, &out);
-                    let out =
-                        Tensor::garbage(target, dtype, &[batch, n, m]).with(|l| l.transpose(1, 2));
-                    check(target, &a, &b, &out);
+                    for result in results(dtype) {
+                        let out = Tensor::garbage(target, result, &[batch, m, n]);
+                        check(target, &a, &b, &out);
+                        let turned = Tensor::garbage(target, result, &[batch, n, m]);
+                        check(target, &a, &b, &turned.with(|l| l.transpose(1, 2)));
+                    }
                 }
             }
         }
@@ -111,8 +121,9 @@ fn larger_than_a_block_of_any_kind() {
             for [m, n, k] in [[2, 2, 2100], [1030, 2, 3], [2, 2100, 1030], [1, 40_000, 2]] {
                 let a = matrix(target, dtype, [2, m, k], 1, 1);
                 let b = matrix(target, dtype, [2, k, n], 4, 2);
-                let out = Tensor::garbage(target, dtype, &[2, m, n]);
-                check(target, &a, &b, &out);
+                for result in results(dtype) {
+                    check(target, &a, &b, &Tensor::garbage(target, result, &[2, m, n]));
+                }
             }
         }
     });
@@ -159,8 +170,8 @@ fn what_cublas_takes() {
             let b = Tensor::garbage(target, DType::F32, &[2, 5, 6]);
             let out = Tensor::garbage(target, DType::F32, &[2, 4, 6]);
             let params = super::check(a.view(), b.view(), out.view()).unwrap();
-            assert_eq!(Gemm::new(DType::F32, &params).is_none(), expected, "kind {kind}");
-            assert!(Gemm::new(DType::I32, &params).is_none());
+            assert_eq!(Gemm::new([DType::F32; 2], &params).is_none(), expected, "kind {kind}");
+            assert!(Gemm::new([DType::I32; 2], &params).is_none());
         }
     });
 }
@@ -176,6 +187,11 @@ fn bad_arguments_are_refused() {
         assert!(matches!(run(&a, &b, &b), Err(Error::ShapeMismatch { .. })));
         let c = of(DType::F64, &[2, 2]);
         assert!(matches!(run(&a, &b, &c), Err(Error::DTypeMismatch { .. })));
+        let halves = [of(DType::F16, &[2, 3]), of(DType::F16, &[3, 2])];
+        assert!(matches!(run(&halves[0], &b, &c), Err(Error::DTypeMismatch { .. })));
+        assert!(matches!(run(&halves[0], &halves[1], &c), Err(Error::DTypeMismatch { .. })));
+        let bf16 = of(DType::BF16, &[2, 2]);
+        assert!(matches!(run(&halves[0], &halves[1], &bf16), Err(Error::DTypeMismatch { .. })));
         let square = of(DType::F32, &[2, 2]);
         assert!(matches!(run(&square, &square, &square), Err(Error::OverlappingOperands { .. })));
         let bools = [of(DType::Bool, &[2, 2]), of(DType::Bool, &[2, 2])];

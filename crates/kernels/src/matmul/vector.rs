@@ -24,13 +24,12 @@ const PART: usize = 1 << 15;
 /// Parts of a row at most: what they are summed up in does not grow with what an operand is expanded to.
 const PARTS: usize = 64;
 
-/// `result[r] = Σ matrix[r][k] · vector[k]` of each batch, with steps in elements.
+/// What is summed up, `Σ matrix[r][k] · vector[k]` of each batch, with steps in elements.
 #[derive(Clone, Copy)]
 struct Work<T> {
     rows: usize,
     matrix: (Shared<T>, [i64; 3]),
     vector: (Shared<T>, [i64; 2]),
-    result: (Shared<T>, [i64; 2]),
 }
 
 /// The element `at` these indices.
@@ -48,25 +47,28 @@ pub(super) fn is_one(p: &Product) -> bool {
 /// number of threads.
 ///
 /// # Safety
-/// The operands of `T` are valid for these sizes and steps.
-pub(super) unsafe fn floats<T: HostElement>(parallel: bool, p: &Product, of: [Shared<T>; 3]) {
-    let [a, b, c] = of;
+/// The operands of `T` and the result of `R` are valid for these sizes and steps.
+pub(super) unsafe fn floats<T, R>(parallel: bool, p: &Product, [a, b]: [Shared<T>; 2], c: Shared<R>)
+where
+    T: HostElement,
+    R: HostElement<Compute = T::Compute>,
+{
     let (batches, length) = (p.batch as usize, p.k as usize);
-    let work = if p.n == 1 {
-        Work {
+    let (work, result) = if p.n == 1 {
+        let work = Work {
             rows: p.m as usize,
             matrix: (a, [p.a.batch, p.a.row, p.a.column]),
             vector: (b, [p.b.batch, p.b.row]),
-            result: (c, [p.c.batch, p.c.row]),
-        }
+        };
+        (work, (c, [p.c.batch, p.c.row]))
     } else {
         // The transpose of the product is that of the transposes.
-        Work {
+        let work = Work {
             rows: p.n as usize,
             matrix: (b, [p.b.batch, p.b.column, p.b.row]),
             vector: (a, [p.a.batch, p.a.column]),
-            result: (c, [p.c.batch, p.c.column]),
-        }
+        };
+        (work, (c, [p.c.batch, p.c.column]))
     };
     let by_columns = work.matrix.1[1] == 1 && work.matrix.1[2] != 1 && work.rows > 1;
     // Rows that a thread has at a time.
@@ -103,7 +105,7 @@ pub(super) unsafe fn floats<T: HostElement>(parallel: bool, p: &Product, of: [Sh
                 // SAFETY: this thread's rows of the result, or of the sums of this part.
                 unsafe {
                     if parts == 1 {
-                        at(work.result, [batch, row]).write(T::put(sum));
+                        at(result, [batch, row]).write(R::put(sum));
                     } else {
                         partials.write(((batch * parts + p) * work.rows + row) as isize, sum);
                     }
@@ -117,7 +119,7 @@ pub(super) unsafe fn floats<T: HostElement>(parallel: bool, p: &Product, of: [Sh
             let of_part = |p: usize| partial[(batch * parts + p) * work.rows + row];
             let sum = (1..parts).fold(of_part(0), |sum, p| sum.add(of_part(p)));
             // SAFETY: an element of the result.
-            unsafe { at(work.result, [batch, row]).write(T::put(sum)) };
+            unsafe { at(result, [batch, row]).write(R::put(sum)) };
         }
     }
 }

@@ -28,16 +28,16 @@ impl Float for f64 {
 }
 
 /// Elements of a row that are taken at a time. A row may be longer than there is memory for.
-const BLOCK: usize = 1 << 18;
+pub(super) const BLOCK: usize = 1 << 18;
 
 /// Softmax of a row, or its logarithm.
-struct Row<'a, C> {
-    size: usize,
-    log: bool,
+pub(super) struct Row<'a, C> {
+    pub(super) size: usize,
+    pub(super) log: bool,
     /// A block of the row.
-    block: &'a mut [[C; LANES]],
-    read: &'a dyn Fn(usize, &mut [C]),
-    write: &'a dyn Fn(usize, &[C]),
+    pub(super) block: &'a mut [[C; LANES]],
+    pub(super) read: &'a dyn Fn(usize, &mut [C]),
+    pub(super) write: &'a dyn Fn(usize, &[C]),
 }
 
 impl<C: Float> Row<'_, C> {
@@ -103,7 +103,7 @@ impl<C: Float> Loop for Row<'_, C> {
 }
 
 /// Adds nothing to a softmax.
-fn lowest<C: Number>() -> C {
+pub(super) fn lowest<C: Number>() -> C {
     C::from_number(f64::NEG_INFINITY)
 }
 

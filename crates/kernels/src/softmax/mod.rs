@@ -1,5 +1,8 @@
 //! Softmax and its logarithm over one dimension, and their gradients.
 
+mod attention;
+#[cfg(test)]
+mod attention_tests;
 mod backward;
 mod cpu;
 #[cfg(test)]
@@ -17,6 +20,7 @@ use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
 use warpline_runtime::{DType, Error, Result, Target, View};
 
+pub use attention::{attention_weights, attention_weights_backward};
 pub use backward::softmax_backward;
 
 /// The kernels: rows in the registers of a few lanes, of a warp, of a block, and longer ones; those that
@@ -54,11 +58,19 @@ enum Kernel {
 const COLUMN_THREADS: u32 = 512;
 const COLUMN_HEIGHT: u32 = 32;
 
-pub(crate) const PROGRAMS: &[&Program] = &[&SOFTMAX, &backward::SOFTMAX_BACKWARD];
+pub(crate) const PROGRAMS: &[&Program] = &[
+    &SOFTMAX,
+    &backward::SOFTMAX_BACKWARD,
+    &attention::ATTENTION_WEIGHTS,
+    &attention::ATTENTION_WEIGHTS_BACKWARD,
+];
+
+const EXPONENTIAL: &str = include_str!("exponential.cuh");
 
 static SOFTMAX: Program = Program::new("softmax", FLOATS, KERNELS, |_, ty| {
     let of = Source::new().with::<Rows>().push(module::ELEMENT).push(module::SPACE);
-    let of = of.push(module::WALK).push(LANES).push(include_str!("softmax.cuh"));
+    let of = of.push(module::WALK).push(LANES).push(EXPONENTIAL);
+    let of = of.push(include_str!("softmax.cuh"));
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
     of.push(include_str!("columns.cuh")).push(&format!("SOFTMAX({ty}, {})", held(ty == "f64")))
 })

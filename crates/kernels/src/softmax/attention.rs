@@ -1,0 +1,289 @@
+//! Attention's weights, which are softmax of scaled scores, and the scores' gradient.
+
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
+
+use super::EXPONENTIAL;
+use super::cpu::{BLOCK, Float, Row, lowest};
+use crate::math::vectorized;
+use crate::programs::{FLOATS, LANES, committed};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, LANES as HOST_LANES, Number, Shared};
+use warpline_runtime::iter::vector_width;
+use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+
+/// Rows that a few lanes have in registers, and those of a block; and the same of no whole vectors.
+const KERNELS: &[&str] = &["short", "long", "short_odd", "long_odd"];
+
+/// Bytes of a row that a lane has in registers at most.
+const HELD_BYTES: usize = 128;
+const SHORT_THREADS: u32 = 128;
+const LONG_THREADS: u32 = 256;
+
+pub(super) static ATTENTION_WEIGHTS: Program =
+    Program::new("attention_weights", FLOATS, KERNELS, |_, ty| {
+        source().push(&format!("ATTENTION_WEIGHTS({ty})"))
+    })
+    .with_ptx(committed);
+
+pub(super) static ATTENTION_WEIGHTS_BACKWARD: Program =
+    Program::new("attention_weights_backward", FLOATS, KERNELS, |_, ty| {
+        source().push(&format!("ATTENTION_WEIGHTS_BACKWARD({ty})"))
+    })
+    .with_ptx(committed);
+
+fn source() -> Source {
+    let of = Source::new().with::<Attention>().push(module::ELEMENT).push(module::SPACE);
+    let of = of.push(LANES).push(EXPONENTIAL);
+    of.push(&format!("#define HELD_BYTES {HELD_BYTES}")).push(include_str!("attention.cuh"))
+}
+
+/// `batch` matrices of `queries` rows of `keys`. `team` is the logarithm of how many lanes have a row, `scale` the bits of
+/// an `f64`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Attention {
+    batch: u64,
+    queries: u64,
+    keys: u64,
+    team: u64,
+    causal: u64,
+    scale: u64,
+}
+
+cuda_struct!(Attention { batch, queries, keys, team, causal, scale });
+
+impl Attention {
+    /// How many keys the query sees that a row is of.
+    fn seen(&self, row: usize) -> usize {
+        let query = row % self.queries as usize;
+        if self.causal != 0 { self.keys.min(query as u64 + 1) as usize } else { self.keys as usize }
+    }
+}
+
+/// What scores of weights of a dtype are of: `f32` for the halves.
+#[track_caller]
+fn scores_dtype(op: &'static str, dtype: DType) -> Result<DType> {
+    match dtype {
+        DType::F16 | DType::BF16 | DType::F32 => Ok(DType::F32),
+        DType::F64 => Ok(DType::F64),
+        _ => Err(Error::UnsupportedDType { location: Location::caller(), op, dtype }),
+    }
+}
+
+/// The weights with which `torch.nn.functional.scaled_dot_product_attention` adds up values: softmax of `scale` times the
+/// scores of `[batch, queries, keys]`, over the keys. Where it `is_causal` query `i` sees keys up to `i`, and the others
+/// have a weight of 0. The scores of half-width weights are of `f32`. Both views are contiguous.
+///
+/// # Errors
+/// [`Error::UnsupportedDType`] for what is not a float, [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`], also for
+/// views that are not contiguous; [`Error::OverlappingOperands`]; otherwise as [`launch::run`].
+#[track_caller]
+pub fn attention_weights(
+    target: Target<'_>,
+    scores: View<'_>,
+    scale: f64,
+    is_causal: bool,
+    weights: View<'_>,
+) -> Result<()> {
+    const OP: &str = "attention_weights";
+    let wide = scores_dtype(OP, weights.dtype)?;
+    let params = params(OP, &[(scores, wide), (weights, weights.dtype)], scale, is_causal)?;
+    let host: HostKernel = match weights.dtype {
+        DType::F16 => forward::<half::f16, f32>,
+        DType::BF16 => forward::<half::bf16, f32>,
+        DType::F32 => forward::<f32, f32>,
+        _ => forward::<f64, f64>,
+    };
+    run(target, OP, &[scores.read(), weights.write()], params, host, &ATTENTION_WEIGHTS)
+}
+
+/// The gradient of [`attention_weights`] with respect to the scores, in the weights' dtype, for `grad`, that of the
+/// weights, which is of the scores' dtype. All views are contiguous.
+///
+/// # Errors
+/// As there.
+#[track_caller]
+pub fn attention_weights_backward(
+    target: Target<'_>,
+    grad: View<'_>,
+    weights: View<'_>,
+    scale: f64,
+    is_causal: bool,
+    result: View<'_>,
+) -> Result<()> {
+    const OP: &str = "attention_weights_backward";
+    let (dtype, wide) = (weights.dtype, scores_dtype(OP, weights.dtype)?);
+    let views = [(weights, dtype), (grad, wide), (result, dtype)];
+    let params = params(OP, &views, scale, is_causal)?;
+    let host: HostKernel = match dtype {
+        DType::F16 => backward::<half::f16, f32>,
+        DType::BF16 => backward::<half::bf16, f32>,
+        DType::F32 => backward::<f32, f32>,
+        _ => backward::<f64, f64>,
+    };
+    let operands = [grad.read(), weights.read(), result.write()];
+    run(target, OP, &operands, params, host, &ATTENTION_WEIGHTS_BACKWARD)
+}
+
+/// Checks views, each with the dtype that it must have.
+#[track_caller]
+fn params(
+    op: &'static str,
+    views: &[(View<'_>, DType)],
+    scale: f64,
+    is_causal: bool,
+) -> Result<Attention> {
+    let location = Location::caller();
+    let sizes = views[0].0.sizes();
+    for &(view, expected) in views {
+        if view.dtype != expected {
+            let actual = view.dtype;
+            return Err(Error::DTypeMismatch { location, op, expected, actual });
+        }
+        let fits = view.sizes() == sizes && view.layout.is_contiguous();
+        if sizes.len() != 3 || sizes[2] > i32::MAX as usize || !fits {
+            let reason = format!(
+                "an operand of {:?} with strides {:?} beside one of {sizes:?}; all must be contiguous, of the same \
+                 three sizes, with fewer than 2³¹ keys",
+                view.sizes(),
+                view.strides()
+            );
+            return Err(Error::ShapeMismatch { location, op, reason });
+        }
+    }
+    Ok(Attention {
+        batch: sizes[0] as u64,
+        queries: sizes[1] as u64,
+        keys: sizes[2] as u64,
+        team: 0,
+        causal: is_causal.into(),
+        scale: scale.to_bits(),
+    })
+}
+
+#[track_caller]
+fn run(
+    target: Target<'_>,
+    op: &'static str,
+    operands: &[Operand<'_>],
+    mut params: Attention,
+    host: HostKernel,
+    program: &'static Program,
+) -> Result<()> {
+    check_operands(op, operands)?;
+    let last = operands[operands.len() - 1].view;
+    if last.numel() == 0 {
+        return Ok(());
+    }
+    let wide = if last.dtype == DType::F64 { 8 } else { 4 };
+    let vector = vector_width(wide);
+    let aligned = |n: usize| n.is_multiple_of(vector);
+    let (keys, queries) = (params.keys as usize, params.queries as usize);
+    let whole = aligned(keys) && operands.iter().all(|o| aligned(o.view.layout.offset()));
+    let is_short = keys <= 32 * HELD_BYTES / wide;
+    let lanes = keys.div_ceil(if whole { vector } else { 1 }).next_power_of_two().min(32);
+    params.team = lanes.ilog2().into();
+    let (blocks, threads) = if is_short {
+        ((queries * lanes).div_ceil(SHORT_THREADS as usize), SHORT_THREADS)
+    } else {
+        (queries, LONG_THREADS)
+    };
+    let kernel = usize::from(!is_short) + 2 * usize::from(!whole);
+    let call = Call {
+        op,
+        operands,
+        params: bytemuck::bytes_of(&params),
+        checks_indices: false,
+        host,
+        code: Code::Kernel {
+            kernel: (program, last.dtype as usize - DType::F16 as usize, kernel),
+            grid: [blocks as u32, params.batch.min(65_535) as u32, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+        },
+        location: Location::caller(),
+    };
+    // SAFETY: the views are contiguous and of the sizes in the parameters, results are written once and others only
+    // read; all kernels take `Attention`.
+    unsafe { launch::run(target, &call) }
+}
+
+/// # Safety
+/// As [`HostKernel`]: scores of `S`, weights of `T`, and [`Attention`].
+unsafe fn forward<T, S>(launch: &HostLaunch<'_>)
+where
+    T: HostElement<Compute: Float>,
+    S: HostElement<Compute = T::Compute>,
+{
+    let p: Attention = host::params(launch);
+    let (scores, weights) = (Shared::<S>::operand(launch, 0), Shared::<T>::operand(launch, 1));
+    let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
+    let zero = T::put(T::Compute::from_bits(0));
+    let scale = T::Compute::from_number(scale);
+    let grain = (GRAIN / 8 / keys).max(1);
+    host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {
+        let mut block =
+            vec![[lowest::<T::Compute>(); HOST_LANES]; keys.min(BLOCK).div_ceil(HOST_LANES)];
+        for row in rows {
+            let (at, size) = ((row * keys) as isize, p.seen(row));
+            let read = |first: usize, values: &mut [T::Compute]| {
+                for (i, x) in (first as isize..).zip(values) {
+                    // SAFETY: an element of the scores.
+                    *x = unsafe { scores.read(at + i) }.get().mul(scale);
+                }
+            };
+            let write = |first: usize, values: &[T::Compute]| {
+                for (i, &x) in (first as isize..).zip(values) {
+                    // SAFETY: a weight, in a row that is this thread's.
+                    unsafe { weights.write(at + i, T::put(x)) };
+                }
+            };
+            let block = &mut block[..size.min(BLOCK).div_ceil(HOST_LANES)];
+            vectorized(Row { size, log: false, block, read: &read, write: &write });
+            for i in size..keys {
+                // SAFETY: as above.
+                unsafe { weights.write(at + i as isize, zero) };
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`HostKernel`]: a gradient of `S`, weights and a result of `T`, and [`Attention`].
+unsafe fn backward<T, S>(launch: &HostLaunch<'_>)
+where
+    T: HostElement,
+    S: HostElement<Compute = T::Compute>,
+{
+    let p: Attention = host::params(launch);
+    let grad = Shared::<S>::operand(launch, 0);
+    let [weights, result] = [1, 2].map(|i| Shared::<T>::operand(launch, i));
+    let (keys, scale) = (p.keys as usize, f64::from_bits(p.scale));
+    let grain = (GRAIN / 4 / keys).max(1);
+    host::parallel_for(launch.parallel, (p.batch * p.queries) as usize, grain, |rows| {
+        for row in rows {
+            let (at, size) = ((row * keys) as isize, p.seen(row) as isize);
+            let pair = |i: isize| -> (f64, f64) {
+                // SAFETY: an element of each.
+                let (g, w) = unsafe { (grad.read(at + i), weights.read(at + i)) };
+                (g.get().cast(), w.get().cast())
+            };
+            let sum: f64 = (0..size).map(pair).map(|(g, w)| g * w).sum();
+            for i in 0..keys as isize {
+                let slope = if i < size {
+                    let (g, w) = pair(i);
+                    scale * w * (g - sum)
+                } else {
+                    0.0
+                };
+                // SAFETY: an element of the result, in a row that is this thread's.
+                unsafe { result.write(at + i, T::put(T::Compute::from_number(slope))) };
+            }
+        }
+    });
+}
