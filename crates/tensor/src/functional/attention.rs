@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use super::plain_attention::PlainAttention;
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{DType, Error, Result, Tensor};
@@ -23,7 +24,8 @@ pub struct AttentionOptions<'a> {
 }
 
 /// `softmax(query @ key.T * scale + mask) @ value` (`torch.nn.functional.scaled_dot_product_attention`). A query that may see
-/// no key gets zeros. Half-width floats are computed in `f32`.
+/// no key gets zeros. Scores of half-width floats are computed in `f32`. Without mask and dropout weights are kept in the
+/// operands' dtype, and little is launched; otherwise all of it is computed in `f32`.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
@@ -48,15 +50,20 @@ pub fn scaled_dot_product_attention(
 ) -> Result<Tensor> {
     let op = "scaled_dot_product_attention";
     check(op, query, key, value, options)?;
-    let dtype = query.dtype();
-    let (q, k, v) = (query.widened().of(op)?, key.widened().of(op)?, value.widened().of(op)?);
     let (k, v) = if options.enable_gqa {
-        (shared_heads(op, &q, &k)?, shared_heads(op, &q, &v)?)
+        (shared_heads(op, query, key)?, shared_heads(op, query, value)?)
     } else {
-        (k, v)
+        (key.clone(), value.clone())
     };
-    let width = q.size()[q.dim() - 1] as f64;
+    let width = query.size()[query.dim() - 1] as f64;
     let scale = options.scale.unwrap_or(width.sqrt().recip());
+    if options.attn_mask.is_none() && options.dropout_p == 0.0 {
+        let plain = PlainAttention { scale, is_causal: options.is_causal };
+        if let Some(out) = plain.fused(query, &k, &v)? {
+            return Ok(out);
+        }
+    }
+    let (q, k, v) = (query.widened().of(op)?, k.widened().of(op)?, v.widened().of(op)?);
     // Queries are fewer than scores.
     let scores = q.mul(scale).of(op)?.matmul(&k.transpose(-2, -1)?).of(op)?;
     let (scores, blind) = match options.attn_mask {
@@ -82,7 +89,7 @@ pub fn scaled_dot_product_attention(
         None => out,
         Some(blind) => out.masked_fill(&blind, 0).of(op)?,
     };
-    out.to(dtype).of(op)
+    out.to(query.dtype()).of(op)
 }
 
 /// Scores under a mask, and which queries see no key. Those see all of them here, so that no gradient is NaN; what

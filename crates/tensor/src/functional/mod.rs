@@ -30,6 +30,7 @@ mod losses;
 mod norms;
 mod pad;
 mod pixels;
+mod plain_attention;
 mod pool;
 mod pooling;
 mod row_norm;

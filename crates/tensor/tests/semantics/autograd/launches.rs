@@ -1,6 +1,9 @@
 //! How many launches a step of training takes: of small networks they are most of its time.
 
-use warpline::functional::{CrossEntropyOptions, cross_entropy, layer_norm, linear};
+use warpline::functional::{
+    AttentionOptions, CrossEntropyOptions, cross_entropy, layer_norm, linear,
+    scaled_dot_product_attention,
+};
 use warpline::{DType, Device, Result, Tensor, randint, randn};
 use warpline_cuda_sys_safe::sim::CallKind;
 
@@ -87,6 +90,28 @@ fn parts_of_a_split_are_put_together_by_one() {
         let grad = randn([8, 4], Device::cuda(0))?;
         let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
         assert_eq!(backward, 4 + 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn attention_over_heads_side_by_side_is_six_and_nine() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let [b, l, heads, width] = [2, 8, 2, 4];
+        let of = |width| randn([b, l, width], (DType::BF16, Device::cuda(0)));
+        let packed = [of(heads * width)?, of(heads * width)?, of(heads * width)?];
+        let packed: Result<Vec<_>> = packed.iter().map(|t| t.requires_grad_(true)).collect();
+        let packed = packed?;
+        let apart = |t: &Tensor| t.view([b, l, heads, width])?.transpose(1, 2);
+        let (q, k, v) = (apart(&packed[0])?, apart(&packed[1])?, apart(&packed[2])?);
+        let grad = of(heads * width)?.view([b, l, heads, width])?.transpose(1, 2)?;
+        let causal = AttentionOptions { is_causal: true, ..Default::default() };
+        // A copy of each operand, two products and the weights. Backwards a copy of the gradient, that of the
+        // weights and of the scores, three products, and a copy of each, since heads are to lie side by side again.
+        let (y, forward) = enqueued(&sim, || scaled_dot_product_attention(&q, &k, &v, &causal))?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        assert_eq!((forward, backward), (6, 9));
         Ok(())
     });
 }

@@ -1,5 +1,6 @@
 //! Ops that are made of others: what the goldens leave open of them.
 
+mod attention;
 mod differences;
 mod edges;
 mod functional;

@@ -1,0 +1,167 @@
+//! Attention without a mask, which is computed in few launches, beside the ops that it consists of.
+
+use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
+use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
+use warpline::{DType, Device, Result, SyncPolicy, Tensor, manual_seed, ones, rand, randn, zeros};
+
+use crate::common;
+
+fn options(is_causal: bool) -> AttentionOptions<'static> {
+    AttentionOptions { is_causal, ..Default::default() }
+}
+
+/// Queries, keys and values of `[batch, heads, time, width]` as views of what one linear layer makes of all of them.
+fn heads_of(packed: &Tensor, heads: isize) -> Result<[Tensor; 3]> {
+    let [b, l, width] = [0, 1, 2].map(|d| packed.size()[d] as isize);
+    let own = width / 3;
+    let apart = |i| {
+        packed.narrow(2, i * own, own as usize)?.view([b, l, heads, own / heads])?.transpose(1, 2)
+    };
+    Ok([apart(0)?, apart(1)?, apart(2)?])
+}
+
+/// What ops make of the same, given the limit as a mask.
+fn by_mask([q, k, v]: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
+    let sizes = [q.size()[q.dim() - 2], k.size()[k.dim() - 2]];
+    let mask = ones(sizes, (DType::Bool, q.device()))?;
+    let mask = if is_causal { mask.tril(0)? } else { mask };
+    let options = AttentionOptions { attn_mask: Some(&mask), ..Default::default() };
+    scaled_dot_product_attention(q, k, v, &options)
+}
+
+fn close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) -> Result<()> {
+    let (actual, expected) = (actual.to((DType::F64, "cpu"))?, expected.to((DType::F64, "cpu"))?);
+    let close = actual.allclose(&expected, tolerance, tolerance, false)?;
+    assert!(close, "{what}: {actual} instead of {expected}");
+    Ok(())
+}
+
+/// Result and gradient of packed queries, keys and values of each dtype beside those of ops in `f64`.
+fn packed_views(device: Device) -> Result<()> {
+    manual_seed(7);
+    for (batch, time, is_causal) in [(2, 5, true), (2, 5, false), (1, 70, true), (3, 1, true)] {
+        let values = randn([batch, time, 3 * 8], (DType::F64, "cpu"))?;
+        let grads = randn([batch, 2, time, 4], (DType::F64, "cpu"))?;
+        for (dtype, tolerance) in
+            [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::F16, 8e-3), (DType::BF16, 6e-2)]
+        {
+            let what = format!("{dtype}, {batch} of {time}, causal {is_causal}");
+            let packed = values.detach().to((dtype, device))?.requires_grad_(true)?;
+            let heads = heads_of(&packed, 2)?;
+            let out =
+                scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options(is_causal))?;
+            assert_eq!((out.dtype(), out.size()), (dtype, &[batch, 2, time, 4][..]));
+            let grad = grads.to((dtype, device))?;
+            // As it lies where heads are put beside each other again.
+            let turned = grad.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
+            out.backward_with(Some(&turned), false, false)?;
+            // Of what was rounded, so that rounding the input is no error.
+            let exact = packed.detach().to((DType::F64, "cpu"))?.requires_grad_(true)?;
+            let expected = by_mask(&heads_of(&exact, 2)?, is_causal)?;
+            expected.backward_with(Some(&grad.to((DType::F64, "cpu"))?), false, false)?;
+            close(&out, &expected, tolerance, &what)?;
+            let (actual, expected) = (packed.grad().expect("one"), exact.grad().expect("one"));
+            close(&actual, &expected, tolerance, &format!("gradient of {what}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn views_of_packed_heads_give_what_ops_give() {
+    common::worlds(1, |world| world.places().into_iter().try_for_each(packed_views));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_views_of_packed_heads_give_what_ops_give() {
+    common::gpu(1, SyncPolicy::Auto, |_| packed_views(Device::cuda(0)));
+}
+
+#[test]
+fn gradients_are_those_of_differences() {
+    common::worlds(1, |world| {
+        for place in world.places() {
+            manual_seed(3);
+            // More keys than queries, fewer, one head for two.
+            for [q, k] in [[[2, 3, 4], [2, 5, 4]], [[2, 4, 3], [2, 2, 3]], [[2, 3, 2], [1, 3, 2]]] {
+                let leaf =
+                    |sizes: [usize; 3]| rand(sizes, (DType::F64, place))?.requires_grad_(true);
+                let inputs = [leaf(q)?, leaf(k)?, leaf([k[0], k[1], 2])?];
+                for (is_causal, scale) in [(true, None), (false, Some(-0.7))] {
+                    let enable_gqa = q[0] != k[0];
+                    let options =
+                        AttentionOptions { is_causal, scale, enable_gqa, ..Default::default() };
+                    let f = |x: &[Tensor]| {
+                        Ok(vec![scaled_dot_product_attention(&x[0], &x[1], &x[2], &options)?])
+                    };
+                    gradcheck(f, &inputs, GradcheckOptions::default())?;
+                    gradgradcheck(f, &inputs, GradcheckOptions::default())?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn only_what_wants_a_gradient_gets_one() {
+    common::worlds(1, |world| {
+        for place in world.places() {
+            manual_seed(4);
+            for wanting in 0..3 {
+                let make = |_| randn([2, 6, 4], (DType::F32, place));
+                let all = [make(0)?, make(1)?, make(2)?];
+                let one = all[wanting].detach().requires_grad_(true)?;
+                let mut given = all.clone();
+                given[wanting] = one.clone();
+                let [q, k, v] = &given;
+                scaled_dot_product_attention(q, k, v, &options(true))?
+                    .square()?
+                    .sum(())?
+                    .backward()?;
+                let other = all[wanting].detach().requires_grad_(true)?;
+                given[wanting] = other.clone();
+                by_mask(&given, true)?.square()?.sum(())?.backward()?;
+                let (actual, expected) = (one.grad().expect("one"), other.grad().expect("one"));
+                close(&actual, &expected, 1e-5, &format!("operand {wanting}"))?;
+                assert!(given.iter().enumerate().all(|(i, t)| i == wanting || t.grad().is_none()));
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn nothing_to_see_or_to_compare() {
+    common::worlds(1, |world| {
+        for place in world.places() {
+            for dtype in [DType::F32, DType::BF16] {
+                let of = |sizes: [usize; 3]| zeros(sizes, (dtype, place));
+                let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
+                    let out = scaled_dot_product_attention(q, k, v, &options(true))?;
+                    out.to(DType::F32)?.to_vec::<f32>()
+                };
+                // No keys; no queries; no numbers in either, so that all keys are alike.
+                let q = of([1, 2, 3])?;
+                assert_eq!(attend(&q, &of([1, 0, 3])?, &of([1, 0, 2])?)?, [0.0; 4]);
+                assert_eq!(attend(&of([1, 0, 3])?, &q, &q)?, [0.0; 0]);
+                let v = of([1, 2, 1])?.add(1.0)?;
+                assert_eq!(attend(&of([1, 2, 0])?, &of([1, 2, 0])?, &v)?, [1.0; 2]);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn batches_that_broadcast_are_those_of_ops() {
+    common::cpu(|_| {
+        manual_seed(5);
+        let of = |sizes: &[usize]| randn(sizes, DType::F64);
+        let all = [of(&[3, 2, 5, 4])?, of(&[2, 5, 4])?, of(&[1, 2, 5, 4])?];
+        let [q, k, v] = &all;
+        let out = scaled_dot_product_attention(q, k, v, &options(true))?;
+        close(&out, &by_mask(&all, true)?, 1e-12, "broadcast")
+    });
+}
