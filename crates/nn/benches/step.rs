@@ -1,25 +1,26 @@
-//! What a step of training costs the host above the driver, with one that does nothing: the network of `model_speed`.
+//! What a step of training costs the host above the driver, with one that does nothing: networks of `model_speed`.
 
 use std::sync::Arc;
+
+#[path = "../examples/model_speed/models.rs"]
+mod models;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use warpline::autograd::no_grad;
 use warpline::functional::{CrossEntropyOptions, cross_entropy};
 use warpline::{DType, Result, Runtime, RuntimeConfig, empty, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_nn::Module;
 use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
-use warpline_nn::{Linear, Module, ReLU, Sequential};
+
+use models::{Gpt, GptSizes, mlp};
 
 fn step(c: &mut Criterion) {
     let runtime =
         Runtime::new(Arc::new(NullDriver::new(1)), RuntimeConfig::default()).expect("a runtime");
     with_runtime(&runtime, || -> Result<()> {
-        let net = Sequential::new()
-            .with(Linear::new(256, 256, "cuda")?)
-            .with(ReLU)
-            .with(Linear::new(256, 256, "cuda")?)
-            .with(ReLU)
-            .with(Linear::new(256, 10, "cuda")?);
+        let mut net = mlp()?;
+        net.to("cuda")?;
         let x = empty([64, 256], "cuda")?;
         let y = empty([64], (DType::I64, "cuda"))?;
         let options = CrossEntropyOptions::default();
@@ -41,6 +42,17 @@ fn step(c: &mut Criterion) {
                 bench.iter(|| step().expect("a step"));
             });
         }
+        let sizes = GptSizes { width: 256, heads: 4, layers: 4, vocabulary: 1024, length: 128 };
+        let mut gpt = Gpt::new(sizes)?;
+        gpt.to((DType::BF16, "cuda"))?;
+        let tokens = empty([8, 128], (DType::I64, "cuda"))?;
+        let mut adam = AdamW::new(gpt.parameters(), AdamWOptions::default())?;
+        let mut step = || -> Result<()> {
+            adam.zero_grad()?;
+            gpt.loss(&tokens, &tokens)?.backward()?;
+            adam.step()
+        };
+        c.bench_function("step/a GPT of 4 layers", |bench| bench.iter(|| step().expect("a step")));
         Ok(())
     })
     .expect("a network");

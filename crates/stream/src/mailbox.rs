@@ -21,6 +21,8 @@ const PLACES: usize = 16;
 /// So many launches are on their way for each time that the device is asked which are over: what
 /// depends on them has that many marks.
 const ASK: usize = 4;
+/// Or for so many operations of the stream since it was asked, beside which a question costs little.
+const APART: OpNumber = 16;
 /// Failures that are kept until a wait reports them. Those beyond are known to what depends on them.
 const UNREPORTED: usize = 8;
 
@@ -46,6 +48,8 @@ struct State {
     /// says which launches are done.
     event: Option<owned::Event>,
     recorded: Option<OpNumber>,
+    /// The stream's last operation when it was asked last.
+    asked: OpNumber,
 }
 
 impl State {
@@ -67,12 +71,13 @@ impl State {
     }
 
     /// Takes up what launches said that are over, as far as that is known or the device says so.
-    fn settle_done(&mut self) {
-        if !self.free.is_empty() && !self.running.len().is_multiple_of(ASK) {
+    fn settle_done(&mut self, last: OpNumber) {
+        let due = last >= self.asked + APART;
+        if !due && !self.free.is_empty() && !self.running.len().is_multiple_of(ASK) {
             return;
         }
         self.settle(false, CheckedLaunch::is_known_done);
-        if self.running.len() >= ASK
+        if (due || self.running.len() >= ASK)
             && let (Some(op), Some(event)) = (self.recorded, &self.event)
             && event.query().unwrap_or(false)
         {
@@ -82,11 +87,13 @@ impl State {
         }
     }
 
-    /// Records the event, if many launches are on their way and it is not recorded yet.
+    /// Records the event, if it is time to ask again and it is not recorded yet.
     fn watch(&mut self, stream: &Stream) {
-        if self.recorded.is_some() || self.running.len() < ASK {
+        let due = stream.last_op() >= self.asked + APART && !self.running.is_empty();
+        if self.recorded.is_some() || !(due || self.running.len() >= ASK) {
             return;
         }
+        self.asked = stream.last_op();
         if self.event.is_none() {
             let core = stream.core();
             self.event = owned::Event::new(&core.driver, core.index, EventFlags::default()).ok();
@@ -106,6 +113,7 @@ impl Mailbox {
             free: VecDeque::new(),
             event: None,
             recorded: None,
+            asked: 0,
         };
         Self { captured, state: Mutex::new(state) }
     }
@@ -140,7 +148,7 @@ impl Mailbox {
     ) -> Result<(CheckedLaunch, [u64; 3]), DriverError> {
         let (mut state, place, former) = loop {
             let mut state = self.state();
-            state.settle_done();
+            state.settle_done(stream.last_op());
             if let Some((place, former)) = state.free.pop_front() {
                 break (state, place, former);
             }

@@ -7,9 +7,9 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 
-use smallvec::SmallVec;
+use warpline_cuda_sys_safe::Access;
 use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck, Stream};
 
 use crate::race::Touch;
@@ -80,21 +80,25 @@ impl Marking<'_> {
         uses: &mut [impl DerefMut<Target = Uses>],
         carried: &mut Sources,
     ) -> Result<()> {
+        let Some(flows) = self.flows else {
+            for touch in touches.iter().filter(|touch| touch.access.reads()) {
+                let Some(at) = place(storages, touch.storage) else { continue };
+                let marks = &mut uses[at].marks;
+                if !marks.is_empty()
+                    && let Some((bytes, _)) = touch.extent()
+                {
+                    marks.read(&bytes, carried)?;
+                }
+            }
+            return Ok(());
+        };
         for ((storage, _), uses) in storages.iter().zip(uses) {
             if uses.marks.is_empty() {
                 continue;
             }
-            if let Some(flows) = self.flows {
-                uses.marks.read_awaited(carried);
-                if let Some(found) = flows.get(&storage.key()).and_then(Marks::found) {
-                    uses.marks.read(found, carried)?;
-                }
-                continue;
-            }
-            for touch in touches.iter().filter(|t| t.access.reads() && t.storage.same_as(storage)) {
-                if let Some((bytes, _)) = touch.extent() {
-                    uses.marks.read(&bytes, carried)?;
-                }
+            uses.marks.read_awaited(carried);
+            if let Some(found) = flows.get(&storage.key()).and_then(Marks::found) {
+                uses.marks.read(found, carried)?;
             }
         }
         Ok(())
@@ -132,40 +136,48 @@ impl Marking<'_> {
         storages: &[(&Storage, bool)],
         uses: &mut [impl DerefMut<Target = Uses>],
     ) {
-        if self.flows.is_none() {
+        let Some(flows) = self.flows else {
             carried.join(own);
-        }
-        for ((storage, written), uses) in storages.iter().zip(uses) {
-            if !written {
-                continue;
-            }
-            match self.flows {
-                None => write(storage, &mut uses.marks, touches, &carried),
-                Some(flows) => {
-                    let Some(flow) = flows.get(&storage.key()) else { continue };
-                    uses.marks = flow.replayed(&uses.marks, &carried, own);
-                    // What it reads of its own writes to such memory is known no better.
-                    let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
-                    let peers: Sources = peers.cloned().collect();
-                    uses.marks.add(&(0..storage.bytes()), &peers);
+            // All of a storage's old marks go before it has new ones.
+            for new in [false, true] {
+                for touch in touches.iter().filter(|touch| touch.access.writes()) {
+                    let Some(at) = place(storages, touch.storage) else { continue };
+                    let Some(extent) = touch.extent() else { continue };
+                    write(touch.access, extent, new, &mut uses[at].marks, &carried);
                 }
             }
+            return;
+        };
+        for ((storage, written), uses) in storages.iter().zip(uses) {
+            let Some(flow) = flows.get(&storage.key()).filter(|_| *written) else { continue };
+            uses.marks = flow.replayed(&uses.marks, &carried, own);
+            // What it reads of its own writes to such memory is known no better.
+            let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
+            let peers: Sources = peers.cloned().collect();
+            uses.marks.add(&(0..storage.bytes()), &peers);
         }
     }
 }
 
-/// Of one storage: what is overwritten loses its marks, and what is written has new ones.
-fn write(storage: &Storage, marks: &mut Marks, touches: &[Touch<'_>], sources: &Sources) {
-    let written = touches.iter().filter(|t| t.access.writes() && t.storage.same_as(storage));
-    let written: SmallVec<[_; 2]> =
-        written.filter_map(|t| t.extent().map(|extent| (t.access, extent))).collect();
-    for (access, (bytes, dense)) in &written {
+/// Where a storage is among those that work uses, which are in the order of their keys.
+fn place(storages: &[(&Storage, bool)], storage: &Storage) -> Option<usize> {
+    storages.binary_search_by_key(&storage.key(), |(one, _)| one.key()).ok()
+}
+
+/// Of bytes that are written: first they lose the marks that they had, then they have new ones.
+fn write(
+    access: Access,
+    (bytes, dense): (Range<usize>, bool),
+    new: bool,
+    marks: &mut Marks,
+    sources: &Sources,
+) {
+    if new {
+        marks.add(&bytes, sources);
+    } else if dense || access.reads() {
         // What is read too has passed its marks on to `sources`.
-        if *dense || access.reads() {
-            marks.overwrite(bytes);
-        }
+        marks.overwrite(&bytes);
     }
-    written.iter().for_each(|(_, (bytes, _))| marks.add(bytes, sources));
 }
 
 /// Waits for device work that an access of host code conflicts with, and refuses to read what
@@ -194,9 +206,14 @@ pub(super) fn wrote_on_host<'a>(
         if own.is_empty() && !storage.is_marked() {
             continue;
         }
-        let touches: SmallVec<[Touch<'_>; 4]> = touches.clone().collect();
         let mut uses = storage.uses();
-        write(storage, &mut uses.marks, &touches, &own);
+        for new in [false, true] {
+            let of_storage = touches.clone().filter(|t| t.access.writes());
+            for touch in of_storage.filter(|touch| touch.storage.same_as(storage)) {
+                let Some(extent) = touch.extent() else { continue };
+                write(touch.access, extent, new, &mut uses.marks, &own);
+            }
+        }
         storage.set_marked(!uses.marks.is_empty());
     }
 }

@@ -250,17 +250,16 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
     operands.iter().try_for_each(|operand| operand.view.check_inside(op))
 }
 
-/// Each storage once, with whether it is written, in the order in which locks are taken.
+/// Each storage once, with whether it is written, in the order in which locks are taken: by their keys.
 fn distinct<'a>(
     storages: impl Iterator<Item = (&'a Storage, bool)>,
 ) -> SmallVec<[(&'a Storage, bool); 4]> {
-    let mut distinct: SmallVec<[(&Storage, bool); 4]> = SmallVec::new();
-    for (storage, write) in storages {
-        match distinct.iter_mut().find(|(s, _)| s.same_as(storage)) {
-            Some((_, w)) => *w |= write,
-            None => distinct.push((storage, write)),
-        }
-    }
+    let mut distinct: SmallVec<[(&Storage, bool); 4]> = storages.collect();
     distinct.sort_unstable_by_key(|(s, _)| s.key());
+    distinct.dedup_by(|(later, write), (first, written)| {
+        let same = later.same_as(first);
+        *written |= same && *write;
+        same
+    });
     distinct
 }
