@@ -29,7 +29,7 @@ const SMALL_TILE: u64 = 16;
 
 /// Multiplications up to which a product is small: what cuBLAS does before it launches takes three times
 /// as long as the launch, and no less than the GPU.
-const SMALL: u64 = 1 << 21;
+const SMALL: u64 = 1 << 22;
 
 /// The most that a thread of a small product sums up.
 const SMALL_DEPTH: u64 = 256;

@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use std::ops::DerefMut;
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::Access;
 use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck, Stream};
 
 use crate::race::Touch;
@@ -34,7 +33,7 @@ impl Marking<'_> {
     /// Takes back that it would have checked: the driver refused it.
     #[cold]
     pub(super) fn refused(&self, stream: &Stream) {
-        for source in &*self.own.borrow() {
+        for source in self.own.borrow().iter() {
             if let Source::Launch(launch) = source {
                 stream.mailbox().withdraw(launch);
             }
@@ -134,7 +133,7 @@ impl Marking<'_> {
         uses: &mut [impl DerefMut<Target = Uses>],
     ) {
         if self.flows.is_none() {
-            carried.extend(own.iter().cloned());
+            carried.join(own);
         }
         for ((storage, written), uses) in storages.iter().zip(uses) {
             if !written {
@@ -161,7 +160,8 @@ fn write(storage: &Storage, marks: &mut Marks, touches: &[Touch<'_>], sources: &
     let written: SmallVec<[_; 2]> =
         written.filter_map(|t| t.extent().map(|extent| (t.access, extent))).collect();
     for (access, (bytes, dense)) in &written {
-        if *dense && *access == Access::Write {
+        // What is read too has passed its marks on to `sources`.
+        if *dense || access.reads() {
             marks.overwrite(bytes);
         }
     }

@@ -32,6 +32,10 @@ impl<'a> Touch<'a> {
         let span = match self.bytes {
             Bytes::Range(_, 0) => return None,
             Bytes::Range(offset, len) => return Some((offset..offset.saturating_add(len), true)),
+            Bytes::View(layout, item) if layout.is_contiguous() && layout.numel() > 0 => {
+                let start = layout.offset() * item;
+                return Some((start..start + layout.numel() * item, true));
+            }
             Bytes::View(layout, item) => Span::of(0, layout, item)?,
         };
         let hull = span.hull();

@@ -1,7 +1,8 @@
 //! Which bytes of a storage depend on checks of indices, collectives, or work of other processes, that
 //! failed or may still fail.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_stream::{CheckOutcome, CheckedLaunch};
@@ -32,44 +33,103 @@ pub(crate) enum Source {
     Before,
 }
 
-/// Each once.
-pub(crate) type Sources = SmallVec<[Source; 2]>;
+impl Source {
+    /// What it is known to have failed with.
+    fn failed(&self) -> Option<Error> {
+        match self {
+            Self::Launch(launch) => match launch.outcome() {
+                CheckOutcome::Failed(failed) => Some(failed.clone().into()),
+                CheckOutcome::Pending | CheckOutcome::Passed => None,
+            },
+            Self::Collective(pending) => pending.failed(),
+            Self::Peer(awaited) => awaited.failed(),
+            _ => None,
+        }
+    }
 
-fn join(sources: &mut Sources, more: &[Source]) {
-    for source in more {
-        if let Source::Collective(new) | Source::CapturedCollective(new) = source {
-            // One for each communicator will do.
-            let known = sources.iter_mut().find_map(|known| match known {
-                Source::Collective(old) | Source::CapturedCollective(old)
-                    if old.covers(new) || new.covers(old) =>
-                {
-                    Some(old)
-                }
-                _ => None,
-            });
-            match known {
-                Some(old) if !old.covers(new) => *old = new.clone(),
-                Some(_) => {}
-                None => sources.push(source.clone()),
-            }
-        } else if let Source::Peer(new) = source {
-            join_awaited(sources, new);
-        } else if !sources.contains(source) {
-            sources.push(source.clone());
+    /// Whether `self` says all that `other` does: of collectives the last of a communicator, of another
+    /// process' work the last of a semaphore.
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Collective(a) | Self::CapturedCollective(a),
+                Self::Collective(b) | Self::CapturedCollective(b),
+            ) => a.covers(b),
+            (Self::Peer(a), Self::Peer(b)) => a.covers(b),
+            _ => self == other,
         }
     }
 }
 
-/// One for each semaphore will do.
-fn join_awaited(sources: &mut Sources, new: &Awaited) {
-    let known = sources.iter_mut().find_map(|known| match known {
-        Source::Peer(old) if old.covers(new) || new.covers(old) => Some(old),
-        _ => None,
-    });
-    match known {
-        Some(old) if !old.covers(new) => *old = new.clone(),
-        Some(_) => {}
-        None => sources.push(Source::Peer(new.clone())),
+/// Each once. Clones share them, as most of what a program computes depends on the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources(Option<Arc<SmallVec<[Source; 4]>>>);
+
+impl Sources {
+    pub(crate) const fn new() -> Self {
+        Self(None)
+    }
+
+    pub(crate) fn push(&mut self, source: Source) {
+        Arc::make_mut(self.0.get_or_insert_default()).push(source);
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        }
+    }
+
+    pub(crate) fn join(&mut self, more: &Self) {
+        if self.is_same(more) {
+            return;
+        }
+        if self.is_empty() {
+            self.clone_from(more);
+        } else if self[..] != more[..] {
+            more.iter().for_each(|source| self.join_one(source));
+        }
+    }
+
+    fn join_one(&mut self, new: &Source) {
+        match self.iter().position(|old| old.covers(new) || new.covers(old)) {
+            None => self.push(new.clone()),
+            Some(at) if !self[at].covers(new) => {
+                Arc::make_mut(self.0.get_or_insert_default())[at] = new.clone();
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Source) -> bool) {
+        if self.iter().all(&keep) {
+            return;
+        }
+        let kept: SmallVec<[Source; 4]> = self.iter().filter(|s| keep(s)).cloned().collect();
+        self.0 = (!kept.is_empty()).then(|| Arc::new(kept));
+    }
+}
+
+impl Deref for Sources {
+    type Target = [Source];
+
+    fn deref(&self) -> &[Source] {
+        self.0.as_deref().map_or(&[], |sources| sources)
+    }
+}
+
+impl Extend<Source> for Sources {
+    fn extend<I: IntoIterator<Item = Source>>(&mut self, sources: I) {
+        sources.into_iter().for_each(|source| self.push(source));
+    }
+}
+
+impl FromIterator<Source> for Sources {
+    fn from_iter<I: IntoIterator<Item = Source>>(sources: I) -> Self {
+        let mut all = Self::new();
+        all.extend(sources);
+        all
     }
 }
 
@@ -91,7 +151,7 @@ struct Mark {
 /// was launched lately.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {
-    marks: Vec<Mark>,
+    marks: SmallVec<[Mark; 1]>,
     /// What other processes are known to be still doing to the storage, or were when they ended: until
     /// it is done, nobody can say of any byte that nothing is written to it any more.
     awaited: Sources,
@@ -103,7 +163,7 @@ impl Marks {
     /// What a storage has in a capture that was there before it.
     pub(crate) fn before(bytes: usize) -> Self {
         let mut marks = Self::default();
-        marks.add(&(0..bytes), &[Source::Before]);
+        marks.add(&(0..bytes), &Sources::from_iter([Source::Before]));
         marks
     }
 
@@ -115,20 +175,20 @@ impl Marks {
     /// See [`crate::Storage::mark_awaited`].
     pub(crate) fn await_peer(&mut self, awaited: Awaited) {
         self.forget_passed();
-        join_awaited(&mut self.awaited, &awaited);
+        self.awaited.join_one(&Source::Peer(awaited));
     }
 
     /// Adds what other processes may still do to the storage, whichever of its bytes are read.
     pub(crate) fn read_awaited(&mut self, sources: &mut Sources) {
         self.forget_passed();
-        join(sources, &self.awaited);
+        sources.join(&self.awaited);
     }
 
     /// See [`crate::Storage::depends_on_others`].
     pub(crate) fn has_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
         self.forget_passed();
-        let marked = self.marks.iter().flat_map(|mark| &mark.sources);
-        marked.chain(&self.awaited).any(|source| match source {
+        let marked = self.marks.iter().flat_map(|mark| mark.sources.iter());
+        marked.chain(self.awaited.iter()).any(|source| match source {
             Source::Peer(awaited) => !peers.iter().any(|peer| awaited.is_of(peer)),
             _ => true,
         })
@@ -141,40 +201,27 @@ impl Marks {
     /// is known to have failed.
     #[track_caller]
     pub(crate) fn read(&mut self, bytes: &Range<usize>, sources: &mut Sources) -> Result<()> {
-        self.forget_passed();
-        for source in &self.awaited {
-            if let Source::Peer(awaited) = source {
-                awaited.failed().map_or(Ok(()), Err)?;
-                join_awaited(sources, awaited);
-            }
+        // Those of another storage that was read just now.
+        if self.awaited.is_empty() && self.marks.iter().all(|mark| mark.sources.is_same(sources)) {
+            return Ok(());
         }
+        self.forget_passed();
+        self.awaited.iter().find_map(Source::failed).map_or(Ok(()), Err)?;
+        sources.join(&self.awaited);
         for mark in &self.marks {
             let read = meet(&mark.bytes, bytes);
             if read.is_empty() {
                 continue;
             }
-            for source in &mark.sources {
-                let source = match source {
-                    Source::Launch(launch) => match launch.outcome() {
-                        CheckOutcome::Failed(failed) => return Err(failed.clone().into()),
-                        _ => source,
-                    },
-                    Source::Collective(pending) => match pending.failed() {
-                        Some(failed) => return Err(failed),
-                        None => source,
-                    },
-                    Source::Peer(awaited) => match awaited.failed() {
-                        Some(failed) => return Err(failed),
-                        None => source,
-                    },
-                    Source::Before => {
-                        let found = self.found.get_or_insert_with(|| read.clone());
-                        *found = hull(found, &read);
-                        &Source::Found
-                    }
-                    _ => source,
-                };
-                join(sources, std::slice::from_ref(source));
+            mark.sources.iter().find_map(Source::failed).map_or(Ok(()), Err)?;
+            if !mark.sources.contains(&Source::Before) {
+                sources.join(&mark.sources);
+                continue;
+            }
+            let found = self.found.get_or_insert_with(|| read.clone());
+            *found = hull(found, &read);
+            for source in mark.sources.iter() {
+                sources.join_one(if *source == Source::Before { &Source::Found } else { source });
             }
         }
         Ok(())
@@ -184,7 +231,7 @@ impl Marks {
     pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<Error> {
         self.forget_passed();
         let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
-        let sources = read.flat_map(|mark| &mark.sources).chain(&self.awaited);
+        let sources = read.flat_map(|mark| mark.sources.iter()).chain(self.awaited.iter());
         sources.into_iter().find_map(|source| match source {
             Source::Launch(launch) => launch.said().inspect(|_| launch.tell()).map(Error::from),
             Source::Collective(pending) => pending.failed(),
@@ -220,22 +267,20 @@ impl Marks {
     }
 
     /// Enters that these bytes, or some of them, depend on `sources` too.
-    pub(crate) fn add(&mut self, bytes: &Range<usize>, sources: &[Source]) {
+    pub(crate) fn add(&mut self, bytes: &Range<usize>, sources: &Sources) {
         if bytes.is_empty() || sources.is_empty() {
             return;
         }
         if let Some(mark) = self.marks.iter_mut().find(|mark| mark.bytes == *bytes) {
-            return join(&mut mark.sources, sources);
+            return mark.sources.join(sources);
         }
-        let mut each = Sources::new();
-        join(&mut each, sources);
-        self.marks.push(Mark { bytes: bytes.clone(), sources: each });
+        self.marks.push(Mark { bytes: bytes.clone(), sources: sources.clone() });
         if self.marks.len() > MOST {
             let mut marks = std::mem::take(&mut self.marks).into_iter();
             let Some(mut all) = marks.next() else { return };
             for mark in marks {
                 all.bytes = hull(&all.bytes, &mark.bytes);
-                join(&mut all.sources, &mark.sources);
+                all.sources.join(&mark.sources);
             }
             self.marks.push(all);
         }
@@ -249,10 +294,10 @@ impl Marks {
     /// By a capture's notes of a storage, its marks after a replay: `old` are those before it, `found`
     /// what all that it reads depended on, `launches` its kernels that check, and it itself on each
     /// communicator.
-    pub(crate) fn replayed(&self, old: &Self, found: &[Source], launches: &[Source]) -> Self {
+    pub(crate) fn replayed(&self, old: &Self, found: &Sources, launches: &[Source]) -> Self {
         let mut new = Self { awaited: old.awaited.clone(), ..Self::default() };
         for Mark { bytes, sources } in &self.marks {
-            for source in sources {
+            for source in sources.iter() {
                 match source {
                     Source::Before => {
                         let kept = old.marks.iter();
@@ -260,14 +305,14 @@ impl Marks {
                     }
                     Source::Found => new.add(bytes, found),
                     Source::Captured(kernel) => {
-                        new.add(bytes, launches.get(*kernel..=*kernel).unwrap_or_default());
+                        new.add(bytes, &launches.get(*kernel).cloned().into_iter().collect());
                     }
                     Source::CapturedCollective(captured) => {
                         let numbered = launches.iter().find_map(|launch| match launch {
                             Source::Collective(replay) => captured.in_replay(replay),
                             _ => None,
                         });
-                        new.add(bytes, numbered.map(Source::Collective).as_slice());
+                        new.add(bytes, &numbered.map(Source::Collective).into_iter().collect());
                     }
                     Source::Launch(_) | Source::Collective(_) | Source::Peer(_) => {}
                 }
@@ -328,7 +373,7 @@ mod tests {
         };
         let mut marks = Marks::default();
         for sources in [[of(0, 1), of(1, 1)], [of(0, 3), of(0, 2)]] {
-            marks.add(&(0..8), &sources);
+            marks.add(&(0..8), &sources.into_iter().collect());
         }
         assert_eq!(read(&mut marks, 0..8), [of(0, 3), of(1, 1)]);
         completions[1].done_up_to(1);
@@ -349,11 +394,14 @@ mod tests {
         };
         let mut note = Marks::default();
         for (bytes, at, number) in [(0..8, 0, 1), (0..8, 0, 2), (8..16, 1, 1)] {
-            note.add(&bytes, &[Source::CapturedCollective(of("captured", at, number))]);
+            note.add(
+                &bytes,
+                &[Source::CapturedCollective(of("captured", at, number))].into_iter().collect(),
+            );
         }
         assert_eq!(read(&mut note, 0..8).len(), 1);
         let replays = [0, 1].map(|at| Source::Collective(of("replay", at, 10 + at as u64)));
-        let mut new = note.replayed(&Marks::default(), &[], &replays);
+        let mut new = note.replayed(&Marks::default(), &Sources::new(), &replays);
         assert_eq!(read(&mut new, 0..8), [Source::Collective(of("captured", 0, 10))]);
         assert_eq!(read(&mut new, 8..16), [Source::Collective(of("captured", 1, 11))]);
         completions[0].fail(std::sync::Arc::new(std::fmt::Error));
@@ -367,7 +415,7 @@ mod tests {
         let (mut old, mut note) = (Marks::default(), Marks::before(100));
         old.add(&(0..60), &source(7));
         note.overwrite(&(0..50));
-        note.add(&(0..20), &[Source::Captured(1), Source::Found]);
+        note.add(&(0..20), &[Source::Captured(1), Source::Found].into_iter().collect());
         assert_eq!(read(&mut note, 50..60), [Source::Found]);
         assert_eq!(note.found(), Some(&(50..60)));
         let mut new = note.replayed(&old, &source(3), &[Source::Captured(4), Source::Captured(5)]);

@@ -8,7 +8,7 @@ use warpline_runtime::{Layout, Sizes, Strides};
 use super::Context;
 use super::meta::Meta;
 use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, number};
-use super::record::{record, wanted};
+use super::record::{record, record_all, wanted};
 use crate::{Result, Tensor};
 
 impl Tensor {
@@ -50,6 +50,34 @@ impl Tensor {
         part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Tensor> {
         self.viewed(name, layout, move |context, grad| embed(grad, context.sizes(0), &part))
+    }
+
+    /// Views with these layouts, which share all elements out among them, recorded as one op if a gradient is wanted;
+    /// `whole` returns this tensor's gradient for those of all views.
+    #[track_caller]
+    pub(crate) fn viewed_shares(
+        &self,
+        name: &'static str,
+        layouts: Vec<Layout>,
+        whole: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Vec<Tensor>> {
+        let views: Vec<Tensor> = layouts.into_iter().map(|layout| self.view_with(layout)).collect();
+        if views.is_empty() || !wanted(&[self]) {
+            return Ok(views);
+        }
+        let sizes: Vec<Sizes> = views.iter().map(|view| view.size().into()).collect();
+        let outputs = views.iter().collect::<Vec<_>>();
+        record_all(name, &outputs, &[self], &[], move |_, grads| {
+            let Some(like) = grads.iter().flatten().next() else { return Ok(Gradients::new()) };
+            let share = |(grad, sizes): (&Option<Tensor>, &Sizes)| match grad {
+                Some(grad) => Ok(grad.clone()),
+                None => like.new_zeros(&sizes[..], ()),
+            };
+            let shares = grads.iter().zip(&sizes).map(share).collect::<Result<Vec<_>>>()?;
+            Ok(smallvec![Some(whole(&shares)?)])
+        })?;
+        drop(outputs);
+        Ok(views)
     }
 
     /// [`Tensor::viewed`] of any elements of the memory behind `from`, which lies as this tensor does or would.

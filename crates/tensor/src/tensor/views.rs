@@ -215,7 +215,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn check_has_dims(&self, op: &'static str) -> Result<()> {
+    pub(super) fn check_has_dims(&self, op: &'static str) -> Result<()> {
         if self.dim() == 0 {
             return Err(Error::ShapeMismatch {
                 location: Location::caller(),
@@ -271,49 +271,6 @@ impl Tensor {
         shape.push(self.size()[first..=last].iter().product::<usize>() as isize);
         shape.extend(as_shape(&self.size()[last + 1..]));
         self.reshape(&shape)
-    }
-
-    /// Views of `size` indices of a dimension each, the last of what is left.
-    ///
-    /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `size` is zero but the dimension
-    /// is not.
-    #[track_caller]
-    pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Self>> {
-        self.check_has_dims("split")?;
-        let total = self.size()[self.layout().dim(dim).of("split")?];
-        if total == 0 {
-            return Ok(vec![self.clone()]);
-        }
-        if size == 0 {
-            return Err(Error::invalid("split", "the size must be greater than zero".into()));
-        }
-        (0..total.div_ceil(size))
-            .map(|i| self.narrow(dim, (i * size) as isize, size.min(total - i * size)))
-            .collect::<Result<_>>()
-            .of("split")
-    }
-
-    /// At most `chunks` views of equal size along a dimension, the last perhaps smaller.
-    ///
-    /// # Errors
-    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `chunks` is zero.
-    #[track_caller]
-    pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Self>> {
-        self.check_has_dims("chunk")?;
-        if chunks == 0 {
-            return Err(Error::invalid("chunk", "the number of chunks must be over zero".into()));
-        }
-        let total = self.size()[self.layout().dim(dim).of("chunk")?];
-        if total == 0 {
-            let mut all = Vec::new();
-            if let Err(e) = all.try_reserve_exact(chunks) {
-                return Err(Error::invalid("chunk", format!("cannot make {chunks} chunks: {e}")));
-            }
-            all.resize(chunks, self.clone());
-            return Ok(all);
-        }
-        self.split(total.div_ceil(chunks), dim)
     }
 
     /// [`crate::cat`].

@@ -1,5 +1,6 @@
 //! Parameters and buffers of replicas: what they are at each forward, and what is copied for that.
 
+use warpline::autograd::no_grad;
 use warpline::{Device, Tensor, cuda, full, ones, tensor};
 use warpline_nn::Linear;
 use warpline_parallel::DataParallel;
@@ -133,7 +134,7 @@ fn only_what_changed_is_copied() {
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
-        net.module().weight.add_(1.0)?;
+        no_grad(|| net.module().weight.add_(1.0).map(drop))?;
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 2));
         assert_eq!(copies(&forward)?, 1 + 2 * (2 + 1));
         // A module whose tensors nobody changes.
@@ -150,7 +151,7 @@ fn only_what_changed_is_copied() {
         }
         assert_eq!([1, 2].map(|d| cuda::memory_allocated(d).unwrap()), allocated);
         // A device that got no chunk is not brought up to date.
-        net.module().weight.add_(1.0)?;
+        no_grad(|| net.module().weight.add_(1.0).map(drop))?;
         let few = x.narrow(0, 0, 2)?;
         let with_few = || -> Done {
             drop(net.forward(few.clone())?);
@@ -173,7 +174,7 @@ fn a_transposed_parameter_is_copied_anew() {
             net.module_mut().weight.set_data(new)
         };
         if let Some(bias) = &net.module().bias {
-            bias.zero_()?;
+            no_grad(|| bias.zero_().map(drop))?;
         }
         visit(&mut net, &|_| tensor([1f32, 2.0, 3.0, 4.0], 0)?.view([2, 2]))?;
         let x = tensor([1f32, 0.0, 1.0, 0.0], 0)?.view([2, 2])?;

@@ -1,9 +1,50 @@
 //! Views of parts.
 
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, cat, stack};
 
 impl Tensor {
+    /// Views of `size` indices of a dimension each, the last of what is left.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `size` is zero but the dimension
+    /// is not.
+    #[track_caller]
+    pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Self>> {
+        self.check_has_dims("split")?;
+        let total = self.size()[self.layout().dim(dim).of("split")?];
+        if total == 0 {
+            return Ok(vec![self.clone()]);
+        }
+        if size == 0 {
+            return Err(Error::invalid("split", "the size must be greater than zero".into()));
+        }
+        let lengths = (0..total.div_ceil(size)).map(|i| size.min(total - i * size));
+        self.shares("split", dim, lengths)
+    }
+
+    /// At most `chunks` views of equal size along a dimension, the last perhaps smaller.
+    ///
+    /// # Errors
+    /// [`Error::DimOutOfRange`]; [`Error::InvalidArgument`] when `chunks` is zero.
+    #[track_caller]
+    pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Self>> {
+        self.check_has_dims("chunk")?;
+        if chunks == 0 {
+            return Err(Error::invalid("chunk", "the number of chunks must be over zero".into()));
+        }
+        let total = self.size()[self.layout().dim(dim).of("chunk")?];
+        if total == 0 {
+            let mut all = Vec::new();
+            if let Err(e) = all.try_reserve_exact(chunks) {
+                return Err(Error::invalid("chunk", format!("cannot make {chunks} chunks: {e}")));
+            }
+            all.resize(chunks, self.clone());
+            return Ok(all);
+        }
+        self.split(total.div_ceil(chunks), dim)
+    }
+
     /// Views of so many indices of a dimension each (`torch.split` with a list).
     ///
     /// ```
@@ -22,13 +63,7 @@ impl Tensor {
             let reason = format!("the sizes {sizes:?} must add up to the dimension's, {own}");
             return Err(Error::invalid("split_with_sizes", reason));
         }
-        let mut parts = Vec::new();
-        let mut start = 0;
-        for &size in sizes {
-            parts.push(self.narrow(dim, start as isize, size).of("split_with_sizes")?);
-            start += size;
-        }
-        Ok(parts)
+        self.shares("split_with_sizes", dim, sizes.iter().copied())
     }
 
     /// So many views along a dimension, the first ones an index longer where it does not divide
@@ -51,14 +86,7 @@ impl Tensor {
             return Err(Error::invalid("tensor_split", reason.into()));
         }
         let (size, longer) = (own / sections, own % sections);
-        let mut parts = Vec::new();
-        let mut start = 0;
-        for i in 0..sections {
-            let size = size + usize::from(i < longer);
-            parts.push(self.narrow(dim, start as isize, size).of("tensor_split")?);
-            start += size;
-        }
-        Ok(parts)
+        self.shares("tensor_split", dim, (0..sections).map(|i| size + usize::from(i < longer)))
     }
 
     /// Views along a dimension that end where the next begins, at these indices (`torch.tensor_split` with a list);
@@ -70,12 +98,25 @@ impl Tensor {
     #[track_caller]
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("tensor_split", dim)? as isize;
+        let from_start = |end: &isize| {
+            let end = if *end < 0 { end.saturating_add(own) } else { *end };
+            end.clamp(0, own)
+        };
+        let ends: Vec<isize> = indices.iter().map(from_start).chain([own]).collect();
+        if ends.is_sorted() {
+            let lengths = ends.iter().scan(0, |start, &end| {
+                let length = (end - *start) as usize;
+                *start = end;
+                Some(length)
+            });
+            return self.shares("tensor_split", dim, lengths);
+        }
+        // Views that have some elements several times, or not at all.
         let mut parts = Vec::new();
         let mut start = 0;
-        for &end in indices.iter().chain([&own]) {
-            let end = if end < 0 { end.saturating_add(own) } else { end }.clamp(0, own);
-            let size = (end - start).max(0) as usize;
-            parts.push(self.narrow(dim, start, size).of("tensor_split")?);
+        for end in ends {
+            let length = (end - start).max(0) as usize;
+            parts.push(self.narrow(dim, start, length).of("tensor_split")?);
             start = end;
         }
         Ok(parts)
@@ -88,11 +129,27 @@ impl Tensor {
     #[track_caller]
     pub fn unbind(&self, dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("unbind", dim)?;
-        let mut parts = Vec::new();
-        for i in 0..own {
-            parts.push(self.select(dim, i as isize).of("unbind")?);
-        }
-        Ok(parts)
+        let layouts = (0..own).map(|i| self.layout().select(dim, i as isize));
+        let layouts = layouts.collect::<Result<Vec<_>>>().of("unbind")?;
+        self.viewed_shares("unbind", layouts, move |grads| stack(grads, dim))
+    }
+
+    /// Views of so many indices of a dimension each, which are all of its indices in their order.
+    #[track_caller]
+    fn shares(
+        &self,
+        op: &'static str,
+        dim: isize,
+        lengths: impl Iterator<Item = usize>,
+    ) -> Result<Vec<Self>> {
+        let mut start = 0;
+        let layout = |length: usize| {
+            let layout = self.layout().narrow(dim, start as isize, length);
+            start += length;
+            layout
+        };
+        let layouts = lengths.map(layout).collect::<Result<Vec<_>>>().of(op)?;
+        self.viewed_shares(op, layouts, move |grads| cat(grads, dim))
     }
 
     #[track_caller]
