@@ -1,5 +1,10 @@
 //! Affine maps.
 
+use smallvec::{SmallVec, smallvec};
+use warpline_kernels::matmul::matmul;
+use warpline_runtime::{Layout, Sizes};
+
+use crate::autograd::{record, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Result, Tensor};
@@ -24,6 +29,10 @@ pub fn linear<'a>(
     bias: impl Into<Option<&'a Tensor>>,
 ) -> Result<Tensor> {
     let op = "linear";
+    let bias = bias.into();
+    if let Some(out) = one_node(input, weight, bias).of(op)? {
+        return Ok(out);
+    }
     let product = match (input.size(), weight.size()) {
         // All rows meet the same matrix: one product of matrices.
         (&[.., width], &[features, own]) if input.dim() > 2 && width == own => {
@@ -35,8 +44,71 @@ pub fn linear<'a>(
         }
         _ => input.matmul(&weight.t().of(op)?).of(op)?,
     };
-    match bias.into() {
+    match bias {
         None => Ok(product),
         Some(bias) => product.add(bias).of(op),
     }
+}
+
+/// The result as one node of the graph, where all rows meet one matrix and there is nothing to convert: the host is
+/// spared the nodes of a transpose, a product, an addition and two views.
+#[track_caller]
+fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
+    let (&[.., width], &[features, own]) = (input.size(), weight.size()) else { return Ok(None) };
+    let alike = |t: &Tensor| {
+        t.dtype() == input.dtype()
+            && t.device() == input.device()
+            && t.storage().runtime().same_as(input.storage().runtime())
+    };
+    let fits = input.dim() >= 2
+        && input.dtype().is_float()
+        && width == own
+        && alike(weight)
+        && bias.is_none_or(|bias| alike(bias) && bias.size() == [features]);
+    if !fits {
+        return Ok(None);
+    }
+    let rows = input.size()[..input.dim() - 1].iter().product::<usize>();
+    let mut sizes: Sizes = input.size().into();
+    sizes[input.dim() - 1] = features;
+    let exec = input.exec()?;
+    let out = exec.empty(&sizes, input.dtype())?;
+    let product = out.view_with(Layout::contiguous(&[rows, features])?);
+    let (x, matrix) = (input.detach().reshape([rows, width])?, weight.detach().t()?);
+    matmul(exec.target(), x.as_view(), matrix.as_view(), product.as_view())?;
+    if let Some(bias) = bias {
+        out.add_(&bias.detach())?;
+    }
+    let inputs: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(bias).collect();
+    if !wanted(&inputs) {
+        return Ok(Some(out));
+    }
+    // What only the other's gradient takes is not kept.
+    let for_input = input.requires_grad().then_some(weight);
+    let for_weight = weight.requires_grad().then_some(input);
+    let input_at = for_input.iter().count();
+    let saved: SmallVec<[&Tensor; 2]> = for_input.into_iter().chain(for_weight).collect();
+    // What PyTorch ends with.
+    let name = match (input.dim(), bias) {
+        (2, None) => "mm",
+        (2, Some(_)) => "addmm",
+        (_, None) => "unsafe_view",
+        (_, Some(_)) => "view",
+    };
+    let out = record(name, out, &inputs, &saved, move |context, grad| {
+        let grad = grad.reshape([rows, features])?;
+        let of_input = || {
+            let x = grad.matmul(&context.saved(0)?)?;
+            if context.sizes(0).len() == 2 { Ok(x) } else { x.reshape(&signed(context.sizes(0))) }
+        };
+        let of_weight = || grad.t()?.matmul(&context.saved(input_at)?.reshape([rows, width])?);
+        let of_input = context.needs(0).then(of_input).transpose()?;
+        let of_weight = context.needs(1).then(of_weight).transpose()?;
+        let mut grads = smallvec![of_input, of_weight];
+        if context.inputs() > 2 {
+            grads.push(context.needs(2).then(|| grad.sum(0)).transpose()?);
+        }
+        Ok(grads)
+    })?;
+    Ok(Some(out))
 }
