@@ -113,10 +113,23 @@ fn ours(only: &str) -> Result<Vec<Figure>> {
         ("gpt2 124M f32 8x1024", DType::F32, 8, 1024, gpt2, 5),
     ] {
         if name.starts_with(only) {
-            figures.push(gpt(name, dtype, (batch, length), sizes, outer)?);
+            figures.extend(gpt(name, dtype, (batch, length), sizes, outer)?);
         }
     }
     Ok(figures)
+}
+
+/// [`median`] of replays of a captured step.
+fn captured(
+    name: &'static str,
+    inner: u32,
+    mut step: impl FnMut() -> Result<()>,
+) -> Result<Figure> {
+    let side = cuda::Stream::new(())?;
+    cuda::with_stream(&side, || (0..3).try_for_each(|_| step()))?;
+    cuda::synchronize(())?;
+    let (graph, ()) = cuda::graph(step)?;
+    median(name, inner, 9, || graph.replay())
 }
 
 fn small() -> Result<Vec<Figure>> {
@@ -136,31 +149,35 @@ fn small() -> Result<Vec<Figure>> {
     figures.push(median("mlp 3x256 AdamW", 100, 9, || step(&mut adam))?);
     let options = AdamWOptions { capturable: true, ..Default::default() };
     let mut adam = AdamW::new(net.parameters(), options)?;
-    let side = cuda::Stream::new(())?;
-    cuda::with_stream(&side, || (0..3).try_for_each(|_| step(&mut adam)))?;
-    cuda::synchronize(())?;
-    let (graph, ()) = cuda::graph(|| step(&mut adam))?;
-    figures.push(median("mlp 3x256 AdamW, a graph", 100, 9, || graph.replay())?);
+    figures.push(captured("mlp 3x256 AdamW, a graph", 100, || step(&mut adam))?);
     let forward = || no_grad(|| net.forward(&x).map(drop));
     figures.push(median("mlp 3x256 forward", 200, 9, forward)?);
     Ok(figures)
 }
 
+/// A step, and that of a small model as a graph.
 fn gpt(
     name: &'static str,
     dtype: DType,
     (batch, length): (usize, usize),
     sizes: GptSizes,
     outer: usize,
-) -> Result<Figure> {
+) -> Result<Vec<Figure>> {
     let mut net = Gpt::new(sizes)?;
     net.to((dtype, "cuda"))?;
     let tokens: Tensor = randint(0, sizes.vocabulary as i64, [batch, length], "cuda")?;
-    let options = AdamWOptions { lr: 1e-4, ..Default::default() };
-    let mut adam = AdamW::new(net.parameters(), options)?;
-    median(name, 1, outer, || {
+    let step = |adam: &mut AdamW| {
         adam.zero_grad()?;
         net.loss(&tokens, &tokens)?.backward()?;
         adam.step()
-    })
+    };
+    let options = AdamWOptions { lr: 1e-4, ..Default::default() };
+    let mut adam = AdamW::new(net.parameters(), options)?;
+    let mut figures = vec![median(name, 1, outer, || step(&mut adam))?];
+    if let Some(name) = name.contains("4 layers").then_some("gpt 4 layers bf16, a graph") {
+        let options = AdamWOptions { capturable: true, ..options };
+        let mut adam = AdamW::new(net.parameters(), options)?;
+        figures.push(captured(name, 10, || step(&mut adam))?);
+    }
+    Ok(figures)
 }
