@@ -23,13 +23,24 @@ elements(compute_t<T> (&v)[V], const T* row, u32 i, u32 end, compute_t<T> by, co
     }
 }
 
+// Writes a vector at once: as a struct of elements it may become a store of each.
 template <class T, int V>
 __device__ __forceinline__ void put(T* row, u32 i, u32 size, const compute_t<T> (&v)[V]) {
     if (i >= size) return;
-    Vec<T, V> raw;
+    union {
+        Vec<T, V> of;
+        u32 words[4];
+    } raw;
 #pragma unroll
-    for (int j = 0; j < V; j++) store(raw.v[j], v[j]);
-    *(Vec<T, V>*)(row + i) = raw;
+    for (int j = 0; j < V; j++) store(raw.of.v[j], v[j]);
+    if constexpr (V == 1) {
+        row[i] = raw.of.v[0];
+    } else if constexpr (sizeof(raw.of) == 8) {
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(row + i), "r"(raw.words[0]), "r"(raw.words[1]) : "memory");
+    } else {
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+            ::"l"(row + i), "r"(raw.words[0]), "r"(raw.words[1]), "r"(raw.words[2]), "r"(raw.words[3]) : "memory");
+    }
 }
 
 // The query of a team of lanes, and how many keys it has and sees. A team beyond the last folds with the others of its

@@ -48,8 +48,7 @@ impl PlainAttention {
         }
         let count = checked_numel(batch).of(OP)?;
         // These copies are the only ones: their gradients are views.
-        let [q, k, v] = [query, key, value].map(|t| taken(t, count));
-        let (q, k, v) = (q?, k?, v?);
+        let (q, k, v) = (taken(query, count)?, taken(key, count)?, taken(value, count)?);
         let exec = q.exec()?;
         let weights = exec.empty(&[count, *queries, *keys], q.dtype()).of(OP)?;
         {
@@ -152,6 +151,7 @@ fn dense(t: &Tensor) -> Result<Tensor> {
 }
 
 /// The matrices turned, as a view that has no gradient.
+#[track_caller]
 fn turned(t: &Tensor) -> Result<Tensor> {
     t.detach().transpose(1, 2)
 }

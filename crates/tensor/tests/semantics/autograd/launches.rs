@@ -95,23 +95,22 @@ fn parts_of_a_split_are_put_together_by_one() {
 }
 
 #[test]
-fn attention_over_heads_side_by_side_is_six_and_nine() {
+fn attention_over_packed_heads_is_six_and_ten() {
     let sim = SimBox::lazy(1);
     sim.enter(|| {
         let [b, l, heads, width] = [2, 8, 2, 4];
         let of = |width| randn([b, l, width], (DType::BF16, Device::cuda(0)));
-        let packed = [of(heads * width)?, of(heads * width)?, of(heads * width)?];
-        let packed: Result<Vec<_>> = packed.iter().map(|t| t.requires_grad_(true)).collect();
-        let packed = packed?;
-        let apart = |t: &Tensor| t.view([b, l, heads, width])?.transpose(1, 2);
-        let (q, k, v) = (apart(&packed[0])?, apart(&packed[1])?, apart(&packed[2])?);
-        let grad = of(heads * width)?.view([b, l, heads, width])?.transpose(1, 2)?;
+        let packed = of(3 * heads * width)?.requires_grad_(true)?;
+        let parts = packed.split(heads * width, 2)?;
+        let apart = |t: &Tensor| t.view([b, l, heads, width].map(|n| n as isize))?.transpose(1, 2);
+        let (q, k, v) = (apart(&parts[0])?, apart(&parts[1])?, apart(&parts[2])?);
+        let grad = apart(&of(heads * width)?)?;
         let causal = AttentionOptions { is_causal: true, ..Default::default() };
-        // A copy of each operand, two products and the weights. Backwards a copy of the gradient, that of the
-        // weights and of the scores, three products, and a copy of each, since heads are to lie side by side again.
+        // A copy of each operand, two products and the weights. Backwards a copy of the gradient, that of the weights
+        // and of the scores, three products, a copy of each to where heads lie side by side again, and the split's.
         let (y, forward) = enqueued(&sim, || scaled_dot_product_attention(&q, &k, &v, &causal))?;
         let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
-        assert_eq!((forward, backward), (6, 9));
+        assert_eq!((forward, backward), (6, 10));
         Ok(())
     });
 }
