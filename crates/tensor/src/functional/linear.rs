@@ -99,7 +99,7 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
         let grad = grad.reshape([rows, features])?;
         let of_input = || {
             let x = grad.matmul(&context.saved(0)?)?;
-            if context.sizes(0).len() == 2 { Ok(x) } else { x.reshape(&signed(context.sizes(0))) }
+            if context.sizes(0).len() == 2 { Ok(x) } else { x.reshape(signed(context.sizes(0))) }
         };
         let of_weight = || grad.t()?.matmul(&context.saved(input_at)?.reshape([rows, width])?);
         let of_input = context.needs(0).then(of_input).transpose()?;
