@@ -1,3 +1,5 @@
+//! Trains a small network, and saves it.
+
 use warpline::data::{DataLoader, TensorDataset};
 use warpline::functional::{CrossEntropyOptions, cross_entropy};
 use warpline::{DType, Device, Result, Tensor, cuda, manual_seed, rand};
