@@ -186,6 +186,16 @@ impl Log {
         offset
     }
 
+    /// Where the next random op's place is to be.
+    pub(crate) fn drawn(&self) -> u64 {
+        self.noted().draws
+    }
+
+    /// Lets the next random op have the place that [`Log::drawn`] returned.
+    pub(crate) fn draw_from(&self, drawn: u64) {
+        self.noted().draws = drawn;
+    }
+
     /// The number of the next kernel that checks, and where it is to say that its check failed: that
     /// lives as long as the graph.
     pub(crate) fn checked(

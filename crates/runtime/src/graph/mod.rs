@@ -26,7 +26,7 @@ use log::Held;
 
 pub(crate) use log::Log;
 pub(crate) use philox::PHILOX;
-pub use philox::{Place, Sequence};
+pub use philox::{Place, Position, Sequence};
 pub use pool::GraphPool;
 
 /// A capture under way. Dropping it ends it and forgets what was captured.

@@ -12,7 +12,7 @@ use crate::generator::CudaGenerator;
 use crate::host::{self, Shared};
 use crate::launch::{self, Call, Code};
 use crate::module::{Program, Source};
-use crate::{CudaDevice, DType, Layout, Operand, Result, Storage, Target, View};
+use crate::{CudaDevice, DType, Error, Layout, Operand, Result, Storage, Target, View};
 
 /// What writes where the random ops of a replay start.
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
@@ -56,6 +56,16 @@ enum Origin<'a> {
     Graph(Arc<Log>),
 }
 
+/// A place in a [`Sequence`], to which it can go back.
+#[derive(Clone, Debug)]
+pub struct Position(At);
+
+#[derive(Clone, Debug)]
+enum At {
+    Generator(Vec<u8>),
+    Graph(u64),
+}
+
 impl std::fmt::Debug for Sequence<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let of = if matches!(self.0, Origin::Graph(_)) { "graph" } else { "generator" };
@@ -74,6 +84,34 @@ impl<'a> Sequence<'a> {
                 Origin::Generator(device.generator().lock().unwrap_or_else(PoisonError::into_inner))
             }
         })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        Position(match &self.0 {
+            Origin::Generator(generator) => At::Generator(generator.state().to_vec()),
+            Origin::Graph(log) => At::Graph(log.drawn()),
+        })
+    }
+
+    /// Goes back to where it was.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where one is a generator's and the other a capture's.
+    #[track_caller]
+    pub fn go_to(&mut self, position: &Position) -> Result<()> {
+        match (&mut self.0, &position.0) {
+            (Origin::Generator(generator), At::Generator(state)) => generator.set_state(state),
+            (Origin::Graph(log), At::Graph(drawn)) => {
+                log.draw_from(*drawn);
+                Ok(())
+            }
+            _ => {
+                let reason = "random numbers of a capture cannot be drawn again outside of it, nor others in it";
+                Err(Error::invalid("set_rng_state", reason.into()))
+            }
+        }
     }
 
     /// The place for a kernel of which no thread takes more than `values` values.

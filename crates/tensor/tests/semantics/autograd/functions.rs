@@ -3,8 +3,12 @@
 use warpline::autograd::{
     Context, Function, GradcheckOptions, Gradients, ToSave, checkpoint, gradcheck, gradgradcheck,
 };
-use warpline::functional::{CrossEntropyOptions, Reduction, cross_entropy, layer_norm, rms_norm};
-use warpline::{DType, Device, Error, Result, Tensor, manual_seed, randn, where_cond};
+use warpline::functional::{
+    CrossEntropyOptions, Reduction, cross_entropy, dropout, layer_norm, rms_norm,
+};
+use warpline::{
+    DType, Device, Error, Result, Tensor, cuda, manual_seed, ones, rand, randn, where_cond,
+};
 
 use super::{grad, leaf};
 use crate::common;
@@ -146,4 +150,47 @@ fn gradients_and_their_gradients_are_those_of_differences() {
 #[ignore = "needs a GPU"]
 fn gpu_gradients_and_their_gradients_are_those_of_differences() {
     common::gpu(1, warpline::SyncPolicy::Auto, |_| check_all(Device::cuda(0)));
+}
+
+#[test]
+fn a_checkpoint_draws_the_same_numbers_again() {
+    let masks_agree = |device: Device| {
+        let x = ones([64], (DType::F32, device))?.requires_grad_(true)?;
+        let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5, true)?]), &[&x])?.remove(0);
+        // What others draw in between goes on after the backward pass as if there had been none.
+        let next = rand([4], device)?.to_vec::<f32>()?;
+        manual_seed(7);
+        y.sum(())?.backward()?;
+        let drawn = rand([4], device)?.to_vec::<f32>()?;
+        manual_seed(7);
+        assert_eq!(drawn, rand([4], device)?.to_vec::<f32>()?);
+        assert_ne!(drawn, next);
+        // Of ones, what was kept is its own gradient.
+        assert_eq!(y.to_vec::<f32>()?, x.grad().unwrap().to_vec::<f32>()?);
+        Ok(())
+    };
+    common::cpu(|_| masks_agree(Device::Cpu));
+    common::worlds(1, |_| masks_agree(Device::cuda(0)));
+}
+
+#[test]
+fn a_captured_checkpoint_draws_the_same_numbers_again() {
+    common::worlds(1, |_| {
+        let x = ones([64], Device::cuda(0))?.requires_grad_(true)?;
+        let step = || {
+            x.set_grad(None)?;
+            let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5, true)?]), &[&x])?.remove(0);
+            y.sum(())?.backward()?;
+            Ok(y.detach())
+        };
+        let (graph, y) = cuda::graph(step)?;
+        let mut masks = Vec::new();
+        for _ in 0..2 {
+            graph.replay()?;
+            masks.push(y.to_vec::<f32>()?);
+            assert_eq!(masks.last(), Some(&x.grad().unwrap().to_vec::<f32>()?));
+        }
+        assert_ne!(masks[0], masks[1]);
+        Ok(())
+    });
 }
