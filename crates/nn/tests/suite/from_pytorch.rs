@@ -2,7 +2,7 @@
 
 #[allow(dead_code)] // its `main` writes a file
 mod program {
-    include!("../../examples/from_pytorch/main.rs");
+    include!("../../examples/from_pytorch/program.rs");
 
     pub(super) fn losses(device: Device) -> Result<Vec<f32>> {
         Ok(train(device)?.1)
@@ -53,7 +53,7 @@ fn the_guide_shows_the_program_and_the_script() {
     let whole = |text: &str| -> Vec<String> {
         text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     };
-    let program = include_str!("../../examples/from_pytorch/main.rs");
+    let program = include_str!("../../examples/from_pytorch/program.rs");
     assert_eq!(blocks(section, "rust,ignore"), whole(program));
     let script = include_str!("../../examples/from_pytorch/train.py");
     assert_eq!(blocks(section, "python"), whole(script));
