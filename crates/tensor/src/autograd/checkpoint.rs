@@ -1,14 +1,17 @@
 //! Less memory for more time: what is computed again in the backward pass.
 
-use smallvec::SmallVec;
+use std::sync::{OnceLock, PoisonError};
 
 use super::function::{Function, ToSave};
 use super::node::Gradients;
-use super::{Context, mode};
-use crate::autograd::backward;
-use crate::{Result, Tensor};
+use super::{Context, GradOptions, backward, grad, mode};
+use crate::{Device, Error, Result, Runtime, Tensor};
 
-struct Checkpoint<F>(F);
+struct Checkpoint<F> {
+    f: F,
+    /// Where the generators were when `f` was computed first.
+    begin: OnceLock<Generators>,
+}
 
 impl<F> Function for Checkpoint<F>
 where
@@ -17,19 +20,33 @@ where
     const NAME: &'static str = "checkpoint";
 
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        if let Some(first) = inputs.first() {
+            let devices = inputs.iter().map(|input| input.device());
+            let runtime = first.storage().runtime();
+            self.begin.get_or_init(|| Generators::of(runtime, devices));
+        }
         for input in inputs {
             save.tensor(input);
         }
-        (self.0)(&inputs.iter().map(|input| input.detach()).collect::<Vec<_>>())
+        (self.f)(&inputs.iter().map(|input| input.detach()).collect::<Vec<_>>())
     }
 
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        if mode::is_grad_enabled() {
+            let reason = "what is computed again has no gradients of gradients, which a pass with `create_graph` is to \
+                          record; call the function without a checkpoint";
+            return Err(Error::gradient(Self::NAME, reason.into()).at(context.node.location));
+        }
         let inputs = (0..context.inputs()).map(|i| {
             let input = context.saved(i)?.detach();
             if context.needs(i) { input.requires_grad_(true) } else { Ok(input) }
         });
         let inputs = inputs.collect::<Result<Vec<Tensor>>>()?;
-        let outputs = mode::enable_grad(|| (self.0)(&inputs))?;
+        let again = || mode::enable_grad(|| (self.f)(&inputs));
+        let outputs = match (self.begin.get(), inputs.first()) {
+            (Some(begin), Some(first)) => begin.within(first.storage().runtime(), again)?,
+            _ => again()?,
+        };
         let (mut roots, mut given) = (Vec::new(), Vec::new());
         for (output, grad) in outputs.iter().zip(grads) {
             if grad.is_some() && output.requires_grad() {
@@ -37,14 +54,71 @@ where
                 given.push(grad.as_ref());
             }
         }
-        backward(&roots, &given, false, false)?;
-        Ok(inputs.iter().map(Tensor::grad).collect::<SmallVec<_>>())
+        if !context.partial {
+            backward(&roots, &given, false, false)?;
+            return Ok(inputs.iter().map(Tensor::grad).collect());
+        }
+        let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
+        let options = GradOptions { allow_unused: true, ..GradOptions::default() };
+        let mut found = grad(&roots, &wanted, &given, options)?.into_iter();
+        let of = |input: &Tensor| if input.requires_grad() { found.next().flatten() } else { None };
+        Ok(inputs.iter().map(of).collect())
+    }
+}
+
+/// Where generators are in their sequences: the CPU's, and those of some devices.
+struct Generators {
+    cpu: Vec<u8>,
+    gpus: Vec<(usize, Vec<u8>)>,
+}
+
+impl Generators {
+    fn of(runtime: &Runtime, devices: impl Iterator<Item = Device>) -> Self {
+        let cpu = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner).state();
+        let mut gpus: Vec<(usize, Vec<u8>)> = Vec::new();
+        for index in devices.filter_map(|device| device.index()) {
+            if let Ok(gpu) = runtime.device(index)
+                && gpus.iter().all(|known| known.0 != index)
+            {
+                let generator = gpu.generator().lock().unwrap_or_else(PoisonError::into_inner);
+                gpus.push((index, generator.state()));
+            }
+        }
+        Self { cpu, gpus }
+    }
+
+    /// Makes the generators go on from here.
+    fn set(&self, runtime: &Runtime) -> Result<()> {
+        let mut cpu = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);
+        cpu.set_state(&self.cpu)?;
+        drop(cpu);
+        for (index, state) in &self.gpus {
+            let gpu = runtime.device(*index)?;
+            gpu.generator().lock().unwrap_or_else(PoisonError::into_inner).set_state(state)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `f` from here; afterwards, after a panic too, the generators are where they were.
+    fn within<R>(&self, runtime: &Runtime, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        struct Back<'a>(Generators, &'a Runtime);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                // The states are the generators' own, so they fit.
+                let _ = self.0.set(self.1);
+            }
+        }
+        let devices = self.gpus.iter().map(|(index, _)| Device::cuda(*index));
+        let _back = Back(Self::of(runtime, devices), runtime);
+        self.set(runtime)?;
+        f()
     }
 }
 
 /// Computes `f` of the inputs and keeps nothing but these: in the backward pass it is computed again, this time
-/// with what its own backward pass needs (`torch.utils.checkpoint`). Tensors that `f` has by itself, such as
-/// parameters, get their gradients then. At least one input has to want a gradient.
+/// with what its own backward pass needs (`torch.utils.checkpoint`), and with the same random numbers, of the CPU's
+/// generator and of those of the inputs' devices. Tensors that `f` has by itself, such as parameters, get their
+/// gradients then, but none from [`grad`]. At least one input has to want a gradient.
 ///
 /// ```
 /// use warpline::{autograd, tensor};
@@ -60,11 +134,11 @@ where
 /// ```
 ///
 /// # Errors
-/// What `f` returns.
+/// What `f` returns. A backward pass with `create_graph` is one.
 #[track_caller]
 pub fn checkpoint(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
     inputs: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
-    Checkpoint(f).apply(inputs)
+    Checkpoint { f, begin: OnceLock::new() }.apply(inputs)
 }
