@@ -84,11 +84,12 @@ impl Opened {
                 return Err(invalid(reason));
             }
             at = to;
-            let place = begin + from as u64;
-            if begin + to as u64 > length {
+            let place = begin.saturating_add(from as u64);
+            // Sums could be too large for a number.
+            if to as u64 > length - begin {
                 let reason = format!(
                     "the tensor `{name}` lies in bytes {place} to {} of the file, which has {length}: it was cut",
-                    begin + to as u64
+                    begin.saturating_add(to as u64)
                 );
                 return Err(invalid(reason));
             }

@@ -134,6 +134,10 @@ fn a_file_that_is_cut_or_wrong_says_where() {
             .contains("`weight` is of dtype F8_E4M3")
     );
     assert!(refused(&path, &with("[8]", "[9]")).contains("`weight`"));
+    let most = usize::MAX.to_string();
+    let place = format!("\"U8\",\"shape\":[{most}],\"data_offsets\":[0,{most}]");
+    let huge = with("\"F32\",\"shape\":[8],\"data_offsets\":[0,32]", &place);
+    assert!(refused(&path, &huge).contains("was cut"));
     assert!(refused(&path, &with("{\"weight", "{weight")).contains("header"));
     assert!(refused(&path, &u64::MAX.to_le_bytes()).contains("header"));
     // A save that fails leaves what was there.

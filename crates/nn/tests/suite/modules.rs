@@ -106,6 +106,10 @@ fn layers_and_directions_have_pytorchs_names() {
     gru.eval();
     let (one, again) = (gru.forward(&x, None).unwrap().0, gru.forward(&x, None).unwrap().0);
     assert_close(&one, &again, "out of training").unwrap();
+    for sizes in [&[4, 1, 4][..], &[5, 2, 4], &[4, 4], &[1, 2, 4]] {
+        let error = gru.forward(&x, &ones(sizes, ()).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("[4, 2, 4]"), "{sizes:?}: {error}");
+    }
     let first = gru.forward(&x.select(0, 0).unwrap(), None).unwrap().0;
     assert_close(&first, &one.select(0, 0).unwrap(), "without a batch").unwrap();
 }

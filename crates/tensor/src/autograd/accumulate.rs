@@ -8,6 +8,8 @@ use crate::{Result, Tensor};
 /// later ones are added in place, unless the sum is itself recorded.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
     let meta = Meta::of(leaf);
+    // Passes of other threads may have one for the same leaf.
+    let lock = meta.accumulating();
     let grad = if create_graph { grad } else { without_base(grad) };
     let sum = match meta.grad() {
         None if create_graph || lies_alike(leaf, &grad) && grad.is_unique() => grad,
@@ -23,6 +25,8 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
         }
     };
     drop(meta.replace_grad(Some(sum)));
+    // A hook may run a pass of its own.
+    drop(lock);
     for call in meta.leaf_hooks() {
         call(leaf)?;
     }

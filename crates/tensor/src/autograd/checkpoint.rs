@@ -1,32 +1,83 @@
 //! Less memory for more time: what is computed again in the backward pass.
 
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError};
 
-use smallvec::SmallVec;
 use warpline_runtime::Target;
 use warpline_runtime::graph::{Position, Sequence};
 
 use super::function::{Function, ToSave};
 use super::node::Gradients;
-use super::{Context, mode};
-use crate::autograd::backward;
-use crate::{Result, Tensor, get_rng_state, set_rng_state};
+use super::{Context, GradOptions, backward, grad, mode};
+use crate::{Error, Result, Runtime, Tensor};
 
 struct Checkpoint<F> {
     f: F,
-    /// As the generators were when `f` ran: it is to draw the same numbers again.
-    states: OnceLock<States>,
+    /// Where the generators were when `f` was computed first.
+    begin: OnceLock<Generators>,
 }
 
-/// Where the host's generator is, and what random ops on the devices of some tensors draw from.
-struct States {
-    cpu: Tensor,
+impl<F> Function for Checkpoint<F>
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    const NAME: &'static str = "checkpoint";
+
+    fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        if let Some(first) = inputs.first() {
+            let begin = Generators::of(first.storage().runtime(), inputs.iter().copied())?;
+            // The first stays, and there is one.
+            let _ = self.begin.set(begin);
+        }
+        for input in inputs {
+            save.tensor(input);
+        }
+        (self.f)(&inputs.iter().map(|input| input.detach()).collect::<Vec<_>>())
+    }
+
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        if mode::is_grad_enabled() {
+            let reason = "what is computed again has no gradients of gradients, which a pass with `create_graph` is to \
+                          record; call the function without a checkpoint";
+            return Err(Error::gradient(Self::NAME, reason.into()).at(context.node.location));
+        }
+        let inputs = (0..context.inputs()).map(|i| {
+            let input = context.saved(i)?.detach();
+            if context.needs(i) { input.requires_grad_(true) } else { Ok(input) }
+        });
+        let inputs = inputs.collect::<Result<Vec<Tensor>>>()?;
+        let again = || mode::enable_grad(|| (self.f)(&inputs));
+        let outputs = match (self.begin.get(), inputs.first()) {
+            (Some(begin), Some(first)) => begin.within(first.storage().runtime(), again)?,
+            _ => again()?,
+        };
+        let (mut roots, mut given) = (Vec::new(), Vec::new());
+        for (output, grad) in outputs.iter().zip(grads) {
+            if grad.is_some() && output.requires_grad() {
+                roots.push(output);
+                given.push(grad.as_ref());
+            }
+        }
+        if !context.partial {
+            backward(&roots, &given, false, false)?;
+            return Ok(inputs.iter().map(Tensor::grad).collect());
+        }
+        let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
+        let options = GradOptions { allow_unused: true, ..GradOptions::default() };
+        let mut found = grad(&roots, &wanted, &given, options)?.into_iter();
+        let of = |input: &Tensor| if input.requires_grad() { found.next().flatten() } else { None };
+        Ok(inputs.iter().map(of).collect())
+    }
+}
+
+/// Where generators are in their sequences: the CPU's, and what random ops on the devices of some tensors draw from.
+struct Generators {
+    cpu: Vec<u8>,
     devices: Vec<(Tensor, Position)>,
 }
 
-impl States {
+impl Generators {
     /// Those of these tensors' devices.
-    fn of<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Self> {
+    fn of<'a>(runtime: &Runtime, tensors: impl Iterator<Item = &'a Tensor>) -> Result<Self> {
         let mut devices: Vec<(Tensor, Position)> = Vec::new();
         for tensor in tensors {
             if devices.iter().all(|(known, _)| known.device() != tensor.device()) {
@@ -34,18 +85,37 @@ impl States {
                 devices.extend(position.map(|position| (tensor.detach(), position)));
             }
         }
-        Ok(Self { cpu: get_rng_state()?, devices })
+        let cpu = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner).state();
+        Ok(Self { cpu, devices })
     }
 
-    fn restore(&self) -> Result<()> {
-        set_rng_state(&self.cpu)?;
+    /// Makes the generators go on from here.
+    fn set(&self, runtime: &Runtime) -> Result<()> {
+        let mut cpu = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);
+        cpu.set_state(&self.cpu)?;
+        drop(cpu);
         self.devices.iter().try_for_each(|(tensor, position)| {
             sequence(tensor, |sequence| sequence.go_to(position)).map(drop)
         })
     }
+
+    /// Runs `f` from here; afterwards, after a panic too, the generators are where they were.
+    fn within<R>(&self, runtime: &Runtime, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        struct Back<'a>(Generators, &'a Runtime);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                // The places are the generators' own, so they fit.
+                let _ = self.0.set(self.1);
+            }
+        }
+        let tensors = self.devices.iter().map(|(tensor, _)| tensor);
+        let _back = Back(Self::of(runtime, tensors)?, runtime);
+        self.set(runtime)?;
+        f()
+    }
 }
 
-/// What random ops on a tensor's device draw from; `None` on the host.
+/// What random ops on a tensor's device draw from: its generator, or a capture. `None` on the host.
 fn sequence<R>(
     tensor: &Tensor,
     f: impl FnOnce(&mut Sequence<'_>) -> Result<R>,
@@ -57,53 +127,10 @@ fn sequence<R>(
     }
 }
 
-impl<F> Function for Checkpoint<F>
-where
-    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
-{
-    const NAME: &'static str = "checkpoint";
-
-    fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
-        for input in inputs {
-            save.tensor(input);
-        }
-        // The first of what is set stays, and there is one call.
-        let _ = self.states.set(States::of(inputs.iter().copied())?);
-        (self.f)(&inputs.iter().map(|input| input.detach()).collect::<Vec<_>>())
-    }
-
-    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
-        let inputs = (0..context.inputs()).map(|i| {
-            let input = context.saved(i)?.detach();
-            if context.needs(i) { input.requires_grad_(true) } else { Ok(input) }
-        });
-        let inputs = inputs.collect::<Result<Vec<Tensor>>>()?;
-        let outputs = match self.states.get() {
-            Some(states) => {
-                let now = States::of(inputs.iter())?;
-                states.restore()?;
-                let outputs = mode::enable_grad(|| (self.f)(&inputs));
-                now.restore()?;
-                outputs?
-            }
-            None => mode::enable_grad(|| (self.f)(&inputs))?,
-        };
-        let (mut roots, mut given) = (Vec::new(), Vec::new());
-        for (output, grad) in outputs.iter().zip(grads) {
-            if grad.is_some() && output.requires_grad() {
-                roots.push(output);
-                given.push(grad.as_ref());
-            }
-        }
-        backward(&roots, &given, false, false)?;
-        Ok(inputs.iter().map(Tensor::grad).collect::<SmallVec<_>>())
-    }
-}
-
 /// Computes `f` of the inputs and keeps nothing but these: in the backward pass it is computed again, this time
-/// with what its own backward pass needs (`torch.utils.checkpoint`). Tensors that `f` has by itself, such as
-/// parameters, get their gradients then. At least one input has to want a gradient. Random ops of `f` draw the same
-/// numbers again, from the host's generator and from those of the inputs' devices.
+/// with what its own backward pass needs (`torch.utils.checkpoint`), and with the same random numbers, of the CPU's
+/// generator and of those of the inputs' devices. Tensors that `f` has by itself, such as parameters, get their
+/// gradients then, but none from [`grad`]. At least one input has to want a gradient.
 ///
 /// ```
 /// use warpline::{autograd, tensor};
@@ -119,11 +146,11 @@ where
 /// ```
 ///
 /// # Errors
-/// What `f` returns.
+/// What `f` returns. A backward pass with `create_graph` is one.
 #[track_caller]
 pub fn checkpoint(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
     inputs: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
-    Checkpoint { f, states: OnceLock::new() }.apply(inputs)
+    Checkpoint { f, begin: OnceLock::new() }.apply(inputs)
 }

@@ -9,6 +9,8 @@ use crate::{DType, Device, Error, Result, Tensor};
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(super) node: &'a Arc<Node>,
+    /// Whether the pass is for certain gradients alone, and must change no leaf.
+    pub(super) partial: bool,
 }
 
 impl Context<'_> {
@@ -69,9 +71,10 @@ impl Node {
     pub(super) fn run(
         self: &Arc<Self>,
         grads: &[Option<Tensor>],
+        partial: bool,
     ) -> Result<super::node::Gradients> {
         match &self.work {
-            Work::Rule(rule) => rule(&Context { node: self }, grads),
+            Work::Rule(rule) => rule(&Context { node: self, partial }, grads),
             Work::Accumulate(_) => Ok(super::node::Gradients::new()),
         }
     }

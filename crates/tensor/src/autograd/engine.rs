@@ -3,13 +3,14 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::panic::Location;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_runtime::SyncPolicy;
 use warpline_stream::Stream;
 
 use super::accumulate::accumulate;
+use super::hooks::call_hooks;
 use super::mode;
 use super::node::{Edge, Gradients, Like, Node, Work};
 use crate::called::Called;
@@ -256,9 +257,10 @@ impl Pass {
         }
         let useful = grads.iter().any(Option::is_some)
             && node.next.iter().filter_map(|next| next.edge.as_ref()).any(|e| self.runs(&e.node));
+        let partial = self.needed.is_some();
         let returned = if useful {
             let returned = on(&self.runtime, node, || {
-                let returned = node.run(&grads)?;
+                let returned = node.run(&grads, partial)?;
                 drop(grads);
                 fitted(node, returned)
             });
@@ -266,7 +268,8 @@ impl Pass {
         } else {
             Gradients::new()
         };
-        if !self.options.retain_graph && self.runs(node) {
+        // Where certain gradients alone were asked for, a node that did not run may yet be run by another pass.
+        if !self.options.retain_graph && (useful || !partial) {
             node.release();
         }
         let mut returned = returned.into_iter();
@@ -323,28 +326,6 @@ fn hand_over(grad: &Tensor, from: Option<&Stream>, to: Option<&Stream>) -> Resul
     }
     to.wait_stream(from)?;
     grad.record_stream(to)
-}
-
-fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Result<()> {
-    let hooks: SmallVec<[_; 1]> = {
-        let hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-        hooks.iter().map(|hook| (hook.output, hook.call.clone())).collect()
-    };
-    for (output, call) in hooks {
-        if let Some(Some(grad)) = grads.get_mut(output)
-            && let Some(other) = call(grad)?
-        {
-            *grad = other;
-        }
-    }
-    if let (Work::Accumulate(leaf), [Some(grad)]) = (&node.work, grads) {
-        for call in super::meta::Meta::of(leaf).hooks() {
-            if let Some(other) = call(grad)? {
-                *grad = other;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Gradients of the sizes, dtypes and devices that the inputs have.

@@ -75,8 +75,11 @@ pub trait Function: Send + Sync + Sized + 'static {
         if !wanted(inputs) {
             return Ok(outputs);
         }
-        // A result that is an input would else be its own input.
-        let apart = |output: Tensor| match inputs.iter().any(|input| input.is_same(&output)) {
+        // A result that is an input would else be its own input, and a leaf none any more.
+        let known = |output: &Tensor| {
+            output.requires_grad() || inputs.iter().any(|input| input.is_same(output))
+        };
+        let apart = |output: Tensor| match known(&output) {
             true => output.alias(),
             false => output,
         };

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 
+use smallvec::SmallVec;
+
 use super::meta::Meta;
-use super::node::Node;
+use super::node::{Like, Node, Work};
 use crate::{Error, Result, Tensor};
 
 /// Sees a gradient, and may return another one in its place.
@@ -63,6 +65,37 @@ impl HookHandle {
             }
         }
     }
+}
+
+/// Calls the hooks of a node, and a leaf's own, with the gradients that it is about to be given.
+pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Result<()> {
+    let hooks: SmallVec<[_; 1]> = {
+        let hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        hooks.iter().map(|hook| (hook.output, hook.call.clone())).collect()
+    };
+    for (output, call) in hooks {
+        if let Some(Some(grad)) = grads.get_mut(output) {
+            hooked(node, grad, call(grad)?)?;
+        }
+    }
+    if let (Work::Accumulate(leaf), [Some(grad)]) = (&node.work, grads) {
+        for call in Meta::of(leaf).hooks() {
+            hooked(node, grad, call(grad)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts what a hook returned in a gradient's place, if it looks like one.
+fn hooked(node: &Node, grad: &mut Tensor, returned: Option<Tensor>) -> Result<()> {
+    let Some(other) = returned else { return Ok(()) };
+    let (own, new) = (Like::of(grad), Like::of(&other));
+    if own != new {
+        let reason = format!("a hook returned {new} in place of a gradient, which is {own}");
+        return Err(Error::gradient(node.name, reason).at(node.location));
+    }
+    *grad = other;
+    Ok(())
 }
 
 impl Tensor {

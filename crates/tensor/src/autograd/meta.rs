@@ -47,6 +47,8 @@ pub(crate) struct Meta {
     /// when the view's own node was made.
     history: AtomicU32,
     state: Mutex<State>,
+    /// Held from when a gradient is read until its sum with another is in its place.
+    accumulating: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -69,6 +71,7 @@ impl Meta {
                 tracked: AtomicBool::new(false),
                 history: AtomicU32::new(0),
                 state: Mutex::default(),
+                accumulating: Mutex::default(),
             })
         })
     }
@@ -89,6 +92,11 @@ impl Meta {
 
     pub(super) fn grad(&self) -> Option<Tensor> {
         self.state().grad.clone()
+    }
+
+    /// To be held while something is added to the gradient.
+    pub(super) fn accumulating(&self) -> MutexGuard<'_, ()> {
+        self.accumulating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn replace_grad(&self, grad: Option<Tensor>) -> Option<Tensor> {

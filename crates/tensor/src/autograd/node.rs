@@ -38,7 +38,7 @@ pub(crate) struct Edge {
 }
 
 /// What a gradient has to look like.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(super) struct Like {
     pub(super) sizes: Sizes,
     pub(super) dtype: DType,
@@ -48,6 +48,12 @@ pub(super) struct Like {
 impl Like {
     pub(super) fn of(tensor: &Tensor) -> Self {
         Self { sizes: tensor.size().into(), dtype: tensor.dtype(), device: tensor.device() }
+    }
+}
+
+impl fmt::Display for Like {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a tensor of shape {:?}, {} on {}", &self.sizes[..], self.dtype, self.device)
     }
 }
 

@@ -240,7 +240,7 @@ pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> 
         let [Some(grad)] = grads else { return Ok(Gradients::new()) };
         let (whole, part) = geometry.windows(grad)?;
         whole.copy_(grad, false)?;
-        let mut through = inner.run(&[Some(part.copy()?)])?;
+        let mut through = inner.run(&[Some(part.copy()?)], false)?;
         match through.first_mut().and_then(Option::take) {
             Some(own) => part.copy_(&own, false)?,
             None => part.zero_()?,

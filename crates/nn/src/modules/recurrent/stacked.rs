@@ -104,6 +104,10 @@ impl Stacked {
         place::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;
         let turned = self.options.batch_first && x.dim() == 3;
         let mut x = if turned { x.transpose(0, 1)? } else { x.clone() };
+        if let Some((hidden, cell)) = states {
+            self.check_state(op, &x, hidden)?;
+            cell.map_or(Ok(()), |cell| self.check_state(op, &x, cell))?;
+        }
         let (mut hiddens, mut cells) = (Vec::new(), Vec::new());
         let directions = self.directions();
         for layer in 0..self.options.num_layers {
@@ -133,6 +137,19 @@ impl Stacked {
         let output = if turned { x.transpose(0, 1)? } else { x };
         let cell = if cells.is_empty() { None } else { Some(stack(&cells, 0)?) };
         Ok((output, stack(&hiddens, 0)?, cell))
+    }
+
+    /// Refuses a state that is none for an input of `[time, .., in]`: of other sizes it would be broadcast.
+    #[track_caller]
+    fn check_state(&self, op: &'static str, x: &Tensor, state: &Tensor) -> Result<()> {
+        let mut sizes = vec![self.weights.len()];
+        sizes.extend_from_slice(&x.size()[1..x.dim() - 1]);
+        sizes.push(self.weights[0].hh.size()[1]);
+        if state.size() == &sizes[..] {
+            return Ok(());
+        }
+        let reason = format!("expects a state of shape {sizes:?}, not {:?}", state.size());
+        Err(Error::invalid(op, reason))
     }
 
     /// One layer in one direction.

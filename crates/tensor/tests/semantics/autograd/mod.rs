@@ -6,6 +6,7 @@ mod hooks;
 mod in_place;
 mod launches;
 mod modes;
+mod passes;
 mod views;
 
 use warpline::{DType, Result, Tensor, tensor};

@@ -1,0 +1,122 @@
+//! What backward passes owe to each other, to hooks, and to what is computed again.
+
+use std::sync::Barrier;
+
+use warpline::autograd::{GradOptions, checkpoint, grad};
+use warpline::functional::dropout;
+use warpline::{DType, Result, Tensor, manual_seed, ones, rand};
+
+use super::leaf;
+use crate::common;
+
+#[test]
+fn a_checkpoint_drops_the_same_elements_again() {
+    common::worlds(1, |world| {
+        for device in world.places() {
+            // What is drawn around a checkpoint, by a program that does not compute anything again too.
+            let drawn = |again: bool| {
+                manual_seed(3);
+                let x = ones([1000], device)?.requires_grad_(true)?;
+                let y = checkpoint(|x| Ok(vec![dropout(&x[0], 0.5, true)?]), &[&x])?.remove(0);
+                rand([10], device)?;
+                if again {
+                    y.sum(())?.backward()?;
+                    let kept = y.detach().cpu()?.to_vec::<f32>()?;
+                    let slope = x.grad().unwrap().cpu()?.to_vec::<f32>()?;
+                    assert_eq!(slope, kept, "another mask on {device}");
+                }
+                rand([4], device)?.cpu()?.to_vec::<f32>()
+            };
+            assert_eq!(drawn(true)?, drawn(false)?, "other numbers after it on {device}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_gradient_of_a_part_leaves_what_it_does_not_go_through() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let h = x.exp()?;
+        let y = h.mul(&h)?.sum(())?;
+        let part = grad(&[&y], &[&h], &[], GradOptions::default())?.remove(0).unwrap();
+        h.backward_with(Some(&part), false, false)?;
+        let full = x.mul(2.0)?.exp()?.mul(2.0)?.to_vec::<f64>()?;
+        let own = x.grad().unwrap().to_vec::<f64>()?;
+        assert!(own.iter().zip(&full).all(|(a, b)| (a - b).abs() < 1e-9), "{own:?} {full:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn passes_of_several_threads_add_up() {
+    common::cpu(|_| {
+        for round in 0..300 {
+            let x = leaf(&[1.0, 2.0])?;
+            let start = Barrier::new(4);
+            std::thread::scope(|scope| {
+                let run = || -> Result<()> {
+                    let y = x.mul(3.0)?.sum(())?;
+                    start.wait();
+                    y.backward()
+                };
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(run)).collect();
+                all.into_iter().try_for_each(|thread| thread.join().unwrap())
+            })?;
+            assert_eq!(x.grad().unwrap().to_vec::<f64>()?, [12.0, 12.0], "round {round}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_hook_returns_has_to_look_like_the_gradient() {
+    common::cpu(|_| {
+        for on_leaf in [true, false] {
+            let x = leaf(&[1.0, 2.0])?;
+            let y = if on_leaf { x.clone() } else { x.mul(2.0)? };
+            y.register_hook(|grad| grad.sum(()).map(Some))?;
+            let error = y.sum(())?.backward().unwrap_err().to_string();
+            assert!(error.contains("hook") && error.contains("[2]"), "{error}");
+            let x = leaf(&[1.0, 2.0])?;
+            let y = if on_leaf { x.clone() } else { x.mul(2.0)? };
+            y.register_hook(|grad| grad.to(DType::F32).map(Some))?;
+            let error = y.sum(())?.backward().unwrap_err().to_string();
+            assert!(error.contains("hook") && error.contains("float32"), "{error}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_leaf_that_a_function_returns_stays_one() {
+    common::cpu(|_| {
+        let (x, weight) = (leaf(&[1.0])?, leaf(&[5.0])?);
+        let own = weight.clone();
+        let out = checkpoint(move |x| Ok(vec![x[0].mul(2.0)?, own.clone()]), &[&x])?;
+        assert!(weight.is_leaf());
+        out[0].add(&out[1])?.sum(())?.backward()?;
+        let of = |t: &Tensor| t.grad().map(|grad| grad.to_vec::<f64>()).transpose();
+        assert_eq!((of(&x)?, of(&weight)?), (Some(vec![2.0]), Some(vec![1.0])));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_checkpoint_gives_no_gradient_that_was_not_asked_for() {
+    common::cpu(|_| {
+        let (x, weight) = (leaf(&[2.0])?, leaf(&[5.0])?);
+        let own = weight.clone();
+        let make = move |x: &Tensor| {
+            let own = own.clone();
+            checkpoint(move |x| Ok(vec![x[0].mul(&x[0])?.mul(&own)?]), &[x])?.remove(0).sum(())
+        };
+        let slope = grad(&[&make(&x)?], &[&x], &[], GradOptions::default())?.remove(0);
+        assert_eq!(slope.unwrap().to_vec::<f64>()?, [20.0]);
+        assert!(weight.grad().is_none() && x.grad().is_none(), "a pass for x alone changes leaves");
+        // It cannot be recorded: its gradients would have none themselves.
+        let error = make(&x)?.backward_with(None, false, true).unwrap_err().to_string();
+        assert!(error.contains("checkpoint") && error.contains("create_graph"), "{error}");
+        Ok(())
+    });
+}
