@@ -91,7 +91,7 @@ impl MultiheadAttention {
 
     /// Of queries `[time, batch, width]`, keys and values `[other time, batch, width]`, or as `batch_first` has it; a batch
     /// of one has two dimensions. A mask is one of bools that says which keys queries may **not** see, as PyTorch's
-    /// module has it, or of floats that are added.
+    /// module has it, or of floats that are added: `[time, other time]`, or `[batch · heads, time, other time]`.
     ///
     /// # Errors
     /// When shapes or devices do not fit.
@@ -108,6 +108,20 @@ impl MultiheadAttention {
         let mask = match attn_mask.into() {
             Some(mask) if mask.dtype() == warpline::DType::Bool => Some(mask.logical_not()?),
             mask => mask.cloned(),
+        };
+        let mask = match mask {
+            Some(mask) if mask.dim() == 3 && mask.size()[0].is_multiple_of(self.num_heads) => {
+                Some(mask.unflatten(0, [mask.size()[0] / self.num_heads, self.num_heads])?)
+            }
+            Some(mask) if mask.dim() != 2 => {
+                let reason = format!(
+                    "expects a mask of [time, other time] or [batch · {} heads, time, other time], not {:?}",
+                    self.num_heads,
+                    mask.size()
+                );
+                return Err(Error::invalid("MultiheadAttention", reason));
+            }
+            mask => mask,
         };
         let weights = self.in_proj_weight.chunk(3, 0)?;
         let biases = match &self.in_proj_bias {

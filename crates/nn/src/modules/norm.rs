@@ -337,13 +337,18 @@ macro_rules! instance_norms {
                 momentum: c.momentum.unwrap_or(0.0),
                 eps: c.eps,
             };
-            instance_norm(x, c.running_mean.as_deref(), c.running_var.as_deref(), &options)
+            let (mean, var) = (c.running_mean.as_deref(), c.running_var.as_deref());
+            if x.dim() == $dims[0] {
+                // One element, without a batch.
+                return instance_norm(&x.unsqueeze(0)?, mean, var, &options)?.squeeze(0);
+            }
+            instance_norm(x, mean, var, &options)
         });
     )*};
 }
 
 instance_norms! {
-    InstanceNorm1d [3];
-    InstanceNorm2d [4];
-    InstanceNorm3d [5];
+    InstanceNorm1d [2, 3];
+    InstanceNorm2d [3, 4];
+    InstanceNorm3d [4, 5];
 }

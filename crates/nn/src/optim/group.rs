@@ -1,5 +1,7 @@
 //! Parameters that have their settings in common.
 
+use std::panic::Location;
+
 use warpline::{Error, Result, Tensor};
 
 use super::rule::Rule;
@@ -58,7 +60,8 @@ impl<R: Rule> ParamGroup<R> {
     /// Refuses what cannot be optimized.
     #[track_caller]
     pub(super) fn check(&self, earlier: &[Self]) -> Result<()> {
-        let invalid = |reason: String| Error::invalid(R::NAME, reason);
+        let location = Location::caller();
+        let invalid = |reason: String| Error::invalid(R::NAME, reason).at(location);
         self.options.check().map_err(invalid)?;
         if self.params.is_empty() {
             return Err(invalid("a group of parameters is empty".into()));

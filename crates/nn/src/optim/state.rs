@@ -1,6 +1,7 @@
 //! What an optimizer saves.
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 
 use warpline::{DType, Error, Result, Tensor, full, tensor};
 
@@ -134,7 +135,8 @@ pub(super) fn save<R: Rule>(optimizer: &Optim<R>) -> Result<OptimizerState> {
 /// Puts what was saved into `optimizer`, or nothing of it.
 #[track_caller]
 pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) -> Result<()> {
-    let invalid = |reason: String| Err(Error::invalid("load_state_dict", reason));
+    let location = Location::caller();
+    let invalid = |reason: String| Err(Error::invalid("load_state_dict", reason).at(location));
     let (own, given) = (optimizer.groups.len(), saved.param_groups.len());
     if own != given {
         return invalid(format!("the state has {given} groups of parameters, the optimizer {own}"));

@@ -3,9 +3,9 @@
 use warpline::functional::{ConvOptions, MaxPoolOptions};
 use warpline::{Error, Result, Tensor, manual_seed, ones, randn, tensor};
 use warpline_nn::{
-    BatchNorm2d, Conv2d, CrossEntropyLoss, Dropout, Embedding, Flatten, GRU, GRUCell, LSTM,
-    LSTMCell, LayerNorm, Linear, MaxPool2d, Module, MultiheadAttention, MultiheadAttentionOptions,
-    RNN, RNNCell, ReLU, RecurrentOptions, Sequential, StateDict,
+    BatchNorm2d, Conv2d, CrossEntropyLoss, Dropout, Embedding, Flatten, GRU, GRUCell,
+    InstanceNorm1d, LSTM, LSTMCell, LayerNorm, Linear, MaxPool2d, Module, MultiheadAttention,
+    MultiheadAttentionOptions, RNN, RNNCell, ReLU, RecurrentOptions, Sequential, StateDict,
 };
 
 use crate::common::{World, worlds};
@@ -211,4 +211,35 @@ fn an_input_that_is_elsewhere_names_the_parameter_and_both_devices() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn an_instance_norm_takes_an_element_without_a_batch() {
+    let norm = InstanceNorm1d::new(3, ()).unwrap();
+    let x = randn([3, 5], ()).unwrap();
+    let batched = norm.forward(&x.unsqueeze(0).unwrap()).unwrap().squeeze(0).unwrap();
+    assert_close(&norm.forward(&x).unwrap(), &batched, "one element").unwrap();
+    assert!(norm.forward(&randn([3], ()).unwrap()).is_err());
+}
+
+#[test]
+fn each_head_may_have_a_mask_of_its_own() {
+    let (width, heads) = (4, 2);
+    let attention = MultiheadAttention::new(width, heads, ()).unwrap();
+    let x = randn([3, 2, width], ()).unwrap();
+    let causal = ones([3, 3], ()).unwrap().triu(1).unwrap().ne(0).unwrap();
+    let of_all = attention.forward(&x, &x, &x, &causal, false).unwrap();
+    let each = causal.expand([4, 3, 3]).unwrap();
+    let of_each = attention.forward(&x, &x, &x, &each, false).unwrap();
+    assert_close(&of_all, &of_each, "the same mask for all heads").unwrap();
+    let error = attention.forward(&x, &x, &x, &causal.expand([3, 3, 3]).unwrap(), false);
+    let text = error.unwrap_err().to_string();
+    assert!(text.contains("mask") && text.contains("[3, 3, 3]"), "{text}");
+}
+
+#[test]
+fn a_recurrent_network_says_what_is_empty() {
+    let net = LSTM::new(3, 2, ()).unwrap();
+    let text = net.forward(&ones([4, 0, 3], ()).unwrap(), None).unwrap_err().to_string();
+    assert!(text.contains("at least") && text.contains("[4, 0, 3]"), "{text}");
 }

@@ -53,15 +53,20 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// Shape, dtype and device; touches no elements.
+/// Shape, dtype, device and what it is to gradients; touches no elements.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tensor")
+        let mut shown = f.debug_struct("Tensor");
+        shown
             .field("size", &self.size())
             .field("stride", &self.stride())
             .field("dtype", &self.dtype().name())
-            .field("device", &self.device().to_string())
-            .finish()
+            .field("device", &self.device().to_string());
+        match self.grad_fn() {
+            Some(name) => shown.field("grad_fn", &name).finish(),
+            None if self.requires_grad() => shown.field("requires_grad", &true).finish(),
+            None => shown.finish(),
+        }
     }
 }
 

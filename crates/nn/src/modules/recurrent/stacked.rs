@@ -96,9 +96,14 @@ impl Stacked {
         x: &Tensor,
         states: Option<(&Tensor, Option<&Tensor>)>,
     ) -> Result<Output> {
-        if !matches!(x.dim(), 2 | 3) || x.numel() == 0 {
-            let sizes = x.size();
-            let reason = format!("expects [time, batch, in] or [time, in], not {sizes:?}");
+        let sizes = x.size();
+        if !matches!(x.dim(), 2 | 3) {
+            let order = if self.options.batch_first { "batch, time" } else { "time, batch" };
+            let reason = format!("expects [{order}, in] or [time, in], not {sizes:?}");
+            return Err(Error::invalid(op, reason));
+        }
+        if x.numel() == 0 {
+            let reason = format!("expects one step and one sequence at least, not {sizes:?}");
             return Err(Error::invalid(op, reason));
         }
         place::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;

@@ -136,7 +136,9 @@ impl OneCycleLR {
             for (i, phase) in phases.iter().enumerate() {
                 let step = step as f64;
                 if step <= phase.end_step || i + 1 == phases.len() {
-                    let part = (step - start) / (phase.end_step - start);
+                    // Of a phase without steps there is the end alone.
+                    let span = phase.end_step - start;
+                    let part = if span == 0.0 { 1.0 } else { (step - start) / span };
                     let lr = self.between(phase.lr, part);
                     optimizer.set_lr(group, lr)?;
                     self.last_lr[group] = lr;

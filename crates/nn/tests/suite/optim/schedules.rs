@@ -124,3 +124,25 @@ fn rates_go_down_on_a_plateau() {
     }
     assert_eq!(all, [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25]);
 }
+
+#[test]
+fn a_cycle_that_begins_at_the_top_has_rates() -> Result<()> {
+    // Its first phase has no steps: 0.1 of 10, less one.
+    let options =
+        OneCycleOptions { pct_start: 0.1, anneal_strategy: Anneal::Linear, ..Default::default() };
+    let rates = rates(0.1, 9, |sgd| Ok(Box::new(OneCycleLR::new(sgd, 0.1, 10, options)?)))?;
+    close(&rates[..1], &[0.1]);
+    assert!(rates.windows(2).all(|pair| pair[1] < pair[0]), "{rates:?}");
+    Ok(())
+}
+
+#[test]
+fn an_optimizers_error_names_the_line_that_called() {
+    let none = Sgd::new(Vec::new(), SgdOptions::default()).unwrap_err().to_string();
+    let mut sgd = sgd_of(0.1).unwrap();
+    let state = OptimizerState::default();
+    let other = sgd.load_state_dict(&state).unwrap_err().to_string();
+    for text in [none, other] {
+        assert!(text.contains("schedules.rs"), "{text}");
+    }
+}

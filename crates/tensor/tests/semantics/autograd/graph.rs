@@ -173,6 +173,7 @@ fn what_was_computed_is_no_leaf() {
         assert!(!y.is_leaf() && y.grad_fn().as_deref() == Some("MulBackward0"));
         fails(y.requires_grad_(false), "detach");
         assert!(y.detach().is_leaf() && !y.detach().requires_grad());
+        assert!(format!("{x:?}").ends_with("requires_grad: true }"), "{x:?}");
         assert_eq!(x.to_string(), "tensor([1.], dtype=torch.float64, requires_grad=True)");
         assert_eq!(y.to_string(), "tensor([2.], dtype=torch.float64, grad_fn=<MulBackward0>)");
         Ok(())
