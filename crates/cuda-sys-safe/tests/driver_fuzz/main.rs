@@ -123,7 +123,8 @@ fn differences_are_found_and_shrunk() {
     let mut kinds = Vec::new();
     for (class, program) in report.shrunk() {
         assert!(class.ends_with("waits / does not wait"), "{class}");
-        assert!((1..=8).contains(&program.len()), "{class}: {program:?}");
+        // Most take four. To launch a graph takes ten: capturing it is most of them.
+        assert!((1..=10).contains(&program.len()), "{class}: {program:?}");
         kinds.extend(program.last().map(step::Step::kind));
     }
     for kind in ["Copy", "Launch", "Memset"] {
