@@ -238,10 +238,10 @@ impl Channels {
     }
 }
 
-macro_rules! batch_norms {
-    ($($name:ident $dims:expr;)*) => {$(
-        #[doc = concat!("With mean 0 and variance 1 by channel (`torch.nn.", stringify!($name), "`): in training those of ")]
-        /// the batch, which go into the running ones, otherwise those.
+/// A norm of channels with its constructors; `$settings` are PyTorch's.
+macro_rules! of_channels {
+    ($name:ident, $settings:expr, $doc:expr, $default:expr) => {
+        #[doc = $doc]
         #[derive(Clone, Debug, Module)]
         pub struct $name {
             #[module(name = "")]
@@ -249,13 +249,13 @@ macro_rules! batch_norms {
         }
 
         impl $name {
-            /// With PyTorch's settings.
+            #[doc = $default]
             ///
             /// # Errors
             /// When the memory cannot be had.
             #[track_caller]
             pub fn new(channels: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-                Self::with_settings(channels, NormOptions::default(), options)
+                Self::with_settings(channels, $settings, options)
             }
 
             /// With settings of one's own.
@@ -271,6 +271,20 @@ macro_rules! batch_norms {
                 Ok(Self { channels: Channels::new(channels, settings, options.into())? })
             }
         }
+    };
+}
+
+macro_rules! batch_norms {
+    ($($name:ident $dims:expr;)*) => {$(
+        of_channels!(
+            $name,
+            NormOptions::default(),
+            concat!(
+                "With mean 0 and variance 1 by channel (`torch.nn.", stringify!($name),
+                "`): in training those of the batch, which go into the running ones, otherwise those."
+            ),
+            "With PyTorch's settings."
+        );
 
         forward!($name, this, x => {
             let c = &this.channels;
@@ -296,36 +310,14 @@ batch_norms! {
 
 macro_rules! instance_norms {
     ($($name:ident $dims:expr;)*) => {$(
-        #[doc = concat!("With mean 0 and variance 1 by channel of each element of the batch (`torch.nn.", stringify!($name), "`).")]
-        #[derive(Clone, Debug, Module)]
-        pub struct $name {
-            #[module(name = "")]
-            channels: Channels,
-        }
-
-        impl $name {
-            /// With PyTorch's settings: no parameters.
-            ///
-            /// # Errors
-            /// When the memory cannot be had.
-            #[track_caller]
-            pub fn new(channels: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-                Self::with_settings(channels, NormOptions::instance(), options)
-            }
-
-            /// With settings of one's own.
-            ///
-            /// # Errors
-            /// When the memory cannot be had.
-            #[track_caller]
-            pub fn with_settings(
-                channels: usize,
-                settings: NormOptions,
-                options: impl Into<TensorOptions>,
-            ) -> Result<Self> {
-                Ok(Self { channels: Channels::new(channels, settings, options.into())? })
-            }
-        }
+        of_channels!(
+            $name,
+            NormOptions::instance(),
+            concat!(
+                "With mean 0 and variance 1 by channel of each element of the batch (`torch.nn.", stringify!($name), "`)."
+            ),
+            "With PyTorch's settings: no parameters."
+        );
 
         forward!($name, this, x => {
             let c = &this.channels;

@@ -9,7 +9,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::{DerefMut, Range};
 
-use warpline_cuda_sys_safe::Access;
 use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck, Stream};
 
 use crate::race::Touch;
@@ -138,14 +137,14 @@ impl Marking<'_> {
     ) {
         let Some(flows) = self.flows else {
             carried.join(own);
+            let written = touches
+                .iter()
+                .filter_map(|touch| Some((place(storages, touch.storage)?, Written::by(touch)?)));
             // All of a storage's old marks go before it has new ones.
-            for new in [false, true] {
-                for touch in touches.iter().filter(|touch| touch.access.writes()) {
-                    let Some(at) = place(storages, touch.storage) else { continue };
-                    let Some(extent) = touch.extent() else { continue };
-                    write(touch.access, extent, new, &mut uses[at].marks, &carried);
-                }
+            for (at, Written { bytes, .. }) in written.clone().filter(|(_, w)| w.forgets) {
+                uses[at].marks.overwrite(&bytes);
             }
+            written.for_each(|(at, Written { bytes, .. })| uses[at].marks.add(&bytes, &carried));
             return;
         };
         for ((storage, written), uses) in storages.iter().zip(uses) {
@@ -164,19 +163,17 @@ fn place(storages: &[(&Storage, bool)], storage: &Storage) -> Option<usize> {
     storages.binary_search_by_key(&storage.key(), |(one, _)| one.key()).ok()
 }
 
-/// Of bytes that are written: first they lose the marks that they had, then they have new ones.
-fn write(
-    access: Access,
-    (bytes, dense): (Range<usize>, bool),
-    new: bool,
-    marks: &mut Marks,
-    sources: &Sources,
-) {
-    if new {
-        marks.add(&bytes, sources);
-    } else if dense || access.reads() {
-        // What is read too has passed its marks on to `sources`.
-        marks.overwrite(&bytes);
+/// Bytes that are written, and whether they lose the marks that they had.
+struct Written {
+    bytes: Range<usize>,
+    forgets: bool,
+}
+
+impl Written {
+    fn by(touch: &Touch<'_>) -> Option<Self> {
+        let (bytes, dense) = touch.access.writes().then(|| touch.extent()).flatten()?;
+        // What is read too has passed its marks on to the new ones.
+        Some(Self { bytes, forgets: dense || touch.access.reads() })
     }
 }
 
@@ -207,13 +204,12 @@ pub(super) fn wrote_on_host<'a>(
             continue;
         }
         let mut uses = storage.uses();
-        for new in [false, true] {
-            let of_storage = touches.clone().filter(|t| t.access.writes());
-            for touch in of_storage.filter(|touch| touch.storage.same_as(storage)) {
-                let Some(extent) = touch.extent() else { continue };
-                write(touch.access, extent, new, &mut uses.marks, &own);
-            }
+        let of_storage = touches.clone().filter(|touch| touch.storage.same_as(storage));
+        let written = of_storage.filter_map(|touch| Written::by(&touch));
+        for Written { bytes, .. } in written.clone().filter(|w| w.forgets) {
+            uses.marks.overwrite(&bytes);
         }
+        written.for_each(|Written { bytes, .. }| uses.marks.add(&bytes, &own));
         storage.set_marked(!uses.marks.is_empty());
     }
 }

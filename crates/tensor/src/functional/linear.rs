@@ -33,17 +33,7 @@ pub fn linear<'a>(
     if let Some(out) = one_node(input, weight, bias).of(op)? {
         return Ok(out);
     }
-    let product = match (input.size(), weight.size()) {
-        // All rows meet the same matrix: one product of matrices.
-        (&[.., width], &[features, own]) if input.dim() > 2 && width == own => {
-            let rows = input.size()[..input.dim() - 1].iter().product::<usize>();
-            let product = input.reshape([rows, width]).of(op)?.matmul(&weight.t()?).of(op)?;
-            let mut sizes = signed(input.size());
-            sizes[input.dim() - 1] = features as isize;
-            product.reshape(&sizes).of(op)?
-        }
-        _ => input.matmul(&weight.t().of(op)?).of(op)?,
-    };
+    let product = input.matmul(&weight.t().of(op)?).of(op)?;
     match bias {
         None => Ok(product),
         Some(bias) => product.add(bias).of(op),

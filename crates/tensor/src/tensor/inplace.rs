@@ -19,10 +19,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("fill_", self)?;
         fill::fill(exec.target(), self.as_view(), value)?;
-        if tracked {
-            record_overwritten("fill_", self)?;
-        }
-        Ok(self)
+        self.overwritten("fill_", tracked)
     }
 
     /// Sets every element to zero.
@@ -45,10 +42,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("normal_", self)?;
         random::normal(exec.target(), self.as_view(), mean, std)?;
-        if tracked {
-            record_overwritten("normal_", self)?;
-        }
-        Ok(self)
+        self.overwritten("normal_", tracked)
     }
 
     /// Draws every element uniformly from `[from, to)`.
@@ -62,10 +56,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("uniform_", self)?;
         random::uniform(exec.target(), self.as_view(), from, to)?;
-        if tracked {
-            record_overwritten("uniform_", self)?;
-        }
-        Ok(self)
+        self.overwritten("uniform_", tracked)
     }
 
     /// Draws every element from the integers from `low` up to but without `high`.
@@ -77,10 +68,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("random_", self)?;
         random::randint(exec.target(), self.as_view(), low, high)?;
-        if tracked {
-            record_overwritten("random_", self)?;
-        }
-        Ok(self)
+        self.overwritten("random_", tracked)
     }
 
     /// Sets every element to 1 with probability `p`, else to 0.
@@ -92,10 +80,7 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("bernoulli_", self)?;
         random::bernoulli(exec.target(), self.as_view(), p)?;
-        if tracked {
-            record_overwritten("bernoulli_", self)?;
-        }
-        Ok(self)
+        self.overwritten("bernoulli_", tracked)
     }
 
     /// Draws every element from the exponential distribution of rate `lambda`.
@@ -109,8 +94,15 @@ impl Tensor {
         let exec = self.exec()?;
         let tracked = check_overwritten("exponential_", self)?;
         random::exponential(exec.target(), self.as_view(), lambda)?;
+        self.overwritten("exponential_", tracked)
+    }
+
+    /// Records a change of every element, if [`check_overwritten`] said so.
+    #[inline]
+    #[track_caller]
+    fn overwritten(&self, op: &'static str, tracked: bool) -> Result<&Self> {
         if tracked {
-            record_overwritten("exponential_", self)?;
+            record_overwritten(op, self)?;
         }
         Ok(self)
     }
