@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 mod any_view_tests;
+pub mod attention;
 pub mod cat;
 pub mod collective;
 pub mod conv;

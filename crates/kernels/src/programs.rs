@@ -38,6 +38,7 @@ pub(crate) fn cuda_type(suffix: &str) -> &str {
 #[must_use]
 pub fn programs() -> Vec<&'static Program> {
     let families = [
+        crate::attention::PROGRAMS,
         crate::cat::PROGRAMS,
         crate::conv::PROGRAMS,
         crate::copy::PROGRAMS,

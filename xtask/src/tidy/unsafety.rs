@@ -15,6 +15,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/runtime/src/graph/philox.rs", "the launch that sets where random ops start"),
     ("crates/runtime/src/iter/", "the launches of elementwise kernels"),
     // A family's launch edge and its CPU implementations over raw operands.
+    ("crates/kernels/src/attention/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/cat/", "a family's launches and CPU implementations"),
     ("crates/kernels/src/collective/", "launches of collectives"),
     ("crates/kernels/src/conv/", "a family's launches and CPU implementations"),

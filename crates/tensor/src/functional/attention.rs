@@ -2,6 +2,9 @@
 
 use std::panic::Location;
 
+use warpline_kernels::attention::Weighing;
+
+use super::flash_attention::flash_attention;
 use super::plain_attention::PlainAttention;
 use crate::called::Called;
 use crate::tensor::composite::signed;
@@ -24,8 +27,10 @@ pub struct AttentionOptions<'a> {
 }
 
 /// `softmax(query @ key.T * scale + mask) @ value` (`torch.nn.functional.scaled_dot_product_attention`). A query that may see
-/// no key gets zeros. Scores of half-width floats are computed in `f32`. Without mask and dropout weights are kept in the
-/// operands' dtype, and little is launched; otherwise all of it is computed in `f32`.
+/// no key gets zeros. Scores of half-width floats are computed in `f32`. Without mask and dropout little is launched: for
+/// half-width floats of a width that 8 divides, up to 128, one kernel, which keeps no weights
+/// (FlashAttention; from compute capability 8.0 on); for others weights are kept in the operands' dtype. With a mask or
+/// dropout all of it is computed in `f32`.
 ///
 /// ```
 /// # use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
@@ -58,8 +63,11 @@ pub fn scaled_dot_product_attention(
     let width = query.size()[query.dim() - 1] as f64;
     let scale = options.scale.unwrap_or(width.sqrt().recip());
     if options.attn_mask.is_none() && options.dropout_p == 0.0 {
-        let plain = PlainAttention { scale, is_causal: options.is_causal };
-        if let Some(out) = plain.fused(query, &k, &v)? {
+        let weighing = Weighing { scale, is_causal: options.is_causal };
+        if let Some(out) = flash_attention(query, &k, &v, weighing)? {
+            return Ok(out);
+        }
+        if let Some(out) = PlainAttention(weighing).fused(query, &k, &v)? {
             return Ok(out);
         }
     }

@@ -22,6 +22,7 @@ mod convolution;
 mod cross_entropy;
 mod distances;
 mod dropout;
+mod flash_attention;
 mod fold;
 mod gates;
 mod interpolate;

@@ -2,6 +2,7 @@
 //! before those the copies of operands that do not lie as products take them.
 
 use smallvec::{SmallVec, smallvec};
+use warpline_kernels::attention::Weighing;
 use warpline_kernels::matmul::{matmul, needs_contiguous};
 use warpline_kernels::softmax::{attention_weights, attention_weights_backward};
 use warpline_runtime::checked_numel;
@@ -12,12 +13,9 @@ use crate::{DType, Result, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// What scores are multiplied by, and whether queries see keys up to their own place only.
-#[derive(Clone, Copy)]
-pub(super) struct PlainAttention {
-    pub(super) scale: f64,
-    pub(super) is_causal: bool,
-}
+/// Attention that weighs so.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlainAttention(pub(super) Weighing);
 
 impl PlainAttention {
     /// The result, if the operands are what the kernels are for: floats beside each other, of the same batches.
@@ -54,7 +52,7 @@ impl PlainAttention {
         {
             let scores = product(&q, &turned(&k)?, wide(q.dtype()))?;
             let (of, to) = (scores.as_view(), weights.as_view());
-            attention_weights(exec.target(), of, self.scale, self.is_causal, to).of(OP)?;
+            attention_weights(exec.target(), of, self.0.scale, self.0.is_causal, to).of(OP)?;
         }
         let out = product(&weights, &v, q.dtype())?;
         if wanted(&[&q, &k, &v]) {
@@ -91,7 +89,7 @@ impl PlainAttention {
         {
             let of_weights = product(&grad, &turned(&saved(2)?)?, wide(dtype))?;
             let views = [&of_weights, &weights, &of_scores].map(Tensor::as_view);
-            let (target, Self { scale, is_causal }) = (exec.target(), self);
+            let (target, Weighing { scale, is_causal }) = (exec.target(), self.0);
             attention_weights_backward(target, views[0], views[1], scale, is_causal, views[2])?;
         }
         if context.needs(0) {
@@ -111,24 +109,36 @@ impl PlainAttention {
         of_weights: Option<&Tensor>,
     ) -> Result<Gradients> {
         let saved = |i: usize| context.saved(i)?.widened();
-        let (weights, grad) = (saved(3)?, grad.map(Tensor::widened).transpose()?);
-        let of_value = |grad: &Tensor| weights.transpose(1, 2)?.matmul(grad);
-        let by_value = |grad: &Tensor| grad.matmul(&saved(2)?.transpose(1, 2)?);
-        let of_value = grad.as_ref().filter(|_| context.needs(2)).map(of_value).transpose()?;
-        let by_value = grad.as_ref().map(by_value).transpose()?;
-        let of_weights = match (by_value, of_weights) {
-            (Some(by_value), Some(own)) => by_value.add(&own.widened()?)?,
-            (Some(by_value), None) => by_value,
-            (None, Some(own)) => own.widened()?,
-            (None, None) => return Ok(Gradients::new()),
-        };
-        let along = of_weights.mul(&weights)?.sum_keepdim(-1)?;
-        let of_scores = of_weights.sub(&along)?.mul(&weights)?.mul(self.scale)?;
-        let of_query = context.needs(0).then(|| of_scores.matmul(&saved(1)?)).transpose()?;
-        let of_key = || of_scores.transpose(1, 2)?.matmul(&saved(0)?);
-        let of_key = context.needs(1).then(of_key).transpose()?;
-        Ok(smallvec![of_query, of_key, of_value])
+        let (operands, weights) = ([saved(0)?, saved(1)?, saved(2)?], saved(3)?);
+        let [grad, of_weights] = [grad, of_weights].map(|t| t.map(Tensor::widened).transpose());
+        gradients(context, &operands, &weights, self.0.scale, grad?.as_ref(), of_weights?.as_ref())
     }
+}
+
+/// The gradients of query, key and value for that of the result and that of the weights, in ops that have gradients.
+pub(super) fn gradients(
+    context: &Context<'_>,
+    [q, k, v]: &[Tensor; 3],
+    weights: &Tensor,
+    scale: f64,
+    grad: Option<&Tensor>,
+    of_weights: Option<&Tensor>,
+) -> Result<Gradients> {
+    let of_value = |grad: &Tensor| weights.transpose(-2, -1)?.matmul(grad);
+    let by_value = |grad: &Tensor| grad.matmul(&v.transpose(-2, -1)?);
+    let of_value = grad.filter(|_| context.needs(2)).map(of_value).transpose()?;
+    let of_weights = match (grad.map(by_value).transpose()?, of_weights) {
+        (Some(by_value), Some(own)) => by_value.add(own)?,
+        (Some(by_value), None) => by_value,
+        (None, Some(own)) => own.clone(),
+        (None, None) => return Ok(Gradients::new()),
+    };
+    let along = of_weights.mul(weights)?.sum_keepdim(-1)?;
+    let of_scores = of_weights.sub(&along)?.mul(weights)?.mul(scale)?;
+    let of_query = context.needs(0).then(|| of_scores.matmul(k)).transpose()?;
+    let of_key = || of_scores.transpose(-2, -1)?.matmul(q);
+    let of_key = context.needs(1).then(of_key).transpose()?;
+    Ok(smallvec![of_query, of_key, of_value])
 }
 
 /// What scores and their sums are in.

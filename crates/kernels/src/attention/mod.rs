@@ -1,0 +1,341 @@
+//! Attention of half-width floats in one launch, and its gradients in two, by tensor cores: neither scores nor weights
+//! are ever in memory. For other dtypes they are: [`attention_weights`](crate::softmax::attention_weights).
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::f64::consts::LOG2_E;
+use std::panic::Location;
+
+use bytemuck::{Pod, Zeroable};
+use warpline_cuda_sys_safe::HostKernel;
+
+use crate::programs::{HALVES, LANES, committed};
+use warpline_runtime::cuda_struct;
+use warpline_runtime::launch::{self, Call, Code, check_operands};
+use warpline_runtime::module::{self, Program, Source};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+
+pub(crate) const PROGRAMS: &[&Program] = &[&ATTENTION, &ATTENTION_BACKWARD];
+
+/// Queries or keys of a block.
+const ROWS: usize = 64;
+const THREADS: u32 = 128;
+
+/// The widths that there are kernels for: a narrower operand is as one with zeros.
+const WIDTHS: [usize; 2] = [64, 128];
+
+/// Elements that are loaded at once.
+const VECTOR: usize = 8;
+
+static ATTENTION: Program = Program::new("attention", HALVES, &["wide_64", "wide_128"], |_, ty| {
+    source().push(include_str!("forward.cuh")).push(&each("FORWARD", ty))
+})
+.with_ptx(committed);
+
+static ATTENTION_BACKWARD: Program = Program::new(
+    "attention_backward",
+    HALVES,
+    &["queries_64", "queries_128", "keys_64", "keys_128"],
+    |_, ty| {
+        let of = source().push(include_str!("backward.cuh"));
+        of.push(&each("BACKWARD_QUERIES", ty)).push(&each("BACKWARD_KEYS", ty))
+    },
+)
+.with_ptx(committed);
+
+fn source() -> Source {
+    let of = Source::new().with::<Attention>().push(module::ELEMENT).push(LANES);
+    let of = of.push(&format!("#define ROWS {ROWS}\n#define THREADS {THREADS}"));
+    of.push(include_str!("tiles.cuh"))
+}
+
+fn each(name: &str, ty: &str) -> String {
+    WIDTHS.map(|width| format!("{name}({ty}, {width})")).join("\n")
+}
+
+/// Strides in elements: from one outer batch to the next, to the next inner one, to the next row.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+struct Steps {
+    outer: i64,
+    inner: i64,
+    row: i64,
+}
+
+cuda_struct!(Steps { outer, inner, row });
+
+impl Steps {
+    fn of(view: &View<'_>) -> Self {
+        let [outer, inner, row, _] = last_four(view.strides(), 0).map(|stride| stride as i64);
+        Self { outer, inner, row }
+    }
+}
+
+/// `outer` times `inner` batches of `queries` and `keys`, all of `width`. Scores are multiplied by `scale`; exponentials
+/// are of base two, and of scores times `scale_log2`. The forward pass has neither gradients nor their steps.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Attention {
+    outer: u64,
+    inner: u64,
+    queries: u64,
+    keys: u64,
+    width: u64,
+    causal: u64,
+    scale: f32,
+    scale_log2: f32,
+    q: Steps,
+    k: Steps,
+    v: Steps,
+    out: Steps,
+    grad: Steps,
+    dq: Steps,
+    dk: Steps,
+    dv: Steps,
+}
+
+cuda_struct!(Attention {
+    outer,
+    inner,
+    queries,
+    keys,
+    width,
+    causal,
+    scale,
+    scale_log2,
+    q,
+    k,
+    v,
+    out,
+    grad,
+    dq,
+    dk,
+    dv,
+});
+
+/// What a list says of the last four dimensions, of which there may be fewer.
+fn last_four<T: Copy>(list: &[T], none: T) -> [T; 4] {
+    let mut all = [none; 4];
+    for (to, from) in all.iter_mut().rev().zip(list.iter().rev()) {
+        *to = *from;
+    }
+    all
+}
+
+/// Whether [`attention`] is made for operands of a dtype and a width on this target: the half-width floats, of a multiple
+/// of 8 up to 128, where there are tensor cores that take both (compute capability 8.0).
+///
+/// # Errors
+/// [`Error::Driver`] where the device cannot say what it is.
+#[track_caller]
+pub fn has_attention(target: Target<'_>, dtype: DType, width: usize) -> Result<bool> {
+    let fits = matches!(dtype, DType::F16 | DType::BF16)
+        && width > 0
+        && width <= WIDTHS[1]
+        && width.is_multiple_of(VECTOR);
+    match target {
+        Target::Cuda(_, device, _) if fits => {
+            let properties = device.driver().properties(device.index());
+            let properties = properties.map_err(|e| Error::driver("attention", e))?;
+            Ok(properties.compute_capability >= (8, 0))
+        }
+        _ => Ok(fits),
+    }
+}
+
+/// Whether [`attention`] takes an operand as it lies: rows of whole vectors, in two to four dimensions.
+#[must_use]
+pub fn attention_takes(view: View<'_>) -> bool {
+    let &[.., step] = view.strides() else { return false };
+    let mut rows = view.sizes().iter().zip(view.strides()).rev().skip(1);
+    let aligned = |(&size, &stride): (&usize, &isize)| size <= 1 || stride % VECTOR as isize == 0;
+    (2..=4).contains(&view.sizes().len())
+        && step == 1
+        && view.layout.offset().is_multiple_of(VECTOR)
+        && rows.all(aligned)
+}
+
+/// How [`attention`] weighs.
+#[derive(Clone, Copy, Debug)]
+pub struct Weighing {
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// Whether queries see keys up to their own place only.
+    pub is_causal: bool,
+}
+
+/// `softmax(q @ k.T * scale) @ v` (`torch.nn.functional.scaled_dot_product_attention`), of `[.., queries, width]` by
+/// `[.., keys, width]` with at most two dimensions of batches, and the logarithms to base two of what each query's
+/// exponentials add up to: of `f32`, contiguous, for [`attention_backward`]. There is at least one key. Which operands it
+/// takes [`has_attention`] and [`attention_takes`] say.
+///
+/// # Errors
+/// [`Error::UnsupportedDType`], [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`], also for what it does not take as it
+/// lies; [`Error::OverlappingOperands`], [`Error::OverlappingWrite`]; otherwise as [`launch::run`].
+#[track_caller]
+pub fn attention(
+    target: Target<'_>,
+    [q, k, v]: [View<'_>; 3],
+    weighing: Weighing,
+    out: View<'_>,
+    lse: View<'_>,
+) -> Result<()> {
+    const OP: &str = "scaled_dot_product_attention";
+    let params = check(OP, [q, k, v], weighing, &[(out, true)], &[lse])?;
+    let operands = [q.read(), k.read(), v.read(), out.write(), lse.write()];
+    let host: HostKernel = match q.dtype {
+        DType::F16 => cpu::forward::<half::f16>,
+        _ => cpu::forward::<half::bf16>,
+    };
+    let params = Attention { out: Steps::of(&out), ..params };
+    run(target, OP, &operands, &params, (&ATTENTION, 0, params.queries), host)
+}
+
+/// The gradients of [`attention`] with respect to its three operands for `grad`, that of its result `out`. `delta` is
+/// memory for it, and lies as `lse` does.
+///
+/// # Errors
+/// As there.
+#[track_caller]
+pub fn attention_backward(
+    target: Target<'_>,
+    [q, k, v]: [View<'_>; 3],
+    weighing: Weighing,
+    [out, grad]: [View<'_>; 2],
+    [lse, delta]: [View<'_>; 2],
+    [dq, dk, dv]: [View<'_>; 3],
+) -> Result<()> {
+    const OP: &str = "scaled_dot_product_attention_backward";
+    let others = [(out, true), (grad, true), (dq, true), (dk, false), (dv, false)];
+    let params = check(OP, [q, k, v], weighing, &others, &[lse, delta])?;
+    let [out_steps, grad_steps, dq_steps, dk_steps, dv_steps] =
+        others.map(|(view, _)| Steps::of(&view));
+    let params = Attention {
+        out: out_steps,
+        grad: grad_steps,
+        dq: dq_steps,
+        dk: dk_steps,
+        dv: dv_steps,
+        ..params
+    };
+    let (queries, keys): (HostKernel, HostKernel) = match q.dtype {
+        DType::F16 => (cpu::backward_queries::<half::f16>, cpu::backward_keys::<half::f16>),
+        _ => (cpu::backward_queries::<half::bf16>, cpu::backward_keys::<half::bf16>),
+    };
+    let read = [q.read(), k.read(), v.read()];
+    let [q, k, v] = read;
+    let operands = [q, k, v, out.read(), grad.read(), lse.read(), delta.write(), dq.write()];
+    run(target, OP, &operands, &params, (&ATTENTION_BACKWARD, 0, params.queries), queries)?;
+    let operands = [q, k, v, grad.read(), lse.read(), delta.read(), dk.write(), dv.write()];
+    let kernels = (&ATTENTION_BACKWARD, WIDTHS.len(), params.keys);
+    run(target, OP, &operands, &params, kernels, keys)
+}
+
+/// Checks the operands: `others` lie as queries do or as keys, `sums` have a number for each query.
+#[track_caller]
+fn check(
+    op: &'static str,
+    [q, k, v]: [View<'_>; 3],
+    weighing: Weighing,
+    others: &[(View<'_>, bool)],
+    sums: &[View<'_>],
+) -> Result<Attention> {
+    let location = Location::caller();
+    let dtype = q.dtype;
+    if !matches!(dtype, DType::F16 | DType::BF16) {
+        return Err(Error::UnsupportedDType { location, op, dtype });
+    }
+    let halves = [k, v].into_iter().chain(others.iter().map(|(view, _)| *view));
+    let dtypes = halves.map(|view| (view, dtype)).chain(sums.iter().map(|&v| (v, DType::F32)));
+    for (view, expected) in dtypes {
+        if view.dtype != expected {
+            let actual = view.dtype;
+            return Err(Error::DTypeMismatch { location, op, expected, actual });
+        }
+    }
+    let [outer, inner, queries, width] = last_four(q.sizes(), 1);
+    let keys = last_four(k.sizes(), 1)[2];
+    let as_queries = [(q, true), (k, false), (v, false)];
+    let fits = as_queries.iter().chain(others).all(|&(view, by_query)| {
+        let rows = if by_query { queries } else { keys };
+        last_four(view.sizes(), 1) == [outer, inner, rows, width] && attention_takes(view)
+    });
+    let summed = sums.iter().all(|view| {
+        view.layout.is_contiguous() && Some(view.numel()) == checked(&[outer, inner, queries])
+    });
+    let sized = (1..=i32::MAX as usize).contains(&keys)
+        && queries <= i32::MAX as usize
+        && (1..=WIDTHS[1]).contains(&width)
+        && width.is_multiple_of(VECTOR);
+    if !fits || !summed || !sized {
+        let reason = format!(
+            "queries of {:?} with strides {:?}, keys of {:?} with {:?}, values of {:?} with {:?}; a width must be the \
+             same multiple of {VECTOR} up to {}, other strides multiples of {VECTOR}, and keys from 1 to 2³¹",
+            q.sizes(),
+            q.strides(),
+            k.sizes(),
+            k.strides(),
+            v.sizes(),
+            v.strides(),
+            WIDTHS[1],
+        );
+        return Err(Error::ShapeMismatch { location, op, reason });
+    }
+    Ok(Attention {
+        outer: outer as u64,
+        inner: inner as u64,
+        queries: queries as u64,
+        keys: keys as u64,
+        width: width as u64,
+        causal: weighing.is_causal.into(),
+        scale: weighing.scale as f32,
+        scale_log2: (weighing.scale * LOG2_E) as f32,
+        q: Steps::of(&q),
+        k: Steps::of(&k),
+        v: Steps::of(&v),
+        ..Attention::zeroed()
+    })
+}
+
+fn checked(sizes: &[usize]) -> Option<usize> {
+    sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
+}
+
+/// Launches one of the kernels from `first` on, the one for the width, with a block for each of so many `rows`.
+#[track_caller]
+fn run(
+    target: Target<'_>,
+    op: &'static str,
+    operands: &[Operand<'_>],
+    params: &Attention,
+    (program, first, rows): (&'static Program, usize, u64),
+    host: HostKernel,
+) -> Result<()> {
+    check_operands(op, operands)?;
+    let blocks = rows.div_ceil(ROWS as u64) as u32;
+    let batches = params.outer.saturating_mul(params.inner);
+    if blocks == 0 || batches == 0 {
+        return Ok(());
+    }
+    let wide = usize::from(params.width as usize > WIDTHS[0]);
+    let variant = usize::from(operands[0].view.dtype == DType::BF16);
+    let call = Call {
+        op,
+        operands,
+        params: bytemuck::bytes_of(params),
+        checks_indices: false,
+        host,
+        code: Code::Kernel {
+            kernel: (program, variant, first + wide),
+            grid: [blocks, batches.min(65_535) as u32, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+        },
+        location: Location::caller(),
+    };
+    // SAFETY: sizes and steps are those of the operands, whose rows are whole vectors; those that are written are so by
+    // one block each, in full, and the others only read.
+    unsafe { launch::run(target, &call) }
+}

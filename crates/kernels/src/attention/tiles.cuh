@@ -1,0 +1,158 @@
+// What a warp does with tensor cores: matrices of halves in tiles of shared memory, sums in registers. Devices need
+// compute capability 8.0; the launch sees to that.
+
+#define INFINITE __int_as_float(0x7f800000)
+// Halves between the rows of a tile: eight more than there are, so that eight rows that are read at once share no bank.
+#define PITCH(D) ((D) + 8)
+
+// c += a * b, of 16 x 16 by 16 x 8.
+template <class T> __device__ __forceinline__ void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+#define MULTIPLY(T, name)                                                                             \
+    template <>                                                                                       \
+    __device__ __forceinline__ void multiply<T>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {     \
+        asm volatile("{ /* sm_80: mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 "       \
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}; */\n\t"                  \
+            "trap;\n\t"                                                                               \
+            "}" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                      \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                          \
+    }
+MULTIPLY(f16, "f16")
+MULTIPLY(bf16, "bf16")
+
+// Two halves in a word, the first in its low bits.
+template <class T> __device__ __forceinline__ u32 pack(f32 low, f32 high);
+#define PACK(T, name)                                                                                 \
+    template <> __device__ __forceinline__ u32 pack<T>(f32 low, f32 high) {                           \
+        u32 r;                                                                                        \
+        asm("{ /* sm_80: cvt.rn." name "x2.f32 %0, %2, %1; */\n\t"                                    \
+            "trap;\n\t"                                                                               \
+            "}" : "=r"(r) : "f"(low), "f"(high));                                                     \
+        return r;                                                                                     \
+    }
+PACK(f16, "f16")
+PACK(bf16, "bf16")
+
+template <class T> __device__ __forceinline__ f32 unpack(u32 word, int half) {
+    return load(T{(u16)(half ? word >> 16 : word)});
+}
+
+__device__ __forceinline__ f32 exp2_of(f32 x) {
+    f32 r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+template <class T> __device__ __forceinline__ u32 shared_address(const T* at) {
+    u64 address;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(at));
+    return (u32)address;
+}
+
+// Four matrices of 8 x 8, whose rows are at the addresses of eight lanes each; every lane gets two neighbours of a
+// row of each, or of a column.
+__device__ __forceinline__ void read_rows(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void read_columns(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+// Rows of a matrix of `count` from `first` on, `step` elements apart, into a tile of `R`; zeros beyond the last row and
+// beyond `width`.
+template <class T, int D, int R>
+__device__ __forceinline__ void fill_tile(T* tile, const T* from, i64 step, u32 first, u32 count, u32 width) {
+    constexpr u32 ACROSS = D / 8;
+#pragma unroll
+    for (u32 i = threadIdx.x; i < R * ACROSS; i += THREADS) {
+        const u32 row = i / ACROSS, column = i % ACROSS * 8;
+        Raw<16> v = {};
+        if (first + row < count && column < width) {
+            v = *(const Raw<16>*)(from + (i64)(first + row) * step + column);
+        }
+        *(Raw<16>*)(tile + row * PITCH(D) + column) = v;
+    }
+}
+
+// A warp's sixteen rows of a tile, as left operands of products.
+template <class T, int D> __device__ __forceinline__ void read_own(u32 (&own)[D / 16][4], const T* tile) {
+    const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
+    const u32 at = shared_address(tile + row * PITCH(D) + lane / 16 * 8);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) read_rows(own[i], at + i * 32);
+}
+
+// c += own * tile^T: a column for each of the tile's `R` rows.
+template <class T, int D, int R>
+__device__ __forceinline__ void by_rows(f32 (&c)[R / 8][4], const u32 (&own)[D / 16][4], const T* tile) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 at = shared_address(tile + (lane / 16 * 8 + lane % 8) * PITCH(D) + lane / 8 % 2 * 8);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+#pragma unroll
+        for (int j = 0; j < R / 16; j++) {
+            u32 b[4];
+            read_rows(b, at + (j * 16 * PITCH(D) + i * 16) * 2);
+            multiply<T>(c[2 * j], own[i], b[0], b[1]);
+            multiply<T>(c[2 * j + 1], own[i], b[2], b[3]);
+        }
+    }
+}
+
+// c += own * tile, for what is of a column for each of the tile's rows.
+template <class T, int D, int R>
+__device__ __forceinline__ void by_columns(f32 (&c)[D / 8][4], const f32 (&own)[R / 8][4], const T* tile) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 at = shared_address(tile + lane % 16 * PITCH(D) + lane / 16 * 8);
+#pragma unroll
+    for (int i = 0; i < R / 16; i++) {
+        u32 a[4];
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const f32(&pair)[4] = own[2 * i + h / 2];
+            a[h] = pack<T>(pair[h % 2 * 2], pair[h % 2 * 2 + 1]);
+        }
+#pragma unroll
+        for (int j = 0; j < D / 16; j++) {
+            u32 b[4];
+            read_columns(b, at + (i * 16 * PITCH(D) + j * 16) * 2);
+            multiply<T>(c[2 * j], a, b[0], b[1]);
+            multiply<T>(c[2 * j + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// Folds what the four lanes of a row have.
+template <class F> __device__ __forceinline__ f32 fold_row(f32 v) {
+    v = F::of(v, __shfl_xor_sync(~0u, v, 1));
+    return F::of(v, __shfl_xor_sync(~0u, v, 2));
+}
+
+// Which row of a block's, and which column of eight, a lane's element of a sum of products is.
+__device__ __forceinline__ u32 row_of(int element) {
+    return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + element / 2 * 8;
+}
+__device__ __forceinline__ u32 column_of(int element) { return threadIdx.x % 4 * 2 + element % 2; }
+
+// Writes a block's rows from `first` on, times a factor for the upper and the lower half of a warp's.
+template <class T, int D>
+__device__ __forceinline__ void write_own(T* to, i64 step, u32 first, u32 count, u32 width, const f32 (&c)[D / 8][4], const f32 (&by)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 row = first + row_of(half * 2);
+        if (row >= count) continue;
+        T* out = to + (i64)row * step;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            const u32 column = j * 8 + column_of(0);
+            if (column < width) *(u32*)(out + column) = pack<T>(c[j][half * 2] * by[half], c[j][half * 2 + 1] * by[half]);
+        }
+    }
+}
+
+// Where a batch begins in an operand.
+__device__ __forceinline__ i64 start(const Attention& p, const Steps& s, u64 batch) {
+    const u64 outer = batch / p.inner;
+    return (i64)outer * s.outer + (i64)(batch - outer * p.inner) * s.inner;
+}
