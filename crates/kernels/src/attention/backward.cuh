@@ -2,27 +2,25 @@
 // has 64 queries, or 64 keys, and goes over the others: nothing is summed up by atomics.
 
 // The gradient of queries; and `delta`, what a query's output and its gradient have in common, for the other kernel.
-template <class T, int D, int R>
+template <class T, int D>
 __device__ __forceinline__ void backward_queries(
     const T* q, const T* k, const T* v, const T* out, const T* grad, const f32* lse, f32* delta, T* dq, const Attention& p) {
-    __shared__ alignas(16) T tiles[(2 * R > ROWS ? 2 * R : ROWS) * PITCH(D)];
-    T *keys = tiles, *values = tiles + R * PITCH(D);
+    constexpr u32 R = TAKEN(D);
+    __shared__ alignas(16) T tiles[4 * TILE(D)];
     const u32 queries = (u32)p.queries, width = (u32)p.width;
     const u32 first = (gridDim.x - 1 - blockIdx.x) * ROWS;
     const u32 end = p.causal ? min((u32)p.keys, first + ROWS) : (u32)p.keys;
-    const f32 scale = p.scale_log2;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
         const T *own_keys = k + start(p, p.k, batch), *own_values = v + start(p, p.v, batch);
         u32 query[D / 16][4], slope[D / 16][4];
         f32 common[2] = {}, log[2];
+        T* const others = tiles + ROWS * PITCH(D);
         __syncthreads();
-        fill_tile<T, D, ROWS>(tiles, grad + start(p, p.grad, batch), p.grad.row, first, queries, width);
-        __syncthreads();
+        fetch_tile<T, D, ROWS>(tiles, grad + start(p, p.grad, batch), p.grad.row, first, queries, width);
+        fetch_tile<T, D, ROWS>(others, out + start(p, p.out, batch), p.out.row, first, queries, width);
+        await_fetched();
         read_own<T, D>(slope, tiles);
-        __syncthreads();
-        fill_tile<T, D, ROWS>(tiles, out + start(p, p.out, batch), p.out.row, first, queries, width);
-        __syncthreads();
-        read_own<T, D>(query, tiles);
+        read_own<T, D>(query, others);
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
 #pragma unroll
@@ -39,105 +37,137 @@ __device__ __forceinline__ void backward_queries(
             if (row < queries && threadIdx.x % 4 == 0) delta[batch * p.queries + row] = common[half];
         }
         __syncthreads();
-        fill_tile<T, D, ROWS>(tiles, q + start(p, p.q, batch), p.q.row, first, queries, width);
-        __syncthreads();
+        fetch_tile<T, D, ROWS>(tiles, q + start(p, p.q, batch), p.q.row, first, queries, width);
+        await_fetched();
         read_own<T, D>(query, tiles);
+        __syncthreads();
         f32 sums[D / 8][4] = {};
+        T *keys = tiles, *next = tiles + 2 * TILE(D);
+        fetch_tile<T, D, R>(keys, own_keys, p.k.row, 0, end, width);
+        fetch_tile<T, D, R>(keys + TILE(D), own_values, p.v.row, 0, end, width);
         for (u32 at = 0; at < end; at += R) {
-            __syncthreads();
-            fill_tile<T, D, R>(keys, own_keys, p.k.row, at, end, width);
-            fill_tile<T, D, R>(values, own_values, p.v.row, at, end, width);
-            __syncthreads();
+            await_fetched();
+            if (at + R < end) {
+                fetch_tile<T, D, R>(next, own_keys, p.k.row, at + R, end, width);
+                fetch_tile<T, D, R>(next + TILE(D), own_values, p.v.row, at + R, end, width);
+            }
             f32 scores[R / 8][4] = {}, slopes[R / 8][4] = {};
             by_rows<T, D, R>(scores, query, keys);
-            by_rows<T, D, R>(slopes, slope, values);
-            const bool all = at + R <= end && (!p.causal || at + R <= first);
+            by_rows<T, D, R>(slopes, slope, keys + TILE(D));
 #pragma unroll
             for (int j = 0; j < R / 8; j++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const u32 key = at + j * 8 + column_of(e);
-                    const bool seen = all || (key < end && (!p.causal || key <= first + row_of(e)));
-                    const f32 weight = exp2_of(scores[j][e] * scale - log[e / 2]);
-                    scores[j][e] = seen ? weight * (slopes[j][e] - common[e / 2]) : 0.0f;
+                    const f32 weight = exp2_of(scores[j][e] * p.scale_log2 - log[e / 2]);
+                    scores[j][e] = weight * (slopes[j][e] - common[e / 2]);
+                }
+            }
+            if (at + R > end || (p.causal && at + R > first)) {
+#pragma unroll
+                for (int j = 0; j < R / 8; j++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const u32 key = at + j * 8 + column_of(e);
+                        if (key >= end || (p.causal && key > first + row_of(e))) scores[j][e] = 0.0f;
+                    }
                 }
             }
             by_columns<T, D, R>(sums, scores, keys);
+            T* const last = keys;
+            keys = next, next = last;
         }
-        const f32 by = p.scale;
-        write_own<T, D>(dq + start(p, p.dq, batch), p.dq.row, first, queries, width, sums, {by, by});
+        write_own<T, D>(dq + start(p, p.dq, batch), p.dq.row, first, queries, width, sums, {p.scale, p.scale});
+    }
+}
+
+// What there is of each of `R` queries from `first` on.
+template <int R>
+__device__ __forceinline__ void read_sums(f32* to, const f32* lse, const f32* delta, u32 first, u32 count) {
+    for (u32 i = threadIdx.x; i < R; i += THREADS) {
+        const bool is = first + i < count;
+        to[i] = is ? lse[first + i] : INFINITE;
+        to[R + i] = is ? delta[first + i] : 0.0f;
     }
 }
 
 // The gradients of keys and values.
-template <class T, int D, int R>
+template <class T, int D>
 __device__ __forceinline__ void backward_keys(
     const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv, const Attention& p) {
-    __shared__ alignas(16) T tiles[(2 * R > ROWS ? 2 * R : ROWS) * PITCH(D)];
-    __shared__ f32 logs[R], common[R];
-    T *queries = tiles, *grads = tiles + R * PITCH(D);
+    constexpr u32 R = TAKEN(D);
+    __shared__ alignas(16) T tiles[4 * TILE(D)];
+    __shared__ f32 sums[2][2 * R];
     const u32 keys = (u32)p.keys, count = (u32)p.queries, width = (u32)p.width;
     const u32 first = blockIdx.x * ROWS;
-    const f32 scale = p.scale_log2;
+    // Queries before them see none of these keys.
+    const u32 begin = p.causal ? first : 0;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
         const T *own_queries = q + start(p, p.q, batch), *own_grads = grad + start(p, p.grad, batch);
+        const f32 *logs = lse + batch * p.queries, *commons = delta + batch * p.queries;
         u32 key[D / 16][4], value[D / 16][4];
+        T* const others = tiles + ROWS * PITCH(D);
         __syncthreads();
-        fill_tile<T, D, ROWS>(tiles, k + start(p, p.k, batch), p.k.row, first, keys, width);
-        __syncthreads();
+        fetch_tile<T, D, ROWS>(tiles, k + start(p, p.k, batch), p.k.row, first, keys, width);
+        fetch_tile<T, D, ROWS>(others, v + start(p, p.v, batch), p.v.row, first, keys, width);
+        await_fetched();
         read_own<T, D>(key, tiles);
+        read_own<T, D>(value, others);
         __syncthreads();
-        fill_tile<T, D, ROWS>(tiles, v + start(p, p.v, batch), p.v.row, first, keys, width);
-        __syncthreads();
-        read_own<T, D>(value, tiles);
         f32 by_query[D / 8][4] = {}, by_grad[D / 8][4] = {};
-        // Queries before them see none of these keys.
-        for (u32 at = p.causal ? first : 0; at < count; at += R) {
-            __syncthreads();
-            fill_tile<T, D, R>(queries, own_queries, p.q.row, at, count, width);
-            fill_tile<T, D, R>(grads, own_grads, p.grad.row, at, count, width);
-            for (u32 i = threadIdx.x; i < R; i += THREADS) {
-                const bool is = at + i < count;
-                logs[i] = is ? lse[batch * p.queries + at + i] : INFINITE;
-                common[i] = is ? delta[batch * p.queries + at + i] : 0.0f;
+        u32 stage = 0;
+        if (begin < count) {
+            fetch_tile<T, D, R>(tiles, own_queries, p.q.row, begin, count, width);
+            fetch_tile<T, D, R>(tiles + TILE(D), own_grads, p.grad.row, begin, count, width);
+            read_sums<R>(sums[0], logs, commons, begin, count);
+        }
+        for (u32 at = begin; at < count; at += R, stage ^= 1) {
+            await_fetched();
+            const T* const queries = tiles + stage * 2 * TILE(D);
+            const f32* const own = sums[stage];
+            if (at + R < count) {
+                T* const next = tiles + (stage ^ 1) * 2 * TILE(D);
+                fetch_tile<T, D, R>(next, own_queries, p.q.row, at + R, count, width);
+                fetch_tile<T, D, R>(next + TILE(D), own_grads, p.grad.row, at + R, count, width);
+                read_sums<R>(sums[stage ^ 1], logs, commons, at + R, count);
             }
-            __syncthreads();
             f32 weights[R / 8][4] = {}, slopes[R / 8][4] = {};
             by_rows<T, D, R>(weights, key, queries);
-            by_rows<T, D, R>(slopes, value, grads);
-            const bool all = !p.causal || first + ROWS <= at + 1;
+            by_rows<T, D, R>(slopes, value, queries + TILE(D));
 #pragma unroll
             for (int j = 0; j < R / 8; j++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const u32 query = j * 8 + column_of(e);
-                    const bool seen = all || first + row_of(e) <= at + query;
-                    const f32 weight = seen ? exp2_of(weights[j][e] * scale - logs[query]) : 0.0f;
-                    weights[j][e] = weight;
-                    slopes[j][e] = seen ? weight * (slopes[j][e] - common[query]) : 0.0f;
+                    weights[j][e] = exp2_of(weights[j][e] * p.scale_log2 - own[query]);
+                    slopes[j][e] = weights[j][e] * (slopes[j][e] - own[R + query]);
                 }
             }
-            by_columns<T, D, R>(by_grad, weights, grads);
+            if (p.causal && at < first + ROWS) {
+#pragma unroll
+                for (int j = 0; j < R / 8; j++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        if (first + row_of(e) > at + j * 8 + column_of(e)) weights[j][e] = slopes[j][e] = 0.0f;
+                    }
+                }
+            }
+            by_columns<T, D, R>(by_grad, weights, queries + TILE(D));
             by_columns<T, D, R>(by_query, slopes, queries);
         }
-        const f32 by = p.scale;
-        write_own<T, D>(dk + start(p, p.dk, batch), p.dk.row, first, keys, width, by_query, {by, by});
+        write_own<T, D>(dk + start(p, p.dk, batch), p.dk.row, first, keys, width, by_query, {p.scale, p.scale});
         write_own<T, D>(dv + start(p, p.dv, batch), p.dv.row, first, keys, width, by_grad, {1.0f, 1.0f});
     }
 }
-
-// Rows of the others that are taken at a time.
-#define AT_A_TIME(D) ((D) == 64 ? 64 : 32)
 
 #define BACKWARD_QUERIES(T, D)                                                                        \
     extern "C" __global__ __launch_bounds__(THREADS) void attention_backward_##T##_queries_##D(       \
         const T* q, const T* k, const T* v, const T* out, const T* grad, const f32* lse, f32* delta,  \
         T* dq, const __grid_constant__ Attention p) {                                                 \
-        backward_queries<T, D, AT_A_TIME(D)>(q, k, v, out, grad, lse, delta, dq, p);                  \
+        backward_queries<T, D>(q, k, v, out, grad, lse, delta, dq, p);                  \
     }
 #define BACKWARD_KEYS(T, D)                                                                           \
     extern "C" __global__ __launch_bounds__(THREADS) void attention_backward_##T##_keys_##D(          \
         const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk,   \
         T* dv, const __grid_constant__ Attention p) {                                                 \
-        backward_keys<T, D, AT_A_TIME(D)>(q, k, v, grad, lse, delta, dk, dv, p);                      \
+        backward_keys<T, D>(q, k, v, grad, lse, delta, dk, dv, p);                      \
     }

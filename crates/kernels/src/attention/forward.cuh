@@ -3,41 +3,53 @@
 
 template <class T, int D>
 __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* out, f32* lse, const Attention& p) {
-    __shared__ alignas(16) T keys[ROWS * PITCH(D)], values[ROWS * PITCH(D)];
+    constexpr u32 R = TAKEN(D);
+    __shared__ alignas(16) T tiles[4 * TILE(D)];
     const u32 queries = (u32)p.queries, width = (u32)p.width;
     // The last queries see the most keys: their blocks begin first.
     const u32 first = (gridDim.x - 1 - blockIdx.x) * ROWS;
     const u32 end = p.causal ? min((u32)p.keys, first + ROWS) : (u32)p.keys;
-    const f32 scale = p.scale_log2;
     for (u64 batch = blockIdx.y; batch < p.outer * p.inner; batch += gridDim.y) {
         const T *own_keys = k + start(p, p.k, batch), *own_values = v + start(p, p.v, batch);
         __syncthreads();
-        fill_tile<T, D, ROWS>(keys, q + start(p, p.q, batch), p.q.row, first, queries, width);
-        __syncthreads();
+        fetch_tile<T, D, ROWS>(tiles, q + start(p, p.q, batch), p.q.row, first, queries, width);
+        await_fetched();
         u32 own[D / 16][4];
-        read_own<T, D>(own, keys);
+        read_own<T, D>(own, tiles);
+        __syncthreads();
         f32 sums[D / 8][4] = {}, most[2] = {-INFINITE, -INFINITE}, total[2] = {};
-        for (u32 at = 0; at < end; at += ROWS) {
-            __syncthreads();
-            fill_tile<T, D, ROWS>(keys, own_keys, p.k.row, at, end, width);
-            fill_tile<T, D, ROWS>(values, own_values, p.v.row, at, end, width);
-            __syncthreads();
-            f32 scores[ROWS / 8][4] = {};
-            by_rows<T, D, ROWS>(scores, own, keys);
-            const bool all = at + ROWS <= end && (!p.causal || at + ROWS <= first);
+        T *keys = tiles, *next = tiles + 2 * TILE(D);
+        fetch_tile<T, D, R>(keys, own_keys, p.k.row, 0, end, width);
+        fetch_tile<T, D, R>(keys + TILE(D), own_values, p.v.row, 0, end, width);
+        for (u32 at = 0; at < end; at += R) {
+            await_fetched();
+            if (at + R < end) {
+                fetch_tile<T, D, R>(next, own_keys, p.k.row, at + R, end, width);
+                fetch_tile<T, D, R>(next + TILE(D), own_values, p.v.row, at + R, end, width);
+            }
+            f32 scores[R / 8][4] = {};
+            by_rows<T, D, R>(scores, own, keys);
+#pragma unroll
+            for (int j = 0; j < R / 8; j++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) scores[j][e] *= p.scale_log2;
+            }
+            if (at + R > end || (p.causal && at + R > first)) {
+#pragma unroll
+                for (int j = 0; j < R / 8; j++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const u32 key = at + j * 8 + column_of(e);
+                        if (key >= end || (p.causal && key > first + row_of(e))) scores[j][e] = -INFINITE;
+                    }
+                }
+            }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const u32 query = first + row_of(half * 2);
                 f32 largest = most[half];
 #pragma unroll
-                for (int j = 0; j < ROWS / 8; j++) {
-#pragma unroll
-                    for (int e = half * 2; e < half * 2 + 2; e++) {
-                        const u32 key = at + j * 8 + column_of(e);
-                        const bool seen = all || (key < end && (!p.causal || key <= query));
-                        scores[j][e] = seen ? scores[j][e] * scale : -INFINITE;
-                        largest = fmaxf(largest, scores[j][e]);
-                    }
+                for (int j = 0; j < R / 8; j++) {
+                    largest = fmaxf(largest, fmaxf(scores[j][half * 2], scores[j][half * 2 + 1]));
                 }
                 largest = fold_row<Larger>(largest);
                 const f32 base = largest == -INFINITE ? 0.0f : largest;
@@ -45,7 +57,7 @@ __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* ou
                 most[half] = largest;
                 total[half] *= less;
 #pragma unroll
-                for (int j = 0; j < ROWS / 8; j++) {
+                for (int j = 0; j < R / 8; j++) {
 #pragma unroll
                     for (int e = half * 2; e < half * 2 + 2; e++) {
                         scores[j][e] = exp2_of(scores[j][e] - base);
@@ -58,7 +70,9 @@ __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* ou
                     sums[j][half * 2 + 1] *= less;
                 }
             }
-            by_columns<T, D, ROWS>(sums, scores, values);
+            by_columns<T, D, R>(sums, scores, keys + TILE(D));
+            T* const last = keys;
+            keys = next, next = last;
         }
         f32 by[2];
 #pragma unroll
@@ -73,7 +87,7 @@ __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, T* ou
 }
 
 #define FORWARD(T, D)                                                                                 \
-    extern "C" __global__ __launch_bounds__(THREADS) void attention_##T##_wide_##D(                   \
+    extern "C" __global__ __launch_bounds__(THREADS, 4) void attention_##T##_wide_##D(                \
         const T* q, const T* k, const T* v, T* out, f32* lse, const __grid_constant__ Attention p) {  \
         attend<T, D>(q, k, v, out, lse, p);                                                           \
     }

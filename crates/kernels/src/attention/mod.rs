@@ -126,23 +126,16 @@ fn last_four<T: Copy>(list: &[T], none: T) -> [T; 4] {
 
 /// Whether [`attention`] is made for operands of a dtype and a width on this target: the half-width floats, of a multiple
 /// of 8 up to 128, where there are tensor cores that take both (compute capability 8.0).
-///
-/// # Errors
-/// [`Error::Driver`] where the device cannot say what it is.
-#[track_caller]
-pub fn has_attention(target: Target<'_>, dtype: DType, width: usize) -> Result<bool> {
-    let fits = matches!(dtype, DType::F16 | DType::BF16)
-        && width > 0
-        && width <= WIDTHS[1]
-        && width.is_multiple_of(VECTOR);
-    match target {
-        Target::Cuda(_, device, _) if fits => {
-            let properties = device.driver().properties(device.index());
-            let properties = properties.map_err(|e| Error::driver("attention", e))?;
-            Ok(properties.compute_capability >= (8, 0))
-        }
-        _ => Ok(fits),
-    }
+#[must_use]
+pub fn has_attention(target: Target<'_>, dtype: DType, width: usize) -> bool {
+    let newer = match target {
+        Target::Cuda(_, device, _) => device.properties().compute_capability >= (8, 0),
+        Target::Cpu(_) => true,
+    };
+    newer
+        && matches!(dtype, DType::F16 | DType::BF16)
+        && (1..=WIDTHS[1]).contains(&width)
+        && width.is_multiple_of(VECTOR)
 }
 
 /// Whether [`attention`] takes an operand as it lies: rows of whole vectors, in two to four dimensions.

@@ -4,6 +4,9 @@
 #define INFINITE __int_as_float(0x7f800000)
 // Halves between the rows of a tile: eight more than there are, so that eight rows that are read at once share no bank.
 #define PITCH(D) ((D) + 8)
+// Rows of the others that are taken at a time, and where a tile of them is: two are used while two are fetched.
+#define TAKEN(D) ((D) == 64 ? 64 : 32)
+#define TILE(D) (TAKEN(D) * PITCH(D))
 
 // c += a * b, of 16 x 16 by 16 x 8.
 template <class T> __device__ __forceinline__ void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
@@ -59,19 +62,31 @@ __device__ __forceinline__ void read_columns(u32 (&r)[4], u32 address) {
         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 
-// Rows of a matrix of `count` from `first` on, `step` elements apart, into a tile of `R`; zeros beyond the last row and
-// beyond `width`.
+// Begins to copy sixteen bytes to shared memory, or to set them to zeros.
+template <class T> __device__ __forceinline__ void fetch(T* to, const T* from, bool is) {
+    asm volatile("{ /* sm_80: cp.async.cg.shared.global [%0], [%1], 16, %2; */\n\t"
+        "trap;\n\t"
+        "}" ::"r"(shared_address(to)), "l"(from), "r"(is ? 16 : 0) : "memory");
+}
+
+// Waits for all that the block's threads have fetched, and for all that they do with what is there.
+__device__ __forceinline__ void await_fetched() {
+    asm volatile("{ /* sm_80: cp.async.wait_all; */\n\t"
+        "trap;\n\t"
+        "}" ::: "memory");
+    __syncthreads();
+}
+
+// Fetches rows of a matrix of `count` from `first` on, `step` elements apart, into a tile of `R`; zeros beyond the last
+// row and beyond `width`.
 template <class T, int D, int R>
-__device__ __forceinline__ void fill_tile(T* tile, const T* from, i64 step, u32 first, u32 count, u32 width) {
+__device__ __forceinline__ void fetch_tile(T* tile, const T* from, i64 step, u32 first, u32 count, u32 width) {
     constexpr u32 ACROSS = D / 8;
+    const u32 column = threadIdx.x % ACROSS * 8;
 #pragma unroll
-    for (u32 i = threadIdx.x; i < R * ACROSS; i += THREADS) {
-        const u32 row = i / ACROSS, column = i % ACROSS * 8;
-        Raw<16> v = {};
-        if (first + row < count && column < width) {
-            v = *(const Raw<16>*)(from + (i64)(first + row) * step + column);
-        }
-        *(Raw<16>*)(tile + row * PITCH(D) + column) = v;
+    for (u32 row = threadIdx.x / ACROSS; row < R; row += THREADS / ACROSS) {
+        const bool is = first + row < count && column < width;
+        fetch(tile + row * PITCH(D) + column, is ? from + (i64)(first + row) * step + column : from, is);
     }
 }
 

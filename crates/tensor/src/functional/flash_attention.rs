@@ -38,7 +38,7 @@ pub(super) fn flash_attention(
         && *keys > 0
         && *queries.max(keys) <= i32::MAX as usize;
     let exec = query.exec()?;
-    if !fits || !has_attention(exec.target(), query.dtype(), *width).of(OP)? {
+    if !fits || !has_attention(exec.target(), query.dtype(), *width) {
         return Ok(None);
     }
     let (q, k, v) = (taken(query)?, taken(key)?, taken(value)?);

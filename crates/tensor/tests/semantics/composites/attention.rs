@@ -1,6 +1,6 @@
 //! Attention without a mask, which is computed in few launches, beside the ops that it consists of.
 
-use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
+use warpline::autograd::{GradOptions, GradcheckOptions, grad, gradcheck, gradgradcheck};
 use warpline::functional::{AttentionOptions, scaled_dot_product_attention};
 use warpline::{DType, Device, Result, SyncPolicy, Tensor, manual_seed, ones, rand, randn, zeros};
 
@@ -39,18 +39,28 @@ fn close(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) -> Resu
 /// Result and gradient of packed queries, keys and values of each dtype beside those of ops in `f64`.
 fn packed_views(device: Device) -> Result<()> {
     manual_seed(7);
-    for (batch, time, is_causal) in [(2, 5, true), (2, 5, false), (1, 70, true), (3, 1, true)] {
-        let values = randn([batch, time, 3 * 8], (DType::F64, "cpu"))?;
-        let grads = randn([batch, 2, time, 4], (DType::F64, "cpu"))?;
+    // Half-width floats in widths that 8 divides are another kernel's.
+    for (batch, time, width, is_causal) in [
+        (2, 5, 4, true),
+        (2, 5, 4, false),
+        (1, 70, 4, true),
+        (3, 1, 4, true),
+        (2, 5, 8, true),
+        (2, 70, 72, false),
+        (1, 70, 64, true),
+        (3, 1, 8, true),
+    ] {
+        let values = randn([batch, time, 3 * 2 * width], (DType::F64, "cpu"))?;
+        let grads = randn([batch, 2, time, width], (DType::F64, "cpu"))?;
         for (dtype, tolerance) in
             [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::F16, 8e-3), (DType::BF16, 6e-2)]
         {
-            let what = format!("{dtype}, {batch} of {time}, causal {is_causal}");
+            let what = format!("{dtype}, {batch} of {time} by {width}, causal {is_causal}");
             let packed = values.detach().to((dtype, device))?.requires_grad_(true)?;
             let heads = heads_of(&packed, 2)?;
             let out =
                 scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], &options(is_causal))?;
-            assert_eq!((out.dtype(), out.size()), (dtype, &[batch, 2, time, 4][..]));
+            assert_eq!((out.dtype(), out.size()), (dtype, &[batch, 2, time, width][..]));
             let grad = grads.to((dtype, device))?;
             // As it lies where heads are put beside each other again.
             let turned = grad.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
@@ -109,8 +119,9 @@ fn only_what_wants_a_gradient_gets_one() {
     common::worlds(1, |world| {
         for place in world.places() {
             manual_seed(4);
-            for wanting in 0..3 {
-                let make = |_| randn([2, 6, 4], (DType::F32, place));
+            let cases = (0..3).flat_map(|i| [(i, DType::F32, 1e-5), (i, DType::BF16, 6e-2)]);
+            for (wanting, dtype, tolerance) in cases {
+                let make = |_| randn([2, 6, 8], (dtype, place));
                 let all = [make(0)?, make(1)?, make(2)?];
                 let one = all[wanting].detach().requires_grad_(true)?;
                 let mut given = all.clone();
@@ -124,8 +135,44 @@ fn only_what_wants_a_gradient_gets_one() {
                 given[wanting] = other.clone();
                 by_mask(&given, true)?.square()?.sum(())?.backward()?;
                 let (actual, expected) = (one.grad().expect("one"), other.grad().expect("one"));
-                close(&actual, &expected, 1e-5, &format!("operand {wanting}"))?;
+                close(&actual, &expected, tolerance, &format!("{dtype}, operand {wanting}"))?;
                 assert!(given.iter().enumerate().all(|(i, t)| i == wanting || t.grad().is_none()));
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Gradients of the size of the gradients, in halves beside those in `f64` of the same numbers.
+#[test]
+fn gradients_of_gradients_of_halves_are_those_of_ops() {
+    common::worlds(1, |world| {
+        for place in world.places() {
+            manual_seed(6);
+            let all = [(); 3].map(|()| randn([2, 6, 8], (DType::F16, place)));
+            let second = |dtype, is_causal| -> Result<Vec<Tensor>> {
+                let leaf = |t: &Result<Tensor>| {
+                    t.as_ref().expect("one").detach().to(dtype)?.requires_grad_(true)
+                };
+                let x = [leaf(&all[0])?, leaf(&all[1])?, leaf(&all[2])?];
+                let out = scaled_dot_product_attention(&x[0], &x[1], &x[2], &options(is_causal))?;
+                let inputs = [&x[0], &x[1], &x[2]];
+                let again = GradOptions { create_graph: true, ..Default::default() };
+                let first = grad(&[&out.square()?.sum(())?], &inputs, &[], again)?;
+                let size = |t: &Option<Tensor>| t.as_ref().expect("one").square()?.sum(());
+                let sizes = size(&first[0])?.add(&size(&first[1])?)?.add(&size(&first[2])?)?;
+                let grads = grad(&[&sizes], &inputs, &[], GradOptions::default())?;
+                Ok(grads.into_iter().map(|t| t.expect("one")).collect())
+            };
+            for is_causal in [false, true] {
+                let (actual, expected) =
+                    (second(DType::F16, is_causal)?, second(DType::F64, is_causal)?);
+                for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                    let most = expected.abs()?.amax(())?.item::<f64>()?;
+                    let (actual, expected) =
+                        (actual.to(DType::F64)?.div(most)?, expected.div(most)?);
+                    close(&actual, &expected, 1e-2, &format!("operand {i}, causal {is_causal}"))?;
+                }
             }
         }
         Ok(())
@@ -146,6 +193,10 @@ fn nothing_to_see_or_to_compare() {
                 let q = of([1, 2, 3])?;
                 assert_eq!(attend(&q, &of([1, 0, 3])?, &of([1, 0, 2])?)?, [0.0; 4]);
                 assert_eq!(attend(&of([1, 0, 3])?, &q, &q)?, [0.0; 0]);
+                let eight = of([1, 2, 8])?;
+                let none = of([1, 0, 8])?;
+                assert_eq!(attend(&eight, &none, &none)?, [0.0; 16]);
+                assert_eq!(attend(&none, &eight, &eight)?, [0.0; 0]);
                 let v = of([1, 2, 1])?.add(1.0)?;
                 assert_eq!(attend(&of([1, 2, 0])?, &of([1, 2, 0])?, &v)?, [1.0; 2]);
             }
