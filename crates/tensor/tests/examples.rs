@@ -1,5 +1,8 @@
 //! The programs that are there to be copied run as they are, on simulated GPUs.
 
+use std::env::consts::EXE_EXTENSION;
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::Command;
 
 /// Each is under 80 lines, and shown in the documentation.
@@ -8,15 +11,27 @@ const PROGRAMS: [&str; 5] =
 
 #[test]
 fn they_run() {
+    let own = std::env::current_exe().expect("this test's file");
+    let folder = own.parent().and_then(Path::parent).expect("target folder, profile, deps");
+    let target = folder.parent().expect("target folder");
+    let profile = match folder.file_name().and_then(OsStr::to_str).expect("a profile") {
+        "debug" => "dev",
+        other => other,
+    };
+    // With the whole workspace's features, as `cargo test --workspace` has built them.
+    let mut build = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+    build.args(["build", "--quiet", "--workspace", "--profile", profile, "--target-dir"]);
+    build.arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = build.args(PROGRAMS.iter().flat_map(|name| ["--example", name])).output();
+    let output = output.expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for name in PROGRAMS {
-        let cargo = option_env!("CARGO").unwrap_or("cargo");
-        let output = Command::new(cargo)
-            .args(["run", "--quiet", "--example", name])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
+        let program = folder.join("examples").join(name).with_extension(EXE_EXTENSION);
+        let output = Command::new(program)
             .env("WARPLINE_DRIVER", "sim:1")
             .env_remove("CUDA_VISIBLE_DEVICES")
             .output()
-            .expect("cargo starts");
+            .expect(name);
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {text}");
     }

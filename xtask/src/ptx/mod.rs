@@ -46,7 +46,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The programs of all ops.
+/// The programs of all ops. What knows them is built as the workspace's tests are, for which it then need not be built
+/// again.
 fn run_programs(
     root: &Path,
     mode: Option<&str>,
@@ -55,11 +56,16 @@ fn run_programs(
 ) -> Result<()> {
     let sh = xshell::Shell::new()?;
     sh.change_dir(root);
+    let own = std::env::current_exe()?;
+    let Some((folder, target)) = own.parent().and_then(|f| Some((f, f.parent()?))) else {
+        bail!("{} is in no target folder", own.display());
+    };
     let cargo = workspace::cargo();
-    let mut command = xshell::cmd!(
-        sh,
-        "{cargo} run --quiet -p warpline-kernels --example ptx -- {mode...} {names...}"
-    );
+    xshell::cmd!(sh, "{cargo} build --quiet --workspace --example ptx --target-dir {target}")
+        .run()?;
+    let program =
+        folder.join("examples").join("ptx").with_extension(std::env::consts::EXE_EXTENSION);
+    let mut command = xshell::cmd!(sh, "{program} {mode...} {names...}");
     if let Some(compiler) = compiler {
         command = command.env("WARPLINE_NVRTC", compiler.library());
     }
