@@ -1,8 +1,11 @@
 //! CPU implementations, in `f32`, of rows that are first converted.
 
+use std::f32::consts::LN_2;
+
 use warpline_runtime::host::{self, HostElement, HostLaunch, Shared};
 
-use super::{Attention, ROWS, Steps};
+use super::{Attention, ROWS, Steps, VECTOR};
+use crate::math::{Loop, exp, vectorized};
 
 impl Attention {
     fn batches(&self) -> usize {
@@ -61,19 +64,56 @@ fn write<T: HostElement<Compute = f32>>(
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    // Widths are multiples of eight.
-    let mut sums = [0f32; 8];
-    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
-        for i in 0..8 {
-            sums[i] += a[i] * b[i];
-        }
-    }
-    sums.iter().sum()
+/// `to[i] = own · rows[i]`. Widths are multiples of [`VECTOR`].
+struct Products<'a> {
+    own: &'a [f32],
+    rows: &'a [f32],
+    to: &'a mut [f32],
 }
 
-fn add(to: &mut [f32], by: f32, row: &[f32]) {
-    to.iter_mut().zip(row).for_each(|(to, x)| *to += by * x);
+impl Loop for Products<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for (to, row) in self.to.iter_mut().zip(self.rows.chunks_exact(self.own.len())) {
+            let mut sums = [0f32; VECTOR];
+            for (a, b) in self.own.chunks_exact(VECTOR).zip(row.chunks_exact(VECTOR)) {
+                for i in 0..VECTOR {
+                    sums[i] += a[i] * b[i];
+                }
+            }
+            *to = sums.iter().sum();
+        }
+    }
+}
+
+/// `to += Σ by[i] · rows[i]`.
+struct Weighed<'a> {
+    by: &'a [f32],
+    rows: &'a [f32],
+    to: &'a mut [f32],
+}
+
+impl Loop for Weighed<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for (by, row) in self.by.iter().zip(self.rows.chunks_exact(self.to.len())) {
+            self.to.iter_mut().zip(row).for_each(|(to, x)| *to += by * x);
+        }
+    }
+}
+
+/// The products of a row with the first `count` of others.
+fn products(own: &[f32], rows: &[f32], count: usize) -> Vec<f32> {
+    let mut to = vec![0.0; count];
+    vectorized(Products { own, rows, to: &mut to });
+    to
+}
+
+/// Rows added up, each as often as it weighs.
+fn weighed(by: &[f32], rows: &[f32], width: usize) -> Vec<f32> {
+    let mut to = vec![0.0; width];
+    vectorized(Weighed { by, rows, to: &mut to });
+    to
 }
 
 /// # Safety
@@ -89,16 +129,14 @@ pub(super) unsafe fn forward<T: HostElement<Compute = f32>>(launch: &HostLaunch<
         let values = floats(v, (&p, p.v, batch), seen);
         let own = floats(q, (&p, p.q, batch), queries.clone());
         for (query, own) in queries.zip(own.chunks(width)) {
-            let keys = keys.chunks(width).take(p.seen(query));
-            let mut weights: Vec<f32> = keys.map(|key| dot(own, key) * p.scale_log2).collect();
+            let mut weights = products(own, &keys, p.seen(query));
+            weights.iter_mut().for_each(|score| *score *= p.scale_log2);
             let most = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let base = if most == f32::NEG_INFINITY { 0.0 } else { most };
-            weights.iter_mut().for_each(|w| *w = (*w - base).exp2());
+            weights.iter_mut().for_each(|score| *score = (*score - base) * LN_2);
+            exp(&mut weights);
             let total: f32 = weights.iter().sum();
-            let mut sums = vec![0.0; width];
-            for (&weight, value) in weights.iter().zip(values.chunks(width)) {
-                add(&mut sums, weight, value);
-            }
+            let sums = weighed(&weights, &values, width);
             write(out, (&p, p.out, batch), query, sums.into_iter().map(|sum| sum / total));
             // SAFETY: the query's own number.
             unsafe {
@@ -124,19 +162,20 @@ pub(super) unsafe fn backward_queries<T: HostElement<Compute = f32>>(launch: &Ho
         let (own, outs, grads) = (of(q, p.q), of(out, p.out), of(grad, p.grad));
         for (i, query) in queries.clone().enumerate() {
             let [own, out, grad] = [&own, &outs, &grads].map(|rows| &rows[i * width..][..width]);
-            let common = dot(out, grad);
+            let common = products(out, grad, 1)[0];
             let at = (batch * p.queries as usize + query) as isize;
             // SAFETY: the query's own numbers.
             let log = unsafe {
                 delta.write(at, common);
                 lse.read(at)
             };
-            let mut sums = vec![0.0; width];
-            let pairs = keys.chunks(width).zip(values.chunks(width));
-            for (key, value) in pairs.take(p.seen(query)) {
-                let weight = (dot(own, key) * p.scale_log2 - log).exp2();
-                add(&mut sums, weight * (dot(grad, value) - common), key);
-            }
+            let mut weights = products(own, &keys, p.seen(query));
+            weights.iter_mut().for_each(|score| *score = (*score * p.scale_log2 - log) * LN_2);
+            exp(&mut weights);
+            let slopes = products(grad, &values, p.seen(query));
+            let pairs = weights.iter_mut().zip(slopes);
+            pairs.for_each(|(weight, slope)| *weight *= slope - common);
+            let sums = weighed(&weights, &keys, width);
             let slopes = sums.into_iter().map(|sum| sum * p.scale);
             write(dq, (&p, p.dq, batch), query, slopes);
         }
@@ -153,23 +192,31 @@ pub(super) unsafe fn backward_keys<T: HostElement<Compute = f32>>(launch: &HostL
     let (width, queries) = (p.width as usize, p.queries as usize);
     p.each(launch.parallel, p.keys, |batch, keys| {
         // Queries before them see none of these keys.
-        let first = if p.causal != 0 { keys.start.min(queries) } else { 0 };
-        let own = floats(q, (&p, p.q, batch), first..queries);
-        let grads = floats(grad, (&p, p.grad, batch), first..queries);
+        let before = if p.causal != 0 { keys.start.min(queries) } else { 0 };
+        let own = floats(q, (&p, p.q, batch), before..queries);
+        let grads = floats(grad, (&p, p.grad, batch), before..queries);
         let of = |of, steps| floats(of, (&p, steps, batch), keys.clone());
         let (of_keys, of_values) = (of(k, p.k), of(v, p.v));
         let rows = of_keys.chunks(width).zip(of_values.chunks(width));
         for (key, (row, value)) in keys.clone().zip(rows) {
-            let [mut by_key, mut by_value] = [(); 2].map(|()| vec![0.0; width]);
-            for query in (first..queries).filter(|&query| key < p.seen(query)) {
-                let at = (batch * queries + query) as isize;
-                // SAFETY: the query's numbers, which are only read.
-                let (log, common) = unsafe { (lse.read(at), delta.read(at)) };
-                let [own, grad] = [&own, &grads].map(|r| &r[(query - first) * width..][..width]);
-                let weight = (dot(own, row) * p.scale_log2 - log).exp2();
-                add(&mut by_value, weight, grad);
-                add(&mut by_key, weight * (dot(grad, value) - common), own);
+            // From the first query that sees it.
+            let first = if p.causal != 0 { key.min(queries) } else { 0 };
+            let skipped = (first - before) * width;
+            let (own, grads, count) = (&own[skipped..], &grads[skipped..], queries - first);
+            let mut weights = products(row, own, count);
+            let mut slopes = products(value, grads, count);
+            let at = (batch * queries + first) as isize;
+            // SAFETY: the queries' numbers, which are only read.
+            let number = |of: Shared<f32>, i: usize| unsafe { of.read(at + i as isize) };
+            for (i, weight) in weights.iter_mut().enumerate() {
+                *weight = (*weight * p.scale_log2 - number(lse, i)) * LN_2;
             }
+            exp(&mut weights);
+            for (i, (slope, weight)) in slopes.iter_mut().zip(&weights).enumerate() {
+                *slope = weight * (*slope - number(delta, i));
+            }
+            let (by_key, by_value) =
+                (weighed(&slopes, own, width), weighed(&weights, grads, width));
             write(dk, (&p, p.dk, batch), key, by_key.into_iter().map(|sum| sum * p.scale));
             write(dv, (&p, p.dv, batch), key, by_value.into_iter());
         }
