@@ -29,6 +29,7 @@ pub mod scan;
 pub mod scatter;
 pub mod softmax;
 pub mod sort;
+mod turn;
 mod window;
 
 pub use programs::programs;

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostKernel;
 
 use crate::programs::{FLOATS, LANES, committed};
+use crate::turn::{Scratch, TURN, ticket};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
@@ -20,8 +21,12 @@ pub(crate) const PROGRAMS: &[&Program] = &[&LAYER_NORM, &LAYER_NORM_BACKWARD];
 
 /// Elements up to which lanes of one warp have a row.
 const SHORT: usize = 1024;
-/// Threads of a block that adds up columns.
+/// Threads of a block that adds up columns, and how many of these it has at most.
 const COLUMN_THREADS: u32 = 512;
+const MOST_COLUMNS: u32 = 64;
+/// Rows that a thread loads at a time, and how many of them take less time than blocks need to share a column.
+const AT_A_TIME: u64 = 4;
+const FEW: u64 = 8;
 
 /// Rows of a few lanes, and of a block.
 static LAYER_NORM: Program = Program::new("layer_norm", FLOATS, &["warp", "block"], |_, ty| {
@@ -29,11 +34,11 @@ static LAYER_NORM: Program = Program::new("layer_norm", FLOATS, &["warp", "block
 })
 .with_ptx(committed);
 
-/// The same, and sums of columns: for weight and bias, and for a weight alone.
+/// The same, and sums of columns, for weight and bias: of vectors of columns, and of single ones.
 static LAYER_NORM_BACKWARD: Program = Program::new(
     "layer_norm_backward",
     FLOATS,
-    &["warp", "block", "parameters", "weight"],
+    &["warp", "block", "vectors", "columns"],
     |_, ty| source().push(&format!("LAYER_NORM_BACKWARD({ty})")),
 )
 .with_ptx(committed);
@@ -41,10 +46,13 @@ static LAYER_NORM_BACKWARD: Program = Program::new(
 fn source() -> Source {
     let of = Source::new().with::<Norm>().push(module::ELEMENT).push(LANES);
     let of = of.push(&format!("#define COLUMN_THREADS {COLUMN_THREADS}"));
+    let of = of.push(&format!("#define MOST_COLUMNS {MOST_COLUMNS}"));
+    let of = of.push(&format!("#define AT_A_TIME {AT_A_TIME}")).push(TURN);
     of.push(include_str!("norm.cuh"))
 }
 
-/// `rows` of `size` elements. `team` is the logarithm of how many lanes have a row, `eps` the bits of an `f64`.
+/// `rows` of `size` elements. `team` is the logarithm of how many lanes have a row, or neighbouring columns, `eps` the bits of
+/// an `f64`, and `ticket` the number of a launch whose blocks share columns.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Norm {
@@ -55,9 +63,10 @@ struct Norm {
     is_centred: u64,
     is_weighted: u64,
     is_biased: u64,
+    ticket: u64,
 }
 
-cuda_struct!(Norm { rows, size, team, eps, is_centred, is_weighted, is_biased });
+cuda_struct!(Norm { rows, size, team, eps, is_centred, is_weighted, is_biased, ticket });
 
 /// What is normalised, and how: what the forward kernel and those for the gradient are told. All views are contiguous.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +135,7 @@ impl LayerNorm<'_> {
             is_centred: self.centred.into(),
             is_weighted: self.weight.is_some().into(),
             is_biased: 0,
+            ticket: 0,
         })
     }
 }
@@ -139,6 +149,35 @@ impl Norm {
         } else {
             (1, rows as u32, 512)
         }
+    }
+
+    /// Shares sums of columns out to the blocks of a GPU, whose threads have `vector` neighbouring columns each. Returns the
+    /// grid: blocks in y share columns.
+    fn share_out(&mut self, vector: u64, item_size: u64, multiprocessors: u64) -> [u32; 2] {
+        let bytes = vector * item_size;
+        // Neighbouring lanes read one sector of a row together, or up to four.
+        let (least, most) = ((32 / bytes).max(1), (128 / bytes).min(32));
+        let blocks = |lanes: u64| self.size.div_ceil(lanes * vector).max(1);
+        // Those of a thread, of blocks that share nothing.
+        let rows = |lanes: u64| self.rows * lanes / u64::from(COLUMN_THREADS);
+        let busy = 2 * multiprocessors;
+        let (mut lanes, mut splits) = (least, 1);
+        if rows(least) > FEW && blocks(least) < busy {
+            // A warp reads no more than eight rows at a time. Few blocks share, since the last of them waits for what all
+            // the others have left.
+            lanes = lanes.max(4);
+            while lanes < most && blocks(lanes * 2) * 32 >= busy {
+                lanes *= 2;
+            }
+            splits = (busy / blocks(lanes)).min(rows(lanes) / AT_A_TIME).max(1);
+        } else {
+            let has_enough = |lanes| rows(lanes) <= AT_A_TIME || blocks(lanes) >= multiprocessors;
+            while lanes < most && has_enough(lanes * 2) {
+                lanes *= 2;
+            }
+        }
+        self.team = lanes.ilog2().into();
+        [blocks(lanes) as u32, splits as u32]
     }
 }
 
@@ -232,13 +271,34 @@ pub fn layer_norm_parameters_backward(
     let results: SmallVec<[View<'_>; 2]> = [of_weight].into_iter().chain(of_bias).collect();
     let mut params = norm.params(&[grad], &results)?;
     params.is_biased = of_bias.is_some().into();
-    let mut operands: SmallVec<[Operand<'_>; 6]> = SmallVec::new();
+    let of_bias = of_bias.map_or(of_weight.untouched(), View::write);
+    let (mut kernel, mut grid, mut scratch) = (2, [1; 2], None);
+    let mut operands: SmallVec<[Operand<'_>; 7]> = SmallVec::new();
     operands.extend([grad, norm.input, norm.mean, norm.scale].map(View::read));
-    operands.extend(results.into_iter().map(View::write));
-    let kernel = if of_bias.is_some() { 2 } else { 3 };
-    let blocks = params.size.div_ceil(32) as u32;
+    operands.extend([of_weight.write(), of_bias]);
+    check_operands(OP, &operands)?;
+    if let Target::Cuda(runtime, device, stream) = target {
+        let item = norm.input.dtype.size() as u64;
+        let mut vector = (16 / item).min(4);
+        let mut at = params.size * item;
+        for view in [grad, norm.input] {
+            at |= launch::address(OP, &view)?.addr();
+        }
+        if !at.is_multiple_of(vector * item) {
+            (kernel, vector) = (3, 1);
+        }
+        grid = params.share_out(vector, item, device.properties().multiprocessor_count.into());
+        let [blocks, splits] = grid.map(|n| n as usize);
+        if splits > 1 {
+            params.ticket = ticket();
+            // A counter for each block of the first split, then sums of both kinds for each split.
+            let words = blocks + 2 * splits * params.size as usize;
+            scratch = Some(Scratch::new(runtime, stream, words)?);
+        }
+    }
+    operands.push(Scratch::operand(scratch.as_ref(), of_weight));
     let program = (&LAYER_NORM_BACKWARD, index, kernel);
-    run(target, OP, &operands, &params, host, program, (blocks, COLUMN_THREADS))
+    start(target, OP, &operands, &params, host, program, (grid, COLUMN_THREADS))
 }
 
 #[track_caller]
@@ -252,6 +312,20 @@ fn run(
     (blocks, threads): (u32, u32),
 ) -> Result<()> {
     check_operands(op, operands)?;
+    start(target, op, operands, params, host, kernel, ([blocks, 1], threads))
+}
+
+/// Of operands that were checked.
+#[track_caller]
+fn start(
+    target: Target<'_>,
+    op: &'static str,
+    operands: &[Operand<'_>],
+    params: &Norm,
+    host: HostKernel,
+    kernel: (&'static Program, usize, usize),
+    ([x, y], threads): ([u32; 2], u32),
+) -> Result<()> {
     if params.rows == 0 || params.size == 0 {
         return Ok(());
     }
@@ -261,15 +335,11 @@ fn run(
         params: bytemuck::bytes_of(params),
         checks_indices: false,
         host,
-        code: Code::Kernel {
-            kernel,
-            grid: [blocks, 1, 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        },
+        code: Code::Kernel { kernel, grid: [x, y, 1], block: [threads, 1, 1], shared_bytes: 0 },
         location: Location::caller(),
     };
-    // SAFETY: the views are contiguous and have the sizes that the parameters say; each element of a result is
-    // written by one thread; all kernels take `Norm`.
+    // SAFETY: the views are contiguous and have the sizes that the parameters say, and vectors where kernels load any; each
+    // element of a result is written by one thread; scratch has a word for each counter and each sum that blocks leave, and
+    // host code needs none; all kernels take `Norm`.
     unsafe { launch::run(target, &call) }
 }

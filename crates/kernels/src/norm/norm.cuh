@@ -86,35 +86,98 @@ __device__ __forceinline__ void layer_norm_backward(
     }
 }
 
-// The gradients of weight and bias: 32 columns for a block, whose warps share the rows.
-template <class T, bool BIASED>
+// The gradients of weight and bias. `1 << p.team` threads have neighbouring columns, `V` each; the others of a block have
+// the same columns of other rows, and so have the blocks in y, which share results.
+template <class T, int V>
 __device__ __forceinline__ void layer_norm_parameters(
     const T* grad, const T* in, const compute_t<T>* means, const compute_t<T>* scales, T* of_weight, T* of_bias,
-    const Norm& p) {
+    u64* scratch, const Norm& p) {
     typedef compute_t<T> C;
-    __shared__ C sums[2][COLUMN_THREADS];
-    const u32 lane = threadIdx.x % 32, height = blockDim.x / 32;
-    const u64 column = (u64)blockIdx.x * 32 + lane;
-    C along = 0, plain = 0;
+    struct alignas(V * sizeof(T)) Vector { T v[V]; };
+    constexpr u32 WARPS = COLUMN_THREADS / 32, EACH = sizeof(T) < 8 ? AT_A_TIME : AT_A_TIME / 2;
+    const u32 team = 1u << (u32)p.team, height = COLUMN_THREADS >> (u32)p.team, columns = team * V;
+    const u32 splits = gridDim.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u64 first = (u64)blockIdx.x * columns, column = first + (lane & (team - 1)) * V;
+    Turn turn;
+    if (splits > 1) turn.begin(scratch);
+    C along[V] = {}, plain[V] = {};
     if (column < p.size) {
-#pragma unroll 4
-        for (u64 row = threadIdx.x / 32; row < p.rows; row += height) {
-            const C g = load(grad[row * p.size + column]);
-            along += g * ((load(in[row * p.size + column]) - means[row]) * scales[row]);
-            plain += g;
+        const u64 step = (u64)splits * height;
+#pragma unroll 1
+        for (u64 row = (u64)blockIdx.y * height + (threadIdx.x >> (u32)p.team); row < p.rows; row += EACH * step) {
+            // All of them are on their way before the first is used; beyond the last row it is the first one again.
+            Vector g[EACH], x[EACH];
+            C mean[EACH], scale[EACH];
+#pragma unroll
+            for (u32 k = 0; k < EACH; k++) {
+                const u64 own = row + (row + k * step < p.rows ? k * step : 0);
+                g[k] = *(const Vector*)(grad + own * p.size + column);
+                x[k] = *(const Vector*)(in + own * p.size + column);
+                mean[k] = means[own];
+                scale[k] = scales[own];
+            }
+#pragma unroll
+            for (u32 k = 0; k < EACH; k++) {
+                if (row + k * step >= p.rows) break;
+#pragma unroll
+                for (u32 j = 0; j < V; j++) {
+                    const C v = load(g[k].v[j]);
+                    along[j] += v * ((load(x[k].v[j]) - mean[k]) * scale[k]);
+                    plain[j] += v;
+                }
+            }
         }
     }
-    sums[0][threadIdx.x] = along;
-    sums[1][threadIdx.x] = plain;
-    __syncthreads();
-    if (threadIdx.x >= 32 || column >= p.size) return;
-    along = plain = 0;
-    for (u32 y = 0; y < height; y++) {
-        along += sums[0][y * 32 + lane];
-        plain += sums[1][y * 32 + lane];
+    if (splits > 1) turn.number(p.ticket);
+    // Of each warp what it has of the weight's columns, then of the bias's.
+    __shared__ C sums[WARPS][2 * MOST_COLUMNS];
+#pragma unroll 1
+    for (u32 half = 16; half >= team; half /= 2) {
+#pragma unroll
+        for (u32 j = 0; j < V; j++) {
+            along[j] += __shfl_xor_sync(~0u, along[j], half);
+            plain[j] += __shfl_xor_sync(~0u, plain[j], half);
+        }
     }
-    store(of_weight[column], along);
-    if constexpr (BIASED) store(of_bias[column], plain);
+    if (lane < team) {
+#pragma unroll
+        for (u32 j = 0; j < V; j++) {
+            sums[warp][lane * V + j] = along[j];
+            sums[warp][columns + lane * V + j] = plain[j];
+        }
+    }
+    // A thread has one result, or none.
+    const bool is_bias = threadIdx.x >= columns;
+    const u64 result = first + threadIdx.x - (is_bias ? columns : 0);
+    const bool has = threadIdx.x < 2 * columns && result < p.size;
+    C* parts = (C*)(scratch + gridDim.x);
+    C whole = 0;
+#pragma unroll 1
+    for (bool is_whole = splits == 1;; is_whole = true) {
+        __syncthreads();
+        if (has) {
+            whole = 0;
+#pragma unroll
+            for (u32 w = 0; w < WARPS; w++) whole += sums[w][threadIdx.x];
+        }
+        if (is_whole) break;
+        if (has) parts[((u64)blockIdx.y * 2 + is_bias) * p.size + result] = whole;
+        if (!turn.is_last(p.ticket, splits)) return;
+        // Of blocks what was of warps before.
+#pragma unroll 1
+        for (u32 r = lane; r < 2 * columns; r += 32) {
+            const u64 of = first + r % columns;
+            C sum = 0;
+            if (of < p.size) {
+#pragma unroll 4
+                for (u32 s = warp; s < splits; s += WARPS) sum += __ldcg(&parts[((u64)s * 2 + r / columns) * p.size + of]);
+            }
+            sums[warp][r] = sum;
+        }
+    }
+    if (!has) return;
+    if (!is_bias) store(of_weight[result], whole);
+    else if (p.is_biased) store(of_bias[result], whole);
 }
 
 #define FORWARD(T, name, threads, BLOCK)                                                          \
@@ -132,16 +195,15 @@ __device__ __forceinline__ void layer_norm_parameters(
 #define LAYER_NORM(T)                                                                             \
     FORWARD(T, warp, 128, false)                                                                  \
     FORWARD(T, block, 512, true)
+// As many elements as are 16 bytes, or four.
+#define PARAMETERS(T, name, V)                                                                    \
+    extern "C" __global__ __launch_bounds__(COLUMN_THREADS, 2) void layer_norm_backward_##T##_##name( \
+        const T* grad, const T* in, const compute_t<T>* means, const compute_t<T>* scales,        \
+        T* of_weight, T* of_bias, u64* scratch, const __grid_constant__ Norm p) {                 \
+        layer_norm_parameters<T, V>(grad, in, means, scales, of_weight, of_bias, scratch, p);     \
+    }
 #define LAYER_NORM_BACKWARD(T)                                                                    \
     BACKWARD(T, warp, 128, false)                                                                 \
     BACKWARD(T, block, 512, true)                                                                 \
-    extern "C" __global__ __launch_bounds__(COLUMN_THREADS) void layer_norm_backward_##T##_parameters( \
-        const T* grad, const T* in, const compute_t<T>* means, const compute_t<T>* scales,        \
-        T* of_weight, T* of_bias, const __grid_constant__ Norm p) {                               \
-        layer_norm_parameters<T, true>(grad, in, means, scales, of_weight, of_bias, p);           \
-    }                                                                                             \
-    extern "C" __global__ __launch_bounds__(COLUMN_THREADS) void layer_norm_backward_##T##_weight( \
-        const T* grad, const T* in, const compute_t<T>* means, const compute_t<T>* scales,        \
-        T* of_weight, const __grid_constant__ Norm p) {                                           \
-        layer_norm_parameters<T, false>(grad, in, means, scales, of_weight, of_weight, p);        \
-    }
+    PARAMETERS(T, vectors, (sizeof(T) < 8 ? 4 : 2))                                               \
+    PARAMETERS(T, columns, 1)

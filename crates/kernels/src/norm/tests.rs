@@ -23,7 +23,8 @@ fn standardized(row: &[f64], centred: bool) -> (Vec<f64>, f64, f64) {
 fn every_float_and_size(target: Target<'_>) {
     for dtype in [F16, BF16, F32, F64] {
         let wide = LayerNorm::moment_dtype(dtype);
-        for (rows, size) in [(1, 1), (5, 3), (40, 70), (3, 1500)] {
+        // The last two are so many rows that blocks share columns: vectors of them, and single ones.
+        for (rows, size) in [(1, 1), (5, 3), (40, 70), (3, 1500), (3000, 8), (3000, 5)] {
             for (centred, weighted, biased) in [
                 (true, true, true),
                 (true, false, false),
@@ -95,6 +96,86 @@ fn rows_and_gradients_of_every_float() {
 #[ignore = "needs a GPU"]
 fn gpu_rows_and_gradients_of_every_float() {
     on_gpu(every_float_and_size);
+}
+
+/// Bits of both gradients.
+fn gradients(target: Target<'_>, rows: usize, size: usize, offset: usize) -> [Vec<u64>; 2] {
+    let all = |salt| {
+        let tensor = numbers(target, F32, rows * size + offset, salt);
+        tensor.with(|l| l.narrow(0, offset as isize, rows * size))
+    };
+    let (input, grad) = (all(1), all(8));
+    let [mean, scale] = [2, 3].map(|salt| numbers(target, F32, rows, salt));
+    let norm = LayerNorm {
+        input: input.view(),
+        weight: None,
+        mean: mean.view(),
+        scale: scale.view(),
+        eps: EPS,
+        centred: true,
+    };
+    let [dw, db] = [(); 2].map(|()| Tensor::garbage(target, F32, &[size]));
+    layer_norm_parameters_backward(target, &norm, grad.view(), dw.view(), Some(db.view())).unwrap();
+    let [x, g, mean, scale] = [&input, &grad, &mean, &scale].map(|tensor| tensor.floats(target));
+    let mut sums = [vec![0.0; size], vec![0.0; size]];
+    for at in 0..rows * size {
+        let (row, column) = (at / size, at % size);
+        sums[0][column] += g[at] * ((x[at] - mean[row]) * scale[row]);
+        sums[1][column] += g[at];
+    }
+    let results = [dw.floats(target), db.floats(target)];
+    for (result, sums) in results.iter().zip(&sums) {
+        assert_close(F32, result, sums, &format!("{rows} by {size}, from {offset}"));
+    }
+    results.map(|of| of.iter().map(|x| x.to_bits()).collect())
+}
+
+fn the_same_each_time(target: Target<'_>) {
+    for (rows, size) in [(1024, 256), (5000, 36), (9, 4096), (700, 1), (4097, 130)] {
+        for offset in [0, 1] {
+            let first = gradients(target, rows, size, offset);
+            for _ in 0..3 {
+                assert_eq!(gradients(target, rows, size, offset), first);
+            }
+        }
+    }
+}
+
+/// Also of views that begin between vectors.
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_gradients_of_parameters_are_the_same_each_time() {
+    on_gpu(the_same_each_time);
+}
+
+#[test]
+fn gradients_of_parameters_are_the_same_each_time() {
+    on_every_target(the_same_each_time);
+}
+
+#[test]
+fn columns_are_shared_out_to_all_of_a_gpu() {
+    let shared = |rows: u64, size: u64, vector: u64, item_size: u64| {
+        let mut norm = Norm { rows, size, ..Norm::zeroed() };
+        let [blocks, splits] = norm.share_out(vector, item_size, 132);
+        let columns = vector << norm.team;
+        assert!(columns <= MOST_COLUMNS.into() && norm.team <= 5);
+        assert_eq!(u64::from(blocks), size.div_ceil(columns));
+        (columns, splits)
+    };
+    assert_eq!(
+        shared(1024, 256, 4, 2),
+        (16, 1),
+        "a sector for each block, which is enough of them"
+    );
+    assert_eq!(shared(8192, 256, 4, 2), (16, 16));
+    assert_eq!(shared(8192, 768, 4, 2), (64, 22), "a line of the cache for each block");
+    assert_eq!(shared(65536, 1024, 4, 4), (32, 8));
+    assert_eq!(shared(65536, 5, 1, 2), (16, 264));
+    assert_eq!(shared(16, 4096, 4, 2), (64, 1));
+    assert_eq!(shared(1024, 1 << 20, 4, 4), (32, 1));
+    assert_eq!(shared(1 << 20, 1, 1, 8), (4, 264));
+    assert_eq!(shared(1, 1, 1, 4), (32, 1));
 }
 
 #[test]

@@ -11,18 +11,18 @@ mod plan_tests;
 mod tests;
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_cuda_sys_safe::HostKernel;
 
 use crate::fill;
 use crate::programs::{NUMBERS, committed, cuda_type};
+use crate::turn::{Scratch, TURN, ticket};
 use fold::{Arg, Truths};
 use plan::{BLOCK, Kernel, MOST_OUTPUTS, Plan, UNROLL};
 use warpline_runtime::dispatch;
 use warpline_runtime::launch::{self, Call, Code};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Layout, Result, Scalar, Storage, Target, View};
+use warpline_runtime::{DType, Error, Result, Scalar, Target, View};
 
 /// What is made of the elements that go into one result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,6 +140,7 @@ fn source(program: &Program, fold: &str, kernel: &str, variant: &str) -> Source 
     let source = Source::new().with::<Plan>().push(module::ELEMENT).push(include_str!("fold.cuh"));
     source
         .push(&format!("#define BLOCK {BLOCK}\n#define UNROLL {UNROLL}"))
+        .push(TURN)
         .push(include_str!("reduce.cuh"))
         .push(&format!("{kernel}({name}_{variant}, {fold}, {element})"))
 }
@@ -173,15 +174,6 @@ fn host_kernel(op: ReduceOp, dtype: DType) -> HostKernel {
             All => cpu::reduce::<Truths<true>, T>,
         }
     })
-}
-
-/// A number that no other launch of the process has: blocks that share results count themselves in
-/// memory that holds anything, and what they find there is theirs if it has this number. The lower 16
-/// bits are the count.
-fn ticket() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    // An odd factor keeps numbers apart, and unlike those that memory is full of.
-    NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 16
 }
 
 /// Elements that change no result: eight bytes of them.
@@ -310,19 +302,13 @@ pub fn reduce(
             // many for its index.
             let parts = plan.outputs as usize * splits * if indices { 2 } else { 1 };
             let words = grid[0] as usize + parts;
-            let storage = Storage::device(runtime, words * 8, stream)?;
-            scratch = Some((storage, Layout::contiguous(&[words])?));
+            scratch = Some(Scratch::new(runtime, stream, words)?);
         }
     }
-    // Where there is none, nothing of the result stands for it.
-    let scratch = match &scratch {
-        Some((storage, layout)) => View { storage, layout, dtype: DType::I64 }.read_write(),
-        None => View { dtype: DType::I64, ..out }.untouched(),
-    };
     let (program, variant) = program(op, kernel, a.dtype);
     let call = Call {
         op: name,
-        operands: &[a.read(), out.write(), scratch],
+        operands: &[a.read(), out.write(), Scratch::operand(scratch.as_ref(), out)],
         params: bytemuck::bytes_of(&plan),
         checks_indices: false,
         host: host_kernel(op, a.dtype),

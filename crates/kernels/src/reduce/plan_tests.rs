@@ -7,6 +7,7 @@ use super::tests::result_sizes;
 use super::*;
 use warpline_runtime::iter::Walk;
 use warpline_runtime::testing::{Tensor, on_every_target};
+use warpline_runtime::{Layout, Storage};
 
 /// The plan of a sum of `f32` at an address that is a multiple of 4 bytes, and its kernel and grid on 132
 /// multiprocessors.

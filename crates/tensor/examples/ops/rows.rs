@@ -88,6 +88,12 @@ fn sizes() -> Vec<Spec> {
         rows.extend(flat.map(|op| row("sizes", op, F32, &[n])));
         rows.extend(matrix.map(|op| row("sizes", op, F32, &[n / 1024, 1024])));
     }
+    // What a training step sums over rows: gradients of biases, and of layer norms' parameters.
+    rows.extend([256, 768, 1024].map(|n| row("sizes", "sum of columns", BF16, &[1024, n])));
+    for (count, size) in [(1024, 256), (1024, 768), (8192, 768), (65536, 1024)] {
+        let op = "gradients of layer_norm's weight and bias";
+        rows.extend([BF16, F32].map(|dtype| row("sizes", op, dtype, &[count, size])));
+    }
     rows
 }
 

@@ -1,7 +1,7 @@
 //! What an op is measured on: operands of a dtype and sizes, and how its time is taken.
 
 use serde::Serialize;
-use warpline::{DType, Result, Tensor, randint, randn};
+use warpline::{DType, Result, Tensor, functional, randint, randn};
 
 /// One row of the table to come.
 #[derive(Clone, Debug)]
@@ -105,6 +105,14 @@ impl Spec {
     /// As long as a row.
     pub(crate) fn row(&self) -> Result<Tensor> {
         self.random(&self.sizes[self.sizes.len() - 1..])
+    }
+
+    /// The layer norm of an operand, and its weight and bias, which want gradients.
+    pub(crate) fn normalized(&self) -> Result<[Tensor; 3]> {
+        let (x, size) = (self.operand()?, self.sizes[self.sizes.len() - 1]);
+        let [weight, bias] = [self.row()?.requires_grad_(true)?, self.row()?.requires_grad_(true)?];
+        let y = functional::layer_norm(&x, size, &weight, &bias, 1e-5)?;
+        Ok([y, weight, bias])
     }
 
     /// An element for each row.

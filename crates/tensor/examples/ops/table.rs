@@ -1,6 +1,7 @@
 //! The ops that are measured: an entry each, of which `torch.py` has its own under the same name.
 
-use warpline::{DType, Result, Scalar, cat, empty, zeros};
+use warpline::autograd::{GradOptions, grad};
+use warpline::{DType, Result, Scalar, Tensor, cat, empty, zeros};
 
 use super::spec::Spec;
 
@@ -71,6 +72,12 @@ macro_rules! ops {
     };
 }
 
+/// The gradients of `inputs` for that of `out`, as often as they are asked for.
+fn of_parameters([out, inputs @ ..]: &[Tensor; 3], gradient: &Tensor) -> Result<()> {
+    let options = GradOptions { retain_graph: true, ..GradOptions::default() };
+    grad(&[out], &inputs.each_ref(), &[Some(gradient)], options).map(drop)
+}
+
 ops! {
     "copy_", Times(2.0), (x: operand, y: operand) => y.copy_(&x, true);
     "clone", Times(2.0), (x: operand) => x.copy();
@@ -98,6 +105,7 @@ ops! {
     "softmax of rows", Times(2.0), (x: operand) => x.softmax(-1);
     "softmax of columns", Times(2.0), (x: operand) => x.softmax(0);
     "log_softmax of rows", Times(2.0), (x: operand) => x.log_softmax(-1);
+    "gradients of layer_norm's weight and bias", Times(2.0), (n: normalized, g: operand) => of_parameters(&n, &g);
     "transpose", Times(2.0), (x: operand) => x.t()?.contiguous();
     "permute 0213", Times(2.0), (x: operand) => x.permute([0, 2, 1, 3])?.contiguous();
     "permute 0231", Times(2.0), (x: operand) => x.permute([0, 2, 3, 1])?.contiguous();

@@ -35,6 +35,11 @@ class Spec:
     def row(self):
         return self.random(self.sizes[-1:])
 
+    def normalized(self):
+        x, weight, bias = self.operand(), self.row(), self.row()
+        _, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+        return x, x.shape[-1:], mean, rstd, weight, bias
+
     def column(self):
         return self.random([self.sizes[0], 1])
 
@@ -101,6 +106,8 @@ op("argmax of columns", lambda s: (s.operand(),), lambda x: x.argmax(0))
 op("softmax of rows", lambda s: (s.operand(),), lambda x: x.softmax(-1))
 op("softmax of columns", lambda s: (s.operand(),), lambda x: x.softmax(0))
 op("log_softmax of rows", lambda s: (s.operand(),), lambda x: x.log_softmax(-1))
+op("gradients of layer_norm's weight and bias", lambda s: (s.normalized(), s.operand()),
+   lambda n, g: torch.ops.aten.native_layer_norm_backward(g, *n, [False, True, True]))
 op("transpose", lambda s: (s.operand(),), lambda x: x.t().contiguous())
 op("permute 0213", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 1, 3).contiguous())
 op("permute 0231", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 3, 1).contiguous())
