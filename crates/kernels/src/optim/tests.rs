@@ -17,7 +17,11 @@ fn lists(target: Target<'_>, dtype: DType, lists: usize) -> Vec<Vec<Tensor>> {
             // What is neither finite nor between 0 and 1 would say nothing of the arithmetic.
             let values: Vec<f64> =
                 values.map(|v| if v.is_finite() { v.abs().fract() } else { 0.5 }).collect();
-            Tensor::new(target, dtype, &[n], &values)
+            // Some begin between two vectors.
+            let skipped = usize::from((i + list) % 4 == 1);
+            let values = [vec![0.5; skipped], values].concat();
+            let all = Tensor::new(target, dtype, &[values.len()], &values);
+            all.with(|l| l.narrow(0, skipped as isize, n))
         };
         SIZES.iter().enumerate().map(make).collect()
     };

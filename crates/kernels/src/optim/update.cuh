@@ -76,32 +76,61 @@ template <class C> struct Scale {
     __device__ __forceinline__ void operator()(C* x) const { x[0] *= by; }
 };
 
+// What is loaded at once.
+template <class T> union Words {
+    Raw<16> raw;
+    T each[16 / sizeof(T)];
+};
+
 template <class T, class Rule>
 __device__ __forceinline__ void
 update(T* const (&x)[LISTS], const f64* rates, const Update& u, u32 which) {
     typedef compute_t<T> C;
-    constexpr u32 EACH = 4;
+    constexpr u32 EACH = 16 / sizeof(T);
     const Rule rule(u, rates);
     const u32 numel = u.tensors[which].numel;
-    const u32 first = (blockIdx.x - u.tensors[which].first) * CHUNK + threadIdx.x;
+    const u32 first = (blockIdx.x - u.tensors[which].first) * CHUNK + threadIdx.x * EACH;
+    bool aligned = true;
+#pragma unroll
+    for (u32 k = 0; k < LISTS; k++) {
+        if ((u.reads | u.writes) >> k & 1) aligned &= (u64)x[k] % 16 == 0;
+    }
 #pragma unroll 1
-    for (u32 begin = first; begin < first + CHUNK; begin += BLOCK * EACH) {
-        C v[EACH][LISTS];
+    for (u32 begin = first; begin < first + CHUNK && begin < numel; begin += BLOCK * EACH) {
+        const bool whole = aligned && begin + EACH <= numel;
+        Words<T> words[LISTS];
 #pragma unroll
-        for (u32 j = 0; j < EACH; j++) {
-            const u32 i = begin + j * BLOCK;
+        for (u32 k = 0; k < LISTS; k++) {
+            words[k].raw = Raw<16>{};
+            if (!(u.reads >> k & 1)) continue;
+            if (whole) {
+                words[k].raw = *(const Raw<16>*)(x[k] + begin);
+            } else {
 #pragma unroll
-            for (u32 k = 0; k < LISTS; k++) {
-                v[j][k] = i < numel && (u.reads >> k & 1) ? load(x[k][i]) : (C)0;
+                for (u32 j = 0; j < EACH; j++) {
+                    if (begin + j < numel) words[k].each[j] = x[k][begin + j];
+                }
             }
         }
 #pragma unroll
         for (u32 j = 0; j < EACH; j++) {
-            const u32 i = begin + j * BLOCK;
-            rule(v[j]);
+            C v[LISTS];
 #pragma unroll
-            for (u32 k = 0; k < LISTS; k++) {
-                if (i < numel && (u.writes >> k & 1)) store(x[k][i], v[j][k]);
+            for (u32 k = 0; k < LISTS; k++) v[k] = load(words[k].each[j]);
+            rule(v);
+#pragma unroll
+            for (u32 k = 0; k < LISTS; k++) store(words[k].each[j], v[k]);
+        }
+#pragma unroll
+        for (u32 k = 0; k < LISTS; k++) {
+            if (!(u.writes >> k & 1)) continue;
+            if (whole) {
+                *(Raw<16>*)(x[k] + begin) = words[k].raw;
+            } else {
+#pragma unroll
+                for (u32 j = 0; j < EACH; j++) {
+                    if (begin + j < numel) x[k][begin + j] = words[k].each[j];
+                }
             }
         }
     }
