@@ -137,9 +137,10 @@ impl Marking<'_> {
     ) {
         let Some(flows) = self.flows else {
             carried.join(own);
-            let written = touches
-                .iter()
-                .filter_map(|touch| Some((place(storages, touch.storage)?, Written::by(touch)?)));
+            let written = touches.iter().filter_map(|touch| {
+                let written = Written::by(touch)?;
+                Some((place(storages, touch.storage)?, written))
+            });
             // All of a storage's old marks go before it has new ones.
             for (at, Written { bytes, .. }) in written.clone().filter(|(_, w)| w.forgets) {
                 uses[at].marks.overwrite(&bytes);
