@@ -211,6 +211,14 @@ fn an_input_that_is_elsewhere_names_the_parameter_and_both_devices() {
         }
         Ok(())
     });
+    worlds(2, |_| {
+        let net = Linear::new(3, 2, "cuda:0")?;
+        let text = net.forward(&ones([2, 3], "cuda:1")?).unwrap_err().to_string();
+        for said in ["`weight`", "cuda:0", "cuda:1"] {
+            assert!(text.contains(said), "{text}");
+        }
+        Ok(())
+    });
 }
 
 #[test]
