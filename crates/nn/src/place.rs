@@ -12,11 +12,19 @@ pub(crate) fn check(
     name: &str,
     parameter: &Tensor,
 ) -> Result<()> {
-    let (first, second) = (input.device(), parameter.device());
-    // Devices with access to each other's memory may meet; the op looks at that.
-    if first == second || (first.is_cuda() && second.is_cuda()) {
+    let (own, other) = (input.storage(), parameter.storage());
+    let meet = match (own.cuda_device(), other.cuda_device()) {
+        // Devices may have access to each other's memory; which needs it, the op knows.
+        (Some(a), Some(b)) => {
+            let reaches = |a, b| own.runtime().peer_access_enabled(a, b);
+            reaches(a.index(), b.index()) || reaches(b.index(), a.index())
+        }
+        (device, peer) => device.is_none() && peer.is_none(),
+    };
+    if meet {
         return Ok(());
     }
+    let (first, second) = (input.device(), parameter.device());
     Err(Error::DeviceMismatch {
         location: Location::caller(),
         op: module,

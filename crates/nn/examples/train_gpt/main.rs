@@ -14,6 +14,7 @@ mod train;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpline::{Device, Tensor};
@@ -81,8 +82,15 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
         args.width
     );
     anyhow::ensure!(args.temperature > 0.0, "the temperature must be greater than 0");
+    anyhow::ensure!(args.context > 0, "there must be a context of one character or more");
+    // What was learned would be lost.
+    if let Some(folder) = args.save.as_ref().and_then(|path| path.parent()) {
+        let there = folder.as_os_str().is_empty() || folder.is_dir();
+        anyhow::ensure!(there, "{}: there is no such folder to save in", folder.display());
+    }
     let text = match &args.text {
-        Some(path) => std::fs::read_to_string(path)?,
+        Some(path) => std::fs::read_to_string(path)
+            .with_context(|| format!("{}: reading the text", path.display()))?,
         None => include_str!("../data/shakespeare.txt").to_owned(),
     };
     let characters = Characters::of(&text);

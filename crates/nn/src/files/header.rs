@@ -1,19 +1,56 @@
 //! What a file says of itself, checked against its length.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use warpline::DType;
 
 use super::FileError;
 
+/// A JSON object, in which each name is there once.
+pub(super) struct Once<V>(pub(super) BTreeMap<String, V>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Once<V> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Entries<V>(PhantomData<V>);
+
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
+            type Value = Once<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some((name, value)) = map.next_entry::<String, V>()? {
+                    if entries.contains_key(&name) {
+                        return Err(A::Error::custom(format!("`{name}` is there twice")));
+                    }
+                    entries.insert(name, value);
+                }
+                Ok(Once(entries))
+            }
+        }
+
+        from.deserialize_map(Entries(PhantomData))
+    }
+}
+
 /// Larger headers are taken for something else.
 const MOST: u64 = 100 << 20;
+
+/// The name of what is no tensor.
+pub(super) const METADATA: &str = "__metadata__";
 
 /// A tensor's place in a file.
 #[derive(Clone, Debug)]
@@ -55,11 +92,13 @@ impl Opened {
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(FileError::io(path, "reading the header"))?;
-        let header: BTreeMap<String, Value> = serde_json::from_slice(&header)
+        let Once::<Value>(header) = serde_json::from_slice(&header)
             .map_err(|error| invalid(format!("its header (bytes 8 to {}): {error}", 8 + size)))?;
         let mut infos = Vec::new();
-        for (name, value) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
-            let given = value.get("dtype").and_then(Value::as_str).unwrap_or_default().to_owned();
+        for (name, value) in header.into_iter().filter(|(name, _)| name != METADATA) {
+            let Some(given) = value.get("dtype").and_then(Value::as_str).map(str::to_owned) else {
+                return Err(invalid(format!("its header names no dtype of the tensor `{name}`")));
+            };
             let known =
                 serde_json::from_value::<Dtype>(Value::from(&given[..])).ok().and_then(dtype);
             let Some(dtype) = known else {

@@ -1,6 +1,6 @@
 //! Tensors out of files: several threads read pieces into page-locked memory, from where they go to the device.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use warpline::{DType, Device, Exec, IntoDevice, Tensor, TensorOptions, empty};
 use warpline_runtime::launch::{copy_bytes, fill_bytes};
 
 use super::FileError;
-use super::header::Opened;
+use super::header::{Once, Opened};
 use crate::StateDict;
 
 /// What is read at once. A thread has two of these, so that one is on the wire while it reads the other.
@@ -110,7 +110,7 @@ pub fn load_file_with(
 /// The index of several files.
 #[derive(Deserialize)]
 struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: Once<String>,
 }
 
 /// All files of a path, whose headers are in order, and which have what an index says.
@@ -119,9 +119,9 @@ fn opened(path: &Path) -> Result<Vec<Opened>, FileError> {
         return Ok(vec![Opened::new(path)?]);
     }
     let text = std::fs::read_to_string(path).map_err(FileError::io(path, "reading it"))?;
-    let index: Index = serde_json::from_str(&text)
+    let Index { weight_map: Once(places) } = serde_json::from_str(&text)
         .map_err(|error| FileError::invalid(path, format!("it is no index: {error}")))?;
-    let names: BTreeSet<&String> = index.weight_map.values().collect();
+    let names: BTreeSet<&String> = places.values().collect();
     let mut files = Vec::new();
     for name in names {
         if Path::new(name).components().count() != 1 {
@@ -130,11 +130,11 @@ fn opened(path: &Path) -> Result<Vec<Opened>, FileError> {
         }
         let mut file = Opened::new(&path.with_file_name(name))?;
         // Others may have more than the index wants of them.
-        file.entries.retain(|entry| index.weight_map.get(&entry.name) == Some(name));
+        file.entries.retain(|entry| places.get(&entry.name) == Some(name));
         files.push(file);
     }
     let found: BTreeSet<&String> = files.iter().flat_map(|f| &f.entries).map(|e| &e.name).collect();
-    if let Some((name, file)) = index.weight_map.iter().find(|(name, _)| !found.contains(name)) {
+    if let Some((name, file)) = places.iter().find(|(name, _)| !found.contains(name)) {
         let reason = format!("the tensor `{name}` is not in `{file}`, where it says that it is");
         return Err(FileError::invalid(path, reason));
     }

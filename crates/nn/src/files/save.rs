@@ -9,7 +9,7 @@ use warpline::Tensor;
 use warpline_runtime::launch::read_bytes;
 
 use super::FileError;
-use super::header::of_dtype;
+use super::header::{METADATA, of_dtype};
 use crate::StateDict;
 
 /// A tensor's elements, row-major, on the host.
@@ -68,6 +68,9 @@ pub fn save_file_with(
     path: impl AsRef<Path>,
 ) -> Result<(), FileError> {
     let path = path.as_ref();
+    if state.get(METADATA).is_some() {
+        return Err(FileError::invalid(path, format!("a tensor cannot be called `{METADATA}`")));
+    }
     let mut tensors = Vec::new();
     for (name, tensor) in state.iter() {
         tensors.push((name, Bytes::new(tensor).map_err(FileError::tensor(path))?));

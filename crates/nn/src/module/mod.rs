@@ -235,11 +235,13 @@ pub trait Forward<Input> {
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 
-/// What makes two tensors the same one: elements of one dtype in the same places.
-type Key = (u64, DType, Vec<usize>, Vec<isize>);
+/// What makes two tensors the same one: elements of one dtype in the same places. A buffer that shares a parameter's memory
+/// is not the parameter: it wants no gradient.
+type Key = (u64, DType, Vec<usize>, Vec<isize>, bool);
 
 fn key(tensor: &Tensor) -> Key {
-    (tensor.data_ptr(), tensor.dtype(), tensor.size().to_vec(), tensor.stride().to_vec())
+    let (size, stride) = (tensor.size().to_vec(), tensor.stride().to_vec());
+    (tensor.data_ptr(), tensor.dtype(), size, stride, tensor.requires_grad())
 }
 
 /// Tensors that were seen.

@@ -132,5 +132,6 @@ forward!(PReLU, this, x => {
         sizes[1] = this.weight.numel() as isize;
     }
     let slope = if x.dim() > 1 { this.weight.reshape(&sizes)? } else { Tensor::clone(&this.weight) };
-    x.clamp_min(0.0)?.add(&x.clamp_max(0.0)?.mul(&slope)?)
+    // At zero the gradient is that of the slope alone.
+    x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
 });

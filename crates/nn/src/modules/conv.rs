@@ -1,8 +1,8 @@
 //! Convolutions.
 
 use warpline::functional::{
-    ConvOptions, ConvTransposeOptions, conv_transpose1d, conv_transpose2d, conv_transpose3d,
-    conv1d, conv2d, conv3d,
+    ConvOptions, ConvTransposeOptions, PadMode, Padding, conv_transpose1d, conv_transpose2d,
+    conv_transpose3d, conv1d, conv2d, conv3d, pad,
 };
 use warpline::{Error, Result, Tensor, TensorOptions, empty};
 
@@ -37,6 +37,42 @@ fn check_groups(op: &'static str, inputs: usize, outputs: usize, groups: usize) 
     Err(Error::invalid(op, reason))
 }
 
+/// Settings of a convolution.
+trait Settings: Copy {
+    /// The image with what is around it, unless these are zeros, and what is left of the settings then.
+    #[track_caller]
+    fn around(self, x: &Tensor, _weight: &Tensor, _mode: PadMode) -> Result<(Tensor, Self)> {
+        Ok((x.clone(), self))
+    }
+}
+
+impl<const D: usize> Settings for ConvTransposeOptions<D> {}
+
+impl<const D: usize> Settings for ConvOptions<D> {
+    #[track_caller]
+    fn around(self, x: &Tensor, weight: &Tensor, mode: PadMode) -> Result<(Tensor, Self)> {
+        // The convolution itself refuses these.
+        let strided = self.padding == Padding::Same && self.stride != [1; D];
+        if mode == PadMode::default() || strided {
+            return Ok((x.clone(), self));
+        }
+        let mut sides = Vec::with_capacity(2 * D);
+        // The last dimension comes first.
+        for d in (0..D).rev() {
+            let (before, after) = match self.padding {
+                Padding::Zeros(sizes) => (sizes[d], sizes[d]),
+                Padding::Same => {
+                    let all = self.dilation[d] * weight.size()[2 + d].saturating_sub(1);
+                    (all / 2, all - all / 2)
+                }
+                Padding::Valid => (0, 0),
+            };
+            sides.extend([before as isize, after as isize]);
+        }
+        Ok((pad(x, &sides, mode)?, Self { padding: Padding::Valid, ..self }))
+    }
+}
+
 macro_rules! convolutions {
     ($($name:ident $d:literal $function:ident $options:ident |$in:ident, $out:ident, $groups:ident| $sizes:expr;)*) => {$(
         #[doc = concat!("A convolution (`torch.nn.", stringify!($name), "`): ")]
@@ -49,6 +85,8 @@ macro_rules! convolutions {
             pub bias: Option<Parameter>,
             #[module(skip)]
             options: $options<$d>,
+            #[module(skip)]
+            padding_mode: PadMode,
         }
 
         impl $name {
@@ -84,13 +122,14 @@ macro_rules! convolutions {
                 check_groups(op, inputs, outputs, settings.groups)?;
                 let sizes = [&$sizes[..], &kernel_size].concat();
                 let (weight, bias) = parameters(op, &sizes, outputs, bias, &options.into())?;
-                Ok(Self { weight, bias, options: settings })
+                Ok(Self { weight, bias, options: settings, padding_mode: PadMode::default() })
             }
         }
 
         forward!($name, this, x => {
             place::check(stringify!($name), x, "weight", &this.weight)?;
-            $function(x, &this.weight, this.bias.as_deref(), &this.options)
+            let (x, options) = this.options.around(x, &this.weight, this.padding_mode)?;
+            $function(&x, &this.weight, this.bias.as_deref(), &options)
         });
     )*};
 }
@@ -103,3 +142,18 @@ convolutions! {
     ConvTranspose2d 2 conv_transpose2d ConvTransposeOptions |i, o, g| [i, o / g];
     ConvTranspose3d 3 conv_transpose3d ConvTransposeOptions |i, o, g| [i, o / g];
 }
+
+macro_rules! padding_modes {
+    ($($name:ident)*) => {$(
+        impl $name {
+            /// With something else than zeros around the image (`padding_mode`).
+            #[must_use]
+            pub fn padding_mode(mut self, mode: PadMode) -> Self {
+                self.padding_mode = mode;
+                self
+            }
+        }
+    )*};
+}
+
+padding_modes! { Conv1d Conv2d Conv3d }

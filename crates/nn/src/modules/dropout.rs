@@ -1,6 +1,6 @@
 //! Dropout.
 
-use warpline::functional::{dropout, dropout2d};
+use warpline::functional::{dropout, dropout1d, dropout2d, dropout3d};
 use warpline::{Error, Result, Tensor};
 
 use super::activation::forward;
@@ -37,5 +37,7 @@ macro_rules! dropouts {
 
 dropouts! {
     "element" Dropout dropout;
+    "channel" Dropout1d dropout1d;
     "channel" Dropout2d dropout2d;
+    "channel" Dropout3d dropout3d;
 }

@@ -16,7 +16,7 @@ mod shape;
 pub use activation::*;
 pub use attention::{MultiheadAttention, MultiheadAttentionOptions};
 pub use conv::*;
-pub use dropout::{Dropout, Dropout2d};
+pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::Embedding;
 pub use linear::{Bilinear, Linear};
 pub use losses::*;

@@ -98,6 +98,8 @@ fn several_files_have_an_index_and_progress_is_told() {
     fs::write(&index, text.replace("\"scalar\"", "\"scaler\"")).unwrap();
     let error = load_file(&index, "cpu").unwrap_err();
     assert!(error.to_string().contains("`scaler` is not in"), "{error}");
+    fs::write(&index, text.replace("\"scalar\"", "\"bool\"")).unwrap();
+    assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("`bool` is there twice"));
     fs::write(&index, text.replace("model-00001", "../model-00001")).unwrap();
     assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("not beside it"));
 }
@@ -134,14 +136,20 @@ fn a_file_that_is_cut_or_wrong_says_where() {
             .contains("`weight` is of dtype F8_E4M3")
     );
     assert!(refused(&path, &with("[8]", "[9]")).contains("`weight`"));
+    assert!(refused(&path, &with("\"dtype\":\"F32\",", "")).contains("no dtype of the tensor"));
     let most = usize::MAX.to_string();
     let place = format!("\"U8\",\"shape\":[{most}],\"data_offsets\":[0,{most}]");
     let huge = with("\"F32\",\"shape\":[8],\"data_offsets\":[0,32]", &place);
     assert!(refused(&path, &huge).contains("was cut"));
     assert!(refused(&path, &with("{\"weight", "{weight")).contains("header"));
+    let twice = "{\"weight\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]},\"weight";
+    assert!(refused(&path, &with("{\"weight", twice)).contains("`weight` is there twice"));
     assert!(refused(&path, &u64::MAX.to_le_bytes()).contains("header"));
     // A save that fails leaves what was there.
     fs::write(&path, &whole).unwrap();
+    let mut reserved = StateDict::new();
+    reserved.insert("__metadata__", arange(8f32, ()).unwrap());
+    assert!(save_file(&reserved, &path).unwrap_err().to_string().contains("`__metadata__`"));
     let nowhere = folder.file("no/such/folder.safetensors");
     assert!(matches!(save_file(&state, nowhere), Err(FileError::Io { .. })));
     assert_eq!(load_file(&path, "cpu").unwrap().len(), 1);

@@ -1,11 +1,11 @@
 //! Modules against what they consist of, on every device; each with gradients of all parameters.
 
-use warpline::functional::{ConvOptions, MaxPoolOptions};
+use warpline::functional::{ConvOptions, MaxPoolOptions, PadMode, Padding, conv2d, pad};
 use warpline::{Error, Result, Tensor, manual_seed, ones, randn, tensor};
 use warpline_nn::{
     BatchNorm2d, Conv2d, CrossEntropyLoss, Dropout, Embedding, Flatten, GRU, GRUCell,
     InstanceNorm1d, LSTM, LSTMCell, LayerNorm, Linear, MaxPool2d, Module, MultiheadAttention,
-    MultiheadAttentionOptions, RNN, RNNCell, ReLU, RecurrentOptions, Sequential, StateDict,
+    MultiheadAttentionOptions, PReLU, RNN, RNNCell, ReLU, RecurrentOptions, Sequential, StateDict,
 };
 
 use crate::common::{World, worlds};
@@ -211,6 +211,14 @@ fn an_input_that_is_elsewhere_names_the_parameter_and_both_devices() {
         }
         Ok(())
     });
+    worlds(2, |_| {
+        let net = Linear::new(3, 2, "cuda:0")?;
+        let text = net.forward(&ones([2, 3], "cuda:1")?).unwrap_err().to_string();
+        for said in ["`weight`", "cuda:0", "cuda:1"] {
+            assert!(text.contains(said), "{text}");
+        }
+        Ok(())
+    });
 }
 
 #[test]
@@ -238,8 +246,67 @@ fn each_head_may_have_a_mask_of_its_own() {
 }
 
 #[test]
-fn a_recurrent_network_says_what_is_empty() {
-    let net = LSTM::new(3, 2, ()).unwrap();
-    let text = net.forward(&ones([4, 0, 3], ()).unwrap(), None).unwrap_err().to_string();
-    assert!(text.contains("at least") && text.contains("[4, 0, 3]"), "{text}");
+fn a_recurrent_network_takes_no_sequences_but_not_no_steps() {
+    let settings = RecurrentOptions { num_layers: 2, bidirectional: true, ..Default::default() };
+    let net = LSTM::with_settings(3, 2, settings, ()).unwrap();
+    let (out, (hidden, _)) = net.forward(&ones([4, 0, 3], ()).unwrap(), None).unwrap();
+    assert_eq!((out.size(), hidden.size()), (&[4, 0, 4][..], &[4, 0, 2][..]));
+    let text = net.forward(&ones([0, 4, 3], ()).unwrap(), None).unwrap_err().to_string();
+    assert!(text.contains("one step at least") && text.contains("[0, 4, 3]"), "{text}");
+}
+
+/// Which would else be broadcast.
+#[test]
+fn a_cell_refuses_states_of_other_sizes() {
+    let (x, right) = (ones([3, 4], ()).unwrap(), ones([3, 2], ()).unwrap());
+    let (rnn, gru) = (RNNCell::new(4, 2, ()).unwrap(), GRUCell::new(4, 2, ()).unwrap());
+    let lstm = LSTMCell::new(4, 2, ()).unwrap();
+    for wrong in [ones([1, 2], ()), ones([3, 1], ()), ones([2], ()), ones([1, 3, 2], ())] {
+        let wrong = wrong.unwrap();
+        let errors = [
+            rnn.forward(&x, &wrong).unwrap_err(),
+            gru.forward(&x, &wrong).unwrap_err(),
+            lstm.forward(&x, (&wrong, &right)).unwrap_err(),
+            lstm.forward(&x, (&right, &wrong)).unwrap_err(),
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(
+                text.contains("[3, 2]") && text.contains(&format!("{:?}", wrong.size())),
+                "{text}"
+            );
+        }
+    }
+    assert!(gru.forward(&ones([1, 3, 4], ()).unwrap(), &ones([1, 3, 2], ()).unwrap()).is_err());
+    let (x, hidden) = (ones([4], ()).unwrap(), ones([2], ()).unwrap());
+    assert_eq!(gru.forward(&x, &hidden).unwrap().size(), [2], "without a batch");
+}
+
+#[test]
+fn the_gradient_of_a_learned_slope_at_zero_is_the_slope() {
+    let x = tensor([0f32, -1.0, 2.0], ()).unwrap().requires_grad_(true).unwrap();
+    let slopes = PReLU::new(1, ()).unwrap();
+    slopes.forward(&x).unwrap().sum(()).unwrap().backward().unwrap();
+    assert_eq!(x.grad().unwrap().to_vec::<f32>().unwrap(), [0.25, 0.25, 1.0]);
+    assert_eq!(slopes.weight.grad().unwrap().to_vec::<f32>().unwrap(), [-1.0]);
+}
+
+#[test]
+fn a_convolution_may_have_something_else_than_zeros_around_the_image() {
+    let x = randn([2, 2, 6, 5], ()).unwrap();
+    let plain = ConvOptions { padding: Padding::Valid, dilation: [1, 2], ..Default::default() };
+    // Of rows, then of columns: one on both sides; for windows of 2 by 3 nothing before, and so on.
+    let cases = [([1, 2].into(), [2, 2, 1, 1]), (Padding::Same, [2, 2, 0, 1])];
+    for mode in [PadMode::Reflect, PadMode::Replicate, PadMode::Circular] {
+        for (padding, sides) in cases {
+            let settings = ConvOptions { padding, ..plain };
+            let conv = Conv2d::new(2, 3, [2, 3], settings, ()).unwrap().padding_mode(mode);
+            let around = pad(&x, &sides, mode).unwrap();
+            let expected = conv2d(&around, &conv.weight, conv.bias.as_deref(), &plain).unwrap();
+            assert_close(&conv.forward(&x).unwrap(), &expected, "padded").unwrap();
+        }
+    }
+    let strided = ConvOptions { padding: Padding::Same, stride: [2, 1], ..plain };
+    let conv = Conv2d::new(2, 3, [2, 3], strided, ()).unwrap().padding_mode(PadMode::Reflect);
+    assert!(conv.forward(&x).is_err());
 }

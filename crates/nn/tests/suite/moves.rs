@@ -49,6 +49,20 @@ fn a_module_goes_to_a_dtype_and_a_format() {
 }
 
 #[test]
+fn a_buffer_that_shares_a_parameters_memory_stays_a_buffer() {
+    #[derive(Module)]
+    struct Net {
+        weight: Parameter,
+        kept: Buffer,
+    }
+    let weight = Parameter::new(zeros([2], ()).unwrap()).unwrap();
+    let mut net = Net { kept: Buffer::new(weight.detach()), weight };
+    net.to(DType::F64).unwrap();
+    assert!(net.weight.requires_grad() && !net.kept.requires_grad());
+    assert_eq!(net.kept.dtype(), DType::F64);
+}
+
+#[test]
 fn what_is_refused_names_the_call_and_the_parameter() {
     let error = Linear::new(2, 2, ()).unwrap().to("cuda:x").unwrap_err();
     assert!(error.to_string().starts_with("Module::to: "), "{error}");

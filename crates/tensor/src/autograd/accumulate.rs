@@ -12,7 +12,7 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
     let lock = meta.accumulating();
     let grad = if create_graph { grad } else { without_base(grad) };
     let sum = match meta.grad() {
-        None if create_graph || lies_alike(leaf, &grad) && grad.is_unique() => grad,
+        None if lies_alike(leaf, &grad) && grad.is_unique() => grad,
         None => {
             let own = leaf.empty_like(())?;
             own.copy_(&grad, false)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use smallvec::SmallVec;
 
 use super::meta::Meta;
-use super::node::{Like, Node, Work};
+use super::node::{Edge, Like, Node, Work};
 use crate::{Error, Result, Tensor};
 
 /// Sees a gradient, and may return another one in its place.
@@ -19,6 +19,9 @@ pub(super) struct Hook {
     id: u64,
     pub(super) output: usize,
     pub(super) call: GradHook,
+    /// Whether it keeps the gradient of a tensor (`retain_grad`): then it comes after all others, and goes where the
+    /// tensor's gradient goes.
+    keeps: bool,
 }
 
 static IDS: AtomicU64 = AtomicU64::new(0);
@@ -71,7 +74,8 @@ impl HookHandle {
 pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Result<()> {
     let hooks: SmallVec<[_; 1]> = {
         let hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-        hooks.iter().map(|hook| (hook.output, hook.call.clone())).collect()
+        let (keep, see): (Vec<&Hook>, Vec<&Hook>) = hooks.iter().partition(|hook| hook.keeps);
+        see.into_iter().chain(keep).map(|hook| (hook.output, hook.call.clone())).collect()
     };
     for (output, call) in hooks {
         if let Some(Some(grad)) = grads.get_mut(output) {
@@ -84,6 +88,21 @@ pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Resu
         }
     }
     Ok(())
+}
+
+/// Takes the hook that keeps a tensor's gradient from where that went to where it now goes.
+pub(super) fn keep_at(edge: &Edge, former: &Edge) {
+    let mut hooks = former.node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = hooks.iter().position(|hook| hook.keeps && hook.output == former.output);
+    let Some(hook) = place.map(|place| hooks.remove(place)) else { return };
+    drop(hooks);
+    edge.node.add_hook(Hook { output: edge.output, ..hook });
+}
+
+impl Node {
+    fn add_hook(&self, hook: Hook) {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
+    }
 }
 
 /// Puts what a hook returned in a gradient's place, if it looks like one.
@@ -133,10 +152,48 @@ impl Tensor {
         let Some(edge) = edge else {
             return Err(Error::gradient("register_hook", "the tensor has no graph".into()));
         };
-        let mut hooks = edge.node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-        hooks.push(Hook { id, output: edge.output, call });
-        drop(hooks);
+        edge.node.add_hook(Hook { id, output: edge.output, call, keeps: false });
         Ok(HookHandle { id, place: Place::Node(Arc::downgrade(&edge.node)) })
+    }
+
+    /// Keeps this tensor's gradient in [`Tensor::grad`] although it is no leaf (`Tensor.retain_grad`): as hooks leave it,
+    /// and of the tensor as in-place ops leave it.
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] of a tensor that wants no gradient.
+    #[track_caller]
+    pub fn retain_grad(&self) -> Result<()> {
+        if !self.requires_grad() {
+            let reason = "a tensor that wants no gradient has none to keep";
+            return Err(Error::gradient("retain_grad", reason.into()));
+        }
+        if self.is_leaf() {
+            return Ok(());
+        }
+        let Some(edge) = self.edge() else { return Ok(()) };
+        if Meta::of(self).retain_grad() {
+            return Ok(());
+        }
+        let weak = Arc::downgrade(self.inner());
+        let call = move |grad: &Tensor| {
+            if let Some(inner) = weak.upgrade() {
+                let tensor = Tensor::from_inner(inner);
+                let meta = Meta::of(&tensor);
+                let sum = match meta.grad() {
+                    None => grad.clone(),
+                    Some(former) => former.add(grad)?,
+                };
+                drop(meta.replace_grad(Some(sum)));
+            }
+            Ok(None)
+        };
+        edge.node.add_hook(Hook {
+            id: id(),
+            output: edge.output,
+            call: Arc::new(call),
+            keeps: true,
+        });
+        Ok(())
     }
 
     /// Calls `hook` with this leaf whenever a backward pass has added to its gradient

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
-use super::hooks::{GradHook, LeafHook};
+use super::hooks::{GradHook, LeafHook, keep_at};
 use super::node::{Edge, Node, Work};
 use super::{mode, views};
 use crate::Tensor;
@@ -81,9 +81,14 @@ impl Meta {
     }
 
     pub(super) fn set_edge(&self, edge: Edge) {
-        let former = self.state().edge.replace(edge);
+        let mut state = self.state();
+        let kept = state.retains_grad.then(|| edge.clone());
+        let former = state.edge.replace(edge);
+        drop(state);
         self.tracked.store(true, Ordering::Release);
-        drop(former);
+        if let (Some(edge), Some(former)) = (kept, former) {
+            keep_at(&edge, &former);
+        }
     }
 
     pub(super) fn set_leaf(&self, requires_grad: bool) {

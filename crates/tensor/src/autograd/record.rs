@@ -126,8 +126,9 @@ pub(super) fn attach(tensor: &Tensor, edge: Edge) {
 #[track_caller]
 pub(crate) fn check_in_place(name: &'static str, tensor: &Tensor) -> Result<()> {
     let base = tensor.base().unwrap_or(tensor);
-    let reason = if base.requires_grad() && base.is_leaf() {
-        if tensor.base().is_some() {
+    // A leaf may itself be a view of what wants no gradient; its own would be lost, and that of views of it.
+    let reason = if base.is_leaf() && (base.requires_grad() || tensor.requires_grad()) {
+        if tensor.base().is_some() && !tensor.is_leaf() {
             "a view of a leaf that wants a gradient is being changed in place; do it in `no_grad`"
         } else {
             "a leaf that wants a gradient is being changed in place; do it in `no_grad`"
@@ -168,8 +169,11 @@ pub(crate) fn record_in_place(
     }
 }
 
-/// Records an in-place op after which the tensor depends on nothing that it did before, such as `fill_`.
+/// Records an in-place op after which the tensor depends on nothing that it did before, such as `fill_`: as in PyTorch
+/// what it depended on has a gradient of zeros, and not none.
 #[track_caller]
 pub(crate) fn record_overwritten(name: &'static str, tensor: &Tensor) -> Result<()> {
-    record_in_place(name, &[tensor], &[], |_, _| Ok(SmallVec::from_iter([None])))
+    record_in_place(name, &[tensor], &[], |_, grad| {
+        Ok(SmallVec::from_iter([Some(grad.zeros_like(())?)]))
+    })
 }

@@ -86,35 +86,6 @@ impl Tensor {
         Ok(())
     }
 
-    /// Keeps this tensor's gradient in [`Tensor::grad`] although it is no leaf (`Tensor.retain_grad`).
-    ///
-    /// # Errors
-    /// [`Error::Gradient`] of a tensor that wants no gradient.
-    #[track_caller]
-    pub fn retain_grad(&self) -> Result<()> {
-        if !self.requires_grad() {
-            let reason = "a tensor that wants no gradient has none to keep";
-            return Err(Error::gradient("retain_grad", reason.into()));
-        }
-        if self.is_leaf() || Meta::of(self).retain_grad() {
-            return Ok(());
-        }
-        let weak = std::sync::Arc::downgrade(self.inner());
-        self.register_hook(move |grad| {
-            if let Some(inner) = weak.upgrade() {
-                let tensor = Tensor::from_inner(inner);
-                let meta = Meta::of(&tensor);
-                let sum = match meta.grad() {
-                    None => grad.clone(),
-                    Some(former) => former.add(grad)?,
-                };
-                drop(meta.replace_grad(Some(sum)));
-            }
-            Ok(None)
-        })
-        .map(drop)
-    }
-
     /// The same memory as a tensor that wants no gradient and passes none on (`Tensor.detach`).
     #[must_use]
     pub fn detach(&self) -> Tensor {

@@ -351,10 +351,11 @@ impl Tensor {
     ) -> Result<Self> {
         let options = options.into();
         let flat = tensor_in(&runtime(), elements, &options).of("from_vec")?;
-        let sizes = flat.reshape(&sizes.into_shape()).of("from_vec")?;
+        // No view of another one.
+        let sized = flat.reshape(&sizes.into_shape()).of("from_vec")?.detach();
         match options.requested_memory_format() {
-            Some(format) => sizes.contiguous_in(format).of("from_vec"),
-            None => Ok(sizes),
+            Some(format) => sized.contiguous_in(format).of("from_vec"),
+            None => Ok(sized),
         }
     }
 }

@@ -155,6 +155,17 @@ impl Tensor {
         apply(&table::LERP, &operands, common_dtype(&operands[..2]))
     }
 
+    /// [`Tensor::lerp`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::add_`].
+    #[track_caller]
+    pub fn lerp_<'a>(&self, end: &Tensor, weight: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
+        let operands = [self.into(), end.into(), weight.into()];
+        apply_in_place(&table::LERP, "lerp_", self, &operands, common_dtype(&operands[..2]))?;
+        Ok(self)
+    }
+
     /// `self + value * a * b`; not for bools (`torch.addcmul`).
     ///
     /// # Errors
@@ -165,6 +176,18 @@ impl Tensor {
         apply(&table::ADDCMUL, &operands, common_dtype(&operands[..3]))
     }
 
+    /// [`Tensor::addcmul`] in place.
+    ///
+    /// # Errors
+    /// [`Error::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcmul`].
+    #[track_caller]
+    pub fn addcmul_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
+        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+        let common = common_dtype(&operands[..3]);
+        apply_in_place(&table::ADDCMUL, "addcmul_", self, &operands, common)?;
+        Ok(self)
+    }
+
     /// `self + value * a / b`. Floats only (`torch.addcdiv`).
     ///
     /// # Errors
@@ -173,6 +196,18 @@ impl Tensor {
     pub fn addcdiv(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let operands = [self.into(), a.into(), b.into(), value.into().into()];
         apply(&table::ADDCDIV, &operands, common_dtype(&operands[..3]))
+    }
+
+    /// [`Tensor::addcdiv`] in place.
+    ///
+    /// # Errors
+    /// [`Error::CannotCast`] when the result's category is above this tensor's, otherwise as [`Tensor::addcdiv`].
+    #[track_caller]
+    pub fn addcdiv_(&self, a: &Tensor, b: &Tensor, value: impl Into<Scalar>) -> Result<&Self> {
+        let operands = [self.into(), a.into(), b.into(), value.into().into()];
+        let common = common_dtype(&operands[..3]);
+        apply_in_place(&table::ADDCDIV, "addcdiv_", self, &operands, common)?;
+        Ok(self)
     }
 
     /// Where `|self - other| <= atol + rtol * |other|`, as bools; infinities are close to themselves, and

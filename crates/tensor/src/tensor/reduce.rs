@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, Sizes};
 
 use crate::autograd::{is_grad_enabled, record, refuse, wanted};
 use crate::called::Called;
-use crate::{Error, Result, Tensor, where_cond};
+use crate::{Error, Result, Tensor, cat, where_cond};
 
 /// Which dimensions a reduction takes together: `()` or `None` for all, one, or several. Negative ones
 /// count from the end.
@@ -142,6 +142,7 @@ fn record_reduction(
 ) -> Result<Tensor> {
     let name = op.name();
     let dims: SmallVec<[isize; 6]> = which.iter().map(|&d| d as isize).collect();
+    let reduced = which.clone();
     // With the dimensions that are gone, of size 1.
     let kept = move |t: &Tensor, sizes: &[usize]| {
         let size = |(d, &n): (usize, &usize)| if which.contains(&d) { 1 } else { n as isize };
@@ -178,6 +179,11 @@ fn record_reduction(
         // those that are not; and where two are, zero.
         ReduceOp::Prod => record(name, out, &[a], &[a], move |context, grad| {
             let x = context.saved(0)?;
+            if is_grad_enabled() && x.numel() > 0 {
+                // Which says nothing of how the slope changes at a zero.
+                let slope = product_of_others(&x, &reduced)?;
+                return Ok(smallvec![Some(slope.mul(&kept(grad, context.sizes(0))?)?)]);
+            }
             let zero = x.eq(0.0)?;
             let others = over(&where_cond(&zero, 1.0, &x)?, product)?;
             let zeros = over(&zero.to(x.dtype())?, sum)?;
@@ -191,6 +197,23 @@ fn record_reduction(
             Ok(out)
         }
     }
+}
+
+/// For each element the product of the others along dimensions `which`: of those before it and those behind it.
+#[track_caller]
+fn product_of_others(x: &Tensor, which: &[usize]) -> Result<Tensor> {
+    let kept = (0..x.dim()).filter(|d| !which.contains(d));
+    let order: SmallVec<[usize; 6]> = kept.chain(which.iter().copied()).collect();
+    let dims = |order: &[usize]| order.iter().map(|&d| d as isize).collect::<SmallVec<[_; 6]>>();
+    let last = x.permute(&dims(&order)[..])?;
+    let flat = last.reshape([-1, which.iter().map(|&d| x.size()[d] as isize).product()])?;
+    let (one, count) = (flat.narrow(1, 0, 1)?.ones_like(())?, flat.size()[1] - 1);
+    let before = cat(&[&one, &flat.narrow(1, 0, count)?], 1)?.cumprod(1)?;
+    let behind = cat(&[&flat.narrow(1, 1, count)?, &one], 1)?.flip(1)?.cumprod(1)?.flip(1)?;
+    let mut back = order.clone();
+    order.iter().enumerate().for_each(|(place, &d)| back[d] = place);
+    let sizes: SmallVec<[isize; 6]> = last.size().iter().map(|&n| n as isize).collect();
+    before.mul(&behind)?.reshape(&sizes[..])?.permute(&dims(&back)[..])
 }
 
 #[track_caller]

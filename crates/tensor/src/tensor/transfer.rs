@@ -231,8 +231,9 @@ impl Tensor {
         }
         check_in_place("copy_", self)?;
         self.overwrite(src, non_blocking)?;
-        record_in_place("copy_", &[self, src], &[], |_, grad| {
-            Ok(smallvec![None, Some(grad.clone())])
+        record_in_place("copy_", &[self, src], &[], |context, grad| {
+            let own = context.needs(0).then(|| grad.zeros_like(())).transpose()?;
+            Ok(smallvec![own, Some(grad.clone())])
         })?;
         Ok(self)
     }

@@ -118,7 +118,10 @@ impl Tensor {
     pub fn t(&self) -> Result<Self> {
         match self.dim() {
             0 | 1 => Ok(self.clone()),
-            2 => self.transpose(0, 1),
+            2 => {
+                let layout = self.layout().transpose(0, 1)?;
+                self.viewed("t", layout, |_, grad| grad.t())
+            }
             n => Err(Error::ShapeMismatch {
                 location: Location::caller(),
                 op: "t",

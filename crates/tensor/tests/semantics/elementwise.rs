@@ -133,6 +133,15 @@ rows! {
         b.remainder_(4)?.bitwise_left_shift_(&ints(&[1, 2], world)?)?;
         assert_eq!(b.to_vec::<i64>()?, [2, 8]);
         assert_eq!(b.masked_fill(&b.eq(2)?, 1.9)?.to_vec::<i64>()?, [1, 8]);
+        let mean = floats(&[1.0, 2.0, 3.0], world)?;
+        mean.lerp_(&floats(&[3.0, 2.0, 1.0], world)?, 0.25)?;
+        assert_eq!(mean.to_vec::<f32>()?, [1.5, 2.0, 2.5]);
+        mean.addcmul_(&mean, &floats(&[2.0], world)?, 0.5)?;
+        assert_eq!(mean.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
+        mean.addcdiv_(&mean, &floats(&[2.0], world)?, -1)?;
+        assert_eq!(mean.to_vec::<f32>()?, [1.5, 2.0, 2.5]);
+        assert!(matches!(b.lerp_(&b, 0.5), Err(Error::UnsupportedDType { .. })));
+        assert!(matches!(b.addcmul_(&mean, &mean, 1), Err(Error::CannotCast { .. })));
         // An operand that overlaps out of step is read first.
         let c = arange(6, a.device())?;
         c.narrow(0, 1, 5)?.clamp_(&c.narrow(0, 0, 5)?, &c.narrow(0, 0, 5)?)?;

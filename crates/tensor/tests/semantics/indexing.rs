@@ -181,6 +181,11 @@ fn order_at_its_edges() {
             [0, 0, 0, 2, 0, 0]
         );
         assert_eq!(functional::one_hot(&ints(&[], device)?, Some(3))?.size(), [0, 3]);
+        if !device.is_cuda() {
+            // A GPU tells later.
+            assert!(functional::one_hot(&ints(&[-1], device)?, None).is_err());
+        }
+        assert!(functional::one_hot(&ints(&[i64::MAX], device)?, None).is_err());
         Ok(())
     });
 }

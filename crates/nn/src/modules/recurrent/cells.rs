@@ -1,9 +1,28 @@
 //! One step of a recurrent network.
 
-use warpline::{Result, Tensor, TensorOptions};
+use warpline::{Error, Result, Tensor, TensorOptions};
 
 use super::{Kind, Weights};
 use crate::{Forward, Module, place};
+
+/// Refuses what is no input of a step, and states that are none for it: of other sizes they would be broadcast.
+#[track_caller]
+fn check(op: &'static str, weights: &Weights, x: &Tensor, states: &[&Tensor]) -> Result<()> {
+    place::check(op, x, "weight_ih", &weights.ih)?;
+    if !matches!(x.dim(), 1 | 2) {
+        let reason = format!("expects [batch, in] or [in], not {:?}", x.size());
+        return Err(Error::invalid(op, reason));
+    }
+    let mut sizes = x.size().to_vec();
+    sizes[x.dim() - 1] = weights.hh.size()[1];
+    match states.iter().find(|state| state.size() != &sizes[..]) {
+        Some(state) => {
+            let reason = format!("expects a state of shape {sizes:?}, not {:?}", state.size());
+            Err(Error::invalid(op, reason))
+        }
+        None => Ok(()),
+    }
+}
 
 macro_rules! cells {
     ($($doc:literal $name:ident $kind:ident;)*) => {$(
@@ -51,7 +70,7 @@ macro_rules! forward {
             /// When shapes or devices do not fit.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
-                place::check(stringify!($name), x, "weight_ih", &self.weights.ih)?;
+                check(stringify!($name), &self.weights, x, &[hidden])?;
                 let gates = self.weights.of_input(x)?;
                 Ok(Kind::$kind.step(&self.weights, &gates, (hidden, None))?.0)
             }
@@ -83,7 +102,7 @@ impl LSTMCell {
         x: &Tensor,
         (hidden, cell): (&Tensor, &Tensor),
     ) -> Result<(Tensor, Tensor)> {
-        place::check("LSTMCell", x, "weight_ih", &self.weights.ih)?;
+        check("LSTMCell", &self.weights, x, &[hidden, cell])?;
         let gates = self.weights.of_input(x)?;
         let (hidden, next) = Kind::Lstm.step(&self.weights, &gates, (hidden, Some(cell)))?;
         // An LSTM's step has one.

@@ -102,12 +102,12 @@ impl Stacked {
             let reason = format!("expects [{order}, in] or [time, in], not {sizes:?}");
             return Err(Error::invalid(op, reason));
         }
-        if x.numel() == 0 {
-            let reason = format!("expects one step and one sequence at least, not {sizes:?}");
+        let turned = self.options.batch_first && x.dim() == 3;
+        if sizes[usize::from(turned)] == 0 {
+            let reason = format!("expects one step at least, not {sizes:?}");
             return Err(Error::invalid(op, reason));
         }
         place::check(op, x, "weight_ih_l0", &self.weights[0].ih)?;
-        let turned = self.options.batch_first && x.dim() == 3;
         let mut x = if turned { x.transpose(0, 1)? } else { x.clone() };
         if let Some((hidden, cell)) = states {
             self.check_state(op, &x, hidden)?;

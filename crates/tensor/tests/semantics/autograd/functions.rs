@@ -136,6 +136,23 @@ fn check_all(device: Device) -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_product_has_gradients_of_gradients_at_zeros() {
+    common::cpu(|_| {
+        for values in [[0.0, 2.0, -3.0, 4.0], [0.0, 2.0, 0.0, 4.0], [0.0; 4]] {
+            let x = leaf(&values)?.view([2, 1, 2])?.detach().requires_grad_(true)?;
+            let products: [fn(&Tensor) -> Result<Tensor>; 3] =
+                [|x| x.prod(()), |x| x.prod(-1), |x| x.prod([2, 0])];
+            for product in products {
+                let one = |x: &[Tensor]| Ok(vec![product(&x[0])?]);
+                gradcheck(one, std::slice::from_ref(&x), GradcheckOptions::default())?;
+                gradgradcheck(one, std::slice::from_ref(&x), GradcheckOptions::default())?;
+            }
+        }
+        Ok(())
+    });
+}
+
 fn named(name: &str, error: Error) -> Error {
     Error::invalid("check", format!("{name}: {error}"))
 }

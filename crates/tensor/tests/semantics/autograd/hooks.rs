@@ -67,6 +67,43 @@ fn a_gradient_is_kept_where_it_was_asked_for() {
 }
 
 #[test]
+fn a_kept_gradient_is_the_one_that_hooks_leave() {
+    common::cpu(|_| {
+        let x = leaf(&[2.0])?;
+        let y = x.mul(3.0)?;
+        y.retain_grad()?;
+        y.register_hook(|grad| grad.mul(10).map(Some))?;
+        y.sum(())?.backward()?;
+        assert_eq!((grad(&y)?, grad(&x)?), (vec![10.0], vec![30.0]));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_kept_gradient_is_that_of_the_tensor_as_in_place_ops_leave_it() {
+    common::cpu(|_| {
+        let x = leaf(&[1.0, 2.0])?;
+        let y = x.mul(2.0)?;
+        y.retain_grad()?;
+        y.mul_(5.0)?;
+        y.square()?.sum(())?.backward()?;
+        assert_eq!((grad(&y)?, grad(&x)?), (vec![20.0, 40.0], vec![200.0, 400.0]));
+
+        // Through a view, and of a view whose base is changed.
+        x.set_grad(None)?;
+        let y = x.mul(2.0)?;
+        let view = y.i(1..)?;
+        y.retain_grad()?;
+        view.retain_grad()?;
+        y.i(1..)?.mul_(5.0)?;
+        y.mul(&y)?.sum(())?.add(&view)?.backward()?;
+        assert_eq!((grad(&y)?, grad(&view)?), (vec![4.0, 41.0], vec![1.0]));
+        assert_eq!(grad(&x)?, [8.0, 410.0]);
+        Ok(())
+    });
+}
+
+#[test]
 fn only_what_wants_a_gradient_is_hooked() {
     common::cpu(|_| {
         let plain = warpline::ones([1], ())?;

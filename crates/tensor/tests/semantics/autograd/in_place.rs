@@ -1,7 +1,7 @@
 //! In-place ops in a graph.
 
 use warpline::autograd::no_grad;
-use warpline::{DType, Error, tensor, zeros};
+use warpline::{DType, Error, Result, Tensor, tensor, zeros};
 
 use super::{grad, leaf};
 use crate::common;
@@ -49,6 +49,12 @@ fn a_leaf_is_changed_in_no_grad_alone() {
         assert_eq!(x.to_vec::<f64>()?, [1.0, 2.0], "and nothing is written");
         no_grad(|| x.add_(1.0).map(drop))?;
         assert_eq!(x.to_vec::<f64>()?, [2.0, 3.0]);
+        // A leaf that is itself a view, of what wants no gradient.
+        let x = tensor([1f64, 2.0, 3.0, 4.0], ())?.view([2, 2])?.requires_grad_(true)?;
+        fails(x.add_(1.0), "a leaf that wants a gradient");
+        fails(x.select(0, 0)?.zero_(), "a view of a leaf");
+        x.square()?.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [2.0, 4.0, 6.0, 8.0]);
         Ok(())
     });
 }
@@ -86,6 +92,9 @@ fn a_tensor_without_gradient_gets_one_from_what_is_written_to_it() {
             sum.add_(&x)?;
         }
         assert!(same.requires_grad() && !same.is_leaf());
+        // Nor is what is made of a `Vec` a view of anything.
+        let made = Tensor::from_vec(vec![1f64; 2], [2, 1], ())?;
+        assert_eq!(made.mul_(&x.view([2, 1])?)?.grad_fn().as_deref(), Some("MulBackward0"));
         same.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [3.0, 3.0]);
         Ok(())
@@ -160,6 +169,49 @@ fn fills_and_draws_cut_what_was_before() {
         y.select(0, 0)?.uniform_(0.0, 1.0)?;
         y.sum(())?.backward()?;
         assert_eq!(grad(&x)?, [0.0, 5.0]);
+        // Zeros, and not none, as in PyTorch: the gradient was asked for.
+        for cut in
+            [|y: &Tensor| y.zero_().map(drop), |y: &Tensor| y.copy_(&y.detach(), false).map(drop)]
+        {
+            x.set_grad(None)?;
+            let y = x.mul(5.0)?;
+            cut(&y)?;
+            y.sum(())?.backward()?;
+            assert_eq!(grad(&x)?, [0.0, 0.0]);
+        }
+        Ok(())
+    });
+}
+
+/// An op of three operands, into a result and in place.
+type Both = (
+    fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
+    for<'a> fn(&'a Tensor, &Tensor, &Tensor) -> Result<&'a Tensor>,
+);
+
+#[test]
+fn ops_of_three_operands_have_the_same_gradients_in_place() {
+    common::cpu(|_| {
+        let ops: [Both; 3] = [
+            (|a, b, c| a.lerp(b, c), |a, b, c| a.lerp_(b, c)),
+            (|a, b, c| a.addcmul(b, c, 0.5), |a, b, c| a.addcmul_(b, c, 0.5)),
+            (|a, b, c| a.addcdiv(b, c, 0.5), |a, b, c| a.addcdiv_(b, c, 0.5)),
+        ];
+        for (apart, in_place) in ops {
+            let leaves = [leaf(&[1.0, 2.0])?, leaf(&[-3.0, 0.5])?, leaf(&[0.25, 0.75])?];
+            let [a, b, c] = &leaves;
+            apart(&a.mul(2.0)?, b, c)?.square()?.sum(())?.backward()?;
+            let mut expected = Vec::new();
+            for leaf in &leaves {
+                expected.push(grad(leaf)?);
+                leaf.set_grad(None)?;
+            }
+            let changed = a.mul(2.0)?;
+            in_place(&changed, b, c)?.square()?.sum(())?.backward()?;
+            for (leaf, expected) in leaves.iter().zip(expected) {
+                assert_eq!(grad(leaf)?, expected);
+            }
+        }
         Ok(())
     });
 }

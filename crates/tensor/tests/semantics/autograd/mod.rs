@@ -1,5 +1,6 @@
 //! Gradients: the graph, the pass, in-place ops, views, hooks.
 
+mod differences;
 mod functions;
 mod graph;
 mod hooks;

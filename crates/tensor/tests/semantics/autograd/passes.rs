@@ -2,11 +2,11 @@
 
 use std::sync::Barrier;
 
-use warpline::autograd::{GradOptions, checkpoint, grad};
+use warpline::autograd::{GradOptions, checkpoint, grad, no_grad};
 use warpline::functional::dropout;
 use warpline::{DType, Result, Tensor, manual_seed, ones, rand};
 
-use super::leaf;
+use super::{grad as own_grad, leaf};
 use crate::common;
 
 #[test]
@@ -117,6 +117,28 @@ fn a_checkpoint_gives_no_gradient_that_was_not_asked_for() {
         // It cannot be recorded: its gradients would have none themselves.
         let error = make(&x)?.backward_with(None, false, true).unwrap_err().to_string();
         assert!(error.contains("checkpoint") && error.contains("create_graph"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn each_leaf_has_a_gradient_of_its_own() {
+    common::cpu(|_| {
+        for create_graph in [false, true] {
+            let (x, y) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);
+            x.add(&y)?.sum(())?.backward_with(None, false, create_graph)?;
+            // Which clipping does to all of them.
+            let own = x.grad().unwrap();
+            no_grad(|| own.mul_(5.0).map(drop))?;
+            assert_eq!((own_grad(&x)?, own_grad(&y)?), (vec![5.0, 5.0], vec![1.0, 1.0]));
+        }
+        // And it still has a graph, where it was to.
+        let x = leaf(&[2.0, 3.0])?;
+        x.pow(3)?.sum(())?.backward_with(None, false, true)?;
+        let slope = x.grad().unwrap();
+        x.set_grad(None)?;
+        slope.sum(())?.backward()?;
+        assert_eq!(own_grad(&x)?, [12.0, 18.0]);
         Ok(())
     });
 }
