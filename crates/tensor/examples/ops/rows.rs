@@ -137,12 +137,16 @@ fn views() -> Vec<Spec> {
 /// Three and four dimensions.
 fn dimensions() -> Vec<Spec> {
     let part = |op, dtype, sizes: &[usize]| row("dims", op, dtype, sizes);
-    let mut rows = vec![
+    let attention = ["causal attention", "gradients of causal attention"];
+    let heads = [[8, 12, 1024, 64], [4, 16, 2048, 128]];
+    let halves = heads.map(|sizes| attention.map(|op| part(op, BF16, &sizes))).into_iter();
+    let mut rows: Vec<Spec> = halves.flatten().collect();
+    rows.extend([
         part("sum of dim 1", F32, &[64, 1024, 1024]),
         part("sum of dims 0, 2", F32, &[64, 1024, 1024]),
         part("add between", F32, &[64, 1024, 1024]),
         part("permute 210", F32, &[512, 256, 512]),
-    ];
+    ]);
     for dtype in [F32, BF16] {
         rows.push(part("permute 0213", dtype, &[64, 2048, 16, 64]));
         rows.push(part("permute 0231", dtype, &[64, 256, 64, 64]));

@@ -108,11 +108,19 @@ impl Spec {
     }
 
     /// The layer norm of an operand, and its weight and bias, which want gradients.
-    pub(crate) fn normalized(&self) -> Result<[Tensor; 3]> {
+    pub(crate) fn normalized(&self) -> Result<(Tensor, [Tensor; 2])> {
         let (x, size) = (self.operand()?, self.sizes[self.sizes.len() - 1]);
         let [weight, bias] = [self.row()?.requires_grad_(true)?, self.row()?.requires_grad_(true)?];
         let y = functional::layer_norm(&x, size, &weight, &bias, 1e-5)?;
-        Ok([y, weight, bias])
+        Ok((y, [weight, bias]))
+    }
+
+    /// Attention and its operands, which want gradients.
+    pub(crate) fn attended(&self) -> Result<(Tensor, [Tensor; 3])> {
+        let leaf = || self.operand()?.requires_grad_(true);
+        let operands = [leaf()?, leaf()?, leaf()?];
+        let [q, k, v] = &operands;
+        Ok((causal_attention(q, k, v)?, operands))
     }
 
     /// An element for each row.
@@ -168,4 +176,10 @@ impl Spec {
 
 fn size(n: usize) -> String {
     if n.is_power_of_two() && n >= 1 << 16 { format!("2^{}", n.ilog2()) } else { n.to_string() }
+}
+
+/// Of `[batch, heads, time, width]`.
+pub(crate) fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    let options = functional::AttentionOptions { is_causal: true, ..Default::default() };
+    functional::scaled_dot_product_attention(q, k, v, &options)
 }

@@ -3,7 +3,7 @@
 use warpline::autograd::{GradOptions, grad};
 use warpline::{DType, Result, Scalar, Tensor, cat, empty, zeros};
 
-use super::spec::Spec;
+use super::spec::{Spec, causal_attention};
 
 /// An op that can be measured.
 pub(crate) struct Op {
@@ -72,8 +72,11 @@ macro_rules! ops {
     };
 }
 
-/// The gradients of `inputs` for that of `out`, as often as they are asked for.
-fn of_parameters([out, inputs @ ..]: &[Tensor; 3], gradient: &Tensor) -> Result<()> {
+/// The gradients of inputs for that of what was made of them, as often as they are asked for.
+fn gradients<const N: usize>(
+    (out, inputs): &(Tensor, [Tensor; N]),
+    gradient: &Tensor,
+) -> Result<()> {
     let options = GradOptions { retain_graph: true, ..GradOptions::default() };
     grad(&[out], &inputs.each_ref(), &[Some(gradient)], options).map(drop)
 }
@@ -105,7 +108,9 @@ ops! {
     "softmax of rows", Times(2.0), (x: operand) => x.softmax(-1);
     "softmax of columns", Times(2.0), (x: operand) => x.softmax(0);
     "log_softmax of rows", Times(2.0), (x: operand) => x.log_softmax(-1);
-    "gradients of layer_norm's weight and bias", Times(2.0), (n: normalized, g: operand) => of_parameters(&n, &g);
+    "gradients of layer_norm's weight and bias", Times(2.0), (n: normalized, g: operand) => gradients(&n, &g);
+    "causal attention", Calls, (q: operand, k: operand, v: operand) => causal_attention(&q, &k, &v);
+    "gradients of causal attention", Calls, (a: attended, g: operand) => gradients(&a, &g);
     "transpose", Times(2.0), (x: operand) => x.t()?.contiguous();
     "permute 0213", Times(2.0), (x: operand) => x.permute([0, 2, 1, 3])?.contiguous();
     "permute 0231", Times(2.0), (x: operand) => x.permute([0, 2, 3, 1])?.contiguous();

@@ -40,6 +40,10 @@ class Spec:
         _, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
         return x, x.shape[-1:], mean, rstd, weight, bias
 
+    def attended(self):
+        q, k, v = (self.operand().requires_grad_() for _ in range(3))
+        return causal_attention(q, k, v), q, k, v
+
     def column(self):
         return self.random([self.sizes[0], 1])
 
@@ -65,6 +69,10 @@ class Spec:
 
     def vector(self):
         return self.random(self.sizes[-2:-1])
+
+
+def causal_attention(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 OPS = {}
@@ -108,6 +116,9 @@ op("softmax of columns", lambda s: (s.operand(),), lambda x: x.softmax(0))
 op("log_softmax of rows", lambda s: (s.operand(),), lambda x: x.log_softmax(-1))
 op("gradients of layer_norm's weight and bias", lambda s: (s.normalized(), s.operand()),
    lambda n, g: torch.ops.aten.native_layer_norm_backward(g, *n, [False, True, True]))
+op("causal attention", lambda s: (s.operand(), s.operand(), s.operand()), causal_attention)
+op("gradients of causal attention", lambda s: (s.attended(), s.operand()),
+   lambda a, g: torch.autograd.grad(a[0], a[1:], g, retain_graph=True))
 op("transpose", lambda s: (s.operand(),), lambda x: x.t().contiguous())
 op("permute 0213", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 1, 3).contiguous())
 op("permute 0231", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 3, 1).contiguous())

@@ -90,6 +90,41 @@ impl Tensor {
         elementwise_as("clamp_max", &[self.into(), max], out)
     }
 
+    /// [`Tensor::clamp_min`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::clamp_`].
+    #[track_caller]
+    pub fn clamp_min_<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
+        let [_, most] = limits(self.dtype());
+        self.clamp_to("clamp_min_", min.into(), [None, Some(most)])
+    }
+
+    /// [`Tensor::clamp_max`] in place.
+    ///
+    /// # Errors
+    /// As [`Tensor::clamp_`].
+    #[track_caller]
+    pub fn clamp_max_<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<&Self> {
+        let [least, _] = limits(self.dtype());
+        self.clamp_to("clamp_max_", max.into(), [Some(least), None])
+    }
+
+    /// [`Tensor::clamp_`] to `given` and the one limit that is there.
+    #[track_caller]
+    fn clamp_to(
+        &self,
+        name: &'static str,
+        given: TensorOrScalar<'_>,
+        limits: [Option<Scalar>; 2],
+    ) -> Result<&Self> {
+        let common = common_dtype(&[self.into(), given]);
+        check_not_bool(name, common)?;
+        let [min, max] = limits.map(|limit| limit.map_or(given, Into::into));
+        apply_in_place(&table::CLAMP, name, self, &[self.into(), min, max], common)?;
+        Ok(self)
+    }
+
     /// [`where_cond`] with this tensor where the condition holds (`torch.Tensor.where`).
     ///
     /// # Errors
@@ -145,16 +180,62 @@ impl Tensor {
         posinf: Option<f64>,
         neginf: Option<f64>,
     ) -> Result<Self> {
+        match self.replacements([nan, posinf, neginf]) {
+            Some([nan, posinf, neginf]) => {
+                apply(&table::NAN_TO_NUM, &[self.into(), nan, posinf, neginf], self.dtype())
+            }
+            None => self.converted(self.dtype()),
+        }
+    }
+
+    /// [`Tensor::nan_to_num`] in place.
+    ///
+    /// # Errors
+    /// [`Error::OverlappingWrite`]; what the launch fails with.
+    #[track_caller]
+    pub fn nan_to_num_(
+        &self,
+        nan: Option<f64>,
+        posinf: Option<f64>,
+        neginf: Option<f64>,
+    ) -> Result<&Self> {
+        if let Some([nan, posinf, neginf]) = self.replacements([nan, posinf, neginf]) {
+            let operands = [self.into(), nan, posinf, neginf];
+            apply_in_place(&table::NAN_TO_NUM, "nan_to_num_", self, &operands, self.dtype())?;
+        }
+        Ok(self)
+    }
+
+    /// What NaN, inf and -inf become, if the dtype has them.
+    fn replacements(
+        &self,
+        [nan, posinf, neginf]: [Option<f64>; 3],
+    ) -> Option<[TensorOrScalar<'static>; 3]> {
         let most = match self.dtype() {
             DType::F16 => 65504.0,
             DType::BF16 => half::bf16::MAX.into(),
             DType::F32 => f32::MAX.into(),
             DType::F64 => f64::MAX,
-            _ => return self.converted(self.dtype()),
+            _ => return None,
         };
         let numbers = [nan.unwrap_or(0.0), posinf.unwrap_or(most), neginf.unwrap_or(-most)];
-        let [nan, posinf, neginf] = numbers.map(|v| Scalar::Float(v).into());
-        apply(&table::NAN_TO_NUM, &[self.into(), nan, posinf, neginf], self.dtype())
+        Some(numbers.map(|v| Scalar::Float(v).into()))
+    }
+}
+
+/// What nothing of a dtype is below, and above.
+fn limits(dtype: DType) -> [Scalar; 2] {
+    let whole = |least: i64, most: i64| [least, most].map(Scalar::Int);
+    match dtype {
+        DType::Bool => whole(0, 1),
+        DType::U8 => whole(0, u8::MAX.into()),
+        DType::I8 => whole(i8::MIN.into(), i8::MAX.into()),
+        DType::I16 => whole(i16::MIN.into(), i16::MAX.into()),
+        DType::I32 => whole(i32::MIN.into(), i32::MAX.into()),
+        DType::I64 => whole(i64::MIN, i64::MAX),
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
+            [f64::NEG_INFINITY, f64::INFINITY].map(Scalar::Float)
+        }
     }
 }
 

@@ -397,6 +397,18 @@ in_place_methods! {
     xlogy_ XLOGY;
     /// [`Tensor::heaviside`] in place.
     heaviside_ HEAVISIDE;
+    /// [`Tensor::eq`] in place, as 0 and 1 of this dtype.
+    eq_ EQ;
+    /// [`Tensor::ne`] in place, as 0 and 1 of this dtype.
+    ne_ NE;
+    /// [`Tensor::lt`] in place, as 0 and 1 of this dtype.
+    lt_ LT;
+    /// [`Tensor::le`] in place, as 0 and 1 of this dtype.
+    le_ LE;
+    /// [`Tensor::gt`] in place, as 0 and 1 of this dtype.
+    gt_ GT;
+    /// [`Tensor::ge`] in place, as 0 and 1 of this dtype.
+    ge_ GE;
     /// [`Tensor::logical_and`] in place, as 0 and 1 of this dtype.
     logical_and_ LOGICAL_AND;
     /// [`Tensor::logical_or`] in place, as 0 and 1 of this dtype.

@@ -140,6 +140,28 @@ rows! {
         assert_eq!(mean.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
         mean.addcdiv_(&mean, &floats(&[2.0], world)?, -1)?;
         assert_eq!(mean.to_vec::<f32>()?, [1.5, 2.0, 2.5]);
+        mean.clamp_min_(2)?.clamp_max_(&floats(&[9.0, 9.0, 2.25], world)?)?;
+        assert_eq!(mean.to_vec::<f32>()?, [2.0, 2.0, 2.25]);
+        mean.gt_(2.0)?;
+        assert_eq!(mean.to_vec::<f32>()?, [0.0, 0.0, 1.0]);
+        mean.div_(0.0)?.nan_to_num_(Some(7.0), Some(8.0), None)?;
+        assert_eq!(mean.to_vec::<f32>()?, [7.0, 7.0, 8.0]);
+        mean.clamp_min_(f64::NAN)?;
+        assert!(mean.to_vec::<f32>()?.into_iter().all(f32::is_nan));
+        assert_eq!(b.clamp_max_(7)?.clamp_min_(3)?.to_vec::<i64>()?, [3, 7]);
+        assert_eq!(b.le(3)?.eq_(false)?.to_vec::<bool>()?, [false, true]);
+        assert!(matches!(b.clamp_min_(0.5), Err(Error::CannotCast { .. })));
+        assert_eq!(b.sub_(&ints(&[1, -1], world)?)?.nan_to_num_(None, None, None)?.to_vec::<i64>()?, [2, 8]);
+        let (matrix, vector) = (ints(&[1, 2, 3, 4], world)?.view([2, 2])?, ints(&[1, -1], world)?);
+        vector.addmv_(&matrix, &b, 2, 3)?;
+        assert_eq!(vector.to_vec::<i64>()?, [56, 112]);
+        matrix.addmm_(&matrix, &matrix, 0, 1)?;
+        assert_eq!(matrix.view([4])?.to_vec::<i64>()?, [7, 10, 15, 22]);
+        let (one, batch) = (matrix.unsqueeze(0)?, matrix.add(0)?.unsqueeze(0)?);
+        one.baddbmm_(&batch, &batch, 1, 0)?;
+        assert_eq!(matrix.view([4])?.to_vec::<i64>()?, [7, 10, 15, 22]);
+        assert!(matches!(vector.addmm_(&matrix, &matrix, 1, 1), Err(Error::ShapeMismatch { .. })));
+        assert!(matches!(matrix.addmm_(&matrix, &matrix, 1, 0.5), Err(Error::InvalidArgument { .. })));
         assert!(matches!(b.lerp_(&b, 0.5), Err(Error::UnsupportedDType { .. })));
         assert!(matches!(b.addcmul_(&mean, &mean, 1), Err(Error::CannotCast { .. })));
         // An operand that overlaps out of step is read first.

@@ -151,9 +151,87 @@ impl Tensor {
         self.add_product(product, beta.into(), alpha.into()).of("addmv")
     }
 
+    /// [`Tensor::addmm`] in place: this tensor is of the product's sizes.
+    ///
+    /// # Errors
+    /// As [`Tensor::addmm`] and [`Tensor::add_`].
+    #[track_caller]
+    pub fn addmm_(
+        &self,
+        mat1: &Tensor,
+        mat2: &Tensor,
+        beta: impl Into<Scalar>,
+        alpha: impl Into<Scalar>,
+    ) -> Result<&Self> {
+        let product = mat1.mm(mat2).of("addmm_")?;
+        self.add_product_(product, beta.into(), alpha.into()).of("addmm_")
+    }
+
+    /// [`Tensor::baddbmm`] in place: this tensor is of the products' sizes.
+    ///
+    /// # Errors
+    /// As [`Tensor::baddbmm`] and [`Tensor::add_`].
+    #[track_caller]
+    pub fn baddbmm_(
+        &self,
+        batch1: &Tensor,
+        batch2: &Tensor,
+        beta: impl Into<Scalar>,
+        alpha: impl Into<Scalar>,
+    ) -> Result<&Self> {
+        let product = batch1.bmm(batch2).of("baddbmm_")?;
+        self.add_product_(product, beta.into(), alpha.into()).of("baddbmm_")
+    }
+
+    /// [`Tensor::addmv`] in place: this tensor is of the product's sizes.
+    ///
+    /// # Errors
+    /// As [`Tensor::addmv`] and [`Tensor::add_`].
+    #[track_caller]
+    pub fn addmv_(
+        &self,
+        mat: &Tensor,
+        vec: &Tensor,
+        beta: impl Into<Scalar>,
+        alpha: impl Into<Scalar>,
+    ) -> Result<&Self> {
+        let product = mat.mv(vec).of("addmv_")?;
+        self.add_product_(product, beta.into(), alpha.into()).of("addmv_")
+    }
+
+    #[track_caller]
+    fn add_product_(&self, product: Tensor, beta: Scalar, alpha: Scalar) -> Result<&Self> {
+        if self.size() != product.size() {
+            let (location, op) = (Location::caller(), "addmm_");
+            let reason = format!("a product of {:?} into {:?}", product.size(), self.size());
+            return Err(Error::ShapeMismatch { location, op, reason });
+        }
+        self.check_product(&product, beta, alpha)?;
+        let product = if alpha.to_f64() == 1.0 { product } else { product.mul(alpha)? };
+        if beta.to_f64() == 0.0 {
+            return self.copy_(&product, false);
+        }
+        if beta.to_f64() != 1.0 {
+            self.mul_(beta)?;
+        }
+        self.add_(&product)
+    }
+
     #[track_caller]
     fn add_product(&self, product: Tensor, beta: Scalar, alpha: Scalar) -> Result<Self> {
         self.layout().expand(product.size())?;
+        self.check_product(&product, beta, alpha)?;
+        let product = if alpha.to_f64() == 1.0 { product } else { product.mul(alpha)? };
+        if beta.to_f64() == 0.0 {
+            return Ok(product);
+        }
+        let scaled = if beta.to_f64() == 1.0 { self.clone() } else { self.mul(beta)? };
+        scaled.add(&product)
+    }
+
+    /// Refuses other dtypes than the product's, and floats that products of integers are to be multiplied by.
+    #[track_caller]
+    fn check_product(&self, product: &Tensor, beta: Scalar, alpha: Scalar) -> Result<()> {
         if self.dtype() != product.dtype() {
             return Err(Error::OperandDTypes {
                 location: Location::caller(),
@@ -169,12 +247,7 @@ impl Tensor {
                 format!("for a result of {}, alpha and beta must not be floats", product.dtype());
             return Err(Error::invalid("addmm", reason));
         }
-        let product = if alpha.to_f64() == 1.0 { product } else { product.mul(alpha)? };
-        if beta.to_f64() == 0.0 {
-            return Ok(product);
-        }
-        let scaled = if beta.to_f64() == 1.0 { self.clone() } else { self.mul(beta)? };
-        scaled.add(&product)
+        Ok(())
     }
 
     /// The sum of a matrix's diagonal, of integers as `int64` (`torch.trace`).

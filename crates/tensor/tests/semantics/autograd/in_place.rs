@@ -192,7 +192,13 @@ type Both = (
 #[test]
 fn ops_of_three_operands_have_the_same_gradients_in_place() {
     common::cpu(|_| {
-        let ops: [Both; 3] = [
+        let ops: [Both; 6] = [
+            (|a, b, c| a.clamp_min(b)?.mul(c), |a, b, c| a.clamp_min_(b)?.mul_(c)),
+            (|a, b, c| a.clamp_max(b)?.mul(c), |a, b, c| a.clamp_max_(b)?.mul_(c)),
+            (
+                |a, b, c| a.div(b)?.nan_to_num(None, None, None)?.mul(c),
+                |a, b, c| a.div_(b)?.nan_to_num_(None, None, None)?.mul_(c),
+            ),
             (|a, b, c| a.lerp(b, c), |a, b, c| a.lerp_(b, c)),
             (|a, b, c| a.addcmul(b, c, 0.5), |a, b, c| a.addcmul_(b, c, 0.5)),
             (|a, b, c| a.addcdiv(b, c, 0.5), |a, b, c| a.addcdiv_(b, c, 0.5)),
@@ -210,6 +216,33 @@ fn ops_of_three_operands_have_the_same_gradients_in_place() {
             in_place(&changed, b, c)?.square()?.sum(())?.backward()?;
             for (leaf, expected) in leaves.iter().zip(expected) {
                 assert_eq!(grad(leaf)?, expected);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn products_added_in_place_have_the_gradients_of_those_apart() {
+    common::cpu(|_| {
+        for (beta, alpha) in [(1.0, 1.0), (0.5, 2.0), (0.0, 1.0)] {
+            let leaves = [leaf(&[1.0, 2.0, 3.0, 4.0])?, leaf(&[-1.0, 0.5])?, leaf(&[2.0, 3.0])?];
+            let [a, b, c] = &leaves;
+            let operands = || -> Result<[Tensor; 3]> {
+                Ok([a.mul(1.0)?.view([2, 2])?, b.view([2, 1])?, c.view([1, 2])?])
+            };
+            let [own, x, y] = operands()?;
+            own.addmm(&x, &y, beta, alpha)?.square()?.sum(())?.backward()?;
+            let mut expected = Vec::new();
+            for leaf in &leaves {
+                expected
+                    .push(leaf.grad().map_or(vec![0.0; 4], |g| g.to_vec::<f64>().expect("f64")));
+                leaf.set_grad(None)?;
+            }
+            let [own, x, y] = operands()?;
+            own.addmm_(&x, &y, beta, alpha)?.square()?.sum(())?.backward()?;
+            for (leaf, expected) in leaves.iter().zip(expected) {
+                assert_eq!(grad(leaf)?, expected, "{beta}, {alpha}");
             }
         }
         Ok(())
