@@ -95,7 +95,12 @@ fn composite(context: &Context<'_>, weighing: Weighing, grad: &Tensor) -> Result
 /// A copy where the kernels do not take it as it lies.
 #[track_caller]
 fn taken(t: &Tensor) -> Result<Tensor> {
-    if attention_takes(t.as_view()) { Ok(t.clone()) } else { t.contiguous().of(OP) }
+    if attention_takes(t.as_view()) {
+        return Ok(t.clone());
+    }
+    let t = t.contiguous().of(OP)?;
+    // One that lies row after row may still begin between two vectors.
+    if attention_takes(t.as_view()) { Ok(t) } else { t.copy().of(OP) }
 }
 
 /// Memory for what lies as an operand does, so that to turn it back is a view.

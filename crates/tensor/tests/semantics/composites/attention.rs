@@ -205,6 +205,40 @@ fn nothing_to_see_or_to_compare() {
     });
 }
 
+/// Rows that are no whole vectors, or begin between two, and expanded ones.
+#[test]
+fn halves_may_lie_anyhow() {
+    common::worlds(1, |world| {
+        for place in world.places() {
+            manual_seed(8);
+            let shifted = || randn([97], (DType::F16, place))?.narrow(0, 1, 96)?.view([2, 6, 8]);
+            let apart = randn([2, 6, 16], (DType::F16, place))?.slice(2, .., 2)?;
+            let turned = randn([2, 8, 6], (DType::F16, place))?.transpose(1, 2)?;
+            let same = randn([1, 1, 8], (DType::F16, place))?.expand([2, 6, 8])?;
+            for all in [
+                [shifted()?, apart, turned.clone()],
+                [same.clone(), shifted()?, same],
+                [turned, shifted()?, shifted()?],
+            ] {
+                let all = all.map(|t| t.detach().requires_grad_(true).expect("floats"));
+                let [q, k, v] = &all;
+                let out = scaled_dot_product_attention(q, k, v, &options(true))?;
+                out.sum(())?.backward()?;
+                let of = |t: &Tensor| t.detach().to((DType::F64, "cpu"))?.requires_grad_(true);
+                let exact = [of(q)?, of(k)?, of(v)?];
+                let expected = by_mask(&exact, true)?;
+                expected.sum(())?.backward()?;
+                close(&out, &expected, 8e-3, "result")?;
+                for (actual, expected) in all.iter().zip(&exact) {
+                    let (actual, expected) = (actual.grad(), expected.grad());
+                    close(&actual.expect("one"), &expected.expect("one"), 8e-3, "gradient")?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn batches_that_broadcast_are_those_of_ops() {
     common::cpu(|_| {
