@@ -7,6 +7,7 @@ mod common;
 mod boxes;
 mod files;
 mod from_pytorch;
+mod launches;
 mod modules;
 mod moves;
 mod optim;

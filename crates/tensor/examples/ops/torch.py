@@ -41,9 +41,10 @@ class Spec:
         return x, x.shape[-1:], mean, rstd, weight, bias
 
     def attended(self):
-        q, k, v = (self.operand().requires_grad_() for _ in range(3))
-        with torch.enable_grad():
-            return causal_attention(q, k, v), q, k, v
+        # What is measured is in `inference_mode`, whose tensors have no gradients.
+        with torch.inference_mode(False):
+            q, k, v = (self.operand().requires_grad_() for _ in range(3))
+            return causal_attention(q, k, v), (q, k, v), self.operand()
 
     def column(self):
         return self.random([self.sizes[0], 1])
@@ -74,6 +75,11 @@ class Spec:
 
 def causal_attention(q, k, v):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def gradients(out, operands, gradient):
+    with torch.inference_mode(False):
+        return torch.autograd.grad(out, operands, gradient, retain_graph=True)
 
 
 OPS = {}
@@ -118,8 +124,7 @@ op("log_softmax of rows", lambda s: (s.operand(),), lambda x: x.log_softmax(-1))
 op("gradients of layer_norm's weight and bias", lambda s: (s.normalized(), s.operand()),
    lambda n, g: torch.ops.aten.native_layer_norm_backward(g, *n, [False, True, True]))
 op("causal attention", lambda s: (s.operand(), s.operand(), s.operand()), causal_attention)
-op("gradients of causal attention", lambda s: (s.attended(), s.operand()),
-   lambda a, g: torch.autograd.grad(a[0], a[1:], g, retain_graph=True))
+op("gradients of causal attention", lambda s: s.attended(), gradients)
 op("transpose", lambda s: (s.operand(),), lambda x: x.t().contiguous())
 op("permute 0213", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 1, 3).contiguous())
 op("permute 0231", lambda s: (s.operand(),), lambda x: x.permute(0, 2, 3, 1).contiguous())

@@ -1,0 +1,39 @@
+//! How many launches a step of `model_speed`'s small GPT takes, which is most of its time.
+
+use warpline::{DType, randint};
+use warpline_cuda_sys_safe::sim::CallKind;
+use warpline_nn::Module;
+use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer};
+
+use crate::boxes::SimBox;
+
+#[path = "../../examples/model_speed/models.rs"]
+#[allow(dead_code)]
+mod models;
+
+use models::{Gpt, GptSizes};
+
+#[test]
+fn a_step_of_a_gpt_of_four_layers() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let sizes = GptSizes { width: 32, heads: 4, layers: 4, vocabulary: 64, length: 16 };
+        let mut gpt = Gpt::new(sizes)?;
+        gpt.to((DType::BF16, "cuda"))?;
+        let tokens = randint(0, 64, [2, 16], "cuda")?;
+        let mut adam = AdamW::new(gpt.parameters(), AdamWOptions::default())?;
+        let kinds = [CallKind::Launch, CallKind::MemcpyAsync, CallKind::MemsetAsync];
+        let all = || kinds.iter().map(|&kind| sim.count(kind)).sum::<u64>();
+        let mut counts = [0; 2];
+        for count in &mut counts {
+            let before = all();
+            adam.zero_grad()?;
+            gpt.loss(&tokens, &tokens)?.backward()?;
+            adam.step()?;
+            *count = all() - before;
+        }
+        // Of the second step: the first makes what AdamW keeps.
+        assert_eq!(counts[1], 168);
+        Ok(())
+    });
+}
