@@ -115,12 +115,12 @@ impl Spec {
         Ok((y, [weight, bias]))
     }
 
-    /// Attention and its operands, which want gradients.
-    pub(crate) fn attended(&self) -> Result<(Tensor, [Tensor; 3])> {
+    /// Attention and its operands, which want gradients, and its own.
+    pub(crate) fn attended(&self) -> Result<((Tensor, [Tensor; 3]), Tensor)> {
         let leaf = || self.operand()?.requires_grad_(true);
         let operands = [leaf()?, leaf()?, leaf()?];
         let [q, k, v] = &operands;
-        Ok((causal_attention(q, k, v)?, operands))
+        Ok(((causal_attention(q, k, v)?, operands), self.operand()?))
     }
 
     /// An element for each row.

@@ -110,7 +110,7 @@ ops! {
     "log_softmax of rows", Times(2.0), (x: operand) => x.log_softmax(-1);
     "gradients of layer_norm's weight and bias", Times(2.0), (n: normalized, g: operand) => gradients(&n, &g);
     "causal attention", Calls, (q: operand, k: operand, v: operand) => causal_attention(&q, &k, &v);
-    "gradients of causal attention", Calls, (a: attended, g: operand) => gradients(&a, &g);
+    "gradients of causal attention", Calls, (a: attended) => gradients(&a.0, &a.1);
     "transpose", Times(2.0), (x: operand) => x.t()?.contiguous();
     "permute 0213", Times(2.0), (x: operand) => x.permute([0, 2, 1, 3])?.contiguous();
     "permute 0231", Times(2.0), (x: operand) => x.permute([0, 2, 3, 1])?.contiguous();
