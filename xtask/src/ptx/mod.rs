@@ -57,14 +57,13 @@ fn run_programs(
     let sh = xshell::Shell::new()?;
     sh.change_dir(root);
     let own = std::env::current_exe()?;
-    let Some((folder, target)) = own.parent().and_then(|f| Some((f, f.parent()?))) else {
+    let Some(target) = own.ancestors().nth(2) else {
         bail!("{} is in no target folder", own.display());
     };
     let cargo = workspace::cargo();
     xshell::cmd!(sh, "{cargo} build --quiet --workspace --example ptx --target-dir {target}")
         .run()?;
-    let program =
-        folder.join("examples").join("ptx").with_extension(std::env::consts::EXE_EXTENSION);
+    let program = target.join("debug/examples/ptx").with_extension(std::env::consts::EXE_EXTENSION);
     let mut command = xshell::cmd!(sh, "{program} {mode...} {names...}");
     if let Some(compiler) = compiler {
         command = command.env("WARPLINE_NVRTC", compiler.library());

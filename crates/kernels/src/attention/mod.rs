@@ -15,7 +15,7 @@ use crate::programs::{HALVES, LANES, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
 use warpline_runtime::module::{self, Program, Source};
-use warpline_runtime::{DType, Error, Operand, Result, Target, View};
+use warpline_runtime::{DType, Error, Operand, Result, Target, View, checked_numel};
 
 pub(crate) const PROGRAMS: &[&Program] = &[&ATTENTION, &ATTENTION_BACKWARD];
 
@@ -217,8 +217,7 @@ pub fn attention_backward(
         DType::F16 => (cpu::backward_queries::<half::f16>, cpu::backward_keys::<half::f16>),
         _ => (cpu::backward_queries::<half::bf16>, cpu::backward_keys::<half::bf16>),
     };
-    let read = [q.read(), k.read(), v.read()];
-    let [q, k, v] = read;
+    let [q, k, v] = [q.read(), k.read(), v.read()];
     let operands = [q, k, v, out.read(), grad.read(), lse.read(), delta.write(), dq.write()];
     run(target, OP, &operands, &params, (&ATTENTION_BACKWARD, 0, params.queries), queries)?;
     let operands = [q, k, v, grad.read(), lse.read(), delta.read(), dk.write(), dv.write()];
@@ -256,7 +255,8 @@ fn check(
         last_four(view.sizes(), 1) == [outer, inner, rows, width] && attention_takes(view)
     });
     let summed = sums.iter().all(|view| {
-        view.layout.is_contiguous() && Some(view.numel()) == checked(&[outer, inner, queries])
+        view.layout.is_contiguous()
+            && checked_numel(&[outer, inner, queries]).is_ok_and(|n| view.numel() == n)
     });
     let sized = (1..=i32::MAX as usize).contains(&keys)
         && queries <= i32::MAX as usize
@@ -290,10 +290,6 @@ fn check(
         v: Steps::of(&v),
         ..Attention::zeroed()
     })
-}
-
-fn checked(sizes: &[usize]) -> Option<usize> {
-    sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
 }
 
 /// Launches one of the kernels from `first` on, the one for the width, with a block for each of so many `rows`.
