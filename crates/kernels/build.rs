@@ -1,11 +1,10 @@
-//! Lists what programs were compiled to, so that a new one builds before it has been.
+//! Lists the committed PTX files, so that a new program builds before its PTX exists.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=ptx");
-    let root = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    let out = std::env::var("OUT_DIR").expect("cargo sets it");
-    let mut files: Vec<String> = std::fs::read_dir(format!("{root}/ptx"))
+    // Cargo runs this in the package's folder.
+    let mut files: Vec<String> = std::fs::read_dir("ptx")
         .into_iter()
         .flatten()
         .flatten()
@@ -13,10 +12,13 @@ fn main() {
         .filter(|name| name.ends_with(".ptx.lzma"))
         .collect();
     files.sort();
+    // The compiler inserts the folder: cargo does not run this again after the folder has moved.
+    let folder = "env!(\"CARGO_MANIFEST_DIR\")";
     let mut text = String::from("&[");
     for file in files {
         let name = file.trim_end_matches(".ptx.lzma");
-        text += &format!("({name:?}, include_bytes!({:?})), ", format!("{root}/ptx/{file}"));
+        text += &format!("({name:?}, include_bytes!(concat!({folder}, \"/ptx/{file}\"))),\n");
     }
+    let out = std::env::var("OUT_DIR").expect("cargo sets it");
     std::fs::write(format!("{out}/ptx.rs"), text + "]").expect("OUT_DIR can be written");
 }

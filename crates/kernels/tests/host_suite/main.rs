@@ -1,5 +1,6 @@
-//! Layouts, misuse and refused releases: one program of all, which is linked once.
+//! Tests that need no GPU, in one program so that they are linked once.
 
 mod layout;
 mod misuse;
+mod moved_checkout;
 mod releases;
