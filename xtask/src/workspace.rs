@@ -12,17 +12,25 @@ use serde::Deserialize;
 /// `alloc` and `stream` do not know each other. `xtask` is not a layer: it may use any.
 pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("warpline-sync", &[]),
+    ("warpline-files", &[]),
     ("warpline-cuda-sys-safe", &["warpline-sync"]),
     ("warpline-alloc", &["warpline-sync", "warpline-cuda-sys-safe"]),
     ("warpline-stream", &["warpline-sync", "warpline-cuda-sys-safe"]),
     (
         "warpline-runtime",
-        &["warpline-sync", "warpline-cuda-sys-safe", "warpline-alloc", "warpline-stream"],
+        &[
+            "warpline-sync",
+            "warpline-files",
+            "warpline-cuda-sys-safe",
+            "warpline-alloc",
+            "warpline-stream",
+        ],
     ),
     (
         "warpline-kernels",
         &[
             "warpline-sync",
+            "warpline-files",
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
@@ -33,6 +41,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
         "warpline",
         &[
             "warpline-sync",
+            "warpline-files",
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
@@ -45,6 +54,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
         "warpline-nn",
         &[
             "warpline-sync",
+            "warpline-files",
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
@@ -58,6 +68,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
         "warpline-parallel",
         &[
             "warpline-sync",
+            "warpline-files",
             "warpline-cuda-sys-safe",
             "warpline-alloc",
             "warpline-stream",
@@ -197,7 +208,7 @@ mod tests {
         let root = root().unwrap();
         let crates = crates(&root).unwrap();
         let names: Vec<_> = crates.iter().map(|c| c.name.as_str()).collect();
-        assert_eq!(names[..2], ["warpline-sync", "warpline-cuda-sys-safe"]);
+        assert_eq!(names[..2], ["warpline-sync", "warpline-files"]);
         let at = |name| names.iter().position(|n| *n == name).unwrap();
         assert!(at("warpline-alloc") < at("warpline-kernels"));
         assert!(at("warpline-kernels") < at("warpline"));

@@ -17,6 +17,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use serde::{Deserialize, Serialize};
+use warpline_files::NewFile;
 
 use super::build::{self, ARCHIVE_PROFILE, Binary};
 use crate::workspace::{self, Crate};
@@ -123,7 +124,8 @@ fn pack(root: &Path, file: &Path, xtask: &Path, built: &Manifest, data: &[Entry]
         bail!("two files would be {twice} in the archive: rename a target");
     }
 
-    let target = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+    let target =
+        NewFile::create(file).with_context(|| format!("cannot write {}", file.display()))?;
     let gzip = GzEncoder::new(BufWriter::new(target), Compression::default());
     let mut tar = tar::Builder::new(gzip);
     for (path, name) in &entries[..1] {
@@ -131,8 +133,8 @@ fn pack(root: &Path, file: &Path, xtask: &Path, built: &Manifest, data: &[Entry]
     }
     let manifest = serde_json::to_vec_pretty(&manifest)?;
     append(&mut tar, FILES, &pack_files(&manifest, &entries[1..])?)?;
-    tar.into_inner()?.finish()?;
-    Ok(())
+    let target = tar.into_inner()?.finish()?.into_inner().map_err(|error| error.into_error())?;
+    target.commit().with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn pack_files(manifest: &[u8], entries: &[Entry]) -> Result<Vec<u8>> {

@@ -6,9 +6,11 @@ mod nvrtc;
 mod source;
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use warpline_files::NewFile;
 
 use self::nvrtc::Compiler;
 use self::source::Module;
@@ -95,7 +97,9 @@ fn write(root: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
     let same = fs::read(path).is_ok_and(|old| old == bytes);
     let name = workspace::relative(root, path);
     println!("{:<9} {name}", if same { "unchanged" } else { "wrote" });
-    Ok(fs::write(path, bytes)?)
+    let mut file = NewFile::create(path)?;
+    file.write_all(bytes)?;
+    Ok(file.commit()?)
 }
 
 /// The text and the machine code to be committed.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use warpline_cuda_sys_safe::nvrtc::Nvrtc;
@@ -108,10 +109,11 @@ fn fetch(dir: &Path) -> Result<()> {
     );
     println!("fetching NVRTC {NVRTC_VERSION} into {}", dir.display());
     let sh = Shell::new()?;
-    // Unpacked aside and renamed at the end: an interrupted fetch leaves nothing half done.
-    let fresh = dir.join("fetching");
-    sh.remove_path(&fresh)?;
-    sh.create_dir(&fresh)?;
+    // Unpack into a new folder and rename it at the end: an interrupted fetch is never used.
+    fs::create_dir_all(dir)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    let fresh = dir.join(format!("fetching-{}-{now}", std::process::id()));
+    fs::create_dir(&fresh)?;
     sh.change_dir(&fresh);
     sh.write_file(fresh.join("requirements.txt"), REQUIREMENTS)?;
     cmd!(
@@ -125,8 +127,7 @@ fn fetch(dir: &Path) -> Result<()> {
     }
     let done = dir.join(NVRTC_VERSION);
     sh.remove_path(&done)?;
-    fs::rename(&fresh, &done)?;
-    Ok(())
+    Ok(fs::rename(&fresh, &done)?)
 }
 
 #[cfg(test)]

@@ -42,6 +42,7 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
 /// Libraries that must forbid it.
 const FORBIDS: &[&str] = &[
     "crates/sync/src/lib.rs",
+    "crates/files/src/lib.rs",
     "crates/alloc/src/lib.rs",
     "crates/stream/src/lib.rs",
     "crates/tensor/src/lib.rs",

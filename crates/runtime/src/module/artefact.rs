@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use sha2::{Digest, Sha256};
+use warpline_files::NewFile;
 
 use super::{Compiler, Program, compile};
 use crate::{Error, Result};
@@ -120,6 +121,9 @@ pub fn update(folder: &Path, program: &Program, compiler: &Compiler) -> Result<C
         op: program.name(),
         reason: format!("its file in {} cannot be written: {e}", folder.display()),
     };
-    fs::write(path(folder, program), packed).map_err(failed)?;
+    // Other processes may write the same file, and builds read it.
+    let mut file = NewFile::create(&path(folder, program)).map_err(failed)?;
+    file.write_all(&packed).map_err(failed)?;
+    file.commit().map_err(failed)?;
     Ok(Change::Written)
 }

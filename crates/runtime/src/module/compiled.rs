@@ -1,19 +1,20 @@
 //! What was compiled at run time: kept in memory for this process, in files for later ones.
 
-use std::fs;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, PoisonError};
 
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
-use sha2::{Digest, Sha256};
+use warpline_sync::Mutex;
 
-use super::{Compiler, Program, artefact};
+use super::{Compiler, Program, artefact, disk};
 use crate::{Error, Result};
 
 /// PTX by the hash of its source.
 #[derive(Debug, Default)]
-pub(super) struct Compiled(DashMap<String, String>);
+pub(super) struct Compiled(DashMap<String, Slot>);
+
+/// The PTX of one source, locked while it is compiled.
+type Slot = Arc<Mutex<Option<String>>>;
 
 /// That of this process.
 static PROCESS: LazyLock<Compiled> = LazyLock::new(Compiled::default);
@@ -35,7 +36,8 @@ pub(super) fn at_run_time(
 }
 
 impl Compiled {
-    /// A variant's PTX, from `compile` where neither memory nor `folder` has it.
+    /// A variant's PTX, from `compile` where neither memory nor `folder` has it. Files are read and written
+    /// while no lock is held.
     pub(super) fn get(
         &self,
         program: &Program,
@@ -44,24 +46,27 @@ impl Compiled {
         compile: impl FnOnce() -> Result<String>,
     ) -> Result<String> {
         let hash = artefact::hash(program, variant);
-        let file = folder.map(|folder| folder.join(format!("{hash}.ptx")));
-        // Held while it is compiled: the second who wants the same finds it.
-        match self.0.entry(hash) {
-            Entry::Occupied(known) => Ok(known.get().clone()),
-            Entry::Vacant(place) => {
-                let ptx = match file.as_deref().and_then(kept) {
-                    Some(ptx) => ptx,
-                    None => {
-                        let ptx = compile()?;
-                        if let Some(file) = &file {
-                            keep(file, &ptx);
-                        }
-                        ptx
-                    }
-                };
-                Ok(place.insert(ptx).clone())
-            }
+        let name = format!("{hash}.ptx");
+        let slot = Arc::clone(&self.0.entry(hash).or_default());
+        let lock = || slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().clone() {
+            return Ok(known);
         }
+        if let Some(ptx) = folder.and_then(|folder| disk::load(folder, &name)) {
+            return Ok(lock().get_or_insert(ptx).clone());
+        }
+        let mut place = lock();
+        // Another thread compiled it meanwhile.
+        if let Some(known) = &*place {
+            return Ok(known.clone());
+        }
+        let ptx = compile()?;
+        *place = Some(ptx.clone());
+        drop(place);
+        if let Some(folder) = folder {
+            disk::store(folder, &name, &ptx);
+        }
+        Ok(ptx)
     }
 }
 
@@ -78,35 +83,9 @@ pub(super) fn no_code(program: &Program, why: &Error) -> Error {
     Error::NoGpuCode { op: program.name(), reason }
 }
 
-/// The first line of a file: a hash of the rest.
-fn head(ptx: &str) -> String {
-    let hash = Sha256::digest(ptx);
-    hash.iter()
-        .take(16)
-        .fold(String::from("// sha256 "), |text, byte| text + &format!("{byte:02x}"))
-}
-
-/// What a file has kept, unless it is cut off or was changed.
-fn kept(file: &Path) -> Option<String> {
-    let text = fs::read_to_string(file).ok()?;
-    let (first, ptx) = text.split_once('\n')?;
-    (first == head(ptx)).then(|| ptx.to_owned())
-}
-
-/// Written aside and renamed, so that nobody finds half of it. Without a place it is compiled again
-/// by the next process.
-fn keep(file: &Path, ptx: &str) {
-    let aside = file.with_extension(format!("{}.tmp", std::process::id()));
-    let written = file.parent().map_or(Ok(()), fs::create_dir_all);
-    let text = format!("{}\n{ptx}", head(ptx));
-    let written = written.and_then(|()| fs::write(&aside, text));
-    if written.and_then(|()| fs::rename(&aside, file)).is_err() {
-        let _ = fs::remove_file(&aside);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -212,6 +191,16 @@ mod tests {
             process.ptx(0, Some(&folder));
             assert_eq!(process.compilations(), 1);
         }
+    }
+
+    #[test]
+    fn a_compilation_holds_up_no_other_program() {
+        let compiled = Compiled::default();
+        // A variant that is compiled while another one is: a lock of both would never be free.
+        let outer = compiled.get(&TWICE, 0, None, || {
+            compiled.get(&TWICE, 1, None, || Ok("inner".into())).map(|inner| inner + " outer")
+        });
+        assert_eq!(outer.unwrap(), "inner outer");
     }
 
     #[test]

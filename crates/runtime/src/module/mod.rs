@@ -9,6 +9,7 @@ mod artefact;
 mod cache;
 mod compile;
 mod compiled;
+mod disk;
 mod layout;
 mod newer;
 mod single;

@@ -55,7 +55,8 @@ pub struct RuntimeConfig {
     pub allocator: AllocatorConfig,
     /// How copies go through page-locked memory.
     pub staging: Staging,
-    /// Where GPU code that is compiled at run time is kept for later processes; nowhere if there is none.
+    /// Folder in which GPU code that is compiled at run time is kept for later processes. It is created with mode
+    /// 0700, and not used if it belongs to another user or others can write to it. `None`: nothing is kept.
     pub compile_cache: Option<PathBuf>,
     /// Bytes of freed CPU tensors' memory that are kept for new ones; 0 keeps none.
     pub host_cache_limit: usize,

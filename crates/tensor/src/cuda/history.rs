@@ -1,7 +1,7 @@
 //! What the caching allocators hold block by block, and what they did.
 
 #[cfg(feature = "snapshot")]
-use std::{fs::File, path::Path};
+use std::path::Path;
 
 use warpline_alloc::cuda::CudaAllocator;
 use warpline_alloc::{SegmentInfo, Snapshot, TraceConfig};
@@ -97,7 +97,8 @@ pub fn snapshot() -> Result<Snapshot> {
 }
 
 /// Writes [`snapshot`] as the file that PyTorch's own is (`torch.cuda.memory._dump_snapshot`):
-/// `torch/cuda/_memory_viz.py` and the page at <https://pytorch.org/memory_viz> open it.
+/// `torch/cuda/_memory_viz.py` and the page at <https://pytorch.org/memory_viz> open it. A file at the path is
+/// replaced once the new one is complete.
 ///
 /// ```
 /// use warpline::{cuda, simulated, with_runtime};
@@ -116,7 +117,11 @@ pub fn snapshot() -> Result<Snapshot> {
 #[track_caller]
 pub fn dump_snapshot(path: impl AsRef<Path>) -> Result<()> {
     let (path, snapshot) = (path.as_ref(), snapshot().of("dump_snapshot")?);
-    match File::create(path).and_then(|file| snapshot.write_pickle(file)) {
+    let written = warpline_files::NewFile::create(path).and_then(|mut file| {
+        snapshot.write_pickle(&mut file)?;
+        file.commit()
+    });
+    match written {
         Ok(()) => Ok(()),
         Err(e) => Err(Error::invalid("dump_snapshot", format!("{}: {e}", path.display()))),
     }

@@ -1,0 +1,72 @@
+//! The system calls of a save, which tests can watch.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// A system call of a save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Creates the temporary file.
+    Create,
+    /// Writes to the temporary file.
+    Write,
+    /// Syncs the temporary file to its disk.
+    Sync,
+    /// Renames the temporary file to its final name.
+    Rename,
+    /// Syncs the folder to its disk, and with it the rename.
+    SyncFolder,
+    /// Removes a file.
+    Remove,
+}
+
+#[cfg(not(any(test, feature = "testing")))]
+#[inline]
+pub(crate) fn begin(_: Call) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use watched::begin;
+#[cfg(any(test, feature = "testing"))]
+pub use watched::watch;
+
+#[cfg(any(test, feature = "testing"))]
+mod watched {
+    use std::cell::RefCell;
+    use std::io;
+
+    use super::Call;
+
+    type Watcher = Box<dyn FnMut(Call) -> io::Result<()>>;
+
+    thread_local! {
+        static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
+    }
+
+    /// Runs `f`, and before each of its saves' system calls on this thread runs `watcher`. An error from
+    /// `watcher` takes the place of the call.
+    pub fn watch<R>(
+        watcher: impl FnMut(Call) -> io::Result<()> + 'static,
+        f: impl FnOnce() -> R,
+    ) -> R {
+        WATCHER.set(Some(Box::new(watcher)));
+        let result = f();
+        WATCHER.set(None);
+        result
+    }
+
+    pub(crate) fn begin(call: Call) -> io::Result<()> {
+        WATCHER.with_borrow_mut(|watcher| watcher.as_mut().map_or(Ok(()), |watcher| watcher(call)))
+    }
+}
+
+/// Removes a file.
+///
+/// # Errors
+/// Those of [`std::fs::remove_file`].
+pub fn remove(path: &Path) -> io::Result<()> {
+    begin(Call::Remove)?;
+    fs::remove_file(path)
+}

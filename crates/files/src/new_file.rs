@@ -1,0 +1,244 @@
+//! Files that take their place when they are complete.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::calls::{Call, begin, remove};
+
+/// Attempts to find a name that is free. A random name of 64 bits is taken only if somebody aims at it.
+const ATTEMPTS: usize = 16;
+
+/// A file that takes its place at a path in [`commit`](NewFile::commit). Until then it has a temporary name in
+/// the same folder, `.NAME.RANDOM.part`, and readers of the path see the former file. Dropping it without a
+/// commit removes it.
+///
+/// The temporary file is always created anew: an existing file or symbolic link of that name is not opened. A
+/// process that is killed before the commit leaves the temporary file behind.
+///
+/// ```
+/// use std::io::Write;
+/// use warpline_files::NewFile;
+///
+/// let path = std::env::temp_dir().join(format!("warpline-files-{}", std::process::id()));
+/// let mut file = NewFile::create(&path)?;
+/// file.write_all(b"complete")?;
+/// assert!(!path.exists());
+/// file.commit()?;
+/// assert_eq!(std::fs::read(&path)?, b"complete");
+/// # std::fs::remove_file(path)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct NewFile {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    committed: bool,
+}
+
+impl NewFile {
+    /// Creates the temporary file of `path`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if `path` does not end in a file's name; the system's error if the file
+    /// cannot be created.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let Some(name) = path.file_name() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
+        };
+        // A system's limit on names, usually 255 bytes, holds for the temporary name too.
+        let name: String = name.to_string_lossy().chars().take(40).collect();
+        let mut attempt = 0;
+        loop {
+            let temporary = path.with_file_name(format!(".{name}.{:016x}.part", random()));
+            begin(Call::Create)?;
+            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+                Ok(file) => {
+                    return Ok(Self { file, temporary, path: path.to_owned(), committed: false });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS => {
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Replaces the file at the path by this one: syncs the file, renames it, and syncs the folder. A symbolic
+    /// link at the path is itself replaced.
+    ///
+    /// # Errors
+    /// The system's error. The former file is then in its place, unless only the sync of the folder failed:
+    /// then this one is, but a loss of power may bring the former one back.
+    pub fn commit(mut self) -> io::Result<()> {
+        begin(Call::Sync)?;
+        self.file.sync_all()?;
+        begin(Call::Rename)?;
+        fs::rename(&self.temporary, &self.path)?;
+        self.committed = true;
+        begin(Call::SyncFolder)?;
+        sync_folder(&self.path)
+    }
+}
+
+impl Write for NewFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        begin(Call::Write)?;
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = remove(&self.temporary);
+        }
+    }
+}
+
+/// A number that nobody can guess.
+fn random() -> u64 {
+    let mut hasher = RandomState::new().build_hasher();
+    // A forked child has its parent's random keys.
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}
+
+/// Syncs the folder of a file, where the system can.
+#[cfg(unix)]
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // A folder may be writable without being readable, and some file systems sync no folders.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::InvalidInput
+                    | io::ErrorKind::Unsupported
+            ) =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+#[cfg(not(unix))]
+fn sync_folder(_: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::watch;
+
+    /// An empty folder that is removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            let name = format!("warpline-files-{:016x}", random());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn save(path: &Path, text: &str) -> io::Result<()> {
+        let mut file = NewFile::create(path)?;
+        file.write_all(text.as_bytes())?;
+        file.commit()
+    }
+
+    #[test]
+    fn a_file_is_synced_before_it_is_renamed_and_its_folder_after() {
+        let (folder, log) = (Folder::new(), Rc::new(RefCell::new(Vec::new())));
+        let noted = Rc::clone(&log);
+        let note = move |call| {
+            noted.borrow_mut().push(call);
+            Ok(())
+        };
+        watch(note, || save(&folder.0.join("a"), "text")).unwrap();
+        let order = [Call::Create, Call::Write, Call::Sync, Call::Rename, Call::SyncFolder];
+        assert_eq!(*log.borrow(), order);
+        assert_eq!(folder.names(), ["a"]);
+    }
+
+    #[test]
+    fn a_call_that_fails_leaves_one_complete_file_and_no_temporary_one() {
+        let folder = Folder::new();
+        let path = folder.0.join("a");
+        for failing in 0.. {
+            save(&path, "old").unwrap();
+            let mut calls = 0;
+            let fail = move |call| {
+                calls += 1;
+                // The removal of the temporary file comes after the error.
+                if calls == failing + 1 && call != Call::Remove {
+                    return Err(io::Error::other("injected"));
+                }
+                Ok(())
+            };
+            let saved = watch(fail, || save(&path, "new"));
+            assert_eq!(folder.names(), ["a"], "after call {failing}");
+            let text = fs::read_to_string(&path).unwrap();
+            if saved.is_ok() {
+                assert_eq!((failing, &text[..]), (5, "new"));
+                break;
+            }
+            assert_eq!(text, if failing == 4 { "new" } else { "old" }, "after call {failing}");
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn temporary_files_have_names_of_their_own_and_links_to_elsewhere_are_replaced() {
+        let folder = Folder::new();
+        let (path, elsewhere) = (folder.0.join("a"), folder.0.join("elsewhere"));
+        fs::write(&elsewhere, "mine").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        let (first, second) = (NewFile::create(&path).unwrap(), NewFile::create(&path).unwrap());
+        assert_ne!(first.temporary, second.temporary);
+        drop(second);
+        first.commit().unwrap();
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        assert_eq!(fs::read_to_string(elsewhere).unwrap(), "mine");
+    }
+
+    #[test]
+    fn names_of_any_length_and_paths_without_a_folder_are_saved() {
+        let folder = Folder::new();
+        save(&folder.0.join("n".repeat(255)), "text").unwrap();
+        assert_eq!(folder.names()[0].len(), 255);
+        let error = NewFile::create(&folder.0.join("..")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let here = format!("warpline-files-{:016x}", random());
+        save(Path::new(&here), "text").unwrap();
+        fs::remove_file(here).unwrap();
+    }
+}
