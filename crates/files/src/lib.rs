@@ -11,5 +11,5 @@ mod open;
 #[cfg(any(test, feature = "testing"))]
 pub use calls::watch;
 pub use calls::{Call, remove};
-pub use new_file::NewFile;
+pub use new_file::{NewFile, random};
 pub use open::open;

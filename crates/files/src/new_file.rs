@@ -58,7 +58,9 @@ impl NewFile {
                 Ok(file) => {
                     return Ok(Self { file, temporary, path: path.to_owned(), committed: false });
                 }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS => {
+                Err(error)
+                    if error.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS =>
+                {
                     attempt += 1;
                 }
                 Err(error) => return Err(error),
@@ -102,8 +104,8 @@ impl Drop for NewFile {
     }
 }
 
-/// A number that nobody can guess.
-fn random() -> u64 {
+/// Returns a random number for a name that is unique and cannot be guessed.
+pub fn random() -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     // A forked child has its parent's random keys.
     hasher.write_u32(std::process::id());

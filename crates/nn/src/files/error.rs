@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use warpline::Error;
 
-/// Why a file was not loaded or saved. Nothing was loaded then, and a file that was there before is as it was.
+/// Why a file was not loaded or saved.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {

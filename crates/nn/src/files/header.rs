@@ -74,7 +74,7 @@ pub(super) struct Opened {
 
 impl Opened {
     pub(super) fn new(path: &Path) -> Result<Self, FileError> {
-        let mut file = File::open(path).map_err(FileError::io(path, "opening it"))?;
+        let mut file = warpline_files::open(path).map_err(FileError::io(path, "opening it"))?;
         let length = file.metadata().map_err(FileError::io(path, "asking for its length"))?.len();
         let invalid = |reason: String| FileError::invalid(path, reason);
         let mut size = [0; 8];

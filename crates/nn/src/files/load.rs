@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -63,7 +63,8 @@ impl fmt::Debug for LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`FileError`], which says where and why; nothing is loaded then.
+/// [`FileError`] if a file cannot be opened, is not a regular file, or is not a valid safetensors file, or if memory
+/// for a tensor cannot be allocated. Nothing is loaded then.
 #[track_caller]
 pub fn load_file(path: impl AsRef<Path>, device: impl IntoDevice) -> Result<StateDict, FileError> {
     let path = path.as_ref();
@@ -113,13 +114,41 @@ struct Index {
     weight_map: Once<String>,
 }
 
-/// All files of a path, whose headers are in order, and which have what an index says.
+/// Attempts to open the files of an index that saves keep replacing.
+const ATTEMPTS: usize = 100;
+
+/// Opens all files of a path, checks their headers, and that they have the tensors that an index names.
 fn opened(path: &Path) -> Result<Vec<Opened>, FileError> {
     if path.extension().is_none_or(|end| end != "json") {
         return Ok(vec![Opened::new(path)?]);
     }
-    let text = std::fs::read_to_string(path).map_err(FileError::io(path, "reading it"))?;
-    let Index { weight_map: Once(places) } = serde_json::from_str(&text)
+    let mut text = read_index(path)?;
+    for _ in 1..ATTEMPTS {
+        let files = indexed(path, &text);
+        if files.is_ok() {
+            return files;
+        }
+        // A save may have replaced the index and removed its files.
+        let now = read_index(path)?;
+        if now == text {
+            return files;
+        }
+        text = now;
+    }
+    indexed(path, &text)
+}
+
+pub(super) fn read_index(path: &Path) -> Result<String, FileError> {
+    let read = |mut file: File| {
+        let mut text = String::new();
+        file.read_to_string(&mut text).map(|_| text)
+    };
+    warpline_files::open(path).and_then(read).map_err(FileError::io(path, "reading it"))
+}
+
+/// Opens the files that an index names.
+fn indexed(path: &Path, text: &str) -> Result<Vec<Opened>, FileError> {
+    let Index { weight_map: Once(places) } = serde_json::from_str(text)
         .map_err(|error| FileError::invalid(path, format!("it is no index: {error}")))?;
     let names: BTreeSet<&String> = places.values().collect();
     let mut files = Vec::new();

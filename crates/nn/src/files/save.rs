@@ -1,57 +1,89 @@
-//! Tensors into files.
+//! Writes tensors into files.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use safetensors::{Dtype, SafeTensorError, View};
+use safetensors::tensor::{Metadata, TensorInfo};
 use warpline::Tensor;
+use warpline_files::NewFile;
 use warpline_runtime::launch::read_bytes;
 
 use super::FileError;
 use super::header::{METADATA, of_dtype};
+use super::load::read_index;
 use crate::StateDict;
 
-/// A tensor's elements, row-major, on the host.
-struct Bytes {
-    dtype: Dtype,
-    sizes: Vec<usize>,
-    data: Vec<u8>,
+/// Bytes that are written at once.
+const PIECE: usize = 1 << 20;
+/// The longest header that readers accept, in bytes.
+const MAX_HEADER: usize = 100_000_000;
+
+/// Returns a file's first bytes, up to the data, and its tensors in the order of their data.
+fn header<'a>(
+    state: &'a StateDict,
+    metadata: &BTreeMap<String, String>,
+    path: &Path,
+) -> Result<(Vec<u8>, Vec<&'a Tensor>), FileError> {
+    let invalid = |reason: String| FileError::invalid(path, reason);
+    if state.get(METADATA).is_some() {
+        return Err(invalid(format!("a tensor cannot be called `{METADATA}`")));
+    }
+    let mut tensors: Vec<(&str, &Tensor)> = state.iter().collect();
+    // The order of other writers: tensors of large alignment first.
+    tensors.sort_by(|(a, left), (b, right)| {
+        of_dtype(right.dtype()).cmp(&of_dtype(left.dtype())).then(a.cmp(b))
+    });
+    let (mut infos, mut at) = (Vec::with_capacity(tensors.len()), 0usize);
+    for (name, tensor) in &tensors {
+        let bytes = tensor.numel().checked_mul(tensor.element_size());
+        let Some(end) = bytes.and_then(|bytes| at.checked_add(bytes)) else {
+            return Err(invalid(format!("with the tensor `{name}` it would be too large")));
+        };
+        let (dtype, shape) = (of_dtype(tensor.dtype()), tensor.size().to_vec());
+        infos.push(((*name).to_owned(), TensorInfo { dtype, shape, data_offsets: (at, end) }));
+        at = end;
+    }
+    let metadata: Option<HashMap<_, _>> =
+        (!metadata.is_empty()).then(|| metadata.clone().into_iter().collect());
+    let header = Metadata::new(metadata, infos).map_err(|error| invalid(error.to_string()))?;
+    let mut text = serde_json::to_vec(&header).map_err(|error| invalid(error.to_string()))?;
+    text.resize(text.len().next_multiple_of(8), b' ');
+    if text.len() > MAX_HEADER {
+        return Err(invalid(format!("its header would have {} bytes", text.len())));
+    }
+    let bytes = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
+    Ok((bytes, tensors.into_iter().map(|(_, tensor)| tensor).collect()))
 }
 
-impl View for Bytes {
-    fn dtype(&self) -> Dtype {
-        self.dtype
+/// Writes a tensor's elements in row-major order.
+#[track_caller]
+fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), FileError> {
+    let tensor = tensor.detach().cpu().and_then(|host| host.contiguous());
+    let host = tensor.map_err(FileError::tensor(path))?;
+    let (from, bytes) =
+        (host.storage_offset() * host.element_size(), host.numel() * host.element_size());
+    let mut piece = vec![0; bytes.min(PIECE)];
+    for at in (0..bytes).step_by(PIECE) {
+        let piece = &mut piece[..PIECE.min(bytes - at)];
+        read_bytes((host.storage(), from + at), piece).map_err(FileError::tensor(path))?;
+        file.write_all(piece).map_err(FileError::io(path, "writing it"))?;
     }
-
-    fn shape(&self) -> &[usize] {
-        &self.sizes
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.data)
-    }
-
-    fn data_len(&self) -> usize {
-        self.data.len()
-    }
+    Ok(())
 }
 
-impl Bytes {
-    #[track_caller]
-    fn new(tensor: &Tensor) -> warpline::Result<Self> {
-        let host = tensor.detach().cpu()?.contiguous()?;
-        let mut data = vec![0; host.numel() * host.element_size()];
-        read_bytes((host.storage(), host.storage_offset() * host.element_size()), &mut data)?;
-        Ok(Self { dtype: of_dtype(host.dtype()), sizes: host.size().to_vec(), data })
-    }
-}
-
-/// Writes tensors into a safetensors file (`safetensors.torch.save_file`), in the place of what is there: another file is written
-/// beside it first, so that there is always one that is whole. Tensors that share memory are written one by one.
+/// Writes tensors into a safetensors file (`safetensors.torch.save_file`), replacing the file that is there.
+///
+/// The replacement is atomic: the tensors go into a new file beside it, `.NAME.RANDOM.part`, which is synced to the
+/// disk and then renamed. Readers, other writers and a process that is killed see a complete file, the former or the
+/// new one. A killed process leaves its `.part` file behind. A symbolic link at the path is replaced by the file.
+///
+/// Tensors that share memory are written one by one.
 ///
 /// # Errors
-/// [`FileError`].
+/// [`FileError`] if a tensor cannot be copied to the host, or the file not be written. The former file is then as it
+/// was, unless only the last step failed, which syncs the folder.
 #[track_caller]
 pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<(), FileError> {
     save_file_with(state, &BTreeMap::new(), path)
@@ -68,35 +100,27 @@ pub fn save_file_with(
     path: impl AsRef<Path>,
 ) -> Result<(), FileError> {
     let path = path.as_ref();
-    if state.get(METADATA).is_some() {
-        return Err(FileError::invalid(path, format!("a tensor cannot be called `{METADATA}`")));
+    let (header, tensors) = header(state, metadata, path)?;
+    let failed = |error| FileError::io(path, "writing it")(error);
+    let mut file = BufWriter::with_capacity(PIECE, NewFile::create(path).map_err(failed)?);
+    file.write_all(&header).map_err(failed)?;
+    for tensor in tensors {
+        write(tensor, path, &mut file)?;
     }
-    let mut tensors = Vec::new();
-    for (name, tensor) in state.iter() {
-        tensors.push((name, Bytes::new(tensor).map_err(FileError::tensor(path))?));
-    }
-    let metadata: Option<HashMap<String, String>> = (!metadata.is_empty())
-        .then(|| metadata.iter().map(|(name, text)| (name.clone(), text.clone())).collect());
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let written = safetensors::serialize_to_file(tensors, metadata, &part);
-    let written = written.map_err(|error| match error {
-        SafeTensorError::IoError(error) => FileError::io(&part, "writing it")(error),
-        other => FileError::invalid(path, other.to_string()),
-    });
-    let renamed = written.and_then(|()| {
-        std::fs::rename(&part, path).map_err(FileError::io(path, "putting it in place"))
-    });
-    if renamed.is_err() {
-        // The first error is the one to tell.
-        let _ = std::fs::remove_file(&part);
-    }
-    renamed
+    let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
+    file.commit().map_err(FileError::io(path, "putting it in place"))
 }
 
-/// Writes tensors into files of at most `max_bytes` of data, or one tensor, in a folder, and an index of them,
-/// `model.safetensors.index.json`.
+/// Name of the index of several files.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Writes tensors into a folder: files of at most `max_bytes` of data, or one tensor, and their index,
+/// `model.safetensors.index.json`, which [`load_file`](crate::load_file) takes.
+///
+/// The index is replaced atomically, as by [`save_file`], after all files that it names. These have names that no
+/// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the former index stays valid until then. Files of
+/// that form that the new index does not name are then removed: those of the former save, and of saves that were
+/// killed. Saves to one folder take turns; where the file system has no locks, nothing is removed.
 ///
 /// # Errors
 /// As [`save_file`].
@@ -107,10 +131,13 @@ pub fn save_sharded(
     max_bytes: usize,
 ) -> Result<(), FileError> {
     let folder = folder.as_ref();
+    // Released when it is closed.
+    let turn = File::open(folder).and_then(|folder| folder.lock().map(|()| folder));
     let mut shards: Vec<(StateDict, usize)> = Vec::new();
     for (name, tensor) in state.iter() {
-        let bytes = tensor.numel() * tensor.element_size();
-        match shards.last_mut().filter(|(_, full)| full + bytes <= max_bytes) {
+        let bytes = tensor.numel().saturating_mul(tensor.element_size());
+        let fits = |full: usize| full.checked_add(bytes).is_some_and(|full| full <= max_bytes);
+        match shards.last_mut().filter(|(_, full)| fits(*full)) {
             Some((shard, full)) => {
                 shard.insert(name, tensor.clone());
                 *full += bytes;
@@ -122,14 +149,67 @@ pub fn save_sharded(
             }
         }
     }
-    let (count, mut map) = (shards.len(), serde_json::Map::new());
-    let total: usize = shards.iter().map(|(_, bytes)| bytes).sum();
-    for (i, (shard, _)) in shards.iter().enumerate() {
-        let name = format!("model-{:05}-of-{count:05}.safetensors", i + 1);
+    let (tag, mut written) = (format!("{:016x}", warpline_files::random()), BTreeSet::new());
+    let saved = save_all(&shards, &tag, folder, &mut written);
+    // After a failed sync of the folder the new index may be in place.
+    let used = saved.is_ok() || read_index(&folder.join(INDEX)).is_ok_and(|now| now.contains(&tag));
+    let is_stale = |name: &str| match used {
+        true => saved.is_ok() && turn.is_ok() && is_shard(name) && !written.contains(name),
+        false => written.contains(name),
+    };
+    // An error here matters less than the outcome of the save.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_stale) {
+            let _ = warpline_files::remove(&entry.path());
+        }
+    }
+    saved
+}
+
+/// Saves all shards and then their index. Adds the names of the shards to `written`.
+#[track_caller]
+fn save_all(
+    shards: &[(StateDict, usize)],
+    tag: &str,
+    folder: &Path,
+    written: &mut BTreeSet<String>,
+) -> Result<(), FileError> {
+    let (count, mut map, mut total) = (shards.len(), serde_json::Map::new(), 0usize);
+    for (i, (shard, bytes)) in shards.iter().enumerate() {
+        let name = format!("{PREFIX}{tag}-{:05}-of-{count:05}{SUFFIX}", i + 1);
+        written.insert(name.clone());
         save_file(shard, folder.join(&name))?;
         map.extend(shard.names().map(|tensor| (tensor.to_owned(), name.clone().into())));
+        total = total.saturating_add(*bytes);
     }
     let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });
-    let path = folder.join("model.safetensors.index.json");
-    std::fs::write(&path, format!("{index:#}\n")).map_err(FileError::io(&path, "writing it"))
+    let path = folder.join(INDEX);
+    let save = || {
+        let mut file = NewFile::create(&path)?;
+        file.write_all(format!("{index:#}\n").as_bytes())?;
+        file.commit()
+    };
+    save().map_err(FileError::io(&path, "writing it"))
+}
+
+const PREFIX: &str = "model-";
+const SUFFIX: &str = ".safetensors";
+
+/// Whether a name is of the form `model-RANDOM-NNNNN-of-NNNNN.safetensors`.
+fn is_shard(name: &str) -> bool {
+    let Some(middle) = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)) else {
+        return false;
+    };
+    let digits = |part: &str, least: usize, radix: u32| {
+        part.len() >= least && part.chars().all(|digit| digit.is_digit(radix))
+    };
+    match middle.split('-').collect::<Vec<_>>()[..] {
+        [save, number, "of", count] => {
+            save.len() == 16
+                && digits(save, 16, 16)
+                && digits(number, 5, 10)
+                && digits(count, 5, 10)
+        }
+        _ => false,
+    }
 }

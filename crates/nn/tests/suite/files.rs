@@ -11,18 +11,21 @@ use warpline_nn::{
 use crate::common::{World, schedules};
 
 /// A folder that goes with the test.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("warpline-files-{name}-{}", std::process::id()));
+    pub(crate) fn new(name: &str) -> Self {
+        Self::below(&std::env::temp_dir(), name)
+    }
+
+    pub(crate) fn below(folder: &Path, name: &str) -> Self {
+        let path = folder.join(format!("warpline-files-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -100,7 +103,7 @@ fn several_files_have_an_index_and_progress_is_told() {
     assert!(error.to_string().contains("`scaler` is not in"), "{error}");
     fs::write(&index, text.replace("\"scalar\"", "\"bool\"")).unwrap();
     assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("`bool` is there twice"));
-    fs::write(&index, text.replace("model-00001", "../model-00001")).unwrap();
+    fs::write(&index, text.replace("\"model-", "\"../model-")).unwrap();
     assert!(load_file(&index, "cpu").unwrap_err().to_string().contains("not beside it"));
 }
 

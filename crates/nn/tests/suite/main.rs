@@ -14,5 +14,6 @@ mod optim;
 mod random;
 mod resume;
 mod s31_modules;
+mod saving;
 mod state;
 mod train_runs;
