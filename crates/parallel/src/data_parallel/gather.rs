@@ -72,8 +72,8 @@ impl Gather for Tensor {
     }
 }
 
-/// Tensors next to each other on one device. A gradient is cut as they were joined, and the backward pass takes the
-/// pieces to their devices.
+/// Tensors next to each other on one device. A gradient is cut as they were joined, and the pieces are moved to their
+/// devices.
 struct Join {
     device: Device,
     dim: isize,
@@ -102,13 +102,14 @@ impl Function for Join {
     }
 
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
-        let [Some(grad)] = grads else { return Ok(Gradients::new()) };
+        let [Some(grad)] = grads else { return Ok((0..context.inputs()).map(|_| None).collect()) };
         let mut start = 0;
         let mut piece = |i: usize| {
             let length = context.sizes(i)[self.dim as usize];
             let from = start as isize;
             start += length;
-            context.needs(i).then(|| grad.narrow(self.dim, from, length)).transpose()
+            let part = || grad.narrow(self.dim, from, length)?.to(context.device(i));
+            context.needs(i).then(part).transpose()
         };
         (0..context.inputs()).map(&mut piece).collect()
     }

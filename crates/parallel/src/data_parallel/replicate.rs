@@ -162,8 +162,8 @@ impl Copies {
     }
 }
 
-/// A tensor's copy on another device, which is there already. Gradients go back as they come: the backward pass
-/// takes them to the tensor's device, and adds those of all replicas.
+/// A tensor's copy on another device, which is there already. Its gradient is moved to the tensor's device, where the
+/// backward pass adds those of all replicas.
 struct Broadcast(Tensor);
 
 impl Function for Broadcast {
@@ -173,8 +173,11 @@ impl Function for Broadcast {
         Ok(vec![self.0.detach()])
     }
 
-    fn backward(&self, _context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
-        Ok(grads.iter().cloned().collect())
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        grads
+            .iter()
+            .map(|grad| grad.as_ref().map(|g| g.to(context.device(0))).transpose())
+            .collect()
     }
 }
 

@@ -8,11 +8,14 @@ use crate::{Result, Tensor};
 /// later ones are added in place, unless the sum is itself recorded.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
     let meta = Meta::of(leaf);
+    let grad = if create_graph { grad } else { without_base(grad) };
+    // Declared before the lock, so that an error drops it after the lock.
+    let former;
     // Passes of other threads may have one for the same leaf.
     let lock = meta.accumulating();
-    let grad = if create_graph { grad } else { without_base(grad) };
-    let sum = match meta.grad() {
-        None if lies_alike(leaf, &grad) && grad.is_unique() => grad,
+    former = meta.grad();
+    let sum = match &former {
+        None if lies_alike(leaf, &grad) && grad.is_unique() => grad.clone(),
         None => {
             let own = leaf.empty_like(())?;
             own.copy_(&grad, false)?;
@@ -21,12 +24,13 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
         Some(former) if create_graph => former.add(&grad)?,
         Some(former) => {
             mode::no_grad(|| former.add_(&grad).map(drop))?;
-            former
+            former.clone()
         }
     };
-    drop(meta.replace_grad(Some(sum)));
-    // A hook may run a pass of its own.
+    let replaced = meta.replace_grad(Some(sum));
+    // Dropping gradients may run code of the program, and a hook may run a pass of its own.
     drop(lock);
+    drop((former, replaced, grad));
     for call in meta.leaf_hooks() {
         call(leaf)?;
     }

@@ -6,7 +6,7 @@ use warpline_runtime::Target;
 use warpline_runtime::graph::{Position, Sequence};
 
 use super::function::{Function, ToSave};
-use super::node::Gradients;
+use super::node::{Gradients, Like};
 use super::{Context, GradOptions, backward, grad, mode};
 use crate::{Error, Result, Runtime, Tensor};
 
@@ -14,6 +14,34 @@ struct Checkpoint<F> {
     f: F,
     /// Where the generators were when `f` was computed first.
     begin: OnceLock<Generators>,
+    /// Sizes, dtypes and devices of the first results.
+    made: OnceLock<Vec<Like>>,
+}
+
+impl<F> Checkpoint<F> {
+    /// Checks that the recomputed results are like the first.
+    fn check(&self, context: &Context<'_>, again: &[Tensor]) -> Result<()> {
+        let fail = |reason| Err(Error::gradient("checkpoint", reason).at(context.node.location));
+        let made = self.made.get().map_or(&[][..], Vec::as_slice);
+        if made.len() != again.len() {
+            let (first, now) = (made.len(), again.len());
+            return fail(format!(
+                "the function returned {now} results when it was recomputed, but {first} in the forward pass"
+            ));
+        }
+        for (i, (first, now)) in made.iter().zip(again).enumerate() {
+            let now = Like::of(now);
+            if *first != now {
+                return fail(format!("result {i} is {now} when recomputed, but was {first}"));
+            }
+        }
+        if !again.iter().any(Tensor::requires_grad) {
+            return fail(
+                "no recomputed result depends on a tensor that requires a gradient".into(),
+            );
+        }
+        Ok(())
+    }
 }
 
 impl<F> Function for Checkpoint<F>
@@ -31,7 +59,9 @@ where
         for input in inputs {
             save.tensor(input);
         }
-        (self.f)(&inputs.iter().map(|input| input.detach()).collect::<Vec<_>>())
+        let outputs = (self.f)(&inputs.iter().map(|input| input.detach()).collect::<Vec<_>>())?;
+        let _ = self.made.set(outputs.iter().map(Like::of).collect());
+        Ok(outputs)
     }
 
     fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
@@ -50,6 +80,7 @@ where
             (Some(begin), Some(first)) => begin.within(first.storage().runtime(), again)?,
             _ => again()?,
         };
+        self.check(context, &outputs)?;
         let (mut roots, mut given) = (Vec::new(), Vec::new());
         for (output, grad) in outputs.iter().zip(grads) {
             if grad.is_some() && output.requires_grad() {
@@ -146,11 +177,12 @@ fn sequence<R>(
 /// ```
 ///
 /// # Errors
-/// What `f` returns. A backward pass with `create_graph` is one.
+/// Whatever `f` returns. The backward pass fails with [`Error::Gradient`] if it has `create_graph`, if the recomputed
+/// results differ from the first in number, sizes, dtype or device, and if none of them requires a gradient.
 #[track_caller]
 pub fn checkpoint(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
     inputs: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
-    Checkpoint { f, begin: OnceLock::new() }.apply(inputs)
+    Checkpoint { f, begin: OnceLock::new(), made: OnceLock::new() }.apply(inputs)
 }

@@ -32,8 +32,17 @@ fn key(node: &Arc<Node>) -> Key {
     Arc::as_ptr(node)
 }
 
-/// A node whose gradients are all there; the latest comes first.
-struct Ready(Arc<Node>);
+/// A node whose gradients are all there.
+///
+/// The order is total, and the same in each pass over the same graph: the highest sequence number runs first, as in
+/// PyTorch. Equal numbers, of accumulators or of nodes that several threads made, run in the order in which they became
+/// ready, which is that of the edges of the node before. PyTorch leaves the order of more than three of these to its
+/// heap.
+struct Ready {
+    node: Arc<Node>,
+    /// How many nodes of the pass were ready before.
+    arrival: u64,
+}
 
 impl PartialEq for Ready {
     fn eq(&self, other: &Self) -> bool {
@@ -51,7 +60,8 @@ impl PartialOrd for Ready {
 
 impl Ord for Ready {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.number.cmp(&other.0.number).then_with(|| key(&self.0).cmp(&key(&other.0)))
+        let later = || other.arrival.cmp(&self.arrival);
+        self.node.sequence_nr.cmp(&other.node.sequence_nr).then_with(later)
     }
 }
 
@@ -70,6 +80,7 @@ struct Pass {
     options: Options,
     waiting: HashMap<Key, Waiting, Addresses>,
     ready: BinaryHeap<Ready>,
+    arrivals: u64,
     /// The only nodes to run, where certain gradients alone were asked for.
     needed: Option<HashSet<Key, Addresses>>,
     captured: Vec<Option<Tensor>>,
@@ -114,12 +125,15 @@ pub(super) fn run(
     options: Options,
 ) -> Result<Vec<Option<Tensor>>> {
     let location = Location::caller();
-    let Some((_, first)) = roots.first() else { return Ok(Vec::new()) };
+    let Some((_, first)) = roots.first() else {
+        return Ok(vec![None; inputs.map_or(0, <[_]>::len)]);
+    };
     let mut pass = Pass {
         runtime: first.storage().runtime().clone(),
         options,
         waiting: HashMap::default(),
         ready: BinaryHeap::new(),
+        arrivals: 0,
         needed: None,
         captured: vec![None; inputs.map_or(0, <[_]>::len)],
         leaves: Vec::new(),
@@ -147,10 +161,10 @@ pub(super) fn run(
         // Others are given gradients by nodes that come before them.
         for node in seeds {
             if pass.waiting.get(&key(&node)).is_some_and(|waiting| waiting.dependencies == 0) {
-                pass.ready.push(Ready(node));
+                pass.push(node);
             }
         }
-        while let Some(Ready(node)) = pass.ready.pop() {
+        while let Some(Ready { node, .. }) = pass.ready.pop() {
             pass.step(&node)?;
         }
         Ok::<_, Error>(())
@@ -160,6 +174,11 @@ pub(super) fn run(
 }
 
 impl Pass {
+    fn push(&mut self, node: Arc<Node>) {
+        self.ready.push(Ready { node, arrival: self.arrivals });
+        self.arrivals += 1;
+    }
+
     fn runs(&self, node: &Arc<Node>) -> bool {
         self.needed.as_ref().is_none_or(|needed| needed.contains(&key(node)))
     }
@@ -284,7 +303,7 @@ impl Pass {
             let Some(waiting) = self.waiting.get_mut(&key(&edge.node)) else { continue };
             waiting.dependencies -= 1;
             if waiting.dependencies == 0 {
-                self.ready.push(Ready(edge.node.clone()));
+                self.push(edge.node.clone());
             }
         }
         Ok(())
@@ -336,7 +355,7 @@ fn fitted(node: &Arc<Node>, mut grads: Gradients) -> Result<Gradients> {
             *slot = None;
         }
         let Some(grad) = slot else { continue };
-        if let Some(other) = fit(grad, &next.like)? {
+        if let Some(other) = fit(node, grad, &next.like)? {
             *slot = Some(other);
         }
         if let Some(grad) = slot
@@ -351,10 +370,10 @@ fn fitted(node: &Arc<Node>, mut grads: Gradients) -> Result<Gradients> {
 }
 
 /// A gradient as it has to look, if it does not.
-fn fit(grad: &Tensor, like: &Like) -> Result<Option<Tensor>> {
+fn fit(node: &Node, grad: &Tensor, like: &Like) -> Result<Option<Tensor>> {
     let mut fitted = None;
     if grad.size() != &like.sizes[..] {
-        fitted = Some(sum_to(grad, &like.sizes)?);
+        fitted = Some(sum_to(node, grad, &like.sizes)?);
     }
     let current = fitted.as_ref().unwrap_or(grad);
     if current.dtype() != like.dtype || current.device() != like.device {
@@ -364,11 +383,12 @@ fn fit(grad: &Tensor, like: &Like) -> Result<Option<Tensor>> {
 }
 
 /// Sums over what sizes were broadcast to (`sum_to_size`).
-#[track_caller]
-fn sum_to(grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+fn sum_to(node: &Node, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     let reason = || {
         let own = grad.size();
-        Error::gradient("sum_to_size", format!("a gradient of shape {own:?} is none for {sizes:?}"))
+        let reason =
+            format!("it returned a gradient of shape {own:?} for an input of shape {sizes:?}");
+        Error::gradient(node.name, reason).at(node.location)
     };
     let leading = grad.dim().checked_sub(sizes.len()).ok_or_else(reason)?;
     let mut dims: SmallVec<[isize; 6]> = (0..leading as isize).collect();

@@ -3,7 +3,7 @@
 use super::node::Gradients;
 use super::record::{record_all, wanted};
 use super::{Context, mode};
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// What a function's backward pass will need.
 #[derive(Debug, Default)]
@@ -57,8 +57,12 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// Whatever its ops fail with.
     fn forward(&self, save: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
 
-    /// The inputs' gradients, in their order, for those of the results; an input whose
-    /// [`Context::needs`] is false may have none. Written in ops of tensors, it has gradients itself.
+    /// Returns one gradient for each input, in their order, from the gradients of the results. An input whose
+    /// [`Context::needs`] is false may have `None`. Written in ops of tensors, it has gradients itself.
+    ///
+    /// Each gradient is a floating-point tensor on its input's device, with the input's sizes or sizes that the input's
+    /// broadcast to. Another dtype is converted, and a gradient without dimensions is moved. Anything else, and too few
+    /// or too many gradients, is an [`Error::Gradient`] of the backward pass; surplus `None`s are ignored.
     ///
     /// # Errors
     /// Whatever its ops fail with.
@@ -86,9 +90,42 @@ pub trait Function: Send + Sync + Sized + 'static {
         let outputs: Vec<Tensor> = outputs.into_iter().map(apart).collect();
         let results: Vec<&Tensor> = outputs.iter().collect();
         let saved: Vec<&Tensor> = save.0.iter().collect();
-        let rule =
-            move |context: &Context<'_>, grads: &[Option<Tensor>]| self.backward(context, grads);
+        let rule = move |context: &Context<'_>, grads: &[Option<Tensor>]| {
+            let mut returned = self.backward(context, grads)?;
+            check(context, &returned)?;
+            returned.truncate(context.inputs());
+            Ok(returned)
+        };
         record_all(Self::NAME, &results, inputs, &saved, rule)?;
         Ok(outputs)
     }
+}
+
+/// Checks the gradients that a function of the program returned, as PyTorch does. The engine checks their sizes.
+fn check(context: &Context<'_>, returned: &[Option<Tensor>]) -> Result<()> {
+    let fail = |reason| Err(Error::gradient(context.node.name, reason).at(context.node.location));
+    let expected = context.inputs();
+    if returned.len() < expected || returned.iter().skip(expected).any(Option::is_some) {
+        let got = returned.len();
+        return fail(format!("backward returned {got} gradients, but there are {expected} inputs"));
+    }
+    for (i, grad) in returned.iter().enumerate() {
+        let Some(grad) = grad else { continue };
+        if !context.needs(i) {
+            continue;
+        }
+        if !grad.dtype().is_float() {
+            let dtype = grad.dtype();
+            return fail(format!(
+                "backward returned a gradient of dtype {dtype} for input {i}; gradients are floating-point tensors"
+            ));
+        }
+        let (device, own) = (grad.device(), context.device(i));
+        if device != own && grad.dim() > 0 {
+            return fail(format!(
+                "backward returned a gradient on {device} for input {i} on {own}"
+            ));
+        }
+    }
+    Ok(())
 }

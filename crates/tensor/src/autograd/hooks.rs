@@ -57,13 +57,12 @@ impl HookHandle {
         match self.place {
             Place::Node(node) => {
                 if let Some(node) = node.upgrade() {
-                    let mut hooks = node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-                    hooks.retain(|hook| hook.id != self.id);
+                    drop(node.take_hook(|hook| hook.id == self.id));
                 }
             }
             Place::Leaf(leaf) => {
                 if let Some(leaf) = leaf.upgrade() {
-                    Meta::of(&Tensor::from_inner(leaf)).remove_hook(self.id);
+                    drop(Meta::of(&Tensor::from_inner(leaf)).take_hook(self.id));
                 }
             }
         }
@@ -92,16 +91,21 @@ pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Resu
 
 /// Takes the hook that keeps a tensor's gradient from where that went to where it now goes.
 pub(super) fn keep_at(edge: &Edge, former: &Edge) {
-    let mut hooks = former.node.hooks.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = hooks.iter().position(|hook| hook.keeps && hook.output == former.output);
-    let Some(hook) = place.map(|place| hooks.remove(place)) else { return };
-    drop(hooks);
+    let keeps = |hook: &Hook| hook.keeps && hook.output == former.output;
+    let Some(hook) = former.node.take_hook(keeps) else { return };
     edge.node.add_hook(Hook { output: edge.output, ..hook });
 }
 
 impl Node {
     fn add_hook(&self, hook: Hook) {
         self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
+    }
+
+    /// Takes a hook out, for the caller to drop: it owns values of the program, so it is not dropped under the lock.
+    fn take_hook(&self, which: impl Fn(&Hook) -> bool) -> Option<Hook> {
+        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = hooks.iter().position(which)?;
+        Some(hooks.remove(place))
     }
 }
 

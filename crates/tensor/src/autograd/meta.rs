@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::hooks::{GradHook, LeafHook, keep_at};
 use super::node::{Edge, Node, Work};
+use super::reclaim::{Owned, reclaim};
 use super::{mode, views};
 use crate::Tensor;
 
@@ -36,6 +37,15 @@ impl AutogradSlot {
         let mode = mode::get();
         let view_of = Some(ViewOf { base, recorded: mode.grad });
         Self { meta: OnceLock::new(), view_of, inference: mode.inference }
+    }
+}
+
+impl Drop for AutogradSlot {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(meta) = self.meta.take() {
+            reclaim(Owned::Meta(meta));
+        }
     }
 }
 
@@ -120,10 +130,16 @@ impl Meta {
         self.state().leaf_hooks.push((id, hook));
     }
 
-    pub(super) fn remove_hook(&self, id: u64) {
+    /// Takes a hook out, for the caller to drop: it may own values of the program, so it is not dropped under the
+    /// lock.
+    pub(super) fn take_hook(&self, id: u64) -> (Option<GradHook>, Option<LeafHook>) {
         let mut state = self.state();
-        state.hooks.retain(|hook| hook.0 != id);
-        state.leaf_hooks.retain(|hook| hook.0 != id);
+        let grad = state.hooks.iter().position(|hook| hook.0 == id);
+        let leaf = state.leaf_hooks.iter().position(|hook| hook.0 == id);
+        (
+            grad.map(|place| state.hooks.remove(place).1),
+            leaf.map(|place| state.leaf_hooks.remove(place).1),
+        )
     }
 
     pub(super) fn hooks(&self) -> SmallVec<[GradHook; 1]> {
@@ -240,7 +256,7 @@ impl Tensor {
 impl Node {
     fn accumulator(leaf: &Tensor) -> Self {
         Self {
-            number: super::node::FIRST,
+            sequence_nr: super::node::ACCUMULATOR,
             name: "AccumulateGrad",
             location: std::panic::Location::caller(),
             stream: leaf.stream(),

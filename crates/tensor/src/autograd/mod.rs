@@ -26,6 +26,7 @@ mod hooks;
 mod meta;
 mod mode;
 mod node;
+mod reclaim;
 mod record;
 mod rules;
 mod saved;

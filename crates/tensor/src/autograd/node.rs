@@ -1,9 +1,9 @@
 //! The graph: a node for each op that was recorded, whose edges lead to where its inputs came from.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt;
+use std::mem;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
@@ -12,6 +12,7 @@ use warpline_stream::Stream;
 
 use super::Context;
 use super::hooks::Hook;
+use super::reclaim::{Owned, reclaim};
 use super::saved::Saved;
 use crate::{DType, Device, Result, Tensor};
 
@@ -66,8 +67,8 @@ pub(super) struct Next {
 
 /// An op that was recorded, or a leaf's accumulator.
 pub(crate) struct Node {
-    /// Of two nodes, the later one is the first in a backward pass.
-    pub(super) number: u64,
+    /// Place in the order of a backward pass: of two nodes that are ready, the higher number runs first.
+    pub(super) sequence_nr: u64,
     pub(super) name: &'static str,
     pub(super) location: &'static Location<'static>,
     /// The stream that its forward op ran on.
@@ -83,13 +84,23 @@ pub(crate) struct Node {
     pub(super) hooks: Mutex<Vec<Hook>>,
 }
 
-static NUMBERS: AtomicU64 = AtomicU64::new(0);
+/// Sequence number of every leaf's accumulator, so that a gradient is added to its leaf as early as possible.
+pub(super) const ACCUMULATOR: u64 = u64::MAX;
 
-/// Accumulators come first whenever they can.
-pub(super) const FIRST: u64 = u64::MAX;
+thread_local! {
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+}
 
-pub(super) fn number() -> u64 {
-    NUMBERS.fetch_add(1, Ordering::Relaxed)
+/// Returns the sequence number of this thread's next node. Each thread counts its own nodes, so that the order of a
+/// backward pass does not depend on the timing of other threads.
+pub(super) fn next_sequence_nr() -> u64 {
+    NEXT.replace(NEXT.get() + 1)
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Self::Rule(Box::new(|_, _| Ok(Gradients::new())))
+    }
 }
 
 impl Node {
@@ -99,7 +110,9 @@ impl Node {
 
     /// Frees what was saved.
     pub(super) fn release(&self) {
-        drop(self.saved().take());
+        // Dropped without the lock: saved tensors may own hooks of the program.
+        let saved = self.saved().take();
+        drop(saved);
         if let Some(inner) = &self.inner {
             inner.release();
         }
@@ -126,33 +139,18 @@ impl fmt::Debug for Node {
     }
 }
 
-thread_local! {
-    /// What nodes that are being dropped held, while some are.
-    static DROPPING: RefCell<Option<Vec<Held>>> = const { RefCell::new(None) };
-}
+/// Everything of a node that may own more of the graph.
+pub(super) type Parts =
+    (SmallVec<[Next; 2]>, Option<SmallVec<[Saved; 2]>>, Work, Option<Arc<Node>>, Vec<Hook>);
 
-type Held = (SmallVec<[Next; 2]>, Option<SmallVec<[Saved; 2]>>);
-
-/// A long graph is dropped node by node: each would else drop the next from within, as deep as the graph.
 impl Drop for Node {
     fn drop(&mut self) {
-        let saved = self.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let held = (std::mem::take(&mut self.next), saved);
-        // Where the thread is being torn down the nodes drop each other.
-        let _ = DROPPING.try_with(|dropping| {
-            if let Some(list) = dropping.borrow_mut().as_mut() {
-                list.push(held);
-                return;
-            }
-            dropping.replace(Some(vec![held]));
-            loop {
-                let next = dropping.borrow_mut().as_mut().and_then(Vec::pop);
-                match next {
-                    Some(held) => drop(held),
-                    None => break,
-                }
-            }
-            dropping.replace(None);
-        });
+        reclaim(Owned::Node((
+            mem::take(&mut self.next),
+            self.saved.get_mut().unwrap_or_else(PoisonError::into_inner).take(),
+            mem::take(&mut self.work),
+            self.inner.take(),
+            mem::take(self.hooks.get_mut().unwrap_or_else(PoisonError::into_inner)),
+        )));
     }
 }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use warpline_stream::Stream;
 
 use super::meta::Meta;
-use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, number};
+use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, next_sequence_nr};
 use super::saved::Saved;
 use super::{Context, mode, views};
 use crate::exec::Exec;
@@ -63,7 +63,7 @@ pub(super) fn node(
     };
     let saved = saved.iter().map(keep).collect::<Result<_>>()?;
     Ok(Node {
-        number: number(),
+        sequence_nr: next_sequence_nr(),
         name,
         location: Location::caller(),
         stream: outputs.first().and_then(|tensor| tensor.stream()),

@@ -10,11 +10,23 @@ use super::node::{Edge, Node};
 use crate::{Error, Result, Tensor};
 
 /// A tensor that a backward pass needs.
+///
+/// Never owns the autograd state of a tensor that an op made, nor its base: an in-place op may later give that state a
+/// node which leads back to the one that saves the tensor, and neither would ever be freed.
 pub(super) struct Saved {
-    /// Of a result this is an alias that knows nothing of the graph, which would else keep itself alive.
     tensor: Tensor,
-    output: Option<usize>,
+    source: Source,
     version: Version,
+}
+
+/// Where the gradient of a saved tensor goes in a recorded pass.
+enum Source {
+    /// To the saved tensor, which is the leaf itself.
+    Leaf,
+    /// To a result of the op that saved it.
+    Output(usize),
+    /// To another op's node; nowhere if `None`.
+    Other(Option<Edge>),
 }
 
 impl Saved {
@@ -26,15 +38,23 @@ impl Saved {
             return Err(Error::gradient(op, reason.into()));
         }
         let version = tensor.storage().version();
-        let tensor = if output.is_some() { tensor.alias() } else { tensor.clone() };
-        Ok(Self { tensor, output, version })
+        let (tensor, source) = match output {
+            Some(output) => (tensor.alias(), Source::Output(output)),
+            None if !tensor.requires_grad() => (tensor.alias(), Source::Other(None)),
+            None if tensor.is_leaf() => (tensor.clone(), Source::Leaf),
+            None => (tensor.alias(), Source::Other(tensor.edge())),
+        };
+        Ok(Self { tensor, source, version })
     }
 
     /// The tensor, if nobody has changed it since.
     pub(super) fn unpack(&self, node: &Arc<Node>) -> Result<Tensor> {
         let storage = self.tensor.storage();
         if !self.version.is_of(storage) && !storage.is_shared() {
-            let what = if self.output.is_some() { "its result" } else { "an input" };
+            let what = match self.source {
+                Source::Output(_) => "its result",
+                Source::Leaf | Source::Other(_) => "an input",
+            };
             let reason = format!(
                 "one of the tensors needed for the gradient has been modified by an in-place operation: {what}, a \
                  {} tensor of shape {:?}",
@@ -43,13 +63,15 @@ impl Saved {
             );
             return Err(Error::gradient(node.name, reason).at(node.location));
         }
-        match self.output {
-            Some(output) if mode::is_grad_enabled() => {
-                let tensor = self.tensor.alias();
-                Meta::of(&tensor).set_edge(Edge { node: node.clone(), output });
-                Ok(tensor)
-            }
-            _ => Ok(self.tensor.clone()),
-        }
+        let edge = match &self.source {
+            _ if !mode::is_grad_enabled() => None,
+            Source::Leaf | Source::Other(None) => None,
+            Source::Output(output) => Some(Edge { node: node.clone(), output: *output }),
+            Source::Other(Some(edge)) => Some(edge.clone()),
+        };
+        let Some(edge) = edge else { return Ok(self.tensor.clone()) };
+        let tensor = self.tensor.alias();
+        Meta::of(&tensor).set_edge(edge);
+        Ok(tensor)
     }
 }

@@ -138,7 +138,7 @@ fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<
         return Err(Error::gradient(op, reason.into()));
     };
     let gradient = match gradient {
-        Some(gradient) if gradient.size() == tensor.size() => gradient.clone(),
+        Some(gradient) if gradient.size() == tensor.size() => start(op, tensor, gradient)?,
         Some(gradient) => {
             let (own, sizes) = (tensor.size(), gradient.size());
             let reason =
@@ -158,6 +158,48 @@ fn root(op: &'static str, tensor: &Tensor, gradient: Option<&Tensor>) -> Result<
     Ok((edge, gradient))
 }
 
+/// A given gradient of `tensor` with its dtype, on its device.
+#[track_caller]
+fn start(op: &'static str, tensor: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    let (dtype, device) = (gradient.dtype(), gradient.device());
+    if !dtype.is_float() {
+        let own = tensor.dtype();
+        let reason = format!(
+            "a gradient of dtype {dtype} was given for a tensor of {own}; convert it first"
+        );
+        return Err(Error::gradient(op, reason));
+    }
+    // PyTorch moves a gradient without dimensions.
+    if device != tensor.device() && gradient.dim() > 0 {
+        let own = tensor.device();
+        let reason =
+            format!("a gradient on {device} was given for a tensor on {own}; move it first");
+        return Err(Error::gradient(op, reason));
+    }
+    gradient.to((tensor.dtype(), tensor.device())).of(op)
+}
+
+/// Where a pass begins: each tensor's edge with its gradient.
+#[track_caller]
+fn roots(
+    op: &'static str,
+    tensors: &[&Tensor],
+    gradients: &[Option<&Tensor>],
+) -> Result<Vec<(Edge, Tensor)>> {
+    if !gradients.is_empty() && gradients.len() != tensors.len() {
+        let (given, own) = (gradients.len(), tensors.len());
+        let reason = format!(
+            "{given} gradients were given for {own} tensors; give one for each, or none at all"
+        );
+        return Err(Error::gradient(op, reason));
+    }
+    let mut roots = Vec::with_capacity(tensors.len());
+    for (i, tensor) in tensors.iter().enumerate() {
+        roots.push(root(op, tensor, gradients.get(i).copied().flatten())?);
+    }
+    Ok(roots)
+}
+
 /// Options of [`grad`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GradOptions {
@@ -170,8 +212,8 @@ pub struct GradOptions {
 }
 
 /// The gradients of `outputs` for `inputs`, which are returned and added to no tensor's own
-/// (`torch.autograd.grad`). `gradients` are those of the outputs; none stands for ones, of outputs with one
-/// element.
+/// (`torch.autograd.grad`). `gradients` has one entry for each output, or none at all. `None` stands for ones, of an
+/// output with one element.
 ///
 /// ```
 /// use warpline::autograd::{GradOptions, grad};
@@ -195,15 +237,7 @@ pub fn grad(
     gradients: &[Option<&Tensor>],
     options: GradOptions,
 ) -> Result<Vec<Option<Tensor>>> {
-    if !gradients.is_empty() && gradients.len() != outputs.len() {
-        let (given, wanted) = (gradients.len(), outputs.len());
-        let reason = format!("{given} gradients were given for {wanted} outputs");
-        return Err(Error::gradient("grad", reason));
-    }
-    let mut roots = Vec::new();
-    for (i, output) in outputs.iter().enumerate() {
-        roots.push(root("grad", output, gradients.get(i).copied().flatten())?);
-    }
+    let roots = roots("grad", outputs, gradients)?;
     let mut edges = Vec::new();
     for (i, input) in inputs.iter().enumerate() {
         let Some(edge) = input.edge() else {
@@ -227,11 +261,11 @@ pub fn grad(
     Ok(grads)
 }
 
-/// [`Tensor::backward`] of several tensors at once (`torch.autograd.backward`). `gradients` are theirs; none
-/// stands for ones, of tensors with one element.
+/// [`Tensor::backward`] of several tensors at once (`torch.autograd.backward`). `gradients` has one entry for each
+/// tensor, or none at all. `None` stands for ones, of a tensor with one element.
 ///
 /// # Errors
-/// As [`Tensor::backward_with`].
+/// As [`Tensor::backward_with`], and [`Error::Gradient`] if the lists differ in length.
 #[track_caller]
 pub fn backward(
     tensors: &[&Tensor],
@@ -239,10 +273,7 @@ pub fn backward(
     retain_graph: bool,
     create_graph: bool,
 ) -> Result<()> {
-    let mut roots = Vec::new();
-    for (i, tensor) in tensors.iter().enumerate() {
-        roots.push(root("backward", tensor, gradients.get(i).copied().flatten())?);
-    }
+    let roots = roots("backward", tensors, gradients)?;
     let options = Options { retain_graph: retain_graph || create_graph, create_graph };
     engine::run("backward", roots, None, options).map(drop)
 }

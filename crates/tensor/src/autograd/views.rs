@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, Sizes, Strides};
 
 use super::Context;
 use super::meta::Meta;
-use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, number};
+use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, next_sequence_nr};
 use super::record::{record, record_all, wanted};
 use crate::{Result, Tensor};
 
@@ -161,7 +161,7 @@ pub(super) fn renew(view: &Tensor, base: &Tensor) {
         _ => Ok(Gradients::new()),
     });
     let node = Node {
-        number: number(),
+        sequence_nr: next_sequence_nr(),
         name: "as_strided",
         location: edge.node.location,
         stream: edge.node.stream.clone(),
@@ -252,7 +252,7 @@ pub(super) fn rebase(view: &Tensor, base: &Tensor, op: Arc<Node>) -> Result<()> 
         Ok(through)
     });
     let node = Node {
-        number: number(),
+        sequence_nr: next_sequence_nr(),
         name: "CopySlices",
         location: op.location,
         stream: op.stream.clone(),

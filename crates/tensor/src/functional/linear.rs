@@ -1,10 +1,10 @@
 //! Affine maps.
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use warpline_kernels::matmul::matmul;
 use warpline_runtime::{Layout, Sizes};
 
-use crate::autograd::{record, wanted};
+use crate::autograd::{Gradients, record, wanted};
 use crate::called::Called;
 use crate::tensor::composite::signed;
 use crate::{Result, Tensor};
@@ -69,7 +69,9 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
     if let Some(bias) = bias {
         out.add_(&bias.detach())?;
     }
-    let inputs: SmallVec<[&Tensor; 3]> = [input, weight].into_iter().chain(bias).collect();
+    // The bias comes first, as among the edges of PyTorch's `addmm`: this decides which gradient is added first.
+    let inputs: SmallVec<[&Tensor; 3]> = bias.into_iter().chain([input, weight]).collect();
+    let x_at = inputs.len() - 2;
     if !wanted(&inputs) {
         return Ok(Some(out));
     }
@@ -89,15 +91,16 @@ fn one_node(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Op
         let grad = grad.reshape([rows, features])?;
         let of_input = || {
             let x = grad.matmul(&context.saved(0)?)?;
-            if context.sizes(0).len() == 2 { Ok(x) } else { x.reshape(signed(context.sizes(0))) }
+            let sizes = context.sizes(x_at);
+            if sizes.len() == 2 { Ok(x) } else { x.reshape(signed(sizes)) }
         };
         let of_weight = || grad.t()?.matmul(&context.saved(input_at)?.reshape([rows, width])?);
-        let of_input = context.needs(0).then(of_input).transpose()?;
-        let of_weight = context.needs(1).then(of_weight).transpose()?;
-        let mut grads = smallvec![of_input, of_weight];
-        if context.inputs() > 2 {
-            grads.push(context.needs(2).then(|| grad.sum(0)).transpose()?);
+        let mut grads = Gradients::new();
+        if x_at > 0 {
+            grads.push(context.needs(0).then(|| grad.sum(0)).transpose()?);
         }
+        grads.push(context.needs(x_at).then(of_input).transpose()?);
+        grads.push(context.needs(x_at + 1).then(of_weight).transpose()?);
         Ok(grads)
     })?;
     Ok(Some(out))

@@ -1,12 +1,15 @@
 //! Gradients: the graph, the pass, in-place ops, views, hooks.
 
 mod differences;
+mod drops;
 mod functions;
 mod graph;
 mod hooks;
 mod in_place;
 mod launches;
+mod lists;
 mod modes;
+mod order;
 mod passes;
 mod views;
 

@@ -1,0 +1,59 @@
+//! Drops graphs without recursion.
+//!
+//! A tensor owns the node that made it, its gradient and its hooks. A node owns its inputs' nodes, saved tensors, its
+//! rule and its hooks, and rules and hooks own values of the program. A chain of these is as long as the program makes
+//! it, so none of them is dropped from within the drop of another.
+
+use std::cell::RefCell;
+use std::mem::{self, ManuallyDrop};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
+
+use super::meta::Meta;
+use super::node::Parts;
+
+/// What a dropped tensor or node owned. Dropping it may run code of the program and drop more tensors and nodes.
+#[expect(dead_code, reason = "owned only to be dropped")]
+#[expect(clippy::large_enum_variant, reason = "a box would cost each node an allocation")]
+pub(super) enum Owned {
+    Node(Parts),
+    Meta(Box<Meta>),
+}
+
+thread_local! {
+    /// Waits for the thread to drop it; `None` while the thread is dropping nothing. Has no destructor of its own, so
+    /// that it serves tensors in other thread-locals while the thread ends.
+    static WAITING: RefCell<Option<ManuallyDrop<Vec<Owned>>>> = const { RefCell::new(None) };
+}
+
+/// Drops `owned`: at once, or after the value that this thread is dropping.
+///
+/// If a `Drop` of the program panics, the rest is dropped first and the panic goes on then; the last one of several. It
+/// does not go on if the thread is already panicking, because that would end the process.
+pub(super) fn reclaim(owned: Owned) {
+    let first = WAITING.with_borrow_mut(|waiting| {
+        if let Some(waiting) = waiting {
+            waiting.push(owned);
+            return None;
+        }
+        *waiting = Some(ManuallyDrop::default());
+        Some(owned)
+    });
+    let (mut next, mut panic) = (first, None);
+    if next.is_none() {
+        return;
+    }
+    while let Some(owned) = next {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owned))) {
+            // Leaked, because a payload may panic in its own `Drop`.
+            mem::forget(panic.replace(payload));
+        }
+        next = WAITING.with_borrow_mut(|waiting| waiting.as_mut().and_then(|list| list.pop()));
+    }
+    drop(WAITING.take().map(ManuallyDrop::into_inner));
+    match panic {
+        Some(payload) if thread::panicking() => mem::forget(payload),
+        Some(payload) => resume_unwind(payload),
+        None => {}
+    }
+}

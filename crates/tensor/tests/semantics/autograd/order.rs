@@ -1,0 +1,245 @@
+//! The order in which a backward pass runs: PyTorch's, and the same each time.
+//!
+//! PyTorch runs the ready node with the highest sequence number. Numbers count the nodes of a thread, and accumulators
+//! have the highest of all. Nodes with equal numbers run in the order in which they became ready.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+
+use warpline::autograd::{Context, Function, Gradients, ToSave, backward};
+use warpline::functional::linear;
+use warpline::{Result, Tensor, ones, tensor};
+
+use crate::common;
+
+/// The nodes and leaves that a pass met, in order.
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// A sum of its inputs with factors that make rounding depend on the order of additions.
+struct Mix {
+    name: String,
+    log: Log,
+}
+
+impl Function for Mix {
+    const NAME: &'static str = "mix";
+
+    fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let mut sum = inputs[0].mul(0.7)?;
+        for (i, input) in inputs.iter().enumerate().skip(1) {
+            sum = sum.add_scaled(input, 1.0 / (i as f64 + 2.3))?;
+        }
+        Ok(vec![sum])
+    }
+
+    fn backward(&self, context: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        self.log.lock().unwrap().push(self.name.clone());
+        let grad = grads[0].as_ref().expect("a gradient");
+        (0..context.inputs()).map(|i| grad.mul(1.0 / (i as f64 + 1.9)).map(Some)).collect()
+    }
+}
+
+fn leaf(name: String, value: f32, log: &Log) -> Result<Tensor> {
+    let leaf = tensor([value, value / 3.0], ())?.requires_grad_(true)?;
+    let log = log.clone();
+    leaf.register_post_accumulate_grad_hook(move |_| {
+        log.lock().unwrap().push(name.clone());
+        Ok(())
+    })?;
+    Ok(leaf)
+}
+
+/// A small generator of numbers (splitmix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+/// A graph as lists: each op's inputs, which are leaves (numbers below `LEAVES`) or earlier ops.
+struct Plan {
+    ops: Vec<Vec<usize>>,
+    roots: Vec<usize>,
+}
+
+const LEAVES: usize = 5;
+
+impl Plan {
+    fn new(seed: u64) -> Self {
+        let mut numbers = Numbers(seed);
+        let mut ops: Vec<Vec<usize>> = Vec::new();
+        for op in 0..6 + numbers.below(10) {
+            let inputs = 1 + numbers.below(5);
+            ops.push((0..inputs).map(|_| numbers.below(LEAVES + op)).collect());
+        }
+        let mut roots: Vec<usize> = (0..3).map(|_| LEAVES + numbers.below(ops.len())).collect();
+        roots.push(LEAVES + ops.len() - 1);
+        Self { ops, roots }
+    }
+
+    /// Records the graph and runs a backward pass. Returns its order and the bits of all gradients.
+    fn run(&self) -> Result<(Vec<String>, Vec<Option<Vec<u32>>>)> {
+        let log = Log::default();
+        let leaves = (0..LEAVES).map(|i| leaf(format!("leaf {i}"), 0.1 + i as f32, &log));
+        let leaves = leaves.collect::<Result<Vec<_>>>()?;
+        let mut made = leaves.clone();
+        for (i, inputs) in self.ops.iter().enumerate() {
+            let inputs: Vec<&Tensor> = inputs.iter().map(|&input| &made[input]).collect();
+            let mix = Mix { name: format!("op {i}"), log: log.clone() };
+            made.push(mix.apply(&inputs)?.remove(0));
+        }
+        let start = tensor([1.1f32, 0.9], ())?;
+        let roots: Vec<&Tensor> = self.roots.iter().map(|&root| &made[root]).collect();
+        backward(&roots, &vec![Some(&start); roots.len()], false, false)?;
+        let bits = |leaf: &Tensor| {
+            let grad = leaf.grad()?.to_vec::<f32>().expect("a gradient");
+            Some(grad.into_iter().map(f32::to_bits).collect())
+        };
+        let gradients = leaves.iter().map(bits).collect();
+        let order = std::mem::take(&mut *log.lock().unwrap());
+        Ok((order, gradients))
+    }
+
+    /// The order by PyTorch's rule, from the lists alone.
+    fn expected(&self) -> Vec<String> {
+        let inputs = |node: usize| node.checked_sub(LEAVES).map_or(&[][..], |op| &self.ops[op][..]);
+        let mut missing: HashMap<usize, usize> = HashMap::new();
+        let (mut stack, mut seen) = (self.roots.clone(), Vec::new());
+        while let Some(node) = stack.pop() {
+            if !seen.contains(&node) {
+                seen.push(node);
+                for &input in inputs(node) {
+                    *missing.entry(input).or_default() += 1;
+                    stack.push(input);
+                }
+            }
+        }
+        let mut ready: Vec<usize> = Vec::new();
+        for &root in &self.roots {
+            if !missing.contains_key(&root) && !ready.contains(&root) {
+                ready.push(root);
+            }
+        }
+        let mut order = Vec::new();
+        while !ready.is_empty() {
+            let number = |node: usize| if node < LEAVES { usize::MAX } else { node };
+            let highest = ready.iter().map(|&node| number(node)).max();
+            let next = ready.iter().position(|&node| Some(number(node)) == highest).unwrap();
+            let node = ready.remove(next);
+            order.push(match node.checked_sub(LEAVES) {
+                None => format!("leaf {node}"),
+                Some(op) => format!("op {op}"),
+            });
+            for &input in inputs(node) {
+                let missing = missing.get_mut(&input).unwrap();
+                *missing -= 1;
+                if *missing == 0 {
+                    ready.push(input);
+                }
+            }
+        }
+        order
+    }
+}
+
+#[test]
+fn passes_run_in_the_order_of_pytorchs_sequence_numbers() {
+    common::cpu(|_| {
+        for seed in 0..200 {
+            let plan = Plan::new(seed);
+            assert_eq!(plan.run()?.0, plan.expected(), "seed {seed}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_thousand_passes_give_the_same_bits_in_the_same_order_in_one_thread_and_in_several() {
+    common::cpu(|world| {
+        let plans: Vec<Plan> = (1000..1005).map(Plan::new).collect();
+        let first = plans.iter().map(Plan::run).collect::<Result<Vec<_>>>()?;
+        let again = |passes: usize| {
+            for i in 0..passes {
+                let (plan, first) = (&plans[i % plans.len()], &first[i % plans.len()]);
+                assert_eq!(plan.run().expect("a pass"), *first, "pass {i}");
+            }
+        };
+        again(500);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| warpline::with_runtime(&world.runtime, || again(125)));
+            }
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn parts_that_several_threads_recorded_run_in_one_order() {
+    common::cpu(|world| {
+        let run = || -> Result<(Vec<String>, Vec<u32>)> {
+            let (log, begin) = (Log::default(), Barrier::new(3));
+            let shared = leaf("leaf".into(), 0.3, &log)?;
+            let part = |thread: usize| {
+                begin.wait();
+                let mut y = shared.clone();
+                for i in 0..3 + thread {
+                    let mix = Mix { name: format!("{thread}.{i}"), log: log.clone() };
+                    y = mix.apply(&[&y, &shared])?.remove(0);
+                }
+                Ok::<_, warpline::Error>(y)
+            };
+            let part = |thread| warpline::with_runtime(&world.runtime, || part(thread));
+            let parts: Vec<Tensor> = thread::scope(|scope| {
+                let threads = [0, 1, 2].map(|i| scope.spawn(move || part(i)));
+                threads.into_iter().map(|t| t.join().expect("no panic")).collect::<Result<_>>()
+            })?;
+            let all: Vec<&Tensor> = parts.iter().collect();
+            let mix = Mix { name: "sum".into(), log: log.clone() };
+            mix.apply(&all)?[0].sum(())?.backward()?;
+            let order = std::mem::take(&mut *log.lock().unwrap());
+            let gradient = shared.grad().expect("a gradient").to_vec::<f32>()?;
+            Ok((order, gradient.into_iter().map(f32::to_bits).collect()))
+        };
+        let first = run()?;
+        // Every thread counts from the same number, so the longest part begins.
+        let expected =
+            ["sum", "2.4", "1.3", "2.3", "0.2", "1.2", "2.2", "0.1", "1.1", "2.1", "0.0", "1.0"];
+        assert_eq!(first.0[..12], expected);
+        for _ in 0..100 {
+            assert_eq!(run()?, first);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_networks_gradients_arrive_in_pytorchs_order() {
+    common::cpu(|_| {
+        for _ in 0..200 {
+            let log = Log::default();
+            let parameter = |name: &str, sizes: &[usize]| {
+                let (log, name) = (log.clone(), name.to_owned());
+                let leaf = ones(sizes, ())?.requires_grad_(true)?;
+                leaf.register_post_accumulate_grad_hook(move |_| {
+                    log.lock().unwrap().push(name.clone());
+                    Ok(())
+                })?;
+                Ok::<_, warpline::Error>(leaf)
+            };
+            let (w0, b0) = (parameter("0.weight", &[5, 10])?, parameter("0.bias", &[5])?);
+            let (w2, b2) = (parameter("2.weight", &[3, 5])?, parameter("2.bias", &[3])?);
+            let hidden = linear(&ones([4, 10], ())?, &w0, &b0)?.relu()?;
+            linear(&hidden, &w2, &b2)?.sum(())?.backward()?;
+            assert_eq!(*log.lock().unwrap(), ["2.bias", "2.weight", "0.bias", "0.weight"]);
+        }
+        Ok(())
+    });
+}
