@@ -134,7 +134,10 @@ impl Slot {
 
     fn set(&self, captured: Option<Captured>) {
         let there = captured.is_some();
-        *self.captured.lock().unwrap_or_else(PoisonError::into_inner) = captured;
+        let mut slot = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+        // Dropped without the lock, because a capture owns its caller's log.
+        let _former = std::mem::replace(&mut *slot, captured);
+        drop(slot);
         self.capturing.store(there, Ordering::Release);
     }
 }

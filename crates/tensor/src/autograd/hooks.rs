@@ -201,7 +201,12 @@ impl Tensor {
     }
 
     /// Calls `hook` with this leaf whenever a backward pass has added to its gradient
-    /// (`register_post_accumulate_grad_hook`): an optimizer's step within the backward pass, say.
+    /// (`register_post_accumulate_grad_hook`). The hook gets the leaf as its argument, to step an optimizer within the
+    /// backward pass, for example.
+    ///
+    /// The leaf owns the hook. A hook that owns the leaf, or an optimizer of it, keeps both alive for good: use the
+    /// argument instead, and a [`Weak`] handle of the optimizer, as in the
+    /// [recipe](crate::guide::from_pytorch#optimizer-steps-in-the-backward-pass).
     ///
     /// # Errors
     /// [`Error::Gradient`] of anything but a leaf that wants a gradient.

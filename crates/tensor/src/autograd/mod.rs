@@ -46,6 +46,7 @@ pub use node::Gradients;
 pub use tensor::{GradOptions, backward, grad};
 
 pub(crate) use meta::AutogradSlot;
+pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{
     check_in_place, record, record_all, record_in_place, record_overwritten, refuse, wanted,
     wanted_in_place,

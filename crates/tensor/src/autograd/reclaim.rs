@@ -4,9 +4,12 @@
 //! rule and its hooks, and rules and hooks own values of the program. A chain of these is as long as the program makes
 //! it, so none of them is dropped from within the drop of another.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::mem::{self, ManuallyDrop};
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::thread;
 
 use super::meta::Meta;
@@ -18,6 +21,39 @@ use super::node::Parts;
 pub(super) enum Owned {
     Node(Parts),
     Meta(Box<Meta>),
+    Value(Arc<dyn Any + Send + Sync>),
+}
+
+/// A value of the program, stored outside of the graph, that may own tensors. [`reclaim`] drops it.
+pub(crate) struct Reclaimed<T: Send + Sync + 'static> {
+    value: Arc<T>,
+    /// Dropped after `value`, so that this is the last reference.
+    _last: Last,
+}
+
+struct Last(Option<Arc<dyn Any + Send + Sync>>);
+
+impl<T: Send + Sync> Reclaimed<T> {
+    pub(crate) fn new(value: T) -> Self {
+        let value = Arc::new(value);
+        Self { _last: Last(Some(Arc::clone(&value) as _)), value }
+    }
+}
+
+impl<T: Send + Sync> Deref for Reclaimed<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take() {
+            reclaim(Owned::Value(last));
+        }
+    }
 }
 
 thread_local! {

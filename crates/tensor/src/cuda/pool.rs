@@ -7,6 +7,7 @@ use warpline_alloc::{PoolOptions, PoolRoute, SegmentInfo};
 
 use super::CudaDeviceArg;
 use super::driver::{CudaMemory, Driver, DriverError};
+use crate::autograd::Reclaimed;
 use crate::called::Called as _;
 use crate::{Result, runtime};
 
@@ -95,7 +96,11 @@ impl MemPool {
         let runtime = runtime();
         let index = device.index_in(&runtime).of("MemPool::over")?;
         let allocator = runtime.device(index)?.allocator().clone();
-        let backend = allocator.backend().with_source(source);
+        // Pools may form a chain: a source may own tensors of another pool.
+        let source = Reclaimed::new(source);
+        let backend = allocator
+            .backend()
+            .with_source(move |driver, device, bytes| (*source)(driver, device, bytes));
         let pool = allocator.new_pool_over(backend, options);
         Ok(Self { allocator, pool })
     }

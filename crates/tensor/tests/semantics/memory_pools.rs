@@ -146,3 +146,25 @@ fn a_pool_of_no_device_is_an_error() {
         Ok(())
     });
 }
+
+#[test]
+fn a_chain_of_pools_whose_sources_own_tensors_is_dropped_without_recursion() {
+    let runtime = warpline::simulated(1).expect("a simulated GPU");
+    let chain = || -> Result<bool> {
+        let (alive, mut last) = (Arc::new(()), None::<warpline::Tensor>);
+        let begin = Arc::clone(&alive);
+        for _ in 0..400 {
+            let captured = (last.take(), Arc::clone(&begin));
+            let pool = MemPool::over(0, PoolOptions::default(), move |driver, device, bytes| {
+                let _ = &captured;
+                Ok(DeviceMemory::new(driver, device, bytes)?.into())
+            })?;
+            last = Some(cuda::with_mem_pool(&pool, || ones([1], 0))?);
+        }
+        drop((begin, last));
+        Ok(Arc::strong_count(&alive) == 1)
+    };
+    let small = std::thread::Builder::new().stack_size(192 << 10);
+    let thread = small.spawn(move || warpline::with_runtime(&runtime, chain)).expect("a thread");
+    assert!(thread.join().expect("no panic").expect("no error"));
+}

@@ -3,6 +3,7 @@
 mod formulas;
 mod fused;
 mod groups;
+mod in_backward;
 mod schedules;
 mod states;
 
