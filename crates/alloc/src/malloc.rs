@@ -7,6 +7,7 @@ use warpline_sync::MutexGuard;
 use warpline_sync::atomic::Ordering;
 
 use crate::allocator::Shared;
+use crate::mem_pool::Pool;
 use crate::policy::{Miss, Policies};
 use crate::rules::{round_size, segment_size};
 use crate::shard::{Granted, Request, Shard, ShardCell, State, lock};
@@ -207,6 +208,8 @@ impl<B: Backend> Shared<B> {
         {
             return Ok(served(granted));
         }
+        // Declared before the lock and so dropped after it: a pool's source may own values of the program.
+        let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         let mut policies = lock(&core.policies);
         // Until the lock is released no option changes, but some may have by now.
         let request = shard.lock().request(request.requested, request.site)?;
@@ -223,7 +226,7 @@ impl<B: Backend> Shared<B> {
         if let Some(granted) = policies.grow(&miss)? {
             return Ok(served(granted));
         }
-        if let Some(found) = self.take_from_pools(shard, request) {
+        if let Some(found) = take_from_pools(&pools, shard, request) {
             return Ok(found);
         }
         if core.is_capturing() {
@@ -255,22 +258,6 @@ impl<B: Backend> Shared<B> {
         drop(policies);
         self.core.hooks.notify_observers(&facts);
         AllocError::OutOfMemory(Box::new(facts))
-    }
-
-    /// Free memory of the private pools with `use_on_oom`. Who asks for a private pool gets no
-    /// other memory, which may be of another kind.
-    fn take_from_pools(&self, shard: &Arc<Shard<B>>, request: Request) -> Option<Served<B>> {
-        if shard.pool != 0 {
-            return None;
-        }
-        let stream = shard.lock().heap.stream;
-        let pools: Vec<_> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
-        let sharing = pools.iter().filter(|pool| pool.options.use_on_oom);
-        let mut shards = sharing.filter_map(|pool| pool.known_shard(stream));
-        shards.find_map(|shard| {
-            let granted = search(&shard, State::take_fit_again, request)?;
-            Some((shard, granted))
-        })
     }
 
     /// The last resort: memory that is idle on another stream, or in the other pool. Work on the
@@ -379,4 +366,23 @@ fn search<B: Backend>(
     let mut state = shard.lock();
     let request = state.request(request.requested, request.site).ok()?;
     if state.rules.caching { how(&mut state, request) } else { None }
+}
+
+/// Free memory of the private pools with `use_on_oom`. Who asks for a private pool gets no other memory, which may be of
+/// another kind.
+fn take_from_pools<B: Backend>(
+    pools: &[Arc<Pool<B>>],
+    shard: &Arc<Shard<B>>,
+    request: Request,
+) -> Option<Served<B>> {
+    if shard.pool != 0 {
+        return None;
+    }
+    let stream = shard.lock().heap.stream;
+    let sharing = pools.iter().filter(|pool| pool.options.use_on_oom);
+    let mut shards = sharing.filter_map(|pool| pool.known_shard(stream));
+    shards.find_map(|shard| {
+        let granted = search(&shard, State::take_fit_again, request)?;
+        Some((shard, granted))
+    })
 }

@@ -88,7 +88,9 @@ impl<B: Backend> Drop for Shard<B> {
             if !core.closed.load(Ordering::SeqCst) {
                 // No block is left, but streams still use freed ones. Nobody waits for them here.
                 let (cell, core) = (Lasting::clone(&self.cell), Arc::clone(core));
-                let orphan = Self { cell, pool: self.pool, backend: self.backend.take(), core };
+                // An orphan allocates nothing. The pool's backend is dropped here, because a pool's source may own values
+                // of the program, and orphans are released under locks.
+                let orphan = Self { cell, pool: self.pool, backend: None, core };
                 orphans.push(self.core.register(orphan));
                 return;
             }

@@ -13,16 +13,16 @@ thread_local! {
 /// standard library's. Slow: for where races are looked for.
 #[doc(hidden)]
 pub fn printed<R>(own: &str, read: impl FnOnce() -> R) -> R {
-    struct Restore;
+    struct Restore(Option<Arc<str>>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            let _ = PRINTED.try_with(|printed| printed.take());
+            let _ = PRINTED.try_with(|printed| printed.replace(self.0.take()));
         }
     }
     let line = line_of(&Backtrace::force_capture().to_string(), own);
     let line = line.unwrap_or_else(|| "a line that only debug information would tell".to_owned());
-    let _ = PRINTED.try_with(|printed| printed.replace(Some(line.into())));
-    let _restore = Restore;
+    let former = PRINTED.try_with(|printed| printed.replace(Some(line.into()))).ok().flatten();
+    let _restore = Restore(former);
     read()
 }
 

@@ -168,3 +168,38 @@ fn a_chain_of_pools_whose_sources_own_tensors_is_dropped_without_recursion() {
     let thread = small.spawn(move || warpline::with_runtime(&runtime, chain)).expect("a thread");
     assert!(thread.join().expect("no panic").expect("no error"));
 }
+
+/// Uses the allocator when it is dropped.
+struct Allocates;
+
+impl Drop for Allocates {
+    fn drop(&mut self) {
+        cuda::empty_cache();
+        let _ = ones([1 << 20], 0);
+    }
+}
+
+#[test]
+fn a_source_is_dropped_outside_the_locks_of_the_allocator() {
+    let (sender, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = warpline::open("sim:1,lazy", &Default::default()).expect("a simulated GPU");
+        let run = || {
+            let value = Allocates;
+            let pool = MemPool::over(0, PoolOptions::default(), move |driver, device, bytes| {
+                let _ = &value;
+                Ok(DeviceMemory::new(driver, device, bytes)?.into())
+            })?;
+            let x = cuda::with_mem_pool(&pool, || ones([1000], 0))?;
+            // Freed while another stream uses it: the allocator keeps it after the pool.
+            let side = cuda::Stream::new(())?;
+            cuda::with_stream(&side, || x.add(1.0).map(drop))?;
+            drop((x, pool));
+            cuda::empty_cache();
+            cuda::synchronize(())
+        };
+        warpline::with_runtime(&runtime, run).expect("no error");
+        let _ = sender.send(());
+    });
+    done.recv_timeout(std::time::Duration::from_secs(30)).expect("hangs or fails");
+}
