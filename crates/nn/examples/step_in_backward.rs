@@ -7,7 +7,7 @@ use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer};
 use warpline_nn::{Linear, Module, ReLU, Sequential};
 
 /// Steps each parameter as soon as its gradient is there, until the returned optimizers are dropped.
-fn step_in_backward(net: &impl Module) -> Result<Vec<Arc<Mutex<AdamW>>>> {
+pub(crate) fn step_in_backward(net: &impl Module) -> Result<Vec<Arc<Mutex<AdamW>>>> {
     let mut optimizers = Vec::new();
     for parameter in net.parameters() {
         let options = AdamWOptions { lr: 0.01, ..Default::default() };

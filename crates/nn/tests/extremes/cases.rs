@@ -36,6 +36,11 @@ pub(crate) fn at2(at: &str) -> Tensor {
     tensor([0i64, 1], at).expect("two indices")
 }
 
+/// A tensor without elements, of any strides.
+fn strided(at: &str, n: crate::Number) -> Result<Tensor> {
+    v(at).as_strided([0, 2], [n.i, n.i], 0)
+}
+
 fn im(at: &str, dims: usize) -> Tensor {
     let sizes = [&[1, 2][..], &[4, 4, 4][..dims]].concat();
     arange(sizes.iter().product::<usize>() as f32, at)
@@ -260,6 +265,22 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "index_copy_" |at, n| m(at).index_copy_(n.i, &at2(at), &m(at))?;
     "index_fill" |at, n| m(at).index_fill(n.i, &at2(at), 1)?;
     "index_fill_" |at, n| m(at).index_fill_(n.i, &at2(at), n.l)?;
+    "narrow" |at, n| strided(at, n)?.narrow(1, 1, 1)?;
+    "select" |at, n| strided(at, n)?.select(1, 1)?;
+    "slice" |at, n| strided(at, n)?.slice(1, .., n.u)?;
+    "unsqueeze" |at, n| strided(at, n)?.unsqueeze(0)?.sum(0)?;
+    "reshape" |at, n| strided(at, n)?.reshape([2, 0])?;
+    "diagonal" |at, n| strided(at, n)?.diagonal(1, 0, 1)?;
+    "flip" |at, n| strided(at, n)?.flip([0, 1])?;
+    "sum" |at, n| strided(at, n)?.sum(0)?;
+    "sum" |at, n| strided(at, n)?.add(1.0)?.sum(())?;
+    "add" |at, n| at2(at).add(n.l)?;
+    "mul" |at, n| at2(at).mul(n.l)?;
+    "remainder" |at, n| at2(at).remainder(n.l)?;
+    "floor_divide" |at, n| at2(at).floor_divide(n.l)?;
+    "pow" |at, n| at2(at).pow(n.l)?;
+    "fill_" |at, n| at2(at).fill_(n.l)?;
+    "take" |at, n| m(at).take(&tensor([n.l], at)?)?;
     "cuda" |at, n| Device::cuda(n.u);
     "cuda" |at, n| m(at).to(Device::cuda(n.u))?;
     "simulated" |at, n| { warpline::simulated(n.u.saturating_add(2))?; };
@@ -288,6 +309,8 @@ pub(crate) const FUNCTIONS: &[Case] = cases! {
     "conv1d" |at, n| conv1d(&im(at, 1), &k(at, 1), None, &ConvOptions { padding: [n.u].into(), ..Default::default() })?;
     "conv2d" |at, n| conv2d(&im(at, 2), &k(at, 2), None, &ConvOptions { dilation: [n.u, 1], ..Default::default() })?;
     "conv2d" |at, n| conv2d(&im(at, 2), &k(at, 2), None, &ConvOptions { groups: n.u, ..Default::default() })?;
+    "conv1d" |at, n| conv1d(&im(at, 1), &k(at, 1), None, &ConvOptions { padding: Padding::Same, dilation: [n.u], ..Default::default() })?;
+    "conv2d" |at, n| gradient(at, n.u)?;
     "conv3d" |at, n| conv3d(&im(at, 3), &k(at, 3), None, &ConvOptions { stride: [n.u; 3], padding: Padding::Zeros([n.u; 3]), ..Default::default() })?;
     "conv_transpose1d" |at, n| conv_transpose1d(&im(at, 1), &k(at, 1), None, &ConvTransposeOptions { stride: [n.u], ..Default::default() })?;
     "conv_transpose1d" |at, n| conv_transpose1d(&im(at, 1), &k(at, 1), None, &ConvTransposeOptions { padding: [n.u], ..Default::default() })?;
@@ -351,4 +374,13 @@ trait LookLen {
 
 impl LookLen for usize {
     fn look_len(self) {}
+}
+
+/// The gradient of a convolution's weight, with this stride.
+fn gradient(at: &str, stride: usize) -> Result<Tensor> {
+    let weight = k(at, 2);
+    weight.requires_grad_(true)?;
+    let options = ConvOptions { stride: [stride; 2], ..Default::default() };
+    conv2d(&im(at, 2), &weight, None, &options)?.sum(())?.backward()?;
+    Ok(weight.grad().unwrap_or(weight))
 }

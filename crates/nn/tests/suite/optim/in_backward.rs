@@ -7,13 +7,8 @@ use warpline_nn::optim::{AdamW, AdamWOptions, Optimizer};
 use warpline_nn::{Linear, Module, ReLU, Sequential};
 
 #[allow(dead_code)] // its `main` prints
-mod recipe {
-    include!("../../../examples/step_in_backward.rs");
-
-    pub(super) fn begin(net: &impl Module) -> Result<Vec<Arc<Mutex<AdamW>>>> {
-        step_in_backward(net)
-    }
-}
+#[path = "../../../examples/step_in_backward.rs"]
+mod recipe;
 
 fn net(device: Device) -> Result<Sequential> {
     manual_seed(3);
@@ -32,7 +27,7 @@ fn steps_like_a_loop(device: Device) -> Result<()> {
     let (plain, hooked) = (net(device)?, net(device)?);
     let options = AdamWOptions { lr: 0.01, ..Default::default() };
     let mut optimizer = AdamW::new(plain.parameters(), options)?;
-    let optimizers = recipe::begin(&hooked)?;
+    let optimizers = recipe::step_in_backward(&hooked)?;
     for _ in 0..5 {
         loss(&plain, &x)?.backward()?;
         optimizer.step()?;
@@ -67,7 +62,7 @@ fn a_model_that_steps_in_its_backward_pass_is_freed_with_its_optimizers() {
                 let _ = &owned;
                 Ok(None)
             })?;
-            let optimizers = recipe::begin(&net)?;
+            let optimizers = recipe::step_in_backward(&net)?;
             loss(&net, &randn([32, 8], device)?)?.backward()?;
             if model_first {
                 drop(net);
