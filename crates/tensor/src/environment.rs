@@ -14,6 +14,7 @@ const SETTINGS: &[&str] = &[
     "WARPLINE_NCCL",
     "WARPLINE_NVML",
     "WARPLINE_NVRTC",
+    "WARPLINE_SECRET",
 ];
 
 /// Those that launchers, builds and tests of this workspace set for themselves, and all that begin with

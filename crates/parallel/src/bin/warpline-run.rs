@@ -8,7 +8,7 @@ use clap::Parser;
 use warpline_parallel::distributed::launch::Launch;
 
 /// Starts a program as several ranks on this host, each with RANK, LOCAL_RANK, WORLD_SIZE,
-/// MASTER_ADDR and MASTER_PORT in its environment. Each line of output comes after `[rank]: `. When a
+/// MASTER_ADDR, MASTER_PORT and a new WARPLINE_SECRET in its environment. Each line of output comes after `[rank]: `. When a
 /// rank fails the others are killed, and its exit code is this one's.
 #[derive(Parser)]
 #[command(name = "warpline-run", version)]

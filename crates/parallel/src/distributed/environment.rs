@@ -3,10 +3,10 @@
 use std::env::VarError;
 use std::time::Duration;
 
-use super::{Error, Result};
+use super::{Error, Result, Secret};
 
-/// What the environment says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The settings of a rank.
+#[derive(Clone, Debug)]
 pub(super) struct Environment {
     pub(super) rank: usize,
     pub(super) world_size: usize,
@@ -17,6 +17,7 @@ pub(super) struct Environment {
     /// Whether the launcher hosts the store, not rank 0.
     pub(super) launcher_hosts: bool,
     pub(super) debug: bool,
+    pub(super) secret: Option<Secret>,
 }
 
 /// The default of `init_process_group`, as PyTorch's for NCCL.
@@ -136,6 +137,10 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
         problems.0.push(format!("{rank_name} is {rank}, but there are {world_size} ranks"));
     }
     let launcher_hosts = problems.text(read, "WARPLINE_LAUNCHER_STORE").is_some_and(|v| v == "1");
+    let secret = problems.text(read, "WARPLINE_SECRET").and_then(|text| {
+        let secret = Secret::new(text);
+        secret.map_err(|error| problems.0.push(format!("WARPLINE_SECRET: {error}"))).ok()
+    });
     let debug = problems.text(read, "WARPLINE_DISTRIBUTED_DEBUG");
     let debug = match debug.as_deref() {
         None | Some("" | "OFF" | "INFO") => false,
@@ -149,7 +154,16 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
     };
     match (rank, world_size, host, port) {
         (Some(rank), Some(world_size), Some(host), Some(port)) if problems.0.is_empty() => {
-            Ok(Environment { rank, world_size, local_rank, host, port, launcher_hosts, debug })
+            Ok(Environment {
+                rank,
+                world_size,
+                local_rank,
+                host,
+                port,
+                launcher_hosts,
+                debug,
+                secret,
+            })
         }
         _ => Err(Error::Environment { problems: problems.0 }),
     }
@@ -264,6 +278,18 @@ mod tests {
         let own = ("WARPLINE_MASTER_PORT", "7000");
         assert_eq!(port(&[("MASTER_PORT", "29500"), agent, own]), 7000);
         assert_eq!(port(&[own]), 7000);
+    }
+
+    #[test]
+    fn the_secret_is_read_and_never_printed() {
+        let own = [("RANK", "0"), ("WORLD_SIZE", "1")];
+        let found = |secret| with(&[&STORE[..], &own, &[("WARPLINE_SECRET", secret)]].concat());
+        let text = "correct horse battery staple";
+        let printed = format!("{:?}", found(text).unwrap());
+        assert!(printed.contains("Secret(..)") && !printed.contains("horse"), "{printed}");
+        let error = found("hunter2").unwrap_err().to_string();
+        assert!(error.contains("WARPLINE_SECRET") && !error.contains("hunter2"), "{error}");
+        assert!(found("").is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How ranks come together in a group.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::environment::{self, DEFAULT_TIMEOUT, Environment};
 use super::group::Parts;
+use super::store::Deadline;
 use super::{Error, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
 
 /// What [`init_process_group`] is given.
@@ -21,7 +22,8 @@ pub struct InitOptions {
     pub rank: usize,
     /// How many ranks there are.
     pub world_size: usize,
-    /// How long a collective may take, and the coming together of all ranks.
+    /// Time for a collective, and for all ranks to come together. A store that does not answer can
+    /// add its own limit for calls without a timeout.
     pub timeout: Duration,
     /// The index of this rank's device. `None` is the rank modulo the number of devices, as PyTorch
     /// guesses: right where each host has as many ranks as devices.
@@ -62,6 +64,7 @@ impl InitOptions {
     /// | `LOCAL_RANK` | the index of its device. Where only one device is visible, that one. Without it, as [`InitOptions::device`] says |
     /// | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 hosts the store |
     /// | `WARPLINE_MASTER_PORT` | the same, before `MASTER_PORT` |
+    /// | `WARPLINE_SECRET` | the job's [`Secret`](super::Secret), the same random text on every rank |
     /// | `WARPLINE_DISTRIBUTED_DEBUG` | `DETAIL`: [`InitOptions::debug`] |
     ///
     /// Where `RANK` is not set, Open MPI's `OMPI_COMM_WORLD_RANK`, `_SIZE` and `_LOCAL_RANK` are taken, or
@@ -74,12 +77,15 @@ impl InitOptions {
     /// after 65535), which has to be free on rank 0's host, or at `WARPLINE_MASTER_PORT`.
     ///
     /// A process makes its store once: groups that are made later from the environment meet there
-    /// too. Rank 0 listens on the loopback alone where `MASTER_ADDR` is that, otherwise on all of
-    /// its host's addresses.
+    /// too. Rank 0 listens on `MASTER_ADDR` alone, which has to be an address of its host, or a name
+    /// of one. A loopback address needs no `WARPLINE_SECRET`, but is open to all users of the machine
+    /// without one; every other address needs it. `warpline-run` makes a secret for its ranks.
     ///
     /// # Errors
     /// [`Error::Environment`], which names each variable that is missing or wrong, a local rank for
-    /// which there is no device included; [`Error::Store`] where the store cannot be hosted or reached.
+    /// which there is no device included; [`Error::Store`] if the store cannot be hosted or reached,
+    /// with [`StoreError::NeedsSecret`] if `MASTER_ADDR` is not a loopback address and there is no
+    /// `WARPLINE_SECRET`.
     pub fn from_env() -> Result<Self> {
         Self::from_env_with(DEFAULT_TIMEOUT)
     }
@@ -106,31 +112,39 @@ impl InitOptions {
 static STORE: Mutex<Option<(Environment, Arc<TcpStore>)>> = Mutex::new(None);
 
 fn store_of(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
-    let mut made = STORE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((from, store)) = &*made
-        && (&from.host, from.port, from.rank) == (&found.host, found.port, found.rank)
+    let kept = || STORE.lock().unwrap_or_else(PoisonError::into_inner);
+    let hosts = found.rank == 0 && !found.launcher_hosts;
     {
-        return Ok(Arc::clone(store));
+        let mut kept = kept();
+        if let Some((from, store)) = &*kept
+            && (&from.host, from.port, from.rank) == (&found.host, found.port, found.rank)
+        {
+            return Ok(Arc::clone(store));
+        }
+        if hosts {
+            let addresses = listening(&found.host, found.port)?;
+            let store = Arc::new(TcpStore::host_with(&*addresses, found.secret.as_ref())?);
+            *kept = Some((found.clone(), Arc::clone(&store)));
+            return Ok(store);
+        }
     }
-    let address = (found.host.as_str(), found.port);
-    let store = if found.rank == 0 && !found.launcher_hosts {
-        TcpStore::host(listening(address))?
-    } else {
-        TcpStore::connect(address, timeout)?
-    };
-    let store = Arc::new(store);
-    *made = Some((found.clone(), Arc::clone(&store)));
+    // Without the lock: another thread with a shorter timeout does not wait for this one.
+    let address = (found.host.clone(), found.port);
+    let store = Arc::new(TcpStore::connect_with(address, found.secret.as_ref(), timeout)?);
+    *kept() = Some((found.clone(), Arc::clone(&store)));
     Ok(store)
 }
 
-/// Where rank 0 listens.
-fn listening((host, port): (&str, u16)) -> SocketAddr {
-    let found: Vec<_> = (host, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
-    match found.iter().map(SocketAddr::ip).find(|ip| !ip.is_loopback()) {
-        None if !found.is_empty() => found[0],
-        Some(IpAddr::V6(_)) => (Ipv6Addr::UNSPECIFIED, port).into(),
-        _ => (Ipv4Addr::UNSPECIFIED, port).into(),
-    }
+/// Addresses at which rank 0 may listen. Loopback addresses come last, because some systems give a
+/// host's own name one of them beside the address that other hosts know.
+fn listening(host: &str, port: u16) -> Result<Vec<SocketAddr>, StoreError> {
+    let found = (host, port).to_socket_addrs().map_err(|error| StoreError::Bind {
+        address: format!("{host}:{port}"),
+        reason: error.to_string(),
+    })?;
+    let mut found: Vec<_> = found.collect();
+    found.sort_by_key(|address| address.ip().is_loopback());
+    Ok(found)
 }
 
 /// Brings the ranks together in a process group (`torch.distributed.init_process_group`). All call
@@ -171,6 +185,7 @@ fn listening((host, port): (&str, u16)) -> SocketAddr {
 /// [`Error::Op`] without a GPU or without NCCL.
 pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, .. } = options;
+    let deadline = Deadline::after(options.timeout);
     if rank >= world_size {
         let reason = format!("there are {world_size} ranks, numbered from 0 on");
         return Err(Error::InvalidArgument { op: "init_process_group", rank, reason });
@@ -191,9 +206,9 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
             break Arc::new(store);
         }
     };
-    let joined = join(options, runtime, device, Arc::<PrefixStore>::clone(&store));
-    if joined.is_err() {
-        // As far as the store can still be told.
+    let joined = join(options, runtime, device, Arc::<PrefixStore>::clone(&store), deadline);
+    if !matches!(joined, Ok(_) | Err(Error::Store(_))) {
+        // The error that is returned matters more than one of this call.
         let _ = store.set(GIVEN_UP, b"");
     }
     joined
@@ -221,14 +236,17 @@ fn join(
     runtime: Runtime,
     device: usize,
     store: Arc<dyn Store>,
+    deadline: Deadline,
 ) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
     let driver = runtime.device(device)?.driver();
     let nccl = |e| Error::Op(warpline::Error::driver("init_process_group", e));
     store.set(&format!("came/{rank}"), b"")?;
     let failed = |reason: String| {
-        let came = |other: &usize| store.check(&[&format!("came/{other}")]).unwrap_or(false);
-        let missing = (0..world_size).filter(|other| !came(other)).collect();
+        let came = |other| store.check(&[&format!("came/{other}")]);
+        // A store that is gone is asked once, not for every rank.
+        let asked = (0..world_size).map_while(|other| Some((other, came(other).ok()?)));
+        let missing = asked.filter(|(_, came)| !came).map(|(other, _)| other).collect();
         Error::Init { rank, world_size, reason, missing }
     };
     let id = if rank == 0 {
@@ -239,7 +257,7 @@ fn join(
         id.map_err(nccl)?
     } else {
         driver.nccl().map_err(nccl)?;
-        let told = match store.get("id", timeout) {
+        let told = match store.get("id", deadline.left()) {
             Err(error @ StoreError::Timeout { .. }) => return Err(failed(error.to_string())),
             told => told?,
         };
@@ -247,7 +265,7 @@ fn join(
         let text = || format!("rank 0 has no id: {}", String::from_utf8_lossy(&told));
         UniqueId::from_bytes(bytes.map_err(|_| failed(text()))?)
     };
-    let comm = Communicator::new(driver, device, &id, world_size, rank, timeout);
+    let comm = Communicator::new(driver, device, &id, world_size, rank, deadline.left());
     let comm = comm.map_err(|error| failed(error.to_string()))?;
     ProcessGroup::new(Parts {
         name: options.name,
@@ -264,6 +282,15 @@ fn join(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rank_0_listens_where_it_was_told() {
+        let addresses = |host| listening(host, 7).unwrap();
+        assert_eq!(addresses("10.1.2.3"), [SocketAddr::from(([10, 1, 2, 3], 7))]);
+        assert!(addresses("localhost").iter().all(|address| address.ip().is_loopback()));
+        let error = listening("no.such.host.invalid", 7).unwrap_err().to_string();
+        assert!(error.contains("no.such.host.invalid:7"), "{error}");
+    }
 
     #[test]
     fn ranks_are_spread_over_the_devices() {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::TcpStore;
+use super::{Secret, TcpStore};
 
 /// Where a line was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +25,10 @@ pub type OnLine = Arc<dyn Fn(usize, Output, &str) + Send + Sync>;
 
 /// A program that is to run as several ranks on this host.
 ///
-/// Each process finds `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and
-/// `MASTER_PORT` in its environment, and
+/// Each process finds `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`,
+/// `MASTER_PORT` and a new `WARPLINE_SECRET` in its environment, and
 /// [`InitOptions::from_env`](super::InitOptions::from_env) does the rest. The store is the launcher's
-/// own, so that it outlives each rank.
+/// own, so that it outlives each rank. The secret keeps other users of the machine out of it.
 ///
 /// ```no_run
 /// use warpline_parallel::distributed::launch::Launch;
@@ -119,7 +119,9 @@ impl Launch {
             let text = "at least one rank has to be started";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let store = TcpStore::host("127.0.0.1:0").map_err(io::Error::other)?;
+        let secret = Secret::random().map_err(io::Error::other)?;
+        let store =
+            TcpStore::host_with("127.0.0.1:0", Some(&secret)).map_err(io::Error::other)?;
         let (ended, ends) = channel();
         let mut ranks = Ranks {
             children: Vec::new(),
@@ -143,6 +145,8 @@ impl Launch {
             command.env("MASTER_ADDR", "127.0.0.1");
             command.env("MASTER_PORT", ranks._store.port().to_string());
             command.env("WARPLINE_LAUNCHER_STORE", "1");
+            // The environment of a process, unlike its arguments, is its user's alone to read.
+            command.env("WARPLINE_SECRET", secret.to_text().unwrap_or_default());
             command.envs(self.variables.iter().map(|(name, value)| (name, value)));
             let child = command.spawn().map_err(|error| {
                 let text = format!("{} cannot be started: {error}", self.program.display());

@@ -71,6 +71,12 @@ fn reported(group: &Shared) -> String {
     String::from_utf8_lossy(&told).into_owned()
 }
 
+/// The error of a call to the store after which further calls are in vain.
+fn lost(result: Result<(), StoreError>) -> Option<StoreError> {
+    use StoreError::{Lost, NotAStore, WrongSecret};
+    result.err().filter(|e| matches!(e, Lost { .. } | NotAStore { .. } | WrongSecret { .. }))
+}
+
 /// Publishes this rank's record, reads the others', and says what is wrong.
 fn examine(group: &Shared, reason: String, unfinished: Option<Call>) -> Failure {
     let (parts, rank) = (&group.parts, group.rank());
@@ -83,22 +89,23 @@ fn examine(group: &Shared, reason: String, unfinished: Option<Call>) -> Failure 
         Some(call) => format!("rank {rank} has reported of {}: {reason}", call.text),
         None => format!("rank {rank} has reported: {reason}"),
     };
-    let mut lost = None;
-    let mut note = |result: Result<(), StoreError>| {
-        if let Err(error @ StoreError::Lost { .. }) = result {
-            lost = Some(error);
-        }
-    };
-    note(parts.store.set(&format!("record/{rank}"), &record::encode(&own)));
-    note(parts.store.compare_set(FAILED, b"", told.as_bytes()).map(drop));
+    let mut lost = lost(
+        parts.store.set(&format!("record/{rank}"), &record::encode(&own)).and_then(|()| {
+            parts.store.compare_set(FAILED, b"", told.as_bytes()).map(drop)
+        }),
+    );
     let deadline = Instant::now() + bound(parts.timeout);
     let (mut others, mut missing) = (Vec::new(), Vec::new());
     for other in (0..parts.comm.ranks()).filter(|other| *other != rank) {
+        if lost.is_some() {
+            // Each further call would wait for the store again.
+            break;
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         match parts.store.get(&format!("record/{other}"), left) {
             Ok(bytes) => others.push((other, record::decode(&bytes))),
             Err(StoreError::Timeout { .. }) => missing.push(other),
-            Err(error) => note(Err(error)),
+            Err(error) => lost = self::lost(Err(error)),
         }
     }
     let mut reason = reason;

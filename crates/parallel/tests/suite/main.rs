@@ -12,7 +12,11 @@ mod groups;
 mod launcher;
 mod processes;
 mod store;
+mod store_deadlines;
+mod store_hostile;
+mod store_secret;
 mod store_tcp;
+mod store_wire;
 
 /// The name that a test of a module, as of `module_path!`, has in this program.
 fn named(module: &str, test: &str) -> String {

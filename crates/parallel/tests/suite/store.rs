@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use warpline_parallel::distributed::{
-    FileStore, HashStore, MAX_KEY, MAX_VALUE, PrefixStore, Store, StoreError, StoreResult, TcpStore,
+    FileStore, HashStore, MAX_KEY, MAX_STORED, MAX_VALUE, PrefixStore, Store, StoreError,
+    StoreResult, TcpStore,
 };
 
 /// Long enough to be never reached.
@@ -16,10 +17,10 @@ const LONG: Duration = Duration::from_secs(60);
 const NONE: Duration = Duration::ZERO;
 
 /// A file that is not there, and is removed in the end.
-struct TempFile(PathBuf);
+pub(crate) struct TempFile(pub(crate) PathBuf);
 
 impl TempFile {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "warpline-store-{}-{}",
@@ -241,6 +242,43 @@ fn what_is_too_large_is_refused_and_what_just_fits_is_not() {
         }
         assert!(!other.check(&["k"]).unwrap(), "{name}");
     }
+}
+
+#[test]
+fn a_store_refuses_values_beyond_its_limit_and_has_room_again_after_a_delete() {
+    for (name, [store, other], _kept) in stores() {
+        // Files are slow to fill, and have the same code.
+        if name == "file" || name == "prefix" {
+            continue;
+        }
+        let value = vec![7; MAX_VALUE];
+        let mut set = 0;
+        let error = loop {
+            match store.set(&set.to_string(), &value) {
+                Ok(()) => set += 1,
+                Err(error) => break error,
+            }
+            assert!(set * MAX_VALUE <= MAX_STORED, "{name}");
+        };
+        assert!(matches!(error, StoreError::Full { op: "set", .. }), "{name}: {error}");
+        assert_eq!(set, MAX_STORED / MAX_VALUE - 1, "{name}");
+        let error = store.compare_set("another", b"", &value).unwrap_err();
+        assert!(matches!(error, StoreError::Full { op: "compare_set", .. }), "{name}: {error}");
+        // An old value's room is its successor's.
+        store.set("0", &value).unwrap();
+        assert!(other.delete("0").unwrap(), "{name}");
+        other.set("another", &value).unwrap();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_fifo_is_refused_as_a_stores_file() {
+    let file = TempFile::new();
+    let made = std::process::Command::new("mkfifo").arg(&file.0).status().unwrap();
+    assert!(made.success());
+    let error = FileStore::open(&file.0).unwrap_err();
+    assert!(matches!(error, StoreError::File { op: "open", .. }), "{error}");
 }
 
 /// A store of a program's own, which knows nothing but to say what it was asked.

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use warpline_parallel::distributed::{Store, StoreError, TcpStore};
 
+use crate::store_wire::{message, shake_hands};
+
 /// Long enough to be never reached.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -61,11 +63,11 @@ fn a_client_that_goes_is_noticed_even_while_it_waits() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     {
         let _idle = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
-        let mut waits = stranger(&host, b"WLSTORE1");
+        let mut waits = TcpStream::connect(("127.0.0.1", host.port())).unwrap();
+        shake_hands(&mut waits, b"");
         // A `get` of "k" for a minute.
         let body = [&[1][..], &60_000i64.to_le_bytes(), &1u32.to_le_bytes(), b"k"].concat();
-        waits.write_all(&(body.len() as u32).to_le_bytes()).unwrap();
-        waits.write_all(&body).unwrap();
+        waits.write_all(&message(&body)).unwrap();
         assert_eq!(host.connections(), 2);
     }
     let deadline = Instant::now() + LONG;
@@ -75,29 +77,33 @@ fn a_client_that_goes_is_noticed_even_while_it_waits() {
     }
 }
 
-/// Connects and says something.
-fn stranger(host: &TcpStore, says: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(("127.0.0.1", host.port())).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    let _ = stream.write_all(says);
-    let mut greeting = [0; 8];
-    stream.read_exact(&mut greeting).unwrap();
-    stream
-}
-
 #[test]
 fn a_stranger_is_turned_away_and_disturbs_nobody() {
     let host = TcpStore::host("127.0.0.1:0").unwrap();
     let client = TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap();
-    let huge = [b"WLSTORE1".as_slice(), &u32::MAX.to_le_bytes()].concat();
-    let nonsense = [b"WLSTORE1".as_slice(), &5u32.to_le_bytes(), b"\xff\0\0\0\0"].concat();
-    for says in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0; 64], &huge, &nonsense] {
-        let mut stream = stranger(&host, says);
+    let connect = || {
+        let stream = TcpStream::connect(("127.0.0.1", host.port())).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+    };
+    let closed = |mut stream: TcpStream| {
         // Closed, or reset where bytes were left unread.
         let mut rest = Vec::new();
         if stream.read_to_end(&mut rest).is_ok() {
             assert_eq!(rest, b"");
         }
+    };
+    for says in [b"GET / HTTP/1.1\r\nHost: a-host-with-a-long-name\r\n\r\n".as_slice(), &[0; 64]] {
+        let mut stream = connect();
+        stream.write_all(says).unwrap();
+        closed(stream);
+        assert_eq!(client.add("n", 1).unwrap(), host.add("n", 0).unwrap());
+    }
+    for says in [u32::MAX.to_le_bytes().to_vec(), message(b"\xff\0\0\0\0")] {
+        let mut stream = connect();
+        shake_hands(&mut stream, b"");
+        stream.write_all(&says).unwrap();
+        closed(stream);
         assert_eq!(client.add("n", 1).unwrap(), host.add("n", 0).unwrap());
     }
     // Silent ones hold up nobody either.

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use warpline::cuda::Stream;
 use warpline::{Runtime, Tensor};
@@ -160,12 +160,11 @@ impl Shared {
     fn explained(&self, error: warpline::Error) -> Error {
         if is_of_comm(&error) {
             self.wake(|wanted| wanted.trouble = Some(error.to_string()));
-            // It asks the other ranks, within bounds.
-            let mut left = watchdog::bound(self.parts.timeout) + Duration::from_secs(10);
-            let nap = Duration::from_millis(2);
-            while self.failure.get().is_none() && !left.is_zero() {
-                std::thread::sleep(nap);
-                left = left.saturating_sub(nap);
+            // The watchdog asks the other ranks, within bounds.
+            let bound = watchdog::bound(self.parts.timeout) + Duration::from_secs(10);
+            let begun = Instant::now();
+            while self.failure.get().is_none() && begun.elapsed() < bound {
+                std::thread::sleep(Duration::from_millis(2));
             }
         }
         self.check_alive().err().unwrap_or(Error::Op(error))

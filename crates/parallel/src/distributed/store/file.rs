@@ -1,44 +1,54 @@
 //! A store in a file that all ranks can open.
 
-use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
-use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, may_set, sum, timed_out};
+use super::deadline::Deadline;
+use super::values::Values;
+use super::{MAX_KEY, MAX_VALUE, StoreError, StoreResult, Unchecked, timed_out};
 
-/// What the file begins with.
+/// The first bytes of the file.
 const MAGIC: &[u8; 8] = b"WLFSTOR1";
-/// Of a record: its kind, the key's length, the value's.
+/// Bytes of a record before its key: its kind, the key's length, the value's.
 const HEADER: usize = 9;
 const SET: u8 = 1;
 const DELETE: u8 = 2;
-/// How often the file is looked at while a key is waited for.
+/// Pause between two looks at the file while a key is waited for.
 const POLL: Duration = Duration::from_millis(5);
+/// Pause between two tries to lock the file.
+const LOCK_POLL: Duration = Duration::from_millis(1);
+/// Time for a call that has no timeout of its own.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A store in a file that all ranks can open (`torch.distributed.FileStore`).
 ///
-/// The file is a log, to which every change is appended under an exclusive lock on it. A process
-/// that is killed while it appends leaves a record without an end, which nobody sees and the next
-/// one to append removes. The file is made where it does not exist and never deleted: a run has to
-/// begin with one that no earlier run used. On a network's file system its locks have to be seen by
-/// all hosts.
+/// The file is a log, to which every change is appended under an exclusive lock on it, so it grows
+/// with every change. A process that is killed while it appends leaves a record without an end,
+/// which readers ignore and the next change overwrites. The file is made where it does not exist and
+/// never deleted: a run has to begin with a file that no earlier run used. On a network file system
+/// the locks have to be seen by all hosts.
+///
+/// A timeout includes the time for the lock. Calls without a timeout wait 30 seconds for it.
 #[derive(Debug)]
 pub struct FileStore {
     path: PathBuf,
-    log: Mutex<Log>,
+    /// `None` while a thread uses the log.
+    log: Mutex<Option<Log>>,
+    /// Notified when the log is put back.
+    free: Condvar,
 }
 
 /// A record's kind, key and value.
 type Entry<'a> = (u8, &'a str, &'a [u8]);
 
-/// The file, and what of it was read.
+/// The file, and the values in its first `read` bytes.
 #[derive(Debug)]
 struct Log {
     file: File,
-    values: HashMap<String, Vec<u8>>,
+    values: Values,
     read: u64,
 }
 
@@ -46,39 +56,79 @@ impl FileStore {
     /// The store in the file at `path`.
     ///
     /// # Errors
-    /// [`StoreError::File`] where it cannot be opened, or holds something else.
+    /// [`StoreError::File`] if the file cannot be opened or locked, or is not a store's.
     pub fn open(path: impl AsRef<Path>) -> StoreResult<Self> {
         let path = path.as_ref().to_path_buf();
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let file = options.open(&path).map_err(|error| failed("open", &path, &error))?;
-        let log = Mutex::new(Log { file, values: HashMap::new(), read: 0 });
-        let store = Self { path, log };
+        let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+        if !is_file {
+            return Err(failed("open", &path, &not_a_store("what is there")));
+        }
+        let log = Some(Log { file, values: Values::default(), read: 0 });
+        let store = Self { path, log: Mutex::new(log), free: Condvar::new() };
         store.locked("open", |_| Ok(()))?;
         Ok(store)
     }
 
-    /// Where it is.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Runs `f` on all that is in the file, which nobody else changes meanwhile.
+    /// Takes the log for this thread; `None` if other threads use it until the deadline.
+    fn take(&self, deadline: Deadline) -> Option<Log> {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = deadline.left().min(Duration::from_secs(3600));
+            if log.is_some() || left.is_zero() {
+                return log.take();
+            }
+            log = self.free.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Runs `f` on the whole log under the file's lock; `None` if the lock is not free until the
+    /// deadline.
+    fn locked_until<R>(
+        &self,
+        op: &'static str,
+        deadline: Deadline,
+        f: impl FnOnce(&mut Log) -> StoreResult<R>,
+    ) -> StoreResult<Option<R>> {
+        let Some(mut log) = self.take(deadline) else { return Ok(None) };
+        let fail = |error| failed(op, &self.path, &error);
+        let result = match log.try_lock(deadline).map_err(fail) {
+            Ok(true) => {
+                let result = log.catch_up().map_err(fail).and_then(|()| f(&mut log).map(Some));
+                log.file.unlock().map_err(fail).and(result)
+            }
+            other => other.map(|_| None),
+        };
+        *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log);
+        self.free.notify_one();
+        result
+    }
+
+    /// Runs a call that has no timeout of its own.
     fn locked<R>(
         &self,
         op: &'static str,
         f: impl FnOnce(&mut Log) -> StoreResult<R>,
     ) -> StoreResult<R> {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let fail = |error| failed(op, &self.path, &error);
-        log.file.lock().map_err(fail)?;
-        let result = log.catch_up().map_err(fail).and_then(|()| f(&mut log));
-        log.file.unlock().map_err(fail)?;
-        result
+        let done = self.locked_until(op, Deadline::after(CALL_TIMEOUT), f)?;
+        let reason = || format!("another process has held its lock for {CALL_TIMEOUT:?}");
+        let busy = || failed(op, &self.path, &io::Error::new(io::ErrorKind::TimedOut, reason()));
+        done.ok_or_else(busy)
     }
 
     fn append(&self, op: &'static str, log: &mut Log, entry: Entry<'_>) -> StoreResult<()> {
+        let (kind, key, value) = entry;
+        if kind == SET {
+            log.values.check_room(op, key, value)?;
+        }
         log.append(entry).map_err(|error| failed(op, &self.path, &error))
     }
 
@@ -87,16 +137,17 @@ impl FileStore {
         (op, keys, timeout): (&'static str, &[&str], Duration),
         found: impl Fn(&Log) -> Option<R>,
     ) -> StoreResult<R> {
-        let deadline = Instant::now().checked_add(timeout);
+        let deadline = Deadline::after(timeout);
         loop {
-            if let Some(found) = self.locked(op, |log| Ok(found(log)))? {
+            // A timeout of zero waits for no key, but still for a lock that is held for a moment.
+            let lock = Deadline::after(deadline.left().max(POLL));
+            if let Some(Some(found)) = self.locked_until(op, lock, |log| Ok(found(log)))? {
                 return Ok(found);
             }
-            let left = deadline.map_or(POLL, |d| d.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
+            if deadline.has_passed() {
                 return Err(timed_out(op, keys, timeout));
             }
-            std::thread::sleep(left.min(POLL));
+            std::thread::sleep(deadline.left().min(POLL));
         }
     }
 }
@@ -106,11 +157,23 @@ fn failed(op: &'static str, path: &Path, error: &io::Error) -> StoreError {
 }
 
 impl Log {
-    /// Reads what was appended since. The file is locked.
+    /// Locks the file; false if it is locked until the deadline.
+    fn try_lock(&self, deadline: Deadline) -> io::Result<bool> {
+        loop {
+            match self.file.try_lock() {
+                Ok(()) => return Ok(true),
+                Err(TryLockError::Error(error)) => return Err(error),
+                Err(TryLockError::WouldBlock) if deadline.has_passed() => return Ok(false),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_POLL),
+            }
+        }
+    }
+
+    /// Reads the records that were appended since the last call. The file is locked.
     fn catch_up(&mut self) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         if length < self.read {
-            // Somebody emptied it.
+            // Another process has emptied it.
             self.read = 0;
             self.values.clear();
         }
@@ -118,32 +181,32 @@ impl Log {
             return Ok(());
         }
         self.file.seek(SeekFrom::Start(self.read))?;
-        let mut bytes = Vec::new();
-        (&self.file).take(length - self.read).read_to_end(&mut bytes)?;
-        let mut rest = bytes.as_slice();
+        // Records are read one by one, so that a file of any size takes the memory of its values.
+        let mut rest = BufReader::new((&self.file).take(length - self.read));
         if self.read == 0 {
-            let Some((magic, after)) = rest.split_at_checked(MAGIC.len()) else {
-                // Killed while it wrote the first bytes, or another file.
-                let ours = MAGIC.starts_with(rest);
-                return if ours { Ok(()) } else { Err(not_a_store("its first bytes")) };
-            };
-            if magic != MAGIC {
+            let mut magic = Vec::new();
+            rest.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
+            if !MAGIC.starts_with(&magic) {
                 return Err(not_a_store("its first bytes"));
             }
-            (rest, self.read) = (after, MAGIC.len() as u64);
-        }
-        while let Some(((kind, key, value), size)) = record(rest)? {
-            match kind {
-                SET => drop(self.values.insert(key.into(), value.into())),
-                _ => drop(self.values.remove(key)),
+            if magic.len() < MAGIC.len() {
+                // A process was killed while it wrote them.
+                return Ok(());
             }
-            rest = &rest[size..];
-            self.read += size as u64;
+            self.read = MAGIC.len() as u64;
+        }
+        let mut bytes = Vec::new();
+        while let Some((kind, key, value)) = record(&mut rest, &mut bytes)? {
+            match kind {
+                SET => self.values.set("open", key, value).map_err(io::Error::other)?,
+                _ => drop(self.values.delete(key)),
+            }
+            self.read += bytes.len() as u64;
         }
         Ok(())
     }
 
-    /// Appends a record, in place of one that has no end.
+    /// Appends a record, over one that has no end.
     fn append(&mut self, (kind, key, value): Entry<'_>) -> io::Result<()> {
         self.file.set_len(self.read)?;
         self.file.seek(SeekFrom::Start(self.read))?;
@@ -159,29 +222,32 @@ impl Log {
         self.file.write_all(&bytes)?;
         self.read += bytes.len() as u64;
         match kind {
-            SET => drop(self.values.insert(key.into(), value.into())),
-            _ => drop(self.values.remove(key)),
+            SET => self.values.set("open", key, value).map_err(io::Error::other),
+            _ => {
+                self.values.delete(key);
+                Ok(())
+            }
         }
-        Ok(())
     }
 }
 
-/// The first record of some bytes, with its size; `None` where they do not hold all of it.
-fn record(bytes: &[u8]) -> io::Result<Option<(Entry<'_>, usize)>> {
-    let Some((header, rest)) = bytes.split_at_checked(HEADER) else { return Ok(None) };
-    let length = |at: usize| {
-        let bytes = [header[at], header[at + 1], header[at + 2], header[at + 3]];
-        u32::from_le_bytes(bytes) as usize
-    };
-    let (kind, key, value) = (header[0], length(1), length(5));
+/// The next record, in `bytes`; `None` at the end and for a record without an end.
+fn record<'a>(from: &mut impl Read, bytes: &'a mut Vec<u8>) -> io::Result<Option<Entry<'a>>> {
+    bytes.clear();
+    from.by_ref().take(HEADER as u64).read_to_end(bytes)?;
+    let &[kind, k0, k1, k2, k3, v0, v1, v2, v3] = bytes.as_slice() else { return Ok(None) };
+    let key = u32::from_le_bytes([k0, k1, k2, k3]) as usize;
+    let value = u32::from_le_bytes([v0, v1, v2, v3]) as usize;
     if !matches!(kind, SET | DELETE) || key > MAX_KEY || value > MAX_VALUE {
         return Err(not_a_store("a record"));
     }
-    let Some((key, rest)) = rest.split_at_checked(key) else { return Ok(None) };
-    let Some((value, _)) = rest.split_at_checked(value) else { return Ok(None) };
-    let size = HEADER + key.len() + value.len();
+    from.take((key + value) as u64).read_to_end(bytes)?;
+    let Some((key, value)) = bytes[HEADER..].split_at_checked(key).filter(|(_, v)| v.len() == value)
+    else {
+        return Ok(None);
+    };
     let key = std::str::from_utf8(key).map_err(|_| not_a_store("a key"))?;
-    Ok(Some(((kind, key, value), size)))
+    Ok(Some((kind, key, value)))
 }
 
 fn not_a_store(what: &str) -> io::Error {
@@ -195,12 +261,12 @@ impl Unchecked for FileStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        self.waited(("get", &[key], timeout), |log| log.values.get(key).cloned())
+        self.waited(("get", &[key], timeout), |log| log.values.get(key).map(|v| v.to_vec()))
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
         self.locked("add", |log| {
-            let sum = sum(key, log.values.get(key).map(Vec::as_slice), amount)?;
+            let sum = log.values.sum(key, amount)?;
             self.append("add", log, (SET, key, sum.to_string().as_bytes()))?;
             Ok(sum)
         })
@@ -213,9 +279,8 @@ impl Unchecked for FileStore {
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
         self.locked("compare_set", |log| {
-            let value = log.values.get(key);
-            if !may_set(value.map(Vec::as_slice), expected) {
-                return Ok(value.cloned());
+            if !log.values.may_set(key, expected) {
+                return Ok(log.values.get(key).map(|value| value.to_vec()));
             }
             self.append("compare_set", log, (SET, key, desired))?;
             Ok(Some(desired.into()))
@@ -224,7 +289,7 @@ impl Unchecked for FileStore {
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
         self.locked("delete", |log| {
-            if !log.values.contains_key(key) {
+            if !log.values.contains(key) {
                 return Ok(false);
             }
             self.append("delete", log, (DELETE, key, b""))?;
@@ -234,11 +299,11 @@ impl Unchecked for FileStore {
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
         self.waited(("wait", keys, timeout), |log| {
-            keys.iter().all(|key| log.values.contains_key(*key)).then_some(())
+            log.values.contains_all(keys).then_some(())
         })
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        self.locked("check", |log| Ok(keys.iter().all(|key| log.values.contains_key(*key))))
+        self.locked("check", |log| Ok(log.values.contains_all(keys)))
     }
 }

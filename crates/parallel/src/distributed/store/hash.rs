@@ -12,7 +12,7 @@ use super::{StoreResult, Unchecked, timed_out};
 pub struct HashStore(Arc<Table>);
 
 impl HashStore {
-    /// An empty one.
+    /// An empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -21,16 +21,17 @@ impl HashStore {
 
 impl Unchecked for HashStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
-        self.0.set(key, value);
-        Ok(())
+        self.0.change(|values| values.set("set", key, value))
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
-        self.0.get(key, timeout).ok_or_else(|| timed_out("get", &[key], timeout))
+        let values = self.0.waited(&[key], timeout);
+        let value = values.and_then(|values| values.get(key).map(|value| value.to_vec()));
+        value.ok_or_else(|| timed_out("get", &[key], timeout))
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
-        self.0.add(key, amount)
+        self.0.change(|values| values.add(key, amount))
     }
 
     fn compare_set(
@@ -39,18 +40,20 @@ impl Unchecked for HashStore {
         expected: &[u8],
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
-        Ok(self.0.compare_set(key, expected, desired))
+        let value = self.0.change(|values| values.compare_set(key, expected, desired))?;
+        Ok(value.map(|value| value.to_vec()))
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
-        Ok(self.0.delete(key))
+        Ok(self.0.lock().delete(key))
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        if self.0.wait(keys, timeout) { Ok(()) } else { Err(timed_out("wait", keys, timeout)) }
+        let all = self.0.waited(keys, timeout).is_some();
+        if all { Ok(()) } else { Err(timed_out("wait", keys, timeout)) }
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
-        Ok(self.0.check(keys))
+        Ok(self.0.lock().contains_all(keys))
     }
 }

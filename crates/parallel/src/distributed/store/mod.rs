@@ -1,19 +1,24 @@
 //! Where the ranks of a group meet: keys and values that all of them see (`torch.distributed.Store`).
 
 mod checked;
+mod deadline;
 mod file;
 mod hash;
 mod prefix;
+mod secret;
 mod table;
 mod tcp;
+mod values;
 
 use std::fmt;
 use std::time::Duration;
 
 use checked::Unchecked;
+pub(super) use deadline::Deadline;
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
+pub use secret::Secret;
 pub use tcp::TcpStore;
 
 /// The result of a store's operation.
@@ -25,6 +30,8 @@ pub const MAX_KEY: usize = 4 << 10;
 pub const MAX_VALUE: usize = 16 << 20;
 /// The most keys that may be waited for at once.
 pub const MAX_KEYS: usize = 1 << 16;
+/// The most bytes that all keys and values of a store may have, 128 more for each key.
+pub const MAX_STORED: usize = 256 << 20;
 
 /// Keys and values that all ranks see (`torch.distributed.Store`).
 ///
@@ -45,13 +52,15 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Sets a key, whether or not it was set before.
     ///
     /// # Errors
-    /// [`StoreError::TooLarge`]; what the store's own transport fails with.
+    /// [`StoreError::TooLarge`] if the key or the value is; [`StoreError::Full`] if the store has no
+    /// room for it; [`StoreError::Lost`] or [`StoreError::File`] if the store cannot be used.
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()>;
 
     /// A key's value, waited for until it is set.
     ///
     /// # Errors
-    /// [`StoreError::Timeout`]; as [`Store::set`].
+    /// [`StoreError::Timeout`] if the key is not set, or the store does not answer, within `timeout`,
+    /// which bounds the entire call; otherwise as [`Store::set`].
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>>;
 
     /// Adds to a key's value, a decimal number, which starts at 0; returns the sum.
@@ -83,7 +92,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Waits until all of these keys are set.
     ///
     /// # Errors
-    /// [`StoreError::Timeout`]; as [`Store::set`].
+    /// As [`Store::get`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()>;
 
     /// Whether all of these keys are set.
@@ -119,6 +128,14 @@ pub enum StoreError {
         /// The limit.
         max: usize,
     },
+    /// The store has no room for a value.
+    #[error("{op}: the store may hold {max} bytes, and has no room for this value; delete keys")]
+    Full {
+        /// The operation.
+        op: &'static str,
+        /// The limit, in bytes.
+        max: usize,
+    },
     /// A value that cannot be added to.
     #[error("add: the key {key:?} holds {value:?}, to which {amount} cannot be added")]
     NotANumber {
@@ -140,6 +157,30 @@ pub enum StoreError {
         /// How long was tried.
         timeout: Duration,
         /// What the last try failed with.
+        reason: String,
+    },
+    /// An address that other machines can reach, and no secret.
+    #[error(
+        "the store's address {address} is not a loopback address, and there is no secret: set \
+         WARPLINE_SECRET to the same random text on every rank (`openssl rand -hex 32` prints one), \
+         or give `TcpStore` a `Secret`. For ranks of one machine MASTER_ADDR=127.0.0.1 needs none"
+    )]
+    NeedsSecret {
+        /// The address.
+        address: String,
+    },
+    /// The two ends of a connection do not have the same secret.
+    #[error("the store at {address}: {reason}. WARPLINE_SECRET has to be the same on every rank")]
+    WrongSecret {
+        /// The address.
+        address: String,
+        /// Which end has refused the other.
+        reason: String,
+    },
+    /// A secret that cannot be used.
+    #[error("the secret cannot be used: {reason}. `openssl rand -hex 32` prints a good one")]
+    InvalidSecret {
+        /// Why not.
         reason: String,
     },
     /// What listens at the address is no store of this kind.
@@ -164,7 +205,10 @@ pub enum StoreError {
         reason: String,
     },
     /// The port cannot be listened on.
-    #[error("the store cannot listen on {address}: {reason}. Choose another port")]
+    #[error(
+        "the store cannot listen on {address}: {reason}. The address has to be one of this host's, \
+         and the port free"
+    )]
     Bind {
         /// The address.
         address: String,
@@ -193,20 +237,4 @@ impl fmt::Debug for StoreError {
 fn timed_out(op: &'static str, keys: &[&str], timeout: Duration) -> StoreError {
     let keys = keys.iter().take(8).map(ToString::to_string).collect();
     StoreError::Timeout { op, keys, timeout }
-}
-
-/// The sum that `add` leaves, of a value that is there.
-fn sum(key: &str, value: Option<&[u8]>, amount: i64) -> StoreResult<i64> {
-    let Some(value) = value else { return Ok(amount) };
-    let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
-    number.and_then(|n| n.checked_add(amount)).ok_or_else(|| StoreError::NotANumber {
-        key: key.into(),
-        value: String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned(),
-        amount,
-    })
-}
-
-/// Whether `compare_set` sets.
-fn may_set(value: Option<&[u8]>, expected: &[u8]) -> bool {
-    value.map_or(expected.is_empty(), |value| value == expected)
 }

@@ -1,30 +1,40 @@
-//! A store that rank 0 hosts, and the others reach over TCP.
+//! A store that one process hosts, and the others reach over TCP.
 
+mod client;
+mod handshake;
 mod server;
 mod wire;
 
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
-use super::{StoreError, StoreResult, Unchecked, timed_out};
+use super::deadline::Deadline;
+use super::{Secret, StoreError, StoreResult, Unchecked, timed_out};
+use client::Client;
+use handshake::Failed;
 use server::Server;
 use wire::{Reply, Request};
 
-/// How long the server may take over what needs no waiting.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one request lets the server wait for keys; it is repeated until the caller's time is up.
-/// So a server notices soon when the one who waits is gone.
-const WAIT_SLICE: Duration = Duration::from_millis(500);
-/// Between two tries to reach a server that is not there yet.
-const RETRY: Duration = Duration::from_millis(50);
+/// Time for a call that has no timeout of its own.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait that one request asks for; it is repeated until the caller's time is up. So a client
+/// notices within [`CALL_TIMEOUT`] that its server is gone without a word.
+const WAIT_SLICE: Duration = Duration::from_secs(5);
+/// Time for the reply of a wait that has ended.
+const SLACK: Duration = Duration::from_millis(500);
 
 /// A store that one process hosts and the others reach over TCP (`torch.distributed.TCPStore`).
 ///
-/// The host has no protection but the network's: whoever reaches the port may read and write. What
-/// speaks another protocol is turned away. Messages are bounded ([`MAX_VALUE`](super::MAX_VALUE)).
-/// Each operation has a connection to itself, so that one that waits holds up no other.
+/// Both ends of each connection prove by a keyed challenge that they know the job's [`Secret`], which
+/// is never sent. Without a secret the store listens on, and clients connect to, loopback addresses
+/// only, where every user of the machine can use it. What follows the proofs is neither encrypted nor
+/// signed: whoever can change packets on their way can change keys and values.
+///
+/// A call's timeout bounds the entire call, with half a second for the last reply. Calls without one
+/// end within 30 seconds. The server bounds the size of keys, values and messages
+/// ([`MAX_KEY`](super::MAX_KEY), [`MAX_VALUE`](super::MAX_VALUE)) and of all of them together
+/// ([`MAX_STORED`](super::MAX_STORED)), and the number and the time of connections.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,67 +57,95 @@ pub struct TcpStore {
 #[derive(Debug)]
 enum Ends {
     Host(Server),
-    Client {
-        addresses: Vec<SocketAddr>,
-        /// Connections that no operation uses.
-        idle: Mutex<Vec<TcpStream>>,
-    },
+    Client(Client),
 }
 
 impl TcpStore {
-    /// A store that this process hosts, until it is dropped. Port 0 takes any that is free.
+    /// A store without a secret that this process hosts at a loopback address, until it is dropped.
+    /// Port 0 takes any that is free.
     ///
     /// # Errors
-    /// [`StoreError::Bind`].
+    /// [`StoreError::NeedsSecret`] if the address is not a loopback address; [`StoreError::Bind`] if
+    /// it cannot be listened on.
     pub fn host(address: impl ToSocketAddrs) -> StoreResult<Self> {
+        Self::host_with(address, None)
+    }
+
+    /// [`TcpStore::host`] with a secret, which allows every address of this host. The store listens
+    /// on that address alone.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use warpline_parallel::distributed::{Secret, Store, StoreError, TcpStore};
+    ///
+    /// let (secret, timeout) = (Secret::random()?, Duration::from_secs(10));
+    /// let host = TcpStore::host_with("127.0.0.1:0", Some(&secret))?;
+    /// let address = ("127.0.0.1", host.port());
+    /// TcpStore::connect_with(address, Some(&secret), timeout)?.set("id", b"42")?;
+    /// let other = Secret::random()?;
+    /// let refused = TcpStore::connect_with(address, Some(&other), timeout);
+    /// assert!(matches!(refused, Err(StoreError::WrongSecret { .. })));
+    /// # Ok::<(), StoreError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`TcpStore::host`].
+    pub fn host_with(address: impl ToSocketAddrs, secret: Option<&Secret>) -> StoreResult<Self> {
         let addresses: Vec<_> =
             address.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
-        let server = Server::start(&addresses).map_err(|error| StoreError::Bind {
+        check_loopback(&addresses, secret)?;
+        let bound = Server::start(&addresses, secret.cloned());
+        let server = bound.map_err(|error| StoreError::Bind {
             address: shown(&addresses),
             reason: error.to_string(),
         })?;
         Ok(Self { address: server.address().to_string(), ends: Ends::Host(server) })
     }
 
-    /// A store that another process hosts, or will within `timeout`.
+    /// A store without a secret, at a loopback address, that another process hosts or will host
+    /// within `timeout`.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`], [`StoreError::NotAStore`].
-    pub fn connect(address: impl ToSocketAddrs, timeout: Duration) -> StoreResult<Self> {
-        let deadline = Instant::now().checked_add(timeout);
-        let unreachable = |address, error: &io::Error| StoreError::Unreachable {
-            address,
-            timeout,
-            reason: error.to_string(),
-        };
-        loop {
-            // Names are looked up again each time: the host may not be known yet.
-            let (shown, error) = match address.to_socket_addrs() {
-                Err(error) => ("its host's name".into(), error),
-                Ok(found) => {
-                    let addresses: Vec<_> = found.collect();
-                    let shown = shown(&addresses);
-                    let left = deadline.map_or(REPLY_TIMEOUT, |d| d - Instant::now().min(d));
-                    match connect(&addresses, left) {
-                        Ok(stream) => {
-                            let idle = Mutex::new(vec![stream]);
-                            return Ok(Self {
-                                address: shown,
-                                ends: Ends::Client { addresses, idle },
-                            });
-                        }
-                        Err(error) if is_foreign(&error) => {
-                            let reason = error.to_string();
-                            return Err(StoreError::NotAStore { address: shown, reason });
-                        }
-                        Err(error) => (shown, error),
-                    }
-                }
-            };
-            if deadline.is_some_and(|d| Instant::now() + RETRY >= d) {
-                return Err(unreachable(shown, &error));
+    /// [`StoreError::Unreachable`] if no connection is made within `timeout`;
+    /// [`StoreError::NotAStore`] if the peer speaks another protocol; [`StoreError::NeedsSecret`] if
+    /// the address is not a loopback address; [`StoreError::WrongSecret`] if the server asks for a
+    /// secret.
+    pub fn connect<A>(address: A, timeout: Duration) -> StoreResult<Self>
+    where
+        A: ToSocketAddrs + Send + Sync + 'static,
+    {
+        Self::connect_with(address, None, timeout)
+    }
+
+    /// [`TcpStore::connect`] with the secret that the host has.
+    ///
+    /// # Errors
+    /// As [`TcpStore::connect`]; [`StoreError::WrongSecret`] if the host has another secret or none.
+    pub fn connect_with<A>(
+        address: A,
+        secret: Option<&Secret>,
+        timeout: Duration,
+    ) -> StoreResult<Self>
+    where
+        A: ToSocketAddrs + Send + Sync + 'static,
+    {
+        let check = |addresses: &[SocketAddr]| check_loopback(addresses, secret);
+        match client::retry(address, secret, Deadline::after(timeout), check)? {
+            Ok(client) => {
+                Ok(Self { address: shown(client.addresses()), ends: Ends::Client(client) })
             }
-            std::thread::sleep(RETRY);
+            Err((addresses, failed)) => {
+                let address = shown(&addresses);
+                Err(match failed {
+                    Failed::Io(error) => StoreError::Unreachable {
+                        address,
+                        timeout,
+                        reason: reason(&error),
+                    },
+                    Failed::Foreign(reason) => StoreError::NotAStore { address, reason },
+                    Failed::Secret(reason) => StoreError::WrongSecret { address, reason },
+                })
+            }
         }
     }
 
@@ -116,7 +154,7 @@ impl TcpStore {
     pub fn port(&self) -> u16 {
         match &self.ends {
             Ends::Host(server) => server.address().port(),
-            Ends::Client { addresses, .. } => addresses.first().map_or(0, SocketAddr::port),
+            Ends::Client(client) => client.addresses().first().map_or(0, SocketAddr::port),
         }
     }
 
@@ -126,43 +164,54 @@ impl TcpStore {
         matches!(self.ends, Ends::Host(_))
     }
 
-    /// How many connections its host has; 0 where another process hosts it.
+    /// Number of connections that its host has; 0 if another process hosts it.
     #[must_use]
     pub fn connections(&self) -> usize {
         match &self.ends {
             Ends::Host(server) => server.connections(),
-            Ends::Client { .. } => 0,
+            Ends::Client(_) => 0,
         }
     }
 
-    fn request(&self, op: &'static str, request: &Request<'_>) -> StoreResult<Reply> {
-        let (addresses, idle) = match &self.ends {
-            Ends::Host(server) => return Ok(server.answer(request)),
-            Ends::Client { addresses, idle } => (addresses, idle),
+    /// Sends a request; `None` if there is no reply until the deadline.
+    fn request_until(
+        &self,
+        op: &'static str,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> StoreResult<Option<Reply>> {
+        let reply = match &self.ends {
+            Ends::Host(server) => server.answer(request, deadline).map_err(Failed::Io),
+            Ends::Client(client) => client.request(request, deadline),
         };
-        let lock = || idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = |error: io::Error| StoreError::Lost {
-            op,
-            address: self.address.clone(),
-            reason: error.to_string(),
-        };
-        let kept = lock().pop();
-        let mut stream = match kept {
-            Some(stream) => stream,
-            None => connect(addresses, REPLY_TIMEOUT).map_err(lost)?,
-        };
-        let reply = wire::send(&mut stream, &request.encode())
-            .and_then(|()| wire::receive(&mut stream))
-            .and_then(|bytes| Reply::decode(&bytes))
-            .map_err(lost)?;
-        // One that failed is closed instead: what comes next on it could belong to this request.
-        lock().push(stream);
-        Ok(reply)
+        let address = || self.address.clone();
+        match reply {
+            Ok(reply) => Ok(Some(reply)),
+            // `WouldBlock` and others may come with the last try of several.
+            Err(Failed::Io(_)) if deadline.has_passed() => Ok(None),
+            Err(Failed::Io(error)) => {
+                Err(StoreError::Lost { op, address: address(), reason: reason(&error) })
+            }
+            Err(Failed::Foreign(reason)) => Err(StoreError::NotAStore { address: address(), reason }),
+            Err(Failed::Secret(reason)) => Err(StoreError::WrongSecret { address: address(), reason }),
+        }
     }
 
-    fn unexpected(&self, reply: Reply, key: &str, amount: i64) -> StoreError {
+    /// Sends a request that the server replies to at once.
+    fn request(&self, op: &'static str, request: &Request<'_>) -> StoreResult<Reply> {
+        let reply = self.request_until(op, request, Deadline::after(CALL_TIMEOUT))?;
+        reply.ok_or_else(|| self.silent(op))
+    }
+
+    fn silent(&self, op: &'static str) -> StoreError {
+        let reason = format!("it did not reply within {CALL_TIMEOUT:?}");
+        StoreError::Lost { op, address: self.address.clone(), reason }
+    }
+
+    fn unexpected(&self, op: &'static str, reply: Reply, key: &str, amount: i64) -> StoreError {
         match reply {
             Reply::NotANumber(value) => StoreError::NotANumber { key: key.into(), value, amount },
+            Reply::Full => StoreError::Full { op, max: super::MAX_STORED },
             _ => StoreError::NotAStore {
                 address: self.address.clone(),
                 reason: "its reply is of another kind than the request".into(),
@@ -170,55 +219,47 @@ impl TcpStore {
         }
     }
 
+    /// Repeats a request that waits for keys until they are set or the time is up.
     fn waited<'a>(
         &self,
         (op, keys, timeout): (&'static str, &[&str], Duration),
         request: impl Fn(Duration) -> Request<'a>,
     ) -> StoreResult<Reply> {
-        let deadline = Instant::now().checked_add(timeout);
+        let deadline = Deadline::after(timeout);
+        let end = Deadline::after(timeout.saturating_add(SLACK));
         loop {
-            let left = deadline.map_or(WAIT_SLICE, |d| d.saturating_duration_since(Instant::now()));
-            match self.request(op, &request(left.min(WAIT_SLICE)))? {
-                Reply::NotYet if left <= WAIT_SLICE => return Err(timed_out(op, keys, timeout)),
-                Reply::NotYet => {}
-                reply => return Ok(reply),
+            let slice = deadline.left().min(WAIT_SLICE);
+            let reply = self.request_until(op, &request(slice), end.at_most(slice + CALL_TIMEOUT))?;
+            match reply {
+                None if end.has_passed() => return Err(timed_out(op, keys, timeout)),
+                None => return Err(self.silent(op)),
+                Some(Reply::NotYet) if deadline.has_passed() => {
+                    return Err(timed_out(op, keys, timeout));
+                }
+                Some(Reply::NotYet) => {}
+                Some(reply) => return Ok(reply),
             }
         }
     }
 }
 
-/// Connects and greets.
-fn connect(addresses: &[SocketAddr], timeout: Duration) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
-    for address in addresses {
-        // A timeout of zero is refused.
-        let timeout = timeout.clamp(Duration::from_millis(10), REPLY_TIMEOUT);
-        let connected = TcpStream::connect_timeout(address, timeout);
-        match connected.and_then(|stream| greet(stream, timeout)) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
+/// Refuses an address that other machines can reach, if there is no secret.
+fn check_loopback(addresses: &[SocketAddr], secret: Option<&Secret>) -> StoreResult<()> {
+    let outside = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback());
+    match outside {
+        Some(address) if secret.is_none() => {
+            Err(StoreError::NeedsSecret { address: address.to_string() })
         }
+        _ => Ok(()),
     }
-    Err(last)
 }
 
-fn greet(mut stream: TcpStream, timeout: Duration) -> io::Result<TcpStream> {
-    // Where nobody listens, a connection may get the very port that it goes to as its own, and then
-    // reaches itself.
-    if stream.local_addr()? == stream.peer_addr()? {
-        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there"));
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut => "it does not answer".into(),
+        io::ErrorKind::UnexpectedEof => "it closes the connection".into(),
+        _ => error.to_string(),
     }
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-    stream.set_read_timeout(Some(timeout.max(Duration::from_secs(1))))?;
-    wire::greet(&mut stream)?;
-    stream.set_read_timeout(Some(REPLY_TIMEOUT + WAIT_SLICE))?;
-    Ok(stream)
-}
-
-/// Whether somebody was there who speaks something else.
-fn is_foreign(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::InvalidData
 }
 
 fn shown(addresses: &[SocketAddr]) -> String {
@@ -232,22 +273,22 @@ impl Unchecked for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
         match self.request("set", &Request::Set { key, value })? {
             Reply::Done => Ok(()),
-            reply => Err(self.unexpected(reply, key, 0)),
+            reply => Err(self.unexpected("set", reply, key, 0)),
         }
     }
 
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
         let request = |wait| Request::Get { key, wait };
         match self.waited(("get", &[key], timeout), request)? {
-            Reply::Value(value) => Ok(value),
-            reply => Err(self.unexpected(reply, key, 0)),
+            Reply::Value(value) => Ok(value.to_vec()),
+            reply => Err(self.unexpected("get", reply, key, 0)),
         }
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
         match self.request("add", &Request::Add { key, amount })? {
             Reply::Number(sum) => Ok(sum),
-            reply => Err(self.unexpected(reply, key, amount)),
+            reply => Err(self.unexpected("add", reply, key, amount)),
         }
     }
 
@@ -258,16 +299,16 @@ impl Unchecked for TcpStore {
         desired: &[u8],
     ) -> StoreResult<Option<Vec<u8>>> {
         match self.request("compare_set", &Request::CompareSet { key, expected, desired })? {
-            Reply::Value(value) => Ok(Some(value)),
+            Reply::Value(value) => Ok(Some(value.to_vec())),
             Reply::NotYet => Ok(None),
-            reply => Err(self.unexpected(reply, key, 0)),
+            reply => Err(self.unexpected("compare_set", reply, key, 0)),
         }
     }
 
     fn delete(&self, key: &str) -> StoreResult<bool> {
         match self.request("delete", &Request::Delete { key })? {
             Reply::Number(n) => Ok(n != 0),
-            reply => Err(self.unexpected(reply, key, 0)),
+            reply => Err(self.unexpected("delete", reply, key, 0)),
         }
     }
 
@@ -275,35 +316,14 @@ impl Unchecked for TcpStore {
         let request = |wait| Request::Wait { keys: keys.to_vec(), wait };
         match self.waited(("wait", keys, timeout), request)? {
             Reply::Done => Ok(()),
-            reply => Err(self.unexpected(reply, "", 0)),
+            reply => Err(self.unexpected("wait", reply, "", 0)),
         }
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
         match self.request("check", &Request::Check { keys: keys.to_vec() })? {
             Reply::Number(n) => Ok(n != 0),
-            reply => Err(self.unexpected(reply, "", 0)),
+            reply => Err(self.unexpected("check", reply, "", 0)),
         }
-    }
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-
-    use super::*;
-
-    #[test]
-    fn a_connection_to_itself_is_no_store() {
-        let own = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        bind(&own, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        let stream = TcpStream::from(own);
-        let address = stream.local_addr().unwrap();
-        connect(&stream, &address).unwrap();
-        assert_eq!(stream.peer_addr().unwrap(), address);
-        let error = greet(stream, REPLY_TIMEOUT).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
-        // So that a client tries again.
-        assert!(!is_foreign(&error));
     }
 }

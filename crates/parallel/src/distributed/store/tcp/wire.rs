@@ -1,30 +1,13 @@
-//! What goes over the wire: a greeting, then messages, each with its length before it.
+//! Messages: a length, then a request or a reply.
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{MAX_KEY, MAX_VALUE};
+use super::super::{MAX_KEY, MAX_KEYS, MAX_VALUE};
 
-/// What either side says first.
-const GREETING: &[u8; 8] = b"WLSTORE1";
 /// The most bytes of a message: a key, two values and their lengths.
-const MAX_MESSAGE: usize = 2 * MAX_VALUE + MAX_KEY + 64;
-
-/// Says who we are, and hears whether the other side is one of us.
-pub(super) fn greet(stream: &mut (impl Read + Write)) -> io::Result<()> {
-    stream.write_all(GREETING)?;
-    let mut heard = [0; GREETING.len()];
-    match stream.read_exact(&mut heard) {
-        Ok(()) if &heard == GREETING => Ok(()),
-        Ok(()) => Err(invalid("it greets otherwise")),
-        Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                Err(invalid("it does not return the greeting"))
-            }
-            _ => Err(error),
-        },
-    }
-}
+pub(super) const MAX_MESSAGE: usize = 2 * MAX_VALUE + MAX_KEY + 64;
 
 pub(super) fn send(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     let length = u32::try_from(message.len()).map_err(|_| invalid("a message is too long"))?;
@@ -35,14 +18,25 @@ pub(super) fn send(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     stream.write_all(&bytes)
 }
 
-pub(super) fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > MAX_MESSAGE {
-        return Err(invalid("a message is too long"));
+/// The bytes of a reply with a value before the value itself, its message's length included.
+pub(super) fn value_head(length: usize) -> Vec<u8> {
+    let message = (1 + 4 + length as u32).to_le_bytes();
+    [&message[..], &[1], &(length as u32).to_le_bytes()].concat()
+}
+
+/// The length of a message, of the four bytes before it.
+pub(super) fn length(bytes: [u8; 4]) -> io::Result<usize> {
+    match u32::from_le_bytes(bytes) as usize {
+        length if length <= MAX_MESSAGE => Ok(length),
+        _ => Err(invalid("a message is too long")),
     }
-    // Grown as it comes: who only says a length gets no memory for it.
+}
+
+pub(super) fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = [0; 4];
+    stream.read_exact(&mut bytes)?;
+    let length = length(bytes)?;
+    // The vector grows with the bytes that arrive, so that a length alone takes no memory.
     let mut message = Vec::new();
     if stream.take(length as u64).read_to_end(&mut message)? < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -50,11 +44,11 @@ pub(super) fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-fn invalid(text: &str) -> io::Error {
+pub(super) fn invalid(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Debug, PartialEq)]
 pub(super) enum Request<'a> {
     Set { key: &'a str, value: &'a [u8] },
@@ -66,16 +60,18 @@ pub(super) enum Request<'a> {
     Check { keys: Vec<&'a str> },
 }
 
-/// What the server says to it.
+/// The server's reply.
 #[derive(Debug, PartialEq)]
 pub(super) enum Reply {
     Done,
-    Value(Vec<u8>),
+    Value(Arc<[u8]>),
     Number(i64),
-    /// A key that is not set.
+    /// A key is not set.
     NotYet,
     /// The value that cannot be added to.
     NotANumber(String),
+    /// The store has no room.
+    Full,
 }
 
 impl<'a> Request<'a> {
@@ -99,25 +95,25 @@ impl<'a> Request<'a> {
         let (&kind, rest) = message.split_first().ok_or_else(|| invalid("an empty message"))?;
         let mut rest = In(rest);
         let request = match kind {
-            0 => Self::Set { key: rest.text()?, value: rest.bytes()? },
+            0 => Self::Set { key: rest.key()?, value: rest.value()? },
             1 => {
                 let wait = rest.duration()?;
-                Self::Get { key: rest.text()?, wait }
+                Self::Get { key: rest.key()?, wait }
             }
             2 => {
                 let amount = rest.number()?;
-                Self::Add { key: rest.text()?, amount }
+                Self::Add { key: rest.key()?, amount }
             }
             3 => {
-                let key = rest.text()?;
-                Self::CompareSet { key, expected: rest.bytes()?, desired: rest.bytes()? }
+                let key = rest.key()?;
+                Self::CompareSet { key, expected: rest.value()?, desired: rest.value()? }
             }
-            4 => Self::Delete { key: rest.text()? },
+            4 => Self::Delete { key: rest.key()? },
             5 => {
                 let wait = rest.duration()?;
-                Self::Wait { keys: rest.texts()?, wait }
+                Self::Wait { keys: rest.keys()?, wait }
             }
-            6 => Self::Check { keys: rest.texts()? },
+            6 => Self::Check { keys: rest.keys()? },
             _ => return Err(invalid("an unknown request")),
         };
         rest.end()?;
@@ -133,6 +129,7 @@ impl Reply {
             Self::Number(number) => Out::new(2).number(*number).0,
             Self::NotYet => Out::new(3).0,
             Self::NotANumber(value) => Out::new(4).text(value).0,
+            Self::Full => Out::new(5).0,
         }
     }
 
@@ -141,10 +138,11 @@ impl Reply {
         let mut rest = In(rest);
         let reply = match kind {
             0 => Self::Done,
-            1 => Self::Value(rest.bytes()?.into()),
+            1 => Self::Value(rest.value()?.into()),
             2 => Self::Number(rest.number()?),
             3 => Self::NotYet,
-            4 => Self::NotANumber(rest.text()?.into()),
+            4 => Self::NotANumber(rest.key()?.into()),
+            5 => Self::Full,
             _ => return Err(invalid("an unknown reply")),
         };
         rest.end()?;
@@ -152,12 +150,12 @@ impl Reply {
     }
 }
 
-/// Rounded up, so that nobody is told before the time that it is over.
+/// Milliseconds, rounded up, so that no wait ends before its time.
 fn millis(wait: Duration) -> i64 {
     wait.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i64::MAX)
 }
 
-/// A message in the making.
+/// A message under construction.
 struct Out(Vec<u8>);
 
 impl Out {
@@ -181,7 +179,7 @@ impl Out {
     }
 }
 
-/// What is left of a message.
+/// The rest of a message. Keys and values are held to the limits of all stores.
 struct In<'a>(&'a [u8]);
 
 impl<'a> In<'a> {
@@ -202,22 +200,32 @@ impl<'a> In<'a> {
         Ok(Duration::from_millis(self.number()?.try_into().unwrap_or(0)))
     }
 
-    fn bytes(&mut self) -> io::Result<&'a [u8]> {
+    fn bytes(&mut self, max: usize) -> io::Result<&'a [u8]> {
         let mut length = [0; 4];
         length.copy_from_slice(self.take(4)?);
-        self.take(u32::from_le_bytes(length) as usize)
-    }
-
-    fn text(&mut self) -> io::Result<&'a str> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| invalid("a key is not UTF-8"))
-    }
-
-    fn texts(&mut self) -> io::Result<Vec<&'a str>> {
-        let mut texts = Vec::new();
-        while !self.0.is_empty() {
-            texts.push(self.text()?);
+        match u32::from_le_bytes(length) as usize {
+            length if length <= max => self.take(length),
+            _ => Err(invalid("a key or a value is too long")),
         }
-        Ok(texts)
+    }
+
+    fn value(&mut self) -> io::Result<&'a [u8]> {
+        self.bytes(MAX_VALUE)
+    }
+
+    fn key(&mut self) -> io::Result<&'a str> {
+        std::str::from_utf8(self.bytes(MAX_KEY)?).map_err(|_| invalid("a key is not UTF-8"))
+    }
+
+    fn keys(&mut self) -> io::Result<Vec<&'a str>> {
+        let mut keys = Vec::new();
+        while !self.0.is_empty() {
+            if keys.len() == MAX_KEYS {
+                return Err(invalid("there are too many keys"));
+            }
+            keys.push(self.key()?);
+        }
+        Ok(keys)
     }
 
     fn end(&self) -> io::Result<()> {
@@ -249,19 +257,60 @@ mod tests {
         let text = "x".into();
         for reply in [
             Reply::Done,
-            Reply::Value(vec![1, 2]),
+            Reply::Value([1, 2].into()),
+            Reply::Full,
             Reply::Number(-1),
             Reply::NotYet,
             Reply::NotANumber(text),
         ] {
             assert_eq!(Reply::decode(&reply.encode()).unwrap(), reply);
         }
+        let value = Reply::Value([7; 9].into()).encode();
+        let mut sent = Vec::new();
+        send(&mut sent, &value).unwrap();
+        assert_eq!(sent, [&value_head(9)[..], &[7; 9]].concat());
         let wait = Duration::from_micros(59_999);
         let bytes = Request::Get { key: "k", wait }.encode();
         let rounded = Request::Get { key: "k", wait: Duration::from_millis(60) };
         assert_eq!(Request::decode(&bytes).unwrap(), rounded);
         assert!(Request::decode(&[]).is_err() && Request::decode(&[99]).is_err());
         assert!(Request::decode(&[4, 1, 0, 0, 0, 0xff]).is_err(), "not UTF-8");
+    }
+
+    #[test]
+    fn keys_values_and_lists_beyond_the_limits_are_refused() {
+        let (key, value) = ("k".repeat(MAX_KEY + 1), vec![0; MAX_VALUE + 1]);
+        for request in [
+            Request::Delete { key: &key },
+            Request::Set { key: "k", value: &value },
+            Request::CompareSet { key: "k", expected: b"", desired: &value },
+            Request::Check { keys: vec!["k"; MAX_KEYS + 1] },
+        ] {
+            assert!(Request::decode(&request.encode()).is_err());
+        }
+        let keys = vec!["k"; MAX_KEYS];
+        assert!(Request::decode(&Request::Check { keys }.encode()).is_ok());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn hostile_bytes_are_refused_or_mean_one_request(
+            kind in 0..8u8,
+            rest in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64),
+        ) {
+            // Small numbers, so that lengths fit now and then.
+            for mask in [0xff, 0x07] {
+                let rest = rest.iter().map(|byte| byte & mask);
+                let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();
+                if let Ok(request) = Request::decode(&bytes) {
+                    let again = request.encode();
+                    proptest::prop_assert_eq!(Request::decode(&again).unwrap(), request);
+                }
+                if let Ok(reply) = Reply::decode(&bytes) {
+                    proptest::prop_assert_eq!(reply.encode(), bytes);
+                }
+            }
+        }
     }
 
     #[test]

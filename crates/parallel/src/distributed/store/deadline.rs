@@ -1,0 +1,147 @@
+//! One deadline for all steps of a call.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// The time at which a call ends; `None` if the clock cannot hold that time.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::distributed) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(in crate::distributed) fn after(timeout: Duration) -> Self {
+        Self(Instant::now().checked_add(timeout))
+    }
+
+    /// The remaining time; zero once the deadline has passed.
+    pub(in crate::distributed) fn left(self) -> Duration {
+        self.0.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    pub(in crate::distributed) fn has_passed(self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// This deadline, or the end of `timeout` if that comes first.
+    pub(in crate::distributed) fn at_most(self, timeout: Duration) -> Self {
+        let other = Self::after(timeout);
+        match (self.0, other.0) {
+            (Some(a), Some(b)) => Self(Some(a.min(b))),
+            (a, b) => Self(a.or(b)),
+        }
+    }
+}
+
+/// A connection whose reads and writes all end at one deadline.
+#[derive(Debug)]
+pub(super) struct Timed<'a> {
+    pub(super) stream: &'a TcpStream,
+    pub(super) deadline: Deadline,
+}
+
+/// The most bytes of one write: some systems restart the timeout whenever a part of a write is taken.
+const WRITE: usize = 64 << 10;
+
+impl Timed<'_> {
+    /// The time for the next system call, which takes no timeout of zero.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.deadline.left() {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(Some(left.clamp(Duration::from_millis(1), Duration::from_secs(3600)))),
+        }
+    }
+
+    /// Runs a system call again when only its own timeout has passed.
+    fn repeat(&self, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+        loop {
+            match call() {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock) => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (this, mut stream) = (&*self, self.stream);
+        this.repeat(|| {
+            stream.set_read_timeout(this.left()?)?;
+            stream.read(buffer)
+        })
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (this, mut stream) = (&*self, self.stream);
+        this.repeat(|| {
+            stream.set_write_timeout(this.left()?)?;
+            stream.write(&bytes[..bytes.len().min(WRITE)])
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Two ends of a connection.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (stream, listener.accept().unwrap().0)
+    }
+
+    fn ends_in_time(call: impl FnOnce(&mut Timed<'_>) -> io::Result<()>, stream: &TcpStream) {
+        let begun = Instant::now();
+        let deadline = Deadline::after(Duration::from_millis(200));
+        let error = call(&mut Timed { stream, deadline }).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() >= Duration::from_millis(200));
+        assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_reader_that_drips_does_not_extend_the_deadline_of_a_write() {
+        let (ours, mut theirs) = pair();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut buffer = vec![0; 64 << 10];
+                while matches!(theirs.read(&mut buffer), Ok(1..)) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            ends_in_time(|timed| timed.write_all(&vec![0; 256 << 20]), &ours);
+            ours.shutdown(std::net::Shutdown::Both).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_writer_that_drips_does_not_extend_the_deadline_of_a_read() {
+        let (ours, mut theirs) = pair();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while theirs.write_all(&[0]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            ends_in_time(|timed| timed.read_exact(&mut [0; 1000]), &ours);
+            drop(ours);
+        });
+    }
+
+    #[test]
+    fn a_timeout_beyond_the_clock_is_none() {
+        let deadline = Deadline::after(Duration::MAX);
+        assert_eq!(deadline.left(), Duration::MAX);
+        assert!(deadline.at_most(Duration::from_secs(9)).left() <= Duration::from_secs(9));
+        assert!(Deadline::after(Duration::ZERO).at_most(Duration::MAX).has_passed());
+    }
+}

@@ -1,0 +1,146 @@
+//! The secret that the ranks of a job share.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use super::{StoreError, StoreResult};
+
+/// Least number of bytes of a secret.
+const MIN_SECRET: usize = 16;
+
+/// Length of a [`Proof`], in bytes.
+pub(super) const PROOF: usize = 32;
+
+/// A MAC over a handshake.
+pub(super) type Proof = [u8; PROOF];
+
+/// A secret that the ranks of a job share. Both ends of a connection to a
+/// [`TcpStore`](super::TcpStore) prove that they know it. It is never sent, and `Debug` does not
+/// print it.
+///
+/// It has to be random, because whoever connects can test guesses: `openssl rand -hex 32` prints a
+/// good one.
+#[derive(Clone)]
+pub struct Secret(Arc<[u8]>);
+
+impl Secret {
+    /// A secret of these bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::InvalidSecret`] if there are fewer than 16.
+    pub fn new(secret: impl AsRef<[u8]>) -> StoreResult<Self> {
+        match secret.as_ref() {
+            short if short.len() < MIN_SECRET => {
+                let found = short.len();
+                let reason = format!("it has {found} bytes, the least is {MIN_SECRET}");
+                Err(StoreError::InvalidSecret { reason })
+            }
+            secret => Ok(Self(secret.into())),
+        }
+    }
+
+    /// A new secret of 32 random bytes, as 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`StoreError::InvalidSecret`] if the system gives no random bytes.
+    pub fn random() -> StoreResult<Self> {
+        let digits: String = random()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self::new(digits)
+    }
+
+    /// The secret as text for a process's environment, if it is UTF-8.
+    pub(in super::super) fn to_text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// 32 bytes that nobody can guess.
+pub(super) fn random() -> StoreResult<[u8; 32]> {
+    let mut bytes = [0; 32];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) => {
+            Err(StoreError::InvalidSecret { reason: format!("no random bytes: {error}") })
+        }
+    }
+}
+
+/// The end of a connection that proves its knowledge. A proof counts for one end only, so that a
+/// peer cannot return the proof that it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Client,
+    Server,
+}
+
+/// The MAC of one handshake, whose nonces are new on each connection.
+fn mac(secret: Option<&Secret>, end: End, nonces: [&[u8; 32]; 2]) -> Hmac<Sha256> {
+    // An empty key stands for "no secret". A `Secret` is never empty.
+    let key = secret.map_or(&[][..], |secret| &secret.0);
+    let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) else {
+        unreachable!("HMAC takes keys of every length")
+    };
+    mac.update(match end {
+        End::Client => b"warpline store 2: client",
+        End::Server => b"warpline store 2: server",
+    });
+    nonces.iter().for_each(|nonce| mac.update(*nonce));
+    mac
+}
+
+/// Proof of one end that it knows the secret; `nonces` are the client's and the server's.
+pub(super) fn prove(secret: Option<&Secret>, end: End, nonces: [&[u8; 32]; 2]) -> Proof {
+    mac(secret, end, nonces).finalize().into_bytes().into()
+}
+
+/// Whether a proof holds. The comparison takes the same time for every wrong proof.
+pub(super) fn holds(
+    secret: Option<&Secret>,
+    end: End,
+    nonces: [&[u8; 32]; 2],
+    proof: &[u8],
+) -> bool {
+    mac(secret, end, nonces).verify_slice(proof).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_holds_for_its_secret_end_and_nonces_alone() {
+        let secret = Secret::random().unwrap();
+        let other = Secret::random().unwrap();
+        let (a, b) = (random().unwrap(), random().unwrap());
+        let proof = prove(Some(&secret), End::Client, [&a, &b]);
+        assert!(holds(Some(&secret), End::Client, [&a, &b], &proof));
+        assert!(!holds(Some(&secret), End::Server, [&a, &b], &proof));
+        assert!(!holds(Some(&secret), End::Client, [&b, &a], &proof));
+        assert!(!holds(Some(&other), End::Client, [&a, &b], &proof));
+        assert!(!holds(None, End::Client, [&a, &b], &proof));
+        for bit in 0..8 * PROOF {
+            let mut wrong = proof;
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            assert!(!holds(Some(&secret), End::Client, [&a, &b], &wrong), "{bit}");
+        }
+        assert!(!holds(Some(&secret), End::Client, [&a, &b], &proof[..31]));
+    }
+
+    #[test]
+    fn a_secret_is_not_printed_and_a_short_one_is_refused() {
+        let text = "correct horse battery staple";
+        assert_eq!(format!("{:?}", Secret::new(text).unwrap()), "Secret(..)");
+        let error = Secret::new("hunter2").unwrap_err().to_string();
+        assert!(error.contains("7 bytes") && !error.contains("hunter2"), "{error}");
+        assert_ne!(Secret::random().unwrap().to_text(), Secret::random().unwrap().to_text());
+    }
+}

@@ -1,0 +1,193 @@
+//! The side that asks: connections that are made, kept and given up.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::super::deadline::{Deadline, Timed};
+use super::super::secret::Secret;
+use super::handshake::{self, Failed};
+use super::wire::{self, Reply, Request};
+
+/// Pause between two tries to reach a server.
+const RETRY: Duration = Duration::from_millis(50);
+/// Age at which an unused connection is not used again. It is less than the time after which a server
+/// closes one.
+const MAX_IDLE: Duration = Duration::from_secs(60);
+/// Most unused connections that are kept.
+const MAX_KEPT: usize = 8;
+
+/// A client of one server.
+#[derive(Debug)]
+pub(super) struct Client {
+    addresses: Vec<SocketAddr>,
+    secret: Option<Secret>,
+    /// Unused connections, and since when.
+    idle: Mutex<Vec<(TcpStream, Instant)>>,
+}
+
+impl Client {
+    /// A client with its first connection.
+    pub(super) fn connect(
+        addresses: Vec<SocketAddr>,
+        secret: Option<Secret>,
+        deadline: Deadline,
+    ) -> Result<Self, Failed> {
+        let stream = connect(&addresses, secret.as_ref(), deadline)?;
+        let idle = Mutex::new(vec![(stream, Instant::now())]);
+        Ok(Self { addresses, secret, idle })
+    }
+
+    pub(super) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Sends a request and receives its reply.
+    pub(super) fn request(
+        &self,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Reply, Failed> {
+        let stream = self.connection(deadline)?;
+        let mut timed = Timed { stream: &stream, deadline };
+        wire::send(&mut timed, &request.encode())?;
+        let reply = Reply::decode(&wire::receive(&mut timed)?)?;
+        // A connection that has failed is dropped instead, since a late reply would be taken for the
+        // next request's.
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_KEPT {
+            idle.push((stream, Instant::now()));
+        }
+        Ok(reply)
+    }
+
+    /// An unused connection, or a new one.
+    fn connection(&self, deadline: Deadline) -> Result<TcpStream, Failed> {
+        {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(|(_, since)| since.elapsed() < MAX_IDLE);
+            if let Some((stream, _)) = idle.pop() {
+                return Ok(stream);
+            }
+        }
+        loop {
+            match connect(&self.addresses, self.secret.as_ref(), deadline) {
+                // The server closes handshakes when it has too many: no request was sent yet.
+                Err(Failed::Io(error)) if was_closed(&error) && deadline.left() > RETRY => {
+                    std::thread::sleep(RETRY);
+                }
+                connected => return connected,
+            }
+        }
+    }
+}
+
+/// Whether the other side has closed a connection that it had accepted.
+fn was_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+/// Looks up the addresses of a name. The system's look-up has no timeout, so a thread does it.
+pub(super) fn look_up<A>(name: &Arc<A>, deadline: Deadline) -> io::Result<Vec<SocketAddr>>
+where
+    A: ToSocketAddrs + Send + Sync + 'static,
+{
+    let (found, finds) = channel();
+    let name = Arc::clone(name);
+    let thread = std::thread::Builder::new().name("warpline-lookup".into());
+    thread.spawn(move || found.send(name.to_socket_addrs().map(Iterator::collect)))?;
+    let timed_out = || io::Error::new(io::ErrorKind::TimedOut, "its name could not be looked up");
+    finds.recv_timeout(deadline.left()).unwrap_or_else(|_| Err(timed_out()))
+}
+
+/// Connects to the first address that takes a connection, and shakes hands.
+pub(super) fn connect(
+    addresses: &[SocketAddr],
+    secret: Option<&Secret>,
+    deadline: Deadline,
+) -> Result<TcpStream, Failed> {
+    let error = io::Error::new(io::ErrorKind::AddrNotAvailable, "its name has no address");
+    let mut last = Failed::Io(error);
+    for (at, address) in addresses.iter().enumerate() {
+        // Each address has its part of the time, so that one without an answer leaves some.
+        let part = deadline.left() / (addresses.len() - at) as u32;
+        let deadline = deadline.at_most(part);
+        let left = deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(3600));
+        let connected = TcpStream::connect_timeout(address, left).map_err(Failed::Io);
+        match connected.and_then(|stream| greet(stream, secret, deadline)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+pub(super) fn greet(
+    stream: TcpStream,
+    secret: Option<&Secret>,
+    deadline: Deadline,
+) -> Result<TcpStream, Failed> {
+    // Without a listener, a connection may get the port that it goes to as its own, and then reaches
+    // itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        let error = io::Error::new(io::ErrorKind::ConnectionRefused, "nothing listens there");
+        return Err(Failed::Io(error));
+    }
+    stream.set_nodelay(true)?;
+    handshake::greet(&mut Timed { stream: &stream, deadline }, secret)?;
+    Ok(stream)
+}
+
+/// Tries until a connection is made or the deadline passes. Names are looked up again each time, as
+/// the host may not be known yet. `check` may refuse the addresses.
+pub(super) fn retry<A, E>(
+    name: A,
+    secret: Option<&Secret>,
+    deadline: Deadline,
+    check: impl Fn(&[SocketAddr]) -> Result<(), E>,
+) -> Result<Result<Client, (Vec<SocketAddr>, Failed)>, E>
+where
+    A: ToSocketAddrs + Send + Sync + 'static,
+{
+    let name = Arc::new(name);
+    loop {
+        let (addresses, failed) = match look_up(&name, deadline) {
+            Err(error) => (Vec::new(), Failed::Io(error)),
+            Ok(addresses) => {
+                check(&addresses)?;
+                match Client::connect(addresses.clone(), secret.cloned(), deadline) {
+                    Ok(client) => return Ok(Ok(client)),
+                    Err(failed) => (addresses, failed),
+                }
+            }
+        };
+        if !matches!(failed, Failed::Io(_)) || deadline.left() <= RETRY {
+            return Ok(Err((addresses, failed)));
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_to_itself_is_no_store() {
+        let own = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&own, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let stream = TcpStream::from(own);
+        let address = stream.local_addr().unwrap();
+        connect(&stream, &address).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), address);
+        let failed = greet(stream, None, Deadline::after(Duration::from_secs(30))).unwrap_err();
+        // A client tries again.
+        let Failed::Io(error) = failed else { panic!("{failed:?}") };
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+    }
+}

@@ -1,0 +1,109 @@
+//! The first messages of a connection: each end proves that it knows the job's secret.
+//!
+//! | from | bytes |
+//! |---|---|
+//! | client | [`GREETING`], then a nonce of 32 random bytes |
+//! | server | [`GREETING`], then a nonce of 32 random bytes |
+//! | client | its proof: an HMAC-SHA256 over its role and both nonces, with the secret as key |
+//! | server | [`ACCEPTED`] and its own proof, or [`REFUSED`] |
+//!
+//! Without a secret the key is empty, and anybody can make the proofs.
+
+use std::io::{self, Read, Write};
+
+use super::super::secret::{End, PROOF, Proof, Secret, holds, prove, random};
+use super::wire::invalid;
+
+const GREETING: &[u8; 8] = b"WLSTORE2";
+/// Length of a greeting with its nonce.
+pub(super) const HELLO: usize = GREETING.len() + 32;
+/// Length of a client's proof.
+pub(super) const ANSWER: usize = PROOF;
+
+const REFUSED: u8 = 0;
+const ACCEPTED: u8 = 1;
+
+/// Why a client has no connection.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The connection failed, or the server is busy; another try may succeed.
+    Io(io::Error),
+    /// The peer speaks another protocol.
+    Foreign(String),
+    /// The two ends do not have the same secret.
+    Secret(String),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::InvalidData => Self::Foreign(error.to_string()),
+            _ => Self::Io(error),
+        }
+    }
+}
+
+fn hello(nonce: &[u8; 32]) -> Vec<u8> {
+    [GREETING.as_slice(), nonce].concat()
+}
+
+/// The client's side.
+pub(super) fn greet(
+    stream: &mut (impl Read + Write),
+    secret: Option<&Secret>,
+) -> Result<(), Failed> {
+    let ours = random().map_err(io::Error::other)?;
+    stream.write_all(&hello(&ours))?;
+    // The greeting comes first, because a server of another kind may send less than a nonce.
+    let (mut greeting, mut theirs) = ([0; GREETING.len()], [0; 32]);
+    stream.read_exact(&mut greeting)?;
+    if &greeting != GREETING {
+        return Err(Failed::Foreign("its greeting is another protocol's".into()));
+    }
+    stream.read_exact(&mut theirs)?;
+    let nonces = [&ours, &theirs];
+    stream.write_all(&prove(secret, End::Client, nonces))?;
+    let (mut verdict, mut proof): ([u8; 1], Proof) = ([REFUSED], [0; PROOF]);
+    stream.read_exact(&mut verdict)?;
+    let refused = match secret {
+        Some(_) => "its secret is not this process's",
+        None => "it asks for a secret, and this process has none",
+    };
+    if verdict != [ACCEPTED] {
+        return Err(Failed::Secret(refused.into()));
+    }
+    stream.read_exact(&mut proof)?;
+    match holds(secret, End::Server, nonces, &proof) {
+        true => Ok(()),
+        false => Err(Failed::Secret("the server there does not know this process's secret".into())),
+    }
+}
+
+/// The server's side of one handshake, up to the client's proof.
+#[derive(Debug)]
+pub(super) struct Challenge {
+    theirs: [u8; 32],
+    ours: [u8; 32],
+}
+
+impl Challenge {
+    /// Answers a client's first [`HELLO`] bytes; returns the bytes to send.
+    pub(super) fn new(heard: &[u8]) -> io::Result<(Self, Vec<u8>)> {
+        let theirs = heard.strip_prefix(GREETING).and_then(|nonce| nonce.try_into().ok());
+        let theirs = theirs.ok_or_else(|| invalid("another greeting"))?;
+        let ours = random().map_err(io::Error::other)?;
+        Ok((Self { theirs, ours }, hello(&ours)))
+    }
+
+    /// Checks a client's proof; returns whether it holds, and the bytes to send.
+    pub(super) fn answer(&self, secret: Option<&Secret>, proof: &[u8]) -> (bool, Vec<u8>) {
+        let nonces = [&self.theirs, &self.ours];
+        match holds(secret, End::Client, nonces, proof) {
+            true => {
+                let own = prove(secret, End::Server, nonces);
+                (true, [&[ACCEPTED][..], &own].concat())
+            }
+            false => (false, vec![REFUSED]),
+        }
+    }
+}

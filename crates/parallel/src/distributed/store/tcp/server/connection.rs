@@ -1,0 +1,222 @@
+//! One connection of a server: bytes in, bytes out, and its phase.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+
+use super::super::super::secret::Secret;
+use super::super::handshake::{ANSWER, Challenge, HELLO};
+use super::super::wire::{self, Reply};
+
+/// Time for a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a client to send the whole of a request, or to take the whole of a reply.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two requests of a client.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Most bytes read in one turn, so that no connection holds up the others.
+const TURN: usize = 256 << 10;
+
+/// The step of the protocol that a connection is at.
+#[derive(Debug)]
+enum Phase {
+    /// Receives the client's greeting.
+    Hello,
+    /// Receives the client's proof.
+    Proof(Challenge),
+    /// Receives the length of a request.
+    Length,
+    /// Receives a request of this many bytes.
+    Body(usize),
+    /// Waits for the server's reply.
+    Asked,
+    /// Sends a refusal, then closes.
+    Refused,
+}
+
+/// What a turn of a connection has led to.
+#[derive(Debug)]
+pub(super) enum Turn {
+    /// Nothing more can be read or written now.
+    Blocked,
+    /// More may be possible at once; other connections come first.
+    More,
+    /// The client has proven that it knows the secret.
+    Authenticated,
+    /// The client has sent this request.
+    Request(Vec<u8>),
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
+    phase: Phase,
+    input: Vec<u8>,
+    output: Output,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, phase: Phase::Hello, input: Vec::new(), output: Output::default() }
+    }
+
+    /// Bytes that are held of an unfinished request.
+    pub(super) fn buffered(&self) -> usize {
+        self.input.len()
+    }
+
+    /// Identifies the phase whose time is limited, and its time. `None` while the server waits for keys.
+    pub(super) fn limit(&self) -> Option<(u8, Duration)> {
+        match self.phase {
+            Phase::Hello | Phase::Proof(_) | Phase::Refused => Some((0, HANDSHAKE_TIMEOUT)),
+            _ if !self.output.is_empty() => Some((1, MESSAGE_TIMEOUT)),
+            Phase::Length if self.input.is_empty() => Some((2, IDLE_TIMEOUT)),
+            Phase::Length | Phase::Body(_) => Some((3, MESSAGE_TIMEOUT)),
+            Phase::Asked => None,
+        }
+    }
+
+    /// Gives the connection the reply to its request.
+    pub(super) fn reply(&mut self, reply: Reply) {
+        self.output = Output::reply(reply);
+        self.phase = Phase::Length;
+    }
+
+    /// Reads and writes what is possible at once, up to the next event of the server's. An error ends
+    /// the connection.
+    pub(super) fn turn(&mut self, secret: Option<&Secret>) -> io::Result<Turn> {
+        let mut budget = TURN;
+        loop {
+            if !self.output.is_empty() {
+                if !self.output.send(&mut self.stream)? {
+                    return Ok(Turn::Blocked);
+                }
+                if matches!(self.phase, Phase::Length) {
+                    return Ok(Turn::More);
+                }
+            }
+            let wanted = match self.phase {
+                Phase::Hello => HELLO,
+                Phase::Proof(_) => ANSWER,
+                Phase::Length => 4,
+                Phase::Body(length) => length,
+                Phase::Asked => return self.gone().map(|()| Turn::Blocked),
+                Phase::Refused => return Err(io::ErrorKind::PermissionDenied.into()),
+            };
+            if !self.fill(wanted, &mut budget)? {
+                return Ok(if budget == 0 { Turn::More } else { Turn::Blocked });
+            }
+            let input = std::mem::take(&mut self.input);
+            match &self.phase {
+                Phase::Hello => {
+                    let (challenge, answer) = Challenge::new(&input)?;
+                    self.output = Output::bytes(answer);
+                    self.phase = Phase::Proof(challenge);
+                }
+                Phase::Proof(challenge) => {
+                    let (accepted, answer) = challenge.answer(secret, &input);
+                    self.output = Output::bytes(answer);
+                    self.phase = if accepted { Phase::Length } else { Phase::Refused };
+                    if accepted {
+                        return Ok(Turn::Authenticated);
+                    }
+                }
+                Phase::Length => {
+                    let length = input.as_slice().try_into().map_err(io::Error::other)?;
+                    self.phase = Phase::Body(wire::length(length)?);
+                }
+                _ => {
+                    self.phase = Phase::Asked;
+                    return Ok(Turn::Request(input));
+                }
+            }
+        }
+    }
+
+    /// Reads until `wanted` bytes are there; false if they are not yet.
+    fn fill(&mut self, wanted: usize, budget: &mut usize) -> io::Result<bool> {
+        let mut scratch = [0; 16 << 10];
+        while self.input.len() < wanted {
+            let most = (wanted - self.input.len()).min(scratch.len()).min(*budget);
+            if most == 0 {
+                return Ok(false);
+            }
+            match self.stream.read(&mut scratch[..most]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => {
+                    self.input.extend(&scratch[..read]);
+                    *budget -= read;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// An error if the client has closed the connection while it waits for its reply.
+    fn gone(&self) -> io::Result<()> {
+        match self.stream.peek(&mut [0]) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Bytes to send: a few of their own, then a value that the store may still hold.
+#[derive(Debug, Default)]
+struct Output {
+    head: Vec<u8>,
+    value: Option<Arc<[u8]>>,
+    sent: usize,
+}
+
+impl Output {
+    fn bytes(head: Vec<u8>) -> Self {
+        Self { head, ..Self::default() }
+    }
+
+    fn reply(reply: Reply) -> Self {
+        match reply {
+            Reply::Value(value) => {
+                let head = wire::value_head(value.len());
+                Self { head, value: Some(value), sent: 0 }
+            }
+            other => {
+                let body = other.encode();
+                let length = (body.len() as u32).to_le_bytes();
+                Self::bytes([&length[..], &body].concat())
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.head.is_empty()
+    }
+
+    /// Sends what the connection takes; whether that was all.
+    fn send(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
+        loop {
+            let value = self.value.as_deref().unwrap_or_default();
+            let rest = match self.head.get(self.sent..).filter(|rest| !rest.is_empty()) {
+                Some(head) => head,
+                None => &value[self.sent - self.head.len()..],
+            };
+            if rest.is_empty() {
+                *self = Self::default();
+                return Ok(true);
+            }
+            match stream.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => self.sent += sent,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

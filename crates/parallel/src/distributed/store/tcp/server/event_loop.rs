@@ -1,0 +1,390 @@
+//! The server's thread: it accepts, reads, answers and closes, and never blocks on one client.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token};
+
+use super::super::super::secret::Secret;
+use super::super::super::values::Values;
+use super::super::super::{StoreError, StoreResult};
+use super::super::wire::{Reply, Request};
+use super::connection::{Connection, Turn};
+use super::waits::{Wait, Waits};
+
+/// Most connections of clients that have proven that they know the secret.
+const MAX_CLIENTS: usize = 8192;
+/// Most connections that have proven nothing. One more closes the oldest of them.
+const MAX_STRANGERS: usize = 128;
+/// Connections accepted in one go. It is less than [`MAX_STRANGERS`], so that a client which greets at
+/// once is heard before newer connections displace it.
+const ACCEPTS: usize = 32;
+/// Pause after the system has refused to accept a connection, as without free descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// Longest wait of one request. Clients repeat it.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Most bytes of unfinished requests, over all connections.
+const MAX_BUFFERED: usize = 512 << 20;
+
+const LISTENER: Token = Token(usize::MAX);
+pub(super) const WAKER: Token = Token(usize::MAX - 1);
+
+/// What the server's own process asks of the thread.
+#[derive(Debug)]
+pub(super) enum Command {
+    Ask { message: Vec<u8>, reply: Sender<Reply> },
+    Stop,
+}
+
+/// Where replies go.
+#[derive(Debug)]
+enum End {
+    Socket(Connection),
+    Local(Sender<Reply>),
+}
+
+/// A connection, or a request of the server's own process.
+#[derive(Debug)]
+struct Client {
+    end: End,
+    /// When the connection is closed, or its wait ends, and for which limit.
+    deadline: Option<(u8, Instant)>,
+    /// Whether it is in the queue of connections that may have something to do.
+    queued: bool,
+    /// Bytes of its unfinished request.
+    buffered: usize,
+}
+
+/// The limit of a wait. [`Connection::limit`] has the others.
+const WAITS: u8 = u8::MAX;
+
+#[derive(Debug)]
+pub(super) struct EventLoop {
+    poll: Poll,
+    listener: TcpListener,
+    commands: Receiver<Command>,
+    secret: Option<Secret>,
+    values: Values,
+    waits: Waits,
+    clients: HashMap<usize, Client>,
+    next_id: usize,
+    /// Connections that have proven nothing, oldest first.
+    strangers: BTreeSet<usize>,
+    deadlines: BTreeSet<(Instant, usize)>,
+    ready: VecDeque<usize>,
+    /// Bytes of unfinished requests.
+    buffered: usize,
+    /// When to accept again after the system has refused to.
+    paused: Option<Instant>,
+    open: Arc<AtomicUsize>,
+}
+
+impl EventLoop {
+    pub(super) fn new(
+        poll: Poll,
+        mut listener: TcpListener,
+        commands: Receiver<Command>,
+        secret: Option<Secret>,
+        open: Arc<AtomicUsize>,
+    ) -> io::Result<Self> {
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        Ok(Self {
+            poll,
+            listener,
+            commands,
+            secret,
+            values: Values::default(),
+            waits: Waits::default(),
+            clients: HashMap::new(),
+            next_id: 0,
+            strangers: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            ready: VecDeque::new(),
+            buffered: 0,
+            paused: None,
+            open,
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut accepting = false;
+        loop {
+            let busy = (accepting && self.paused.is_none()) || !self.ready.is_empty();
+            let timeout = if busy { Some(Duration::ZERO) } else { self.until_deadline() };
+            match self.poll.poll(&mut events, timeout) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return,
+                _ => {}
+            }
+            for event in &events {
+                match event.token() {
+                    LISTENER => accepting = true,
+                    WAKER => {}
+                    Token(id) => self.queue(id),
+                }
+            }
+            if !self.commands() {
+                return;
+            }
+            if self.paused.is_some_and(|until| until <= Instant::now()) {
+                self.paused = None;
+                accepting = true;
+            }
+            if accepting && self.paused.is_none() {
+                accepting = self.accept();
+            }
+            for _ in 0..self.ready.len() {
+                if let Some(id) = self.ready.pop_front() {
+                    self.turn(id);
+                }
+            }
+            self.expire();
+        }
+    }
+
+    fn until_deadline(&self) -> Option<Duration> {
+        let first = self.deadlines.first().map(|(at, _)| *at);
+        let first = first.into_iter().chain(self.paused).min()?;
+        Some(first.saturating_duration_since(Instant::now()))
+    }
+
+    fn queue(&mut self, id: usize) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && !std::mem::replace(&mut client.queued, true)
+        {
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Answers the server's own process; false once the server stops.
+    fn commands(&mut self) -> bool {
+        loop {
+            match self.commands.try_recv() {
+                Ok(Command::Ask { message, reply }) => {
+                    let id = self.add(End::Local(reply));
+                    self.ask(id, &message);
+                }
+                Err(TryRecvError::Empty) => return true,
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn add(&mut self, end: End) -> usize {
+        let id = self.next_id;
+        // Three numbers are never reached: the tokens above.
+        self.next_id = (self.next_id + 1) % (usize::MAX - 2);
+        self.clients.insert(id, Client { end, deadline: None, queued: false, buffered: 0 });
+        id
+    }
+
+    /// Accepts a few connections; whether there may be more.
+    fn accept(&mut self) -> bool {
+        for _ in 0..ACCEPTS {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return false,
+                    io::ErrorKind::Interrupted
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::ConnectionReset => {}
+                    _ => {
+                        // No descriptor is free: a stranger's may be spared.
+                        self.close_oldest_stranger();
+                        self.paused = Some(Instant::now() + ACCEPT_PAUSE);
+                        return false;
+                    }
+                },
+            }
+        }
+        true
+    }
+
+    fn admit(&mut self, mut stream: TcpStream) {
+        if self.strangers.len() >= MAX_STRANGERS {
+            self.close_oldest_stranger();
+        }
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let registered =
+            self.poll.registry().register(&mut stream, Token(self.next_id), interest);
+        if stream.set_nodelay(true).and(registered).is_err() {
+            return;
+        }
+        let id = self.add(End::Socket(Connection::new(stream)));
+        self.open.fetch_add(1, Ordering::Relaxed);
+        self.strangers.insert(id);
+        self.set_limit(id);
+        self.queue(id);
+    }
+
+    fn close_oldest_stranger(&mut self) {
+        if let Some(oldest) = self.strangers.first() {
+            self.close(*oldest);
+        }
+    }
+
+    /// Lets a connection do what it can.
+    fn turn(&mut self, id: usize) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.queued = false;
+        let End::Socket(connection) = &mut client.end else { return };
+        let turn = connection.turn(self.secret.as_ref());
+        let before = std::mem::replace(&mut client.buffered, connection.buffered());
+        self.buffered = self.buffered - before + client.buffered;
+        match turn {
+            _ if self.buffered > MAX_BUFFERED => self.close(id),
+            Err(_) => self.close(id),
+            Ok(Turn::Blocked) => self.set_limit(id),
+            Ok(Turn::More) => {
+                self.set_limit(id);
+                self.queue(id);
+            }
+            Ok(Turn::Authenticated) => {
+                self.strangers.remove(&id);
+                self.set_limit(id);
+                self.queue(id);
+                if self.open.load(Ordering::Relaxed) - self.strangers.len() > MAX_CLIENTS {
+                    self.close(id);
+                }
+            }
+            Ok(Turn::Request(message)) => {
+                self.ask(id, &message);
+                // The client may have closed the connection before.
+                self.queue(id);
+            }
+        }
+    }
+
+    /// Answers a request, or lets it wait.
+    fn ask(&mut self, id: usize, message: &[u8]) {
+        match self.answer(id, message) {
+            Ok(Some(reply)) => self.reply(id, reply),
+            Ok(None) => {}
+            Err(_) => self.close(id),
+        }
+    }
+
+    fn answer(&mut self, id: usize, message: &[u8]) -> io::Result<Option<Reply>> {
+        let reply = match Request::decode(message)? {
+            Request::Set { key, value } => {
+                let set = self.values.set("set", key, value);
+                self.changed(key);
+                replied(set.map(|()| Reply::Done))
+            }
+            Request::Get { key, wait } => {
+                return Ok(self.wait(id, Wait::new(vec![key.into()], true), wait));
+            }
+            Request::Add { key, amount } => {
+                let sum = self.values.add(key, amount);
+                self.changed(key);
+                replied(sum.map(Reply::Number))
+            }
+            Request::CompareSet { key, expected, desired } => {
+                let value = self.values.compare_set(key, expected, desired);
+                self.changed(key);
+                replied(value.map(|value| value.map_or(Reply::NotYet, Reply::Value)))
+            }
+            Request::Delete { key } => Reply::Number(self.values.delete(key).into()),
+            Request::Wait { keys, wait } => {
+                let keys = keys.into_iter().map(String::from).collect();
+                return Ok(self.wait(id, Wait::new(keys, false), wait));
+            }
+            Request::Check { keys } => Reply::Number(self.values.contains_all(&keys).into()),
+        };
+        Ok(Some(reply))
+    }
+
+    fn wait(&mut self, id: usize, keys: Wait, time: Duration) -> Option<Reply> {
+        let reply = self.waits.begin(id, keys, &self.values);
+        if reply.is_none() {
+            self.set_deadline(id, Some((WAITS, Instant::now() + time.min(MAX_WAIT))));
+        }
+        reply
+    }
+
+    /// Answers the clients that have waited for a key, if it is set.
+    fn changed(&mut self, key: &str) {
+        if self.values.contains(key) {
+            for (id, reply) in self.waits.set(key, &self.values) {
+                self.reply(id, reply);
+            }
+        }
+    }
+
+    fn reply(&mut self, id: usize, reply: Reply) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        match &mut client.end {
+            End::Socket(connection) => {
+                connection.reply(reply);
+                self.set_limit(id);
+                self.queue(id);
+            }
+            End::Local(sender) => {
+                // The thread may have given up.
+                let _ = sender.send(reply);
+                self.close(id);
+            }
+        }
+    }
+
+    /// Starts the clock of the phase that a connection is in, unless it runs.
+    fn set_limit(&mut self, id: usize) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let End::Socket(connection) = &client.end else { return };
+        if self.waits.contains(id) {
+            return;
+        }
+        let limit = connection.limit();
+        if limit.map(|(kind, _)| kind) != client.deadline.map(|(kind, _)| kind) {
+            self.set_deadline(id, limit.map(|(kind, time)| (kind, Instant::now() + time)));
+        }
+    }
+
+    fn set_deadline(&mut self, id: usize, deadline: Option<(u8, Instant)>) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if let Some((_, before)) = std::mem::replace(&mut client.deadline, deadline) {
+            self.deadlines.remove(&(before, id));
+        }
+        self.deadlines.extend(deadline.map(|(_, at)| (at, id)));
+    }
+
+    /// Ends the waits, and closes the connections, whose time is up.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        while let Some((_, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
+            match self.waits.end(id) {
+                true => {
+                    self.set_deadline(id, None);
+                    self.reply(id, Reply::NotYet);
+                }
+                false => self.close(id),
+            }
+        }
+    }
+
+    fn close(&mut self, id: usize) {
+        self.set_deadline(id, None);
+        self.waits.end(id);
+        self.strangers.remove(&id);
+        let Some(mut client) = self.clients.remove(&id) else { return };
+        self.buffered -= client.buffered;
+        if let End::Socket(connection) = &mut client.end {
+            let _ = self.poll.registry().deregister(&mut connection.stream);
+            self.open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The reply to a change that the store may refuse.
+fn replied(result: StoreResult<Reply>) -> Reply {
+    match result {
+        Ok(reply) => reply,
+        Err(StoreError::NotANumber { value, .. }) => Reply::NotANumber(value),
+        Err(_) => Reply::Full,
+    }
+}

@@ -1,0 +1,85 @@
+//! The side that has the keys: one thread for all connections.
+
+mod connection;
+mod event_loop;
+mod waits;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use mio::{Poll, Waker};
+
+use super::super::deadline::Deadline;
+use super::super::secret::Secret;
+use super::wire::{Reply, Request};
+use event_loop::{Command, EventLoop, WAKER};
+
+/// A server in a thread of its own, which ends when the server is dropped.
+#[derive(Debug)]
+pub(super) struct Server {
+    address: SocketAddr,
+    commands: Sender<Command>,
+    waker: Waker,
+    /// Connections that are open.
+    open: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens on the first of these addresses that can be listened on.
+    pub(super) fn start(addresses: &[SocketAddr], secret: Option<Secret>) -> io::Result<Self> {
+        let mut bound =
+            Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address"));
+        for address in addresses {
+            bound = mio::net::TcpListener::bind(*address);
+            if bound.is_ok() {
+                break;
+            }
+        }
+        let listener = bound?;
+        let address = listener.local_addr()?;
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let (commands, received) = channel();
+        let open = Arc::new(AtomicUsize::new(0));
+        let event_loop = EventLoop::new(poll, listener, received, secret, Arc::clone(&open))?;
+        let thread = std::thread::Builder::new().name("warpline-store".into());
+        let thread = Some(thread.spawn(move || event_loop.run())?);
+        Ok(Self { address, commands, waker, open, thread })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Answers a request of the server's own process, which needs no connection.
+    pub(super) fn answer(&self, request: &Request<'_>, deadline: Deadline) -> io::Result<Reply> {
+        let (reply, replied) = channel();
+        let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "its server has ended");
+        let command = Command::Ask { message: request.encode(), reply };
+        self.commands.send(command).map_err(|_| ended())?;
+        self.waker.wake()?;
+        replied.recv_timeout(deadline.left()).map_err(|error| match error {
+            std::sync::mpsc::RecvTimeoutError::Timeout => io::ErrorKind::TimedOut.into(),
+            std::sync::mpsc::RecvTimeoutError::Disconnected => ended(),
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let stopping = self.commands.send(Command::Stop).is_ok() && self.waker.wake().is_ok();
+        // A thread that could not be woken ends with the process.
+        if let Some(thread) = self.thread.take().filter(|_| stopping) {
+            let _ = thread.join();
+        }
+    }
+}

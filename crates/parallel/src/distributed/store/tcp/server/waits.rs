@@ -1,0 +1,124 @@
+//! The clients that wait for keys.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::super::super::values::Values;
+use super::super::wire::Reply;
+
+/// Keys that a client waits for.
+#[derive(Debug)]
+pub(super) struct Wait {
+    pub(super) keys: Vec<String>,
+    /// Whether the reply is the value of the only key.
+    pub(super) get: bool,
+    /// Index of a key that is not set.
+    at: usize,
+}
+
+impl Wait {
+    pub(super) fn new(keys: Vec<String>, get: bool) -> Self {
+        Self { keys, get, at: 0 }
+    }
+
+    /// The reply, if all keys are set. Otherwise `at` is moved to a missing key. The search begins at
+    /// `at`, so that it does not look again and again at the keys before.
+    fn reply(&mut self, values: &Values) -> Option<Reply> {
+        let count = self.keys.len();
+        let mut order = (0..count).map(|step| (self.at + step) % count);
+        match order.find(|index| !values.contains(&self.keys[*index])) {
+            Some(missing) => {
+                self.at = missing;
+                None
+            }
+            None if self.get => values.get(&self.keys[0]).cloned().map(Reply::Value),
+            None => Some(Reply::Done),
+        }
+    }
+}
+
+/// All waits, each under one of its missing keys.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    waits: HashMap<usize, Wait>,
+    by_key: HashMap<String, BTreeSet<usize>>,
+}
+
+impl Waits {
+    /// Begins the wait of client `id`; returns the reply instead if all keys are set.
+    pub(super) fn begin(&mut self, id: usize, mut wait: Wait, values: &Values) -> Option<Reply> {
+        let reply = wait.reply(values);
+        if reply.is_none() {
+            self.by_key.entry(wait.keys[wait.at].clone()).or_default().insert(id);
+            self.waits.insert(id, wait);
+        }
+        reply
+    }
+
+    /// Ends the waits that a key, which has just been set, completes; returns their replies.
+    pub(super) fn set(&mut self, key: &str, values: &Values) -> Vec<(usize, Reply)> {
+        let mut done = Vec::new();
+        for id in self.by_key.remove(key).unwrap_or_default() {
+            let Some(mut wait) = self.waits.remove(&id) else { continue };
+            match wait.reply(values) {
+                Some(reply) => done.push((id, reply)),
+                None => {
+                    self.by_key.entry(wait.keys[wait.at].clone()).or_default().insert(id);
+                    self.waits.insert(id, wait);
+                }
+            }
+        }
+        done
+    }
+
+    /// Ends the wait of a client; false if it has none.
+    pub(super) fn end(&mut self, id: usize) -> bool {
+        let Some(wait) = self.waits.remove(&id) else { return false };
+        let key = &wait.keys[wait.at];
+        if let Some(ids) = self.by_key.get_mut(key) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_key.remove(key);
+            }
+        }
+        true
+    }
+
+    pub(super) fn contains(&self, id: usize) -> bool {
+        self.waits.contains_key(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wait(keys: &[&str]) -> Wait {
+        Wait::new(keys.iter().map(ToString::to_string).collect(), false)
+    }
+
+    #[test]
+    fn a_wait_ends_when_all_its_keys_are_set_at_once() {
+        let (mut waits, mut values) = (Waits::default(), Values::default());
+        let mut set = |waits: &mut Waits, values: &mut Values, key: &str| {
+            values.set("set", key, b"").unwrap();
+            waits.set(key, values)
+        };
+        assert_eq!(waits.begin(1, wait(&[]), &values), Some(Reply::Done));
+        assert_eq!(waits.begin(2, wait(&["a", "b"]), &values), None);
+        assert_eq!(set(&mut waits, &mut values, "a"), []);
+        values.delete("a");
+        assert_eq!(set(&mut waits, &mut values, "b"), []);
+        assert_eq!(set(&mut waits, &mut values, "a"), [(2, Reply::Done)]);
+        assert!(!waits.end(2));
+    }
+
+    #[test]
+    fn waits_that_end_leave_nothing_behind() {
+        let (mut waits, values) = (Waits::default(), Values::default());
+        for id in 0..10 {
+            assert_eq!(waits.begin(id, wait(&["never"]), &values), None);
+            assert!(waits.contains(id) && waits.end(id));
+        }
+        assert!(waits.waits.is_empty() && waits.by_key.is_empty());
+    }
+}

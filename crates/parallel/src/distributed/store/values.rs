@@ -1,0 +1,101 @@
+//! The keys and values of a store, and how many bytes they may take.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{MAX_STORED, StoreError, StoreResult};
+
+/// Bytes that a key costs besides its text and its value.
+const PER_KEY: usize = 128;
+
+/// The keys and values of one store.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    map: HashMap<String, Arc<[u8]>>,
+    /// Size of all entries.
+    bytes: usize,
+}
+
+/// Bytes that an entry counts for.
+fn size(key: &str, value: &[u8]) -> usize {
+    PER_KEY + key.len() + value.len()
+}
+
+impl Values {
+    pub(super) fn get(&self, key: &str) -> Option<&Arc<[u8]>> {
+        self.map.get(key)
+    }
+
+    pub(super) fn contains(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    pub(super) fn contains_all<K: AsRef<str>>(&self, keys: &[K]) -> bool {
+        keys.iter().all(|key| self.contains(key.as_ref()))
+    }
+
+    /// Refuses a value that would take the store beyond [`MAX_STORED`].
+    pub(super) fn check_room(
+        &self,
+        op: &'static str,
+        key: &str,
+        value: &[u8],
+    ) -> StoreResult<usize> {
+        let before = self.map.get(key).map_or(0, |value| size(key, value));
+        let bytes = self.bytes - before + size(key, value);
+        match bytes > MAX_STORED {
+            true => Err(StoreError::Full { op, max: MAX_STORED }),
+            false => Ok(bytes),
+        }
+    }
+
+    pub(super) fn set(&mut self, op: &'static str, key: &str, value: &[u8]) -> StoreResult<()> {
+        self.bytes = self.check_room(op, key, value)?;
+        self.map.insert(key.into(), value.into());
+        Ok(())
+    }
+
+    /// The sum that `add` would store.
+    pub(super) fn sum(&self, key: &str, amount: i64) -> StoreResult<i64> {
+        let Some(value) = self.map.get(key) else { return Ok(amount) };
+        let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+        number.and_then(|n| n.checked_add(amount)).ok_or_else(|| StoreError::NotANumber {
+            key: key.into(),
+            value: String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned(),
+            amount,
+        })
+    }
+
+    pub(super) fn add(&mut self, key: &str, amount: i64) -> StoreResult<i64> {
+        let sum = self.sum(key, amount)?;
+        self.set("add", key, sum.to_string().as_bytes())?;
+        Ok(sum)
+    }
+
+    /// Whether `compare_set` sets.
+    pub(super) fn may_set(&self, key: &str, expected: &[u8]) -> bool {
+        self.map.get(key).map_or(expected.is_empty(), |value| **value == *expected)
+    }
+
+    pub(super) fn compare_set(
+        &mut self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> StoreResult<Option<Arc<[u8]>>> {
+        if self.may_set(key, expected) {
+            self.set("compare_set", key, desired)?;
+        }
+        Ok(self.map.get(key).cloned())
+    }
+
+    pub(super) fn delete(&mut self, key: &str) -> bool {
+        let Some(value) = self.map.remove(key) else { return false };
+        self.bytes -= size(key, &value);
+        true
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}

@@ -1,0 +1,127 @@
+//! Timeouts of stores over TCP bound the entire call, whatever the other side does.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use warpline_parallel::distributed::{FileStore, Store, StoreError, TcpStore};
+
+use crate::store::TempFile;
+use crate::store_wire::accept_handshake;
+
+/// Time that a call may take beyond its timeout, on a busy machine.
+const SLACK: Duration = Duration::from_millis(1500);
+const LONG: Duration = Duration::from_secs(60);
+
+/// Sends these bytes one at a time, until the peer closes.
+fn drip(stream: &mut TcpStream, bytes: impl IntoIterator<Item = u8>, pause: Duration) {
+    for byte in bytes {
+        std::thread::sleep(pause);
+        if stream.write_all(&[byte]).is_err() {
+            return;
+        }
+    }
+}
+
+/// The address of a server that runs `answer` in a thread for each connection.
+fn serve(answer: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let answer = answer.clone();
+            std::thread::spawn(move || answer(stream));
+        }
+    });
+    address
+}
+
+
+#[test]
+fn connecting_to_a_silent_or_dripping_server_ends_at_the_timeout() {
+    let silent = serve(|stream| {
+        std::thread::sleep(LONG);
+        drop(stream);
+    });
+    let dripping = serve(|mut stream| {
+        drip(&mut stream, *b"WLSTORE2", Duration::from_millis(700));
+        std::thread::sleep(LONG);
+    });
+    for address in [silent, dripping] {
+        let begun = Instant::now();
+        let timeout = Duration::from_millis(300);
+        TcpStore::connect(address, timeout).unwrap_err();
+        assert!(begun.elapsed() < timeout + SLACK, "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_get_from_a_silent_or_dripping_server_ends_at_its_timeout() {
+    let silent = serve(|mut stream| {
+        accept_handshake(&mut stream, b"");
+        std::thread::sleep(LONG);
+    });
+    let dripping = serve(|mut stream| {
+        accept_handshake(&mut stream, b"");
+        let value = [&5u32.to_le_bytes()[..], &[1, 0, 0, 0, 0]].concat();
+        drip(&mut stream, value, Duration::from_millis(700));
+    });
+    let timeout = Duration::from_secs(1);
+    for address in [silent, dripping] {
+        let store = TcpStore::connect(address, LONG).unwrap();
+        let begun = Instant::now();
+        let error = store.get("k", timeout).unwrap_err();
+        assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+        assert!(begun.elapsed() < timeout + SLACK, "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_client_that_is_silent_or_drips_its_greeting_is_closed_after_five_seconds() {
+    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let connect = || TcpStream::connect(("127.0.0.1", host.port())).unwrap();
+    let ended = |mut stream: TcpStream| {
+        let begun = Instant::now();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        begun.elapsed()
+    };
+    std::thread::scope(|scope| {
+        let silent = connect();
+        let mut dripping = connect();
+        let dripped = dripping.try_clone().unwrap();
+        scope.spawn(move || drip(&mut dripping, b"WLST".repeat(8), Duration::from_secs(1)));
+        for stream in [silent, dripped] {
+            scope.spawn(move || {
+                let took = ended(stream);
+                assert!(took > Duration::from_secs(4), "{took:?}");
+                assert!(took < Duration::from_secs(5) + SLACK, "{took:?}");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_file_that_another_process_keeps_locked_does_not_hold_up_a_get_beyond_its_timeout() {
+    let file = TempFile::new();
+    let store = FileStore::open(&file.0).unwrap();
+    store.set("k", b"v").unwrap();
+    let other = std::fs::File::open(&file.0).unwrap();
+    other.lock().unwrap();
+    let timeout = Duration::from_millis(200);
+    let begun = Instant::now();
+    let error = store.get("k", timeout).unwrap_err();
+    assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+    assert!(begun.elapsed() < timeout + SLACK, "{:?}", begun.elapsed());
+    // Nor one of a second thread, while a call without a timeout waits for the lock.
+    std::thread::scope(|scope| {
+        let setting = scope.spawn(|| store.set("k", b"w"));
+        std::thread::sleep(Duration::from_millis(20));
+        let begun = Instant::now();
+        store.get("k", timeout).unwrap_err();
+        assert!(begun.elapsed() < timeout + SLACK, "{:?}", begun.elapsed());
+        other.unlock().unwrap();
+        setting.join().unwrap().unwrap();
+    });
+    assert_eq!(store.get("k", timeout).unwrap(), b"w");
+}

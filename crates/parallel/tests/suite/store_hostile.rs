@@ -1,0 +1,170 @@
+//! A store under thousands of hostile connections: ranks' calls still meet their deadlines.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use warpline_parallel::distributed::{Secret, Store, StoreError, TcpStore};
+
+use crate::store_wire::{GREETING, message, shake_hands};
+
+const LONG: Duration = Duration::from_secs(60);
+const RANKS: usize = 4;
+const TOTAL: usize = 10_000;
+const THREADS: usize = 4;
+/// Connections that each hostile thread holds open.
+const HELD: usize = 200;
+
+/// Begins a connection in one of several hostile ways; returns it for those that hold it open.
+fn attack(address: SocketAddr, number: usize, recorded: &[u8]) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+    match number % 6 {
+        // Silent.
+        0 => {}
+        // Drips: another byte comes when the connection is given up.
+        1 => stream.write_all(&GREETING[..3])?,
+        // Garbage.
+        2 => stream.write_all(&[number as u8; 200])?,
+        // A replay of an honest client's greeting and proof.
+        3 => stream.write_all(recorded)?,
+        // Half closed.
+        4 => stream.shutdown(Shutdown::Write)?,
+        // A greeting, and then the announcement of a huge message.
+        _ => stream.write_all(&[&GREETING[..], &[0; 32], &[0xff; 40]].concat())?,
+    }
+    Ok(stream)
+}
+
+#[test]
+fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
+    let secret = Secret::random().unwrap();
+    let host = TcpStore::host_with("127.0.0.1:0", Some(&secret)).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], host.port()));
+    let recorded = [&GREETING[..], &[9; 64]].concat();
+    let (over, made) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let most = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let hostile: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (recorded, made) = (&recorded, &made);
+                scope.spawn(move || {
+                    let mut held = VecDeque::new();
+                    for number in 0..TOTAL / THREADS {
+                        if let Ok(stream) = attack(address, number + thread, recorded) {
+                            made.fetch_add(1, Ordering::Relaxed);
+                            held.push_back(stream);
+                        }
+                        if held.len() > HELD
+                            && let Some(mut oldest) = held.pop_front()
+                        {
+                            let _ = oldest.write_all(&GREETING[3..4]);
+                        }
+                    }
+                })
+            })
+            .collect();
+        let ranks: Vec<_> = (0..RANKS)
+            .map(|rank| {
+                let (secret, over, most, host) = (&secret, &over, &most, &host);
+                scope.spawn(move || {
+                    let timeout = Duration::from_secs(5);
+                    let mut rounds = 0;
+                    while !over.load(Ordering::Relaxed) || rounds == 0 {
+                        most.fetch_max(host.connections(), Ordering::Relaxed);
+                        // A new client each round: it has to get through the crowd.
+                        let begun = Instant::now();
+                        let store = TcpStore::connect_with(address, Some(secret), timeout)?;
+                        let key = format!("{rank}/{rounds}");
+                        store.set(&key, b"v")?;
+                        assert_eq!(store.get(&key, timeout)?, b"v");
+                        assert_eq!(store.add(&format!("n/{rank}"), 1)?, rounds + 1);
+                        // All ranks wait for each other in the first rounds.
+                        if rounds < 3 {
+                            let barrier = |rank| format!("{rank}/{rounds}");
+                            let all: Vec<_> = (0..RANKS).map(barrier).collect();
+                            store.wait(&all.iter().map(String::as_str).collect::<Vec<_>>(), LONG)?;
+                        }
+                        let error = store.get("never", Duration::from_millis(20)).unwrap_err();
+                        assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+                        assert!(begun.elapsed() < timeout, "{:?}", begun.elapsed());
+                        rounds += 1;
+                    }
+                    Ok::<_, StoreError>(rounds)
+                })
+            })
+            .collect();
+        for thread in hostile {
+            thread.join().unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        for rank in ranks {
+            assert!(rank.join().unwrap().unwrap() > 0);
+        }
+    });
+    assert_eq!(made.into_inner(), TOTAL);
+    // 128 strangers and a few of the ranks'.
+    assert!(most.into_inner() < 160, "the server held too many connections");
+}
+
+#[test]
+fn the_oldest_stranger_makes_room_for_a_new_client() {
+    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let address = ("127.0.0.1", host.port());
+    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let begun = Instant::now();
+    TcpStore::connect(address, LONG).unwrap().set("k", b"v").unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(host.connections() <= 129, "{}", host.connections());
+    // The first were closed.
+    for mut stream in silent.into_iter().take(100) {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
+    }
+}
+
+#[test]
+fn a_client_whose_messages_are_mutated_harms_only_itself() {
+    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let address = ("127.0.0.1", host.port());
+    let text = |text: &[u8]| [&(text.len() as u32).to_le_bytes(), text].concat();
+    let honest = [
+        [&[0][..], &text(b"key"), &text(b"value")].concat(),
+        [&[1][..], &5i64.to_le_bytes(), &text(b"key")].concat(),
+        [&[2][..], &7i64.to_le_bytes(), &text(b"number")].concat(),
+        [&[3][..], &text(b"key"), &text(b"value"), &text(b"other")].concat(),
+        [&[4][..], &text(b"key")].concat(),
+        [&[5][..], &5i64.to_le_bytes(), &text(b"a"), &text(b"key")].concat(),
+        [&[6][..], &text(b"a"), &text(b"key")].concat(),
+    ];
+    // A generator with a fixed seed.
+    let mut state = 1u64;
+    let mut random = move |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for round in 0..400 {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        shake_hands(&mut stream, b"");
+        let mut bytes = message(&honest[round % honest.len()]);
+        for _ in 0..=random(3) {
+            let at = random(bytes.len());
+            match random(3) {
+                0 => bytes[at] = random(256) as u8,
+                1 => bytes.truncate(at.max(1)),
+                _ => bytes.insert(at, random(256) as u8),
+            }
+        }
+        // The server may close the connection at any byte.
+        let _ = stream.write_all(&bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut reply = Vec::new();
+        let _ = stream.read_to_end(&mut reply);
+    }
+    let store = TcpStore::connect(address, LONG).unwrap();
+    store.set("key", b"value").unwrap();
+    assert_eq!(host.get("key", LONG).unwrap(), b"value");
+    assert_eq!(store.add("a number", 1).unwrap(), 1);
+}
