@@ -10,12 +10,12 @@ mod awaited;
 
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::owned::SharedWords;
 use warpline_cuda_sys_safe::{Access, CudaCode, DriverError, OsHandle};
 use warpline_stream::Stream;
-use warpline_sync::{Mutex, MutexGuard};
+use warpline_sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::launch::enqueue;
 use crate::race::Touch;
@@ -41,18 +41,31 @@ pub struct SharedSemaphore {
     pub device: [u8; 16],
 }
 
-/// The memory, which streams use that may not be done.
+/// The memory of a semaphore, and the streams that may still use it.
 #[derive(Debug)]
 struct Page {
     words: Option<SharedWords>,
     runtime: Runtime,
     device: usize,
     streams: Mutex<Vec<Stream>>,
+    /// The semaphore's own stream, made on first use. Program work never runs there, so a peer that
+    /// stalls stops no stream of the program.
+    own: OnceLock<Stream>,
 }
 
 impl Page {
     fn new(runtime: &Runtime, device: usize, words: SharedWords) -> Self {
-        Self { words: Some(words), runtime: runtime.clone(), device, streams: Mutex::default() }
+        let (words, streams) = (Some(words), Mutex::default());
+        Self { words, runtime: runtime.clone(), device, streams, own: OnceLock::new() }
+    }
+
+    /// The semaphore's own stream.
+    fn stream(&self) -> Result<&Stream> {
+        if let Some(own) = self.own.get() {
+            return Ok(own);
+        }
+        let new = self.runtime.device(self.device)?.device().exclusive_stream(0)?;
+        Ok(self.own.get_or_init(|| new))
     }
 
     /// Whether work of this storage can be ordered by it.
@@ -71,14 +84,6 @@ impl Page {
             streams.push(stream.clone());
         }
     }
-
-    fn synchronize(&self) {
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for stream in streams {
-            // Should this fail, the device is lost or captures.
-            let _ = stream.raw().synchronize();
-        }
-    }
 }
 
 impl Drop for Page {
@@ -94,7 +99,16 @@ impl Drop for Page {
     }
 }
 
-/// Whether number `a` is there once `b` is: numbers go round.
+/// Whether a stream has no work left. A lost device does no work.
+fn is_idle(stream: &Stream) -> bool {
+    let raw = stream.raw();
+    match raw.query() {
+        Ok(idle) => idle,
+        Err(_) => raw.driver().lost(stream.device_index()).is_some(),
+    }
+}
+
+/// Whether number `b` is at or after number `a`. Numbers wrap around.
 fn reaches(b: u32, a: u32) -> bool {
     b.wrapping_sub(a) as i32 >= 0
 }
@@ -122,7 +136,7 @@ fn all_of(storage: &Storage) -> impl Iterator<Item = Touch<'_>> {
     std::iter::once(Touch::range(storage, 0, storage.bytes(), Access::ReadWrite))
 }
 
-/// A semaphore that this process signals. Dropped, it waits until what was signalled is there.
+/// A semaphore that this process signals.
 #[derive(Debug)]
 pub struct OwnSemaphore {
     page: Page,
@@ -169,10 +183,13 @@ impl OwnSemaphore {
         Ok(SharedSemaphore { handle, bytes: words.bytes(), device })
     }
 
-    /// Has `stream` signal once all work on the storage that was enqueued here is done. Returns the
-    /// number, or none where only the host can wait for that work: another one than `stream` may do
-    /// it under [`SyncPolicy::Manual`], or what it depends on is not known, but for what the process
-    /// that waits has signalled itself by `peers`.
+    /// Signals, in the order of streams, once all work on the storage that was enqueued here is done.
+    /// `stream` signals, unless another stream signalled before: then the semaphore's own stream
+    /// does, so that `stream` waits for no other.
+    ///
+    /// Returns the number, or `None` where only the host can wait for that work: under
+    /// [`SyncPolicy::Manual`] any stream may do it, and the storage may depend on work that can still
+    /// fail, other than that which the receiving process has signalled by `peers`.
     ///
     /// # Errors
     /// What that work is known to have failed with; the driver's own.
@@ -189,9 +206,14 @@ impl OwnSemaphore {
         }
         let Some(words) = &self.page.words else { return Ok(None) };
         let mut signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((last, op)) = &signalled.last {
-            stream.wait_for(last, *op)?; // numbers come in order
-        }
+        let stream = match &signalled.last {
+            Some((last, op)) if last != stream => {
+                let own = self.page.stream()?;
+                own.wait_for(last, *op)?; // numbers come in order
+                own
+            }
+            _ => stream,
+        };
         self.page.note(stream);
         let number = signalled.number.wrapping_add(1);
         let enqueued = enqueue(stream, all_of(storage), site(op, location), |_| {
@@ -213,16 +235,28 @@ impl OwnSemaphore {
     }
 }
 
-impl Drop for OwnSemaphore {
-    fn drop(&mut self) {
-        let signalled = self.signalled.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some((stream, _)) = signalled.last.take()
-            && self.page.runtime.is_own_process()
-            && !reaches(self.page.number(), signalled.number)
-        {
+impl OwnSemaphore {
+    /// Blocks the host until the last number that was signalled is there.
+    pub fn settle(&self) {
+        let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = signalled.last.as_ref().map(|(stream, _)| stream.clone());
+        drop(signalled);
+        if let Some(stream) = last.filter(|_| !self.is_settled()) {
             // Should this fail, the device is lost or captures, and the other process finds out.
             let _ = stream.raw().synchronize();
         }
+    }
+
+    /// Whether the last number that was signalled is there, or never will be.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((stream, _)) = &signalled.last else { return true };
+        // The other process may write the number, so an idle stream settles it too.
+        !self.page.runtime.is_own_process()
+            || reaches(self.page.number(), signalled.number)
+            || stream.is_capturing()
+            || is_idle(stream)
     }
 }
 
@@ -238,8 +272,12 @@ struct Peer {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The last number that streams wait for.
+    /// The last number that the semaphore's stream waits for.
     awaited: u32,
+    /// A number that the stream had passed, with all before it.
+    passed: u32,
+    /// Waits that are being enqueued.
+    entering: usize,
     /// The number that was there when the other process was seen to be gone.
     ended_at: Option<u32>,
 }
@@ -268,85 +306,111 @@ impl PeerSemaphore {
         reaches(self.state().ended_at.unwrap_or_else(|| self.0.page.number()), number)
     }
 
-    /// Lets go on what waits for a process that is gone. What it has not done by now counts as never
-    /// done, and [`Error::PeerGone`] is what reading it fails with.
+    /// Counts the other process as gone and lets the waiting stream go on. Work that is not signalled
+    /// by now counts as never done, and reading its results fails with [`Error::PeerGone`].
     ///
-    /// Its GPU may still come to a signal before those that are waited for, which makes the number
-    /// smaller again. So where this returns true, it has to be called again and again, until
-    /// [`PeerSemaphore::settle`] has returned.
+    /// The other process's GPU may still come to an earlier signal, which makes the number smaller
+    /// again. So call this again and again until it returns false: nothing waits any more.
     pub fn end(&self) -> bool {
         let mut state = self.state();
         let number = self.0.page.number();
-        let ended_at = *state.ended_at.get_or_insert(number);
-        if let Some(words) = &self.0.page.words
-            && !reaches(number, state.awaited)
-        {
+        state.ended_at.get_or_insert(number);
+        if self.has_passed(&state) {
+            return false;
+        }
+        if let Some(words) = &self.0.page.words {
             let _ = words.store(WORD, state.awaited); // there is such a word
         }
-        !reaches(ended_at, state.awaited)
+        true
     }
 
-    /// Has what `stream` does from now on with the storage come after what the other process did there
-    /// before it signalled the number. Reads on the host, and what is computed from it, fail with
-    /// [`Error::PeerGone`] should that never be done. Where streams cannot wait, the host does, for
-    /// as long as `limit` says.
+    /// Whether the semaphore's stream waits for no number.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.has_passed(&self.state())
+    }
+
+    fn has_passed(&self, state: &State) -> bool {
+        state.entering == 0 && self.0.page.own.get().is_none_or(is_idle)
+    }
+
+    /// Enters a wait for a number, which is to be followed by [`PeerSemaphore::entered`].
+    ///
+    /// To let the stream go on, [`PeerSemaphore::end`] stores the last number that is awaited. That
+    /// reaches each of the others only if all lie within half the range of numbers.
+    #[track_caller]
+    fn enter(&self, awaited: &Awaited) -> Result<()> {
+        let mut state = self.state();
+        if state.ended_at.is_some() {
+            return Err(awaited.gone());
+        }
+        let number = awaited.number;
+        if !reaches(state.awaited, number) {
+            if !reaches(number, state.passed) && self.has_passed(&state) {
+                state.passed = state.awaited;
+            }
+            if !reaches(number, state.passed) {
+                let reason = format!(
+                    "the other process named the number {number} while {} is not there; it can be \
+                     at most 2^31 - 1 above that",
+                    state.passed
+                );
+                return Err(Error::invalid(awaited.op, reason));
+            }
+            state.awaited = number;
+        }
+        state.entering += 1;
+        Ok(())
+    }
+
+    fn entered(&self) {
+        self.state().entering -= 1;
+    }
+
+    /// Orders all work with the storage that is enqueued here from now on after the work that the other
+    /// process did there before it signalled the number. The semaphore's own stream waits for that,
+    /// and other streams wait for it as they come to use the storage. Where streams cannot wait, the
+    /// host does, until `deadline`.
+    ///
+    /// Reads on the host of the storage, and of anything computed from it, wait for the number for at
+    /// most `limit`. They fail with [`Error::PeerGone`] if it never comes.
     ///
     /// # Errors
-    /// [`Error::PeerGone`]; [`Error::InvalidArgument`] after the limit; the driver's own.
+    /// [`Error::PeerGone`]; [`Error::TimedOut`] after the deadline; the driver's own.
     pub fn wait(
         &self,
         (storage, stream): (&Storage, &Stream),
         number: u32,
-        limit: Option<Duration>,
+        (deadline, limit): (Option<Instant>, Option<Duration>),
         op: &'static str,
         location: &'static Location<'static>,
     ) -> Result<()> {
-        let runtime = &self.0.page.runtime;
-        let awaited = Awaited { semaphore: self.clone(), number, op, location };
+        let page = &self.0.page;
+        let runtime = &page.runtime;
+        let awaited = Awaited { semaphore: self.clone(), number, limit, op, location };
         if awaited.is_there() {
             return Ok(());
         }
         storage.mark_awaited(awaited.clone());
-        let streams_wait = self.0.page.serves(storage) && orders(runtime, stream);
-        let Some(words) = self.0.page.words.as_ref().filter(|_| streams_wait) else {
-            return awaited.wait_on_host(limit);
+        // With blocking launches the host would wait for the wait itself, without a limit.
+        let streams_wait =
+            page.serves(storage) && orders(runtime, stream) && !runtime.launch_blocking();
+        let Some(words) = page.words.as_ref().filter(|_| streams_wait) else {
+            return awaited.wait_on_host(deadline);
         };
-        {
-            let mut state = self.state();
-            if state.ended_at.is_some() {
-                return Err(awaited.gone());
-            }
-            if !reaches(state.awaited, number) {
-                state.awaited = number;
-            }
-        }
-        self.0.page.note(stream);
-        let enqueued = enqueue(stream, all_of(storage), site(op, location), |_| {
+        let own = page.stream()?;
+        page.note(own);
+        self.enter(&awaited).map_err(|e| e.at(location))?;
+        let enqueued = enqueue(own, all_of(storage), site(op, location), |_| {
             // SAFETY: the page knows of the stream, and goes once that is done with it.
-            unsafe { words.wait_on(stream.raw(), WORD, number) }?;
-            stream.note_launch(op, location, std::iter::empty());
+            unsafe { words.wait_on(own.raw(), WORD, number) }?;
+            own.note_launch(op, location, std::iter::empty());
             Ok(())
         });
+        self.entered();
         match enqueued {
-            Err(e) if unsupported(&e) => awaited.wait_on_host(limit),
+            Err(e) if unsupported(&e) => awaited.wait_on_host(deadline),
             enqueued => enqueued.map(drop),
-        }
-    }
-
-    /// Blocks the host until all numbers that streams wait for are there, or it has ended and the
-    /// streams are past them all the same.
-    pub fn settle(&self) {
-        let page = &self.0.page;
-        loop {
-            let (awaited, ended_at) = {
-                let state = self.state();
-                (state.awaited, state.ended_at)
-            };
-            match ended_at {
-                None if !reaches(page.number(), awaited) => std::thread::sleep(SLICE),
-                Some(ended_at) if !reaches(ended_at, awaited) => return page.synchronize(),
-                _ => return,
-            }
         }
     }
 }

@@ -469,6 +469,17 @@ pub enum Error {
         /// Where it was called.
         location: &'static Location<'static>,
     },
+    /// The process at the other end of a channel did not do its part before the channel's timeout. What
+    /// was to be waited for may still be done: the call can be made again.
+    #[error("{op}: timed out: {reason} (called at {location})")]
+    TimedOut {
+        /// The op.
+        op: &'static str,
+        /// What was waited for.
+        reason: String,
+        /// Where it was called.
+        location: &'static Location<'static>,
+    },
     /// What was computed, or is to be, has no gradient: an op without a rule, a graph that was freed, a tensor
     /// that was changed after it was saved.
     #[error("{op}: {reason} (called at {location})")]

@@ -88,6 +88,7 @@ impl Error {
             | Self::SharedHostMemory { op, location, .. }
             | Self::CannotShare { op, location, .. }
             | Self::InvalidArgument { op, location, .. }
+            | Self::TimedOut { op, location, .. }
             | Self::Gradient { op, location, .. }
             | Self::BroadcastMismatch { op, location, .. }
             | Self::ExpandMismatch { op, location, .. }
@@ -125,6 +126,7 @@ impl Error {
             | Self::SharedHostMemory { location, .. }
             | Self::CannotShare { location, .. }
             | Self::PeerGone { location, .. }
+            | Self::TimedOut { location, .. }
             | Self::InvalidArgument { location, .. }
             | Self::Gradient { location, .. }
             | Self::BroadcastMismatch { location, .. }

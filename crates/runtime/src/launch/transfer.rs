@@ -96,6 +96,9 @@ pub fn copy_bytes(
         submit()?;
         return Ok(());
     }
+    if pageable || !non_blocking {
+        storages.iter().try_for_each(|(storage, _)| storage.wait_for_peers())?;
+    }
     // No host code is inside the buffers while the copy is entered; afterwards the entered use
     // makes it wait.
     with_host_locks(storages.into_iter().filter(|(s, _)| host_end(s)), || {

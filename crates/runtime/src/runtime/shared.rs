@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::owned::{Event, Mapping, SharedHostMemory, SharedWords};
@@ -18,7 +19,10 @@ use warpline_sync::{Mutex, MutexGuard};
 
 use super::Runtime;
 use crate::storage::WeakStorage;
-use crate::{Result, Storage};
+use crate::{Error, Result, Storage};
+
+/// How often the host looks whether work is done, while it waits for that within a limit.
+const SLICE: Duration = Duration::from_micros(100);
 
 /// A mapping of such memory, and its device.
 #[derive(Debug)]
@@ -88,11 +92,17 @@ struct Retired {
 impl Retired {
     /// Whether all its streams are done with it.
     fn is_unused(&mut self) -> bool {
+        // Dropping a tensor waits for no work, but the driver may as it releases host memory: leave that
+        // to a later call. A semaphore is dropped with its channel, which has waited.
+        let at_once = !matches!(self.memory, Unused::Host(_));
         self.streams.retain(|(stream, event)| {
             if stream.raw().driver().lost(stream.device_index()).is_some() {
                 return false;
             }
             if event.is_none() && !stream.is_capturing() {
+                if at_once && stream.raw().query().unwrap_or(false) {
+                    return false;
+                }
                 *event = recorded(stream).ok();
             }
             match event.as_ref().map(Event::query) {
@@ -170,14 +180,16 @@ impl Runtime {
         Ok(mapping)
     }
 
-    /// The storage of this number's memory, or the one that `make` makes of it.
+    /// The storage of this number's memory, or the one that `make` makes of it. Where work still uses
+    /// the memory although its storage was dropped, the host waits for that work until `deadline`.
     ///
     /// # Errors
-    /// What `make` fails with, and what work failed with that still uses the memory, which was
-    /// dropped here: the host waits for it.
+    /// The error of `make`, and of that work; [`Error::TimedOut`] after the deadline.
+    #[track_caller]
     pub(crate) fn shared_storage(
         &self,
         id: u128,
+        deadline: Option<Instant>,
         make: impl FnOnce() -> Result<Storage>,
     ) -> Result<Storage> {
         let shared = &self.0.shared;
@@ -200,8 +212,15 @@ impl Runtime {
                 return Ok(storage);
             }
             drop(storages);
-            for stream in used {
-                stream.synchronize()?;
+            match deadline {
+                None => used.iter().try_for_each(Stream::synchronize)?,
+                Some(deadline) if Instant::now() >= deadline => {
+                    let reason = "the memory came before, and work that still uses it was not done \
+                                  before the timeout";
+                    let (op, location) = ("recv", Location::caller());
+                    return Err(Error::TimedOut { op, reason: reason.to_owned(), location });
+                }
+                Some(_) => std::thread::sleep(SLICE),
             }
             self.sweep_shared();
         }

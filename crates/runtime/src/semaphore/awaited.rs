@@ -12,6 +12,9 @@ use crate::{Error, Result};
 pub(crate) struct Awaited {
     pub(super) semaphore: PeerSemaphore,
     pub(super) number: u32,
+    /// How long a read on the host waits for the number. `None`: until it is there or the other
+    /// process is gone.
+    pub(super) limit: Option<Duration>,
     pub(super) op: &'static str,
     pub(super) location: &'static Location<'static>,
 }
@@ -36,16 +39,28 @@ impl Awaited {
         self.is_of(&other.semaphore) && reaches(self.number, other.number)
     }
 
-    pub(super) fn wait_on_host(&self, limit: Option<Duration>) -> Result<()> {
-        let start = Instant::now();
+    /// Waits, for as long as a read may, before the host waits for a stream that waits for the number.
+    /// A process that is gone stops no stream, and whoever reads finds out.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`].
+    pub(crate) fn wait_within_limit(&self) -> Result<()> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        match self.wait_on_host(Instant::now().checked_add(limit)) {
+            Err(timed_out @ Error::TimedOut { .. }) => Err(timed_out),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn wait_on_host(&self, deadline: Option<Instant>) -> Result<()> {
         while !self.is_there() {
             if let Some(gone) = self.failed() {
                 return Err(gone);
             }
-            if limit.is_some_and(|limit| start.elapsed() > limit) {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 let reason = "the other process's work was not done before the timeout".to_owned();
                 let (op, location) = (self.op, self.location);
-                return Err(Error::InvalidArgument { op, reason, location });
+                return Err(Error::TimedOut { op, reason, location });
             }
             std::thread::sleep(SLICE);
         }

@@ -184,6 +184,16 @@ impl Marks {
         sources.join(&self.awaited);
     }
 
+    /// The numbers of other processes that any byte waits for.
+    pub(crate) fn awaited(&self) -> Vec<Awaited> {
+        let sources = self.marks.iter().flat_map(|mark| mark.sources.iter());
+        let awaited = sources.chain(self.awaited.iter()).filter_map(|source| match source {
+            Source::Peer(awaited) => Some(awaited.clone()),
+            _ => None,
+        });
+        awaited.collect()
+    }
+
     /// See [`crate::Storage::depends_on_others`].
     pub(crate) fn has_others(&mut self, peers: &[&PeerSemaphore]) -> bool {
         self.forget_passed();

@@ -303,6 +303,7 @@ impl Storage {
             return Ok(());
         }
         self.0.runtime.check_process("host access")?;
+        self.wait_for_peers()?;
         let pending = self.uses().conflicts(write);
         // Where the program is to order its streams, this keeps it sound and not right.
         let silently = self.0.runtime.detects_races();
@@ -318,6 +319,19 @@ impl Storage {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the work of other processes that its bytes depend on, within the limit that each was
+    /// received with. Comes before the host waits for a stream, for which it can set no limit.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`].
+    pub(crate) fn wait_for_peers(&self) -> Result<()> {
+        if !self.is_marked() {
+            return Ok(());
+        }
+        let awaited: Vec<Awaited> = self.uses().marks.awaited();
+        awaited.iter().try_for_each(Awaited::wait_within_limit)
     }
 
     /// Refuses to read bytes, all work that writes them being done, if they depend on a check of

@@ -5,6 +5,7 @@
 
 use std::panic::Location;
 use std::sync::Arc;
+use std::time::Instant;
 
 use warpline_cuda_sys_safe::owned::{PhysicalMemory, Reservation};
 use warpline_cuda_sys_safe::{CudaCode, DriverError, MemsetValue, OsHandle};
@@ -79,7 +80,7 @@ impl Storage {
             return Err(error);
         }
         let location = Location::caller();
-        let storage = runtime.shared_storage(id, || {
+        let storage = runtime.shared_storage(id, None, || {
             Ok(Self::of_shared(runtime, device, mapping, bytes, (id, false), location))
         })?;
         storage.enter_former_use(stream);
@@ -129,13 +130,18 @@ impl Storage {
     /// The memory that another process exported.
     ///
     /// Others may write to it at any time. On a device that gives wrong data at worst. What has come
-    /// before, or was made here, is that storage.
+    /// before, or was made here, is that storage. The host waits, until `deadline`, for work here that
+    /// still uses the memory although its storage was dropped.
     ///
     /// # Errors
-    /// [`Error::CannotShare`] if its device is not visible here; the driver's own, if it is no such
-    /// memory.
+    /// [`Error::CannotShare`] if its device is not visible here; [`Error::TimedOut`] after the deadline;
+    /// the driver's own, if it is no such memory.
     #[track_caller]
-    pub fn import(runtime: &Runtime, exported: ExportedStorage) -> Result<Self> {
+    pub fn import(
+        runtime: &Runtime,
+        exported: ExportedStorage,
+        deadline: Option<Instant>,
+    ) -> Result<Self> {
         const OP: &str = "recv";
         runtime.check_process(OP)?;
         if exported.bytes > exported.mapped {
@@ -144,14 +150,14 @@ impl Storage {
             return Err(Error::invalid(OP, reason));
         }
         if exported.host {
-            return Self::import_host(runtime, exported);
+            return Self::import_host(runtime, exported, deadline);
         }
         let ExportedStorage { handle, bytes, mapped, id, device: uuid, driver, .. } = exported;
         let device = device_of(runtime, uuid, driver)?;
         runtime.sweep_shared();
         let failed = |e| Error::driver(OP, e);
         let location = Location::caller();
-        let storage = runtime.shared_storage(id, || {
+        let storage = runtime.shared_storage(id, deadline, || {
             let memory = PhysicalMemory::import(device.driver(), device.index(), mapped, handle);
             let mapping = map(runtime, device, &memory.map_err(failed)?).map_err(failed)?;
             Ok(Self::of_shared(runtime, device, mapping, bytes, (id, true), location))

@@ -5,6 +5,7 @@
 
 use std::panic::Location;
 use std::sync::Arc;
+use std::time::Instant;
 
 use warpline_cuda_sys_safe::Driver;
 use warpline_cuda_sys_safe::owned::SharedHostMemory;
@@ -59,18 +60,22 @@ impl Storage {
             Some(_) => Error::driver(OP, e),
         })?;
         let (id, location) = (new_memory_id(), Location::caller());
-        runtime.shared_storage(id, || {
+        runtime.shared_storage(id, None, || {
             let block = SharedHostBlock { memory, id, received: false };
             Ok(Self::build(runtime, Memory::SharedHost(block), bytes, None, location))
         })
     }
 
     #[track_caller]
-    pub(super) fn import_host(runtime: &Runtime, exported: ExportedStorage) -> Result<Self> {
+    pub(super) fn import_host(
+        runtime: &Runtime,
+        exported: ExportedStorage,
+        deadline: Option<Instant>,
+    ) -> Result<Self> {
         runtime.sweep_shared();
         let ExportedStorage { handle, bytes, mapped, id, .. } = exported;
         let location = Location::caller();
-        let storage = runtime.shared_storage(id, || {
+        let storage = runtime.shared_storage(id, deadline, || {
             let memory = SharedHostMemory::import(driver(runtime), mapped, handle);
             let memory = memory.map_err(|e| Error::driver("recv", e))?;
             let block = SharedHostBlock { memory, id, received: true };

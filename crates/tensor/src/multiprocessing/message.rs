@@ -7,7 +7,7 @@ use warpline_runtime::{ExportedStorage, Layout, Sizes, Strides, checked_numel};
 use crate::{DType, Error, Result, Tensor};
 
 /// The first bytes of each message: a mark and the version of what follows.
-const MARK: [u8; 8] = *b"wrplne\x00\x02";
+const MARK: [u8; 8] = *b"wrplne\x00\x03";
 
 /// Bytes of the part that all messages have: the mark, the kind, the length of the rest.
 pub(super) const HEAD: usize = 16;
@@ -50,6 +50,7 @@ pub(super) struct Sent {
     pub(super) simulated: bool,
     /// Of the host, not of a device.
     pub(super) host: bool,
+    pub(super) requires_grad: bool,
     /// What says that the work on it is done; none if it is.
     pub(super) signal: Option<Signal>,
 }
@@ -70,6 +71,7 @@ impl Sent {
             device: exported.device,
             simulated: exported.driver != "cuda",
             host: exported.host,
+            requires_grad: tensor.requires_grad(),
             signal,
         };
         // What the other side would refuse is said here.
@@ -87,6 +89,9 @@ impl Sent {
         if self.layout.ndim() > MOST_DIMS {
             return Some("it has more than 64 dimensions");
         }
+        if self.requires_grad && !self.dtype.is_float() {
+            return Some("it requires a gradient, and its dtype is not that of a float");
+        }
         let numel = checked_numel(self.layout.sizes()).ok();
         let bytes = numel.and_then(|numel| numel.checked_mul(self.dtype.size()));
         // Or a copy of it could be of any size.
@@ -102,7 +107,7 @@ impl Sent {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = vec![self.dtype as u8, u8::from(self.simulated), self.layout.ndim() as u8];
-        body.push(u8::from(self.host));
+        body.push(u8::from(self.host) | u8::from(self.requires_grad) << 1);
         body.extend_from_slice(&self.device);
         body.extend_from_slice(&self.id.to_le_bytes());
         body.extend_from_slice(&encode_signal(self.signal));
@@ -116,7 +121,7 @@ impl Sent {
     #[track_caller]
     pub(super) fn decode(body: &[u8]) -> Result<Self> {
         let mut rest = body;
-        let [dtype, simulated, ndim, host] = take(&mut rest)?;
+        let [dtype, simulated, ndim, flags] = take(&mut rest)?;
         let (device, id) = (take(&mut rest)?, u128::from_le_bytes(take(&mut rest)?));
         let signal = take_signal(&mut rest)?;
         let mut number = || take(&mut rest).map(u64::from_le_bytes);
@@ -135,8 +140,21 @@ impl Sent {
         let dtype = DType::ALL.get(usize::from(dtype)).copied();
         let Some(dtype) = dtype else { return Err(nonsense("its dtype is unknown")) };
         let layout = Layout::from_parts(sizes, strides, offset);
-        let [simulated, host] = [simulated, host].map(|flag| flag != 0);
-        let sent = Self { layout, dtype, bytes, mapped, id, device, simulated, host, signal };
+        if flags > 3 {
+            return Err(nonsense("its flags are unknown"));
+        }
+        let sent = Self {
+            layout,
+            dtype,
+            bytes,
+            mapped,
+            id,
+            device,
+            simulated: simulated != 0,
+            host: flags & 1 != 0,
+            requires_grad: flags & 2 != 0,
+            signal,
+        };
         match sent.flaw() {
             None => Ok(sent),
             Some(flaw) => Err(nonsense(flaw)),
@@ -252,6 +270,7 @@ mod tests {
             device: [3; 16],
             simulated: true,
             host: false,
+            requires_grad: true,
             signal: Some(Signal { semaphore: u32::MAX - 1, number: u32::MAX }),
         }
     }

@@ -51,6 +51,12 @@
 //!   zeroed when it was made. A view is sent with its whole storage, as in PyTorch.
 //! - **Trust.** What arrives is checked: a peer that sends nonsense causes an error. It may write to the
 //!   shared memory at any time, which is as safe as any race on a GPU.
+//! - **Stalls.** [`Channel::set_timeout`] bounds each call from its beginning to its end, host reads of
+//!   received tensors, and the channel's drop. Only streams that use a tensor wait for its sender's
+//!   work; [`Channel::recv`] says what that stops.
+//! - **Gradients.** A leaf that requires a gradient is received as a leaf that requires one, as with
+//!   PyTorch. Each process computes its own gradients. A tensor that was computed from a leaf has to be
+//!   detached first.
 //!
 //! # Host memory
 //! That of a CPU tensor is page-locked in each process that has GPUs, so that copies from and to them
@@ -72,5 +78,6 @@
 mod channel;
 mod message;
 mod order;
+mod socket;
 
 pub use channel::Channel;

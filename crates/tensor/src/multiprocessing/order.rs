@@ -5,16 +5,19 @@ use std::os::unix::net::UnixStream;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use warpline_runtime::{
     CudaDevice, Error, OwnSemaphore, PeerSemaphore, Runtime, SharedSemaphore, Storage,
 };
 
-use super::message::nonsense;
+use super::message::{Signal, nonsense};
+use super::socket::Deadline;
 use crate::Result;
 
-/// What this process signals: a semaphore for each device.
+/// The semaphores that this process signals: one for each device.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     semaphores: Vec<OwnSemaphore>,
@@ -23,8 +26,8 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// The one for work on a storage, announced to the other process, and its number. None for memory
-    /// of the host, and where the system has none for semaphores.
+    /// The semaphore for work on a storage, announced to the other process, and its index. `None` for
+    /// memory of the host, and where the system has no memory for semaphores.
     #[track_caller]
     pub(super) fn of(
         &mut self,
@@ -48,9 +51,17 @@ impl Own {
         }
         Ok(self.semaphores.get(at).map(|semaphore| (at as u32, semaphore)))
     }
+
+    /// Waits until all that was signalled is there, or the deadline has passed.
+    pub(super) fn settle(&self, deadline: Deadline) {
+        if deadline.instant().is_none() {
+            return self.semaphores.iter().for_each(OwnSemaphore::settle);
+        }
+        wait_until(deadline, || self.semaphores.iter().all(OwnSemaphore::is_settled));
+    }
 }
 
-/// What the other process signals.
+/// The semaphores that the other process signals.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     state: Arc<Mutex<State>>,
@@ -59,31 +70,44 @@ pub(super) struct Peers {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By their numbers.
-    semaphores: Vec<Known>,
+    /// By their indices.
+    semaphores: Vec<Announced>,
     /// The other process is gone.
     ended: bool,
 }
 
 #[derive(Debug)]
+struct Announced {
+    /// The UUID of its device.
+    device: [u8; 16],
+    /// The last number that a message has named.
+    last: u32,
+    semaphore: Known,
+}
+
+#[derive(Debug)]
 enum Known {
     /// Not needed so far.
-    Announced(SharedSemaphore),
-    Open([u8; 16], PeerSemaphore),
-    /// It could not be opened.
+    Unopened(SharedSemaphore),
+    Open(PeerSemaphore),
+    /// It could not be opened, or is of a device that is not visible here.
     Nothing,
 }
 
-/// More than there are devices and runtimes.
+/// Semaphores that a peer may announce for one device: one for each of its runtimes. Each keeps a
+/// descriptor open, and later a page of memory and a stream.
+const MOST_OF_DEVICE: usize = 4;
+
+/// Semaphores that a peer may announce, for visible devices and others.
 const MOST: usize = 1024;
 
 /// A thread that lets this process's streams go on once the other process is gone.
 #[derive(Debug)]
 struct Watch {
-    /// Where it runs: it does not in a forked child.
+    /// The process in which the thread runs. A forked child has no such thread.
     process: u32,
     thread: JoinHandle<()>,
-    /// Closed for the thread to end.
+    /// Closed to make the thread count the other process as gone.
     end: UnixStream,
 }
 
@@ -91,24 +115,69 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How often a waiting thread looks.
+const SLICE: Duration = Duration::from_micros(100);
+
+fn wait_until(deadline: Deadline, is_over: impl Fn() -> bool) -> bool {
+    loop {
+        if is_over() {
+            return true;
+        }
+        if deadline.has_passed() {
+            return false;
+        }
+        std::thread::sleep(SLICE);
+    }
+}
+
 impl State {
     fn open(&self) -> impl Iterator<Item = &PeerSemaphore> {
-        self.semaphores.iter().filter_map(|known| match known {
-            Known::Open(_, semaphore) => Some(semaphore),
+        self.semaphores.iter().filter_map(|announced| match &announced.semaphore {
+            Known::Open(semaphore) => Some(semaphore),
             _ => None,
         })
     }
 }
 
 impl Peers {
-    /// They come in the order of their numbers; one that could not be sent comes again.
+    /// Enters a semaphore. They come in the order of their indices, and one that could not be sent
+    /// comes again.
     #[track_caller]
-    pub(super) fn announced(&self, index: u32, semaphore: SharedSemaphore) -> Result<()> {
+    pub(super) fn announced(
+        &self,
+        runtime: &Runtime,
+        index: u32,
+        shared: SharedSemaphore,
+    ) -> Result<()> {
+        let device = shared.device;
+        let mut visible = (0..runtime.device_count()).filter_map(|at| runtime.device(at).ok());
+        let is_visible = visible.any(|visible| visible.properties().uuid == device);
         let mut state = locked(&self.state);
-        if index as usize != state.semaphores.len() || state.semaphores.len() == MOST {
+        let of_device = state.semaphores.iter().filter(|known| known.device == device).count();
+        if of_device >= MOST_OF_DEVICE || state.semaphores.len() >= MOST {
+            return Err(nonsense("it announces more semaphores than a process has"));
+        }
+        if index as usize != state.semaphores.len() {
             return Err(nonsense("a semaphore came out of order"));
         }
-        state.semaphores.push(Known::Announced(semaphore));
+        let semaphore = if is_visible { Known::Unopened(shared) } else { Known::Nothing };
+        state.semaphores.push(Announced { device, last: 0, semaphore });
+        Ok(())
+    }
+
+    /// Enters that a message names a number. Each message of a semaphore names a greater one than the
+    /// message before; numbers wrap around.
+    #[track_caller]
+    pub(super) fn named(&self, signal: Signal) -> Result<()> {
+        let mut state = locked(&self.state);
+        // An index that was never announced is refused by `of`.
+        let Some(known) = state.semaphores.get_mut(signal.semaphore as usize) else {
+            return Ok(());
+        };
+        if signal.number.wrapping_sub(known.last) as i32 <= 0 {
+            return Err(nonsense("it names a number that is not above the last one"));
+        }
+        known.last = signal.number;
         Ok(())
     }
 
@@ -116,7 +185,7 @@ impl Peers {
         locked(&self.state).open().cloned().collect()
     }
 
-    /// The one of this number, which streams of this device are to wait for.
+    /// The semaphore of this index, for streams of this device to wait for.
     #[track_caller]
     pub(super) fn of(
         &self,
@@ -125,33 +194,31 @@ impl Peers {
         index: u32,
         socket: &UnixStream,
     ) -> Result<PeerSemaphore> {
-        const NEVER: &str = "it waits for a semaphore that never came";
         let _one_at_a_time = self.watch(socket)?;
         let uuid = device.properties().uuid;
-        let announced = {
+        let shared = {
             let mut state = locked(&self.state);
-            let Some(known) = state.semaphores.get_mut(index as usize) else {
-                return Err(nonsense(NEVER));
+            let known = state.semaphores.get_mut(index as usize);
+            let Some(known) = known.filter(|known| known.device == uuid) else {
+                return Err(nonsense(NEVER_CAME));
             };
-            match std::mem::replace(known, Known::Nothing) {
-                Known::Announced(shared) if shared.device == uuid => shared,
-                other => {
-                    *known = other;
-                    return match known {
-                        Known::Open(of, semaphore) if *of == uuid => Ok(semaphore.clone()),
-                        _ => Err(nonsense(NEVER)),
-                    };
+            match std::mem::replace(&mut known.semaphore, Known::Nothing) {
+                Known::Unopened(shared) => shared,
+                Known::Open(semaphore) => {
+                    known.semaphore = Known::Open(semaphore.clone());
+                    return Ok(semaphore);
                 }
+                Known::Nothing => return Err(nonsense(NEVER_CAME)),
             }
         };
         // The driver may wait for streams here, which go on by the thread that needs the lock.
-        let semaphore = PeerSemaphore::import(runtime, device.index(), announced)?;
+        let semaphore = PeerSemaphore::import(runtime, device.index(), shared)?;
         let mut state = locked(&self.state);
         if state.ended {
             semaphore.end();
         }
         if let Some(known) = state.semaphores.get_mut(index as usize) {
-            *known = Known::Open(uuid, semaphore.clone());
+            known.semaphore = Known::Open(semaphore.clone());
         }
         Ok(semaphore)
     }
@@ -177,49 +244,51 @@ impl Peers {
         *watch = Some(Watch { process, thread, end });
         Ok(watch)
     }
-}
 
-/// How often streams are let go on that a GPU of a process that is gone may still stop.
-const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-
-fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, ended: UnixStream) {
-    let mut is_gone = false;
-    loop {
-        let mut fds =
-            [PollFd::new(&ended, PollFlags::RDHUP), PollFd::new(&socket, PollFlags::RDHUP)];
-        let polled = match is_gone {
-            false => poll(&mut fds, None),
-            true => poll(&mut fds[..1], Some(&AGAIN)),
-        };
-        if matches!(polled, Err(e) if e == rustix::io::Errno::INTR) {
-            continue;
-        }
-        let [over, gone] = fds.map(|fd| !fd.revents().is_empty());
-        is_gone |= gone || polled.is_err();
-        if is_gone {
-            let mut state = locked(state);
-            state.ended = true;
-            let again = state.open().filter(|semaphore| semaphore.end()).count();
-            if again == 0 {
-                return;
-            }
-        }
-        if over {
-            return;
-        }
-    }
-}
-
-impl Drop for Peers {
-    fn drop(&mut self) {
+    /// Waits until no stream waits for the other process, or the deadline has passed. Then the other
+    /// process counts as gone: what it has not done by now is [`Error::PeerGone`].
+    pub(super) fn settle(&mut self, deadline: Deadline) {
         let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Watch { process, thread, end }) = watch else { return }; // no stream waits
         if process != std::process::id() {
             return; // the parent does it
         }
-        // The thread lets them go on if need be.
-        self.all().iter().for_each(PeerSemaphore::settle);
+        let all = self.all();
+        let settled = wait_until(deadline, || all.iter().all(PeerSemaphore::is_settled));
         drop(end);
-        let _ = thread.join(); // it does not panic
+        // Otherwise it goes on until each stream has passed its waits.
+        if settled {
+            let _ = thread.join(); // it does not panic
+        }
+    }
+}
+
+const NEVER_CAME: &str = "it waits for a semaphore that never came";
+
+/// How often streams are let go on that a GPU of a process that is gone may still stop.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// Waits until the other process is gone or the channel is dropped, and then lets streams go on until
+/// none waits.
+fn watch_for_end(state: &Mutex<State>, socket: OwnedFd, dropped: UnixStream) {
+    loop {
+        let mut fds =
+            [PollFd::new(&dropped, PollFlags::RDHUP), PollFd::new(&socket, PollFlags::RDHUP)];
+        match poll(&mut fds, None) {
+            Err(Errno::INTR) | Ok(0) => {}
+            _ => break,
+        }
+    }
+    loop {
+        let waiting = {
+            let mut state = locked(state);
+            state.ended = true;
+            // Each of them, whatever the others return.
+            state.open().filter(|semaphore| semaphore.end()).count()
+        };
+        if waiting == 0 {
+            return;
+        }
+        std::thread::sleep(AGAIN);
     }
 }

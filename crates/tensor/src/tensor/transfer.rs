@@ -194,17 +194,33 @@ impl Tensor {
     /// [`Tensor::copy_`] where it is contiguous), read ([`Tensor::to_vec`], [`Tensor::item`], printing)
     /// and sent; ops on the host are refused ([`Error::SharedHostMemory`]).
     ///
+    /// A leaf that requires a gradient gives a leaf that requires one, without a gradient so far. As it
+    /// is another tensor, share parameters before an optimizer is built over them.
+    ///
     /// # Errors
-    /// [`Error::CannotShare`], which says why: a driver or system that cannot. Out of memory; what
-    /// making the copy fails with.
+    /// [`Error::CannotShare`], which says why: a driver or system that cannot. [`Error::Gradient`] if the
+    /// tensor requires a gradient and is no leaf: the copy would be cut off from its graph. Out of
+    /// memory; the errors of [`Tensor::copy_`].
     #[track_caller]
     pub fn share_memory(&self) -> Result<Self> {
         if self.is_shared() {
             return Ok(self.clone());
         }
+        self.refuse_unshared_graph("share_memory")?;
         let out = self.exec()?.shared(self.size(), self.dtype()).of("share_memory")?;
         out.overwrite(self, false)?;
-        Ok(out)
+        if self.requires_grad() { out.requires_grad_(true).of("share_memory") } else { Ok(out) }
+    }
+
+    /// Refuses to share a tensor that was computed from others that require a gradient.
+    #[track_caller]
+    pub(crate) fn refuse_unshared_graph(&self, op: &'static str) -> Result<()> {
+        if !self.requires_grad() || self.is_leaf() {
+            return Ok(());
+        }
+        let reason = "the tensor requires a gradient and is no leaf, and autograd does not cross \
+                      processes; use what `detach` returns to share its values alone";
+        Err(Error::gradient(op, reason.to_owned()))
     }
 
     /// Whether it is in memory that other processes can have.

@@ -7,6 +7,7 @@ mod common;
 mod cut;
 mod forked;
 mod host;
+mod hostile;
 mod killed;
 mod order;
 mod processes;

@@ -1,0 +1,263 @@
+//! Bytes of messages over a Unix socket, each call within one deadline.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::Location;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
+};
+
+use super::message::{self, HEAD, Kind, nonsense};
+use crate::{Error, Result};
+
+/// The end of a call. `None`: the call may wait for ever.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(super) fn after(timeout: Option<Duration>) -> Self {
+        Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
+    }
+
+    pub(super) fn instant(self) -> Option<Instant> {
+        self.0
+    }
+
+    pub(super) fn has_passed(self) -> bool {
+        self.0.is_some_and(|at| Instant::now() >= at)
+    }
+
+    /// Time until the deadline.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] if there is none.
+    #[track_caller]
+    fn remaining(self, op: &'static str) -> Result<Option<Duration>> {
+        let Some(at) = self.0 else { return Ok(None) };
+        match at.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => Ok(Some(left)),
+            _ => {
+                let reason = "the other process did nothing before the timeout".to_owned();
+                Err(Error::TimedOut { location: Location::caller(), op, reason })
+            }
+        }
+    }
+
+    /// Waits until the socket is ready, or closed.
+    #[track_caller]
+    fn wait(self, op: &'static str, socket: &UnixStream, flags: PollFlags) -> Result<()> {
+        loop {
+            let left = self.remaining(op)?.map(|left| Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            });
+            match poll(&mut [PollFd::new(socket, flags)], left.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(failed(op, error)),
+            }
+        }
+    }
+}
+
+/// One direction of a channel, which one call uses at a time.
+#[derive(Debug, Default)]
+pub(super) struct Direction {
+    state: Mutex<State>,
+    free: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    busy: bool,
+    /// Part of a message was lost.
+    broken: bool,
+}
+
+/// The right to use a direction.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    direction: &'a Direction,
+    broken: bool,
+}
+
+impl Direction {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the calls of other threads.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::InvalidArgument`] if part of a message was lost.
+    #[track_caller]
+    pub(super) fn take(&self, op: &'static str, deadline: Deadline) -> Result<Turn<'_>> {
+        let mut state = self.lock();
+        while state.busy {
+            state = match deadline.remaining(op)? {
+                None => self.free.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => {
+                    let waited = self.free.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        if state.broken {
+            let reason = "part of a message was lost: make a new channel".to_owned();
+            return Err(Error::invalid(op, reason));
+        }
+        state.busy = true;
+        Ok(Turn { direction: self, broken: false })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.direction.lock();
+        *state = State { busy: false, broken: self.broken };
+        self.direction.free.notify_one();
+    }
+}
+
+impl Turn<'_> {
+    /// Sends one message.
+    #[track_caller]
+    pub(super) fn write(
+        &mut self,
+        (op, deadline): (&'static str, Deadline),
+        socket: &UnixStream,
+        message: &[u8],
+        handle: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
+        let handles: Vec<BorrowedFd<'_>> = handle.into_iter().collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !handles.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&handles));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let mut rest = message;
+        while !rest.is_empty() {
+            match sendmsg(socket, &[IoSlice::new(rest)], &mut control, flags) {
+                Ok(0) => return Err(gone(op, "it takes no more")),
+                Ok(written) => {
+                    rest = &rest[written..];
+                    self.broken = !rest.is_empty();
+                    control.clear(); // it went with the first byte
+                }
+                Err(Errno::AGAIN) => deadline.wait(op, socket, PollFlags::OUT)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(failed(op, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives one message: its kind, its body, and the descriptor that comes along.
+    #[track_caller]
+    pub(super) fn read(
+        &mut self,
+        (op, deadline): (&'static str, Deadline),
+        socket: &UnixStream,
+    ) -> Result<(Kind, Vec<u8>, Option<OwnedFd>)> {
+        let mut head = [0; HEAD];
+        let (first, handle) = self.read_first((op, deadline), socket, &mut head)?;
+        // From here on an error loses part of a message; nothing follows from a peer that is gone.
+        let mut read = || {
+            read_rest((op, deadline), socket, &mut head[first..])?;
+            let (kind, length) = message::decode_head(head)?;
+            let mut body = vec![0; length];
+            read_rest((op, deadline), socket, &mut body)?;
+            Ok((kind, body))
+        };
+        let read = read();
+        self.broken = !matches!(read, Ok(_) | Err(Error::PeerGone { .. }));
+        read.map(|(kind, body)| (kind, body, handle))
+    }
+
+    /// The first bytes of a message, with which its descriptor comes.
+    #[track_caller]
+    fn read_first(
+        &mut self,
+        (op, deadline): (&'static str, Deadline),
+        socket: &UnixStream,
+        head: &mut [u8],
+    ) -> Result<(usize, Option<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        loop {
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let received = match recvmsg(socket, &mut [IoSliceMut::new(head)], &mut control, flags)
+            {
+                Ok(received) => received,
+                Err(Errno::AGAIN) => {
+                    deadline.wait(op, socket, PollFlags::IN)?;
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(failed(op, error)),
+            };
+            let mut handles = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    handles.extend(fds);
+                }
+            }
+            if received.bytes == 0 {
+                return Err(gone(op, "the channel was closed at its end"));
+            }
+            if received.flags.contains(ReturnFlags::CTRUNC) || handles.len() > 1 {
+                self.broken = true;
+                return Err(nonsense("more than one descriptor came with it"));
+            }
+            return Ok((received.bytes, handles.pop()));
+        }
+    }
+}
+
+#[track_caller]
+fn read_rest(
+    (op, deadline): (&'static str, Deadline),
+    socket: &UnixStream,
+    mut rest: &mut [u8],
+) -> Result<()> {
+    while !rest.is_empty() {
+        match recv(socket, &mut *rest, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => {
+                return Err(gone(op, "the channel was closed in the middle of a message"));
+            }
+            Ok((read, _)) => rest = &mut rest[read..],
+            Err(Errno::AGAIN) => deadline.wait(op, socket, PollFlags::IN)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(failed(op, error)),
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+#[track_caller]
+fn gone(op: &'static str, how: &str) -> Error {
+    Error::PeerGone { location: Location::caller(), op, reason: how.to_owned() }
+}
+
+/// A failure of the socket as an error.
+#[cold]
+#[track_caller]
+pub(super) fn failed(op: &'static str, error: impl Into<io::Error>) -> Error {
+    let error = error.into();
+    match error.kind() {
+        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::NotConnected => {
+            gone(op, &error.to_string())
+        }
+        _ => Error::invalid(op, format!("the socket failed: {error}")),
+    }
+}

@@ -1,0 +1,398 @@
+//! Peers that lie, stall, or send one byte at a time.
+
+use std::fs::File;
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use warpline::multiprocessing::Channel;
+use warpline::{DType, Error, Result, Runtime, Tensor, cuda, full, ones, with_runtime};
+use warpline_cuda_sys_safe::StreamHandle;
+use warpline_cuda_sys_safe::sim::{Hold, Schedule, SimDriver};
+
+use crate::cut::{HEAD, take};
+use crate::threads::{pair, world};
+
+/// Longer than a call takes that is not stuck.
+const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Bytes of a signal, counted from the end of its message: a flag, the semaphore, the number.
+const NUMBER_IN_EVENT: usize = 4;
+const SIGNAL_IN_TENSOR: usize = HEAD + 36;
+
+const SEMAPHORE: u8 = 3;
+
+type Message = (Vec<u8>, Option<OwnedFd>);
+
+/// Runs `f` on a thread of its own, and fails the test if it does not return.
+fn bounded<T: Send + 'static>(what: &str, f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = channel();
+    std::thread::spawn(move || done.send(f()));
+    result.recv_timeout(BOUND).unwrap_or_else(|e| panic!("{what}: {e}"))
+}
+
+/// A sender whose GPU does not come to what it has signalled, and the messages that it sent.
+struct Stalled {
+    messages: Vec<Message>,
+    hold: Hold,
+    sim: Arc<SimDriver>,
+    _kept: (Channel, Tensor, Runtime, UnixStream),
+}
+
+/// Sends a tensor, and then so many events of it.
+fn stalled(events: usize) -> Stalled {
+    let (sim, runtime) = world(1, Schedule::Lazy);
+    let (socket, tap) = UnixStream::pair().unwrap();
+    let (channel, tensor, hold) = with_runtime(&runtime, || -> Result<_> {
+        let channel = Channel::new(socket);
+        let tensor = full([600], 1.0, (DType::F32, "cuda:0"))?.share_memory()?;
+        cuda::synchronize(())?;
+        let hold = sim.hold(StreamHandle::default_of(0)).unwrap();
+        tensor.add_(1.0)?;
+        channel.send(&tensor)?;
+        (0..events).try_for_each(|_| channel.send_event(&tensor))?;
+        Ok((channel, tensor, hold))
+    })
+    .unwrap();
+    // A semaphore comes first.
+    let messages = (0..2 + events).map(|_| take(&tap)).collect();
+    Stalled { messages, hold, sim, _kept: (channel, tensor, runtime, tap) }
+}
+
+impl Stalled {
+    /// Names another number in a message: 0 is the semaphore's announcement, 1 the tensor.
+    fn name(&mut self, message: usize, number: u32) {
+        let bytes = &mut self.messages[message].0;
+        let at = match message {
+            1 => SIGNAL_IN_TENSOR + 5,
+            _ => bytes.len() - NUMBER_IN_EVENT,
+        };
+        bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    }
+
+    /// Sends all messages over a new socket: the peer's end, and the receiver's.
+    fn pass_on(&self) -> (UnixStream, UnixStream) {
+        let (peers, socket) = UnixStream::pair().unwrap();
+        for (message, handle) in &self.messages {
+            pass(&peers, message, handle.as_ref());
+        }
+        (peers, socket)
+    }
+
+    /// Lets its GPU go on.
+    fn go_on(&self) {
+        self.hold.open();
+        self.sim.run_all();
+    }
+}
+
+fn pass(socket: &UnixStream, message: &[u8], handle: Option<&OwnedFd>) {
+    let handles: Vec<_> = handle.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !handles.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&handles)));
+    }
+    let part = [IoSlice::new(message)];
+    let sent = sendmsg(socket, &part, &mut control, SendFlags::NOSIGNAL);
+    assert_eq!(sent.unwrap(), message.len());
+}
+
+fn timed_out<T>(result: Result<T>) -> bool {
+    match result {
+        Err(error) => error.to_string().contains("timeout"),
+        Ok(_) => false,
+    }
+}
+
+fn is_gone<T>(result: Result<T>) -> bool {
+    matches!(result, Err(Error::PeerGone { .. }))
+}
+
+fn schedules() -> impl Iterator<Item = Schedule> {
+    let count = std::env::var("WARPLINE_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(64);
+    (0..count).map(|seed| if seed == 0 { Schedule::Lazy } else { Schedule::Seeded(seed) })
+}
+
+#[test]
+fn a_semaphore_number_that_is_not_above_the_last_is_refused() {
+    for number in [0, 0x8000_0000, 0x8000_0001, u32::MAX] {
+        let mut peer = stalled(0);
+        peer.name(1, number);
+        let (end, socket) = peer.pass_on();
+        let result = bounded("reading a tensor of a far number", move || {
+            let (_, runtime) = world(1, Schedule::Lazy);
+            with_runtime(&runtime, || Channel::new(socket).recv().and_then(|t| t.to_vec::<f32>()))
+        });
+        drop(end);
+        let error = result.expect_err("it was accepted").to_string();
+        assert!(error.contains("number"), "{number}: {error}");
+    }
+}
+
+#[test]
+fn only_the_tensors_of_a_peer_that_stalls_stand_still() {
+    for schedule in schedules() {
+        let peer = stalled(0);
+        let (end, socket) = peer.pass_on();
+        let (tell, told) = channel();
+        let (done, is_done) = channel();
+        let receiver = std::thread::spawn(move || {
+            let (_, runtime) = world(1, schedule);
+            with_runtime(&runtime, || -> Result<()> {
+                let own = ones([600], (DType::F32, "cuda:0"))?;
+                let channel = Channel::new(socket);
+                let tensor = channel.recv()?;
+                own.add_(1.0)?;
+                assert_eq!(own.to_vec::<f32>()?, [2.0; 600], "on the same stream");
+                cuda::current_stream(())?.synchronize()?;
+                // Another channel's tensor.
+                let (here, there) = pair();
+                let (_, other) = world(1, Schedule::Lazy);
+                with_runtime(&other, || here.send(&ones([5], "cuda:0")?.share_memory()?))?;
+                assert_eq!(there.recv()?.to_vec::<f32>()?, [1.0; 5]);
+                tell.send(()).unwrap();
+                assert_eq!(tensor.to_vec::<f32>()?, [2.0; 600], "nothing stale");
+                done.send(()).unwrap();
+                Ok(())
+            })
+        });
+        told.recv_timeout(BOUND).expect("other tensors stand still");
+        peer.go_on();
+        is_done.recv_timeout(BOUND).expect("the tensor is never there");
+        receiver.join().unwrap().unwrap();
+        drop(end);
+    }
+}
+
+#[test]
+fn sending_on_one_stream_does_not_stop_another_one() {
+    for schedule in schedules() {
+        let (sim, runtime) = world(1, schedule);
+        with_runtime(&runtime, || -> Result<()> {
+            let (here, _there) = pair();
+            let [first, second] =
+                [1.0, 2.0].map(|v| full([60], v, (DType::F32, "cuda:0"))?.share_memory());
+            let (first, second) = (first?, second?);
+            let other = cuda::Stream::new(())?;
+            cuda::synchronize(())?;
+            let hold = sim.hold(StreamHandle::default_of(0)).unwrap();
+            first.add_(1.0)?;
+            here.send(&first)?;
+            cuda::with_stream(&other, || -> Result<()> {
+                let own = ones([60], (DType::F32, "cuda:0"))?;
+                here.send(&second)?;
+                assert_eq!(own.add(1.0)?.to_vec::<f32>()?, [2.0; 60]);
+                Ok(())
+            })?;
+            assert!(!hold.is_open(), "the other stream has waited for the first");
+            hold.open();
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_read_of_what_a_stalled_peer_has_not_done_ends_with_the_timeout() {
+    let peer = stalled(0);
+    let (end, socket) = peer.pass_on();
+    let (tell, told) = channel();
+    let (tell_back, told_back) = channel();
+    let receiver = std::thread::spawn(move || {
+        let (_, runtime) = world(1, Schedule::Lazy);
+        with_runtime(&runtime, || -> Result<()> {
+            let channel = Channel::new(socket);
+            channel.set_timeout(Some(TIMEOUT))?;
+            let tensor = channel.recv()?;
+            let sum = tensor.add(1.0)?;
+            let reads = [&tensor, &sum].map(|t| timed_out(t.to_vec::<f32>()));
+            tell.send(reads).unwrap();
+            told_back.recv().unwrap();
+            assert_eq!(sum.to_vec::<f32>()?, [3.0; 600], "it is there after all");
+            Ok(())
+        })
+    });
+    assert_eq!(told.recv_timeout(BOUND).expect("a read hangs"), [true; 2]);
+    peer.go_on();
+    tell_back.send(()).unwrap();
+    bounded("the last read", || receiver.join().unwrap()).unwrap();
+    drop(end);
+}
+
+#[test]
+fn dropping_the_channel_of_a_stalled_peer_ends_with_the_timeout_and_lets_streams_go_on() {
+    let peer = stalled(0);
+    let (end, socket) = peer.pass_on();
+    bounded("dropping a channel", move || {
+        let (_, runtime) = world(1, Schedule::Lazy);
+        with_runtime(&runtime, || -> Result<()> {
+            let channel = Channel::new(socket);
+            channel.set_timeout(Some(TIMEOUT))?;
+            let tensor = channel.recv()?;
+            let sum = tensor.add(1.0)?;
+            drop(channel);
+            cuda::synchronize(())?;
+            assert!(is_gone(tensor.to_vec::<f32>()) && is_gone(sum.to_vec::<f32>()));
+            Ok(())
+        })
+    })
+    .unwrap();
+    drop(end);
+}
+
+#[test]
+fn a_timeout_bounds_the_entire_call_on_a_peer_that_sends_byte_by_byte() {
+    let peer = stalled(0);
+    let bytes = peer.messages[1].0.clone();
+    let (mut to, from) = UnixStream::pair().unwrap();
+    let dripping = std::thread::spawn(move || {
+        for byte in bytes {
+            if to.write_all(&[byte]).is_err() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let (_, runtime) = world(1, Schedule::Lazy);
+    let start = Instant::now();
+    with_runtime(&runtime, || {
+        let channel = Channel::new(from);
+        channel.set_timeout(Some(TIMEOUT)).unwrap();
+        assert!(timed_out(channel.recv()));
+    });
+    let elapsed = start.elapsed();
+    dripping.join().unwrap();
+    assert!((TIMEOUT..10 * TIMEOUT).contains(&elapsed), "{elapsed:?}");
+}
+
+#[test]
+fn a_timeout_bounds_the_wait_for_other_threads_calls_too() {
+    let (here, _there) = Channel::pair().unwrap();
+    here.set_timeout(Some(TIMEOUT)).unwrap();
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                let (_, runtime) = world(1, Schedule::Lazy);
+                with_runtime(&runtime, || assert!(timed_out(here.recv())));
+            });
+        }
+    });
+    let elapsed = start.elapsed();
+    assert!(elapsed < 8 * TIMEOUT, "ten threads in turns: {elapsed:?}");
+}
+
+#[test]
+fn a_peer_cannot_open_hundreds_of_descriptors_by_announcing_semaphores() {
+    const SENT: u32 = 200;
+    let path = std::env::temp_dir().join(format!("warpline-announced-{}", std::process::id()));
+    let peer = stalled(0);
+    let known = peer.messages[0].0.clone();
+    assert_eq!(known[8], SEMAPHORE);
+    let mut unknown = known.clone();
+    unknown[HEAD..HEAD + 16].fill(0x5a); // the UUID of no device
+    for announcement in [known, unknown] {
+        let (to, from) = UnixStream::pair().unwrap();
+        let file = OwnedFd::from(File::create(&path).unwrap());
+        let sender = std::thread::spawn(move || {
+            for index in 0..SENT {
+                let mut message = announcement.clone();
+                message[HEAD + 16..HEAD + 20].copy_from_slice(&index.to_le_bytes());
+                pass(&to, &message, Some(&file));
+            }
+            drop(file);
+            to
+        });
+        let (_, runtime) = world(1, Schedule::Lazy);
+        let channel = Channel::new(from);
+        channel.set_timeout(Some(TIMEOUT)).unwrap();
+        with_runtime(&runtime, || assert!(channel.recv().is_err()));
+        drop(sender.join().unwrap());
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let open = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        let open = open.filter(|to| *to == path).count();
+        std::fs::remove_file(&path).unwrap();
+        assert!(open <= 16, "{open} descriptors are open");
+    }
+}
+
+#[test]
+fn several_threads_send_over_one_channel() {
+    const EACH: usize = 50;
+    let (here, there) = pair();
+    let (_, maker) = world(1, Schedule::Seeded(3));
+    let tensor = with_runtime(&maker, || -> Result<_> {
+        let tensor = ones([60], (DType::F32, "cuda:0"))?.share_memory()?;
+        here.send(&tensor)?;
+        Ok(tensor)
+    })
+    .unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                with_runtime(&maker, || {
+                    (0..EACH).try_for_each(|_| here.send_event(&tensor)).unwrap();
+                });
+            });
+        }
+        let (_, runtime) = world(1, Schedule::Seeded(4));
+        with_runtime(&runtime, || -> Result<()> {
+            let tensor = there.recv()?;
+            (0..4 * EACH).try_for_each(|_| there.recv_event(&tensor))?;
+            assert_eq!(tensor.to_vec::<f32>()?, [1.0; 60]);
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn sharing_a_leaf_keeps_whether_it_requires_a_gradient() {
+    let (here, there) = pair();
+    let (_, maker) = world(1, Schedule::Lazy);
+    with_runtime(&maker, || -> Result<()> {
+        let leaf = ones([3], (DType::F32, "cuda:0"))?.requires_grad_(true)?;
+        let shared = leaf.share_memory()?;
+        assert!(shared.is_shared() && shared.is_leaf() && shared.requires_grad());
+        shared.mul(2.0)?.sum(())?.backward()?;
+        assert_eq!(shared.grad().unwrap().to_vec::<f32>()?, [2.0; 3]);
+        here.send(&shared)?;
+        assert!(!ones([3], "cuda:0")?.share_memory()?.requires_grad());
+        Ok(())
+    })
+    .unwrap();
+    let (_, runtime) = world(1, Schedule::Lazy);
+    with_runtime(&runtime, || -> Result<()> {
+        let received = there.recv()?;
+        assert!(received.is_leaf() && received.requires_grad(), "as with PyTorch");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn sharing_what_was_computed_from_a_leaf_says_to_detach_it() {
+    let (here, _there) = pair();
+    let (_, runtime) = world(1, Schedule::Lazy);
+    with_runtime(&runtime, || -> Result<()> {
+        let leaf = ones([3], (DType::F32, "cuda:0"))?.requires_grad_(true)?;
+        let computed = leaf.mul(2.0)?;
+        let shared = leaf.share_memory()?;
+        let view = shared.narrow(0, 0, 2)?;
+        for refused in [computed.share_memory().map(drop), here.send(&view)] {
+            let error = refused.expect_err("the gradient was lost");
+            assert!(matches!(error, Error::Gradient { .. }), "{error}");
+            assert!(error.to_string().contains("detach"), "{error}");
+        }
+        assert_eq!(computed.detach().share_memory()?.to_vec::<f32>()?, [2.0; 3]);
+        here.send(&view.detach())
+    })
+    .unwrap();
+}
