@@ -3,8 +3,7 @@
 use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
-use warpline_runtime::cuda_struct;
-use warpline_runtime::{Error, Result, View};
+use warpline_runtime::{Error, Result, View, cuda_struct, launch};
 
 /// A window over an image of three dimensions; with fewer the first have size 1. Its element `k` is, for
 /// result `o`, at `o * stride - padding + k * dilation`, which may be outside of the image.
@@ -27,55 +26,91 @@ pub struct Window {
 }
 
 impl Window {
-    /// How many places the window has.
+    /// Returns the number of places of the window. Saturates; [`Window::check`] refuses a window with so many.
     #[must_use]
     pub fn places(&self) -> usize {
-        self.output.iter().product()
+        product(&self.output)
     }
 
-    /// How many elements the window has.
+    /// Returns the number of elements of the window. Saturates as [`Window::places`] does.
     #[must_use]
     pub fn taps(&self) -> usize {
-        self.kernel.iter().product()
+        product(&self.kernel)
     }
 
-    /// As kernels take it.
+    /// Checks that kernels can count in this window, before anything is allocated for it.
+    ///
+    /// A stride is taken between two results, a dilation between two elements of the window. Where there is only
+    /// one, any positive value is valid and has no effect.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] if the image, the result, the window, or the part of the image that the window
+    /// reaches has 2³¹ elements or more; [`Error::InvalidArgument`] if a stride or a dilation is 0.
+    #[track_caller]
+    pub fn check(&self, op: &'static str) -> Result<()> {
+        self.packed(op).map(drop)
+    }
+
+    /// Packs the window for kernels, which compute places in 32 bits.
     #[track_caller]
     pub(crate) fn packed(&self, op: &'static str) -> Result<Taps> {
         let location = Location::caller();
-        let fits = |sizes: &[usize; 3]| {
-            // Products of them are computed in 32 bits, or they are too large for any memory.
-            sizes.iter().try_fold(1usize, |all, &n| all.checked_mul(n.max(1))).is_some_and(is_small)
-        };
-        let reach = |d: usize| {
-            let last = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
-            last(self.output[d], self.stride[d])
-                .saturating_add(last(self.kernel[d], self.dilation[d]))
-                .saturating_add(self.padding[d])
-                .saturating_add(self.input[d])
-        };
-        let all = [&self.input, &self.output, &self.kernel];
-        if !all.into_iter().all(fits) || !(0..3).all(|d| is_small(reach(d))) {
-            let reason = "the image, or what a window reaches of it, has 2³¹ elements or more";
-            return Err(Error::ShapeMismatch { op, location, reason: reason.into() });
-        }
-        if (0..3).any(|d| self.stride[d] == 0 || self.dilation[d] == 0) {
+        if self.stride.contains(&0) || self.dilation.contains(&0) {
             return Err(Error::invalid(op, "a stride or dilation of 0".into()).at(location));
         }
-        let of = |values: [usize; 3]| values.map(|v| v as i32);
-        Ok(Taps {
-            input: of(self.input),
-            output: of(self.output),
-            kernel: of(self.kernel),
-            stride: of(self.stride),
-            padding: of(self.padding),
-            dilation: of(self.dilation),
+        let taken = |step: [usize; 3], count: [usize; 3]| {
+            std::array::from_fn(|d| if count[d] > 1 { step[d] } else { 1 })
+        };
+        let window = Self {
+            stride: taken(self.stride, self.output),
+            dilation: taken(self.dilation, self.kernel),
+            ..*self
+        };
+        window.narrowed().ok_or_else(|| {
+            let reason = "the image, or what a window reaches of it, has 2³¹ elements or more";
+            Error::ShapeMismatch { op, location, reason: reason.into() }
+        })
+    }
+
+    /// Narrows all numbers to 32 bits. Returns `None` if one of them, a product of sizes, or the furthest place
+    /// that a window reaches does not fit.
+    fn narrowed(&self) -> Option<Taps> {
+        let narrow = |values: [usize; 3]| {
+            let mut all = [0; 3];
+            for (to, value) in all.iter_mut().zip(values) {
+                *to = i32::try_from(value).ok()?;
+            }
+            Some(all)
+        };
+        for sizes in [&self.input, &self.output, &self.kernel] {
+            i32::try_from(product(&sizes.map(|n| n.max(1)))).ok()?;
+        }
+        for d in 0..3 {
+            let last = |count: usize, step: usize| count.saturating_sub(1).checked_mul(step);
+            let reach = last(self.output[d], self.stride[d])?
+                .checked_add(last(self.kernel[d], self.dilation[d])?)?
+                .checked_add(self.padding[d])?
+                .checked_add(self.input[d])?;
+            i32::try_from(reach).ok()?;
+        }
+        Some(Taps {
+            input: narrow(self.input)?,
+            output: narrow(self.output)?,
+            kernel: narrow(self.kernel)?,
+            stride: narrow(self.stride)?,
+            padding: narrow(self.padding)?,
+            dilation: narrow(self.dilation)?,
         })
     }
 }
 
-fn is_small(n: usize) -> bool {
-    n < 1 << 31
+/// Returns the product of sizes, `usize::MAX` if it does not fit.
+fn product(sizes: &[usize; 3]) -> usize {
+    if sizes.contains(&0) {
+        0
+    } else {
+        sizes.iter().fold(1, |n: usize, &size| n.saturating_mul(size))
+    }
 }
 
 /// A [`Window`] as kernels take it.
@@ -153,5 +188,5 @@ pub(crate) fn images(
 pub(crate) fn grid(elements: usize, [batch, channels]: [usize; 2]) -> ([u32; 3], u32) {
     let threads = elements.next_multiple_of(32).min(256);
     let most = |n: usize| n.min(65_535) as u32;
-    ([elements.div_ceil(threads) as u32, most(channels), most(batch)], threads as u32)
+    ([launch::blocks(elements.div_ceil(threads)), most(channels), most(batch)], threads as u32)
 }

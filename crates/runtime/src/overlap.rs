@@ -28,7 +28,7 @@ pub fn between(a: (&Layout, usize), b: (&Layout, usize)) -> Overlap {
         return Overlap::Same;
     }
     let mut terms: Terms = SmallVec::new();
-    let mut target = (b.0.offset() * b.1) as i128 - (a.0.offset() * a.1) as i128;
+    let mut target = b.0.offset() as i128 * b.1 as i128 - a.0.offset() as i128 * a.1 as i128;
     for ((layout, item), sign) in [(a, 1i128), (b, -1)] {
         let bytes = layout.strides().iter().map(|&s| sign * s as i128 * item as i128);
         for (&size, coefficient) in layout.sizes().iter().zip(bytes) {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::memory::DEVICE_SPACE;
 use super::{H200_TOTAL_MEMORY, SimDriver, h200};
 use crate::DeviceProperties;
 
@@ -118,7 +119,13 @@ impl SimConfig {
                     let seed = number(spec, n, "a whole number from 0 on")?;
                     config.schedule = Schedule::Seeded(seed as u64);
                 }
-                Some(("memory", n)) => config.capacity = bytes(spec, n)?,
+                Some(("memory", n)) => {
+                    config.capacity = bytes(spec, n)?;
+                    if config.capacity as u64 > DEVICE_SPACE / 2 {
+                        let (spec, most) = (spec.into(), DEVICE_SPACE / 2);
+                        return Err(SpecError::TooMuchMemory { spec, most });
+                    }
+                }
                 _ => {
                     return Err(SpecError::UnknownOption {
                         spec: spec.into(),
@@ -171,6 +178,14 @@ pub enum SpecError {
         /// How many were asked for.
         devices: usize,
     },
+    /// More memory than a simulated device has addresses for.
+    #[error("`{spec}` asks for more memory than a simulated device can have, {most} bytes")]
+    TooMuchMemory {
+        /// The whole text.
+        spec: String,
+        /// The largest size, in bytes.
+        most: u64,
+    },
     /// Two options of which only one can hold.
     #[error("`{first}` and `{second}` in `{spec}` set the same: name one of them, once")]
     SaidTwice {
@@ -221,6 +236,16 @@ fn bytes(spec: &str, text: &str) -> Result<usize, SpecError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_beyond_the_simulated_addresses_is_refused_by_name() {
+        for text in ["sim:1,memory=18446744073709551615", "sim:1,memory=1048576GiB"] {
+            let error = SimConfig::from_spec(text).unwrap_err();
+            assert!(matches!(error, SpecError::TooMuchMemory { .. }), "{error}");
+            assert!(error.to_string().contains(text), "{error}");
+        }
+        assert!(SimConfig::from_spec("sim:1,memory=524288GiB").is_ok());
+    }
 
     #[test]
     fn specs() {

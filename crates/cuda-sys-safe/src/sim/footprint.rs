@@ -189,13 +189,14 @@ impl Span {
                     return;
                 }
                 dim -= 1;
-                let step = operand.strides[dim] as i64 * item;
+                // The stride of a single index may be anything: it is added, and taken off again.
+                let step = (operand.strides[dim] as i64).wrapping_mul(item);
                 index[dim] += 1;
-                at += step;
+                at = at.wrapping_add(step);
                 if step != 0 && index[dim] < operand.sizes[dim] {
                     break;
                 }
-                at -= step * index[dim] as i64;
+                at = at.wrapping_sub(step.wrapping_mul(index[dim] as i64));
                 index[dim] = 0;
             }
         }

@@ -303,6 +303,7 @@ fn run(
     host: HostKernel,
 ) -> Result<()> {
     check_operands(op, operands)?;
+    // `rows` are queries or keys, fewer than 2³¹ of each.
     let blocks = rows.div_ceil(ROWS as u64) as u32;
     let batches = params.outer.saturating_mul(params.inner);
     if blocks == 0 || batches == 0 {

@@ -186,6 +186,7 @@ fn join(
     let unit = size * times;
     // As many as the kernel's `EACH`.
     let units_of_block = BLOCK * (WIDEST / unit).min(4) as u32;
+    // All sizes fit 32 bits: `is_moved` lets only inputs and results of fewer than 2³¹ elements through.
     let mut params = Cat { pitch: (pitch / times) as u32, parts: [Part::zeroed(); SOURCES] };
     let mut operands = [out.untouched(); SOURCES + 1];
     let (mut first, mut at) = (0, 0);

@@ -343,7 +343,7 @@ fn part(
         host: cpu::kernel(item, index.dtype),
         code: Code::Kernel {
             kernel: (&GATHER, 2 * bits(item) + usize::from(index.dtype == DType::I64), 0),
-            grid: [blocks as u32, 1, 1],
+            grid: [launch::blocks(blocks), 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },

@@ -253,7 +253,7 @@ pub fn nll_loss_backward(
         host,
         code: Code::Kernel {
             kernel: (&NLL_LOSS_BACKWARD, index, 0),
-            grid: [blocks as u32, 1, 1],
+            grid: [launch::blocks(blocks), 1, 1],
             block: [BACKWARD_THREADS as u32, 1, 1],
             shared_bytes: 0,
         },

@@ -150,13 +150,13 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
         (false, false) => (&MATMUL, TILE),
         (false, true) => (&MATMUL_F32, TILE),
     };
-    let tiles = params.m.div_ceil(tile) * params.n.div_ceil(tile);
+    let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
     let code = if gemm.is_some() {
         Code::Library(&library)
     } else {
         Code::Kernel {
             kernel: (program, index, 0),
-            grid: [tiles as u32, 1, params.batch.min(65_535) as u32],
+            grid: [launch::blocks(tiles as usize), 1, params.batch.min(65_535) as u32],
             block: [256, 1, 1],
             shared_bytes: 0,
         }

@@ -145,9 +145,9 @@ impl Norm {
     fn shape(&self) -> (usize, u32, u32) {
         let (rows, team) = (self.rows as usize, 1 << self.team);
         if self.size as usize <= SHORT {
-            (0, (rows * team).div_ceil(128) as u32, 128)
+            (0, launch::blocks((rows * team).div_ceil(128)), 128)
         } else {
-            (1, rows as u32, 512)
+            (1, launch::blocks(rows), 512)
         }
     }
 
@@ -177,7 +177,8 @@ impl Norm {
             }
         }
         self.team = lanes.ilog2().into();
-        [blocks(lanes) as u32, splits as u32]
+        // There are no more splits than twice the multiprocessors.
+        [launch::blocks(blocks(lanes) as usize), splits as u32]
     }
 }
 

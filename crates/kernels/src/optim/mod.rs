@@ -281,8 +281,12 @@ pub fn step(
         let mut params = update;
         let mut operands: SmallVec<[Operand<'_>; TENSORS * LISTS + 1]> = SmallVec::new();
         for (part, of) in params.tensors.iter_mut().zip(tensors) {
-            *part = Part { first: params.blocks, numel: of.param.numel() as u32 };
-            params.blocks += part.numel.div_ceil(CHUNK);
+            let Ok(numel) = u32::try_from(of.param.numel()) else {
+                let reason = "a parameter has 2³² elements or more".into();
+                return Err(Error::invalid(op, reason));
+            };
+            *part = Part { first: params.blocks, numel };
+            params.blocks += numel.div_ceil(CHUNK);
             let [a, b, c] = of.state;
             let views = [Some(of.param), of.grad, a, b, c];
             for (list, view) in views.into_iter().take(lists).enumerate() {

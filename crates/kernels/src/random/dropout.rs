@@ -100,7 +100,7 @@ pub fn dropout(
         host: dispatch!(input.dtype, float T => each::<T>, _ => unreachable!("the dtype was checked")),
         code: Code::Kernel {
             kernel: (&DROPOUT, input.dtype as usize - DType::F16 as usize, 0),
-            grid: [(blocks * rounds) as u32, 1, 1],
+            grid: [launch::blocks((blocks * rounds) as usize), 1, 1],
             block: [BLOCK as u32, 1, 1],
             shared_bytes: 0,
         },

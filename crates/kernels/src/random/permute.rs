@@ -156,7 +156,7 @@ fn on_cuda(
                operands: &[Operand<'_>],
                params: &Permutation,
                host,
-               blocks: u64,
+               blocks: usize,
                block: u64| {
         let call = Call {
             op: OP,
@@ -166,7 +166,7 @@ fn on_cuda(
             host,
             code: Code::Kernel {
                 kernel: (&PERMUTE, 0, index),
-                grid: [blocks as u32, 1, 1],
+                grid: [launch::blocks(blocks), 1, 1],
                 block: [block as u32, 1, 1],
                 shared_bytes: 0,
             },
@@ -182,27 +182,27 @@ fn on_cuda(
         &[pairs.write(), sequence.state(&state_layout, &storage)],
         &params,
         keys,
-        blocks,
+        blocks as usize,
         BLOCK,
     )?;
     let both = [pairs.read_write()];
-    run(1, &both, &params, sort_tiles, count / TILE, TILE / 2)?;
+    run(1, &both, &params, sort_tiles, (count / TILE) as usize, TILE / 2)?;
     let mut size = TILE * 2;
     while size <= count {
         params.size = size;
         params.distance = size / 2;
         while params.distance >= TILE {
-            run(2, &both, &params, step, count / 2 / BLOCK, BLOCK)?;
+            run(2, &both, &params, step, (count / 2 / BLOCK) as usize, BLOCK)?;
             params.distance /= 2;
         }
-        run(3, &both, &params, merge, count / TILE, TILE / 2)?;
+        run(3, &both, &params, merge, (count / TILE) as usize, TILE / 2)?;
         size *= 2;
     }
     params.place = sequence.advance(n as u64);
     let with_state = [pairs.read_write(), sequence.state(&state_layout, &storage)];
-    run(4, &with_state, &params, ties, (n as u64).div_ceil(BLOCK), BLOCK)?;
+    run(4, &with_state, &params, ties, n.div_ceil(BLOCK as usize), BLOCK)?;
     let host: HostKernel = dispatch!(out.dtype, all T => write::<T>);
-    run(5, &[pairs.read(), out.write()], &params, host, (n as u64).div_ceil(BLOCK), BLOCK)
+    run(5, &[pairs.read(), out.write()], &params, host, n.div_ceil(BLOCK as usize), BLOCK)
 }
 
 /// Bits with which all of `n` keys differ with a probability of at least 0.9.

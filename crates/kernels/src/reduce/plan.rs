@@ -366,7 +366,7 @@ impl Plan {
         }
         let last = self.extent - run * segments.saturating_sub(1);
         (self.run, self.last_run, self.segments) = (run as u32, last as u32, segments as u32);
-        let stride = second.map_or(run as i64 * stride as i64, |(_, [s])| s as i64);
+        let stride = second.map_or((run as i64).wrapping_mul(stride as i64), |(_, [s])| s as i64);
         (self.segment_stride, self.outer) =
             if dims.next().is_some() { (0, 1) } else { (stride, 2) };
         Ok([run, segments])

@@ -143,7 +143,7 @@ pub fn scan(
         host,
         code: Code::Kernel {
             kernel: (&SCAN, a.dtype as usize, 2 * scan as usize + usize::from(is_columns)),
-            grid: [blocks as u32, 1, 1],
+            grid: [launch::blocks(blocks), 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },

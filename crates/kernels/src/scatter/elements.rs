@@ -208,7 +208,7 @@ pub fn scatter(
         host,
         code: Code::Kernel {
             kernel,
-            grid: [blocks as u32, 1, 1],
+            grid: [launch::blocks(blocks), 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },

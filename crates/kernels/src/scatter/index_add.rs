@@ -121,7 +121,8 @@ pub fn embedding_backward(
     super::check_dim(OP, 0, out.sizes().len())?;
     let mut of = part(OP, out, 0, index, source)?;
     of.from_zero = 1;
-    of.skip = skip.map_or(-1, |skip| skip as i64);
+    // No index is -1, so a row that does not fit names none either.
+    of.skip = skip.and_then(|skip| i64::try_from(skip).ok()).unwrap_or(-1);
     run(target, OP, of, out, index, source)
 }
 
@@ -198,7 +199,7 @@ fn run(
         code: Code::Kernel {
             kernel: (&INDEX_ADD, out.dtype as usize, usize::from(each > 1)),
             // One block where there is no row, which says that no index can be right.
-            grid: [groups.max(1) as u32, chunks as u32, 1],
+            grid: [launch::blocks(groups.max(1)), chunks as u32, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },

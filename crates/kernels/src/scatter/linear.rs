@@ -69,7 +69,7 @@ pub fn linear_index(
         host: on_host,
         code: Code::Kernel {
             kernel: (&LINEAR, 0, 0),
-            grid: [elements.div_ceil(BLOCK as usize) as u32, 1, 1],
+            grid: [launch::blocks(elements.div_ceil(BLOCK as usize)), 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },
@@ -92,7 +92,7 @@ unsafe fn on_host(launch: &HostLaunch<'_>) {
             // SAFETY: an element of each, this thread's. The report's mailbox is there for the launch.
             unsafe {
                 let given = index.read(at);
-                let k = if (-size..0).contains(&given) { given + size } else { given };
+                let k = if given < 0 { given.saturating_add(size) } else { given };
                 let k = if p.report.check_index(k) { k } else { 0 };
                 let before = if p.first != 0 { 0 } else { out.read(to).wrapping_mul(size) };
                 out.write(to, before.wrapping_add(k));

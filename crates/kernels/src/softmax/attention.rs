@@ -202,7 +202,7 @@ fn run(
         host,
         code: Code::Kernel {
             kernel: (program, last.dtype as usize - DType::F16 as usize, kernel),
-            grid: [blocks as u32, params.batch.min(65_535) as u32, 1],
+            grid: [launch::blocks(blocks), params.batch.min(65_535) as u32, 1],
             block: [threads, 1, 1],
             shared_bytes: 0,
         },

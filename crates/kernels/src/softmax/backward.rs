@@ -96,7 +96,7 @@ pub fn softmax_backward(
     let rows = walk.numel();
     let team = size.next_power_of_two().min(32);
     let (kernel, blocks, threads) = if size > 1 && steps[1] != 1 && rows > 1 {
-        let height = (size.next_power_of_two() as u32).min(COLUMN_THREADS / 32);
+        let height = size.next_power_of_two().min(COLUMN_THREADS as usize / 32) as u32;
         (2, rows.div_ceil(32), 32 * height)
     } else if size <= SHORT {
         (0, (rows * team).div_ceil(128), 128)
@@ -119,7 +119,7 @@ pub fn softmax_backward(
         host,
         code: Code::Kernel {
             kernel: (&SOFTMAX_BACKWARD, index, kernel),
-            grid: [blocks as u32, 1, 1],
+            grid: [launch::blocks(blocks), 1, 1],
             block: [threads, 1, 1],
             shared_bytes: 0,
         },

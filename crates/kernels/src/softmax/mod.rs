@@ -193,7 +193,7 @@ fn shape(p: &mut Rows, a: View<'_>, dim: usize, out: View<'_>) -> (Kernel, usize
             && all(a)
             && all(out);
         let (kernel, vector) = if whole { (Kernel::Columns, vector) } else { (Kernel::Odd, 1) };
-        let height = (size.div_ceil(8).next_power_of_two() as u32).min(COLUMN_HEIGHT);
+        let height = size.div_ceil(8).next_power_of_two().min(COLUMN_HEIGHT as usize) as u32;
         let lanes = (COLUMN_THREADS / 2 / height).max(COLUMN_THREADS / COLUMN_HEIGHT);
         p.height = height.into();
         p.tiles = (p.columns as usize).div_ceil(lanes as usize * vector) as u64;

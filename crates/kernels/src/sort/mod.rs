@@ -220,7 +220,7 @@ impl Passes<'_> {
             host,
             code: Code::Kernel {
                 kernel,
-                grid: [blocks as u32, 1, 1],
+                grid: [launch::blocks(blocks), 1, 1],
                 block: [threads as u32, 1, 1],
                 shared_bytes: 0,
             },

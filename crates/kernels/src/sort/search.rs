@@ -98,7 +98,7 @@ pub fn searchsorted(
         host,
         code: Code::Kernel {
             kernel: (&SEARCH, dtype as usize - 1, 0),
-            grid: [out.numel().div_ceil(BLOCK as usize) as u32, 1, 1],
+            grid: [launch::blocks(out.numel().div_ceil(BLOCK as usize)), 1, 1],
             block: [BLOCK, 1, 1],
             shared_bytes: 0,
         },

@@ -67,13 +67,13 @@ impl MultiheadAttention {
             return Err(Error::invalid("MultiheadAttention", reason));
         }
         let options = floats(options);
-        let weight = empty([3 * width, width], &options)?;
+        let weight = empty([width.saturating_mul(3), width], &options)?;
         // In the order in which PyTorch draws.
         let out_proj = Linear::with_bias(width, width, settings.bias, &options)?;
         xavier_uniform_(&weight, 1.0)?;
         let mut bias = None;
         if settings.bias {
-            bias = Some(Parameter::new(zeros([3 * width], &options)?)?);
+            bias = Some(Parameter::new(zeros([width.saturating_mul(3)], &options)?)?);
         }
         if let Some(bias) = &out_proj.bias {
             zeros_(bias)?;

@@ -62,12 +62,13 @@ impl<const D: usize> Settings for ConvOptions<D> {
             let (before, after) = match self.padding {
                 Padding::Zeros(sizes) => (sizes[d], sizes[d]),
                 Padding::Same => {
-                    let all = self.dilation[d] * weight.size()[2 + d].saturating_sub(1);
+                    let all =
+                        self.dilation[d].saturating_mul(weight.size()[2 + d].saturating_sub(1));
                     (all / 2, all - all / 2)
                 }
                 Padding::Valid => (0, 0),
             };
-            sides.extend([before as isize, after as isize]);
+            sides.extend([before, after].map(|n| isize::try_from(n).unwrap_or(isize::MAX)));
         }
         Ok((pad(x, &sides, mode)?, Self { padding: Padding::Valid, ..self }))
     }

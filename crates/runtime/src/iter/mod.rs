@@ -204,8 +204,7 @@ unsafe fn launch_one(
 pub fn grid(target: Target<'_>, threads: usize) -> [u32; 3] {
     match target {
         Target::Cpu(_) => [1; 3],
-        // The driver refuses a grid that is too large.
-        Target::Cuda(..) => [threads.div_ceil(BLOCK as usize).try_into().unwrap_or(u32::MAX), 1, 1],
+        Target::Cuda(..) => [launch::blocks(threads.div_ceil(BLOCK as usize)), 1, 1],
     }
 }
 

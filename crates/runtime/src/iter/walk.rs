@@ -18,7 +18,11 @@ pub(super) fn merged<const N: usize>(
     let mut merged: SmallVec<[Dim<N>; 4]> = SmallVec::new();
     for (size, strides) in dims.into_iter().filter(|(size, _)| *size != 1) {
         match merged.last_mut() {
-            Some((n, inner)) if (0..N).all(|k| strides[k] == inner[k] * *n as isize) => *n *= size,
+            Some((n, inner))
+                if (0..N).all(|k| strides[k] == inner[k].wrapping_mul(*n as isize)) =>
+            {
+                *n = n.wrapping_mul(size);
+            }
             _ => merged.push((size, strides)),
         }
     }
@@ -75,7 +79,8 @@ impl<const N: usize> Walk<N> {
     /// How many elements there are.
     #[must_use]
     pub fn numel(&self) -> usize {
-        self.sizes[..self.ndim as usize].iter().product::<u64>() as usize
+        self.sizes[..self.ndim as usize].iter().fold(1u64, |n, &size| n.saturating_mul(size))
+            as usize
     }
 
     /// The dimensions, from the innermost out.

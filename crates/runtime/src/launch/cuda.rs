@@ -24,6 +24,12 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     if stream.device_index() != device.index() {
         return Err(other_device(call.op, device.index(), stream.device_index()));
     }
+    if let Code::Kernel { grid: [blocks, ..], .. } = call.code
+        && blocks > i32::MAX as u32
+    {
+        let reason = "there are more elements than one kernel launch covers: a GPU takes fewer than 2³¹ blocks";
+        return Err(Error::invalid(call.op, reason.to_owned()));
+    }
     let site = Site { op: call.op, location: call.location };
     let function = |kernel| {
         device.function(kernel).map_err(|e| match e.driver_error() {
@@ -127,8 +133,9 @@ pub fn address(op: &'static str, view: &View<'_>) -> Result<DevicePtr> {
             second: "cpu".into(),
         });
     };
-    // SAFETY: a layout lies inside its storage, so its first element does.
-    Ok(unsafe { base.offset((view.layout.offset() * view.dtype.size()) as i64) })
+    // SAFETY: a layout with elements lies inside its storage, so its first element does. Without elements, the
+    // address may wrap, and nothing is read or written there.
+    Ok(unsafe { base.offset(view.layout.offset().wrapping_mul(view.dtype.size()) as i64) })
 }
 
 #[cold]

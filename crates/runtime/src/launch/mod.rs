@@ -121,6 +121,15 @@ pub enum Code<'a> {
     },
 }
 
+/// Returns `n` as a number of blocks of a [`Code::Kernel`]'s grid.
+///
+/// A GPU takes fewer than 2³¹ blocks in x. A larger `n` becomes a number of blocks that [`run`] refuses on a
+/// GPU with [`Error::InvalidArgument`]; it never wraps around to a smaller grid. On the CPU the grid is not used.
+#[must_use]
+pub fn blocks(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
 /// One op, ready to run: what [`run`] is to be told, and what its caller vouches for.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // as `Code`
@@ -153,7 +162,8 @@ pub struct Call<'a> {
 /// runs. What it wrote is marked, so that each read of it is that error, too.
 ///
 /// # Errors
-/// [`Error::RuntimeMismatch`]; [`Error::DeviceMismatch`]; [`Error::NoGpuCode`] where a real device
+/// [`Error::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x; [`Error::RuntimeMismatch`];
+/// [`Error::DeviceMismatch`]; [`Error::NoGpuCode`] where a real device
 /// has no code for the op; [`Error::Driver`] where the driver refuses the launch; on a CUDA target
 /// also what an operand's earlier work failed with; [`Error::IndexCheck`] and [`Error::Collective`]
 /// of what an operand was computed from, where that is known to have failed; [`Error::IndexCheck`] of

@@ -178,7 +178,7 @@ impl Layout {
     pub fn narrow(&self, dim: isize, start: isize, length: usize) -> Result<Self> {
         let d = self.own_dim(dim)?;
         let size = self.sizes[d];
-        let first = if start < 0 { start + size as isize } else { start };
+        let first = if start < 0 { start.saturating_add_unsigned(size) } else { start };
         if first < 0 || first as usize > size || length > size - first as usize {
             return Err(Error::IndexOutOfRange {
                 location: Location::caller(),
@@ -191,10 +191,7 @@ impl Layout {
         }
         let mut out = self.clone();
         out.sizes[d] = length;
-        // An empty result keeps the offset inside the storage.
-        if length != 0 {
-            out.offset = offset_by(self.offset, first, self.strides[d]);
-        }
+        out.offset = out.offset_by(first, self.strides[d]);
         Ok(out)
     }
 
@@ -227,7 +224,7 @@ impl Layout {
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         let d = self.own_dim(dim)?;
         let size = self.sizes[d];
-        let i = if index < 0 { index + size as isize } else { index };
+        let i = if index < 0 { index.saturating_add_unsigned(size) } else { index };
         if i < 0 || i as usize >= size {
             return Err(Error::IndexOutOfRange {
                 location: Location::caller(),
@@ -239,7 +236,7 @@ impl Layout {
             });
         }
         let mut out = self.clone();
-        out.offset = offset_by(self.offset, i, self.strides[d]);
+        out.offset = out.offset_by(i, self.strides[d]);
         out.sizes.remove(d);
         out.strides.remove(d);
         Ok(out)
@@ -278,7 +275,12 @@ impl Layout {
     #[track_caller]
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let d = resolve_dim(dim, self.ndim() + 1)?;
-        let stride = if d < self.ndim() { self.sizes[d] as isize * self.strides[d] } else { 1 };
+        let stride = if d < self.ndim() {
+            // Saturates only without elements; the stride of a single index is never taken.
+            self.strides[d].saturating_mul(isize::try_from(self.sizes[d]).unwrap_or(isize::MAX))
+        } else {
+            1
+        };
         let mut out = self.clone();
         out.sizes.insert(d, 1);
         out.strides.insert(d, stride);
@@ -312,6 +314,16 @@ impl Layout {
         Ok(Self { sizes: Sizes::from_slice(sizes), strides, offset: self.offset })
     }
 
+    /// Returns the offset moved by `index` steps of `stride`. A layout without elements keeps its offset, which
+    /// strides without bound could move out of the storage.
+    fn offset_by(&self, index: isize, stride: isize) -> usize {
+        if self.sizes.contains(&0) {
+            return self.offset;
+        }
+        // Wraps for no layout that lies in a storage.
+        self.offset.wrapping_add_signed(index.wrapping_mul(stride))
+    }
+
     /// The same elements in the same order under other sizes, without moving any; `None` when
     /// the strides do not allow that. `sizes` must have the same number of elements.
     #[must_use]
@@ -334,14 +346,15 @@ impl Layout {
             let mut chunk = self.sizes[old - 1];
             old -= 1;
             while old > 0
-                && (self.sizes[old - 1] == 1 || self.strides[old - 1] == base * chunk as isize)
+                && (self.sizes[old - 1] == 1
+                    || self.strides[old - 1] == base.wrapping_mul(chunk as isize))
             {
                 chunk *= self.sizes[old - 1];
                 old -= 1;
             }
             let mut covered = 1;
             while new > 0 && (covered < chunk || sizes[new - 1] == 1) {
-                strides[new - 1] = base * covered as isize;
+                strides[new - 1] = base.wrapping_mul(covered as isize);
                 covered *= sizes[new - 1];
                 new -= 1;
             }
@@ -377,10 +390,6 @@ pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
         }
     }
     true
-}
-
-fn offset_by(offset: usize, index: isize, stride: isize) -> usize {
-    offset.wrapping_add_signed(index * stride)
 }
 
 /// Turns a dimension that may count from the end into an index; a scalar has one dimension to name.

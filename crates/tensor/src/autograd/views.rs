@@ -9,6 +9,7 @@ use super::Context;
 use super::meta::Meta;
 use super::node::{Edge, Gradients, Like, Next, Node, Rule, Work, number};
 use super::record::{record, record_all, wanted};
+use crate::tensor::list;
 use crate::{Result, Tensor};
 
 impl Tensor {
@@ -61,7 +62,8 @@ impl Tensor {
         layouts: Vec<Layout>,
         whole: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Vec<Tensor>> {
-        let views: Vec<Tensor> = layouts.into_iter().map(|layout| self.view_with(layout)).collect();
+        let mut views = list(name, layouts.len())?;
+        views.extend(layouts.into_iter().map(|layout| self.view_with(layout)));
         if views.is_empty() || !wanted(&[self]) {
             return Ok(views);
         }

@@ -35,11 +35,11 @@ impl<const D: usize> From<[usize; D]> for Padding<D> {
 /// Options of [`conv1d`], [`conv2d`] and [`conv3d`], a number for each of `D` dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvOptions<const D: usize> {
-    /// From one window to the next; 1.
+    /// From one window to the next; 1. Without effect in a dimension with one result.
     pub stride: [usize; D],
     /// Around the image; nothing.
     pub padding: Padding<D>,
-    /// From one element of the window to the next; 1.
+    /// From one element of the window to the next; 1. Without effect where the window has one element.
     pub dilation: [usize; D],
     /// Parts that the channels are divided into, each of which gives its part of the result's; 1.
     pub groups: usize,
@@ -192,7 +192,7 @@ fn forward<const D: usize>(
         }
         output[d] = (padded - reach) / stride[d] + 1;
     }
-    let window = window([sizes, output, kernel, stride, begin, dilation]);
+    let window = window(op, [sizes, output, kernel, stride, begin, dilation])?;
     let geometry = Geometry { window, dims: D, groups, channels, outputs };
     batched::<D>(input, |input| convolution(input, weight, bias, geometry))
 }
@@ -244,7 +244,7 @@ fn transpose<const D: usize>(
         };
         result[d] = size;
     }
-    let window = window([result, sizes, kernel, stride, padding, dilation]);
+    let window = window(op, [result, sizes, kernel, stride, padding, dilation])?;
     let geometry = Geometry { window, dims: D, groups, channels, outputs };
     batched::<D>(input, |input| transposed(input, weight, bias, geometry))
 }
@@ -273,21 +273,24 @@ pub(super) fn last<const D: usize>(tensor: &Tensor) -> [usize; D] {
     std::array::from_fn(|d| tensor.size()[at + d])
 }
 
-/// Sizes, results' sizes, kernel, stride, padding and dilation as a window of three dimensions.
-pub(super) fn window<const D: usize>(of: [[usize; D]; 6]) -> Window {
+/// Makes a checked window of three dimensions from sizes, results' sizes, kernel, stride, padding and dilation.
+#[track_caller]
+pub(super) fn window<const D: usize>(op: &'static str, of: [[usize; D]; 6]) -> Result<Window> {
     let filled = |values: [usize; D], none: usize| {
         let mut all = [none; 3];
         all[3 - D..].copy_from_slice(&values);
         all
     };
-    Window {
+    let window = Window {
         input: filled(of[0], 1),
         output: filled(of[1], 1),
         kernel: filled(of[2], 1),
         stride: filled(of[3], 1),
         padding: filled(of[4], 0),
         dilation: filled(of[5], 1),
-    }
+    };
+    window.check(op)?;
+    Ok(window)
 }
 
 /// Calls with a batch of one where there is none.

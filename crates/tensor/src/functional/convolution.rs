@@ -105,7 +105,7 @@ impl Tensor {
 impl Geometry {
     /// Rows of columns for each group.
     fn rows(&self) -> usize {
-        self.channels / self.groups * self.window.taps()
+        (self.channels / self.groups).saturating_mul(self.window.taps())
     }
 
     /// Whether the image itself is the columns.
@@ -129,7 +129,8 @@ impl Geometry {
 
     /// How many images' columns are made at a time.
     fn at_once(&self, x: &Tensor, batch: usize) -> usize {
-        let image = self.groups * self.rows() * self.window.places() * x.element_size();
+        let image = [self.rows(), self.window.places(), x.element_size()];
+        let image = image.iter().fold(self.groups, |n, &by| n.saturating_mul(by));
         let most = if x.is_cuda() { CUDA_COLUMNS } else { CPU_COLUMNS };
         (most / image.max(1)).clamp(1, batch)
     }

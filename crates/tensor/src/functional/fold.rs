@@ -115,12 +115,12 @@ fn of_images(
         }
         output[d] = (padded - reach) / stride[d] + 1;
     }
-    Ok(window([sizes, output, kernel, stride, padding, dilation]))
+    window(op, [sizes, output, kernel, stride, padding, dilation])
 }
 
 #[track_caller]
 fn spread(x: &Tensor, of: Window) -> Result<Tensor> {
-    let (exec, rows) = (x.exec()?, x.size()[1] * of.taps());
+    let (exec, rows) = (x.exec()?, x.size()[1].saturating_mul(of.taps()));
     let out = exec.empty(&[x.size()[0], rows, of.places()], x.dtype())?;
     im2col(exec.target(), x.as_view(), &of, out.as_view())?;
     if !wanted(&[x]) {

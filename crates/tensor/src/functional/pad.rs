@@ -108,7 +108,7 @@ fn by_index(t: &Tensor, d: usize, before: isize, after: isize, mode: PadMode) ->
             ),
         });
     }
-    let places = t.arange_beside(-before, length as usize)?;
+    let places = t.arange_beside(before.saturating_neg(), length as usize)?;
     let size = size as i64;
     let index = match mode {
         // Distances from one end, then from the other.

@@ -273,7 +273,7 @@ fn moving<const D: usize>(
             );
             return Err(Error::invalid(op, reason));
         }
-        let padded = sizes[d].saturating_add(2 * padding[d]);
+        let padded = padding[d].saturating_mul(2).saturating_add(sizes[d]);
         let signed = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
         // In ceil mode a window may reach beyond the end.
         let beyond = if ceil_mode { signed(stride[d]) - 1 } else { 0 };
@@ -286,11 +286,13 @@ fn moving<const D: usize>(
         }
         output[d] = rest as usize / stride[d] + 1;
         // The last window has to begin in the image or before it.
-        if ceil_mode && (output[d] - 1).saturating_mul(stride[d]) >= sizes[d] + padding[d] {
+        if ceil_mode
+            && (output[d] - 1).saturating_mul(stride[d]) >= sizes[d].saturating_add(padding[d])
+        {
             output[d] -= 1;
         }
     }
-    Ok(window([sizes, output, kernel, stride, padding, dilation]))
+    window(op, [sizes, output, kernel, stride, padding, dilation])
 }
 
 /// So many parts of the image in each dimension.
@@ -302,6 +304,6 @@ fn parts<const D: usize>(op: &'static str, input: &Tensor, output: [usize; D]) -
         let reason = format!("an image of {sizes:?} has no elements");
         return Err(mismatch(op, reason));
     }
-    let window = window([sizes, output, [1; D], [1; D], [0; D], [1; D]]);
+    let window = window(op, [sizes, output, [1; D], [1; D], [0; D], [1; D]])?;
     Ok(Pooling { window, places: Places::Adaptive, dims: D })
 }

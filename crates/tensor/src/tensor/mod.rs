@@ -55,6 +55,7 @@ pub(crate) use reduce::softmax_backward;
 pub use reduce::{IntoDim, IntoDims};
 pub use select::embedding;
 pub(crate) use select::embedding_padded;
+pub(crate) use shapes::list;
 pub use shapes::{
     MeshIndexing, block_diag, dstack, hstack, meshgrid, tril_indices, triu_indices, vstack,
 };
@@ -207,7 +208,9 @@ impl Tensor {
     /// The address of its first element, in its device's memory or the host's.
     #[must_use]
     pub fn data_ptr(&self) -> u64 {
-        self.0.storage.address() + (self.0.layout.offset() * self.0.dtype.size()) as u64
+        // Wraps only without elements, whose address nobody reads.
+        let offset = self.0.layout.offset().wrapping_mul(self.0.dtype.size());
+        self.0.storage.address().wrapping_add(offset as u64)
     }
 
     /// Whether its elements follow each other without gaps, row-major.

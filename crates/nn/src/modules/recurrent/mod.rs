@@ -82,7 +82,7 @@ impl Weights {
         bias: bool,
         options: &TensorOptions,
     ) -> Result<Self> {
-        let (rows, bound) = (kind.gates() * hidden, 1.0 / (hidden as f64).sqrt());
+        let (rows, bound) = (kind.gates().saturating_mul(hidden), 1.0 / (hidden as f64).sqrt());
         Ok(Self {
             ih: uniform([rows, inputs], bound, options)?,
             hh: uniform([rows, hidden], bound, options)?,

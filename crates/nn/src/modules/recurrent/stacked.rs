@@ -70,7 +70,7 @@ impl Stacked {
         let directions = 1 + usize::from(options.bidirectional);
         let mut weights = Vec::new();
         for layer in 0..options.num_layers {
-            let inputs = if layer == 0 { inputs } else { hidden * directions };
+            let inputs = if layer == 0 { inputs } else { hidden.saturating_mul(directions) };
             for _ in 0..directions {
                 weights.push(Weights::new(kind, inputs, hidden, options.bias, tensors)?);
             }

@@ -72,7 +72,7 @@ impl Tensor {
         let (sums, drawn) = if own.is_cuda() {
             let shares = own.div(&own.sum_keepdim(-1).of(op)?).of(op)?;
             // Of four numbers that each thread draws the first is used; some threads of the last block are idle.
-            let threads = num_samples.div_ceil(BLOCK) * BLOCK;
+            let threads = num_samples.div_ceil(BLOCK).saturating_mul(BLOCK);
             let drawn = own.new_empty([rows, threads], DType::F32).of(op)?;
             drawn.uniform_(0.0, 1.0).of(op)?;
             let drawn = drawn.narrow(1, 0, num_samples).of(op)?.to(own.dtype()).of(op)?;

@@ -32,8 +32,10 @@ impl Tensor {
             }
             seen.push(d);
             if self.numel() > 0 && d < self.dim() {
-                offset += (self.size()[d] as isize - 1) * strides[d];
-                strides[d] = -strides[d];
+                // The stride of a single index may be anything and is never taken.
+                offset =
+                    offset.wrapping_add((self.size()[d] as isize - 1).wrapping_mul(strides[d]));
+                strides[d] = strides[d].wrapping_neg();
             }
         }
         let layout = Layout::from_parts(self.size().into(), strides, offset as usize);
@@ -96,7 +98,7 @@ impl Tensor {
                 continue;
             }
             // From here on they are in front.
-            let start = (size - shift).rem_euclid(size);
+            let start = (size - shift.rem_euclid(size)) % size;
             let behind = out.narrow(dim, 0, start as usize).of(OP)?;
             let front = out.narrow(dim, start, (size - start) as usize).of(OP)?;
             out = cat(&[front, behind], dim).of(OP)?;

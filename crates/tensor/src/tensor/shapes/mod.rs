@@ -8,6 +8,8 @@ mod split;
 mod strided;
 mod triangles;
 
+pub(crate) use split::list;
+
 pub use diagonals::block_diag;
 pub use join::{MeshIndexing, dstack, hstack, meshgrid, vstack};
 pub use triangles::{tril_indices, triu_indices};

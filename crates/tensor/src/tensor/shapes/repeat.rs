@@ -20,7 +20,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for fewer numbers than there are dimensions.
+    /// [`Error::ShapeMismatch`] for fewer numbers than there are dimensions; [`Error::SizeOverflow`] if the result has
+    /// more elements than `isize` counts.
     #[track_caller]
     pub fn repeat(&self, repeats: impl IntoShape) -> Result<Self> {
         let repeats = repeats.into_shape();
@@ -40,9 +41,10 @@ impl Tensor {
         let mut sizes: SmallVec<[isize; 6]> = SmallVec::new();
         for (d, &times) in repeats.iter().enumerate() {
             let own = d.checked_sub(new).map_or(1, |d| self.size()[d]);
+            let times = counted("repeat", times, self)?;
             apart.extend([1, own as isize]);
-            expanded.extend([times as isize, own as isize]);
-            sizes.push((times as isize).saturating_mul(own as isize));
+            expanded.extend([times, own as isize]);
+            sizes.push(times.saturating_mul(own as isize));
         }
         let expanded = self.reshape(&apart[..]).of("repeat")?.expand(&expanded[..]).of("repeat")?;
         let out = expanded.reshape(&sizes[..]).of("repeat")?;
@@ -84,13 +86,24 @@ impl Tensor {
             Some(dim) => (self.clone(), self.layout().dim(dim).of(op)?),
         };
         let mut sizes = signed(t.size());
-        sizes.insert(d + 1, repeats as isize);
+        let times = counted(op, repeats, &t)?;
+        sizes.insert(d + 1, times);
         let expanded = t.unsqueeze(d as isize + 1)?.expand(&sizes).of(op)?;
         sizes.remove(d + 1);
-        sizes[d] = sizes[d].saturating_mul(repeats as isize);
+        sizes[d] = sizes[d].saturating_mul(times);
         let out = expanded.reshape(&sizes).of(op)?;
         if repeats == 1 { out.copy().of(op) } else { out_of(out) }
     }
+}
+
+/// Returns a number of repetitions as a size.
+#[track_caller]
+fn counted(op: &'static str, times: usize, of: &Tensor) -> Result<isize> {
+    let location = Location::caller();
+    isize::try_from(times).map_err(|_| {
+        let sizes = [times].iter().chain(of.size()).copied().collect();
+        Error::SizeOverflow { op, location, sizes }
+    })
 }
 
 /// What expanding left without a copy (a dimension of size 1, say) is one in PyTorch.

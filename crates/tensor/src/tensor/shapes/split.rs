@@ -35,10 +35,7 @@ impl Tensor {
         }
         let total = self.size()[self.layout().dim(dim).of("chunk")?];
         if total == 0 {
-            let mut all = Vec::new();
-            if let Err(e) = all.try_reserve_exact(chunks) {
-                return Err(Error::invalid("chunk", format!("cannot make {chunks} chunks: {e}")));
-            }
+            let mut all = list("chunk", chunks)?;
             all.resize(chunks, self.clone());
             return Ok(all);
         }
@@ -129,8 +126,10 @@ impl Tensor {
     #[track_caller]
     pub fn unbind(&self, dim: isize) -> Result<Vec<Self>> {
         let own = self.size_to_split("unbind", dim)?;
-        let layouts = (0..own).map(|i| self.layout().select(dim, i as isize));
-        let layouts = layouts.collect::<Result<Vec<_>>>().of("unbind")?;
+        let mut layouts = list("unbind", own)?;
+        for i in 0..own {
+            layouts.push(self.layout().select(dim, i as isize).of("unbind")?);
+        }
         self.viewed_shares("unbind", layouts, move |grads| stack(grads, dim))
     }
 
@@ -143,12 +142,11 @@ impl Tensor {
         lengths: impl Iterator<Item = usize>,
     ) -> Result<Vec<Self>> {
         let mut start = 0;
-        let layout = |length: usize| {
-            let layout = self.layout().narrow(dim, start as isize, length);
+        let mut layouts = list(op, lengths.size_hint().0)?;
+        for length in lengths {
+            layouts.push(self.layout().narrow(dim, start as isize, length).of(op)?);
             start += length;
-            layout
-        };
-        let layouts = lengths.map(layout).collect::<Result<Vec<_>>>().of(op)?;
+        }
         self.viewed_shares(op, layouts, move |grads| cat(grads, dim))
     }
 
@@ -158,5 +156,15 @@ impl Tensor {
             return Err(Error::invalid(op, "cannot be applied to a 0-dim tensor".into()));
         }
         Ok(self.size()[self.layout().dim(dim).of(op)?])
+    }
+}
+
+/// Allocates a list with room for `count` views or their layouts.
+#[track_caller]
+pub(crate) fn list<T>(op: &'static str, count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    match list.try_reserve_exact(count) {
+        Ok(()) => Ok(list),
+        Err(e) => Err(Error::invalid(op, format!("cannot make {count} views: {e}"))),
     }
 }

@@ -38,12 +38,13 @@ impl Tensor {
         let mut strides: Strides =
             (0..self.dim()).filter(kept).map(|d| layout.strides()[d]).collect();
         sizes.push(length);
-        strides.push(layout.strides()[d1] + layout.strides()[d2]);
+        strides.push(layout.strides()[d1].saturating_add(layout.strides()[d2]));
         let mut start = layout.offset();
-        if length > 0 {
-            let moved =
-                down as isize * layout.strides()[d1] + right as isize * layout.strides()[d2];
-            start = start.wrapping_add_signed(moved);
+        if length > 0 && !sizes.contains(&0) {
+            // Both steps lie in the storage; one of them is 0.
+            let down = (down as isize).wrapping_mul(layout.strides()[d1]);
+            let right = (right as isize).wrapping_mul(layout.strides()[d2]);
+            start = start.wrapping_add_signed(down).wrapping_add_signed(right);
         }
         let layout = Layout::from_parts(sizes, strides, start);
         let part = move |whole: &Self| whole.diagonal(offset, dim1, dim2);

@@ -1,5 +1,6 @@
 //! Triangles of matrices.
 
+use std::ops::Range;
 use std::panic::Location;
 
 use crate::called::Called;
@@ -104,7 +105,9 @@ pub fn tril_indices(
     offset: isize,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    indices(row, |i| (0, after(i, offset, col)), options.into()).of("tril_indices")
+    let count = below(row, col, offset as i128);
+    let first = offset.min(0).unsigned_abs().min(row);
+    indices(first..row, count, |i| 0..after(i, offset, col), options.into()).of("tril_indices")
 }
 
 /// Rows and columns of the elements of a matrix's upper triangle, as [`Tensor::triu`] has it
@@ -119,27 +122,51 @@ pub fn triu_indices(
     offset: isize,
     options: impl Into<TensorOptions>,
 ) -> Result<Tensor> {
-    let first = |i| after(i, offset.saturating_sub(1), col);
-    indices(row, |i| (first(i), col), options.into()).of("triu_indices")
+    let count = (row as u128 * col as u128) - below(row, col, offset as i128 - 1);
+    let end = (col as i128 - offset as i128).clamp(0, row as i128) as usize;
+    let first = |i| if offset == isize::MIN { 0 } else { after(i, offset - 1, col) };
+    indices(0..end, count, |i| first(i)..col, options.into()).of("triu_indices")
+}
+
+/// Returns the number of elements on and below the diagonal `offset` of a matrix.
+fn below(rows: usize, columns: usize, offset: i128) -> u128 {
+    let (rows, columns, width) = (rows as i128, columns as i128, offset + 1);
+    // Row `i` has `i + width` elements, as long as that is from 0 to `columns`.
+    let first = (-width).clamp(0, rows);
+    let full = (columns - width).clamp(first, rows);
+    let twice = (first + width).max(0) + (full - 1 + width).max(0);
+    ((full - first) as u128).saturating_mul(twice as u128) / 2
+        + (rows - full) as u128 * columns as u128
 }
 
 /// The first column right of a row's diagonal.
 fn after(row: usize, offset: isize, columns: usize) -> usize {
-    offset.saturating_add(1).saturating_add_unsigned(row).clamp(0, columns as isize) as usize
+    offset
+        .saturating_add(1)
+        .saturating_add_unsigned(row)
+        .clamp(0, isize::try_from(columns).unwrap_or(isize::MAX)) as usize
 }
 
+/// Makes the indices of `count` elements. Each row has one at least, but for the first of a lower triangle.
 #[track_caller]
 fn indices(
-    rows: usize,
-    columns: impl Fn(usize) -> (usize, usize),
+    rows: Range<usize>,
+    count: u128,
+    columns: impl Fn(usize) -> Range<usize>,
     options: TensorOptions,
 ) -> Result<Tensor> {
-    let of_row = |i: usize| {
-        let (first, end) = columns(i);
-        first..end
-    };
-    let mut all: Vec<i64> = (0..rows).flat_map(|i| of_row(i).map(move |_| i as i64)).collect();
-    all.extend((0..rows).flat_map(|i| of_row(i).map(|j| j as i64)));
+    let rows = if count == 0 { 0..0 } else { rows };
+    let mut all: Vec<i64> = Vec::new();
+    let twice = usize::try_from(count).ok().and_then(|n| n.checked_mul(2));
+    if !twice.is_some_and(|n| all.try_reserve_exact(n).is_ok()) {
+        return Err(Error::invalid(
+            "",
+            format!("there is no memory for the indices of {count} elements"),
+        ));
+    }
+    all.extend(rows.clone().flat_map(|i| columns(i).map(move |_| i as i64)));
+    all.extend(rows.flat_map(|i| columns(i).map(|j| j as i64)));
     let dtype = options.requested_dtype().unwrap_or(DType::I64);
-    tensor(all, options.dtype(dtype))?.reshape([2, -1])
+    let columns = all.len() as isize / 2;
+    tensor(all, options.dtype(dtype))?.reshape([2, columns])
 }

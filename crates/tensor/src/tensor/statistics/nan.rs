@@ -115,7 +115,12 @@ impl Tensor {
     pub fn diff(&self, n: usize, dim: isize) -> Result<Self> {
         let d = self.layout().dim(dim).of("diff")?;
         let mut out = self.clone();
-        for _ in 0..n {
+        let all = self.size().get(d).copied().unwrap_or_default();
+        if all > 0 && n >= all {
+            // Nothing is left, after however many rounds: one of no elements does.
+            return out.narrow(dim, 0, 0).of("diff")?.diff(1, dim);
+        }
+        for _ in 0..n.min(all.max(1)) {
             let length = out.size().get(d).copied().unwrap_or_default();
             let rest = length.saturating_sub(1);
             let first = out.narrow(dim, 0, rest).of("diff")?;
