@@ -38,6 +38,7 @@ mod convolutions;
 mod copies;
 mod devices;
 mod elementwise;
+mod extreme_arguments;
 mod factories;
 mod failures;
 mod formats;

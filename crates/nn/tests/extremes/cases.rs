@@ -1,0 +1,354 @@
+//! Calls of `warpline`.
+
+use warpline::data::{DataLoader, DistributedSampler, RandomSampler, TensorDataset};
+use warpline::functional::*;
+use warpline::{
+    Device, Result, ScatterReduce, Tensor, arange, empty, eye, full, linspace, logspace, ones,
+    rand, randint, randn, randperm, tensor, tril_indices, triu_indices, zeros,
+};
+
+use super::{Case, Look, Seen};
+
+/// Makes a table of calls, each with its function's name.
+macro_rules! cases {
+    ($($name:literal |$at:ident, $n:ident| $call:expr;)*) => {
+        &[$(($name, |$at: &str, $n: crate::Number| -> warpline::Result<crate::Seen> {
+            let _ = ($at, $n);
+            crate::Look::look(&$call)
+        })),*]
+    };
+}
+pub(crate) use cases;
+
+pub(crate) fn v(at: &str) -> Tensor {
+    arange(4f32, at).expect("four numbers")
+}
+
+pub(crate) fn m(at: &str) -> Tensor {
+    arange(6f32, at).and_then(|t| t.reshape([2, 3])).expect("six numbers")
+}
+
+fn c(at: &str) -> Tensor {
+    arange(24f32, at).and_then(|t| t.reshape([2, 3, 4])).expect("24 numbers")
+}
+
+pub(crate) fn at2(at: &str) -> Tensor {
+    tensor([0i64, 1], at).expect("two indices")
+}
+
+fn im(at: &str, dims: usize) -> Tensor {
+    let sizes = [&[1, 2][..], &[4, 4, 4][..dims]].concat();
+    arange(sizes.iter().product::<usize>() as f32, at)
+        .and_then(|t| t.reshape(&sizes[..].iter().map(|&n| n as isize).collect::<Vec<_>>()[..]))
+        .expect("an image")
+}
+
+fn k(at: &str, dims: usize) -> Tensor {
+    ones([&[2, 2][..], &[2, 2, 2][..dims]].concat(), at).expect("a kernel")
+}
+
+impl Look for Device {
+    fn look(&self) -> Result<Seen> {
+        Ok(Seen(self.to_string()))
+    }
+}
+
+/// Values that differ between devices.
+struct Random(Tensor);
+
+impl Look for Random {
+    fn look(&self) -> Result<Seen> {
+        Seen::sizes(&self.0)
+    }
+}
+
+pub(crate) const TENSORS: &[Case] = cases! {
+    "empty" |at, n| Random(empty([n.u, 2], at)?);
+    "zeros" |at, n| zeros([n.u, 2], at)?;
+    "zeros" |at, n| zeros([n.u, 0], at)?;
+    "zeros" |at, n| zeros([n.u, 0, n.u], at)?;
+    "ones" |at, n| ones([2, n.u], at)?;
+    "full" |at, n| full([n.u], n.l, at)?;
+    "full" |at, n| full([2], n.l, at)?;
+    "arange" |at, n| arange(n.l, at)?;
+    "linspace" |at, n| linspace(0, 1, n.u, at)?;
+    "linspace" |at, n| linspace(n.l, 1, 3, at)?;
+    "logspace" |at, n| logspace(0, 1, n.u, 2.0, at)?;
+    "eye" |at, n| eye(n.u, 2, at)?;
+    "eye" |at, n| eye(2, n.u, at)?;
+    "rand" |at, n| Random(rand([n.u], at)?);
+    "randn" |at, n| Random(randn([n.u], at)?);
+    "randint" |at, n| Random(randint(0, n.l, [3], at)?);
+    "randint" |at, n| Random(randint(n.l, 1, [3], at)?);
+    "randint" |at, n| Random(randint(0, 2, [n.u], at)?);
+    "randperm" |at, n| Random(randperm(n.u, at)?);
+    "from_vec" |at, n| Tensor::from_vec(vec![1f32; 2], [n.u], at)?;
+    "new_empty" |at, n| Random(m(at).new_empty([n.u], ())?);
+    "new_full" |at, n| m(at).new_full([n.u], 1, ())?;
+    "new_zeros" |at, n| m(at).new_zeros([n.u], ())?;
+    "new_ones" |at, n| m(at).new_ones([n.u], ())?;
+    "tril_indices" |at, n| tril_indices(n.u, 1, 0, at)?;
+    "tril_indices" |at, n| tril_indices(1, n.u, 0, at)?;
+    "tril_indices" |at, n| tril_indices(3, 3, n.i, at)?;
+    "triu_indices" |at, n| triu_indices(n.u, 1, 0, at)?;
+    "triu_indices" |at, n| triu_indices(1, n.u, n.i, at)?;
+    "triu_indices" |at, n| triu_indices(3, 3, n.i, at)?;
+    "i" |at, n| m(at).i(n.i)?;
+    "i" |at, n| m(at).i(n.u)?;
+    "i" |at, n| m(at).i((.., n.i..))?;
+    "i" |at, n| m(at).i(..=n.u)?;
+    "i" |at, n| m(at).i(n.l..n.l)?;
+    "random_" |at, n| Random(m(at).random_(0, n.l)?.clone());
+    "random_" |at, n| Random(m(at).to(warpline::DType::I64)?.random_(n.l, 1)?.clone());
+    "round_decimals" |at, n| m(at).round_decimals(n.l)?;
+    "round_decimals_" |at, n| m(at).round_decimals_(n.l)?;
+    "sum" |at, n| m(at).sum(n.i)?;
+    "sum_keepdim" |at, n| m(at).sum_keepdim(n.i)?;
+    "prod" |at, n| m(at).prod(n.i)?;
+    "mean" |at, n| m(at).mean([n.i, 0])?;
+    "amax" |at, n| m(at).amax(n.i)?;
+    "amin" |at, n| m(at).amin(n.i)?;
+    "all" |at, n| m(at).all(n.i)?;
+    "any" |at, n| m(at).any(n.i)?;
+    "argmax" |at, n| m(at).argmax(n.i)?;
+    "argmax_keepdim" |at, n| m(at).argmax_keepdim(n.i)?;
+    "argmin" |at, n| m(at).argmin(n.i)?;
+    "argmin_keepdim" |at, n| m(at).argmin_keepdim(n.i)?;
+    "max" |at, n| m(at).max(n.i)?;
+    "min" |at, n| m(at).min(n.i)?;
+    "softmax" |at, n| m(at).softmax(n.i)?;
+    "log_softmax" |at, n| m(at).log_softmax(n.i)?;
+    "index_select" |at, n| m(at).index_select(n.i, &at2(at))?;
+    "index_select" |at, n| m(at).index_select(0, &tensor([n.l], at)?)?;
+    "gather" |at, n| m(at).gather(n.i, &at2(at).reshape([2, 1])?)?;
+    "gather" |at, n| m(at).gather(1, &tensor([n.l], at)?.reshape([1, 1])?)?;
+    "reshape" |at, n| m(at).reshape([n.i, 3])?;
+    "reshape" |at, n| zeros([0], at)?.reshape([n.i, 0])?;
+    "view" |at, n| m(at).view([n.i, 3])?;
+    "transpose" |at, n| m(at).transpose(n.i, 0)?;
+    "transpose" |at, n| m(at).transpose(0, n.i)?;
+    "permute" |at, n| m(at).permute([n.i, 0])?;
+    "expand" |at, n| m(at).expand([n.i, 2, 3])?;
+    "expand" |at, n| m(at).expand([n.i, 2, 3])?.add(1.0)?;
+    "narrow" |at, n| m(at).narrow(n.i, 0, 1)?;
+    "narrow" |at, n| m(at).narrow(0, n.i, 1)?;
+    "narrow" |at, n| m(at).narrow(0, 1, n.u)?;
+    "select" |at, n| m(at).select(n.i, 0)?;
+    "select" |at, n| m(at).select(0, n.i)?;
+    "slice" |at, n| m(at).slice(n.i, .., 1)?;
+    "slice" |at, n| m(at).slice(0, n.i.., 1)?;
+    "slice" |at, n| m(at).slice(0, ..n.u, 1)?;
+    "slice" |at, n| m(at).slice(0, .., n.u)?;
+    "slice" |at, n| m(at).slice(1, 1.., n.u)?.unsqueeze(1)?.add(1.0)?.sum(())?;
+    "slice" |at, n| m(at).slice(1, 1.., n.u)?.unfold(0, 1, n.u)?.flip([0, 1])?;
+    "squeeze" |at, n| m(at).squeeze(n.i)?;
+    "unsqueeze" |at, n| m(at).unsqueeze(n.i)?;
+    "flatten" |at, n| m(at).flatten(n.i, -1)?;
+    "flatten" |at, n| m(at).flatten(0, n.i)?;
+    "cat" |at, n| warpline::cat(&[m(at), m(at)], n.i)?;
+    "stack" |at, n| warpline::stack(&[m(at), m(at)], n.i)?;
+    "diag" |at, n| m(at).diag(n.i)?;
+    "diag" |at, n| v(at).diag(n.i)?;
+    "diag_embed" |at, n| v(at).diag_embed(n.i, 0, 1)?;
+    "diag_embed" |at, n| v(at).diag_embed(0, n.i, 1)?;
+    "diag_embed" |at, n| v(at).diag_embed(0, 0, n.i)?;
+    "repeat" |at, n| v(at).repeat([n.u])?;
+    "repeat" |at, n| zeros([0], at)?.repeat([n.u])?;
+    "tile" |at, n| m(at).tile([n.u])?;
+    "repeat_interleave" |at, n| v(at).repeat_interleave(n.u, 0)?;
+    "repeat_interleave" |at, n| v(at).repeat_interleave(2, n.i)?;
+    "rot90" |at, n| m(at).rot90(n.i, [0, 1])?;
+    "rot90" |at, n| m(at).rot90(1, [n.i, 1])?;
+    "split" |at, n| m(at).split(n.u, 0)?;
+    "split" |at, n| m(at).split(1, n.i)?;
+    "split" |at, n| ones([1], at)?.expand([n.i])?.split(1, 0)?.len().min(1).look_len();
+    "chunk" |at, n| m(at).chunk(n.u, 0)?;
+    "chunk" |at, n| m(at).chunk(2, n.i)?;
+    "split_with_sizes" |at, n| m(at).split_with_sizes(&[n.u, 1], 0)?;
+    "split_with_sizes" |at, n| m(at).split_with_sizes(&[1, 1], n.i)?;
+    "tensor_split" |at, n| m(at).tensor_split(n.u, 0)?;
+    "tensor_split" |at, n| m(at).tensor_split(2, n.i)?;
+    "tensor_split_at" |at, n| m(at).tensor_split_at(&[n.i, 1], 0)?;
+    "tensor_split_at" |at, n| m(at).tensor_split_at(&[1], n.i)?;
+    "unbind" |at, n| m(at).unbind(n.i)?;
+    "unbind" |at, n| ones([1], at)?.expand([n.i])?.unbind(0)?.len().min(1).look_len();
+    "diagonal" |at, n| m(at).diagonal(n.i, 0, 1)?;
+    "diagonal" |at, n| m(at).diagonal(0, n.i, 1)?;
+    "diagonal" |at, n| m(at).diagonal(0, 0, n.i)?;
+    "as_strided" |at, n| m(at).as_strided([n.u], [0], 0)?;
+    "as_strided" |at, n| m(at).as_strided([1, 2], [n.i, 1], 0)?.add(1.0)?;
+    "as_strided" |at, n| m(at).as_strided([0, 2], [1, n.i], n.u)?.add(1.0)?;
+    "as_strided" |at, n| m(at).as_strided([2], [1], n.u)?;
+    "unfold" |at, n| m(at).unfold(n.i, 1, 1)?;
+    "unfold" |at, n| m(at).unfold(0, n.u, 1)?;
+    "unfold" |at, n| m(at).unfold(0, 1, n.u)?;
+    "movedim" |at, n| m(at).movedim(n.i, 0)?;
+    "movedim" |at, n| m(at).movedim(0, n.i)?;
+    "unflatten" |at, n| m(at).unflatten(n.i, [1, -1])?;
+    "unflatten" |at, n| m(at).unflatten(0, [n.i, -1])?;
+    "broadcast_to" |at, n| v(at).broadcast_to([n.i, 4])?;
+    "tril" |at, n| m(at).tril(n.i)?;
+    "triu" |at, n| m(at).triu(n.i)?;
+    "tril_" |at, n| m(at).tril_(n.i)?;
+    "triu_" |at, n| m(at).triu_(n.i)?;
+    "logsumexp" |at, n| m(at).logsumexp(n.i)?;
+    "logsumexp_keepdim" |at, n| m(at).logsumexp_keepdim(n.i)?;
+    "nansum" |at, n| m(at).nansum(n.i)?;
+    "nansum_keepdim" |at, n| m(at).nansum_keepdim(n.i)?;
+    "nanmean" |at, n| m(at).nanmean(n.i)?;
+    "nanmean_keepdim" |at, n| m(at).nanmean_keepdim(n.i)?;
+    "aminmax" |at, n| m(at).aminmax(n.i)?;
+    "aminmax_keepdim" |at, n| m(at).aminmax_keepdim(n.i)?;
+    "count_nonzero" |at, n| m(at).count_nonzero(n.i)?;
+    "diff" |at, n| m(at).diff(n.u, 1)?;
+    "diff" |at, n| m(at).diff(1, n.i)?;
+    "vector_norm" |at, n| m(at).vector_norm(2.0, n.i)?;
+    "vector_norm_keepdim" |at, n| m(at).vector_norm_keepdim(2.0, n.i)?;
+    "norm" |at, n| m(at).norm(2.0, n.i)?;
+    "norm_keepdim" |at, n| m(at).norm_keepdim(2.0, n.i)?;
+    "var" |at, n| m(at).var(n.i, 1)?;
+    "var" |at, n| m(at).var(0, n.u)?;
+    "var_keepdim" |at, n| m(at).var_keepdim(n.i, n.u)?;
+    "std" |at, n| m(at).std(n.i, 1)?;
+    "std" |at, n| m(at).std(0, n.u)?;
+    "std_keepdim" |at, n| m(at).std_keepdim(0, n.u)?;
+    "var_mean" |at, n| m(at).var_mean(0, n.u)?;
+    "var_mean_keepdim" |at, n| m(at).var_mean_keepdim(n.i, 1)?;
+    "std_mean" |at, n| m(at).std_mean(0, n.u)?;
+    "std_mean_keepdim" |at, n| m(at).std_mean_keepdim(n.i, 1)?;
+    "cumsum" |at, n| m(at).cumsum(n.i)?;
+    "cumsum_" |at, n| m(at).cumsum_(n.i)?;
+    "cumprod" |at, n| m(at).cumprod(n.i)?;
+    "cumprod_" |at, n| m(at).cumprod_(n.i)?;
+    "cummax" |at, n| m(at).cummax(n.i)?;
+    "cummin" |at, n| m(at).cummin(n.i)?;
+    "multinomial" |at, n| Random(v(at).multinomial(n.u, true)?);
+    "multinomial" |at, n| Random(v(at).multinomial(n.u, false)?);
+    "kthvalue" |at, n| m(at).kthvalue(n.u, 1)?;
+    "kthvalue" |at, n| m(at).kthvalue(1, n.i)?;
+    "kthvalue_keepdim" |at, n| m(at).kthvalue_keepdim(n.u, n.i)?;
+    "median" |at, n| m(at).median(n.i)?;
+    "median_keepdim" |at, n| m(at).median_keepdim(n.i)?;
+    "sort" |at, n| m(at).sort(n.i, false)?;
+    "argsort" |at, n| m(at).argsort(n.i, true)?;
+    "topk" |at, n| m(at).topk(n.u, 1, true)?;
+    "topk" |at, n| m(at).topk(1, n.i, true)?;
+    "flip" |at, n| m(at).flip(n.i)?;
+    "roll" |at, n| m(at).roll(n.i, 1)?;
+    "roll" |at, n| m(at).roll(n.i, ())?;
+    "roll" |at, n| m(at).roll(1, n.i)?;
+    "tensordot" |at, n| m(at).tensordot(&m(at), n.u)?;
+    "tensordot_dims" |at, n| m(at).tensordot_dims(&m(at), n.i, 0)?;
+    "tensordot_dims" |at, n| m(at).tensordot_dims(&m(at), 0, n.i)?;
+    "bincount" |at, n| at2(at).bincount(None, n.u)?;
+    "bincount" |at, n| tensor([n.l], at)?.bincount(None, 0)?;
+    "histc" |at, n| v(at).histc(n.u, 0.0, 4.0)?;
+    "scatter" |at, n| m(at).scatter(n.i, &at2(at).reshape([1, 2])?, 1.0)?;
+    "scatter" |at, n| m(at).scatter(1, &tensor([n.l], at)?.reshape([1, 1])?, 1.0)?;
+    "scatter_" |at, n| m(at).scatter_(n.i, &at2(at).reshape([1, 2])?, 1.0)?;
+    "scatter_add" |at, n| m(at).scatter_add(n.i, &at2(at).reshape([1, 2])?, &m(at))?;
+    "scatter_add_" |at, n| m(at).scatter_add_(n.i, &at2(at).reshape([1, 2])?, &m(at))?;
+    "scatter_reduce" |at, n| m(at).scatter_reduce(n.i, &at2(at).reshape([1, 2])?, &m(at), ScatterReduce::Sum, true)?;
+    "scatter_reduce_" |at, n| m(at).scatter_reduce_(n.i, &at2(at).reshape([1, 2])?, &m(at), ScatterReduce::Sum, true)?;
+    "take_along_dim" |at, n| m(at).take_along_dim(&at2(at).reshape([2, 1])?, n.i)?;
+    "index_add" |at, n| m(at).index_add(n.i, &at2(at), &m(at))?;
+    "index_add" |at, n| m(at).index_add(0, &tensor([n.l, 0], at)?, &m(at))?;
+    "index_add_" |at, n| m(at).index_add_(n.i, &at2(at), &m(at))?;
+    "index_add_scaled" |at, n| m(at).index_add_scaled(n.i, &at2(at), &m(at), n.l)?;
+    "index_add_scaled_" |at, n| m(at).index_add_scaled_(n.i, &at2(at), &m(at), 2)?;
+    "index_copy" |at, n| m(at).index_copy(n.i, &at2(at), &m(at))?;
+    "index_copy_" |at, n| m(at).index_copy_(n.i, &at2(at), &m(at))?;
+    "index_fill" |at, n| m(at).index_fill(n.i, &at2(at), 1)?;
+    "index_fill_" |at, n| m(at).index_fill_(n.i, &at2(at), n.l)?;
+    "cuda" |at, n| Device::cuda(n.u);
+    "cuda" |at, n| m(at).to(Device::cuda(n.u))?;
+    "simulated" |at, n| { warpline::simulated(n.u.saturating_add(2))?; };
+};
+
+pub(crate) const FUNCTIONS: &[Case] = cases! {
+    "normalize" |at, n| normalize(&m(at), 2.0, n.i, 1e-9)?;
+    "cosine_similarity" |at, n| cosine_similarity(&m(at), &m(at), n.i, 1e-9)?;
+    "glu" |at, n| glu(&c(at), n.i)?;
+    "softmin" |at, n| softmin(&m(at), n.i)?;
+    "layer_norm" |at, n| layer_norm(&m(at), [n.u], None, None, 1e-5)?;
+    "rms_norm" |at, n| rms_norm(&m(at), [n.u], None, None)?;
+    "group_norm" |at, n| group_norm(&c(at), n.u, None, None, 1e-5)?;
+    "pad" |at, n| pad(&m(at), &[n.i, 0], PadMode::Constant(0.0.into()))?;
+    "pad" |at, n| pad(&m(at), &[n.i, isize::MAX], PadMode::Constant(0.0.into()))?;
+    "pad" |at, n| pad(&c(at), &[0, n.i], PadMode::Reflect)?;
+    "pad" |at, n| pad(&c(at), &[n.i, isize::MAX], PadMode::Replicate)?;
+    "pad" |at, n| pad(&c(at), &[n.i, 1], PadMode::Circular)?;
+    "pixel_shuffle" |at, n| pixel_shuffle(&im(at, 2), n.u)?;
+    "pixel_unshuffle" |at, n| pixel_unshuffle(&im(at, 2), n.u)?;
+    "embedding" |at, n| embedding(&at2(at), &m(at), Some(n.i))?;
+    "embedding" |at, n| embedding(&tensor([n.l], at)?, &m(at), None)?;
+    "one_hot" |at, n| one_hot(&at2(at), Some(n.u))?;
+    "one_hot" |at, n| one_hot(&tensor([n.l], at)?, None)?;
+    "conv1d" |at, n| conv1d(&im(at, 1), &k(at, 1), None, &ConvOptions { stride: [n.u], ..Default::default() })?;
+    "conv1d" |at, n| conv1d(&im(at, 1), &k(at, 1), None, &ConvOptions { padding: [n.u].into(), ..Default::default() })?;
+    "conv2d" |at, n| conv2d(&im(at, 2), &k(at, 2), None, &ConvOptions { dilation: [n.u, 1], ..Default::default() })?;
+    "conv2d" |at, n| conv2d(&im(at, 2), &k(at, 2), None, &ConvOptions { groups: n.u, ..Default::default() })?;
+    "conv3d" |at, n| conv3d(&im(at, 3), &k(at, 3), None, &ConvOptions { stride: [n.u; 3], padding: Padding::Zeros([n.u; 3]), ..Default::default() })?;
+    "conv_transpose1d" |at, n| conv_transpose1d(&im(at, 1), &k(at, 1), None, &ConvTransposeOptions { stride: [n.u], ..Default::default() })?;
+    "conv_transpose1d" |at, n| conv_transpose1d(&im(at, 1), &k(at, 1), None, &ConvTransposeOptions { padding: [n.u], ..Default::default() })?;
+    "conv_transpose2d" |at, n| conv_transpose2d(&im(at, 2), &k(at, 2), None, &ConvTransposeOptions { dilation: [1, n.u], ..Default::default() })?;
+    "conv_transpose2d" |at, n| conv_transpose2d(&im(at, 2), &k(at, 2), None, &ConvTransposeOptions { output_padding: [n.u; 2], stride: [n.u; 2], ..Default::default() })?;
+    "conv_transpose3d" |at, n| conv_transpose3d(&im(at, 3), &k(at, 3), None, &ConvTransposeOptions { groups: n.u, ..Default::default() })?;
+    "unfold" |at, n| unfold(&im(at, 2), [n.u, 1], &FoldOptions::default())?;
+    "unfold" |at, n| unfold(&im(at, 2), [2, 2], &FoldOptions { padding: [n.u; 2], ..Default::default() })?;
+    "unfold" |at, n| unfold(&im(at, 2), [2, 2], &FoldOptions { stride: [n.u; 2], ..Default::default() })?;
+    "unfold" |at, n| unfold(&im(at, 2), [1, 2], &FoldOptions { dilation: [n.u, 1], ..Default::default() })?;
+    "fold" |at, n| fold(&c(at), [n.u, 1], [1, 1], &FoldOptions::default())?;
+    "fold" |at, n| fold(&c(at), [2, 2], [1, 1], &FoldOptions { stride: [n.u; 2], padding: [n.u; 2], ..Default::default() })?;
+    "max_pool1d" |at, n| max_pool1d(&im(at, 1), [n.u], &MaxPoolOptions::default())?;
+    "max_pool1d_with_indices" |at, n| max_pool1d_with_indices(&im(at, 1), [1], &MaxPoolOptions { dilation: [n.u], ..Default::default() })?;
+    "max_pool2d" |at, n| max_pool2d(&im(at, 2), [1, 1], &MaxPoolOptions { dilation: [1, n.u], ..Default::default() })?;
+    "max_pool2d" |at, n| max_pool2d(&im(at, 2), [2, 2], &MaxPoolOptions { dilation: [n.u; 2], padding: [n.u; 2], ..Default::default() })?;
+    "max_pool2d_with_indices" |at, n| max_pool2d_with_indices(&im(at, 2), [2, 2], &MaxPoolOptions { stride: Some([n.u; 2]), ceil_mode: true, ..Default::default() })?;
+    "max_pool3d" |at, n| max_pool3d(&im(at, 3), [n.u; 3], &MaxPoolOptions { padding: [n.u / 2; 3], ceil_mode: true, ..Default::default() })?;
+    "max_pool3d_with_indices" |at, n| max_pool3d_with_indices(&im(at, 3), [2; 3], &MaxPoolOptions { stride: Some([n.u; 3]), ..Default::default() })?;
+    "avg_pool1d" |at, n| avg_pool1d(&im(at, 1), [n.u], &AvgPoolOptions { padding: [n.u / 2], ..Default::default() })?;
+    "avg_pool2d" |at, n| avg_pool2d(&im(at, 2), [2, 2], &AvgPoolOptions { stride: Some([n.u; 2]), ceil_mode: true, ..Default::default() })?;
+    "avg_pool2d" |at, n| avg_pool2d(&im(at, 2), [2, 2], &AvgPoolOptions { divisor_override: Some(n.l), ..Default::default() })?;
+    "avg_pool3d" |at, n| avg_pool3d(&im(at, 3), [2; 3], &AvgPoolOptions { padding: [n.u; 3], ..Default::default() })?;
+    "adaptive_avg_pool1d" |at, n| adaptive_avg_pool1d(&im(at, 1), [n.u])?;
+    "adaptive_avg_pool2d" |at, n| adaptive_avg_pool2d(&im(at, 2), [n.u, 0])?;
+    "adaptive_avg_pool3d" |at, n| adaptive_avg_pool3d(&im(at, 3), [n.u, 1, n.u])?;
+    "adaptive_max_pool1d" |at, n| adaptive_max_pool1d(&im(at, 1), [n.u])?;
+    "adaptive_max_pool2d_with_indices" |at, n| adaptive_max_pool2d_with_indices(&im(at, 2), [1, n.u])?;
+    "adaptive_max_pool3d" |at, n| adaptive_max_pool3d(&im(at, 3), [n.u; 3])?;
+    "interpolate" |at, n| interpolate(&im(at, 1), &InterpolateOptions { size: Some(vec![n.u]), ..Default::default() })?;
+    "interpolate" |at, n| interpolate(&im(at, 2), &InterpolateOptions { size: Some(vec![1, n.u]), mode: InterpolateMode::Bilinear, ..Default::default() })?;
+    "nll_loss" |at, n| nll_loss(&m(at), &at2(at), &NllLossOptions { ignore_index: n.l, ..Default::default() })?;
+    "cross_entropy" |at, n| cross_entropy(&m(at), &tensor([n.l, 0], at)?, &CrossEntropyOptions { ignore_index: n.l, ..Default::default() })?;
+    "cross_entropy" |at, n| cross_entropy(&m(at), &tensor([n.l, 0], at)?, &CrossEntropyOptions::default())?;
+    "batch_size" |at, n| batches(at, |l| l.batch_size(n.u))?;
+    "prefetch_factor" |at, n| batches(at, |l| Ok(l.num_workers(1).prefetch_factor(n.u)))?;
+    "iter_from" |at, n| { loader(at)?.iter_from(n.u)?.next().transpose()?; };
+    "RandomSampler::new" |at, n| { let _ = RandomSampler::new(n.u); };
+    "DistributedSampler::new" |at, n| { let _ = DistributedSampler::new(n.u, 1, 0)?; };
+    "DistributedSampler::new" |at, n| { let _ = DistributedSampler::new(4, n.u, 0)?; };
+    "DistributedSampler::new" |at, n| { let _ = DistributedSampler::new(4, 2, n.u)?; };
+    "DistributedSampler::set_epoch" |at, n| { let _ = DistributedSampler::new(4, 2, 0)?.set_epoch(n.w); };
+};
+
+fn loader(at: &str) -> Result<DataLoader<TensorDataset>> {
+    Ok(DataLoader::new(TensorDataset::new(m(at), at2(at))?))
+}
+
+fn batches(
+    at: &str,
+    set: impl FnOnce(DataLoader<TensorDataset>) -> Result<DataLoader<TensorDataset>>,
+) -> Result<Tensor> {
+    let first = set(loader(at)?)?.iter()?.next().transpose()?;
+    Ok(first.map_or_else(|| zeros([0], ()), |(inputs, _)| Ok(inputs))?)
+}
+
+/// A number of views, of which there may be more than are looked at.
+trait LookLen {
+    fn look_len(self);
+}
+
+impl LookLen for usize {
+    fn look_len(self) {}
+}

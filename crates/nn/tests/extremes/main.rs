@@ -1,0 +1,201 @@
+//! A table of extreme integers over the public functions of `warpline`, `warpline-kernels` and `warpline-nn` that take integers, on
+//! the CPU and on a simulated GPU. Each call gives a result or an error, in a second and in little memory, and the
+//! same on both. CI runs this program with overflow checks on and off.
+
+mod cases;
+mod kernels;
+mod memory;
+mod modules;
+mod sources;
+
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use warpline::{DType, Result, Tensor, with_runtime};
+
+/// An extreme number in each type that a parameter has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Number {
+    pub(crate) i: isize,
+    pub(crate) u: usize,
+    pub(crate) l: i64,
+    pub(crate) w: u64,
+    pub(crate) n: u32,
+}
+
+/// 0, ±1, ±2³¹, ±2³², 2⁶³ − 1 and −2⁶³; unsigned ones have the same bits, so −1 is `usize::MAX`.
+const NUMBERS: [i64; 9] = [0, 1, -1, 1 << 31, -(1 << 31), 1 << 32, -(1 << 32), i64::MAX, i64::MIN];
+
+/// Calls one function with a number in place of one of its integers.
+pub(crate) type Case = (&'static str, fn(&str, Number) -> Result<Seen>);
+
+/// Sizes of results, and their elements where they are few and not random.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Seen(String);
+
+impl Seen {
+    pub(crate) fn sizes(t: &Tensor) -> Result<Self> {
+        Ok(Self(format!("{:?}", t.size())))
+    }
+}
+
+/// Something that a function returns.
+pub(crate) trait Look {
+    fn look(&self) -> Result<Seen>;
+}
+
+impl Look for Tensor {
+    fn look(&self) -> Result<Seen> {
+        let sizes = Seen::sizes(self)?;
+        if self.numel() > 1 << 12 {
+            return Ok(sizes);
+        }
+        let _ = self.data_ptr();
+        let elements = self.to(DType::F64)?.to_vec::<f64>()?;
+        Ok(Seen(format!("{} {elements:?}", sizes.0)))
+    }
+}
+
+impl Look for &Tensor {
+    fn look(&self) -> Result<Seen> {
+        (*self).look()
+    }
+}
+
+impl Look for (Tensor, Tensor) {
+    fn look(&self) -> Result<Seen> {
+        Ok(Seen(format!("{} {}", self.0.look()?.0, self.1.look()?.0)))
+    }
+}
+
+impl Look for Vec<Tensor> {
+    fn look(&self) -> Result<Seen> {
+        let few = self.iter().take(8).map(|t| Ok(t.look()?.0)).collect::<Result<Vec<_>>>()?;
+        Ok(Seen(format!("{} {few:?}", self.len())))
+    }
+}
+
+impl Look for () {
+    fn look(&self) -> Result<Seen> {
+        Ok(Seen::default())
+    }
+}
+
+fn all() -> Vec<Case> {
+    [cases::TENSORS, cases::FUNCTIONS, kernels::KERNELS, modules::MODULES].concat()
+}
+
+/// Memory that one call may take, beyond that of its tensors' few elements.
+const MOST: usize = 64 << 20;
+/// Set in the process that makes the calls: one that never returns, or runs out of memory, ends it alone.
+const CHILD: &str = "WARPLINE_EXTREMES_CHILD";
+
+#[test]
+fn every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory() {
+    if std::env::var_os(CHILD).is_some() {
+        return make_calls();
+    }
+    let exe = std::env::current_exe().expect("this program");
+    let name = "every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory";
+    let mut child = Command::new(exe)
+        .args(["--exact", name, "--nocapture"])
+        .env(CHILD, "1")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let mut stderr = child.stderr.take().expect("its errors");
+    let reader =
+        std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap_or_default());
+    let end = Instant::now() + Duration::from_secs(240);
+    let status = loop {
+        match child.try_wait().expect("its end") {
+            Some(status) => break Some(status),
+            None if Instant::now() > end => {
+                child.kill().expect("its end");
+                child.wait().expect("its end");
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let text = reader.join().expect("its errors");
+    let (calls, others): (Vec<&str>, Vec<&str>) =
+        text.lines().partition(|l| l.starts_with("call "));
+    let last = calls.last().unwrap_or(&"no call");
+    assert!(
+        status.is_some_and(|status| status.success()),
+        "{status:?}; the last was {last}\n{}",
+        others.join("\n")
+    );
+}
+
+fn make_calls() {
+    let runtime = warpline::open("sim:1,memory=64MiB", &warpline::RuntimeConfig::default());
+    let runtime = runtime.expect("a simulated device");
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut failures = Vec::new();
+    with_runtime(&runtime, || -> Result<()> {
+        // What a first call sets up counts for no case.
+        let warm =
+            |at: &str| warpline::ones([2, 2], at)?.matmul(&warpline::ones([2, 2], at)?)?.look();
+        warm("cpu")?;
+        warm("cuda")?;
+        for (name, case) in all() {
+            for n in NUMBERS {
+                let number =
+                    Number { i: n as isize, u: n as usize, l: n, w: n as u64, n: n as u32 };
+                let seen = ["cpu", "cuda"].map(|at| call(name, case, at, number, &mut failures));
+                let [cpu, cuda] = seen.map(|seen| seen.and_then(Result::ok));
+                if cpu != cuda {
+                    failures
+                        .push(format!("{name} with {n}: {cpu:?} on the CPU, {cuda:?} on a GPU"));
+                }
+            }
+        }
+        Ok(())
+    })
+    .expect("a runtime");
+    let _ = writeln!(std::io::stderr(), "{}", failures.join("\n"));
+    assert!(failures.is_empty());
+}
+
+/// Calls a case and notes its failures. Returns `None` after a panic.
+fn call(
+    name: &str,
+    case: fn(&str, Number) -> Result<Seen>,
+    at: &str,
+    number: Number,
+    failures: &mut Vec<String>,
+) -> Option<Result<Seen>> {
+    let what = format!("{name} with {} on {at}", number.l);
+    let _ = writeln!(std::io::stderr(), "call {what}");
+    let start = Instant::now();
+    let mut seen = None;
+    let bytes = memory::peak(|| seen = catch_unwind(AssertUnwindSafe(|| case(at, number))).ok());
+    let time = start.elapsed();
+    if seen.is_none() {
+        failures.push(format!("{what} panicked"));
+    }
+    if time > Duration::from_secs(1) {
+        failures.push(format!("{what} took {time:?}"));
+    }
+    if bytes > MOST {
+        failures.push(format!("{what} took {bytes} bytes"));
+    }
+    seen
+}
+
+#[test]
+fn every_public_function_with_an_integer_is_in_the_table() {
+    let names: Vec<&str> = all().iter().map(|(name, _)| *name).collect();
+    let missing: Vec<String> = sources::functions()
+        .into_iter()
+        .filter(|(_, name)| !names.contains(&name.as_str()))
+        .filter(|(_, name)| !sources::ELSEWHERE.iter().any(|(other, _)| other == name))
+        .map(|(file, name)| format!("{name} of {file}"))
+        .collect();
+    assert!(missing.is_empty(), "without a case in the table:\n{}", missing.join("\n"));
+}

@@ -1,0 +1,97 @@
+//! Calls of `warpline-nn`.
+
+use warpline::functional::{ConvOptions, ConvTransposeOptions};
+use warpline::{Result, Tensor, ones};
+use warpline_nn::Module;
+use warpline_nn::optim::{
+    ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, LinearLR, MultiStepLR, OneCycleLR,
+    OneCycleOptions, Optimizer, Scheduler, SequentialLR, Sgd, SgdOptions, StepLR,
+};
+use warpline_nn::{
+    BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvTranspose2d, Embedding, GroupNorm, LSTM, LSTMCell,
+    LayerNorm, Linear, MultiheadAttention, PReLU, RMSNorm,
+};
+
+use super::cases::{cases, m};
+use super::{Case, Look, Seen};
+
+pub(crate) const MODULES: &[Case] = cases! {
+    "Linear::new" |at, n| Parameters(Linear::new(n.u, 2, at)?);
+    "Linear::new" |at, n| Parameters(Linear::new(2, n.u, at)?);
+    "Linear::with_bias" |at, n| Parameters(Linear::with_bias(2, n.u, false, at)?);
+    "Bilinear::new" |at, n| Parameters(Bilinear::new(n.u, 2, 2, true, at)?);
+    "Bilinear::new" |at, n| Parameters(Bilinear::new(2, n.u, n.u, false, at)?);
+    "PReLU::new" |at, n| Parameters(PReLU::new(n.u, at)?);
+    "Embedding::new" |at, n| Parameters(Embedding::new(n.u, 2, at)?);
+    "Embedding::with_padding" |at, n| Parameters(Embedding::with_padding(2, 2, n.u, at)?);
+    "Embedding::with_padding" |at, n| Parameters(Embedding::with_padding(2, n.u, 0, at)?);
+    "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(n.u, 1, at)?);
+    "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(4, n.u, at)?);
+    "MultiheadAttention::with_settings" |at, n| Parameters(MultiheadAttention::with_settings(n.u, n.u, Default::default(), at)?);
+    "LayerNorm::new" |at, n| Parameters(LayerNorm::new([n.u], at)?);
+    "RMSNorm::new" |at, n| Parameters(RMSNorm::new([n.u], at)?);
+    "GroupNorm::new" |at, n| Parameters(GroupNorm::new(n.u, 4, at)?);
+    "GroupNorm::new" |at, n| Parameters(GroupNorm::new(1, n.u, at)?);
+    "BatchNorm2d::new" |at, n| Parameters(BatchNorm2d::new(n.u, at)?);
+    "BatchNorm2d::with_settings" |at, n| Parameters(BatchNorm2d::with_settings(n.u, Default::default(), at)?);
+    "LSTMCell::new" |at, n| Parameters(LSTMCell::new(n.u, 2, at)?);
+    "LSTMCell::new" |at, n| Parameters(LSTMCell::new(2, n.u, at)?);
+    "LSTM::new" |at, n| Parameters(LSTM::new(n.u, 2, at)?);
+    "LSTM::new" |at, n| Parameters(LSTM::new(2, n.u, at)?);
+    "Conv1d::new" |at, n| Parameters(Conv1d::new(n.u, 2, [1], ConvOptions::default(), at)?);
+    "Conv1d::new" |at, n| Parameters(Conv1d::new(2, 2, [n.u], ConvOptions::default(), at)?);
+    "Conv2d::new" |at, n| Parameters(Conv2d::new(2, n.u, [1, 1], ConvOptions { groups: n.u, ..Default::default() }, at)?);
+    "Conv2d::new" |at, n| circular(at, n.u)?;
+    "ConvTranspose2d::new" |at, n| Parameters(ConvTranspose2d::new(n.u, n.u, [2, 2], ConvTransposeOptions { groups: n.u, ..Default::default() }, at)?);
+    "StepLR::new" |at, n| stepped(at, |o| StepLR::new(o, n.n, 0.5))?;
+    "MultiStepLR::new" |at, n| stepped(at, |o| MultiStepLR::new(o, &[n.l], 0.5))?;
+    "ConstantLR::new" |at, n| stepped(at, |o| ConstantLR::new(o, 0.5, n.n))?;
+    "LinearLR::new" |at, n| stepped(at, |o| LinearLR::new(o, 0.5, 1.0, n.n))?;
+    "CosineAnnealingLR::new" |at, n| stepped(at, |o| CosineAnnealingLR::new(o, n.n, 0.0))?;
+    "OneCycleLR::new" |at, n| stepped(at, |o| OneCycleLR::new(o, 1.0, n.n, OneCycleOptions::default()))?;
+    "CosineAnnealingWarmRestarts::new" |at, n| stepped(at, |o| CosineAnnealingWarmRestarts::new(o, n.n, 2, 0.0))?;
+    "CosineAnnealingWarmRestarts::new" |at, n| stepped(at, |o| CosineAnnealingWarmRestarts::new(o, 1, n.n, 0.0))?;
+    "SequentialLR::new" |at, n| stepped(at, |o| {
+        let both: Vec<Box<dyn Scheduler>> =
+            vec![Box::new(StepLR::new(o, 1, 0.5)?), Box::new(StepLR::new(o, 1, 0.5)?)];
+        SequentialLR::new(o, both, &[n.l])
+    })?;
+};
+
+/// The sizes of a module's parameters, whose values are random.
+struct Parameters<M>(M);
+
+impl<M: Module> Look for Parameters<M> {
+    fn look(&self) -> Result<Seen> {
+        let sizes: Vec<String> =
+            self.0.parameters().iter().map(|p| format!("{:?}", p.size())).collect();
+        Ok(Seen(sizes.join(" ")))
+    }
+}
+
+impl Look for f64 {
+    fn look(&self) -> Result<Seen> {
+        Ok(Seen(self.to_string()))
+    }
+}
+
+/// A convolution that pads with the image itself.
+fn circular(at: &str, n: usize) -> Result<Tensor> {
+    use warpline::functional::PadMode;
+    let options = ConvOptions { padding: [n, 0].into(), ..Default::default() };
+    let conv = Conv2d::new(1, 1, [1, 1], options, at)?.padding_mode(PadMode::Circular);
+    Ok(conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.mul(0.0)?)
+}
+
+fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut Sgd) -> Result<S>) -> Result<f64> {
+    let weight = ones([1], at)?.requires_grad_(true)?.clone();
+    let run = || -> Result<f64> {
+        let mut sgd = Sgd::new(vec![weight], SgdOptions::default())?;
+        let mut scheduler = make(&mut sgd)?;
+        for _ in 0..3 {
+            scheduler.step(&mut sgd)?;
+        }
+        Ok(sgd.lr(0))
+    };
+    run()
+}
