@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
+use warpline::autograd::mark_moved;
 use warpline::{Result, Tensor};
 
 use crate::module::{Member, MemberMut, Module, Visitor, VisitorMut};
@@ -36,13 +37,16 @@ impl Parameter {
         Ok(Self(if data.dtype().is_float() { data.requires_grad_(true)? } else { data }))
     }
 
-    /// Puts another tensor in its place (`parameter.data = …`). Clones of it keep the former one.
+    /// Puts another tensor in its place (`parameter.data = …`). The old tensor, which clones and optimizers keep, is
+    /// marked as moved, as by [`Module::to`]. To leave clones alone, assign a new [`Parameter`] instead.
     ///
     /// # Errors
     /// As [`Parameter::new`].
     #[track_caller]
     pub fn set_data(&mut self, tensor: Tensor) -> Result<()> {
-        *self = Self::new(tensor)?;
+        let new = Self::new(tensor)?;
+        mark_moved(self, &new, &format!("{self:?}"));
+        *self = new;
         Ok(())
     }
 

@@ -7,6 +7,7 @@ mod visitor;
 use std::collections::HashMap;
 use std::panic::Location;
 
+use warpline::autograd::mark_moved;
 use warpline::{DType, Device, Error, MemoryFormat, Result, Tensor, TensorOptions};
 
 pub use state::{LoadError, Mismatch, StateDict};
@@ -157,9 +158,14 @@ pub trait Module {
     }
 
     /// Moves every parameter and buffer to a device; floats to a dtype, and those of as many dimensions to
-    /// a memory format (`Module.to`). What is as asked for stays. When one cannot be moved, none is.
+    /// a memory format (`Module.to`). When one cannot be moved, none is.
     ///
-    /// An optimizer is made after this: it has the parameters as they were.
+    /// A parameter that is as asked for stays the same tensor. The others are replaced, unlike in PyTorch: their
+    /// hooks and gradients go over to the new tensors, tied parameters stay tied, and the old tensors are marked as
+    /// moved. An optimizer that was built before the move, a new hook on an old tensor and a gradient that arrives
+    /// there fail with [`Error::Moved`]. So build the optimizer after the move. A clone of the module has
+    /// the old tensors, too: to train both, first assign each parameter of one of them anew
+    /// (`net.weight = Parameter::new(net.weight.copy()?)?`).
     ///
     /// # Errors
     /// As [`Tensor::to`].
@@ -177,47 +183,36 @@ pub trait Module {
         }
         let location = Location::caller();
         let device = options.requested_device().map_err(|e| e.of("Module::to"))?;
-        let mut moved = Vec::new();
-        let (tensors, places) = distinct(self);
-        for tensor in &tensors {
-            let options = for_tensor(&options, device, tensor);
-            moved.push(
-                instead(tensor, |t| t.to(&options)).map_err(|e| e.of("Module::to").at(location))?,
-            );
-        }
-        put(self, &moved, &places);
+        let moved = Exchange::new(self, |_, tensor| {
+            replacement(tensor, |t| t.to(&for_tensor(&options, device, tensor)))
+        });
+        moved.map_err(|e| e.of("Module::to").at(location))?.apply(self);
         Ok(())
     }
 
     /// Puts every parameter into memory that other processes can have, and which
-    /// `warpline::multiprocessing` carries to them. When one cannot be, none is.
+    /// `warpline::multiprocessing` carries to them. When one cannot be, none is. As [`Module::to`], this
+    /// replaces parameters.
     ///
     /// # Errors
     /// As [`Tensor::share_memory`]; [`Error::CannotShare`] of a module on the host, which could not be
     /// used any more.
     #[track_caller]
     fn share_memory(&mut self) -> Result<()> {
-        let (location, mut shared) = (Location::caller(), HashMap::new());
+        let location = Location::caller();
         for (name, parameter) in self.named_parameters() {
             if !parameter.is_cuda() {
                 let reason = "a parameter is on the host, where ops on shared memory are refused; \
                               move the module to a GPU first, or share tensors one by one";
-                return Err(Error::CannotShare {
-                    location: Location::caller(),
-                    op: "share_memory",
-                    reason: format!("{name}: {reason}"),
-                });
+                let reason = format!("{name}: {reason}");
+                return Err(Error::CannotShare { location, op: "share_memory", reason });
             }
-            let new = instead(&parameter, |t| t.share_memory());
-            shared.insert(key(&parameter), new.map_err(|e| e.at(location))?);
         }
-        self.visit_mut(&mut VisitorMut::new(&mut |_, member| {
-            if let MemberMut::Parameter(parameter) = member
-                && let Some(new) = shared.get(&key(parameter))
-            {
-                parameter.replace(new.clone());
-            }
-        }));
+        let shared = Exchange::new(self, |is_parameter, tensor| match is_parameter {
+            true => replacement(tensor, Tensor::share_memory),
+            false => Ok(tensor.clone()),
+        });
+        shared.map_err(|e| e.at(location))?.apply(self);
         Ok(())
     }
 }
@@ -266,35 +261,50 @@ impl Known {
     }
 }
 
-/// A module's parameters and buffers, each once, and which of these each member is.
-fn distinct(module: &impl Module) -> (Vec<Tensor>, Vec<usize>) {
-    let (mut known, mut tensors, mut places) = (Known::default(), Vec::new(), Vec::new());
-    module.visit(&mut Visitor::new(&mut |_, member| {
-        let Some(tensor) = member.tensor() else { return };
-        let place = known.place(tensor);
-        if place == tensors.len() {
-            tensors.push(tensor.clone());
-        }
-        places.push(place);
-    }));
-    (tensors, places)
-}
+/// New tensors for a module's own, made before any is replaced.
+struct Exchange(HashMap<Key, Tensor>);
 
-/// Puts tensors in the places of a module's own, as [`distinct`] has found them.
-fn put(module: &mut impl Module, tensors: &[Tensor], places: &[usize]) {
-    let mut places = places.iter();
-    module.visit_mut(&mut VisitorMut::new(&mut |_, mut member| {
-        if member.tensor().is_some()
-            && let Some(new) = places.next().and_then(|&place| tensors.get(place))
-        {
+impl Exchange {
+    /// Calls `f` with each parameter (`true`) and each buffer (`false`) once, however many names it has.
+    fn new(
+        module: &(impl Module + ?Sized),
+        f: impl Fn(bool, &Tensor) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let (mut new, mut failed) = (HashMap::new(), None);
+        module.visit(&mut Visitor::new(&mut |_, member| {
+            let Some(tensor) = member.tensor() else { return };
+            if failed.is_some() || new.contains_key(&key(tensor)) {
+                return;
+            }
+            match f(matches!(member, Member::Parameter(_)), tensor) {
+                Ok(other) => drop(new.insert(key(tensor), other)),
+                Err(error) => failed = Some(error),
+            }
+        }));
+        failed.map_or(Ok(Self(new)), Err)
+    }
+
+    /// Replaces the tensors that changed, and marks the old parameters as moved.
+    fn apply(self, module: &mut (impl Module + ?Sized)) {
+        module.visit_mut(&mut VisitorMut::new(&mut |name, mut member| {
+            let Some(old) = member.tensor() else { return };
+            let old_key = key(old);
+            let Some(new) = self.0.get(&old_key) else { return };
+            // Where nothing changed, even tensors that merely share memory stay the ones that they are.
+            if key(new) == old_key {
+                return;
+            }
+            if matches!(member, MemberMut::Parameter(_)) {
+                mark_moved(old, new, name);
+            }
             member.replace(new.clone());
-        }
-    }));
+        }));
+    }
 }
 
-/// What `f` makes of a tensor's memory, which wants a gradient if the tensor does, and has one if it has; the
-/// tensor itself where nothing changes.
-fn instead(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+/// The tensor that `f` makes of a tensor's memory. It requires a gradient if the tensor does, and has one if the tensor
+/// has one. Returns the tensor itself if `f` changes nothing.
+fn replacement(tensor: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let data = tensor.detach();
     let new = f(&data)?;
     if key(&new) == key(&data) {

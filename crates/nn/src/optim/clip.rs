@@ -1,6 +1,6 @@
 //! Gradients that are kept from being too large.
 
-use warpline::autograd::{is_grad_enabled, no_grad};
+use warpline::autograd::{check_not_moved, is_grad_enabled, no_grad};
 use warpline::{Result, Tensor, empty, stack, zeros};
 use warpline_kernels::optim::{self as kernels, Tensors};
 
@@ -26,8 +26,8 @@ use super::fused::rate;
 #[track_caller]
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64, norm_type: f64) -> Result<Tensor> {
     let location = std::panic::Location::caller();
+    let grads = grads("clip_grad_norm_", parameters)?;
     let run = || {
-        let grads = grads(parameters);
         let norm = get_total_norm(&grads, norm_type)?;
         let scale = (max_norm / &norm.add(1e-6)?)?.clamp_max(1.0)?;
         scale_all(&grads, &scale)?;
@@ -44,8 +44,9 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64, norm_type: f64) -> 
 #[track_caller]
 pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
     let location = std::panic::Location::caller();
+    let grads = grads("clip_grad_value_", parameters)?;
     let run = || {
-        for grad in grads(parameters) {
+        for grad in &grads {
             grad.clamp_(-clip_value, clip_value)?;
         }
         Ok(())
@@ -130,6 +131,13 @@ fn scale_all(tensors: &[Tensor], by: &Tensor) -> Result<()> {
     others.into_iter().try_for_each(|tensor| tensor.mul_(&by.to(tensor.device())?).map(drop))
 }
 
-fn grads(parameters: &[Tensor]) -> Vec<Tensor> {
-    parameters.iter().filter_map(|p| p.grad().map(|grad| grad.detach())).collect()
+/// The gradients that there are, of parameters that are still their modules' own.
+#[track_caller]
+fn grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut all = Vec::new();
+    for parameter in parameters {
+        check_not_moved(op, parameter)?;
+        all.extend(parameter.grad().map(|grad| grad.detach()));
+    }
+    Ok(all)
 }

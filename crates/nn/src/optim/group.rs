@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use warpline::autograd::check_not_moved;
 use warpline::{Error, Result, Tensor};
 
 use super::rule::Rule;
@@ -68,6 +69,7 @@ impl<R: Rule> ParamGroup<R> {
         }
         let known = || earlier.iter().flat_map(|group| &group.params);
         for (i, param) in self.params.iter().enumerate() {
+            check_not_moved(R::NAME, param)?;
             if !param.is_leaf() {
                 let reason =
                     format!("parameter {i} was computed from others: only leaves can be optimized");

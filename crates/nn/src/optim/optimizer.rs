@@ -1,6 +1,6 @@
 //! What all optimizers have in common.
 
-use warpline::autograd::no_grad;
+use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{DType, Error, Exec, Result, Tensor};
 
 use super::group::ParamGroup;
@@ -146,6 +146,10 @@ impl<R: Rule> Optimizer for Optim<R> {
     #[track_caller]
     fn step(&mut self) -> Result<()> {
         let location = std::panic::Location::caller();
+        let params = self.groups.iter().flat_map(|group| group.params());
+        for param in params {
+            check_not_moved("step", param)?;
+        }
         let run = || {
             for (group, states) in self.groups.iter().zip(&mut self.states) {
                 part_counters(group.params(), states)?;

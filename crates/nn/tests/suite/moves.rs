@@ -1,6 +1,11 @@
 //! Modules that go from one place to another, and what is refused on the way.
 
-use warpline::{DType, Error, MemoryFormat, Result, TensorOptions, randn, zeros};
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use warpline::{DType, Error, MemoryFormat, Result, Tensor, TensorOptions, ones, randn, zeros};
+use warpline_nn::optim::{Optimizer, Sgd, SgdOptions, clip_grad_norm_};
 use warpline_nn::{Buffer, Linear, Module, Parameter};
 
 use crate::boxes::SimBox;
@@ -76,4 +81,180 @@ fn what_is_refused_names_the_call_and_the_parameter() {
         assert!(!linear.parameters()[0].is_shared());
         Ok(())
     });
+}
+
+/// Two layers, of which both have the same weight.
+#[derive(Clone, Module)]
+struct Net {
+    layers: Vec<Linear>,
+}
+
+impl Net {
+    fn tied() -> Result<Self> {
+        let first = Linear { bias: None, ..Linear::new(2, 2, ())? };
+        let second = Linear { weight: first.weight.clone(), bias: None };
+        Ok(Self { layers: vec![first, second] })
+    }
+
+    fn loss(&self) -> Result<Tensor> {
+        let weight = &self.layers[0].weight;
+        let mut x = ones([1, 2], (weight.dtype(), weight.device()))?;
+        for layer in &self.layers {
+            x = layer.forward(&x)?;
+        }
+        x.sum(())
+    }
+}
+
+fn sgd(net: &impl Module) -> Result<Sgd> {
+    Sgd::new(net.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })
+}
+
+/// Checks that a call was refused in its own name, at its own line, with the parameter's name and advice.
+#[track_caller]
+fn moved<T>(op: &str, name: &str, result: Result<T>) {
+    let here = Location::caller();
+    let text = result.err().unwrap_or_else(|| panic!("{op}: no error")).to_string();
+    assert!(text.starts_with(&format!("{op}: the parameter `{name}` was moved")), "{text}");
+    assert!(text.contains("build the optimizer"), "{text}");
+    assert!(text.contains(&format!("{}:{}:", here.file(), here.line())), "{text}");
+}
+
+/// The places and dtypes to which a module moves.
+fn moves(world: &World, test: impl Fn(TensorOptions) -> Result<()>) -> Result<()> {
+    test(DType::F64.into())?;
+    world.places().into_iter().filter(|at| at.is_cuda()).try_for_each(|at| test(at.into()))
+}
+
+#[test]
+fn an_optimizer_built_before_a_move_does_not_step_in_silence() {
+    worlds(1, |world| {
+        moves(world, |to| {
+            let mut net = Net::tied()?;
+            let mut optimizer = sgd(&net)?;
+            net.loss()?.backward()?;
+            optimizer.step()?;
+            let state = optimizer.state_dict()?;
+            let old = net.parameters();
+            net.to(to)?;
+            moved("step", "layers.0.weight", optimizer.step());
+            moved("Sgd", "layers.0.weight", Sgd::new(old.clone(), SgdOptions::default()));
+            moved("clip_grad_norm_", "layers.0.weight", clip_grad_norm_(&old, 1.0, 2.0));
+            // An optimizer of the new parameters goes on with the gradients and the state.
+            let mut optimizer = sgd(&net)?;
+            optimizer.load_state_dict(&state)?;
+            assert!(net.parameters().iter().all(|parameter| parameter.grad().is_some()));
+            optimizer.step()?;
+            let kept = &optimizer.state_dict()?.state[&0]["momentum_buffer"];
+            assert_eq!((kept.device(), kept.dtype()), {
+                let weight = &net.layers[0].weight;
+                (weight.device(), weight.dtype())
+            });
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_frozen_parameter_does_not_come_back_in_silence_after_a_move() -> Result<()> {
+    let mut net = Net::tied()?;
+    net.requires_grad_(false)?;
+    let (mut optimizer, old) = (sgd(&net)?, net.parameters());
+    net.to(DType::F64)?;
+    moved("requires_grad_", "layers.0.weight", old[0].requires_grad_(true));
+    moved("step", "layers.0.weight", optimizer.step());
+    Ok(())
+}
+
+#[test]
+fn gradients_and_hooks_do_not_reach_a_moved_parameter_in_silence() {
+    worlds(1, |world| {
+        moves(world, |to| {
+            let mut net = Net::tied()?;
+            let (loss, old) = (net.loss()?, net.parameters().remove(0));
+            let other = net.clone();
+            net.to(to)?;
+            moved("backward", "layers.0.weight", loss.backward());
+            moved("backward", "layers.0.weight", other.loss()?.backward());
+            moved("register_hook", "layers.0.weight", old.register_hook(|_| Ok(None)));
+            let hook = old.register_post_accumulate_grad_hook(|_| Ok(()));
+            moved("register_post_accumulate_grad_hook", "layers.0.weight", hook);
+            moved("set_grad", "layers.0.weight", old.set_grad(Some(old.zeros_like(())?)));
+            old.set_grad(None)?;
+            net.loss()?.backward()
+        })
+    });
+}
+
+#[test]
+fn hooks_go_with_the_parameter_and_their_handles_still_remove_them() {
+    worlds(1, |world| {
+        moves(world, |to| {
+            let mut net = Net::tied()?;
+            let calls = Arc::new([const { AtomicUsize::new(0) }; 2]);
+            let count = |i: usize| {
+                let calls = calls.clone();
+                move || drop(calls[i].fetch_add(1, Ordering::Relaxed))
+            };
+            let weight = net.layers[0].weight.clone();
+            let (grad, leaf) = (count(0), count(1));
+            let seen = weight.register_hook(move |_| {
+                grad();
+                Ok(None)
+            })?;
+            let added = weight.register_post_accumulate_grad_hook(move |_| {
+                leaf();
+                Ok(())
+            })?;
+            let called = || [&calls[0], &calls[1]].map(|calls| calls.load(Ordering::Relaxed));
+            net.to(to)?;
+            net.to(DType::F16)?;
+            net.loss()?.backward()?;
+            assert_eq!(called(), [1, 1]);
+            seen.remove();
+            added.remove();
+            net.loss()?.backward()?;
+            assert_eq!(called(), [1, 1]);
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn a_move_that_changes_nothing_keeps_every_parameter() -> Result<()> {
+    let mut net = Net::tied()?;
+    // A second parameter in the same memory is another tensor, and stays that.
+    net.layers.push(Linear {
+        weight: Parameter::new(net.layers[0].weight.clone().detach())?,
+        bias: None,
+    });
+    let all = |net: &Net| net.layers.iter().map(|l| Tensor::clone(&l.weight)).collect::<Vec<_>>();
+    let before = all(&net);
+    let mut optimizer = sgd(&net)?;
+    net.to(DType::F32)?;
+    net.to("cpu")?;
+    for (before, after) in before.iter().zip(all(&net)) {
+        assert!(before.is_same(&after));
+    }
+    net.loss()?.backward()?;
+    optimizer.step()
+}
+
+#[test]
+fn shared_memory_and_set_data_leave_nobody_behind_in_silence() -> Result<()> {
+    let mut net = Net::tied()?;
+    let mut optimizer = sgd(&net)?;
+    net.layers[0].weight.set_data(zeros([2, 2], ())?)?;
+    moved("step", "Parameter([2, 2], torch.float32, cpu)", optimizer.step());
+    SimBox::lazy(1).enter(|| {
+        let mut net = Net::tied()?;
+        net.to("cuda")?;
+        let mut optimizer = sgd(&net)?;
+        net.share_memory()?;
+        assert!(net.layers[0].weight.is_same(&net.layers[1].weight), "tied");
+        moved("step", "layers.0.weight", optimizer.step());
+        net.share_memory()?;
+        sgd(&net)?.step()
+    });
+    Ok(())
 }

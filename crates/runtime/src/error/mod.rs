@@ -491,6 +491,19 @@ pub enum Error {
         /// Where it was called; of an op that fails in a backward pass, where its forward op was.
         location: &'static Location<'static>,
     },
+    /// A parameter whose module has another tensor in its place since it was moved.
+    #[error(
+        "{op}: the parameter `{name}` was moved, and its module has another tensor in its place; build the optimizer, \
+         register hooks and run the forward pass after the move (called at {location})"
+    )]
+    Moved {
+        /// The op.
+        op: &'static str,
+        /// The parameter's name in the module that was moved, such as `layers.0.weight`.
+        name: Arc<str>,
+        /// Where it was called.
+        location: &'static Location<'static>,
+    },
     /// Any other argument an op cannot accept.
     #[error("{op}: {reason} (called at {location})")]
     InvalidArgument {

@@ -90,6 +90,7 @@ impl Error {
             | Self::InvalidArgument { op, location, .. }
             | Self::TimedOut { op, location, .. }
             | Self::Gradient { op, location, .. }
+            | Self::Moved { op, location, .. }
             | Self::BroadcastMismatch { op, location, .. }
             | Self::ExpandMismatch { op, location, .. }
             | Self::InvalidReshape { op, location, .. }
@@ -129,6 +130,7 @@ impl Error {
             | Self::TimedOut { location, .. }
             | Self::InvalidArgument { location, .. }
             | Self::Gradient { location, .. }
+            | Self::Moved { location, .. }
             | Self::BroadcastMismatch { location, .. }
             | Self::ExpandMismatch { location, .. }
             | Self::InvalidReshape { location, .. }

@@ -2,11 +2,13 @@
 
 use super::meta::Meta;
 use super::mode;
+use super::moved::check_not_moved;
 use crate::{Result, Tensor};
 
 /// Adds to a leaf's gradient. The first is taken as it is if nobody else has it and it lies as the leaf does;
-/// later ones are added in place, unless the sum is itself recorded.
+/// later ones are added in place, unless the sum is itself recorded. The caller names itself in errors.
 pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Result<()> {
+    check_not_moved("", leaf)?;
     let meta = Meta::of(leaf);
     let grad = if create_graph { grad } else { without_base(grad) };
     // Declared before the lock, so that an error drops it after the lock.
@@ -28,12 +30,9 @@ pub(super) fn accumulate(leaf: &Tensor, grad: Tensor, create_graph: bool) -> Res
         }
     };
     let replaced = meta.replace_grad(Some(sum));
-    // Dropping gradients may run code of the program, and a hook may run a pass of its own.
+    // Dropping gradients may run code of the program.
     drop(lock);
     drop((former, replaced, grad));
-    for call in meta.leaf_hooks() {
-        call(leaf)?;
-    }
     Ok(())
 }
 

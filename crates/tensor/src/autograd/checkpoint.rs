@@ -5,9 +5,11 @@ use std::sync::{OnceLock, PoisonError};
 use warpline_runtime::Target;
 use warpline_runtime::graph::{Position, Sequence};
 
+use super::engine::Options;
 use super::function::{Function, ToSave};
 use super::node::{Gradients, Like};
-use super::{Context, GradOptions, backward, grad, mode};
+use super::tensor::{backward_at, grad_at};
+use super::{Context, GradOptions, mode};
 use crate::{Error, Result, Runtime, Tensor};
 
 struct Checkpoint<F> {
@@ -89,12 +91,13 @@ where
             }
         }
         if !context.partial {
-            backward(&roots, &given, false, false)?;
+            backward_at(context.node.location, &roots, &given, Options::default())?;
             return Ok(inputs.iter().map(Tensor::grad).collect());
         }
         let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
         let options = GradOptions { allow_unused: true, ..GradOptions::default() };
-        let mut found = grad(&roots, &wanted, &given, options)?.into_iter();
+        let mut found =
+            grad_at(context.node.location, &roots, &wanted, &given, options)?.into_iter();
         let of = |input: &Tensor| if input.requires_grad() { found.next().flatten() } else { None };
         Ok(inputs.iter().map(of).collect())
     }

@@ -10,7 +10,7 @@ use warpline_runtime::SyncPolicy;
 use warpline_stream::Stream;
 
 use super::accumulate::accumulate;
-use super::hooks::call_hooks;
+use super::hooks::{call_hooks, call_leaf_hooks};
 use super::mode;
 use super::node::{Edge, Gradients, Like, Node, Work};
 use crate::called::Called;
@@ -76,6 +76,8 @@ struct Waiting {
 }
 
 struct Pass {
+    op: &'static str,
+    location: &'static Location<'static>,
     runtime: Runtime,
     options: Options,
     waiting: HashMap<Key, Waiting, Addresses>,
@@ -117,18 +119,19 @@ impl std::hash::Hasher for AddressHasher {
 
 /// Runs a backward pass from `roots`, whose gradients are given. Without `inputs` leaves accumulate theirs;
 /// with `inputs`, the gradients of these are returned and no leaf changes.
-#[track_caller]
 pub(super) fn run(
     op: &'static str,
+    location: &'static Location<'static>,
     roots: Vec<(Edge, Tensor)>,
     inputs: Option<&[Edge]>,
     options: Options,
 ) -> Result<Vec<Option<Tensor>>> {
-    let location = Location::caller();
     let Some((_, first)) = roots.first() else {
         return Ok(vec![None; inputs.map_or(0, <[_]>::len)]);
     };
     let mut pass = Pass {
+        op,
+        location,
         runtime: first.storage().runtime().clone(),
         options,
         waiting: HashMap::default(),
@@ -156,7 +159,7 @@ pub(super) fn run(
         roots.iter().map(|(_, grad)| grad.stream()).collect();
     mode::set_grad_enabled(options.create_graph, || {
         for ((edge, grad), stream) in roots.into_iter().zip(&caller) {
-            pass.give(&edge, grad, stream.as_ref())?;
+            pass.give(&edge, grad, stream.as_ref()).map_err(|error| pass.own(error))?;
         }
         // Others are given gradients by nodes that come before them.
         for node in seeds {
@@ -169,7 +172,7 @@ pub(super) fn run(
         }
         Ok::<_, Error>(())
     })?;
-    pass.join(&caller).map_err(|error| error.of(op).at(location))?;
+    pass.join(&caller).map_err(|error| pass.own(error))?;
     Ok(pass.captured)
 }
 
@@ -177,6 +180,11 @@ impl Pass {
     fn push(&mut self, node: Arc<Node>) {
         self.ready.push(Ready { node, arrival: self.arrivals });
         self.arrivals += 1;
+    }
+
+    /// An error of the pass itself, and of no op that was recorded.
+    fn own(&self, error: Error) -> Error {
+        error.of(self.op).at(self.location)
     }
 
     fn runs(&self, node: &Arc<Node>) -> bool {
@@ -269,7 +277,9 @@ impl Pass {
             }
             if let Some(Some(grad)) = grads.pop() {
                 let create_graph = self.options.create_graph;
-                on(&self.runtime, node, || accumulate(leaf, grad, create_graph))?;
+                on(&self.runtime, node, || accumulate(leaf, grad, create_graph))
+                    .map_err(|error| self.own(error))?;
+                on(&self.runtime, node, || call_leaf_hooks(leaf))?;
                 self.leaves.extend(node.stream.clone());
             }
             return Ok(());
@@ -298,7 +308,7 @@ impl Pass {
             if let Some(grad) = grad
                 && self.runs(&edge.node)
             {
-                self.give(edge, grad, node.stream.as_ref())?;
+                self.give(edge, grad, node.stream.as_ref()).map_err(|error| self.own(error))?;
             }
             let Some(waiting) = self.waiting.get_mut(&key(&edge.node)) else { continue };
             waiting.dependencies -= 1;
@@ -404,21 +414,26 @@ fn sum_to(node: &Node, grad: &Tensor, sizes: &[usize]) -> Result<Tensor> {
     summed.reshape(&sizes[..]).of("sum_to_size")
 }
 
-/// An error of a backward op, with where its forward op was.
+/// An error of an op's gradient, under the op's name and at the line of its forward call. The ops of which the gradient
+/// consists are not the program's.
 fn while_running(node: &Arc<Node>, error: Error) -> Error {
+    let error = match error {
+        Error::Gradient { .. } => return error,
+        error => error.of(node.name).at(node.location),
+    };
     match error {
-        Error::Gradient { .. } => error,
-        error => {
-            let reason = format!("the gradient of {} failed: {error}", node.name);
-            match error {
-                Error::InvalidArgument { .. }
-                | Error::ShapeMismatch { .. }
-                | Error::BroadcastMismatch { .. }
-                | Error::UnsupportedDType { .. } => {
-                    Error::gradient(node.name, reason).at(node.location)
-                }
-                other => other,
-            }
+        Error::InvalidArgument { .. }
+        | Error::ShapeMismatch { .. }
+        | Error::BroadcastMismatch { .. }
+        | Error::OperandDTypes { .. }
+        | Error::UnsupportedDType { .. } => {
+            let text = error.to_string();
+            let (name, place) =
+                (format!("{}: ", node.name), format!(" (called at {})", node.location));
+            let text = text.strip_prefix(&name).unwrap_or(&text);
+            let text = text.strip_suffix(&place).unwrap_or(text);
+            Error::gradient(node.name, format!("its gradient failed: {text}")).at(node.location)
         }
+        other => other,
     }
 }

@@ -1,6 +1,6 @@
 //! Ops of the program's own, with their gradients.
 
-use super::node::Gradients;
+use super::node::{Gradients, Node};
 use super::record::{record_all, wanted};
 use super::{Context, mode};
 use crate::{Error, Result, Tensor};
@@ -91,7 +91,8 @@ pub trait Function: Send + Sync + Sized + 'static {
         let results: Vec<&Tensor> = outputs.iter().collect();
         let saved: Vec<&Tensor> = save.0.iter().collect();
         let rule = move |context: &Context<'_>, grads: &[Option<Tensor>]| {
-            let mut returned = self.backward(context, grads)?;
+            let mut returned =
+                self.backward(context, grads).map_err(|error| failed(context, error))?;
             check(context, &returned)?;
             returned.truncate(context.inputs());
             Ok(returned)
@@ -128,4 +129,20 @@ fn check(context: &Context<'_>, returned: &[Option<Tensor>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// An error of a function's gradient. The ops of which that consists are the program's, so the message has them and
+/// their lines, too.
+fn failed(context: &Context<'_>, error: Error) -> Error {
+    match error {
+        Error::InvalidArgument { .. }
+        | Error::ShapeMismatch { .. }
+        | Error::BroadcastMismatch { .. }
+        | Error::OperandDTypes { .. }
+        | Error::UnsupportedDType { .. } => {
+            let Node { name, location, .. } = **context.node;
+            Error::gradient(name, format!("its gradient failed: {error}")).at(location)
+        }
+        other => other,
+    }
 }

@@ -1,11 +1,12 @@
 //! Functions of the program that see gradients on their way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
 use super::meta::Meta;
+use super::moved::check_not_moved;
 use super::node::{Edge, Like, Node, Work};
 use crate::{Error, Result, Tensor};
 
@@ -39,7 +40,43 @@ pub struct HookHandle {
 
 enum Place {
     Node(Weak<Node>),
-    Leaf(std::sync::Weak<crate::tensor::Inner>),
+    Leaf(Weak<LeafHooks>),
+}
+
+/// Hooks of a leaf. They go over to the tensor that takes the leaf's place when it is moved, so that handles still find them.
+#[derive(Default)]
+pub(super) struct LeafHooks(Mutex<Lists>);
+
+#[derive(Default)]
+struct Lists {
+    grad: SmallVec<[(u64, GradHook); 1]>,
+    accumulated: SmallVec<[(u64, LeafHook); 1]>,
+}
+
+impl LeafHooks {
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a hook out, for the caller to drop: it may own values of the program, so it is not dropped under the
+    /// lock.
+    fn take(&self, id: u64) -> (Option<GradHook>, Option<LeafHook>) {
+        let mut lists = self.lists();
+        let grad = lists.grad.iter().position(|hook| hook.0 == id);
+        let accumulated = lists.accumulated.iter().position(|hook| hook.0 == id);
+        (
+            grad.map(|place| lists.grad.remove(place).1),
+            accumulated.map(|place| lists.accumulated.remove(place).1),
+        )
+    }
+
+    fn grad(&self) -> SmallVec<[GradHook; 1]> {
+        self.lists().grad.iter().map(|hook| hook.1.clone()).collect()
+    }
+
+    fn accumulated(&self) -> SmallVec<[LeafHook; 1]> {
+        self.lists().accumulated.iter().map(|hook| hook.1.clone()).collect()
+    }
 }
 
 impl std::fmt::Debug for Place {
@@ -62,7 +99,7 @@ impl HookHandle {
             }
             Place::Leaf(leaf) => {
                 if let Some(leaf) = leaf.upgrade() {
-                    drop(Meta::of(&Tensor::from_inner(leaf)).take_hook(self.id));
+                    drop(leaf.take(self.id));
                 }
             }
         }
@@ -82,11 +119,17 @@ pub(super) fn call_hooks(node: &Arc<Node>, grads: &mut [Option<Tensor>]) -> Resu
         }
     }
     if let (Work::Accumulate(leaf), [Some(grad)]) = (&node.work, grads) {
-        for call in Meta::of(leaf).hooks() {
+        for call in Meta::of(leaf).hooks().iter().flat_map(|hooks| hooks.grad()) {
             hooked(node, grad, call(grad)?)?;
         }
     }
     Ok(())
+}
+
+/// Calls the hooks of a leaf whose gradient was added to.
+pub(super) fn call_leaf_hooks(leaf: &Tensor) -> Result<()> {
+    let hooks = Meta::of(leaf).hooks();
+    hooks.iter().flat_map(|hooks| hooks.accumulated()).try_for_each(|call| call(leaf))
 }
 
 /// Takes the hook that keeps a tensor's gradient from where that went to where it now goes.
@@ -147,10 +190,12 @@ impl Tensor {
                 "a tensor that wants no gradient has none to hook; call requires_grad_(true) first";
             return Err(Error::gradient("register_hook", reason.into()));
         }
+        check_not_moved("register_hook", self)?;
         let (id, call): (u64, GradHook) = (id(), Arc::new(hook));
         if self.is_leaf() {
-            Meta::of(self).add_hook(id, call);
-            return Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(self.inner())) });
+            let hooks = Meta::of(self).own_hooks();
+            hooks.lists().grad.push((id, call));
+            return Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(&hooks)) });
         }
         let edge = self.edge();
         let Some(edge) = edge else {
@@ -219,8 +264,9 @@ impl Tensor {
             let reason = "only a leaf that wants a gradient accumulates one";
             return Err(Error::gradient("register_post_accumulate_grad_hook", reason.into()));
         }
-        let id = id();
-        Meta::of(self).add_leaf_hook(id, Arc::new(hook));
-        Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(self.inner())) })
+        check_not_moved("register_post_accumulate_grad_hook", self)?;
+        let (id, hooks) = (id(), Meta::of(self).own_hooks());
+        hooks.lists().accumulated.push((id, Arc::new(hook)));
+        Ok(HookHandle { id, place: Place::Leaf(Arc::downgrade(&hooks)) })
     }
 }

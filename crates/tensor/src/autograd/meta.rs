@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
-use super::hooks::{GradHook, LeafHook, keep_at};
+use super::hooks::{LeafHooks, keep_at};
 use super::node::{Edge, Node, Work};
 use super::reclaim::{Owned, reclaim};
 use super::{mode, views};
@@ -59,6 +59,8 @@ pub(crate) struct Meta {
     state: Mutex<State>,
     /// Held from when a gradient is read until its sum with another is in its place.
     accumulating: Mutex<()>,
+    /// The leaf's name in a module that has another tensor in its place.
+    moved: OnceLock<Arc<str>>,
 }
 
 #[derive(Default)]
@@ -68,8 +70,8 @@ struct State {
     grad: Option<Tensor>,
     /// Of a leaf. The graph keeps it.
     accumulator: Weak<Node>,
-    hooks: SmallVec<[(u64, GradHook); 1]>,
-    leaf_hooks: SmallVec<[(u64, LeafHook); 1]>,
+    /// Its own, and those of leaves whose place this one took.
+    hooks: SmallVec<[Arc<LeafHooks>; 1]>,
     retains_grad: bool,
 }
 
@@ -82,6 +84,7 @@ impl Meta {
                 history: AtomicU32::new(0),
                 state: Mutex::default(),
                 accumulating: Mutex::default(),
+                moved: OnceLock::new(),
             })
         })
     }
@@ -122,32 +125,26 @@ impl Meta {
         std::mem::replace(&mut self.state().retains_grad, true)
     }
 
-    pub(super) fn add_hook(&self, id: u64, hook: GradHook) {
-        self.state().hooks.push((id, hook));
+    /// All hooks of a leaf.
+    pub(super) fn hooks(&self) -> SmallVec<[Arc<LeafHooks>; 1]> {
+        self.state().hooks.clone()
     }
 
-    pub(super) fn add_leaf_hook(&self, id: u64, hook: LeafHook) {
-        self.state().leaf_hooks.push((id, hook));
-    }
-
-    /// Takes a hook out, for the caller to drop: it may own values of the program, so it is not dropped under the
-    /// lock.
-    pub(super) fn take_hook(&self, id: u64) -> (Option<GradHook>, Option<LeafHook>) {
+    /// The hooks of a leaf to which new ones are added.
+    pub(super) fn own_hooks(&self) -> Arc<LeafHooks> {
         let mut state = self.state();
-        let grad = state.hooks.iter().position(|hook| hook.0 == id);
-        let leaf = state.leaf_hooks.iter().position(|hook| hook.0 == id);
-        (
-            grad.map(|place| state.hooks.remove(place).1),
-            leaf.map(|place| state.leaf_hooks.remove(place).1),
-        )
+        if state.hooks.is_empty() {
+            state.hooks.push(Arc::default());
+        }
+        state.hooks[0].clone()
     }
 
-    pub(super) fn hooks(&self) -> SmallVec<[GradHook; 1]> {
-        self.state().hooks.iter().map(|hook| hook.1.clone()).collect()
-    }
-
-    pub(super) fn leaf_hooks(&self) -> SmallVec<[LeafHook; 1]> {
-        self.state().leaf_hooks.iter().map(|hook| hook.1.clone()).collect()
+    /// Marks the leaf as moved and hands its hooks to `to`. Does nothing if it is marked already.
+    pub(super) fn mark_moved(&self, name: Arc<str>, to: &Meta) {
+        if self.moved.set(name).is_ok() {
+            let hooks = std::mem::take(&mut self.state().hooks);
+            to.state().hooks.extend(hooks);
+        }
     }
 
     /// One more in-place op on a base; what is written over it has this number.
@@ -167,6 +164,11 @@ impl Meta {
 impl Tensor {
     fn meta(&self) -> Option<&Meta> {
         self.inner().autograd.meta.get().map(|meta| &**meta)
+    }
+
+    /// The name under which the leaf was moved, if it was.
+    pub(super) fn moved(&self) -> Option<&Arc<str>> {
+        self.meta()?.moved.get()
     }
 
     pub(super) fn has_meta(&self) -> bool {

@@ -25,6 +25,7 @@ mod gradcheck;
 mod hooks;
 mod meta;
 mod mode;
+mod moved;
 mod node;
 mod reclaim;
 mod record;
@@ -42,6 +43,7 @@ pub use mode::{
     Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled, is_grad_enabled,
     is_inference_mode_enabled, no_grad, set_grad_enabled,
 };
+pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;
 pub use tensor::{GradOptions, backward, grad};
 

@@ -1,7 +1,10 @@
 //! What a tensor can be asked for, and told.
 
+use std::panic::Location;
+
 use super::engine::{self, Options};
 use super::meta::Meta;
+use super::moved::check_not_moved;
 use super::node::Edge;
 use crate::called::Called;
 use crate::{Error, Result, Tensor};
@@ -43,6 +46,9 @@ impl Tensor {
             let reason = "what was computed from tensors that want a gradient wants one; use what `detach` returns";
             return Err(Error::gradient(op, reason.into()));
         }
+        if requires_grad {
+            check_not_moved(op, self)?;
+        }
         if requires_grad != self.requires_grad() {
             Meta::of(self).set_leaf(requires_grad);
         }
@@ -81,6 +87,9 @@ impl Tensor {
                 self.device()
             );
             return Err(Error::gradient("set_grad", reason));
+        }
+        if grad.is_some() {
+            check_not_moved("set_grad", self)?;
         }
         drop(Meta::of(self).replace_grad(grad));
         Ok(())
@@ -126,7 +135,7 @@ impl Tensor {
     ) -> Result<()> {
         let root = root("backward", self, gradient)?;
         let options = Options { retain_graph: retain_graph || create_graph, create_graph };
-        engine::run("backward", vec![root], None, options).map(drop)
+        engine::run("backward", Location::caller(), vec![root], None, options).map(drop)
     }
 }
 
@@ -237,26 +246,37 @@ pub fn grad(
     gradients: &[Option<&Tensor>],
     options: GradOptions,
 ) -> Result<Vec<Option<Tensor>>> {
-    let roots = roots("grad", outputs, gradients)?;
+    grad_at(Location::caller(), outputs, inputs, gradients, options)
+}
+
+/// [`grad`] as called at `location`.
+pub(super) fn grad_at(
+    location: &'static Location<'static>,
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    gradients: &[Option<&Tensor>],
+    options: GradOptions,
+) -> Result<Vec<Option<Tensor>>> {
+    let roots = roots("grad", outputs, gradients).map_err(|error| error.at(location))?;
     let mut edges = Vec::new();
     for (i, input) in inputs.iter().enumerate() {
         let Some(edge) = input.edge() else {
             let reason =
                 format!("input {i} wants no gradient; call requires_grad_(true) on it first");
-            return Err(Error::gradient("grad", reason));
+            return Err(Error::gradient("grad", reason).at(location));
         };
         edges.push(edge);
     }
     let GradOptions { retain_graph, create_graph, allow_unused } = options;
     let pass = Options { retain_graph: retain_graph || create_graph, create_graph };
-    let grads = engine::run("grad", roots, Some(&edges), pass)?;
+    let grads = engine::run("grad", location, roots, Some(&edges), pass)?;
     if let Some(unused) = grads.iter().position(Option::is_none)
         && !allow_unused
     {
         let reason = format!(
             "the outputs do not depend on input {unused}; with `allow_unused` it has no gradient, and is no error"
         );
-        return Err(Error::gradient("grad", reason));
+        return Err(Error::gradient("grad", reason).at(location));
     }
     Ok(grads)
 }
@@ -273,7 +293,17 @@ pub fn backward(
     retain_graph: bool,
     create_graph: bool,
 ) -> Result<()> {
-    let roots = roots("backward", tensors, gradients)?;
     let options = Options { retain_graph: retain_graph || create_graph, create_graph };
-    engine::run("backward", roots, None, options).map(drop)
+    backward_at(Location::caller(), tensors, gradients, options)
+}
+
+/// [`backward`] as called at `location`.
+pub(super) fn backward_at(
+    location: &'static Location<'static>,
+    tensors: &[&Tensor],
+    gradients: &[Option<&Tensor>],
+    options: Options,
+) -> Result<()> {
+    let roots = roots("backward", tensors, gradients).map_err(|error| error.at(location))?;
+    engine::run("backward", location, roots, None, options).map(drop)
 }

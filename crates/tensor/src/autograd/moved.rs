@@ -1,0 +1,42 @@
+//! Leaves that were moved: a module has another tensor in their place.
+
+use std::panic::Location;
+
+use super::meta::Meta;
+use crate::{Error, Result, Tensor};
+
+/// Marks the leaf `old` as moved: `new` has its place in a module from now on, where it is called `name`. Hooks of `old` go
+/// over to `new`, and their handles remove them there.
+///
+/// Gradients that arrive at `old`, new hooks on it and [`check_not_moved`] are [`Error::Moved`] afterwards, so that an
+/// optimizer that has `old` cannot go on in silence. `old` stays marked; marking it again has no effect.
+///
+/// `Module::to` of `warpline-nn` calls this. A program needs it only for modules of its own making.
+///
+/// ```
+/// use warpline::autograd::{check_not_moved, mark_moved};
+/// use warpline::{DType, ones};
+///
+/// let old = ones([2], ())?.requires_grad_(true)?;
+/// let new = old.detach().to(DType::F64)?.requires_grad_(true)?;
+/// mark_moved(&old, &new, "weight");
+/// let error = old.sum(())?.backward().unwrap_err();
+/// assert!(error.to_string().contains("`weight` was moved"));
+/// assert!(check_not_moved("step", &old).is_err() && check_not_moved("step", &new).is_ok());
+/// # Ok::<(), warpline::Error>(())
+/// ```
+pub fn mark_moved(old: &Tensor, new: &Tensor, name: &str) {
+    if !old.is_same(new) {
+        Meta::of(old).mark_moved(name.into(), Meta::of(new));
+    }
+}
+
+/// Checks that no module has another tensor in the place of `leaf`.
+///
+/// # Errors
+/// [`Error::Moved`] under the name `op` if [`mark_moved`] was called with `leaf` as the old tensor.
+#[track_caller]
+pub fn check_not_moved(op: &'static str, leaf: &Tensor) -> Result<()> {
+    let Some(name) = leaf.moved() else { return Ok(()) };
+    Err(Error::Moved { op, name: name.clone(), location: Location::caller() })
+}
