@@ -92,7 +92,8 @@ unsafe fn on_host(launch: &HostLaunch<'_>) {
             // SAFETY: an element of each, this thread's. The report's mailbox is there for the launch.
             unsafe {
                 let given = index.read(at);
-                let k = if given < 0 { given.saturating_add(size) } else { given };
+                let from_end = given.saturating_add(size);
+                let k = if given < 0 && from_end >= 0 { from_end } else { given };
                 let k = if p.report.check_index(k) { k } else { 0 };
                 let before = if p.first != 0 { 0 } else { out.read(to).wrapping_mul(size) };
                 out.write(to, before.wrapping_add(k));

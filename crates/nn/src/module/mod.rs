@@ -184,7 +184,7 @@ pub trait Module {
         let location = Location::caller();
         let device = options.requested_device().map_err(|e| e.of("Module::to"))?;
         let moved = Exchange::new(self, |_, tensor| {
-            replacement(tensor, |t| t.to(&for_tensor(&options, device, tensor)))
+            replacement(tensor, |t| t.to(for_tensor(&options, device, tensor)))
         });
         moved.map_err(|e| e.of("Module::to").at(location))?.apply(self);
         Ok(())

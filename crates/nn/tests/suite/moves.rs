@@ -4,6 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use warpline::autograd::HookHandle;
 use warpline::{DType, Error, MemoryFormat, Result, Tensor, TensorOptions, ones, randn, zeros};
 use warpline_nn::optim::{Optimizer, Sgd, SgdOptions, clip_grad_norm_};
 use warpline_nn::{Buffer, Linear, Module, Parameter};
@@ -166,6 +167,12 @@ fn a_frozen_parameter_does_not_come_back_in_silence_after_a_move() -> Result<()>
     Ok(())
 }
 
+/// Registers a hook at the caller's line.
+#[track_caller]
+fn watched(leaf: &Tensor) -> Result<HookHandle> {
+    leaf.register_post_accumulate_grad_hook(|_| Ok(()))
+}
+
 #[test]
 fn gradients_and_hooks_do_not_reach_a_moved_parameter_in_silence() {
     worlds(1, |world| {
@@ -177,8 +184,7 @@ fn gradients_and_hooks_do_not_reach_a_moved_parameter_in_silence() {
             moved("backward", "layers.0.weight", loss.backward());
             moved("backward", "layers.0.weight", other.loss()?.backward());
             moved("register_hook", "layers.0.weight", old.register_hook(|_| Ok(None)));
-            let hook = old.register_post_accumulate_grad_hook(|_| Ok(()));
-            moved("register_post_accumulate_grad_hook", "layers.0.weight", hook);
+            moved("register_post_accumulate_grad_hook", "layers.0.weight", watched(&old));
             moved("set_grad", "layers.0.weight", old.set_grad(Some(old.zeros_like(())?)));
             old.set_grad(None)?;
             net.loss()?.backward()

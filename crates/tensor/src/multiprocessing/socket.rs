@@ -178,7 +178,9 @@ impl Turn<'_> {
             read_rest((op, deadline), socket, &mut body)?;
             Ok((kind, body))
         };
-        let read = read();
+        // A closure does not know its caller's line.
+        let location = Location::caller();
+        let read = read().map_err(|error: Error| error.at(location));
         self.broken = !matches!(read, Ok(_) | Err(Error::PeerGone { .. }));
         read.map(|(kind, body)| (kind, body, handle))
     }

@@ -158,7 +158,7 @@ fn indices(
     let rows = if count == 0 { 0..0 } else { rows };
     let mut all: Vec<i64> = Vec::new();
     let twice = usize::try_from(count).ok().and_then(|n| n.checked_mul(2));
-    if !twice.is_some_and(|n| all.try_reserve_exact(n).is_ok()) {
+    if twice.is_none_or(|n| all.try_reserve_exact(n).is_err()) {
         return Err(Error::invalid(
             "",
             format!("there is no memory for the indices of {count} elements"),
