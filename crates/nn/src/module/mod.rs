@@ -241,7 +241,12 @@ type Key = (u64, DType, Vec<usize>, Vec<isize>, bool);
 
 fn key(tensor: &Tensor) -> Key {
     let (size, stride) = (tensor.size().to_vec(), tensor.stride().to_vec());
-    (tensor.data_ptr(), tensor.dtype(), size, stride, tensor.requires_grad())
+    // Tensors without elements have no memory, so on a GPU all of them have one address.
+    let place = match tensor.numel() {
+        0 => tensor.storage().key() as u64,
+        _ => tensor.data_ptr(),
+    };
+    (place, tensor.dtype(), size, stride, tensor.requires_grad())
 }
 
 /// Tensors that were seen.

@@ -93,15 +93,22 @@ const MOST: usize = 64 << 20;
 const CHILD: &str = "WARPLINE_EXTREMES_CHILD";
 
 #[test]
+#[cfg(target_os = "linux")]
 fn every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory() {
     if std::env::var_os(CHILD).is_some() {
         return make_calls();
     }
     let exe = std::env::current_exe().expect("this program");
     let name = "every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory";
-    let mut child = Command::new(exe)
+    // Tensors' memory is mapped, not the allocator's, so the process is limited: 2³¹ bytes cannot be had.
+    let limited = "ulimit -v 1500000 && exec \"$0\" \"$@\"";
+    let mut child = Command::new("sh")
+        .args(["-c", limited])
+        .arg(exe)
         .args(["--exact", name, "--nocapture"])
         .env(CHILD, "1")
+        .env("RAYON_NUM_THREADS", "2")
+        .env("MALLOC_ARENA_MAX", "2")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -109,7 +116,7 @@ fn every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory() {
     let mut stderr = child.stderr.take().expect("its errors");
     let reader =
         std::thread::spawn(move || std::io::read_to_string(&mut stderr).unwrap_or_default());
-    let end = Instant::now() + Duration::from_secs(240);
+    let end = Instant::now() + Duration::from_secs(60);
     let status = loop {
         match child.try_wait().expect("its end") {
             Some(status) => break Some(status),
@@ -135,7 +142,9 @@ fn every_call_gives_an_error_or_the_result_in_a_second_and_in_little_memory() {
 fn make_calls() {
     let runtime = warpline::open("sim:1,memory=64MiB", &warpline::RuntimeConfig::default());
     let runtime = runtime.expect("a simulated device");
-    std::panic::set_hook(Box::new(|_| {}));
+    std::panic::set_hook(Box::new(|panic| {
+        let _ = writeln!(std::io::stderr(), "{panic}");
+    }));
     let mut failures = Vec::new();
     with_runtime(&runtime, || -> Result<()> {
         // What a first call sets up counts for no case.
@@ -174,7 +183,12 @@ fn call(
     let _ = writeln!(std::io::stderr(), "call {what}");
     let start = Instant::now();
     let mut seen = None;
-    let bytes = memory::peak(|| seen = catch_unwind(AssertUnwindSafe(|| case(at, number))).ok());
+    let whole = || {
+        let seen = case(at, number);
+        // An index that is out of range is reported here on a GPU.
+        if at == "cuda" { warpline::cuda::synchronize(()).and(seen) } else { seen }
+    };
+    let bytes = memory::peak(|| seen = catch_unwind(AssertUnwindSafe(whole)).ok());
     let time = start.elapsed();
     if seen.is_none() {
         failures.push(format!("{what} panicked"));

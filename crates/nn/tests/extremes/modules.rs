@@ -43,6 +43,7 @@ pub(crate) const MODULES: &[Case] = cases! {
     "Conv2d::new" |at, n| Parameters(Conv2d::new(2, n.u, [1, 1], ConvOptions { groups: n.u, ..Default::default() }, at)?);
     "Conv2d::new" |at, n| circular(at, n.u)?;
     "ConvTranspose2d::new" |at, n| Parameters(ConvTranspose2d::new(n.u, n.u, [2, 2], ConvTransposeOptions { groups: n.u, ..Default::default() }, at)?);
+    "save_sharded" |at, n| saved(at, n.u)?;
     "StepLR::new" |at, n| stepped(at, |o| StepLR::new(o, n.n, 0.5))?;
     "MultiStepLR::new" |at, n| stepped(at, |o| MultiStepLR::new(o, &[n.l], 0.5))?;
     "ConstantLR::new" |at, n| stepped(at, |o| ConstantLR::new(o, 0.5, n.n))?;
@@ -80,7 +81,7 @@ fn circular(at: &str, n: usize) -> Result<Tensor> {
     use warpline::functional::PadMode;
     let options = ConvOptions { padding: [n, 0].into(), ..Default::default() };
     let conv = Conv2d::new(1, 1, [1, 1], options, at)?.padding_mode(PadMode::Circular);
-    Ok(conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.mul(0.0)?)
+    Ok(conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.zeros_like(())?)
 }
 
 fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut Sgd) -> Result<S>) -> Result<f64> {
@@ -94,4 +95,18 @@ fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut Sgd) -> Result<S>) -> 
         Ok(sgd.lr(0))
     };
     run()
+}
+
+/// Saves two tensors, in files of so many bytes at most.
+fn saved(at: &str, max_bytes: usize) -> Result<()> {
+    let name = format!("warpline-extremes-{}-{at}-{max_bytes}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    let state = Linear::new(2, 2, at)?.state_dict();
+    let done = warpline_nn::save_sharded(&state, &folder, max_bytes);
+    let _ = std::fs::remove_dir_all(&folder);
+    done.map_err(|e| warpline::Error::InvalidArgument {
+        op: "save_sharded",
+        location: std::panic::Location::caller(),
+        reason: e.to_string(),
+    })
 }

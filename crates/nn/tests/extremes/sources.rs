@@ -9,6 +9,9 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("seed", "any seed is valid"),
     ("simulated_with", "the number of devices is that of `simulated`"),
     ("exclusive_stream", "a priority, which is clamped; needs a GPU's stream"),
+    ("num_workers", "starts as many threads as it is asked for"),
+    ("Watched::new", "the number of an operation that the caller enqueued"),
+    ("LambdaLR::new", "the user's function takes the integer"),
     ("over", "takes memory of another owner"),
     ("has_attention", "reads a device's properties"),
     ("is_condition", "dtypes alone"),
@@ -95,7 +98,8 @@ fn qualified(before: &str, name: String) -> Option<String> {
     if !SHARED.contains(&name.as_str()) {
         return Some(name);
     }
-    let head = before.rfind("\nimpl").map(|at| &before[at + 5..])?;
+    let is_impl = |line: &&str| line.trim_start().starts_with("impl");
+    let head = before.lines().rev().find(is_impl)?.trim_start().strip_prefix("impl")?;
     let head = head.trim_start_matches(|c: char| c == '<' || c == '\'' || c == ' ');
     let of = head.find("> ").filter(|at| *at < 4).map_or(head, |at| &head[at + 2..]);
     let of: String = of.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();

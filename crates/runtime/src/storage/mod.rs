@@ -421,8 +421,9 @@ impl Storage {
         }
     }
 
-    /// A number to lock several storages in a fixed order by.
-    pub(crate) fn key(&self) -> usize {
+    /// Returns a number that no other living storage has. Locks of several storages are taken in its order.
+    #[must_use]
+    pub fn key(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
