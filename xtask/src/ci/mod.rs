@@ -58,6 +58,35 @@ fn shuttle(crate_name: &'static str, schedules: &'static str) -> Step {
     step(name, &args, &[("RUSTFLAGS", "--cfg shuttle"), ("WARPLINE_SHUTTLE", schedules)])
 }
 
+/// The table of extreme integers where arithmetic wraps (dev without overflow checks), and where the code that users
+/// run is checked (release with them). Each is a build of its own, in a folder of its own.
+fn extremes() -> [Step; 2] {
+    let dev =
+        ["test", "-p", "warpline-nn", "--test", "extremes", "--target-dir", "target/wrapping"];
+    let release = [
+        "test",
+        "--release",
+        "-p",
+        "warpline-nn",
+        "--test",
+        "extremes",
+        "--target-dir",
+        "target/checked",
+    ];
+    [
+        step(
+            "extremes, dev, no overflow checks",
+            &dev,
+            &[("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false")],
+        ),
+        step(
+            "extremes, release, overflow checks",
+            &release,
+            &[("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true")],
+        ),
+    ]
+}
+
 /// The steps, the quick ones first.
 fn steps(full: bool, test: bool) -> Vec<Step> {
     let mut steps = vec![
@@ -93,6 +122,7 @@ fn steps(full: bool, test: bool) -> Vec<Step> {
                 &[("WARPLINE_SCHEDULES", "64"), ("WARPLINE_SIM_DEVICES", devices)],
             ));
         }
+        steps.extend(extremes());
         let soak = [&all[..], &["--", "--ignored", "soak_"]].concat();
         steps.push(step("soak tests", &soak, &[]));
         let programs = ["test", "-p", "warpline-cuda-sys-safe", "--test", "driver_fuzz"];
@@ -196,6 +226,8 @@ mod tests {
         let devices: Vec<_> = named(&steps, "64 schedules").iter().map(|s| s.env[1]).collect();
         assert_eq!(devices, ["1", "2", "3"].map(|n| ("WARPLINE_SIM_DEVICES", n)));
         assert_eq!(named(&steps, "soak").len(), 1);
+        let checks: Vec<_> = named(&steps, "extremes").iter().map(|s| s.env[0].1).collect();
+        assert_eq!(checks, ["false", "true"]);
         let schedules: Vec<_> = named(&steps, "threads").iter().map(|s| s.env[1].1).collect();
         assert_eq!(schedules, ["20000", "20000", "6000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));

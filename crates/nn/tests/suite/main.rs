@@ -5,7 +5,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod boxes;
-mod extreme_arguments;
 mod files;
 mod from_pytorch;
 mod launches;
