@@ -81,7 +81,7 @@ fn circular(at: &str, n: usize) -> Result<Tensor> {
     use warpline::functional::PadMode;
     let options = ConvOptions { padding: [n, 0].into(), ..Default::default() };
     let conv = Conv2d::new(1, 1, [1, 1], options, at)?.padding_mode(PadMode::Circular);
-    Ok(conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.zeros_like(())?)
+    conv.forward(&m(at).reshape([1, 1, 2, 3])?)?.zeros_like(())
 }
 
 fn stepped<S: Scheduler>(at: &str, make: impl FnOnce(&mut Sgd) -> Result<S>) -> Result<f64> {

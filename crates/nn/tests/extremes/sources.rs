@@ -100,7 +100,7 @@ fn qualified(before: &str, name: String) -> Option<String> {
     }
     let is_impl = |line: &&str| line.trim_start().starts_with("impl");
     let head = before.lines().rev().find(is_impl)?.trim_start().strip_prefix("impl")?;
-    let head = head.trim_start_matches(|c: char| c == '<' || c == '\'' || c == ' ');
+    let head = head.trim_start_matches(['<', '\'', ' ']);
     let of = head.find("> ").filter(|at| *at < 4).map_or(head, |at| &head[at + 2..]);
     let of: String = of.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     (!of.is_empty()).then(|| format!("{of}::{name}"))

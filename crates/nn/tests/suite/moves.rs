@@ -200,7 +200,9 @@ fn hooks_go_with_the_parameter_and_their_handles_still_remove_them() {
             let calls = Arc::new([const { AtomicUsize::new(0) }; 2]);
             let count = |i: usize| {
                 let calls = calls.clone();
-                move || drop(calls[i].fetch_add(1, Ordering::Relaxed))
+                move || {
+                    calls[i].fetch_add(1, Ordering::Relaxed);
+                }
             };
             let weight = net.layers[0].weight.clone();
             let (grad, leaf) = (count(0), count(1));

@@ -71,6 +71,9 @@ struct Plan {
 
 const LEAVES: usize = 5;
 
+/// The order of hooks, and the bits of each leaf's gradient.
+type Pass = (Vec<String>, Vec<Option<Vec<u32>>>);
+
 impl Plan {
     fn new(seed: u64) -> Self {
         let mut numbers = Numbers(seed);
@@ -85,7 +88,7 @@ impl Plan {
     }
 
     /// Records the graph and runs a backward pass. Returns its order and the bits of all gradients.
-    fn run(&self) -> Result<(Vec<String>, Vec<Option<Vec<u32>>>)> {
+    fn run(&self) -> Result<Pass> {
         let log = Log::default();
         let leaves = (0..LEAVES).map(|i| leaf(format!("leaf {i}"), 0.1 + i as f32, &log));
         let leaves = leaves.collect::<Result<Vec<_>>>()?;

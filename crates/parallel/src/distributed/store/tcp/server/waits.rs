@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_wait_ends_when_all_its_keys_are_set_at_once() {
         let (mut waits, mut values) = (Waits::default(), Values::default());
-        let mut set = |waits: &mut Waits, values: &mut Values, key: &str| {
+        let set = |waits: &mut Waits, values: &mut Values, key: &str| {
             values.set("set", key, b"").unwrap();
             waits.set(key, values)
         };
