@@ -120,8 +120,7 @@ impl Launch {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let secret = Secret::random().map_err(io::Error::other)?;
-        let store =
-            TcpStore::host_with("127.0.0.1:0", Some(&secret)).map_err(io::Error::other)?;
+        let store = TcpStore::host_with("127.0.0.1:0", Some(&secret)).map_err(io::Error::other)?;
         let (ended, ends) = channel();
         let mut ranks = Ranks {
             children: Vec::new(),

@@ -90,9 +90,10 @@ fn examine(group: &Shared, reason: String, unfinished: Option<Call>) -> Failure 
         None => format!("rank {rank} has reported: {reason}"),
     };
     let mut lost = lost(
-        parts.store.set(&format!("record/{rank}"), &record::encode(&own)).and_then(|()| {
-            parts.store.compare_set(FAILED, b"", told.as_bytes()).map(drop)
-        }),
+        parts
+            .store
+            .set(&format!("record/{rank}"), &record::encode(&own))
+            .and_then(|()| parts.store.compare_set(FAILED, b"", told.as_bytes()).map(drop)),
     );
     let deadline = Instant::now() + bound(parts.timeout);
     let (mut others, mut missing) = (Vec::new(), Vec::new());

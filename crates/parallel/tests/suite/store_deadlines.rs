@@ -36,7 +36,6 @@ fn serve(answer: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     address
 }
 
-
 #[test]
 fn connecting_to_a_silent_or_dripping_server_ends_at_the_timeout() {
     let silent = serve(|stream| {

@@ -84,7 +84,8 @@ fn ranks_meet_their_deadlines_under_ten_thousand_hostile_connections() {
                         if rounds < 3 {
                             let barrier = |rank| format!("{rank}/{rounds}");
                             let all: Vec<_> = (0..RANKS).map(barrier).collect();
-                            store.wait(&all.iter().map(String::as_str).collect::<Vec<_>>(), LONG)?;
+                            store
+                                .wait(&all.iter().map(String::as_str).collect::<Vec<_>>(), LONG)?;
                         }
                         let error = store.get("never", Duration::from_millis(20)).unwrap_err();
                         assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
@@ -141,7 +142,8 @@ fn a_client_whose_messages_are_mutated_harms_only_itself() {
     // A generator with a fixed seed.
     let mut state = 1u64;
     let mut random = move |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below
     };
     for round in 0..400 {

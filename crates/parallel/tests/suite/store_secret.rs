@@ -234,7 +234,12 @@ fn a_job_over_several_machines_without_a_secret_is_an_error_that_says_how_to_set
     // The launcher sets a secret, so the rank is started without it.
     let run = |address: &str, rank: &str, secret: Option<&str>| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args([&*crate::named(module_path!(), "rank"), "--exact", "--ignored", "--nocapture"]);
+        command.args([
+            &*crate::named(module_path!(), "rank"),
+            "--exact",
+            "--ignored",
+            "--nocapture",
+        ]);
         command.env("WARPLINE_DRIVER", "sim:1").env("RANK", rank).env("WORLD_SIZE", "2");
         command.env("MASTER_ADDR", address).env("MASTER_PORT", "29511").env("LOCAL_RANK", "0");
         if let Some(secret) = secret {
@@ -248,7 +253,10 @@ fn a_job_over_several_machines_without_a_secret_is_an_error_that_says_how_to_set
         assert!(lines.contains("set WARPLINE_SECRET to the same random text"), "{lines}");
     }
     let lines = run("192.0.2.1", "0", Some("short"));
-    assert!(lines.contains("WARPLINE_SECRET: the secret cannot be used: it has 5 bytes"), "{lines}");
+    assert!(
+        lines.contains("WARPLINE_SECRET: the secret cannot be used: it has 5 bytes"),
+        "{lines}"
+    );
     // With a secret, the address is refused for what it is: another machine's.
     let lines = run("192.0.2.1", "0", Some(TEXT));
     assert!(lines.contains("cannot listen on 192.0.2.1:29511"), "{lines}");

@@ -242,7 +242,8 @@ fn record<'a>(from: &mut impl Read, bytes: &'a mut Vec<u8>) -> io::Result<Option
         return Err(not_a_store("a record"));
     }
     from.take((key + value) as u64).read_to_end(bytes)?;
-    let Some((key, value)) = bytes[HEADER..].split_at_checked(key).filter(|(_, v)| v.len() == value)
+    let Some((key, value)) =
+        bytes[HEADER..].split_at_checked(key).filter(|(_, v)| v.len() == value)
     else {
         return Ok(None);
     };
@@ -298,9 +299,7 @@ impl Unchecked for FileStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
-        self.waited(("wait", keys, timeout), |log| {
-            log.values.contains_all(keys).then_some(())
-        })
+        self.waited(("wait", keys, timeout), |log| log.values.contains_all(keys).then_some(()))
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {

@@ -137,11 +137,9 @@ impl TcpStore {
             Err((addresses, failed)) => {
                 let address = shown(&addresses);
                 Err(match failed {
-                    Failed::Io(error) => StoreError::Unreachable {
-                        address,
-                        timeout,
-                        reason: reason(&error),
-                    },
+                    Failed::Io(error) => {
+                        StoreError::Unreachable { address, timeout, reason: reason(&error) }
+                    }
                     Failed::Foreign(reason) => StoreError::NotAStore { address, reason },
                     Failed::Secret(reason) => StoreError::WrongSecret { address, reason },
                 })
@@ -192,8 +190,12 @@ impl TcpStore {
             Err(Failed::Io(error)) => {
                 Err(StoreError::Lost { op, address: address(), reason: reason(&error) })
             }
-            Err(Failed::Foreign(reason)) => Err(StoreError::NotAStore { address: address(), reason }),
-            Err(Failed::Secret(reason)) => Err(StoreError::WrongSecret { address: address(), reason }),
+            Err(Failed::Foreign(reason)) => {
+                Err(StoreError::NotAStore { address: address(), reason })
+            }
+            Err(Failed::Secret(reason)) => {
+                Err(StoreError::WrongSecret { address: address(), reason })
+            }
         }
     }
 
@@ -229,7 +231,8 @@ impl TcpStore {
         let end = Deadline::after(timeout.saturating_add(SLACK));
         loop {
             let slice = deadline.left().min(WAIT_SLICE);
-            let reply = self.request_until(op, &request(slice), end.at_most(slice + CALL_TIMEOUT))?;
+            let reply =
+                self.request_until(op, &request(slice), end.at_most(slice + CALL_TIMEOUT))?;
             match reply {
                 None if end.has_passed() => return Err(timed_out(op, keys, timeout)),
                 None => return Err(self.silent(op)),

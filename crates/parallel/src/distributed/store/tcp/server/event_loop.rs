@@ -210,8 +210,7 @@ impl EventLoop {
             self.close_oldest_stranger();
         }
         let interest = Interest::READABLE | Interest::WRITABLE;
-        let registered =
-            self.poll.registry().register(&mut stream, Token(self.next_id), interest);
+        let registered = self.poll.registry().register(&mut stream, Token(self.next_id), interest);
         if stream.set_nodelay(true).and(registered).is_err() {
             return;
         }
