@@ -157,12 +157,13 @@ impl Connection {
         Ok(true)
     }
 
-    /// An error if the client has closed the connection while it waits for its reply.
+    /// An error if the client has closed the connection, or sent more, before its reply.
     fn gone(&self) -> io::Result<()> {
         match self.stream.peek(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => Ok(()),
+            Ok(_) => Err(wire::invalid("a request before the reply to the last one")),
         }
     }
 }

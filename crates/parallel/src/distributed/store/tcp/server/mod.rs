@@ -41,6 +41,10 @@ impl Server {
             }
         }
         let listener = bound?;
+        // A short queue would overflow under a flood, and a client's connection would then take
+        // seconds. The system may allow less.
+        #[cfg(unix)]
+        rustix::net::listen(&listener, 4096)?;
         let address = listener.local_addr()?;
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKER)?;
