@@ -164,7 +164,7 @@ fn sequence<R>(
 /// Computes `f` of the inputs and keeps nothing but these: in the backward pass it is computed again, this time
 /// with what its own backward pass needs (`torch.utils.checkpoint`), and with the same random numbers, of the CPU's
 /// generator and of those of the inputs' devices. Tensors that `f` has by itself, such as parameters, get their
-/// gradients then, but none from [`grad`]. At least one input has to want a gradient.
+/// gradients then, but none from [`grad`](crate::autograd::grad). At least one input has to want a gradient.
 ///
 /// ```
 /// use warpline::{autograd, tensor};
