@@ -134,12 +134,13 @@ forward!(PReLU, this, x => {
 impl PReLU {
     #[track_caller]
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
-    let mut sizes = vec![1isize; x.dim().max(1)];
-    if self.weight.numel() > 1 && x.dim() > 1 {
-        sizes[1] = self.weight.numel() as isize;
-    }
-    let slope = if x.dim() > 1 { self.weight.reshape(&sizes)? } else { Tensor::clone(&self.weight) };
-    // At zero the gradient is that of the slope alone.
-    x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
+        let mut sizes = vec![1isize; x.dim().max(1)];
+        if self.weight.numel() > 1 && x.dim() > 1 {
+            sizes[1] = self.weight.numel() as isize;
+        }
+        let slope =
+            if x.dim() > 1 { self.weight.reshape(&sizes)? } else { Tensor::clone(&self.weight) };
+        // At zero the gradient is that of the slope alone.
+        x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
     }
 }

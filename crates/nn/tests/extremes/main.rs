@@ -210,9 +210,9 @@ fn call(
 /// Whether an error is of the function that was called, at a line of the table.
 fn names_call(name: &str, error: &Error) -> bool {
     let (text, kind) = (error.to_string(), name.split("::").next().unwrap_or(name));
-    let named = [name, kind].iter().any(|op| {
-        text.starts_with(&format!("{op}: ")) || text.contains(&format!("(in {op})"))
-    });
+    let named = [name, kind]
+        .iter()
+        .any(|op| text.starts_with(&format!("{op}: ")) || text.contains(&format!("(in {op})")));
     named && error.location().is_some_and(|at| at.file().contains("extremes"))
 }
 

@@ -56,7 +56,8 @@ fn modules_fail_under_their_own_names() -> Result<()> {
         refused("LSTMCell", cell.forward(&ones([2, 5], at)?, (&hidden, &hidden)));
         refused("LSTMCell", cell.forward(&x, (&hidden, &x)));
         let lstm = LSTM::new(3, 4, at)?;
-        let (steps, state, other) = (ones([5, 2, 3], at)?, ones([1, 2, 4], at)?, ones([1, 2, 5], at)?);
+        let (steps, state, other) =
+            (ones([5, 2, 3], at)?, ones([1, 2, 4], at)?, ones([1, 2, 5], at)?);
         refused("LSTM", lstm.forward(&steps, (&state, &other)));
         refused("LSTM", lstm.forward(&steps, (&other, &state)));
         refused("LSTM", lstm.forward(&ones([5, 2, 7], at)?, None));

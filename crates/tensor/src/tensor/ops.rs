@@ -235,9 +235,7 @@ fn into_first(
             return promoting(exec.target(), op, common, &args, a.as_view());
         }
         TensorOrScalar::Tensor(b)
-            if in_step(a, b)
-                && a.is_cuda() == b.is_cuda()
-                && !is_unrounded(op, a, b, common) =>
+            if in_step(a, b) && a.is_cuda() == b.is_cuda() && !is_unrounded(op, a, b, common) =>
         {
             check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
             check_together(name, a, b)?;

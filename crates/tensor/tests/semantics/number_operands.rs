@@ -63,8 +63,7 @@ impl<'a> Golden<'a> {
     fn check(&self, out: &Tensor) -> Result<()> {
         let dtype = self.case["output_dtype"].as_str().and_then(DType::from_name);
         assert_eq!(Some(out.dtype()), dtype, "{}", self.case);
-        let (own, expected) =
-            (out.to(DType::F64)?.to_vec::<f64>()?, numbers(&self.case["output"]));
+        let (own, expected) = (out.to(DType::F64)?.to_vec::<f64>()?, numbers(&self.case["output"]));
         assert_eq!(own, expected, "{} on {}", self.case, out.device());
         Ok(())
     }

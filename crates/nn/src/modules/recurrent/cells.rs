@@ -107,8 +107,7 @@ impl LSTMCell {
         let op = "LSTMCell";
         check(op, &self.weights, x, &[hidden, cell])?;
         let gates = self.weights.of_input(x).of(op)?;
-        let (hidden, next) =
-            Kind::Lstm.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
+        let (hidden, next) = Kind::Lstm.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
         // An LSTM's step has one.
         Ok((hidden, next.unwrap_or_else(|| cell.clone())))
     }

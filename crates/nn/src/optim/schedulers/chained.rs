@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use warpline::{Error, Result};
 
-use crate::called::Called;
 use super::{Scheduler, SchedulerState, check_groups, initial_lrs};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 /// One of the schedules that PyTorch computes from the rate before: [`StepLR`], [`MultiStepLR`], [`ExponentialLR`],

@@ -18,9 +18,9 @@ pub use plateau::{PlateauOptions, ReduceLROnPlateau, Threshold};
 pub use restarts::CosineAnnealingWarmRestarts;
 pub use sequential::SequentialLR;
 
-use crate::called::Called;
 use super::Optimizer;
 use crate::StateDict;
+use crate::called::Called;
 
 /// Sets an optimizer's learning rates by the number of epochs, or of whatever it is that [`Scheduler::step`] is called after
 /// (`torch.optim.lr_scheduler.LRScheduler`). It is made for one optimizer, whose rates it sets to those of the beginning.

@@ -4,8 +4,8 @@ use std::f64::consts::PI;
 
 use warpline::{Error, Result};
 
-use crate::called::Called;
 use super::{Scheduler, SchedulerState, check_groups};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "OneCycleLR";
@@ -144,7 +144,9 @@ impl OneCycleLR {
                     optimizer.set_lr(group, lr).here()?;
                     self.last_lr[group] = lr;
                     if let Some(name) = momentum {
-                        optimizer.set_setting(group, name, self.between(phase.momentum, part)).here()?;
+                        optimizer
+                            .set_setting(group, name, self.between(phase.momentum, part))
+                            .here()?;
                     }
                     break;
                 }

@@ -2,8 +2,8 @@
 
 use warpline::{Error, Result};
 
-use crate::called::Called;
 use super::{SchedulerState, check_groups};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "ReduceLROnPlateau";

@@ -4,8 +4,8 @@ use std::f64::consts::PI;
 
 use warpline::{Error, Result};
 
-use crate::called::Called;
 use super::{Scheduler, SchedulerState, check_groups, initial_lrs};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "CosineAnnealingWarmRestarts";

@@ -4,8 +4,8 @@ use std::fmt;
 
 use warpline::{Error, Result};
 
-use crate::called::Called;
 use super::{Scheduler, SchedulerState, initial_lrs};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "SequentialLR";
