@@ -36,11 +36,6 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Enters that the host has seen the record's work done.
-    fn settle(&self) -> Result<()> {
-        self.point.settle(self.event.core())
-    }
-
     /// Refuses to wait on the host for captured work, which does not run.
     #[track_caller]
     fn refuse_captured(&self, call: &'static str) -> Result<()> {
@@ -160,7 +155,7 @@ impl Event {
         let event = &recorded.event;
         let done = event.query().map_err(|e| event.core().surfaced(None, e))?;
         if done {
-            recorded.settle()?;
+            recorded.point.settle(event.core());
         }
         Ok(done)
     }
@@ -169,7 +164,7 @@ impl Event {
     /// if it was never recorded.
     ///
     /// # Errors
-    /// As [`Event::query`].
+    /// As [`Event::query`]; [`StreamError::IndexCheck`] as of [`Stream::synchronize`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (event, generation) = match &*self.lock() {
@@ -182,7 +177,7 @@ impl Event {
         event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
         // If it was recorded anew meanwhile, which record was waited for is not known.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
-            recorded.settle()?;
+            recorded.point.settle_and_report(event.core())?;
         }
         Ok(())
     }
