@@ -7,6 +7,7 @@ use warpline_cuda_sys_safe::EventFlags;
 use warpline_sync::{Mutex, MutexGuard};
 
 use crate::clock::Point;
+use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
 use crate::{Result, StreamError};
@@ -167,9 +168,30 @@ impl Event {
     /// As [`Event::query`]; [`StreamError::IndexCheck`] as of [`Stream::synchronize`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        self.wait_on_host("synchronize", Point::settle_and_report)
+    }
+
+    /// [`Event::synchronize`] that leaves failed checks for `synchronize` to report.
+    ///
+    /// # Errors
+    /// As [`Event::query`].
+    #[track_caller]
+    pub fn host_wait(&self) -> Result<()> {
+        self.wait_on_host("host_wait", |point, core| {
+            point.settle(core);
+            Ok(())
+        })
+    }
+
+    #[track_caller]
+    fn wait_on_host(
+        &self,
+        call: &'static str,
+        settle: impl FnOnce(&Point, &Core) -> Result<()>,
+    ) -> Result<()> {
         let (event, generation) = match &*self.lock() {
             Some(recorded) => {
-                recorded.refuse_captured("synchronize")?;
+                recorded.refuse_captured(call)?;
                 (Arc::clone(&recorded.event), recorded.generation)
             }
             None => return Ok(()),
@@ -177,7 +199,7 @@ impl Event {
         event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
         // If it was recorded anew meanwhile, which record was waited for is not known.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
-            recorded.point.settle_and_report(event.core())?;
+            settle(&recorded.point, event.core())?;
         }
         Ok(())
     }

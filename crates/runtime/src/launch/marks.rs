@@ -1,9 +1,9 @@
-//! How failed checks of indices and failed collectives are passed on, from what work reads to what it
-//! writes.
+//! Passes failed checks of indices and failed collectives on, from the data that work reads to the data
+//! that it writes.
 //!
-//! A launch of a kernel that checks, and one of a collective, marks what it writes. Work that reads
-//! marked bytes marks what it writes with the same, as whether it failed is not known yet; where it is
-//! known, the work is refused. Bytes that are overwritten lose their marks.
+//! A launch of a kernel that checks, or of a collective, marks its results. Work that reads marked bytes
+//! marks its own results with the same, because the outcome is not known yet. Once a failure is known,
+//! such work is refused. Bytes that are overwritten lose their marks.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -187,7 +187,8 @@ impl Stream {
     }
 
     /// Blocks the host until operation `op` is done; later work is not waited for where a
-    /// checkpoint tells them apart. Costs a compare when that is already known.
+    /// checkpoint tells them apart. Costs a compare when that is already known. Failed checks are left
+    /// for [`Stream::synchronize`] to report.
     ///
     /// # Errors
     /// As [`Stream::query`].
