@@ -36,6 +36,17 @@ pub enum AllocError {
         /// From what size, in bytes.
         bytes: usize,
     },
+    /// The request comes from a call that the allocator makes to allocate memory, such as the source of
+    /// a memory pool.
+    #[error(
+        "allocating {} failed: the call comes from the source of a memory pool, which cannot use the \
+         caching allocator; allocate from the driver there (`DeviceMemory::new`)",
+        size_text(*requested)
+    )]
+    InsideSource {
+        /// The request, in bytes.
+        requested: usize,
+    },
     /// The backend failed with something else than a lack of memory.
     #[error("allocating {} failed: {cause}", size_text(*requested))]
     Backend {

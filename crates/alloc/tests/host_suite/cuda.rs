@@ -1,10 +1,12 @@
 //! The backend over the CUDA driver layer.
 #![cfg(feature = "cuda")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use warpline_alloc::{
     AllocError, AllocatorConfig, CudaAllocator, CudaBackend, CudaHostBackend, CudaHostCache,
+    PoolOptions,
 };
 use warpline_cuda_sys_safe::null::NullDriver;
 use warpline_cuda_sys_safe::owned::{DeviceMemory, Stream};
@@ -198,4 +200,33 @@ fn the_state_agrees_with_a_driver_that_refuses() {
         drop((allocator, streams));
         assert!(sim.usage().all_released(), "{options}: {:?}", sim.usage());
     }
+}
+
+/// Where the source waits for a lock that its own thread holds, it never returns.
+#[test]
+fn a_pools_source_that_allocates_is_an_error_and_no_hang() {
+    let (done, result) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let driver = driver(1);
+        let backend = CudaBackend::new(driver.clone(), 0);
+        let allocator = CudaAllocator::new(backend.clone(), AllocatorConfig::default());
+        let stream = Stream::default_of(&driver, 0);
+        let inner = Arc::new(Mutex::new(Vec::new()));
+        let (again, own, errors) = (allocator.clone(), stream.clone(), inner.clone());
+        let over = backend.with_source(move |driver, device, bytes| {
+            again.empty_cache();
+            errors.lock().unwrap().push(again.malloc(1 << 20, &own).map(drop));
+            Ok(DeviceMemory::new(driver, device, bytes)?.into())
+        });
+        let pool = allocator.new_pool_over(over, PoolOptions::default());
+        let block = {
+            let _route = allocator.use_pool(&pool);
+            allocator.malloc(1 << 20, &stream).unwrap()
+        };
+        assert!(pool.holds(&block));
+        drop(allocator.malloc(1 << 20, &stream).unwrap());
+        done.send(std::mem::take(&mut *inner.lock().unwrap())).unwrap();
+    });
+    let errors = result.recv_timeout(Duration::from_secs(20)).expect("the source hangs");
+    assert!(matches!(errors[..], [Err(AllocError::InsideSource { .. })]), "{errors:?}");
 }
