@@ -38,7 +38,9 @@ pub use layout::{Layout, MemoryFormat, Sizes, Strides, broadcast, checked_numel,
 pub use race::printed;
 pub use race::{Race, RaceReport, RacingUse};
 pub use replays::{Calls, Replays};
-pub use runtime::{CudaDevice, HostCacheStats, Runtime, RuntimeConfig, Staging, SyncPolicy};
+pub use runtime::{
+    CudaDevice, GeneratorGuard, HostCacheStats, Runtime, RuntimeConfig, Staging, SyncPolicy,
+};
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
 pub use storage::{ExportedStorage, Site, Storage, Version};
 pub use view::{Operand, View};

@@ -83,7 +83,7 @@ impl Generator {
 #[track_caller]
 pub fn get_rng_state() -> Result<Tensor> {
     let runtime = runtime();
-    let state = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner).state();
+    let state = runtime.cpu_generator().state();
     crate::tensor(state, crate::Device::Cpu)
 }
 
@@ -95,7 +95,7 @@ pub fn get_rng_state() -> Result<Tensor> {
 pub fn set_rng_state(state: &Tensor) -> Result<()> {
     let state = bytes("set_rng_state", state)?;
     let runtime = runtime();
-    let mut generator = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut generator = runtime.cpu_generator();
     generator.set_state(&state)
 }
 

@@ -15,7 +15,6 @@ mod real;
 mod tests;
 
 use std::panic::Location;
-use std::sync::PoisonError;
 
 use half::{bf16, f16};
 
@@ -269,7 +268,7 @@ fn on_cpu(
     let order = order(site.op, out.layout)?;
     let runtime = target.runtime();
     // Taken before the storage's lock, always: two fills of one tensor wait for one another here.
-    let mut generator = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut generator = runtime.cpu_generator();
     launch::with_operands(site, &[out.write()], &[], |launch| {
         let (numel, contiguous) = (out.numel(), out.layout.is_contiguous());
         f(&Out { launch, order, numel, contiguous }, out.dtype, &mut generator);

@@ -334,7 +334,7 @@ fn a_refused_op_draws_nothing() {
     let [here, there] = devices.map(|device| device.device().stream_from_pool(0).unwrap());
     let ours = Target::Cuda(&runtimes[0], devices[0], &here);
     let out = Tensor::garbage(ours, DType::I64, &[8]);
-    let state = || format!("{:?}", devices[0].generator().lock().unwrap());
+    let state = || format!("{:?}", devices[0].generator());
     let before = state();
     for target in [
         Target::Cuda(&runtimes[0], devices[0], &there),

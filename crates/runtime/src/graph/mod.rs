@@ -10,7 +10,7 @@ mod philox;
 mod pool;
 
 use std::panic::Location;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
@@ -196,8 +196,7 @@ impl Graph {
         let mut generator = None;
         if self.draws > 0 {
             let target = Target::Cuda(&self.runtime, device, stream);
-            let held =
-                generator.insert(device.generator().lock().unwrap_or_else(PoisonError::into_inner));
+            let held = generator.insert(device.generator());
             philox::set_state(target, state, held, self.draws, site.location)?;
         }
         let used = self.used();

@@ -1,18 +1,19 @@
 //! Where a random op on CUDA starts: in the generator's sequence, or in that of a replay.
 
 use std::panic::Location;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
-use warpline_sync::MutexGuard;
 
 use super::Log;
 use crate::generator::CudaGenerator;
 use crate::host::{self, Shared};
 use crate::launch::{self, Call, Code};
 use crate::module::{Program, Source};
-use crate::{CudaDevice, DType, Error, Layout, Operand, Result, Storage, Target, View};
+use crate::{
+    CudaDevice, DType, Error, GeneratorGuard, Layout, Operand, Result, Storage, Target, View,
+};
 
 /// What writes where the random ops of a replay start.
 pub(crate) static PHILOX: Program = Program::new("philox", &[""], &["set_state"], |_, _| {
@@ -52,7 +53,7 @@ impl Place {
 pub struct Sequence<'a>(Origin<'a>);
 
 enum Origin<'a> {
-    Generator(MutexGuard<'a, CudaGenerator>),
+    Generator(GeneratorGuard<'a, CudaGenerator>),
     Graph(Arc<Log>),
 }
 
@@ -80,9 +81,7 @@ impl<'a> Sequence<'a> {
         let log = if let Target::Cuda(_, _, stream) = target { Log::of(stream) } else { None };
         Self(match log {
             Some(log) => Origin::Graph(log),
-            None => {
-                Origin::Generator(device.generator().lock().unwrap_or_else(PoisonError::into_inner))
-            }
+            None => Origin::Generator(device.generator()),
         })
     }
 

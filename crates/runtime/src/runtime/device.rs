@@ -1,6 +1,6 @@
 //! One device of a runtime: its allocator, loaded kernels and generator.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use warpline_alloc::cuda::{CudaAllocator, CudaBackend};
 use warpline_cuda_sys_safe::{DeviceProperties, Driver, FunctionHandle};
@@ -18,7 +18,7 @@ pub struct CudaDevice {
     device: Device,
     allocator: CudaAllocator,
     kernels: KernelCache,
-    generator: Mutex<CudaGenerator>,
+    pub(super) generator: Mutex<CudaGenerator>,
 }
 
 impl CudaDevice {
@@ -62,15 +62,9 @@ impl CudaDevice {
         &self.allocator
     }
 
-    /// Its random generator (Philox).
-    #[must_use]
-    pub fn generator(&self) -> &Mutex<CudaGenerator> {
-        &self.generator
-    }
-
     /// Seeds its generator (`torch.cuda.manual_seed`).
     pub fn manual_seed(&self, seed: u64) {
-        self.generator.lock().unwrap_or_else(PoisonError::into_inner).manual_seed(seed);
+        self.generator().manual_seed(seed);
     }
 
     /// A kernel, loading its module on first use.

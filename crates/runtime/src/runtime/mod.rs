@@ -1,6 +1,7 @@
 //! A runtime: one driver, its devices, their caches, and how they are to be used.
 
 mod device;
+mod generators;
 mod host_cache;
 mod peers;
 mod shared;
@@ -8,7 +9,7 @@ mod staging;
 
 use std::panic::Location;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use warpline_alloc::cuda::{CudaHostBackend, CudaHostCache};
 use warpline_alloc::{AllocatorConfig, HostConfig};
@@ -22,6 +23,7 @@ use crate::race::Detector;
 use crate::{Error, Race, RaceReport, Result};
 
 pub use device::CudaDevice;
+pub use generators::GeneratorGuard;
 pub use host_cache::HostCacheStats;
 pub(crate) use host_cache::{HostCache, KEPT_FROM};
 use peers::Peers;
@@ -252,15 +254,9 @@ impl Runtime {
         }
     }
 
-    /// The generator of CPU tensors (MT19937).
-    #[must_use]
-    pub fn cpu_generator(&self) -> &Mutex<CpuGenerator> {
-        &self.0.cpu_generator
-    }
-
-    /// Seeds every generator (`torch.manual_seed`).
+    /// Seeds every generator that this thread draws from (`torch.manual_seed`).
     pub fn manual_seed(&self, seed: u64) {
-        self.0.cpu_generator.lock().unwrap_or_else(PoisonError::into_inner).manual_seed(seed);
+        self.cpu_generator().manual_seed(seed);
         for gpu in &self.0.gpus {
             gpu.manual_seed(seed);
         }

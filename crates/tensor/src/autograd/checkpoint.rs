@@ -1,6 +1,6 @@
 //! Less memory for more time: what is computed again in the backward pass.
 
-use std::sync::{OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use warpline_runtime::Target;
 use warpline_runtime::graph::{Position, Sequence};
@@ -119,13 +119,13 @@ impl Generators {
                 devices.extend(position.map(|position| (tensor.detach(), position)));
             }
         }
-        let cpu = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner).state();
+        let cpu = runtime.cpu_generator().state();
         Ok(Self { cpu, devices })
     }
 
     /// Makes the generators go on from here.
     fn set(&self, runtime: &Runtime) -> Result<()> {
-        let mut cpu = runtime.cpu_generator().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cpu = runtime.cpu_generator();
         cpu.set_state(&self.cpu)?;
         drop(cpu);
         self.devices.iter().try_for_each(|(tensor, position)| {

@@ -1,7 +1,5 @@
 //! The generators of devices.
 
-use std::sync::PoisonError;
-
 use super::CudaDeviceArg;
 use crate::called::Called as _;
 use crate::generator::bytes;
@@ -39,7 +37,7 @@ pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("get_rng_state")?;
     let gpu = runtime.device(index)?;
-    let state = gpu.generator().lock().unwrap_or_else(PoisonError::into_inner).state();
+    let state = gpu.generator().state();
     crate::tensor(state, crate::Device::Cpu)
 }
 
@@ -54,5 +52,5 @@ pub fn set_rng_state(state: &Tensor, device: impl CudaDeviceArg) -> Result<()> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("set_rng_state")?;
     let gpu = runtime.device(index)?;
-    gpu.generator().lock().unwrap_or_else(PoisonError::into_inner).set_state(&state)
+    gpu.generator().set_state(&state)
 }

@@ -111,6 +111,10 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     /// Threads that load; 0 loads in the iterating thread.
+    ///
+    /// As in PyTorch, each iteration draws a base seed, and worker `i` draws from generators of its own, for the CPU
+    /// and each device, with the base seed plus `i`. A sample's random values so depend on the seed and the number of
+    /// workers, not on the workers' speed, and no worker advances the program's generators.
     #[must_use]
     pub fn num_workers(mut self, num_workers: usize) -> Self {
         self.num_workers = num_workers;
@@ -162,8 +166,8 @@ impl<D: Dataset> DataLoader<D> {
     #[track_caller]
     pub fn iter_from(&self, first: usize) -> Result<Batches<D>> {
         let n = self.dataset.len();
-        // PyTorch's workers have seeds of their own, which begin here: what is drawn later is as there.
-        draw(self.generator.as_ref());
+        // Drawn without workers too, so that later draws are PyTorch's.
+        let seed = draw(self.generator.as_ref());
         let order = match &self.sampler {
             Some(sampler) => Some(sampler.indices()),
             None if self.shuffle => {
@@ -194,7 +198,8 @@ impl<D: Dataset> DataLoader<D> {
         let ahead = self.prefetch_factor.min(left);
         let mut workers = Vec::new();
         for worker in 0..self.num_workers.min(left) {
-            workers.push(Worker::start(&job, first + worker, self.num_workers, ahead)?);
+            let seed = seed.wrapping_add(worker as u64);
+            workers.push(Worker::start(&job, first + worker, self.num_workers, (ahead, seed))?);
         }
         Ok(Batches { job, workers, first, next: first })
     }
@@ -233,7 +238,7 @@ impl<D: Dataset> Job<D> {
     }
 }
 
-/// One thread, which loads every `step`-th batch from `first` on.
+/// One thread, which loads every `step`-th batch from `first` on. Its random ops start from a seed of its own.
 #[derive(Debug)]
 struct Worker<B> {
     batches: Option<Receiver<Result<B>>>,
@@ -242,7 +247,12 @@ struct Worker<B> {
 
 impl<B: Send + 'static> Worker<B> {
     #[track_caller]
-    fn start<D>(job: &Arc<Job<D>>, first: usize, step: usize, ahead: usize) -> Result<Self>
+    fn start<D>(
+        job: &Arc<Job<D>>,
+        first: usize,
+        step: usize,
+        (ahead, seed): (usize, u64),
+    ) -> Result<Self>
     where
         D: Dataset,
         D::Sample: Collate<Batch = B>,
@@ -260,9 +270,9 @@ impl<B: Send + 'static> Worker<B> {
                 }
             }
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("loader-{first}"))
-            .spawn(move || with_runtime(&runtime, || modes.within(work)));
+        let thread = std::thread::Builder::new().name(format!("loader-{first}")).spawn(move || {
+            with_runtime(&runtime, || runtime.with_generators(seed, || modes.within(work)))
+        });
         match thread {
             Ok(thread) => Ok(Self { batches: Some(receiver), thread: Some(thread) }),
             Err(e) => Err(Error::invalid("DataLoader", format!("cannot start a worker: {e}"))),

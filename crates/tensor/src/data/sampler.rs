@@ -1,7 +1,6 @@
 //! In which order samples are taken.
 
 use std::fmt;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_runtime::generator::CpuGenerator;
@@ -28,7 +27,7 @@ pub(super) fn draw(generator: Option<&Generator>) -> u64 {
     let next = |generator: &mut CpuGenerator| generator.random64() & i64::MAX as u64;
     match generator {
         Some(own) => next(&mut own.lock()),
-        None => next(&mut runtime().cpu_generator().lock().unwrap_or_else(PoisonError::into_inner)),
+        None => next(&mut runtime().cpu_generator()),
     }
 }
 

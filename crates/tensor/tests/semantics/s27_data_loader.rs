@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use warpline::data::{DataLoader, Dataset, TensorDataset};
-use warpline::{DType, Error, Generator, Result, Tensor, arange, manual_seed, tensor, zeros};
+use warpline::{
+    DType, Device, Error, Generator, Result, SyncPolicy, Tensor, arange, manual_seed, rand, tensor,
+    zeros,
+};
 
 use crate::boxes::within_a_minute;
-use crate::common::{World, cpu};
+use crate::common::{World, cpu, schedules};
 
 crate::rows! {
     schedules(1) s27_batches_are_page_locked gpu_s27_batches_are_page_locked => pinned;
@@ -108,6 +111,70 @@ fn s27_shuffle_is_a_permutation_by_the_cpu_generator() {
             order.sort_unstable();
             assert_eq!(order, (0..50).collect::<Vec<i64>>());
         }
+        Ok(())
+    });
+}
+
+/// Samples of random values, on the CPU and on a device.
+struct Noise(Option<Device>);
+
+impl Dataset for Noise {
+    type Sample = Tensor;
+
+    fn len(&self) -> usize {
+        24
+    }
+
+    fn get(&self, _: usize) -> Result<Tensor> {
+        let host = rand([2], ())?;
+        let Some(device) = self.0 else { return Ok(host) };
+        Tensor::cat(&[&host, &rand([2], device)?.cpu()?], 0)
+    }
+}
+
+#[test]
+fn s27_workers_draw_from_seeds_of_their_own() {
+    schedules(1, SyncPolicy::Auto, |world| {
+        let device = world.places().get(1).copied();
+        let drawn = |batch: &Tensor| batch.to_vec::<f32>();
+        let here = || -> Result<Vec<f32>> {
+            let mut drawn = rand([2], ())?.to_vec::<f32>()?;
+            drawn.extend(device.map_or(Ok(vec![]), |device| rand([2], device)?.to_vec::<f32>())?);
+            Ok(drawn)
+        };
+        let mut mains = Vec::new();
+        for workers in [0, 1, 2, 4] {
+            let mut outcomes = Vec::new();
+            for _ in 0..20 {
+                manual_seed(5);
+                let loader = DataLoader::new(Noise(device)).batch_size(3)?.num_workers(workers);
+                let (mut batches, mut main) = (Vec::new(), Vec::new());
+                for batch in loader.iter()? {
+                    batches.push(drawn(&batch?)?);
+                    main.push(here()?);
+                }
+                if workers > 0 {
+                    mains.push(main);
+                }
+                outcomes.push(batches);
+            }
+            assert!(outcomes.iter().all(|batches| *batches == outcomes[0]), "{workers} workers");
+            if workers == 0 {
+                continue;
+            }
+            // PyTorch's rule: an iteration draws a base seed, to which a worker adds its number.
+            manual_seed(5);
+            let base = world.runtime.cpu_generator().random64() & i64::MAX as u64;
+            for worker in 0..workers {
+                manual_seed(base.wrapping_add(worker as u64));
+                for batch in outcomes[0].iter().skip(worker).step_by(workers) {
+                    let expected: Vec<f32> =
+                        (0..3).map(|_| here()).collect::<Result<Vec<_>>>()?.concat();
+                    assert_eq!(*batch, expected, "worker {worker} of {workers}");
+                }
+            }
+        }
+        assert!(mains.iter().all(|main| *main == mains[0]), "the program's draws");
         Ok(())
     });
 }
