@@ -77,12 +77,8 @@ impl Model {
                 };
                 plain(safe)
             }
-            HostFree { buf, .. }
-                if self.gate.is_some() && self.gated_device != self.buf(buf)?.device =>
-            {
-                None
-            }
-            HostUnregister { device, .. } if self.gate.is_some() && self.gated_device != device => {
+            // The step's device need not be the one that the memory was registered with.
+            HostFree { .. } | HostUnregister { .. } if self.gate.is_some() && self.devices > 1 => {
                 None
             }
             HostFree { buf, .. } | HostUnregister { buf, .. } => {

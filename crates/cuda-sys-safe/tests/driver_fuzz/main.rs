@@ -20,8 +20,11 @@
 //! - Copies between devices on a default stream, which may wait for the other device's as well.
 //! - What other devices say before the lost one does.
 //! - Whether a call that runs out of memory waits: it takes long, and the less there is the longer.
-//! - Whether freeing or unregistering page-locked memory waits for devices other than the one it was
-//!   allocated on or registered with: mostly it does, and now and then not.
+//! - Whether freeing or unregistering page-locked memory waits, where there are several devices: for devices
+//!   other than the one it was allocated on or registered with it mostly does, and now and then not.
+//! - Whether a call of the real driver waits that does not wait on the simulator. Only the time that it takes
+//!   would tell. Such calls are printed as `late` and do not fail a campaign. The opposite is compared: a call
+//!   that returns while the stream is held back has not waited for it.
 //! - Pools with memory that is not freed are not destroyed. That is allowed, but the driver (580)
 //!   then crashes when another pool is destroyed later.
 //! - Graphs of work whose memory was freed are not instantiated: the real driver may crash then.

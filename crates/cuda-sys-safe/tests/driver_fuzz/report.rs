@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::campaign::Campaign;
+use crate::run::LATE;
 use crate::step::Step;
 
 /// The difference that a worker's process has ended.
@@ -103,19 +104,31 @@ impl Report {
         print(class, entry);
     }
 
-    /// How many programs differ each time, and how many have differed and then not.
-    fn differ(&self) -> (u64, u64) {
-        let sure = |class: &String| class == GONE || self.classes[class].again.repeats;
-        let sure = self.differing.iter().filter(|classes| classes.iter().any(sure)).count();
-        (sure as u64, (self.differing.len() - sure) as u64)
+    /// How many programs differ each time, how many have differed and then not, and how many only have calls that
+    /// were late.
+    fn differ(&self) -> [u64; 3] {
+        let late = |class: &String| class.starts_with(LATE);
+        let sure =
+            |class: &String| !late(class) && (class == GONE || self.classes[class].again.repeats);
+        let mut counts = [0; 3];
+        for classes in &self.differing {
+            let kind = match () {
+                () if classes.iter().any(sure) => 0,
+                () if classes.iter().all(late) => 2,
+                () => 1,
+            };
+            counts[kind] += 1;
+        }
+        counts
     }
 
     /// A line on how far it has come.
     pub(crate) fn progress(&self, campaign: &Campaign, began: Instant) -> String {
-        let (differ, once) = self.differ();
+        let [differ, once, late] = self.differ();
         let (agree, of, seconds) = (self.agree, campaign.programs, began.elapsed().as_secs());
         format!(
-            "{seconds} s: of {of} programs {agree} agree, {differ} differ, {once} differed once"
+            "{seconds} s: of {of} programs {agree} agree, {differ} differ, {once} differed once, \
+             {late} have late calls"
         )
     }
 
@@ -132,18 +145,18 @@ impl Report {
             let again = if found.again.repeats { "" } else { ", not each time" };
             println!("{:5} programs{again}, first {}: {class}", found.programs, found.seed);
         }
-        let (differ, once) = self.differ();
+        let [differ, once, late] = self.differ();
         let kind = if campaign.options.sticky { "sticky programs" } else { "programs" };
         println!(
             "{} {kind} agree on {} device(s) (seed {}), {differ} differences, {once} programs \
-             differed once and not again, in {:.1} s, {:.0} programs/s",
+             differed once and not again, {late} have late calls, in {:.1} s, {:.0} programs/s",
             self.agree,
             campaign.options.devices,
             campaign.start,
             self.took.as_secs_f64(),
-            (self.agree + differ + once) as f64 / self.took.as_secs_f64().max(1e-3)
+            (self.agree + differ + once + late) as f64 / self.took.as_secs_f64().max(1e-3)
         );
-        let left = campaign.programs.saturating_sub(self.agree + differ + once);
+        let left = campaign.programs.saturating_sub(self.agree + differ + once + late);
         if left > 0 {
             println!("{left} programs were not run in the time there was");
         }
@@ -164,4 +177,22 @@ fn print(class: &str, found: &Class) {
         text += &format!("    {step:?},\n");
     }
     print!("{text}");
+}
+
+/// Only the time that a call takes tells that it is late.
+#[test]
+fn late_calls_are_shown_and_fail_no_campaign() {
+    let campaign = crate::campaign(crate::worker::First::Driver, false, 1, 3);
+    let mut report = Report::default();
+    let seen = |class: &str| vec![(class.to_owned(), String::new())];
+    report.note(1, Vec::new());
+    report.note(2, seen("late: HostUnregister"));
+    report.settle("late: HostUnregister", Again { repeats: true, ..Again::default() });
+    assert_eq!(report.differ(), [0, 0, 1]);
+    assert!(report.print(&campaign, false));
+    report.note(3, seen("HostUnregister: does not wait / waits"));
+    let returned = "HostUnregister: does not wait / waits";
+    report.settle(returned, Again { repeats: true, ..Again::default() });
+    assert_eq!(report.differ(), [1, 0, 1]);
+    assert!(!report.print(&campaign, false));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::gate::Porter;
+use crate::gate::{Gate, Porter};
 use crate::lane::{Lane, Outcome};
 use crate::model::{Kind, Model, Origin};
 use crate::step::*;
@@ -15,6 +15,9 @@ pub(crate) struct Difference {
     /// The step and what each driver said.
     pub(crate) text: String,
 }
+
+/// Begins the class of a call that only its duration sets apart.
+pub(crate) const LATE: &str = "late";
 
 /// What came of a program.
 #[derive(Debug)]
@@ -126,6 +129,7 @@ impl Run<'_> {
         };
         let ask = !self.model.lost
             && (self.model.capturing() || matches!(step, Step::BeginCapture { .. }));
+        let held = matches!(self.lanes[0].gate, Some(Gate::Real(_)));
         let mut outcomes = Vec::new();
         let mut waits = false;
         // The first lane last: whether the others wait says how patient to be with it.
@@ -137,13 +141,15 @@ impl Run<'_> {
             outcomes.push(outcome);
         }
         outcomes.reverse();
+        let waits_elsewhere = outcomes.iter().skip(1).any(|o| o.waited);
         let first = outcomes[0].clone();
         let apart =
             |o: &Outcome| o.result.is_ok() != first.result.is_ok() || o.status != first.status;
         self.parted |= outcomes.iter().any(apart);
         for (number, other) in outcomes.iter().enumerate().skip(1) {
             if *other != first {
-                self.differ(step, number, &first, other);
+                let late = held && !waits_elsewhere;
+                self.differ(step, (number, late), &first, other);
                 break;
             }
         }
@@ -161,7 +167,15 @@ impl Run<'_> {
         self.model.settle(index, step, &plan, fine, waited, &first.status);
     }
 
-    fn differ(&mut self, step: &Step, lane: usize, first: &Outcome, other: &Outcome) {
+    /// Notes how a lane differs from the first. `late`: the first did not return in time, although no other lane
+    /// waited.
+    fn differ(
+        &mut self,
+        step: &Step,
+        (lane, late): (usize, bool),
+        first: &Outcome,
+        other: &Outcome,
+    ) {
         let names = (self.lanes[0].name.clone(), self.lanes[lane].name.clone());
         let short = |o: &Outcome| match &o.result {
             Ok(value) => value.clone(),
@@ -182,7 +196,9 @@ impl Run<'_> {
             what.push("bytes".to_owned());
         }
         let status = first.status != other.status;
-        let class = if status && what.len() == 1 {
+        let class = if late && what == ["waits / does not wait"] {
+            format!("{LATE}: {}", self.about(step))
+        } else if status && what.len() == 1 {
             format!("{}: captures", self.about(step))
         } else {
             let what: Vec<_> =

@@ -82,6 +82,24 @@ pub(super) fn all() -> Vec<Found> {
             results: &["ok", "ok", "ok", "ok", "ok", "ok", "INVALID_HANDLE"],
         },
         Found {
+            name: "whether releases of page-locked memory wait is not compared on two devices",
+            devices: 2,
+            steps: vec![
+                StreamCreate { stream: 9, device: 0, non_blocking: true, priority: 0 },
+                Pageable { buf: 10, bytes: 64 },
+                HostRegister { buf: 10, device: 1, bytes: 64 },
+                HostAlloc { buf: 11, device: 0, bytes: 64 },
+                Gate { stream: 9 },
+                // Registered with the other device.
+                HostUnregister { buf: 10, device: 0 },
+                HostFree { buf: 11, device: 0 },
+                OpenGate,
+                HostUnregister { buf: 10, device: 0 },
+                HostFree { buf: 11, device: 0 },
+            ],
+            results: &["ok", "ok", "ok", "ok", "ok", "-", "-", "ok", "ok", "ok"],
+        },
+        Found {
             name: "memory is freed whatever device is named, and its own is waited for",
             devices: 2,
             steps: vec![
