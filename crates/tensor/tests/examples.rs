@@ -21,7 +21,7 @@ fn they_run() {
     // With the whole workspace's features, as `cargo test --workspace` has built them.
     let mut build = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     build.args(["build", "--quiet", "--workspace", "--profile", profile, "--target-dir"]);
-    build.arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    build.arg(target);
     let output = build.args(PROGRAMS.iter().flat_map(|name| ["--example", name])).output();
     let output = output.expect("cargo starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -39,8 +39,7 @@ fn they_run() {
 
 #[test]
 fn they_are_short_and_shown() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/");
-    let read = |path: &str| std::fs::read_to_string(format!("{folder}{path}")).expect(path);
+    let read = |path: &str| std::fs::read_to_string(path).expect(path);
     for name in PROGRAMS {
         assert!(read(&format!("examples/{name}.rs")).lines().count() < 80, "{name}");
         assert!(read("src/guide.rs").contains(&format!("{name}.rs")), "{name} is in the guide");

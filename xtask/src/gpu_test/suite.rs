@@ -1,6 +1,6 @@
 //! Running the GPU tests of one binary.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,20 +53,44 @@ struct Ran {
 }
 
 impl Suite {
-    /// Runs the binary's GPU tests one at a time. After a test that takes the process with it, the
-    /// rest runs in a new process.
+    /// Runs the binary's GPU tests one at a time. Tests see only as many GPUs as their names declare, so each number
+    /// of GPUs has a process of its own. After a test that takes the process with it, the rest runs in a new process.
     pub(super) fn run(&self, binary: &Binary) -> Result<Outcome> {
         let listed = self.list(binary)?;
-        let (mut outcome, mut pending) = self.choose(&binary.name, &listed);
+        let (mut outcome, chosen) = self.choose(&binary.name, &listed);
+        let mut by_gpus = BTreeMap::<usize, Vec<String>>::new();
+        for name in chosen {
+            by_gpus.entry(output::gpus_needed(&name).unwrap_or(1)).or_default().push(name);
+        }
         let start = Instant::now();
-        while !pending.is_empty() {
-            println!("\n{} {}: {} GPU tests", binary.package, binary.name, pending.len());
-            let ran = self.execute(binary, &pending)?;
-            let report = output::report(&ran.output, &pending);
-            settle(&mut outcome, &mut pending, report, &ran, &binary.name);
+        for (gpus, mut pending) in by_gpus {
+            while !pending.is_empty() {
+                let (package, name, count) = (&binary.package, &binary.name, pending.len());
+                println!("\n{package} {name}: {count} tests of {gpus} GPUs");
+                let ran = self.execute(binary, &pending, gpus)?;
+                let report = output::report(&ran.output, &pending);
+                settle(&mut outcome, &mut pending, report, &ran, (&binary.name, gpus));
+            }
         }
         outcome.time = start.elapsed();
         Ok(outcome)
+    }
+
+    /// The variable that shows the tests this many GPUs, and its value.
+    fn visible(&self, gpus: usize) -> (&'static str, String) {
+        let set = |wanted: &str| {
+            let value = self.env.iter().rev().find(|(name, _)| name == wanted);
+            value.and_then(|(_, value)| value.clone())
+        };
+        if self.simulated {
+            let spec = set("WARPLINE_DRIVER").unwrap_or_default();
+            let options =
+                spec.split_once(',').map_or(String::new(), |(_, rest)| format!(",{rest}"));
+            return ("WARPLINE_DRIVER", format!("sim:{gpus}{options}"));
+        }
+        const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+        let visible = set(VISIBLE).or_else(|| std::env::var(VISIBLE).ok());
+        (VISIBLE, super::gpus::first(gpus, visible.as_deref()))
     }
 
     fn list(&self, binary: &Binary) -> Result<Vec<String>> {
@@ -120,9 +144,11 @@ impl Suite {
         command
     }
 
-    fn execute(&self, binary: &Binary, names: &[String]) -> Result<Ran> {
+    fn execute(&self, binary: &Binary, names: &[String], gpus: usize) -> Result<Ran> {
+        let (variable, value) = self.visible(gpus);
         let mut child = self
             .command(binary, &self.wrapper)
+            .env(variable, value)
             .args(["--include-ignored", "--exact", "--test-threads=1"])
             .args(names)
             .stdout(Stdio::piped())
@@ -171,13 +197,13 @@ fn settle(
     pending: &mut Vec<String>,
     report: Report,
     ran: &Ran,
-    binary: &str,
+    (binary, gpus): (&str, usize),
 ) {
-    let before = pending.len();
+    let (before, failed_before) = (pending.len(), outcome.failed.len());
     let mut settled: BTreeSet<String> = report.passed;
     outcome.passed += settled.len();
     for name in report.failed {
-        outcome.failed.push(name.clone());
+        outcome.failed.push(format!("{name} (shown as many GPUs as its name declares: {gpus})"));
         settled.insert(name);
     }
     pending.retain(|name| !settled.contains(name));
@@ -191,7 +217,7 @@ fn settle(
         let broke = report.broke.unwrap_or_else(|| pending[0].clone());
         pending.retain(|name| *name != broke);
         outcome.failed.push(format!("{broke}: the process {how} in it"));
-    } else if outcome.failed.is_empty() && !ran.status.is_some_and(|s| s.success()) {
+    } else if outcome.failed.len() == failed_before && !ran.status.is_some_and(|s| s.success()) {
         outcome.failed.push(format!("{binary}: its {before} tests passed, but the process {how}"));
     }
     if errors > 0 {
@@ -250,6 +276,27 @@ mod tests {
         assert_eq!(outcome.not_run, [("gpu2_c".to_owned(), "2 GPUs".to_owned())]);
         let outcome = suite(2).run(&binary(&dir, LIST, ALL_PASS)).unwrap();
         assert_eq!((outcome.passed, outcome.not_run.len()), (3, 0));
+    }
+
+    /// A fake test that passes if it is shown two GPUs.
+    const NEEDS_TWO: &str = "case \"$CUDA_VISIBLE_DEVICES|$WARPLINE_DRIVER\" in \
+        *,*\\|*|*sim:[23]*) for n; do echo \"test $n ... ok\"; done; \
+        echo \"test result: ok. $# passed; 0 failed;\";; \
+        *) echo; echo failures:; for n; do echo \"    $n\"; done; echo; \
+        echo \"test result: FAILED. 0 passed; $# failed;\"; exit 101;; esac";
+
+    #[test]
+    fn a_test_that_opens_more_gpus_than_its_name_declares_fails() {
+        let dir = temp();
+        let binary = binary(&dir, "gpu_a: test\\ngpu2_b: test\\n", NEEDS_TWO);
+        let mut simulated = Suite { simulated: true, ..suite(3) };
+        simulated.env = vec![("WARPLINE_DRIVER".to_owned(), Some("sim:3,lazy".to_owned()))];
+        assert_eq!(simulated.visible(2), ("WARPLINE_DRIVER", "sim:2,lazy".to_owned()));
+        for suite in [suite(3), simulated] {
+            let outcome = suite.run(&binary).unwrap();
+            assert_eq!(outcome.passed, 1);
+            assert_eq!(outcome.failed, ["gpu_a (shown as many GPUs as its name declares: 1)"]);
+        }
     }
 
     #[test]

@@ -127,6 +127,14 @@ pub(crate) fn cpu(body: impl Fn(&World) -> Result<()>) {
     World { runtime, devices: 0, name: "cpu".into(), real: false }.enter(&body);
 }
 
+/// The number of GPUs that a test's name declares: 1 for `gpu_…`, N for `gpuN_…`.
+pub(crate) const fn declared(name: &str) -> usize {
+    match name.as_bytes()[3] {
+        b'_' => 1,
+        digit => (digit - b'0') as usize,
+    }
+}
+
 /// Declares tests of a row: one on the simulator and its twin on real GPUs.
 #[macro_export]
 macro_rules! rows {
@@ -135,6 +143,11 @@ macro_rules! rows {
         fn $sim() {
             $crate::rows!(@ $runner $needs, $body);
         }
+
+        const _: () = assert!(
+            $crate::common::declared(stringify!($gpu)) >= $needs,
+            "a GPU test needs more GPUs than its name declares"
+        );
 
         #[test]
         #[ignore = "needs a GPU"]

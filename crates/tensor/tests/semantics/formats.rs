@@ -5,9 +5,9 @@ use warpline::{DType, MemoryFormat, Result, Tensor, TensorOptions, arange, ones,
 use crate::common::World;
 
 crate::rows! {
-    schedules(2) results_keep_the_order_of_their_operands gpu_results_keep_the_order_of_their_operands
+    schedules(1) results_keep_the_order_of_their_operands gpu_results_keep_the_order_of_their_operands
         => results;
-    schedules(2) copies_keep_the_order_of_dimensions gpu_copies_keep_the_order_of_dimensions => copies;
+    schedules(2) copies_keep_the_order_of_dimensions gpu2_copies_keep_the_order_of_dimensions => copies;
 }
 
 fn matrix(device: &str) -> Result<Tensor> {
