@@ -60,11 +60,12 @@ fn gib(bytes: f64) -> f64 {
     bytes / (1u64 << 30) as f64
 }
 
+/// PyTorch's side. It is part of this program, so that one file is enough on a GPU host.
+const PYTORCH: &str = include_str!("pytorch.py");
+
 /// PyTorch's figures: name, microseconds, bytes at the peak.
 fn torch(python: &str, only: &str) -> anyhow::Result<Vec<(String, f64, f64)>> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/model_speed/pytorch.py");
-    let script = if std::path::Path::new(script).exists() { script } else { "pytorch.py" };
-    let output = Command::new(python).args([script, only]).output()?;
+    let output = Command::new(python).args(["-c", PYTORCH, only]).output()?;
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
     let line = |line: &str| {
@@ -180,4 +181,27 @@ fn gpt(
         figures.push(captured(name, 10, || step(&mut adam))?);
     }
     Ok(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In any folder, as where an archive was unpacked. The shell stands in for Python.
+    #[test]
+    #[cfg(unix)]
+    fn pytorchs_side_is_found_without_its_file() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder =
+            std::env::temp_dir().join(format!("warpline-model-speed-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let python = folder.join("python");
+        let script = "#!/bin/sh\ncase \"$1|$2\" in\n-c*'import torch'*) printf \"$3 step\\t1.5\\t64\\n\";;\n*) exit 1;;\nesac\n";
+        std::fs::write(&python, script).unwrap();
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let figures = torch(python.to_str().unwrap(), "mlp").unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        assert_eq!(figures, [("mlp step".to_owned(), 1.5, 64.0)]);
+    }
 }
