@@ -12,7 +12,9 @@ use warpline_runtime::module::{self, Change, Compiler, Program};
 
 /// The folders of the crates that have programs, with these.
 fn folders(names: &[String]) -> Vec<(PathBuf, Vec<&'static Program>)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // The folder at run time: the checkout may have moved since it was built.
+    let root = std::env::var_os("CARGO_MANIFEST_DIR");
+    let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     let all = [
         (root.join("../runtime/ptx"), module::programs()),
         (root.join("ptx"), warpline_kernels::programs()),

@@ -4,6 +4,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Parser;
@@ -37,10 +38,13 @@ type Digits = (Tensor, Tensor);
 
 /// What is learned from, and every fifth image, which is held out.
 fn digits() -> anyhow::Result<(Digits, Digits)> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/digits.safetensors");
-    let file = load_file(path, "cpu")?;
+    // The folder at run time: the checkout may have moved since it was built.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR");
+    let package = package.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    let path = package.join("examples/data/digits.safetensors");
+    let file = load_file(&path, "cpu")?;
     let (Some(images), Some(labels)) = (file.get("images"), file.get("labels")) else {
-        anyhow::bail!("{path} has no images and labels");
+        anyhow::bail!("{} has no images and labels", path.display());
     };
     let images = images.to(DType::F32)?.div(16.0)?.unsqueeze(1)?;
     let labels = labels.to(DType::I64)?;

@@ -47,7 +47,7 @@ fn the_documented_run_is_what_happens() {
 
 #[test]
 fn a_recorded_workload_is_drawn_too() {
-    let traces = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
+    let traces = std::path::Path::new("tests/traces");
     let trace = Trace::open(&traces.join("multistream_prefetch.csv.gz")).unwrap();
     let map = map::record(&trace, DEFAULT).unwrap();
     assert!(map.columns > 400 && !map.is_short());

@@ -17,7 +17,7 @@ const CAPACITY: usize = 141 << 30;
 
 /// The traces' folder.
 fn traces() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces"))
+    Path::new("tests/traces")
 }
 
 /// Each trace, and what PyTorch did with it in one of its modes.

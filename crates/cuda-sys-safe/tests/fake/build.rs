@@ -11,11 +11,14 @@ pub(crate) fn library(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let out = folder.join(format!("libfake_{name}_{process}_{next}.so"));
-    let source = format!("{}/tests/fake/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+    // The folder at run time: the checkout may have moved since it was built.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR");
+    let package = package.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    let source = package.join(format!("tests/fake/{name}.rs"));
     let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
     let output = Command::new(rustc)
-        .args(["--edition=2024", "--crate-type=cdylib", &source, "-o"])
-        .arg(&out)
+        .args(["--edition=2024", "--crate-type=cdylib", "-o"])
+        .args([&out, &source])
         .output()
         .expect("these tests need rustc");
     let errors = String::from_utf8_lossy(&output.stderr);

@@ -13,7 +13,7 @@ fn fake(name: &str) -> PathBuf {
     let built = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()))
         .args(["--edition=2024", "--crate-type=cdylib", "-o"])
         .arg(folder.join("libcuda.so"))
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/libcuda.rs"))
+        .arg("tests/fake/libcuda.rs")
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
