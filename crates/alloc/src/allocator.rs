@@ -16,7 +16,7 @@ use crate::stats::{Counters, Quantity};
 use crate::trace::Step;
 use crate::{
     AllocatorConfig, Backend, ConfigError, MemoryStats, OutOfMemory, SegmentInfo, Snapshot,
-    TraceAction, TraceConfig, summary,
+    TraceAction, TraceConfig, source, summary,
 };
 
 /// A caching allocator for the memory of one device. Clones share it.
@@ -59,9 +59,13 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
-    /// that still use freed blocks (`torch.cuda.empty_cache`).
+    /// that still use freed blocks (`torch.cuda.empty_cache`). Does nothing in
+    /// the source of a pool and in the drop of foreign memory.
     pub fn empty_cache(&self) {
         let core = &self.shared.core;
+        if source::is_inside() {
+            return; // another call of this thread has the lock
+        }
         let mut policies = lock(&core.policies);
         self.shared.synchronize_events();
         policies.release_cached(core);

@@ -12,7 +12,7 @@ use crate::shard::{Shard, ShardCell, lock};
 use crate::stats::{Counters, Global};
 use crate::sync::{Lasting, is_same};
 use crate::trace::{TraceRing, Tracer};
-use crate::{AllocatorConfig, Backend, Policy, SegmentInfo};
+use crate::{AllocatorConfig, Backend, Policy, SegmentInfo, source};
 
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
@@ -103,8 +103,8 @@ impl<B: Backend> Core<B> {
 
     /// All segments, by address, and what happened until that moment.
     pub(crate) fn report(&self) -> (Vec<SegmentInfo>, TraceRing) {
-        // So that nothing is being mapped.
-        let policies = lock(&self.policies);
+        // So that nothing is being mapped. Inside a source this thread may hold the lock.
+        let policies = (!source::is_inside()).then(|| lock(&self.policies));
         let registry = lock(&self.shards);
         let mut segments = Vec::new();
         let states: Vec<_> = registry.iter().map(|it| (it.pool, it.cell.lock())).collect();

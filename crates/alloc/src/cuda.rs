@@ -67,7 +67,8 @@ impl CudaBackend {
     /// The same device, whose segments `source` allocates, for a
     /// [pool](CachingAllocator::new_pool_over): it is called with the driver, the device's ordinal
     /// and how many bytes there must be at least. Any lock of the allocator's that a hit takes is
-    /// free then, but `source` must not use the allocator.
+    /// free then, but a request of `source` to an allocator is [`AllocError::InsideSource`](crate::AllocError),
+    /// and it must not call the allocator otherwise.
     ///
     /// ```
     /// use warpline_alloc::{AllocatorConfig, PoolOptions, cuda::{CudaAllocator, CudaBackend}};

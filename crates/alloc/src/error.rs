@@ -36,6 +36,17 @@ pub enum AllocError {
         /// From what size, in bytes.
         bytes: usize,
     },
+    /// The request comes from code that the allocator runs while it holds its locks: the source of a
+    /// memory pool, or the drop of the owner of foreign memory.
+    #[error(
+        "allocating {} failed: the source of a memory pool, or the owner of its memory, cannot use the \
+         caching allocator; allocate from the driver there (`DeviceMemory::new`)",
+        size_text(*requested)
+    )]
+    InsideSource {
+        /// The request, in bytes.
+        requested: usize,
+    },
     /// The backend failed with something else than a lack of memory.
     #[error("allocating {} failed: {cause}", size_text(*requested))]
     Backend {

@@ -74,6 +74,7 @@ mod release;
 pub mod rules;
 mod shard;
 mod snapshot;
+mod source;
 mod stats;
 mod summary;
 mod sync;

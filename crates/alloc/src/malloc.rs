@@ -13,7 +13,7 @@ use crate::rules::{round_size, segment_size};
 use crate::shard::{Granted, Request, Shard, ShardCell, State, lock};
 use crate::sync::Lasting;
 use crate::trace::{Step, TraceAction};
-use crate::{AllocError, Backend, Block, CachingAllocator, OutOfMemory, Policy};
+use crate::{AllocError, Backend, Block, CachingAllocator, OutOfMemory, Policy, source};
 
 /// Whether the cache was searched for a request that is no hit.
 struct Searched(bool);
@@ -133,6 +133,9 @@ impl<B: Backend> Shared<B> {
         site: &'static Location<'static>,
         searched: bool,
     ) -> Result<Option<Found<B>>, AllocError> {
+        if source::is_inside() {
+            return Err(AllocError::InsideSource { requested: bytes });
+        }
         let mut state = shard.lock();
         if state.heap.stream != stream {
             return Ok(None);

@@ -1,17 +1,22 @@
 //! Segments on their way back to the backend: they wait for the end of a capture, and what the
 //! backend refuses is tried again.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use warpline_sync::Mutex;
 
-use crate::Backend;
 use crate::core::Core;
 use crate::heap::Released;
 use crate::shard::{Shard, lock};
+use crate::{Backend, source};
 
 /// Segments that are in no heap any more but were not given back.
 pub(crate) struct Releases<M> {
     /// Held while memory goes, so that no capture begins meanwhile.
     lists: Mutex<Lists<M>>,
+    /// Segments dropped by a pool's source or by the owner of foreign memory. Their thread may hold `lists`, so the
+    /// next release takes them.
+    late: Mutex<Vec<Released<M>>>,
 }
 
 struct Lists<M> {
@@ -24,7 +29,8 @@ struct Lists<M> {
 
 impl<M> Default for Releases<M> {
     fn default() -> Self {
-        Self { lists: Mutex::new(Lists { deferred: Vec::new(), refused: Vec::new() }) }
+        let lists = Mutex::new(Lists { deferred: Vec::new(), refused: Vec::new() });
+        Self { lists, late: Mutex::default() }
     }
 }
 
@@ -40,12 +46,36 @@ pub(crate) fn segments<B: Backend>(core: &Core<B>, released: Vec<Released<B::Mem
     if released.is_empty() {
         return;
     }
+    if source::is_inside() {
+        lock(&core.releases.late).extend(released);
+        return;
+    }
     let mut lists = lock(&core.releases.lists);
+    give_back(core, &mut lists, released);
+    release_late(core, &mut lists);
+}
+
+/// Gives segments back, or defers them to the end of a capture.
+fn give_back<B: Backend>(
+    core: &Core<B>,
+    lists: &mut Lists<B::Memory>,
+    released: Vec<Released<B::Memory>>,
+) {
     if core.is_capturing() {
-        defer(core, &mut lists, released);
+        defer(core, lists, released);
     } else {
-        let refused = free(core, released, false);
-        lists.refused.extend(refused);
+        lists.refused.extend(free(core, released, false));
+    }
+}
+
+/// Gives back the segments that were dropped while memory was allocated or released. Their release may drop more.
+fn release_late<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
+    loop {
+        let late = std::mem::take(&mut *lock(&core.releases.late));
+        if late.is_empty() {
+            return;
+        }
+        give_back(core, lists, late);
     }
 }
 
@@ -67,12 +97,14 @@ pub(crate) fn segments_of<B: Backend>(
         let restored = shard.lock().restore(refused);
         lists.refused.extend(restored.err());
     }
+    release_late(core, &mut lists);
 }
 
 /// Tries to give back what the backend refused and what serves nobody, until it refuses again, or
 /// all of it.
 pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     let mut lists = lock(&core.releases.lists);
+    release_late(core, &mut lists);
     if lists.refused.is_empty() || core.is_capturing() {
         return;
     }
@@ -100,6 +132,7 @@ pub(crate) fn deferred<B: Backend>(core: &Core<B>) -> bool {
     let deferred = std::mem::take(&mut lists.deferred);
     let refused = free(core, deferred, true);
     lists.refused.extend(refused);
+    release_late(core, &mut lists);
     true
 }
 
@@ -118,6 +151,9 @@ fn defer<B: Backend>(
 
 /// Gives segments back and counts those out that the backend takes, unless they count as gone
 /// already. Returns the others.
+///
+/// To free foreign memory drops its owner, a value of the program. The owner cannot use the allocator, because its
+/// thread holds the allocator's locks. If it panics, the memory counts as given back.
 fn free<B: Backend>(
     core: &Core<B>,
     released: Vec<Released<B::Memory>>,
@@ -125,7 +161,12 @@ fn free<B: Backend>(
 ) -> Vec<Released<B::Memory>> {
     let mut refused = Vec::new();
     for Released { kind, size, oversize, refused: before, stream, memory } in released {
-        let freed = B::free(memory);
+        let freed = source::inside(|| catch_unwind(AssertUnwindSafe(|| B::free(memory))));
+        let freed = freed.unwrap_or_else(|payload| {
+            // The drop of the payload could panic, too.
+            std::mem::forget(payload);
+            Ok(())
+        });
         let mut global = lock(&core.global);
         let Err(memory) = freed else {
             if !gone {

@@ -6,14 +6,31 @@ use warpline_cuda_sys_safe::owned::{DeviceMemory, ForeignMemory, PoolMemory};
 use warpline_cuda_sys_safe::{DevicePtr, Driver, DriverError};
 
 /// Memory of a CUDA device, given back on drop.
+///
+/// Any stream may use it at once, and it goes back when no stream uses it any more. Memory of a
+/// stream-ordered pool exists in the order of one stream only, so a source cannot return it:
+///
+/// ```compile_fail,E0277
+/// use warpline_alloc::cuda::CudaMemory;
+/// use warpline_cuda_sys_safe::owned::PoolMemory;
+///
+/// fn of_a_source(memory: PoolMemory) -> CudaMemory {
+///     memory.into()
+/// }
+/// ```
+///
+/// The policy `backend:cudaMallocAsync` allocates from such pools, in the order of each request's
+/// stream.
 #[derive(Debug)]
-#[non_exhaustive]
-pub enum CudaMemory {
-    /// `cuMemAlloc`'s.
+pub struct CudaMemory(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    /// From `cuMemAlloc`.
     Device(DeviceMemory),
-    /// Of one of the driver's own pools.
+    /// From a pool of the driver, for work of one stream.
     Pool(PoolMemory),
-    /// Of another library.
+    /// From another library.
     Foreign(ForeignMemory),
 }
 
@@ -21,41 +38,46 @@ impl CudaMemory {
     /// Its first byte.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        match self {
-            Self::Device(memory) => memory.ptr(),
-            Self::Pool(memory) => memory.ptr(),
-            Self::Foreign(memory) => memory.ptr(),
+        match &self.0 {
+            Kind::Device(memory) => memory.ptr(),
+            Kind::Pool(memory) => memory.ptr(),
+            Kind::Foreign(memory) => memory.ptr(),
         }
     }
 
     /// Its size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        match self {
-            Self::Device(memory) => memory.bytes(),
-            Self::Pool(memory) => memory.bytes(),
-            Self::Foreign(memory) => memory.bytes(),
+        match &self.0 {
+            Kind::Device(memory) => memory.bytes(),
+            Kind::Pool(memory) => memory.bytes(),
+            Kind::Foreign(memory) => memory.bytes(),
         }
     }
 
     /// The device it is on.
     #[must_use]
     pub fn device(&self) -> usize {
-        match self {
-            Self::Device(memory) => memory.device(),
-            Self::Pool(memory) => memory.device(),
-            Self::Foreign(memory) => memory.device(),
+        match &self.0 {
+            Kind::Device(memory) => memory.device(),
+            Kind::Pool(memory) => memory.device(),
+            Kind::Foreign(memory) => memory.device(),
         }
     }
 
     /// The driver whose device that is.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
-        match self {
-            Self::Device(memory) => memory.driver(),
-            Self::Pool(memory) => memory.stream().driver(),
-            Self::Foreign(memory) => memory.driver(),
+        match &self.0 {
+            Kind::Device(memory) => memory.driver(),
+            Kind::Pool(memory) => memory.stream().driver(),
+            Kind::Foreign(memory) => memory.driver(),
         }
+    }
+
+    /// Memory that exists in the order of its stream, for a block of that stream.
+    pub(super) fn of_stream(memory: PoolMemory) -> Self {
+        Self(Kind::Pool(memory))
     }
 
     /// Gives it back.
@@ -63,10 +85,10 @@ impl CudaMemory {
     /// # Errors
     /// The memory, if the driver refuses.
     pub(super) fn release(self) -> Result<(), Self> {
-        match self {
-            Self::Device(memory) => memory.release().map_err(|refused| Self::Device(refused.0)),
+        match self.0 {
+            Kind::Device(memory) => memory.release().map_err(|refused| refused.0.into()),
             // Of what the driver refuses of these the driver layer keeps track.
-            Self::Pool(_) | Self::Foreign(_) => Ok(()),
+            Kind::Pool(_) | Kind::Foreign(_) => Ok(()),
         }
     }
 
@@ -95,18 +117,12 @@ impl CudaMemory {
 
 impl From<DeviceMemory> for CudaMemory {
     fn from(memory: DeviceMemory) -> Self {
-        Self::Device(memory)
-    }
-}
-
-impl From<PoolMemory> for CudaMemory {
-    fn from(memory: PoolMemory) -> Self {
-        Self::Pool(memory)
+        Self(Kind::Device(memory))
     }
 }
 
 impl From<ForeignMemory> for CudaMemory {
     fn from(memory: ForeignMemory) -> Self {
-        Self::Foreign(memory)
+        Self(Kind::Foreign(memory))
     }
 }

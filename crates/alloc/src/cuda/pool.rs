@@ -36,7 +36,7 @@ impl DriverPool {
         stream: &Stream,
     ) -> Result<CudaMemory, DriverError> {
         let pool = self.pool(driver, device)?;
-        Ok(pool.alloc(bytes, stream)?.into())
+        Ok(CudaMemory::of_stream(pool.alloc(bytes, stream)?))
     }
 
     fn pool(&self, driver: &Arc<dyn Driver>, device: usize) -> Result<MemPool, DriverError> {

@@ -1,13 +1,15 @@
 //! The backend over the CUDA driver layer.
 #![cfg(feature = "cuda")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use warpline_alloc::{
-    AllocError, AllocatorConfig, CudaAllocator, CudaBackend, CudaHostBackend, CudaHostCache,
+    AllocError, AllocatorConfig, Block, CudaAllocator, CudaBackend, CudaHostBackend, CudaHostCache,
+    PoolOptions,
 };
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_cuda_sys_safe::owned::{DeviceMemory, Stream};
+use warpline_cuda_sys_safe::owned::{DeviceMemory, ForeignMemory, Stream};
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::{CudaCode, Driver, DriverError, StreamFlags};
 
@@ -198,4 +200,100 @@ fn the_state_agrees_with_a_driver_that_refuses() {
         drop((allocator, streams));
         assert!(sim.usage().all_released(), "{options}: {:?}", sim.usage());
     }
+}
+
+/// Where the source waits for a lock that its own thread holds, it never returns.
+#[test]
+fn a_pools_source_that_allocates_is_an_error_and_no_hang() {
+    let (done, result) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let driver = driver(1);
+        let backend = CudaBackend::new(driver.clone(), 0);
+        let allocator = CudaAllocator::new(backend.clone(), AllocatorConfig::default());
+        let stream = Stream::default_of(&driver, 0);
+        let inner = Arc::new(Mutex::new(Vec::new()));
+        let (again, own, errors) = (allocator.clone(), stream.clone(), inner.clone());
+        let over = backend.with_source(move |driver, device, bytes| {
+            again.empty_cache();
+            errors.lock().unwrap().push(again.malloc(1 << 20, &own).map(drop));
+            Ok(DeviceMemory::new(driver, device, bytes)?.into())
+        });
+        let pool = allocator.new_pool_over(over, PoolOptions::default());
+        let block = {
+            let _route = allocator.use_pool(&pool);
+            allocator.malloc(1 << 20, &stream).unwrap()
+        };
+        assert!(pool.holds(&block));
+        drop(allocator.malloc(1 << 20, &stream).unwrap());
+        done.send(std::mem::take(&mut *inner.lock().unwrap())).unwrap();
+    });
+    let errors = result.recv_timeout(Duration::from_secs(20)).expect("the source hangs");
+    assert!(matches!(errors[..], [Err(AllocError::InsideSource { .. })]), "{errors:?}");
+}
+
+/// Uses the allocator when it is dropped, which happens while memory goes back to the driver.
+struct Owner {
+    allocator: CudaAllocator,
+    stream: Stream,
+    _memory: DeviceMemory,
+    /// The last block of a pool that is gone, so the drop of the block releases a segment.
+    _block: Option<Block<CudaBackend>>,
+    requests: std::sync::mpsc::Sender<Result<(), AllocError>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.allocator.empty_cache();
+        let _ = self.allocator.snapshot();
+        let _ = self.requests.send(self.allocator.malloc(1 << 20, &self.stream).map(drop));
+        panic!("an owner that panics");
+    }
+}
+
+#[test]
+fn owners_of_foreign_memory_that_use_the_allocator_or_panic_neither_hang_nor_leave_memory() {
+    let (done, result) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let sim = SimConfig::new(1).build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let backend = CudaBackend::new(driver.clone(), 0);
+        let allocator = CudaAllocator::new(backend.clone(), AllocatorConfig::default());
+        let stream = Stream::default_of(&driver, 0);
+        let (requests, refused) = std::sync::mpsc::channel();
+        let mut last: Option<Block<CudaBackend>> = None;
+        for _ in 0..3 {
+            let (again, own, sender) = (allocator.clone(), stream.clone(), requests.clone());
+            let block = Mutex::new(last.take());
+            let over = backend.with_source(move |driver, device, bytes| {
+                let memory = DeviceMemory::new(driver, device, bytes)?;
+                let (ptr, bytes) = (memory.ptr(), memory.bytes());
+                let owner = Owner {
+                    allocator: again.clone(),
+                    stream: own.clone(),
+                    _memory: memory,
+                    _block: block.lock().unwrap().take(),
+                    requests: sender.clone(),
+                };
+                // SAFETY: the owner has the memory, and nobody else uses it.
+                Ok(unsafe { ForeignMemory::new(driver, device, ptr, bytes, owner) }.into())
+            });
+            let pool = allocator.new_pool_over(over, PoolOptions::default());
+            let _route = allocator.use_pool(&pool);
+            last = Some(allocator.malloc(1 << 20, &stream).unwrap());
+        }
+        drop(last);
+        let reserved = allocator.memory_reserved();
+        drop(allocator);
+        let refused: Vec<_> = refused.try_iter().collect();
+        done.send((refused, reserved, sim.usage())).unwrap();
+    });
+    let limit = Duration::from_secs(20);
+    let (refused, reserved, usage) = result.recv_timeout(limit).expect("an owner's drop hangs");
+    assert_eq!(refused.len(), 3);
+    assert!(
+        refused.iter().all(|r| matches!(r, Err(AllocError::InsideSource { .. }))),
+        "{refused:?}"
+    );
+    assert_eq!(reserved, 0);
+    assert!(usage.all_released(), "{usage:?}");
 }

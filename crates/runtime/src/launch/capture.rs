@@ -45,7 +45,7 @@ pub(crate) unsafe fn replay(
     let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
     let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
     let marking = Marking { flows: Some(flows), ..Marking::default() };
-    with_host_locks(pinned, || {
+    with_host_locks(site.op, pinned, || {
         enqueue_now(stream, storages, &touches, site, &marking, |_| {
             // Before the launch: it may have failed by the time that this returns.
             let op = stream.last_op() + 1;

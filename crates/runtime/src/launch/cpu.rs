@@ -1,10 +1,12 @@
 //! Runs an op on the host's cores.
 
+use std::cell::Cell;
 use std::panic::Location;
 use std::sync::PoisonError;
 
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::HostLaunch;
+use warpline_sync::thread_local;
 
 use super::marks::{wait_for_host, wrote_on_host};
 use super::report::Local;
@@ -63,7 +65,8 @@ fn with_checked(
         // The element at index zero; inside the storage because the layout is.
         pointers.push(base.wrapping_add(view.layout.offset() * view.dtype.size()));
     }
-    with_host_locks(operands.iter().map(|o| (o.view.storage, o.access.writes())), || {
+    let storages = operands.iter().map(|o| (o.view.storage, o.access.writes()));
+    with_host_locks(op, storages, || {
         for (argument, operand) in operands.iter().enumerate() {
             check_host(&Touch::from(*operand), argument, site)?;
         }
@@ -79,13 +82,47 @@ fn with_checked(
     })
 }
 
+thread_local! {
+    /// Whether this thread holds host locks.
+    static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Marks the thread as one that holds host locks, until it is dropped.
+struct Holding;
+
+impl Holding {
+    /// Refuses a thread that holds some: it runs a closure that was given to a call such as
+    /// `fill_bytes`, and would wait for itself, or for a thread that waits for it.
+    #[track_caller]
+    fn begin(op: &'static str) -> Result<Self> {
+        if HOLDS.try_with(|holds| holds.replace(true)).unwrap_or(false) {
+            let reason = "host memory was used inside a closure that is given locked host memory; use it \
+                          before or after that call";
+            return Err(Error::invalid(op, reason.to_owned()));
+        }
+        Ok(Self)
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let _ = HOLDS.try_with(|holds| holds.set(false));
+    }
+}
+
 /// Runs `f` while holding each storage's host lock, taken in address order.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if this thread runs such an `f` already; the error of `f`.
 #[track_caller]
 pub(crate) fn with_host_locks<'a, R>(
+    op: &'static str,
     storages: impl Iterator<Item = (&'a Storage, bool)>,
     f: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     let distinct = distinct(storages);
+    // Without storages there is no lock to wait for.
+    let _holding = if distinct.is_empty() { None } else { Some(Holding::begin(op)?) };
     let mut reads: SmallVec<[_; 4]> = SmallVec::new();
     let mut writes: SmallVec<[_; 2]> = SmallVec::new();
     for &(storage, write) in &distinct {

@@ -27,7 +27,7 @@ pub fn read_bytes(src: (&Storage, usize), out: &mut [u8]) -> Result<()> {
         return Err(not_host("read_bytes", storage));
     }
     let touch = Touch::range(storage, offset, out.len(), Access::Read);
-    with_host_locks([(storage, false)].into_iter(), || {
+    with_host_locks(site.op, [(storage, false)].into_iter(), || {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
         let Some(base) = base else {
@@ -57,7 +57,7 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
         return Err(not_host("write_bytes", storage));
     }
     let touch = Touch::range(storage, offset, bytes.len(), Access::Write);
-    with_host_locks([(storage, true)].into_iter(), || {
+    with_host_locks(site.op, [(storage, true)].into_iter(), || {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
         storage.enter_write();
@@ -78,6 +78,9 @@ pub fn write_bytes(dst: (&Storage, usize), bytes: &[u8]) -> Result<()> {
 /// Has `f` write `len` bytes of host memory from a byte offset on, once device work that uses them is done: what reads
 /// from a file straight into page-locked memory. What the bytes hold before is left from their last use.
 ///
+/// `f` cannot use host memory of storages: on its thread that is an error, and a thread that it starts
+/// and waits for would wait for ever.
+///
 /// # Errors
 /// As [`read_bytes`]; [`crate::Error::SharedHostMemory`] of memory that other processes may write to.
 #[track_caller]
@@ -97,7 +100,7 @@ pub fn fill_bytes<R>(
         return Err(not_host(op, storage));
     };
     let touch = Touch::range(storage, offset, len, Access::Write);
-    with_host_locks([(storage, true)].into_iter(), || {
+    with_host_locks(site.op, [(storage, true)].into_iter(), || {
         check_host(&touch, 0, site)?;
         wait_for_host(&touch)?;
         storage.enter_write();

@@ -357,3 +357,23 @@ fn what_checks_indices_has_parameters_for_the_report() {
     let refused = run(true);
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
 }
+
+/// Its storage's host lock is held while the closure runs.
+#[test]
+fn a_closure_that_fills_bytes_and_reads_a_storage_gets_an_error_and_does_not_hang() {
+    let (done, read) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = runtime(SyncPolicy::Auto);
+        let [own, other] = [(); 2].map(|()| Storage::pageable(&runtime, 64).unwrap());
+        let read = fill_bytes((&own, 0), 64, |bytes| {
+            bytes.fill(7);
+            [&own, &other].map(|storage| read_bytes((storage, 0), &mut [0; 64]).is_err())
+        });
+        let mut bytes = [0; 64];
+        read_bytes((&own, 0), &mut bytes).unwrap();
+        done.send((read.unwrap(), bytes)).unwrap();
+    });
+    let limit = std::time::Duration::from_secs(20);
+    let read = read.recv_timeout(limit).expect("the closure waits for its own lock");
+    assert_eq!(read, ([true; 2], [7; 64]));
+}

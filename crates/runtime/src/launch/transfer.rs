@@ -101,7 +101,8 @@ pub fn copy_bytes(
     }
     // No host code is inside the buffers while the copy is entered; afterwards the entered use
     // makes it wait.
-    with_host_locks(storages.into_iter().filter(|(s, _)| host_end(s)), || {
+    let on_host = storages.into_iter().filter(|(s, _)| host_end(s));
+    with_host_locks("copy_", on_host, || {
         let staged =
             pageable.then(|| Staged::new(runtime, stream, copy.dst, copy.src, bytes)).flatten();
         let op = match &staged {

@@ -61,8 +61,8 @@ impl MemPool {
 
     /// An empty pool of a device whose segments `source` allocates (`torch.cuda.MemPool(allocator)`
     /// over a `CUDAPluggableAllocator`). It is called with the driver, the device's index and how
-    /// many bytes there must be at least, while other requests that nothing cached fits wait: it
-    /// must not make tensors. What it returns goes back when it is dropped.
+    /// many bytes there must be at least, while other requests that nothing cached fits wait. Making a
+    /// tensor there is an error. What it returns goes back when it is dropped.
     ///
     /// ```
     /// use warpline::cuda::driver::DeviceMemory;

@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::heap::Released;
 use crate::rules::segment_size;
 use crate::shard::{Granted, Request, Shard, State, lock};
-use crate::{AllocError, Backend, PoolKind, release};
+use crate::{AllocError, Backend, PoolKind, release, source};
 
 /// `policy:torch`, and what every policy falls back to in private pools, on backends without virtual
 /// memory, and without a cache.
@@ -102,7 +102,7 @@ pub(super) fn add_segment<B: Backend>(
     if !miss.may_reserve(bytes)? {
         return Ok(None);
     }
-    let memory = match allocate() {
+    let memory = match source::inside(allocate) {
         Ok(memory) => memory,
         Err(error) => return miss.out_of_memory(bytes, error).map(|()| None),
     };
