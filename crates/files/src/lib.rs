@@ -12,4 +12,4 @@ mod open;
 pub use calls::watch;
 pub use calls::{Call, remove};
 pub use new_file::{NewFile, random};
-pub use open::open;
+pub use open::{lock_folder, open};

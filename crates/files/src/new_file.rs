@@ -68,6 +68,20 @@ impl NewFile {
         }
     }
 
+    /// Lets only the file's owner read and write it, where the system has such permissions. By default the process's
+    /// umask decides.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn restrict_to_owner(&self) -> io::Result<()> {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            self.file.set_permissions(fs::Permissions::from_mode(0o600))?;
+        }
+        Ok(())
+    }
+
     /// Replaces the file at the path by this one: syncs the file, renames it, and syncs the folder. A symbolic
     /// link at the path is itself replaced.
     ///

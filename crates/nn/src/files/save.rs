@@ -1,9 +1,10 @@
 //! Writes tensors into files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use safetensors::tensor::{Metadata, TensorInfo};
 use warpline::Tensor;
@@ -120,7 +121,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The index is replaced atomically, as by [`save_file`], after all files that it names. These have names that no
 /// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the former index stays valid until then. Files of
 /// that form that the new index does not name are then removed: those of the former save, and of saves that were
-/// killed. Saves to one folder take turns; where the file system has no locks, nothing is removed.
+/// killed. Saves to one folder take turns. Where the file system has no locks, or somebody keeps the folder locked for
+/// a minute, nothing is removed.
 ///
 /// # Errors
 /// As [`save_file`].
@@ -131,8 +133,7 @@ pub fn save_sharded(
     max_bytes: usize,
 ) -> Result<(), FileError> {
     let folder = folder.as_ref();
-    // Released when it is closed.
-    let turn = File::open(folder).and_then(|folder| folder.lock().map(|()| folder));
+    let turn = warpline_files::lock_folder(folder, TURN);
     let mut shards: Vec<(StateDict, usize)> = Vec::new();
     for (name, tensor) in state.iter() {
         let bytes = tensor.numel().saturating_mul(tensor.element_size());
@@ -191,6 +192,9 @@ fn save_all(
     };
     save().map_err(FileError::io(&path, "writing it"))
 }
+
+/// Longest wait for other saves to the folder.
+const TURN: Duration = Duration::from_secs(60);
 
 const PREFIX: &str = "model-";
 const SUFFIX: &str = ".safetensors";

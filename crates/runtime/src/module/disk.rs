@@ -24,6 +24,7 @@ pub(super) fn store(folder: &Path, name: &str, ptx: &str) {
     let write = || -> io::Result<()> {
         system::prepare(folder)?;
         let mut file = NewFile::create(&folder.join(name))?;
+        file.restrict_to_owner()?;
         write!(file, "{}\n{ptx}", head(ptx))?;
         file.commit()
     };
@@ -59,6 +60,9 @@ mod system {
         let found = file.metadata()?;
         if !found.is_file() || found.uid() != geteuid().as_raw() {
             return Err(denied("the file is not a regular file of this user"));
+        }
+        if found.mode() & 0o022 != 0 {
+            return Err(denied("other users can write to the file"));
         }
         Ok(file)
     }
@@ -148,6 +152,21 @@ mod tests {
             assert!(!folder.0.join("b.ptx").exists(), "{mode:o}");
         }
         chmod(&folder.0, 0o755);
+        assert_eq!(load(&folder.0, "a.ptx").as_deref(), Some("code"), "others can only read");
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_is_not_trusted() {
+        let folder = Folder::new("file");
+        store(&folder.0, "a.ptx", "code");
+        chmod(&folder.0, 0o755);
+        let path = folder.0.join("a.ptx");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "whatever the umask is");
+        for mode in [0o666, 0o660, 0o602] {
+            chmod(&path, mode);
+            assert_eq!(load(&folder.0, "a.ptx"), None, "{mode:o}");
+        }
+        chmod(&path, 0o644);
         assert_eq!(load(&folder.0, "a.ptx").as_deref(), Some("code"), "others can only read");
     }
 
