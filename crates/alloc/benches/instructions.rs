@@ -22,7 +22,7 @@ mod trace;
 mod work;
 
 use std::error::Error;
-use std::path::Path;
+use std::path::PathBuf;
 
 use common::Null;
 use trace::Trace;
@@ -48,8 +48,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         name => {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
-            let trace = Trace::open(&folder.join(format!("{name}.csv.gz")))?;
+            // The folder at run time: the checkout may have moved since it was built.
+            let root = std::env::var_os("CARGO_MANIFEST_DIR");
+            let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+            let trace = Trace::open(&root.join(format!("tests/traces/{name}.csv.gz")))?;
             println!("{} operations", trace.ops.len());
             for _ in 0..times {
                 run::replay(&allocator, &trace, &trace.streams, &mut (), &mut |_| {})?;

@@ -1,12 +1,15 @@
 //! Compiles the CUDA source of the op by NVRTC, where it or its PTX has changed.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use custom_op::embedding_bag::PROGRAM;
 use warpline_runtime::module::{Compiler, update};
 
 fn main() -> warpline_runtime::Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("ptx");
+    // The folder at run time: the checkout may have moved since it was built.
+    let root = std::env::var_os("CARGO_MANIFEST_DIR");
+    let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    let folder = root.join("ptx");
     let change = update(&folder, &PROGRAM, &Compiler::find()?)?;
     println!("{}: {change:?}", PROGRAM.name());
     Ok(())

@@ -10,7 +10,7 @@ mod table;
 mod timing;
 mod torch;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, anyhow};
@@ -208,8 +208,7 @@ fn keep<T, E: std::fmt::Display>(side: &mut report::Side, result: Result<T, E>) 
 }
 
 fn commit() -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    first_line(Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root))
+    first_line(Command::new("git").args(["describe", "--always", "--dirty"]))
 }
 
 fn driver_version() -> String {

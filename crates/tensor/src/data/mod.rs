@@ -71,7 +71,8 @@ impl Dataset for TensorDataset {
 
     #[track_caller]
     fn get(&self, index: usize) -> Result<Self::Sample> {
-        let index = index as isize;
+        // No index from the back, as negative ones are.
+        let index = isize::try_from(index).unwrap_or(isize::MAX);
         Ok((self.inputs.select(0, index)?, self.targets.select(0, index)?))
     }
 }

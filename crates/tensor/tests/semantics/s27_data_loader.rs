@@ -34,6 +34,15 @@ fn pinned(_: &World) -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_sample_past_the_end_is_an_error_at_any_index() -> Result<()> {
+    let data = TensorDataset::new(zeros([3, 2], ())?, zeros([3], ())?)?;
+    for index in [3, usize::MAX / 2, usize::MAX - 2, usize::MAX] {
+        assert!(matches!(data.get(index), Err(Error::IndexOutOfRange { .. })), "{index}");
+    }
+    Ok(())
+}
+
 /// The numbers from 0 on, as `int64`, with something wrong at one of them.
 #[derive(Debug, Default)]
 struct Numbers {
