@@ -5,14 +5,22 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::codec::{Reader, Writer};
 use super::driver::process;
 use super::hub::{Ask, Deliver, Departure, Event, Guest, Hub, Member, Request, failed};
 
-/// How long a greeting may take, or a process not take what it is told.
+/// Time for a process to connect, or to take a part of a message.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for a greeting.
+const GREETING_TIME: Duration = Duration::from_secs(5);
+/// Most connections that have not greeted yet.
+const MAX_STRANGERS: usize = 64;
+/// Most connections.
+const MAX_CONNECTIONS: usize = 1024;
+/// Most bytes of a message, which holds the operands of one launch.
+const MAX_MESSAGE: u64 = 4 << 30;
 
 /// The port at which other processes find this one's hubs. None where there can be no socket.
 pub(super) fn port() -> Option<u16> {
@@ -21,8 +29,18 @@ pub(super) fn port() -> Option<u16> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
         let port = listener.local_addr().ok()?.port();
         let accept = move || {
+            // Each connection's thread holds one of both, and drops the first after the greeting.
+            let (strangers, all) = (Arc::new(()), Arc::new(()));
             for stream in listener.incoming().flatten() {
-                start("warpline-sim-hub", move || serve(stream));
+                let (stranger, one) = (Arc::clone(&strangers), Arc::clone(&all));
+                if Arc::strong_count(&strangers) <= 1 + MAX_STRANGERS
+                    && Arc::strong_count(&all) <= 1 + MAX_CONNECTIONS
+                {
+                    start("warpline-sim-hub", move || {
+                        serve(stream, stranger);
+                        drop(one);
+                    });
+                }
             }
         };
         start("warpline-sim-hubs", accept).then_some(port)
@@ -38,6 +56,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn send(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    if bytes.len() as u64 > MAX_MESSAGE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     let mut frame = (bytes.len() as u64).to_le_bytes().to_vec();
     frame.extend(bytes);
     stream.write_all(&frame)
@@ -47,6 +68,9 @@ fn receive(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
     let mut size = [0; 8];
     stream.read_exact(&mut size)?;
     let size = u64::from_le_bytes(size);
+    if size > MAX_MESSAGE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     let mut bytes = Vec::new();
     stream.take(size).read_to_end(&mut bytes)?;
     if bytes.len() as u64 == size { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
@@ -82,10 +106,11 @@ impl Deliver for Remote {
 }
 
 /// Serves one rank of another process, with all that is split off its communicator.
-fn serve(stream: TcpStream) {
+fn serve(stream: TcpStream, stranger: Arc<()>) {
     let _ = stream.set_nodelay(true);
     let _ = stream.set_write_timeout(Some(PATIENCE));
     let Some(hub) = greeted(&stream) else { return };
+    drop(stranger);
     let Ok(own) = stream.try_clone() else { return };
     let (own, members) = (Arc::new(Mutex::new(own)), Arc::<Mutex<Vec<Member>>>::default());
     let guest = |reader: &mut Reader<'_>| -> Option<Option<Guest>> {
@@ -117,10 +142,17 @@ fn serve(stream: TcpStream) {
 
 /// The hub that a process asks for: only one that has the id knows this process's number.
 fn greeted(stream: &TcpStream) -> Option<Arc<Hub>> {
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let mut greeting = [0; 16];
+    let deadline = Instant::now() + GREETING_TIME;
+    let (mut greeting, mut read) = ([0; 16], 0);
     let mut reader = stream;
-    reader.read_exact(&mut greeting).ok()?;
+    while read < greeting.len() {
+        let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        stream.set_read_timeout(Some(left?)).ok()?;
+        match reader.read(&mut greeting[read..]).ok()? {
+            0 => return None,
+            more => read += more,
+        }
+    }
     let mut greeting = Reader(&greeting);
     let known = greeting.number()? == process();
     stream.set_read_timeout(None).ok()?;
@@ -224,8 +256,11 @@ impl Ask for Connection {
                 writer.number(5).member(*member).number(*split).departure(*why);
             }
         }
-        // Where this fails, the thread that listens finds it too.
-        let _ = send(&locked(&self.stream), &writer.0);
+        let stream = locked(&self.stream);
+        if send(&stream, &writer.0).is_err() {
+            // The thread that listens finds it, and fails the ranks.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -255,4 +290,48 @@ fn listen(stream: &TcpStream, seats: &Seats) {
     let error = failed("ncclCommGetAsyncError", "ncclRemoteError", why.to_owned());
     let all: Vec<_> = locked(seats).values().filter_map(Weak::upgrade).collect();
     all.iter().for_each(|seat| seat.deliver(Event::Failed(error.clone())));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connect() -> TcpStream {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port().unwrap())).unwrap()
+    }
+
+    fn is_closed(stream: &TcpStream) -> bool {
+        stream.set_nonblocking(true).unwrap();
+        let closed = !stream.peek(&mut [0]).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+        stream.set_nonblocking(false).unwrap();
+        closed
+    }
+
+    #[test]
+    fn strangers_are_few_and_have_one_deadline() {
+        let begun = Instant::now();
+        let mut dripping = connect();
+        let crowd: Vec<_> = (0..2 * MAX_STRANGERS).map(|_| connect()).collect();
+        let mut bytes = 1;
+        while dripping.write_all(&[0]).is_ok() && !is_closed(&dripping) {
+            assert!(begun.elapsed() < GREETING_TIME + Duration::from_secs(2));
+            std::thread::sleep(Duration::from_millis(500));
+            bytes += 1;
+        }
+        assert!((2..16).contains(&bytes), "{bytes}");
+        assert!(crowd.iter().all(is_closed));
+        // Most were closed at once; this one has a place.
+        let next = connect();
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!is_closed(&next));
+    }
+
+    #[test]
+    fn a_message_of_any_size_is_not_taken() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        sender.write_all(&(MAX_MESSAGE + 1).to_le_bytes()).unwrap();
+        assert_eq!(receive(&receiver).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
 }
