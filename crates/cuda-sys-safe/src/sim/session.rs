@@ -64,7 +64,7 @@ impl SimDriver {
         let trash = std::mem::take(&mut state.trash);
         drop(state);
         for f in trash {
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(f)));
+            run_host(Box::new(move || drop(f)));
         }
     }
 

@@ -273,3 +273,29 @@ fn a_device_without_virtual_memory_says_so() {
     }
     assert_eq!(driver.mem_info(0).unwrap().free, driver.mem_info(0).unwrap().total);
 }
+
+#[test]
+fn a_host_function_that_is_dropped_unrun_may_panic_twice() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("the payload's drop");
+        }
+    }
+    struct Captured;
+    impl Drop for Captured {
+        fn drop(&mut self) {
+            std::panic::panic_any(Payload);
+        }
+    }
+    let sim = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    let stream = sim.stream_create(0, StreamFlags::default()).unwrap();
+    sim.inject(Fault::new(CallKind::LaunchHostFunc, CudaCode::LAUNCH_FAILED).at_run());
+    let captured = Captured;
+    let f = Box::new(move || drop(captured));
+    // SAFETY: the stream is alive.
+    unsafe { sim.launch_host_func(stream, f) }.unwrap();
+    // SAFETY: as above.
+    let error = unsafe { sim.stream_synchronize(stream) }.unwrap_err();
+    assert_eq!(error.code(), Some(CudaCode::LAUNCH_FAILED));
+}

@@ -37,8 +37,11 @@ impl Worker {
         let work = move || {
             while let Some(message) = next(&received) {
                 if let Message::Call(call) = message {
-                    // Each is as in a thread of its own, whatever the one before left behind.
-                    let _ = catch_unwind(AssertUnwindSafe(|| apart(call)));
+                    // Each is as in a thread of its own, whatever the one before left behind. A
+                    // payload is leaked, since dropping it could panic again.
+                    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| apart(call))) {
+                        std::mem::forget(payload);
+                    }
                 }
             }
         };
