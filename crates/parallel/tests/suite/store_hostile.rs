@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use warpline_parallel::distributed::{Secret, Store, StoreError, TcpStore};
+use warpline_parallel::distributed::{MAX_STORED, MAX_VALUE, Secret, Store, StoreError, TcpStore};
 
 use crate::store_wire::{GREETING, message, shake_hands};
 
@@ -123,6 +123,85 @@ fn the_oldest_stranger_makes_room_for_a_new_client() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
     }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_slow_client_is_not_displaced_by_a_flood_from_another_address() {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], host.port()));
+    let slow = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&slow, &SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+    connect(&slow, &address).unwrap();
+    let mut slow = TcpStream::from(slow);
+    slow.set_read_timeout(Some(LONG)).unwrap();
+    let _flood: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    std::thread::sleep(Duration::from_millis(20));
+    shake_hands(&mut slow, b"");
+    assert!(host.connections() <= 129, "{}", host.connections());
+}
+
+/// A client that has proven its right to be there, and sends these bytes of a request.
+fn client_that_sends(host: &TcpStore, request: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", host.port())).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    shake_hands(&mut stream, b"");
+    // The server may close the connection at any byte.
+    let _ = stream.write_all(request);
+    stream
+}
+
+#[test]
+fn values_count_until_they_are_sent() {
+    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let value = vec![7; MAX_VALUE];
+    let get = [&[1][..], &0i64.to_le_bytes(), &1u32.to_le_bytes(), b"k"].concat();
+    let mut clients = Vec::new();
+    let refused = loop {
+        if let Err(error) = host.set("k", &value) {
+            break error;
+        }
+        assert!(clients.len() * MAX_VALUE <= MAX_STORED, "replies of any size are held");
+        // Reads no more than the beginning of its reply.
+        let mut client = client_that_sends(&host, &message(&get));
+        client.read_exact(&mut [0; 5]).unwrap();
+        clients.push(client);
+    };
+    assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
+    // The last client still gets the value that it asked for.
+    let mut rest = vec![0; 4 + MAX_VALUE];
+    clients.pop().unwrap().read_exact(&mut rest).unwrap();
+    assert!(rest[4..] == value);
+    drop(clients);
+    let begun = Instant::now();
+    while host.set("k", &value).is_err() {
+        assert!(begun.elapsed() < LONG);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_keys_that_clients_wait_for_are_bounded() {
+    let host = TcpStore::host("127.0.0.1:0").unwrap();
+    let key = [&4092u32.to_le_bytes()[..], &[b'k'; 4092]].concat();
+    let wait = [&[5][..], &60_000i64.to_le_bytes(), &key.repeat(4096)].concat();
+    let wait = message(&wait);
+    let clients: Vec<_> = (0..40).map(|_| client_that_sends(&host, &wait)).collect();
+    let waits = |client: &&TcpStream| {
+        client.set_nonblocking(true).unwrap();
+        let said = client.peek(&mut [0]);
+        said.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    // The server may still read the last requests.
+    let begun = Instant::now();
+    while clients.iter().filter(waits).count() > 32 {
+        assert!(begun.elapsed() < Duration::from_secs(5), "more than 512 MiB of keys are held");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    TcpStore::connect(("127.0.0.1", host.port()), LONG).unwrap().set("other", b"v").unwrap();
+    assert_eq!(host.get("other", LONG).unwrap(), b"v");
+    drop(clients);
 }
 
 #[test]

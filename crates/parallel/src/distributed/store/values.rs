@@ -14,6 +14,8 @@ pub(super) struct Values {
     map: HashMap<String, Arc<[u8]>>,
     /// Size of all entries.
     bytes: usize,
+    /// Values that were replaced or deleted while replies held them. They count as long as replies do.
+    replaced: Vec<Arc<[u8]>>,
 }
 
 /// Bytes that an entry counts for.
@@ -36,14 +38,16 @@ impl Values {
 
     /// Refuses a value that would take the store beyond [`MAX_STORED`].
     pub(super) fn check_room(
-        &self,
+        &mut self,
         op: &'static str,
         key: &str,
         value: &[u8],
     ) -> StoreResult<usize> {
         let before = self.map.get(key).map_or(0, |value| size(key, value));
         let bytes = self.bytes - before + size(key, value);
-        match bytes > MAX_STORED {
+        self.replaced.retain(|value| Arc::strong_count(value) > 1);
+        let replaced: usize = self.replaced.iter().map(|value| size("", value)).sum();
+        match bytes + replaced > MAX_STORED {
             true => Err(StoreError::Full { op, max: MAX_STORED }),
             false => Ok(bytes),
         }
@@ -51,7 +55,8 @@ impl Values {
 
     pub(super) fn set(&mut self, op: &'static str, key: &str, value: &[u8]) -> StoreResult<()> {
         self.bytes = self.check_room(op, key, value)?;
-        self.map.insert(key.into(), value.into());
+        let before = self.map.insert(key.into(), value.into());
+        self.replaced.extend(before.filter(|value| Arc::strong_count(value) > 1));
         Ok(())
     }
 
@@ -92,6 +97,7 @@ impl Values {
     pub(super) fn delete(&mut self, key: &str) -> bool {
         let Some(value) = self.map.remove(key) else { return false };
         self.bytes -= size(key, &value);
+        self.replaced.extend(Some(value).filter(|value| Arc::strong_count(value) > 1));
         true
     }
 

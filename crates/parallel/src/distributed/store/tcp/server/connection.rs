@@ -62,9 +62,9 @@ impl Connection {
         Self { stream, phase: Phase::Hello, input: Vec::new(), output: Output::default() }
     }
 
-    /// Bytes that are held of an unfinished request.
+    /// Bytes of memory that hold an unfinished request.
     pub(super) fn buffered(&self) -> usize {
-        self.input.len()
+        self.input.capacity()
     }
 
     /// Identifies the phase whose time is limited, and its time. `None` while the server waits for keys.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
@@ -15,20 +16,17 @@ use super::super::super::values::Values;
 use super::super::super::{StoreError, StoreResult};
 use super::super::wire::{Reply, Request};
 use super::connection::{Connection, Turn};
+use super::peers::{MAX_STRANGERS, Peers};
 use super::waits::{Wait, Waits};
 
-/// Most connections of clients that have proven that they know the secret.
-const MAX_CLIENTS: usize = 8192;
-/// Most connections that have proven nothing. One more closes the oldest of them.
-const MAX_STRANGERS: usize = 128;
-/// Connections accepted in one go. It is less than [`MAX_STRANGERS`], so that a client which greets at
-/// once is heard before newer connections displace it.
-const ACCEPTS: usize = 32;
+/// Connections accepted in one go. It is less than the number of strangers, so that a client which greets
+/// at once is heard before newer connections displace it.
+const ACCEPTS: usize = MAX_STRANGERS / 4;
 /// Pause after the system has refused to accept a connection, as without free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Longest wait of one request. Clients repeat it.
 const MAX_WAIT: Duration = Duration::from_secs(10);
-/// Most bytes of unfinished requests, over all connections.
+/// Most bytes of unfinished requests and of the keys that clients wait for, over all connections.
 const MAX_BUFFERED: usize = 512 << 20;
 
 const LISTENER: Token = Token(usize::MAX);
@@ -56,7 +54,7 @@ struct Client {
     deadline: Option<(u8, Instant)>,
     /// Whether it is in the queue of connections that may have something to do.
     queued: bool,
-    /// Bytes of its unfinished request.
+    /// Bytes of its unfinished request and of the keys that it waits for.
     buffered: usize,
 }
 
@@ -73,11 +71,10 @@ pub(super) struct EventLoop {
     waits: Waits,
     clients: HashMap<usize, Client>,
     next_id: usize,
-    /// Connections that have proven nothing, oldest first.
-    strangers: BTreeSet<usize>,
+    peers: Peers,
     deadlines: BTreeSet<(Instant, usize)>,
     ready: VecDeque<usize>,
-    /// Bytes of unfinished requests.
+    /// Bytes of unfinished requests and of the keys that clients wait for.
     buffered: usize,
     /// When to accept again after the system has refused to.
     paused: Option<Instant>,
@@ -102,7 +99,7 @@ impl EventLoop {
             waits: Waits::default(),
             clients: HashMap::new(),
             next_id: 0,
-            strangers: BTreeSet::new(),
+            peers: Peers::default(),
             deadlines: BTreeSet::new(),
             ready: VecDeque::new(),
             buffered: 0,
@@ -187,7 +184,7 @@ impl EventLoop {
     fn accept(&mut self) -> bool {
         for _ in 0..ACCEPTS {
             match self.listener.accept() {
-                Ok((stream, _)) => self.admit(stream),
+                Ok((stream, peer)) => self.admit(stream, peer.ip()),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return false,
                     io::ErrorKind::Interrupted
@@ -195,7 +192,7 @@ impl EventLoop {
                     | io::ErrorKind::ConnectionReset => {}
                     _ => {
                         // No descriptor is free: a stranger's may be spared.
-                        self.close_oldest_stranger();
+                        self.close_a_stranger();
                         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
                         return false;
                     }
@@ -205,9 +202,9 @@ impl EventLoop {
         true
     }
 
-    fn admit(&mut self, mut stream: TcpStream) {
-        if self.strangers.len() >= MAX_STRANGERS {
-            self.close_oldest_stranger();
+    fn admit(&mut self, mut stream: TcpStream, peer: IpAddr) {
+        if self.peers.is_crowded() {
+            self.close_a_stranger();
         }
         let interest = Interest::READABLE | Interest::WRITABLE;
         let registered = self.poll.registry().register(&mut stream, Token(self.next_id), interest);
@@ -216,14 +213,14 @@ impl EventLoop {
         }
         let id = self.add(End::Socket(Connection::new(stream)));
         self.open.fetch_add(1, Ordering::Relaxed);
-        self.strangers.insert(id);
+        self.peers.add_stranger(id, peer);
         self.set_limit(id);
         self.queue(id);
     }
 
-    fn close_oldest_stranger(&mut self) {
-        if let Some(oldest) = self.strangers.first() {
-            self.close(*oldest);
+    fn close_a_stranger(&mut self) {
+        if let Some(stranger) = self.peers.stranger_to_close() {
+            self.close(stranger);
         }
     }
 
@@ -232,11 +229,7 @@ impl EventLoop {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.queued = false;
         let End::Socket(connection) = &mut client.end else { return };
-        let turn = connection.turn(self.secret.as_ref());
-        let before = std::mem::replace(&mut client.buffered, connection.buffered());
-        self.buffered = self.buffered - before + client.buffered;
-        match turn {
-            _ if self.buffered > MAX_BUFFERED => self.close(id),
+        match connection.turn(self.secret.as_ref()) {
             Err(_) => self.close(id),
             Ok(Turn::Blocked) => self.set_limit(id),
             Ok(Turn::More) => {
@@ -244,10 +237,9 @@ impl EventLoop {
                 self.queue(id);
             }
             Ok(Turn::Authenticated) => {
-                self.strangers.remove(&id);
                 self.set_limit(id);
                 self.queue(id);
-                if self.open.load(Ordering::Relaxed) - self.strangers.len() > MAX_CLIENTS {
+                if !self.peers.authenticate(id) {
                     self.close(id);
                 }
             }
@@ -255,6 +247,22 @@ impl EventLoop {
                 self.ask(id, &message);
                 // The client may have closed the connection before.
                 self.queue(id);
+            }
+        }
+        self.count(id);
+    }
+
+    /// Counts the bytes that a connection makes the server hold. Beyond the limit the connection with most
+    /// of them is closed, which need not be this one.
+    fn count(&mut self, id: usize) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let End::Socket(connection) = &client.end else { return };
+        let bytes = connection.buffered() + self.waits.bytes(id);
+        self.buffered = self.buffered + bytes - std::mem::replace(&mut client.buffered, bytes);
+        if self.buffered > MAX_BUFFERED {
+            let most = self.clients.iter().max_by_key(|(_, client)| client.buffered);
+            if let Some((&most, _)) = most {
+                self.close(most);
             }
         }
     }
@@ -322,6 +330,7 @@ impl EventLoop {
                 connection.reply(reply);
                 self.set_limit(id);
                 self.queue(id);
+                self.count(id);
             }
             End::Local(sender) => {
                 // The thread may have given up.
@@ -369,7 +378,7 @@ impl EventLoop {
     fn close(&mut self, id: usize) {
         self.set_deadline(id, None);
         self.waits.end(id);
-        self.strangers.remove(&id);
+        self.peers.remove(id);
         let Some(mut client) = self.clients.remove(&id) else { return };
         self.buffered -= client.buffered;
         if let End::Socket(connection) = &mut client.end {

@@ -2,6 +2,7 @@
 
 mod connection;
 mod event_loop;
+mod peers;
 mod waits;
 
 use std::io;

@@ -13,11 +13,17 @@ pub(super) struct Wait {
     pub(super) get: bool,
     /// Index of a key that is not set.
     at: usize,
+    /// Size of the keys.
+    bytes: usize,
 }
+
+/// Bytes that a key costs besides its text.
+const PER_KEY: usize = 64;
 
 impl Wait {
     pub(super) fn new(keys: Vec<String>, get: bool) -> Self {
-        Self { keys, get, at: 0 }
+        let bytes = keys.iter().map(|key| PER_KEY + key.len()).sum();
+        Self { keys, get, at: 0, bytes }
     }
 
     /// The reply, if all keys are set. Otherwise `at` is moved to a missing key. The search begins at
@@ -85,6 +91,11 @@ impl Waits {
 
     pub(super) fn contains(&self, id: usize) -> bool {
         self.waits.contains_key(&id)
+    }
+
+    /// Bytes of the keys that a client waits for.
+    pub(super) fn bytes(&self, id: usize) -> usize {
+        self.waits.get(&id).map_or(0, |wait| wait.bytes)
     }
 }
 

@@ -1,0 +1,106 @@
+//! The connections by their peers' addresses, so that no address takes the places of the others.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+/// Most connections of clients that have proven that they know the secret.
+const MAX_CLIENTS: usize = 8192;
+/// Most of them that one address has. All ranks of a machine share its address, and all machines behind
+/// an address translation share one, so this is generous: 512 ranks with the 8 connections that each
+/// keeps. The other half is for other addresses.
+const MAX_OF_ADDRESS: usize = MAX_CLIENTS / 2;
+/// Most connections that have proven nothing.
+pub(super) const MAX_STRANGERS: usize = 128;
+
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    /// Connections that have proven nothing, oldest first.
+    strangers: BTreeMap<usize, IpAddr>,
+    /// Connections that have proven that they know the secret.
+    clients: HashMap<usize, IpAddr>,
+    /// Number of clients by address.
+    counts: HashMap<IpAddr, usize>,
+}
+
+impl Peers {
+    pub(super) fn add_stranger(&mut self, id: usize, address: IpAddr) {
+        self.strangers.insert(id, address.to_canonical());
+    }
+
+    pub(super) fn is_crowded(&self) -> bool {
+        self.strangers.len() >= MAX_STRANGERS
+    }
+
+    /// The stranger that makes room: the oldest of the address that has most. So a flood from one address
+    /// displaces its own connections only, however long a client elsewhere takes for its proof.
+    pub(super) fn stranger_to_close(&self) -> Option<usize> {
+        let mut oldest = BTreeMap::new();
+        for (id, address) in &self.strangers {
+            oldest.entry(address).or_insert((0, std::cmp::Reverse(*id))).0 += 1;
+        }
+        oldest.into_values().max().map(|(_, id)| id.0)
+    }
+
+    /// Makes a stranger a client; false if there is no place for it.
+    pub(super) fn authenticate(&mut self, id: usize) -> bool {
+        let Some(address) = self.strangers.remove(&id) else { return false };
+        let count = self.counts.entry(address).or_default();
+        *count += 1;
+        let count = *count;
+        self.clients.insert(id, address);
+        count <= MAX_OF_ADDRESS && self.clients.len() <= MAX_CLIENTS
+    }
+
+    pub(super) fn remove(&mut self, id: usize) {
+        self.strangers.remove(&id);
+        let Some(address) = self.clients.remove(&id) else { return };
+        if let Some(count) = self.counts.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    #[test]
+    fn an_address_takes_half_of_the_places_and_leaves_nothing_behind() {
+        let mut peers = Peers::default();
+        let mut accepted = |id: usize, last| {
+            peers.add_stranger(id, address(last));
+            let accepted = peers.authenticate(id);
+            if !accepted {
+                peers.remove(id);
+            }
+            accepted
+        };
+        let count = (0..MAX_CLIENTS).filter(|id| accepted(*id, 1)).count();
+        assert_eq!(count, MAX_OF_ADDRESS);
+        let others = MAX_CLIENTS..2 * MAX_CLIENTS;
+        let count = others.filter(|id| accepted(*id, 2 + (id % 100) as u8)).count();
+        assert_eq!(count, MAX_CLIENTS - MAX_OF_ADDRESS);
+        (0..2 * MAX_CLIENTS).for_each(|id| peers.remove(id));
+        assert!(peers.clients.is_empty() && peers.counts.is_empty());
+    }
+
+    #[test]
+    fn the_oldest_stranger_of_the_address_with_most_makes_room() {
+        let mut peers = Peers::default();
+        assert_eq!(peers.stranger_to_close(), None);
+        for (id, last) in [1, 2, 3, 2, 3].into_iter().enumerate() {
+            peers.add_stranger(id, address(last));
+        }
+        for expected in [1, 2, 0, 3, 4] {
+            assert_eq!(peers.stranger_to_close(), Some(expected));
+            peers.remove(expected);
+        }
+    }
+}
