@@ -141,6 +141,15 @@ pub(super) fn read(read: Read<'_>) -> Result<Environment> {
         let secret = Secret::new(text);
         secret.map_err(|error| problems.0.push(format!("WARPLINE_SECRET: {error}"))).ok()
     });
+    // torchrun sets MASTER_ADDR to the host's name. Ranks of one machine that have no secret meet at the
+    // loopback instead, where none is needed; all of them see the same two numbers.
+    let local_world_size =
+        problems.text(read, "LOCAL_WORLD_SIZE").and_then(|text| text.parse().ok());
+    let one_machine = launcher == Some(0) && local_world_size == world_size;
+    let host = match secret {
+        None if one_machine => host.map(|_| "127.0.0.1".into()),
+        _ => host,
+    };
     let debug = problems.text(read, "WARPLINE_DISTRIBUTED_DEBUG");
     let debug = match debug.as_deref() {
         None | Some("" | "OFF" | "INFO") => false,
@@ -290,6 +299,21 @@ mod tests {
         let error = found("hunter2").unwrap_err().to_string();
         assert!(error.contains("WARPLINE_SECRET") && !error.contains("hunter2"), "{error}");
         assert!(found("").is_err());
+    }
+
+    #[test]
+    fn ranks_of_one_machine_without_a_secret_meet_at_the_loopback() {
+        let own = [("RANK", "1"), ("WORLD_SIZE", "4")];
+        let host = |more: &[(&'static str, &'static str)]| {
+            with(&[&STORE[..], &own, more].concat()).unwrap().host
+        };
+        assert_eq!(host(&[("LOCAL_WORLD_SIZE", "4")]), "127.0.0.1");
+        for local in ["2", "", "four"] {
+            assert_eq!(host(&[("LOCAL_WORLD_SIZE", local)]), "10.0.0.1", "{local}");
+        }
+        let secret = ("WARPLINE_SECRET", "correct horse battery staple");
+        assert_eq!(host(&[("LOCAL_WORLD_SIZE", "4"), secret]), "10.0.0.1");
+        assert_eq!(host(&[]), "10.0.0.1");
     }
 
     #[test]
