@@ -40,7 +40,7 @@ pub enum Error {
     /// A collective was not done in time, though all ranks are there.
     #[error("{0}")]
     CollectiveTimeout(Arc<Failure>),
-    /// Another rank is gone, or has failed.
+    /// Another rank, or the store, is gone or has failed.
     #[error("{0}")]
     PeerFailed(Arc<Failure>),
     /// The ranks' calls do not match; found in debug mode, before anything was launched.
@@ -168,8 +168,11 @@ impl fmt::Display for Failure {
     }
 }
 
+/// Comes before the ranks of which nothing is known, because the store failed.
+pub(super) const UNKNOWN: &str = "; the store could not be asked about ";
+
 /// A list of ranks after some text; nothing where there are none.
-struct Ranks<'a>(&'a [usize], &'static str);
+pub(super) struct Ranks<'a>(pub(super) &'a [usize], pub(super) &'static str);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

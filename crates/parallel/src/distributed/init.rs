@@ -1,5 +1,6 @@
 //! How ranks come together in a group.
 
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,8 +10,9 @@ use warpline_cuda_sys_safe::nccl::UniqueId;
 use warpline_cuda_sys_safe::owned::Communicator;
 
 use super::environment::{self, DEFAULT_TIMEOUT, Environment};
+use super::error::{Ranks, UNKNOWN};
 use super::group::Parts;
-use super::store::Deadline;
+use super::store::{Deadline, look_up};
 use super::{Error, PrefixStore, ProcessGroup, Result, Store, StoreError, TcpStore};
 
 /// What [`init_process_group`] is given.
@@ -22,8 +24,9 @@ pub struct InitOptions {
     pub rank: usize,
     /// How many ranks there are.
     pub world_size: usize,
-    /// Time for a collective, and for all ranks to come together. A store that does not answer can
-    /// add its own limit for calls without a timeout.
+    /// Time for a collective, and for all ranks to come together. After a timeout the store is asked
+    /// for at most another second which ranks are missing. Stores of a program's own have to bound
+    /// their calls without a timeout themselves.
     pub timeout: Duration,
     /// The index of this rank's device. `None` is the rank modulo the number of devices, as PyTorch
     /// guesses: right where each host has as many ranks as devices.
@@ -61,6 +64,7 @@ impl InitOptions {
     /// | variable | meaning |
     /// |---|---|
     /// | `RANK`, `WORLD_SIZE` | this rank, and how many there are |
+    /// | `LOCAL_WORLD_SIZE` | how many ranks this machine has. If all, and without a secret, the store is at 127.0.0.1, whatever `MASTER_ADDR` says |
     /// | `LOCAL_RANK` | the index of its device. Where only one device is visible, that one. Without it, as [`InitOptions::device`] says |
     /// | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 hosts the store |
     /// | `WARPLINE_MASTER_PORT` | the same, before `MASTER_PORT` |
@@ -113,36 +117,43 @@ static STORE: Mutex<Option<(Environment, Arc<TcpStore>)>> = Mutex::new(None);
 
 fn store_of(found: &Environment, timeout: Duration) -> Result<Arc<TcpStore>> {
     let kept = || STORE.lock().unwrap_or_else(PoisonError::into_inner);
-    let hosts = found.rank == 0 && !found.launcher_hosts;
-    {
+    let made = |kept: &Option<(Environment, Arc<TcpStore>)>| {
+        let (from, store) = kept.as_ref()?;
+        let same = (&from.host, from.port, from.rank) == (&found.host, found.port, found.rank);
+        same.then(|| Arc::clone(store))
+    };
+    if let Some(store) = made(&kept()) {
+        return Ok(store);
+    }
+    // Names are looked up and connections are made without the lock: another thread with a shorter
+    // timeout does not wait for this one.
+    let (address, secret) = ((found.host.clone(), found.port), found.secret.as_ref());
+    if found.rank == 0 && !found.launcher_hosts {
+        let addresses = listening(address, Deadline::after(timeout));
+        let addresses = addresses.map_err(|error| StoreError::Bind {
+            address: format!("{}:{}", found.host, found.port),
+            reason: error.to_string(),
+        })?;
         let mut kept = kept();
-        if let Some((from, store)) = &*kept
-            && (&from.host, from.port, from.rank) == (&found.host, found.port, found.rank)
-        {
-            return Ok(Arc::clone(store));
-        }
-        if hosts {
-            let addresses = listening(&found.host, found.port)?;
-            let store = Arc::new(TcpStore::host_with(&*addresses, found.secret.as_ref())?);
-            *kept = Some((found.clone(), Arc::clone(&store)));
+        if let Some(store) = made(&kept) {
             return Ok(store);
         }
+        let store = Arc::new(TcpStore::host_with(&*addresses, secret)?);
+        *kept = Some((found.clone(), Arc::clone(&store)));
+        return Ok(store);
     }
-    // Without the lock: another thread with a shorter timeout does not wait for this one.
-    let address = (found.host.clone(), found.port);
-    let store = Arc::new(TcpStore::connect_with(address, found.secret.as_ref(), timeout)?);
+    let store = Arc::new(TcpStore::connect_with(address, secret, timeout)?);
     *kept() = Some((found.clone(), Arc::clone(&store)));
     Ok(store)
 }
 
 /// Addresses at which rank 0 may listen. Loopback addresses come last, because some systems give a
 /// host's own name one of them beside the address that other hosts know.
-fn listening(host: &str, port: u16) -> Result<Vec<SocketAddr>, StoreError> {
-    let found = (host, port).to_socket_addrs().map_err(|error| StoreError::Bind {
-        address: format!("{host}:{port}"),
-        reason: error.to_string(),
-    })?;
-    let mut found: Vec<_> = found.collect();
+fn listening<A>(name: A, deadline: Deadline) -> io::Result<Vec<SocketAddr>>
+where
+    A: ToSocketAddrs + Send + Sync + 'static,
+{
+    let mut found = look_up(&Arc::new(name), deadline)?;
     found.sort_by_key(|address| address.ip().is_loopback());
     Ok(found)
 }
@@ -184,8 +195,9 @@ fn listening(host: &str, port: u16) -> Result<Vec<SocketAddr>, StoreError> {
 /// [`Error::Init`] where not all ranks come within the timeout, naming those; [`Error::Store`];
 /// [`Error::Op`] without a GPU or without NCCL.
 pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
-    let InitOptions { rank, world_size, .. } = options;
-    let deadline = Deadline::after(options.timeout);
+    let InitOptions { rank, world_size, timeout, .. } = options;
+    let deadline = Deadline::after(timeout);
+    let grace = Deadline::after(timeout.saturating_add(GRACE));
     if rank >= world_size {
         let reason = format!("there are {world_size} ranks, numbered from 0 on");
         return Err(Error::InvalidArgument { op: "init_process_group", rank, reason });
@@ -197,22 +209,29 @@ pub fn init_process_group(options: InitOptions) -> Result<ProcessGroup> {
     };
     // All ranks make as many groups as this one; one that joins again begins where it left off.
     let name = &options.name;
-    let store = loop {
-        let round = options.store.add(&format!("{name}/{world_size}/{rank}"), 1)?;
-        let prefix = format!("{name}/{world_size}/round {round}");
-        let store = PrefixStore::new(prefix, Arc::clone(&options.store));
-        // Who gave up waiting here tries the next, if any.
-        if !store.check(&[GIVEN_UP])? {
-            break Arc::new(store);
+    let store = deadline.bound(|| {
+        loop {
+            let round = options.store.add(&format!("{name}/{world_size}/{rank}"), 1)?;
+            let prefix = format!("{name}/{world_size}/round {round}");
+            let store = PrefixStore::new(prefix, Arc::clone(&options.store));
+            // Who gave up waiting here tries the next, if any.
+            if !store.check(&[GIVEN_UP])? {
+                break Ok::<_, Error>(Arc::new(store));
+            }
         }
-    };
-    let joined = join(options, runtime, device, Arc::<PrefixStore>::clone(&store), deadline);
+    })?;
+    let meeting = Arc::<PrefixStore>::clone(&store);
+    let joined = deadline.bound(|| join(options, runtime, device, meeting, [deadline, grace]));
     if !matches!(joined, Ok(_) | Err(Error::Store(_))) {
         // The error that is returned matters more than one of this call.
-        let _ = store.set(GIVEN_UP, b"");
+        let _ = grace.bound(|| store.set(GIVEN_UP, b""));
     }
     joined
 }
+
+/// Time, after the timeout, to ask the store which ranks are missing, and to tell it that this rank has
+/// given up.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The device of a rank that says nothing of it.
 fn guessed(rank: usize, devices: usize) -> usize {
@@ -236,17 +255,26 @@ fn join(
     runtime: Runtime,
     device: usize,
     store: Arc<dyn Store>,
-    deadline: Deadline,
+    [deadline, grace]: [Deadline; 2],
 ) -> Result<ProcessGroup> {
     let InitOptions { rank, world_size, timeout, .. } = options;
     let driver = runtime.device(device)?.driver();
     let nccl = |e| Error::Op(warpline::Error::driver("init_process_group", e));
     store.set(&format!("came/{rank}"), b"")?;
-    let failed = |reason: String| {
-        let came = |other| store.check(&[&format!("came/{other}")]);
-        // A store that is gone is asked once, not for every rank.
-        let asked = (0..world_size).map_while(|other| Some((other, came(other).ok()?)));
-        let missing = asked.filter(|(_, came)| !came).map(|(other, _)| other).collect();
+    let failed = |mut reason: String| {
+        let mut missing = Vec::new();
+        for other in 0..world_size {
+            match grace.bound(|| store.check(&[&format!("came/{other}")])) {
+                Ok(true) => {}
+                Ok(false) => missing.push(other),
+                Err(error) => {
+                    // Each further call would wait for the store again.
+                    let others: Vec<_> = (other..world_size).collect();
+                    reason = format!("{reason}; {error}{}", Ranks(&others, UNKNOWN));
+                    break;
+                }
+            }
+        }
         Error::Init { rank, world_size, reason, missing }
     };
     let id = if rank == 0 {
@@ -285,11 +313,25 @@ mod tests {
 
     #[test]
     fn rank_0_listens_where_it_was_told() {
-        let addresses = |host| listening(host, 7).unwrap();
+        let found = |host| listening((host, 7), Deadline::after(DEFAULT_TIMEOUT));
+        let addresses = |host| found(host).unwrap();
         assert_eq!(addresses("10.1.2.3"), [SocketAddr::from(([10, 1, 2, 3], 7))]);
         assert!(addresses("localhost").iter().all(|address| address.ip().is_loopback()));
-        let error = listening("no.such.host.invalid", 7).unwrap_err().to_string();
-        assert!(error.contains("no.such.host.invalid:7"), "{error}");
+        found("no.such.host.invalid").unwrap_err();
+    }
+
+    #[test]
+    fn a_name_that_is_never_looked_up_does_not_hold_up_rank_0() {
+        struct Slow;
+        impl ToSocketAddrs for Slow {
+            type Iter = std::vec::IntoIter<SocketAddr>;
+            fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+                std::thread::sleep(DEFAULT_TIMEOUT);
+                Ok(Vec::new().into_iter())
+            }
+        }
+        let error = listening(Slow, Deadline::after(Duration::from_millis(50))).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 
     #[test]

@@ -2,16 +2,22 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::error::{Ranks, UNKNOWN};
 use super::group::Shared;
 use super::record::{self, Call};
-use super::{Failure, StoreError};
+use super::store::Deadline;
+use super::{Error, Failure, StoreError};
 
 /// How a failure's reason begins that is nothing but a timeout.
-pub(super) const TIMED_OUT: &str = "it was not done within";
+const TIMED_OUT: &str = "it was not done within";
 /// Set in the store by the first rank that notices.
 const FAILED: &str = "failed";
+
+/// Time for the store to say whether another rank has noticed a failure. Short, because a store that does
+/// not answer delays the detection of a timeout.
+const QUESTION: Duration = Duration::from_secs(5);
 
 /// How long the other ranks have to publish their records.
 pub(super) fn bound(timeout: Duration) -> Duration {
@@ -46,10 +52,12 @@ fn watch(group: &Shared) {
             (None, Err(error)) => Some(error.to_string()),
             (None, Ok(_)) if late => Some(format!("{TIMED_OUT} {timeout:?}")),
             // A store that is gone is no failure: its host may have ended after the last call.
-            (None, Ok(_)) => match group.parts.store.check(&[FAILED]) {
-                Ok(true) => Some(reported(group)),
-                _ => None,
-            },
+            (None, Ok(_)) => {
+                match Deadline::after(QUESTION).bound(|| group.parts.store.check(&[FAILED])) {
+                    Ok(true) => Some(reported(group)),
+                    _ => None,
+                }
+            }
         };
         if let Some(reason) = reason {
             let call = unfinished.map(|(call, _)| call);
@@ -71,14 +79,8 @@ fn reported(group: &Shared) -> String {
     String::from_utf8_lossy(&told).into_owned()
 }
 
-/// The error of a call to the store after which further calls are in vain.
-fn lost(result: Result<(), StoreError>) -> Option<StoreError> {
-    use StoreError::{Lost, NotAStore, WrongSecret};
-    result.err().filter(|e| matches!(e, Lost { .. } | NotAStore { .. } | WrongSecret { .. }))
-}
-
 /// Publishes this rank's record, reads the others', and says what is wrong.
-fn examine(group: &Shared, reason: String, unfinished: Option<Call>) -> Failure {
+fn examine(group: &Shared, mut reason: String, unfinished: Option<Call>) -> Error {
     let (parts, rank) = (&group.parts, group.rank());
     let (own, last) = {
         let ring = group.ring();
@@ -89,29 +91,31 @@ fn examine(group: &Shared, reason: String, unfinished: Option<Call>) -> Failure 
         Some(call) => format!("rank {rank} has reported of {}: {reason}", call.text),
         None => format!("rank {rank} has reported: {reason}"),
     };
-    let mut lost = lost(
-        parts
-            .store
-            .set(&format!("record/{rank}"), &record::encode(&own))
-            .and_then(|()| parts.store.compare_set(FAILED, b"", told.as_bytes()).map(drop)),
-    );
-    let deadline = Instant::now() + bound(parts.timeout);
-    let (mut others, mut missing) = (Vec::new(), Vec::new());
+    let deadline = Deadline::after(bound(parts.timeout));
+    let published = deadline.bound(|| {
+        parts.store.set(&format!("record/{rank}"), &record::encode(&own))?;
+        parts.store.compare_set(FAILED, b"", told.as_bytes())
+    });
+    let mut lost = published.err();
+    let (mut others, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     for other in (0..parts.comm.ranks()).filter(|other| *other != rank) {
         if lost.is_some() {
             // Each further call would wait for the store again.
-            break;
+            unknown.push(other);
+            continue;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        match parts.store.get(&format!("record/{other}"), left) {
+        match parts.store.get(&format!("record/{other}"), deadline.left()) {
             Ok(bytes) => others.push((other, record::decode(&bytes))),
-            Err(StoreError::Timeout { .. }) => missing.push(other),
-            Err(error) => lost = self::lost(Err(error)),
+            Err(StoreError::Timeout { replied: true, .. }) => missing.push(other),
+            Err(error) => {
+                lost = Some(error);
+                unknown.push(other);
+            }
         }
     }
-    let mut reason = reason;
+    let timed_out = reason.starts_with(TIMED_OUT) && missing.is_empty() && lost.is_none();
     if let Some(error) = lost {
-        reason = format!("{reason}; {error}");
+        reason = format!("{reason}; {error}{}", Ranks(&unknown, UNKNOWN));
         let host = parts.store_host.and_then(|host| parts.members.iter().position(|m| *m == host));
         missing.extend(host.filter(|host| *host != rank && !missing.contains(host)));
     }
@@ -122,5 +126,7 @@ fn examine(group: &Shared, reason: String, unfinished: Option<Call>) -> Failure 
     let (op, seq, location) =
         call.map(|call| (call.text, call.seq, call.location)).unwrap_or_default();
     let (group, timeout) = (parts.name.clone(), parts.timeout);
-    Failure { group, rank, op, seq, location, reason, missing, differing, timeout }
+    let failure = Failure { group, rank, op, seq, location, reason, missing, differing, timeout };
+    let failure = Arc::new(failure);
+    if timed_out { Error::CollectiveTimeout(failure) } else { Error::PeerFailed(failure) }
 }

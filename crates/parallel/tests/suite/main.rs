@@ -13,6 +13,7 @@ mod launcher;
 mod processes;
 mod store;
 mod store_deadlines;
+mod store_failures;
 mod store_hostile;
 mod store_secret;
 mod store_tcp;

@@ -2,9 +2,13 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use warpline_parallel::distributed::{FileStore, Store, StoreError, TcpStore};
+use warpline::{RuntimeConfig, open, with_runtime};
+use warpline_parallel::distributed::{
+    Error, FileStore, InitOptions, Store, StoreError, TcpStore, init_process_group,
+};
 
 use crate::store::TempFile;
 use crate::store_wire::accept_handshake;
@@ -71,8 +75,46 @@ fn a_get_from_a_silent_or_dripping_server_ends_at_its_timeout() {
         let begun = Instant::now();
         let error = store.get("k", timeout).unwrap_err();
         assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+        assert!(error.to_string().contains("reply"), "{error}");
         assert!(begun.elapsed() < timeout + SLACK, "{:?}", begun.elapsed());
     }
+}
+
+/// The error of rank 1 of 2, which is alone, and has a second.
+fn error_of_init(store: Arc<dyn Store>) -> Error {
+    let runtime = open("sim:2", &RuntimeConfig::default()).unwrap();
+    let mut options = InitOptions::new(store, 1, 2);
+    (options.device, options.timeout) = (Some(1), Duration::from_secs(1));
+    let (begun, timeout) = (Instant::now(), options.timeout);
+    let error = with_runtime(&runtime, || init_process_group(options)).unwrap_err();
+    assert!(begun.elapsed() < timeout + Duration::from_secs(1) + SLACK, "{:?}", begun.elapsed());
+    error
+}
+
+#[test]
+fn init_with_a_silent_store_ends_at_its_timeout() {
+    let silent = serve(|mut stream| {
+        accept_handshake(&mut stream, b"");
+        std::thread::sleep(LONG);
+    });
+    let error = error_of_init(Arc::new(TcpStore::connect(silent, LONG).unwrap()));
+    assert!(matches!(error, Error::Store(StoreError::Lost { op: "add", .. })), "{error}");
+}
+
+#[test]
+fn init_with_a_store_that_falls_silent_ends_at_its_timeout() {
+    let file = TempFile::new();
+    let [store, other] = [0; 2].map(|_| FileStore::open(&file.0).unwrap());
+    let locked = std::fs::File::open(&file.0).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            other.wait(&["default/2/round 1/came/1"], LONG).unwrap();
+            locked.lock().unwrap();
+        });
+        let error = error_of_init(Arc::new(store));
+        assert!(matches!(error, Error::Init { .. }), "{error}");
+        assert!(error.to_string().contains("could not be asked about rank 0"), "{error}");
+    });
 }
 
 #[test]

@@ -21,8 +21,9 @@ use warpline_stream::OpEvent;
 
 use super::record::{Ring, State};
 use super::signature::Signature;
+use super::store::Deadline;
 use super::work::{Done, Tensors};
-use super::{Error, Failure, Result, Store, Work, check, watchdog};
+use super::{Error, Result, Store, Work, check, watchdog};
 
 pub use pairs::P2p;
 
@@ -139,11 +140,7 @@ impl Shared {
     }
 
     /// From now on all is refused.
-    pub(super) fn fail(&self, failure: Failure) {
-        let failure = Arc::new(failure);
-        let lost = !failure.missing.is_empty() || !failure.reason.starts_with(watchdog::TIMED_OUT);
-        let error =
-            if lost { Error::PeerFailed(failure) } else { Error::CollectiveTimeout(failure) };
+    pub(super) fn fail(&self, error: Error) {
         let completion = {
             let mut ring = self.ring();
             // The last time that what is done is known from what was aborted.
@@ -290,7 +287,8 @@ impl ProcessGroup {
             (id, seq, ring.completion().clone())
         };
         let compared = checked.map_or(Ok(false), |call| {
-            let compared = check::compare(shared, seq, &call);
+            let deadline = Deadline::after(parts.timeout);
+            let compared = deadline.bound(|| check::compare(shared, seq, &call));
             compared.inspect_err(|_| shared.ring().set(id, State::Done))
         })?;
         let enqueued = (|| {

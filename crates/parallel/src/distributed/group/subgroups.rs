@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::super::record::State;
 use super::super::signature::Signature;
+use super::super::store::Deadline;
 use super::super::{PrefixStore, Result, check};
 use super::{Parts, ProcessGroup};
 
@@ -40,7 +41,8 @@ impl ProcessGroup {
         let (id, seq) = shared.ring().begin(signature.clone(), location);
         let made = (|| {
             if parts.debug {
-                check::compare(shared, seq, &signature)?;
+                let deadline = Deadline::after(parts.timeout);
+                deadline.bound(|| check::compare(shared, seq, &signature))?;
             }
             let color = sorted.contains(&self.rank()).then_some(0);
             let comm = parts.comm.split(color, self.rank(), parts.timeout);

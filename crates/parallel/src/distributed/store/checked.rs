@@ -21,7 +21,7 @@ pub trait Unchecked: Send + Sync + fmt::Debug {
     fn check(&self, keys: &[&str]) -> StoreResult<bool>;
 }
 
-impl<S: Unchecked> Store for S {
+impl<S: Unchecked + 'static> Store for S {
     fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
         check("set", key, &[value])?;
         Unchecked::set(self, key, value)

@@ -1,8 +1,17 @@
 //! One deadline for all steps of a call.
 
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
+
+/// Time for a call that has no timeout of its own.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+thread_local! {
+    /// Deadline of this thread's calls that have no timeout of their own.
+    static CALLS: Cell<Deadline> = const { Cell::new(Deadline(None)) };
+}
 
 /// The time at which a call ends; `None` if the clock cannot hold that time.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +20,23 @@ pub(in crate::distributed) struct Deadline(Option<Instant>);
 impl Deadline {
     pub(in crate::distributed) fn after(timeout: Duration) -> Self {
         Self(Instant::now().checked_add(timeout))
+    }
+
+    /// The deadline of a call that has no timeout of its own.
+    pub(super) fn of_call() -> Self {
+        CALLS.get().at_most(CALL_TIMEOUT)
+    }
+
+    /// Runs `f`. Calls without a timeout that `f` makes to this module's stores end at this deadline.
+    pub(in crate::distributed) fn bound<R>(self, f: impl FnOnce() -> R) -> R {
+        struct Restore(Deadline);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CALLS.set(self.0);
+            }
+        }
+        let _restore = Restore(CALLS.replace(self));
+        f()
     }
 
     /// The remaining time; zero once the deadline has passed.
@@ -143,5 +169,17 @@ mod tests {
         assert_eq!(deadline.left(), Duration::MAX);
         assert!(deadline.at_most(Duration::from_secs(9)).left() <= Duration::from_secs(9));
         assert!(Deadline::after(Duration::ZERO).at_most(Duration::MAX).has_passed());
+    }
+
+    #[test]
+    fn calls_without_a_timeout_end_at_the_innermost_bound() {
+        let left = || Deadline::of_call().left();
+        assert!(left() > CALL_TIMEOUT / 2 && left() <= CALL_TIMEOUT);
+        Deadline::after(Duration::ZERO).bound(|| {
+            assert!(left().is_zero());
+            Deadline::after(Duration::from_secs(20)).bound(|| assert!(left() > CALL_TIMEOUT / 3));
+            assert!(left().is_zero());
+        });
+        assert!(left() > CALL_TIMEOUT / 2);
     }
 }

@@ -20,8 +20,6 @@ const DELETE: u8 = 2;
 const POLL: Duration = Duration::from_millis(5);
 /// Pause between two tries to lock the file.
 const LOCK_POLL: Duration = Duration::from_millis(1);
-/// Time for a call that has no timeout of its own.
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A store in a file that all ranks can open (`torch.distributed.FileStore`).
 ///
@@ -118,9 +116,9 @@ impl FileStore {
         op: &'static str,
         f: impl FnOnce(&mut Log) -> StoreResult<R>,
     ) -> StoreResult<R> {
-        let done = self.locked_until(op, Deadline::after(CALL_TIMEOUT), f)?;
-        let reason = || format!("another process has held its lock for {CALL_TIMEOUT:?}");
-        let busy = || failed(op, &self.path, &io::Error::new(io::ErrorKind::TimedOut, reason()));
+        let done = self.locked_until(op, Deadline::of_call(), f)?;
+        let reason = "another thread or process did not release its lock in time";
+        let busy = || failed(op, &self.path, &io::Error::new(io::ErrorKind::TimedOut, reason));
         done.ok_or_else(busy)
     }
 
@@ -141,11 +139,12 @@ impl FileStore {
         loop {
             // A timeout of zero waits for no key, but still for a lock that is held for a moment.
             let lock = Deadline::after(deadline.left().max(POLL));
-            if let Some(Some(found)) = self.locked_until(op, lock, |log| Ok(found(log)))? {
-                return Ok(found);
-            }
+            let replied = match self.locked_until(op, lock, |log| Ok(found(log)))? {
+                Some(Some(found)) => return Ok(found),
+                read => read.is_some(),
+            };
             if deadline.has_passed() {
-                return Err(timed_out(op, keys, timeout));
+                return Err(timed_out(op, keys, timeout, replied));
             }
             std::thread::sleep(deadline.left().min(POLL));
         }

@@ -27,7 +27,7 @@ impl Unchecked for HashStore {
     fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
         let values = self.0.waited(&[key], timeout);
         let value = values.and_then(|values| values.get(key).map(|value| value.to_vec()));
-        value.ok_or_else(|| timed_out("get", &[key], timeout))
+        value.ok_or_else(|| timed_out("get", &[key], timeout, true))
     }
 
     fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
@@ -50,7 +50,7 @@ impl Unchecked for HashStore {
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
         let all = self.0.waited(keys, timeout).is_some();
-        if all { Ok(()) } else { Err(timed_out("wait", keys, timeout)) }
+        if all { Ok(()) } else { Err(timed_out("wait", keys, timeout, true)) }
     }
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {

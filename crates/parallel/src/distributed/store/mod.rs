@@ -10,6 +10,7 @@ mod table;
 mod tcp;
 mod values;
 
+use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use secret::Secret;
 pub use tcp::TcpStore;
+pub(super) use tcp::look_up;
 
 /// The result of a store's operation.
 pub type StoreResult<T> = Result<T, StoreError>;
@@ -30,7 +32,8 @@ pub const MAX_KEY: usize = 4 << 10;
 pub const MAX_VALUE: usize = 16 << 20;
 /// The most keys that may be waited for at once.
 pub const MAX_KEYS: usize = 1 << 16;
-/// The most bytes that all keys and values of a store may have, 128 more for each key.
+/// The most bytes that all keys and values of a store may have, 128 more for each key. Replaced and
+/// deleted values count until they are sent to the clients that asked for them.
 pub const MAX_STORED: usize = 256 << 20;
 
 /// Keys and values that all ranks see (`torch.distributed.Store`).
@@ -48,7 +51,7 @@ pub const MAX_STORED: usize = 256 << 20;
 /// assert_eq!(store.add("joined", 1)?, 1);
 /// # Ok::<(), warpline_parallel::distributed::StoreError>(())
 /// ```
-pub trait Store: Send + Sync + fmt::Debug {
+pub trait Store: Any + Send + Sync + fmt::Debug {
     /// Sets a key, whether or not it was set before.
     ///
     /// # Errors
@@ -106,8 +109,8 @@ pub trait Store: Send + Sync + fmt::Debug {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// A key was not set in time.
-    #[error("{op}: not all of the keys {keys:?} were set within {timeout:?}")]
+    /// A key was not set in time, or the store did not say so in time.
+    #[error("{op}: {} within {timeout:?}", missed(keys, *replied))]
     Timeout {
         /// The operation.
         op: &'static str,
@@ -115,6 +118,8 @@ pub enum StoreError {
         keys: Vec<String>,
         /// How long.
         timeout: Duration,
+        /// Whether the store replied that a key is not set. Without a reply, all may be set.
+        replied: bool,
     },
     /// A key, a value or a list of keys beyond the limits.
     #[error("{op}: {what} has {size}, the most is {max}")]
@@ -234,7 +239,15 @@ impl fmt::Debug for StoreError {
     }
 }
 
-fn timed_out(op: &'static str, keys: &[&str], timeout: Duration) -> StoreError {
+/// What did not happen in time.
+fn missed(keys: &[String], replied: bool) -> String {
+    match replied {
+        true => format!("not all of the keys {keys:?} were set"),
+        false => format!("the store's reply about the keys {keys:?} did not arrive"),
+    }
+}
+
+fn timed_out(op: &'static str, keys: &[&str], timeout: Duration, replied: bool) -> StoreError {
     let keys = keys.iter().take(8).map(ToString::to_string).collect();
-    StoreError::Timeout { op, keys, timeout }
+    StoreError::Timeout { op, keys, timeout, replied }
 }

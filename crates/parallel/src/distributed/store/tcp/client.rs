@@ -91,7 +91,10 @@ fn was_closed(error: &io::Error) -> bool {
 }
 
 /// Looks up the addresses of a name. The system's look-up has no timeout, so a thread does it.
-pub(super) fn look_up<A>(name: &Arc<A>, deadline: Deadline) -> io::Result<Vec<SocketAddr>>
+pub(in crate::distributed) fn look_up<A>(
+    name: &Arc<A>,
+    deadline: Deadline,
+) -> io::Result<Vec<SocketAddr>>
 where
     A: ToSocketAddrs + Send + Sync + 'static,
 {

@@ -9,15 +9,14 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use super::deadline::Deadline;
+use super::deadline::{CALL_TIMEOUT, Deadline};
 use super::{Secret, StoreError, StoreResult, Unchecked, timed_out};
 use client::Client;
+pub(in crate::distributed) use client::look_up;
 use handshake::Failed;
 use server::Server;
 use wire::{Reply, Request};
 
-/// Time for a call that has no timeout of its own.
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait that one request asks for; it is repeated until the caller's time is up. So a client
 /// notices within [`CALL_TIMEOUT`] that its server is gone without a word.
 const WAIT_SLICE: Duration = Duration::from_secs(5);
@@ -34,7 +33,8 @@ const SLACK: Duration = Duration::from_millis(500);
 /// A call's timeout bounds the entire call, with half a second for the last reply. Calls without one
 /// end within 30 seconds. The server bounds the size of keys, values and messages
 /// ([`MAX_KEY`](super::MAX_KEY), [`MAX_VALUE`](super::MAX_VALUE)) and of all of them together
-/// ([`MAX_STORED`](super::MAX_STORED)), and the number and the time of connections.
+/// ([`MAX_STORED`](super::MAX_STORED)), and the number and the time of connections, of which clients of
+/// one address have at most half.
 ///
 /// ```
 /// use std::time::Duration;
@@ -201,12 +201,12 @@ impl TcpStore {
 
     /// Sends a request that the server replies to at once.
     fn request(&self, op: &'static str, request: &Request<'_>) -> StoreResult<Reply> {
-        let reply = self.request_until(op, request, Deadline::after(CALL_TIMEOUT))?;
+        let reply = self.request_until(op, request, Deadline::of_call())?;
         reply.ok_or_else(|| self.silent(op))
     }
 
     fn silent(&self, op: &'static str) -> StoreError {
-        let reason = format!("it did not reply within {CALL_TIMEOUT:?}");
+        let reason = "it did not reply in time".into();
         StoreError::Lost { op, address: self.address.clone(), reason }
     }
 
@@ -234,10 +234,10 @@ impl TcpStore {
             let reply =
                 self.request_until(op, &request(slice), end.at_most(slice + CALL_TIMEOUT))?;
             match reply {
-                None if end.has_passed() => return Err(timed_out(op, keys, timeout)),
+                None if end.has_passed() => return Err(timed_out(op, keys, timeout, false)),
                 None => return Err(self.silent(op)),
                 Some(Reply::NotYet) if deadline.has_passed() => {
-                    return Err(timed_out(op, keys, timeout));
+                    return Err(timed_out(op, keys, timeout, true));
                 }
                 Some(Reply::NotYet) => {}
                 Some(reply) => return Ok(reply),

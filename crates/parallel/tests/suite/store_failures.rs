@@ -1,0 +1,127 @@
+//! Groups whose store fails: its error is told, and so are the ranks that nobody could ask about.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use warpline::{RuntimeConfig, open, with_runtime};
+use warpline_parallel::distributed::{
+    Error, HashStore, InitOptions, ReduceOp, Store, StoreError, StoreResult, init_process_group,
+};
+
+use crate::group_support::{at, works};
+
+const SHORT: Duration = Duration::from_millis(1500);
+
+/// A store whose calls fail for keys with some text, once it is broken.
+#[derive(Debug, Default)]
+struct Fragile {
+    below: HashStore,
+    text: &'static str,
+    broken: AtomicBool,
+}
+
+impl Fragile {
+    fn of(&self, key: &str) -> StoreResult<&HashStore> {
+        if self.broken.load(Ordering::Relaxed) && key.contains(self.text) {
+            let (path, reason) = ("shared".into(), "the disk is gone".into());
+            return Err(StoreError::File { op: "call", path, reason });
+        }
+        Ok(&self.below)
+    }
+}
+
+impl Store for Fragile {
+    fn set(&self, key: &str, value: &[u8]) -> StoreResult<()> {
+        self.of(key)?.set(key, value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> StoreResult<Vec<u8>> {
+        self.of(key)?.get(key, timeout)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> StoreResult<i64> {
+        self.of(key)?.add(key, amount)
+    }
+
+    fn compare_set(&self, key: &str, old: &[u8], new: &[u8]) -> StoreResult<Option<Vec<u8>>> {
+        self.of(key)?.compare_set(key, old, new)
+    }
+
+    fn delete(&self, key: &str) -> StoreResult<bool> {
+        self.of(key)?.delete(key)
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> StoreResult<()> {
+        self.of(keys[0])?.wait(keys, timeout)
+    }
+
+    fn check(&self, keys: &[&str]) -> StoreResult<bool> {
+        self.of(keys[0])?.check(keys)
+    }
+}
+
+/// The error of rank 0's collective, which ranks 1 and 2 do not call, after the store has broken.
+fn error_of_a_timeout(text: &'static str) -> Error {
+    let runtime = open("sim:3", &RuntimeConfig::default()).unwrap();
+    let store = Arc::new(Fragile { text, ..Fragile::default() });
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let rank = |rank: usize| {
+            let (runtime, store, over) = (&runtime, Arc::clone(&store), &over);
+            scope.spawn(move || {
+                with_runtime(runtime, || {
+                    let mut options = InitOptions::new(Arc::<Fragile>::clone(&store), rank, 3);
+                    (options.device, options.timeout) = (Some(rank), SHORT);
+                    let group = init_process_group(options)?;
+                    works(&group)?;
+                    if rank > 0 {
+                        while !over.load(Ordering::Relaxed) {
+                            std::thread::sleep(Duration::from_millis(5));
+                        }
+                        return Ok(None);
+                    }
+                    store.broken.store(true, Ordering::Relaxed);
+                    let work = group.all_reduce(&at(&group, 1)?, ReduceOp::Sum, true);
+                    let failed = work.and_then(|work| work.synchronize());
+                    over.store(true, Ordering::Relaxed);
+                    Ok::<_, Error>(failed.err())
+                })
+            })
+        };
+        let [first, second, third] = [0, 1, 2].map(rank);
+        for other in [second, third] {
+            other.join().unwrap().unwrap();
+        }
+        first.join().unwrap().unwrap().unwrap()
+    })
+}
+
+#[test]
+fn a_timeout_without_the_store_is_not_said_to_have_all_ranks_there() {
+    for (text, unknown) in [("", "rank 1, rank 2"), ("record/2", "rank 2")] {
+        let error = error_of_a_timeout(text);
+        assert!(matches!(error, Error::PeerFailed(_)), "{text}: {error}");
+        for told in ["it was not done within", "the disk is gone"] {
+            assert!(error.to_string().contains(told), "{text}: {error}");
+        }
+        let told = format!("; the store could not be asked about {unknown}");
+        assert!(error.to_string().contains(&told), "{text}: {error}");
+    }
+}
+
+#[test]
+fn ranks_that_init_could_not_ask_about_are_told() {
+    let runtime = open("sim:3", &RuntimeConfig::default()).unwrap();
+    for (text, absent, unknown) in [("came/2", vec![0], "rank 2"), ("came/0", vec![], "rank 0, ")] {
+        let store = Fragile { text, broken: true.into(), ..Fragile::default() };
+        let mut options = InitOptions::new(Arc::new(store), 1, 3);
+        (options.device, options.timeout) = (Some(1), Duration::from_millis(100));
+        let error = with_runtime(&runtime, || init_process_group(options)).unwrap_err();
+        assert!(error.to_string().contains("the disk is gone"), "{text}: {error}");
+        let told = format!("; the store could not be asked about {unknown}");
+        assert!(error.to_string().contains(&told), "{text}: {error}");
+        let Error::Init { missing, .. } = error else { panic!("{text}: {error}") };
+        assert_eq!(missing, absent, "{text}");
+    }
+}
