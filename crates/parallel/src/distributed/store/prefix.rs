@@ -1,5 +1,6 @@
 //! A part of a store of one's own.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,12 @@ impl PrefixStore {
     /// The keys of `below` that begin with `prefix` and a slash.
     #[must_use]
     pub fn new(prefix: impl Into<String>, below: Arc<dyn Store>) -> Self {
-        Self { prefix: prefix.into(), below }
+        let prefix = prefix.into();
+        // Joined prefixes keep calls and the drop from recursing through nested stores.
+        match (&*below as &dyn Any).downcast_ref::<Self>() {
+            Some(inner) => Self { prefix: inner.key(&prefix), below: Arc::clone(&inner.below) },
+            None => Self { prefix, below },
+        }
     }
 
     fn key(&self, key: &str) -> String {
@@ -62,5 +68,22 @@ impl Store for PrefixStore {
 
     fn check(&self, keys: &[&str]) -> StoreResult<bool> {
         self.with_keys(keys, |keys| self.below.check(keys))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::distributed::HashStore;
+
+    #[test]
+    fn prefixes_nest_to_any_depth() {
+        let bottom: Arc<dyn Store> = Arc::new(HashStore::new());
+        let two = PrefixStore::new("b", Arc::new(PrefixStore::new("a", Arc::clone(&bottom))));
+        two.set("k", b"v").unwrap();
+        assert!(bottom.check(&["a/b/k"]).unwrap());
+        let nested = (0..30_000).fold(bottom, |below, _| Arc::new(PrefixStore::new("", below)));
+        assert!(nested.set("k", b"").is_err(), "the key is too long");
+        drop(nested);
     }
 }
