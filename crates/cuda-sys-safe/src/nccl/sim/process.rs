@@ -331,6 +331,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (receiver, _) = listener.accept().unwrap();
+        receiver.set_read_timeout(Some(GREETING_TIME)).unwrap();
         sender.write_all(&(MAX_MESSAGE + 1).to_le_bytes()).unwrap();
         assert_eq!(receive(&receiver).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
