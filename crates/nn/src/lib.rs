@@ -16,6 +16,7 @@
 // So that `#[derive(Module)]` works in here, too.
 extern crate self as warpline_nn;
 
+mod called;
 mod files;
 pub mod init;
 mod module;

@@ -150,19 +150,35 @@ pub fn gather(
     index: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "gather";
+    gather_as("gather", target, input, dim, index, out)
+}
+
+/// [`gather`] under the name `op`, which errors and reports of indices out of range have: an op that gathers is not
+/// called `gather` by its users.
+///
+/// # Errors
+/// As [`gather`].
+#[track_caller]
+pub fn gather_as(
+    op: &'static str,
+    target: Target<'_>,
+    input: View<'_>,
+    dim: usize,
+    index: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
     let location = Location::caller();
-    check(OP, input, index, out)?;
+    check(op, input, index, out)?;
     let ndim = input.sizes().len();
     if dim >= ndim.max(1) {
         return Err(Error::DimOutOfRange {
-            op: OP,
+            op,
             location: Location::caller(),
             dim: dim as isize,
             ndim,
         });
     }
-    check_sizes(OP, index.sizes(), out, input, index)?;
+    check_sizes(op, index.sizes(), out, input, index)?;
     if index.numel() == 0 {
         return Ok(());
     }
@@ -174,7 +190,7 @@ pub fn gather(
     if from.len() != to.len() || !(0..to.len()).all(fits) {
         return Err(Error::ShapeMismatch {
             location: Location::caller(),
-            op: OP,
+            op,
             reason: format!(
                 "an index of sizes {:?} for an input of {:?}; it must have as many dimensions, and \
                  be no larger in any but dimension {dim}",
@@ -188,7 +204,7 @@ pub fn gather(
     let along = Along::of(&layouts[0], dim, dim..dim + 1);
     let index = View { layout: &layouts[1], ..index };
     let out = View { layout: &layouts[2], ..out };
-    pick(target, OP, location, (input, &source), (index, index.strides()), out, &along)
+    pick(target, op, location, (input, &source), (index, index.strides()), out, &along)
 }
 
 /// `torch.nn.functional.embedding`: the rows of the matrix `weight` that `indices`, `int32` or `int64`

@@ -80,8 +80,23 @@ pub fn index_add(
     index: View<'_>,
     source: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "index_add";
-    super::check_dim(OP, dim, out.sizes().len())?;
+    index_add_as("index_add", target, out, dim, index, source)
+}
+
+/// [`index_add`] under the name `op`, which errors and reports of indices out of range have.
+///
+/// # Errors
+/// As [`index_add`].
+#[track_caller]
+pub fn index_add_as(
+    op: &'static str,
+    target: Target<'_>,
+    out: View<'_>,
+    dim: usize,
+    index: View<'_>,
+    source: View<'_>,
+) -> Result<()> {
+    super::check_dim(op, dim, out.sizes().len())?;
     let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
     let [to, from, at] = [row(out.layout)?, row(source.layout)?, row(index.layout)?];
     let (out, source) = (View { layout: &to, ..out }, View { layout: &from, ..source });
@@ -90,7 +105,7 @@ pub fn index_add(
     let groups = rows_of(to.sizes()[dim]).1;
     let looks = groups.saturating_mul(chunks).saturating_mul(index.numel());
     let most = if out.dtype.is_float() { MOST } else { MOST_INTEGERS };
-    let of = part(OP, out, dim, index, source)?;
+    let of = part(op, out, dim, index, source)?;
     if matches!(target, Target::Cuda(..)) && looks > most {
         let mut sizes = vec![1; to.ndim()];
         sizes[dim] = index.numel();
@@ -99,9 +114,9 @@ pub fn index_add(
         let all =
             Layout::from_parts(sizes.as_slice().into(), strides.as_slice().into(), at.offset());
         let all = all.expand(source.sizes())?;
-        return scatter(target, OP, out, dim, View { layout: &all, ..index }, source, Reduce::Sum);
+        return scatter(target, op, out, dim, View { layout: &all, ..index }, source, Reduce::Sum);
     }
-    run(target, OP, of, out, index, source)
+    run(target, op, of, out, index, source)
 }
 
 /// The gradient of an embedding's weight, `out`: for each of its rows the sum of those rows of `source` at whose

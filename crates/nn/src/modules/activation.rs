@@ -3,6 +3,7 @@
 use warpline::functional::{glu, softmin};
 use warpline::{Result, Tensor};
 
+use crate::called::Called;
 use crate::{Forward, Module, Parameter};
 
 macro_rules! forward {
@@ -127,11 +128,19 @@ pub(super) fn floats(options: impl Into<warpline::TensorOptions>) -> warpline::T
 
 forward!(PReLU, this, x => {
     crate::place::check("PReLU", x, "weight", &this.weight)?;
-    let mut sizes = vec![1isize; x.dim().max(1)];
-    if this.weight.numel() > 1 && x.dim() > 1 {
-        sizes[1] = this.weight.numel() as isize;
-    }
-    let slope = if x.dim() > 1 { this.weight.reshape(&sizes)? } else { Tensor::clone(&this.weight) };
-    // At zero the gradient is that of the slope alone.
-    x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
+    this.apply(x).of("PReLU")
 });
+
+impl PReLU {
+    #[track_caller]
+    fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        let mut sizes = vec![1isize; x.dim().max(1)];
+        if self.weight.numel() > 1 && x.dim() > 1 {
+            sizes[1] = self.weight.numel() as isize;
+        }
+        let slope =
+            if x.dim() > 1 { self.weight.reshape(&sizes)? } else { Tensor::clone(&self.weight) };
+        // At zero the gradient is that of the slope alone.
+        x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
+    }
+}

@@ -5,6 +5,7 @@ use warpline::{Error, Result, Tensor, TensorOptions, empty, zeros};
 
 use super::activation::floats;
 use super::linear::Linear;
+use crate::called::Called;
 use crate::init::{xavier_uniform_, zeros_};
 use crate::{Module, Parameter, Training, place};
 
@@ -104,8 +105,21 @@ impl MultiheadAttention {
         attn_mask: impl Into<Option<&'a Tensor>>,
         is_causal: bool,
     ) -> Result<Tensor> {
-        place::check("MultiheadAttention", query, "in_proj_weight", &self.in_proj_weight)?;
-        let mask = match attn_mask.into() {
+        let op = "MultiheadAttention";
+        place::check(op, query, "in_proj_weight", &self.in_proj_weight)?;
+        self.apply(query, key, value, attn_mask.into(), is_causal).of(op)
+    }
+
+    #[track_caller]
+    fn apply(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        attn_mask: Option<&Tensor>,
+        is_causal: bool,
+    ) -> Result<Tensor> {
+        let mask = match attn_mask {
             Some(mask) if mask.dtype() == warpline::DType::Bool => Some(mask.logical_not()?),
             mask => mask.cloned(),
         };

@@ -1,8 +1,9 @@
 //! Linear and bilinear maps.
 
 use warpline::functional::linear;
-use warpline::{Result, Tensor, TensorOptions, empty};
+use warpline::{Error, Result, Tensor, TensorOptions, empty};
 
+use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, kaiming_uniform_, uniform_};
 use crate::{Forward, Module, Parameter, place};
 
@@ -99,10 +100,37 @@ impl Bilinear {
     /// Applies the map to `[.., in1]` and `[.., in2]`.
     ///
     /// # Errors
-    /// When sizes or devices do not fit.
+    /// [`Error::InvalidArgument`] for other last sizes, and for batches that differ; [`Error::DeviceMismatch`].
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         place::check("Bilinear", x1, "weight", &self.weight)?;
+        place::check("Bilinear", x2, "weight", &self.weight)?;
+        self.check_sizes(x1, x2)?;
+        self.apply(x1, x2).of("Bilinear")
+    }
+
+    /// Refuses inputs of other batches, which would be broadcast.
+    #[track_caller]
+    fn check_sizes(&self, x1: &Tensor, x2: &Tensor) -> Result<()> {
+        let weight = self.weight.size();
+        if let ([batch1 @ .., in1], [batch2 @ .., in2]) = (x1.size(), x2.size())
+            && batch1 == batch2
+            && weight[1..] == [*in1, *in2]
+        {
+            return Ok(());
+        }
+        let reason = format!(
+            "expects inputs of the same batch, [.., {}] and [.., {}], not {:?} and {:?}",
+            weight[1],
+            weight[2],
+            x1.size(),
+            x2.size()
+        );
+        Err(Error::invalid("Bilinear", reason))
+    }
+
+    #[track_caller]
+    fn apply(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         // [.., 1, 1, in1] @ [out, in1, in2] is [.., out, 1, in2].
         let rows = x1.unsqueeze(-2)?.unsqueeze(-2)?.matmul(&self.weight)?;
         let y = rows.matmul(&x2.unsqueeze(-2)?.unsqueeze(-1)?)?.squeeze(-1)?.squeeze(-1)?;

@@ -6,6 +6,7 @@ use warpline::{DType, Error, Exec, Result, Tensor};
 use super::group::ParamGroup;
 use super::rule::{ParamState, Rate, Rule, Slot};
 use super::state::{self, OptimizerState};
+use crate::called::Called;
 
 /// An optimizer (`torch.optim.Optimizer`), of whatever rule.
 pub trait Optimizer {
@@ -36,7 +37,8 @@ pub trait Optimizer {
     #[track_caller]
     fn zero_grad_in_place(&self) -> Result<()> {
         let grads = self.parameters().into_iter().filter_map(|parameter| parameter.grad());
-        no_grad(|| grads.into_iter().try_for_each(|grad| grad.zero_().map(drop)))
+        let zeroed = no_grad(|| grads.into_iter().try_for_each(|grad| grad.zero_().map(drop)));
+        zeroed.of("zero_grad_in_place")
     }
 
     /// How many groups of parameters there are.
@@ -202,7 +204,7 @@ impl<R: Rule> Optimizer for Optim<R> {
             return Err(Error::invalid(R::NAME, format!("there is no setting {name}")));
         }
         if let Some(lr) = group.lr_tensor.as_ref().filter(|_| name == "lr") {
-            no_grad(|| lr.fill_(value).map(drop))?;
+            no_grad(|| lr.fill_(value).map(drop)).of(R::NAME)?;
         }
         Ok(())
     }

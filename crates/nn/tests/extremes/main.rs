@@ -1,6 +1,6 @@
 //! A table of extreme integers over the public functions of `warpline`, `warpline-kernels` and `warpline-nn` that take integers, on
 //! the CPU and on a simulated GPU. Each call gives a result or an error, in a second and in little memory, and the
-//! same on both. CI runs this program with overflow checks on and off.
+//! same on both. An error names the function and the line that called it. CI runs this program with overflow checks on and off.
 
 mod cases;
 mod kernels;
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use warpline::{DType, Result, Tensor, with_runtime};
+use warpline::{DType, Error, Result, Tensor, with_runtime};
 
 /// An extreme number in each type that a parameter has.
 #[derive(Clone, Copy, Debug)]
@@ -199,7 +199,21 @@ fn call(
     if bytes > MOST {
         failures.push(format!("{what} took {bytes} bytes"));
     }
+    if let Some(Err(error)) = &seen
+        && !names_call(name, error)
+    {
+        failures.push(format!("{what} does not name the call: {error}"));
+    }
     seen
+}
+
+/// Whether an error is of the function that was called, at a line of the table.
+fn names_call(name: &str, error: &Error) -> bool {
+    let (text, kind) = (error.to_string(), name.split("::").next().unwrap_or(name));
+    let named = [name, kind]
+        .iter()
+        .any(|op| text.starts_with(&format!("{op}: ")) || text.contains(&format!("(in {op})")));
+    named && error.location().is_some_and(|at| at.file().contains("extremes"))
 }
 
 #[test]

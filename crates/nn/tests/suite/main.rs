@@ -8,6 +8,7 @@ mod boxes;
 mod files;
 mod from_pytorch;
 mod launches;
+mod messages;
 mod modules;
 mod moves;
 mod optim;

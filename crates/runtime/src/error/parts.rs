@@ -142,6 +142,7 @@ impl Error {
             | Self::NotStarted { location, .. }
             | Self::Collective { location, .. } => Some(location),
             Self::InvalidDeviceString { location, .. } => *location,
+            Self::IndexCheck(failed) => Some(failed.location),
             Self::Stream(cause) => cause.location(),
             _ => None,
         }

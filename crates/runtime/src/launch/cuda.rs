@@ -158,7 +158,10 @@ fn storages<'a>(touches: &[Touch<'a>]) -> SmallVec<[(&'a Storage, bool); 4]> {
 /// Refuses what was made in a capture and holds nothing yet.
 #[track_caller]
 fn check_replayed(storages: &[(&Storage, bool)], captured: bool, site: Site) -> Result<()> {
-    storages.iter().try_for_each(|(storage, _)| storage.check_replayed(captured, site.op))
+    for (storage, _) in storages {
+        storage.check_replayed(captured, site.op)?;
+    }
+    Ok(())
 }
 
 /// Enqueues work that touches `arguments`, in order with other uses of their storages. Returns the

@@ -257,7 +257,10 @@ fn check_sharing(op: &'static str, operands: &[Operand<'_>], in_place: bool) -> 
             return Err(Error::OverlappingOperands { location: Location::caller(), op });
         }
     }
-    operands.iter().try_for_each(|operand| operand.view.check_inside(op))
+    for operand in operands {
+        operand.view.check_inside(op)?;
+    }
+    Ok(())
 }
 
 /// Each storage once, with whether it is written, in the order in which locks are taken: by their keys.

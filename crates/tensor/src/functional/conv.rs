@@ -194,7 +194,7 @@ fn forward<const D: usize>(
     }
     let window = window(op, [sizes, output, kernel, stride, begin, dilation])?;
     let geometry = Geometry { window, dims: D, groups, channels, outputs };
-    batched::<D>(input, |input| convolution(input, weight, bias, geometry))
+    batched::<D>(input, |input| convolution(input, weight, bias, geometry)).of(op)
 }
 
 #[track_caller]
@@ -246,7 +246,7 @@ fn transpose<const D: usize>(
     }
     let window = window(op, [result, sizes, kernel, stride, padding, dilation])?;
     let geometry = Geometry { window, dims: D, groups, channels, outputs };
-    batched::<D>(input, |input| transposed(input, weight, bias, geometry))
+    batched::<D>(input, |input| transposed(input, weight, bias, geometry)).of(op)
 }
 
 /// What a window of so many elements reaches over.

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::{Reduction, class_loss};
 use crate::autograd::{record_all, wanted};
 use crate::called::Called;
-use crate::{Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// What [`cross_entropy`] may be told.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ impl Default for NllLossOptions<'_> {
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] for a target of other sizes, and unless there is a weight for each class;
-/// [`Error::InvalidArgument`] for a `label_smoothing` outside 0 to 1; as [`Tensor::log_softmax`] and [`Tensor::gather`].
+/// [`Error::InvalidArgument`] for class indices that are not `int64`, or `uint8` in a vector, and for a `label_smoothing` outside 0 to 1; as [`Tensor::log_softmax`] and [`Tensor::gather`].
 #[track_caller]
 pub fn cross_entropy(
     input: &Tensor,
@@ -108,7 +108,7 @@ pub fn nll_loss(input: &Tensor, target: &Tensor, options: &NllLossOptions<'_>) -
     check_weight(op, input.size()[dim as usize], options.weight)?;
     check_target(op, input, target, dim)?;
     let known = Known::new(target, dim, options.ignore_index).of(op)?;
-    let picked = input.gather(dim, &known.index).of(op)?;
+    let picked = input.gather_as(op, dim, &known.index)?;
     let losses = Losses::of(picked, known, target.size(), options.weight).of(op)?;
     losses.reduced(op, options.reduction).of(op)?.to(input.dtype()).of(op)
 }
@@ -134,7 +134,7 @@ impl Known {
 #[track_caller]
 fn picked_log_softmax(input: &Tensor, dim: isize, index: &Tensor) -> Result<(Tensor, Tensor)> {
     let log = input.detach().log_softmax(dim)?;
-    let picked = log.gather(dim, index)?;
+    let picked = log.gather_as("cross_entropy", dim, index)?;
     if wanted(&[input]) {
         let saved = [&log, index];
         record_all("cross_entropy", &[&log, &picked], &[input], &saved, move |context, grads| {
@@ -240,7 +240,17 @@ fn check_target(op: &'static str, input: &Tensor, target: &Tensor, dim: isize) -
     let mut sizes = input.size().to_vec();
     sizes.remove(dim as usize);
     if target.size() == &sizes[..] {
-        return Ok(());
+        // PyTorch takes bytes, too, but for a vector of targets only.
+        let bytes = target.dtype() == DType::U8 && target.dim() <= 1;
+        if target.dtype() == DType::I64 || bytes {
+            return Ok(());
+        }
+        let dtype = target.dtype();
+        let reason = format!(
+            "the target of class indices must be of {}, not {dtype}; convert it with `to`",
+            DType::I64
+        );
+        return Err(Error::invalid(op, reason));
     }
     Err(Error::ShapeMismatch {
         location: Location::caller(),

@@ -1,5 +1,7 @@
 //! Losses that compare elements.
 
+use std::panic::Location;
+
 use smallvec::smallvec;
 
 use crate::autograd::{record, wanted};
@@ -47,7 +49,21 @@ impl Reduction {
     }
 }
 
-/// The squares of the differences (`torch.nn.functional.mse_loss`).
+/// Warns of operands that are broadcast, as PyTorch does: mostly it is a mistake, such as `[n]` beside `[n, 1]`.
+#[track_caller]
+fn warn_of_sizes(op: &'static str, input: &Tensor, target: &Tensor) {
+    if input.size() != target.size() {
+        tracing::warn!(
+            "{op}: the target's sizes {:?} are not the input's, {:?}; they are broadcast, which likely leads to incorrect \
+             results (called at {})",
+            target.size(),
+            input.size(),
+            Location::caller()
+        );
+    }
+}
+
+/// The squares of the differences (`torch.nn.functional.mse_loss`). Sizes that differ are broadcast, with a warning.
 ///
 /// ```
 /// # use warpline::functional::{Reduction, mse_loss};
@@ -62,6 +78,7 @@ impl Reduction {
 #[track_caller]
 pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let op = "mse_loss";
+    warn_of_sizes(op, input, target);
     let losses = input.sub(target).of(op)?.square().of(op)?;
     reduction.of(op, &losses).of(op)
 }
@@ -73,6 +90,7 @@ pub fn mse_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result
 #[track_caller]
 pub fn l1_loss(input: &Tensor, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
     let op = "l1_loss";
+    warn_of_sizes(op, input, target);
     let losses = input.sub(target).of(op)?.abs().of(op)?;
     reduction.of(op, &losses).of(op)
 }
@@ -96,6 +114,7 @@ pub fn smooth_l1_loss(
     if beta == 0.0 {
         return l1_loss(input, target, reduction).of(op);
     }
+    warn_of_sizes(op, input, target);
     let apart = input.sub(target).of(op)?.abs().of(op)?;
     let near = apart.square().of(op)?.mul(0.5 / beta).of(op)?;
     let far = apart.sub(0.5 * beta).of(op)?;
@@ -119,6 +138,7 @@ pub fn huber_loss(
     if delta.is_nan() || delta <= 0.0 {
         return Err(Error::invalid(op, format!("delta must be above zero, but is {delta}")));
     }
+    warn_of_sizes(op, input, target);
     let apart = input.sub(target).of(op)?.abs().of(op)?;
     let near = apart.square().of(op)?.mul(0.5).of(op)?;
     let far = apart.sub(0.5 * delta).of(op)?.mul(delta).of(op)?;
@@ -129,8 +149,12 @@ pub fn huber_loss(
 /// The cross entropy of probabilities, `-(target * log(input) + (1 - target) * log(1 - input))`, where logarithms are
 /// at least -100; each times its `weight` (`torch.nn.functional.binary_cross_entropy`).
 ///
+/// On a GPU the elements are not looked at, since the host would have to wait for them: where `input` is outside 0 to 1,
+/// the loss is NaN.
+///
 /// # Errors
-/// As [`mse_loss`].
+/// [`Error::InvalidArgument`] for other sizes, and on the CPU for an element of `input` or `target` that is not
+/// from 0 to 1; as [`Tensor::mul`], [`Tensor::mean`].
 #[track_caller]
 pub fn binary_cross_entropy<'a>(
     input: &Tensor,
@@ -140,6 +164,8 @@ pub fn binary_cross_entropy<'a>(
 ) -> Result<Tensor> {
     let op = "binary_cross_entropy";
     check_sizes(op, input, target)?;
+    check_fractions(op, "input", input)?;
+    check_fractions(op, "target", target)?;
     let (x, t) = (input.widened().of(op)?, target.widened().of(op)?);
     let losses = entropy_of_two(&x, &t).of(op)?;
     let loss = reduction.of_weighted(op, losses, weight.into()).of(op)?;
@@ -201,6 +227,20 @@ pub fn binary_cross_entropy_with_logits<'a>(
     let losses = t.neg()?.add(1)?.mul(&x).of(op)?.sub(&log).of(op)?;
     let loss = reduction.of_weighted(op, losses, weight.into()).of(op)?;
     loss.to(input.dtype()).of(op)
+}
+
+/// Refuses elements outside 0 to 1, and NaN, on the CPU.
+#[track_caller]
+fn check_fractions(op: &'static str, name: &str, tensor: &Tensor) -> Result<()> {
+    if tensor.is_cuda() {
+        return Ok(());
+    }
+    let own = tensor.detach();
+    let within = own.ge(0).of(op)?.logical_and(&own.le(1).of(op)?).of(op)?;
+    if within.all(()).of(op)?.item::<bool>().of(op)? {
+        return Ok(());
+    }
+    Err(Error::invalid(op, format!("all elements of the {name} must be from 0 to 1")))
 }
 
 #[track_caller]

@@ -231,7 +231,7 @@ fn average<const D: usize>(
         None => Divisor::Inside,
     };
     let pooling = Pooling { window, places: Places::Moving, dims: D };
-    batched::<D>(input, |x| averages(x, pooling, divisor))
+    batched::<D>(input, |x| averages(x, pooling, divisor)).of(op)
 }
 
 #[track_caller]

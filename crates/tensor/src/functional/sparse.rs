@@ -2,7 +2,7 @@
 
 use crate::called::Called;
 use crate::tensor::embedding_padded;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Result, Scalar, Tensor};
 
 /// The rows of `weight` that `input`, of indices, names (`torch.nn.functional.embedding`). The row
 /// `padding_idx`, which counts from the end if negative, gets no gradient. That of the others is the same each
@@ -65,6 +65,6 @@ pub fn one_hot(input: &Tensor, num_classes: Option<usize>) -> Result<Tensor> {
     let mut sizes = input.size().to_vec();
     sizes.push(classes);
     let out = input.new_zeros(sizes, ()).of(OP)?;
-    out.scatter_(-1, &input.unsqueeze(-1).of(OP)?, 1).of(OP)?;
+    out.put(OP, -1, &input.unsqueeze(-1).of(OP)?, Scalar::Int(1).into(), true)?;
     Ok(out)
 }

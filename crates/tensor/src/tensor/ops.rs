@@ -52,6 +52,9 @@ fn of_tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         }
     }
     check_together(op.name(), a, b)?;
+    if is_unrounded(op, a, b, common) {
+        return with_scalar(op, a, b.to_scalar()?, common, false);
+    }
     let (_, result) = op.dtypes(common)?;
     let exec = a.exec()?;
     if a.size() == b.size() {
@@ -67,6 +70,17 @@ fn of_tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let b = View { layout: &layout_b, ..b.as_view() };
     promoting(exec.target(), op, common, &[a.into(), b.into()], out.as_view())?;
     Ok(out)
+}
+
+/// Whether `b` of `a op b` on the CPU is a tensor without dimensions that is not rounded to the halves of `a`. PyTorch's CPU
+/// kernels of `mul` and `div` read such an operand in `f32`; other ops round it first.
+fn is_unrounded(op: &'static Op, a: &Tensor, b: &Tensor, common: DType) -> bool {
+    let halves = matches!(common, DType::F16 | DType::BF16);
+    halves
+        && a.dim() > 0
+        && b.dim() == 0
+        && !b.is_cuda()
+        && [table::MUL.name(), table::DIV.name()].contains(&op.name())
 }
 
 /// The element of a CPU tensor without dimensions. It counts as a number, but wraps in a smaller
@@ -220,7 +234,9 @@ fn into_first(
             let args = [a.as_view().into(), number.into()];
             return promoting(exec.target(), op, common, &args, a.as_view());
         }
-        TensorOrScalar::Tensor(b) if in_step(a, b) && a.is_cuda() == b.is_cuda() => {
+        TensorOrScalar::Tensor(b)
+            if in_step(a, b) && a.is_cuda() == b.is_cuda() && !is_unrounded(op, a, b, common) =>
+        {
             check_bool_sub(op, a.dtype() == DType::Bool || b.dtype() == DType::Bool)?;
             check_together(name, a, b)?;
             let Ok(layout) = b.layout().expand(a.size()) else {

@@ -68,11 +68,18 @@ impl Tensor {
     /// As [`Tensor::index_select`].
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Self> {
-        check_together("gather", self, index)?;
-        let dim = self.layout().dim(dim).of("gather")?;
+        self.gather_as("gather", dim, index)
+    }
+
+    /// [`Tensor::gather`] within the op `op`.
+    #[track_caller]
+    pub(crate) fn gather_as(&self, op: &'static str, dim: isize, index: &Tensor) -> Result<Self> {
+        check_together(op, self, index)?;
+        let dim = self.layout().dim(dim).of(op)?;
         let exec = self.exec()?;
-        let out = exec.empty(index.size(), self.dtype()).of("gather")?;
-        indexing::gather(exec.target(), self.as_view(), dim, index.as_view(), out.as_view())?;
+        let out = exec.empty(index.size(), self.dtype()).of(op)?;
+        let (from, at, to) = (self.as_view(), index.as_view(), out.as_view());
+        indexing::gather_as(op, exec.target(), from, dim, at, to)?;
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }

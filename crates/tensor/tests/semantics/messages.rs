@@ -16,7 +16,7 @@ use warpline_runtime::iter::halves;
 
 /// Checks that a call was refused in its own name and at its own line, and returns what was said.
 #[track_caller]
-fn refused<T>(op: &str, result: Result<T>) -> String {
+pub(crate) fn refused<T>(op: &str, result: Result<T>) -> String {
     let here = Location::caller();
     let error = result.err().unwrap_or_else(|| panic!("{op}: no error"));
     let text = error.to_string();
@@ -25,11 +25,12 @@ fn refused<T>(op: &str, result: Result<T>) -> String {
     let named = text.starts_with(&format!("{op}: "));
     assert!(named || text.contains(&format!("(in {op})")), "{op}: {text}");
     assert!(text.matches(&format!("{op}: ")).count() <= 1, "once: {text}");
-    assert!(text.ends_with(&format!("(called at {at})")), "{text}");
+    let ends = [format!("(called at {at})"), format!("in the call at {at}")];
+    assert!(ends.iter().any(|end| text.ends_with(end)), "{text}");
     text
 }
 
-fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
+pub(crate) fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
     with_runtime(&simulated(2)?, || {
         test("cpu")?;
         test("cuda")

@@ -3,6 +3,7 @@
 use warpline::{Error, Result, Tensor, TensorOptions};
 
 use super::{Kind, Weights};
+use crate::called::Called;
 use crate::{Forward, Module, place};
 
 /// Refuses what is no input of a step, and states that are none for it: of other sizes they would be broadcast.
@@ -70,9 +71,10 @@ macro_rules! forward {
             /// When shapes or devices do not fit.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, hidden: &Tensor) -> Result<Tensor> {
-                check(stringify!($name), &self.weights, x, &[hidden])?;
-                let gates = self.weights.of_input(x)?;
-                Ok(Kind::$kind.step(&self.weights, &gates, (hidden, None))?.0)
+                let op = stringify!($name);
+                check(op, &self.weights, x, &[hidden])?;
+                let gates = self.weights.of_input(x).of(op)?;
+                Ok(Kind::$kind.step(&self.weights, &gates, (hidden, None)).of(op)?.0)
             }
         }
 
@@ -102,9 +104,10 @@ impl LSTMCell {
         x: &Tensor,
         (hidden, cell): (&Tensor, &Tensor),
     ) -> Result<(Tensor, Tensor)> {
-        check("LSTMCell", &self.weights, x, &[hidden, cell])?;
-        let gates = self.weights.of_input(x)?;
-        let (hidden, next) = Kind::Lstm.step(&self.weights, &gates, (hidden, Some(cell)))?;
+        let op = "LSTMCell";
+        check(op, &self.weights, x, &[hidden, cell])?;
+        let gates = self.weights.of_input(x).of(op)?;
+        let (hidden, next) = Kind::Lstm.step(&self.weights, &gates, (hidden, Some(cell))).of(op)?;
         // An LSTM's step has one.
         Ok((hidden, next.unwrap_or_else(|| cell.clone())))
     }

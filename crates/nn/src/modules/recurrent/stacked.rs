@@ -4,6 +4,7 @@ use warpline::functional::dropout;
 use warpline::{Error, Result, Tensor, TensorOptions, cat, stack};
 
 use super::{Kind, Weights};
+use crate::called::Called;
 use crate::{Forward, Module, Training, Visitor, VisitorMut, place};
 
 /// Settings of [`RNN`], [`LSTM`] and [`GRU`]. `Default` has PyTorch's.
@@ -111,7 +112,9 @@ impl Stacked {
         let mut x = if turned { x.transpose(0, 1)? } else { x.clone() };
         if let Some((hidden, cell)) = states {
             self.check_state(op, &x, hidden)?;
-            cell.map_or(Ok(()), |cell| self.check_state(op, &x, cell))?;
+            if let Some(cell) = cell {
+                self.check_state(op, &x, cell)?;
+            }
         }
         let (mut hiddens, mut cells) = (Vec::new(), Vec::new());
         let directions = self.directions();
@@ -260,7 +263,8 @@ macro_rules! forward {
                 hidden: impl Into<Option<&'a Tensor>>,
             ) -> Result<(Tensor, Tensor)> {
                 let states = hidden.into().map(|hidden| (hidden, None));
-                let (output, hidden, _) = self.stacked.forward(stringify!($name), x, states)?;
+                let op = stringify!($name);
+                let (output, hidden, _) = self.stacked.forward(op, x, states).of(op)?;
                 Ok((output, hidden))
             }
         }
@@ -292,7 +296,7 @@ impl LSTM {
         states: impl Into<Option<(&'a Tensor, &'a Tensor)>>,
     ) -> Result<(Tensor, (Tensor, Tensor))> {
         let states = states.into().map(|(hidden, cell)| (hidden, Some(cell)));
-        let (output, hidden, cell) = self.stacked.forward("LSTM", x, states)?;
+        let (output, hidden, cell) = self.stacked.forward("LSTM", x, states).of("LSTM")?;
         // An LSTM has cells.
         let cell = match cell {
             Some(cell) => cell,

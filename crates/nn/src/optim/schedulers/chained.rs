@@ -7,6 +7,7 @@ use std::sync::Arc;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, check_groups, initial_lrs};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 /// One of the schedules that PyTorch computes from the rate before: [`StepLR`], [`MultiStepLR`], [`ExponentialLR`],
@@ -46,7 +47,9 @@ pub trait Schedule {
 impl<S: Schedule> Chained<S> {
     #[track_caller]
     fn of(optimizer: &mut dyn Optimizer, schedule: S) -> Result<Self> {
-        schedule.check().map_err(|reason| Error::invalid(S::NAME, reason))?;
+        if let Err(reason) = schedule.check() {
+            return Err(Error::invalid(S::NAME, reason));
+        }
         let base_lrs = initial_lrs(optimizer)?;
         let last_lr = base_lrs.clone();
         let mut all = Self { schedule, base_lrs, last_lr, last_epoch: -1 };
@@ -68,7 +71,7 @@ impl<S: Schedule> Scheduler for Chained<S> {
         self.last_epoch += 1;
         for (group, &base) in self.base_lrs.iter().enumerate() {
             let lr = self.schedule.next(group, self.last_epoch, optimizer.lr(group), base);
-            optimizer.set_lr(group, lr)?;
+            optimizer.set_lr(group, lr).here()?;
             self.last_lr[group] = lr;
         }
         Ok(())
@@ -80,7 +83,7 @@ impl<S: Schedule> Scheduler for Chained<S> {
         self.last_epoch = 0;
         for (group, &base) in self.base_lrs.iter().enumerate() {
             let lr = self.schedule.first(group, base);
-            optimizer.set_lr(group, lr)?;
+            optimizer.set_lr(group, lr).here()?;
             self.last_lr[group] = lr;
         }
         Ok(())

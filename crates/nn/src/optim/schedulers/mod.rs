@@ -20,6 +20,7 @@ pub use sequential::SequentialLR;
 
 use super::Optimizer;
 use crate::StateDict;
+use crate::called::Called;
 
 /// Sets an optimizer's learning rates by the number of epochs, or of whatever it is that [`Scheduler::step`] is called after
 /// (`torch.optim.lr_scheduler.LRScheduler`). It is made for one optimizer, whose rates it sets to those of the beginning.
@@ -99,8 +100,10 @@ impl SchedulerState {
 
     #[track_caller]
     fn get(&self, name: &str) -> Result<f64> {
-        let missing = || Error::invalid("load_state_dict", format!("the state has no {name}"));
-        self.0.get(name).copied().ok_or_else(missing)
+        match self.0.get(name) {
+            Some(&number) => Ok(number),
+            None => Err(Error::invalid("load_state_dict", format!("the state has no {name}"))),
+        }
     }
 
     fn put(&mut self, name: impl Into<String>, value: f64) {
@@ -116,7 +119,11 @@ impl SchedulerState {
     /// As many as there are in `values`.
     #[track_caller]
     fn get_all(&self, name: &str, values: &[f64]) -> Result<Vec<f64>> {
-        (0..values.len()).map(|i| self.get(&format!("{name}.{i}"))).collect()
+        let mut all = Vec::with_capacity(values.len());
+        for i in 0..values.len() {
+            all.push(self.get(&format!("{name}.{i}"))?);
+        }
+        Ok(all)
     }
 }
 
@@ -129,7 +136,7 @@ fn initial_lrs(optimizer: &mut dyn Optimizer) -> Result<Vec<f64>> {
             Some(lr) => lr,
             None => {
                 let lr = optimizer.lr(group);
-                optimizer.set_setting(group, "initial_lr", lr)?;
+                optimizer.set_setting(group, "initial_lr", lr).here()?;
                 lr
             }
         };

@@ -5,6 +5,7 @@ use std::f64::consts::PI;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, check_groups};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "OneCycleLR";
@@ -100,7 +101,7 @@ impl OneCycleLR {
         let mut all =
             Self { max_lrs, total_steps: total_steps.into(), options, last_lr, last_epoch: -1 };
         for (group, max) in all.max_lrs.iter().enumerate() {
-            optimizer.set_setting(group, "initial_lr", max / options.div_factor)?;
+            optimizer.set_setting(group, "initial_lr", max / options.div_factor).here()?;
         }
         all.step(optimizer)?;
         Ok(all)
@@ -140,10 +141,12 @@ impl OneCycleLR {
                     let span = phase.end_step - start;
                     let part = if span == 0.0 { 1.0 } else { (step - start) / span };
                     let lr = self.between(phase.lr, part);
-                    optimizer.set_lr(group, lr)?;
+                    optimizer.set_lr(group, lr).here()?;
                     self.last_lr[group] = lr;
                     if let Some(name) = momentum {
-                        optimizer.set_setting(group, name, self.between(phase.momentum, part))?;
+                        optimizer
+                            .set_setting(group, name, self.between(phase.momentum, part))
+                            .here()?;
                     }
                     break;
                 }

@@ -3,6 +3,7 @@
 use warpline::{Error, Result};
 
 use super::{SchedulerState, check_groups};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "ReduceLROnPlateau";
@@ -98,7 +99,7 @@ impl ReduceLROnPlateau {
                 let old = optimizer.lr(group);
                 let new = (old * self.options.factor).max(self.options.min_lr);
                 if old - new > self.options.eps {
-                    optimizer.set_lr(group, new)?;
+                    optimizer.set_lr(group, new).here()?;
                 }
             }
             (self.cooldown, self.bad_epochs) = (self.options.cooldown, 0);

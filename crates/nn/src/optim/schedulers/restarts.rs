@@ -5,6 +5,7 @@ use std::f64::consts::PI;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, check_groups, initial_lrs};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "CosineAnnealingWarmRestarts";
@@ -72,7 +73,7 @@ impl CosineAnnealingWarmRestarts {
         let half = (1.0 + (PI * self.t_cur / self.t_i as f64).cos()) / 2.0;
         for (group, &base) in self.base_lrs.iter().enumerate() {
             let lr = self.eta_min + (base - self.eta_min) * half;
-            optimizer.set_lr(group, lr)?;
+            optimizer.set_lr(group, lr).here()?;
             self.last_lr[group] = lr;
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::fmt;
 use warpline::{Error, Result};
 
 use super::{Scheduler, SchedulerState, initial_lrs};
+use crate::called::Called;
 use crate::optim::Optimizer;
 
 const NAME: &str = "SequentialLR";
@@ -37,9 +38,9 @@ impl SequentialLR {
         }
         // Each has set the rates of its own beginning.
         for (group, lr) in initial_lrs(optimizer)?.into_iter().enumerate() {
-            optimizer.set_lr(group, lr)?;
+            optimizer.set_lr(group, lr).here()?;
         }
-        schedulers[0].restart(optimizer)?;
+        schedulers[0].restart(optimizer).here()?;
         Ok(Self { schedulers, milestones, last_epoch: 0 })
     }
 
@@ -55,16 +56,16 @@ impl Scheduler for SequentialLR {
         self.last_epoch += 1;
         let at = self.at();
         if at > 0 && self.milestones[at - 1] == self.last_epoch {
-            self.schedulers[at].restart(optimizer)
+            self.schedulers[at].restart(optimizer).here()
         } else {
-            self.schedulers[at].step(optimizer)
+            self.schedulers[at].step(optimizer).here()
         }
     }
 
     #[track_caller]
     fn restart(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.last_epoch = 0;
-        self.schedulers[0].restart(optimizer)
+        self.schedulers[0].restart(optimizer).here()
     }
 
     fn last_lr(&self) -> &[f64] {
@@ -89,7 +90,7 @@ impl Scheduler for SequentialLR {
             let prefix = format!("_schedulers.{i}.");
             let own = state.0.iter();
             let own = own.filter_map(|(name, v)| Some((name.strip_prefix(&prefix)?.into(), *v)));
-            scheduler.load_state_dict(&SchedulerState(own.collect()))?;
+            scheduler.load_state_dict(&SchedulerState(own.collect())).here()?;
         }
         self.last_epoch = last_epoch;
         Ok(())

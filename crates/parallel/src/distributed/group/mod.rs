@@ -307,6 +307,11 @@ impl ProcessGroup {
             }
             launched(stream).map(Some)
         })();
+        // Closures do not know the caller.
+        let enqueued = enqueued.map_err(|error| match error {
+            Error::Op(error) => Error::Op(error.at(location)),
+            other => other,
+        });
         let event = match enqueued {
             Ok(event) => event,
             // Its record stays, for the ranks to see.

@@ -157,8 +157,9 @@ impl Tensor {
         Ok(self)
     }
 
+    /// [`Tensor::scatter`] or [`Tensor::scatter_`] within the op `op`.
     #[track_caller]
-    fn put(
+    pub(crate) fn put(
         &self,
         op: &'static str,
         dim: isize,

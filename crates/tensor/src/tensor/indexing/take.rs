@@ -45,7 +45,7 @@ impl Tensor {
         const OP: &str = "take_along_dim";
         let Some(dim) = dim.into_dim() else {
             let flat = |t: &Tensor| t.reshape([t.numel() as isize]);
-            return flat(self).of(OP)?.gather(0, &flat(index).of(OP)?).of(OP);
+            return flat(self).of(OP)?.gather_as(OP, 0, &flat(index).of(OP)?);
         };
         if self.dim() != index.dim() {
             let reason = format!(
@@ -68,6 +68,6 @@ impl Tensor {
             let own = |(k, &n): (usize, &usize)| if k == d { t.size()[d] } else { n } as isize;
             t.expand(common.iter().enumerate().map(own).collect::<Vec<_>>())
         };
-        to(self).of(OP)?.gather(dim, &to(index).of(OP)?).of(OP)
+        to(self).of(OP)?.gather_as(OP, dim, &to(index).of(OP)?)
     }
 }

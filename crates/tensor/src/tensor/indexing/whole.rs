@@ -54,7 +54,8 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<Self> {
-        self.index_add(dim, index, &source.mul(alpha.into()).of("index_add")?)
+        let op = "index_add_scaled";
+        self.added(op, dim, index, &source.mul(alpha.into()).of(op)?, false)
     }
 
     /// [`Tensor::index_add_scaled`] in place.
@@ -69,7 +70,9 @@ impl Tensor {
         source: &Tensor,
         alpha: impl Into<Scalar>,
     ) -> Result<&Self> {
-        self.index_add_(dim, index, &source.mul(alpha.into()).of("index_add_")?)
+        let op = "index_add_scaled_";
+        self.added(op, dim, index, &source.mul(alpha.into()).of(op)?, true)?;
+        Ok(self)
     }
 
     /// With each part of `source` along `dim` in place of the part that `index` names
@@ -80,7 +83,7 @@ impl Tensor {
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Self> {
         let index = self.parts("index_copy", dim, index, Some(source.size()))?;
-        self.scatter(dim, &index, source).of("index_copy")
+        self.put("index_copy", dim, &index, source.into(), false)
     }
 
     /// [`Tensor::index_copy`] in place.
@@ -90,7 +93,8 @@ impl Tensor {
     #[track_caller]
     pub fn index_copy_(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<&Self> {
         let index = self.parts("index_copy_", dim, index, Some(source.size()))?;
-        self.scatter_(dim, &index, source).of("index_copy_")
+        self.put("index_copy_", dim, &index, source.into(), true)?;
+        Ok(self)
     }
 
     /// With `value` in all parts along `dim` that `index` names (`torch.index_fill`).
@@ -100,7 +104,7 @@ impl Tensor {
     #[track_caller]
     pub fn index_fill(&self, dim: isize, index: &Tensor, value: impl Into<Scalar>) -> Result<Self> {
         let index = self.parts("index_fill", dim, index, None)?;
-        self.scatter(dim, &index, value.into()).of("index_fill")
+        self.put("index_fill", dim, &index, value.into().into(), false)
     }
 
     /// [`Tensor::index_fill`] in place.
@@ -115,7 +119,8 @@ impl Tensor {
         value: impl Into<Scalar>,
     ) -> Result<&Self> {
         let index = self.parts("index_fill_", dim, index, None)?;
-        self.scatter_(dim, &index, value.into()).of("index_fill_")
+        self.put("index_fill_", dim, &index, value.into().into(), true)?;
+        Ok(self)
     }
 
     #[track_caller]
@@ -137,7 +142,7 @@ impl Tensor {
         let d = self.layout().dim(dim).of(op)?;
         let out = if in_place { self.clone() } else { self.duplicate()? };
         let (to, at, from) = (out.as_view(), index.as_view(), source.as_view());
-        scatter::index_add(self.exec()?.target(), to, d, at, from).of(op)?;
+        scatter::index_add_as(op, self.exec()?.target(), to, d, at, from)?;
         if !wanted {
             return Ok(out);
         }

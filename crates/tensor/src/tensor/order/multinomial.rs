@@ -25,9 +25,10 @@ impl Tensor {
     #[track_caller]
     pub fn multinomial(&self, num_samples: usize, replacement: bool) -> Result<Self> {
         let op = "multinomial";
-        let refused = |reason: String| Err(Error::invalid(op, reason));
+        let location = std::panic::Location::caller();
+        let refused = |reason: String| Err(Error::invalid(op, reason).at(location));
         if !self.dtype().is_float() {
-            let (location, dtype) = (std::panic::Location::caller(), self.dtype());
+            let dtype = self.dtype();
             return Err(Error::UnsupportedDType { location, op, dtype });
         }
         let (rows, weights) = match *self.size() {
@@ -50,7 +51,7 @@ impl Tensor {
         }
         let own = self.detach();
         if !own.is_cuda() {
-            let all = own.to(DType::F64)?.to_vec::<f64>()?;
+            let all = own.to(DType::F64).of(op)?.to_vec::<f64>().of(op)?;
             if all.iter().any(|weight| !weight.is_finite() || *weight < 0.0) {
                 return refused("a weight is negative, infinite or NaN".into());
             }

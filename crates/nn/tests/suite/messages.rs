@@ -1,0 +1,117 @@
+//! Errors of modules, losses and schedules: they name what was called, and its line.
+
+use std::panic::Location;
+
+use warpline::{Result, Tensor, ones, simulated, tensor, with_runtime};
+use warpline_nn::optim::{
+    ExponentialLR, OneCycleLR, OneCycleOptions, Optimizer, PlateauOptions, ReduceLROnPlateau,
+    Scheduler, SchedulerState, SequentialLR, Sgd, SgdOptions, StepLR,
+};
+use warpline_nn::{
+    BatchNorm2d, Bilinear, Conv2d, Embedding, GRU, LSTM, LSTMCell, LayerNorm, Linear,
+    MultiheadAttention, PReLU, RNNCell,
+};
+
+/// Checks that a call was refused in its own name and at its own line.
+#[track_caller]
+fn refused<T>(op: &str, result: Result<T>) -> String {
+    let here = Location::caller();
+    let error = result.err().unwrap_or_else(|| panic!("{op}: no error"));
+    let text = error.to_string();
+    let at = error.location().unwrap_or_else(|| panic!("{op}: no line: {text}"));
+    assert_eq!((at.file(), at.line()), (here.file(), here.line()), "{op}: {text}");
+    let named = text.starts_with(&format!("{op}: ")) || text.contains(&format!("(in {op})"));
+    assert!(named, "{op}: {text}");
+    text
+}
+
+fn everywhere(test: impl Fn(&str) -> Result<()>) -> Result<()> {
+    with_runtime(&simulated(2)?, || {
+        test("cpu")?;
+        test("cuda")
+    })
+}
+
+#[test]
+fn modules_fail_under_their_own_names() -> Result<()> {
+    everywhere(|at| {
+        let (x, wide) = (ones([2, 3], at)?, ones([2, 2, 4], at)?);
+        refused("PReLU", PReLU::new(2, at)?.forward(&x));
+        let attention = MultiheadAttention::new(4, 2, at)?;
+        let narrow = ones([2, 2, 3], at)?;
+        refused("MultiheadAttention", attention.forward(&narrow, &narrow, &narrow, None, false));
+        refused("MultiheadAttention", attention.forward(&wide, &narrow, &narrow, None, false));
+        refused("MultiheadAttention", attention.forward(&wide, &x, &x, None, false));
+        refused("linear", Linear::new(4, 2, at)?.forward(&x));
+        refused("layer_norm", LayerNorm::new([4], at)?.forward(&x));
+        refused("conv2d", Conv2d::new(2, 2, [3, 3], Default::default(), at)?.forward(&wide));
+        refused("batch_norm", BatchNorm2d::new(3, at)?.forward(&ones([2, 4, 2, 2], at)?));
+        let index = tensor([9i64], at)?;
+        let read = |t: Result<Tensor>| t?.to_vec::<f32>();
+        refused("embedding", read(Embedding::new(3, 2, at)?.forward(&index)));
+        let (rnn, cell) = (RNNCell::new(3, 4, at)?, LSTMCell::new(3, 4, at)?);
+        refused("RNNCell", rnn.forward(&ones([2, 5], at)?, &ones([2, 4], at)?));
+        refused("RNNCell", rnn.forward(&x, &ones([2, 5], at)?));
+        let hidden = ones([2, 4], at)?;
+        refused("LSTMCell", cell.forward(&ones([2, 5], at)?, (&hidden, &hidden)));
+        refused("LSTMCell", cell.forward(&x, (&hidden, &x)));
+        let lstm = LSTM::new(3, 4, at)?;
+        let (steps, state, other) =
+            (ones([5, 2, 3], at)?, ones([1, 2, 4], at)?, ones([1, 2, 5], at)?);
+        refused("LSTM", lstm.forward(&steps, (&state, &other)));
+        refused("LSTM", lstm.forward(&steps, (&other, &state)));
+        refused("LSTM", lstm.forward(&ones([5, 2, 7], at)?, None));
+        refused("GRU", GRU::new(3, 4, at)?.forward(&ones([5, 2, 7], at)?, None));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_bilinear_map_refuses_batches_that_differ() -> Result<()> {
+    everywhere(|at| {
+        let map = Bilinear::new(3, 4, 6, true, at)?;
+        let of = |a: &[usize], b: &[usize]| map.forward(&ones(a, at)?, &ones(b, at)?);
+        // As PyTorch 2.11 takes and refuses them.
+        assert_eq!(of(&[3], &[4])?.size(), [6]);
+        assert_eq!(of(&[2, 3], &[2, 4])?.size(), [2, 6]);
+        assert_eq!(of(&[5, 2, 3], &[5, 2, 4])?.size(), [5, 2, 6]);
+        let (one, two, many) = (ones([1, 3], at)?, ones([2, 4], at)?, ones([5, 2, 3], at)?);
+        refused("Bilinear", map.forward(&one, &two));
+        refused("Bilinear", map.forward(&many, &two));
+        refused("Bilinear", map.forward(&ones([2, 1, 3], at)?, &ones([2, 5, 4], at)?));
+        refused("Bilinear", map.forward(&ones([5, 3], at)?, &ones([4], at)?));
+        refused("Bilinear", map.forward(&ones([2, 4], at)?, &ones([2, 3], at)?));
+        refused("Bilinear", map.forward(&ones([], at)?, &ones([], at)?));
+        Ok(())
+    })
+}
+
+#[test]
+fn schedules_fail_under_their_own_names() -> Result<()> {
+    everywhere(|at| {
+        let weight = || ones([1], at)?.requires_grad_(true);
+        let mut sgd = Sgd::new(vec![weight()?], SgdOptions::default())?;
+        refused("StepLR", StepLR::new(&mut sgd, 0, 0.5));
+        let mut step = StepLR::new(&mut sgd, 1, 0.5)?;
+        let mut power = ExponentialLR::new(&mut sgd, 0.5)?;
+        refused("load_state_dict", step.load_state_dict(&SchedulerState::default()));
+        refused("load_state_dict", power.load_state_dict(&SchedulerState::default()));
+        refused("SequentialLR", SequentialLR::new(&mut sgd, Vec::new(), &[]));
+        let plain = OneCycleOptions { cycle_momentum: false, ..Default::default() };
+        refused("OneCycleLR", OneCycleLR::new(&mut sgd, 1.0, 0, plain));
+        let plateau = PlateauOptions { factor: 2.0, ..Default::default() };
+        refused("ReduceLROnPlateau", ReduceLROnPlateau::new(&sgd, plateau));
+        let mut sequence = SequentialLR::new(&mut sgd, vec![Box::new(step)], &[])?;
+        let mut others = Sgd::new(vec![weight()?], SgdOptions::default())?;
+        others.add_param_group(warpline_nn::optim::ParamGroup::new(
+            vec![weight()?],
+            SgdOptions::default(),
+        ))?;
+        refused("StepLR", sequence.step(&mut others));
+        refused("StepLR", sequence.restart(&mut others));
+        refused("ExponentialLR", power.step(&mut others));
+        refused("Sgd", sgd.set_lr(7, 0.1));
+        refused("Sgd", sgd.set_setting(0, "no such setting", 0.1));
+        Ok(())
+    })
+}

@@ -1,0 +1,166 @@
+//! Errors of functions that consist of other ops, of gradients, and of indices that a kernel finds: they name the function
+//! that the program called, and its line.
+
+use warpline::autograd::{self, Context, Function, GradOptions, Gradients, ToSave, no_grad};
+use warpline::functional::{
+    self, ConvOptions, CrossEntropyOptions, MaxPoolOptions, NllLossOptions, Reduction,
+};
+use warpline::{DType, Error, Result, Tensor, ones, simulated, tensor, with_runtime, zeros};
+
+use crate::messages::{everywhere, refused};
+
+/// Reads a result: on a GPU an index that is out of range is reported there, as an error of the call that made it.
+fn read(result: Result<Tensor>) -> Result<Vec<f64>> {
+    result?.to(DType::F64)?.to_vec::<f64>()
+}
+
+#[test]
+fn indices_out_of_range_name_the_function_that_was_called() -> Result<()> {
+    everywhere(|at| {
+        let t = ones([2, 3], at)?;
+        let far = tensor([7i64, 0], at)?;
+        let wide = tensor([[7i64, 0, 0]], at)?;
+        let rows = ones([2, 3], at)?;
+        refused("index_select", read(t.index_select(0, &far)));
+        refused("gather", read(t.gather(0, &wide)));
+        refused("take", read(t.take(&far)));
+        refused("take_along_dim", read(t.take_along_dim(&wide, 0)));
+        refused("take_along_dim", read(t.take_along_dim(&wide, ())));
+        refused("index_add", read(t.index_add(0, &far, &rows)));
+        refused("index_add_", read(t.copy()?.index_add_(0, &far, &rows).cloned()));
+        refused("index_add_scaled", read(t.index_add_scaled(0, &far, &rows, 2)));
+        refused("index_copy", read(t.index_copy(0, &far, &rows)));
+        refused("index_copy_", read(t.copy()?.index_copy_(0, &far, &rows).cloned()));
+        refused("index_fill", read(t.index_fill(0, &far, 2)));
+        refused("index_fill_", read(t.copy()?.index_fill_(0, &far, 2).cloned()));
+        refused("index_put", read(t.index_put(&[Some(&far)], &rows, false)));
+        refused("index_put", read(t.index_put(&[Some(&far)], &rows, true)));
+        refused("index", read(t.index(&[Some(&far)])));
+        refused("scatter", read(t.scatter(0, &wide, 1)));
+        refused("scatter_", read(t.copy()?.scatter_(0, &wide, 1).cloned()));
+        refused("scatter_add", read(t.scatter_add(0, &wide, &rows)));
+        let sum = warpline::ScatterReduce::Sum;
+        refused("scatter_reduce", read(t.scatter_reduce(0, &wide, &rows, sum, true)));
+        refused("one_hot", read(functional::one_hot(&far, Some(3))));
+        refused("embedding", read(functional::embedding(&far, &t, None)));
+        let nll = NllLossOptions::default();
+        refused("nll_loss", read(functional::nll_loss(&t, &far, &nll)));
+        let weighted = NllLossOptions { weight: Some(&ones([3], at)?), ..nll };
+        refused("nll_loss", read(functional::nll_loss(&t, &far, &weighted)));
+        let plain = CrossEntropyOptions::default();
+        refused("cross_entropy", read(functional::cross_entropy(&t, &far, &plain)));
+        let smooth = CrossEntropyOptions { label_smoothing: 0.1, ..plain };
+        refused("cross_entropy", read(functional::cross_entropy(&t, &far, &smooth)));
+        Ok(())
+    })
+}
+
+#[test]
+fn functions_that_consist_of_others_fail_under_their_own_names() -> Result<()> {
+    everywhere(|at| {
+        let (t, ints) = (ones([2, 3], at)?, ones([2, 3], (DType::I64, at))?);
+        let (image, kernel) = (ones([1, 2, 4, 4], at)?, ones([2, 2, 3, 3], at)?);
+        refused("multinomial", ints.multinomial(1, true));
+        refused("multinomial", t.multinomial(0, true));
+        refused("multinomial", t.multinomial(4, false));
+        refused("multinomial", ones([2, 2, 2], at)?.multinomial(1, true));
+        let options = ConvOptions::default();
+        let conv = |x: &Tensor, w: &Tensor| functional::conv2d(x, w, None, &options);
+        refused("conv2d", conv(&image, &kernel.to(DType::F64)?));
+        refused("conv2d", conv(&image.to(DType::I64)?, &kernel.to(DType::I64)?));
+        refused("conv2d", conv(&image, &ones([2, 3, 3, 3], at)?));
+        let pool = MaxPoolOptions::default();
+        refused("max_pool2d", functional::max_pool2d(&image, [9, 9], &pool));
+        refused("mse_loss", functional::mse_loss(&t, &ones([4], at)?, Reduction::Mean));
+        refused("mse_loss", functional::mse_loss(&t, &t, Reduction::BatchMean));
+        refused("kl_div", functional::kl_div(&t, &ones([4], at)?, Reduction::Sum, false));
+        refused("linear", functional::linear(&t, &ones([2, 4], at)?, None));
+        refused("one_hot", functional::one_hot(&t, Some(2)));
+        Ok(())
+    })
+}
+
+/// Multiplies by a matrix that does not fit, backwards alone.
+struct Misfit;
+
+impl Function for Misfit {
+    const NAME: &'static str = "misfit";
+
+    fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![inputs[0].mul(1)?])
+    }
+
+    fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        let grad = grads[0].clone().expect("a gradient");
+        Ok([Some(grad.matmul(&grad.narrow(0, 0, 1)?)?)].into_iter().collect())
+    }
+}
+
+#[test]
+fn a_gradient_fails_under_the_name_and_at_the_line_of_its_op() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        for at in ["cpu", "cuda"] {
+            let x = ones([2, 2], at)?.requires_grad_(true)?;
+            let y = Misfit.apply(&[&x])?.remove(0).sum(())?;
+            let error = y.backward().expect_err("it does not fit");
+            let text = error.to_string();
+            assert!(text.starts_with("misfit: its gradient failed: matmul: "), "{text}");
+            let at = error.location().expect("a line");
+            assert!(at.file().ends_with("messages_composites.rs"), "{text}");
+        }
+        Ok(())
+    })
+}
+
+/// The gradient of a convolution needs memory that is not there.
+#[test]
+fn a_gradient_without_memory_names_its_op_and_no_line_of_ours() -> Result<()> {
+    let runtime = warpline::open("sim:1,memory=64MiB", &warpline::RuntimeConfig::default())?;
+    with_runtime(&runtime, || {
+        let x = ones([1 << 20, 1], "cuda")?.requires_grad_(true)?;
+        let y = x.expand([1isize << 20, 8])?.exp()?;
+        let error = y.sum(())?.backward().err();
+        let Some(error) = error else { panic!("there is memory for the gradient") };
+        let text = error.to_string();
+        let at = error.location().expect("a line");
+        assert!(at.file().ends_with("messages_composites.rs"), "{text}");
+        Ok(())
+    })
+}
+
+#[test]
+fn passes_fail_under_their_own_names() -> Result<()> {
+    everywhere(|at| {
+        let x = ones([2], at)?.requires_grad_(true)?;
+        refused("backward", x.mul(2)?.backward());
+        refused("backward", ones([], at)?.backward());
+        let (y, options) = (x.sum(())?, GradOptions::default());
+        refused("grad", autograd::grad(&[&y], &[&ones([2], at)?], &[], options));
+        let other = ones([2], at)?.requires_grad_(true)?;
+        refused("grad", autograd::grad(&[&x.sum(())?], &[&other], &[], options));
+        refused("requires_grad_", ones([2], (DType::I64, at))?.requires_grad_(true));
+        refused("set_grad", x.set_grad(Some(ones([3], at)?)));
+        refused("register_hook", ones([2], at)?.register_hook(|_| Ok(None)));
+        refused("add_", x.add_(1));
+        no_grad(|| x.add_(1).map(drop))
+    })
+}
+
+#[test]
+fn a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint() -> Result<()> {
+    everywhere(|at| {
+        let x = ones([2], at)?.requires_grad_(true)?;
+        let weight = ones([2], at)?.requires_grad_(true)?;
+        let own = weight.clone();
+        let call = move |x: &[Tensor]| Ok(vec![x[0].mul(&own)?]);
+        let (y, line) = (autograd::checkpoint(call, &[&x])?.remove(0).sum(())?, line!());
+        let new = zeros([2], at)?.requires_grad_(true)?;
+        autograd::mark_moved(&weight, &new, "layers.0.weight");
+        let error = y.backward().expect_err("the weight was moved");
+        assert!(matches!(&error, Error::Moved { name, .. } if &**name == "layers.0.weight"));
+        let at = error.location().expect("a line");
+        assert!(at.file().ends_with("messages_composites.rs"), "{error}");
+        assert_eq!(at.line(), line, "{error}");
+        Ok(())
+    })
+}
