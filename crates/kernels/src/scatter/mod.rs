@@ -15,7 +15,7 @@ use warpline_runtime::module::Program;
 use warpline_runtime::{DType, Error, Result, View};
 
 pub use elements::{Reduce, scatter};
-pub use index_add::{embedding_backward, index_add};
+pub use index_add::{embedding_backward, index_add, index_add_as};
 pub use linear::linear_index;
 
 pub(crate) const PROGRAMS: &[&Program] =
