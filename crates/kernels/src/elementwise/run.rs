@@ -69,10 +69,14 @@ unsafe impl<const N: usize> Pod for Numbers<N> {}
 
 /// Ops besides comparisons that round a number to the dtype of the other operand first, as PyTorch's kernels do: their
 /// functions take elements, where those of `add` and `mul` take the wider type in which halves are computed.
-const ROUNDING: [&str; 5] = ["remainder", "fmod", "atan2", "hypot", "xlogy"];
+const ROUNDING: [&str; 6] = ["remainder", "fmod", "pow", "atan2", "hypot", "xlogy"];
 
-fn rounds(op: &Op) -> bool {
-    op.output == Output::Bool || ROUNDING.contains(&op.name)
+/// Ops that round a number on the CPU alone: PyTorch's CUDA kernels of them take it in `f32`.
+const ROUNDING_ON_CPU: [&str; 2] = ["add", "sub"];
+
+fn rounds(op: &Op, target: Target<'_>) -> bool {
+    let on_cpu = matches!(target, Target::Cpu(_)) && ROUNDING_ON_CPU.contains(&op.name);
+    on_cpu || op.output == Output::Bool || ROUNDING.contains(&op.name)
 }
 
 /// A number as an op on `dtype` takes it. A float for integers has been refused before, but for a condition.
@@ -96,8 +100,8 @@ pub fn unary(target: Target<'_>, op: &'static Op, a: View<'_>, out: View<'_>) ->
 }
 
 /// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch,
-/// arithmetic on half-width floats takes a number in `f32`, while comparisons, `remainder`, `fmod`, `atan2`, `hypot` and
-/// `xlogy` round it to the tensor's dtype first.
+/// arithmetic on half-width floats takes a number in `f32`, while comparisons, `remainder`, `fmod`, `pow`, `atan2`, `hypot`,
+/// `xlogy`, and on the CPU `add` and `sub` round it to the tensor's dtype first.
 ///
 /// # Errors
 /// As [`unary`]; [`Error::CannotCast`] for a float number among integers.
@@ -196,7 +200,7 @@ fn run<const I: usize, const N: usize>(
             Arg::Number(value) => {
                 untouched |= 1 << k;
                 numbers.dtypes |= NUMBER << (4 * k);
-                numbers.number[k] = bits(*value, expected(k), rounds(op)).into();
+                numbers.number[k] = bits(*value, expected(k), rounds(op, target)).into();
             }
         }
     }

@@ -53,7 +53,8 @@ impl Default for NllLossOptions<'_> {
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`] for a target of other sizes, and unless there is a weight for each class;
-/// [`Error::InvalidArgument`] for class indices that are not `int64`, or `uint8` in a vector, and for a `label_smoothing` outside 0 to 1; as [`Tensor::log_softmax`] and [`Tensor::gather`].
+/// [`Error::InvalidArgument`] for class indices that are not `int64` (or `uint8`, if there is one dimension at most), and for
+/// a `label_smoothing` outside 0 to 1; as [`Tensor::log_softmax`] and [`Tensor::gather`].
 #[track_caller]
 pub fn cross_entropy(
     input: &Tensor,
@@ -123,6 +124,7 @@ struct Known {
 impl Known {
     #[track_caller]
     fn new(target: &Tensor, dim: isize, ignore_index: i64) -> Result<Self> {
+        let target = target.to(DType::I64)?;
         let ignored = target.eq(ignore_index)?;
         let index = target.masked_fill(&ignored, 0)?.unsqueeze(dim)?;
         Ok(Self { ignored, index })

@@ -64,11 +64,12 @@ fn functions_that_consist_of_others_fail_under_their_own_names() -> Result<()> {
         refused("multinomial", t.multinomial(0, true));
         refused("multinomial", t.multinomial(4, false));
         refused("multinomial", ones([2, 2, 2], at)?.multinomial(1, true));
-        let options = ConvOptions::default();
-        let conv = |x: &Tensor, w: &Tensor| functional::conv2d(x, w, None, &options);
-        refused("conv2d", conv(&image, &kernel.to(DType::F64)?));
-        refused("conv2d", conv(&image.to(DType::I64)?, &kernel.to(DType::I64)?));
-        refused("conv2d", conv(&image, &ones([2, 3, 3, 3], at)?));
+        let plain = ConvOptions::default();
+        let (wide, deep) = (kernel.to(DType::F64)?, ones([2, 3, 3, 3], at)?);
+        let (image_ints, kernel_ints) = (image.to(DType::I64)?, kernel.to(DType::I64)?);
+        refused("conv2d", functional::conv2d(&image, &wide, None, &plain));
+        refused("conv2d", functional::conv2d(&image_ints, &kernel_ints, None, &plain));
+        refused("conv2d", functional::conv2d(&image, &deep, None, &plain));
         let pool = MaxPoolOptions::default();
         refused("max_pool2d", functional::max_pool2d(&image, [9, 9], &pool));
         refused("mse_loss", functional::mse_loss(&t, &ones([4], at)?, Reduction::Mean));

@@ -1,7 +1,7 @@
-//! Tensors without dimensions as numbers beside tensors of halves, against PyTorch's rounding.
+//! Numbers, and tensors without dimensions, beside tensors of halves: against PyTorch's rounding.
 
 use serde_json::Value;
-use warpline::{DType, Result, Tensor, simulated, tensor, with_runtime};
+use warpline::{DType, Result, Tensor, TensorOrScalar, simulated, tensor, with_runtime};
 
 /// Made by `number_operands.py` beside it.
 const GOLDENS: &str = include_str!("../goldens/number_operands.json");
@@ -25,10 +25,29 @@ fn call(op: &str, values: &Tensor, number: &Tensor, number_first: bool) -> Resul
         "maximum" => a.maximum(b),
         "remainder" => a.remainder(b),
         "fmod" => a.fmod(b),
+        "pow" => a.abs()?.div(16)?.pow(&b.abs()?),
         "eq" => a.eq(b),
         "lt" => a.lt(b),
         "lerp" => a.lerp(&a.mul(3)?, b),
         "addcmul" => a.addcmul(a, b, 1),
+        other => panic!("no op {other}"),
+    }
+}
+
+fn call_plain(op: &str, a: &Tensor, number: f64, number_first: bool) -> Result<Tensor> {
+    match op {
+        "add" => a.add(number),
+        "sub" if number_first => number - a,
+        "sub" => a.sub(number),
+        "mul" => a.mul(number),
+        "div" => a.div(number),
+        "remainder" => a.remainder(number),
+        "fmod" => a.fmod(number),
+        "pow" if number_first => a.abs()?.rpow(number.abs() / 16.0),
+        "pow" => a.abs()?.div(16)?.pow(number.abs()),
+        "eq" => a.eq(number),
+        "lt" => a.lt(number),
+        "lerp" => a.lerp(&a.mul(3)?, number),
         other => panic!("no op {other}"),
     }
 }
@@ -55,9 +74,36 @@ impl<'a> Golden<'a> {
         tensor(numbers(&self.case["input"]), (self.dtype, at))
     }
 
-    fn number(&self) -> Result<Tensor> {
-        let dtype = self.case["number_dtype"].as_str().and_then(DType::from_name);
-        tensor(number(&self.case["number"]), (dtype.expect("a dtype"), "cpu"))
+    /// The tensor without dimensions, if it is one.
+    fn tensor(&self) -> Result<Option<Tensor>> {
+        let Some(dtype) = self.case["number_dtype"].as_str() else { return Ok(None) };
+        let dtype = DType::from_name(dtype).expect("a dtype");
+        tensor(number(&self.case["number"]), (dtype, "cpu")).map(Some)
+    }
+
+    fn call(&self, values: &Tensor) -> Result<Tensor> {
+        match self.tensor()? {
+            Some(number) => call(self.op, values, &number, self.number_first),
+            None => call_plain(self.op, values, number(&self.case["number"]), self.number_first),
+        }
+    }
+
+    /// Calls the op in place.
+    fn call_in_place(&self, values: &Tensor) -> Result<Option<Tensor>> {
+        let tensor = self.tensor()?;
+        let number = match &tensor {
+            Some(tensor) => TensorOrScalar::from(tensor),
+            None => number(&self.case["number"]).into(),
+        };
+        let values = values.copy()?;
+        match self.op {
+            "add" => values.add_(number)?,
+            "sub" => values.sub_(number)?,
+            "mul" => values.mul_(number)?,
+            "div" => values.div_(number)?,
+            _ => return Ok(None),
+        };
+        Ok(Some(values))
     }
 
     fn check(&self, out: &Tensor) -> Result<()> {
@@ -70,45 +116,38 @@ impl<'a> Golden<'a> {
 }
 
 #[test]
-fn a_tensor_without_dimensions_is_rounded_as_in_pytorch() {
+fn a_number_is_rounded_as_in_pytorch() {
     let goldens: Value = serde_json::from_str(GOLDENS).expect("JSON");
     crate::common::cpu(|_| {
         for golden in Golden::all(&goldens) {
-            let (values, number) = (golden.input("cpu")?, golden.number()?);
-            golden.check(&call(golden.op, &values, &number, golden.number_first)?)?;
-            if golden.number_first {
-                continue;
-            }
-            match golden.op {
-                "mul" => golden.check(values.copy()?.mul_(&number)?)?,
-                "div" => golden.check(values.copy()?.div_(&number)?)?,
-                _ => {}
+            let values = golden.input("cpu")?;
+            golden.check(&golden.call(&values)?)?;
+            if !golden.number_first
+                && let Some(changed) = golden.call_in_place(&values)?
+            {
+                golden.check(&changed)?;
             }
         }
         Ok(())
     });
 }
 
-/// PyTorch's CUDA kernels of `add` and its like read a number of the host in `f32`. Those of comparisons, `remainder`,
-/// `fmod` and `lerp` round it to the halves first, as on the CPU.
+/// PyTorch's CUDA kernels of `add` and its like read a number in `f32`. Those of comparisons, `remainder`, `fmod`, `pow`
+/// and `lerp` with a tensor without dimensions round it to the halves first, as on the CPU.
 #[test]
-fn a_number_of_the_host_beside_a_gpus_halves_is_rounded_as_pytorchs_kernels_do() -> Result<()> {
+fn a_number_beside_a_gpus_halves_is_rounded_as_pytorchs_kernels_do() -> Result<()> {
     let goldens: Value = serde_json::from_str(GOLDENS).expect("JSON");
     with_runtime(&simulated(1)?, || {
         for golden in Golden::all(&goldens) {
-            let (values, number) = (golden.input("cuda")?, golden.number()?);
-            let out = call(golden.op, &values, &number, golden.number_first)?;
-            match golden.op {
-                "add" | "sub" | "mul" | "div" => {
-                    let (wide, number) = (values.to(DType::F32)?, number.to(DType::F32)?);
-                    let wide = call(golden.op, &wide, &number, golden.number_first)?;
-                    let expected = wide.to(golden.dtype)?.to(DType::F64)?.to_vec::<f64>()?;
-                    let own = out.to(DType::F64)?.to_vec::<f64>()?;
-                    assert_eq!(own, expected, "{}", golden.case);
-                }
-                // PyTorch's kernel takes the last operand alone from the host, rounded; the golden's is rounded, too.
-                _ => golden.check(&out)?,
+            let out = golden.call(&golden.input("cuda")?)?;
+            if !["add", "sub", "mul", "div"].contains(&golden.op) {
+                golden.check(&out)?;
+                continue;
             }
+            let values = golden.input("cuda")?.to(DType::F32)?;
+            let expected =
+                golden.call(&values)?.to(golden.dtype)?.to(DType::F64)?.to_vec::<f64>()?;
+            assert_eq!(out.to(DType::F64)?.to_vec::<f64>()?, expected, "{}", golden.case);
         }
         Ok(())
     })
