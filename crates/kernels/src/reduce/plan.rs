@@ -181,7 +181,7 @@ impl Plan {
         let ndim = a.sizes().len();
         if let Some(&dim) = dims.iter().find(|&&d| d >= ndim.max(1)) {
             return Err(Error::DimOutOfRange {
-                op: "",
+                op,
                 location: Location::caller(),
                 dim: dim as isize,
                 ndim,

@@ -113,7 +113,8 @@ impl PReLU {
     /// When the memory cannot be had.
     #[track_caller]
     pub fn new(channels: usize, options: impl Into<warpline::TensorOptions>) -> Result<Self> {
-        Ok(Self { weight: Parameter::new(warpline::full([channels], 0.25, floats(options))?)? })
+        let weight = warpline::full([channels], 0.25, floats(options)).and_then(Parameter::new);
+        Ok(Self { weight: weight.of("PReLU")? })
     }
 }
 

@@ -67,14 +67,23 @@ impl MultiheadAttention {
             let reason = format!("{num_heads} heads do not divide a width of {width}");
             return Err(Error::invalid("MultiheadAttention", reason));
         }
-        let options = floats(options);
-        let weight = empty([width.saturating_mul(3), width], &options)?;
+        Self::drawn(width, num_heads, settings, &floats(options)).of("MultiheadAttention")
+    }
+
+    #[track_caller]
+    fn drawn(
+        width: usize,
+        num_heads: usize,
+        settings: MultiheadAttentionOptions,
+        options: &TensorOptions,
+    ) -> Result<Self> {
+        let weight = empty([width.saturating_mul(3), width], options)?;
         // In the order in which PyTorch draws.
-        let out_proj = Linear::with_bias(width, width, settings.bias, &options)?;
+        let out_proj = Linear::with_bias(width, width, settings.bias, options)?;
         xavier_uniform_(&weight, 1.0)?;
         let mut bias = None;
         if settings.bias {
-            bias = Some(Parameter::new(zeros([width.saturating_mul(3)], &options)?)?);
+            bias = Some(Parameter::new(zeros([width.saturating_mul(3)], options)?)?);
         }
         if let Some(bias) = &out_proj.bias {
             zeros_(bias)?;

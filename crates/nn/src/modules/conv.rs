@@ -8,6 +8,7 @@ use warpline::{Error, Result, Tensor, TensorOptions, empty};
 
 use super::activation::forward;
 use super::linear::uniform;
+use crate::called::Called;
 use crate::init::{FanMode, Nonlinearity, fans, kaiming_uniform_};
 use crate::{Forward, Module, Parameter, place};
 
@@ -122,14 +123,15 @@ macro_rules! convolutions {
                 let (op, ($in, $out, $groups)) = (stringify!($name), (inputs, outputs, settings.groups));
                 check_groups(op, inputs, outputs, settings.groups)?;
                 let sizes = [&$sizes[..], &kernel_size].concat();
-                let (weight, bias) = parameters(op, &sizes, outputs, bias, &options.into())?;
+                let (weight, bias) = parameters(op, &sizes, outputs, bias, &options.into()).of(op)?;
                 Ok(Self { weight, bias, options: settings, padding_mode: PadMode::default() })
             }
         }
 
         forward!($name, this, x => {
-            place::check(stringify!($name), x, "weight", &this.weight)?;
-            let (x, options) = this.options.around(x, &this.weight, this.padding_mode)?;
+            let op = stringify!($name);
+            place::check(op, x, "weight", &this.weight)?;
+            let (x, options) = this.options.around(x, &this.weight, this.padding_mode).of(op)?;
             $function(&x, &this.weight, this.bias.as_deref(), &options)
         });
     )*};

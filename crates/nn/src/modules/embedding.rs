@@ -3,6 +3,7 @@
 use warpline::functional::embedding;
 use warpline::{Error, Result, Tensor, TensorOptions, randn};
 
+use crate::called::Called;
 use crate::{Forward, Module, Parameter, place};
 
 /// A table of vectors (`torch.nn.Embedding`): indices `[..]` to `[.., width]`.
@@ -39,11 +40,12 @@ impl Embedding {
             let reason = format!("padding_idx {entry} is none of {entries} entries");
             return Err(Error::invalid("Embedding", reason));
         }
-        let weight = randn([entries, width], options)?;
+        let op = "Embedding";
+        let weight = randn([entries, width], options).of(op)?;
         if let Some(entry) = padding_idx {
-            weight.select(0, entry as isize)?.zero_()?;
+            weight.select(0, entry as isize).of(op)?.zero_().of(op)?;
         }
-        Ok(Self { weight: Parameter::new(weight)?, padding_idx })
+        Ok(Self { weight: Parameter::new(weight).of(op)?, padding_idx })
     }
 
     /// A table that is there (`from_pretrained`).

@@ -38,11 +38,12 @@ impl Linear {
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
         let options = options.into();
-        let weight = empty([outputs, inputs], &options)?;
+        let op = "Linear";
+        let weight = empty([outputs, inputs], &options).of(op)?;
         // The slope with which PyTorch has the bound 1/√in.
-        kaiming_uniform_(&weight, FanMode::FanIn, Nonlinearity::LeakyReLU(5f64.sqrt()))?;
+        kaiming_uniform_(&weight, FanMode::FanIn, Nonlinearity::LeakyReLU(5f64.sqrt())).of(op)?;
         let bias = bias.then(|| uniform([outputs], 1.0 / (inputs as f64).sqrt(), &options));
-        Ok(Self { weight: Parameter::new(weight)?, bias: bias.transpose()? })
+        Ok(Self { weight: Parameter::new(weight).of(op)?, bias: bias.transpose().of(op)? })
     }
 
     /// Applies the map.
@@ -92,8 +93,8 @@ impl Bilinear {
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
         let (options, bound) = (options.into(), 1.0 / (in1 as f64).sqrt());
-        let weight = uniform([outputs, in1, in2], bound, &options)?;
-        let bias = bias.then(|| uniform([outputs], bound, &options)).transpose()?;
+        let weight = uniform([outputs, in1, in2], bound, &options).of("Bilinear")?;
+        let bias = bias.then(|| uniform([outputs], bound, &options)).transpose().of("Bilinear")?;
         Ok(Self { weight, bias })
     }
 

@@ -7,6 +7,7 @@ use warpline::functional::{
 use warpline::{DType, Error, IntoShape, Result, Tensor, TensorOptions, ones, zeros};
 
 use super::activation::{floats, forward};
+use crate::called::Called;
 use crate::{Buffer, Forward, Module, Parameter, Training, place};
 
 /// A weight of ones and a bias of zeros.
@@ -38,7 +39,7 @@ impl LayerNorm {
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
         let normalized_shape = normalized_shape.into_shape().to_vec();
-        let (weight, bias) = affine(&normalized_shape, &options.into())?;
+        let (weight, bias) = affine(&normalized_shape, &options.into()).of("LayerNorm")?;
         Ok(Self { weight: Some(weight), bias: Some(bias), normalized_shape, eps: 1e-5 })
     }
 
@@ -77,8 +78,8 @@ impl RMSNorm {
         options: impl Into<TensorOptions>,
     ) -> Result<Self> {
         let normalized_shape = normalized_shape.into_shape().to_vec();
-        let weight = Parameter::new(ones(&normalized_shape, floats(options))?)?;
-        Ok(Self { weight: Some(weight), normalized_shape, eps: None })
+        let weight = ones(&normalized_shape, floats(options)).and_then(Parameter::new);
+        Ok(Self { weight: Some(weight.of("RMSNorm")?), normalized_shape, eps: None })
     }
 
     /// With another `eps`.
@@ -122,7 +123,7 @@ impl GroupNorm {
             let reason = format!("{num_groups} groups do not divide {channels} channels");
             return Err(Error::invalid("GroupNorm", reason));
         }
-        let (weight, bias) = affine(&[channels], &options.into())?;
+        let (weight, bias) = affine(&[channels], &options.into()).of("GroupNorm")?;
         Ok(Self { weight: Some(weight), bias: Some(bias), num_groups, eps: 1e-5 })
     }
 
@@ -268,7 +269,8 @@ macro_rules! of_channels {
                 settings: NormOptions,
                 options: impl Into<TensorOptions>,
             ) -> Result<Self> {
-                Ok(Self { channels: Channels::new(channels, settings, options.into())? })
+                let channels = Channels::new(channels, settings, options.into());
+                Ok(Self { channels: channels.of(stringify!($name))? })
             }
         }
     };

@@ -36,9 +36,14 @@ pub(crate) fn at2(at: &str) -> Tensor {
     tensor([0i64, 1], at).expect("two indices")
 }
 
+/// Names an error after a case's preparation, which is not the call that the case is of.
+fn made<T>(operand: Result<T>) -> Result<T> {
+    operand.map_err(|error| error.of(super::PREPARATION))
+}
+
 /// A tensor without elements, of any strides.
 fn strided(at: &str, n: crate::Number) -> Result<Tensor> {
-    v(at).as_strided([0, 2], [n.i, n.i], 0)
+    made(v(at).as_strided([0, 2], [n.i, n.i], 0))
 }
 
 fn im(at: &str, dims: usize) -> Tensor {
@@ -134,7 +139,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "transpose" |at, n| m(at).transpose(0, n.i)?;
     "permute" |at, n| m(at).permute([n.i, 0])?;
     "expand" |at, n| m(at).expand([n.i, 2, 3])?;
-    "expand" |at, n| m(at).expand([n.i, 2, 3])?.add(1.0)?;
+    "add" |at, n| made(m(at).expand([n.i, 2, 3]))?.add(1.0)?;
     "narrow" |at, n| m(at).narrow(n.i, 0, 1)?;
     "narrow" |at, n| m(at).narrow(0, n.i, 1)?;
     "narrow" |at, n| m(at).narrow(0, 1, n.u)?;
@@ -166,7 +171,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "rot90" |at, n| m(at).rot90(1, [n.i, 1])?;
     "split" |at, n| m(at).split(n.u, 0)?;
     "split" |at, n| m(at).split(1, n.i)?;
-    "split" |at, n| ones([1], at)?.expand([n.i])?.split(1, 0)?.len().min(1).look_len();
+    "split" |at, n| made(ones([1], at)?.expand([n.i]))?.split(1, 0)?.len().min(1).look_len();
     "chunk" |at, n| m(at).chunk(n.u, 0)?;
     "chunk" |at, n| m(at).chunk(2, n.i)?;
     "split_with_sizes" |at, n| m(at).split_with_sizes(&[n.u, 1], 0)?;
@@ -176,7 +181,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "tensor_split_at" |at, n| m(at).tensor_split_at(&[n.i, 1], 0)?;
     "tensor_split_at" |at, n| m(at).tensor_split_at(&[1], n.i)?;
     "unbind" |at, n| m(at).unbind(n.i)?;
-    "unbind" |at, n| ones([1], at)?.expand([n.i])?.unbind(0)?.len().min(1).look_len();
+    "unbind" |at, n| made(ones([1], at)?.expand([n.i]))?.unbind(0)?.len().min(1).look_len();
     "diagonal" |at, n| m(at).diagonal(n.i, 0, 1)?;
     "diagonal" |at, n| m(at).diagonal(0, n.i, 1)?;
     "diagonal" |at, n| m(at).diagonal(0, 0, n.i)?;
@@ -282,7 +287,7 @@ pub(crate) const TENSORS: &[Case] = cases! {
     "fill_" |at, n| at2(at).fill_(n.l)?;
     "take" |at, n| m(at).take(&tensor([n.l], at)?)?;
     "cuda" |at, n| Device::cuda(n.u);
-    "cuda" |at, n| m(at).to(Device::cuda(n.u))?;
+    "to" |at, n| m(at).to(Device::cuda(n.u))?;
     "simulated" |at, n| { warpline::simulated(n.u.saturating_add(2))?; };
 };
 

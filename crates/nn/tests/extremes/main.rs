@@ -207,13 +207,30 @@ fn call(
     seen
 }
 
-/// Whether an error is of the function that was called, at a line of the table.
+/// The name of errors of a case's preparation.
+const PREPARATION: &str = "preparation";
+
+/// Functions whose errors have another name: that of PyTorch's function, of an op that is an argument, or of the type
+/// that is built.
+const OTHER_NAMES: [(&str, &str); 6] = [
+    ("batch_size", "DataLoader"),
+    ("index_select_sizes", "index_select"),
+    ("randint", "random_"),
+    ("reduce", "sum"),
+    ("scan", "cumsum"),
+    ("softmax_backward", "log_softmax_backward"),
+];
+
+/// Whether an error is of the function that was called, at a line of the table. A driver's error has no line.
 fn names_call(name: &str, error: &Error) -> bool {
     let (text, kind) = (error.to_string(), name.split("::").next().unwrap_or(name));
-    let named = [name, kind]
-        .iter()
+    let others = OTHER_NAMES.iter().filter(|(function, _)| *function == name).map(|(_, op)| *op);
+    let named = [name, kind, PREPARATION]
+        .into_iter()
+        .chain(others)
         .any(|op| text.starts_with(&format!("{op}: ")) || text.contains(&format!("(in {op})")));
-    named && error.location().is_some_and(|at| at.file().contains("extremes"))
+    let is_driver = matches!(error, Error::Driver { .. });
+    named && (is_driver || error.location().is_some_and(|at| at.file().contains("extremes")))
 }
 
 #[test]

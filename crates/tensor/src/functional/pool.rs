@@ -82,7 +82,7 @@ macro_rules! pools {
             kernel_size: [usize; $d],
             options: &MaxPoolOptions<$d>,
         ) -> Result<(Tensor, Tensor)> {
-            max(stringify!($name), input, kernel_size, options).of(stringify!($name))
+            max(stringify!($with_indices), input, kernel_size, options).of(stringify!($with_indices))
         }
     )*};
 }
@@ -180,8 +180,9 @@ macro_rules! adaptive {
         #[doc = concat!("As [`", stringify!($avg), "`].")]
         #[track_caller]
         pub fn $with_indices(input: &Tensor, output_size: [usize; $d]) -> Result<(Tensor, Tensor)> {
+            let op = stringify!($with_indices);
             let run = |pooling| both::<$d>(input, pooling);
-            parts(stringify!($max), input, output_size).and_then(run).of(stringify!($max))
+            parts(op, input, output_size).and_then(run).of(op)
         }
     )*};
 }

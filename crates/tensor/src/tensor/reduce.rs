@@ -284,7 +284,7 @@ impl Tensor {
     /// As without.
     #[track_caller]
     pub fn argmax_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), true)
+        apply(ReduceOp::ArgMax, self, dim.into_dim().as_slice(), true).of("argmax_keepdim")
     }
 
     /// The index of the smallest element; otherwise as [`Tensor::argmax`].
@@ -302,7 +302,7 @@ impl Tensor {
     /// As without.
     #[track_caller]
     pub fn argmin_keepdim(&self, dim: impl IntoDim) -> Result<Self> {
-        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), true)
+        apply(ReduceOp::ArgMin, self, dim.into_dim().as_slice(), true).of("argmin_keepdim")
     }
 
     /// The largest elements along a dimension, and their indices (`torch.max` with `dim`).
@@ -311,7 +311,7 @@ impl Tensor {
     /// As [`Tensor::argmax`].
     #[track_caller]
     pub fn max(&self, dim: isize) -> Result<(Self, Self)> {
-        Ok((self.amax(dim)?, self.argmax(dim)?))
+        Ok((self.amax(dim).of("max")?, self.argmax(dim).of("max")?))
     }
 
     /// The smallest elements along a dimension, and their indices (`torch.min` with `dim`).
@@ -320,7 +320,7 @@ impl Tensor {
     /// As [`Tensor::argmax`].
     #[track_caller]
     pub fn min(&self, dim: isize) -> Result<(Self, Self)> {
-        Ok((self.amin(dim)?, self.argmin(dim)?))
+        Ok((self.amin(dim).of("min")?, self.argmin(dim).of("min")?))
     }
 
     /// `exp(self)` divided by its sum along a dimension. Floats only.

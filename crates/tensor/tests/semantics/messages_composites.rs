@@ -5,7 +5,7 @@ use warpline::autograd::{self, Context, Function, GradOptions, Gradients, ToSave
 use warpline::functional::{
     self, ConvOptions, CrossEntropyOptions, MaxPoolOptions, NllLossOptions, Reduction,
 };
-use warpline::{DType, Error, Result, Tensor, ones, simulated, tensor, with_runtime, zeros};
+use warpline::{DType, Error, Result, Tensor, cuda, ones, simulated, tensor, with_runtime, zeros};
 
 use crate::messages::{everywhere, refused};
 
@@ -162,6 +162,32 @@ fn a_moved_leaf_within_a_checkpoint_is_refused_at_the_line_of_the_checkpoint() -
         let at = error.location().expect("a line");
         assert!(at.file().ends_with("messages_composites.rs"), "{error}");
         assert_eq!(at.line(), line, "{error}");
+        Ok(())
+    })
+}
+
+/// On a GPU the pass runs before the index is reported, and its kernels find the index, too.
+#[test]
+fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        let far = tensor([7i64, 0], "cuda")?;
+        let table = ones([2, 3], "cuda")?.requires_grad_(true)?;
+        let grad = |result: Tensor| -> Result<Vec<f64>> {
+            result.sum(())?.backward()?;
+            read(Ok(table.grad().expect("a gradient")))
+        };
+        let plain = CrossEntropyOptions::default();
+        refused("embedding", grad(functional::embedding(&far, &table, None)?));
+        table.set_grad(None)?;
+        refused("index_select", grad(table.index_select(0, &far)?));
+        table.set_grad(None)?;
+        refused("take", grad(table.take(&far)?));
+        table.set_grad(None)?;
+        refused("cross_entropy", grad(functional::cross_entropy(&table, &far, &plain)?));
+        table.set_grad(None)?;
+        let next = table.add(1)?;
+        cuda::synchronize(())?;
+        assert_eq!(read(Ok(next))?, [2.0; 6]);
         Ok(())
     })
 }

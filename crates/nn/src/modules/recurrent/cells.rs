@@ -41,7 +41,8 @@ macro_rules! cells {
             /// When the memory cannot be had.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: impl Into<TensorOptions>) -> Result<Self> {
-                Ok(Self { weights: Weights::new(Kind::$kind, inputs, hidden, true, &options.into())? })
+                let weights = Weights::new(Kind::$kind, inputs, hidden, true, &options.into());
+                Ok(Self { weights: weights.of(stringify!($name))? })
             }
 
             /// A zero hidden state for `x`: made on the input's device, whatever the current device is.

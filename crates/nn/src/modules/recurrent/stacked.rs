@@ -73,7 +73,7 @@ impl Stacked {
         for layer in 0..options.num_layers {
             let inputs = if layer == 0 { inputs } else { hidden.saturating_mul(directions) };
             for _ in 0..directions {
-                weights.push(Weights::new(kind, inputs, hidden, options.bias, tensors)?);
+                weights.push(Weights::new(kind, inputs, hidden, options.bias, tensors).of(op)?);
             }
         }
         Ok(Self { kind, weights, options, training: Training::default() })

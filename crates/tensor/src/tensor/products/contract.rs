@@ -44,7 +44,7 @@ impl Tensor {
         dims_self: impl IntoDims,
         dims_other: impl IntoDims,
     ) -> Result<Self> {
-        self.contracted(other, &dims_self.into_dims(), &dims_other.into_dims()).of("tensordot")
+        self.contracted(other, &dims_self.into_dims(), &dims_other.into_dims()).of("tensordot_dims")
     }
 
     #[track_caller]

@@ -94,7 +94,7 @@ impl Tensor {
     #[doc(alias = "tensor_split")]
     #[track_caller]
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Self>> {
-        let own = self.size_to_split("tensor_split", dim)? as isize;
+        let own = self.size_to_split("tensor_split_at", dim)? as isize;
         let from_start = |end: &isize| {
             let end = if *end < 0 { end.saturating_add(own) } else { *end };
             end.clamp(0, own)
@@ -106,14 +106,14 @@ impl Tensor {
                 *start = end;
                 Some(length)
             });
-            return self.shares("tensor_split", dim, lengths);
+            return self.shares("tensor_split_at", dim, lengths);
         }
         // Views that have some elements several times, or not at all.
         let mut parts = Vec::new();
         let mut start = 0;
         for end in ends {
             let length = (end - start).max(0) as usize;
-            parts.push(self.narrow(dim, start, length).of("tensor_split")?);
+            parts.push(self.narrow(dim, start, length).of("tensor_split_at")?);
             start = end;
         }
         Ok(parts)

@@ -28,7 +28,7 @@ impl Tensor {
     /// As there.
     #[track_caller]
     pub fn logsumexp_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        self.log_of_sum(&dims.into_dims(), true).of("logsumexp")
+        self.log_of_sum(&dims.into_dims(), true).of("logsumexp_keepdim")
     }
 
     #[track_caller]

@@ -26,7 +26,7 @@ impl Tensor {
     /// As [`Tensor::sum`].
     #[track_caller]
     pub fn nansum_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        self.numbers().of("nansum")?.sum_keepdim(dims).of("nansum")
+        self.numbers().of("nansum_keepdim")?.sum_keepdim(dims).of("nansum_keepdim")
     }
 
     /// [`Tensor::mean`] of what is not NaN (`torch.nanmean`). Floats only.
@@ -44,7 +44,7 @@ impl Tensor {
     /// As [`Tensor::mean`].
     #[track_caller]
     pub fn nanmean_keepdim(&self, dims: impl IntoDims) -> Result<Self> {
-        self.mean_of_numbers(&dims.into_dims(), true).of("nanmean")
+        self.mean_of_numbers(&dims.into_dims(), true).of("nanmean_keepdim")
     }
 
     #[track_caller]
@@ -84,8 +84,8 @@ impl Tensor {
     /// As [`Tensor::amin`].
     #[track_caller]
     pub fn aminmax_keepdim(&self, dim: impl IntoDim) -> Result<(Self, Self)> {
-        let dim = dim.into_dim();
-        Ok((self.amin_keepdim(dim).of("aminmax")?, self.amax_keepdim(dim).of("aminmax")?))
+        let (op, dim) = ("aminmax_keepdim", dim.into_dim());
+        Ok((self.amin_keepdim(dim).of(op)?, self.amax_keepdim(dim).of(op)?))
     }
 
     /// How many elements over dimensions are not zero, as `int64` (`torch.count_nonzero`).

@@ -32,7 +32,7 @@ impl Tensor {
     /// As there.
     #[track_caller]
     pub fn vector_norm_keepdim(&self, ord: f64, dims: impl IntoDims) -> Result<Self> {
-        self.norm_over("vector_norm", ord, &dims.into_dims(), true).of("vector_norm")
+        self.norm_over("vector_norm", ord, &dims.into_dims(), true).of("vector_norm_keepdim")
     }
 
     /// [`Tensor::vector_norm`] of order `p` (`torch.norm`, which has 2 where nothing is said).
@@ -50,7 +50,7 @@ impl Tensor {
     /// As there.
     #[track_caller]
     pub fn norm_keepdim(&self, p: f64, dims: impl IntoDims) -> Result<Self> {
-        self.norm_over("norm", p, &dims.into_dims(), true).of("norm")
+        self.norm_over("norm", p, &dims.into_dims(), true).of("norm_keepdim")
     }
 
     #[track_caller]

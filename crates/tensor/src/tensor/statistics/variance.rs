@@ -1,7 +1,7 @@
 //! Variance and standard deviation.
 
 use crate::called::Called;
-use crate::{DType, Error, IntoDims, Result, Tensor};
+use crate::{Error, IntoDims, Result, Tensor};
 
 impl Tensor {
     /// The variance over dimensions: the squares of the distances from the mean, divided by their number less
@@ -20,7 +20,7 @@ impl Tensor {
     /// [`Error::DimOutOfRange`], [`Error::UnsupportedDType`], and what the launch fails with.
     #[track_caller]
     pub fn var(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        Ok(self.variance(&dims.into_dims(), correction, false).of("var")?.result(self.dtype())?.0)
+        Ok(self.variance(&dims.into_dims(), correction, false, false).of("var")?.0)
     }
 
     /// [`Tensor::var`] that keeps the dimensions, with size 1.
@@ -29,7 +29,7 @@ impl Tensor {
     /// As there.
     #[track_caller]
     pub fn var_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        Ok(self.variance(&dims.into_dims(), correction, true).of("var")?.result(self.dtype())?.0)
+        Ok(self.variance(&dims.into_dims(), correction, true, false).of("var_keepdim")?.0)
     }
 
     /// The standard deviation over dimensions, the square root of [`Tensor::var`] (`torch.std`). Where it is 0 so is
@@ -39,8 +39,7 @@ impl Tensor {
     /// As [`Tensor::var`].
     #[track_caller]
     pub fn std(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        let variance = self.variance(&dims.into_dims(), correction, false).of("std")?;
-        Ok(variance.root()?.result(self.dtype())?.0)
+        Ok(self.variance(&dims.into_dims(), correction, false, true).of("std")?.0)
     }
 
     /// [`Tensor::std`] that keeps the dimensions, with size 1.
@@ -49,8 +48,7 @@ impl Tensor {
     /// As [`Tensor::var`].
     #[track_caller]
     pub fn std_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<Self> {
-        let variance = self.variance(&dims.into_dims(), correction, true).of("std")?;
-        Ok(variance.root()?.result(self.dtype())?.0)
+        Ok(self.variance(&dims.into_dims(), correction, true, true).of("std_keepdim")?.0)
     }
 
     /// [`Tensor::var`], and the mean (`torch.var_mean`).
@@ -59,7 +57,7 @@ impl Tensor {
     /// As [`Tensor::var`].
     #[track_caller]
     pub fn var_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        self.variance(&dims.into_dims(), correction, false).of("var_mean")?.result(self.dtype())
+        self.variance(&dims.into_dims(), correction, false, false).of("var_mean")
     }
 
     /// [`Tensor::var_mean`] that keeps the dimensions, with size 1.
@@ -68,7 +66,7 @@ impl Tensor {
     /// As [`Tensor::var`].
     #[track_caller]
     pub fn var_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        self.variance(&dims.into_dims(), correction, true).of("var_mean")?.result(self.dtype())
+        self.variance(&dims.into_dims(), correction, true, false).of("var_mean_keepdim")
     }
 
     /// [`Tensor::std`], and the mean (`torch.std_mean`).
@@ -77,8 +75,7 @@ impl Tensor {
     /// As [`Tensor::var`].
     #[track_caller]
     pub fn std_mean(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        let variance = self.variance(&dims.into_dims(), correction, false).of("std_mean")?;
-        variance.root()?.result(self.dtype())
+        self.variance(&dims.into_dims(), correction, false, true).of("std_mean")
     }
 
     /// [`Tensor::std_mean`] that keeps the dimensions, with size 1.
@@ -87,24 +84,32 @@ impl Tensor {
     /// As [`Tensor::var`].
     #[track_caller]
     pub fn std_mean_keepdim(&self, dims: impl IntoDims, correction: usize) -> Result<(Self, Self)> {
-        let variance = self.variance(&dims.into_dims(), correction, true).of("std_mean")?;
-        variance.root()?.result(self.dtype())
+        self.variance(&dims.into_dims(), correction, true, true).of("std_mean_keepdim")
     }
 
+    /// The variance, or its `root`, and the mean.
     #[track_caller]
-    fn variance(&self, dims: &[isize], correction: usize, keepdim: bool) -> Result<Spread> {
+    fn variance(
+        &self,
+        dims: &[isize],
+        correction: usize,
+        keepdim: bool,
+        root: bool,
+    ) -> Result<(Self, Self)> {
         if !self.dtype().is_float() {
             let dtype = self.dtype();
             let location = std::panic::Location::caller();
             return Err(Error::UnsupportedDType { location, op: "var", dtype });
         }
-        let moments = self.widened()?.moments(dims)?;
-        let spread = moments.squares.sum_keepdim(dims)?;
-        let spread = spread.div(moments.count.saturating_sub(correction) as f64)?;
-        if keepdim {
-            return Ok(Spread { spread, mean: moments.mean });
+        let Moments { mut mean, squares, count, .. } = self.widened()?.moments(dims)?;
+        let mut spread = squares.sum_keepdim(dims)?.div(count.saturating_sub(correction) as f64)?;
+        if !keepdim {
+            (spread, mean) = (spread.without(dims)?, mean.without(dims)?);
         }
-        Ok(Spread { spread: spread.without(dims)?, mean: moments.mean.without(dims)? })
+        if root {
+            spread = spread.sqrt_or_flat()?;
+        }
+        Ok((spread.to(self.dtype())?, mean.to(self.dtype())?))
     }
 
     /// The mean over dimensions, which stay, the distances from it, and their squares.
@@ -126,22 +131,4 @@ pub(crate) struct Moments {
     pub(crate) squares: Tensor,
     /// How many elements each mean is of.
     count: usize,
-}
-
-/// A variance or its root, and the mean, as they were computed.
-struct Spread {
-    spread: Tensor,
-    mean: Tensor,
-}
-
-impl Spread {
-    #[track_caller]
-    fn root(self) -> Result<Self> {
-        Ok(Self { spread: self.spread.sqrt_or_flat()?, mean: self.mean })
-    }
-
-    #[track_caller]
-    fn result(self, dtype: DType) -> Result<(Tensor, Tensor)> {
-        Ok((self.spread.to(dtype)?, self.mean.to(dtype)?))
-    }
 }
