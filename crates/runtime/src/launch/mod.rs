@@ -41,7 +41,7 @@ pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
 pub(crate) use marks::{Flows, Marking};
-pub use report::Report;
+pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
 
 /// What the streams are shown.

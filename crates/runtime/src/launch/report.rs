@@ -1,5 +1,7 @@
 //! How a kernel says that a check of its own failed.
 
+use std::cell::Cell;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, Zeroable};
@@ -10,6 +12,36 @@ use warpline_stream::{IndexCheck, Stream};
 use super::{Call, TOKEN};
 use crate::graph::Log;
 use crate::storage::Source;
+
+/// An op, and where it was called.
+type Named = (&'static str, &'static Location<'static>);
+
+thread_local! {
+    /// The call that reports of this thread's launches name. `None`: each launch's own.
+    static NAMED: Cell<Option<Named>> = const { Cell::new(None) };
+}
+
+/// Runs `f`, whose launches report indices out of range as those of a call of `op` at `location`. A gradient reads the
+/// indices of its forward op, whose call the program knows.
+pub fn report_as<R>(
+    op: &'static str,
+    location: &'static Location<'static>,
+    f: impl FnOnce() -> R,
+) -> R {
+    struct Restore(Option<Named>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NAMED.set(self.0);
+        }
+    }
+    let _restore = Restore(NAMED.replace(Some((op, location))));
+    f()
+}
+
+/// The call that a launch's report names.
+fn named(call: &Call<'_>) -> Named {
+    NAMED.get().unwrap_or((call.op, call.location))
+}
 
 /// A place in a mailbox: launch, index, site, dimension, size. The first is 0 while it is empty.
 type Words = [AtomicU64; 5];
@@ -61,15 +93,15 @@ impl Report {
         call: &Call<'_>,
         stream: &Stream,
     ) -> Result<(Params, Source), DriverError> {
+        let (op, location) = named(call);
         // By now no other thread begins a capture of the stream, or ends it.
         let (told, source) = match Log::of(stream) {
             None => {
-                let (launch, told) =
-                    stream.mailbox().launch(TOKEN, stream, call.op, call.location)?;
+                let (launch, told) = stream.mailbox().launch(TOKEN, stream, op, location)?;
                 (told, Source::Launch(launch))
             }
             Some(log) => {
-                let (kernel, told) = log.checked(stream, call.op, call.location)?;
+                let (kernel, told) = log.checked(stream, op, location)?;
                 (told, Source::Captured(kernel))
             }
         };
@@ -117,12 +149,13 @@ impl Local {
         if launch == 0 {
             return None;
         }
+        let (op, location) = named(call);
         Some(IndexCheck {
-            op: call.op,
+            op,
             index: index as i64,
             dim: dim as usize,
             size: size as usize,
-            location: call.location,
+            location,
         })
     }
 }

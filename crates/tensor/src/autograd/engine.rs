@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use warpline_runtime::SyncPolicy;
+use warpline_runtime::launch::report_as;
 use warpline_stream::Stream;
 
 use super::accumulate::accumulate;
@@ -289,7 +290,7 @@ impl Pass {
         let partial = self.needed.is_some();
         let returned = if useful {
             let returned = on(&self.runtime, node, || {
-                let returned = node.run(&grads, partial)?;
+                let returned = report_as(node.name, node.location, || node.run(&grads, partial))?;
                 drop(grads);
                 fitted(node, returned)
             });
