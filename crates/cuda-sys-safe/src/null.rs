@@ -27,6 +27,8 @@ pub struct NullDriver {
     devices: usize,
     next: AtomicU64,
     refused: owned::Refused,
+    /// Whether work counts as done as soon as it is enqueued.
+    completes: bool,
     pub(crate) hanging: Option<crate::nccl::null::Hanging>,
 }
 
@@ -38,8 +40,29 @@ impl NullDriver {
             devices,
             next: AtomicU64::new(1 << DEVICE_SHIFT),
             refused: owned::Refused::default(),
+            completes: true,
             hanging: None,
         }
+    }
+
+    /// As [`NullDriver::new`], but no work completes by itself: to measure the cost of work while other
+    /// work is outstanding. Queries answer that work is under way; waits still return at once.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use warpline_cuda_sys_safe::{Driver, EventFlags, null::NullDriver, owned};
+    ///
+    /// let driver: Arc<dyn Driver> = Arc::new(NullDriver::without_completion(1));
+    /// let stream = owned::Stream::default_of(&driver, 0);
+    /// let event = owned::Event::new(&driver, 0, EventFlags::default())?;
+    /// event.record(&stream)?;
+    /// assert!(!event.query()?);
+    /// event.synchronize()?;
+    /// # Ok::<(), warpline_cuda_sys_safe::DriverError>(())
+    /// ```
+    #[must_use]
+    pub fn without_completion(devices: usize) -> Self {
+        Self { completes: false, ..Self::new(devices) }
     }
 
     /// As [`NullDriver::new`], but collectives hang, each until its communicator is aborted: so do
@@ -211,7 +234,7 @@ unsafe impl Driver for NullDriver {
     }
 
     unsafe fn stream_query(&self, _stream: StreamHandle) -> Result<bool> {
-        Ok(true)
+        Ok(self.completes)
     }
 
     unsafe fn stream_synchronize(&self, _stream: StreamHandle) -> Result<()> {
@@ -248,7 +271,7 @@ unsafe impl Driver for NullDriver {
     }
 
     unsafe fn event_query(&self, _event: EventHandle) -> Result<bool> {
-        Ok(true)
+        Ok(self.completes)
     }
 
     unsafe fn event_synchronize(&self, _event: EventHandle) -> Result<()> {

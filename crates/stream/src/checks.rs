@@ -1,4 +1,4 @@
-//! All mailboxes of the devices of one driver, and which wait reports what stands in them.
+//! All mailboxes of the devices of one driver, and what a wait does with the reports in them.
 
 use std::sync::{Arc, PoisonError};
 
@@ -7,10 +7,10 @@ use warpline_cuda_sys_safe::owned::MappedWords;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{CheckedLaunch, Place};
+use crate::checked::{At, Place};
 use crate::clock::{Clock, Point};
 use crate::device::Core;
-use crate::{Mailbox, Result, StreamError};
+use crate::{CheckOwner, Mailbox, Result, StreamError};
 
 /// Places that are allocated together.
 const PAGE: usize = 512;
@@ -20,88 +20,95 @@ const PAGE: usize = 512;
 pub(crate) struct Checks {
     /// Whether there is any: without, no wait looks for them.
     any: AtomicBool,
-    mailboxes: Mutex<Mailboxes>,
-}
-
-#[derive(Debug, Default)]
-struct Mailboxes {
-    all: Vec<Arc<Mailbox>>,
-    /// Places that no mailbox has.
-    free: Vec<Place>,
-}
-
-impl Mailboxes {
-    /// Takes the places of those whose stream or graph is gone.
-    fn sweep(&mut self) {
-        let Self { all, free } = self;
-        all.retain(|mailbox| {
-            let places = mailbox.abandoned();
-            let keeps = places.is_none();
-            free.extend(places.into_iter().flatten());
-            keeps
-        });
-    }
+    /// Locked before any mailbox.
+    mailboxes: Mutex<Vec<Arc<Mailbox>>>,
+    /// Places that no mailbox has. No lock is taken under this one.
+    free: Mutex<Vec<Place>>,
 }
 
 impl Checks {
-    fn lock(&self) -> MutexGuard<'_, Mailboxes> {
+    fn mailboxes(&self) -> MutexGuard<'_, Vec<Arc<Mailbox>>> {
         self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters a new mailbox.
     pub(crate) fn enter(&self, mailbox: &Arc<Mailbox>) {
-        self.lock().all.push(Arc::clone(mailbox));
+        self.mailboxes().push(Arc::clone(mailbox));
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// So many places, which are empty.
+    /// Takes the places of mailboxes whose stream is gone.
+    fn sweep(&self) {
+        self.mailboxes().retain(|mailbox| {
+            let places = mailbox.abandoned();
+            let keeps = places.is_none();
+            self.give_back(places.into_iter().flatten());
+            keeps
+        });
+    }
+
+    /// Empty places.
     pub(crate) fn places(&self, core: &Core, count: usize) -> Result<Vec<Place>, DriverError> {
-        let mut boxes = self.lock();
-        if boxes.free.len() < count {
-            boxes.sweep();
+        if self.free().len() < count {
+            self.sweep();
         }
-        if boxes.free.len() < count {
+        let mut free = self.free();
+        if free.len() < count {
             let places = count.max(PAGE);
             let page = MappedWords::new(&core.driver, core.index, places * Place::WORDS)?;
             let page = Arc::new(page);
             let place = |n: usize| Place { page: Arc::clone(&page), first: n * Place::WORDS };
-            boxes.free.extend((0..places).rev().map(place));
+            free.extend((0..places).rev().map(place));
         }
-        let rest = boxes.free.len() - count;
-        Ok(boxes.free.split_off(rest))
+        let rest = free.len() - count;
+        Ok(free.split_off(rest))
     }
 
-    /// Runs `mark`, which enters that work is complete, and reports a failed check of what lies before
-    /// any of these points and was not reported. One at a time: what is left is for the next wait.
+    /// Takes places that no kernel writes to any more.
+    pub(crate) fn give_back(&self, places: impl Iterator<Item = Place>) {
+        self.free().extend(places.inspect(Place::clear));
+    }
+
+    /// Takes up the reports of launches before any of these points, which are known to be done.
     #[inline]
-    pub(crate) fn look(&self, points: &[Point], mark: impl FnOnce()) -> Result<()> {
-        mark();
-        if self.any.load(Ordering::Relaxed) { self.report(points) } else { Ok(()) }
+    pub(crate) fn settle(&self, points: &[Point]) {
+        if self.any.load(Ordering::Relaxed) {
+            let covers =
+                |at: &At| points.iter().any(|point| point.covers(at.progress.stream, at.op));
+            self.mailboxes().iter().for_each(|mailbox| mailbox.settle(&covers));
+        }
     }
 
-    /// [`Checks::look`] of what `point` makes, which is known to be done.
+    /// Tells the calling thread of a failed check of its own launches before any of these points, which
+    /// are known to be done and settled; or of a thread's that has ended.
+    ///
+    /// # Errors
+    /// [`StreamError::IndexCheck`]. One at a time: further ones are left for the next call.
     #[inline]
-    pub(crate) fn look_at(&self, point: impl FnOnce() -> Point) -> Result<()> {
-        if self.any.load(Ordering::Relaxed) { self.report(&[point()]) } else { Ok(()) }
-    }
-
-    fn report(&self, points: &[Point]) -> Result<()> {
-        let covers = |launch: &CheckedLaunch| {
-            let covers = |(stream, op)| points.iter().any(|point| point.covers(stream, op));
-            launch.number().is_some_and(covers)
-        };
-        let boxes = self.lock();
-        match boxes.all.iter().find_map(|mailbox| mailbox.report(covers)) {
+    pub(crate) fn report(&self, points: &[Point]) -> Result<()> {
+        if !self.any.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let owner = CheckOwner::current();
+        let covers = |stream, op| points.iter().any(|point| point.covers(stream, op));
+        let failed = self.mailboxes().iter().find_map(|mailbox| mailbox.report(&owner, &covers));
+        match failed {
             Some(failed) => Err(StreamError::IndexCheck(failed)),
             None => Ok(()),
         }
     }
 
-    /// Where streams of a device are by now that have a mailbox, those that are gone among them.
+    /// The ends of the streams of a device that have a mailbox, dropped streams included.
     pub(crate) fn points(&self, device: usize) -> Vec<Point> {
-        let boxes = self.lock();
-        let progress = boxes.all.iter().map(|mailbox| mailbox.progress());
+        let all = self.mailboxes();
+        let progress = all.iter().map(|mailbox| mailbox.progress());
         let of_device = progress.filter(|progress| progress.device == device);
-        of_device.map(|progress| Point::at(progress.last(), progress, Clock::default())).collect()
+        of_device
+            .map(|progress| Point::at(progress.last(), Arc::clone(progress), Clock::default()))
+            .collect()
     }
 }

@@ -86,9 +86,16 @@ impl Point {
         }
     }
 
-    /// [`Point::mark_done`], after which a failed check of that work is reported.
-    pub(crate) fn settle(&self, core: &Core) -> Result<()> {
-        core.world.checks.look(std::slice::from_ref(self), || self.mark_done(core))
+    /// [`Point::mark_done`], and takes up the reports of that work.
+    pub(crate) fn settle(&self, core: &Core) {
+        self.mark_done(core);
+        core.world.checks.settle(std::slice::from_ref(self));
+    }
+
+    /// [`Point::settle`] for a `synchronize`, which tells the calling thread of its failed checks.
+    pub(crate) fn settle_and_report(&self, core: &Core) -> Result<()> {
+        self.settle(core);
+        core.world.checks.report(std::slice::from_ref(self))
     }
 
     /// Whether operation `op` of a stream comes before it.

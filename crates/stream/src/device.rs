@@ -204,8 +204,8 @@ impl Device {
     /// Blocks the host until all work on the device is done (`torch.cuda.synchronize`).
     ///
     /// # Errors
-    /// [`StreamError::Capturing`] while one of its streams is captured; the driver's own, those of
-    /// earlier asynchronous work among them.
+    /// [`StreamError::Capturing`] while one of its streams is captured; [`StreamError::IndexCheck`] as
+    /// of [`Stream::synchronize`]; the driver's own, including those of earlier asynchronous work.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let core = &self.0.core;
@@ -218,7 +218,9 @@ impl Device {
         let mut before: Vec<_> = core.streams().iter().map(Stream::now).collect();
         before.extend(core.world.checks.points(core.index));
         core.driver.synchronize(core.index).map_err(|e| core.surfaced(None, e))?;
-        core.world.checks.look(&before, || before.iter().for_each(|point| point.mark_done(core)))
+        before.iter().for_each(|point| point.mark_done(core));
+        core.world.checks.settle(&before);
+        core.world.checks.report(&before)
     }
 
     /// Whether work was enqueued on more than one stream, of any device of the same

@@ -27,9 +27,10 @@ pub enum StreamError {
         /// That work, first of the stream that was asked.
         pending: Arc<[PendingLaunches]>,
     },
-    /// A kernel's own check failed. A wait that covers the launch reports it, once; of several of one
-    /// stream that it covers, the oldest. The device stays usable; what the kernel wrote remembers it
-    /// ([`crate::CheckedLaunch`]).
+    /// A kernel met an index that is out of range. `synchronize` (of a device, stream or event) reports
+    /// it once, to the thread that launched the kernel, or to any thread if that one has ended. Of
+    /// several failures of one stream it reports the oldest. The device stays usable; data that depends
+    /// on the result keeps the failure ([`crate::CheckedLaunch`]).
     #[error(transparent)]
     IndexCheck(#[from] IndexCheck),
     /// The index names no device.

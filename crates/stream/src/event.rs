@@ -7,6 +7,7 @@ use warpline_cuda_sys_safe::EventFlags;
 use warpline_sync::{Mutex, MutexGuard};
 
 use crate::clock::Point;
+use crate::device::Core;
 use crate::event_pool::PooledEvent;
 use crate::stream::Stream;
 use crate::{Result, StreamError};
@@ -36,11 +37,6 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Enters that the host has seen the record's work done.
-    fn settle(&self) -> Result<()> {
-        self.point.settle(self.event.core())
-    }
-
     /// Refuses to wait on the host for captured work, which does not run.
     #[track_caller]
     fn refuse_captured(&self, call: &'static str) -> Result<()> {
@@ -160,7 +156,7 @@ impl Event {
         let event = &recorded.event;
         let done = event.query().map_err(|e| event.core().surfaced(None, e))?;
         if done {
-            recorded.settle()?;
+            recorded.point.settle(event.core());
         }
         Ok(done)
     }
@@ -169,12 +165,33 @@ impl Event {
     /// if it was never recorded.
     ///
     /// # Errors
-    /// As [`Event::query`].
+    /// As [`Event::query`]; [`StreamError::IndexCheck`] as of [`Stream::synchronize`].
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        self.wait_on_host("synchronize", Point::settle_and_report)
+    }
+
+    /// [`Event::synchronize`] that leaves failed checks for `synchronize` to report.
+    ///
+    /// # Errors
+    /// As [`Event::query`].
+    #[track_caller]
+    pub fn host_wait(&self) -> Result<()> {
+        self.wait_on_host("host_wait", |point, core| {
+            point.settle(core);
+            Ok(())
+        })
+    }
+
+    #[track_caller]
+    fn wait_on_host(
+        &self,
+        call: &'static str,
+        settle: impl FnOnce(&Point, &Core) -> Result<()>,
+    ) -> Result<()> {
         let (event, generation) = match &*self.lock() {
             Some(recorded) => {
-                recorded.refuse_captured("synchronize")?;
+                recorded.refuse_captured(call)?;
                 (Arc::clone(&recorded.event), recorded.generation)
             }
             None => return Ok(()),
@@ -182,7 +199,7 @@ impl Event {
         event.synchronize().map_err(|e| event.core().surfaced(None, e))?;
         // If it was recorded anew meanwhile, which record was waited for is not known.
         if let Some(recorded) = self.lock().as_ref().filter(|r| r.generation == generation) {
-            recorded.settle()?;
+            settle(&recorded.point, event.core())?;
         }
         Ok(())
     }

@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod captured_checks;
 mod checked;
 mod checks;
 mod clock;
@@ -43,14 +44,17 @@ mod error;
 mod event;
 mod event_pool;
 mod guard;
+mod kernel_set;
 mod launches;
 mod mailbox;
 mod numbering;
 mod op_event;
 mod order;
+mod owner;
 mod stream;
 
 pub use capture::{CaptureGuard, CaptureLog, Captured};
+pub use captured_checks::CapturedChecks;
 pub use checked::{CheckOutcome, CheckedLaunch, IndexCheck};
 pub use clock::Before;
 pub use current::apart;
@@ -59,9 +63,11 @@ pub use devices::Devices;
 pub use error::{Result, StreamError};
 pub use event::Event;
 pub use guard::{DeviceGuard, StreamGuard};
+pub use kernel_set::KernelSet;
 pub use launches::{Launch, PendingLaunches};
 pub use mailbox::Mailbox;
 pub use op_event::OpEvent;
+pub use owner::CheckOwner;
 pub use stream::{Stream, StreamDevice};
 /// The drivers: the machine's, and simulated ones.
 pub use warpline_cuda_sys_safe as driver;

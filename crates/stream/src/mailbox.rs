@@ -1,8 +1,8 @@
-//! Where the kernels of one stream, or a captured kernel, say that a check failed.
+//! Where the kernels of one stream report failed checks.
 //!
-//! A kernel never traps. It writes what is wrong into its launch's *place*, a few words of mapped
-//! memory, which no other launch is given before this one is known to be done: what stands there is
-//! then kept by the launch itself, for whoever depends on its result, and for the wait that reports it.
+//! A kernel never traps. It writes its report to its launch's *place*, a few words of mapped memory,
+//! which no other launch is given before this launch is known to be done. The launch then keeps the
+//! report, for the data that depends on it and for the `synchronize` that tells its owner.
 
 use std::collections::VecDeque;
 use std::panic::Location;
@@ -12,124 +12,116 @@ use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{DriverError, EventFlags};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{CheckedLaunch, Place, REPLAYED, Site};
+use crate::checked::{At, CheckedLaunch, Failure, Place};
+use crate::clock::Point;
 use crate::order::Progress;
-use crate::{IndexCheck, OpNumber, Stream};
+use crate::{CheckOwner, IndexCheck, OpNumber, Stream};
 
 /// Places that a stream is given at first.
 const PLACES: usize = 16;
-/// So many launches are on their way for each time that the device is asked which are over: what
-/// depends on them has that many marks.
+/// Poll for completion once per this many launches in flight.
 const ASK: usize = 4;
-/// Or for so many operations of the stream since it was asked, beside which a question costs little.
+/// Poll at the latest after this many operations of the stream, beside which a poll costs little.
 const APART: OpNumber = 16;
-/// Failures that are kept until a wait reports them. Those beyond are known to what depends on them.
+/// Unreported failures that are kept per owner. Data that depends on later ones still knows of them.
 const UNREPORTED: usize = 8;
 
-/// Where kernels of one stream, or a captured kernel, say that a check failed.
+/// Where the kernels of one stream report failed checks, and which launches are in flight.
 #[derive(Debug)]
 pub struct Mailbox {
-    /// Of a captured kernel: its place, which all its replays share, and its call.
-    captured: Option<(Place, Site)>,
+    progress: Arc<Progress>,
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    /// Of the stream that the kernels run on; of a captured one, where it was replayed last.
-    progress: Arc<Progress>,
-    /// Launches that are not known to be done, oldest first.
+    /// Launches, replays and unions that are not known to be done, oldest first.
     running: VecDeque<CheckedLaunch>,
-    /// What failed and was not reported yet, oldest first.
-    failed: VecDeque<CheckedLaunch>,
-    /// Places that nobody writes to, with the launches that did last.
+    /// Failures that were not reported yet, oldest first, with their operations.
+    failed: Vec<(OpNumber, Arc<Failure>)>,
+    /// Places that no kernel writes to, each with its last launch.
     free: VecDeque<(Place, Option<CheckedLaunch>)>,
-    /// An event that was recorded after all operations up to this one: where no program waits, it
-    /// says which launches are done.
-    event: Option<owned::Event>,
-    recorded: Option<OpNumber>,
-    /// The stream's last operation when it was asked last.
-    asked: OpNumber,
+    /// An event whose completion says, where no program waits, which launches are done.
+    asked: Option<(owned::Event, Point)>,
+    /// The event between two polls.
+    idle: Option<owned::Event>,
+    /// The stream's last operation at the time of the last poll.
+    asked_at: OpNumber,
+    /// The latest union with its inputs: work often writes several tensors that depend on the same.
+    union: Option<(Vec<CheckedLaunch>, CheckedLaunch)>,
 }
 
 impl State {
-    /// Takes up what launches said that are done, oldest first.
-    fn settle(&mut self, captured: bool, done: impl Fn(&CheckedLaunch) -> bool) {
-        while let Some(launch) = self.running.pop_front_if(|launch| done(launch)) {
-            if launch.settle().is_some() && self.failed.len() < UNREPORTED {
-                self.failed.push_back(launch.clone());
+    /// Takes up the outcomes of launches that are done, oldest first.
+    fn settle(&mut self, over: &dyn Fn(&At) -> bool) {
+        while let Some(launch) = self.running.pop_front_if(|launch| launch.settle(over)) {
+            for failure in launch.own_failures() {
+                self.note(launch.op(), failure);
             }
-            let Some(place) = launch.place().cloned() else { continue };
-            if !captured {
+            if let Some(checks) = launch.captured() {
+                checks.end_replay();
+            }
+            if let Some(place) = launch.place().cloned() {
                 place.clear();
                 self.free.push_back((place, Some(launch)));
-            } else if self.running.is_empty() {
-                // Not before: which of its replays said it is not known, and it counts as all of them.
-                place.clear();
             }
         }
     }
 
-    /// Takes up what launches said that are over, as far as that is known or the device says so.
+    /// Keeps a failure until its owner is told.
+    fn note(&mut self, op: OpNumber, failure: Arc<Failure>) {
+        self.failed.retain(|(_, failure)| !failure.was_told());
+        let same = |(_, other): &&(OpNumber, Arc<Failure>)| is_told_with(&failure, other);
+        let kept = self.failed.iter().filter(same).count();
+        if kept < UNREPORTED {
+            self.failed.push((op, failure));
+        }
+    }
+
+    /// Settles launches that are over, if that is known or the device says so.
     fn settle_done(&mut self, last: OpNumber) {
-        let due = last >= self.asked + APART;
+        let due = last >= self.asked_at + APART;
         if !due && !self.free.is_empty() && !self.running.len().is_multiple_of(ASK) {
             return;
         }
-        self.settle(false, CheckedLaunch::is_known_done);
+        self.settle(&|_| false);
         if (due || self.running.len() >= ASK)
-            && let (Some(op), Some(event)) = (self.recorded, &self.event)
-            && event.query().unwrap_or(false)
+            && let Some((event, point)) = self.asked.take()
         {
-            self.recorded = None;
-            // Nobody is told that they are done: a program that does not wait has no order from it.
-            self.settle(false, |launch| launch.number().is_none_or(|(_, number)| number <= op));
+            if event.query().unwrap_or(false) {
+                // The streams are not told: a program that does not wait has no order from it.
+                self.settle(&|at| point.covers(at.progress.stream, at.op));
+                self.idle = Some(event);
+            } else {
+                self.asked = Some((event, point));
+            }
         }
-    }
-
-    /// Records the event, if it is time to ask again and it is not recorded yet.
-    fn watch(&mut self, stream: &Stream) {
-        let due = stream.last_op() >= self.asked + APART && !self.running.is_empty();
-        if self.recorded.is_some() || !(due || self.running.len() >= ASK) {
-            return;
-        }
-        self.asked = stream.last_op();
-        if self.event.is_none() {
-            let core = stream.core();
-            self.event = owned::Event::new(&core.driver, core.index, EventFlags::default()).ok();
-        }
-        // Without it there are more places.
-        let recorded = self.event.as_ref().is_some_and(|event| event.record(stream.raw()).is_ok());
-        self.recorded = recorded.then(|| stream.last_op());
     }
 }
 
+/// Whether a failure counts as reported once another one is: they have the same owner. Threads that
+/// have ended count as one.
+fn is_told_with(told: &Failure, other: &Failure) -> bool {
+    told.owner == other.owner || (told.owner.has_ended() && other.owner.has_ended())
+}
+
 impl Mailbox {
-    pub(crate) fn new(progress: &Arc<Progress>, captured: Option<(Place, Site)>) -> Self {
-        let state = State {
-            progress: Arc::clone(progress),
-            running: VecDeque::new(),
-            failed: VecDeque::new(),
-            free: VecDeque::new(),
-            event: None,
-            recorded: None,
-            asked: 0,
-        };
-        Self { captured, state: Mutex::new(state) }
+    fn new(progress: &Arc<Progress>) -> Self {
+        Self { progress: Arc::clone(progress), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operation that a closure given to [`Stream::submit`] is about to enqueue, and what its
-    /// kernel is told: an address, what stands for the launch, and a word of the caller's. A kernel
-    /// that finds 0 at the address writes index, that word, dimension and size after it, and then
-    /// there, in that order, what stands for the launch. The token says that it is a launch path that
-    /// asks: of a launch that is not that operation, it would count as known how it went.
+    /// Begins the operation that a closure given to [`Stream::submit`] is about to enqueue. Returns the
+    /// launch and its kernel's arguments: an address, a number for the launch, and a word of the
+    /// caller's. A kernel that finds 0 at the address writes index, that word, dimension and size after
+    /// it, and then the launch's number to the address. The token says that a launch path asks: a
+    /// launch that is not that operation would be taken for done too early.
     ///
     /// # Errors
-    /// The driver's own, where more places are needed.
+    /// The driver's own, if more places are needed.
     pub fn launch(
         &self,
         _token: LaunchToken,
@@ -154,120 +146,149 @@ impl Mailbox {
             }
             let more = state.running.len().max(PLACES);
             drop(state);
-            // The lock on all mailboxes comes before those of each.
             let places = stream.core().world.checks.places(stream.core(), more)?;
             self.state().free.extend(places.into_iter().map(|place| (place, None)));
         };
         let number = stream.last_op() + 1;
-        let site = (op, location);
-        let launch = CheckedLaunch::on(former, site, stream.progress(), number, (&place, number));
-        state.watch(stream);
+        let at = At { progress: Arc::clone(stream.progress()), op: number };
+        let address = place.address();
+        let launch = CheckedLaunch::on(former, (op, location), at, place, number);
         state.running.push_back(launch.clone());
-        Ok((launch, [place.address(), number, 0]))
+        Ok((launch, [address, number, 0]))
     }
 
-    /// What a captured kernel is told, as [`Mailbox::launch`].
-    #[must_use]
-    pub fn captured(&self) -> [u64; 3] {
-        let address = self.captured.as_ref().map_or(0, |(place, _)| place.address());
-        [address, REPLAYED, 0]
+    /// Enters a replay that is about to be enqueued.
+    pub(crate) fn run(&self, stream: &Stream, replay: CheckedLaunch) {
+        let mut state = self.state();
+        state.settle_done(stream.last_op());
+        state.running.push_back(replay);
     }
 
-    /// Operation `op` of a stream, which is about to be enqueued and replays the captured kernel.
-    /// What replays say that are under way at once counts as said by each of them. The token as of
-    /// [`Mailbox::launch`].
+    /// The union of launches that operation `op` of the stream depends on.
     #[must_use]
-    pub fn enter_replay(
+    pub fn union(
         &self,
-        _token: LaunchToken,
         stream: &Stream,
         op: OpNumber,
-    ) -> Option<CheckedLaunch> {
-        self.begin_replay(stream, op)
+        mut launches: Vec<CheckedLaunch>,
+    ) -> CheckedLaunch {
+        launches.sort_unstable_by_key(CheckedLaunch::key);
+        launches.dedup();
+        if launches.len() == 1
+            && let Some(launch) = launches.pop()
+        {
+            return launch;
+        }
+        let mut state = self.state();
+        if let Some((inputs, union)) = &state.union
+            && *inputs == launches
+        {
+            return union.clone();
+        }
+        state.settle_done(stream.last_op());
+        let at = At { progress: Arc::clone(stream.progress()), op };
+        let union = CheckedLaunch::union(launches.iter().cloned(), at);
+        state.running.push_back(union.clone());
+        let former = state.union.replace((launches, union.clone()));
+        drop(state);
+        drop(former);
+        union
     }
 
-    fn begin_replay(&self, stream: &Stream, op: OpNumber) -> Option<CheckedLaunch> {
-        let (place, site) = self.captured.as_ref()?;
+    /// Records an event after the stream's last operation, if it is time to poll again. Called after a
+    /// launch, without the stream's lock.
+    pub fn watch(&self, stream: &Stream) {
+        let last = stream.last_op();
+        let idle = {
+            let mut state = self.state();
+            let due = last >= state.asked_at + APART && !state.running.is_empty();
+            if state.asked.is_some() || !(due || state.running.len() >= ASK) {
+                return;
+            }
+            state.asked_at = last;
+            state.idle.take()
+        };
+        let core = stream.core();
+        let new = || owned::Event::new(&core.driver, core.index, EventFlags::default()).ok();
+        let Some(event) = idle.or_else(new) else { return };
+        // Without a poll there are more places.
+        let point = stream.record_uncaptured(&event).unwrap_or(None);
         let mut state = self.state();
-        state.settle(true, CheckedLaunch::is_known_done);
-        state.progress = Arc::clone(stream.progress());
-        let launch = CheckedLaunch::on(None, *site, stream.progress(), op, (place, REPLAYED));
-        state.running.push_back(launch.clone());
-        Some(launch)
-    }
-
-    /// Takes back what was refused.
-    pub fn withdraw(&self, refused: &CheckedLaunch) {
-        let mut state = self.state();
-        let at = state.running.iter().position(|launch| launch == refused);
-        let Some(launch) = at.and_then(|at| state.running.remove(at)) else { return };
-        match (&self.captured, launch.place().cloned()) {
-            (None, Some(place)) => state.free.push_back((place, Some(launch))),
-            (Some((place, _)), _) if state.running.is_empty() => place.clear(),
-            _ => {}
+        match point {
+            Some(point) => state.asked = Some((event, point)),
+            None => state.idle = Some(event),
         }
     }
 
-    /// What the oldest failed launch said that a wait covers which was not reported, the wait being
-    /// over. Those after it count as reported too.
-    pub(crate) fn report(&self, covers: impl Fn(&CheckedLaunch) -> bool) -> Option<IndexCheck> {
+    /// Takes back a launch or replay that the driver refused.
+    pub fn withdraw(&self, refused: &CheckedLaunch) {
         let mut state = self.state();
-        state.settle(self.captured.is_some(), |launch| launch.is_known_done() || covers(launch));
-        let mut oldest = None;
-        state.failed.retain(|launch| {
-            let covered = covers(launch);
-            if covered && !launch.was_told() {
-                launch.tell();
-                oldest.get_or_insert_with(|| launch.clone());
+        let at = state.running.iter().rposition(|launch| launch == refused);
+        let Some(launch) = at.and_then(|at| state.running.remove(at)) else { return };
+        if let Some(checks) = launch.captured() {
+            checks.end_replay();
+        }
+        if let Some(place) = launch.place().cloned() {
+            state.free.push_back((place, Some(launch)));
+        }
+    }
+
+    /// Takes up the outcomes of launches that are done or that a wait covers, which is over.
+    pub(crate) fn settle(&self, covers: &dyn Fn(&At) -> bool) {
+        self.state().settle(covers);
+    }
+
+    /// Reports the oldest failure that a wait covers to its owner, or to any thread if the owner has
+    /// ended. Later failures of the owner count as reported too.
+    pub(crate) fn report(
+        &self,
+        owner: &CheckOwner,
+        covers: &dyn Fn(u64, OpNumber) -> bool,
+    ) -> Option<IndexCheck> {
+        let mut state = self.state();
+        let mut oldest: Option<Arc<Failure>> = None;
+        let stream = self.progress.stream;
+        state.failed.retain(|(op, failure)| {
+            let told = failure.was_told();
+            let due = failure.owner == *owner || failure.owner.has_ended();
+            if told || !due || !covers(stream, *op) {
+                return !told;
             }
-            !covered && !launch.was_told()
+            let first = oldest.get_or_insert_with(|| Arc::clone(failure));
+            let told = is_told_with(first, failure);
+            if told {
+                failure.tell();
+            }
+            !told
         });
-        oldest.and_then(|launch| launch.settle().cloned())
+        oldest.map(|failure| failure.check.clone())
     }
 
-    /// Where its stream is by now, that of the last replay if it is a captured kernel's.
-    pub(crate) fn progress(&self) -> Arc<Progress> {
-        Arc::clone(&self.state().progress)
+    /// The progress of its stream.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.progress
     }
 
-    /// Its places, if nobody will write to them any more, its stream or graph being gone.
+    /// Its places, if no kernel will write to them any more, because its stream is gone.
     pub(crate) fn abandoned(self: &Arc<Self>) -> Option<Vec<Place>> {
         let mut state = self.state();
-        state.settle(self.captured.is_some(), CheckedLaunch::is_known_done);
+        state.settle(&|_| false);
+        state.failed.retain(|(_, failure)| !failure.was_told());
         let idle = state.running.is_empty() && state.failed.is_empty();
-        (idle && Arc::strong_count(self) == 1).then(|| {
-            let free = state.free.drain(..).map(|(place, _)| place);
-            free.chain(self.captured.as_ref().map(|(place, _)| place.clone())).collect()
-        })
+        (idle && Arc::strong_count(self) == 1)
+            .then(|| state.free.drain(..).map(|(place, _)| place).collect())
     }
 }
 
 impl Stream {
-    /// Where its kernels say that a check failed. It is made on first use.
+    /// Where its kernels report failed checks. Made on first use.
     pub fn mailbox(&self) -> &Arc<Mailbox> {
-        // Of two threads that make one, one finds the other's.
+        // Of two threads that make one, the second finds the first's.
         self.mailbox_slot().get_or_init(|| {
-            let made = Arc::new(Mailbox::new(self.progress(), None));
+            let made = Arc::new(Mailbox::new(self.progress()));
             self.core().world.checks.enter(&made);
             made
         })
-    }
-
-    /// As [`Stream::mailbox`], of one kernel that is captured on this stream.
-    ///
-    /// # Errors
-    /// The driver's own.
-    pub fn captured_mailbox(
-        &self,
-        op: &'static str,
-        location: &'static Location<'static>,
-    ) -> Result<Arc<Mailbox>, DriverError> {
-        let checks = &self.core().world.checks;
-        let place = checks.places(self.core(), 1)?.pop();
-        let captured = place.map(|place| (place, (op, location)));
-        let made = Arc::new(Mailbox::new(self.progress(), captured));
-        checks.enter(&made);
-        Ok(made)
     }
 }
 
@@ -276,7 +297,8 @@ mod tests {
     use warpline_cuda_sys_safe::sim::SimConfig;
 
     use super::*;
-    use crate::{CheckOutcome, Devices, StreamError};
+    use crate::checked::REPLAYED;
+    use crate::{CapturedChecks, CheckOutcome, Devices, StreamError};
 
     fn stream() -> Stream {
         let devices = Devices::new(SimConfig::new(1).build()).unwrap();
@@ -290,8 +312,7 @@ mod tests {
     }
 
     /// What a kernel does that meets a wrong index, of a dimension of no size.
-    fn say(launch: &CheckedLaunch, index: u64, says: u64) {
-        let Place { page, first } = launch.place().unwrap();
+    fn say(Place { page, first }: &Place, index: u64, says: u64) {
         if page.load(*first) == 0 {
             page.store(first + 1, index);
             page.store(*first, says);
@@ -315,7 +336,7 @@ mod tests {
             let (launch, [_, says, _]) = stream.mailbox().begin(&stream, "test", here).unwrap();
             run(&stream);
             if i % 3 == 0 {
-                say(&launch, i, says);
+                say(launch.place().unwrap(), i, says);
             }
             assert_eq!(launch.outcome(), CheckOutcome::Pending);
             launches.push(launch);
@@ -348,15 +369,16 @@ mod tests {
     #[test]
     fn a_replay_that_was_refused_leaves_no_failure() {
         let stream = stream();
-        let mailbox = stream.captured_mailbox("test", Location::caller()).unwrap();
-        let replay = || mailbox.begin_replay(&stream, stream.last_op() + 1).unwrap();
+        let checks = Arc::new(CapturedChecks::default());
+        checks.add(&stream, "test", Location::caller()).unwrap();
+        let replay = || checks.begin(&stream, stream.last_op() + 1).unwrap();
         let failed = replay();
         run(&stream);
-        say(&failed, 7, REPLAYED);
+        checks.with_place(0, |place| say(place, 7, REPLAYED));
         let refused = replay();
         // Meanwhile another thread waits.
         assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
-        mailbox.withdraw(&refused);
+        stream.mailbox().withdraw(&refused);
         let next = replay();
         run(&stream);
         stream.synchronize().unwrap();
@@ -366,18 +388,138 @@ mod tests {
     #[test]
     fn what_replays_say_at_once_is_said_by_each() {
         let stream = stream();
-        let mailbox = stream.captured_mailbox("test", Location::caller()).unwrap();
+        let checks = Arc::new(CapturedChecks::default());
+        checks.add(&stream, "test", Location::caller()).unwrap();
         let replay = || {
-            let replay = mailbox.begin_replay(&stream, stream.last_op() + 1).unwrap();
+            let replay = checks.begin(&stream, stream.last_op() + 1).unwrap();
             run(&stream);
             replay
         };
         let both = [replay(), replay()];
-        say(&both[1], 7, REPLAYED);
+        checks.with_place(0, |place| say(place, 7, REPLAYED));
         assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
         assert_eq!(both.each_ref().map(index), [Some(7); 2]);
         let next = replay();
         stream.synchronize().unwrap();
         assert_eq!(index(&next), None);
+    }
+
+    fn launch(stream: &Stream) -> (CheckedLaunch, u64) {
+        let here = Location::caller();
+        let (launch, [_, says, _]) = stream.mailbox().begin(stream, "test", here).unwrap();
+        run(stream);
+        (launch, says)
+    }
+
+    #[test]
+    fn a_union_fails_with_any_of_its_inputs_however_deep() {
+        for bad in [None, Some(0), Some(499), Some(999)] {
+            let stream = stream();
+            let mailbox = stream.mailbox();
+            let (mut all, mut apart) = (None, None);
+            for i in 0..1000 {
+                let (launch, says) = launch(&stream);
+                if bad == Some(i) {
+                    say(launch.place().unwrap(), i, says);
+                    apart = Some(launch.clone());
+                }
+                let inputs = all.into_iter().chain([launch]).collect();
+                all = Some(mailbox.union(&stream, stream.last_op(), inputs));
+            }
+            let all = all.unwrap();
+            assert_eq!(all.outcome(), CheckOutcome::Pending);
+            let (_, late) = (run(&stream), launch(&stream).0);
+            let told = stream.synchronize().is_err();
+            assert_eq!((index(&all), told), (bad.map(|i| i as i64), bad.is_some()));
+            assert_eq!(index(&late), None);
+            assert_eq!(apart.and_then(|launch| index(&launch)), bad.map(|i| i as i64));
+        }
+    }
+
+    #[test]
+    fn a_failure_is_known_to_unions_that_are_still_running() {
+        let stream = stream();
+        let (bad, says) = launch(&stream);
+        say(bad.place().unwrap(), 7, says);
+        let event = stream.record_event(None).unwrap();
+        let mut all = bad;
+        for _ in 0..10 {
+            let (next, _) = launch(&stream);
+            all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
+        }
+        assert_eq!(all.outcome(), CheckOutcome::Pending);
+        assert!(event.synchronize().is_err(), "its own");
+        assert_eq!(index(&all), Some(7));
+    }
+
+    #[test]
+    fn a_long_chain_of_unions_is_dropped_without_recursion() {
+        let stream = stream();
+        let mut all = launch(&stream).0;
+        for _ in 0..100_000 {
+            let next = CheckedLaunch::failed(IndexCheck {
+                op: "test",
+                index: 1,
+                dim: 0,
+                size: 0,
+                location: Location::caller(),
+            });
+            let at = At { progress: Arc::clone(stream.progress()), op: stream.last_op() };
+            all = CheckedLaunch::union([all, next], at);
+        }
+        std::thread::Builder::new()
+            .stack_size(64 << 10)
+            .spawn(|| drop(all))
+            .unwrap()
+            .join()
+            .unwrap();
+    }
+
+    #[test]
+    fn launches_in_flight_are_all_that_is_kept() {
+        let stream = stream();
+        let mut all = launch(&stream).0;
+        for i in 0..10_000 {
+            let (next, _) = launch(&stream);
+            all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
+            stream.mailbox().watch(&stream);
+            if i % 10 == 0 {
+                stream.raw().synchronize().unwrap(); // which tells nobody
+            }
+        }
+        let kept = stream.mailbox().state().running.len();
+        assert!(kept < 200, "{kept}");
+    }
+
+    #[test]
+    fn only_the_owner_of_a_launch_is_told_until_its_thread_ends() {
+        let stream = stream();
+        let fail = |index| {
+            let (launch, says) = launch(&stream);
+            say(launch.place().unwrap(), index, says);
+        };
+        fail(5);
+        let told = |stream: &Stream| match stream.synchronize() {
+            Ok(()) => None,
+            Err(StreamError::IndexCheck(check)) => Some(check.index),
+            Err(error) => panic!("{error}"),
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let nothing = told(&stream);
+                fail(6);
+                nothing
+            });
+            assert_eq!(other.join().unwrap(), None);
+            // A thread that works for this one.
+            let owner = CheckOwner::current();
+            let helper = scope.spawn(move || owner.within(|| fail(7)));
+            helper.join().unwrap();
+        });
+        let all = [(); 3].map(|()| told(&stream));
+        assert_eq!(all, [Some(5), Some(6), None], "its own, and that of a thread that has ended");
+        fail(8);
+        assert_eq!(std::thread::scope(|s| s.spawn(|| told(&stream)).join().unwrap()), None);
+        assert_eq!([told(&stream), told(&stream)], [Some(8), None]);
     }
 }

@@ -52,7 +52,7 @@ impl OpEvent {
             e => e,
         })?;
         if done {
-            self.point.settle(core)?;
+            self.point.settle(core);
         }
         Ok(done)
     }

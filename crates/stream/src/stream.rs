@@ -36,7 +36,7 @@ pub(crate) struct Inner {
     capture: Slot,
     /// What an error may be of. Changed under the lock on `state` only.
     launches: Launches,
-    /// Where its kernels say that a check failed; there once one that checks was launched.
+    /// Where its kernels report failed checks. Made on first use.
     mailbox: OnceLock<Arc<Mailbox>>,
 }
 
@@ -392,7 +392,7 @@ impl Stream {
 
     /// [`Stream::submit`] of an operation that is done when `f` returns, such as a copy to pageable
     /// memory. It, and what comes before it, is then known to be done, for which the holder of the
-    /// token vouches; a failed check of that is left for a wait to report.
+    /// token vouches.
     ///
     /// # Errors
     /// As [`Stream::submit`].
@@ -408,7 +408,7 @@ impl Stream {
             let result = f(inner.raw.handle())?;
             Ok::<_, StreamError>((result, inner.advance(state), inner.point(state)))
         })?;
-        point.mark_done(self.core());
+        point.settle(self.core());
         Ok((result, op))
     }
 

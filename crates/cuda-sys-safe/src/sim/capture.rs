@@ -20,11 +20,25 @@ pub(super) struct Capture {
     thread: u64,
     nodes: Vec<Node>,
     frontiers: BTreeMap<Key, Frontier>,
+    /// The last node of each communicator.
+    of_comms: BTreeMap<u64, usize>,
     invalid: bool,
 }
 
 pub(super) struct Graph {
     pub(super) nodes: Vec<Node>,
+    /// For each node, those that come after it.
+    pub(super) followers: Vec<Vec<usize>>,
+}
+
+impl Graph {
+    fn new(nodes: Vec<Node>) -> Self {
+        let mut followers = vec![Vec::new(); nodes.len()];
+        for (number, node) in nodes.iter().enumerate() {
+            node.after.iter().for_each(|&before| followers[before].push(number));
+        }
+        Self { nodes, followers }
+    }
 }
 
 #[derive(Clone)]
@@ -56,6 +70,7 @@ impl State {
             thread: thread_number(),
             nodes: Vec::new(),
             frontiers: BTreeMap::from([(key, Frontier::new())]),
+            of_comms: BTreeMap::new(),
             invalid: false,
         };
         self.captures.insert(id, capture);
@@ -94,7 +109,7 @@ impl State {
             return refuse(CudaCode::STREAM_CAPTURE_UNJOINED);
         }
         let graph = self.fresh();
-        self.graphs.insert(graph, (device, Arc::new(Graph { nodes: capture.nodes })));
+        self.graphs.insert(graph, (device, Arc::new(Graph::new(capture.nodes))));
         // SAFETY: just made.
         Ok(unsafe { GraphHandle::from_raw(device, graph) })
     }
@@ -170,8 +185,7 @@ impl State {
                 let mut after = capture.frontiers.insert(key, node).unwrap_or_default();
                 // A communicator's work keeps its order in graphs too.
                 if let Some(comm) = work.communicator() {
-                    let of_comm = |node: &Node| node.work.communicator() == Some(comm);
-                    after.extend(capture.nodes.iter().rposition(of_comm));
+                    after.extend(capture.of_comms.insert(comm, capture.nodes.len()));
                 }
                 capture.nodes.push(Node { device, label, work, after });
                 Ok(())

@@ -45,10 +45,12 @@ pub(super) enum Begun {
     Graph(Replay),
 }
 
-/// A replay that stands somewhere in its graph.
+/// A replay under way. Each node and each dependency is looked at once.
 pub(super) struct Replay {
-    pub(super) left: Vec<usize>,
-    pub(super) done: Vec<bool>,
+    /// For each node, the dependencies that have not ended.
+    waits: Vec<usize>,
+    /// Nodes that can begin.
+    pub(super) ready: Vec<usize>,
     /// Groups that have begun, by their nodes.
     pub(super) begun: Vec<(usize, Arc<Seat>, u64)>,
     pub(super) time: f64,
@@ -56,8 +58,21 @@ pub(super) struct Replay {
 
 impl Replay {
     pub(super) fn new(graph: &Graph) -> Self {
-        let nodes = graph.nodes.len();
-        Self { left: (0..nodes).collect(), done: vec![false; nodes], begun: Vec::new(), time: 2.0 }
+        let waits: Vec<usize> = graph.nodes.iter().map(|node| node.after.len()).collect();
+        let ready = (0..waits.len()).filter(|&node| waits[node] == 0).collect();
+        Self { waits, ready, begun: Vec::new(), time: 2.0 }
+    }
+
+    /// Enters that a node has ended. Returns the number of nodes that were looked at.
+    pub(super) fn end(&mut self, graph: &Graph, node: usize, time: f64) -> usize {
+        self.time += time;
+        for &next in &graph.followers[node] {
+            self.waits[next] -= 1;
+            if self.waits[next] == 0 {
+                self.ready.push(next);
+            }
+        }
+        1 + graph.followers[node].len()
     }
 }
 

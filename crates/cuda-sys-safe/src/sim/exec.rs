@@ -236,20 +236,24 @@ impl State {
             Some(Begun::Graph(replay)) => replay,
             _ => Replay::new(graph),
         };
-        while !replay.left.is_empty() {
-            let can_run = |&i: &usize| {
-                let node = replay.left[i];
-                let begun = replay.begun.iter().find(|(begun, ..)| *begun == node);
-                graph.nodes[node].after.iter().all(|&n| replay.done[n])
-                    && begun.is_none_or(|(_, seat, op)| !seat.is_blocked(*op))
+        while !(replay.ready.is_empty() && replay.begun.is_empty()) {
+            let unblocked = |&i: &usize| {
+                let (_, seat, op) = &replay.begun[i];
+                !seat.is_blocked(*op)
             };
-            let ready: Vec<usize> = (0..replay.left.len()).filter(can_run).collect();
-            let Some(&pick) = ready.get(self.random(ready.len().max(1))) else {
+            let unblocked: Vec<usize> = (0..replay.begun.len()).filter(unblocked).collect();
+            let candidates = replay.ready.len() + unblocked.len();
+            if candidates == 0 {
                 return Ok(Ran::Stands(Begun::Graph(replay)));
+            }
+            let pick = self.random(candidates);
+            let (node, begun) = match pick.checked_sub(replay.ready.len()) {
+                None => (replay.ready.swap_remove(pick), None),
+                Some(i) => {
+                    let (node, _, op) = replay.begun.swap_remove(unblocked[i]);
+                    (node, Some(Begun::Group(op)))
+                }
             };
-            let node = replay.left[pick];
-            let begun = replay.begun.iter().position(|(begun, ..)| *begun == node);
-            let begun = begun.map(|i| Begun::Group(replay.begun.swap_remove(i).2));
             let Node { device, label, work, .. } = &graph.nodes[node];
             let fault = if begun.is_none() { self.fault_at_run(label.call, *device) } else { None };
             if let Some(code) = fault {
@@ -262,11 +266,7 @@ impl State {
             let ran =
                 ran.map_err(|e| RunError { why: format!("node `{}`: {}", label.op, e.why), ..e })?;
             match (ran, work) {
-                (Ran::Ended(spent), _) => {
-                    replay.left.remove(pick);
-                    replay.done[node] = true;
-                    replay.time += spent;
-                }
+                (Ran::Ended(spent), _) => self.graph_steps += replay.end(graph, node, spent),
                 (Ran::Stands(Begun::Group(op)), Work::Group(group)) => {
                     replay.begun.push((node, Arc::clone(group.seat()), op));
                 }

@@ -77,3 +77,41 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::SimConfig;
+    use crate::*;
+
+    #[test]
+    fn a_replay_looks_at_each_node_of_a_long_chain_once() {
+        for nodes in [16, 16_000] {
+            let sim = SimConfig::new(1).build();
+            let driver: Arc<dyn Driver> = sim.clone();
+            let flags = StreamFlags { non_blocking: true, priority: 0 };
+            let stream = owned::Stream::new(&driver, 0, flags).unwrap();
+            let memory = driver.mem_alloc(0, 4).unwrap();
+            let handle = stream.handle();
+            // SAFETY: live memory of four bytes, a live stream, and the graph of its capture.
+            unsafe {
+                driver.begin_capture(handle, CaptureMode::Relaxed).unwrap();
+                for _ in 0..nodes {
+                    driver.memset_async(memory, MemsetValue::U32(7), 1, handle).unwrap();
+                }
+                let graph = driver.end_capture(handle).unwrap();
+                let exec = driver.graph_instantiate(graph).unwrap();
+                for _ in 0..2 {
+                    driver.graph_launch(exec, handle).unwrap();
+                }
+                stream.synchronize().unwrap();
+                driver.graph_exec_destroy(exec).unwrap();
+                driver.graph_destroy(graph).unwrap();
+                driver.mem_free(0, memory).unwrap();
+            }
+            let steps = sim.lock().graph_steps;
+            assert_eq!(steps, 2 * (2 * nodes - 1), "each node, and each dependency");
+        }
+    }
+}

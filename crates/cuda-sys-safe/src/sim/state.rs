@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) faults: Vec<Armed>,
     pub(super) calls: BTreeMap<CallKind, u64>,
     pub(super) host_waits: u64,
+    /// Nodes that replays have looked at.
+    pub(super) graph_steps: usize,
     pub(super) violations: Vec<FootprintViolation>,
     pub(super) overruns: Vec<Overrun>,
     /// Host functions that will never run, to be dropped outside the lock.
@@ -126,6 +128,7 @@ impl State {
             faults: Vec::new(),
             calls: BTreeMap::new(),
             host_waits: 0,
+            graph_steps: 0,
             violations: Vec::new(),
             overruns: Vec::new(),
             trash: Vec::new(),

@@ -8,7 +8,7 @@ use std::{hint, thread};
 use warpline::autograd::Modes;
 use warpline::{Runtime, cuda, with_runtime};
 use warpline_nn::Forward;
-use warpline_stream::{Stream, apart};
+use warpline_stream::{CheckOwner, Stream, apart};
 
 use super::DataParallelError;
 
@@ -113,11 +113,13 @@ where
     let (sender, received) = sync_channel(devices.len());
     let mut calls = calls.into_iter();
     let own = calls.next();
-    let modes = Modes::current();
+    let (modes, owner) = (Modes::current(), CheckOwner::current());
     for (i, (call, worker)) in calls.zip(workers).enumerate() {
         let (sender, runtime, stream) = (sender.clone(), runtime.clone(), call.stream.clone());
+        let owner = owner.clone();
         let job = move || {
-            let outcome = modes.within(|| run(&runtime, &stream, call.replica, call.input));
+            let run = || run(&runtime, &stream, call.replica, call.input);
+            let outcome = owner.within(|| modes.within(run));
             let _ = sender.send((i + 1, outcome));
         };
         // A thread that is gone drops the call, and with it what would send its outcome.

@@ -15,6 +15,8 @@ use super::signature::Signature;
 const KEPT: usize = 256;
 /// Calls from one look at which are done to the next, where nobody else looks.
 const LOOK: u64 = 16;
+/// Calls that are looked at together.
+const WINDOW: usize = 2 * LOOK as usize;
 
 /// How far a call is.
 #[derive(Debug)]
@@ -101,16 +103,27 @@ impl Ring {
         }
     }
 
-    /// Notes what is done by now, from the oldest on, and forgets what is too much.
+    /// Notes which calls are done by now, oldest first, and forgets finished calls beyond [`KEPT`].
     pub(super) fn settle(&mut self) {
-        let open = self.entries.range(self.finished..);
+        // Window by window, so that the cost does not grow with the calls that are outstanding.
+        while self.settle_window() {}
+        while self.entries.len() > KEPT && self.finished > 0 {
+            self.entries.pop_front();
+            self.finished -= 1;
+        }
+    }
+
+    /// Notes which of the oldest unfinished calls are done. Returns whether a whole window is.
+    fn settle_window(&mut self) -> bool {
+        let open = self.entries.range(self.finished..).take(WINDOW);
         let begun = open.take_while(|entry| !matches!(entry.state, State::Preparing));
         let end = self.finished + begun.count();
+        let whole = end - self.finished == WINDOW;
         let launched = (self.finished..end).filter_map(|at| match &self.entries[at].state {
             State::Launched(event) => Some((at, event)),
             _ => None,
         });
-        let launched: SmallVec<[_; 2 * LOOK as usize]> = launched.collect();
+        let launched: SmallVec<[_; WINDOW]> = launched.collect();
         // NCCL runs a communicator's calls one after the other: few have to be asked. An error is a
         // device's that is lost, which launches report.
         let done = |(_, event): &(usize, &OpEvent)| event.query_silently().unwrap_or(true);
@@ -123,10 +136,7 @@ impl Ring {
             self.completion.done_up_to(self.entries[finished - 1].id + 1);
             self.finished = finished;
         }
-        while self.entries.len() > KEPT && self.finished > 0 {
-            self.entries.pop_front();
-            self.finished -= 1;
-        }
+        whole && finished == end
     }
 
     /// The oldest call that is not done, and since when it is under way. [`Ring::settle`] comes

@@ -42,11 +42,11 @@ pub enum Error {
     /// A stream, event or guard could not be used.
     #[error(transparent)]
     Stream(StreamError),
-    /// `index_select`, `gather` or `embedding` met an index that is out of range. On the CPU the op
-    /// returns this. On a GPU a wait does that covers the launch, once: the next copy to the host,
-    /// `item` or `synchronize`. The device stays usable; what was written is not: until it is
-    /// overwritten, each host read of it, or of anything computed from it, returns this, and so does
-    /// each launch that reads it and is made once the failure is known.
+    /// An op such as `index_select`, `gather` or `embedding` met an index that is out of range. On the
+    /// CPU the op returns this. On a GPU each host read of the result, or of anything computed from it,
+    /// returns this until the result is overwritten, and so does each launch that reads it and is made
+    /// once the failure is known. `synchronize` reports it once, to the thread that made the call. The
+    /// device stays usable.
     #[error(transparent)]
     IndexCheck(#[from] IndexCheck),
     /// A collective did not come to its end, as another rank is gone or late, so that what it was to

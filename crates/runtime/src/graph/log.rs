@@ -1,14 +1,13 @@
 //! What a capture notes while it is under way: the storages that its work uses, and in what order.
 
 use std::collections::HashMap;
-use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
 use warpline_alloc::cuda::CudaBlock;
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
-use warpline_stream::{Captured, Mailbox, OpNumber, Stream, StreamError};
+use warpline_stream::{Captured, CapturedChecks, OpNumber, Stream, StreamError};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::GraphPool;
@@ -24,10 +23,10 @@ pub(crate) struct Log {
     pub(super) state: Storage,
     pub(super) replayed: Replayed,
     noted: Mutex<Noted>,
-    /// Where kernels say that a check failed, one for each that checks. Not under the lock on
-    /// `noted`, which is held while they are enqueued.
-    mailboxes: Mutex<Vec<Arc<Mailbox>>>,
-    /// The communicators that take part, for the same reason under a lock of their own.
+    /// Where kernels report failed checks.
+    checks: Arc<CapturedChecks>,
+    /// The communicators that take part. Not under the lock on `noted`, which is held while their
+    /// collectives are enqueued.
     communicators: Mutex<Vec<Taking>>,
 }
 
@@ -71,7 +70,7 @@ pub(super) struct Notes {
     /// How a replay passes on which checks failed.
     pub(super) flows: Flows,
     pub(super) draws: u64,
-    pub(super) mailboxes: Vec<Arc<Mailbox>>,
+    pub(super) checks: Arc<CapturedChecks>,
     pub(super) communicators: Vec<replays::Captured>,
 }
 
@@ -104,7 +103,7 @@ impl Log {
             state,
             replayed: Replayed::default(),
             noted: Mutex::default(),
-            mailboxes: Mutex::default(),
+            checks: Arc::default(),
             communicators: Mutex::default(),
         }
     }
@@ -196,19 +195,9 @@ impl Log {
         self.noted().draws = drawn;
     }
 
-    /// The number of the next kernel that checks, and where it is to say that its check failed: that
-    /// lives as long as the graph.
-    pub(crate) fn checked(
-        &self,
-        stream: &Stream,
-        op: &'static str,
-        location: &'static Location<'static>,
-    ) -> Result<(usize, [u64; 3]), DriverError> {
-        let mailbox = stream.captured_mailbox(op, location)?;
-        let told = mailbox.captured();
-        let mut mailboxes = self.mailboxes();
-        mailboxes.push(mailbox);
-        Ok((mailboxes.len() - 1, told))
+    /// Where captured kernels report failed checks; kept by the graph.
+    pub(crate) fn checks(&self) -> &CapturedChecks {
+        &self.checks
     }
 
     /// Keeps a communicator for the graph, whose replays take part in it.
@@ -233,10 +222,6 @@ impl Log {
 
     fn communicators(&self) -> MutexGuard<'_, Vec<Taking>> {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mailboxes(&self) -> MutexGuard<'_, Vec<Arc<Mailbox>>> {
-        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where kernels find the replay's seed and place.
@@ -301,7 +286,7 @@ impl Log {
         let over = Noted { over: true, ..Noted::default() };
         let noted = std::mem::replace(&mut *self.noted(), over);
         let Noted { entries, needed, made, twins, parked, draws, over: _ } = noted;
-        let mailboxes = std::mem::take(&mut *self.mailboxes());
+        let checks = Arc::clone(&self.checks);
         let mut communicators = std::mem::take(&mut *self.communicators());
         // Replays lock them in this order.
         communicators.sort_unstable_by_key(|taking| taking.comm.id());
@@ -315,7 +300,7 @@ impl Log {
             storages.push((entry.storage, entry.writes));
             flows.insert(key, entry.uses.marks);
         }
-        Notes { storages, needed, flows, draws, mailboxes, communicators }
+        Notes { storages, needed, flows, draws, checks, communicators }
     }
 }
 
@@ -347,7 +332,7 @@ fn in_order(
     for ((_, write), uses) in storages.iter().zip(uses.iter_mut()) {
         uses.enter(twin, op, *write, site);
     }
-    marking.enter(carried, touches, storages, uses, false);
+    marking.enter(carried, touches, storages, uses, None);
     if let Some(watch) = watch {
         watch.enter(twin, op, uses);
     }

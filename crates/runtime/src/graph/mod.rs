@@ -15,7 +15,7 @@ use std::sync::Arc;
 use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CaptureGuard, CaptureLog, Mailbox, Stream, StreamError};
+use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream, StreamError};
 use warpline_sync::atomic::Ordering;
 
 use crate::launch::{Flows, ReplayUses, TOKEN, replay};
@@ -102,7 +102,7 @@ impl Capturing {
             storages: others.collect(),
             needed: notes.needed,
             draws: notes.draws,
-            mailboxes: notes.mailboxes,
+            checks: notes.checks,
             communicators: notes.communicators,
             flows: notes.flows,
             runtime: self.runtime.clone(),
@@ -136,8 +136,8 @@ pub struct Graph {
     needed: Vec<Replayed>,
     /// Values by which its random ops advance the generator.
     draws: u64,
-    /// Where its kernels say that a check failed.
-    mailboxes: Vec<Arc<Mailbox>>,
+    /// Where its kernels report failed checks.
+    checks: Arc<CapturedChecks>,
     /// The communicators that replays take part in.
     communicators: Vec<replays::Captured>,
     /// How a replay passes on which checks failed, by the keys of what is held.
@@ -203,7 +203,7 @@ impl Graph {
         let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
         storages.push((state, true));
         let uses = ReplayUses {
-            mailboxes: &self.mailboxes,
+            checks: &self.checks,
             communicators: &self.communicators,
             numbers,
             flows: &self.flows,

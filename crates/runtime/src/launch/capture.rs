@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CheckedLaunch, Mailbox, Stream};
+use warpline_stream::{CapturedChecks, Stream};
 
 use super::cpu::with_host_locks;
 use super::cuda::{enqueue_now, located};
@@ -17,8 +17,8 @@ use crate::{Result, Storage};
 /// What a replay uses besides storages.
 #[derive(Clone, Copy)]
 pub(crate) struct ReplayUses<'a> {
-    /// Where its kernels say that a check failed.
-    pub(crate) mailboxes: &'a [Arc<Mailbox>],
+    /// Where its kernels report failed checks.
+    pub(crate) checks: &'a Arc<CapturedChecks>,
     /// What its collectives are of.
     pub(crate) communicators: &'a [Captured],
     /// What the replay is on those that are watched.
@@ -40,7 +40,7 @@ pub(crate) unsafe fn replay(
     storages: &mut [(&Storage, bool)],
     site: Site,
 ) -> Result<()> {
-    let ReplayUses { mailboxes, communicators, numbers, flows } = uses;
+    let ReplayUses { checks, communicators, numbers, flows } = uses;
     storages.sort_unstable_by_key(|(storage, _)| storage.key());
     let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
     let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
@@ -49,16 +49,15 @@ pub(crate) unsafe fn replay(
         enqueue_now(stream, storages, &touches, site, &marking, |_| {
             // Before the launch: it may have failed by the time that this returns.
             let op = stream.last_op() + 1;
-            let replay = |mailbox: &Arc<Mailbox>| mailbox.enter_replay(TOKEN, stream, op);
-            let replays: Vec<CheckedLaunch> = mailboxes.iter().filter_map(replay).collect();
+            let replay = checks.begin_replay(TOKEN, stream, op);
             // SAFETY: the caller's; the replay is entered as a use of the storages, so that their
             // memory goes to nobody else before it is done; no communicator is aborted meanwhile.
             let launch = || unsafe { exec.launch(stream.raw()) };
             while_usable(communicators, &launch).inspect_err(|_| {
-                mailboxes.iter().zip(&replays).for_each(|(mailbox, r)| mailbox.withdraw(r));
+                replay.iter().for_each(|replay| stream.mailbox().withdraw(replay));
             })?;
-            let launches = replays.into_iter().map(Source::Launch);
-            marking.own.borrow_mut().extend(launches.chain(numbers.iter().cloned()));
+            let replay = replay.into_iter().map(Source::Launch);
+            marking.own.borrow_mut().extend(replay.chain(numbers.iter().cloned()));
             stream.note_launch(site.op, site.location, std::iter::empty());
             Ok(())
         })

@@ -318,7 +318,7 @@ where
     for ((_, write), uses) in distinct.iter().zip(&mut uses) {
         uses.enter(stream, op, *write, site);
     }
-    marking.enter(carried, touches, distinct, &mut uses, true);
+    marking.enter(carried, touches, distinct, &mut uses, Some((stream, op)));
     let watched = watch.is_some();
     if let Some(watch) = watch {
         watch.enter(stream, op, &mut uses);

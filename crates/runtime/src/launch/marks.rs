@@ -1,15 +1,15 @@
-//! How failed checks of indices and failed collectives are passed on, from what work reads to what it
-//! writes.
+//! Passes failed checks of indices and failed collectives on, from the data that work reads to the data
+//! that it writes.
 //!
-//! A launch of a kernel that checks, and one of a collective, marks what it writes. Work that reads
-//! marked bytes marks what it writes with the same, as whether it failed is not known yet; where it is
-//! known, the work is refused. Bytes that are overwritten lose their marks.
+//! A launch of a kernel that checks, or of a collective, marks its results. Work that reads marked bytes
+//! marks its own results with the same, because the outcome is not known yet. Once a failure is known,
+//! such work is refused. Bytes that are overwritten lose their marks.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::{DerefMut, Range};
 
-use warpline_stream::{CheckOutcome, CheckedLaunch, IndexCheck, Stream};
+use warpline_stream::{CheckedLaunch, IndexCheck, OpNumber, Stream};
 
 use crate::race::Touch;
 use crate::storage::{Marks, Source, Sources, Uses};
@@ -42,10 +42,7 @@ impl Marking<'_> {
     /// What it itself failed with, if that is known.
     pub(crate) fn failed(&self) -> Option<Error> {
         self.own.borrow().iter().find_map(|source| match source {
-            Source::Launch(launch) => match launch.outcome() {
-                CheckOutcome::Failed(failed) => Some(failed.clone().into()),
-                _ => None,
-            },
+            Source::Launch(launch) => launch.take_failure().map(Error::from),
             Source::Collective(pending) => pending.failed(),
             _ => None, // a peer's work is nobody's own
         })
@@ -103,8 +100,8 @@ impl Marking<'_> {
         Ok(())
     }
 
-    /// Marks what was written, the work being enqueued. Of storages themselves, and not in a capture's
-    /// notes, it is `live`.
+    /// Marks what was written, the work being enqueued: as an operation of a stream, or in a capture's
+    /// notes as `None`.
     #[inline]
     pub(crate) fn enter(
         &self,
@@ -112,15 +109,18 @@ impl Marking<'_> {
         touches: &[Touch<'_>],
         storages: &[(&Storage, bool)],
         uses: &mut [impl DerefMut<Target = Uses>],
-        live: bool,
+        live: Option<(&Stream, OpNumber)>,
     ) {
         let own = self.own.borrow();
         let none = carried.is_empty() && own.is_empty();
         if !none || uses.iter().any(|uses| !uses.marks.is_empty()) {
-            self.mark(carried, &own, touches, storages, uses);
-            if live {
+            self.mark(carried, &own, touches, storages, uses, live);
+            if let Some((stream, _)) = live {
                 for ((storage, _), uses) in storages.iter().zip(uses) {
                     storage.set_marked(!uses.marks.is_empty());
+                }
+                if !none {
+                    stream.mailbox().watch(stream);
                 }
             }
         }
@@ -134,7 +134,11 @@ impl Marking<'_> {
         touches: &[Touch<'_>],
         storages: &[(&Storage, bool)],
         uses: &mut [impl DerefMut<Target = Uses>],
+        live: Option<(&Stream, OpNumber)>,
     ) {
+        if let Some((stream, op)) = live {
+            carried.unite(stream, op);
+        }
         let Some(flows) = self.flows else {
             carried.join(own);
             let written = touches.iter().filter_map(|touch| {
@@ -145,7 +149,13 @@ impl Marking<'_> {
             for (at, Written { bytes, .. }) in written.clone().filter(|(_, w)| w.forgets) {
                 uses[at].marks.overwrite(&bytes);
             }
-            written.for_each(|(at, Written { bytes, .. })| uses[at].marks.add(&bytes, &carried));
+            for (at, Written { bytes, .. }) in written {
+                let marks = &mut uses[at].marks;
+                marks.add(&bytes, &carried);
+                if let Some((stream, op)) = live {
+                    marks.unite(stream, op);
+                }
+            }
             return;
         };
         for ((storage, written), uses) in storages.iter().zip(uses) {
@@ -155,6 +165,9 @@ impl Marking<'_> {
             let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
             let peers: Sources = peers.cloned().collect();
             uses.marks.add(&(0..storage.bytes()), &peers);
+            if let Some((stream, op)) = live {
+                uses.marks.unite(stream, op);
+            }
         }
     }
 }

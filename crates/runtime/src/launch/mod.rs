@@ -157,9 +157,9 @@ pub struct Call<'a> {
 /// have to wait for is waited for, and the CPU implementation runs now; on a device the launch is
 /// enqueued, in order with the operands' uses on other streams.
 ///
-/// Where the code checks indices, a failed check is this call's error on the CPU. On a device it is
-/// that of a wait that covers the launch: the kernel cannot stop its stream, and what comes after it
-/// runs. What it wrote is marked, so that each read of it is that error, too.
+/// Where the code checks indices, a failed check is this call's error on the CPU. On a device the kernel
+/// cannot stop its stream, and later work runs. Its result is marked: each read of it returns the
+/// error, and so does the next `synchronize` of the thread that made the call.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] on a GPU if the grid has 2³¹ blocks or more in x; [`Error::RuntimeMismatch`];

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::DriverError;
-use warpline_stream::{IndexCheck, Stream};
+use warpline_stream::{IndexCheck, KernelSet, Stream};
 
 use super::{Call, TOKEN};
 use crate::graph::Log;
@@ -101,8 +101,8 @@ impl Report {
                 (told, Source::Launch(launch))
             }
             Some(log) => {
-                let (kernel, told) = log.checked(stream, op, location)?;
-                (told, Source::Captured(kernel))
+                let (kernel, told) = log.checks().add(stream, op, location)?;
+                (told, Source::Captured(KernelSet::of(kernel)))
             }
         };
         Ok((Self::fill(call.params, told), source))

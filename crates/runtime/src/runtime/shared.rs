@@ -3,7 +3,7 @@
 //! Unmapping does not wait for work that uses the addresses, so what is dropped waits here until
 //! events say that its streams are done with it. The host waits only where the runtime ends.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::panic::Location;
@@ -23,6 +23,9 @@ use crate::{Error, Result, Storage};
 
 /// How often the host looks whether work is done, while it waits for that within a limit.
 const SLICE: Duration = Duration::from_micros(100);
+
+/// Retired mappings that are looked at whenever memory is shared or received.
+const SWEPT: usize = 16;
 
 /// A mapping of such memory, and its device.
 #[derive(Debug)]
@@ -52,7 +55,8 @@ struct State {
     live: Vec<Weak<SharedMapping>>,
     /// Which devices may reach the memory of which others, the owner second.
     peers: Vec<(usize, usize)>,
-    retired: Vec<Retired>,
+    /// Memory that was dropped and may be in use. The mappings looked at last are at the end.
+    retired: VecDeque<Retired>,
 }
 
 /// Memory that nobody here has any more.
@@ -213,7 +217,7 @@ impl Runtime {
             }
             drop(storages);
             match deadline {
-                None => used.iter().try_for_each(Stream::synchronize)?,
+                None => used.iter().try_for_each(|stream| stream.host_wait(stream.last_op()))?,
                 Some(deadline) if Instant::now() >= deadline => {
                     let reason = "the memory came before, and work that still uses it was not done \
                                   before the timeout";
@@ -222,7 +226,7 @@ impl Runtime {
                 }
                 Some(_) => std::thread::sleep(SLICE),
             }
-            self.sweep_shared();
+            self.sweep(usize::MAX);
         }
     }
 
@@ -243,26 +247,39 @@ impl Runtime {
         let shared = &self.0.shared;
         // What is unused is unmapped without the lock.
         if !retired.is_unused() {
-            shared.lock().retired.push(retired);
+            shared.lock().retired.push_back(retired);
         }
         shared.storages().remove(&id);
     }
 
-    /// Unmaps memory that was dropped and that no work uses any more; says how much waits.
-    pub(crate) fn sweep_shared(&self) -> usize {
+    /// Unmaps some of the memory that was dropped and that no work uses any more. Looks at a few
+    /// mappings, those that were not looked at for longest, whatever is outstanding.
+    pub(crate) fn sweep_shared(&self) {
+        self.sweep(SWEPT);
+    }
+
+    /// Looks at this many mappings.
+    fn sweep(&self, most: usize) {
         let mut state = self.0.shared.lock();
-        let unused: Vec<_> = state.retired.extract_if(.., Retired::is_unused).collect();
-        let waiting = state.retired.iter().map(|retired| retired.memory.bytes()).sum();
+        let mut unused = Vec::new();
+        for _ in 0..state.retired.len().min(most) {
+            let Some(mut retired) = state.retired.pop_front() else { break };
+            match retired.is_unused() {
+                true => unused.push(retired),
+                false => state.retired.push_back(retired),
+            }
+        }
         drop(state);
         drop(unused); // without the lock
-        waiting
     }
 
     /// Gives back memory that was shared with other processes, was dropped here, and that no work
     /// uses any more (`torch.cuda.ipc_collect`). It is done whenever memory is shared or received too.
     /// Returns the bytes that work still uses.
     pub fn ipc_collect(&self) -> usize {
-        self.sweep_shared()
+        self.sweep(usize::MAX);
+        let state = self.0.shared.lock();
+        state.retired.iter().map(|retired| retired.memory.bytes()).sum()
     }
 }
 

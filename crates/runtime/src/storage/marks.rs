@@ -5,7 +5,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpline_stream::{CheckOutcome, CheckedLaunch};
+use warpline_stream::{CheckOutcome, CheckedLaunch, KernelSet, OpNumber, Stream};
 
 use crate::completion::Pending;
 use crate::semaphore::{Awaited, PeerSemaphore};
@@ -13,18 +13,22 @@ use crate::{Error, Result};
 
 /// More marks than these of one storage become one, of all bytes between them.
 const MOST: usize = 16;
+/// More launches than these that the same bytes depend on become one, their union.
+const LAUNCHES: usize = 2;
+/// Lists up to this length are searched for duplicates. Longer ones last for one operation.
+const SEARCHED: usize = 16;
 
 /// What bytes depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A launch, or a replay of one.
+    /// A launch, a replay, or a union of launches.
     Launch(CheckedLaunch),
     /// A collective, or a replay of some.
     Collective(Pending),
     /// Work of another process.
     Peer(Awaited),
-    /// In a capture: the kernel of this number among those that check.
-    Captured(usize),
+    /// In a capture: kernels, by their numbers among those that check.
+    Captured(KernelSet),
     /// In a capture: a collective.
     CapturedCollective(Pending),
     /// In a capture: what the graph finds when it is replayed in what it reads.
@@ -38,7 +42,7 @@ impl Source {
     fn failed(&self) -> Option<Error> {
         match self {
             Self::Launch(launch) => match launch.outcome() {
-                CheckOutcome::Failed(failed) => Some(failed.clone().into()),
+                CheckOutcome::Failed(failed) => Some(failed.into()),
                 CheckOutcome::Pending | CheckOutcome::Passed => None,
             },
             Self::Collective(pending) => pending.failed(),
@@ -56,6 +60,7 @@ impl Source {
                 Self::Collective(b) | Self::CapturedCollective(b),
             ) => a.covers(b),
             (Self::Peer(a), Self::Peer(b)) => a.covers(b),
+            (Self::Captured(a), Self::Captured(b)) => a.covers(b),
             _ => self == other,
         }
     }
@@ -93,6 +98,21 @@ impl Sources {
     }
 
     fn join_one(&mut self, new: &Source) {
+        match new {
+            Source::Captured(kernels) => {
+                let sources = Arc::make_mut(self.0.get_or_insert_default());
+                let mut all = sources.iter_mut();
+                match all.find_map(|s| if let Source::Captured(own) = s { Some(own) } else { None })
+                {
+                    Some(own) => own.join(kernels),
+                    None => sources.push(new.clone()),
+                }
+                return;
+            }
+            // The union of them all finds duplicates by sorting.
+            Source::Launch(_) if self.len() > SEARCHED => return self.push(new.clone()),
+            _ => {}
+        }
         match self.iter().position(|old| old.covers(new) || new.covers(old)) {
             None => self.push(new.clone()),
             Some(at) if !self[at].covers(new) => {
@@ -100,6 +120,24 @@ impl Sources {
             }
             Some(_) => {}
         }
+    }
+
+    /// Replaces the launches by their union if there are many. Operation `op` of the stream depends
+    /// on all.
+    pub(crate) fn unite(&mut self, stream: &Stream, op: OpNumber) {
+        let is_launch = |source: &&Source| matches!(source, Source::Launch(_));
+        if self.iter().filter(is_launch).count() <= LAUNCHES {
+            return;
+        }
+        let (mut launches, mut others) = (Vec::new(), Self::new());
+        for source in self.iter() {
+            match source {
+                Source::Launch(launch) => launches.push(launch.clone()),
+                source => others.push(source.clone()),
+            }
+        }
+        others.push(Source::Launch(stream.mailbox().union(stream, op, launches)));
+        *self = others;
     }
 
     fn retain(&mut self, keep: impl Fn(&Source) -> bool) {
@@ -243,7 +281,7 @@ impl Marks {
         let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
         let sources = read.flat_map(|mark| mark.sources.iter()).chain(self.awaited.iter());
         sources.into_iter().find_map(|source| match source {
-            Source::Launch(launch) => launch.said().inspect(|_| launch.tell()).map(Error::from),
+            Source::Launch(launch) => launch.take_report().map(Error::from),
             Source::Collective(pending) => pending.failed(),
             Source::Peer(awaited) => awaited.failed(),
             _ => None,
@@ -296,13 +334,18 @@ impl Marks {
         }
     }
 
+    /// [`Sources::unite`] of each mark.
+    pub(crate) fn unite(&mut self, stream: &Stream, op: OpNumber) {
+        self.marks.iter_mut().for_each(|mark| mark.sources.unite(stream, op));
+    }
+
     /// Of a capture's notes of a storage: which of its bytes replays read as they find them.
     pub(crate) fn found(&self) -> Option<&Range<usize>> {
         self.found.as_ref()
     }
 
     /// By a capture's notes of a storage, its marks after a replay: `old` are those before it, `found`
-    /// what all that it reads depended on, `launches` its kernels that check, and it itself on each
+    /// the dependencies of all that it reads, `launches` the replay itself, and as a collective of each
     /// communicator.
     pub(crate) fn replayed(&self, old: &Self, found: &Sources, launches: &[Source]) -> Self {
         let mut new = Self { awaited: old.awaited.clone(), ..Self::default() };
@@ -314,8 +357,12 @@ impl Marks {
                         kept.for_each(|mark| new.add(&meet(&mark.bytes, bytes), &mark.sources));
                     }
                     Source::Found => new.add(bytes, found),
-                    Source::Captured(kernel) => {
-                        new.add(bytes, &launches.get(*kernel).cloned().into_iter().collect());
+                    Source::Captured(kernels) => {
+                        let replay = launches.iter().find_map(|source| match source {
+                            Source::Launch(replay) => Some(replay.of_kernels(kernels)),
+                            _ => None,
+                        });
+                        new.add(bytes, &replay.map(Source::Launch).into_iter().collect());
                     }
                     Source::CapturedCollective(captured) => {
                         let numbered = launches.iter().find_map(|launch| match launch {
@@ -334,11 +381,23 @@ impl Marks {
 
 #[cfg(test)]
 mod tests {
+    use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+    use warpline_stream::{CapturedChecks, Devices};
+
     use super::*;
     use crate::completion::Completion;
+    use crate::launch::TOKEN;
+
+    /// A collective that is not known to be done, of a communicator of this number.
+    fn pending(number: usize) -> Source {
+        static ALL: std::sync::OnceLock<[Completion; 8]> = std::sync::OnceLock::new();
+        let completion = &ALL.get_or_init(Default::default)[number];
+        let here = std::panic::Location::caller();
+        Source::Collective(Pending::new((completion, 1), "test", here))
+    }
 
     fn source(kernel: usize) -> Sources {
-        [Source::Captured(kernel)].into_iter().collect()
+        [pending(kernel)].into_iter().collect()
     }
 
     fn read(marks: &mut Marks, bytes: Range<usize>) -> Vec<Source> {
@@ -369,7 +428,7 @@ mod tests {
         }
         assert!(marks.marks.len() <= MOST + 1);
         for i in 0..100 {
-            assert!(read(&mut marks, 10 * i..10 * i + 1).contains(&Source::Captured(i % 5)));
+            assert!(read(&mut marks, 10 * i..10 * i + 1).contains(&pending(i % 5)));
         }
         assert!(read(&mut marks, 2000..3000).is_empty());
     }
@@ -425,13 +484,50 @@ mod tests {
         let (mut old, mut note) = (Marks::default(), Marks::before(100));
         old.add(&(0..60), &source(7));
         note.overwrite(&(0..50));
-        note.add(&(0..20), &[Source::Captured(1), Source::Found].into_iter().collect());
+        let kernel = |number| Source::Captured(KernelSet::of(number));
+        note.add(&(0..20), &[kernel(1), Source::Found].into_iter().collect());
         assert_eq!(read(&mut note, 50..60), [Source::Found]);
         assert_eq!(note.found(), Some(&(50..60)));
-        let mut new = note.replayed(&old, &source(3), &[Source::Captured(4), Source::Captured(5)]);
-        assert_eq!(read(&mut new, 0..20), [Source::Captured(5), Source::Captured(3)]);
+        let (stream, checks) = captured(2);
+        let replay = checks.begin_replay(TOKEN, &stream, 1).unwrap();
+        let mut new = note.replayed(&old, &source(3), &[Source::Launch(replay.clone())]);
+        let second = Source::Launch(replay.of_kernels(&KernelSet::of(1)));
+        assert_eq!(read(&mut new, 0..20), [second, pending(3)]);
         assert_eq!(read(&mut new, 20..50), []);
         assert_eq!(read(&mut new, 50..60), source(7)[..]);
         assert_eq!(read(&mut new, 60..100), []);
+    }
+
+    /// A graph's kernels that check, and a stream of a device on which nothing completes by itself.
+    fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
+        let driver = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+        let stream = Devices::new(driver).unwrap().get(0).unwrap().exclusive_stream(0).unwrap();
+        let checks = Arc::new(CapturedChecks::default());
+        for _ in 0..kernels {
+            checks.add(&stream, "test", std::panic::Location::caller()).unwrap();
+        }
+        (stream, checks)
+    }
+
+    /// Replays write a part of the storage, and read all of it.
+    #[test]
+    fn marks_do_not_grow_with_the_replays_that_are_outstanding() {
+        let (stream, checks) = captured(100);
+        let mut note = Marks::before(100);
+        for kernel in 0..100 {
+            let sources = [Source::Captured(KernelSet::of(kernel)), Source::Found];
+            note.add(&(0..40), &sources.into_iter().collect());
+        }
+        let mut marks = Marks::default();
+        for op in 1..=1000 {
+            let mut carried = Sources::new();
+            marks.read(&(0..100), &mut carried).unwrap();
+            carried.unite(&stream, op);
+            let replay = checks.begin_replay(TOKEN, &stream, op).unwrap();
+            marks = note.replayed(&marks, &carried, &[Source::Launch(replay)]);
+            marks.unite(&stream, op);
+            let sources = marks.marks.iter().map(|mark| mark.sources.len());
+            assert!(sources.sum::<usize>() <= 2 * LAUNCHES, "{op}");
+        }
     }
 }

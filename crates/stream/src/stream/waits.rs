@@ -108,6 +108,16 @@ impl Stream {
         })
     }
 
+    /// Records an event outside a capture, and says what it covers; `None` while the stream is captured.
+    pub(crate) fn record_uncaptured(&self, event: &owned::Event) -> Result<Option<Point>> {
+        let state = self.0.lock();
+        if self.is_capturing() {
+            return Ok(None);
+        }
+        event.record(&self.0.raw)?;
+        Ok(Some(self.0.point(&state)))
+    }
+
     /// Enqueues a wait for an event that was recorded at a point.
     #[track_caller]
     pub(crate) fn enqueue_wait(
@@ -157,7 +167,7 @@ impl Stream {
         let now = self.now();
         let done = self.0.raw.query().map_err(|e| self.surfaced(e))?;
         if done {
-            now.settle(self.core())?;
+            now.settle(self.core());
         }
         Ok(done)
     }
@@ -165,30 +175,33 @@ impl Stream {
     /// Blocks the host until all its work is done (`Stream.synchronize`).
     ///
     /// # Errors
-    /// As [`Stream::query`].
+    /// As [`Stream::query`]; [`StreamError::IndexCheck`], once, if an index was out of range in a launch
+    /// of this thread, or of a thread that has ended.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_capturing("synchronize")?;
         self.refuse_twin("synchronize")?;
         let now = self.now();
         self.0.raw.synchronize().map_err(|e| self.surfaced(e))?;
-        now.settle(self.core())
+        now.settle_and_report(self.core())
     }
 
     /// Blocks the host until operation `op` is done; later work is not waited for where a
-    /// checkpoint tells them apart. Costs a compare when that is already known.
+    /// checkpoint tells them apart. Costs a compare when that is already known. Failed checks are left
+    /// for [`Stream::synchronize`] to report.
     ///
     /// # Errors
     /// As [`Stream::query`].
     #[track_caller]
     pub fn host_wait(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
-            return self.report_known(op);
+            return Ok(());
         }
         self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
-        point.settle(self.core())
+        point.settle(self.core());
+        Ok(())
     }
 
     /// [`Stream::host_wait`] that counts as no order, as [`Stream::wait_for_silently`].
@@ -198,18 +211,13 @@ impl Stream {
     #[track_caller]
     pub fn host_wait_silently(&self, op: OpNumber) -> Result<()> {
         if self.0.progress.is_known_done(op) {
-            return self.report_known(op);
+            return Ok(());
         }
         self.refuse_twin("host_wait")?;
         let (event, point) = self.0.checkpoint(op)?;
         event.synchronize().map_err(|e| self.surfaced(e))?;
-        self.core().world.checks.look(&[point], || ())
-    }
-
-    /// Reports a failed check of this stream, up to an operation that is known to be done.
-    fn report_known(&self, op: OpNumber) -> Result<()> {
-        let point = || Point::at(op, Arc::clone(&self.0.progress), Clock::default());
-        self.core().world.checks.look_at(point)
+        self.core().world.checks.settle(&[point]);
+        Ok(())
     }
 
     /// Whether operation `op` is done. False for a while longer where it has no checkpoint of
@@ -220,13 +228,13 @@ impl Stream {
     #[track_caller]
     pub fn is_done(&self, op: OpNumber) -> Result<bool> {
         if self.0.progress.is_known_done(op) {
-            return self.report_known(op).map(|()| true);
+            return Ok(true);
         }
         self.refuse_twin("is_done")?;
         let (event, point) = self.0.checkpoint(op)?;
         let done = event.query().map_err(|e| self.surfaced(e))?;
         if done {
-            point.settle(self.core())?;
+            point.settle(self.core());
         }
         Ok(done)
     }

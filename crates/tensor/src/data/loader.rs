@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use warpline_runtime::Runtime;
+use warpline_stream::CheckOwner;
 
 use super::sampler::draw;
 use super::{Collate, Dataset, PinMemory, RandomSampler, Sampler};
@@ -261,7 +262,7 @@ impl<B: Send + 'static> Worker<B> {
         // One more waits in the worker's hand.
         let (sender, receiver) = sync_channel(ahead.saturating_sub(1));
         let (job, runtime) = (Arc::clone(job), job.runtime.clone());
-        let modes = Modes::current();
+        let (modes, owner) = (Modes::current(), CheckOwner::current());
         let work = move || {
             for batch in (first..job.batches).step_by(step) {
                 // The iterator is gone: nobody wants the rest.
@@ -271,7 +272,7 @@ impl<B: Send + 'static> Worker<B> {
             }
         };
         let thread = std::thread::Builder::new().name(format!("loader-{first}")).spawn(move || {
-            with_runtime(&runtime, || runtime.with_generators(seed, || modes.within(work)))
+            with_runtime(&runtime, || owner.within(|| runtime.with_generators(seed, || modes.within(work))))
         });
         match thread {
             Ok(thread) => Ok(Self { batches: Some(receiver), thread: Some(thread) }),

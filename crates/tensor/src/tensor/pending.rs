@@ -43,7 +43,7 @@ impl<T> Pending<T> {
     #[track_caller]
     pub fn wait(self) -> Result<T> {
         if let Some(done) = self.done {
-            let waited = done.synchronize();
+            let waited = done.host_wait();
             // What these values were computed from, whatever else the wait reports.
             let memory = self.host.storage();
             memory.check_marks(0..memory.bytes())?;

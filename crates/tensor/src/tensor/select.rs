@@ -13,10 +13,10 @@ impl Tensor {
     /// Of dimension `dim` what `index` names, one after the other, in memory of its own
     /// (`torch.index_select`). `index` is `int32` or `int64`, a vector or a single number.
     ///
-    /// An index that is negative or too large is an error: on the CPU of this call, on a GPU of the
-    /// next wait that covers it, once (`item`, `to_vec`, a copy to the host, `synchronize`). It names
-    /// the index and this call, and the device stays usable. The result, and what is computed from it,
-    /// cannot be read before it is overwritten: whoever does gets the error again.
+    /// An index that is negative or too large is an error, which names the index and this call. On the
+    /// CPU this call returns it. On a GPU each read of the result, or of anything computed from it,
+    /// returns it until the result is overwritten, and this thread's next `synchronize` does, once. The
+    /// device stays usable.
     ///
     /// ```
     /// # use warpline::{Error, tensor};

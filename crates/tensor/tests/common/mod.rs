@@ -93,6 +93,15 @@ pub(crate) fn schedules_with(
     }
 }
 
+/// Runs a test under the laziest schedule and 64 seeded ones, on the fewest devices.
+pub(crate) fn schedules64(needs: usize, body: impl Fn(&World) -> Result<()>) {
+    let config = RuntimeConfig::default();
+    World::open(&format!("sim:{needs},lazy"), &config).enter(&body);
+    for seed in 0..64 {
+        World::open(&format!("sim:{needs},seed={seed}"), &config).enter(&body);
+    }
+}
+
 /// Settings with which the allocator is PyTorch's, to the byte.
 pub(crate) fn torch_config() -> RuntimeConfig {
     let allocator = warpline_alloc::AllocatorConfig::parse("policy:torch").expect("options");
@@ -159,6 +168,7 @@ macro_rules! rows {
     (@ schedules $needs:expr, $body:expr) => {
         $crate::common::schedules($needs, warpline::SyncPolicy::Auto, $body)
     };
+    (@ schedules64 $needs:expr, $body:expr) => { $crate::common::schedules64($needs, $body) };
     (@ manual $needs:expr, $body:expr) => {
         $crate::common::schedules($needs, warpline::SyncPolicy::Manual, $body)
     };

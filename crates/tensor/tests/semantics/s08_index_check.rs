@@ -1,5 +1,6 @@
 //! S8: an index that is out of range is an error with the index and the call's place: on the CPU
-//! of the call, on a GPU of the first wait that covers it. The device stays usable.
+//! of the call; on a GPU of each read of the result, and of the next `synchronize` by the thread that
+//! made the call. The device stays usable.
 
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::{
@@ -53,21 +54,40 @@ fn assert_is(failed: &IndexCheck, op: &str, index: i64, [dim, size]: [usize; 2],
 
 type Wait = fn(&Tensor) -> Result<()>;
 
-/// Every way of waiting for what the current stream was given.
-fn waits() -> Vec<Wait> {
-    fn until(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-        while !done()? {}
-        Ok(())
-    }
+fn until(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    while !done()? {}
+    Ok(())
+}
+
+/// Every wait that learns that a tensor's work is done and reports no failure: some are for other
+/// tensors.
+fn silent_waits() -> Vec<Wait> {
     vec![
-        |_| cuda::synchronize(()),
-        |_| Ok(cuda::current_stream(())?.synchronize()?),
         |_| until(|| Ok(cuda::current_stream(())?.query()?)),
-        |_| Ok(cuda::current_stream(())?.record_event(None)?.synchronize()?),
         |_| {
             let event = cuda::current_stream(())?.record_event(None)?;
             until(|| Ok(event.query()?))
         },
+        |_| indices(0, &[1, 2]).map(drop),
+        |_| zeros([2], 0)?.to_vec::<f32>().map(drop),
+        |_| zeros([2], 0)?.cpu().map(drop),
+        |_| zeros([2], 0)?.to_vec_async::<f32>()?.wait().map(drop),
+        |_| zeros([2], "cpu")?.copy_(&zeros([2], 0)?, false).map(drop),
+        |_| zeros([2], "cpu")?.pin_memory()?.copy_(&zeros([2], 0)?, true)?.to_vec::<f32>().map(drop),
+        |_| {
+            drop(zeros([1 << 20], 0)?);
+            cuda::empty_cache();
+            zeros([1 << 20], 0).map(drop)
+        },
+    ]
+}
+
+/// Every way of waiting for a tensor that reports its failure.
+fn waits() -> Vec<Wait> {
+    vec![
+        |_| cuda::synchronize(()),
+        |_| Ok(cuda::current_stream(())?.synchronize()?),
+        |_| Ok(cuda::current_stream(())?.record_event(None)?.synchronize()?),
         |t| t.to_vec::<f32>().map(drop),
         |t| t.sum(())?.item::<f32>().map(drop),
         |t| t.cpu().map(drop),
@@ -101,6 +121,14 @@ fn every_op_and_wait(_: &World) -> Result<()> {
         let (line, picked) = (line!(), embedding(&t, &bad)?);
         assert_is(&failed(wait(&picked)), "embedding", 4, [0, 4], line);
         wait(&embedding(&t, &good)?)?;
+    }
+    for wait in silent_waits() {
+        let (line, picked) = (line!(), t.index_select(0, &bad)?);
+        wait(&picked)?;
+        assert_is(&failed(cuda::synchronize(())), "index_select", 4, [0, 4], line);
+        wait(&picked)?;
+        cuda::synchronize(())?; // once
+        assert_is(&failed(picked.to_vec::<f32>()), "index_select", 4, [0, 4], line);
     }
     Ok(())
 }
@@ -245,14 +273,13 @@ fn replays(_: &World) -> Result<()> {
             assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
         }
         assert_eq!(read(&columns)?, [0.0, 3.0, 6.0, 9.0]); // the other call's
-        // Each replay says so again; both calls of a graph have a say.
+        // Each replay reports anew. Both calls of a graph mark their results.
         other.copy_(&indices(0, &[3])?, false)?;
         graph.replay()?;
-        let mut said = [0, 1].map(|_| failed(cuda::synchronize(0)));
-        said.sort_by_key(|failed| failed.dim);
-        assert_is(&said[0], "index_select", bad, [0, 4], line);
-        assert_is(&said[1], "index_select", 3, [1, 3], line);
-        cuda::synchronize(0)?;
+        assert_is(&failed(cuda::synchronize(0)), "index_select", bad, [0, 4], line);
+        cuda::synchronize(0)?; // the later failure of one wait counts as reported
+        assert_is(&failed(read(&rows)), "index_select", bad, [0, 4], line);
+        assert_is(&failed(read(&columns)), "index_select", 3, [1, 3], line);
         which.copy_(&indices(0, &[1, 2])?, false)?;
         other.copy_(&indices(0, &[0])?, false)?;
     }

@@ -1,0 +1,110 @@
+//! Where the captured kernels of a graph report failed checks.
+
+use std::panic::Location;
+use std::sync::{Arc, PoisonError, Weak};
+
+use warpline_cuda_sys_safe::DriverError;
+use warpline_cuda_sys_safe::owned::LaunchToken;
+use warpline_sync::{Mutex, MutexGuard};
+
+use crate::checked::{At, CheckedLaunch, IndexCheck, Place, REPLAYED, Site};
+use crate::devices::World;
+use crate::{OpNumber, Stream};
+
+/// Where the captured kernels of a graph report failed checks. All replays share one place per kernel:
+/// a failure of one of several overlapping replays marks all of them.
+#[derive(Debug, Default)]
+pub struct CapturedChecks(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the numbers of the kernels.
+    places: Vec<(Place, Site)>,
+    /// Replays that are not known to be done.
+    running: usize,
+    world: Weak<World>,
+}
+
+impl CapturedChecks {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a kernel that is captured on a stream. Returns its number, and its arguments as
+    /// [`Mailbox::launch`](crate::Mailbox::launch) does.
+    ///
+    /// # Errors
+    /// The driver's own, if more mapped memory is needed.
+    pub fn add(
+        &self,
+        stream: &Stream,
+        op: &'static str,
+        location: &'static Location<'static>,
+    ) -> Result<(usize, [u64; 3]), DriverError> {
+        let world = &stream.core().world;
+        let place = world.checks.places(stream.core(), 1)?.pop();
+        let address = place.as_ref().map_or(0, Place::address);
+        let mut state = self.state();
+        state.world = Arc::downgrade(world);
+        state.places.extend(place.map(|place| (place, (op, location))));
+        Ok((state.places.len().saturating_sub(1), [address, REPLAYED, 0]))
+    }
+
+    /// Begins operation `op` of a stream, which is about to be enqueued and replays the kernels. `None`
+    /// if no kernel checks. The token says that a launch path asks, as for
+    /// [`Mailbox::launch`](crate::Mailbox::launch).
+    #[must_use]
+    pub fn begin_replay(
+        self: &Arc<Self>,
+        _token: LaunchToken,
+        stream: &Stream,
+        op: OpNumber,
+    ) -> Option<CheckedLaunch> {
+        self.begin(stream, op)
+    }
+
+    pub(crate) fn begin(self: &Arc<Self>, stream: &Stream, op: OpNumber) -> Option<CheckedLaunch> {
+        let mut state = self.state();
+        if state.places.is_empty() {
+            return None;
+        }
+        state.running += 1;
+        drop(state);
+        let at = At { progress: Arc::clone(stream.progress()), op };
+        let replay = CheckedLaunch::replay(self, at);
+        stream.mailbox().run(stream, replay.clone());
+        Some(replay)
+    }
+
+    /// Ends a replay, whose outcome is known. The places are emptied only once none runs, because a
+    /// report does not say which replay it is of.
+    pub(crate) fn end_replay(&self) {
+        let mut state = self.state();
+        state.running = state.running.saturating_sub(1);
+        if state.running == 0 {
+            state.places.iter().for_each(|(place, _)| place.clear());
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_place(&self, kernel: usize, f: impl FnOnce(&Place)) {
+        f(&self.state().places[kernel].0);
+    }
+
+    /// The reports that are there, by the numbers of their kernels.
+    pub(crate) fn reports(&self) -> Vec<(usize, IndexCheck)> {
+        let state = self.state();
+        let places = state.places.iter().enumerate();
+        places.filter_map(|(k, (place, site))| Some((k, place.report(REPLAYED, *site)?))).collect()
+    }
+}
+
+impl Drop for CapturedChecks {
+    fn drop(&mut self) {
+        let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // While a replay runs, its launch keeps this.
+        if let Some(world) = state.world.upgrade() {
+            world.checks.give_back(state.places.drain(..).map(|(place, _)| place));
+        }
+    }
+}

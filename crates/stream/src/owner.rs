@@ -1,0 +1,84 @@
+//! The threads that failed index checks are reported to.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use warpline_sync::thread_local;
+
+/// The thread that is told, by its next `synchronize`, that an index of its launch was out of range.
+///
+/// Every thread owns its launches. A thread that works on behalf of another takes over that thread's
+/// identity with [`CheckOwner::within`].
+///
+/// ```
+/// use warpline_stream::CheckOwner;
+///
+/// let owner = CheckOwner::current();
+/// std::thread::spawn(move || {
+///     assert_ne!(CheckOwner::current(), owner);
+///     owner.within(|| assert_eq!(CheckOwner::current(), owner));
+/// })
+/// .join()
+/// .unwrap();
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CheckOwner(Weak<()>);
+
+#[derive(Default)]
+struct Identity {
+    /// Ends with the thread.
+    own: Option<Arc<()>>,
+    /// The owner that the thread works for, if it is another thread.
+    inherited: Option<CheckOwner>,
+}
+
+thread_local! {
+    static IDENTITY: RefCell<Identity> = RefCell::new(Identity::default());
+}
+
+impl CheckOwner {
+    /// The owner of the launches of this thread. While the thread ends it is one that has ended.
+    #[must_use]
+    pub fn current() -> Self {
+        let current = |identity: &RefCell<Identity>| {
+            let mut identity = identity.borrow_mut();
+            if let Some(inherited) = &identity.inherited {
+                return inherited.clone();
+            }
+            Self(Arc::downgrade(identity.own.get_or_insert_with(|| Arc::new(()))))
+        };
+        IDENTITY.try_with(current).unwrap_or_default()
+    }
+
+    /// Runs `f`, whose launches belong to this owner, in another thread. The thread's own identity is
+    /// restored afterwards, also if `f` panics.
+    pub fn within<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Restore(Option<CheckOwner>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                self.0 = replace(self.0.take());
+            }
+        }
+        fn replace(inherited: Option<CheckOwner>) -> Option<CheckOwner> {
+            let swap = |identity: &RefCell<Identity>| {
+                std::mem::replace(&mut identity.borrow_mut().inherited, inherited)
+            };
+            IDENTITY.try_with(swap).unwrap_or_default()
+        }
+        let _restore = Restore(replace(Some(self.clone())));
+        f()
+    }
+
+    /// Whether its thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl PartialEq for CheckOwner {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl Eq for CheckOwner {}

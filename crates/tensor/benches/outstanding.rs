@@ -1,0 +1,224 @@
+//! What work costs the host while other work is outstanding.
+//!
+//! `cargo bench -p warpline --bench outstanding` runs on a driver that completes nothing. With
+//! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, with `WARPLINE_DRIVER=sim:1,lazy` on a
+//! simulated one.
+//!
+//! The first table shows, for each kind of work, the time per item of a thousand, ten thousand and a
+//! hundred thousand items without a wait. The second one shows the time of a graph's replay, and on a GPU
+//! that of a bare `cuGraphLaunch` of as many kernels, with up to a thousand replays outstanding. An
+//! argument runs only the rows that contain it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use warpline::cuda::{self, CudaGraph, Stream};
+use warpline::{DType, Error, Result, Runtime, RuntimeConfig, Tensor, ones, with_runtime, zeros};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_cuda_sys_safe::{CaptureMode, GraphExecHandle};
+
+const ITEMS: [usize; 3] = [1_000, 10_000, 100_000];
+/// Kernels of a graph.
+const KERNELS: [usize; 7] = [1, 10, 100, 300, 740, 1_000, 2_000];
+/// Replays that are outstanding.
+const OUTSTANDING: [usize; 6] = [0, 1, 10, 100, 300, 1_000];
+/// Replays that are timed together.
+const TIMED: usize = 10;
+
+fn main() -> Result<()> {
+    let named = std::env::var("WARPLINE_DRIVER").ok();
+    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
+    let bench = || {
+        growth(&filter)?;
+        if filter.is_empty() || "replays".contains(&filter) { replays() } else { Ok(()) }
+    };
+    if named.is_some() {
+        return bench();
+    }
+    let driver = Arc::new(NullDriver::without_completion(1));
+    with_runtime(&Runtime::new(driver, RuntimeConfig::default())?, bench)
+}
+
+/// Prints the nanoseconds per item of each number of items.
+fn row(filter: &str, name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
+    if !name.contains(filter) {
+        return Ok(());
+    }
+    (0..100).try_for_each(|_| item())?;
+    print!("{name:40}");
+    let mut first = None;
+    for items in ITEMS {
+        cuda::synchronize(0)?;
+        let start = Instant::now();
+        (0..items).try_for_each(|_| item())?;
+        let each = start.elapsed().as_secs_f64() * 1e9 / items as f64;
+        print!("  {items:>6}: {each:>7.0} ns ({:.1} x)", each / *first.get_or_insert(each));
+    }
+    println!();
+    cuda::synchronize(0)
+}
+
+fn growth(filter: &str) -> Result<()> {
+    let x = ones([16], 0)?;
+    let (table, index) = (ones([4, 4], 0)?, zeros([1], (DType::I64, 0))?);
+    let one = ones([1, 4], 0)?;
+    let sum = zeros([1, 4], 0)?;
+    row(filter, "add", || x.add(&x).map(drop))?;
+    row(filter, "add_", || x.add_(1.0).map(drop))?;
+    row(filter, "index_select", || table.index_select(0, &index).map(drop))?;
+    row(filter, "index_select, add_", || {
+        sum.add_(&table.index_select(0, &index)?).map(drop)
+    })?;
+    row(filter, "index_copy_", || table.index_copy_(0, &index, &one).map(drop))?;
+    let host = ones([16], ())?.pin_memory()?;
+    row(filter, "copy on the device", || x.copy().map(drop))?;
+    row(filter, "copy from pinned memory", || x.copy_(&host, true).map(drop))?;
+    row(filter, "copy to pinned memory", || host.copy_(&x, true).map(drop))?;
+    let mut pending = Vec::new();
+    row(filter, "copy to the host, kept", || {
+        pending.push(x.cpu_async()?);
+        Ok(())
+    })?;
+    drop(pending);
+    let stream = cuda::current_stream(0)?;
+    let mut events = Vec::new();
+    row(filter, "event, kept", || {
+        events.push(stream.record_event(None)?);
+        Ok(())
+    })?;
+    drop(events);
+    let streams = (0..32).map(|_| Ok(Stream::new(0)?)).collect::<Result<Vec<Stream>>>()?;
+    row(filter, "event, another stream waits", || {
+        Ok(streams[0].wait_event(&stream.record_event(None)?)?)
+    })?;
+    for count in [2, 32] {
+        let mut turn = 0;
+        row(filter, &format!("{count} streams in turns"), || {
+            turn += 1;
+            cuda::with_stream(&streams[turn % count], || x.add_(1.0).map(drop))
+        })?;
+        row(filter, &format!("{count} streams in turns, new tensors"), || {
+            turn += 1;
+            let new = x.add(1.0)?;
+            cuda::with_stream(&streams[turn % count], || new.add_(1.0).map(drop))
+        })?;
+    }
+    let graph = decoder(8)?;
+    row(filter, "replay of 8 kernels", || graph.replay())
+}
+
+/// A graph of kernels over as many tensors: a gather, and layers that write a row into a cache, read
+/// it and add.
+fn decoder(kernels: usize) -> Result<CudaGraph> {
+    let index = zeros([1], (DType::I64, 0))?;
+    let table = ones([8, 4], 0)?;
+    let caches = (0..kernels).map(|_| zeros([8, 4], 0)).collect::<Result<Vec<_>>>()?;
+    let sums = (0..kernels).map(|_| zeros([1, 4], 0)).collect::<Result<Vec<_>>>()?;
+    let row = zeros([1, 4], 0)?;
+    let mut graph = CudaGraph::new();
+    graph.capture(|| {
+        for kernel in 0..kernels {
+            match kernel % 8 {
+                0 => caches[kernel].index_copy_(0, &index, &row),
+                1 => sums[kernel].add_(&caches[kernel - 1].narrow(0, 0, 1)?),
+                2 => sums[kernel].copy_(&table.index_select(0, &index)?, true),
+                _ => sums[kernel].add_(&sums[kernel - 1]),
+            }?;
+        }
+        Ok(())
+    })?;
+    Ok(graph)
+}
+
+/// As many kernels in a graph that Warpline does not know, launched by the driver alone.
+struct Bare {
+    exec: GraphExecHandle,
+    stream: Stream,
+    _tensors: Vec<Tensor>,
+}
+
+impl Bare {
+    fn new(kernels: usize) -> Result<Self> {
+        let tensors = (0..kernels).map(|_| zeros([1, 4], 0)).collect::<Result<Vec<_>>>()?;
+        let stream = cuda::exclusive_stream(0, 0)?;
+        let add = || tensors.iter().try_for_each(|t| t.add_(1.0).map(drop));
+        cuda::with_stream(&stream, add)?; // modules are loaded, and allocators told
+        stream.synchronize()?;
+        let raw = stream.raw();
+        let driver = raw.driver();
+        let failed = |error| Error::driver("outstanding", error);
+        // SAFETY: the stream is nobody else's, and the graph's kernels use tensors that are kept with it.
+        let exec = unsafe {
+            driver.begin_capture(raw.handle(), CaptureMode::Relaxed).map_err(failed)?;
+            cuda::with_stream(&stream, add)?;
+            let graph = driver.end_capture(raw.handle()).map_err(failed)?;
+            driver.graph_instantiate(graph).map_err(failed)?
+        };
+        Ok(Self { exec, stream, _tensors: tensors })
+    }
+
+    fn launch(&self) -> Result<()> {
+        let raw = self.stream.raw();
+        // SAFETY: the graph's tensors are kept, and used by nothing else.
+        let launched = unsafe { raw.driver().graph_launch(self.exec, raw.handle()) };
+        launched.map_err(|error| Error::driver("outstanding", error))
+    }
+}
+
+/// Keeps the GPU busy for about as long as the host takes to enqueue the replays.
+fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
+    if warpline::runtime().driver()?.name() != "cuda" {
+        return Ok(());
+    }
+    cuda::with_stream(stream, || {
+        let large = ones([8192, 8192], 0)?;
+        (0..4 + kernels / 20).try_for_each(|_| large.matmul(&large).map(drop))
+    })
+}
+
+/// Prints microseconds per replay, by the replays that are outstanding.
+fn replays() -> Result<()> {
+    println!("\nmicroseconds per replay, by the number of replays outstanding");
+    print!("{:30}", "kernels");
+    OUTSTANDING.iter().for_each(|outstanding| print!("{outstanding:>10}"));
+    println!();
+    for kernels in KERNELS {
+        let graph = decoder(kernels)?;
+        graph.replay()?;
+        cuda::synchronize(0)?;
+        let stream = cuda::current_stream(0)?;
+        let times = timed(&stream, kernels, || graph.replay())?;
+        print_row(&format!("{kernels}"), &times);
+        let bare = Bare::new(kernels)?;
+        bare.launch()?;
+        bare.stream.synchronize()?;
+        let times = timed(&bare.stream, kernels, || bare.launch())?;
+        print_row("  cuGraphLaunch", &times);
+    }
+    Ok(())
+}
+
+fn timed(stream: &Stream, kernels: usize, mut replay: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
+    stream.synchronize()?;
+    occupy(stream, kernels)?;
+    let mut done = 0;
+    let mut times = Vec::new();
+    for outstanding in OUTSTANDING {
+        while done < outstanding {
+            replay()?;
+            done += 1;
+        }
+        let start = Instant::now();
+        (0..TIMED).try_for_each(|_| replay())?;
+        done += TIMED;
+        times.push(start.elapsed().as_secs_f64() * 1e6 / TIMED as f64);
+    }
+    stream.synchronize()?;
+    Ok(times)
+}
+
+fn print_row(name: &str, times: &[f64]) {
+    print!("{name:30}");
+    times.iter().for_each(|time| print!("{time:>10.2}"));
+    println!();
+}

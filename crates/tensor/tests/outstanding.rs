@@ -1,0 +1,138 @@
+//! The cost of work does not grow with the work that is outstanding. The driver completes nothing, and
+//! the cost is counted in allocations: lists that grow have to be allocated anew.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use warpline::cuda::{self, CudaGraph, Stream};
+use warpline::{DType, Result, Runtime, RuntimeConfig, Tensor, ones, with_runtime, zeros};
+use warpline_cuda_sys_safe::null::NullDriver;
+
+/// The system's allocator, which counts.
+struct Counting;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: all is the system's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Relaxed);
+        LIVE.fetch_add(layout.size(), Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Items between two looks at the counters, and looks.
+const BLOCK: usize = 512;
+const BLOCKS: usize = 8;
+
+/// Runs `item` many times without a wait. Neither the bytes that a block of items allocates nor those
+/// that it leaves may grow from block to block, but for tables that double.
+fn flat(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut blocks = Vec::new();
+    for _ in 0..BLOCKS {
+        let before = (ALLOCATED.load(Relaxed), LIVE.load(Relaxed));
+        (0..BLOCK).try_for_each(|_| item())?;
+        let left = LIVE.load(Relaxed).saturating_sub(before.1);
+        blocks.push([(ALLOCATED.load(Relaxed) - before.0) / BLOCK, left / BLOCK]);
+    }
+    println!("{name}: bytes allocated and left, per item: {blocks:?}");
+    let of = |at: usize| (0..2).map(move |which| (at, which));
+    let halves = [0..BLOCKS / 2, BLOCKS / 2..BLOCKS].map(|half| {
+        let mut sum = [0; 2];
+        half.flat_map(of).for_each(|(at, which)| sum[which] += blocks[at][which]);
+        sum.map(|bytes| bytes / (BLOCKS / 2))
+    });
+    for which in 0..2 {
+        let [early, late] = [halves[0][which], halves[1][which]];
+        assert!(late <= early * 3 / 2 + 64, "{name}: {early}, then {late} bytes per item");
+    }
+    Ok(())
+}
+
+/// A graph like a decoder's: each layer gathers rows, writes into a cache, and adds.
+fn decoder(layers: usize) -> Result<CudaGraph> {
+    let index = zeros([1], (DType::I64, 0))?;
+    let table = ones([8, 4], 0)?;
+    let make = |sizes: [usize; 2]| (0..layers).map(|_| zeros(sizes, 0)).collect::<Result<Vec<_>>>();
+    let (caches, sums) = (make([8, 4])?, make([1, 4])?);
+    let mut graph = CudaGraph::new();
+    graph.capture(|| {
+        let mut row = table.index_select(0, &index)?;
+        for (cache, sum) in caches.iter().zip(&sums) {
+            cache.index_copy_(0, &index, &row)?;
+            sum.add_(&cache.narrow(0, 0, 1)?)?;
+            row = row.add(sum)?;
+        }
+        Ok(())
+    })?;
+    Ok(graph)
+}
+
+// One test, since the counters are the process's.
+#[test]
+fn the_cost_of_work_does_not_grow_with_the_work_that_is_outstanding() {
+    let driver = Arc::new(NullDriver::without_completion(2));
+    let runtime = Runtime::new(driver, RuntimeConfig::default()).expect("a runtime");
+    with_runtime(&runtime, all).expect("no error");
+}
+
+fn all() -> Result<()> {
+    let x = ones([16], 0)?;
+    let (table, index) = (ones([4, 4], 0)?, zeros([1], (DType::I64, 0))?);
+    let row = ones([1, 4], 0)?;
+    flat("add", || x.add(&x).map(drop))?;
+    flat("add_", || x.add_(1.0).map(drop))?;
+    flat("index_select", || table.index_select(0, &index).map(drop))?;
+    flat("index_copy_", || table.index_copy_(0, &index, &row).map(drop))?;
+    let sum = zeros([1, 4], 0)?;
+    flat("index_select and add_", || sum.add_(&table.index_select(0, &index)?).map(drop))?;
+    for layers in [1, 40] {
+        let graph = decoder(layers)?;
+        flat(&format!("replay of {layers} layers"), || graph.replay())?;
+    }
+    let host = ones([16], ())?.pin_memory()?;
+    flat("copy_", || x.copy_(&row.view([4])?.repeat([4])?, true).map(drop))?;
+    flat("copy from pinned memory", || x.copy_(&host, true).map(drop))?;
+    flat("copy to pinned memory", || host.copy_(&x, true).map(drop))?;
+    flat("copy between devices", || x.to_non_blocking(1).map(drop))?;
+    let mut pending = Vec::new();
+    flat("copy to the host, kept", || Ok(pending.push(x.cpu_async()?)))?;
+    let stream = cuda::current_stream(0)?;
+    flat("event", || {
+        let event = stream.record_event(None)?;
+        event.query()?;
+        Ok(())
+    })?;
+    let mut events = Vec::new();
+    flat("event, kept", || Ok(events.push(stream.record_event(None)?)))?;
+    let streams = (0..8).map(|_| Stream::new(0)).collect::<std::result::Result<Vec<_>, _>>()?;
+    flat("wait for an event", || Ok(streams[0].wait_event(&stream.record_event(None)?)?))?;
+    let mut turn = 0;
+    let mut on_next = |t: &Tensor| {
+        turn += 1;
+        cuda::with_stream(&streams[turn % streams.len()], || t.add_(1.0).map(drop))
+    };
+    flat("streams in turns", || on_next(&x))?;
+    flat("streams in turns on new tensors", || on_next(&x.add(1.0)?))?;
+    let graph = decoder(4)?;
+    flat("replays on streams in turns", || {
+        streams[..2].iter().try_for_each(|stream| cuda::with_stream(stream, || graph.replay()))
+    })?;
+    flat("free that another stream waits for", || {
+        let t = x.add(1.0)?;
+        t.record_stream(&streams[1])
+    })
+}

@@ -1,0 +1,131 @@
+//! S8: `synchronize` reports a failed index to the thread that made the call, and to no other.
+
+use std::thread::scope;
+
+use warpline::cuda::{self, CudaGraph, Stream};
+use warpline::data::{DataLoader, Dataset};
+use warpline::{Result, Runtime, Tensor, arange, runtime, tensor, with_runtime};
+
+use crate::common::World;
+use crate::s08_index_check::{failed, table};
+use crate::s08_marked_tensors::{assert_marked, picked};
+
+crate::rows! {
+    schedules64(1) s08_threads_on_their_own_tensors_hear_of_no_failure
+        gpu_s08_threads_on_their_own_tensors_hear_of_no_failure => own_tensors;
+    schedules64(1) s08_parallel_programs_hear_of_their_own_failures_only
+        gpu_s08_parallel_programs_hear_of_their_own_failures_only => parallel;
+    schedules64(1) s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream
+        gpu_s08_a_thread_that_has_ended_leaves_its_failure_to_the_stream => ended;
+    schedules64(1) s08_workers_of_a_loader_report_to_its_thread
+        gpu_s08_workers_of_a_loader_report_to_its_thread => workers;
+}
+
+/// Runs `f` in another thread.
+fn there<R: Send>(runtime: &Runtime, f: impl FnOnce() -> R + Send) -> R {
+    scope(|s| s.spawn(|| with_runtime(runtime, f)).join().expect("no panic"))
+}
+
+/// Everything that a thread does which waits by itself.
+fn work() -> Result<()> {
+    let x = tensor([1.0f32, 2.0], 0)?;
+    assert_eq!(x.add(1.0)?.to_vec::<f32>()?, [2.0, 3.0]);
+    assert_eq!(x.sum(())?.item::<f32>()?, 3.0);
+    x.cpu_async()?.wait()?;
+    let event = cuda::current_stream(0)?.record_event(None)?;
+    while !event.query()? {}
+    event.synchronize()?;
+    cuda::current_stream(0)?.synchronize()?;
+    cuda::empty_cache();
+    let graph = {
+        let mut graph = CudaGraph::new();
+        graph.capture(|| x.add_(1.0).map(drop))?;
+        graph
+    };
+    graph.replay()?;
+    cuda::synchronize(0)
+}
+
+fn own_tensors(_: &World) -> Result<()> {
+    let runtime = runtime();
+    let t = table(0)?;
+    for index in [9, 10] {
+        let bad = picked(&t, index)?;
+        there(&runtime, work)?;
+        assert_eq!(failed(cuda::synchronize(0)).index, index);
+        work()?;
+        assert_marked(&bad, index);
+    }
+    Ok(())
+}
+
+/// Tests of one process, some of which expect a failure.
+fn parallel(_: &World) -> Result<()> {
+    let runtime = runtime();
+    let test = |number: i64| -> Result<()> {
+        let t = arange(12.0f32, 0)?.view([4, 3])?;
+        for turn in 0..2 {
+            if number % 2 == 0 {
+                work()?;
+                continue;
+            }
+            let index = 100 * number + turn;
+            let bad = t.index_select(0, &tensor([index], 0)?)?;
+            if turn == 0 {
+                assert_eq!(failed(bad.to_vec::<f32>()).index, index);
+            } else {
+                assert_eq!(failed(cuda::synchronize(0)).index, index);
+            }
+            work()?;
+        }
+        Ok(())
+    };
+    scope(|s| {
+        let spawn = |number| s.spawn({
+            let (test, runtime) = (&test, &runtime);
+            move || with_runtime(runtime, || test(number))
+        });
+        let threads: Vec<_> = (0..4).map(spawn).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+    })
+}
+
+fn ended(_: &World) -> Result<()> {
+    let runtime = runtime();
+    let (t, stream) = (table(0)?, Stream::new(0)?);
+    cuda::synchronize(0)?;
+    let bad = there(&runtime, || cuda::with_stream(&stream, || picked(&t, 9)))?;
+    Stream::new(0)?.synchronize()?; // of another stream
+    assert_eq!(failed(stream.synchronize()).index, 9);
+    stream.synchronize()?;
+    cuda::synchronize(0)?;
+    assert_marked(&bad, 9);
+    Ok(())
+}
+
+/// Gathers on the device, by an index that is out of range.
+struct Gathering(Tensor);
+
+impl Dataset for Gathering {
+    type Sample = Tensor;
+
+    fn len(&self) -> usize {
+        2
+    }
+
+    fn get(&self, index: usize) -> Result<Tensor> {
+        picked(&self.0, 20 + index as i64)
+    }
+}
+
+fn workers(_: &World) -> Result<()> {
+    for workers in [0, 1] {
+        let loader = DataLoader::new(Gathering(table(0)?)).batch_size(1)?.num_workers(workers);
+        let batches = loader.iter()?.collect::<Result<Vec<_>>>()?;
+        there(&runtime(), || cuda::synchronize(0))?;
+        assert_eq!(failed(cuda::synchronize(0)).index, 20, "{workers}");
+        assert_marked(&batches[0], 20);
+        assert_marked(&batches[1], 21);
+    }
+    Ok(())
+}
