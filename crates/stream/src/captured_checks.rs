@@ -5,16 +5,22 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::LaunchToken;
+use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{At, CheckedLaunch, IndexCheck, Place, REPLAYED, Site};
+use crate::checked::{At, CheckedLaunch};
 use crate::devices::World;
-use crate::{OpNumber, Stream};
+use crate::index_check::{Failure, Place, REPLAYED, Site};
+use crate::{IndexCheck, OpNumber, Stream};
 
 /// Where the captured kernels of a graph report failed checks. All replays share one place per kernel:
 /// a failure of one of several overlapping replays marks all of them.
 #[derive(Debug, Default)]
-pub struct CapturedChecks(Mutex<State>);
+pub struct CapturedChecks {
+    state: Mutex<State>,
+    /// Whether failures are known.
+    any_failed: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -22,12 +28,16 @@ struct State {
     places: Vec<(Place, Site)>,
     /// Replays that are not known to be done.
     running: usize,
+    /// Times that no replay was running. Until then, a report is that of all replays.
+    periods: u64,
+    /// Failures that are known of this period.
+    failed: Vec<(usize, Arc<Failure>)>,
     world: Weak<World>,
 }
 
 impl CapturedChecks {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a kernel that is captured on a stream. Returns its number, and its arguments as
@@ -69,21 +79,37 @@ impl CapturedChecks {
             return None;
         }
         state.running += 1;
+        let period = state.periods;
         drop(state);
         let at = At { progress: Arc::clone(stream.progress()), op };
-        let replay = CheckedLaunch::replay(self, at);
+        let replay = CheckedLaunch::replay(self, period, at);
         stream.mailbox().run(stream, replay.clone());
         Some(replay)
     }
 
-    /// Ends a replay, whose outcome is known. The places are emptied only once none runs, because a
+    /// Ends a replay, whose failures are known. The places are emptied only once none runs, because a
     /// report does not say which replay it is of.
-    pub(crate) fn end_replay(&self) {
+    pub(crate) fn end_replay(&self, failed: &[(usize, Arc<Failure>)]) {
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);
         if state.running == 0 {
             state.places.iter().for_each(|(place, _)| place.clear());
+            state.periods += 1;
+            state.failed.clear();
+        } else if state.failed.len() < failed.len() {
+            // Reports of a period only become more.
+            state.failed = failed.to_vec();
         }
+        self.any_failed.store(!state.failed.is_empty(), Ordering::Relaxed);
+    }
+
+    /// The failures that are known of a period, by the numbers of their kernels.
+    pub(crate) fn known_failures(&self, period: u64) -> Vec<(usize, Arc<Failure>)> {
+        if !self.any_failed.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let state = self.state();
+        if state.periods == period { state.failed.clone() } else { Vec::new() }
     }
 
     #[cfg(test)]
@@ -101,7 +127,7 @@ impl CapturedChecks {
 
 impl Drop for CapturedChecks {
     fn drop(&mut self) {
-        let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // While a replay runs, its launch keeps this.
         if let Some(world) = state.world.upgrade() {
             world.checks.give_back(state.places.drain(..).map(|(place, _)| place));

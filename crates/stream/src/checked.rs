@@ -1,115 +1,20 @@
 //! Launches of kernels that check indices, and unions of them, for the data that depends on them.
 
-use std::fmt;
+mod resolve;
+
 use std::mem::take;
-use std::panic::Location;
-// The counter below is a cache key: schedules need not be checked around it.
+// A cache key: schedules need not be checked around it.
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
-use warpline_cuda_sys_safe::owned::MappedWords;
-use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, OnceLock};
 
+use self::resolve::Known;
 use crate::captured_checks::CapturedChecks;
+use crate::index_check::{Failure, Place, Site};
 use crate::order::Progress;
-use crate::{CheckOwner, KernelSet, OpNumber};
-
-/// The launch number that all replays of a captured kernel report.
-pub(crate) const REPLAYED: u64 = u64::MAX;
-
-/// Checks of this process that are known to have failed. A union whose inputs were looked at since
-/// the latest failure need not be looked at again.
-static FAILURES: AtomicU64 = AtomicU64::new(1);
-
-/// A kernel met an index that its dimension does not have.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{op}: index {index} is out of range for dimension {dim} with size {size}, in the call at {location}"
-)]
-pub struct IndexCheck {
-    /// The op.
-    pub op: &'static str,
-    /// The index; one of them where several are out of range.
-    pub index: i64,
-    /// The dimension that it was to index.
-    pub dim: usize,
-    /// That dimension's size.
-    pub size: usize,
-    /// Where the op was called.
-    pub location: &'static Location<'static>,
-}
-
-/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
-impl fmt::Debug for IndexCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// The call that launched a kernel: the op, and where it was called.
-pub(crate) type Site = (&'static str, &'static Location<'static>);
-
-/// The words of mapped memory in which a kernel reports a failed check: launch, index, call,
-/// dimension, size. The first word of an empty place is 0.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) page: Arc<MappedWords>,
-    pub(crate) first: usize,
-}
-
-impl Place {
-    /// Words per place.
-    pub(crate) const WORDS: usize = 8;
-
-    pub(crate) fn address(&self) -> u64 {
-        self.page.address(self.first)
-    }
-
-    /// Empties the place. Its report must be kept elsewhere by then.
-    pub(crate) fn clear(&self) {
-        if self.page.load(self.first) != 0 {
-            self.page.store(self.first, 0);
-        }
-    }
-
-    /// The report of launch `says`, if there is one.
-    pub(crate) fn report(&self, says: u64, (op, location): Site) -> Option<IndexCheck> {
-        let Self { page, first } = self;
-        if page.load(*first) != says {
-            return None;
-        }
-        let [index, dim, size] = [1, 3, 4].map(|word| page.load(first + word));
-        let (dim, size) = (dim as usize, size as usize);
-        Some(IndexCheck { op, index: index as i64, dim, size, location })
-    }
-}
-
-/// A failed check, and the thread that has to hear of it.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) check: IndexCheck,
-    pub(crate) owner: CheckOwner,
-    /// Whether it was reported.
-    told: AtomicBool,
-}
-
-impl Failure {
-    pub(crate) fn new(check: IndexCheck, owner: CheckOwner) -> Arc<Self> {
-        FAILURES.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { check, owner, told: AtomicBool::new(false) })
-    }
-
-    pub(crate) fn was_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
-    }
-
-    /// Enters that the failure was reported.
-    pub(crate) fn tell(&self) {
-        self.told.store(true, Ordering::Relaxed);
-    }
-}
+use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber};
 
 /// The outcome of a check, or of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,6 +82,8 @@ struct Launch {
 #[derive(Debug)]
 struct Replay {
     checks: Arc<CapturedChecks>,
+    /// Overlapping replays have the same number.
+    period: u64,
     owner: CheckOwner,
     /// Set once, before the places are emptied.
     outcome: OnceLock<Box<[(usize, Arc<Failure>)]>>,
@@ -187,25 +94,11 @@ struct Union {
     /// Empty once the outcome is known.
     inputs: Mutex<Inputs>,
     outcome: OnceLock<Option<Arc<Failure>>>,
-    /// [`FAILURES`] as of the last time that all inputs were looked at.
+    /// [`FAILURES`](crate::index_check::FAILURES) as of the last time that all inputs were looked at.
     seen: AtomicU64,
 }
 
 type Inputs = SmallVec<[CheckedLaunch; 2]>;
-
-/// What is known of a launch.
-#[derive(Clone, Debug)]
-enum Known {
-    Pending,
-    Passed,
-    Failed(Arc<Failure>),
-}
-
-impl From<Option<&Arc<Failure>>> for Known {
-    fn from(failure: Option<&Arc<Failure>>) -> Self {
-        failure.map_or(Self::Passed, |failure| Self::Failed(Arc::clone(failure)))
-    }
-}
 
 impl Union {
     fn inputs(&self) -> Inputs {
@@ -245,9 +138,10 @@ impl CheckedLaunch {
     }
 
     /// A replay of all of a graph's kernels that check.
-    pub(crate) fn replay(checks: &Arc<CapturedChecks>, at: At) -> Self {
+    pub(crate) fn replay(checks: &Arc<CapturedChecks>, period: u64, at: At) -> Self {
         let (checks, owner) = (Arc::clone(checks), CheckOwner::current());
-        Self::new(Some(at), Kind::Replay(Replay { checks, owner, outcome: OnceLock::new() }))
+        let replay = Replay { checks, period, owner, outcome: OnceLock::new() };
+        Self::new(Some(at), Kind::Replay(replay))
     }
 
     /// A union of launches, of which an operation depends on all.
@@ -264,95 +158,79 @@ impl CheckedLaunch {
         Self { node: Arc::clone(&self.node), kernels: Some(kernels.clone()) }
     }
 
-    /// A number by which equal launches lie next to each other once they are sorted.
-    #[must_use]
-    pub fn key(&self) -> usize {
+    /// A number by which kernels of the same replay lie next to each other once they are sorted.
+    pub(crate) fn key(&self) -> usize {
         Arc::as_ptr(&self.node).addr()
     }
 
-    /// What is known of it. Asks no device.
-    #[must_use]
-    pub fn outcome(&self) -> CheckOutcome {
-        match self.resolve(&At::is_known_done) {
-            Known::Pending => CheckOutcome::Pending,
-            Known::Passed => CheckOutcome::Passed,
-            Known::Failed(failure) => CheckOutcome::Failed(failure.check.clone()),
-        }
-    }
-
-    /// The failure, if it is known. It counts as reported if this thread is its owner: `synchronize`
-    /// need not report it any more.
-    #[must_use]
-    pub fn take_failure(&self) -> Option<IndexCheck> {
-        match self.resolve(&At::is_known_done) {
-            Known::Failed(failure) => Some(read(&failure)),
-            _ => None,
-        }
-    }
-
-    /// [`CheckedLaunch::take_failure`] by a reader that has seen the work done in a way that counts
-    /// as no order: reports that are there by now count.
-    #[must_use]
-    pub fn take_report(&self) -> Option<IndexCheck> {
-        let mut open = vec![self.clone()];
-        let mut seen = std::collections::HashSet::new();
-        while let Some(launch) = open.pop() {
-            match launch.resolve(&At::is_known_done) {
-                Known::Failed(failure) => return Some(read(&failure)),
-                Known::Passed => {}
-                Known::Pending => match &launch.node.kind {
-                    Kind::Host(_) => {}
-                    Kind::Launch(own) => {
-                        let report = own.place.report(own.says, own.site);
-                        // In this order: the outcome is set before the place is emptied.
-                        let known = own.outcome.get().map(|f| f.as_ref().map(|f| f.check.clone()));
-                        if let Some(check) = known.unwrap_or(report) {
-                            return Some(check);
-                        }
-                    }
-                    Kind::Replay(own) => {
-                        let reports = own.checks.reports();
-                        let known = own.outcome.get().map(|outcome| {
-                            outcome.iter().map(|(k, f)| (*k, f.check.clone())).collect()
-                        });
-                        let mut all: Vec<_> = known.unwrap_or(reports);
-                        all.retain(|(kernel, _)| launch.has(*kernel));
-                        if let Some((_, check)) = all.into_iter().next() {
-                            return Some(check);
-                        }
-                    }
-                    Kind::Union(own) => {
-                        let new = own.inputs().into_iter().filter(|i| seen.insert(i.key_of_part()));
-                        open.extend(new);
-                    }
-                },
+    /// Adds another launch, if one launch can stand for the two: they are kernels of the same replay,
+    /// or one covers the other. Returns whether it can.
+    pub fn absorb(&mut self, other: &Self) -> bool {
+        if Arc::ptr_eq(&self.node, &other.node) {
+            match (&mut self.kernels, &other.kernels) {
+                (Some(own), Some(other)) => own.join(other),
+                (own, _) => *own = None,
             }
+        } else if other.covers(self) {
+            self.clone_from(other);
+        } else if !self.covers(other) {
+            return false;
         }
-        None
+        true
     }
 
-    fn key_of_part(&self) -> (usize, Option<usize>) {
-        (self.key(), self.kernels.as_ref().map(KernelSet::key))
+    /// Whether this launch fails if another one does. A replay fails with an earlier one on its stream
+    /// that it overlaps, because they share their places. A union fails with its inputs.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let all = |node: &Node| self.kernels.is_none() && std::ptr::eq(&*self.node, node);
+        match (&self.node.kind, &other.node.kind) {
+            _ if self == other || all(&other.node) => true,
+            (Kind::Union(union), _) => {
+                let inputs = union.inputs.lock().unwrap_or_else(PoisonError::into_inner);
+                inputs.iter().any(|input| input == other || input.covers_replay(other))
+            }
+            _ => self.covers_replay(other),
+        }
     }
 
-    fn has(&self, kernel: usize) -> bool {
-        self.kernels.as_ref().is_none_or(|kernels| kernels.contains(kernel))
+    fn covers_replay(&self, other: &Self) -> bool {
+        let (Kind::Replay(own), Kind::Replay(earlier)) = (&self.node.kind, &other.node.kind) else {
+            return false;
+        };
+        let (Some(at), Some(before)) = (&self.node.at, &other.node.at) else { return false };
+        let kernels = match (&self.kernels, &other.kernels) {
+            (None, _) => true,
+            (Some(own), Some(other)) => own.covers(other),
+            (Some(_), None) => false,
+        };
+        kernels
+            && own.period == earlier.period
+            && Arc::ptr_eq(&own.checks, &earlier.checks)
+            && Arc::ptr_eq(&at.progress, &before.progress)
+            && at.op >= before.op
     }
 
     /// Takes up the outcome as far as it is known, work being done of which `over` says so. `false`
-    /// while some is not.
+    /// while its operation is not done.
     pub(crate) fn settle(&self, over: &dyn Fn(&At) -> bool) -> bool {
-        !matches!(self.resolve(over), Known::Pending)
+        // Inputs of a union may be pending on a stream that nothing orders: readers look at them.
+        let is_done = || matches!(self.node.kind, Kind::Union(_)) && self.is_done(over);
+        !matches!(self.resolve(over), Known::Pending) || is_done()
     }
 
-    /// Its own failures, if it is a launch or a replay that is settled.
-    pub(crate) fn own_failures(&self) -> SmallVec<[Arc<Failure>; 1]> {
+    fn is_done(&self, over: &dyn Fn(&At) -> bool) -> bool {
+        self.node.at.as_ref().is_none_or(|at| at.is_known_done() || over(at))
+    }
+
+    /// Visits its own failures, if it is a launch or a replay that is settled.
+    pub(crate) fn own_failures(&self, mut visit: impl FnMut(&Arc<Failure>)) {
         match &self.node.kind {
-            Kind::Launch(launch) => launch.outcome.get().cloned().flatten().into_iter().collect(),
+            Kind::Launch(launch) => launch.outcome.get().into_iter().flatten().for_each(visit),
             Kind::Replay(replay) => {
-                replay.outcome.get().into_iter().flatten().map(|(_, f)| Arc::clone(f)).collect()
+                replay.outcome.get().into_iter().flatten().for_each(|(_, failure)| visit(failure));
             }
-            Kind::Host(_) | Kind::Union(_) => SmallVec::new(),
+            Kind::Host(_) | Kind::Union(_) => {}
         }
     }
 
@@ -364,132 +242,16 @@ impl CheckedLaunch {
         }
     }
 
-    /// The graph's kernels that a replay replays.
-    pub(crate) fn captured(&self) -> Option<&Arc<CapturedChecks>> {
-        match &self.node.kind {
-            Kind::Replay(replay) => Some(&replay.checks),
-            _ => None,
+    /// Ends a replay that is settled, or was never begun.
+    pub(crate) fn end_replay(&self) {
+        if let Kind::Replay(replay) = &self.node.kind {
+            replay.checks.end_replay(replay.outcome.get().map_or(&[], |failed| failed));
         }
     }
 
     pub(crate) fn op(&self) -> OpNumber {
         self.node.at.as_ref().map_or(0, |at| at.op)
     }
-
-    /// What is known, unless the inputs of a union have to be looked at.
-    fn known(&self, over: &dyn Fn(&At) -> bool) -> Option<Known> {
-        let done = || self.node.at.as_ref().is_none_or(|at| at.is_known_done() || over(at));
-        Some(match &self.node.kind {
-            Kind::Host(failure) => Known::Failed(Arc::clone(failure)),
-            Kind::Launch(launch) => {
-                if launch.outcome.get().is_none() && !done() {
-                    return Some(Known::Pending);
-                }
-                let failed = |check| Failure::new(check, launch.owner.clone());
-                let outcome = launch
-                    .outcome
-                    .get_or_init(|| launch.place.report(launch.says, launch.site).map(failed));
-                outcome.as_ref().into()
-            }
-            Kind::Replay(replay) => {
-                if replay.outcome.get().is_none() && !done() {
-                    return Some(Known::Pending);
-                }
-                let outcome = replay.outcome.get_or_init(|| {
-                    let reports = replay.checks.reports().into_iter();
-                    let owner = &replay.owner;
-                    reports
-                        .map(|(kernel, check)| (kernel, Failure::new(check, owner.clone())))
-                        .collect()
-                });
-                outcome.iter().find(|(kernel, _)| self.has(*kernel)).map(|(_, f)| f).into()
-            }
-            Kind::Union(union) => match union.outcome.get() {
-                Some(outcome) => outcome.as_ref().into(),
-                None if !done()
-                    && union.seen.load(Ordering::Relaxed) == FAILURES.load(Ordering::Relaxed) =>
-                {
-                    Known::Pending
-                }
-                None => return None,
-            },
-        })
-    }
-
-    /// What is known, work being done of which `over` says so.
-    fn resolve(&self, over: &dyn Fn(&At) -> bool) -> Known {
-        if let Some(known) = self.known(over) {
-            return known;
-        }
-        let epoch = FAILURES.load(Ordering::Relaxed);
-        // The way down from `self`: each union, its inputs yet to look at, and whether one was pending.
-        let mut way: Vec<(Self, Inputs, bool)> = vec![(self.clone(), self.inputs(), false)];
-        let mut result = Known::Passed;
-        while let Some((launch, inputs, pending)) = way.last_mut() {
-            let Some(next) = inputs.pop() else {
-                result = match std::mem::replace(pending, false) {
-                    true => Known::Pending,
-                    false => Known::Passed,
-                };
-                if let Kind::Union(union) = &launch.node.kind {
-                    // Another thread may have let go of the inputs, and so decided.
-                    match (&result, union.outcome.get()) {
-                        (_, Some(outcome)) => result = outcome.as_ref().into(),
-                        (Known::Pending, None) => union.seen.store(epoch, Ordering::Relaxed),
-                        (_, None) => union.decide(None),
-                    }
-                }
-                way.pop();
-                give(&mut way, &mut result);
-                continue;
-            };
-            match next.known(over) {
-                Some(known) => {
-                    result = known;
-                    give(&mut way, &mut result);
-                }
-                None => {
-                    let inputs = next.inputs();
-                    way.push((next, inputs, false));
-                }
-            }
-        }
-        result
-    }
-
-    fn inputs(&self) -> Inputs {
-        match &self.node.kind {
-            Kind::Union(union) => union.inputs(),
-            _ => Inputs::new(),
-        }
-    }
-}
-
-/// Gives the result for an input to the union above it. A failure is that of all unions above.
-fn give(way: &mut Vec<(CheckedLaunch, Inputs, bool)>, result: &mut Known) {
-    match result {
-        Known::Passed => {}
-        Known::Pending => {
-            if let Some((.., pending)) = way.last_mut() {
-                *pending = true;
-            }
-        }
-        Known::Failed(failure) => {
-            for (launch, ..) in way.drain(..) {
-                if let Kind::Union(union) = &launch.node.kind {
-                    union.decide(Some(Arc::clone(failure)));
-                }
-            }
-        }
-    }
-}
-
-/// The failed check, which counts as reported if this thread is its owner.
-fn read(failure: &Failure) -> IndexCheck {
-    if !failure.was_told() && failure.owner == CheckOwner::current() {
-        failure.tell();
-    }
-    failure.check.clone()
 }
 
 /// Chains of unions are dropped without recursion.

@@ -7,9 +7,10 @@ use warpline_cuda_sys_safe::owned::MappedWords;
 use warpline_sync::atomic::{AtomicBool, Ordering};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{At, Place};
+use crate::checked::At;
 use crate::clock::{Clock, Point};
 use crate::device::Core;
+use crate::index_check::Place;
 use crate::{CheckOwner, Mailbox, Result, StreamError};
 
 /// Places that are allocated together.

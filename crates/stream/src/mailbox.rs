@@ -12,8 +12,9 @@ use warpline_cuda_sys_safe::owned::{self, LaunchToken};
 use warpline_cuda_sys_safe::{DriverError, EventFlags};
 use warpline_sync::{Mutex, MutexGuard};
 
-use crate::checked::{At, CheckedLaunch, Failure, Place};
+use crate::checked::{At, CheckedLaunch};
 use crate::clock::Point;
+use crate::index_check::{Failure, Place};
 use crate::order::Progress;
 use crate::{CheckOwner, IndexCheck, OpNumber, Stream};
 
@@ -55,12 +56,8 @@ impl State {
     /// Takes up the outcomes of launches that are done, oldest first.
     fn settle(&mut self, over: &dyn Fn(&At) -> bool) {
         while let Some(launch) = self.running.pop_front_if(|launch| launch.settle(over)) {
-            for failure in launch.own_failures() {
-                self.note(launch.op(), failure);
-            }
-            if let Some(checks) = launch.captured() {
-                checks.end_replay();
-            }
+            launch.own_failures(|failure| self.note(launch.op(), Arc::clone(failure)));
+            launch.end_replay();
             if let Some(place) = launch.place().cloned() {
                 place.clear();
                 self.free.push_back((place, Some(launch)));
@@ -173,7 +170,7 @@ impl Mailbox {
         mut launches: Vec<CheckedLaunch>,
     ) -> CheckedLaunch {
         launches.sort_unstable_by_key(CheckedLaunch::key);
-        launches.dedup();
+        launches.dedup_by(|next, launch| launch.absorb(next));
         if launches.len() == 1
             && let Some(launch) = launches.pop()
         {
@@ -225,9 +222,7 @@ impl Mailbox {
         let mut state = self.state();
         let at = state.running.iter().rposition(|launch| launch == refused);
         let Some(launch) = at.and_then(|at| state.running.remove(at)) else { return };
-        if let Some(checks) = launch.captured() {
-            checks.end_replay();
-        }
+        launch.end_replay();
         if let Some(place) = launch.place().cloned() {
             state.free.push_back((place, Some(launch)));
         }
@@ -293,233 +288,4 @@ impl Stream {
 }
 
 #[cfg(test)]
-mod tests {
-    use warpline_cuda_sys_safe::sim::SimConfig;
-
-    use super::*;
-    use crate::checked::REPLAYED;
-    use crate::{CapturedChecks, CheckOutcome, Devices, StreamError};
-
-    fn stream() -> Stream {
-        let devices = Devices::new(SimConfig::new(1).build()).unwrap();
-        devices.get(0).unwrap().exclusive_stream(0).unwrap()
-    }
-
-    /// Enqueues a wait that counts as the launch.
-    fn run(stream: &Stream) {
-        let event = stream.record_event(None).unwrap();
-        stream.wait_event(&event).unwrap();
-    }
-
-    /// What a kernel does that meets a wrong index, of a dimension of no size.
-    fn say(Place { page, first }: &Place, index: u64, says: u64) {
-        if page.load(*first) == 0 {
-            page.store(first + 1, index);
-            page.store(*first, says);
-        }
-    }
-
-    fn index(launch: &CheckedLaunch) -> Option<i64> {
-        match launch.outcome() {
-            CheckOutcome::Failed(failed) => Some(failed.index),
-            CheckOutcome::Passed => None,
-            CheckOutcome::Pending => panic!("it is done"),
-        }
-    }
-
-    #[test]
-    fn what_a_launch_said_stays_when_its_place_is_given_away() {
-        let stream = stream();
-        let mut launches = Vec::new();
-        for i in 0..10 * PLACES as u64 {
-            let here = Location::caller();
-            let (launch, [_, says, _]) = stream.mailbox().begin(&stream, "test", here).unwrap();
-            run(&stream);
-            if i % 3 == 0 {
-                say(launch.place().unwrap(), i, says);
-            }
-            assert_eq!(launch.outcome(), CheckOutcome::Pending);
-            launches.push(launch);
-            if i % 5 == 0 {
-                let _ = stream.synchronize();
-            }
-        }
-        let _ = stream.synchronize();
-        for (i, launch) in launches.iter().enumerate() {
-            assert_eq!(index(launch), (i % 3 == 0).then_some(i as i64));
-        }
-        stream.synchronize().unwrap();
-        // There never were more on their way.
-        let State { free, running, .. } = &*stream.mailbox().state();
-        assert_eq!((free.len(), running.len()), (PLACES, 0));
-    }
-
-    #[test]
-    fn a_launch_that_was_refused_leaves_its_place() {
-        let stream = stream();
-        for _ in 0..10 * PLACES {
-            let here = Location::caller();
-            let (launch, _) = stream.mailbox().begin(&stream, "test", here).unwrap();
-            stream.mailbox().withdraw(&launch);
-        }
-        let State { free, running, .. } = &*stream.mailbox().state();
-        assert_eq!((free.len(), running.len()), (PLACES, 0));
-    }
-
-    #[test]
-    fn a_replay_that_was_refused_leaves_no_failure() {
-        let stream = stream();
-        let checks = Arc::new(CapturedChecks::default());
-        checks.add(&stream, "test", Location::caller()).unwrap();
-        let replay = || checks.begin(&stream, stream.last_op() + 1).unwrap();
-        let failed = replay();
-        run(&stream);
-        checks.with_place(0, |place| say(place, 7, REPLAYED));
-        let refused = replay();
-        // Meanwhile another thread waits.
-        assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
-        stream.mailbox().withdraw(&refused);
-        let next = replay();
-        run(&stream);
-        stream.synchronize().unwrap();
-        assert_eq!((index(&failed), index(&next)), (Some(7), None));
-    }
-
-    #[test]
-    fn what_replays_say_at_once_is_said_by_each() {
-        let stream = stream();
-        let checks = Arc::new(CapturedChecks::default());
-        checks.add(&stream, "test", Location::caller()).unwrap();
-        let replay = || {
-            let replay = checks.begin(&stream, stream.last_op() + 1).unwrap();
-            run(&stream);
-            replay
-        };
-        let both = [replay(), replay()];
-        checks.with_place(0, |place| say(place, 7, REPLAYED));
-        assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
-        assert_eq!(both.each_ref().map(index), [Some(7); 2]);
-        let next = replay();
-        stream.synchronize().unwrap();
-        assert_eq!(index(&next), None);
-    }
-
-    fn launch(stream: &Stream) -> (CheckedLaunch, u64) {
-        let here = Location::caller();
-        let (launch, [_, says, _]) = stream.mailbox().begin(stream, "test", here).unwrap();
-        run(stream);
-        (launch, says)
-    }
-
-    #[test]
-    fn a_union_fails_with_any_of_its_inputs_however_deep() {
-        for bad in [None, Some(0), Some(499), Some(999)] {
-            let stream = stream();
-            let mailbox = stream.mailbox();
-            let (mut all, mut apart) = (None, None);
-            for i in 0..1000 {
-                let (launch, says) = launch(&stream);
-                if bad == Some(i) {
-                    say(launch.place().unwrap(), i, says);
-                    apart = Some(launch.clone());
-                }
-                let inputs = all.into_iter().chain([launch]).collect();
-                all = Some(mailbox.union(&stream, stream.last_op(), inputs));
-            }
-            let all = all.unwrap();
-            assert_eq!(all.outcome(), CheckOutcome::Pending);
-            let (_, late) = (run(&stream), launch(&stream).0);
-            let told = stream.synchronize().is_err();
-            assert_eq!((index(&all), told), (bad.map(|i| i as i64), bad.is_some()));
-            assert_eq!(index(&late), None);
-            assert_eq!(apart.and_then(|launch| index(&launch)), bad.map(|i| i as i64));
-        }
-    }
-
-    #[test]
-    fn a_failure_is_known_to_unions_that_are_still_running() {
-        let stream = stream();
-        let (bad, says) = launch(&stream);
-        say(bad.place().unwrap(), 7, says);
-        let event = stream.record_event(None).unwrap();
-        let mut all = bad;
-        for _ in 0..10 {
-            let (next, _) = launch(&stream);
-            all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
-        }
-        assert_eq!(all.outcome(), CheckOutcome::Pending);
-        assert!(event.synchronize().is_err(), "its own");
-        assert_eq!(index(&all), Some(7));
-    }
-
-    #[test]
-    fn a_long_chain_of_unions_is_dropped_without_recursion() {
-        let stream = stream();
-        let mut all = launch(&stream).0;
-        for _ in 0..100_000 {
-            let next = CheckedLaunch::failed(IndexCheck {
-                op: "test",
-                index: 1,
-                dim: 0,
-                size: 0,
-                location: Location::caller(),
-            });
-            let at = At { progress: Arc::clone(stream.progress()), op: stream.last_op() };
-            all = CheckedLaunch::union([all, next], at);
-        }
-        std::thread::Builder::new()
-            .stack_size(64 << 10)
-            .spawn(|| drop(all))
-            .unwrap()
-            .join()
-            .unwrap();
-    }
-
-    #[test]
-    fn launches_in_flight_are_all_that_is_kept() {
-        let stream = stream();
-        let mut all = launch(&stream).0;
-        for i in 0..10_000 {
-            let (next, _) = launch(&stream);
-            all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
-            stream.mailbox().watch(&stream);
-            if i % 10 == 0 {
-                stream.raw().synchronize().unwrap(); // which tells nobody
-            }
-        }
-        let kept = stream.mailbox().state().running.len();
-        assert!(kept < 200, "{kept}");
-    }
-
-    #[test]
-    fn only_the_owner_of_a_launch_is_told_until_its_thread_ends() {
-        let stream = stream();
-        let fail = |index| {
-            let (launch, says) = launch(&stream);
-            say(launch.place().unwrap(), index, says);
-        };
-        fail(5);
-        let told = |stream: &Stream| match stream.synchronize() {
-            Ok(()) => None,
-            Err(StreamError::IndexCheck(check)) => Some(check.index),
-            Err(error) => panic!("{error}"),
-        };
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let nothing = told(&stream);
-                fail(6);
-                nothing
-            });
-            assert_eq!(other.join().unwrap(), None);
-            // A thread that works for this one.
-            let owner = CheckOwner::current();
-            let helper = scope.spawn(move || owner.within(|| fail(7)));
-            helper.join().unwrap();
-        });
-        let all = [(); 3].map(|()| told(&stream));
-        assert_eq!(all, [Some(5), Some(6), None], "its own, and that of a thread that has ended");
-        fail(8);
-        assert_eq!(std::thread::scope(|s| s.spawn(|| told(&stream)).join().unwrap()), None);
-        assert_eq!([told(&stream), told(&stream)], [Some(8), None]);
-    }
-}
+mod tests;

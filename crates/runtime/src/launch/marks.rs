@@ -12,7 +12,7 @@ use std::ops::{DerefMut, Range};
 use warpline_stream::{CheckedLaunch, IndexCheck, OpNumber, Stream};
 
 use crate::race::Touch;
-use crate::storage::{Marks, Source, Sources, Uses};
+use crate::storage::{LAUNCHES, Marks, Replaying, Source, Sources, Uses};
 use crate::{Error, Result, Storage};
 
 /// What a capture noted of each storage, by its key: how a replay passes marks on.
@@ -137,7 +137,7 @@ impl Marking<'_> {
         live: Option<(&Stream, OpNumber)>,
     ) {
         if let Some((stream, op)) = live {
-            carried.unite(stream, op);
+            carried.unite(LAUNCHES, stream, op);
         }
         let Some(flows) = self.flows else {
             carried.join(own);
@@ -158,12 +158,13 @@ impl Marking<'_> {
             }
             return;
         };
+        // What it reads of its own writes to memory of other processes is known no better.
+        let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
+        let peers: Sources = peers.cloned().collect();
+        let mut replay = Replaying::new(&carried, own);
         for ((storage, written), uses) in storages.iter().zip(uses) {
             let Some(flow) = flows.get(&storage.key()).filter(|_| *written) else { continue };
-            uses.marks = flow.replayed(&uses.marks, &carried, own);
-            // What it reads of its own writes to such memory is known no better.
-            let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
-            let peers: Sources = peers.cloned().collect();
+            uses.marks = flow.replayed(&uses.marks, &mut replay);
             uses.marks.add(&(0..storage.bytes()), &peers);
             if let Some((stream, op)) = live {
                 uses.marks.unite(stream, op);

@@ -4,6 +4,7 @@ mod marks;
 mod member;
 mod shared;
 mod shared_host;
+mod sources;
 mod uses;
 mod version;
 
@@ -27,8 +28,9 @@ pub use shared::ExportedStorage;
 use shared::SharedBlock;
 use shared_host::SharedHostBlock;
 
-pub(crate) use marks::{Marks, Source, Sources};
+pub(crate) use marks::{Marks, Replaying};
 pub(crate) use member::{Member, Pool, Replayed};
+pub(crate) use sources::{LAUNCHES, Source, Sources};
 pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
 pub use version::Version;
 

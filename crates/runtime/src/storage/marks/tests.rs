@@ -1,0 +1,154 @@
+//! Tests of marks, and of what a replay makes of them.
+
+use std::sync::Arc;
+
+use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+use warpline_stream::{CapturedChecks, Devices, KernelSet};
+
+use super::*;
+use crate::completion::{Completion, Pending};
+use crate::launch::TOKEN;
+
+/// A collective that is not known to be done, of a communicator of this number.
+fn pending(number: usize) -> Source {
+    static ALL: std::sync::OnceLock<[Completion; 8]> = std::sync::OnceLock::new();
+    let completion = &ALL.get_or_init(Default::default)[number];
+    let here = std::panic::Location::caller();
+    Source::Collective(Pending::new((completion, 1), "test", here))
+}
+
+fn source(kernel: usize) -> Sources {
+    [pending(kernel)].into_iter().collect()
+}
+
+fn read(marks: &mut Marks, bytes: Range<usize>) -> Vec<Source> {
+    let mut sources = Sources::new();
+    marks.read(&bytes, &mut sources).unwrap();
+    sources.to_vec()
+}
+
+#[test]
+fn what_is_overwritten_piece_by_piece_has_no_mark() {
+    let mut marks = Marks::default();
+    marks.add(&(10..40), &source(0));
+    marks.overwrite(&(20..30)); // whose place between the others is not kept
+    for (overwritten, left) in [(0..15, 15..40), (35..90, 15..35), (30..35, 15..30)] {
+        marks.overwrite(&overwritten);
+        let hit = |at| !read(&mut marks.clone(), at..at + 1).is_empty();
+        assert!((0..100).all(|at| hit(at) == left.contains(&at)), "{overwritten:?}");
+    }
+    marks.overwrite(&(0..30));
+    assert!(marks.is_empty());
+}
+
+#[test]
+fn many_marks_become_one_that_has_them_all() {
+    let mut marks = Marks::default();
+    for i in 0..100 {
+        marks.add(&(10 * i..10 * i + 5), &source(i % 5));
+    }
+    assert!(marks.marks.len() <= MOST + 1);
+    for i in 0..100 {
+        assert!(read(&mut marks, 10 * i..10 * i + 1).contains(&pending(i % 5)));
+    }
+    assert!(read(&mut marks, 2000..3000).is_empty());
+}
+
+#[test]
+fn of_a_communicators_collectives_the_last_counts() {
+    let completions = [Completion::default(), Completion::default()];
+    let here = std::panic::Location::caller();
+    let of = |at: usize, number| {
+        Source::Collective(Pending::new((&completions[at], number), "test", here))
+    };
+    let mut marks = Marks::default();
+    for sources in [[of(0, 1), of(1, 1)], [of(0, 3), of(0, 2)]] {
+        marks.add(&(0..8), &sources.into_iter().collect());
+    }
+    assert_eq!(read(&mut marks, 0..8), [of(0, 3), of(1, 1)]);
+    completions[1].done_up_to(1);
+    assert_eq!(read(&mut marks, 0..8), [of(0, 3)]);
+    completions[0].done_up_to(2);
+    completions[0].fail(std::sync::Arc::new(std::fmt::Error));
+    assert!(matches!(marks.failed(&(7..9)), Some(Error::Collective { .. })));
+    assert!(marks.failed(&(8..9)).is_none());
+    assert!(marks.read(&(0..1), &mut Sources::new()).is_err());
+}
+
+#[test]
+fn captured_collectives_are_the_replays_of_their_communicator() {
+    let completions = [Completion::default(), Completion::default()];
+    let of = |op, at: usize, number| {
+        let here = std::panic::Location::caller();
+        Pending::new((&completions[at], number), op, here)
+    };
+    let mut note = Marks::default();
+    for (bytes, at, number) in [(0..8, 0, 1), (0..8, 0, 2), (8..16, 1, 1)] {
+        note.add(
+            &bytes,
+            &[Source::CapturedCollective(of("captured", at, number))].into_iter().collect(),
+        );
+    }
+    assert_eq!(read(&mut note, 0..8).len(), 1);
+    let replays = [0, 1].map(|at| Source::Collective(of("replay", at, 10 + at as u64)));
+    let mut new = note.replayed(&Marks::default(), &mut Replaying::new(&Sources::new(), &replays));
+    assert_eq!(read(&mut new, 0..8), [Source::Collective(of("captured", 0, 10))]);
+    assert_eq!(read(&mut new, 8..16), [Source::Collective(of("captured", 1, 11))]);
+    completions[0].fail(std::sync::Arc::new(std::fmt::Error));
+    let text = new.failed(&(0..8)).unwrap().to_string();
+    assert!(text.contains("what captured at "), "{text}");
+    assert!(new.failed(&(8..16)).is_none());
+}
+
+#[test]
+fn a_replay_keeps_what_it_does_not_overwrite() {
+    let (mut old, mut note) = (Marks::default(), Marks::before(100));
+    old.add(&(0..60), &source(7));
+    note.overwrite(&(0..50));
+    let kernel = |number| Source::Captured(KernelSet::of(number));
+    note.add(&(0..20), &[kernel(1), Source::Found].into_iter().collect());
+    assert_eq!(read(&mut note, 50..60), [Source::Found]);
+    assert_eq!(note.found(), Some(&(50..60)));
+    let (stream, checks) = captured(2);
+    let replay = checks.begin_replay(TOKEN, &stream, 1).unwrap();
+    let mut new =
+        note.replayed(&old, &mut Replaying::new(&source(3), &[Source::Launch(replay.clone())]));
+    let second = Source::Launch(replay.of_kernels(&KernelSet::of(1)));
+    assert_eq!(read(&mut new, 0..20), [second, pending(3)]);
+    assert_eq!(read(&mut new, 20..50), []);
+    assert_eq!(read(&mut new, 50..60), source(7)[..]);
+    assert_eq!(read(&mut new, 60..100), []);
+}
+
+/// A graph's kernels that check, and a stream of a device on which nothing completes by itself.
+fn captured(kernels: usize) -> (Stream, Arc<CapturedChecks>) {
+    let driver = SimConfig { schedule: Schedule::Lazy, ..SimConfig::new(1) }.build();
+    let stream = Devices::new(driver).unwrap().get(0).unwrap().exclusive_stream(0).unwrap();
+    let checks = Arc::new(CapturedChecks::default());
+    for _ in 0..kernels {
+        checks.add(&stream, "test", std::panic::Location::caller()).unwrap();
+    }
+    (stream, checks)
+}
+
+/// Replays write a part of the storage, and read all of it.
+#[test]
+fn marks_do_not_grow_with_the_replays_that_are_outstanding() {
+    let (stream, checks) = captured(100);
+    let mut note = Marks::before(100);
+    for kernel in 0..100 {
+        let sources = [Source::Captured(KernelSet::of(kernel)), Source::Found];
+        note.add(&(0..40), &sources.into_iter().collect());
+    }
+    let mut marks = Marks::default();
+    for op in 1..=1000 {
+        let mut carried = Sources::new();
+        marks.read(&(0..100), &mut carried).unwrap();
+        carried.unite(LAUNCHES, &stream, op);
+        let replay = checks.begin_replay(TOKEN, &stream, op).unwrap();
+        marks = note.replayed(&marks, &mut Replaying::new(&carried, &[Source::Launch(replay)]));
+        marks.unite(&stream, op);
+        let sources = marks.marks.iter().map(|mark| mark.sources.len());
+        assert_eq!(sources.sum::<usize>(), 1, "{op}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Failed index checks: the report of a kernel, its place in memory, and the thread to be told.
+
+use std::fmt;
+use std::panic::Location;
+// A cache key: schedules need not be checked around it.
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use warpline_cuda_sys_safe::owned::MappedWords;
+use warpline_sync::atomic::{AtomicBool, Ordering};
+
+use crate::CheckOwner;
+
+/// The launch number that all replays of a captured kernel report.
+pub(crate) const REPLAYED: u64 = u64::MAX;
+
+/// Checks of this process that are known to have failed. A union whose inputs were looked at since
+/// the latest failure need not be looked at again.
+pub(crate) static FAILURES: AtomicU64 = AtomicU64::new(1);
+
+/// A kernel met an index that its dimension does not have.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{op}: index {index} is out of range for dimension {dim} with size {size}, in the call at {location}"
+)]
+pub struct IndexCheck {
+    /// The op.
+    pub op: &'static str,
+    /// The index; one of them where several are out of range.
+    pub index: i64,
+    /// The dimension that it was to index.
+    pub dim: usize,
+    /// That dimension's size.
+    pub size: usize,
+    /// Where the op was called.
+    pub location: &'static Location<'static>,
+}
+
+/// Its message: what `main` prints of the error that it returns, and `unwrap` of the one that it meets.
+impl fmt::Debug for IndexCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The call that launched a kernel: the op, and where it was called.
+pub(crate) type Site = (&'static str, &'static Location<'static>);
+
+/// The words of mapped memory in which a kernel reports a failed check: launch, index, call,
+/// dimension, size. The first word of an empty place is 0.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) page: Arc<MappedWords>,
+    pub(crate) first: usize,
+}
+
+impl Place {
+    /// Words per place.
+    pub(crate) const WORDS: usize = 8;
+
+    pub(crate) fn address(&self) -> u64 {
+        self.page.address(self.first)
+    }
+
+    /// Empties the place. Its report must be kept elsewhere by then.
+    pub(crate) fn clear(&self) {
+        if self.page.load(self.first) != 0 {
+            self.page.store(self.first, 0);
+        }
+    }
+
+    /// The report of launch `says`, if there is one.
+    pub(crate) fn report(&self, says: u64, (op, location): Site) -> Option<IndexCheck> {
+        let Self { page, first } = self;
+        if page.load(*first) != says {
+            return None;
+        }
+        let [index, dim, size] = [1, 3, 4].map(|word| page.load(first + word));
+        let (dim, size) = (dim as usize, size as usize);
+        Some(IndexCheck { op, index: index as i64, dim, size, location })
+    }
+}
+
+/// A failed check, and the thread that has to hear of it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) check: IndexCheck,
+    pub(crate) owner: CheckOwner,
+    /// Whether it was reported.
+    told: AtomicBool,
+}
+
+impl Failure {
+    pub(crate) fn new(check: IndexCheck, owner: CheckOwner) -> Arc<Self> {
+        FAILURES.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { check, owner, told: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn was_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    /// Enters that the failure was reported.
+    pub(crate) fn tell(&self) {
+        self.told.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,275 @@
+//! Tests of mailboxes, and of what their launches are known to have met.
+
+use warpline_cuda_sys_safe::sim::SimConfig;
+
+use super::*;
+use crate::index_check::REPLAYED;
+use crate::{CapturedChecks, CheckOutcome, Devices, KernelSet, StreamError};
+
+fn stream() -> Stream {
+    let devices = Devices::new(SimConfig::new(1).build()).unwrap();
+    devices.get(0).unwrap().exclusive_stream(0).unwrap()
+}
+
+/// Enqueues a wait that counts as the launch.
+fn run(stream: &Stream) {
+    let event = stream.record_event(None).unwrap();
+    stream.wait_event(&event).unwrap();
+}
+
+/// What a kernel does that meets a wrong index, of a dimension of no size.
+fn say(Place { page, first }: &Place, index: u64, says: u64) {
+    if page.load(*first) == 0 {
+        page.store(first + 1, index);
+        page.store(*first, says);
+    }
+}
+
+fn index(launch: &CheckedLaunch) -> Option<i64> {
+    match launch.outcome() {
+        CheckOutcome::Failed(failed) => Some(failed.index),
+        CheckOutcome::Passed => None,
+        CheckOutcome::Pending => panic!("it is done"),
+    }
+}
+
+#[test]
+fn what_a_launch_said_stays_when_its_place_is_given_away() {
+    let stream = stream();
+    let mut launches = Vec::new();
+    for i in 0..10 * PLACES as u64 {
+        let here = Location::caller();
+        let (launch, [_, says, _]) = stream.mailbox().begin(&stream, "test", here).unwrap();
+        run(&stream);
+        if i % 3 == 0 {
+            say(launch.place().unwrap(), i, says);
+        }
+        assert_eq!(launch.outcome(), CheckOutcome::Pending);
+        launches.push(launch);
+        if i % 5 == 0 {
+            let _ = stream.synchronize();
+        }
+    }
+    let _ = stream.synchronize();
+    for (i, launch) in launches.iter().enumerate() {
+        assert_eq!(index(launch), (i % 3 == 0).then_some(i as i64));
+    }
+    stream.synchronize().unwrap();
+    // There never were more on their way.
+    let State { free, running, .. } = &*stream.mailbox().state();
+    assert_eq!((free.len(), running.len()), (PLACES, 0));
+}
+
+#[test]
+fn a_launch_that_was_refused_leaves_its_place() {
+    let stream = stream();
+    for _ in 0..10 * PLACES {
+        let here = Location::caller();
+        let (launch, _) = stream.mailbox().begin(&stream, "test", here).unwrap();
+        stream.mailbox().withdraw(&launch);
+    }
+    let State { free, running, .. } = &*stream.mailbox().state();
+    assert_eq!((free.len(), running.len()), (PLACES, 0));
+}
+
+#[test]
+fn a_replay_that_was_refused_leaves_no_failure() {
+    let stream = stream();
+    let checks = Arc::new(CapturedChecks::default());
+    checks.add(&stream, "test", Location::caller()).unwrap();
+    let replay = || checks.begin(&stream, stream.last_op() + 1).unwrap();
+    let failed = replay();
+    run(&stream);
+    checks.with_place(0, |place| say(place, 7, REPLAYED));
+    let refused = replay();
+    // Meanwhile another thread waits.
+    assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
+    stream.mailbox().withdraw(&refused);
+    let next = replay();
+    run(&stream);
+    stream.synchronize().unwrap();
+    assert_eq!((index(&failed), index(&next)), (Some(7), None));
+}
+
+#[test]
+fn what_replays_say_at_once_is_said_by_each() {
+    let stream = stream();
+    let checks = Arc::new(CapturedChecks::default());
+    checks.add(&stream, "test", Location::caller()).unwrap();
+    let replay = || {
+        let replay = checks.begin(&stream, stream.last_op() + 1).unwrap();
+        run(&stream);
+        replay
+    };
+    let both = [replay(), replay()];
+    checks.with_place(0, |place| say(place, 7, REPLAYED));
+    assert!(matches!(stream.synchronize(), Err(StreamError::IndexCheck(_))));
+    assert_eq!(both.each_ref().map(index), [Some(7); 2]);
+    let next = replay();
+    stream.synchronize().unwrap();
+    assert_eq!(index(&next), None);
+}
+
+fn launch(stream: &Stream) -> (CheckedLaunch, u64) {
+    let here = Location::caller();
+    let (launch, [_, says, _]) = stream.mailbox().begin(stream, "test", here).unwrap();
+    run(stream);
+    (launch, says)
+}
+
+#[test]
+fn a_union_fails_with_any_of_its_inputs_however_deep() {
+    for bad in [None, Some(0), Some(499), Some(999)] {
+        let stream = stream();
+        let mailbox = stream.mailbox();
+        let (mut all, mut apart) = (None, None);
+        for i in 0..1000 {
+            let (launch, says) = launch(&stream);
+            if bad == Some(i) {
+                say(launch.place().unwrap(), i, says);
+                apart = Some(launch.clone());
+            }
+            let inputs = all.into_iter().chain([launch]).collect();
+            all = Some(mailbox.union(&stream, stream.last_op(), inputs));
+        }
+        let all = all.unwrap();
+        assert_eq!(all.outcome(), CheckOutcome::Pending);
+        let (_, late) = (run(&stream), launch(&stream).0);
+        let told = stream.synchronize().is_err();
+        assert_eq!((index(&all), told), (bad.map(|i| i as i64), bad.is_some()));
+        assert_eq!(index(&late), None);
+        assert_eq!(apart.and_then(|launch| index(&launch)), bad.map(|i| i as i64));
+    }
+}
+
+#[test]
+fn a_failure_is_known_to_unions_that_are_still_running() {
+    let stream = stream();
+    let (bad, says) = launch(&stream);
+    say(bad.place().unwrap(), 7, says);
+    let event = stream.record_event(None).unwrap();
+    let mut all = bad;
+    for _ in 0..10 {
+        let (next, _) = launch(&stream);
+        all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
+    }
+    assert_eq!(all.outcome(), CheckOutcome::Pending);
+    assert!(event.synchronize().is_err(), "its own");
+    assert_eq!(index(&all), Some(7));
+}
+
+#[test]
+fn a_long_chain_of_unions_is_dropped_without_recursion() {
+    let stream = stream();
+    let mut all = launch(&stream).0;
+    for _ in 0..100_000 {
+        let next = CheckedLaunch::failed(IndexCheck {
+            op: "test",
+            index: 1,
+            dim: 0,
+            size: 0,
+            location: Location::caller(),
+        });
+        let at = At { progress: Arc::clone(stream.progress()), op: stream.last_op() };
+        all = CheckedLaunch::union([all, next], at);
+    }
+    std::thread::Builder::new().stack_size(64 << 10).spawn(|| drop(all)).unwrap().join().unwrap();
+}
+
+#[test]
+fn launches_in_flight_are_all_that_is_kept() {
+    let stream = stream();
+    let mut all = launch(&stream).0;
+    for i in 0..10_000 {
+        let (next, _) = launch(&stream);
+        all = stream.mailbox().union(&stream, stream.last_op(), vec![all, next]);
+        stream.mailbox().watch(&stream);
+        if i % 10 == 0 {
+            stream.raw().synchronize().unwrap(); // which tells nobody
+        }
+    }
+    let kept = stream.mailbox().state().running.len();
+    assert!(kept < 200, "{kept}");
+}
+
+#[test]
+fn only_the_owner_of_a_launch_is_told_until_its_thread_ends() {
+    let stream = stream();
+    let fail = |index| {
+        let (launch, says) = launch(&stream);
+        say(launch.place().unwrap(), index, says);
+    };
+    fail(5);
+    let told = |stream: &Stream| match stream.synchronize() {
+        Ok(()) => None,
+        Err(StreamError::IndexCheck(check)) => Some(check.index),
+        Err(error) => panic!("{error}"),
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let nothing = told(&stream);
+            fail(6);
+            nothing
+        });
+        assert_eq!(other.join().unwrap(), None);
+        // A thread that works for this one.
+        let owner = CheckOwner::current();
+        let helper = scope.spawn(move || owner.within(|| fail(7)));
+        helper.join().unwrap();
+    });
+    let all = [(); 3].map(|()| told(&stream));
+    assert_eq!(all, [Some(5), Some(6), None], "its own, and that of a thread that has ended");
+    fail(8);
+    assert_eq!(std::thread::scope(|s| s.spawn(|| told(&stream)).join().unwrap()), None);
+    assert_eq!([told(&stream), told(&stream)], [Some(8), None]);
+}
+
+#[test]
+fn a_replay_stands_for_the_replays_that_it_overlaps() {
+    let devices = Devices::new(SimConfig::new(1).build()).unwrap();
+    let stream = devices.get(0).unwrap().exclusive_stream(0).unwrap();
+    let checks = Arc::new(CapturedChecks::default());
+    for _ in 0..3 {
+        checks.add(&stream, "test", Location::caller()).unwrap();
+    }
+    let replay = |stream: &Stream| {
+        let replay = checks.begin(stream, stream.last_op() + 1).unwrap();
+        run(stream);
+        replay
+    };
+    let kernel = KernelSet::of;
+    let absorbs = |a: &CheckedLaunch, b: &CheckedLaunch| {
+        let mut both = a.clone();
+        both.absorb(b).then_some(both)
+    };
+    let first = replay(&stream);
+    let event = stream.record_event(None).unwrap();
+    let second = replay(&stream);
+    assert_eq!(absorbs(&first, &second).as_ref(), Some(&second));
+    assert_eq!(absorbs(&second, &first).as_ref(), Some(&second));
+    let [one, other] = [0, 1].map(|k| second.of_kernels(&kernel(k)));
+    assert_eq!(absorbs(&one, &first), None, "of other kernels");
+    assert_eq!(absorbs(&one, &first.of_kernels(&kernel(0))).as_ref(), Some(&one));
+    let both = absorbs(&one, &other).unwrap();
+    assert!(absorbs(&both, &first.of_kernels(&kernel(1))).is_some_and(|it| it == both));
+    let union = stream.mailbox().union(&stream, stream.last_op(), vec![both, launch(&stream).0]);
+    for input in [&one, &other, &first.of_kernels(&kernel(1))] {
+        assert_eq!(absorbs(&union, input).as_ref(), Some(&union));
+    }
+    assert_eq!(absorbs(&union, &first), None);
+
+    // The later replay is known to fail as soon as the earlier one is.
+    checks.with_place(1, |place| say(place, 7, REPLAYED));
+    assert!(event.synchronize().is_err());
+    assert_eq!((index(&first), index(&second), index(&other)), (Some(7), Some(7), Some(7)));
+    assert_eq!(one.outcome(), CheckOutcome::Pending);
+    assert_eq!(index(&union), Some(7));
+    let _ = stream.synchronize();
+    assert_eq!((index(&one), index(&other)), (None, Some(7)));
+
+    // A later period, and another stream, have reports of their own.
+    let third = replay(&stream);
+    assert!(absorbs(&third, &second).is_none());
+    let apart = devices.get(0).unwrap().exclusive_stream(0).unwrap();
+    assert!(absorbs(&replay(&apart), &third).is_none());
+}
