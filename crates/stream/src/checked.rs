@@ -214,9 +214,14 @@ impl CheckedLaunch {
     /// Takes up the outcome as far as it is known, work being done of which `over` says so. `false`
     /// while its operation is not done.
     pub(crate) fn settle(&self, over: &dyn Fn(&At) -> bool) -> bool {
-        // Inputs of a union may be pending on a stream that nothing orders: readers look at them.
-        let is_done = || matches!(self.node.kind, Kind::Union(_)) && self.is_done(over);
-        !matches!(self.resolve(over), Known::Pending) || is_done()
+        let known = !matches!(self.resolve(over), Known::Pending);
+        match &self.node.kind {
+            // It may be known to fail while it runs.
+            Kind::Replay(replay) => replay.outcome.get().is_some(),
+            // Inputs may be pending on a stream that nothing orders: readers look at them.
+            Kind::Union(_) => known || self.is_done(over),
+            Kind::Host(_) | Kind::Launch(_) => known,
+        }
     }
 
     fn is_done(&self, over: &dyn Fn(&At) -> bool) -> bool {

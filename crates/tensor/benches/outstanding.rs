@@ -66,9 +66,7 @@ fn growth(filter: &str) -> Result<()> {
     row(filter, "add", || x.add(&x).map(drop))?;
     row(filter, "add_", || x.add_(1.0).map(drop))?;
     row(filter, "index_select", || table.index_select(0, &index).map(drop))?;
-    row(filter, "index_select, add_", || {
-        sum.add_(&table.index_select(0, &index)?).map(drop)
-    })?;
+    row(filter, "index_select, add_", || sum.add_(&table.index_select(0, &index)?).map(drop))?;
     row(filter, "index_copy_", || table.index_copy_(0, &index, &one).map(drop))?;
     let host = ones([16], ())?.pin_memory()?;
     row(filter, "copy on the device", || x.copy().map(drop))?;
@@ -198,7 +196,11 @@ fn replays() -> Result<()> {
     Ok(())
 }
 
-fn timed(stream: &Stream, kernels: usize, mut replay: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
+fn timed(
+    stream: &Stream,
+    kernels: usize,
+    mut replay: impl FnMut() -> Result<()>,
+) -> Result<Vec<f64>> {
     stream.synchronize()?;
     occupy(stream, kernels)?;
     let mut done = 0;

@@ -272,7 +272,9 @@ impl<B: Send + 'static> Worker<B> {
             }
         };
         let thread = std::thread::Builder::new().name(format!("loader-{first}")).spawn(move || {
-            with_runtime(&runtime, || owner.within(|| runtime.with_generators(seed, || modes.within(work))))
+            with_runtime(&runtime, || {
+                owner.within(|| runtime.with_generators(seed, || modes.within(work)))
+            })
         });
         match thread {
             Ok(thread) => Ok(Self { batches: Some(receiver), thread: Some(thread) }),

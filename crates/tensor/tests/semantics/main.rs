@@ -10,8 +10,8 @@ mod boxes;
 
 mod s06_peers;
 mod s07_asynchronous;
-mod s08_index_check;
 mod s08_failure_owners;
+mod s08_index_check;
 mod s08_index_edges;
 mod s08_index_programs;
 mod s08_launch_blocking;

@@ -81,10 +81,12 @@ fn parallel(_: &World) -> Result<()> {
         Ok(())
     };
     scope(|s| {
-        let spawn = |number| s.spawn({
-            let (test, runtime) = (&test, &runtime);
-            move || with_runtime(runtime, || test(number))
-        });
+        let spawn = |number| {
+            s.spawn({
+                let (test, runtime) = (&test, &runtime);
+                move || with_runtime(runtime, || test(number))
+            })
+        };
         let threads: Vec<_> = (0..4).map(spawn).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })

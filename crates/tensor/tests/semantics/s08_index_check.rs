@@ -73,7 +73,9 @@ fn silent_waits() -> Vec<Wait> {
         |_| zeros([2], 0)?.cpu().map(drop),
         |_| zeros([2], 0)?.to_vec_async::<f32>()?.wait().map(drop),
         |_| zeros([2], "cpu")?.copy_(&zeros([2], 0)?, false).map(drop),
-        |_| zeros([2], "cpu")?.pin_memory()?.copy_(&zeros([2], 0)?, true)?.to_vec::<f32>().map(drop),
+        |_| {
+            zeros([2], "cpu")?.pin_memory()?.copy_(&zeros([2], 0)?, true)?.to_vec::<f32>().map(drop)
+        },
         |_| {
             drop(zeros([1 << 20], 0)?);
             cuda::empty_cache();
