@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpline::{Device, Error, Tensor, ones};
+use warpline::{Device, Error, Tensor, cuda, ones, runtime, tensor, with_runtime};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_parallel::{DataParallel, DataParallelError};
@@ -15,6 +15,28 @@ use super::world::{Done, SimBox, values};
 crate::on_both! {
     Auto([2, 4]) s28_the_first_error_in_replica_order gpu2_s28_the_first_error_in_replica_order => errors;
     Auto([2, 4]) s28_panics_are_resumed gpu2_s28_panics_are_resumed => panics;
+    Auto([2]) s28_a_failed_index_is_reported_to_the_caller
+        gpu2_s28_a_failed_index_is_reported_to_the_caller => failed_index;
+}
+
+/// Replicas' threads work for the thread that called `forward`.
+fn failed_index(devices: usize) -> Done {
+    let net = DataParallel::new(Runs(|x: Tensor| {
+        x.index_select(0, &tensor([9 * device_of(&x) as i64], x.device())?)?;
+        Ok(x)
+    }))?;
+    let runtime = runtime();
+    for _ in 0..2 {
+        net.forward(ones([devices], 0)?)?;
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| with_runtime(&runtime, || cuda::synchronize(1)));
+            other.join().expect("no panic")
+        })?;
+        let told = cuda::synchronize(1);
+        assert!(matches!(&told, Err(Error::IndexCheck(check)) if check.index == 9), "{told:?}");
+        cuda::synchronize(1)?;
+    }
+    Ok(())
 }
 
 fn device_of(x: &Tensor) -> usize {

@@ -1,0 +1,51 @@
+//! What a collective costs the host while other collectives are outstanding.
+//!
+//! `cargo bench -p warpline-parallel --bench outstanding` runs on a driver that completes nothing. With
+//! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, in a group of one rank.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use warpline::{Runtime, RuntimeConfig, cuda, ones, with_runtime};
+use warpline_cuda_sys_safe::null::NullDriver;
+use warpline_parallel::distributed::{
+    Error, HashStore, InitOptions, ReduceOp, Result, init_process_group,
+};
+
+fn main() -> Result<()> {
+    if std::env::var_os("WARPLINE_DRIVER").is_some() {
+        return growth();
+    }
+    let driver = Arc::new(NullDriver::without_completion(1));
+    let runtime = Runtime::new(driver, RuntimeConfig::default()).map_err(Error::from)?;
+    with_runtime(&runtime, growth)
+}
+
+/// Prints the nanoseconds per item of each number of items.
+fn row(name: &str, mut item: impl FnMut() -> Result<()>) -> Result<()> {
+    (0..100).try_for_each(|_| item())?;
+    print!("{name:30}");
+    let mut first = None;
+    for items in [1_000, 10_000, 100_000] {
+        cuda::synchronize(0)?;
+        let start = Instant::now();
+        (0..items).try_for_each(|_| item())?;
+        let each = start.elapsed().as_secs_f64() * 1e9 / f64::from(items);
+        print!("  {items:>6}: {each:>7.0} ns ({:.1} x)", each / *first.get_or_insert(each));
+    }
+    println!();
+    Ok(cuda::synchronize(0)?)
+}
+
+fn growth() -> Result<()> {
+    let mut options = InitOptions::new(Arc::new(HashStore::new()), 0, 1);
+    options.device = Some(0);
+    let group = init_process_group(options)?;
+    let x = ones([1024], 0)?;
+    row("all_reduce", || group.all_reduce(&x, ReduceOp::Sum, false).map(drop))?;
+    row("all_reduce, async_op", || group.all_reduce(&x, ReduceOp::Sum, true).map(drop))?;
+    row("all_reduce, add_", || {
+        group.all_reduce(&x, ReduceOp::Sum, false)?;
+        Ok(x.add_(1.0).map(drop)?)
+    })
+}
