@@ -11,7 +11,7 @@ use warpline_sync::{Mutex, MutexGuard};
 use crate::checked::{At, CheckedLaunch};
 use crate::devices::World;
 use crate::index_check::{Failure, Place, REPLAYED, Site};
-use crate::{IndexCheck, OpNumber, Stream};
+use crate::{CheckOwner, IndexCheck, OpNumber, Stream};
 
 /// Where the captured kernels of a graph report failed checks. All replays share one place per kernel:
 /// a failure of one of several overlapping replays marks all of them.
@@ -30,7 +30,7 @@ struct State {
     running: usize,
     /// Times that no replay was running. Until then, a report is that of all replays.
     periods: u64,
-    /// Failures that are known of this period.
+    /// Failures that are known of this period, one for each kernel and owner.
     failed: Vec<(usize, Arc<Failure>)>,
     world: Weak<World>,
 }
@@ -87,20 +87,37 @@ impl CapturedChecks {
         Some(replay)
     }
 
-    /// Ends a replay, whose failures are known. The places are emptied only once none runs, because a
-    /// report does not say which replay it is of.
-    pub(crate) fn end_replay(&self, failed: &[(usize, Arc<Failure>)]) {
+    /// Ends a replay, whose failures were taken up. The places are emptied only once none runs, because
+    /// a report does not say which replay it is of.
+    pub(crate) fn end_replay(&self) {
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);
         if state.running == 0 {
             state.places.iter().for_each(|(place, _)| place.clear());
             state.periods += 1;
             state.failed.clear();
-        } else if state.failed.len() < failed.len() {
-            // Reports of a period only become more.
-            state.failed = failed.to_vec();
+            self.any_failed.store(false, Ordering::Relaxed);
         }
-        self.any_failed.store(!state.failed.is_empty(), Ordering::Relaxed);
+    }
+
+    /// The failures of a replay that is done and not ended, by the numbers of their kernels. Overlapping
+    /// replays of one owner have the same, because one report is behind them.
+    pub(crate) fn failures(&self, owner: &CheckOwner) -> Box<[(usize, Arc<Failure>)]> {
+        let mut state = self.state();
+        let State { places, failed, .. } = &mut *state;
+        let mut all = Vec::new();
+        for (kernel, (place, site)) in places.iter().enumerate() {
+            let Some(check) = place.report(REPLAYED, *site) else { continue };
+            let known = failed.iter().find(|(k, f)| *k == kernel && f.owner == *owner);
+            let failure = known.map(|(_, failure)| Arc::clone(failure)).unwrap_or_else(|| {
+                let failure = Failure::new(check, owner.clone());
+                failed.push((kernel, Arc::clone(&failure)));
+                failure
+            });
+            all.push((kernel, failure));
+        }
+        self.any_failed.store(!failed.is_empty(), Ordering::Relaxed);
+        all.into()
     }
 
     /// The failures that are known of a period, by the numbers of their kernels.

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpline_stream::{CheckOutcome, CheckedLaunch, KernelSet, OpNumber, Stream};
+use warpline_stream::{CheckedLaunch, KernelSet, OpNumber, Stream};
 
 use crate::Error;
 use crate::completion::Pending;
@@ -36,13 +36,10 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// What it is known to have failed with.
+    /// Its failure, if it is known. That of a launch counts as reported if this thread is its owner.
     pub(super) fn failed(&self) -> Option<Error> {
         match self {
-            Self::Launch(launch) => match launch.outcome() {
-                CheckOutcome::Failed(failed) => Some(failed.into()),
-                CheckOutcome::Pending | CheckOutcome::Passed => None,
-            },
+            Self::Launch(launch) => launch.take_failure().map(Error::from),
             Self::Collective(pending) => pending.failed(),
             Self::Peer(awaited) => awaited.failed(),
             _ => None,

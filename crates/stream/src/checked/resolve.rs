@@ -117,11 +117,8 @@ impl CheckedLaunch {
                         Known::Failed(Arc::clone(failure))
                     }));
                 }
-                let outcome = replay.outcome.get_or_init(|| {
-                    let reports = replay.checks.reports().into_iter();
-                    let failed = |check| Failure::new(check, replay.owner.clone());
-                    reports.map(|(kernel, check)| (kernel, failed(check))).collect()
-                });
+                let failures = || replay.checks.failures(&replay.owner);
+                let outcome = replay.outcome.get_or_init(failures);
                 outcome.iter().find(has).map(|(_, failure)| failure).into()
             }
             Kind::Union(union) => match union.outcome.get() {

@@ -4,7 +4,7 @@ use std::thread::scope;
 
 use warpline::cuda::{self, CudaGraph, Stream};
 use warpline::data::{DataLoader, Dataset};
-use warpline::{Result, Runtime, Tensor, arange, runtime, tensor, with_runtime};
+use warpline::{Result, Runtime, Tensor, arange, runtime, tensor, with_runtime, zeros};
 
 use crate::common::World;
 use crate::s08_index_check::{failed, table};
@@ -37,13 +37,18 @@ fn work() -> Result<()> {
     event.synchronize()?;
     cuda::current_stream(0)?.synchronize()?;
     cuda::empty_cache();
-    let graph = {
-        let mut graph = CudaGraph::new();
-        graph.capture(|| x.add_(1.0).map(drop))?;
-        graph
-    };
-    graph.replay()?;
     cuda::synchronize(0)
+}
+
+/// Waits between its replays.
+fn replay() -> Result<()> {
+    let (x, mut graph) = (zeros([2], 0)?, CudaGraph::new());
+    graph.capture(|| x.add_(1.0).map(drop))?;
+    graph.replay()?;
+    cuda::synchronize(0)?;
+    graph.replay()?;
+    assert_eq!(x.to_vec::<f32>()?, [2.0; 2]);
+    Ok(())
 }
 
 fn own_tensors(_: &World) -> Result<()> {
@@ -52,6 +57,7 @@ fn own_tensors(_: &World) -> Result<()> {
     for index in [9, 10] {
         let bad = picked(&t, index)?;
         there(&runtime, work)?;
+        there(&runtime, replay)?;
         assert_eq!(failed(cuda::synchronize(0)).index, index);
         work()?;
         assert_marked(&bad, index);

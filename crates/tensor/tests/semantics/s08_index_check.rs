@@ -97,7 +97,8 @@ fn waits() -> Vec<Wait> {
         |t| t.to_vec_async::<f32>()?.wait().map(drop),
         |t| {
             let pending = t.cpu_async()?;
-            until(|| pending.query())
+            until(|| pending.query())?;
+            pending.wait().map(drop)
         },
         |t| warpline::zeros(t.size(), "cpu")?.copy_(t, false).map(drop),
     ]
