@@ -13,6 +13,9 @@ use crate::devices::World;
 use crate::index_check::{Failure, Place, REPLAYED, Site};
 use crate::{CheckOwner, IndexCheck, OpNumber, Stream};
 
+/// The failures of a replay, by the numbers of their kernels.
+pub(crate) type KernelFailures = Box<[(usize, Arc<Failure>)]>;
+
 /// Where the captured kernels of a graph report failed checks. All replays share one place per kernel:
 /// a failure of one of several overlapping replays marks all of them.
 #[derive(Debug, Default)]
@@ -100,9 +103,9 @@ impl CapturedChecks {
         }
     }
 
-    /// The failures of a replay that is done and not ended, by the numbers of their kernels. Overlapping
-    /// replays of one owner have the same, because one report is behind them.
-    pub(crate) fn failures(&self, owner: &CheckOwner) -> Box<[(usize, Arc<Failure>)]> {
+    /// The failures of a replay that is done and not ended. Overlapping replays of one owner have the same,
+    /// because one report is behind them.
+    pub(crate) fn failures(&self, owner: &CheckOwner) -> KernelFailures {
         let mut state = self.state();
         let State { places, failed, .. } = &mut *state;
         let mut all = Vec::new();

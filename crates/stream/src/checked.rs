@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use warpline_sync::{Mutex, OnceLock};
 
 use self::resolve::Known;
-use crate::captured_checks::CapturedChecks;
+use crate::captured_checks::{CapturedChecks, KernelFailures};
 use crate::index_check::{Failure, Place, Site};
 use crate::order::Progress;
 use crate::{CheckOwner, IndexCheck, KernelSet, OpNumber};
@@ -86,7 +86,7 @@ struct Replay {
     period: u64,
     owner: CheckOwner,
     /// Set once, before the places are emptied.
-    outcome: OnceLock<Box<[(usize, Arc<Failure>)]>>,
+    outcome: OnceLock<KernelFailures>,
 }
 
 #[derive(Debug)]

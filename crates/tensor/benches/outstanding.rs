@@ -85,7 +85,7 @@ fn growth(filter: &str) -> Result<()> {
         Ok(())
     })?;
     drop(events);
-    let streams = (0..32).map(|_| Ok(Stream::new(0)?)).collect::<Result<Vec<Stream>>>()?;
+    let streams: Vec<Stream> = (0..32).map(|_| Stream::new(0)).collect::<Result<_>>()?;
     row(filter, "event, another stream waits", || {
         Ok(streams[0].wait_event(&stream.record_event(None)?)?)
     })?;

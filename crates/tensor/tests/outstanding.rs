@@ -107,7 +107,10 @@ fn all() -> Result<()> {
     flat("copy to pinned memory", || host.copy_(&x, true).map(drop))?;
     flat("copy between devices", || x.to_non_blocking(1).map(drop))?;
     let mut pending = Vec::new();
-    flat("copy to the host, kept", || Ok(pending.push(x.cpu_async()?)))?;
+    flat("copy to the host, kept", || {
+        pending.push(x.cpu_async()?);
+        Ok(())
+    })?;
     let stream = cuda::current_stream(0)?;
     flat("event", || {
         let event = stream.record_event(None)?;
@@ -115,7 +118,10 @@ fn all() -> Result<()> {
         Ok(())
     })?;
     let mut events = Vec::new();
-    flat("event, kept", || Ok(events.push(stream.record_event(None)?)))?;
+    flat("event, kept", || {
+        events.push(stream.record_event(None)?);
+        Ok(())
+    })?;
     let streams = (0..8).map(|_| Stream::new(0)).collect::<std::result::Result<Vec<_>, _>>()?;
     flat("wait for an event", || Ok(streams[0].wait_event(&stream.record_event(None)?)?))?;
     let mut turn = 0;
