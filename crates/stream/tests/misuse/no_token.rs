@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpline_cuda_sys_safe::owned::LaunchToken;
 use warpline_cuda_sys_safe::CaptureMode;
-use warpline_stream::{Stream, StreamError};
+use warpline_stream::{CapturedChecks, Stream, StreamError};
 
 fn forged() -> LaunchToken {
     LaunchToken(())
@@ -20,7 +20,7 @@ fn submitted(stream: &Stream) {
 
 fn checked(stream: &Stream) {
     let _ = stream.mailbox().launch(stream, "op", std::panic::Location::caller());
-    let _ = stream.mailbox().enter_replay(stream, 1);
+    let _ = Arc::new(CapturedChecks::default()).begin_replay(stream, 1);
 }
 
 fn captured(stream: &Stream) {
