@@ -4,7 +4,7 @@
 //! from another source is a failure; with `--rebuild` all is compiled again and compared. Names are
 //! those of programs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use warpline_runtime::Result;
