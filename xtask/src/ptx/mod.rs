@@ -66,7 +66,9 @@ fn run_programs(
     xshell::cmd!(sh, "{cargo} build --quiet --workspace --example ptx --target-dir {target}")
         .run()?;
     let program = target.join("debug/examples/ptx").with_extension(std::env::consts::EXE_EXTENSION);
-    let mut command = xshell::cmd!(sh, "{program} {mode...} {names...}");
+    // As cargo would set it: this process has the folder of its own package.
+    let mut command = xshell::cmd!(sh, "{program} {mode...} {names...}")
+        .env("CARGO_MANIFEST_DIR", root.join("crates/kernels"));
     if let Some(compiler) = compiler {
         command = command.env("WARPLINE_NVRTC", compiler.library());
     }
