@@ -59,8 +59,8 @@ impl<B: Backend> CachingAllocator<B> {
     }
 
     /// Gives all memory that no block uses back to the backend, after waiting for the streams
-    /// that still use freed blocks (`torch.cuda.empty_cache`). Does nothing in
-    /// the source of a pool and in the drop of foreign memory.
+    /// that still use freed blocks (`torch.cuda.empty_cache`). Does nothing in the
+    /// source of a pool and in the drop of foreign memory.
     pub fn empty_cache(&self) {
         let core = &self.shared.core;
         if source::is_inside() {

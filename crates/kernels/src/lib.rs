@@ -12,6 +12,7 @@ pub mod cat;
 pub mod collective;
 pub mod conv;
 pub mod copy;
+mod dim;
 pub mod elementwise;
 pub mod fill;
 pub mod indexing;

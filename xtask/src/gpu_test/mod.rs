@@ -1,8 +1,9 @@
 //! `cargo xtask gpu-test`: the tests that need a GPU, layer by layer.
 //!
 //! A GPU test is one whose name begins with `gpu_`, or with `gpu2_` (`gpu3_`, ...) when it needs so
-//! many GPUs. It is shown no more than it declares, so a test that opens more of them fails. It is `#[ignore]`d, so that `cargo test` passes without a GPU, and takes the driver
-//! that `WARPLINE_DRIVER` names: `sim:N`, or the real one when that is unset. A target is built where
+//! many GPUs. A test sees as many GPUs as its name declares, so one that opens more fails. GPU tests are
+//! `#[ignore]`d, so that `cargo test` passes without a GPU, and take the driver that `WARPLINE_DRIVER`
+//! names: `sim:N`, or the real one when that is unset. A target is built where
 //! `fn gpu_…` stands in one of its own files. Tests that only make sense on a real GPU are in a test
 //! target whose own name begins with `gpu_`. A test reads its data
 //! below the folder that the *run-time* environment variable `CARGO_MANIFEST_DIR` names

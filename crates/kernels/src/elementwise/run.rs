@@ -74,7 +74,11 @@ const ROUNDING: [&str; 6] = ["remainder", "fmod", "pow", "atan2", "hypot", "xlog
 /// Ops that round a number on the CPU alone: PyTorch's CUDA kernels of them take it in `f32`.
 const ROUNDING_ON_CPU: [&str; 2] = ["add", "sub"];
 
-fn rounds(op: &Op, target: Target<'_>) -> bool {
+/// Whether a number as an op on `dtype` takes it is rounded. Only halves are computed in a wider type.
+fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
+    if !dtype.is_float() || dtype.size() > 2 {
+        return false;
+    }
     let on_cpu = matches!(target, Target::Cpu(_)) && ROUNDING_ON_CPU.contains(&op.name);
     on_cpu || op.output == Output::Bool || ROUNDING.contains(&op.name)
 }
@@ -200,7 +204,7 @@ fn run<const I: usize, const N: usize>(
             Arg::Number(value) => {
                 untouched |= 1 << k;
                 numbers.dtypes |= NUMBER << (4 * k);
-                numbers.number[k] = bits(*value, expected(k), rounds(op, target)).into();
+                numbers.number[k] = bits(*value, expected(k), rounds(op, dtype, target)).into();
             }
         }
     }

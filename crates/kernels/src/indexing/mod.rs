@@ -15,6 +15,7 @@ use std::panic::Location;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::dim::check_dim;
 use crate::programs::{bits, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{BLOCK, Index, Plan, halves};
@@ -92,14 +93,7 @@ pub fn index_select(
     let location = Location::caller();
     let (ndim, count) = (input.sizes().len(), index.numel());
     check(OP, input, index, out)?;
-    if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange {
-            op: OP,
-            location: Location::caller(),
-            dim: dim as isize,
-            ndim,
-        });
-    }
+    check_dim(OP, dim, ndim)?;
     let sizes = index_select_sizes(input.sizes(), dim, index.sizes())?;
     check_sizes(OP, &sizes, out, input, index)?;
     let mut source = input.strides().to_vec();
@@ -170,14 +164,7 @@ pub fn gather_as(
     let location = Location::caller();
     check(op, input, index, out)?;
     let ndim = input.sizes().len();
-    if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange {
-            op,
-            location: Location::caller(),
-            dim: dim as isize,
-            ndim,
-        });
-    }
+    check_dim(op, dim, ndim)?;
     check_sizes(op, index.sizes(), out, input, index)?;
     if index.numel() == 0 {
         return Ok(());

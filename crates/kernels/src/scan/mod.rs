@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
+use crate::dim::check_dim;
 use crate::programs::{committed, cuda_type};
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
 use warpline_runtime::iter::{BLOCK, Walk};
@@ -111,9 +112,7 @@ pub fn scan(
         }
     }
     let ndim = a.sizes().len();
-    if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange { op, location, dim: dim as isize, ndim });
-    }
+    check_dim(op, dim, ndim)?;
     let mut operands: SmallVec<[_; 3]> = [a.read(), out.write()].into_iter().collect();
     operands.extend(index.map(View::write));
     check_operands(op, &operands)?;

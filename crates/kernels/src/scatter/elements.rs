@@ -132,7 +132,7 @@ pub fn scatter(
     let location = Location::caller();
     super::check_index_dtype(op, index)?;
     super::check_same_dtype(op, out, source)?;
-    super::check_dim(op, dim, out.sizes().len())?;
+    crate::dim::check_dim(op, dim, out.sizes().len())?;
     if index.numel() == 0 {
         return check_operands(op, &[source.read(), index.read(), out.read_write()]);
     }

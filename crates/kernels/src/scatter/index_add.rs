@@ -96,7 +96,7 @@ pub fn index_add_as(
     index: View<'_>,
     source: View<'_>,
 ) -> Result<()> {
-    super::check_dim(op, dim, out.sizes().len())?;
+    crate::dim::check_dim(op, dim, out.sizes().len())?;
     let row = |l: &Layout| if l.ndim() == 0 { l.unsqueeze(0) } else { Ok(l.clone()) };
     let [to, from, at] = [row(out.layout)?, row(source.layout)?, row(index.layout)?];
     let (out, source) = (View { layout: &to, ..out }, View { layout: &from, ..source });
@@ -133,7 +133,7 @@ pub fn embedding_backward(
     skip: Option<usize>,
 ) -> Result<()> {
     const OP: &str = "embedding_backward";
-    super::check_dim(OP, 0, out.sizes().len())?;
+    crate::dim::check_dim(OP, 0, out.sizes().len())?;
     let mut of = part(OP, out, 0, index, source)?;
     of.from_zero = 1;
     // No index is -1, so a row that does not fit names none either.

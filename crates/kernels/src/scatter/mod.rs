@@ -37,12 +37,3 @@ fn check_same_dtype(op: &'static str, out: View<'_>, source: View<'_>) -> Result
     let (location, expected, actual) = (Location::caller(), out.dtype, source.dtype);
     Err(Error::DTypeMismatch { location, op, expected, actual })
 }
-
-/// A scalar has a dimension to name.
-#[track_caller]
-fn check_dim(op: &'static str, dim: usize, ndim: usize) -> Result<()> {
-    if dim < ndim.max(1) {
-        return Ok(());
-    }
-    Err(Error::DimOutOfRange { op, location: Location::caller(), dim: dim as isize, ndim })
-}

@@ -5,6 +5,7 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
+use crate::dim::check_dim;
 use crate::programs::{FLOATS, LANES, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, Shared};
@@ -81,9 +82,7 @@ pub fn softmax_backward(
         }
     }
     let ndim = out.sizes().len();
-    if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange { op, location, dim: dim as isize, ndim });
-    }
+    check_dim(op, dim, ndim)?;
     let operands = [grad.read(), out.read(), result.write()];
     check_operands(op, &operands)?;
     if out.numel() == 0 {

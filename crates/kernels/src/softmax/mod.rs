@@ -13,6 +13,7 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::HostKernel;
 
+use crate::dim::check_dim;
 use crate::programs::{FLOATS, LANES, committed};
 use warpline_runtime::cuda_struct;
 use warpline_runtime::iter::{Walk, vector_width};
@@ -141,14 +142,7 @@ pub fn softmax(
         });
     }
     let ndim = a.sizes().len();
-    if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange {
-            op,
-            location: Location::caller(),
-            dim: dim as isize,
-            ndim,
-        });
-    }
+    check_dim(op, dim, ndim)?;
     launch::check_in_place(op, &[a.read(), out.write()])?;
     if a.numel() == 0 {
         return Ok(());

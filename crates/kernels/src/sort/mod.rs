@@ -13,6 +13,7 @@ use std::panic::Location;
 use bytemuck::{Pod, Zeroable};
 use warpline_cuda_sys_safe::HostKernel;
 
+use crate::dim::check_dim;
 use crate::programs::{committed, cuda_type};
 use warpline_runtime::iter::Walk;
 use warpline_runtime::launch::{self, Call, Code, check_operands};
@@ -113,9 +114,7 @@ pub fn sort(
         }
     }
     let ndim = a.sizes().len();
-    if dim >= ndim.max(1) {
-        return Err(Error::DimOutOfRange { op: OP, location, dim: dim as isize, ndim });
-    }
+    check_dim(OP, dim, ndim)?;
     check_operands(OP, &[a.read(), values.write(), indices.write()])?;
     if a.numel() == 0 {
         return Ok(());
