@@ -1,9 +1,10 @@
 //! Functions of neural networks, and the error function that some are made of.
 
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use super::host::scalars;
-use super::real::Real;
+use super::formula::Number;
+use super::real::{Real, SELU_ALPHA, SELU_SCALE};
 use super::table::ops;
 use crate::math;
 
@@ -11,76 +12,95 @@ ops! {
     /// `torch.relu`: a NaN stays one; not on bool.
     RELU = "relu"(x), NUMBERS => Same, "x < (C)0 ? (C)0 : x", {
         int => if x > 0 { x } else { 0 }, float => if x < 0.0 { 0.0 } else { x }
-    }
+    }, gradients(g, out) { x: g.relu_backward(out) }
     /// `torch.erf`.
-    ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", { f32 = math::erf, f64 = scalars(libm::erf) }
+    ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", { f32 = math::erf, f64 = scalars(libm::erf) }, gradients(g) { x: g * bell(x) }
     /// `torch.sigmoid`.
     SIGMOID = "sigmoid"(x), TO_FLOATS => Same, "(C)1 / ((C)1 + exp_of(-x))", {
         f32 = math::sigmoid, f64 = scalars(|x: f64| 1.0 / (1.0 + (-x).exp()))
-    }
+    }, gradients(g, out) { x: g.sigmoid_backward(out) }
     /// `torch.nn.functional.silu`.
     SILU = "silu"(x), FLOATS => Same, "x / ((C)1 + exp_of(-x))", {
         f32 = math::silu, f64 = scalars(|x: f64| x / (1.0 + (-x).exp()))
-    }
+    }, gradients(g) { x: g.silu_backward(x) }
     /// `torch.nn.functional.gelu`, by the error function.
-    GELU = "gelu"(x), FLOATS => Same, "gelu_of(x)", { f32 = math::gelu, f64 = scalars(gelu) }
+    GELU = "gelu"(x), FLOATS => Same, "gelu_of(x)", { f32 = math::gelu, f64 = scalars(gelu) }, gradients(g) { x: g.gelu_backward(x) }
     /// `torch.nn.functional.gelu` with `approximate="tanh"`.
     GELU_TANH = "gelu_tanh"(x), FLOATS => Same, "gelu_tanh_of(x)", {
         f32 = math::gelu_tanh, f64 = scalars(gelu_tanh)
-    }
+    }, gradients(g) { x: g.gelu_tanh_backward(x) }
     /// `torch.nn.functional.softplus`. Floats only.
     SOFTPLUS = "softplus"(x, beta, threshold), FLOATS => Same,
         "x * beta > threshold ? x : quotient_of(softplus_of(x * beta), beta)", {
         float => if x * beta > threshold { x } else { (x * beta).softplus() / beta }
+    }, gradients(g) {
+        x: {
+            let scaled = x * beta;
+            scaled.gt(threshold).select(g, g * scaled.sigmoid())
+        }
     }
     /// `torch.nn.functional.elu`. Floats only.
     ELU = "elu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x)", {
         float => if x > 0.0 { x } else { alpha * x.exp_m1() }
-    }
+    }, gradients(g) { x: g * x.gt(0.0).select(1.0, x.exp() * alpha) }
     /// `torch.nn.functional.celu`. Floats only.
     CELU = "celu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(quotient_of(x, alpha))", {
         float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
+    }, gradients(g) {
+        x: {
+            // PyTorch has the quotient in single precision.
+            let over = 1.0 / alpha.single();
+            g * x.gt(0.0).select(1.0, (x * over).exp() * (over * alpha))
+        }
     }
     /// `torch.nn.functional.selu`. Floats only.
     SELU = "selu"(x), FLOATS => Same,
         "(C)1.0507009873554804934193349852946 * (x > (C)0 ? x : (C)1.6732632423543772848170429916717 * expm1_of(x))", {
         float => x.selu()
-    }
+    }, gradients(g) { x: g * x.gt(0.0).select(SELU_SCALE, x.exp() * (SELU_SCALE * SELU_ALPHA)) }
     /// `torch.nn.functional.leaky_relu`. Floats only.
     LEAKY_RELU = "leaky_relu"(x, slope), FLOATS => Same, "x > (C)0 ? x : x * slope", {
         float => if x > 0.0 { x } else { x * slope }
-    }
+    }, gradients(g) { x: x.gt(0.0).select(g, g * slope) }
     /// `torch.nn.functional.hardsigmoid`. Floats only.
     HARDSIGMOID = "hardsigmoid"(x), FLOATS => Same, "clamped(x + (C)3, (C)0, (C)6) / (C)6", {
         float => (x + 3.0).clamped(0.0, 6.0) / 6.0
+    }, gradients(g) {
+        // PyTorch has the sixth in single precision.
+        x: x.gt(-3.0).and(x.lt(3.0)).select(g * f64::from(1f32 / 6.0), 0.0)
     }
     /// `torch.nn.functional.hardswish`. Floats only.
     HARDSWISH = "hardswish"(x), FLOATS => Same, "x * clamped(x + (C)3, (C)0, (C)6) / (C)6", {
         float => x * (x + 3.0).clamped(0.0, 6.0) / 6.0
-    }
+    }, gradients(g) { x: x.lt(-3.0).select(0.0, x.le(3.0).select(g * (x / 3.0 + 0.5), g)) }
     /// `torch.nn.functional.mish`. Floats only.
-    MISH = "mish"(x), FLOATS => Same, "x * tanh_of(softplus_of(x))", { float => x * x.softplus().tanh() }
+    MISH = "mish"(x), FLOATS => Same, "x * tanh_of(softplus_of(x))", { float => x * x.softplus().tanh() }, gradients(g) {
+        x: {
+            let tanh = x.softplus(1.0, 20.0).tanh();
+            g * (tanh + x * x.sigmoid() * (1.0 - tanh.square()))
+        }
+    }
     /// `torch.nn.functional.logsigmoid`. Floats only.
     LOGSIGMOID = "logsigmoid"(x), FLOATS => Same, "(x >= (C)0 ? (C)0 : x) - softplus_of(-absolute(x))", {
         float => (if x >= 0.0 { 0.0 } else { x }) - (-x.abs()).softplus()
-    }
+    }, gradients(g) { x: g * (-x).sigmoid() }
     /// `torch.nn.functional.softsign`. Floats only.
-    SOFTSIGN = "softsign"(x), FLOATS => Same, "x / ((C)1 + absolute(x))", { float => x / (1.0 + x.abs()) }
+    SOFTSIGN = "softsign"(x), FLOATS => Same, "x / ((C)1 + absolute(x))", { float => x / (1.0 + x.abs()) }, gradients(g) { x: g / (x.abs() + 1.0).square() }
     /// `torch.nn.functional.tanhshrink`. Floats only.
-    TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }
+    TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }, gradients(g) { x: g * x.tanh().square() }
     /// `torch.nn.functional.softshrink`: a NaN stays one. Floats only.
     SOFTSHRINK = "softshrink"(x, lambda), FLOATS => Same,
         "x != x ? x : x > lambda ? x - lambda : x < -lambda ? x + lambda : (C)0", {
         float => if x.is_nan() { x } else if x > lambda { x - lambda } else if x < -lambda { x + lambda } else { 0.0 }
-    }
+    }, gradients(g) { x: x.abs().le(lambda).select(0.0, g) }
     /// `torch.nn.functional.hardshrink`: a NaN stays one. Floats only.
     HARDSHRINK = "hardshrink"(x, lambda), FLOATS => Same, "x >= -lambda && x <= lambda ? (C)0 : x", {
         float => if x >= -lambda && x <= lambda { 0.0 } else { x }
-    }
+    }, gradients(g) { x: x.abs().le(lambda).select(0.0, g) }
     /// `torch.nn.functional.threshold`: a NaN stays one; not on bool.
     THRESHOLD = "threshold"(x, threshold, value), NUMBERS => Same, "x <= threshold ? value : x", {
         int => if x <= threshold { value } else { x }, float => if x <= threshold { value } else { x }
-    }
+    }, gradients(g) { x: x.le(threshold).select(0.0, g) }
 }
 
 /// The last term as in `math::functions::gelu`.
@@ -91,4 +111,9 @@ fn gelu(x: f64) -> f64 {
 fn gelu_tanh(x: f64) -> f64 {
     let inner = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * (x + 0.044715 * x * x * x);
     0.5 * x * (1.0 + inner.tanh())
+}
+
+/// The derivative of the error function.
+pub(super) fn bell(x: Number) -> Number {
+    (-x.square()).exp() * (2.0 / PI.sqrt())
 }

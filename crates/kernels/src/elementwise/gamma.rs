@@ -1,5 +1,9 @@
 //! Functions of statistics: Γ, and the error function's relatives.
 
+use std::f64::consts::PI;
+
+use super::activation::bell;
+use super::formula::Number;
 use super::host::scalars;
 use super::real::{Real, digamma, erfinv};
 use super::table::ops;
@@ -8,25 +12,56 @@ ops! {
     /// `torch.lgamma`.
     LGAMMA = "lgamma"(x), TO_FLOATS => Same, "lgamma_of(x)", {
         f32 = scalars(|x: f32| libm::lgamma(x.into()) as f32), f64 = scalars(libm::lgamma)
-    }
+    }, gradients(g) { x: g * x.digamma() }
     /// `torch.digamma`.
     DIGAMMA = "digamma"(x), TO_FLOATS => Same, "digamma_of(x)", {
         f32 = scalars(|x: f32| digamma(x.into()) as f32), f64 = scalars(digamma)
-    }
+    }, gradients(g) { x: g * trigamma(x) }
     /// `torch.erfc`.
-    ERFC = "erfc"(x), TO_FLOATS => Same, "erfc_of(x)", { f32 = scalars(libm::erfcf), f64 = scalars(libm::erfc) }
+    ERFC = "erfc"(x), TO_FLOATS => Same, "erfc_of(x)", { f32 = scalars(libm::erfcf), f64 = scalars(libm::erfc) }, gradients(g) { x: -(g * bell(x)) }
     /// `torch.erfinv`.
     ERFINV = "erfinv"(x), TO_FLOATS => Same, "erfinv_of(x)", {
         f32 = scalars(|x: f32| erfinv(x.into()) as f32), f64 = scalars(erfinv)
-    }
+    }, gradients(g, out) { x: g * out.square().exp() * (PI.sqrt() / 2.0) }
     /// `torch.logit`; a negative `eps` stands for none.
-    LOGIT = "logit"(x, eps), TO_FLOATS => Same, "logit_of(x, eps)", { float => x.logit(eps) }
+    LOGIT = "logit"(x, eps), TO_FLOATS => Same, "logit_of(x, eps)", { float => x.logit(eps) }, gradients(g) {
+        x: {
+            let unbounded = eps.lt(0.0);
+            let (low, high) = (unbounded.select(0.0, eps), unbounded.select(1.0, 1.0 - eps));
+            let outside = x.lt(low).or(x.gt(high));
+            g * outside.select(unbounded.select(f64::NAN, 0.0), (x * (1.0 - x)).reciprocal())
+        }
+    }
     /// `torch.xlogy`: 0 where `x` is, unless `y` is NaN.
-    XLOGY = "xlogy"(x, y), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", { float => x.times_log(y) }
+    XLOGY = "xlogy"(x, y), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", { float => x.times_log(y) }, gradients(g) { x: g * x.eq(0.0).and(y.le(0.0)).select(0.0, y.log()), y: g * (x / y) }
     /// `torch.logaddexp`.
-    LOGADDEXP = "logaddexp"(x, y), FLOATS => Same, "log_add_exp(x, y)", { float => x.log_add_exp(y) }
+    LOGADDEXP = "logaddexp"(x, y), FLOATS => Same, "log_add_exp(x, y)", { float => x.log_add_exp(y) }, gradients(g) { x: g / ((y - x).exp() + 1.0), y: g / ((x - y).exp() + 1.0) }
     /// `torch.logaddexp2`.
-    LOGADDEXP2 = "logaddexp2"(x, y), FLOATS => Same, "log2_add_exp2(x, y)", { float => x.log2_add_exp2(y) }
+    LOGADDEXP2 = "logaddexp2"(x, y), FLOATS => Same, "log2_add_exp2(x, y)", { float => x.log2_add_exp2(y) }, gradients(g) { x: g / ((y - x).exp2() + 1.0), y: g / ((x - y).exp2() + 1.0) }
     /// `torch.sinc`.
-    SINC = "sinc"(x), TO_FLOATS => Same, "sinc_of(x)", { float => x.sinc() }
+    SINC = "sinc"(x), TO_FLOATS => Same, "sinc_of(x)", { float => x.sinc() }, gradients(g) {
+        x: {
+            let x = x * PI;
+            g * x.eq(0.0).select(0.0, (x * x.cos() - x.sin()) / x.square() * PI)
+        }
+    }
+}
+
+/// The derivative of digamma as PyTorch computes it, to ten digits: by reflection where `x` is below one half, by
+/// recurrence up to the range of its series.
+fn trigamma(x: Number) -> Number {
+    let below = x.lt(0.5);
+    let mut z = below.select(1.0 - x, x);
+    let mut sum = z.square().reciprocal();
+    for _ in 1..6 {
+        z = z + 1.0;
+        sum = sum + z.square().reciprocal();
+    }
+    z = z + 1.0;
+    let over = z.square().reciprocal();
+    let series = -((over * (-1.0 / 42.0) + 1.0 / 30.0) * over) + 1.0 / 6.0;
+    let tail = series * over + (z * 2.0).reciprocal() + 1.0;
+    let sum = sum + tail / z;
+    let reflected = (x * PI).sin().square().reciprocal() * (PI * PI) - sum;
+    below.select(reflected, sum)
 }

@@ -1,6 +1,7 @@
 //! Ops that compute each element of the result from the same element of their operands.
 //!
-//! An op is an entry of a table ([`table`]): name, dtypes, what CUDA computes, what the CPU computes.
+//! An op is an entry of a table ([`table`]): name, dtypes, what CUDA computes, what the CPU computes, and the formulas
+//! of its gradients ([`Gradients`]).
 //! Kernels (`cuda.rs`) and loops (`host.rs`) are the same for all.
 
 mod activation;
@@ -11,6 +12,7 @@ mod cuda;
 mod division;
 mod exponential;
 mod extremes;
+mod formula;
 mod functions;
 mod gamma;
 mod gradient;
@@ -39,6 +41,7 @@ pub use comparison::*;
 pub use division::*;
 pub use exponential::*;
 pub use extremes::*;
+pub use formula::{Formula, Gradients, MAX_OPERANDS, Step};
 pub use gamma::*;
 pub use gradient::*;
 pub use logical::*;
@@ -85,6 +88,7 @@ pub struct Op {
     /// Whether that is a few instructions.
     short: bool,
     host: fn(DType) -> Option<[HostKernel; 2]>,
+    gradients: Option<Gradients>,
     program: Program,
 }
 
@@ -142,6 +146,12 @@ impl Op {
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// The gradients of floats. `None` for an op that is not differentiable or has a result of another kind.
+    #[must_use]
+    pub const fn gradients(&self) -> Option<&Gradients> {
+        self.gradients.as_ref()
     }
 
     /// Whether an operand is a condition: bools, whatever the others are.

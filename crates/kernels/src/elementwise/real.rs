@@ -4,8 +4,8 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
 use crate::math::functions;
 
-const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
-const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
+pub(super) const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
+pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
 
 /// A float that ops are computed in.
 pub(super) trait Real: Copy {

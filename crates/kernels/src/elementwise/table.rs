@@ -6,10 +6,15 @@
 ///
 /// - `all` for any [`Number`](warpline_runtime::host::Number), or `bool`, `int` (any width), `float`
 ///   (`f32` and `f64`) for these alone, or `f32` and `f64` each; `C` in `all` is the compute type;
-/// - `f32 = function, f64 = function` for functions that change a slice of one input in place.
+/// - `f32 = function, f64 = function` for functions that change a slice of one input in place;
+///
+/// and, for ops of floats that have gradients, `gradients(g, out) { operand: formula }` ([`formula`](super::formula)):
+/// `g` is the gradient of the result, and `out` the result. A backward pass keeps the operands and results that the
+/// formulas of the wanted gradients read, and nothing else.
 macro_rules! ops {
     ($($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)?),+),
-        $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* })*) => {
+        $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* }
+        $(, gradients($g:ident $(, $out:ident)?) { $($operand:ident: $gradient:expr),+ $(,)? })?)*) => {
         /// The entries of this file.
         pub(super) const OPS: &[&$crate::elementwise::Op] = &[$(&$id),*];
 
@@ -37,6 +42,9 @@ macro_rules! ops {
                 cuda: $cuda,
                 short: is_short($cuda, INPUTS.len()),
                 host: |dtype| table::host!(dtype, Function, $output, [$($input),+], $($cpu)*),
+                gradients: table::gradients!(
+                    $name, [$($input $(: $kind)?),+] $(, $g [$($out)?] $($operand: $gradient),+)?
+                ),
                 program: warpline_runtime::module::Program::new(
                     $name,
                     DTYPES.variants(),
@@ -46,6 +54,36 @@ macro_rules! ops {
                 .with_ptx($crate::programs::committed),
             }
         };)*
+    };
+}
+
+macro_rules! gradients {
+    ($name:expr, $inputs:tt) => {
+        None
+    };
+    ($name:expr, [$($input:ident $(: $kind:ident)?),+], $g:ident [$($out:ident)?] $($operand:ident: $gradient:expr),+) => {
+        Some($crate::elementwise::formula::Gradients::new($name, |writer| {
+            $(
+                #[allow(unused_variables)]
+                let $input = table::operand!(writer $(, $kind)?);
+            )+
+            #[allow(unused_variables)]
+            let $g = writer.gradient();
+            $(let $out = writer.result();)?
+            $(
+                let gradient = $gradient;
+                writer.set($operand, gradient);
+            )+
+        }))
+    };
+}
+
+macro_rules! operand {
+    ($writer:ident) => {
+        $writer.number()
+    };
+    ($writer:ident, bool) => {
+        $writer.truth()
     };
 }
 
@@ -193,4 +231,6 @@ macro_rules! count {
     };
 }
 
-pub(super) use {count, cpu, cpu_of, cpu_one, element, host, is_bool, kernels, ops, out};
+pub(super) use {
+    count, cpu, cpu_of, cpu_one, element, gradients, host, is_bool, kernels, operand, ops, out,
+};

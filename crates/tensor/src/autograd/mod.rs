@@ -19,7 +19,9 @@
 mod accumulate;
 mod checkpoint;
 mod context;
+mod elementwise;
 mod engine;
+mod formula;
 mod function;
 mod gradcheck;
 mod hooks;
@@ -29,7 +31,6 @@ mod moved;
 mod node;
 mod reclaim;
 mod record;
-mod rules;
 mod saved;
 mod tensor;
 mod views;
@@ -47,10 +48,10 @@ pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;
 pub use tensor::{GradOptions, backward, grad};
 
+pub(crate) use elementwise::{before_change, elementwise, elementwise_as, record_change};
 pub(crate) use meta::AutogradSlot;
 pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{
     check_in_place, record, record_all, record_in_place, record_overwritten, refuse, wanted,
     wanted_in_place,
 };
-pub(crate) use rules::{before_change, elementwise, elementwise_as, record_change};

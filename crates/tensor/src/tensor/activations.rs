@@ -161,7 +161,7 @@ impl Tensor {
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
         let [min, max] = self.bounds("hardtanh", [min, max])?;
         let out = no_grad(|| self.clamp(min, max)).of("hardtanh")?;
-        elementwise_as("hardtanh", &[self.into(), min.into(), max.into()], out)
+        elementwise_as(&table::HARDTANH, &[self.into(), min.into(), max.into()], out)
     }
 
     /// [`Tensor::hardtanh`] in place.

@@ -75,7 +75,7 @@ impl Tensor {
         let min = min.into();
         check_not_bool("clamp_min", common_dtype(&[self.into(), min]))?;
         let out = no_grad(|| ops::apply(&table::MAXIMUM, self, min)).of("clamp_min")?;
-        elementwise_as("clamp_min", &[self.into(), min], out)
+        elementwise_as(&table::CLAMP_MIN, &[self.into(), min], out)
     }
 
     /// At most `max`; NaN where either is. Not for bools (`torch.clamp_max`).
@@ -87,7 +87,7 @@ impl Tensor {
         let max = max.into();
         check_not_bool("clamp_max", common_dtype(&[self.into(), max]))?;
         let out = no_grad(|| ops::apply(&table::MINIMUM, self, max)).of("clamp_max")?;
-        elementwise_as("clamp_max", &[self.into(), max], out)
+        elementwise_as(&table::CLAMP_MAX, &[self.into(), max], out)
     }
 
     /// [`Tensor::clamp_min`] in place.

@@ -15,7 +15,7 @@ use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
 /// The dtype in which operands meet: tensors without dimensions and numbers count only if their
 /// category is higher (`torch.result_type`).
-pub(super) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
+pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     let (mut full, mut single, mut number) = (None, None, None);
     for operand in operands {
         let (kind, dtype) = match operand {
@@ -116,7 +116,7 @@ impl<'a> Operands<'a> {
 
 /// The op of operands that meet in `common`, into a new tensor.
 #[track_caller]
-pub(super) fn apply(
+pub(crate) fn apply(
     op: &'static Op,
     operands: &[TensorOrScalar<'_>],
     common: DType,
