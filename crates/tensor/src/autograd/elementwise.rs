@@ -80,11 +80,11 @@ pub(crate) fn elementwise(
     operands: &[TensorOrScalar<'_>],
     out: Tensor,
 ) -> Result<Tensor> {
-    let tensors = operands.iter().any(|operand| match operand {
+    let tracked = operands.iter().any(|operand| match operand {
         TensorOrScalar::Tensor(tensor) => tensor.requires_grad(),
         TensorOrScalar::Scalar(_) => false,
     });
-    if !tensors || !out.dtype().is_float() {
+    if !tracked || !out.dtype().is_float() {
         return Ok(out);
     }
     match op.gradients() {

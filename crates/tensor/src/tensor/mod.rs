@@ -46,7 +46,6 @@ pub use index::{Index, IndexRange, IntoIndices};
 pub use indexing::ScatterReduce;
 pub use ops::TensorOrScalar;
 pub(crate) use operands::{apply as apply_elementwise, common_dtype};
-pub(crate) use ops::tensors as op;
 pub use order::{isin, searchsorted};
 pub use pending::Pending;
 pub use powers::RoundingMode;
