@@ -2,8 +2,8 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
+use super::formula::Expr;
 use super::host::scalars;
-use super::formula::Number;
 use super::real::{Real, SELU_ALPHA, SELU_SCALE};
 use super::table::ops;
 use crate::math;
@@ -14,7 +14,11 @@ ops! {
         int => if x > 0 { x } else { 0 }, float => if x < 0.0 { 0.0 } else { x }
     }, gradients(g, out) { x: g.relu_backward(out) }
     /// `torch.erf`.
-    ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", { f32 = math::erf, f64 = scalars(libm::erf) }, gradients(g) { x: g * bell(x) }
+    ERF = "erf"(x), TO_FLOATS => Same, "erf_of(x)", {
+        f32 = math::erf, f64 = scalars(libm::erf)
+    }, gradients(g) {
+        x: g * bell(x)
+    }
     /// `torch.sigmoid`.
     SIGMOID = "sigmoid"(x), TO_FLOATS => Same, "(C)1 / ((C)1 + exp_of(-x))", {
         f32 = math::sigmoid, f64 = scalars(|x: f64| 1.0 / (1.0 + (-x).exp()))
@@ -24,7 +28,9 @@ ops! {
         f32 = math::silu, f64 = scalars(|x: f64| x / (1.0 + (-x).exp()))
     }, gradients(g) { x: g.silu_backward(x) }
     /// `torch.nn.functional.gelu`, by the error function.
-    GELU = "gelu"(x), FLOATS => Same, "gelu_of(x)", { f32 = math::gelu, f64 = scalars(gelu) }, gradients(g) { x: g.gelu_backward(x) }
+    GELU = "gelu"(x), FLOATS => Same, "gelu_of(x)", { f32 = math::gelu, f64 = scalars(gelu) }, gradients(g) {
+        x: g.gelu_backward(x)
+    }
     /// `torch.nn.functional.gelu` with `approximate="tanh"`.
     GELU_TANH = "gelu_tanh"(x), FLOATS => Same, "gelu_tanh_of(x)", {
         f32 = math::gelu_tanh, f64 = scalars(gelu_tanh)
@@ -74,7 +80,9 @@ ops! {
         float => x * (x + 3.0).clamped(0.0, 6.0) / 6.0
     }, gradients(g) { x: x.lt(-3.0).select(0.0, x.le(3.0).select(g * (x / 3.0 + 0.5), g)) }
     /// `torch.nn.functional.mish`. Floats only.
-    MISH = "mish"(x), FLOATS => Same, "x * tanh_of(softplus_of(x))", { float => x * x.softplus().tanh() }, gradients(g) {
+    MISH = "mish"(x), FLOATS => Same, "x * tanh_of(softplus_of(x))", {
+        float => x * x.softplus().tanh()
+    }, gradients(g) {
         x: {
             let tanh = x.softplus(1.0, 20.0).tanh();
             g * (tanh + x * x.sigmoid() * (1.0 - tanh.square()))
@@ -85,9 +93,15 @@ ops! {
         float => (if x >= 0.0 { 0.0 } else { x }) - (-x.abs()).softplus()
     }, gradients(g) { x: g * (-x).sigmoid() }
     /// `torch.nn.functional.softsign`. Floats only.
-    SOFTSIGN = "softsign"(x), FLOATS => Same, "x / ((C)1 + absolute(x))", { float => x / (1.0 + x.abs()) }, gradients(g) { x: g / (x.abs() + 1.0).square() }
+    SOFTSIGN = "softsign"(x), FLOATS => Same, "x / ((C)1 + absolute(x))", {
+        float => x / (1.0 + x.abs())
+    }, gradients(g) {
+        x: g / (x.abs() + 1.0).square()
+    }
     /// `torch.nn.functional.tanhshrink`. Floats only.
-    TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }, gradients(g) { x: g * x.tanh().square() }
+    TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }, gradients(g) {
+        x: g * x.tanh().square()
+    }
     /// `torch.nn.functional.softshrink`: a NaN stays one. Floats only.
     SOFTSHRINK = "softshrink"(x, lambda), FLOATS => Same,
         "x != x ? x : x > lambda ? x - lambda : x < -lambda ? x + lambda : (C)0", {
@@ -114,6 +128,6 @@ fn gelu_tanh(x: f64) -> f64 {
 }
 
 /// The derivative of the error function.
-pub(super) fn bell(x: Number) -> Number {
+pub(super) fn bell(x: Expr) -> Expr {
     (-x.square()).exp() * (2.0 / PI.sqrt())
 }

@@ -1,6 +1,6 @@
 //! Sums, products, quotients, extremes.
 
-use super::formula::{Number, Truth};
+use super::formula::{Condition, Expr};
 use super::table::ops;
 
 ops! {
@@ -9,24 +9,46 @@ ops! {
     /// `torch.sub`; not on bool.
     SUB = "sub"(x, y), NUMBERS => Same, "x - y", { all => x.sub(y) }, gradients(g) { x: g, y: -g }
     /// `torch.mul`; on bool, `and`.
-    MUL = "mul"(x, y), ALL => Same, "x * y", { all => x.mul(y) }, gradients(g) { x: g * y, y: g * x }
+    MUL = "mul"(x, y), ALL => Same, "x * y", { all => x.mul(y) }, gradients(g) {
+        x: g * y,
+        y: g * x
+    }
     /// `torch.div`, true division: on floats, which integers are converted to first.
-    DIV = "div"(x, y), TO_FLOATS => Same, "x / y", { float => x / y }, gradients(g) { x: g / y, y: -(x / y * g) / y }
+    DIV = "div"(x, y), TO_FLOATS => Same, "x / y", { float => x / y }, gradients(g) {
+        x: g / y,
+        y: -(x / y * g) / y
+    }
     /// `torch.maximum`: NaN if either is.
-    MAXIMUM = "maximum"(x, y), ALL => Same, "x > y || x != x ? x : y", { all => x.maximum(y) }, gradients(g) { x: extreme(g, x, y, x.lt(y)), y: extreme(g, x, y, y.lt(x)) }
+    MAXIMUM = "maximum"(x, y), ALL => Same, "x > y || x != x ? x : y", { all => x.maximum(y) }, gradients(g) {
+        x: extreme(g, x, y, x.lt(y)),
+        y: extreme(g, x, y, y.lt(x))
+    }
     /// `torch.minimum`: NaN if either is.
-    MINIMUM = "minimum"(x, y), ALL => Same, "x < y || x != x ? x : y", { all => x.minimum(y) }, gradients(g) { x: extreme(g, x, y, x.gt(y)), y: extreme(g, x, y, y.gt(x)) }
+    MINIMUM = "minimum"(x, y), ALL => Same, "x < y || x != x ? x : y", { all => x.minimum(y) }, gradients(g) {
+        x: extreme(g, x, y, x.gt(y)),
+        y: extreme(g, x, y, y.gt(x))
+    }
     /// `torch.neg`; not on bool.
-    NEG = "neg"(x), NUMBERS => Same, "-x", { int => x.wrapping_neg(), float => -x }, gradients(g) { x: -g }
+    NEG = "neg"(x), NUMBERS => Same, "-x", { int => x.wrapping_neg(), float => -x }, gradients(g) {
+        x: -g
+    }
     /// `torch.abs`; not on bool.
-    ABS = "abs"(x), NUMBERS => Same, "absolute(x)", { int => if x > 0 { x } else { x.wrapping_neg() }, float => x.abs() }, gradients(g) { x: g * x.sign() }
+    ABS = "abs"(x), NUMBERS => Same, "absolute(x)", {
+        int => if x > 0 { x } else { x.wrapping_neg() }, float => x.abs()
+    }, gradients(g) {
+        x: g * x.sign()
+    }
     /// `torch.square`.
-    SQUARE = "square"(x), ALL => Same, "x * x", { all => x.mul(x) }, gradients(g) { x: g * (x * 2.0) }
+    SQUARE = "square"(x), ALL => Same, "x * x", { all => x.mul(x) }, gradients(g) {
+        x: g * (x * 2.0)
+    }
     /// `torch.reciprocal`.
-    RECIPROCAL = "reciprocal"(x), TO_FLOATS => Same, "(C)1 / x", { float => 1.0 / x }, gradients(g, out) { x: -g * out.square() }
+    RECIPROCAL = "reciprocal"(x), TO_FLOATS => Same, "(C)1 / x", { float => 1.0 / x }, gradients(g, out) {
+        x: -g * out.square()
+    }
 }
 
 /// The gradient of one of two operands whose extreme is the result. Equal operands have a half each.
-fn extreme(g: Number, x: Number, y: Number, loses: Truth) -> Number {
+fn extreme(g: Expr, x: Expr, y: Expr, loses: Condition) -> Expr {
     loses.select(0.0, x.eq(y).select(g / 2.0, g))
 }

@@ -11,11 +11,19 @@ ops! {
         int => x.floor_over(y), float => x.floor_over(y)
     }, gradients(g) { x: 0.0, y: 0.0 }
     /// `torch.div` with `rounding_mode="trunc"`; not on bool.
-    DIV_TRUNC = "div_trunc"(x, y), NUMBERS => Same, "over(x, y)", { int => x.over(y), float => (x / y).trunc() }, gradients(g) { x: 0.0, y: 0.0 }
+    DIV_TRUNC = "div_trunc"(x, y), NUMBERS => Same, "over(x, y)", {
+        int => x.over(y), float => (x / y).trunc()
+    }, gradients(g) {
+        x: 0.0,
+        y: 0.0
+    }
     /// `torch.remainder`: of the divisor's sign; not on bool.
     REMAINDER = "remainder"(x, y), NUMBERS => Same, "floor_rest(x, y)", {
         int => x.floor_rest(y), float => x.floor_rest(y)
     }, gradients(g) { x: g, y: -(g * x.floor_divide(y)) }
     /// `torch.fmod`: of the dividend's sign; not on bool.
-    FMOD = "fmod"(x, y), NUMBERS => Same, "rest(x, y)", { int => x.rest(y), float => x % y }, gradients(g) { x: g, y: -(g * x.div_trunc(y)) }
+    FMOD = "fmod"(x, y), NUMBERS => Same, "rest(x, y)", { int => x.rest(y), float => x % y }, gradients(g) {
+        x: g,
+        y: -(g * x.div_trunc(y))
+    }
 }

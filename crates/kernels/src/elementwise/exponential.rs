@@ -9,25 +9,51 @@ use crate::math;
 
 ops! {
     /// `torch.exp`.
-    EXP = "exp"(x), TO_FLOATS => Same, "exp_of(x)", { f32 = math::exp, f64 = scalars(f64::exp) }, gradients(g, out) { x: g * out }
+    EXP = "exp"(x), TO_FLOATS => Same, "exp_of(x)", {
+        f32 = math::exp, f64 = scalars(f64::exp)
+    }, gradients(g, out) {
+        x: g * out
+    }
     /// `torch.expm1`.
-    EXPM1 = "expm1"(x), TO_FLOATS => Same, "expm1_of(x)", { f32 = math::expm1, f64 = scalars(f64::exp_m1) }, gradients(g, out) { x: g * (out + 1.0) }
+    EXPM1 = "expm1"(x), TO_FLOATS => Same, "expm1_of(x)", {
+        f32 = math::expm1, f64 = scalars(f64::exp_m1)
+    }, gradients(g, out) {
+        x: g * (out + 1.0)
+    }
     /// `torch.log`.
-    LOG = "log"(x), TO_FLOATS => Same, "log_of(x)", { f32 = math::log, f64 = scalars(f64::ln) }, gradients(g) { x: g / x }
+    LOG = "log"(x), TO_FLOATS => Same, "log_of(x)", { f32 = math::log, f64 = scalars(f64::ln) }, gradients(g) {
+        x: g / x
+    }
     /// `torch.log1p`.
-    LOG1P = "log1p"(x), TO_FLOATS => Same, "log1p_of(x)", { f32 = math::log1p, f64 = scalars(f64::ln_1p) }, gradients(g) { x: g / (x + 1.0) }
+    LOG1P = "log1p"(x), TO_FLOATS => Same, "log1p_of(x)", {
+        f32 = math::log1p, f64 = scalars(f64::ln_1p)
+    }, gradients(g) {
+        x: g / (x + 1.0)
+    }
     /// `torch.sqrt`.
-    SQRT = "sqrt"(x), TO_FLOATS => Same, "sqrt_of(x)", { float => x.sqrt() }, gradients(g, out) { x: g / (out * 2.0) }
+    SQRT = "sqrt"(x), TO_FLOATS => Same, "sqrt_of(x)", { float => x.sqrt() }, gradients(g, out) {
+        x: g / (out * 2.0)
+    }
     /// `torch.rsqrt`.
-    RSQRT = "rsqrt"(x), TO_FLOATS => Same, "rsqrt_of(x)", { float => 1.0 / x.sqrt() }, gradients(g, out) { x: g * out.pow(3.0) * -0.5 }
+    RSQRT = "rsqrt"(x), TO_FLOATS => Same, "rsqrt_of(x)", { float => 1.0 / x.sqrt() }, gradients(g, out) {
+        x: g * out.pow(3.0) * -0.5
+    }
     /// `torch.exp2`.
-    EXP2 = "exp2"(x), TO_FLOATS => Same, "exp2_of(x)", { float => x.exp2() }, gradients(g, out) { x: g * out * LN_2 }
+    EXP2 = "exp2"(x), TO_FLOATS => Same, "exp2_of(x)", { float => x.exp2() }, gradients(g, out) {
+        x: g * out * LN_2
+    }
     /// `torch.log2`.
-    LOG2 = "log2"(x), TO_FLOATS => Same, "log2_of(x)", { float => x.log2() }, gradients(g) { x: g / (x * LN_2) }
+    LOG2 = "log2"(x), TO_FLOATS => Same, "log2_of(x)", { float => x.log2() }, gradients(g) {
+        x: g / (x * LN_2)
+    }
     /// `torch.log10`.
-    LOG10 = "log10"(x), TO_FLOATS => Same, "log10_of(x)", { float => x.log10() }, gradients(g) { x: g / (x * LN_10) }
+    LOG10 = "log10"(x), TO_FLOATS => Same, "log10_of(x)", { float => x.log10() }, gradients(g) {
+        x: g / (x * LN_10)
+    }
     /// `torch.pow`. Integers wrap, and have 0 as a negative power unless they are 1 or -1. Not on bool.
-    POW = "pow"(x, y), NUMBERS => Same, "power(x, y)", { int => x.to_power(y), float => x.powf(y) }, gradients(g, out) {
+    POW = "pow"(x, y), NUMBERS => Same, "power(x, y)", {
+        int => x.to_power(y), float => x.powf(y)
+    }, gradients(g, out) {
         // The exponent 0 has the slope 0; 0 to a power that is not negative has none in the exponent.
         x: g * y.eq(0.0).select(0.0, y * x.pow(y - 1.0)),
         y: g * x.eq(0.0).and(y.ge(0.0)).select(0.0, out * x.log())

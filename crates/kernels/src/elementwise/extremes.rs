@@ -1,6 +1,6 @@
 //! Bounds, and extremes that leave NaN out.
 
-use super::formula::Gradients;
+use super::formula::Backward;
 use super::real::Real;
 use super::table::ops;
 
@@ -14,9 +14,19 @@ ops! {
         high: x.gt(high).or(high.lt(low)).select(g, 0.0)
     }
     /// `torch.fmax` of floats: the other where one is NaN.
-    FMAX = "fmax"(x, y), FLOATS => Same, "x > y || y != y ? x : y", { float => if x > y || y.is_nan() { x } else { y } }, gradients(g) { x: x.ge(y).or(y.isnan()).select(g, 0.0), y: x.ge(y).or(y.isnan()).select(0.0, g) }
+    FMAX = "fmax"(x, y), FLOATS => Same, "x > y || y != y ? x : y", {
+        float => if x > y || y.is_nan() { x } else { y }
+    }, gradients(g) {
+        x: x.ge(y).or(y.isnan()).select(g, 0.0),
+        y: x.ge(y).or(y.isnan()).select(0.0, g)
+    }
     /// `torch.fmin` of floats: the other where one is NaN.
-    FMIN = "fmin"(x, y), FLOATS => Same, "x < y || y != y ? x : y", { float => if x < y || y.is_nan() { x } else { y } }, gradients(g) { x: x.le(y).or(y.isnan()).select(g, 0.0), y: x.le(y).or(y.isnan()).select(0.0, g) }
+    FMIN = "fmin"(x, y), FLOATS => Same, "x < y || y != y ? x : y", {
+        float => if x < y || y.is_nan() { x } else { y }
+    }, gradients(g) {
+        x: x.le(y).or(y.isnan()).select(g, 0.0),
+        y: x.le(y).or(y.isnan()).select(0.0, g)
+    }
     /// `torch.nan_to_num` of floats, with what NaN, inf and -inf become.
     NAN_TO_NUM = "nan_to_num"(x, nan, posinf, neginf), FLOATS => Same,
         "x != x ? nan : x > largest<C>() ? posinf : x < -largest<C>() ? neginf : x", {
@@ -26,22 +36,22 @@ ops! {
 
 /// Gradients of `torch.clamp_min(x, low)`, whose value is that of [`MAXIMUM`](super::MAXIMUM): of equal operands the
 /// first has all.
-pub static CLAMP_MIN: Gradients = Gradients::new("clamp_min", |writer| {
-    let (x, low, g) = (writer.number(), writer.number(), writer.gradient());
-    writer.set(x, x.ge(low).select(g, 0.0));
-    writer.set(low, x.ge(low).select(0.0, g));
+pub static CLAMP_MIN: Backward = Backward::new("clamp_min", |builder| {
+    let (x, low, g) = (builder.operand(), builder.operand(), builder.gradient());
+    builder.set(x, x.ge(low).select(g, 0.0));
+    builder.set(low, x.ge(low).select(0.0, g));
 });
 
 /// Gradients of `torch.clamp_max(x, high)`, whose value is that of [`MINIMUM`](super::MINIMUM).
-pub static CLAMP_MAX: Gradients = Gradients::new("clamp_max", |writer| {
-    let (x, high, g) = (writer.number(), writer.number(), writer.gradient());
-    writer.set(x, x.le(high).select(g, 0.0));
-    writer.set(high, x.le(high).select(0.0, g));
+pub static CLAMP_MAX: Backward = Backward::new("clamp_max", |builder| {
+    let (x, high, g) = (builder.operand(), builder.operand(), builder.gradient());
+    builder.set(x, x.le(high).select(g, 0.0));
+    builder.set(high, x.le(high).select(0.0, g));
 });
 
 /// The gradient of `torch.nn.functional.hardtanh(x, low, high)`, whose value is that of [`CLAMP`].
-pub static HARDTANH: Gradients = Gradients::new("hardtanh", |writer| {
-    let (x, low, high) = (writer.number(), writer.number(), writer.number());
-    let g = writer.gradient();
-    writer.set(x, x.gt(low).and(x.lt(high)).select(g, 0.0));
+pub static HARDTANH: Backward = Backward::new("hardtanh", |builder| {
+    let (x, low, high) = (builder.operand(), builder.operand(), builder.operand());
+    let g = builder.gradient();
+    builder.set(x, x.gt(low).and(x.lt(high)).select(g, 0.0));
 });

@@ -1,10 +1,10 @@
 //! Formulas of gradients.
 //!
-//! A formula is a list of steps, each of which applies an entry of the table to earlier steps. Its inputs are the op's
-//! operands, the op's result, and the gradient of that result. So whatever runs the entries runs the formulas, and the
-//! gradients of the entries are the second gradients.
+//! A formula is a list of steps. Each step applies an entry of the table to earlier steps. The leaves are the op's
+//! operands, its result, and the gradient of that result. Code that runs entries can therefore run formulas, and the
+//! gradients of the entries give the second gradients.
 //!
-//! Formulas are written beside the values of their ops, with the operators of Rust and the names of the table:
+//! Entries write formulas in Rust's operators and the table's names:
 //!
 //! ```text
 //! gradients(g, out) { x: g * y * x.pow(y - 1.0), y: g * out * x.log() }
@@ -16,20 +16,20 @@ use std::sync::OnceLock;
 
 use super::*;
 
-/// Most operands of an op.
+/// The largest number of operands of an op.
 pub const MAX_OPERANDS: usize = 4;
 
-/// The gradients of an op of floats.
+/// The backward formulas of an op, built on first use.
 #[derive(Debug)]
-pub struct Gradients {
+pub struct Backward {
     name: &'static str,
-    write: fn(&mut Writer),
+    build: fn(&mut Builder),
     formula: OnceLock<Formula>,
 }
 
-impl Gradients {
-    pub(super) const fn new(name: &'static str, write: fn(&mut Writer)) -> Self {
-        Self { name, write, formula: OnceLock::new() }
+impl Backward {
+    pub(super) const fn new(name: &'static str, build: fn(&mut Builder)) -> Self {
+        Self { name, build, formula: OnceLock::new() }
     }
 
     /// Name of the op.
@@ -38,43 +38,42 @@ impl Gradients {
         self.name
     }
 
-    /// The steps that compute them, written on first use.
+    /// The steps of all gradients.
     pub fn formula(&self) -> &Formula {
         self.formula.get_or_init(|| {
-            let former = STEPS.take();
-            let mut writer = Writer::default();
-            (self.write)(&mut writer);
-            Formula { steps: STEPS.replace(former), gradients: writer.gradients }
+            let mut builder = Builder::default();
+            (self.build)(&mut builder);
+            Formula { steps: STEPS.take(), gradients: builder.gradients }
         })
     }
 }
 
-/// The gradients of an op as steps.
+/// The gradients of an op's operands, as steps that share common subexpressions.
 #[derive(Debug)]
 pub struct Formula {
     steps: Vec<Step>,
     gradients: [Option<usize>; MAX_OPERANDS],
 }
 
-/// One number, or condition, for each element.
+/// A step of a formula: a number or a bool for each element.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// The gradient of the op's result.
     Gradient,
-    /// The op's operand of this number.
+    /// The operand with this index.
     Operand(usize),
     /// The op's result.
     Result,
     /// A constant.
     Constant(f64),
-    /// A number operand, rounded to `float32`.
+    /// An earlier step, rounded to `float32`.
     Single(usize),
-    /// An op of earlier steps, as many as the op has operands.
+    /// An op of earlier steps. The array holds [`Op::inputs`] of them.
     Apply(&'static Op, [usize; MAX_OPERANDS]),
 }
 
 impl Step {
-    /// The earlier steps that this step reads.
+    /// The indices of the earlier steps that this step reads.
     #[must_use]
     pub fn reads(&self) -> &[usize] {
         match self {
@@ -96,38 +95,40 @@ impl Step {
 }
 
 impl Formula {
-    /// All steps. Each reads earlier ones only.
+    /// All steps. Each reads only steps before it.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// The step that is the gradient of an operand. Conditions and numbers that are always constant have none.
+    /// The index of the step that is the gradient of an operand. `None` for operands without a gradient: conditions,
+    /// and parameters that callers pass as numbers.
     #[must_use]
     pub fn gradient(&self, operand: usize) -> Option<usize> {
         self.gradients.get(operand).copied().flatten()
     }
 
-    /// For each step, how many other steps and results read it on the way to these operands' gradients.
+    /// Counts the uses of each step in the gradients of `operands`. A step with the count 0 need not be computed, and a
+    /// leaf with the count 0 need not be saved.
     #[must_use]
-    pub fn readers(&self, operands: impl IntoIterator<Item = usize>) -> Vec<usize> {
-        let mut readers = vec![0; self.steps.len()];
-        operands.into_iter().filter_map(|k| self.gradient(k)).for_each(|step| readers[step] += 1);
+    pub fn uses(&self, operands: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let mut uses = vec![0; self.steps.len()];
+        operands.into_iter().filter_map(|k| self.gradient(k)).for_each(|step| uses[step] += 1);
         for (k, step) in self.steps.iter().enumerate().rev() {
-            if readers[k] > 0 {
-                step.reads().iter().for_each(|&read| readers[read] += 1);
+            if uses[k] > 0 {
+                step.reads().iter().for_each(|&read| uses[read] += 1);
             }
         }
-        readers
+        uses
     }
 }
 
 thread_local! {
-    /// The steps of the formula that this thread writes.
+    /// The steps of the formula that this thread builds. Builders do not nest.
     static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Adds a step, unless there is an equal one. Returns its number.
+/// Adds a step unless an equal step exists. Returns its index.
 fn push(step: Step) -> usize {
     STEPS.with_borrow_mut(|steps| {
         steps.iter().position(|other| other.same_as(&step)).unwrap_or_else(|| {
@@ -143,53 +144,52 @@ fn apply<const N: usize>(op: &'static Op, operands: [usize; N]) -> usize {
     push(Step::Apply(op, steps))
 }
 
-/// Collects what an entry says of its gradients.
+/// Builds the formula of an entry: its operands in order, then the gradients.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
+pub(super) struct Builder {
     operands: usize,
     gradients: [Option<usize>; MAX_OPERANDS],
 }
 
-impl Writer {
-    /// The next operand, a number.
-    pub(super) fn number(&mut self) -> Number {
+impl Builder {
+    /// Declares the next operand, a number.
+    pub(super) fn operand(&mut self) -> Expr {
         self.operands += 1;
-        Number(push(Step::Operand(self.operands - 1)))
+        Expr(push(Step::Operand(self.operands - 1)))
     }
 
-    /// The next operand, a condition.
-    pub(super) fn truth(&mut self) -> Truth {
-        Truth(self.number().0)
+    /// Declares the next operand, a condition.
+    pub(super) fn condition(&mut self) -> Condition {
+        Condition(self.operand().0)
     }
 
-    /// The gradient of the result.
-    pub(super) fn gradient(&self) -> Number {
-        Number(push(Step::Gradient))
+    /// Returns the gradient of the result.
+    pub(super) fn gradient(&self) -> Expr {
+        Expr(push(Step::Gradient))
     }
 
-    /// The result.
-    pub(super) fn result(&self) -> Number {
-        Number(push(Step::Result))
+    /// Returns the result.
+    pub(super) fn result(&self) -> Expr {
+        Expr(push(Step::Result))
     }
 
-    /// States the gradient of an operand.
-    pub(super) fn set(&mut self, operand: Number, gradient: impl Into<Number>) {
-        let step = STEPS.with_borrow(|steps| steps[operand.0]);
-        if let Step::Operand(k) = step {
-            self.gradients[k] = Some(gradient.into().0);
-        }
+    /// Sets the gradient of an operand.
+    pub(super) fn set(&mut self, operand: Expr, gradient: impl Into<Expr>) {
+        // Operands are declared first, so the index of an operand is that of its step.
+        debug_assert!(operand.0 < self.operands, "only operands have gradients");
+        self.gradients[operand.0] = Some(gradient.into().0);
     }
 }
 
-/// A number of each element.
+/// A number for each element.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Number(usize);
+pub(super) struct Expr(usize);
 
-/// A condition of each element.
+/// A bool for each element.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Truth(usize);
+pub(super) struct Condition(usize);
 
-impl From<f64> for Number {
+impl From<f64> for Expr {
     fn from(constant: f64) -> Self {
         Self(push(Step::Constant(constant)))
     }
@@ -197,19 +197,19 @@ impl From<f64> for Number {
 
 macro_rules! operators {
     ($($trait:ident $method:ident $op:ident;)*) => {$(
-        impl<T: Into<Number>> $trait<T> for Number {
-            type Output = Number;
+        impl<T: Into<Expr>> $trait<T> for Expr {
+            type Output = Expr;
 
-            fn $method(self, other: T) -> Number {
-                Number(apply(&$op, [self.0, other.into().0]))
+            fn $method(self, other: T) -> Expr {
+                Expr(apply(&$op, [self.0, other.into().0]))
             }
         }
 
-        impl $trait<Number> for f64 {
-            type Output = Number;
+        impl $trait<Expr> for f64 {
+            type Output = Expr;
 
-            fn $method(self, other: Number) -> Number {
-                Number::from(self).$method(other)
+            fn $method(self, other: Expr) -> Expr {
+                Expr::from(self).$method(other)
             }
         }
     )*};
@@ -222,7 +222,7 @@ operators! {
     Div div DIV;
 }
 
-impl Neg for Number {
+impl Neg for Expr {
     type Output = Self;
 
     fn neg(self) -> Self {
@@ -232,9 +232,9 @@ impl Neg for Number {
 
 macro_rules! functions {
     ($($name:ident($($other:ident),*) $op:ident $result:ident;)*) => {
-        /// The functions of the table that formulas use.
-        impl Number {$(
-            pub(super) fn $name(self, $($other: impl Into<Number>),*) -> $result {
+        /// Ops that formulas use.
+        impl Expr {$(
+            pub(super) fn $name(self, $($other: impl Into<Expr>),*) -> $result {
                 $result(apply(&$op, [self.0, $($other.into().0),*]))
             }
         )*}
@@ -242,48 +242,48 @@ macro_rules! functions {
 }
 
 functions! {
-    abs() ABS Number;
-    sign() SIGN Number;
-    square() SQUARE Number;
-    reciprocal() RECIPROCAL Number;
-    rsqrt() RSQRT Number;
-    exp() EXP Number;
-    exp2() EXP2 Number;
-    log() LOG Number;
-    sin() SIN Number;
-    cos() COS Number;
-    sinh() SINH Number;
-    cosh() COSH Number;
-    tanh() TANH Number;
-    sigmoid() SIGMOID Number;
-    softplus(beta, threshold) SOFTPLUS Number;
-    digamma() DIGAMMA Number;
-    pow(y) POW Number;
-    floor_divide(y) FLOOR_DIVIDE Number;
-    div_trunc(y) DIV_TRUNC Number;
-    relu_backward(y) RELU_BACKWARD Number;
-    sigmoid_backward(y) SIGMOID_BACKWARD Number;
-    tanh_backward(y) TANH_BACKWARD Number;
-    silu_backward(x) SILU_BACKWARD Number;
-    gelu_backward(x) GELU_BACKWARD Number;
-    gelu_tanh_backward(x) GELU_TANH_BACKWARD Number;
-    eq(y) EQ Truth;
-    lt(y) LT Truth;
-    le(y) LE Truth;
-    gt(y) GT Truth;
-    ge(y) GE Truth;
-    isnan() ISNAN Truth;
-    isfinite() ISFINITE Truth;
+    abs() ABS Expr;
+    sign() SIGN Expr;
+    square() SQUARE Expr;
+    reciprocal() RECIPROCAL Expr;
+    rsqrt() RSQRT Expr;
+    exp() EXP Expr;
+    exp2() EXP2 Expr;
+    log() LOG Expr;
+    sin() SIN Expr;
+    cos() COS Expr;
+    sinh() SINH Expr;
+    cosh() COSH Expr;
+    tanh() TANH Expr;
+    sigmoid() SIGMOID Expr;
+    softplus(beta, threshold) SOFTPLUS Expr;
+    digamma() DIGAMMA Expr;
+    pow(y) POW Expr;
+    floor_divide(y) FLOOR_DIVIDE Expr;
+    div_trunc(y) DIV_TRUNC Expr;
+    relu_backward(y) RELU_BACKWARD Expr;
+    sigmoid_backward(y) SIGMOID_BACKWARD Expr;
+    tanh_backward(y) TANH_BACKWARD Expr;
+    silu_backward(x) SILU_BACKWARD Expr;
+    gelu_backward(x) GELU_BACKWARD Expr;
+    gelu_tanh_backward(x) GELU_TANH_BACKWARD Expr;
+    eq(y) EQ Condition;
+    lt(y) LT Condition;
+    le(y) LE Condition;
+    gt(y) GT Condition;
+    ge(y) GE Condition;
+    isnan() ISNAN Condition;
+    isfinite() ISFINITE Condition;
 }
 
-impl Number {
-    /// A number operand, rounded to `float32`.
+impl Expr {
+    /// Rounds to `float32`.
     pub(super) fn single(self) -> Self {
         Self(push(Step::Single(self.0)))
     }
 }
 
-impl Truth {
+impl Condition {
     pub(super) fn and(self, other: Self) -> Self {
         Self(apply(&LOGICAL_AND, [self.0, other.0]))
     }
@@ -292,8 +292,8 @@ impl Truth {
         Self(apply(&LOGICAL_OR, [self.0, other.0]))
     }
 
-    /// `yes` where the condition holds, else `no`.
-    pub(super) fn select(self, yes: impl Into<Number>, no: impl Into<Number>) -> Number {
-        Number(apply(&WHERE, [self.0, yes.into().0, no.into().0]))
+    /// Selects `yes` where the condition holds, else `no`.
+    pub(super) fn select(self, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
+        Expr(apply(&WHERE, [self.0, yes.into().0, no.into().0]))
     }
 }

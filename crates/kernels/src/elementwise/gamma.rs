@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 
 use super::activation::bell;
-use super::formula::Number;
+use super::formula::Expr;
 use super::host::scalars;
 use super::real::{Real, digamma, erfinv};
 use super::table::ops;
@@ -18,7 +18,11 @@ ops! {
         f32 = scalars(|x: f32| digamma(x.into()) as f32), f64 = scalars(digamma)
     }, gradients(g) { x: g * trigamma(x) }
     /// `torch.erfc`.
-    ERFC = "erfc"(x), TO_FLOATS => Same, "erfc_of(x)", { f32 = scalars(libm::erfcf), f64 = scalars(libm::erfc) }, gradients(g) { x: -(g * bell(x)) }
+    ERFC = "erfc"(x), TO_FLOATS => Same, "erfc_of(x)", {
+        f32 = scalars(libm::erfcf), f64 = scalars(libm::erfc)
+    }, gradients(g) {
+        x: -(g * bell(x))
+    }
     /// `torch.erfinv`.
     ERFINV = "erfinv"(x), TO_FLOATS => Same, "erfinv_of(x)", {
         f32 = scalars(|x: f32| erfinv(x.into()) as f32), f64 = scalars(erfinv)
@@ -33,11 +37,26 @@ ops! {
         }
     }
     /// `torch.xlogy`: 0 where `x` is, unless `y` is NaN.
-    XLOGY = "xlogy"(x, y), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", { float => x.times_log(y) }, gradients(g) { x: g * x.eq(0.0).and(y.le(0.0)).select(0.0, y.log()), y: g * (x / y) }
+    XLOGY = "xlogy"(x, y), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", {
+        float => x.times_log(y)
+    }, gradients(g) {
+        x: g * x.eq(0.0).and(y.le(0.0)).select(0.0, y.log()),
+        y: g * (x / y)
+    }
     /// `torch.logaddexp`.
-    LOGADDEXP = "logaddexp"(x, y), FLOATS => Same, "log_add_exp(x, y)", { float => x.log_add_exp(y) }, gradients(g) { x: g / ((y - x).exp() + 1.0), y: g / ((x - y).exp() + 1.0) }
+    LOGADDEXP = "logaddexp"(x, y), FLOATS => Same, "log_add_exp(x, y)", {
+        float => x.log_add_exp(y)
+    }, gradients(g) {
+        x: g / ((y - x).exp() + 1.0),
+        y: g / ((x - y).exp() + 1.0)
+    }
     /// `torch.logaddexp2`.
-    LOGADDEXP2 = "logaddexp2"(x, y), FLOATS => Same, "log2_add_exp2(x, y)", { float => x.log2_add_exp2(y) }, gradients(g) { x: g / ((y - x).exp2() + 1.0), y: g / ((x - y).exp2() + 1.0) }
+    LOGADDEXP2 = "logaddexp2"(x, y), FLOATS => Same, "log2_add_exp2(x, y)", {
+        float => x.log2_add_exp2(y)
+    }, gradients(g) {
+        x: g / ((y - x).exp2() + 1.0),
+        y: g / ((x - y).exp2() + 1.0)
+    }
     /// `torch.sinc`.
     SINC = "sinc"(x), TO_FLOATS => Same, "sinc_of(x)", { float => x.sinc() }, gradients(g) {
         x: {
@@ -49,7 +68,7 @@ ops! {
 
 /// The derivative of digamma as PyTorch computes it, to ten digits: by reflection where `x` is below one half, by
 /// recurrence up to the range of its series.
-fn trigamma(x: Number) -> Number {
+fn trigamma(x: Expr) -> Expr {
     let below = x.lt(0.5);
     let mut z = below.select(1.0 - x, x);
     let mut sum = z.square().reciprocal();

@@ -3,7 +3,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
-use super::formula::Number;
+use super::formula::Expr;
 use super::real::Slope;
 use super::table::ops;
 
@@ -49,7 +49,7 @@ ops! {
 }
 
 /// The second derivative of `x/2 (1 + tanh u)` with `u = √(2/π) (x + 0.044715 x³)`.
-fn gelu_tanh_curvature(x: Number) -> Number {
+fn gelu_tanh_curvature(x: Expr) -> Expr {
     const BETA: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
     const CUBIC: f64 = 0.044_715;
     let square = x.square();

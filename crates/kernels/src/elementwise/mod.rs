@@ -1,8 +1,7 @@
 //! Ops that compute each element of the result from the same element of their operands.
 //!
-//! An op is an entry of a table ([`table`]): name, dtypes, what CUDA computes, what the CPU computes, and the formulas
-//! of its gradients ([`Gradients`]).
-//! Kernels (`cuda.rs`) and loops (`host.rs`) are the same for all.
+//! An op is an entry of a table ([`table`]): name, dtypes, the expressions of CUDA and of the CPU, and the formulas of
+//! its gradients ([`Backward`]). Kernels (`cuda.rs`) and loops (`host.rs`) are the same for all ops.
 
 mod activation;
 mod arithmetic;
@@ -41,7 +40,7 @@ pub use comparison::*;
 pub use division::*;
 pub use exponential::*;
 pub use extremes::*;
-pub use formula::{Formula, Gradients, MAX_OPERANDS, Step};
+pub use formula::{Backward, Formula, MAX_OPERANDS, Step};
 pub use gamma::*;
 pub use gradient::*;
 pub use logical::*;
@@ -88,7 +87,7 @@ pub struct Op {
     /// Whether that is a few instructions.
     short: bool,
     host: fn(DType) -> Option<[HostKernel; 2]>,
-    gradients: Option<Gradients>,
+    backward: Option<Backward>,
     program: Program,
 }
 
@@ -148,10 +147,10 @@ impl Op {
         self.name
     }
 
-    /// The gradients of floats. `None` for an op that is not differentiable or has a result of another kind.
+    /// The formulas of the op's gradients. `None` for an op that is not differentiable.
     #[must_use]
-    pub const fn gradients(&self) -> Option<&Gradients> {
-        self.gradients.as_ref()
+    pub const fn backward(&self) -> Option<&Backward> {
+        self.backward.as_ref()
     }
 
     /// Whether an operand is a condition: bools, whatever the others are.

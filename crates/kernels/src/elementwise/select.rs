@@ -4,7 +4,12 @@ use super::table::ops;
 
 ops! {
     /// `torch.where`: `x` where the condition holds, else `y`.
-    WHERE = "where"(c: bool, x, y), ALL => Same, "c ? x : y", { all => if c == C::from_bits(0) { y } else { x } }, gradients(g) { x: c.select(g, 0.0), y: c.select(0.0, g) }
+    WHERE = "where"(c: bool, x, y), ALL => Same, "c ? x : y", {
+        all => if c == C::from_bits(0) { y } else { x }
+    }, gradients(g) {
+        x: c.select(g, 0.0),
+        y: c.select(0.0, g)
+    }
     /// `torch.heaviside`: 0 below zero, 1 above, at zero what the second operand says.
     HEAVISIDE = "heaviside"(x, y), ALL => Same, "x == (C)0 ? y : (C)(x > (C)0)", {
         bool => x | y,
@@ -16,11 +21,28 @@ ops! {
         float => if w.abs() < 0.5 { x + w * (y - x) } else { y - (y - x) * (1.0 - w) }
     }, gradients(g) { x: g * (1.0 - w), y: g * w, w: g * (y - x) }
     /// `torch.addcmul`: `x + value a b`; not on bool.
-    ADDCMUL = "addcmul"(x, a, b, value), NUMBERS => Same, "x + value * a * b", { all => x.add(value.mul(a).mul(b)) }, gradients(g) { x: g, a: g * b * value, b: g * a * value }
+    ADDCMUL = "addcmul"(x, a, b, value), NUMBERS => Same, "x + value * a * b", {
+        all => x.add(value.mul(a).mul(b))
+    }, gradients(g) {
+        x: g,
+        a: g * b * value,
+        b: g * a * value
+    }
     /// `torch.addcdiv`: `x + value a / b`. Floats only.
-    ADDCDIV = "addcdiv"(x, a, b, value), FLOATS => Same, "x + value * quotient_of(a, b)", { float => x + value * (a / b) }, gradients(g) { x: g, a: g / b * value, b: g * a / b / b * -value }
+    ADDCDIV = "addcdiv"(x, a, b, value), FLOATS => Same, "x + value * quotient_of(a, b)", {
+        float => x + value * (a / b)
+    }, gradients(g) {
+        x: g,
+        a: g / b * value,
+        b: g * a / b / b * -value
+    }
     /// `torch.copysign`.
-    COPYSIGN = "copysign"(x, y), TO_FLOATS => Same, "with_sign(x, y)", { float => x.copysign(y) }, gradients(g, out) { x: g * x.eq(0.0).select(0.0, out / x), y: 0.0 }
+    COPYSIGN = "copysign"(x, y), TO_FLOATS => Same, "with_sign(x, y)", {
+        float => x.copysign(y)
+    }, gradients(g, out) {
+        x: g * x.eq(0.0).select(0.0, out / x),
+        y: 0.0
+    }
     /// `torch.nextafter`, of `float32` and `float64`.
     NEXTAFTER = "nextafter"(x, y), WIDE_FLOATS => Same, "next_after(x, y)", {
         f32 => libm::nextafterf(x, y), f64 => libm::nextafter(x, y)

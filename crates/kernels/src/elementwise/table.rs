@@ -8,9 +8,9 @@
 ///   (`f32` and `f64`) for these alone, or `f32` and `f64` each; `C` in `all` is the compute type;
 /// - `f32 = function, f64 = function` for functions that change a slice of one input in place;
 ///
-/// and, for ops of floats that have gradients, `gradients(g, out) { operand: formula }` ([`formula`](super::formula)):
-/// `g` is the gradient of the result, and `out` the result. A backward pass keeps the operands and results that the
-/// formulas of the wanted gradients read, and nothing else.
+/// and, for differentiable ops, `gradients(g, out) { operand: formula }` ([`formula`](super::formula)), where `g` is the
+/// gradient of the result and `out` the result. The forward pass saves the operands and results that the formulas of
+/// the wanted gradients read, and nothing else.
 macro_rules! ops {
     ($($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)?),+),
         $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* }
@@ -42,7 +42,7 @@ macro_rules! ops {
                 cuda: $cuda,
                 short: is_short($cuda, INPUTS.len()),
                 host: |dtype| table::host!(dtype, Function, $output, [$($input),+], $($cpu)*),
-                gradients: table::gradients!(
+                backward: table::backward!(
                     $name, [$($input $(: $kind)?),+] $(, $g [$($out)?] $($operand: $gradient),+)?
                 ),
                 program: warpline_runtime::module::Program::new(
@@ -57,33 +57,33 @@ macro_rules! ops {
     };
 }
 
-macro_rules! gradients {
+macro_rules! backward {
     ($name:expr, $inputs:tt) => {
         None
     };
     ($name:expr, [$($input:ident $(: $kind:ident)?),+], $g:ident [$($out:ident)?] $($operand:ident: $gradient:expr),+) => {
-        Some($crate::elementwise::formula::Gradients::new($name, |writer| {
+        Some($crate::elementwise::formula::Backward::new($name, |builder| {
             $(
                 #[allow(unused_variables)]
-                let $input = table::operand!(writer $(, $kind)?);
+                let $input = table::operand!(builder $(, $kind)?);
             )+
             #[allow(unused_variables)]
-            let $g = writer.gradient();
-            $(let $out = writer.result();)?
+            let $g = builder.gradient();
+            $(let $out = builder.result();)?
             $(
                 let gradient = $gradient;
-                writer.set($operand, gradient);
+                builder.set($operand, gradient);
             )+
         }))
     };
 }
 
 macro_rules! operand {
-    ($writer:ident) => {
-        $writer.number()
+    ($builder:ident) => {
+        $builder.operand()
     };
-    ($writer:ident, bool) => {
-        $writer.truth()
+    ($builder:ident, bool) => {
+        $builder.condition()
     };
 }
 
@@ -232,5 +232,5 @@ macro_rules! count {
 }
 
 pub(super) use {
-    count, cpu, cpu_of, cpu_one, element, gradients, host, is_bool, kernels, operand, ops, out,
+    backward, count, cpu, cpu_of, cpu_one, element, host, is_bool, kernels, operand, ops, out,
 };

@@ -8,35 +8,85 @@ use crate::math;
 
 ops! {
     /// `torch.sin`.
-    SIN = "sin"(x), TO_FLOATS => Same, "sin_of(x)", { f32 = scalars(f32::sin), f64 = scalars(f64::sin) }, gradients(g) { x: g * x.cos() }
+    SIN = "sin"(x), TO_FLOATS => Same, "sin_of(x)", {
+        f32 = scalars(f32::sin), f64 = scalars(f64::sin)
+    }, gradients(g) {
+        x: g * x.cos()
+    }
     /// `torch.cos`.
-    COS = "cos"(x), TO_FLOATS => Same, "cos_of(x)", { f32 = scalars(f32::cos), f64 = scalars(f64::cos) }, gradients(g) { x: -(g * x.sin()) }
+    COS = "cos"(x), TO_FLOATS => Same, "cos_of(x)", {
+        f32 = scalars(f32::cos), f64 = scalars(f64::cos)
+    }, gradients(g) {
+        x: -(g * x.sin())
+    }
     /// `torch.tanh`.
-    TANH = "tanh"(x), TO_FLOATS => Same, "tanh_of(x)", { f32 = math::tanh, f64 = scalars(f64::tanh) }, gradients(g, out) { x: g.tanh_backward(out) }
+    TANH = "tanh"(x), TO_FLOATS => Same, "tanh_of(x)", {
+        f32 = math::tanh, f64 = scalars(f64::tanh)
+    }, gradients(g, out) {
+        x: g.tanh_backward(out)
+    }
     /// `torch.tan`.
-    TAN = "tan"(x), TO_FLOATS => Same, "tan_of(x)", { float => x.tan() }, gradients(g, out) { x: g * (out.square() + 1.0) }
+    TAN = "tan"(x), TO_FLOATS => Same, "tan_of(x)", { float => x.tan() }, gradients(g, out) {
+        x: g * (out.square() + 1.0)
+    }
     /// `torch.asin`.
-    ASIN = "asin"(x), TO_FLOATS => Same, "asin_of(x)", { float => x.asin() }, gradients(g) { x: g * (1.0 - x.square()).rsqrt() }
+    ASIN = "asin"(x), TO_FLOATS => Same, "asin_of(x)", { float => x.asin() }, gradients(g) {
+        x: g * (1.0 - x.square()).rsqrt()
+    }
     /// `torch.acos`.
-    ACOS = "acos"(x), TO_FLOATS => Same, "acos_of(x)", { float => x.acos() }, gradients(g) { x: -(g * (1.0 - x.square()).rsqrt()) }
+    ACOS = "acos"(x), TO_FLOATS => Same, "acos_of(x)", { float => x.acos() }, gradients(g) {
+        x: -(g * (1.0 - x.square()).rsqrt())
+    }
     /// `torch.atan`.
-    ATAN = "atan"(x), TO_FLOATS => Same, "atan_of(x)", { float => x.atan() }, gradients(g) { x: g / (x.square() + 1.0) }
+    ATAN = "atan"(x), TO_FLOATS => Same, "atan_of(x)", { float => x.atan() }, gradients(g) {
+        x: g / (x.square() + 1.0)
+    }
     /// `torch.sinh`.
-    SINH = "sinh"(x), TO_FLOATS => Same, "sinh_of(x)", { float => x.sinh() }, gradients(g) { x: g * x.cosh() }
+    SINH = "sinh"(x), TO_FLOATS => Same, "sinh_of(x)", { float => x.sinh() }, gradients(g) {
+        x: g * x.cosh()
+    }
     /// `torch.cosh`.
-    COSH = "cosh"(x), TO_FLOATS => Same, "cosh_of(x)", { float => x.cosh() }, gradients(g) { x: g * x.sinh() }
+    COSH = "cosh"(x), TO_FLOATS => Same, "cosh_of(x)", { float => x.cosh() }, gradients(g) {
+        x: g * x.sinh()
+    }
     /// `torch.asinh`.
-    ASINH = "asinh"(x), TO_FLOATS => Same, "asinh_of(x)", { f32 = scalars(libm::asinhf), f64 = scalars(libm::asinh) }, gradients(g) { x: g * (x.square() + 1.0).rsqrt() }
+    ASINH = "asinh"(x), TO_FLOATS => Same, "asinh_of(x)", {
+        f32 = scalars(libm::asinhf), f64 = scalars(libm::asinh)
+    }, gradients(g) {
+        x: g * (x.square() + 1.0).rsqrt()
+    }
     /// `torch.acosh`.
-    ACOSH = "acosh"(x), TO_FLOATS => Same, "acosh_of(x)", { f32 = scalars(libm::acoshf), f64 = scalars(libm::acosh) }, gradients(g) { x: g * (x.square() - 1.0).rsqrt() }
+    ACOSH = "acosh"(x), TO_FLOATS => Same, "acosh_of(x)", {
+        f32 = scalars(libm::acoshf), f64 = scalars(libm::acosh)
+    }, gradients(g) {
+        x: g * (x.square() - 1.0).rsqrt()
+    }
     /// `torch.atanh`.
-    ATANH = "atanh"(x), TO_FLOATS => Same, "atanh_of(x)", { f32 = scalars(libm::atanhf), f64 = scalars(libm::atanh) }, gradients(g) { x: g / (1.0 - x.square()) }
+    ATANH = "atanh"(x), TO_FLOATS => Same, "atanh_of(x)", {
+        f32 = scalars(libm::atanhf), f64 = scalars(libm::atanh)
+    }, gradients(g) {
+        x: g / (1.0 - x.square())
+    }
     /// `torch.atan2`: the angle of the point with `y` across and `x` up.
-    ATAN2 = "atan2"(x, y), TO_FLOATS => Same, "atan2_of(x, y)", { float => x.atan2(y) }, gradients(g) { x: g * (y / (x.square() + y.square())), y: g * (-x / (x.square() + y.square())) }
+    ATAN2 = "atan2"(x, y), TO_FLOATS => Same, "atan2_of(x, y)", { float => x.atan2(y) }, gradients(g) {
+        x: g * (y / (x.square() + y.square())),
+        y: g * (-x / (x.square() + y.square()))
+    }
     /// `torch.hypot`. Floats only.
-    HYPOT = "hypot"(x, y), FLOATS => Same, "hypot_of(x, y)", { float => x.hypot(y) }, gradients(g, out) { x: g * (x / out), y: g * (y / out) }
+    HYPOT = "hypot"(x, y), FLOATS => Same, "hypot_of(x, y)", { float => x.hypot(y) }, gradients(g, out) {
+        x: g * (x / out),
+        y: g * (y / out)
+    }
     /// `torch.deg2rad`.
-    DEG2RAD = "deg2rad"(x), TO_FLOATS => Same, "x * (C)0.017453292519943295", { float => x.to_radians() }, gradients(g) { x: g * (PI / 180.0) }
+    DEG2RAD = "deg2rad"(x), TO_FLOATS => Same, "x * (C)0.017453292519943295", {
+        float => x.to_radians()
+    }, gradients(g) {
+        x: g * (PI / 180.0)
+    }
     /// `torch.rad2deg`.
-    RAD2DEG = "rad2deg"(x), TO_FLOATS => Same, "x * (C)57.29577951308232", { float => x.to_degrees() }, gradients(g) { x: g * (180.0 / PI) }
+    RAD2DEG = "rad2deg"(x), TO_FLOATS => Same, "x * (C)57.29577951308232", {
+        float => x.to_degrees()
+    }, gradients(g) {
+        x: g * (180.0 / PI)
+    }
 }

@@ -15,6 +15,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("over", "takes memory of another owner"),
     ("has_attention", "reads a device's properties"),
     ("is_condition", "dtypes alone"),
+    ("gradient", "indices of an op's own operands"),
     ("saved", "indices of an op's own inputs"),
     ("needs", "indices of an op's own inputs"),
     ("sizes", "indices of an op's own inputs"),

@@ -1,78 +1,86 @@
-//! Records elementwise ops, whose gradients are formulas beside their entries.
+//! Records elementwise ops. The formulas of their gradients stand beside the ops ([`Backward`]).
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{Gradients as Formulas, Op, Step};
+use warpline_kernels::elementwise::{Backward, Op, Step};
 
-use super::formula::{Inputs, Operand, evaluate};
+use super::formula::{Source, Sources, evaluate};
 use crate::autograd::{
     Context, Gradients, check_in_place, record, record_in_place, refuse, wanted, wanted_in_place,
 };
 use crate::{Result, Tensor, TensorOrScalar};
 
-/// The inputs of an op's node, and the tensors that the formulas of the wanted gradients read.
+/// The inputs of an op's node and the tensors to save for it.
 struct Plan<'a> {
-    formulas: &'static Formulas,
-    tensors: SmallVec<[&'a Tensor; 3]>,
+    backward: &'static Backward,
+    /// The node's inputs, each with the index of its operand.
+    inputs: SmallVec<[(&'a Tensor, usize); 3]>,
+    /// The tensors that the formulas of the wanted gradients read.
     saved: SmallVec<[&'a Tensor; 3]>,
-    /// For each input of the node, the number of its operand.
-    numbers: SmallVec<[usize; 3]>,
-    inputs: Inputs,
+    /// The index of the op's result in `saved`.
+    result: Option<usize>,
+    sources: Sources,
 }
 
 impl<'a> Plan<'a> {
-    fn new(formulas: &'static Formulas, operands: &[TensorOrScalar<'a>], out: &'a Tensor) -> Self {
+    fn new(
+        backward: &'static Backward,
+        operands: &[TensorOrScalar<'a>],
+        result: &'a Tensor,
+    ) -> Self {
         let mut plan = Self {
-            formulas,
-            tensors: SmallVec::new(),
+            backward,
+            inputs: SmallVec::new(),
             saved: SmallVec::new(),
-            numbers: SmallVec::new(),
-            inputs: Inputs::default(),
+            result: None,
+            sources: Sources::new(),
         };
-        let mut wanted: SmallVec<[usize; 3]> = SmallVec::new();
-        for (i, operand) in operands.iter().enumerate() {
+        for (k, operand) in operands.iter().enumerate() {
             if let TensorOrScalar::Tensor(tensor) = operand {
-                plan.tensors.push(tensor);
-                plan.numbers.push(i);
-                if tensor.requires_grad() {
-                    wanted.push(i);
-                }
+                plan.inputs.push((tensor, k));
             }
         }
-        let formula = formulas.formula();
-        let readers = formula.readers(wanted);
-        let steps = || formula.steps().iter().zip(&readers).filter(|(_, readers)| **readers > 0);
-        for (i, operand) in operands.iter().enumerate() {
-            plan.inputs.operands.push(match operand {
-                TensorOrScalar::Scalar(number) => Operand::Number(*number),
-                TensorOrScalar::Tensor(tensor)
-                    if steps().any(|(step, _)| matches!(step, Step::Operand(k) if *k == i)) =>
-                {
-                    plan.saved.push(tensor);
-                    Operand::Saved(plan.saved.len() - 1)
+        let formula = backward.formula();
+        let wanted = plan.inputs.iter().filter(|(tensor, _)| tensor.requires_grad());
+        let uses = formula.uses(wanted.map(|(_, operand)| *operand));
+        for (k, step) in formula.steps().iter().enumerate().filter(|(k, _)| uses[*k] > 0) {
+            let source = match step {
+                Step::Operand(operand) => match operands[*operand] {
+                    TensorOrScalar::Scalar(number) => Source::Number(number),
+                    TensorOrScalar::Tensor(tensor) => plan.save(tensor),
+                },
+                Step::Result => {
+                    plan.result = Some(plan.saved.len());
+                    plan.save(result)
                 }
-                TensorOrScalar::Tensor(_) => Operand::Unread,
-            });
-        }
-        if steps().any(|(step, _)| matches!(step, Step::Result)) {
-            plan.saved.push(out);
-            plan.inputs.out = Some(plan.saved.len() - 1);
+                _ => continue,
+            };
+            plan.sources.push((k, source));
         }
         plan
     }
 
+    fn save(&mut self, tensor: &'a Tensor) -> Source {
+        self.saved.push(tensor);
+        Source::Saved(self.saved.len() - 1)
+    }
+
+    fn tensors(&self) -> SmallVec<[&'a Tensor; 3]> {
+        self.inputs.iter().map(|(tensor, _)| *tensor).collect()
+    }
+
     fn rule(&self) -> impl Fn(&Context<'_>, &Tensor) -> Result<Gradients> + Send + Sync + 'static {
-        let (formula, inputs, numbers) =
-            (self.formulas.formula(), self.inputs.clone(), self.numbers.clone());
+        let (formula, sources) = (self.backward.formula(), self.sources.clone());
+        let operands: SmallVec<[usize; 3]> = self.inputs.iter().map(|(_, k)| *k).collect();
         move |context, grad| {
             let wanted = |(input, &operand)| context.needs(input).then_some(operand);
             let wanted: SmallVec<[Option<usize>; 3]> =
-                numbers.iter().enumerate().map(wanted).collect();
-            evaluate(formula, &wanted, &inputs, context, grad)
+                operands.iter().enumerate().map(wanted).collect();
+            evaluate(formula, &wanted, &sources, context, grad)
         }
     }
 }
 
-/// Records an op of the table, if a gradient is wanted.
+/// Records an op whose result is `out`, if a gradient is wanted.
 #[inline]
 #[track_caller]
 pub(crate) fn elementwise(
@@ -80,47 +88,53 @@ pub(crate) fn elementwise(
     operands: &[TensorOrScalar<'_>],
     out: Tensor,
 ) -> Result<Tensor> {
-    let tracked = operands.iter().any(|operand| match operand {
-        TensorOrScalar::Tensor(tensor) => tensor.requires_grad(),
-        TensorOrScalar::Scalar(_) => false,
-    });
-    if !tracked || !out.dtype().is_float() {
+    if !any_requires_grad(operands) || !out.dtype().is_float() {
         return Ok(out);
     }
-    match op.gradients() {
-        Some(gradients) => elementwise_as(gradients, operands, out),
+    match op.backward() {
+        Some(backward) => elementwise_as(backward, operands, out),
         None => refuse(op.name(), &tensors(operands)).map(|()| out),
     }
 }
 
-/// [`elementwise`] with other gradients than the op's own.
+/// Records an op that computes `out` by another op's entry but has formulas of its own.
 #[cold]
 #[track_caller]
 pub(crate) fn elementwise_as(
-    formulas: &'static Formulas,
+    backward: &'static Backward,
     operands: &[TensorOrScalar<'_>],
     out: Tensor,
 ) -> Result<Tensor> {
     if !out.dtype().is_float() || !wanted(&tensors(operands)) {
         return Ok(out);
     }
-    check_differentiable(formulas, operands)?;
-    let plan = Plan::new(formulas, operands, &out);
-    let rule = plan.rule();
-    record(formulas.name(), out.clone(), &plan.tensors, &plan.saved, rule)
+    check_differentiable(backward, operands)?;
+    let plan = Plan::new(backward, operands, &out);
+    record(backward.name(), out.clone(), &plan.tensors(), &plan.saved, plan.rule())
 }
 
-/// Refuses a gradient of an operand that the entry has no formula for.
+/// Fails if the gradient of an operand is wanted that has no formula.
 #[track_caller]
-fn check_differentiable(formulas: &'static Formulas, operands: &[TensorOrScalar<'_>]) -> Result<()> {
-    for (i, operand) in operands.iter().enumerate() {
+fn check_differentiable(
+    backward: &'static Backward,
+    operands: &[TensorOrScalar<'_>],
+) -> Result<()> {
+    for (k, operand) in operands.iter().enumerate() {
         if let TensorOrScalar::Tensor(tensor) = operand
-            && formulas.formula().gradient(i).is_none()
+            && backward.formula().gradient(k).is_none()
         {
-            refuse(formulas.name(), &[tensor])?;
+            refuse(backward.name(), &[tensor])?;
         }
     }
     Ok(())
+}
+
+#[inline]
+fn any_requires_grad(operands: &[TensorOrScalar<'_>]) -> bool {
+    operands.iter().any(|operand| match operand {
+        TensorOrScalar::Tensor(tensor) => tensor.requires_grad(),
+        TensorOrScalar::Scalar(_) => false,
+    })
 }
 
 fn tensors<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[&'a Tensor; 4]> {
@@ -131,42 +145,38 @@ fn tensors<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[&'a Tensor; 4]> {
     operands.iter().filter_map(tensor).collect()
 }
 
-/// An op of the table that is about to change one of its operands, to be recorded once it has.
-pub(crate) struct Change<'a> {
+/// The record of an in-place op, prepared before the op overwrites its operand.
+pub(crate) struct InPlaceRecord<'a> {
     name: &'static str,
     plan: Plan<'a>,
-    /// The operand as it was, which is gone afterwards, and its places among what is saved.
+    /// A copy of the overwritten operand, and its indices among the saved tensors.
     former: Option<(Tensor, SmallVec<[usize; 3]>)>,
 }
 
-/// To be asked before an op of the table runs into `a`, one of its operands; what comes back is for
-/// [`record_change`]. It runs in between, and not in a closure, which would not know the line that called.
+/// Prepares the record of an op that will write into `a`, one of its operands. After the op has run, call
+/// [`finish_in_place`]. The op is not a closure argument, because `#[track_caller]` stops at closures.
 #[inline]
 #[track_caller]
-pub(crate) fn before_change<'a>(
+pub(crate) fn prepare_in_place<'a>(
     op: &'static Op,
     name: &'static str,
     a: &'a Tensor,
     operands: &[TensorOrScalar<'a>],
-) -> Result<Option<Box<Change<'a>>>> {
-    let tracked = operands.iter().any(|operand| match operand {
-        TensorOrScalar::Tensor(tensor) => tensor.requires_grad(),
-        TensorOrScalar::Scalar(_) => false,
-    });
-    if !tracked && !wanted_in_place(a, &[]) {
+) -> Result<Option<Box<InPlaceRecord<'a>>>> {
+    if !any_requires_grad(operands) && !wanted_in_place(a, &[]) {
         return Ok(None);
     }
-    Change::new(op, name, a, operands)
+    InPlaceRecord::new(op, name, a, operands)
 }
 
-/// Records what [`before_change`] returned.
+/// Records an op after it has run.
 #[inline]
 #[track_caller]
-pub(crate) fn record_change(change: Option<Box<Change<'_>>>) -> Result<()> {
-    change.map_or(Ok(()), |change| change.record())
+pub(crate) fn finish_in_place(prepared: Option<Box<InPlaceRecord<'_>>>) -> Result<()> {
+    prepared.map_or(Ok(()), |prepared| prepared.record())
 }
 
-impl<'a> Change<'a> {
+impl<'a> InPlaceRecord<'a> {
     #[cold]
     #[track_caller]
     fn new(
@@ -179,17 +189,16 @@ impl<'a> Change<'a> {
             return Ok(None);
         }
         check_in_place(name, a)?;
-        let Some(formulas) = op.gradients() else {
+        let Some(backward) = op.backward() else {
             return refuse(name, &tensors(operands)).map(|()| None);
         };
-        check_differentiable(formulas, operands)?;
-        let mut plan = Plan::new(formulas, operands, a);
-        // What is changed comes first among the inputs of a node.
-        let own = plan.tensors.iter().position(|tensor| tensor.is_same(a)).unwrap_or(0);
-        plan.tensors.swap(0, own);
-        plan.numbers.swap(0, own);
+        check_differentiable(backward, operands)?;
+        let mut plan = Plan::new(backward, operands, a);
+        // `record_in_place` takes the overwritten tensor first.
+        let own = plan.inputs.iter().position(|(tensor, _)| tensor.is_same(a)).unwrap_or(0);
+        plan.inputs.swap(0, own);
         let places: SmallVec<[usize; 3]> = (0..plan.saved.len())
-            .filter(|&i| plan.saved[i].is_same(a) && plan.inputs.out != Some(i))
+            .filter(|&i| plan.saved[i].is_same(a) && plan.result != Some(i))
             .collect();
         let former = if places.is_empty() { None } else { Some((a.copy()?, places)) };
         Ok(Some(Box::new(Self { name, plan, former })))
@@ -202,6 +211,6 @@ impl<'a> Change<'a> {
         if let Some((former, places)) = &self.former {
             places.iter().for_each(|&i| saved[i] = former);
         }
-        record_in_place(self.name, &self.plan.tensors, &saved, self.plan.rule())
+        record_in_place(self.name, &self.plan.tensors(), &saved, self.plan.rule())
     }
 }

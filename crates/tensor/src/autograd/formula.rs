@@ -1,28 +1,22 @@
-//! Evaluates formulas of gradients with ops of tensors, which have gradients themselves.
+//! Evaluates formulas of gradients with ops of tensors. Those ops are recorded, which gives the second gradients.
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Formula, Op, Step};
 
 use super::{Context, Gradients};
 use crate::tensor::{apply_elementwise, common_dtype};
-use crate::{DType, Device, Result, Scalar, Tensor, TensorOrScalar};
+use crate::{DType, Device, Error, Result, Scalar, Tensor, TensorOrScalar};
 
-/// Where the inputs of a formula are in a backward pass.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Inputs {
-    pub(super) operands: SmallVec<[Operand; 4]>,
-    /// The result's number among the saved tensors.
-    pub(super) out: Option<usize>,
-}
+/// For each operand or result that a formula reads, the index of its step and its source in a backward pass.
+pub(super) type Sources = SmallVec<[(usize, Source); 4]>;
 
-/// Where an operand is.
+/// The source of an operand or result in a backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Operand {
+pub(super) enum Source {
+    /// A number operand.
     Number(Scalar),
-    /// Its number among the saved tensors.
+    /// The node's saved tensor with this index.
     Saved(usize),
-    /// A tensor that no formula of a wanted gradient reads.
-    Unread,
 }
 
 #[derive(Clone)]
@@ -31,38 +25,38 @@ enum Value {
     Number(Scalar),
 }
 
-/// Computes the gradients of the operands in `wanted`; `None` where there is none.
+/// Computes the gradients of the operands in `wanted`, one for each element of `wanted`.
 pub(super) fn evaluate(
     formula: &Formula,
     wanted: &[Option<usize>],
-    inputs: &Inputs,
+    sources: &Sources,
     context: &Context<'_>,
     grad: &Tensor,
 ) -> Result<Gradients> {
     let mut values = Values {
-        readers: formula.readers(wanted.iter().flatten().copied()),
+        uses: formula.uses(wanted.iter().flatten().copied()),
         values: vec![None; formula.steps().len()],
     };
     for (k, step) in formula.steps().iter().enumerate() {
-        if values.readers[k] == 0 {
+        if values.uses[k] == 0 {
             continue;
         }
         let value = match step {
             Step::Gradient => Value::Tensor(grad.clone()),
-            Step::Operand(operand) => match inputs.operands.get(*operand) {
-                Some(Operand::Number(number)) => Value::Number(*number),
-                Some(Operand::Saved(saved)) => Value::Tensor(context.saved(*saved)?),
-                _ => Value::Tensor(context.saved(usize::MAX)?),
-            },
-            Step::Result => Value::Tensor(context.saved(inputs.out.unwrap_or(usize::MAX))?),
+            Step::Operand(_) | Step::Result => {
+                match sources.iter().find(|(step, _)| *step == k).ok_or_else(missing)?.1 {
+                    Source::Number(number) => Value::Number(number),
+                    Source::Saved(saved) => Value::Tensor(context.saved(saved)?),
+                }
+            }
             Step::Constant(number) => Value::Number(Scalar::Float(*number)),
-            Step::Single(step) => match values.read(*step) {
+            Step::Single(step) => match values.take(*step)? {
                 Value::Number(number) => Value::Number(f64::from(number.to_f64() as f32).into()),
                 Value::Tensor(tensor) => Value::Tensor(tensor.to(DType::F32)?.to(tensor.dtype())?),
             },
             Step::Apply(op, _) => {
-                let operands: SmallVec<[Value; 4]> =
-                    step.reads().iter().map(|&step| values.read(step)).collect();
+                let operands = step.reads().iter().map(|&step| values.take(step));
+                let operands: SmallVec<[Value; 4]> = operands.collect::<Result<_>>()?;
                 apply(op, &operands, grad)?
             }
         };
@@ -72,7 +66,7 @@ pub(super) fn evaluate(
         let Some(step) = operand.and_then(|operand| formula.gradient(operand)) else {
             return Ok(None);
         };
-        match values.read(step) {
+        match values.take(step)? {
             Value::Tensor(gradient) => Ok(Some(gradient)),
             Value::Number(number) => grad.full_like(number, ()).map(Some),
         }
@@ -80,23 +74,29 @@ pub(super) fn evaluate(
     wanted.iter().map(&mut gradient).collect()
 }
 
-/// The values of the steps so far.
+/// The values of the evaluated steps.
 struct Values {
-    /// For each step, how many are still going to read it.
-    readers: Vec<usize>,
+    /// Remaining uses of each step.
+    uses: Vec<usize>,
     values: Vec<Option<Value>>,
 }
 
 impl Values {
-    /// The value of an earlier step. The last reader takes it, so that no memory is kept longer than needed.
-    fn read(&mut self, step: usize) -> Value {
-        self.readers[step] -= 1;
+    /// Returns the value of an earlier step, and drops the value from the list with its last use.
+    fn take(&mut self, step: usize) -> Result<Value> {
+        self.uses[step] = self.uses[step].saturating_sub(1);
         let value = &mut self.values[step];
-        let value = if self.readers[step] == 0 { value.take() } else { value.clone() };
-        value.unwrap_or(Value::Number(Scalar::Float(f64::NAN)))
+        let value = if self.uses[step] == 0 { value.take() } else { value.clone() };
+        value.ok_or_else(missing)
     }
 }
 
+/// The error for a formula that reads a value that the forward pass did not provide for.
+fn missing() -> Error {
+    Error::gradient("elementwise", "a formula reads a value that is missing".into())
+}
+
+/// Applies an op to the values of earlier steps.
 fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
     if let [Value::Number(condition), yes, no] = operands
         && op.is_condition(0)
@@ -104,7 +104,7 @@ fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
         return Ok(if condition.to_bool() { yes.clone() } else { no.clone() });
     }
     if operands.iter().all(|operand| matches!(operand, Value::Number(_))) {
-        return of_numbers(op, operands, grad).map(Value::Number);
+        return apply_to_numbers(op, operands, grad).map(Value::Number);
     }
     let operands: SmallVec<[TensorOrScalar<'_>; 4]> = operands
         .iter()
@@ -115,7 +115,7 @@ fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
         .collect();
     let first = usize::from(op.is_condition(0));
     let is_tensor = |operand: &TensorOrScalar<'_>| matches!(operand, TensorOrScalar::Tensor(_));
-    // Numbers alone are of the gradient's dtype.
+    // A choice between two numbers has the gradient's dtype.
     let common = match operands[first..].iter().any(is_tensor) {
         true => common_dtype(&operands[first..]),
         false => grad.dtype(),
@@ -123,8 +123,8 @@ fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
     apply_elementwise(op, &operands, common).map(Value::Tensor)
 }
 
-/// An op of numbers, computed on the CPU in `float64`.
-fn of_numbers(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Scalar> {
+/// Applies an op to numbers, on the CPU in `float64`.
+fn apply_to_numbers(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Scalar> {
     let tensor = |operand: &Value| match operand {
         Value::Tensor(tensor) => Ok(tensor.clone()),
         Value::Number(Scalar::Bool(condition)) => {

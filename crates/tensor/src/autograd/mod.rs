@@ -48,7 +48,7 @@ pub use moved::{check_not_moved, mark_moved};
 pub use node::Gradients;
 pub use tensor::{GradOptions, backward, grad};
 
-pub(crate) use elementwise::{before_change, elementwise, elementwise_as, record_change};
+pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
 pub(crate) use meta::AutogradSlot;
 pub(crate) use reclaim::Reclaimed;
 pub(crate) use record::{

@@ -8,7 +8,7 @@ use warpline_runtime::{Layout, Sizes, View, broadcast};
 
 use super::ops::{TensorOrScalar, broadcast_error, check_fits, in_step};
 use super::promote::combine;
-use crate::autograd::{before_change, elementwise, record_change};
+use crate::autograd::{elementwise, finish_in_place, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -162,7 +162,7 @@ pub(super) fn apply_in_place(
         Input::Tensor(b) => in_step(a, b),
         Input::Number(_) => true,
     });
-    let change = before_change(op, name, a, operands)?;
+    let record = prepare_in_place(op, name, a, operands)?;
     if in_step {
         inputs.run(op, &inputs.layouts(a.size())?, a)?;
     } else {
@@ -170,7 +170,7 @@ pub(super) fn apply_in_place(
         inputs.run(op, &inputs.layouts(a.size())?, &out)?;
         a.overwrite(&out, false)?;
     }
-    record_change(change)
+    finish_in_place(record)
 }
 
 /// A number as `fill_` would write it: floats lose their fraction among integers.

@@ -6,7 +6,7 @@ use warpline_kernels::elementwise::{self as table, Arg, Op, promoting};
 use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
-use crate::autograd::{before_change, elementwise, no_grad, record_change};
+use crate::autograd::{elementwise, finish_in_place, no_grad, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -192,9 +192,9 @@ pub(super) fn in_step(a: &Tensor, b: &Tensor) -> bool {
 /// `a op= b`.
 #[track_caller]
 fn in_place(op: &'static Op, name: &'static str, a: &Tensor, b: TensorOrScalar<'_>) -> Result<()> {
-    let change = before_change(op, name, a, &[a.into(), b])?;
+    let record = prepare_in_place(op, name, a, &[a.into(), b])?;
     into_first(op, name, a, b)?;
-    record_change(change)
+    finish_in_place(record)
 }
 
 #[track_caller]

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use warpline_kernels::elementwise::{self as table, Op, promoting};
 
-use crate::autograd::{before_change, elementwise, record_change};
+use crate::autograd::{elementwise, finish_in_place, prepare_in_place};
 use crate::called::Called;
 use crate::{DType, Error, Result, Tensor};
 
@@ -212,9 +212,9 @@ fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()>
         });
     }
     let exec = a.exec()?;
-    let change = before_change(op, name, a, &[a.into()])?;
+    let record = prepare_in_place(op, name, a, &[a.into()])?;
     promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())?;
-    record_change(change)
+    finish_in_place(record)
 }
 
 macro_rules! in_place_methods {
