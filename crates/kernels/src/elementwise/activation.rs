@@ -36,7 +36,7 @@ ops! {
         f32 = math::gelu_tanh, f64 = scalars(gelu_tanh)
     }, gradients(g) { x: g.gelu_tanh_backward(x) }
     /// `torch.nn.functional.softplus`. Floats only.
-    SOFTPLUS = "softplus"(x, beta, threshold), FLOATS => Same,
+    SOFTPLUS = "softplus"(x, beta in 0.5..2.0, threshold in 0.5..1.5), FLOATS => Same,
         "x * beta > threshold ? x : quotient_of(softplus_of(x * beta), beta)", {
         float => if x * beta > threshold { x } else { (x * beta).softplus() / beta }
     }, gradients(g) {
@@ -46,11 +46,11 @@ ops! {
         }
     }
     /// `torch.nn.functional.elu`. Floats only.
-    ELU = "elu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x)", {
+    ELU = "elu"(x, alpha in 0.5..2.0), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x)", {
         float => if x > 0.0 { x } else { alpha * x.exp_m1() }
     }, gradients(g) { x: g * x.gt(0.0).select(1.0, x.exp() * alpha) }
     /// `torch.nn.functional.celu`. Floats only.
-    CELU = "celu"(x, alpha), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(quotient_of(x, alpha))", {
+    CELU = "celu"(x, alpha in 0.5..2.0), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(quotient_of(x, alpha))", {
         float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
     }, gradients(g) {
         x: {
@@ -69,14 +69,14 @@ ops! {
         float => if x > 0.0 { x } else { x * slope }
     }, gradients(g) { x: x.gt(0.0).select(g, g * slope) }
     /// `torch.nn.functional.hardsigmoid`. Floats only.
-    HARDSIGMOID = "hardsigmoid"(x), FLOATS => Same, "clamped(x + (C)3, (C)0, (C)6) / (C)6", {
+    HARDSIGMOID = "hardsigmoid"(x in -5.0..5.0), FLOATS => Same, "clamped(x + (C)3, (C)0, (C)6) / (C)6", {
         float => (x + 3.0).clamped(0.0, 6.0) / 6.0
     }, gradients(g) {
         // PyTorch has the sixth in single precision.
         x: x.gt(-3.0).and(x.lt(3.0)).select(g * f64::from(1f32 / 6.0), 0.0)
     }
     /// `torch.nn.functional.hardswish`. Floats only.
-    HARDSWISH = "hardswish"(x), FLOATS => Same, "x * clamped(x + (C)3, (C)0, (C)6) / (C)6", {
+    HARDSWISH = "hardswish"(x in -5.0..5.0), FLOATS => Same, "x * clamped(x + (C)3, (C)0, (C)6) / (C)6", {
         float => x * (x + 3.0).clamped(0.0, 6.0) / 6.0
     }, gradients(g) { x: x.lt(-3.0).select(0.0, x.le(3.0).select(g * (x / 3.0 + 0.5), g)) }
     /// `torch.nn.functional.mish`. Floats only.
@@ -103,12 +103,12 @@ ops! {
         x: g * x.tanh().square()
     }
     /// `torch.nn.functional.softshrink`: a NaN stays one. Floats only.
-    SOFTSHRINK = "softshrink"(x, lambda), FLOATS => Same,
+    SOFTSHRINK = "softshrink"(x, lambda in 0.3..0.9), FLOATS => Same,
         "x != x ? x : x > lambda ? x - lambda : x < -lambda ? x + lambda : (C)0", {
         float => if x.is_nan() { x } else if x > lambda { x - lambda } else if x < -lambda { x + lambda } else { 0.0 }
     }, gradients(g) { x: x.abs().le(lambda).select(0.0, g) }
     /// `torch.nn.functional.hardshrink`: a NaN stays one. Floats only.
-    HARDSHRINK = "hardshrink"(x, lambda), FLOATS => Same, "x >= -lambda && x <= lambda ? (C)0 : x", {
+    HARDSHRINK = "hardshrink"(x, lambda in 0.3..0.9), FLOATS => Same, "x >= -lambda && x <= lambda ? (C)0 : x", {
         float => if x >= -lambda && x <= lambda { 0.0 } else { x }
     }, gradients(g) { x: x.abs().le(lambda).select(0.0, g) }
     /// `torch.nn.functional.threshold`: a NaN stays one; not on bool.

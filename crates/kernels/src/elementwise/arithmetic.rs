@@ -5,16 +5,16 @@ use super::table::ops;
 
 ops! {
     /// `torch.add`; on bool, `or`.
-    ADD = "add"(x, y), ALL => Same, "x + y", { all => x.add(y) }, gradients(g) { x: g, y: g }
+    ADD = "add"(x, y), ALL => Same, "x + y", { all => x.add(y) }, rounds OnCpu, gradients(g) { x: g, y: g }
     /// `torch.sub`; not on bool.
-    SUB = "sub"(x, y), NUMBERS => Same, "x - y", { all => x.sub(y) }, gradients(g) { x: g, y: -g }
+    SUB = "sub"(x, y), NUMBERS => Same, "x - y", { all => x.sub(y) }, rounds OnCpu, gradients(g) { x: g, y: -g }
     /// `torch.mul`; on bool, `and`.
     MUL = "mul"(x, y), ALL => Same, "x * y", { all => x.mul(y) }, gradients(g) {
         x: g * y,
         y: g * x
     }
     /// `torch.div`, true division: on floats, which integers are converted to first.
-    DIV = "div"(x, y), TO_FLOATS => Same, "x / y", { float => x / y }, gradients(g) {
+    DIV = "div"(x, y in 0.5..2.0), TO_FLOATS => Same, "x / y", { float => x / y }, gradients(g) {
         x: g / y,
         y: -(x / y * g) / y
     }
@@ -43,7 +43,7 @@ ops! {
         x: g * (x * 2.0)
     }
     /// `torch.reciprocal`.
-    RECIPROCAL = "reciprocal"(x), TO_FLOATS => Same, "(C)1 / x", { float => 1.0 / x }, gradients(g, out) {
+    RECIPROCAL = "reciprocal"(x in 0.3..3.0), TO_FLOATS => Same, "(C)1 / x", { float => 1.0 / x }, gradients(g, out) {
         x: -g * out.square()
     }
 }

@@ -24,11 +24,13 @@ ops! {
         x: -(g * bell(x))
     }
     /// `torch.erfinv`.
-    ERFINV = "erfinv"(x), TO_FLOATS => Same, "erfinv_of(x)", {
+    ERFINV = "erfinv"(x in -0.9..0.9), TO_FLOATS => Same, "erfinv_of(x)", {
         f32 = scalars(|x: f32| erfinv(x.into()) as f32), f64 = scalars(erfinv)
     }, gradients(g, out) { x: g * out.square().exp() * (PI.sqrt() / 2.0) }
     /// `torch.logit`; a negative `eps` stands for none.
-    LOGIT = "logit"(x, eps), TO_FLOATS => Same, "logit_of(x, eps)", { float => x.logit(eps) }, gradients(g) {
+    LOGIT = "logit"(x in 0.05..0.95, eps in -0.2..0.3), TO_FLOATS => Same, "logit_of(x, eps)", {
+        float => x.logit(eps)
+    }, gradients(g) {
         x: {
             let unbounded = eps.lt(0.0);
             let (low, high) = (unbounded.select(0.0, eps), unbounded.select(1.0, 1.0 - eps));
@@ -37,9 +39,9 @@ ops! {
         }
     }
     /// `torch.xlogy`: 0 where `x` is, unless `y` is NaN.
-    XLOGY = "xlogy"(x, y), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", {
+    XLOGY = "xlogy"(x, y in 0.2..4.0), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", {
         float => x.times_log(y)
-    }, gradients(g) {
+    }, rounds Always, gradients(g) {
         x: g * x.eq(0.0).and(y.le(0.0)).select(0.0, y.log()),
         y: g * (x / y)
     }

@@ -27,6 +27,7 @@ mod table;
 mod tests;
 mod trigonometric;
 
+use std::ops::Range;
 use std::panic::Location;
 
 use warpline_cuda_sys_safe::HostKernel;
@@ -87,16 +88,32 @@ pub struct Op {
     /// Whether that is a few instructions.
     short: bool,
     host: fn(DType) -> Option<[HostKernel; 2]>,
+    rounds: NumberRounding,
     backward: Option<Backward>,
     program: Program,
 }
 
-/// What an input is called in CUDA's expression, and what its elements are.
-#[derive(Clone, Copy, Debug)]
+/// An operand of an entry.
+#[derive(Clone, Debug)]
 struct Input {
+    /// Name in CUDA's expression.
     name: &'static str,
-    /// Of a condition; the others are of the dtype that is computed in.
+    /// Whether it is a condition. The other operands have the dtype that is computed in.
     is_bool: bool,
+    /// Values that tests sample.
+    domain: Range<f64>,
+}
+
+/// Whether kernels for halves round a number operand to the dtype first. PyTorch's kernels do if their function
+/// takes elements, as in `pow`. Those of `mul` take the wider type in which halves are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NumberRounding {
+    /// Only in comparisons, which always round.
+    Never,
+    /// On the CPU alone. PyTorch's CUDA kernel takes the number in `float32`.
+    OnCpu,
+    /// On every device.
+    Always,
 }
 
 /// The dtypes that an op is computed in: a range of [`DType::ALL`].
@@ -157,6 +174,13 @@ impl Op {
     #[must_use]
     pub fn is_condition(&self, operand: usize) -> bool {
         self.inputs.get(operand).is_some_and(|input| input.is_bool)
+    }
+
+    /// Returns a range of an operand for tests to sample. The op is defined there, and differentiable but for single
+    /// points, such as 0 for `relu`. Default: -2 to 2.
+    #[must_use]
+    pub fn domain(&self, operand: usize) -> Range<f64> {
+        self.inputs.get(operand).map_or(0.0..0.0, |input| input.domain.clone())
     }
 
     /// How many operands it has.

@@ -20,7 +20,7 @@ ops! {
     }
     /// `torch.round` with `decimals`, given as ten to their power: to that many, or where `scale` is
     /// negative, to a multiple of it. Floats only.
-    ROUND_DECIMALS = "round_decimals"(x, scale), FLOATS => Same, "round_to(x, scale)", {
+    ROUND_DECIMALS = "round_decimals"(x, scale in 3.0..9.0), FLOATS => Same, "round_to(x, scale)", {
         float => x.round_to(scale)
     }, gradients(g) {
         x: 0.0

@@ -8,7 +8,7 @@ use warpline_runtime::iter::{self, Bits};
 use warpline_runtime::{Category, DType, Error, Result, Scalar, Target, View};
 use warpline_runtime::{cuda_struct, dispatch};
 
-use super::{Op, Output};
+use super::{NumberRounding, Op, Output};
 
 /// An operand: a tensor, or a number, which costs neither memory nor a second launch.
 #[derive(Clone, Copy, Debug)]
@@ -67,20 +67,17 @@ unsafe impl<const N: usize> Zeroable for Numbers<N> {}
 // SAFETY: `repr(C)` of 32-bit integers: no padding, every bit pattern is valid.
 unsafe impl<const N: usize> Pod for Numbers<N> {}
 
-/// Ops besides comparisons that round a number to the dtype of the other operand first, as PyTorch's kernels do: their
-/// functions take elements, where those of `add` and `mul` take the wider type in which halves are computed.
-const ROUNDING: [&str; 6] = ["remainder", "fmod", "pow", "atan2", "hypot", "xlogy"];
-
-/// Ops that round a number on the CPU alone: PyTorch's CUDA kernels of them take it in `f32`.
-const ROUNDING_ON_CPU: [&str; 2] = ["add", "sub"];
-
-/// Whether a number as an op on `dtype` takes it is rounded. Only halves are computed in a wider type.
+/// Whether an op on `dtype` rounds a number operand to it. Only halves are computed in a wider type.
 fn rounds(op: &Op, dtype: DType, target: Target<'_>) -> bool {
     if !dtype.is_float() || dtype.size() > 2 {
         return false;
     }
-    let on_cpu = matches!(target, Target::Cpu(_)) && ROUNDING_ON_CPU.contains(&op.name);
-    on_cpu || op.output == Output::Bool || ROUNDING.contains(&op.name)
+    op.output == Output::Bool
+        || match op.rounds {
+            NumberRounding::Never => false,
+            NumberRounding::OnCpu => matches!(target, Target::Cpu(_)),
+            NumberRounding::Always => true,
+        }
 }
 
 /// A number as an op on `dtype` takes it. A float for integers has been refused before, but for a condition.
@@ -103,9 +100,9 @@ pub fn unary(target: Target<'_>, op: &'static Op, a: View<'_>, out: View<'_>) ->
     run::<1, 2>(target, op, None, &[a.into()], out, Location::caller())
 }
 
-/// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch,
-/// arithmetic on half-width floats takes a number in `f32`, while comparisons, `remainder`, `fmod`, `pow`, `atan2`, `hypot`,
-/// `xlogy`, and on the CPU `add` and `sub` round it to the tensor's dtype first.
+/// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch, arithmetic on
+/// half-width floats takes a number in `f32`, but comparisons and ops with `rounds` in their entry round it to the
+/// tensor's dtype first.
 ///
 /// # Errors
 /// As [`unary`]; [`Error::CannotCast`] for a float number among integers.

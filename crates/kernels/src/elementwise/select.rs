@@ -29,7 +29,7 @@ ops! {
         b: g * a * value
     }
     /// `torch.addcdiv`: `x + value a / b`. Floats only.
-    ADDCDIV = "addcdiv"(x, a, b, value), FLOATS => Same, "x + value * quotient_of(a, b)", {
+    ADDCDIV = "addcdiv"(x, a, b in 0.5..2.0, value), FLOATS => Same, "x + value * quotient_of(a, b)", {
         float => x + value * (a / b)
     }, gradients(g) {
         x: g,

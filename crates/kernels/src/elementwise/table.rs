@@ -1,6 +1,7 @@
 //! How an op is entered.
 
-/// Entries of ops. Each has its documentation; its name and what its inputs are called; the dtypes that
+/// Entries of ops. Each has its documentation; its name; the names of its operands, with their
+/// [`domain`](super::Op::domain) if it is not the default; the dtypes that
 /// it is computed in; whether the result's elements are of the same or bools; CUDA's expression; and
 /// the CPU's, of which each is for some of the compute types:
 ///
@@ -8,12 +9,16 @@
 ///   (`f32` and `f64`) for these alone, or `f32` and `f64` each; `C` in `all` is the compute type;
 /// - `f32 = function, f64 = function` for functions that change a slice of one input in place;
 ///
-/// and, for differentiable ops, `gradients(g, out) { operand: formula }` ([`formula`](super::formula)), where `g` is the
-/// gradient of the result and `out` the result. The forward pass saves the operands and results that the formulas of
-/// the wanted gradients read, and nothing else.
+/// then `rounds OnCpu` or `rounds Always`, if kernels for halves round a number operand
+/// ([`NumberRounding`](super::NumberRounding));
+///
+/// and, for differentiable ops, `gradients(g, out) { operand: formula }` ([`formula`](super::formula)), where `g` is
+/// the gradient of the result and `out` the result. The forward pass saves the operands and results that the formulas
+/// of the wanted gradients read, and nothing else.
 macro_rules! ops {
-    ($($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)?),+),
+    ($($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)? $(in $domain:expr)?),+),
         $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* }
+        $(, rounds $rounds:ident)?
         $(, gradients($g:ident $(, $out:ident)?) { $($operand:ident: $gradient:expr),+ $(,)? })?)*) => {
         /// The entries of this file.
         pub(super) const OPS: &[&$crate::elementwise::Op] = &[$(&$id),*];
@@ -30,6 +35,7 @@ macro_rules! ops {
             const INPUTS: &[Input] = &[$(Input {
                 name: stringify!($input),
                 is_bool: table::is_bool!($($kind)?),
+                domain: table::domain!($($domain)?),
             }),+];
 
             table::cpu! { Function, $output, [$($input),+], $($cpu)* }
@@ -42,6 +48,7 @@ macro_rules! ops {
                 cuda: $cuda,
                 short: is_short($cuda, INPUTS.len()),
                 host: |dtype| table::host!(dtype, Function, $output, [$($input),+], $($cpu)*),
+                rounds: table::rounds!($($rounds)?),
                 backward: table::backward!(
                     $name, [$($input $(: $kind)?),+] $(, $g [$($out)?] $($operand: $gradient),+)?
                 ),
@@ -61,7 +68,10 @@ macro_rules! backward {
     ($name:expr, $inputs:tt) => {
         None
     };
-    ($name:expr, [$($input:ident $(: $kind:ident)?),+], $g:ident [$($out:ident)?] $($operand:ident: $gradient:expr),+) => {
+    (
+        $name:expr, [$($input:ident $(: $kind:ident)?),+],
+        $g:ident [$($out:ident)?] $($operand:ident: $gradient:expr),+
+    ) => {
         Some($crate::elementwise::formula::Backward::new($name, |builder| {
             $(
                 #[allow(unused_variables)]
@@ -84,6 +94,24 @@ macro_rules! operand {
     };
     ($builder:ident, bool) => {
         $builder.condition()
+    };
+}
+
+macro_rules! domain {
+    () => {
+        -2.0..2.0
+    };
+    ($domain:expr) => {
+        $domain
+    };
+}
+
+macro_rules! rounds {
+    () => {
+        $crate::elementwise::NumberRounding::Never
+    };
+    ($rounds:ident) => {
+        $crate::elementwise::NumberRounding::$rounds
     };
 }
 
@@ -232,5 +260,6 @@ macro_rules! count {
 }
 
 pub(super) use {
-    backward, count, cpu, cpu_of, cpu_one, element, host, is_bool, kernels, operand, ops, out,
+    backward, count, cpu, cpu_of, cpu_one, domain, element, host, is_bool, kernels, operand, ops,
+    out, rounds,
 };

@@ -26,15 +26,15 @@ ops! {
         x: g.tanh_backward(out)
     }
     /// `torch.tan`.
-    TAN = "tan"(x), TO_FLOATS => Same, "tan_of(x)", { float => x.tan() }, gradients(g, out) {
+    TAN = "tan"(x in -1.3..1.3), TO_FLOATS => Same, "tan_of(x)", { float => x.tan() }, gradients(g, out) {
         x: g * (out.square() + 1.0)
     }
     /// `torch.asin`.
-    ASIN = "asin"(x), TO_FLOATS => Same, "asin_of(x)", { float => x.asin() }, gradients(g) {
+    ASIN = "asin"(x in -0.9..0.9), TO_FLOATS => Same, "asin_of(x)", { float => x.asin() }, gradients(g) {
         x: g * (1.0 - x.square()).rsqrt()
     }
     /// `torch.acos`.
-    ACOS = "acos"(x), TO_FLOATS => Same, "acos_of(x)", { float => x.acos() }, gradients(g) {
+    ACOS = "acos"(x in -0.9..0.9), TO_FLOATS => Same, "acos_of(x)", { float => x.acos() }, gradients(g) {
         x: -(g * (1.0 - x.square()).rsqrt())
     }
     /// `torch.atan`.
@@ -56,24 +56,24 @@ ops! {
         x: g * (x.square() + 1.0).rsqrt()
     }
     /// `torch.acosh`.
-    ACOSH = "acosh"(x), TO_FLOATS => Same, "acosh_of(x)", {
+    ACOSH = "acosh"(x in 1.1..4.0), TO_FLOATS => Same, "acosh_of(x)", {
         f32 = scalars(libm::acoshf), f64 = scalars(libm::acosh)
     }, gradients(g) {
         x: g * (x.square() - 1.0).rsqrt()
     }
     /// `torch.atanh`.
-    ATANH = "atanh"(x), TO_FLOATS => Same, "atanh_of(x)", {
+    ATANH = "atanh"(x in -0.9..0.9), TO_FLOATS => Same, "atanh_of(x)", {
         f32 = scalars(libm::atanhf), f64 = scalars(libm::atanh)
     }, gradients(g) {
         x: g / (1.0 - x.square())
     }
     /// `torch.atan2`: the angle of the point with `y` across and `x` up.
-    ATAN2 = "atan2"(x, y), TO_FLOATS => Same, "atan2_of(x, y)", { float => x.atan2(y) }, gradients(g) {
+    ATAN2 = "atan2"(x, y), TO_FLOATS => Same, "atan2_of(x, y)", { float => x.atan2(y) }, rounds Always, gradients(g) {
         x: g * (y / (x.square() + y.square())),
         y: g * (-x / (x.square() + y.square()))
     }
     /// `torch.hypot`. Floats only.
-    HYPOT = "hypot"(x, y), FLOATS => Same, "hypot_of(x, y)", { float => x.hypot(y) }, gradients(g, out) {
+    HYPOT = "hypot"(x, y), FLOATS => Same, "hypot_of(x, y)", { float => x.hypot(y) }, rounds Always, gradients(g, out) {
         x: g * (x / out),
         y: g * (y / out)
     }

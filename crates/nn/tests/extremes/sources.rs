@@ -16,6 +16,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("has_attention", "reads a device's properties"),
     ("is_condition", "dtypes alone"),
     ("gradient", "indices of an op's own operands"),
+    ("domain", "indices of an op's own operands"),
     ("saved", "indices of an op's own inputs"),
     ("needs", "indices of an op's own inputs"),
     ("sizes", "indices of an op's own inputs"),

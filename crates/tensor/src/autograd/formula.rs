@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use warpline_kernels::elementwise::{Formula, Op, Step};
 
 use super::{Context, Gradients};
-use crate::tensor::{apply_elementwise, common_dtype};
+use crate::tensor::{apply_elementwise, common_dtype_of};
 use crate::{DType, Device, Error, Result, Scalar, Tensor, TensorOrScalar};
 
 /// For each operand or result that a formula reads, the index of its step and its source in a backward pass.
@@ -113,12 +113,12 @@ fn apply(op: &'static Op, operands: &[Value], grad: &Tensor) -> Result<Value> {
             Value::Number(number) => TensorOrScalar::Scalar(*number),
         })
         .collect();
-    let first = usize::from(op.is_condition(0));
-    let is_tensor = |operand: &TensorOrScalar<'_>| matches!(operand, TensorOrScalar::Tensor(_));
     // A choice between two numbers has the gradient's dtype.
-    let common = match operands[first..].iter().any(is_tensor) {
-        true => common_dtype(&operands[first..]),
-        false => grad.dtype(),
+    let common = match operands[..] {
+        [_, TensorOrScalar::Scalar(_), TensorOrScalar::Scalar(_)] if op.is_condition(0) => {
+            grad.dtype()
+        }
+        _ => common_dtype_of(op, &operands),
     };
     apply_elementwise(op, &operands, common).map(Value::Tensor)
 }
@@ -134,5 +134,5 @@ fn apply_to_numbers(op: &'static Op, operands: &[Value], grad: &Tensor) -> Resul
     };
     let tensors: SmallVec<[Tensor; 4]> = operands.iter().map(tensor).collect::<Result<_>>()?;
     let operands: SmallVec<[TensorOrScalar<'_>; 4]> = tensors.iter().map(Into::into).collect();
-    apply_elementwise(op, &operands, common_dtype(&operands))?.to_scalar()
+    apply_elementwise(op, &operands, common_dtype_of(op, &operands))?.to_scalar()
 }

@@ -1,6 +1,8 @@
-//! Methods by their names, for tests that take ops from a file.
+//! Ops without their methods: by name, for tests that take ops from a file, and by entry.
 
-use super::{TensorOrScalar, ops, unary};
+use warpline_kernels::elementwise::Op;
+
+use super::{TensorOrScalar, operands, ops, unary};
 use crate::{Result, Tensor};
 
 /// A method of one tensor.
@@ -22,4 +24,14 @@ pub fn unary(name: &str) -> Option<Unary> {
 #[must_use]
 pub fn binary(name: &str) -> Option<Binary> {
     find(&[ops::METHODS], name)
+}
+
+/// Applies an entry of the table of elementwise ops. A condition comes first.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the number of operands is wrong or no operand is a
+/// tensor, [`Error::UnsupportedDType`](crate::Error::UnsupportedDType) if the entry lacks the operands' dtype.
+#[track_caller]
+pub fn elementwise(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<Tensor> {
+    operands::apply(op, operands, operands::common_dtype_of(op, operands))
 }

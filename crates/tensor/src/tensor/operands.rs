@@ -15,7 +15,7 @@ use crate::{Category, DType, Error, Result, Scalar, Tensor};
 
 /// The dtype in which operands meet: tensors without dimensions and numbers count only if their
 /// category is higher (`torch.result_type`).
-pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
+pub(super) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     let (mut full, mut single, mut number) = (None, None, None);
     for operand in operands {
         let (kind, dtype) = match operand {
@@ -27,6 +27,11 @@ pub(crate) fn common_dtype(operands: &[TensorOrScalar<'_>]) -> DType {
     }
     let kinds = [full, single, number].into_iter().flatten();
     kinds.rev().reduce(|low, high| combine(high, low)).unwrap_or(DType::F32)
+}
+
+/// The dtype in which the operands of an op meet. A condition does not count.
+pub(crate) fn common_dtype_of(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> DType {
+    common_dtype(&operands[usize::from(op.is_condition(0))..])
 }
 
 /// Operands as an op takes them.

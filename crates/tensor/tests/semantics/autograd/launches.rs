@@ -131,3 +131,17 @@ fn attention_of_others_is_seven_and_ten() {
     // again, and the split's.
     assert_eq!(attention_over_packed_heads(DType::F32).unwrap(), (7, 10));
 }
+
+#[test]
+fn steps_of_numbers_take_no_launch() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let x = randn([8], Device::cuda(0))?.requires_grad_(true)?;
+        let grad = randn([8], Device::cuda(0))?;
+        let y = x.pow(3.0)?;
+        let ((), backward) = enqueued(&sim, || y.backward_with(Some(&grad), false, false))?;
+        // The power, its product with the exponent, and the product with the gradient.
+        assert_eq!(backward, 3);
+        Ok(())
+    });
+}

@@ -11,6 +11,7 @@ mod lists;
 mod modes;
 mod order;
 mod passes;
+mod table;
 mod views;
 
 use warpline::{DType, Result, Tensor, tensor};
