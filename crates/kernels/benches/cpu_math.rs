@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use warpline_cuda_sys_safe::DriverError;
-use warpline_kernels::elementwise::{self, unary};
+use warpline_kernels::elementwise::{self, apply};
 use warpline_kernels::fill::linspace;
 use warpline_kernels::softmax::softmax;
 use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, Target, View};
@@ -65,7 +65,8 @@ fn cpu_math(c: &mut Criterion) {
         let [from, to] = range(op);
         linspace(target, View { layout: &flat, ..view(&input) }, from, to).expect("values");
         c.bench_function(&format!("cpu_math/{name}"), |bench| {
-            bench.iter(|| unary(target, op, view(&input), view(&output)).expect("a result"));
+            let input = [view(&input).into()];
+            bench.iter(|| apply(target, op, DType::F32, &input, view(&output)).expect("a result"));
         });
         let a = values([from, to]);
         c.bench_function(&format!("cpu_math/{name}/libm"), |bench| {

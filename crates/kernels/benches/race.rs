@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use warpline_cuda_sys_safe::null::NullDriver;
-use warpline_kernels::elementwise::{self, binary};
+use warpline_kernels::elementwise::{ADD, apply};
 use warpline_runtime::{
     DType, Layout, RaceReport, Runtime, RuntimeConfig, Storage, SyncPolicy, Target, View,
 };
@@ -26,7 +26,8 @@ fn launches(c: &mut Criterion) {
             [(); 3].map(|()| Storage::device(&runtime, 16384, &s).expect("device memory"));
         let [a, b, out] =
             storages.each_ref().map(|storage| View { storage, layout: &layout, dtype: DType::F32 });
-        let add = |target| binary(target, &elementwise::ADD, a, b, out).expect("a sum");
+        let add =
+            |target| apply(target, &ADD, DType::F32, &[a.into(), b.into()], out).expect("a sum");
         c.bench_function(&format!("race/{name}/one_stream"), |bench| bench.iter(|| add(target)));
 
         // Sixteen blocks of columns in turn, which interleave.
@@ -37,7 +38,8 @@ fn launches(c: &mut Criterion) {
             bench.iter(|| {
                 let layout = next.next().expect("a view");
                 let of = |view| View { layout, ..view };
-                binary(target, &elementwise::ADD, of(a), of(b), of(out)).expect("a sum")
+                let operands = [of(a).into(), of(b).into()];
+                apply(target, &ADD, DType::F32, &operands, of(out)).expect("a sum")
             });
         });
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::elementwise::{self, binary};
+use crate::elementwise;
 use crate::indexing::gather;
 use crate::reduce::{ReduceOp, reduce};
 use crate::softmax::softmax;
@@ -63,7 +63,8 @@ proptest! {
                 tensor(target, DType::F32, &sizes, &b, false),
             );
             let sum = tensor(target, DType::F32, &sizes, &out, true);
-            binary(target, &elementwise::SUB, x.view(), y.view(), sum.view()).unwrap();
+            let operands = [x.view().into(), y.view().into()];
+            elementwise::apply(target, &elementwise::SUB, DType::F32, &operands, sum.view()).unwrap();
             let expected: Vec<f64> =
                 x.floats(target).iter().zip(y.floats(target)).map(|(x, y)| x - y).collect();
             assert_close(DType::F32, &sum.floats(target), &expected, "sub");

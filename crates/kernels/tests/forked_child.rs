@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use warpline_cuda_sys_safe::sim::SimConfig;
-use warpline_kernels::elementwise::{self, unary};
+use warpline_kernels::elementwise;
 use warpline_kernels::fill::fill;
 use warpline_kernels::matmul::matmul;
 use warpline_kernels::random::{normal, randperm};
@@ -66,7 +66,7 @@ fn every_kind_of_op(runtime: &Runtime, old: &Storage) {
         let [a, b] = [old, &own].map(|storage| View { storage, layout: &layout, dtype });
         let c = View { storage: &sums, ..a };
         fill(target, a, Scalar::Float(-1.0)).unwrap();
-        unary(target, &elementwise::NEG, a, b).unwrap();
+        elementwise::apply(target, &elementwise::NEG, dtype, &[a.into()], b).unwrap();
         matmul(target, a, b, c).unwrap();
         softmax(target, c, 1, b, false).unwrap();
         normal(target, a, 0.0, 1.0).unwrap();

@@ -124,7 +124,7 @@ fn a_copy_onto_itself_does_nothing_and_onto_a_part_is_an_error() {
 
 /// Sizes around vectors and tiles, operands that lie the other way round, and starts within a vector.
 fn runs_and_tiles(target: Target<'_>) {
-    use crate::elementwise::{ADD, binary};
+    use crate::elementwise::{ADD, apply};
     for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
         for (rows, columns) in
             [(1, 5), (2, 3), (3, 1000), (65, 67), (64, 128), (200, 4), (33, 1025)]
@@ -158,7 +158,8 @@ fn runs_and_tiles(target: Target<'_>) {
                     let y = other.floats(target);
                     let sums: Vec<f64> =
                         x.iter().zip(&y).map(|(x, y)| stored(dtype, x + y)).collect();
-                    binary(target, &ADD, turned.view(), other.view(), out.view()).unwrap();
+                    let operands = [turned.view().into(), other.view().into()];
+                    apply(target, &ADD, dtype, &operands, out.view()).unwrap();
                     assert_eq!(out.floats(target), sums, "{context}");
                 }
                 // A result with gaps.
@@ -168,7 +169,8 @@ fn runs_and_tiles(target: Target<'_>) {
                 let (x, y) = (row.floats(target), column.floats(target));
                 assert_eq!(gaps.floats(target), x, "{context}");
                 let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| stored(dtype, x + y)).collect();
-                binary(target, &ADD, gaps.view(), column.view(), gaps.view()).unwrap();
+                let operands = [gaps.view().into(), column.view().into()];
+                apply(target, &ADD, dtype, &operands, gaps.view()).unwrap();
                 assert_eq!(gaps.floats(target), sums, "{context}");
                 crate::fill::fill(target, turned.view(), Scalar::Int(3)).unwrap();
                 let threes = a.floats(target).iter().filter(|&&x| x == 3.0).count();

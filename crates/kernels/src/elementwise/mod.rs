@@ -46,7 +46,7 @@ pub use gamma::*;
 pub use gradient::*;
 pub use logical::*;
 pub use rounding::*;
-pub use run::{Arg, binary, nary, promoting, unary};
+pub use run::{Arg, apply};
 pub use select::*;
 pub use trigonometric::*;
 

@@ -88,69 +88,27 @@ fn bits(value: Scalar, dtype: DType, rounded: bool) -> u64 {
     })
 }
 
-/// `out = op(a)`. `a` has the first dtype of [`Op::dtypes`], `out` the second; they have the same
-/// sizes. `out` may be `a` itself.
+/// Computes `out = op(args)`. The operands meet in the dtype `common`: each is converted to it as it is read, and the
+/// result to the dtype of `out` as it is written, without a copy, as by PyTorch's TensorIterator. Conditions are bools.
+/// `out` may be an operand itself.
+///
+/// As in PyTorch, arithmetic on half-width floats takes a number in `f32`, but comparisons and ops with `rounds` in their
+/// entry round it to `common` first.
 ///
 /// # Errors
-/// [`Error::DTypeMismatch`], [`Error::UnsupportedDType`], [`Error::ShapeMismatch`],
-/// [`Error::OverlappingWrite`], [`Error::OverlappingOperands`], and what a launch can fail with;
-/// [`Error::InvalidArgument`] where the op has another number of operands.
+/// [`Error::InvalidArgument`] if the number of operands is not the op's; [`Error::UnsupportedDType`] if the op has no
+/// `common`; [`Error::CannotCast`] for a float number among integers; [`Error::DTypeMismatch`] for a condition that is
+/// not of bools; [`Error::ShapeMismatch`] if an operand's sizes are not those of `out`; [`Error::OverlappingWrite`],
+/// [`Error::OverlappingOperands`] or [`Error::OutOfStorage`] for the memory of `out`; errors of the launch.
 #[track_caller]
-pub fn unary(target: Target<'_>, op: &'static Op, a: View<'_>, out: View<'_>) -> Result<()> {
-    run::<1, 2>(target, op, None, &[a.into()], out, Location::caller())
-}
-
-/// `out = op(a, b)`, where `a` or `b` may be a number; otherwise as [`unary`]. As in PyTorch, arithmetic on
-/// half-width floats takes a number in `f32`, but comparisons and ops with `rounds` in their entry round it to the
-/// tensor's dtype first.
-///
-/// # Errors
-/// As [`unary`]; [`Error::CannotCast`] for a float number among integers.
-#[track_caller]
-pub fn binary<'a>(
-    target: Target<'_>,
-    op: &'static Op,
-    a: impl Into<Arg<'a>>,
-    b: impl Into<Arg<'a>>,
-    out: View<'a>,
-) -> Result<()> {
-    run::<2, 3>(target, op, None, &[a.into(), b.into()], out, Location::caller())
-}
-
-/// `out` is the op of one to four operands; otherwise as [`binary`].
-///
-/// # Errors
-/// As [`binary`].
-#[track_caller]
-pub fn nary(target: Target<'_>, op: &'static Op, args: &[Arg<'_>], out: View<'_>) -> Result<()> {
-    run_all(target, op, None, args, out, Location::caller())
-}
-
-/// [`nary`] of operands of any dtypes, which meet in `common`: each is converted as it is read, and the
-/// result as it is written, without a copy, as by PyTorch's TensorIterator. A condition is of bools.
-///
-/// # Errors
-/// As [`nary`], but for the dtypes.
-#[track_caller]
-pub fn promoting(
+pub fn apply(
     target: Target<'_>,
     op: &'static Op,
     common: DType,
     args: &[Arg<'_>],
     out: View<'_>,
 ) -> Result<()> {
-    run_all(target, op, Some(common), args, out, Location::caller())
-}
-
-#[track_caller]
-fn run_all(
-    target: Target<'_>,
-    op: &'static Op,
-    common: Option<DType>,
-    args: &[Arg<'_>],
-    out: View<'_>,
-    location: &'static Location<'static>,
-) -> Result<()> {
+    let location = Location::caller();
     match *args {
         [a] => run::<1, 2>(target, op, common, &[a], out, location),
         [a, b] => run::<2, 3>(target, op, common, &[a, b], out, location),
@@ -165,7 +123,7 @@ fn run_all(
 fn run<const I: usize, const N: usize>(
     target: Target<'_>,
     op: &'static Op,
-    common: Option<DType>,
+    common: DType,
     args: &[Arg<'_>; I],
     out: View<'_>,
     location: &'static Location<'static>,
@@ -174,10 +132,6 @@ fn run<const I: usize, const N: usize>(
         let reason = format!("takes {} operands, not {I}", op.inputs.len());
         return Err(Error::invalid(op.name, reason));
     }
-    let common = match common {
-        Some(common) => common,
-        None => common_dtype(op, args, out)?,
-    };
     let (dtype, result) = op.dtypes(common)?;
     check(op, args, dtype)?;
     // As the program's variant has them; what is other is converted.
@@ -222,36 +176,6 @@ fn run<const I: usize, const N: usize>(
     // SAFETY: kernels and loops are those of this dtype, and are told the views'; inputs that are numbers
     // are not touched, and are said so.
     unsafe { iter::run_some(target, &described, views, untouched, numbers) }
-}
-
-/// The dtype of all operands but conditions, where the op and the result are of it as they are.
-#[track_caller]
-fn common_dtype(op: &Op, args: &[Arg<'_>], out: View<'_>) -> Result<DType> {
-    let location = Location::caller();
-    let mismatch =
-        |expected, actual| Err(Error::DTypeMismatch { location, op: op.name, expected, actual });
-    let mut dtype = None;
-    for (input, arg) in op.inputs.iter().zip(args) {
-        if let Arg::Tensor(view) = arg
-            && !input.is_bool
-        {
-            let expected = *dtype.get_or_insert(view.dtype);
-            if view.dtype != expected {
-                return mismatch(expected, view.dtype);
-            }
-        }
-    }
-    // Where all are numbers, the result says it.
-    let dtype = match dtype {
-        Some(dtype) => dtype,
-        None if op.output == Output::Same => out.dtype,
-        None => return Err(Error::invalid(op.name, "needs a tensor among its operands".into())),
-    };
-    let (compute, result) = op.dtypes(dtype)?;
-    if compute != dtype {
-        return Err(Error::UnsupportedDType { location: Location::caller(), op: op.name, dtype });
-    }
-    if out.dtype == result { Ok(dtype) } else { mismatch(result, out.dtype) }
 }
 
 /// Refuses conditions that are not of bools, and float numbers for integers.

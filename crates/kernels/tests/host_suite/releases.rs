@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
-use warpline_kernels::elementwise::{self, unary};
+use warpline_kernels::elementwise;
 use warpline_runtime::launch::{copy_bytes, read_bytes, write_bytes};
 use warpline_runtime::{DType, Layout, Runtime, RuntimeConfig, Storage, SyncPolicy, Target, View};
 
@@ -70,7 +70,8 @@ fn work_of_an_untold_stream_ends_before_its_memory_goes() {
     let storage = Storage::device(&runtime, bytes, &own).unwrap();
     let layout = Layout::contiguous(&[bytes]).unwrap();
     let view = View { storage: &storage, layout: &layout, dtype: DType::I8 };
-    unary(Target::Cuda(&runtime, device, &untold), &elementwise::NEG, view, view).unwrap();
+    let target = Target::Cuda(&runtime, device, &untold);
+    elementwise::apply(target, &elementwise::NEG, DType::I8, &[view.into()], view).unwrap();
     drop(storage);
     device.allocator().empty_cache();
     assert_eq!(device.allocator().memory_reserved(), 0);

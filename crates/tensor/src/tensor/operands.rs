@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{Arg, Op, promoting};
+use warpline_kernels::elementwise::{self as table, Arg, Op};
 use warpline_runtime::{Layout, Sizes, View, broadcast};
 
 use super::ops::{TensorOrScalar, broadcast_error, check_fits, in_step};
@@ -115,7 +115,7 @@ impl<'a> Operands<'a> {
             (Input::Number(number), _) => Arg::Number(*number),
         });
         let args: SmallVec<[Arg<'_>; 4]> = args.collect();
-        promoting(out.exec()?.target(), op, self.common, &args, out.as_view())
+        table::apply(out.exec()?.target(), op, self.common, &args, out.as_view())
     }
 }
 

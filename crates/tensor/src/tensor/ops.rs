@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use warpline_kernels::elementwise::{self as table, Arg, Op, promoting};
+use warpline_kernels::elementwise::{self as table, Arg, Op};
 use warpline_runtime::{View, broadcast};
 
 use super::promote::{result_type, result_type_scalar};
@@ -60,7 +60,7 @@ fn of_tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.size() == b.size() {
         let out = exec.empty_for(&[a.layout(), b.layout()], result).of(op.name())?;
         let args = [a.as_view().into(), b.as_view().into()];
-        promoting(exec.target(), op, common, &args, out.as_view())?;
+        table::apply(exec.target(), op, common, &args, out.as_view())?;
         return Ok(out);
     }
     let sizes = broadcast(a.size(), b.size()).of(op.name())?;
@@ -68,7 +68,7 @@ fn of_tensors(op: &'static Op, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let out = exec.empty_for(&[&layout_a, &layout_b], result).of(op.name())?;
     let a = View { layout: &layout_a, ..a.as_view() };
     let b = View { layout: &layout_b, ..b.as_view() };
-    promoting(exec.target(), op, common, &[a.into(), b.into()], out.as_view())?;
+    table::apply(exec.target(), op, common, &[a.into(), b.into()], out.as_view())?;
     Ok(out)
 }
 
@@ -109,7 +109,7 @@ fn with_scalar(
     let out = exec.empty_for(&[a.layout()], result).of(op.name())?;
     let (a, number) = (Arg::from(a.as_view()), Arg::from(number));
     let args = if reversed { [number, a] } else { [a, number] };
-    promoting(exec.target(), op, common, &args, out.as_view())?;
+    table::apply(exec.target(), op, common, &args, out.as_view())?;
     Ok(out)
 }
 
@@ -232,7 +232,7 @@ fn into_first(
             check_fits(name, number, compute)?;
             let exec = a.exec()?;
             let args = [a.as_view().into(), number.into()];
-            return promoting(exec.target(), op, common, &args, a.as_view());
+            return table::apply(exec.target(), op, common, &args, a.as_view());
         }
         TensorOrScalar::Tensor(b)
             if in_step(a, b) && a.is_cuda() == b.is_cuda() && !is_unrounded(op, a, b, common) =>
@@ -244,7 +244,7 @@ fn into_first(
             };
             let exec = a.exec()?;
             let args = [a.as_view().into(), View { layout: &layout, ..b.as_view() }.into()];
-            return promoting(exec.target(), op, common, &args, a.as_view());
+            return table::apply(exec.target(), op, common, &args, a.as_view());
         }
         TensorOrScalar::Tensor(_) => {}
     }

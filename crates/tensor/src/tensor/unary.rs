@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use warpline_kernels::elementwise::{self as table, Op, promoting};
+use warpline_kernels::elementwise::{self as table, Op};
 
 use crate::autograd::{elementwise, finish_in_place, prepare_in_place};
 use crate::called::Called;
@@ -14,7 +14,7 @@ fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
     let (_, result) = op.dtypes(a.dtype())?;
     let exec = a.exec()?;
     let out = exec.empty_for(&[a.layout()], result).of(op.name())?;
-    promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], out.as_view())?;
+    table::apply(exec.target(), op, a.dtype(), &[a.as_view().into()], out.as_view())?;
     elementwise(op, &[a.into()], out)
 }
 
@@ -213,7 +213,7 @@ fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()>
     }
     let exec = a.exec()?;
     let record = prepare_in_place(op, name, a, &[a.into()])?;
-    promoting(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())?;
+    table::apply(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())?;
     finish_in_place(record)
 }
 

@@ -32,12 +32,12 @@ fn pair(target: Target<'_>, op: &'static Op, [a, b]: [DType; 2], shape: &Shape) 
     let copies = [0, 1].map(|k| copied(target, &operands[k], compute));
     let plain = Tensor::garbage(target, result, copies[0].view().sizes());
     let args = [0, 1].map(|k| Arg::Tensor(copies[k].view()));
-    nary(target, op, &args, plain.view()).unwrap();
+    apply(target, op, compute, &args, plain.view()).unwrap();
     let args = [0, 1].map(|k| Arg::Tensor(operands[k].view()));
     let compare = |out: &Tensor, what: &str| {
         let to = out.view().dtype;
         let expected = text(target, &copied(target, &plain, to));
-        promoting(target, op, common, &args, out.view()).unwrap();
+        apply(target, op, common, &args, out.view()).unwrap();
         let context = format!("{} of {a} and {b} to {to}, {}{what}", op.name(), shape.name);
         assert_eq!(text(target, out), expected, "{context}");
     };
@@ -53,7 +53,7 @@ fn pair(target: Target<'_>, op: &'static Op, [a, b]: [DType; 2], shape: &Shape) 
 fn with_numbers_and_conditions(target: Target<'_>, shape: &Shape) {
     let run = |op, common, args: &[Arg<'_>], dtype| {
         let out = Tensor::garbage(target, dtype, shape.memory[2]).with(shape.views[2]);
-        promoting(target, op, common, args, out.view()).unwrap();
+        apply(target, op, common, args, out.view()).unwrap();
         text(target, &out)
     };
     for dtype in [DType::U8, DType::I64, DType::F16, DType::BF16] {
@@ -101,7 +101,7 @@ fn conditions_of_other_dtypes_are_refused() {
         let tensors = [DType::U8, DType::F32, DType::F16].map(|d| made(target, d, shape, 0));
         let out = Tensor::garbage(target, DType::F32, shape.memory[0]).with(shape.views[0]);
         let args = [0, 1, 2].map(|k| Arg::Tensor(tensors[k].view()));
-        let refused = promoting(target, &WHERE, DType::F32, &args, out.view());
+        let refused = apply(target, &WHERE, DType::F32, &args, out.view());
         assert!(matches!(refused, Err(Error::DTypeMismatch { actual: DType::U8, .. })));
     });
 }

@@ -47,7 +47,7 @@ fn of_op(target: Target<'_>, op: &'static Op, dtype: DType) {
             let run = |args: &[Arg<'_>], step: usize| {
                 let out = Tensor::garbage(target, to, &[N * step])
                     .with(|l| l.slice(0, 0, N * step, step));
-                nary(target, op, args, out.view()).unwrap();
+                apply(target, op, dtype, args, out.view()).unwrap();
                 // As they are printed, so that NaN is NaN, and zeros have signs.
                 format!("{:?}", out.values(target))
             };

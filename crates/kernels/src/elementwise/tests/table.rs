@@ -54,7 +54,7 @@ fn expected(
         .collect();
     let args: Vec<Arg<'_>> = tensors.iter().map(|t| t.view().into()).collect();
     let out = Tensor::garbage(cpu, op.dtypes(dtype).unwrap().1, &[n]);
-    nary(cpu, op, &args, out.view()).unwrap();
+    apply(cpu, op, dtype, &args, out.view()).unwrap();
     out.values(cpu)
 }
 
@@ -81,7 +81,7 @@ fn every_layout(
     let mut args: Vec<Arg<'_>> = operands.iter().map(|t| t.view().into()).collect();
     let run = |args: &[Arg<'_>]| {
         let out = Tensor::garbage(target, to, shape.memory[2]).with(shape.views[2]);
-        nary(target, op, args, out.view()).unwrap();
+        apply(target, op, dtype, args, out.view()).unwrap();
         out.values(target)
     };
     let context = format!("{} of {} {dtype}", op.name(), shape.name);
@@ -221,10 +221,10 @@ fn floats_at_their_edges() {
 fn a_condition_is_of_bools() {
     on_every_target(|target| {
         let f = Tensor::garbage(target, DType::F32, &[4]);
-        let wrong =
-            nary(target, &WHERE, &[f.view().into(), f.view().into(), f.view().into()], f.view());
+        let operands = [f.view().into(); 3];
+        let wrong = apply(target, &WHERE, DType::F32, &operands, f.view());
         assert!(matches!(wrong, Err(Error::DTypeMismatch { .. })));
-        let few = nary(target, &WHERE, &[f.view().into()], f.view());
+        let few = apply(target, &WHERE, DType::F32, &operands[..1], f.view());
         assert!(matches!(few, Err(Error::InvalidArgument { .. })));
     });
 }
