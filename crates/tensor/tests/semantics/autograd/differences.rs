@@ -61,11 +61,8 @@ impl Checks {
     }
 }
 
+/// Methods with broadcasts or rules of their own. `table.rs` checks each entry.
 fn elementwise(c: &Checks) {
-    macro_rules! u { ($($n:ident)*) => { $(c.check(stringify!($n), &[c.x()], |x| x[0].$n());)* } }
-    macro_rules! up { ($($n:ident)*) => { $(c.check(stringify!($n), &[c.positive(&[2, 3], 0.4)], |x| x[0].$n());)* } }
-    u!(neg abs square exp expm1 sin cos tanh erf sigmoid relu softsign silu mish selu logsigmoid tanhshrink gelu gelu_tanh sinh cosh atan asinh tan hardswish hardsigmoid erfc sinc exp2 logsigmoid);
-    up!(log log1p sqrt rsqrt reciprocal lgamma digamma log2 log10);
     c.check("softplus", &[c.x()], |x| x[0].softplus(2.0, 1.0));
     c.check("elu", &[c.x()], |x| x[0].elu(0.7));
     c.check("celu", &[c.x()], |x| x[0].celu(0.7));
@@ -75,14 +72,6 @@ fn elementwise(c: &Checks) {
     c.check("rpow", &[c.x()], |x| x[0].rpow(2.0));
     c.check("mul", &[c.x(), c.leaf(&[3], 0.4)], |x| x[0].mul(&x[1]));
     c.check("div", &[c.x(), c.positive(&[2, 1], 0.4)], |x| x[0].div(&x[1]));
-    c.check("atan2", &[c.x(), c.y()], |x| x[0].atan2(&x[1]));
-    c.check("hypot", &[c.x(), c.y()], |x| x[0].hypot(&x[1]));
-    c.check("maximum", &[c.x(), c.y()], |x| x[0].maximum(&x[1]));
-    c.check("fmin", &[c.x(), c.y()], |x| x[0].fmin(&x[1]));
-    c.check("xlogy", &[c.x(), c.positive(&[2, 3], 0.7)], |x| x[0].xlogy(&x[1]));
-    c.check("logaddexp", &[c.x(), c.y()], |x| x[0].logaddexp(&x[1]));
-    c.check("remainder", &[c.x(), c.positive(&[2, 3], 0.7)], |x| x[0].remainder(&x[1]));
-    c.check("fmod", &[c.x(), c.positive(&[2, 3], 0.7)], |x| x[0].fmod(&x[1]));
     c.check("lerp", &[c.x(), c.y(), c.leaf(&[3], 0.3)], |x| x[0].lerp(&x[1], &x[2]));
     c.check("addcmul", &[c.x(), c.y(), c.leaf(&[3], 0.3)], |x| x[0].addcmul(&x[1], &x[2], 0.7));
     c.check("addcdiv", &[c.x(), c.y(), c.positive(&[3], 0.3)], |x| x[0].addcdiv(&x[1], &x[2], 0.7));
@@ -493,7 +482,7 @@ fn all(device: Device) -> Result<()> {
     shapes(&c);
     let failures = c.failures.into_inner();
     assert!(failures.is_empty(), "{device}: {} failed\n{}", failures.len(), failures.join("\n"));
-    assert!(c.count.get() > 200, "{}", c.count.get());
+    assert!(c.count.get() > 170, "{}", c.count.get());
     Ok(())
 }
 

@@ -1,7 +1,9 @@
 //! The formulas of the elementwise table: gradients and second gradients against central differences.
 
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
-use warpline::{DType, Error, Result, Scalar, Tensor, TensorOrScalar, by_name, tensor};
+use warpline::{
+    DType, Device, Error, Result, Scalar, SyncPolicy, Tensor, TensorOrScalar, by_name, tensor,
+};
 use warpline_kernels::elementwise::{Op, table};
 
 use super::{grad, leaf};
@@ -48,13 +50,13 @@ fn ops_of_floats() -> impl Iterator<Item = &'static Op> {
 
 /// Checks an op with its differentiable operands as tensors, except that operand `number` is a number. The numbers of
 /// the other operands are sample `i` of their domains.
-fn check(op: &'static Op, number: Option<usize>, i: usize) -> Result<()> {
-    let condition = tensor((0..N).map(|i| i % 3 != 1).collect::<Vec<_>>(), ())?;
+fn check(op: &'static Op, number: Option<usize>, i: usize, device: Device) -> Result<()> {
+    let condition = tensor((0..N).map(|i| i % 3 != 1).collect::<Vec<_>>(), device)?;
     let tracked: Vec<usize> =
         (0..op.inputs()).filter(|&k| differentiable(op, k) && number != Some(k)).collect();
     let inputs = tracked.iter().map(|&k| {
         let values: Vec<f64> = (0..N).map(|i| sample(op, k, i)).collect();
-        tensor(values, ())?.requires_grad_(true)
+        tensor(values, device)?.requires_grad_(true)
     });
     let inputs: Vec<Tensor> = inputs.collect::<Result<_>>()?;
     let f = |inputs: &[Tensor]| {
@@ -70,28 +72,37 @@ fn check(op: &'static Op, number: Option<usize>, i: usize) -> Result<()> {
     gradgradcheck(f, &inputs, OPTIONS)
 }
 
-#[test]
-fn formulas_agree_with_differences() {
-    common::cpu(|_| {
-        let (mut count, mut failures) = (0, Vec::new());
-        for op in ops_of_floats().filter(|op| op.backward().is_some()) {
-            let operands: Vec<usize> =
-                (0..op.inputs()).filter(|&k| differentiable(op, k)).collect();
-            let numbers = operands.iter().filter(|_| operands.len() > 1).copied().map(Some);
-            for number in numbers.chain([None]) {
-                for i in [0, 1, 4] {
-                    count += 1;
-                    if let Err(error) = check(op, number, i) {
-                        let name = op.name();
-                        failures.push(format!("{name}, number {number:?}, sample {i}: {error}"));
-                    }
+fn all(device: Device) -> Result<()> {
+    let (mut count, mut failures) = (0, Vec::new());
+    for op in ops_of_floats().filter(|op| op.backward().is_some()) {
+        let operands: Vec<usize> = (0..op.inputs()).filter(|&k| differentiable(op, k)).collect();
+        let numbers = operands.iter().filter(|_| operands.len() > 1).copied().map(Some);
+        for number in numbers.chain([None]) {
+            let has_numbers = number.is_some() || operands.len() < op.inputs();
+            for i in if has_numbers { 0..3 } else { 0..1 } {
+                count += 1;
+                if let Err(error) = check(op, number, i, device) {
+                    let name = op.name();
+                    failures.push(format!("{name}, number {number:?}, sample {i}: {error}"));
                 }
             }
         }
-        assert!(failures.is_empty(), "{} failed\n{}", failures.len(), failures.join("\n"));
-        assert!(count > 400, "{count} checks");
-        Ok(())
-    });
+    }
+    assert!(failures.is_empty(), "{device}: {} failed\n{}", failures.len(), failures.join("\n"));
+    assert!(count > 200, "{count} checks");
+    Ok(())
+}
+
+#[test]
+fn formulas_agree_with_differences() {
+    common::cpu(|_| all(Device::Cpu));
+    common::worlds(1, |_| all(Device::cuda(0)));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_formulas_agree_with_differences() {
+    common::gpu(1, SyncPolicy::Auto, |_| all(Device::cuda(0)));
 }
 
 #[test]
