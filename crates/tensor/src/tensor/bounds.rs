@@ -5,8 +5,7 @@ use std::panic::Location;
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
-use super::operands::{apply, apply_in_place, as_filled, common_dtype};
-use super::ops::{self, TensorOrScalar};
+use super::operands::{TensorOrScalar, apply, apply_in_place, as_filled, common_dtype};
 use crate::autograd::{elementwise_as, no_grad};
 use crate::called::Called;
 use crate::{DType, Error, Result, Scalar, Tensor};
@@ -72,10 +71,11 @@ impl Tensor {
     /// As [`Tensor::add`].
     #[track_caller]
     pub fn clamp_min<'a>(&self, min: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let min = min.into();
-        check_not_bool("clamp_min", common_dtype(&[self.into(), min]))?;
-        let out = no_grad(|| ops::apply(&table::MAXIMUM, self, min)).of("clamp_min")?;
-        elementwise_as(&table::CLAMP_MIN, &[self.into(), min], out)
+        let operands = [self.into(), min.into()];
+        let common = common_dtype(&operands);
+        check_not_bool("clamp_min", common)?;
+        let out = no_grad(|| apply(&table::MAXIMUM, &operands, common)).of("clamp_min")?;
+        elementwise_as(&table::CLAMP_MIN, &operands, out)
     }
 
     /// At most `max`; NaN where either is. Not for bools (`torch.clamp_max`).
@@ -84,10 +84,11 @@ impl Tensor {
     /// As [`Tensor::add`].
     #[track_caller]
     pub fn clamp_max<'a>(&self, max: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
-        let max = max.into();
-        check_not_bool("clamp_max", common_dtype(&[self.into(), max]))?;
-        let out = no_grad(|| ops::apply(&table::MINIMUM, self, max)).of("clamp_max")?;
-        elementwise_as(&table::CLAMP_MAX, &[self.into(), max], out)
+        let operands = [self.into(), max.into()];
+        let common = common_dtype(&operands);
+        check_not_bool("clamp_max", common)?;
+        let out = no_grad(|| apply(&table::MINIMUM, &operands, common)).of("clamp_max")?;
+        elementwise_as(&table::CLAMP_MAX, &operands, out)
     }
 
     /// [`Tensor::clamp_min`] in place.

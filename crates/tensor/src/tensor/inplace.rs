@@ -2,7 +2,7 @@
 
 use warpline_kernels::{fill, random};
 
-use super::ops::check_fits;
+use super::operands::check_fits;
 use crate::autograd::{check_in_place, record_overwritten, wanted_in_place};
 use crate::{DType, Error, Result, Scalar, Tensor};
 

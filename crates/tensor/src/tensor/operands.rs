@@ -1,4 +1,4 @@
-//! Elementwise ops of any number of operands, tensors and numbers.
+//! Applies elementwise ops to operands: tensors and numbers.
 
 use std::panic::Location;
 
@@ -6,12 +6,32 @@ use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as table, Arg, Op};
 use warpline_runtime::{Layout, Sizes, View, broadcast};
 
-use super::ops::{TensorOrScalar, broadcast_error, check_fits, in_step};
 use super::promote::combine;
 use crate::autograd::{elementwise, finish_in_place, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
+
+/// The other operand of a binary op: a tensor or a number.
+#[derive(Clone, Copy, Debug)]
+pub enum TensorOrScalar<'a> {
+    /// A tensor.
+    Tensor(&'a Tensor),
+    /// A number, which changes the tensor's dtype only if its category is higher.
+    Scalar(Scalar),
+}
+
+impl<'a> From<&'a Tensor> for TensorOrScalar<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+impl<S: Into<Scalar>> From<S> for TensorOrScalar<'_> {
+    fn from(number: S) -> Self {
+        Self::Scalar(number.into())
+    }
+}
 
 /// The dtype in which operands meet: tensors without dimensions and numbers count only if their
 /// category is higher (`torch.result_type`).
@@ -34,15 +54,15 @@ pub(crate) fn common_dtype_of(op: &'static Op, operands: &[TensorOrScalar<'_>]) 
     common_dtype(&operands[usize::from(op.is_condition(0))..])
 }
 
-/// Operands as an op takes them.
+/// The checked operands of an op.
 struct Operands<'a> {
     inputs: SmallVec<[Input<'a>; 4]>,
-    /// Of all together.
+    /// The sizes to which the tensors broadcast.
     sizes: Sizes,
-    /// The dtype in which they meet, and that of the result.
+    /// The dtype in which the operands meet, and that of the result.
     common: DType,
     result: DType,
-    /// Says where the op runs.
+    /// The tensor on whose device the op runs.
     main: &'a Tensor,
 }
 
@@ -51,56 +71,64 @@ enum Input<'a> {
     Number(Scalar),
 }
 
-/// How each input lies once it is broadcast; numbers do not.
+/// The layout of each tensor that has to be broadcast.
 type Layouts = SmallVec<[Option<Layout>; 4]>;
 
 impl<'a> Operands<'a> {
-    /// What meets in `common`.
     #[track_caller]
     fn new(op: &'static Op, operands: &[TensorOrScalar<'a>], common: DType) -> Result<Self> {
+        check_bool_sub(op, operands)?;
         let (compute, result) = op.dtypes(common)?;
         let tensors = || {
-            operands.iter().filter_map(|operand| match operand {
-                TensorOrScalar::Tensor(tensor) => Some(*tensor),
+            operands.iter().enumerate().filter_map(|(k, operand)| match operand {
+                TensorOrScalar::Tensor(tensor) => Some((k, *tensor)),
                 TensorOrScalar::Scalar(_) => None,
             })
         };
-        let Some(main) = tensors().find(|t| t.is_cuda()).or_else(|| tensors().next()) else {
+        let Some((place, main)) = tensors().find(|(_, t)| t.is_cuda()).or_else(|| tensors().next())
+        else {
             return Err(Error::invalid(op.name(), "needs a tensor among its operands".into()));
         };
         let mut inputs = SmallVec::new();
-        let mut sizes = Sizes::new();
+        let mut sizes: Option<Sizes> = None;
         for (k, operand) in operands.iter().enumerate() {
             let dtype = if op.is_condition(k) { DType::Bool } else { compute };
             inputs.push(match *operand {
                 TensorOrScalar::Scalar(number) => {
+                    check_divisor(op, k, number, dtype)?;
                     check_fits(op.name(), number, dtype)?;
                     Input::Number(number)
                 }
-                // As in PyTorch, a CPU tensor without dimensions counts as a number beside a GPU's.
-                TensorOrScalar::Tensor(t)
-                    if main.is_cuda()
-                        && !t.is_cuda()
-                        && t.dim() == 0
-                        && t.storage().runtime().same_as(main.storage().runtime()) =>
-                {
-                    Input::Number(t.in_dtype(dtype)?.to_scalar()?)
+                TensorOrScalar::Tensor(t) if counts_as_number(op, k, t, main, common) => {
+                    // Integers wrap in a smaller dtype, where a number would be refused. PyTorch's kernels of two
+                    // operands read a float unrounded, and those of `lerp` and `addcmul` convert it first.
+                    let converts = dtype.category() == Category::Int || operands.len() > 2;
+                    let number =
+                        if converts { t.in_dtype(dtype)?.to_scalar() } else { t.to_scalar() };
+                    Input::Number(number?)
                 }
                 TensorOrScalar::Tensor(t) => {
-                    check_together(op.name(), main, t)?;
-                    sizes = broadcast(&sizes, t.size()).of(op.name())?;
+                    let (first, second) = if k < place { (t, main) } else { (main, t) };
+                    check_together(op.name(), first, second)?;
+                    sizes = Some(match sizes {
+                        None => t.size().iter().copied().collect(),
+                        Some(sizes) if sizes[..] == *t.size() => sizes,
+                        Some(sizes) => broadcast(&sizes, t.size()).of(op.name())?,
+                    });
                     Input::Tensor(t)
                 }
             });
         }
-        Ok(Self { inputs, sizes, common, result, main })
+        Ok(Self { inputs, sizes: sizes.unwrap_or_default(), common, result, main })
     }
 
     #[track_caller]
     fn layouts(&self, sizes: &[usize]) -> Result<Layouts> {
         let layout = |input: &Input<'_>| match input {
-            Input::Tensor(tensor) => tensor.layout().expand(sizes).map(Some),
-            Input::Number(_) => Ok(None),
+            Input::Tensor(tensor) if *tensor.size() != *sizes => {
+                tensor.layout().expand(sizes).map(Some)
+            }
+            _ => Ok(None),
         };
         self.inputs.iter().map(layout).collect()
     }
@@ -119,7 +147,7 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// The op of operands that meet in `common`, into a new tensor.
+/// Applies an op to operands that meet in `common`, into a new tensor.
 #[track_caller]
 pub(crate) fn apply(
     op: &'static Op,
@@ -128,13 +156,17 @@ pub(crate) fn apply(
 ) -> Result<Tensor> {
     let inputs = Operands::new(op, operands, common)?;
     let layouts = inputs.layouts(&inputs.sizes)?;
-    let tensors: SmallVec<[&Layout; 4]> = layouts.iter().flatten().collect();
+    let tensors = inputs.inputs.iter().zip(&layouts).filter_map(|(input, layout)| match input {
+        Input::Tensor(tensor) => Some(layout.as_ref().unwrap_or(tensor.layout())),
+        Input::Number(_) => None,
+    });
+    let tensors: SmallVec<[&Layout; 4]> = tensors.collect();
     let out = inputs.main.exec()?.empty_for(&tensors, inputs.result).of(op.name())?;
     inputs.run(op, &layouts, &out)?;
     elementwise(op, operands, out)
 }
 
-/// The same into `a`, which may be one of the operands.
+/// Applies an op to operands that meet in `common`, into `a`, which may be one of them.
 #[track_caller]
 pub(super) fn apply_in_place(
     op: &'static Op,
@@ -155,6 +187,7 @@ pub(super) fn apply_in_place(
     a.as_view().check_writable(name)?;
     for operand in operands {
         if let TensorOrScalar::Tensor(b) = operand
+            && *a.size() != *b.size()
             && broadcast(a.size(), b.size()).of(name)?[..] != *a.size()
         {
             return Err(broadcast_error(a, b).of(name));
@@ -176,6 +209,100 @@ pub(super) fn apply_in_place(
         a.overwrite(&out, false)?;
     }
     finish_in_place(record)
+}
+
+/// Whether a tensor without dimensions is passed to the kernel as a number. As in PyTorch, this holds for a CPU
+/// tensor beside a GPU's. It also holds on the CPU for the second operand of `mul` and `div` of halves, which PyTorch's
+/// CPU kernels read in `f32`.
+fn counts_as_number(op: &'static Op, k: usize, t: &Tensor, main: &Tensor, common: DType) -> bool {
+    if t.dim() > 0 || t.is_cuda() {
+        return false;
+    }
+    if main.is_cuda() {
+        return t.storage().runtime().same_as(main.storage().runtime());
+    }
+    let halves = matches!(common, DType::F16 | DType::BF16);
+    halves
+        && k == 1
+        && main.dim() > 0
+        && [&table::MUL, &table::DIV].iter().any(|o| std::ptr::eq(*o, op))
+}
+
+/// Refuses bools among the operands of `sub`.
+#[track_caller]
+fn check_bool_sub(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Result<()> {
+    let is_bool = |operand: &TensorOrScalar<'_>| match operand {
+        TensorOrScalar::Tensor(tensor) => tensor.dtype() == DType::Bool,
+        TensorOrScalar::Scalar(number) => number.category() == Category::Bool,
+    };
+    if std::ptr::eq(op, &table::SUB) && operands.iter().any(is_bool) {
+        return Err(Error::UnsupportedDType {
+            location: Location::caller(),
+            op: op.name(),
+            dtype: DType::Bool,
+        });
+    }
+    Ok(())
+}
+
+/// Refuses the number 0 as a divisor of integers, and a negative one as their exponent.
+#[track_caller]
+fn check_divisor(op: &'static Op, k: usize, number: Scalar, compute: DType) -> Result<()> {
+    if k != 1 || compute.is_float() {
+        return Ok(());
+    }
+    let divides = [&table::FLOOR_DIVIDE, &table::DIV_TRUNC, &table::REMAINDER, &table::FMOD];
+    if number.to_i64() == 0 && divides.iter().any(|d| std::ptr::eq(*d, op)) {
+        return Err(Error::invalid(op.name(), "integers cannot be divided by zero".into()));
+    }
+    if number.to_i64() < 0 && std::ptr::eq(op, &table::POW) {
+        let reason = "integers to negative integer powers are not allowed; convert them to floats";
+        return Err(Error::invalid(op.name(), reason.into()));
+    }
+    Ok(())
+}
+
+/// Refuses an integer that an integer dtype cannot hold. Negative ones wrap in unsigned dtypes
+/// down to the largest value's negative, as in PyTorch.
+#[track_caller]
+pub(super) fn check_fits(op: &'static str, number: Scalar, dtype: DType) -> Result<()> {
+    let Scalar::Int(v) = number else { return Ok(()) };
+    let range = match dtype {
+        DType::U8 => -255..=255,
+        DType::I8 => i64::from(i8::MIN)..=i8::MAX.into(),
+        DType::I16 => i64::from(i16::MIN)..=i16::MAX.into(),
+        DType::I32 => i64::from(i32::MIN)..=i32::MAX.into(),
+        _ => return Ok(()),
+    };
+    if range.contains(&v) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        op,
+        format!("the value {v} cannot be converted to {dtype} without overflow"),
+    ))
+}
+
+/// Whether elements of `b` may be overwritten with those of `a`: each is the same in both, or none is.
+/// Any other overlap goes through a copy.
+fn in_step(a: &Tensor, b: &Tensor) -> bool {
+    !a.storage().same_as(b.storage()) || (a.layout() == b.layout() && a.dtype() == b.dtype())
+}
+
+#[track_caller]
+fn broadcast_error(a: &Tensor, b: &Tensor) -> Error {
+    match broadcast(a.size(), b.size()) {
+        Err(error) => error,
+        Ok(sizes) => Error::ShapeMismatch {
+            location: Location::caller(),
+            op: "in-place",
+            reason: format!(
+                "output with shape {:?} doesn't match the broadcast shape {:?}",
+                a.size(),
+                &sizes[..]
+            ),
+        },
+    }
 }
 
 /// A number as `fill_` would write it: floats lose their fraction among integers.

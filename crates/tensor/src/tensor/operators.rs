@@ -2,7 +2,7 @@
 
 use warpline_kernels::elementwise as table;
 
-use super::ops::{scalar_op, tensors};
+use super::ops::apply;
 use crate::{Result, Scalar, Tensor};
 
 macro_rules! operators {
@@ -11,28 +11,28 @@ macro_rules! operators {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: &Tensor) -> Result<Tensor> {
-                tensors(&table::$op, self, other)
+                apply(&table::$op, self.into(), other.into())
             }
         }
         impl std::ops::$trait<&Tensor> for Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: &Tensor) -> Result<Tensor> {
-                tensors(&table::$op, &self, other)
+                apply(&table::$op, (&self).into(), other.into())
             }
         }
         impl std::ops::$trait<Tensor> for &Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: Tensor) -> Result<Tensor> {
-                tensors(&table::$op, self, &other)
+                apply(&table::$op, self.into(), (&other).into())
             }
         }
         impl std::ops::$trait<Tensor> for Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, other: Tensor) -> Result<Tensor> {
-                tensors(&table::$op, &self, &other)
+                apply(&table::$op, (&self).into(), (&other).into())
             }
         }
         // One implementation for all numbers, so that a literal needs no suffix.
@@ -40,14 +40,14 @@ macro_rules! operators {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, number: S) -> Result<Tensor> {
-                scalar_op(&table::$op, self, number.into(), false)
+                apply(&table::$op, self.into(), number.into().into())
             }
         }
         impl<S: Into<Scalar>> std::ops::$trait<S> for Tensor {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, number: S) -> Result<Tensor> {
-                scalar_op(&table::$op, &self, number.into(), false)
+                apply(&table::$op, (&self).into(), number.into().into())
             }
         }
         $(operators!(@left $left $trait $method $op);)*
@@ -58,7 +58,7 @@ macro_rules! operators {
             type Output = Result<Tensor>;
             #[track_caller]
             fn $method(self, tensor: &Tensor) -> Result<Tensor> {
-                scalar_op(&table::$op, tensor, self.into(), true)
+                apply(&table::$op, self.into(), tensor.into())
             }
         }
     };

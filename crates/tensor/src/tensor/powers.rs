@@ -4,8 +4,8 @@ use std::panic::Location;
 
 use warpline_kernels::elementwise as table;
 
-use super::operands::{apply, apply_in_place, common_dtype};
-use super::ops::{self, TensorOrScalar};
+use super::operands::{TensorOrScalar, apply, apply_in_place, common_dtype};
+use super::ops;
 use super::promote::{result_type, result_type_scalar};
 use crate::called::Called;
 use crate::{DType, Error, Result, Scalar, Tensor};
@@ -49,7 +49,7 @@ impl Tensor {
                 return self.rsqrt();
             }
         }
-        ops::apply(&table::POW, self, exponent)
+        ops::apply(&table::POW, self.into(), exponent)
     }
 
     /// `base` to the power of each element (`torch.pow` of a number and a tensor).
@@ -58,7 +58,7 @@ impl Tensor {
     /// As [`Tensor::add`].
     #[track_caller]
     pub fn rpow(&self, base: impl Into<Scalar>) -> Result<Self> {
-        ops::scalar_op(&table::POW, self, base.into(), true)
+        ops::apply(&table::POW, base.into().into(), self.into())
     }
 
     /// The quotient, rounded (`torch.div` with `rounding_mode`). Integers stay integers; of one divided by
@@ -74,8 +74,8 @@ impl Tensor {
         mode: RoundingMode,
     ) -> Result<Self> {
         match mode {
-            RoundingMode::Trunc => ops::apply(&table::DIV_TRUNC, self, other.into()),
-            RoundingMode::Floor => ops::apply(&table::FLOOR_DIVIDE, self, other.into()),
+            RoundingMode::Trunc => ops::apply(&table::DIV_TRUNC, self.into(), other.into()),
+            RoundingMode::Floor => ops::apply(&table::FLOOR_DIVIDE, self.into(), other.into()),
         }
     }
 
@@ -131,7 +131,7 @@ impl Tensor {
     pub fn fmax<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let other = other.into();
         let float = common_dtype(&[self.into(), other]).is_float();
-        ops::apply(if float { &table::FMAX } else { &table::MAXIMUM }, self, other)
+        ops::apply(if float { &table::FMAX } else { &table::MAXIMUM }, self.into(), other)
     }
 
     /// The smaller of each two elements; where one is NaN, the other (`torch.fmin`).
@@ -142,7 +142,7 @@ impl Tensor {
     pub fn fmin<'a>(&self, other: impl Into<TensorOrScalar<'a>>) -> Result<Self> {
         let other = other.into();
         let float = common_dtype(&[self.into(), other]).is_float();
-        ops::apply(if float { &table::FMIN } else { &table::MINIMUM }, self, other)
+        ops::apply(if float { &table::FMIN } else { &table::MINIMUM }, self.into(), other)
     }
 
     /// `self + weight * (end - self)`. Floats only (`torch.lerp`).

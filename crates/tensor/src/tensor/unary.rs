@@ -1,21 +1,14 @@
 //! Functions of one element.
 
-use std::panic::Location;
-
 use warpline_kernels::elementwise::{self as table, Op};
 
-use crate::autograd::{elementwise, finish_in_place, prepare_in_place};
+use super::operands::{self, apply_in_place};
 use crate::called::Called;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Result, Tensor};
 
-/// `op(a)` into a new tensor; where only floats have the function, integers become `float32`.
 #[track_caller]
 fn apply(op: &'static Op, a: &Tensor) -> Result<Tensor> {
-    let (_, result) = op.dtypes(a.dtype())?;
-    let exec = a.exec()?;
-    let out = exec.empty_for(&[a.layout()], result).of(op.name())?;
-    table::apply(exec.target(), op, a.dtype(), &[a.as_view().into()], out.as_view())?;
-    elementwise(op, &[a.into()], out)
+    operands::apply(op, &[a.into()], a.dtype())
 }
 
 macro_rules! methods {
@@ -200,23 +193,6 @@ impl Tensor {
     }
 }
 
-#[track_caller]
-fn apply_in_place(op: &'static Op, name: &'static str, a: &Tensor) -> Result<()> {
-    let (_, result) = op.dtypes(a.dtype())?;
-    if result.category() > a.dtype().category() {
-        return Err(Error::CannotCast {
-            location: Location::caller(),
-            op: name,
-            from: result,
-            to: a.dtype(),
-        });
-    }
-    let exec = a.exec()?;
-    let record = prepare_in_place(op, name, a, &[a.into()])?;
-    table::apply(exec.target(), op, a.dtype(), &[a.as_view().into()], a.as_view())?;
-    finish_in_place(record)
-}
-
 macro_rules! in_place_methods {
     ($($name:ident $in_place:ident $op:ident;)*) => {
         impl Tensor {$(
@@ -227,7 +203,8 @@ macro_rules! in_place_methods {
             /// as without the underscore.
             #[track_caller]
             pub fn $in_place(&self) -> Result<&Self> {
-                apply_in_place(&table::$op, stringify!($in_place), self)?;
+                let name = stringify!($in_place);
+                apply_in_place(&table::$op, name, self, &[self.into()], self.dtype())?;
                 Ok(self)
             }
         )*}
