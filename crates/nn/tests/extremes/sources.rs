@@ -17,6 +17,7 @@ pub(crate) const ELSEWHERE: &[(&str, &str)] = &[
     ("is_condition", "dtypes alone"),
     ("gradient", "indices of an op's own operands"),
     ("domain", "indices of an op's own operands"),
+    ("uses", "indices of an op's own operands"),
     ("saved", "indices of an op's own inputs"),
     ("needs", "indices of an op's own inputs"),
     ("sizes", "indices of an op's own inputs"),
