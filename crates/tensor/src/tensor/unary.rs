@@ -199,7 +199,7 @@ macro_rules! in_place_methods {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
             ///
             /// # Errors
-            /// [`Error::CannotCast`] where the result is of floats and this tensor is not, otherwise
+            /// [`crate::Error::CannotCast`] where the result is of floats and this tensor is not, otherwise
             /// as without the underscore.
             #[track_caller]
             pub fn $in_place(&self) -> Result<&Self> {
