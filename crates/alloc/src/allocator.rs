@@ -89,16 +89,15 @@ impl<B: Backend> CachingAllocator<B> {
     /// Changes the options for later requests; what is cached stays.
     pub fn set_config(&self, config: AllocatorConfig) {
         let core = &self.shared.core;
-        let mut policies = lock(&core.policies);
-        policies.set_memory_fraction(config.memory_fraction);
         // Held to the end, so that no new shard starts with the old options.
         let mut current = lock(&self.shared.config);
+        *lock(&core.memory_fraction) = config.memory_fraction;
         *current = config;
         let shards = core.all_shards();
         for shard in &shards {
             shard.lock().set_config(core.in_force(&current, shard.pool));
         }
-        drop((current, policies));
+        drop(current);
     }
 
     /// Lets at most this share of the device's memory be reserved

@@ -19,6 +19,8 @@ pub(crate) struct Core<B: Backend> {
     /// How memory is got of the backend. Held while it is asked for memory or given it back. Taken
     /// before `shards`, never while callers' code runs.
     pub(crate) policies: Mutex<Policies<B>>,
+    /// Share of the device's memory that may be reserved. Locked for itself: a pool's source may change it.
+    pub(crate) memory_fraction: Mutex<Option<f64>>,
     /// All shards, in the order in which their locks are taken. Held while more than one is.
     shards: Mutex<Vec<Registered<B>>>,
     /// Taken last.
@@ -60,7 +62,8 @@ impl<B: Backend> Core<B> {
     pub(crate) fn new(backend: B, config: &AllocatorConfig) -> Self {
         Self {
             backend,
-            policies: Mutex::new(Policies::new(config.memory_fraction)),
+            policies: Mutex::new(Policies::new()),
+            memory_fraction: Mutex::new(config.memory_fraction),
             shards: Mutex::default(),
             global: Mutex::default(),
             captures: AtomicUsize::new(0),
@@ -116,13 +119,16 @@ impl<B: Backend> Core<B> {
         (segments, trace)
     }
 
-    /// From when it returns until as many ends, no thread calls the backend as none may during a
+    /// From when it returns until as many ends, no other thread calls the backend as none may during a
     /// capture.
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::SeqCst);
-        // Whoever saw no capture before holds one of these locks until it is done.
-        drop(lock(&self.policies));
-        self.releases.wait();
+        // Whoever saw no capture before holds one of these locks until it is done. Inside a source it is
+        // this thread.
+        if !source::is_inside() {
+            drop(lock(&self.policies));
+            self.releases.wait();
+        }
         self.all_shards().iter().for_each(|shard| drop(shard.lock()));
     }
 
@@ -236,7 +242,7 @@ impl<B: Backend> Drop for Core<B> {
             && !self.backend.is_lost(&error)
         {
             // Better that the addresses stay for good than that work runs into them.
-            std::mem::forget(std::mem::replace(policies, Policies::new(None)));
+            std::mem::forget(std::mem::replace(policies, Policies::new()));
         }
     }
 }

@@ -105,9 +105,10 @@ pub(crate) fn segments_of<B: Backend>(
 pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     let mut lists = lock(&core.releases.lists);
     release_late(core, &mut lists);
-    if lists.refused.is_empty() || core.is_capturing() {
+    if core.is_capturing() {
         return;
     }
+    free_deferred(core, &mut lists);
     let mut again = std::mem::take(&mut lists.refused);
     while !again.is_empty() {
         let first = if all { again.len() } else { 1 };
@@ -122,18 +123,24 @@ pub(crate) fn retry_refused<B: Backend>(core: &Core<B>, all: bool) {
     lists.refused.splice(0..0, again);
 }
 
-/// Gives back what waited for the end of the last capture. False if another one has begun, whose
-/// end will do it.
+/// Gives back the segments that waited for the end of the last capture. False if that is left to the end of another
+/// capture that has begun, or to the next release, because this thread is releasing memory.
 pub(crate) fn deferred<B: Backend>(core: &Core<B>) -> bool {
+    if source::is_inside() {
+        return false;
+    }
     let mut lists = lock(&core.releases.lists);
     if core.is_capturing() {
         return false;
     }
-    let deferred = std::mem::take(&mut lists.deferred);
-    let refused = free(core, deferred, true);
-    lists.refused.extend(refused);
+    free_deferred(core, &mut lists);
     release_late(core, &mut lists);
     true
+}
+
+fn free_deferred<B: Backend>(core: &Core<B>, lists: &mut Lists<B::Memory>) {
+    let deferred = std::mem::take(&mut lists.deferred);
+    lists.refused.extend(free(core, deferred, true));
 }
 
 /// Counts segments out that go once no capture is under way.

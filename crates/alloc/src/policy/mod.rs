@@ -79,9 +79,8 @@ impl<B: Backend> Miss<'_, B> {
 
 /// All policies of an allocator, and the limit that they share.
 pub(crate) struct Policies<B: Backend> {
-    memory_fraction: Option<f64>,
-    /// The fraction in bytes, once it was needed.
-    limit: Option<usize>,
+    /// A share of the device's memory and its bytes, once they were needed.
+    limit: Option<(f64, usize)>,
     pub(crate) segments: ExactSegments,
     expandable: ExpandableSegments,
     pages: MovablePages<B>,
@@ -89,23 +88,14 @@ pub(crate) struct Policies<B: Backend> {
 }
 
 impl<B: Backend> Policies<B> {
-    pub(crate) fn new(memory_fraction: Option<f64>) -> Self {
-        let mut policies = Self {
-            memory_fraction: None,
+    pub(crate) fn new() -> Self {
+        Self {
             limit: None,
             segments: ExactSegments,
             expandable: ExpandableSegments::default(),
             pages: MovablePages::default(),
             stream_ordered: StreamOrdered,
-        };
-        policies.set_memory_fraction(memory_fraction);
-        policies
-    }
-
-    pub(crate) fn set_memory_fraction(&mut self, fraction: Option<f64>) {
-        // A fraction of 1 is no limit.
-        self.memory_fraction = fraction.filter(|fraction| *fraction < 1.0);
-        self.limit = None;
+        }
     }
 
     /// How many bytes may be reserved in all.
@@ -114,14 +104,19 @@ impl<B: Backend> Policies<B> {
         core: &Core<B>,
         requested: usize,
     ) -> Result<Option<usize>, AllocError> {
-        if let Some(fraction) = self.memory_fraction
-            && self.limit.is_none()
+        // A fraction of 1 is no limit.
+        let fraction = lock(&core.memory_fraction).filter(|fraction| *fraction < 1.0);
+        let Some(fraction) = fraction else { return Ok(None) };
+        if let Some((of, limit)) = self.limit
+            && of == fraction
         {
-            let info = core.backend.mem_info();
-            let (_, total) = info.map_err(|error| AllocError::from_backend(requested, error))?;
-            self.limit = Some((fraction * total as f64) as usize);
+            return Ok(Some(limit));
         }
-        Ok(self.limit)
+        let info = core.backend.mem_info();
+        let (_, total) = info.map_err(|error| AllocError::from_backend(requested, error))?;
+        let limit = (fraction * total as f64) as usize;
+        self.limit = Some((fraction, limit));
+        Ok(Some(limit))
     }
 
     /// Serves a request by the policy that is in force in its shard.

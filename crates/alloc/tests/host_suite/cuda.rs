@@ -204,7 +204,7 @@ fn the_state_agrees_with_a_driver_that_refuses() {
 
 /// Where the source waits for a lock that its own thread holds, it never returns.
 #[test]
-fn a_pools_source_that_allocates_is_an_error_and_no_hang() {
+fn a_pools_source_that_uses_the_allocator_does_not_hang() {
     let (done, result) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let driver = driver(1);
@@ -215,6 +215,8 @@ fn a_pools_source_that_allocates_is_an_error_and_no_hang() {
         let (again, own, errors) = (allocator.clone(), stream.clone(), inner.clone());
         let over = backend.with_source(move |driver, device, bytes| {
             again.empty_cache();
+            again.set_memory_fraction(0.5).unwrap();
+            drop(again.capture());
             errors.lock().unwrap().push(again.malloc(1 << 20, &own).map(drop));
             Ok(DeviceMemory::new(driver, device, bytes)?.into())
         });
@@ -243,6 +245,7 @@ struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        drop(self.allocator.capture());
         self.allocator.empty_cache();
         let _ = self.allocator.snapshot();
         let _ = self.requests.send(self.allocator.malloc(1 << 20, &self.stream).map(drop));
