@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -121,19 +121,36 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The index is replaced atomically, as by [`save_file`], after all files that it names. These have names that no
 /// other save uses, `model-RANDOM-NNNNN-of-NNNNN.safetensors`, so the former index stays valid until then. Files of
 /// that form that the new index does not name are then removed: those of the former save, and of saves that were
-/// killed. Saves to one folder take turns. Where the file system has no locks, or somebody keeps the folder locked for
-/// a minute, nothing is removed.
+/// killed. Saves to one folder take turns; each waits up to ten minutes. Where the file system has no locks, nothing is
+/// removed.
 ///
 /// # Errors
-/// As [`save_file`].
+/// As [`save_file`]; [`FileError::Io`] of the kind [`WouldBlock`](std::io::ErrorKind::WouldBlock) if the folder stays
+/// locked by others for ten minutes.
 #[track_caller]
 pub fn save_sharded(
     state: &StateDict,
     folder: impl AsRef<Path>,
     max_bytes: usize,
 ) -> Result<(), FileError> {
-    let folder = folder.as_ref();
-    let turn = warpline_files::lock_folder(folder, TURN);
+    save_within(TURN, state, folder.as_ref(), max_bytes)
+}
+
+/// [`save_sharded`] that waits up to `limit` for other saves.
+#[track_caller]
+fn save_within(
+    limit: Duration,
+    state: &StateDict,
+    folder: &Path,
+    max_bytes: usize,
+) -> Result<(), FileError> {
+    let turn = match warpline_files::lock_folder(folder, limit) {
+        // The holder would remove the files of this save.
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            return Err(FileError::io(folder, "waiting for other saves to it")(error));
+        }
+        turn => turn,
+    };
     let mut shards: Vec<(StateDict, usize)> = Vec::new();
     for (name, tensor) in state.iter() {
         let bytes = tensor.numel().saturating_mul(tensor.element_size());
@@ -194,7 +211,7 @@ fn save_all(
 }
 
 /// Longest wait for other saves to the folder.
-const TURN: Duration = Duration::from_secs(60);
+const TURN: Duration = Duration::from_secs(600);
 
 const PREFIX: &str = "model-";
 const SUFFIX: &str = ".safetensors";
@@ -215,5 +232,32 @@ fn is_shard(name: &str) -> bool {
                 && digits(count, 5, 10)
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_save_that_waits_too_long_for_another_leaves_the_folder_as_it_is() {
+        let folder = std::env::temp_dir().join(format!("warpline-turns-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let mut state = StateDict::new();
+        state.insert("weight", warpline::ones([4], ()).unwrap());
+        save_sharded(&state, &folder, 8).unwrap();
+        let files = || {
+            let entries = fs::read_dir(&folder).unwrap();
+            entries.map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>()
+        };
+        let before = files();
+        let other = warpline_files::lock_folder(&folder, Duration::ZERO).unwrap();
+        let refused = save_within(Duration::from_millis(20), &state, &folder, 8);
+        let Err(FileError::Io { source, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(source.kind(), ErrorKind::WouldBlock);
+        assert_eq!(files(), before);
+        drop(other);
+        save_within(Duration::ZERO, &state, &folder, 8).unwrap();
+        fs::remove_dir_all(folder).unwrap();
     }
 }
