@@ -67,7 +67,12 @@ impl State {
 
     /// Keeps a failure until its owner is told.
     fn note(&mut self, op: OpNumber, failure: Arc<Failure>) {
-        self.failed.retain(|(_, failure)| !failure.was_told());
+        let mut ended = 0;
+        self.failed.retain(|(_, failure)| {
+            // Owners end after their failures were kept.
+            ended += usize::from(failure.owner.has_ended());
+            !failure.was_told() && (ended <= UNREPORTED || !failure.owner.has_ended())
+        });
         let same = |(_, other): &&(OpNumber, Arc<Failure>)| is_told_with(&failure, other);
         let kept = self.failed.iter().filter(same).count();
         if kept < UNREPORTED {

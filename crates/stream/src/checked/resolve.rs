@@ -142,6 +142,8 @@ impl CheckedLaunch {
         // The way down from `self`: each union, its inputs yet to look at, and whether one was pending.
         let mut way: Vec<(Self, Inputs, bool)> = vec![(self.clone(), self.inputs(), false)];
         let mut result = Known::Passed;
+        // Unions that were found pending on the way: several others may have them as inputs.
+        let mut open: HashSet<usize> = HashSet::new();
         while let Some((launch, inputs, pending)) = way.last_mut() {
             let Some(next) = inputs.pop() else {
                 result = match std::mem::replace(pending, false) {
@@ -152,7 +154,10 @@ impl CheckedLaunch {
                     // Another thread may have let go of the inputs, and so decided.
                     match (&result, union.outcome.get()) {
                         (_, Some(outcome)) => result = outcome.as_ref().into(),
-                        (Known::Pending, None) => union.seen.store(epoch, Ordering::Relaxed),
+                        (Known::Pending, None) => {
+                            union.seen.store(epoch, Ordering::Relaxed);
+                            open.insert(launch.key());
+                        }
                         (_, None) => union.decide(None),
                     }
                 }
@@ -163,6 +168,10 @@ impl CheckedLaunch {
             match next.known(over) {
                 Some(known) => {
                     result = known;
+                    give(&mut way, &mut result);
+                }
+                None if open.contains(&next.key()) => {
+                    result = Known::Pending;
                     give(&mut way, &mut result);
                 }
                 None => {

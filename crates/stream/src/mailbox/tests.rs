@@ -276,3 +276,43 @@ fn a_replay_stands_for_the_replays_that_it_overlaps() {
     let apart = devices.get(0).unwrap().exclusive_stream(0).unwrap();
     assert!(absorbs(&replay(&apart), &third).is_none());
 }
+
+#[test]
+fn failures_of_many_threads_that_ended_are_bounded() {
+    let stream = stream();
+    for _ in 0..100 {
+        // The owner lives until its failure was noted.
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                let (failed, says) = launch(&stream);
+                say(failed.place().unwrap(), 7, says);
+                // Takes note of the failure, and reports nothing.
+                stream.host_wait(stream.last_op()).unwrap();
+                assert_eq!(stream.mailbox().state().running.len(), 0);
+            });
+            ended.join().unwrap();
+        });
+        assert!(stream.mailbox().state().failed.len() <= UNREPORTED + 1);
+    }
+    assert!(stream.synchronize().is_err());
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn unions_that_share_inputs_are_looked_at_once() {
+    let (stream, other) = (stream(), stream());
+    // Pending on a stream that nothing orders.
+    let (open, _) = launch(&other);
+    let mut last = [open.clone(), open.clone(), open];
+    for _ in 0..60 {
+        let (own, _) = launch(&stream);
+        let union = |a: &CheckedLaunch, b: &CheckedLaunch| {
+            let at = At { progress: Arc::clone(stream.progress()), op: stream.last_op() };
+            CheckedLaunch::union([a.clone(), b.clone(), own.clone()], at)
+        };
+        let [a, b, c] = &last;
+        last = [union(b, c), union(a, c), union(a, b)];
+        stream.synchronize().unwrap();
+    }
+    assert!(last.iter().all(|union| union.outcome() == CheckOutcome::Pending));
+}
