@@ -21,11 +21,10 @@ thread_local! {
     static NAMED: Cell<Option<Named>> = const { Cell::new(None) };
 }
 
-/// Runs `f`, whose launches report indices out of range as those of a call of `op` at `location`. A gradient reads the
-/// indices of its forward op, whose call the program knows.
+/// Runs `f`, whose launches report indices out of range as those of a call of an op at a place; with `None`, each as
+/// its own. A gradient reads the indices of its forward op, whose call the program knows.
 pub fn report_as<R>(
-    op: &'static str,
-    location: &'static Location<'static>,
+    call: Option<(&'static str, &'static Location<'static>)>,
     f: impl FnOnce() -> R,
 ) -> R {
     struct Restore(Option<Named>);
@@ -34,7 +33,7 @@ pub fn report_as<R>(
             NAMED.set(self.0);
         }
     }
-    let _restore = Restore(NAMED.replace(Some((op, location))));
+    let _restore = Restore(NAMED.replace(call));
     f()
 }
 

@@ -290,7 +290,8 @@ impl Pass {
         let partial = self.needed.is_some();
         let returned = if useful {
             let returned = on(&self.runtime, node, || {
-                let returned = report_as(node.name, node.location, || node.run(&grads, partial))?;
+                let returned =
+                    report_as(Some((node.name, node.location)), || node.run(&grads, partial))?;
                 drop(grads);
                 fitted(node, returned)
             });

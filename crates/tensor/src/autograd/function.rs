@@ -1,5 +1,7 @@
 //! Ops of the program's own, with their gradients.
 
+use warpline_runtime::launch::report_as;
+
 use super::node::{Gradients, Node};
 use super::record::{record_all, wanted};
 use super::{Context, mode};
@@ -91,8 +93,9 @@ pub trait Function: Send + Sync + Sized + 'static {
         let results: Vec<&Tensor> = outputs.iter().collect();
         let saved: Vec<&Tensor> = save.0.iter().collect();
         let rule = move |context: &Context<'_>, grads: &[Option<Tensor>]| {
-            let mut returned =
-                self.backward(context, grads).map_err(|error| failed(context, error))?;
+            // The ops are the program's, which knows their calls.
+            let mut returned = report_as(None, || self.backward(context, grads))
+                .map_err(|error| failed(context, error))?;
             check(context, &returned)?;
             returned.truncate(context.inputs());
             Ok(returned)

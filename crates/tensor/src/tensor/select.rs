@@ -1,7 +1,10 @@
 //! Elements picked by tensors of indices.
 
+use std::panic::Location;
+
 use smallvec::smallvec;
 use warpline_kernels::{indexing, scatter};
+use warpline_runtime::launch::report_as;
 
 use super::indexing::as_indices;
 use crate::autograd::{record, wanted};
@@ -83,9 +86,15 @@ impl Tensor {
         if !out.dtype().is_float() || !wanted(&[self]) {
             return Ok(out);
         }
+        let location = Location::caller();
         record("gather", out, &[self], &[index], move |context, grad| {
             let none = grad.new_zeros(context.sizes(0), ())?;
-            Ok(smallvec![Some(none.scatter_add_(dim as isize, &context.saved(0)?, grad)?.clone())])
+            let index = context.saved(0)?;
+            // The node is named as in PyTorch, which gathers within other ops, too.
+            let sum = report_as(Some((op, location)), || {
+                none.scatter_add_(dim as isize, &index, grad).cloned()
+            })?;
+            Ok(smallvec![Some(sum)])
         })
     }
 }

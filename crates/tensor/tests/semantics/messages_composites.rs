@@ -185,6 +185,12 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         table.set_grad(None)?;
         refused("cross_entropy", grad(functional::cross_entropy(&table, &far, &plain)?));
         table.set_grad(None)?;
+        let nll = NllLossOptions::default();
+        refused("nll_loss", grad(functional::nll_loss(&table, &far, &nll)?));
+        table.set_grad(None)?;
+        let wide = tensor([[7i64, 0, 0]], "cuda")?;
+        refused("take_along_dim", grad(table.take_along_dim(&wide, 0)?));
+        table.set_grad(None)?;
         let next = table.add(1)?;
         // Nothing read the results of the calls themselves. The report of the first stands for all.
         let error = cuda::synchronize(()).expect_err("failures that were not reported").to_string();
@@ -192,5 +198,41 @@ fn an_index_out_of_range_names_the_forward_call_after_a_pass() -> Result<()> {
         cuda::synchronize(())?;
         assert_eq!(read(Ok(next))?, [2.0; 6]);
         Ok(())
+    })
+}
+
+/// A function whose gradient takes rows of its own.
+struct Rows;
+
+impl Function for Rows {
+    const NAME: &'static str = "rows";
+
+    fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![inputs[0].copy()?])
+    }
+
+    fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        let grad = grads[0].as_ref().expect("a gradient");
+        let far = tensor([7i64], grad.device())?;
+        refused("index_select", read(grad.index_select(0, &far)));
+        Ok([Some(grad.clone())].into_iter().collect())
+    }
+}
+
+#[test]
+fn ops_of_the_program_in_a_gradient_name_their_own_calls() -> Result<()> {
+    everywhere(|at| {
+        let x = ones([2], at)?.requires_grad_(true)?;
+        Rows.apply(&[&x])?.remove(0).sum(())?.backward()?;
+        let far = tensor([7i64, 0], at)?;
+        let table = ones([2, 3], at)?.requires_grad_(true)?;
+        let again = autograd::checkpoint(
+            move |x: &[Tensor]| {
+                refused("embedding", read(functional::embedding(&far, &x[0], None)));
+                Ok(vec![x[0].mul(2)?])
+            },
+            &[&table],
+        )?;
+        again[0].sum(())?.backward()
     })
 }
