@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use warpline_kernels::elementwise::{self as table, Arg, Op};
-use warpline_runtime::{Layout, Sizes, View, broadcast};
+use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
 use crate::autograd::{elementwise, finish_in_place, prepare_in_place};
@@ -59,6 +59,8 @@ struct Operands<'a> {
     inputs: SmallVec<[Input<'a>; 4]>,
     /// The sizes to which the tensors broadcast.
     sizes: Sizes,
+    /// Whether all tensors have these sizes.
+    same_sizes: bool,
     /// The dtype in which the operands meet, and that of the result.
     common: DType,
     result: DType,
@@ -71,10 +73,12 @@ enum Input<'a> {
     Number(Scalar),
 }
 
-/// The layout of each tensor that has to be broadcast.
-type Layouts = SmallVec<[Option<Layout>; 4]>;
+/// The layout of each operand that has to be broadcast. Empty if none has: a layout is large.
+type Layouts = Vec<Option<Layout>>;
 
 impl<'a> Operands<'a> {
+    // Inlined, so that the large result is not copied.
+    #[inline(always)]
     #[track_caller]
     fn new(op: &'static Op, operands: &[TensorOrScalar<'a>], common: DType) -> Result<Self> {
         check_bool_sub(op, operands)?;
@@ -90,7 +94,7 @@ impl<'a> Operands<'a> {
             return Err(Error::invalid(op.name(), "needs a tensor among its operands".into()));
         };
         let mut inputs = SmallVec::new();
-        let mut sizes: Option<Sizes> = None;
+        let (mut sizes, mut same_sizes) = (None::<Sizes>, true);
         for (k, operand) in operands.iter().enumerate() {
             let dtype = if op.is_condition(k) { DType::Bool } else { compute };
             inputs.push(match *operand {
@@ -108,22 +112,32 @@ impl<'a> Operands<'a> {
                     Input::Number(number?)
                 }
                 TensorOrScalar::Tensor(t) => {
-                    let (first, second) = if k < place { (t, main) } else { (main, t) };
-                    check_together(op.name(), first, second)?;
-                    sizes = Some(match sizes {
-                        None => t.size().iter().copied().collect(),
-                        Some(sizes) if sizes[..] == *t.size() => sizes,
-                        Some(sizes) => broadcast(&sizes, t.size()).of(op.name())?,
-                    });
+                    if k < place {
+                        check_together(op.name(), t, main)?;
+                    } else if k > place {
+                        check_together(op.name(), main, t)?;
+                    }
+                    if sizes.is_none() {
+                        sizes = Some(t.size().iter().copied().collect());
+                    } else if let Some(sizes) = &mut sizes
+                        && sizes[..] != *t.size()
+                    {
+                        same_sizes = false;
+                        *sizes = broadcast(sizes, t.size()).of(op.name())?;
+                    }
                     Input::Tensor(t)
                 }
             });
         }
-        Ok(Self { inputs, sizes: sizes.unwrap_or_default(), common, result, main })
+        let sizes = sizes.unwrap_or_default();
+        Ok(Self { inputs, sizes, same_sizes, common, result, main })
     }
 
     #[track_caller]
     fn layouts(&self, sizes: &[usize]) -> Result<Layouts> {
+        if self.same_sizes && self.sizes[..] == *sizes {
+            return Ok(Layouts::new());
+        }
         let layout = |input: &Input<'_>| match input {
             Input::Tensor(tensor) if *tensor.size() != *sizes => {
                 tensor.layout().expand(sizes).map(Some)
@@ -133,18 +147,32 @@ impl<'a> Operands<'a> {
         self.inputs.iter().map(layout).collect()
     }
 
+    #[inline]
     #[track_caller]
-    fn run(&self, op: &'static Op, layouts: &Layouts, out: &Tensor) -> Result<()> {
-        let args = self.inputs.iter().zip(layouts).map(|operand| match operand {
-            (Input::Tensor(tensor), Some(layout)) => {
-                Arg::Tensor(View { layout, ..tensor.as_view() })
-            }
-            (Input::Tensor(tensor), None) => Arg::Tensor(tensor.as_view()),
-            (Input::Number(number), _) => Arg::Number(*number),
-        });
-        let args: SmallVec<[Arg<'_>; 4]> = args.collect();
-        table::apply(out.exec()?.target(), op, self.common, &args, out.as_view())
+    fn run(
+        &self,
+        op: &'static Op,
+        target: Target<'_>,
+        layouts: &Layouts,
+        out: &Tensor,
+    ) -> Result<()> {
+        let mut args: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
+        for (k, input) in self.inputs.iter().enumerate() {
+            args.push(match input {
+                Input::Tensor(tensor) => {
+                    let layout = layout_of(tensor, layouts, k);
+                    Arg::Tensor(View { layout, ..tensor.as_view() })
+                }
+                Input::Number(number) => Arg::Number(*number),
+            });
+        }
+        table::apply(target, op, self.common, &args, out.as_view())
     }
+}
+
+/// The layout of operand `k`.
+fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layout {
+    layouts.get(k).and_then(Option::as_ref).unwrap_or(tensor.layout())
 }
 
 /// Applies an op to operands that meet in `common`, into a new tensor.
@@ -155,14 +183,16 @@ pub(crate) fn apply(
     common: DType,
 ) -> Result<Tensor> {
     let inputs = Operands::new(op, operands, common)?;
-    let layouts = inputs.layouts(&inputs.sizes)?;
-    let tensors = inputs.inputs.iter().zip(&layouts).filter_map(|(input, layout)| match input {
-        Input::Tensor(tensor) => Some(layout.as_ref().unwrap_or(tensor.layout())),
-        Input::Number(_) => None,
-    });
-    let tensors: SmallVec<[&Layout; 4]> = tensors.collect();
-    let out = inputs.main.exec()?.empty_for(&tensors, inputs.result).of(op.name())?;
-    inputs.run(op, &layouts, &out)?;
+    let layouts = if inputs.same_sizes { Layouts::new() } else { inputs.layouts(&inputs.sizes)? };
+    let mut tensors: SmallVec<[&Layout; 4]> = SmallVec::new();
+    for (k, input) in inputs.inputs.iter().enumerate() {
+        if let Input::Tensor(tensor) = input {
+            tensors.push(layout_of(tensor, &layouts, k));
+        }
+    }
+    let exec = inputs.main.exec()?;
+    let out = exec.empty_for(&tensors, inputs.result).of(op.name())?;
+    inputs.run(op, exec.target(), &layouts, &out)?;
     elementwise(op, operands, out)
 }
 
@@ -194,25 +224,28 @@ pub(super) fn apply_in_place(
         }
     }
     let inputs = Operands::new(op, operands, common).of(name)?;
-    check_together(name, a, inputs.main)?;
+    if !std::ptr::eq(a, inputs.main) {
+        check_together(name, a, inputs.main)?;
+    }
     // Elements in step may be overwritten; any other overlap goes through a copy.
     let in_step = inputs.inputs.iter().all(|input| match input {
         Input::Tensor(b) => in_step(a, b),
         Input::Number(_) => true,
     });
     let record = prepare_in_place(op, name, a, operands)?;
+    let (exec, layouts) = (a.exec()?, inputs.layouts(a.size())?);
     if in_step {
-        inputs.run(op, &inputs.layouts(a.size())?, a)?;
+        inputs.run(op, exec.target(), &layouts, a)?;
     } else {
-        let out = a.exec()?.empty(a.size(), inputs.result).of(name)?;
-        inputs.run(op, &inputs.layouts(a.size())?, &out)?;
+        let out = exec.empty(a.size(), inputs.result).of(name)?;
+        inputs.run(op, exec.target(), &layouts, &out)?;
         a.overwrite(&out, false)?;
     }
     finish_in_place(record)
 }
 
 /// Whether a tensor without dimensions is passed to the kernel as a number. As in PyTorch, this holds for a CPU
-/// tensor beside a GPU's. It also holds on the CPU for the second operand of `mul` and `div` of halves, which PyTorch's
+/// tensor beside a GPU's. It also holds on the CPU for the second operand of products and quotients of halves, which PyTorch's
 /// CPU kernels read in `f32`.
 fn counts_as_number(op: &'static Op, k: usize, t: &Tensor, main: &Tensor, common: DType) -> bool {
     if t.dim() > 0 || t.is_cuda() {
@@ -225,7 +258,9 @@ fn counts_as_number(op: &'static Op, k: usize, t: &Tensor, main: &Tensor, common
     halves
         && k == 1
         && main.dim() > 0
-        && [&table::MUL, &table::DIV].iter().any(|o| std::ptr::eq(*o, op))
+        && [&table::MUL, &table::DIV, &table::FLOOR_DIVIDE, &table::DIV_TRUNC]
+            .iter()
+            .any(|o| std::ptr::eq(*o, op))
 }
 
 /// Refuses bools among the operands of `sub`.

@@ -16,6 +16,8 @@ OPS = {
     "mul": torch.mul,
     "div": torch.div,
     "maximum": torch.maximum,
+    "floor_divide": torch.floor_divide,
+    "div_trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "remainder": torch.remainder,
     "fmod": torch.fmod,
     # Of a base that is positive and small, so that all powers are finite.
@@ -25,9 +27,9 @@ OPS = {
     "lerp": lambda a, n: torch.lerp(a, a * 3, n),
     "addcmul": lambda a, n: torch.addcmul(a, a, n, value=1),
 }
-REVERSED = ("add", "sub", "mul", "div", "maximum", "remainder", "lt", "pow")
+REVERSED = ("add", "sub", "mul", "div", "maximum", "floor_divide", "div_trunc", "remainder", "lt", "pow")
 # Of a number, which is no tensor.
-PLAIN = ("add", "sub", "mul", "div", "remainder", "fmod", "pow", "eq", "lt", "lerp")
+PLAIN = ("add", "sub", "mul", "div", "floor_divide", "div_trunc", "remainder", "fmod", "pow", "eq", "lt", "lerp")
 PLAIN_REVERSED = ("sub", "pow")
 
 
@@ -37,7 +39,7 @@ def dtype_name(dtype):
 
 cases = []
 for dtype in (torch.float16, torch.bfloat16):
-    values = torch.tensor([0.1, -0.3, 1.7, 2.5, -5.1, 12.3, 100.7, -0.0123], dtype=dtype)
+    values = torch.tensor([0.1, -0.3, 1.7, 2.5, -5.1, 12.3, 100.7, -0.0123, 2.0, 6.28], dtype=dtype)
     for other in (torch.float32, torch.float64, None):
         ops, reversed_ops = (OPS, REVERSED) if other else (PLAIN, PLAIN_REVERSED)
         for op in ops:

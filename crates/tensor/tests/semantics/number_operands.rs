@@ -1,7 +1,9 @@
 //! Numbers, and tensors without dimensions, beside tensors of halves: against PyTorch's rounding.
 
 use serde_json::Value;
-use warpline::{DType, Result, Tensor, TensorOrScalar, simulated, tensor, with_runtime};
+use warpline::{
+    DType, Result, RoundingMode, Tensor, TensorOrScalar, simulated, tensor, with_runtime,
+};
 
 /// Made by `number_operands.py` beside it.
 const GOLDENS: &str = include_str!("../goldens/number_operands.json");
@@ -23,6 +25,8 @@ fn call(op: &str, values: &Tensor, number: &Tensor, number_first: bool) -> Resul
         "mul" => a.mul(b),
         "div" => a.div(b),
         "maximum" => a.maximum(b),
+        "floor_divide" => a.floor_divide(b),
+        "div_trunc" => a.div_rounded(b, RoundingMode::Trunc),
         "remainder" => a.remainder(b),
         "fmod" => a.fmod(b),
         "pow" => a.abs()?.div(16)?.pow(&b.abs()?),
@@ -41,6 +45,8 @@ fn call_plain(op: &str, a: &Tensor, number: f64, number_first: bool) -> Result<T
         "sub" => a.sub(number),
         "mul" => a.mul(number),
         "div" => a.div(number),
+        "floor_divide" => a.floor_divide(number),
+        "div_trunc" => a.div_rounded(number, RoundingMode::Trunc),
         "remainder" => a.remainder(number),
         "fmod" => a.fmod(number),
         "pow" if number_first => a.abs()?.rpow(number.abs() / 16.0),
