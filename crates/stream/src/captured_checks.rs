@@ -63,6 +63,14 @@ impl CapturedChecks {
         Ok((state.places.len().saturating_sub(1), [address, REPLAYED, 0]))
     }
 
+    /// Whether a replay is known to have failed that overlaps those under way. The next one would be
+    /// marked with that failure, unless it begins once they are done.
+    #[must_use]
+    pub fn has_failed(&self, stream: &Stream) -> bool {
+        stream.mailbox().settle(&|_| false);
+        self.any_failed.load(Ordering::Relaxed)
+    }
+
     /// Begins operation `op` of a stream, which is about to be enqueued and replays the kernels. `None`
     /// if no kernel checks. The token says that a launch path asks, as for
     /// [`Mailbox::launch`](crate::Mailbox::launch).

@@ -4,9 +4,9 @@
 //! `WARPLINE_DRIVER=cuda` it runs on the machine's first GPU, with `WARPLINE_DRIVER=sim:1,lazy` on a
 //! simulated one.
 //!
-//! The first table shows, for each kind of work, the time per item of a thousand, ten thousand and a
-//! hundred thousand items without a wait. The second one shows the time of a graph's replay, and on a GPU
-//! that of a bare `cuGraphLaunch` of as many kernels, with up to a thousand replays outstanding. An
+//! The first table shows the time of a graph's replay, and on a GPU that of a bare `cuGraphLaunch` of as
+//! many kernels, with up to a thousand replays outstanding. The second one shows, for each kind of
+//! work, the time per item of a thousand, ten thousand and a hundred thousand items without a wait. An
 //! argument runs only the rows that contain it.
 
 use std::sync::Arc;
@@ -22,15 +22,18 @@ const ITEMS: [usize; 3] = [1_000, 10_000, 100_000];
 const KERNELS: [usize; 7] = [1, 10, 100, 300, 740, 1_000, 2_000];
 /// Replays that are outstanding.
 const OUTSTANDING: [usize; 6] = [0, 1, 10, 100, 300, 1_000];
-/// Replays that are timed together.
-const TIMED: usize = 10;
+/// Replays that are timed.
+const TIMED: usize = 21;
 
 fn main() -> Result<()> {
     let named = std::env::var("WARPLINE_DRIVER").ok();
     let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
     let bench = || {
-        growth(&filter)?;
-        if filter.is_empty() || "replays".contains(&filter) { replays() } else { Ok(()) }
+        if filter.is_empty() || "replays".contains(&filter) {
+            // First, because they are to be the work of the only stream.
+            replays()?;
+        }
+        growth(&filter)
     };
     if named.is_some() {
         return bench();
@@ -174,28 +177,36 @@ fn occupy(stream: &Stream, kernels: usize) -> Result<()> {
     })
 }
 
-/// Prints microseconds per replay, by the replays that are outstanding.
+/// Prints microseconds per replay, by the replays that are outstanding: on the program's only stream, after
+/// another stream was used, when an event follows each operation, and of the driver's call alone.
 fn replays() -> Result<()> {
     println!("\nmicroseconds per replay, by the number of replays outstanding");
     print!("{:30}", "kernels");
     OUTSTANDING.iter().for_each(|outstanding| print!("{outstanding:>10}"));
     println!();
-    for kernels in KERNELS {
-        let graph = decoder(kernels)?;
-        graph.replay()?;
-        cuda::synchronize(0)?;
-        let stream = cuda::current_stream(0)?;
-        let times = timed(&stream, kernels, || graph.replay())?;
-        print_row(&format!("{kernels}"), &times);
+    let stream = cuda::current_stream(0)?;
+    let own = || -> Result<Vec<Vec<f64>>> {
+        let each = KERNELS.iter().map(|&kernels| {
+            let graph = decoder(kernels)?;
+            graph.replay()?;
+            timed(&stream, kernels, || graph.replay())
+        });
+        each.collect()
+    };
+    let one_stream = own()?;
+    cuda::with_stream(&Stream::new(0)?, || zeros([1], 0)?.add_(1.0).map(drop))?;
+    let two_streams = own()?;
+    for ((kernels, one), two) in KERNELS.into_iter().zip(&one_stream).zip(&two_streams) {
+        print_row(&format!("{kernels}"), one);
+        print_row("  with a second stream", two);
         let bare = Bare::new(kernels)?;
         bare.launch()?;
-        bare.stream.synchronize()?;
-        let times = timed(&bare.stream, kernels, || bare.launch())?;
-        print_row("  cuGraphLaunch", &times);
+        print_row("  cuGraphLaunch", &timed(&bare.stream, kernels, || bare.launch())?);
     }
     Ok(())
 }
 
+/// Medians of [`TIMED`] replays, in microseconds.
 fn timed(
     stream: &Stream,
     kernels: usize,
@@ -204,19 +215,24 @@ fn timed(
     stream.synchronize()?;
     occupy(stream, kernels)?;
     let mut done = 0;
-    let mut times = Vec::new();
+    let mut medians = Vec::new();
     for outstanding in OUTSTANDING {
         while done < outstanding {
             replay()?;
             done += 1;
         }
-        let start = Instant::now();
-        (0..TIMED).try_for_each(|_| replay())?;
+        let mut times = Vec::new();
+        for _ in 0..TIMED {
+            let start = Instant::now();
+            replay()?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
         done += TIMED;
-        times.push(start.elapsed().as_secs_f64() * 1e6 / TIMED as f64);
+        times.sort_unstable_by(f64::total_cmp);
+        medians.push(times[TIMED / 2]);
     }
     stream.synchronize()?;
-    Ok(times)
+    Ok(medians)
 }
 
 fn print_row(name: &str, times: &[f64]) {

@@ -11,7 +11,7 @@ use warpline_stream::{Captured, CapturedChecks, OpNumber, Stream, StreamError};
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::pool::GraphPool;
-use crate::launch::{Flows, Marking, TOKEN};
+use crate::launch::{Marking, TOKEN};
 use crate::race::{Touch, Watch};
 use crate::replays::{self, Replays};
 use crate::storage::{Marks, Member, Replayed, Site, Uses, WeakStorage, uses_elsewhere};
@@ -65,10 +65,9 @@ pub(super) enum Held {
 
 /// What a capture leaves to its graph.
 pub(super) struct Notes {
-    pub(super) storages: Vec<(Held, bool)>,
+    /// With whether they are written, and with their marks.
+    pub(super) storages: Vec<(Held, bool, Marks)>,
     pub(super) needed: Vec<Replayed>,
-    /// How a replay passes on which checks failed.
-    pub(super) flows: Flows,
     pub(super) draws: u64,
     pub(super) checks: Arc<CapturedChecks>,
     pub(super) communicators: Vec<replays::Captured>,
@@ -295,12 +294,9 @@ impl Log {
         });
         let communicators = captured.collect();
         drop((made, twins, parked));
-        let (mut storages, mut flows) = (Vec::with_capacity(entries.len()), Flows::new());
-        for (key, entry) in entries {
-            storages.push((entry.storage, entry.writes));
-            flows.insert(key, entry.uses.marks);
-        }
-        Notes { storages, needed, flows, draws, checks, communicators }
+        let storages = entries.into_values();
+        let storages = storages.map(|entry| (entry.storage, entry.writes, entry.uses.marks));
+        Notes { storages: storages.collect(), needed, draws, checks, communicators }
     }
 }
 

@@ -16,11 +16,11 @@ use warpline_alloc::cuda::CudaBackend;
 use warpline_alloc::{HostCapture, PoolRoute};
 use warpline_cuda_sys_safe::owned::GraphExec;
 use warpline_stream::{CaptureGuard, CaptureLog, CapturedChecks, Stream, StreamError};
-use warpline_sync::atomic::Ordering;
+use warpline_sync::atomic::{AtomicU64, Ordering};
 
-use crate::launch::{Flows, ReplayUses, TOKEN, replay};
+use crate::launch::{Replay, TOKEN};
 use crate::replays;
-use crate::storage::{Replayed, Site, Sources};
+use crate::storage::{ReplayMember, ReplayUses, Replayed, Site, Sources};
 use crate::{Error, Result, Runtime, Storage, SyncPolicy, Target};
 use log::Held;
 
@@ -93,18 +93,33 @@ impl Capturing {
             .ok_or(not_capturing)??
             .instantiate()
             .map_err(|e| Error::driver("capture_end", e))?;
-        // The state is declared by every replay.
+        let mut kept = Vec::new();
+        // Every replay writes the pool's state.
         let state = &self.log.state;
-        let others = notes.storages.into_iter();
-        let others = others.filter(|(held, _)| !matches!(held, Held::Kept(s) if s.same_as(state)));
+        let (storage, write) = (state.downgrade(), true);
+        let mut members = vec![ReplayMember { storage, write, of_pool: false, flow: None }];
+        for (held, write, flow) in notes.storages {
+            let (storage, of_pool) = match held {
+                Held::Kept(storage) if storage.same_as(state) => continue,
+                Held::Kept(storage) => {
+                    let weak = storage.downgrade();
+                    kept.push((storage, write));
+                    (weak, false)
+                }
+                Held::OfPool(storage) => (storage, true),
+            };
+            members.push(ReplayMember { storage, write, of_pool, flow: Some(Arc::new(flow)) });
+        }
         Ok(Graph {
             exec,
-            storages: others.collect(),
+            pinned: kept.iter().filter(|(storage, _)| storage.is_pinned()).cloned().collect(),
+            _kept: kept,
+            uses: Arc::new(ReplayUses::new(members)),
+            made: AtomicU64::new(0),
             needed: notes.needed,
             draws: notes.draws,
             checks: notes.checks,
             communicators: notes.communicators,
-            flows: notes.flows,
             runtime: self.runtime.clone(),
             log: Arc::clone(&self.log),
         })
@@ -130,8 +145,14 @@ impl std::fmt::Debug for Capturing {
 /// that it uses. A replay that is under way when it is dropped still finishes.
 pub struct Graph {
     exec: GraphExec,
-    /// What replays use, with whether they write it.
-    storages: Vec<(Held, bool)>,
+    /// The storages from outside.
+    _kept: Vec<(Storage, bool)>,
+    /// The page-locked ones among them, with whether replays write them.
+    pinned: Vec<(Storage, bool)>,
+    /// The uses of storages by replays.
+    uses: Arc<ReplayUses>,
+    /// Storages that had been made in the pool by the last replay.
+    made: AtomicU64,
     /// Whether those graphs were replayed whose results it uses.
     needed: Vec<Replayed>,
     /// Values by which its random ops advance the generator.
@@ -140,8 +161,6 @@ pub struct Graph {
     checks: Arc<CapturedChecks>,
     /// The communicators that replays take part in.
     communicators: Vec<replays::Captured>,
-    /// How a replay passes on which checks failed, by the keys of what is held.
-    flows: Flows,
     runtime: Runtime,
     log: Arc<Log>,
 }
@@ -192,6 +211,10 @@ impl Graph {
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
         let state = &self.log.state;
+        if self.checks.has_failed(stream) {
+            // All replays write the state.
+            state.wait_for_host(true)?;
+        }
         // Held until the replay is enqueued: the order of draws is the order of launches.
         let mut generator = None;
         if self.draws > 0 {
@@ -199,40 +222,26 @@ impl Graph {
             let held = generator.insert(device.generator());
             philox::set_state(target, state, held, self.draws, site.location)?;
         }
-        let used = self.used();
-        let mut storages: Vec<(&Storage, bool)> = used.iter().map(|(s, w)| (s, *w)).collect();
-        storages.push((state, true));
-        let uses = ReplayUses {
+        // Memory of the pool may have been used several times over: by all that is alive there.
+        let (made, new) = self.pool().made_since(self.made.load(Ordering::Relaxed));
+        if let Some(new) = new {
+            self.uses.add(new);
+            self.made.store(made, Ordering::Relaxed);
+        }
+        let replay = Replay {
+            runtime: &self.runtime,
+            exec: &self.exec,
+            uses: &self.uses,
+            pinned: &self.pinned,
             checks: &self.checks,
             communicators: &self.communicators,
             numbers,
-            flows: &self.flows,
         };
         // SAFETY: `Log` noted all that was captured, and the graph keeps it: storages from outside,
         // the pool, communicators, and with the runtime the modules.
-        unsafe { replay(&self.exec, uses, stream, &mut storages, site) }?;
+        unsafe { replay.enqueue(stream, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// What a replay uses, each storage once.
-    fn used(&self) -> Vec<(Storage, bool)> {
-        let auto = self.runtime.sync_policy() == SyncPolicy::Auto;
-        let mut used = Vec::with_capacity(self.storages.len());
-        for (held, write) in &self.storages {
-            match held {
-                Held::Kept(storage) => used.push((storage.clone(), *write)),
-                Held::OfPool(storage) if !auto => {
-                    used.extend(storage.upgrade().map(|storage| (storage, *write)));
-                }
-                Held::OfPool(_) => {}
-            }
-        }
-        if auto {
-            // Memory may have been used several times over: by all that is alive in the pool.
-            used.extend(self.pool().alive().into_iter().map(|storage| (storage, true)));
-        }
-        used
     }
 }
 

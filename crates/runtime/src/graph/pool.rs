@@ -31,10 +31,18 @@ struct Inner {
     /// Where captures run that have no stream of their own. One for all, since the allocator
     /// keeps memory by stream.
     stream: OnceLock<Stream>,
-    /// What was made in captures.
-    members: Mutex<Vec<WeakStorage>>,
+    members: Mutex<Members>,
     /// Captures that may be under way.
     logs: Mutex<Vec<Weak<Log>>>,
+}
+
+/// The storages that were made in captures.
+#[derive(Debug, Default)]
+struct Members {
+    /// The number of those that were ever made.
+    made: u64,
+    /// Those that may be there, by their numbers.
+    alive: Vec<(u64, WeakStorage)>,
 }
 
 impl GraphPool {
@@ -105,7 +113,7 @@ impl GraphPool {
         Ok(self.0.state.get_or_init(|| state))
     }
 
-    fn members(&self) -> MutexGuard<'_, Vec<WeakStorage>> {
+    fn members(&self) -> MutexGuard<'_, Members> {
         self.0.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,19 +129,31 @@ impl GraphPool {
     }
 
     pub(super) fn enter(&self, storage: &Storage) {
-        self.members().push(storage.downgrade());
+        let mut members = self.members();
+        members.made += 1;
+        let made = members.made;
+        members.alive.push((made, storage.downgrade()));
     }
 
-    /// What was made in captures and is still there.
-    pub(super) fn alive(&self) -> Vec<Storage> {
-        let mut alive = Vec::new();
-        self.members().retain(|member| {
-            let storage = member.upgrade();
+    /// The number of storages that were made in captures by now, and those after the first `since` that are
+    /// still there. `None` if there are no more.
+    pub(super) fn made_since(&self, since: u64) -> (u64, Option<Vec<Storage>>) {
+        let mut members = self.members();
+        let Members { made, alive } = &mut *members;
+        if *made == since {
+            return (since, None);
+        }
+        let mut new = Vec::new();
+        alive.retain(|(number, storage)| {
+            if *number <= since {
+                return storage.is_alive();
+            }
+            let storage = storage.upgrade();
             let keeps = storage.is_some();
-            alive.extend(storage);
+            new.extend(storage);
             keeps
         });
-        alive
+        (*made, Some(new))
     }
 
     /// What a storage made in it has to know.

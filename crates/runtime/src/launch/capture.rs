@@ -4,66 +4,175 @@ use std::sync::Arc;
 
 use warpline_cuda_sys_safe::DriverError;
 use warpline_cuda_sys_safe::owned::GraphExec;
-use warpline_stream::{CapturedChecks, Stream};
+use warpline_stream::{CapturedChecks, OpNumber, Stream, StreamError};
 
 use super::cpu::with_host_locks;
-use super::cuda::{enqueue_now, located};
-use super::{Flows, Marking, TOKEN};
+use super::cuda::{located, refuse_captured};
+use super::ordered::{Ordered, wait_for_own};
+use super::{Marking, TOKEN};
 use crate::race::Touch;
 use crate::replays::Captured;
-use crate::storage::{Site, Source, Sources};
-use crate::{Result, Storage};
+use crate::storage::{ReplayUses, Site, Source, Sources, Turn};
+use crate::{Runtime, Storage, SyncPolicy};
 
-/// What a replay uses besides storages.
-#[derive(Clone, Copy)]
-pub(crate) struct ReplayUses<'a> {
+type Result<T, E = crate::Error> = std::result::Result<T, E>;
+
+/// A graph that is replayed.
+pub(crate) struct Replay<'a> {
+    pub(crate) runtime: &'a Runtime,
+    pub(crate) exec: &'a GraphExec,
+    /// The storages.
+    pub(crate) uses: &'a Arc<ReplayUses>,
+    /// The page-locked storages among them, with whether they are written.
+    pub(crate) pinned: &'a [(Storage, bool)],
     /// Where its kernels report failed checks.
     pub(crate) checks: &'a Arc<CapturedChecks>,
-    /// What its collectives are of.
     pub(crate) communicators: &'a [Captured],
-    /// What the replay is on those that are watched.
+    /// The numbers of the replay on the communicators that are watched.
     pub(crate) numbers: &'a Sources,
-    /// What a failed check makes of the storages.
-    pub(crate) flows: &'a Flows,
 }
 
-/// Enqueues a replay, which uses `storages` (each once, with whether it is written).
-///
-/// # Safety
-/// The storages and communicators are all that were captured, the pool's memory is kept, and so are
-/// the modules.
-#[track_caller]
-pub(crate) unsafe fn replay(
-    exec: &GraphExec,
-    uses: ReplayUses<'_>,
-    stream: &Stream,
-    storages: &mut [(&Storage, bool)],
-    site: Site,
-) -> Result<()> {
-    let ReplayUses { checks, communicators, numbers, flows } = uses;
-    storages.sort_unstable_by_key(|(storage, _)| storage.key());
-    let pinned = storages.iter().copied().filter(|(storage, _)| storage.is_pinned());
-    let touches: Vec<Touch<'_>> = storages.iter().copied().map(Touch::from).collect();
-    let marking = Marking { flows: Some(flows), ..Marking::default() };
-    with_host_locks(site.op, pinned, || {
-        enqueue_now(stream, storages, &touches, site, &marking, |_| {
+/// Whether a replay was launched.
+enum Attempt {
+    Launched,
+    /// Storages were used elsewhere meanwhile.
+    Overtaken,
+    /// The attached storages have to be visited, too.
+    MustVisitAll,
+}
+
+/// Why a replay was not launched.
+enum Unlaunched {
+    Failed(StreamError),
+    MustVisitAll,
+}
+
+impl From<StreamError> for Unlaunched {
+    fn from(error: StreamError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Replay<'_> {
+    /// Enqueues the replay.
+    ///
+    /// # Safety
+    /// The storages and communicators are all that were captured, the pool's memory is kept, and so are
+    /// the modules.
+    #[track_caller]
+    pub(crate) unsafe fn enqueue(&self, stream: &Stream, site: Site) -> Result<()> {
+        let pinned = self.pinned.iter().map(|(storage, write)| (storage, *write));
+        // SAFETY: the caller's.
+        with_host_locks(site.op, pinned, || unsafe { self.in_order(stream, site) })
+            .map_err(|e| located(e, stream, site))
+    }
+
+    /// Enqueues the replay after the other uses of its storages.
+    ///
+    /// # Safety
+    /// That of [`Replay::enqueue`].
+    #[track_caller]
+    unsafe fn in_order(&self, stream: &Stream, site: Site) -> Result<()> {
+        // The numbers of collectives differ from replay to replay: each storage is marked with them.
+        let attaches =
+            self.runtime.sync_policy() == SyncPolicy::Auto && self.communicators.is_empty();
+        let mut all = !attaches;
+        loop {
+            // SAFETY: the caller's.
+            match unsafe { self.attempt(stream, site, attaches, all) }? {
+                Attempt::Launched => return Ok(()),
+                Attempt::Overtaken => {}
+                Attempt::MustVisitAll => all = true,
+            }
+        }
+    }
+
+    /// Enqueues the replay after the other uses of the storages that are not attached, or of all.
+    ///
+    /// # Safety
+    /// That of [`Replay::enqueue`].
+    #[track_caller]
+    unsafe fn attempt(
+        &self,
+        stream: &Stream,
+        site: Site,
+        attaches: bool,
+        all: bool,
+    ) -> Result<Attempt> {
+        let runtime = self.runtime;
+        let visited = self.uses.visit(runtime.sync_policy(), all);
+        let storages: Vec<(&Storage, bool)> =
+            visited.iter().map(|visited| (&visited.storage, visited.write)).collect();
+        let touches: Vec<Touch<'_>> = match runtime.detects_races() {
+            true => storages.iter().copied().map(Touch::from).collect(),
+            false => Vec::new(),
+        };
+        let marking = Marking { visited: Some(&visited), ..Marking::default() };
+        let mut work = Ordered::begin(runtime, stream, &storages, &touches, site, &marking)?;
+        let mut turn = None;
+        if attaches {
+            let Some(mut begun) = self.uses.begin(&visited, all) else {
+                return Ok(Attempt::Overtaken);
+            };
+            let Some(found) = begun.found(stream, &work.carried) else {
+                return Ok(Attempt::MustVisitAll);
+            };
+            work.carried = found;
+            turn = Some(begun);
+        }
+        // SAFETY: the caller's; the replay is entered as a use of the storages, so that their
+        // memory goes to nobody else before it is done.
+        let op = match unsafe { self.submit(stream, site, &marking, turn.as_ref()) } {
+            Ok(op) => op,
+            Err(Unlaunched::Failed(error)) => return Err(error.into()),
+            Err(Unlaunched::MustVisitAll) => return Ok(Attempt::MustVisitAll),
+        };
+        let found = work.carried.clone();
+        work.enter(op);
+        if let Some(turn) = &mut turn {
+            let own = marking.own.borrow().clone();
+            turn.enter((stream, op, site), (own, found), &visited, &mut work.uses);
+        }
+        drop((turn, work));
+        if runtime.launch_blocking() {
+            wait_for_own(runtime, stream, op, site, &marking)?;
+        }
+        Ok(Attempt::Launched)
+    }
+
+    /// Launches the graph on the stream.
+    ///
+    /// # Safety
+    /// That of [`Replay::enqueue`]; the replay is entered as a use of the storages.
+    unsafe fn submit(
+        &self,
+        stream: &Stream,
+        site: Site,
+        marking: &Marking<'_>,
+        turn: Option<&Turn<'_>>,
+    ) -> Result<OpNumber, Unlaunched> {
+        let launch = |_| {
+            refuse_captured(stream, site)?;
             // Before the launch: it may have failed by the time that this returns.
-            let op = stream.last_op() + 1;
-            let replay = checks.begin_replay(TOKEN, stream, op);
-            // SAFETY: the caller's; the replay is entered as a use of the storages, so that their
-            // memory goes to nobody else before it is done; no communicator is aborted meanwhile.
-            let launch = || unsafe { exec.launch(stream.raw()) };
-            while_usable(communicators, &launch).inspect_err(|_| {
-                replay.iter().for_each(|replay| stream.mailbox().withdraw(replay));
+            let replay = self.checks.begin_replay(TOKEN, stream, stream.last_op() + 1);
+            let withdraw = || replay.iter().for_each(|replay| stream.mailbox().withdraw(replay));
+            if turn.is_some_and(|turn| !turn.succeeds(replay.as_ref())) {
+                withdraw();
+                return Err(Unlaunched::MustVisitAll);
+            }
+            // SAFETY: the caller's; no communicator is aborted meanwhile.
+            let launch = || unsafe { self.exec.launch(stream.raw()) };
+            while_usable(self.communicators, &launch).map_err(|error| {
+                withdraw();
+                StreamError::from(error)
             })?;
-            let replay = replay.into_iter().map(Source::Launch);
-            marking.own.borrow_mut().extend(replay.chain(numbers.iter().cloned()));
+            let own = replay.into_iter().map(Source::Launch);
+            marking.own.borrow_mut().extend(own.chain(self.numbers.iter().cloned()));
             stream.note_launch(site.op, site.location, std::iter::empty());
             Ok(())
-        })
-    })
-    .map_err(|e| located(e, stream, site))?;
-    Ok(())
+        };
+        Ok(stream.submit(TOKEN, launch)?.1)
+    }
 }
 
 /// Launches a graph of which the communicators can be used, and are not aborted meanwhile.

@@ -5,15 +5,15 @@ use std::panic::Location;
 use smallvec::SmallVec;
 use warpline_cuda_sys_safe::{DeviceCode, DevicePtr, DriverError, Footprint, Launch, StreamHandle};
 use warpline_stream::{OpNumber, Stream, StreamError};
-use warpline_sync::MutexGuard;
 
 use super::marks::Marking;
+use super::ordered::{check_world, in_order};
 use super::{Call, Code, Report, TOKEN, distinct};
 use crate::completion::Pending;
 use crate::graph::Log;
-use crate::race::{Touch, Watch};
-use crate::storage::{FORMER, Site, Source, Uses, uses_elsewhere};
-use crate::{CudaDevice, Error, Operand, Result, Storage, SyncPolicy, View};
+use crate::race::Touch;
+use crate::storage::{Site, Source};
+use crate::{CudaDevice, Error, Operand, Result, Storage, View};
 
 #[track_caller]
 pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Result<()> {
@@ -259,112 +259,6 @@ where
     let distinct = storages(&touches);
     check_replayed(&distinct, false, site)?;
     in_order(stream, &distinct, &touches, site, &Marking::default(), f)
-}
-
-/// Refuses storages and a stream of several worlds.
-#[track_caller]
-fn check_world(stream: &Stream, storages: &[(&Storage, bool)], op: &'static str) -> Result<()> {
-    let Some((first, _)) = storages.first() else { return Ok(()) };
-    let one = storages.iter().all(|(storage, _)| storage.runtime().same_as(first.runtime()));
-    if one {
-        first.runtime().check_stream(stream, op)
-    } else {
-        Err(Error::RuntimeMismatch { location: Location::caller(), op })
-    }
-}
-
-/// Runs `f`, which enqueues work that touches these storages, after the uses that it conflicts
-/// with, and enters it as one.
-#[track_caller]
-fn in_order<F>(
-    stream: &Stream,
-    distinct: &[(&Storage, bool)],
-    touches: &[Touch<'_>],
-    site: Site,
-    marking: &Marking<'_>,
-    f: F,
-) -> Result<OpNumber>
-where
-    F: FnOnce() -> Result<OpNumber>,
-{
-    check_world(stream, distinct, site.op)?;
-    // Held until the new uses are entered: another thread that shares a storage sees them.
-    let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
-        distinct.iter().map(|(s, _)| s.uses()).collect();
-    let Some((first, _)) = distinct.first() else {
-        return Ok(stream.last_op());
-    };
-    let carried = marking.carry(touches, distinct, &mut uses)?;
-    let policy = first.runtime().sync_policy();
-    let watch = if first.runtime().detects_races() {
-        Some(Watch::new(stream, site, touches, distinct, &uses)?)
-    } else {
-        None
-    };
-    wait_for_uses(stream, policy, distinct, &uses)?;
-    for ((storage, write), uses) in distinct.iter().zip(&mut uses) {
-        // The page-locked cache is told under either policy: what it reuses, host code writes.
-        // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
-        let told = policy == SyncPolicy::Auto && storage.member().is_none();
-        // Shared memory is unmapped when the streams that it was told of are done with it.
-        if told || storage.is_pinned() || storage.is_shared() {
-            storage.note_stream(uses, stream);
-        }
-        if *write {
-            storage.enter_write();
-        }
-    }
-    let op = f()?;
-    for ((_, write), uses) in distinct.iter().zip(&mut uses) {
-        uses.enter(stream, op, *write, site);
-    }
-    marking.enter(carried, touches, distinct, &mut uses, Some((stream, op)));
-    let watched = watch.is_some();
-    if let Some(watch) = watch {
-        watch.enter(stream, op, &mut uses);
-    }
-    drop(uses);
-    let waited = match first.runtime().launch_blocking() {
-        // A race stays one where each launch is waited for to find another mistake.
-        true if watched => stream.host_wait_silently(op),
-        true => stream.host_wait(op),
-        false => return Ok(op),
-    };
-    if let Some(failed) = marking.failed() {
-        return Err(failed); // its own, no earlier one's
-    }
-    waited.map_err(|e| match e.driver_error() {
-        Some(source) => Error::driver(site.op, source.clone()), // its own, no earlier one's
-        None => e.into(),
-    })?;
-    Ok(op)
-}
-
-/// Makes a stream wait for the uses of these storages that its next work conflicts with, as far as
-/// the policy asks for that.
-#[track_caller]
-fn wait_for_uses(
-    stream: &Stream,
-    policy: SyncPolicy,
-    distinct: &[(&Storage, bool)],
-    uses: &[MutexGuard<'_, Uses>],
-) -> Result<()> {
-    // A write takes the place of the uses before it, and host code waits for what is left: in host
-    // memory, later uses come after earlier ones under either policy.
-    let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
-    let all = distinct.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
-    let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
-    for used in uses_elsewhere(stream, all) {
-        match policy {
-            SyncPolicy::Auto if used.op == FORMER => stream.wait_for_all(&used.stream)?,
-            SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
-                Err(_) if used.is_moot() => {}
-                waited => waited?,
-            },
-            SyncPolicy::Manual => stream.wait_for_silently(&used.stream, used.op)?,
-        }
-    }
-    Ok(())
 }
 
 /// Says which op failed, on what, called from where.

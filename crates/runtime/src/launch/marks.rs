@@ -6,17 +6,13 @@
 //! such work is refused. Bytes that are overwritten lose their marks.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ops::{DerefMut, Range};
 
 use warpline_stream::{CheckedLaunch, IndexCheck, OpNumber, Stream};
 
 use crate::race::Touch;
-use crate::storage::{LAUNCHES, Marks, Replaying, Source, Sources, Uses};
+use crate::storage::{LAUNCHES, Replaying, Source, Sources, Uses, Visited};
 use crate::{Error, Result, Storage};
-
-/// What a capture noted of each storage, by its key: how a replay passes marks on.
-pub(crate) type Flows = HashMap<usize, Marks>;
 
 /// What the marks of work are, besides those of what it reads.
 #[derive(Default)]
@@ -24,8 +20,8 @@ pub(crate) struct Marking<'a> {
     /// Its own launches that check, or a replay's in their order, and collectives. There once it is
     /// enqueued.
     pub(crate) own: RefCell<Sources>,
-    /// Of a replay, which does not read and write all that it declares.
-    pub(crate) flows: Option<&'a Flows>,
+    /// The storages of a replay, which does not read and write all that it declares.
+    pub(crate) visited: Option<&'a [Visited]>,
 }
 
 impl Marking<'_> {
@@ -76,7 +72,7 @@ impl Marking<'_> {
         uses: &mut [impl DerefMut<Target = Uses>],
         carried: &mut Sources,
     ) -> Result<()> {
-        let Some(flows) = self.flows else {
+        let Some(visited) = self.visited else {
             for touch in touches.iter().filter(|touch| touch.access.reads()) {
                 let Some(at) = place(storages, touch.storage) else { continue };
                 let marks = &mut uses[at].marks;
@@ -88,12 +84,12 @@ impl Marking<'_> {
             }
             return Ok(());
         };
-        for ((storage, _), uses) in storages.iter().zip(uses) {
+        for (visited, uses) in visited.iter().zip(uses) {
             if uses.marks.is_empty() {
                 continue;
             }
             uses.marks.read_awaited(carried);
-            if let Some(found) = flows.get(&storage.key()).and_then(Marks::found) {
+            if let Some(found) = visited.flow.as_ref().and_then(|flow| flow.found()) {
                 uses.marks.read(found, carried)?;
             }
         }
@@ -139,7 +135,7 @@ impl Marking<'_> {
         if let Some((stream, op)) = live {
             carried.unite(LAUNCHES, stream, op);
         }
-        let Some(flows) = self.flows else {
+        let Some(visited) = self.visited else {
             carried.join(own);
             let written = touches.iter().filter_map(|touch| {
                 let written = Written::by(touch)?;
@@ -162,10 +158,10 @@ impl Marking<'_> {
         let peers = carried.iter().filter(|source| matches!(source, Source::Peer(_)));
         let peers: Sources = peers.cloned().collect();
         let mut replay = Replaying::new(&carried, own);
-        for ((storage, written), uses) in storages.iter().zip(uses) {
-            let Some(flow) = flows.get(&storage.key()).filter(|_| *written) else { continue };
+        for (visited, uses) in visited.iter().zip(uses) {
+            let Some(flow) = visited.flow.as_ref().filter(|_| visited.write) else { continue };
             uses.marks = flow.replayed(&uses.marks, &mut replay);
-            uses.marks.add(&(0..storage.bytes()), &peers);
+            uses.marks.add(&(0..visited.storage.bytes()), &peers);
             if let Some((stream, op)) = live {
                 uses.marks.unite(stream, op);
             }

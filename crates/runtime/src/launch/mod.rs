@@ -10,6 +10,7 @@ mod cpu;
 mod cuda;
 mod host_bytes;
 mod marks;
+mod ordered;
 mod pageable;
 mod report;
 #[cfg(test)]
@@ -35,12 +36,12 @@ use crate::overlap::{self, Overlap};
 use crate::replays::Replays;
 use crate::{CudaDevice, Error, Operand, Result, Runtime, Storage};
 
-pub(crate) use capture::{ReplayUses, replay};
+pub(crate) use capture::Replay;
 pub use cpu::with_operands;
 pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
-pub(crate) use marks::{Flows, Marking};
+pub(crate) use marks::Marking;
 pub use report::{Report, report_as};
 pub use transfer::{copy_bytes, memset};
 

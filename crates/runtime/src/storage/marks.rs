@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use warpline_stream::{CheckOutcome, OpNumber, Stream};
+use warpline_stream::{OpNumber, Stream};
 
 use super::sources::{LAUNCHES, Source, Sources};
 use crate::semaphore::{Awaited, PeerSemaphore};
@@ -119,9 +119,7 @@ impl Marks {
     /// Why these bytes are not what they should be, all work that writes them being over.
     pub(crate) fn failed(&mut self, bytes: &Range<usize>) -> Option<Error> {
         self.forget_passed();
-        let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
-        let sources = read.flat_map(|mark| mark.sources.iter()).chain(self.awaited.iter());
-        sources.into_iter().find_map(|source| match source {
+        self.sources(bytes).chain(self.awaited.iter()).find_map(|source| match source {
             Source::Launch(launch) => launch.take_report().map(Error::from),
             Source::Collective(pending) => pending.failed(),
             Source::Peer(awaited) => awaited.failed(),
@@ -130,15 +128,9 @@ impl Marks {
     }
 
     fn forget_passed(&mut self) {
-        self.awaited
-            .retain(|source| !matches!(source, Source::Peer(awaited) if awaited.is_there()));
+        self.awaited.forget_passed();
         self.marks.retain_mut(|mark| {
-            mark.sources.retain(|source| match source {
-                Source::Launch(launch) => launch.outcome() != CheckOutcome::Passed,
-                Source::Collective(pending) => !pending.is_done(),
-                Source::Peer(awaited) => !awaited.is_there(),
-                _ => true,
-            });
+            mark.sources.forget_passed();
             !mark.sources.is_empty()
         });
     }
@@ -178,6 +170,12 @@ impl Marks {
     /// [`Sources::unite`] of each mark.
     pub(crate) fn unite(&mut self, stream: &Stream, op: OpNumber) {
         self.marks.iter_mut().for_each(|mark| mark.sources.unite(LAUNCHES + 1, stream, op));
+    }
+
+    /// The dependencies of these bytes.
+    pub(super) fn sources(&self, bytes: &Range<usize>) -> impl Iterator<Item = &Source> {
+        let read = self.marks.iter().filter(|mark| !meet(&mark.bytes, bytes).is_empty());
+        read.flat_map(|mark| mark.sources.iter())
     }
 
     /// Of a capture's notes of a storage: which of its bytes replays read as they find them.

@@ -2,6 +2,7 @@
 
 mod marks;
 mod member;
+mod replay_uses;
 mod shared;
 mod shared_host;
 mod sources;
@@ -30,6 +31,7 @@ use shared_host::SharedHostBlock;
 
 pub(crate) use marks::{Marks, Replaying};
 pub(crate) use member::{Member, Pool, Replayed};
+pub(crate) use replay_uses::{Member as ReplayMember, ReplayUses, Turn, Visited};
 pub(crate) use sources::{LAUNCHES, Source, Sources};
 pub(crate) use uses::{FORMER, Uses, uses_elsewhere};
 pub use version::Version;
@@ -49,6 +51,9 @@ struct Inner {
     /// Whether bytes depend on checks that may have failed: host code need not lock `uses` to know.
     /// Changed under the lock on `uses`, and of host memory under its host lock too.
     marked: AtomicBool,
+    /// Whether `uses` may be attached to replays. Changed under the lock on `uses`; set before the write of
+    /// a replay is entered.
+    attached: AtomicBool,
     /// How often the bytes were written, for [`Version`].
     writes: AtomicU64,
     /// Guards host bytes against host code. Device memory does not need it.
@@ -64,6 +69,15 @@ struct Inner {
 pub(crate) struct WeakStorage(Weak<Inner>);
 
 impl WeakStorage {
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
+    /// [`Storage::key`].
+    pub(crate) fn key(&self) -> usize {
+        self.0.as_ptr().addr()
+    }
+
     pub(crate) fn upgrade(&self) -> Option<Storage> {
         self.0.upgrade().map(Storage)
     }
@@ -84,6 +98,7 @@ impl Drop for Inner {
         }
         let key = std::ptr::from_ref(self).addr();
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        uses.detach();
         if uses.history.is_some()
             && let Memory::Device(index, block) = &self.memory
         {
@@ -208,6 +223,7 @@ impl Storage {
             runtime: runtime.clone(),
             uses: Mutex::default(),
             marked: AtomicBool::new(false),
+            attached: AtomicBool::new(false),
             writes: AtomicU64::new(0),
             host: RwLock::new(()),
             allocated,
@@ -365,9 +381,10 @@ impl Storage {
         self.is_marked() && self.uses().marks.has_others(peers)
     }
 
+    /// Whether bytes may be marked.
     #[inline]
     pub(crate) fn is_marked(&self) -> bool {
-        self.0.marked.load(Ordering::Relaxed)
+        self.0.marked.load(Ordering::Relaxed) || self.0.attached.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_marked(&self, marked: bool) {
@@ -395,8 +412,25 @@ impl Storage {
         }
     }
 
+    /// Locks the uses, and detaches them from replays.
+    #[inline]
     pub(crate) fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.0.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.0.attached.load(Ordering::Relaxed) {
+            uses.detach();
+            self.set_marked(!uses.marks.is_empty());
+            self.0.attached.store(false, Ordering::Release);
+        }
+        uses
+    }
+
+    /// Enters that the uses are about to be attached. Called under the lock on them.
+    pub(crate) fn enter_attached(&self) {
+        self.0.attached.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_device_memory(&self) -> bool {
+        matches!(self.0.memory, Memory::Device(..))
     }
 
     pub(crate) fn host_lock(&self) -> &RwLock<()> {

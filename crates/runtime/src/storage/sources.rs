@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use warpline_stream::{CheckedLaunch, KernelSet, OpNumber, Stream};
+use warpline_stream::{CheckOutcome, CheckedLaunch, KernelSet, OpNumber, Stream};
 
 use crate::Error;
 use crate::completion::Pending;
@@ -48,7 +48,7 @@ impl Source {
 
     /// Whether `self` says all that `other` does: of collectives the last of a communicator, of another
     /// process' work the last of a semaphore.
-    fn covers(&self, other: &Self) -> bool {
+    pub(super) fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (
                 Self::Collective(a) | Self::CapturedCollective(a),
@@ -142,7 +142,17 @@ impl Sources {
         *self = others;
     }
 
-    pub(super) fn retain(&mut self, keep: impl Fn(&Source) -> bool) {
+    /// Leaves out what is known to be as it should.
+    pub(super) fn forget_passed(&mut self) {
+        self.retain(|source| match source {
+            Source::Launch(launch) => launch.outcome() != CheckOutcome::Passed,
+            Source::Collective(pending) => !pending.is_done(),
+            Source::Peer(awaited) => !awaited.is_there(),
+            _ => true,
+        });
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Source) -> bool) {
         if self.iter().all(&keep) {
             return;
         }

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use warpline_stream::{OpNumber, Stream};
 
+use super::replay_uses::Attached;
 use super::{Marks, Site};
 use crate::race::History;
 
@@ -51,6 +52,8 @@ pub(crate) struct Uses {
     told: SmallVec<[Stream; 2]>,
     /// Which bytes depend on checks that may have failed.
     pub(crate) marks: Marks,
+    /// The graph whose last replay is a later use, which is not entered here.
+    pub(super) attached: Option<Attached>,
     /// What the race detector knows.
     pub(crate) history: Option<Box<History>>,
 }

@@ -48,7 +48,13 @@ impl Storage {
     /// ```
     #[must_use]
     pub fn version(&self) -> Version {
-        Version { storage: Arc::downgrade(&self.0), writes: self.writes() }
+        let mut writes = self.writes();
+        // Read after the count: replays set it before they enter the first write, and count no others.
+        if self.0.attached.load(Ordering::Acquire) {
+            let _detached = self.uses();
+            writes = self.writes();
+        }
+        Version { storage: Arc::downgrade(&self.0), writes }
     }
 
     /// Whether nobody else has this storage: no tensor, no view, no graph.

@@ -10,6 +10,10 @@ use crate::s08_marked_tensors::{assert_marked, picked, which};
 crate::rows! {
     schedules(1) s08_replays_mark_what_they_write gpu_s08_replays_mark_what_they_write => replays;
     schedules(1) s08_replays_of_marked_inputs gpu_s08_replays_of_marked_inputs => marked_inputs;
+    schedules(1) s08_replays_in_a_row_fail_from_the_bad_index_on
+        gpu_s08_replays_in_a_row_fail_from_the_bad_index_on => in_a_row;
+    schedules(1) s08_a_failed_replay_spoils_none_that_begins_after_it
+        gpu_s08_a_failed_replay_spoils_none_that_begins_after_it => pipelined;
 }
 
 fn replays(_: &World) -> Result<()> {
@@ -116,4 +120,89 @@ fn s08_a_blocking_launch_marks_what_it_wrote() {
         assert_eq!(out.to_vec::<f32>()?, [3.0, 4.0, 5.0]);
         Ok(())
     });
+}
+
+/// Nothing but the graph uses its tensors meanwhile.
+fn in_a_row(_: &World) -> Result<()> {
+    let (t, which, sum) = (table(0)?, which(-1)?, zeros([1, 3], 0)?);
+    let (rounds, twice) = (zeros([1], 0)?, zeros([1, 3], 0)?);
+    let mut graph = CudaGraph::new();
+    graph.capture(|| {
+        // The former replay's sum.
+        twice.copy_(&(&sum * 2.0)?, false)?;
+        which.add_(1)?;
+        sum.add_(&embedding(&t, &which)?)?;
+        rounds.add_(1.0).map(drop)
+    })?;
+    for waits in [true, false] {
+        for round in 1..=4 {
+            graph.replay()?;
+            if waits {
+                cuda::synchronize(0)?;
+            }
+            if round == 2 {
+                assert_eq!(which.item::<i64>()?, 1);
+            }
+        }
+        // Uses on another stream come after the last replay.
+        let other = cuda::Stream::new(0)?;
+        cuda::with_stream(&other, || {
+            assert_eq!((&sum + 1.0)?.to_vec::<f32>()?, [19.0, 23.0, 27.0]);
+            assert_eq!(twice.to_vec::<f32>()?, [18.0, 24.0, 30.0]);
+            Ok::<_, warpline::Error>(())
+        })?;
+        graph.replay()?;
+        assert_eq!(twice.to_vec::<f32>()?, [36.0, 44.0, 52.0]);
+        // The rows that were read are right; the sum is not, nor is a sum that comes after it.
+        assert_marked(&sum, 4);
+        assert_eq!(rounds.to_vec::<f32>()?, [5.0]);
+        assert_eq!(failed(graph.replay()).index, 4);
+        sum.zero_()?;
+        which.fill_(-1)?;
+        rounds.zero_()?;
+        for _ in 0..3 {
+            graph.replay()?;
+        }
+        assert_eq!(sum.to_vec::<f32>()?, [9.0, 12.0, 15.0]);
+        // Several overlap the one that fails.
+        let overlapping = (0..4).try_for_each(|_| graph.replay());
+        let index = overlapping.map_or_else(|error| failed::<(), _>(Err(error)).index, |()| 4);
+        assert_eq!(index, 4);
+        for marked in [&sum, &twice] {
+            let found = failed(marked.to_vec::<f32>()).index;
+            assert!((4..8).contains(&found), "{found}");
+        }
+        let _ = cuda::synchronize(0);
+        sum.zero_()?;
+        which.fill_(-1)?;
+        rounds.zero_()?;
+    }
+    Ok(())
+}
+
+/// A program that is never done with all its replays.
+fn pipelined(_: &World) -> Result<()> {
+    let (t, which) = (table(0)?, which(1)?);
+    let mut graph = CudaGraph::new();
+    let row = graph.capture(|| embedding(&t, &which))?;
+    let stream = cuda::current_stream(0)?;
+    let (mut rows, mut events) = (Vec::new(), Vec::new());
+    for round in 0..10 {
+        which.fill_(if round == 3 { 8 } else { 1 })?;
+        graph.replay()?;
+        rows.push(row.copy());
+        events.push(stream.record_event(None)?);
+        if let [.., former, _] = &events[..] {
+            let _ = former.synchronize();
+        }
+    }
+    for (round, row) in rows.into_iter().enumerate() {
+        match row.and_then(|row| row.to_vec::<f32>()) {
+            Ok(values) if round != 3 => assert_eq!(values, [3.0, 4.0, 5.0], "{round}"),
+            // One place is for the reports of those that overlap.
+            answer if [2, 3, 4].contains(&round) => assert_eq!(failed(answer).index, 8),
+            answer => panic!("{round}: {answer:?}"),
+        }
+    }
+    Ok(())
 }

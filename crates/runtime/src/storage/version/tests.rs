@@ -121,6 +121,14 @@ fn a_capture_writes_when_it_is_replayed() {
         all.push(made);
         writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
         writes(&all, &[0, 2, 4], || graph.replay(stream).unwrap());
+        // Whichever of several replays in a row it lies between.
+        for before in 0..3 {
+            (0..before).for_each(|_| graph.replay(stream).unwrap());
+            let version = all[0].version();
+            assert!(version.is_of(&all[0]));
+            (0..2).for_each(|_| graph.replay(stream).unwrap());
+            assert!(!version.is_of(&all[0]), "{policy:?}, {before}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Graphs: captured once, replayed, and in order with everything else. Twins named `gpu_…` run on
 //! real devices.
 
+mod in_a_row;
 mod model;
 mod order;
 mod ported;

@@ -27,7 +27,8 @@ enum Op {
 /// What happens between and around replays, on one of other streams.
 #[derive(Clone, Debug)]
 enum Step {
-    Replay,
+    /// Replays so many times.
+    Replay(u8),
     /// Writes an input.
     Set(usize, u8),
     /// Adds what is left of the program to the total.
@@ -47,7 +48,7 @@ fn op() -> impl Strategy<Value = (usize, Op)> {
 
 fn step() -> impl Strategy<Value = (usize, Step)> {
     let step = prop_oneof![
-        3 => Just(Step::Replay),
+        3 => (1..4u8).prop_map(Step::Replay),
         2 => (0..INPUTS, 0..5u8).prop_map(|(i, v)| Step::Set(i, v)),
         3 => (0..16usize).prop_map(Step::Use),
     ];
@@ -132,9 +133,11 @@ fn check(ops: &[(usize, Op)], steps: &[(usize, Step)]) -> Result<()> {
     for (stream, step) in steps {
         let _on = cuda::stream(&outside[*stream])?;
         match *step {
-            Step::Replay => {
-                graph.replay()?;
-                expected = Some(run_model(ops, &mut expected_inputs));
+            Step::Replay(times) => {
+                for _ in 0..times {
+                    graph.replay()?;
+                    expected = Some(run_model(ops, &mut expected_inputs));
+                }
             }
             Step::Set(input, value) => {
                 inputs[input].fill_(f64::from(value))?;

@@ -1,0 +1,178 @@
+//! The order of a device's work with other uses of its storages.
+
+use smallvec::SmallVec;
+use warpline_stream::{OpNumber, Stream};
+use warpline_sync::MutexGuard;
+
+use super::marks::Marking;
+use crate::race::{Touch, Watch};
+use crate::storage::{FORMER, Site, Sources, Uses, uses_elsewhere};
+use crate::{Error, Result, Runtime, Storage, SyncPolicy};
+use std::panic::Location;
+
+/// Work that comes after the uses that it conflicts with and is about to be enqueued. It holds the locks on
+/// its storages' uses until its own are entered: another thread that shares a storage sees them.
+pub(super) struct Ordered<'a> {
+    stream: &'a Stream,
+    storages: &'a [(&'a Storage, bool)],
+    touches: &'a [Touch<'a>],
+    site: Site,
+    marking: &'a Marking<'a>,
+    pub(super) uses: SmallVec<[MutexGuard<'a, Uses>; 4]>,
+    /// The dependencies of the bytes that it reads.
+    pub(super) carried: Sources,
+    // Boxed, because it is large and seldom there.
+    watch: Option<Box<Watch>>,
+}
+
+impl<'a> Ordered<'a> {
+    /// Locks the storages, of which each is there once, in the order in which locks are taken. Makes the
+    /// stream wait for their uses.
+    ///
+    /// # Errors
+    /// [`Error::RuntimeMismatch`] for storages of several runtimes; the failure of a check that the work
+    /// depends on; [`Error::Race`]; those of the waits.
+    #[inline]
+    #[track_caller]
+    pub(super) fn begin(
+        runtime: &Runtime,
+        stream: &'a Stream,
+        storages: &'a [(&'a Storage, bool)],
+        touches: &'a [Touch<'a>],
+        site: Site,
+        marking: &'a Marking<'a>,
+    ) -> Result<Self> {
+        check_world(stream, storages, site.op)?;
+        let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
+            storages.iter().map(|(s, _)| s.uses()).collect();
+        let carried = marking.carry(touches, storages, &mut uses)?;
+        let policy = runtime.sync_policy();
+        let watch = if runtime.detects_races() {
+            Some(Box::new(Watch::new(stream, site, touches, storages, &uses)?))
+        } else {
+            None
+        };
+        wait_for_uses(stream, policy, storages, &uses)?;
+        for ((storage, write), uses) in storages.iter().zip(&mut uses) {
+            // The page-locked cache is told under either policy: what it reuses, host code writes.
+            // What lies in a graph's pool is reused by replays only, which are ordered after its uses.
+            let told = policy == SyncPolicy::Auto && storage.member().is_none();
+            // Shared memory is unmapped when the streams that it was told of are done with it.
+            if told || storage.is_pinned() || storage.is_shared() {
+                storage.note_stream(uses, stream);
+            }
+            if marking.visited.is_some() {
+                storage.enter_attached();
+            }
+            if *write {
+                storage.enter_write();
+            }
+        }
+        Ok(Self { stream, storages, touches, site, marking, uses, carried, watch })
+    }
+
+    /// Enters the work, which was enqueued as operation `op`, as a use of its storages.
+    #[inline]
+    pub(super) fn enter(&mut self, op: OpNumber) {
+        let Self { stream, storages, touches, site, uses, .. } = self;
+        for ((_, write), uses) in storages.iter().zip(&mut *uses) {
+            uses.enter(stream, op, *write, *site);
+        }
+        let carried = std::mem::take(&mut self.carried);
+        self.marking.enter(carried, touches, storages, uses, Some((stream, op)));
+        if let Some(watch) = self.watch.take() {
+            watch.enter(stream, op, uses);
+        }
+    }
+}
+
+/// Runs `f`, which enqueues work that touches these storages, after the uses that it conflicts
+/// with, and enters it as one.
+#[track_caller]
+pub(super) fn in_order<F>(
+    stream: &Stream,
+    storages: &[(&Storage, bool)],
+    touches: &[Touch<'_>],
+    site: Site,
+    marking: &Marking<'_>,
+    f: F,
+) -> Result<OpNumber>
+where
+    F: FnOnce() -> Result<OpNumber>,
+{
+    let Some((first, _)) = storages.first() else { return Ok(stream.last_op()) };
+    let runtime = first.runtime();
+    let mut work = Ordered::begin(runtime, stream, storages, touches, site, marking)?;
+    let op = f()?;
+    work.enter(op);
+    drop(work);
+    if runtime.launch_blocking() {
+        wait_for_own(runtime, stream, op, site, marking)?;
+    }
+    Ok(op)
+}
+
+/// Waits for work where each launch is waited for, and returns its own failure, no earlier one's.
+#[cold]
+#[track_caller]
+pub(super) fn wait_for_own(
+    runtime: &Runtime,
+    stream: &Stream,
+    op: OpNumber,
+    site: Site,
+    marking: &Marking<'_>,
+) -> Result<()> {
+    // A race stays one where each launch is waited for to find another mistake.
+    let waited =
+        if runtime.detects_races() { stream.host_wait_silently(op) } else { stream.host_wait(op) };
+    if let Some(failed) = marking.failed() {
+        return Err(failed);
+    }
+    waited.map_err(|e| match e.driver_error() {
+        Some(source) => Error::driver(site.op, source.clone()),
+        None => e.into(),
+    })
+}
+
+/// Refuses storages and a stream of several worlds.
+#[track_caller]
+pub(super) fn check_world(
+    stream: &Stream,
+    storages: &[(&Storage, bool)],
+    op: &'static str,
+) -> Result<()> {
+    let Some((first, _)) = storages.first() else { return Ok(()) };
+    let one = storages.iter().all(|(storage, _)| storage.runtime().same_as(first.runtime()));
+    if one {
+        first.runtime().check_stream(stream, op)
+    } else {
+        Err(Error::RuntimeMismatch { location: Location::caller(), op })
+    }
+}
+
+/// Makes a stream wait for the uses of these storages that its next work conflicts with, as far as
+/// the policy asks for that.
+#[track_caller]
+fn wait_for_uses(
+    stream: &Stream,
+    policy: SyncPolicy,
+    storages: &[(&Storage, bool)],
+    uses: &[MutexGuard<'_, Uses>],
+) -> Result<()> {
+    // A write takes the place of the uses before it, and host code waits for what is left: in host
+    // memory, later uses come after earlier ones under either policy.
+    let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
+    let all = storages.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
+    let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
+    for used in uses_elsewhere(stream, all) {
+        match policy {
+            SyncPolicy::Auto if used.op == FORMER => stream.wait_for_all(&used.stream)?,
+            SyncPolicy::Auto => match stream.wait_for(&used.stream, used.op) {
+                Err(_) if used.is_moot() => {}
+                waited => waited?,
+            },
+            SyncPolicy::Manual => stream.wait_for_silently(&used.stream, used.op)?,
+        }
+    }
+    Ok(())
+}

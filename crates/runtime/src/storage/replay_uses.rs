@@ -1,0 +1,270 @@
+//! Uses of storages by a graph's replays, which are entered once for all storages.
+
+use std::collections::HashSet;
+use std::ops::DerefMut;
+use std::sync::{Arc, PoisonError};
+
+use slab::Slab;
+use warpline_stream::{CheckOutcome, CheckedLaunch, KernelSet, OpNumber, Stream};
+use warpline_sync::{Mutex, MutexGuard};
+
+use super::{Marks, Replaying, Site, Source, Sources, Storage, Uses, WeakStorage};
+use crate::SyncPolicy;
+
+/// The uses of storages by a graph's replays. A replay is entered here instead of in each of its
+/// storages, so that its cost does not grow with their number.
+///
+/// A storage is *attached* while the graph's last replay is its last use. Its own [`Uses`] then lack the
+/// replays since it was attached, all of which ran on one stream. Locking them enters the last
+/// replay and detaches the storage. The next replay visits only detached storages.
+#[derive(Debug)]
+pub(crate) struct ReplayUses {
+    /// Kernels that check, and write bytes which the next replay reads before it overwrites them.
+    looped: Option<KernelSet>,
+    /// Locked after the uses of storages.
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    storages: Slab<Member>,
+    /// The storages that are not attached, by their keys in `storages`.
+    detached: Vec<usize>,
+    /// There while storages are attached.
+    last: Option<LastReplay>,
+    /// The dependencies, besides those on replays, of bytes of attached storages that replays read.
+    foreign: Sources,
+}
+
+/// A storage that replays use.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) storage: WeakStorage,
+    /// Whether captured work writes it.
+    pub(crate) write: bool,
+    /// Whether it lies in the graph's pool, where its memory may have been used several times over.
+    pub(crate) of_pool: bool,
+    /// Its marks in the capture. `None` if the capture did not use it.
+    pub(crate) flow: Option<Arc<Marks>>,
+}
+
+/// A replay that was enqueued.
+#[derive(Debug)]
+struct LastReplay {
+    stream: Stream,
+    op: OpNumber,
+    site: Site,
+    /// The replay itself, if kernels check.
+    own: Sources,
+    /// The dependencies of the bytes that it read.
+    found: Sources,
+}
+
+/// The tie of a storage to the replays that it is attached to.
+#[derive(Debug)]
+pub(super) struct Attached {
+    replays: Arc<ReplayUses>,
+    key: usize,
+}
+
+/// A storage that a replay visits, with what [`Member`] says of it.
+pub(crate) struct Visited {
+    pub(crate) storage: Storage,
+    pub(crate) write: bool,
+    pub(crate) flow: Option<Arc<Marks>>,
+    key: usize,
+}
+
+/// The right to enter the next replay.
+pub(crate) struct Turn<'a> {
+    replays: &'a Arc<ReplayUses>,
+    state: MutexGuard<'a, State>,
+    /// Whether no attached storage is left out.
+    visits_all: bool,
+}
+
+impl ReplayUses {
+    pub(crate) fn new(members: impl IntoIterator<Item = Member>) -> Self {
+        let storages: Slab<Member> = members.into_iter().enumerate().collect();
+        let mut looped: Option<KernelSet> = None;
+        for (_, member) in &storages {
+            let Some(flow) = &member.flow else { continue };
+            for source in flow.found().into_iter().flat_map(|bytes| flow.sources(bytes)) {
+                if let Source::Captured(kernels) = source {
+                    looped.get_or_insert_with(|| kernels.clone()).join(kernels);
+                }
+            }
+        }
+        let detached = storages.iter().map(|(key, _)| key).collect();
+        let state = State { storages, detached, last: None, foreign: Sources::new() };
+        Self { looped, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds storages that were made in the graph's pool, if they are not there.
+    pub(crate) fn add(&self, made: Vec<Storage>) {
+        let mut state = self.state();
+        let known: HashSet<usize> = state.storages.iter().map(|(_, m)| m.storage.key()).collect();
+        for storage in made.iter().filter(|storage| !known.contains(&storage.key())) {
+            let storage = storage.downgrade();
+            let member = Member { storage, write: true, of_pool: true, flow: None };
+            let key = state.storages.insert(member);
+            state.detached.push(key);
+        }
+    }
+
+    /// The storages that a replay visits, in the order in which their uses are locked: those
+    /// that are not attached, or all.
+    pub(crate) fn visit(&self, policy: SyncPolicy, all: bool) -> Vec<Visited> {
+        let mut state = self.state();
+        state.forget_dropped();
+        let mut visited = Vec::new();
+        let mut visit = |key: usize, member: &Member| {
+            let write = match policy {
+                SyncPolicy::Auto => member.writes(),
+                SyncPolicy::Manual if member.of_pool && member.flow.is_none() => return,
+                SyncPolicy::Manual => member.write,
+            };
+            let storage = member.storage.upgrade();
+            visited.extend(storage.map(|storage| {
+                let flow = member.flow.clone();
+                Visited { storage, write, flow, key }
+            }));
+        };
+        if all {
+            state.storages.iter().for_each(|(key, member)| visit(key, member));
+        } else {
+            state.detached.iter().for_each(|&key| visit(key, &state.storages[key]));
+        }
+        drop(state);
+        visited.sort_unstable_by_key(|visited| visited.storage.key());
+        visited
+    }
+
+    /// Begins a replay that holds the locks on the uses of `visited`. `None` if it has to visit more
+    /// storages: some were detached since.
+    pub(crate) fn begin(self: &Arc<Self>, visited: &[Visited], all: bool) -> Option<Turn<'_>> {
+        let mut state = self.state();
+        state.forget_dropped();
+        let visits_all = all || state.detached.len() == state.storages.len();
+        // All that are visited are detached, because their uses are locked.
+        let current = state.detached.len() == visited.len();
+        current.then_some(Turn { replays: self, state, visits_all })
+    }
+
+    /// Enters the last replay as a use of a storage, which is detached.
+    fn detach(&self, key: usize, uses: &mut Uses) {
+        let mut state = self.state();
+        state.detached.push(key);
+        let (Some(member), Some(last)) = (state.storages.get(key), &state.last) else { return };
+        uses.enter(&last.stream, last.op, member.writes(), last.site);
+        if let Some(flow) = member.flow.as_ref().filter(|_| member.writes()) {
+            uses.marks = flow.replayed(&uses.marks, &mut Replaying::new(&last.found, &last.own));
+            uses.marks.unite(&last.stream, last.op);
+        }
+    }
+}
+
+impl State {
+    fn forget_dropped(&mut self) {
+        let Self { storages, detached, .. } = self;
+        detached.retain(|&key| {
+            let alive = storages[key].storage.is_alive();
+            if !alive {
+                storages.remove(key);
+            }
+            alive
+        });
+    }
+}
+
+impl Member {
+    fn writes(&self) -> bool {
+        self.write || self.of_pool
+    }
+}
+
+impl Turn<'_> {
+    /// The dependencies of the bytes that the replay reads: `carried` are those in the visited
+    /// storages. `None` if it has to visit all.
+    pub(crate) fn found(&mut self, stream: &Stream, carried: &Sources) -> Option<Sources> {
+        if self.visits_all {
+            return Some(carried.clone());
+        }
+        let State { last, foreign, .. } = &mut *self.state;
+        foreign.forget_passed();
+        let last = last.as_ref().filter(|last| last.stream == *stream)?;
+        if !carried.is_empty() || !foreign.is_empty() {
+            return None;
+        }
+        let Some(own) = last.launch() else { return Some(Sources::new()) };
+        let looped = self.replays.looped.as_ref().map(|kernels| own.of_kernels(kernels));
+        match own.outcome() {
+            CheckOutcome::Pending => Some(looped.into_iter().map(Source::Launch).collect()),
+            CheckOutcome::Passed => Some(Sources::new()),
+            CheckOutcome::Failed(_) => None,
+        }
+    }
+
+    /// Whether attached storages need not be marked with the former replay: it passed, or `replay` fails if
+    /// it did.
+    pub(crate) fn succeeds(&self, replay: Option<&CheckedLaunch>) -> bool {
+        let former = self.state.last.as_ref().and_then(LastReplay::launch);
+        self.visits_all
+            || former.is_none_or(|former| {
+                replay.is_some_and(|replay| replay.covers(former))
+                    || former.outcome() == CheckOutcome::Passed
+            })
+    }
+
+    /// Enters the replay, which was enqueued as operation `op` of the stream, and attaches the
+    /// storages that it visited, into whose uses it was entered.
+    pub(crate) fn enter(
+        &mut self,
+        (stream, op, site): (&Stream, OpNumber, Site),
+        (own, found): (Sources, Sources),
+        visited: &[Visited],
+        uses: &mut [impl DerefMut<Target = Uses>],
+    ) {
+        let State { detached, foreign, last, .. } = &mut *self.state;
+        if self.visits_all {
+            *foreign = Sources::new();
+        }
+        detached.clear();
+        for (visited, uses) in visited.iter().zip(uses) {
+            if !visited.storage.is_device_memory() {
+                detached.push(visited.key);
+                continue;
+            }
+            let read = visited.flow.as_ref().and_then(|flow| flow.found());
+            for source in read.into_iter().flat_map(|bytes| uses.marks.sources(bytes)) {
+                if !own.iter().any(|own| own.covers(source)) {
+                    foreign.join_one(source);
+                }
+            }
+            uses.attached = Some(Attached { replays: Arc::clone(self.replays), key: visited.key });
+        }
+        *last = Some(LastReplay { stream: stream.clone(), op, site, own, found });
+    }
+}
+
+impl LastReplay {
+    fn launch(&self) -> Option<&CheckedLaunch> {
+        self.own.iter().find_map(|source| match source {
+            Source::Launch(launch) => Some(launch),
+            _ => None,
+        })
+    }
+}
+
+impl Uses {
+    /// Enters the last replay that the storage is attached to, if it is.
+    pub(super) fn detach(&mut self) {
+        if let Some(Attached { replays, key }) = self.attached.take() {
+            replays.detach(key, self);
+        }
+    }
+}
