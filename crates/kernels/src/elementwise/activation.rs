@@ -48,7 +48,7 @@ ops! {
     /// `torch.nn.functional.elu`. Floats only.
     ELU = "elu"(x, alpha in 0.5..2.0), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(x)", {
         float => if x > 0.0 { x } else { alpha * x.exp_m1() }
-    }, gradients(g) { x: g * x.gt(0.0).select(1.0, x.exp() * alpha) }
+    }, gradients(g) { x: g * x.gt(0.0).select(1.0, below_zero(x).exp() * alpha) }
     /// `torch.nn.functional.celu`. Floats only.
     CELU = "celu"(x, alpha in 0.5..2.0), FLOATS => Same, "x > (C)0 ? x : alpha * expm1_of(quotient_of(x, alpha))", {
         float => if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() }
@@ -56,14 +56,14 @@ ops! {
         x: {
             // PyTorch has the quotient in single precision.
             let over = 1.0 / alpha.single();
-            g * x.gt(0.0).select(1.0, (x * over).exp() * (over * alpha))
+            g * x.gt(0.0).select(1.0, (below_zero(x) * over).exp() * (over * alpha))
         }
     }
     /// `torch.nn.functional.selu`. Floats only.
     SELU = "selu"(x), FLOATS => Same,
         "(C)1.0507009873554804934193349852946 * (x > (C)0 ? x : (C)1.6732632423543772848170429916717 * expm1_of(x))", {
         float => x.selu()
-    }, gradients(g) { x: g * x.gt(0.0).select(SELU_SCALE, x.exp() * (SELU_SCALE * SELU_ALPHA)) }
+    }, gradients(g) { x: g * x.gt(0.0).select(SELU_SCALE, below_zero(x).exp() * (SELU_SCALE * SELU_ALPHA)) }
     /// `torch.nn.functional.leaky_relu`. Floats only.
     LEAKY_RELU = "leaky_relu"(x, slope), FLOATS => Same, "x > (C)0 ? x : x * slope", {
         float => if x > 0.0 { x } else { x * slope }
@@ -78,7 +78,7 @@ ops! {
     /// `torch.nn.functional.hardswish`. Floats only.
     HARDSWISH = "hardswish"(x in -5.0..5.0), FLOATS => Same, "x * clamped(x + (C)3, (C)0, (C)6) / (C)6", {
         float => x * (x + 3.0).clamped(0.0, 6.0) / 6.0
-    }, gradients(g) { x: x.lt(-3.0).select(0.0, x.le(3.0).select(g * (x / 3.0 + 0.5), g)) }
+    }, gradients(g) { x: x.le(-3.0).select(0.0, x.lt(3.0).select(g * (x / 3.0 + 0.5), g)) }
     /// `torch.nn.functional.mish`. Floats only.
     MISH = "mish"(x), FLOATS => Same, "x * tanh_of(softplus_of(x))", {
         float => x * x.softplus().tanh()
@@ -96,7 +96,10 @@ ops! {
     SOFTSIGN = "softsign"(x), FLOATS => Same, "x / ((C)1 + absolute(x))", {
         float => x / (1.0 + x.abs())
     }, gradients(g) {
-        x: g / (x.abs() + 1.0).square()
+        x: {
+            let over = x.abs() + 1.0;
+            g / over / over
+        }
     }
     /// `torch.nn.functional.tanhshrink`. Floats only.
     TANHSHRINK = "tanhshrink"(x), FLOATS => Same, "x - tanh_of(x)", { float => x - x.tanh() }, gradients(g) {
@@ -130,4 +133,9 @@ fn gelu_tanh(x: f64) -> f64 {
 /// The derivative of the error function.
 pub(super) fn bell(x: Expr) -> Expr {
     (-x.square()).exp() * (2.0 / PI.sqrt())
+}
+
+/// `x` up to 0, so that its exponential is finite where another value is selected.
+fn below_zero(x: Expr) -> Expr {
+    x.gt(0.0).select(0.0, x)
 }

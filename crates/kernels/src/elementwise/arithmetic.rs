@@ -16,7 +16,7 @@ ops! {
     /// `torch.div`, true division: on floats, which integers are converted to first.
     DIV = "div"(x, y in 0.5..2.0), TO_FLOATS => Same, "x / y", { float => x / y }, gradients(g) {
         x: g / y,
-        y: -(x / y * g) / y
+        y: -(g * (x / y / y))
     }
     /// `torch.maximum`: NaN if either is.
     MAXIMUM = "maximum"(x, y), ALL => Same, "x > y || x != x ? x : y", { all => x.maximum(y) }, gradients(g) {

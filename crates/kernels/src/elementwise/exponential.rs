@@ -57,7 +57,7 @@ ops! {
         int => x.to_power(y), float => x.powf(y)
     }, rounds Always, gradients(g, out) {
         // The exponent 0 has the slope 0; 0 to a power that is not negative has none in the exponent.
-        x: g * y.eq(0.0).select(0.0, y * x.pow(y - 1.0)),
+        x: y.eq(0.0).select(0.0, g * (y * x.pow(y - 1.0))),
         y: g * x.eq(0.0).and(y.ge(0.0)).select(0.0, out * x.log())
     }
 }

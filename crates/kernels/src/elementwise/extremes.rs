@@ -17,15 +17,15 @@ ops! {
     FMAX = "fmax"(x, y), FLOATS => Same, "x > y || y != y ? x : y", {
         float => if x > y || y.is_nan() { x } else { y }
     }, gradients(g) {
-        x: x.ge(y).or(y.isnan()).select(g, 0.0),
-        y: x.ge(y).or(y.isnan()).select(0.0, g)
+        x: x.ge(y).select(g, y.eq(y).select(0.0, g)),
+        y: x.ge(y).select(0.0, y.eq(y).select(g, 0.0))
     }
     /// `torch.fmin` of floats: the other where one is NaN.
     FMIN = "fmin"(x, y), FLOATS => Same, "x < y || y != y ? x : y", {
         float => if x < y || y.is_nan() { x } else { y }
     }, gradients(g) {
-        x: x.le(y).or(y.isnan()).select(g, 0.0),
-        y: x.le(y).or(y.isnan()).select(0.0, g)
+        x: x.le(y).select(g, y.eq(y).select(0.0, g)),
+        y: x.le(y).select(0.0, y.eq(y).select(g, 0.0))
     }
     /// `torch.nan_to_num` of floats, with what NaN, inf and -inf become.
     NAN_TO_NUM = "nan_to_num"(x, nan, posinf, neginf), FLOATS => Same,
@@ -39,14 +39,14 @@ ops! {
 pub static CLAMP_MIN: Backward = Backward::new("clamp_min", |builder| {
     let (x, low, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.set(x, x.ge(low).select(g, 0.0));
-    builder.set(low, x.ge(low).select(0.0, g));
+    builder.set(low, x.lt(low).select(g, 0.0));
 });
 
 /// Gradients of `torch.clamp_max(x, high)`, whose value is that of [`MINIMUM`](super::MINIMUM).
 pub static CLAMP_MAX: Backward = Backward::new("clamp_max", |builder| {
     let (x, high, g) = (builder.operand(), builder.operand(), builder.gradient());
     builder.set(x, x.le(high).select(g, 0.0));
-    builder.set(high, x.le(high).select(0.0, g));
+    builder.set(high, x.gt(high).select(g, 0.0));
 });
 
 /// The gradient of `torch.nn.functional.hardtanh(x, low, high)`, whose value is that of [`CLAMP`].

@@ -259,6 +259,7 @@ functions! {
     softplus(beta, threshold) SOFTPLUS Expr;
     digamma() DIGAMMA Expr;
     pow(y) POW Expr;
+    xlogy(y) XLOGY Expr;
     floor_divide(y) FLOOR_DIVIDE Expr;
     div_trunc(y) DIV_TRUNC Expr;
     relu_backward(y) RELU_BACKWARD Expr;
@@ -272,7 +273,6 @@ functions! {
     le(y) LE Condition;
     gt(y) GT Condition;
     ge(y) GE Condition;
-    isnan() ISNAN Condition;
     isfinite() ISFINITE Condition;
 }
 

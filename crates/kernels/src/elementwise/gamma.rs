@@ -42,7 +42,8 @@ ops! {
     XLOGY = "xlogy"(x, y in 0.2..4.0), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", {
         float => x.times_log(y)
     }, rounds Always, gradients(g) {
-        x: g * x.eq(0.0).and(y.le(0.0)).select(0.0, y.log()),
+        // A gradient of 0 stays 0 where the logarithm is infinite.
+        x: x.eq(0.0).and(y.le(0.0)).select(0.0, g.xlogy(y)),
         y: g * (x / y)
     }
     /// `torch.logaddexp`.
@@ -63,7 +64,8 @@ ops! {
     SINC = "sinc"(x), TO_FLOATS => Same, "sinc_of(x)", { float => x.sinc() }, gradients(g) {
         x: {
             let x = x * PI;
-            g * x.eq(0.0).select(0.0, (x * x.cos() - x.sin()) / x.square() * PI)
+            // The square is 0 for small elements, too.
+            g * x.square().eq(0.0).select(0.0, (x * x.cos() - x.sin()) / x.square() * PI)
         }
     }
 }

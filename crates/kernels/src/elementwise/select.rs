@@ -25,8 +25,8 @@ ops! {
         all => x.add(value.mul(a).mul(b))
     }, gradients(g) {
         x: g,
-        a: g * b * value,
-        b: g * a * value
+        a: g * (b * value),
+        b: g * (a * value)
     }
     /// `torch.addcdiv`: `x + value a / b`. Floats only.
     ADDCDIV = "addcdiv"(x, a, b in 0.5..2.0, value), FLOATS => Same, "x + value * quotient_of(a, b)", {
@@ -34,7 +34,7 @@ ops! {
     }, gradients(g) {
         x: g,
         a: g / b * value,
-        b: g * a / b / b * -value
+        b: -(g * (a * value / b / b))
     }
     /// `torch.copysign`.
     COPYSIGN = "copysign"(x, y), TO_FLOATS => Same, "with_sign(x, y)", {

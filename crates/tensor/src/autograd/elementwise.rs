@@ -149,8 +149,8 @@ fn tensors<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[&'a Tensor; 4]> {
 pub(crate) struct InPlaceRecord<'a> {
     name: &'static str,
     plan: Plan<'a>,
-    /// A copy of the overwritten operand, and its indices among the saved tensors.
-    former: Option<(Tensor, SmallVec<[usize; 3]>)>,
+    /// Copies of the saved tensors whose memory is overwritten, with their indices among these.
+    former: SmallVec<[(usize, Tensor); 1]>,
 }
 
 /// Prepares the record of an op that will write into `a`, one of its operands. After the op has run, call
@@ -158,7 +158,7 @@ pub(crate) struct InPlaceRecord<'a> {
 #[inline]
 #[track_caller]
 pub(crate) fn prepare_in_place<'a>(
-    op: &'static Op,
+    backward: Option<&'static Backward>,
     name: &'static str,
     a: &'a Tensor,
     operands: &[TensorOrScalar<'a>],
@@ -166,7 +166,7 @@ pub(crate) fn prepare_in_place<'a>(
     if !any_requires_grad(operands) && !wanted_in_place(a, &[]) {
         return Ok(None);
     }
-    InPlaceRecord::new(op, name, a, operands)
+    InPlaceRecord::new(backward, name, a, operands)
 }
 
 /// Records an op after it has run.
@@ -180,7 +180,7 @@ impl<'a> InPlaceRecord<'a> {
     #[cold]
     #[track_caller]
     fn new(
-        op: &'static Op,
+        backward: Option<&'static Backward>,
         name: &'static str,
         a: &'a Tensor,
         operands: &[TensorOrScalar<'a>],
@@ -189,7 +189,7 @@ impl<'a> InPlaceRecord<'a> {
             return Ok(None);
         }
         check_in_place(name, a)?;
-        let Some(backward) = op.backward() else {
+        let Some(backward) = backward else {
             return refuse(name, &tensors(operands)).map(|()| None);
         };
         check_differentiable(backward, operands)?;
@@ -197,10 +197,18 @@ impl<'a> InPlaceRecord<'a> {
         // `record_in_place` takes the overwritten tensor first.
         let own = plan.inputs.iter().position(|(tensor, _)| tensor.is_same(a)).unwrap_or(0);
         plan.inputs.swap(0, own);
-        let places: SmallVec<[usize; 3]> = (0..plan.saved.len())
-            .filter(|&i| plan.saved[i].is_same(a) && plan.result != Some(i))
-            .collect();
-        let former = if places.is_empty() { None } else { Some((a.copy()?, places)) };
+        let mut former: SmallVec<[(usize, Tensor); 1]> = SmallVec::new();
+        for (i, saved) in plan.saved.iter().enumerate() {
+            if plan.result == Some(i) || !saved.storage().same_as(a.storage()) {
+                continue;
+            }
+            let copied = former.iter().find(|(k, _)| plan.saved[*k].is_same(saved));
+            let copy = match copied {
+                Some((_, copy)) => copy.clone(),
+                None => saved.copy()?,
+            };
+            former.push((i, copy));
+        }
         Ok(Some(Box::new(Self { name, plan, former })))
     }
 
@@ -208,9 +216,7 @@ impl<'a> InPlaceRecord<'a> {
     #[track_caller]
     fn record(self) -> Result<()> {
         let mut saved: SmallVec<[&Tensor; 3]> = self.plan.saved.iter().copied().collect();
-        if let Some((former, places)) = &self.former {
-            places.iter().for_each(|&i| saved[i] = former);
-        }
+        self.former.iter().for_each(|(i, former)| saved[*i] = former);
         record_in_place(self.name, &self.plan.tensors(), &saved, self.plan.rule())
     }
 }

@@ -5,7 +5,7 @@ use std::panic::Location;
 use warpline_kernels::elementwise as table;
 
 use super::inplace::check_filled;
-use super::operands::{apply, apply_in_place, as_filled};
+use super::operands::{apply, apply_in_place, apply_in_place_as, as_filled};
 use crate::autograd::{elementwise_as, no_grad};
 use crate::called::Called;
 use crate::{Category, DType, Error, Result, Scalar, Tensor};
@@ -170,8 +170,16 @@ impl Tensor {
     /// As [`Tensor::hardtanh`]; [`Error::OverlappingWrite`].
     #[track_caller]
     pub fn hardtanh_(&self, min: f64, max: f64) -> Result<&Self> {
-        let [min, max] = self.bounds("hardtanh_", [min, max])?;
-        self.clamp_(min, max)
+        self.hardtanh_as("hardtanh_", [min, max])
+    }
+
+    #[track_caller]
+    fn hardtanh_as(&self, name: &'static str, bounds: [f64; 2]) -> Result<&Self> {
+        let [min, max] = self.bounds(name, bounds)?;
+        let operands = [self.into(), min.into(), max.into()];
+        let (op, backward) = (&table::CLAMP, Some(&table::HARDTANH));
+        apply_in_place_as(op, backward, name, self, &operands, self.dtype())?;
+        Ok(self)
     }
 
     /// Numbers between which elements are put, for integers without their fractions.
@@ -206,7 +214,7 @@ impl Tensor {
     /// As [`Tensor::clamp_`].
     #[track_caller]
     pub fn relu6_(&self) -> Result<&Self> {
-        self.hardtanh_(0.0, 6.0)
+        self.hardtanh_as("relu6_", [0.0, 6.0])
     }
 
     /// `log(self / (1 - self))`; given `eps`, the elements are first put between that and `1 - eps`

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use warpline_kernels::elementwise::{self as table, Arg, Op};
+use warpline_kernels::elementwise::{self as table, Arg, Backward, Op};
 use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
@@ -205,6 +205,19 @@ pub(super) fn apply_in_place(
     operands: &[TensorOrScalar<'_>],
     common: DType,
 ) -> Result<()> {
+    apply_in_place_as(op, op.backward(), name, a, operands, common)
+}
+
+/// [`apply_in_place`] of an op that has the value of an entry and formulas of its own.
+#[track_caller]
+pub(super) fn apply_in_place_as(
+    op: &'static Op,
+    backward: Option<&'static Backward>,
+    name: &'static str,
+    a: &Tensor,
+    operands: &[TensorOrScalar<'_>],
+    common: DType,
+) -> Result<()> {
     let (_, result) = op.dtypes(common)?;
     if result.category() > a.dtype().category() {
         return Err(Error::CannotCast {
@@ -232,7 +245,7 @@ pub(super) fn apply_in_place(
         Input::Tensor(b) => in_step(a, b),
         Input::Number(_) => true,
     });
-    let record = prepare_in_place(op, name, a, operands)?;
+    let record = prepare_in_place(backward, name, a, operands)?;
     let (exec, layouts) = (a.exec()?, inputs.layouts(a.size())?);
     if in_step {
         inputs.run(op, exec.target(), &layouts, a)?;

@@ -2,6 +2,7 @@
 
 mod differences;
 mod drops;
+mod edges;
 mod functions;
 mod graph;
 mod hooks;

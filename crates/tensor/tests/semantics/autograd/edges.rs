@@ -1,0 +1,131 @@
+//! Gradients where formulas overflow, underflow or change their branch: against PyTorch.
+
+use serde_json::Value;
+use warpline::autograd::{self, GradOptions};
+use warpline::{
+    DType, Result, Scalar, Tensor, TensorOrScalar, by_name, simulated, tensor, with_runtime,
+};
+use warpline_kernels::elementwise::table;
+
+/// Made by `gradient_edges.py` beside it.
+const GOLDENS: &str = include_str!("../../goldens/gradient_edges.json");
+
+fn numbers(values: &Value) -> Vec<f64> {
+    let values = values.as_array().expect("a list").iter();
+    values.map(|v| v.as_str().expect("text").parse().expect("a number")).collect()
+}
+
+fn assert_close(found: &Tensor, expected: &[f64], what: &str) -> Result<()> {
+    let rtol = match found.dtype() {
+        DType::F64 => 1e-6, // PyTorch has some constants in single precision.
+        DType::F32 => 1e-5,
+        _ => 4e-3,
+    };
+    let found = found.to(DType::F64)?.to_vec::<f64>()?;
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let same = found == expected || (found.is_nan() && expected.is_nan());
+        let close = (found - expected).abs() <= rtol * expected.abs() + 1e-30;
+        assert!(same || close, "{what}, element {i}: {found} and not {expected}");
+    }
+    Ok(())
+}
+
+fn check(case: &Value, at: &str) -> Result<()> {
+    let name = case["op"].as_str().expect("an op");
+    let op = table().find(|op| op.name() == name).unwrap_or_else(|| panic!("no op {name}"));
+    let mut operands: Vec<(Option<Tensor>, f64)> = Vec::new();
+    for operand in case["operands"].as_array().expect("operands") {
+        let Some(dtype) = operand["dtype"].as_str() else {
+            operands.push((None, operand["number"].as_f64().expect("a number")));
+            continue;
+        };
+        let dtype = DType::from_name(dtype).expect("a dtype");
+        let values = tensor(numbers(&operand["values"]), DType::F64)?.to((dtype, at))?;
+        operands.push((Some(values.requires_grad_(dtype.is_float())?), 0.0));
+    }
+    let given: Vec<TensorOrScalar<'_>> = operands
+        .iter()
+        .map(|(tensor, number)| match tensor {
+            Some(tensor) => TensorOrScalar::Tensor(tensor),
+            None => TensorOrScalar::Scalar(Scalar::Float(*number)),
+        })
+        .collect();
+    let wanted: Vec<&Tensor> =
+        operands.iter().filter_map(|(t, _)| t.as_ref()).filter(|t| t.requires_grad()).collect();
+    let out = by_name::elementwise(op, &given)?;
+    let grad = tensor(numbers(&case["grad"]), DType::F64)?.to((out.dtype(), at))?;
+    let second = case["second"].as_array().expect("second gradients");
+    let options = GradOptions {
+        create_graph: second.iter().any(|second| !second.is_null()),
+        ..GradOptions::default()
+    };
+    let first = autograd::grad(&[&out], &wanted, &[Some(&grad)], options)?;
+    for (k, (first, expected)) in
+        first.iter().flatten().zip(case["first"].as_array().expect("gradients")).enumerate()
+    {
+        let what = format!("{case}: gradient {k} on {at}");
+        assert_close(first, &numbers(expected), &what)?;
+        if second[k].is_null() {
+            continue;
+        }
+        let again = first.sum(())?;
+        let found =
+            autograd::grad(&[&again], &wanted[k..=k], &[], GradOptions::default())?.remove(0);
+        let found = found.expect("a second gradient").to(DType::F64)?.to_vec::<f64>()?;
+        let inputs = wanted[k].detach().to(DType::F64)?.to_vec::<f64>()?;
+        for ((found, expected), x) in found.iter().zip(numbers(&second[k])).zip(inputs) {
+            // At 0 the slope jumps, and either side's is as good.
+            let close = (found - expected).abs() <= 4e-3 * expected.abs() + 1e-6
+                || found.is_nan() && expected.is_nan();
+            assert!(close || x == 0.0, "{what}, second at {x}: {found} and not {expected}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_at_the_edges_of_formulas_are_pytorchs() -> Result<()> {
+    let goldens: Value = serde_json::from_str(GOLDENS).expect("json");
+    with_runtime(&simulated(1)?, || {
+        for case in goldens["cases"].as_array().expect("cases") {
+            check(case, "cpu")?;
+            check(case, "cuda")?;
+        }
+        Ok(())
+    })
+}
+
+/// The former elements are what the gradient needs, whichever tensor of the same memory is an operand.
+#[test]
+fn in_place_ops_keep_the_operands_that_they_overwrite() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        for at in ["cpu", "cuda"] {
+            let x = tensor([2.0, 3.0], (DType::F64, at))?.requires_grad_(true)?;
+            let a = x.mul(1.0)?;
+            a.mul_(&a.detach())?.sum(())?.backward()?;
+            assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [2.0, 3.0]);
+            let x = tensor([[2.0, 4.0], [3.0, 9.0]], (DType::F64, at))?.requires_grad_(true)?;
+            let a = x.mul(1.0)?;
+            let divisor = a.detach().narrow(1, 1, 1)?;
+            a.div_(&divisor)?.sum(())?.backward()?;
+            assert_close(
+                &x.grad().expect("a gradient"),
+                &[0.25, 0.25, 1.0 / 9.0, 1.0 / 9.0],
+                "a division by a part of the dividend",
+            )?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn hardtanh_in_place_has_the_slope_of_hardtanh() -> Result<()> {
+    let x = tensor([0.0, 6.0, 3.0, 7.0], DType::F64)?.requires_grad_(true)?;
+    x.mul(1.0)?.relu6_()?.sum(())?.backward()?;
+    assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [0.0, 0.0, 1.0, 0.0]);
+    x.set_grad(None)?;
+    x.mul(1.0)?.hardtanh_(3.0, 7.0)?.sum(())?.backward()?;
+    assert_eq!(x.grad().expect("a gradient").to_vec::<f64>()?, [0.0, 1.0, 0.0, 0.0]);
+    Ok(())
+}
