@@ -67,6 +67,9 @@ impl CapturedChecks {
     /// marked with that failure, unless it begins once they are done.
     #[must_use]
     pub fn has_failed(&self, stream: &Stream) -> bool {
+        if self.state().running == 0 {
+            return false;
+        }
         stream.mailbox().settle(&|_| false);
         self.any_failed.load(Ordering::Relaxed)
     }

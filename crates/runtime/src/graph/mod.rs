@@ -200,6 +200,11 @@ impl Graph {
         if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
             return Err(Error::NotReplayed { location: Location::caller(), op: OP });
         }
+        // Not with collectives: other ranks may wait for what this thread enqueues next.
+        if self.communicators.is_empty() && self.checks.has_failed(stream) {
+            // All replays write the state.
+            self.log.state.wait_for_host(true)?;
+        }
         let site = Site { op: OP, location };
         replays::watched(&self.communicators, stream, site, &mut Sources::new(), &mut |numbers| {
             self.enqueue(stream, site, numbers)
@@ -211,10 +216,6 @@ impl Graph {
     fn enqueue(&self, stream: &Stream, site: Site, numbers: &Sources) -> Result<()> {
         let device = self.runtime.device(stream.device_index())?;
         let state = &self.log.state;
-        if self.checks.has_failed(stream) {
-            // All replays write the state.
-            state.wait_for_host(true)?;
-        }
         // Held until the replay is enqueued: the order of draws is the order of launches.
         let mut generator = None;
         if self.draws > 0 {
@@ -242,6 +243,15 @@ impl Graph {
         unsafe { replay.enqueue(stream, site) }?;
         self.log.replayed.store(true, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // A forked child's copy of the locks may be locked for ever.
+        if self.runtime.is_own_process() {
+            self.uses.detach_all();
+        }
     }
 }
 

@@ -74,12 +74,13 @@ impl Replay<'_> {
     #[track_caller]
     unsafe fn in_order(&self, stream: &Stream, site: Site) -> Result<()> {
         // The numbers of collectives differ from replay to replay: each storage is marked with them.
-        let attaches =
-            self.runtime.sync_policy() == SyncPolicy::Auto && self.communicators.is_empty();
+        // Read once: another thread may change the policy meanwhile.
+        let policy = self.runtime.sync_policy();
+        let attaches = policy == SyncPolicy::Auto && self.communicators.is_empty();
         let mut all = !attaches;
         loop {
             // SAFETY: the caller's.
-            match unsafe { self.attempt(stream, site, attaches, all) }? {
+            match unsafe { self.attempt(stream, site, policy, [attaches, all]) }? {
                 Attempt::Launched => return Ok(()),
                 Attempt::Overtaken => {}
                 Attempt::MustVisitAll => all = true,
@@ -96,25 +97,27 @@ impl Replay<'_> {
         &self,
         stream: &Stream,
         site: Site,
-        attaches: bool,
-        all: bool,
+        policy: SyncPolicy,
+        [attaches, all]: [bool; 2],
     ) -> Result<Attempt> {
         let runtime = self.runtime;
-        let visited = self.uses.visit(runtime.sync_policy(), all);
+        let detects_races = policy == SyncPolicy::Manual && runtime.detects_races();
+        let visited = self.uses.visit(policy, all);
         let storages: Vec<(&Storage, bool)> =
             visited.iter().map(|visited| (&visited.storage, visited.write)).collect();
-        let touches: Vec<Touch<'_>> = match runtime.detects_races() {
+        let touches: Vec<Touch<'_>> = match detects_races {
             true => storages.iter().copied().map(Touch::from).collect(),
             false => Vec::new(),
         };
         let marking = Marking { visited: Some(&visited), ..Marking::default() };
-        let mut work = Ordered::begin(runtime, stream, &storages, &touches, site, &marking)?;
+        let mut work =
+            Ordered::begin((policy, detects_races), stream, &storages, &touches, site, &marking)?;
         let mut turn = None;
         if attaches {
             let Some(mut begun) = self.uses.begin(&visited, all) else {
                 return Ok(Attempt::Overtaken);
             };
-            let Some(found) = begun.found(stream, &work.carried) else {
+            let Some(found) = begun.found(stream, &visited, &work.carried) else {
                 return Ok(Attempt::MustVisitAll);
             };
             work.carried = found;

@@ -35,7 +35,7 @@ impl<'a> Ordered<'a> {
     #[inline]
     #[track_caller]
     pub(super) fn begin(
-        runtime: &Runtime,
+        (policy, detects_races): (SyncPolicy, bool),
         stream: &'a Stream,
         storages: &'a [(&'a Storage, bool)],
         touches: &'a [Touch<'a>],
@@ -46,8 +46,7 @@ impl<'a> Ordered<'a> {
         let mut uses: SmallVec<[MutexGuard<'_, Uses>; 4]> =
             storages.iter().map(|(s, _)| s.uses()).collect();
         let carried = marking.carry(touches, storages, &mut uses)?;
-        let policy = runtime.sync_policy();
-        let watch = if runtime.detects_races() {
+        let watch = if detects_races {
             Some(Box::new(Watch::new(stream, site, touches, storages, &uses)?))
         } else {
             None
@@ -102,7 +101,8 @@ where
 {
     let Some((first, _)) = storages.first() else { return Ok(stream.last_op()) };
     let runtime = first.runtime();
-    let mut work = Ordered::begin(runtime, stream, storages, touches, site, marking)?;
+    let policy = (runtime.sync_policy(), runtime.detects_races());
+    let mut work = Ordered::begin(policy, stream, storages, touches, site, marking)?;
     let op = f()?;
     work.enter(op);
     drop(work);

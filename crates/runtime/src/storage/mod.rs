@@ -384,7 +384,8 @@ impl Storage {
     /// Whether bytes may be marked.
     #[inline]
     pub(crate) fn is_marked(&self) -> bool {
-        self.0.marked.load(Ordering::Relaxed) || self.0.attached.load(Ordering::Relaxed)
+        // In this order: `marked` is set before a storage is detached.
+        self.0.attached.load(Ordering::Acquire) || self.0.marked.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_marked(&self, marked: bool) {

@@ -65,6 +65,8 @@ struct LastReplay {
 pub(super) struct Attached {
     replays: Arc<ReplayUses>,
     key: usize,
+    /// The operation of the replay that attached the storage, which is entered in its uses.
+    op: OpNumber,
 }
 
 /// A storage that a replay visits, with what [`Member`] says of it.
@@ -87,13 +89,9 @@ impl ReplayUses {
     pub(crate) fn new(members: impl IntoIterator<Item = Member>) -> Self {
         let storages: Slab<Member> = members.into_iter().enumerate().collect();
         let mut looped: Option<KernelSet> = None;
-        for (_, member) in &storages {
-            let Some(flow) = &member.flow else { continue };
-            for source in flow.found().into_iter().flat_map(|bytes| flow.sources(bytes)) {
-                if let Source::Captured(kernels) = source {
-                    looped.get_or_insert_with(|| kernels.clone()).join(kernels);
-                }
-            }
+        let flows = storages.iter().filter_map(|(_, member)| member.flow.as_deref());
+        for kernels in flows.flat_map(looped_in) {
+            looped.get_or_insert_with(|| kernels.clone()).join(kernels);
         }
         let detached = storages.iter().map(|(key, _)| key).collect();
         let state = State { storages, detached, last: None, foreign: Sources::new() };
@@ -144,6 +142,13 @@ impl ReplayUses {
         visited
     }
 
+    /// Detaches all storages: the graph is dropped, and its record is not needed any more.
+    pub(crate) fn detach_all(&self) {
+        for visited in self.visit(SyncPolicy::Auto, true) {
+            drop(visited.storage.uses());
+        }
+    }
+
     /// Begins a replay that holds the locks on the uses of `visited`. `None` if it has to visit more
     /// storages: some were detached since.
     pub(crate) fn begin(self: &Arc<Self>, visited: &[Visited], all: bool) -> Option<Turn<'_>> {
@@ -155,17 +160,29 @@ impl ReplayUses {
         current.then_some(Turn { replays: self, state, visits_all })
     }
 
-    /// Enters the last replay as a use of a storage, which is detached.
-    fn detach(&self, key: usize, uses: &mut Uses) {
+    /// Enters the last replay as a use of a storage, which is detached. Replay `op` is entered there.
+    fn detach(&self, key: usize, op: OpNumber, uses: &mut Uses) {
         let mut state = self.state();
         state.detached.push(key);
         let (Some(member), Some(last)) = (state.storages.get(key), &state.last) else { return };
+        if last.op == op {
+            return;
+        }
         uses.enter(&last.stream, last.op, member.writes(), last.site);
         if let Some(flow) = member.flow.as_ref().filter(|_| member.writes()) {
             uses.marks = flow.replayed(&uses.marks, &mut Replaying::new(&last.found, &last.own));
             uses.marks.unite(&last.stream, last.op);
         }
     }
+}
+
+/// The kernels that check and write bytes of a storage which the next replay reads before it overwrites them.
+fn looped_in(flow: &Marks) -> impl Iterator<Item = &KernelSet> {
+    let read = flow.found().into_iter().flat_map(|bytes| flow.sources(bytes));
+    read.filter_map(|source| match source {
+        Source::Captured(kernels) => Some(kernels),
+        _ => None,
+    })
 }
 
 impl State {
@@ -190,7 +207,12 @@ impl Member {
 impl Turn<'_> {
     /// The dependencies of the bytes that the replay reads: `carried` are those in the visited
     /// storages. `None` if it has to visit all.
-    pub(crate) fn found(&mut self, stream: &Stream, carried: &Sources) -> Option<Sources> {
+    pub(crate) fn found(
+        &mut self,
+        stream: &Stream,
+        visited: &[Visited],
+        carried: &Sources,
+    ) -> Option<Sources> {
         if self.visits_all {
             return Some(carried.clone());
         }
@@ -200,10 +222,17 @@ impl Turn<'_> {
         if !carried.is_empty() || !foreign.is_empty() {
             return None;
         }
-        let Some(own) = last.launch() else { return Some(Sources::new()) };
+        let Some(own) = last.own.iter().find_map(Source::launch) else {
+            return Some(Sources::new());
+        };
         let looped = self.replays.looped.as_ref().map(|kernels| own.of_kernels(kernels));
         match own.outcome() {
-            CheckOutcome::Pending => Some(looped.into_iter().map(Source::Launch).collect()),
+            CheckOutcome::Pending => {
+                // Their bytes may have been overwritten since.
+                let mut flows = visited.iter().filter_map(|visited| visited.flow.as_deref());
+                let exact = !flows.any(|flow| looped_in(flow).next().is_some());
+                exact.then(|| looped.into_iter().map(Source::Launch).collect())
+            }
             CheckOutcome::Passed => Some(Sources::new()),
             CheckOutcome::Failed(_) => None,
         }
@@ -212,7 +241,8 @@ impl Turn<'_> {
     /// Whether attached storages need not be marked with the former replay: it passed, or `replay` fails if
     /// it did.
     pub(crate) fn succeeds(&self, replay: Option<&CheckedLaunch>) -> bool {
-        let former = self.state.last.as_ref().and_then(LastReplay::launch);
+        let former = self.state.last.as_ref();
+        let former = former.and_then(|last| last.own.iter().find_map(Source::launch));
         self.visits_all
             || former.is_none_or(|former| {
                 replay.is_some_and(|replay| replay.covers(former))
@@ -233,6 +263,10 @@ impl Turn<'_> {
         if self.visits_all {
             *foreign = Sources::new();
         }
+        let launch = own.iter().find_map(Source::launch);
+        // The next replay finds these in attached storages.
+        let looped = launch.zip(self.replays.looped.as_ref());
+        let looped = looped.map(|(launch, kernels)| Source::Launch(launch.of_kernels(kernels)));
         detached.clear();
         for (visited, uses) in visited.iter().zip(uses) {
             if !visited.storage.is_device_memory() {
@@ -241,30 +275,22 @@ impl Turn<'_> {
             }
             let read = visited.flow.as_ref().and_then(|flow| flow.found());
             for source in read.into_iter().flat_map(|bytes| uses.marks.sources(bytes)) {
-                if !own.iter().any(|own| own.covers(source)) {
+                if !looped.as_ref().is_some_and(|looped| looped.covers(source)) {
                     foreign.join_one(source);
                 }
             }
-            uses.attached = Some(Attached { replays: Arc::clone(self.replays), key: visited.key });
+            uses.attached =
+                Some(Attached { replays: Arc::clone(self.replays), key: visited.key, op });
         }
         *last = Some(LastReplay { stream: stream.clone(), op, site, own, found });
-    }
-}
-
-impl LastReplay {
-    fn launch(&self) -> Option<&CheckedLaunch> {
-        self.own.iter().find_map(|source| match source {
-            Source::Launch(launch) => Some(launch),
-            _ => None,
-        })
     }
 }
 
 impl Uses {
     /// Enters the last replay that the storage is attached to, if it is.
     pub(super) fn detach(&mut self) {
-        if let Some(Attached { replays, key }) = self.attached.take() {
-            replays.detach(key, self);
+        if let Some(Attached { replays, key, op }) = self.attached.take() {
+            replays.detach(key, op, self);
         }
     }
 }

@@ -46,6 +46,14 @@ impl Source {
         }
     }
 
+    /// The launch, replay or union, if it is one.
+    pub(super) fn launch(&self) -> Option<&CheckedLaunch> {
+        match self {
+            Self::Launch(launch) => Some(launch),
+            _ => None,
+        }
+    }
+
     /// Whether `self` says all that `other` does: of collectives the last of a communicator, of another
     /// process' work the last of a semaphore.
     pub(super) fn covers(&self, other: &Self) -> bool {

@@ -27,7 +27,7 @@ OPS = {
     "lerp": lambda a, n: torch.lerp(a, a * 3, n),
     "addcmul": lambda a, n: torch.addcmul(a, a, n, value=1),
 }
-REVERSED = ("add", "sub", "mul", "div", "maximum", "floor_divide", "div_trunc", "remainder", "lt", "pow")
+REVERSED = ("add", "sub", "mul", "div", "maximum", "remainder", "lt", "pow")
 # Of a number, which is no tensor.
 PLAIN = ("add", "sub", "mul", "div", "floor_divide", "div_trunc", "remainder", "fmod", "pow", "eq", "lt", "lerp")
 PLAIN_REVERSED = ("sub", "pow")

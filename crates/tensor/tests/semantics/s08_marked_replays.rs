@@ -14,6 +14,8 @@ crate::rows! {
         gpu_s08_replays_in_a_row_fail_from_the_bad_index_on => in_a_row;
     schedules(1) s08_a_failed_replay_spoils_none_that_begins_after_it
         gpu_s08_a_failed_replay_spoils_none_that_begins_after_it => pipelined;
+    schedules(1) s08_replays_know_what_was_written_between_them
+        gpu_s08_replays_know_what_was_written_between_them => between;
 }
 
 fn replays(_: &World) -> Result<()> {
@@ -204,5 +206,36 @@ fn pipelined(_: &World) -> Result<()> {
             answer => panic!("{round}: {answer:?}"),
         }
     }
+    Ok(())
+}
+
+/// A result of a replay, or something right, is written to an input before the next.
+fn between(_: &World) -> Result<()> {
+    let (t, which, x) = (table(0)?, which(8)?, zeros([1, 3], 0)?);
+    let mut graph = CudaGraph::new();
+    let (twice, row) = graph.capture(|| Ok(((&x * 2.0)?, embedding(&t, &which)?)))?;
+    graph.replay()?;
+    // Once the failure is known, whatever reads the row is refused.
+    let copied = x.copy_(&row, false).map(drop);
+    let replayed = copied.and_then(|()| (0..3).try_for_each(|_| graph.replay()));
+    match replayed {
+        Ok(()) => assert_marked(&twice, 8),
+        Err(error) => assert_eq!(failed::<(), _>(Err(error)).index, 8),
+    }
+    let _ = cuda::synchronize(0);
+    let mut looped = CudaGraph::new();
+    let twice = looped.capture(|| {
+        let twice = (&x * 2.0)?;
+        x.copy_(&embedding(&t, &which)?, false)?;
+        Ok(twice)
+    })?;
+    x.zero_()?;
+    which.fill_(8)?;
+    looped.replay()?;
+    x.zero_()?;
+    which.fill_(1)?;
+    looped.replay()?;
+    assert_eq!(twice.to_vec::<f32>()?, [0.0; 3]);
+    let _ = cuda::synchronize(0);
     Ok(())
 }
